@@ -1,0 +1,17 @@
+//! PCI Express and SR-IOV, executable.
+//!
+//! This crate is the standard and nothing else: configuration space, BARs, capabilities, the SR-IOV extended capability,
+//! the topology of functions and the configuration access mechanisms. It knows no operating system, no hypervisor, no
+//! threads and no logging; what a write means for the world outside is returned as a value ([`Effects`]).
+//!
+//! No function that a guest can reach returns a `Result` or panics: a guest cannot cause an error, only an effect.
+#![forbid(unsafe_code)]
+#![warn(clippy::indexing_slicing, clippy::cast_possible_truncation)]
+
+mod access;
+mod function;
+mod id;
+
+pub use access::{Access, Dword, DwordWrite};
+pub use function::{Device, Effects, ResetKind, VfChange, Window, WindowId};
+pub use id::{BarIndex, Bdf, IdError, Rid, VfIndex};

@@ -1,0 +1,3 @@
+//! The command `cloud-hypervisor`.
+
+fn main() {}

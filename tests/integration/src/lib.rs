@@ -1,0 +1,1 @@
+//! Real Linux guests under the real binary.

@@ -1,0 +1,93 @@
+//! What is behind a virtio-pci function.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use virtio_queue::Queue;
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::interrupt::Interrupts;
+
+/// The guest's memory; the map can be exchanged while devices use it.
+pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
+
+/// A queue that its worker owns as long as it runs: the worker locks it once, when it starts, and unlocks it when it ends, so
+/// that the queue's position outlives the worker and a successor waits for its predecessor.
+pub type SharedQueue = Arc<Mutex<Queue>>;
+
+/// A virtio device: its features, configuration and queues, without its transport.
+///
+/// `start` and `reset` are called with the device's lock held, on a vCPU thread: neither may wait for a backend or for a
+/// worker.
+pub trait VirtioDevice: Send {
+    /// The device type (`virtio 1.4 §5`): 1 for a network device.
+    fn device_type(&self) -> u16;
+
+    /// The class code of its function: base class, sub-class, programming interface.
+    fn class(&self) -> [u8; 3];
+
+    /// The feature bits that the device offers. The transport adds those that are its own, as `VIRTIO_F_SR_IOV`.
+    fn features(&self) -> u64;
+
+    /// The largest size of each queue, a power of two, in the order of their indices.
+    fn queue_sizes(&self) -> &[u16];
+
+    /// Reads device configuration at `offset`. What is beyond the configuration reads 0.
+    fn config_read(&self, offset: u64, data: &mut [u8]);
+
+    /// Writes device configuration at `offset`. What is read-only is ignored.
+    fn config_write(&mut self, offset: u64, data: &[u8]);
+
+    /// Changes with each change of the device configuration (`virtio 1.4 §4.1.4.3`).
+    fn config_generation(&self) -> u8;
+
+    /// Starts the queues' workers: at DRIVER_OK, and again after a stop that was not a reset, with the same queues.
+    ///
+    /// # Errors
+    ///
+    /// When an eventfd or a thread cannot be had. Nothing has been started then.
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>>;
+
+    /// Returns to the state of power-on. The workers have been told to stop, and may still be ending.
+    fn reset(&mut self);
+}
+
+/// What the workers of a device run on.
+#[derive(Clone)]
+pub struct Start {
+    /// The guest's memory.
+    pub memory: Memory,
+    /// The negotiated feature bits.
+    pub features: u64,
+    /// The queues that the driver enabled, with their indices in ascending order. Their addresses and sizes are the guest's
+    /// and may be nonsense.
+    pub queues: Vec<(u16, SharedQueue)>,
+    /// Where the workers signal what they have done.
+    pub interrupts: Arc<Interrupts>,
+}
+
+/// A thread that runs queues.
+pub struct Worker {
+    /// The indices of the queues that it runs: a write to one of their doorbells signals `kick`.
+    pub queues: Vec<u16>,
+    /// Wakes the worker.
+    pub kick: Arc<EventFd>,
+    /// Set, before a last kick, to make the worker end after at most the buffers it has in hand.
+    pub stop: Arc<AtomicBool>,
+    /// The thread.
+    pub thread: JoinHandle<()>,
+}
+
+impl Worker {
+    /// Tells the worker to end, and returns what to join. It touches neither guest memory nor its backend after that.
+    pub fn stop(self) -> JoinHandle<()> {
+        self.stop.store(true, Ordering::Release);
+        // A full counter has woken the worker already.
+        let _ = self.kick.write(1);
+        self.thread
+    }
+}

@@ -1,0 +1,50 @@
+//! What a virtio device asks of the machine it is plugged into.
+//!
+//! Nothing here is told to the machine as a change. The machine asks what the device wants now, compares it with what it has
+//! done so far, and makes the difference good, with the device's lock dropped.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use pci::{Rid, WindowId};
+use vmm_sys_util::eventfd::EventFd;
+
+/// A PCI device with doorbells, messages and queues that run.
+pub trait VirtioPci: pci::Device {
+    /// Appends the doorbells of all functions whose queues run now.
+    fn doorbells(&self, out: &mut Vec<Doorbell>);
+
+    /// Appends the messages that may be sent now: those whose function has MSI-X and Bus Master enabled, of vectors that
+    /// neither the vector's mask nor the function's masks.
+    ///
+    /// A vector that is signalled while it is not in this list keeps the signal in its eventfd, which is its pending bit.
+    fn messages(&self, out: &mut Vec<Message>);
+
+    /// Takes the queue workers that were told to stop since the last call. The caller joins them, with the device's lock
+    /// dropped, before the guest's access that stopped them completes.
+    fn take_stopping(&mut self) -> Vec<JoinHandle<()>>;
+}
+
+/// A guest's write to `offset` of `window`, of whatever value, signals `eventfd`.
+#[derive(Debug, Clone)]
+pub struct Doorbell {
+    /// The window that the doorbell lies in.
+    pub window: WindowId,
+    /// The offset of its first byte in that window.
+    pub offset: u64,
+    /// What a write to it signals. Several doorbells may share one.
+    pub eventfd: Arc<EventFd>,
+}
+
+/// A signal on `eventfd` sends this message.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// The requester: the function's own routing ID, a VF's for a VF.
+    pub requester: Rid,
+    /// The message address.
+    pub address: u64,
+    /// The message data.
+    pub data: u32,
+    /// What sends it.
+    pub eventfd: Arc<EventFd>,
+}

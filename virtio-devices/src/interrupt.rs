@@ -1,0 +1,155 @@
+//! Where a device's workers signal the driver.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+
+use parking_lot::Mutex;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// No vector (`virtio 1.4 §4.1.4.3`, `VIRTIO_MSI_NO_VECTOR`).
+pub const NO_VECTOR: u16 = 0xffff;
+
+/// The ISR bit of a queue's interrupt (`virtio 1.4 §4.1.4.5`).
+const ISR_QUEUE: u8 = 1;
+/// The ISR bit of a change of the device configuration.
+const ISR_CONFIG: u8 = 2;
+
+/// The interrupts of one function: which MSI-X vector each queue signals, an eventfd per vector in use, and the ISR status.
+///
+/// Shared between the function, which maps vectors, and the workers, which signal. An eventfd that is signalled while its
+/// vector is masked keeps the signal: it is the vector's pending bit (`PCIe 6.2 §7.7.2.5`).
+#[derive(Debug)]
+pub struct Interrupts {
+    config: AtomicU16,
+    queues: Box<[AtomicU16]>,
+    vectors: Box<[Mutex<Option<Arc<EventFd>>>]>,
+    isr: AtomicU8,
+}
+
+impl Interrupts {
+    /// No vector is mapped. `queues` and `vectors` are the device's own counts, never the guest's.
+    pub fn new(queues: u16, vectors: u16) -> Self {
+        Self {
+            config: AtomicU16::new(NO_VECTOR),
+            queues: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
+            vectors: (0..vectors).map(|_| Mutex::new(None)).collect(),
+            isr: AtomicU8::new(0),
+        }
+    }
+
+    /// The vector of configuration changes.
+    pub fn config_vector(&self) -> u16 {
+        self.config.load(Ordering::Relaxed)
+    }
+
+    /// The vector of `queue`; [`NO_VECTOR`] for a queue that does not exist.
+    pub fn queue_vector(&self, queue: u16) -> u16 {
+        self.queues.get(usize::from(queue)).map_or(NO_VECTOR, |vector| vector.load(Ordering::Relaxed))
+    }
+
+    /// Maps configuration changes to `vector`. A vector that does not exist, or for which there is no eventfd, maps to
+    /// [`NO_VECTOR`], as the driver then reads back (`virtio 1.4 §4.1.5.1.2.1`).
+    pub fn set_config_vector(&self, vector: u16) {
+        self.config.store(self.usable(vector), Ordering::Relaxed);
+    }
+
+    /// Maps `queue` to `vector`, as [`Self::set_config_vector`] does.
+    pub fn set_queue_vector(&self, queue: u16, vector: u16) {
+        if let Some(slot) = self.queues.get(usize::from(queue)) {
+            slot.store(self.usable(vector), Ordering::Relaxed);
+        }
+    }
+
+    fn usable(&self, vector: u16) -> u16 {
+        match self.eventfd_or_new(vector) {
+            Ok(Some(_)) => vector,
+            Ok(None) | Err(_) => NO_VECTOR,
+        }
+    }
+
+    fn eventfd_or_new(&self, vector: u16) -> io::Result<Option<Arc<EventFd>>> {
+        let Some(slot) = self.vectors.get(usize::from(vector)) else { return Ok(None) };
+        let mut slot = slot.lock();
+        if slot.is_none() {
+            *slot = Some(Arc::new(EventFd::new(EFD_NONBLOCK)?));
+        }
+        Ok(slot.clone())
+    }
+
+    /// The eventfd of `vector`, if anything was ever mapped to it.
+    pub fn eventfd(&self, vector: u16) -> Option<Arc<EventFd>> {
+        self.vectors.get(usize::from(vector))?.lock().clone()
+    }
+
+    /// The driver has something to see in `queue`.
+    pub fn signal_queue(&self, queue: u16) {
+        self.signal(self.queue_vector(queue), ISR_QUEUE);
+    }
+
+    /// The device configuration or the device status changed.
+    pub fn signal_config(&self) {
+        self.signal(self.config_vector(), ISR_CONFIG);
+    }
+
+    fn signal(&self, vector: u16, isr: u8) {
+        match self.eventfd(vector) {
+            // A full counter is a signal that is pending already.
+            Some(eventfd) => drop(eventfd.write(1)),
+            // Without a vector the driver can only poll.
+            None => drop(self.isr.fetch_or(isr, Ordering::AcqRel)),
+        }
+    }
+
+    /// Reads and clears the ISR status.
+    pub fn take_isr(&self) -> u8 {
+        self.isr.swap(0, Ordering::AcqRel)
+    }
+
+    /// Unmaps everything, closes the eventfds and clears the ISR status, as a reset of the device does.
+    pub fn reset(&self) {
+        let Self { config, queues, vectors, isr } = self;
+        config.store(NO_VECTOR, Ordering::Relaxed);
+        for queue in queues {
+            queue.store(NO_VECTOR, Ordering::Relaxed);
+        }
+        for vector in vectors {
+            *vector.lock() = None;
+        }
+        isr.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vector_beyond_the_table_maps_to_none() {
+        let interrupts = Interrupts::new(2, 3);
+        interrupts.set_queue_vector(0, 3);
+        interrupts.set_config_vector(2);
+        assert_eq!((interrupts.queue_vector(0), interrupts.config_vector()), (NO_VECTOR, 2));
+        interrupts.set_queue_vector(2, 0);
+        assert_eq!(interrupts.queue_vector(2), NO_VECTOR);
+        assert!(interrupts.eventfd(0).is_none());
+    }
+
+    #[test]
+    fn a_signal_goes_to_the_queues_vector_and_waits_there() {
+        let interrupts = Interrupts::new(2, 3);
+        interrupts.set_queue_vector(1, 2);
+        interrupts.signal_queue(1);
+        interrupts.signal_queue(1);
+        assert_eq!(interrupts.eventfd(2).unwrap().read().unwrap(), 2);
+        assert_eq!(interrupts.take_isr(), 0);
+    }
+
+    #[test]
+    fn without_a_vector_a_signal_sets_the_isr_once() {
+        let interrupts = Interrupts::new(1, 1);
+        interrupts.signal_queue(0);
+        interrupts.signal_config();
+        assert_eq!((interrupts.take_isr(), interrupts.take_isr()), (ISR_QUEUE | ISR_CONFIG, 0));
+    }
+}

@@ -1,0 +1,1 @@
+//! The machine that devices are plugged into: configuration, lifecycle, KVM, ACPI.

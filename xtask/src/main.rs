@@ -1,0 +1,3 @@
+//! The developer's and the newcomer's front door.
+
+fn main() {}
