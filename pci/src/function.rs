@@ -54,8 +54,6 @@ pub enum ResetKind {
     Conventional,
     /// Function level reset (`PCIe 6.2 §6.6.2`).
     Flr,
-    /// The way from D3hot to D0 of a function without No_Soft_Reset (`PCIe 6.2 §5.3.1.4`).
-    PowerUp,
 }
 
 /// VFs that came or went with one write.

@@ -9,9 +9,24 @@
 #![warn(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 mod access;
+mod bar;
+mod capability;
+mod config;
 mod function;
 mod id;
+mod msix;
+mod pcie;
+mod power;
+pub mod spec;
+mod sriov;
 
 pub use access::{Access, Dword, DwordWrite};
+pub use bar::{BarError, BarKind, BarSet};
+pub use capability::{ChainError, VendorCapability};
+pub use config::{ConfigShape, ConfigSpace, Identity, Role, ShapeError};
 pub use function::{Device, Effects, ResetKind, VfChange, Window, WindowId};
 pub use id::{BarIndex, Bdf, IdError, Rid, VfIndex};
+pub use msix::{Msix, MsixShape};
+pub use pcie::Pcie;
+pub use power::Power;
+pub use sriov::{Sriov, SriovError, SriovShape};

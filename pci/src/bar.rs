@@ -1,0 +1,267 @@
+//! Base address registers, of a PF and of its VFs alike.
+
+use crate::spec::bar::{MEMORY64, PREFETCHABLE};
+use crate::{BarIndex, DwordWrite, Window, WindowId};
+
+/// What a BAR decodes. I/O BARs do not exist here: a VF must not have one (`PCIe 6.2 §9.3.3.14`) and nothing needs one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BarKind {
+    /// Memory below 4 GiB.
+    Memory32 {
+        /// Bytes, a power of two, at least 16.
+        size: u32,
+    },
+    /// Memory at any 64-bit address; takes two registers.
+    Memory64 {
+        /// Bytes, a power of two, at least 16.
+        size: u64,
+        /// Reads have no side effects.
+        prefetchable: bool,
+    },
+}
+
+impl BarKind {
+    /// Bytes that one function decodes.
+    pub const fn size(self) -> u64 {
+        match self {
+            Self::Memory32 { size } => size as u64,
+            Self::Memory64 { size, .. } => size,
+        }
+    }
+
+    const fn type_bits(self) -> u32 {
+        match self {
+            Self::Memory32 { .. } => 0,
+            Self::Memory64 { prefetchable, .. } => MEMORY64 | if prefetchable { PREFETCHABLE } else { 0 },
+        }
+    }
+}
+
+/// Why a set of BARs cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BarError {
+    /// The size is not a power of two or is below 16.
+    #[error("BAR {index}: {size} bytes is not a power of two of at least 16")]
+    Size {
+        /// The BAR.
+        index: BarIndex,
+        /// Its size.
+        size: u64,
+    },
+    /// Two BARs take the same register, or a 64-bit BAR begins in the last one.
+    #[error("BAR {index}: its registers are taken or do not exist")]
+    Register {
+        /// The BAR.
+        index: BarIndex,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Register {
+    Unused,
+    Low(BarKind),
+    /// The upper half of the 64-bit BAR in the register before.
+    High(BarKind),
+}
+
+/// Six BAR registers.
+///
+/// Sizing needs no special case: the address bits below the size are read-only 0, so that the value written for sizing
+/// reads back as the mask (`PCIe 6.2 §7.5.1.2.1`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BarSet {
+    registers: [Register; 6],
+    values: [u32; 6],
+    granule: u64,
+}
+
+impl BarSet {
+    /// BARs at address 0.
+    ///
+    /// # Errors
+    ///
+    /// When sizes or registers are not those that BARs can have.
+    pub fn new(bars: &[(BarIndex, BarKind)]) -> Result<Self, BarError> {
+        let mut registers = [Register::Unused; 6];
+        let mut take = |index: BarIndex, n: usize, register| match registers.get_mut(n) {
+            Some(slot @ Register::Unused) => {
+                *slot = register;
+                Ok(())
+            }
+            _ => Err(BarError::Register { index }),
+        };
+        for &(index, kind) in bars {
+            if !kind.size().is_power_of_two() || kind.size() < 16 {
+                return Err(BarError::Size { index, size: kind.size() });
+            }
+            let n = usize::from(index.get());
+            take(index, n, Register::Low(kind))?;
+            if matches!(kind, BarKind::Memory64 { .. }) {
+                take(index, n + 1, Register::High(kind))?;
+            }
+        }
+        Ok(Self { registers, values: [0; 6], granule: 1 })
+    }
+
+    /// No BARs at all.
+    pub const fn empty() -> Self {
+        Self { registers: [Register::Unused; 6], values: [0; 6], granule: 1 }
+    }
+
+    fn register(&self, n: u16) -> (Register, u32) {
+        let n = usize::from(n);
+        (self.registers.get(n).copied().unwrap_or(Register::Unused), self.values.get(n).copied().unwrap_or(0))
+    }
+
+    /// The address bits that register `register` holds.
+    fn writable(&self, register: Register) -> u32 {
+        let address = |kind: BarKind| !(self.spacing(kind) - 1);
+        match register {
+            Register::Unused => 0,
+            Register::Low(kind) => lower(address(kind)) & !0xf,
+            Register::High(kind) => lower(address(kind) >> 32),
+        }
+    }
+
+    fn spacing(&self, kind: BarKind) -> u64 {
+        kind.size().max(self.granule)
+    }
+
+    /// Reads register `n`, 0 to 5. Registers without a BAR read 0.
+    pub fn read(&self, n: u16) -> u32 {
+        match self.register(n) {
+            (Register::Low(kind), value) => value | kind.type_bits(),
+            (_, value) => value,
+        }
+    }
+
+    /// Writes register `n`, 0 to 5, and returns whether it changed.
+    pub fn write(&mut self, n: u16, write: DwordWrite) -> bool {
+        let (register, old) = self.register(n);
+        let new = write.apply(old, self.writable(register));
+        if let Some(value) = self.values.get_mut(usize::from(n)) {
+            *value = new;
+        }
+        old != new
+    }
+
+    /// The BARs and their kinds in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = (BarIndex, BarKind)> {
+        (0..6).filter_map(|n| match (self.register(u16::from(n)).0, BarIndex::new(n)) {
+            (Register::Low(kind), Ok(index)) => Some((index, kind)),
+            _ => None,
+        })
+    }
+
+    /// The address in BAR `index`, a multiple of [`Self::aperture`]; `None` where no BAR begins.
+    pub fn base(&self, index: BarIndex) -> Option<u64> {
+        let n = u16::from(index.get());
+        match self.register(n) {
+            (Register::Low(BarKind::Memory32 { .. }), low) => Some(u64::from(low)),
+            (Register::Low(BarKind::Memory64 { .. }), low) => {
+                Some(u64::from(self.register(n + 1).1) << 32 | u64::from(low))
+            }
+            _ => None,
+        }
+    }
+
+    /// The bytes that BAR `index` takes per function: its size, or the granule where that is larger.
+    pub fn aperture(&self, index: BarIndex) -> Option<u64> {
+        match self.register(u16::from(index.get())).0 {
+            Register::Low(kind) => Some(self.spacing(kind)),
+            _ => None,
+        }
+    }
+
+    /// Appends a window for each BAR: `count` slices of its aperture, one after the other. A BAR whose slices would pass the
+    /// end of its address space decodes nothing.
+    pub fn windows(&self, count: u16, id: fn(BarIndex) -> WindowId, out: &mut Vec<Window>) {
+        out.extend(self.iter().filter_map(|(index, kind)| {
+            let base = self.base(index)?;
+            let len = self.aperture(index)?.checked_mul(u64::from(count)).filter(|len| *len > 0)?;
+            let end = base.checked_add(len)?;
+            let decodes = matches!(kind, BarKind::Memory64 { .. }) || end <= 1 << 32;
+            decodes.then_some(Window { id: id(index), base, len })
+        }));
+    }
+
+    /// Makes every BAR take at least `granule` bytes, a power of two, and clears all addresses.
+    pub fn set_granule(&mut self, granule: u64) {
+        self.granule = granule;
+        self.reset();
+    }
+
+    /// Clears all addresses.
+    pub fn reset(&mut self) {
+        self.values = [0; 6];
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is what is asked for")]
+const fn lower(value: u64) -> u32 {
+    value as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index(n: u8) -> BarIndex {
+        BarIndex::new(n).unwrap()
+    }
+
+    fn set(bars: &[(u8, BarKind)]) -> BarSet {
+        BarSet::new(&bars.iter().map(|&(n, kind)| (index(n), kind)).collect::<Vec<_>>()).unwrap()
+    }
+
+    const PAIR: BarKind = BarKind::Memory64 { size: 0x2000, prefetchable: true };
+
+    #[test]
+    fn g11_sizing_reads_back_the_size_and_the_type() {
+        let mut bars = set(&[(0, BarKind::Memory32 { size: 0x1000 }), (2, PAIR)]);
+        for n in 0..6 {
+            bars.write(n, DwordWrite::full(u32::MAX));
+        }
+        let read: Vec<_> = (0..6).map(|n| bars.read(n)).collect();
+        assert_eq!(read, [0xffff_f000, 0, 0xffff_e00c, 0xffff_ffff, 0, 0]);
+    }
+
+    #[test]
+    fn g12_the_upper_half_is_a_full_register() {
+        let mut bars = set(&[(2, PAIR)]);
+        bars.write(3, DwordWrite::full(0x8000_0001));
+        bars.write(2, DwordWrite::full(0x4567_8fff));
+        assert_eq!(bars.base(index(2)), Some(0x8000_0001_4567_8000));
+        assert_eq!(bars.base(index(3)), None);
+    }
+
+    #[test]
+    fn a_bar_of_4_gib_and_more_has_read_only_bits_in_the_upper_half() {
+        let mut bars = set(&[(0, BarKind::Memory64 { size: 1 << 34, prefetchable: false })]);
+        bars.write(0, DwordWrite::full(u32::MAX));
+        bars.write(1, DwordWrite::full(u32::MAX));
+        assert_eq!((bars.read(0), bars.read(1)), (0x4, 0xffff_fffc));
+    }
+
+    #[test]
+    fn a_granule_above_the_size_is_the_aperture_and_the_mask() {
+        let mut bars = set(&[(2, PAIR), (4, BarKind::Memory64 { size: 0x4_0000, prefetchable: true })]);
+        bars.write(2, DwordWrite::full(0x1000_0000));
+        bars.set_granule(0x1_0000);
+        assert_eq!((bars.aperture(index(2)), bars.aperture(index(4))), (Some(0x1_0000), Some(0x4_0000)));
+        assert_eq!(bars.read(2), 0xc);
+        bars.write(2, DwordWrite::full(u32::MAX));
+        assert_eq!(bars.read(2), 0xffff_000c);
+    }
+
+    #[test]
+    fn impossible_bars_are_refused() {
+        let new = |bars: &[(u8, BarKind)]| {
+            BarSet::new(&bars.iter().map(|&(n, kind)| (index(n), kind)).collect::<Vec<_>>()).unwrap_err()
+        };
+        assert_eq!(new(&[(5, PAIR)]), BarError::Register { index: index(5) });
+        assert_eq!(new(&[(2, PAIR), (3, BarKind::Memory32 { size: 16 })]), BarError::Register { index: index(3) });
+        assert_eq!(new(&[(0, BarKind::Memory32 { size: 24 })]), BarError::Size { index: index(0), size: 24 });
+        assert_eq!(new(&[(0, BarKind::Memory32 { size: 8 })]), BarError::Size { index: index(0), size: 8 });
+    }
+}

@@ -1,0 +1,234 @@
+//! The header and the chain of capabilities, for each role.
+#![expect(unused_must_use, reason = "most writes here are made for the registers that they change")]
+
+use super::*;
+
+fn bar(n: u8) -> BarIndex {
+    BarIndex::new(n).unwrap()
+}
+
+fn pair() -> Vec<(BarIndex, BarKind)> {
+    vec![
+        (bar(2), BarKind::Memory64 { size: 0x2000, prefetchable: true }),
+        (bar(4), BarKind::Memory64 { size: 0x1000, prefetchable: true }),
+    ]
+}
+
+fn shape(role: Role) -> ConfigShape {
+    let body = vec![16, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0x40, 0, 0, 0];
+    let writable = [vec![0; 4], vec![0xff; 10]].concat();
+    ConfigShape {
+        identity: Identity {
+            vendor: 0x1af4,
+            device: 0x1041,
+            revision: 1,
+            class: [2, 0, 0],
+            subsystem_vendor: 0x1af4,
+            subsystem: 0x1041,
+        },
+        bars: if role == Role::Vf { Vec::new() } else { pair() },
+        role,
+        vendor: vec![VendorCapability { body, writable }],
+        msix: MsixShape { vectors: 4, table: (bar(4), 0), pba: (bar(4), 0x800) },
+    }
+}
+
+fn sriov_shape() -> SriovShape {
+    SriovShape {
+        total_vfs: 8,
+        first_vf_offset: 0xe8,
+        vf_stride: 1,
+        vf_device_id: 0x1041,
+        bars: pair(),
+        function_dependency_link: 0,
+    }
+}
+
+fn space(role: Role) -> ConfigSpace {
+    ConfigSpace::new(shape(role)).unwrap()
+}
+
+fn pf() -> ConfigSpace {
+    space(Role::Pf(sriov_shape()))
+}
+
+fn read(space: &ConfigSpace, offset: u16) -> u32 {
+    space.read(Dword::containing(offset))
+}
+
+fn write(space: &mut ConfigSpace, offset: u16, value: u32) -> Effects {
+    space.write(Dword::containing(offset), DwordWrite::full(value))
+}
+
+/// Capability IDs and offsets, found as software finds them.
+fn capabilities(space: &ConfigSpace) -> Vec<(u8, u16)> {
+    let mut found = Vec::new();
+    let mut offset = u16::from(read(space, header::CAPABILITIES).to_le_bytes()[0]);
+    while offset != 0 {
+        assert!(offset >= 0x40 && offset.is_multiple_of(4) && found.len() < 48);
+        let [id, next, ..] = read(space, offset).to_le_bytes();
+        found.push((id, offset));
+        offset = u16::from(next);
+    }
+    found
+}
+
+fn windows(space: &ConfigSpace) -> Vec<Window> {
+    let mut windows = Vec::new();
+    space.windows(&mut windows);
+    windows
+}
+
+#[test]
+fn the_chain_holds_each_capability_once() {
+    let ids = |role| capabilities(&space(role)).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+    assert_eq!(ids(Role::Plain), [0x10, 0x11, 0x01, 0x09]);
+    assert_eq!(ids(Role::Pf(sriov_shape())), [0x10, 0x11, 0x01, 0x09]);
+    assert_eq!(ids(Role::Vf), [0x10, 0x11, 0x09]);
+}
+
+#[test]
+fn g1_a_pf_has_sr_iov_as_its_first_and_only_extended_capability() {
+    assert_eq!(read(&pf(), 0x100), 0x0001_0010);
+    assert_eq!(read(&pf(), 0x140), 0);
+}
+
+#[test]
+fn g29_a_vf_hides_its_ids() {
+    assert_eq!(read(&space(Role::Vf), 0), 0xffff_ffff);
+    assert_eq!(read(&pf(), 0), 0x1041_1af4);
+}
+
+#[test]
+fn g30_a_vfs_command_is_bus_master_enable() {
+    let mut vf = space(Role::Vf);
+    write(&mut vf, header::COMMAND_STATUS, 0xffff_ffff);
+    assert_eq!(read(&vf, header::COMMAND_STATUS), 0x0010_0004);
+    assert!(vf.bus_master());
+    write(&mut vf, header::COMMAND_STATUS, 0);
+    assert_eq!(read(&vf, header::COMMAND_STATUS), 0x0010_0000);
+}
+
+#[test]
+fn g31_b12_a_vfs_header_has_no_bars_no_pin_and_no_rom() {
+    let mut vf = space(Role::Vf);
+    for offset in (0x0c..0x40).step_by(4).filter(|offset| !matches!(offset, 0x2c | 0x34)) {
+        assert!(write(&mut vf, offset, u32::MAX).is_none());
+        assert_eq!(read(&vf, offset), 0, "{offset:#x}");
+    }
+}
+
+#[test]
+fn g32_class_and_subsystem_of_a_vf_are_the_pfs() {
+    for offset in [header::CLASS_REVISION, header::SUBSYSTEM] {
+        assert_eq!(read(&space(Role::Vf), offset), read(&pf(), offset));
+    }
+    assert_eq!(read(&pf(), header::CLASS_REVISION), 0x0200_0001);
+}
+
+#[test]
+fn g33_a_vfs_pci_express_capability_is_of_the_pfs_type_and_can_flr() {
+    let vf = space(Role::Vf);
+    assert_eq!(read(&vf, 0x40) >> 16, read(&pf(), 0x40) >> 16);
+    assert_eq!(read(&vf, 0x40) >> 16, 0x0092);
+    assert_ne!(read(&vf, 0x44) & 1 << 28, 0);
+}
+
+#[test]
+fn g34_a_vf_has_no_extended_capability() {
+    for offset in (0x100..0x1000).step_by(4) {
+        assert_eq!(read(&space(Role::Vf), offset), 0);
+    }
+}
+
+#[test]
+fn a_pf_is_a_single_function_device() {
+    assert_eq!(read(&pf(), header::CACHE_LINE_HEADER_TYPE) >> 16, 0);
+}
+
+#[test]
+fn memory_decodes_with_memory_space_enable_in_d0_only() {
+    let mut pf = pf();
+    write(&mut pf, header::BAR0 + 8, 0x1000_0000);
+    write(&mut pf, header::BAR0 + 16, 0x2000_0000);
+    assert!(windows(&pf).is_empty());
+    assert!(write(&mut pf, header::COMMAND_STATUS, u32::from(command::MEMORY_SPACE)).windows);
+    let bases: Vec<_> = windows(&pf).iter().map(|window| (window.id, window.base, window.len)).collect();
+    assert_eq!(bases, [(WindowId::Bar(bar(2)), 0x1000_0000, 0x2000), (WindowId::Bar(bar(4)), 0x2000_0000, 0x1000)]);
+    let (_, power) = capabilities(&pf)[2];
+    assert!(write(&mut pf, power + 4, 3).windows);
+    assert!(windows(&pf).is_empty());
+    assert!(write(&mut pf, power + 4, 0).windows);
+    assert_eq!(windows(&pf).len(), 2);
+}
+
+#[test]
+fn g18_pf_and_vf_bars_do_not_depend_on_each_other() {
+    let mut pf = pf();
+    write(&mut pf, 0x100 + 0x24 + 8, 0x4000_0000);
+    write(&mut pf, 0x110, 2);
+    write(&mut pf, 0x108, 9);
+    assert_eq!(read(&pf, header::BAR0 + 8), 0xc);
+    assert!(windows(&pf).iter().all(|window| matches!(window.id, WindowId::VfBar(_))));
+    write(&mut pf, header::BAR0 + 8, 0x1000_0000);
+    assert_eq!(read(&pf, 0x12c), 0x4000_000c);
+}
+
+#[test]
+fn g37_flr_of_a_vf_resets_its_registers() {
+    let mut vf = space(Role::Vf);
+    write(&mut vf, header::COMMAND_STATUS, 4);
+    let (_, msix) = capabilities(&vf)[1];
+    write(&mut vf, msix, 0x8000_0000);
+    let effects = write(&mut vf, 0x48, 1 << 15);
+    assert_eq!(effects.reset, Some(ResetKind::Flr));
+    assert_eq!(vf, space(Role::Vf));
+}
+
+#[test]
+fn g38_flr_of_a_pf_is_power_on_and_the_vfs_are_gone() {
+    let mut pf = pf();
+    for offset in [header::COMMAND_STATUS, header::BAR0 + 8, 0x98, 0x12c, 0x120] {
+        write(&mut pf, offset, 0x0000_1001);
+    }
+    write(&mut pf, 0x110, 3);
+    write(&mut pf, 0x108, 9);
+    let effects = write(&mut pf, 0x48, 1 << 15);
+    assert_eq!((effects.reset, effects.vfs), (Some(ResetKind::Flr), Some(crate::VfChange::Disabled { num_vfs: 3 })));
+    assert_eq!(pf, self::pf());
+}
+
+#[test]
+fn g43_d3hot_keeps_the_vfs() {
+    let mut pf = pf();
+    write(&mut pf, 0x12c, 0x4000_0000);
+    write(&mut pf, 0x110, 3);
+    write(&mut pf, 0x108, 9);
+    let before = windows(&pf);
+    let (_, power) = capabilities(&pf)[2];
+    let _ = write(&mut pf, power + 4, 3);
+    assert!(windows(&pf).is_empty());
+    let effects = write(&mut pf, power + 4, 0);
+    assert_eq!((effects.vfs, effects.reset), (None, None));
+    assert_eq!(windows(&pf), before);
+}
+
+#[test]
+fn a_vendor_capability_is_written_where_it_may_be() {
+    let mut plain = space(Role::Plain);
+    let offset = plain.vendor_offset(0);
+    write(&mut plain, offset, u32::MAX);
+    write(&mut plain, offset + 4, u32::MAX);
+    write(&mut plain, offset + 8, 0x1122_3344);
+    assert_eq!(read(&plain, offset), 0x0110_0009);
+    assert_eq!(read(&plain, offset + 4), 0xffff_0002);
+    assert_eq!(read(&plain, offset + 8), 0x1122_3344);
+    assert_eq!(plain.vendor_offset(1), 0);
+}
+
+#[test]
+fn too_many_capabilities_are_refused() {
+    let mut shape = shape(Role::Plain);
+    shape.vendor = vec![shape.vendor[0].clone(); 8];
+    assert_eq!(ConfigSpace::new(shape).unwrap_err(), ShapeError::Chain(ChainError));
+}

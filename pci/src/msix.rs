@@ -1,0 +1,247 @@
+//! MSI-X: the capability, its table and its pending bits (`PCIe 6.2 §7.7.2`).
+
+use crate::spec::{capability_id, msix};
+use crate::{Access, BarIndex, Dword, DwordWrite, Effects};
+
+/// What MSI-X looks like in a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MsixShape {
+    /// The number of vectors, 1 to 2048.
+    pub vectors: u16,
+    /// The BAR that holds the table, and the table's offset in it, a multiple of 8.
+    pub table: (BarIndex, u32),
+    /// The BAR that holds the pending bits, and their offset in it, a multiple of 8.
+    pub pba: (BarIndex, u32),
+}
+
+impl MsixShape {
+    /// Bytes of the table.
+    pub fn table_len(&self) -> u64 {
+        u64::from(self.vectors) * msix::ENTRY_LEN
+    }
+
+    /// Bytes of the pending bits: a multiple of 8.
+    pub fn pba_len(&self) -> u64 {
+        u64::from(self.vectors).div_ceil(64) * 8
+    }
+}
+
+/// One entry: Message Address, Message Upper Address, Message Data, Vector Control.
+type Entry = [u32; 4];
+
+const ENTRY_RESET: Entry = [0, 0, 0, msix::VECTOR_MASK];
+
+/// The bits of each dword of an entry that hold a value: the address is dword aligned, of Vector Control only the mask exists.
+const ENTRY_WRITABLE: Entry = [!0b11, u32::MAX, u32::MAX, msix::VECTOR_MASK];
+
+/// The registers of the capability, and its table.
+///
+/// Pending bits are not state of this crate: who signals a masked vector knows them, and passes them to [`Self::pba_read`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Msix {
+    shape: MsixShape,
+    control: u16,
+    table: Box<[Entry]>,
+}
+
+impl Msix {
+    /// MSI-X disabled, all vectors masked.
+    pub fn new(shape: MsixShape) -> Self {
+        Self { shape, control: 0, table: vec![ENTRY_RESET; usize::from(shape.vectors)].into() }
+    }
+
+    /// What it looks like.
+    pub fn shape(&self) -> &MsixShape {
+        &self.shape
+    }
+
+    /// The number of vectors.
+    pub fn vectors(&self) -> u16 {
+        self.shape.vectors
+    }
+
+    /// Whether MSI-X Enable is set.
+    pub fn enabled(&self) -> bool {
+        self.control & msix::ENABLE != 0
+    }
+
+    fn may_send(&self) -> bool {
+        self.control & (msix::ENABLE | msix::FUNCTION_MASK) == msix::ENABLE
+    }
+
+    /// The address and data of `vector`, if MSI-X is enabled and neither the vector nor the function is masked.
+    pub fn message(&self, vector: u16) -> Option<(u64, u32)> {
+        match self.table.get(usize::from(vector)) {
+            Some(&[low, high, data, control]) if self.may_send() && control & msix::VECTOR_MASK == 0 => {
+                Some((u64::from(high) << 32 | u64::from(low), data))
+            }
+            _ => None,
+        }
+    }
+
+    /// Reads the dword at `reg` from the start of the capability. The next pointer is 0.
+    pub fn read(&self, reg: Dword) -> u32 {
+        let place = |(bar, offset): (BarIndex, u32)| offset & !0b111 | u32::from(bar.get());
+        match reg.offset() {
+            msix::CONTROL => {
+                let control = self.control | self.shape.vectors.saturating_sub(1);
+                u32::from(capability_id::MSIX) | u32::from(control) << 16
+            }
+            msix::TABLE => place(self.shape.table),
+            msix::PBA => place(self.shape.pba),
+            _ => 0,
+        }
+    }
+
+    /// Writes the dword at `reg`.
+    pub fn write(&mut self, reg: Dword, write: DwordWrite) -> Effects {
+        if reg.offset() != msix::CONTROL {
+            return Effects::NONE;
+        }
+        let writable = u32::from(msix::ENABLE | msix::FUNCTION_MASK) << 16;
+        let [_, _, low, high] = write.apply(u32::from(self.control) << 16, writable).to_le_bytes();
+        let new = u16::from_le_bytes([low, high]);
+        let messages = new != self.control;
+        self.control = new;
+        Effects { messages, ..Effects::NONE }
+    }
+
+    fn table_dword(&self, offset: u64) -> u32 {
+        let entry = usize::try_from(offset / msix::ENTRY_LEN).ok().and_then(|n| self.table.get(n));
+        let dword = usize::try_from(offset % msix::ENTRY_LEN / 4).ok();
+        entry.zip(dword).and_then(|(entry, dword)| entry.get(dword)).copied().unwrap_or(0)
+    }
+
+    /// Reads `data.len()` bytes of the table at `offset`; what is beyond it reads 0.
+    pub fn table_read(&self, offset: u64, data: &mut [u8]) {
+        read_dwords(offset, data, |offset| self.table_dword(offset));
+    }
+
+    /// Writes `data` to the table at `offset`. Software must write whole dwords or qwords (`§7.7.2`); other widths have no
+    /// effect.
+    pub fn table_write(&mut self, offset: u64, data: &[u8]) -> Effects {
+        if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
+            return Effects::NONE;
+        }
+        let mut changed = false;
+        for (dword, value) in (0..).zip(data.chunks_exact(4)) {
+            let offset = offset.saturating_add(4 * dword);
+            let value = value.try_into().map_or(0, u32::from_le_bytes);
+            let entry = usize::try_from(offset / msix::ENTRY_LEN).ok().and_then(|n| self.table.get_mut(n));
+            let dword = usize::try_from(offset % msix::ENTRY_LEN / 4).unwrap_or(0);
+            let slot = entry.and_then(|entry| entry.get_mut(dword));
+            if let (Some(slot), Some(&writable)) = (slot, ENTRY_WRITABLE.get(dword)) {
+                let new = DwordWrite::full(value).apply(*slot, writable);
+                changed |= *slot != new;
+                *slot = new;
+            }
+        }
+        // Linux fills the table while the function is masked: nobody needs to look at it before it is done.
+        Effects { messages: changed && self.may_send(), ..Effects::NONE }
+    }
+
+    /// Reads `data.len()` bytes of the pending bits at `offset`, of which `pending` tells each.
+    pub fn pba_read(&self, offset: u64, data: &mut [u8], pending: impl Fn(u16) -> bool) {
+        read_dwords(offset, data, |offset| {
+            (0..32).fold(0, |dword, bit| {
+                let vector = offset.checked_mul(8).and_then(|first| u16::try_from(first + bit).ok());
+                let set = vector.is_some_and(|vector| vector < self.shape.vectors && pending(vector));
+                dword | u32::from(set) << bit
+            })
+        });
+    }
+
+    /// Returns to the state of power-on.
+    pub fn reset(&mut self) {
+        let Self { shape: _, control, table } = self;
+        *control = 0;
+        table.fill(ENTRY_RESET);
+    }
+}
+
+/// Reads bytes of an array of dwords, within one dword or as whole dwords; other reads return all-ones.
+fn read_dwords(offset: u64, data: &mut [u8], dword: impl Fn(u64) -> u32) {
+    if offset.is_multiple_of(4) && data.len().is_multiple_of(4) {
+        for (n, data) in (0..).zip(data.chunks_exact_mut(4)) {
+            data.copy_from_slice(&dword(offset.saturating_add(4 * n)).to_le_bytes());
+        }
+        return;
+    }
+    match Access::decode(offset & 3, data.len()) {
+        Some(access) => access.extract(dword(offset & !3), data),
+        None => data.fill(0xff),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONTROL: Dword = Dword::containing(0);
+
+    fn msix() -> Msix {
+        let bar = BarIndex::new(4).unwrap();
+        Msix::new(MsixShape { vectors: 3, table: (bar, 0), pba: (bar, 0x800) })
+    }
+
+    fn enable(msix: &mut Msix, control: u16) -> Effects {
+        msix.write(CONTROL, DwordWrite::new(u32::from(control) << 16, 0b1100))
+    }
+
+    #[test]
+    fn the_capability_names_its_table() {
+        let mut msix = msix();
+        assert_eq!(msix.read(CONTROL), 0x0002_0011);
+        let _ = msix.write(CONTROL, DwordWrite::full(u32::MAX));
+        assert_eq!(msix.read(CONTROL), 0xc002_0011);
+        assert_eq!(msix.read(Dword::containing(4)), 4);
+        assert_eq!(msix.read(Dword::containing(8)), 0x804);
+    }
+
+    #[test]
+    fn a_message_needs_enable_and_no_mask() {
+        let mut msix = msix();
+        let _ = msix.table_write(16, &[0x03, 0, 0xe0, 0xfe, 1, 0, 0, 0]);
+        let _ = msix.table_write(24, &[0x41, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(msix.message(1), None);
+        assert!(enable(&mut msix, 0xc000).messages);
+        assert_eq!(msix.message(1), None);
+        assert!(enable(&mut msix, 0x8000).messages);
+        assert_eq!(msix.message(1), Some((0x1_fee0_0000, 0x41)));
+        assert_eq!(msix.message(0), None);
+        assert!(msix.table_write(28, &[1, 0, 0, 0]).messages);
+        assert_eq!(msix.message(1), None);
+        msix.reset();
+        assert_eq!(msix, self::msix());
+    }
+
+    #[test]
+    fn entries_written_under_the_function_mask_have_no_effect_yet() {
+        let mut msix = msix();
+        let _ = enable(&mut msix, 0xc000);
+        assert!(msix.table_write(0, &[1; 8]).is_none());
+        assert!(enable(&mut msix, 0xc000).is_none());
+    }
+
+    #[test]
+    fn odd_table_accesses_are_harmless() {
+        let mut msix = msix();
+        for len in [0, 1, 2, 3, 4, 5, 8, 12, 16] {
+            for offset in [0, 1, 2, 4, 8, 40, 44, 47, 48, 0x7fc, u64::MAX - 7, u64::MAX] {
+                let _ = msix.table_write(offset, &vec![0xff; len]);
+                msix.table_read(offset, &mut vec![0; len]);
+                msix.pba_read(offset, &mut vec![0; len], |_| true);
+            }
+        }
+    }
+
+    #[test]
+    fn pending_bits_are_those_of_the_vectors() {
+        let mut data = [0; 8];
+        msix().pba_read(0, &mut data, |vector| vector != 1);
+        assert_eq!(data, [0b101, 0, 0, 0, 0, 0, 0, 0]);
+        let mut byte = [0];
+        msix().pba_read(0, &mut byte, |_| true);
+        assert_eq!(byte, [0b111]);
+    }
+}

@@ -1,0 +1,65 @@
+//! The PCI Power Management capability (`PCIe 6.2 §7.5.2`): D0 and D3hot, without PME.
+
+use crate::spec::{capability_id, power};
+use crate::{Dword, DwordWrite};
+
+/// The registers of the capability.
+///
+/// No_Soft_Reset is set: a function comes back from D3hot as it went (`§5.3.1.4`), with its VFs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Power {
+    state: u32,
+}
+
+impl Power {
+    /// Whether the function is in D0: only then does it decode memory, send messages and access memory.
+    pub fn is_d0(&self) -> bool {
+        self.state == power::D0
+    }
+
+    /// Reads the dword at `reg` from the start of the capability. The next pointer is 0.
+    pub fn read(&self, reg: Dword) -> u32 {
+        match reg.offset() {
+            power::CAPABILITIES => u32::from(capability_id::POWER_MANAGEMENT) | u32::from(power::VERSION_3) << 16,
+            power::CONTROL_STATUS => self.state | power::NO_SOFT_RESET,
+            _ => 0,
+        }
+    }
+
+    /// Writes the dword at `reg`, and returns whether the power state changed. A state that is not supported is ignored
+    /// (`§7.5.2.2`).
+    #[must_use]
+    pub fn write(&mut self, reg: Dword, write: DwordWrite) -> bool {
+        if reg.offset() != power::CONTROL_STATUS {
+            return false;
+        }
+        let new = write.apply(self.state, power::STATE);
+        if !matches!(new, power::D0 | power::D3_HOT) {
+            return false;
+        }
+        let changed = new != self.state;
+        self.state = new;
+        changed
+    }
+
+    /// Returns to the state of power-on.
+    pub fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_d0_and_d3hot_are_entered() {
+        let control = Dword::containing(power::CONTROL_STATUS);
+        let mut power = Power::default();
+        for (write, d0) in [(3, false), (1, false), (2, false), (0, true), (1, true)] {
+            let _ = power.write(control, DwordWrite::full(write));
+            assert_eq!(power.is_d0(), d0, "after {write}");
+        }
+        assert_eq!(power.read(control), power::NO_SOFT_RESET);
+    }
+}

@@ -1,0 +1,307 @@
+//! The rules of the SR-IOV capability. `G` and `B` numbers are those of the project's list of conformance checks and of
+//! pitfalls of other implementations.
+#![expect(unused_must_use, reason = "most writes here are made for the registers that they change")]
+
+use super::*;
+
+const CONTROL: u16 = sriov::CONTROL_STATUS;
+const NUM_VFS: u16 = sriov::NUM_VFS_FDL;
+const PAGE_SIZE: u16 = sriov::SYSTEM_PAGE_SIZE;
+
+fn bar(n: u8) -> BarIndex {
+    BarIndex::new(n).unwrap()
+}
+
+fn shape(total_vfs: u16) -> SriovShape {
+    SriovShape {
+        total_vfs,
+        first_vf_offset: 0xe8,
+        vf_stride: 1,
+        vf_device_id: 0x1041,
+        bars: vec![
+            (bar(2), BarKind::Memory64 { size: 0x2000, prefetchable: true }),
+            (bar(4), BarKind::Memory64 { size: 0x1000, prefetchable: true }),
+        ],
+        function_dependency_link: 0,
+    }
+}
+
+fn sriov(total_vfs: u16) -> Sriov {
+    Sriov::new(shape(total_vfs)).unwrap()
+}
+
+fn pf() -> Rid {
+    Rid::new(0, 3, 0).unwrap()
+}
+
+fn read(sriov: &Sriov, offset: u16) -> u32 {
+    sriov.read(Dword::containing(offset))
+}
+
+fn write(sriov: &mut Sriov, offset: u16, value: u32) -> Effects {
+    sriov.write(Dword::containing(offset), DwordWrite::full(value))
+}
+
+fn word(sriov: &mut Sriov, offset: u16, value: u16) -> Effects {
+    let (value, enables) = if offset & 2 == 0 { (u32::from(value), 0b0011) } else { (u32::from(value) << 16, 0b1100) };
+    sriov.write(Dword::containing(offset), DwordWrite::new(value, enables))
+}
+
+fn enabled(total_vfs: u16, num_vfs: u16) -> Sriov {
+    let mut sriov = sriov(total_vfs);
+    write(&mut sriov, sriov::VF_BAR0 + 8, 0x1000_0000);
+    write(&mut sriov, sriov::VF_BAR0 + 12, 0x80);
+    write(&mut sriov, sriov::VF_BAR0 + 16, 0x2000_0000);
+    word(&mut sriov, NUM_VFS, num_vfs);
+    word(&mut sriov, CONTROL, 0x0009);
+    sriov
+}
+
+fn windows(sriov: &Sriov) -> Vec<Window> {
+    let mut windows = Vec::new();
+    sriov.windows(&mut windows);
+    windows
+}
+
+#[test]
+fn g2_power_on_is_no_vf_and_4_kib_pages() {
+    let image: Vec<_> = (0..sriov::LEN).step_by(4).map(|offset| read(&sriov(8), offset)).collect();
+    let expected = [0x0001_0010, 0, 0, 0x0008_0008, 0, 0x0001_00e8, 0x1041_0000, 0x553, 1, 0, 0, 0xc, 0, 0xc, 0, 0];
+    assert_eq!(image, expected);
+}
+
+#[test]
+fn g3_control_holds_vf_enable_and_vf_mse_only() {
+    let mut sriov = sriov(8);
+    word(&mut sriov, CONTROL, 0xffff);
+    assert_eq!(read(&sriov, CONTROL), 0x0009);
+}
+
+#[test]
+fn g4_read_only_registers_ignore_every_width() {
+    let fixed = [0x00, 0x04, 0x0c, 0x14, 0x18, 0x1c, 0x3c];
+    for offset in fixed {
+        for enables in 0..16 {
+            let mut sriov = sriov(8);
+            let before = sriov.clone();
+            assert!(sriov.write(Dword::containing(offset), DwordWrite::new(u32::MAX, enables)).is_none());
+            assert_eq!(sriov, before, "{offset:#x} {enables:04b}");
+        }
+    }
+}
+
+#[test]
+fn g5_num_vfs_is_locked_while_vf_enable_is_set() {
+    let mut sriov = sriov(8);
+    for num_vfs in 0..=8 {
+        word(&mut sriov, NUM_VFS, num_vfs);
+        assert_eq!(read(&sriov, NUM_VFS), u32::from(num_vfs));
+    }
+    word(&mut sriov, CONTROL, 1);
+    word(&mut sriov, NUM_VFS, 3);
+    assert_eq!((read(&sriov, NUM_VFS), sriov.num_visible()), (8, 8));
+}
+
+#[test]
+fn g6_b1_b3_vf_enable_is_ignored_while_num_vfs_exceeds_total() {
+    for num_vfs in [9, 0x100, 0xffff] {
+        let mut sriov = sriov(8);
+        word(&mut sriov, NUM_VFS, num_vfs);
+        let effects = word(&mut sriov, CONTROL, 0x0009);
+        assert_eq!((read(&sriov, CONTROL), effects.vfs, sriov.num_visible()), (0x0008, None, 0));
+        assert!(windows(&sriov).is_empty());
+        word(&mut sriov, NUM_VFS, 8);
+        assert_eq!(word(&mut sriov, CONTROL, 0x0009).vfs, Some(VfChange::Enabled { num_vfs: 8 }));
+    }
+}
+
+#[test]
+fn b5_vf_enable_without_vfs_is_harmless() {
+    let mut sriov = sriov(8);
+    assert_eq!(word(&mut sriov, CONTROL, 0x0009).vfs, Some(VfChange::Enabled { num_vfs: 0 }));
+    assert!(windows(&sriov).is_empty());
+    assert_eq!(word(&mut sriov, CONTROL, 0).vfs, Some(VfChange::Disabled { num_vfs: 0 }));
+}
+
+#[test]
+fn b6_num_vfs_outlives_vf_disable() {
+    let mut sriov = enabled(8, 5);
+    word(&mut sriov, CONTROL, 0);
+    assert_eq!(read(&sriov, NUM_VFS), 5);
+}
+
+#[test]
+fn g7_system_page_size_takes_one_supported_size() {
+    let mut sriov = sriov(8);
+    for bit in 0..32 {
+        let old = read(&sriov, PAGE_SIZE);
+        write(&mut sriov, PAGE_SIZE, 1 << bit);
+        let expected = if sriov::PAGE_SIZES & 1 << bit != 0 { 1 << bit } else { old };
+        assert_eq!(read(&sriov, PAGE_SIZE), expected);
+    }
+    write(&mut sriov, PAGE_SIZE, 0x10);
+    for bad in [0, 0x3, 0x553, 0x2000_0000, u32::MAX] {
+        write(&mut sriov, PAGE_SIZE, bad);
+        assert_eq!(read(&sriov, PAGE_SIZE), 0x10, "{bad:#x}");
+    }
+    word(&mut sriov, CONTROL, 1);
+    write(&mut sriov, PAGE_SIZE, 1);
+    assert_eq!(read(&sriov, PAGE_SIZE), 0x10);
+}
+
+#[test]
+fn g9_accesses_to_a_half_leave_the_other_alone() {
+    let mut sriov = sriov(8);
+    write(&mut sriov, NUM_VFS, 0xffff_0004);
+    assert_eq!(read(&sriov, NUM_VFS), 4);
+    write(&mut sriov, CONTROL, 0xffff_0008);
+    assert_eq!(read(&sriov, CONTROL), 0x0008);
+    let byte = sriov.write(Dword::containing(CONTROL), DwordWrite::new(0xffff_ff01, 0b0001));
+    assert_eq!((read(&sriov, CONTROL), byte.vfs), (1, Some(VfChange::Enabled { num_vfs: 4 })));
+}
+
+#[test]
+fn g13_a_larger_page_size_spreads_the_vfs() {
+    for bit in [0, 1, 4, 6, 8, 10] {
+        let mut sriov = sriov(8);
+        write(&mut sriov, PAGE_SIZE, 1 << bit);
+        write(&mut sriov, sriov::VF_BAR0 + 8, u32::MAX);
+        let aperture = 0x2000.max(0x1000 << bit);
+        assert_eq!(sriov.aperture(bar(2)), aperture);
+        assert_eq!(u64::from(read(&sriov, sriov::VF_BAR0 + 8)), 0xffff_ffff & !(aperture - 1) | 0xc);
+        word(&mut sriov, NUM_VFS, 8);
+        word(&mut sriov, CONTROL, 1);
+        for index in 0..8 {
+            let offset = u64::from(index) * aperture;
+            assert_eq!(sriov.locate(bar(2), offset + 5), Some((VfIndex(index), 5)));
+            assert_eq!(sriov.locate(bar(2), offset + aperture - 1), Some((VfIndex(index), aperture - 1)));
+        }
+        assert_eq!(sriov.locate(bar(2), 8 * aperture), None);
+    }
+}
+
+#[test]
+fn g14_a_new_page_size_clears_the_addresses_and_keeps_the_types() {
+    let mut sriov = sriov(8);
+    write(&mut sriov, sriov::VF_BAR0 + 8, 0x1234_0000);
+    write(&mut sriov, sriov::VF_BAR0 + 12, 1);
+    write(&mut sriov, PAGE_SIZE, 1);
+    assert_eq!(read(&sriov, sriov::VF_BAR0 + 8), 0x1234_000c);
+    write(&mut sriov, PAGE_SIZE, 0x10);
+    assert_eq!((read(&sriov, sriov::VF_BAR0 + 8), read(&sriov, sriov::VF_BAR0 + 12)), (0xc, 0));
+}
+
+#[test]
+fn g16_vfs_decode_only_with_vf_enable_and_vf_mse() {
+    for (control, decodes) in [(0, false), (1, false), (8, false), (9, true)] {
+        let mut sriov = enabled(8, 3);
+        word(&mut sriov, CONTROL, control);
+        assert_eq!(windows(&sriov).len(), if decodes { 2 } else { 0 }, "{control}");
+    }
+}
+
+#[test]
+fn a_window_is_as_long_as_the_vfs_that_exist() {
+    let expected = [
+        Window { id: WindowId::VfBar(bar(2)), base: 0x80_1000_0000, len: 3 * 0x2000 },
+        Window { id: WindowId::VfBar(bar(4)), base: 0x2000_0000, len: 3 * 0x1000 },
+    ];
+    assert_eq!(windows(&enabled(8, 3)), expected);
+}
+
+#[test]
+fn g17_a_moved_vf_bar_moves_all_vfs_at_once() {
+    let mut sriov = enabled(8, 3);
+    assert!(write(&mut sriov, sriov::VF_BAR0 + 12, 0x90).windows);
+    assert_eq!(windows(&sriov)[0].base, 0x90_1000_0000);
+    assert!(!write(&mut sriov, sriov::VF_BAR0 + 12, 0x90).windows);
+    // Past the end of the address space nothing decodes.
+    write(&mut sriov, sriov::VF_BAR0 + 12, u32::MAX);
+    write(&mut sriov, sriov::VF_BAR0 + 8, u32::MAX);
+    assert_eq!(windows(&sriov).len(), 1);
+}
+
+#[test]
+fn g20_exactly_the_enabled_vfs_have_routing_ids() {
+    for num_vfs in [0, 1, 2, 255, 300] {
+        let sriov = enabled(300, num_vfs);
+        let answering: Vec<_> = (0..=u16::MAX)
+            .map(Rid::from_bits)
+            .filter_map(|rid| sriov.vf_index(pf(), rid).map(|index| (index, rid)))
+            .collect();
+        let expected: Vec<_> = (0..num_vfs).map(|i| (VfIndex(i), Rid::from_bits(0x100 + i))).collect();
+        assert_eq!(answering, expected);
+    }
+}
+
+#[test]
+fn g22_the_256th_vf_is_on_the_next_bus() {
+    let sriov = enabled(300, 300);
+    assert_eq!(sriov.vf_rid(pf(), VfIndex(255)).unwrap().to_string(), "01:1f.7");
+    assert_eq!(sriov.vf_rid(pf(), VfIndex(256)).unwrap().to_string(), "02:00.0");
+    assert_eq!(sriov.vf_rid(pf(), VfIndex(300)), None);
+}
+
+#[test]
+fn b15_counts_around_a_byte_are_counts() {
+    for total in [1, 127, 128, 255, 256, 1024] {
+        let sriov = enabled(total, total);
+        assert_eq!(sriov.num_visible(), total);
+        assert_eq!(windows(&sriov)[0].len, u64::from(total) * 0x2000);
+        let last = VfIndex(total - 1);
+        assert_eq!(sriov.vf_index(pf(), sriov.vf_rid(pf(), last).unwrap()), Some(last));
+        assert_eq!(sriov.locate(bar(2), u64::from(total) * 0x2000 - 1), Some((last, 0x1fff)));
+    }
+}
+
+#[test]
+fn b18_a_single_vf_may_have_stride_0() {
+    let mut sriov = Sriov::new(SriovShape { vf_stride: 0, ..shape(1) }).unwrap();
+    word(&mut sriov, NUM_VFS, 1);
+    word(&mut sriov, CONTROL, 9);
+    assert_eq!(sriov.vf_index(pf(), Rid::from_bits(0x100)), Some(VfIndex(0)));
+    assert_eq!(sriov.vf_index(pf(), Rid::from_bits(0x101)), None);
+    assert_eq!(sriov.vf_index(pf(), pf()), None);
+}
+
+#[test]
+fn a_stride_skips_the_functions_between() {
+    let mut sriov = Sriov::new(SriovShape { vf_stride: 2, ..shape(4) }).unwrap();
+    word(&mut sriov, NUM_VFS, 4);
+    word(&mut sriov, CONTROL, 1);
+    let present: Vec<_> = (0x100..0x10a).filter(|&rid| sriov.vf_index(pf(), Rid::from_bits(rid)).is_some()).collect();
+    assert_eq!(present, [0x100, 0x102, 0x104, 0x106]);
+}
+
+#[test]
+fn g26_writing_the_same_control_again_changes_nothing() {
+    let mut sriov = enabled(8, 3);
+    assert!(word(&mut sriov, CONTROL, 0x0009).is_none());
+    assert_eq!(word(&mut sriov, CONTROL, 0x0001).vfs, None);
+    assert_eq!(word(&mut sriov, CONTROL, 0x0009).vfs, None);
+}
+
+#[test]
+fn g38_b7_reset_is_the_power_on_image() {
+    let mut sriov = enabled(8, 3);
+    word(&mut sriov, CONTROL, 0);
+    write(&mut sriov, PAGE_SIZE, 0x400);
+    word(&mut sriov, CONTROL, 9);
+    assert_eq!(sriov.reset().vfs, Some(VfChange::Disabled { num_vfs: 3 }));
+    assert_eq!(sriov, self::sriov(8));
+    assert!(sriov.reset().is_none());
+}
+
+#[test]
+fn impossible_shapes_are_refused() {
+    let error = |change: fn(&mut SriovShape)| {
+        let mut shape = shape(2);
+        change(&mut shape);
+        Sriov::new(shape).unwrap_err()
+    };
+    assert_eq!(error(|shape| shape.total_vfs = 0), SriovError::NoVfs);
+    assert!(matches!(error(|shape| shape.first_vf_offset = 0), SriovError::Overlap { .. }));
+    assert!(matches!(error(|shape| shape.vf_stride = 0), SriovError::Overlap { .. }));
+    assert!(matches!(error(|shape| shape.vf_stride = 0xffff), SriovError::RoutingIds { .. }));
+    assert!(matches!(error(|shape| shape.bars.push((bar(3), BarKind::Memory32 { size: 16 }))), SriovError::Bar(_)));
+}
