@@ -5,6 +5,9 @@
 /// What a read of a function that does not exist returns (`§2.3.2`, unsupported request).
 pub const ALL_ONES: u32 = 0xffff_ffff;
 
+/// Base class and sub-class of a host bridge.
+pub const CLASS_HOST_BRIDGE: u32 = 0x0600;
+
 /// The type 0 header (`§7.5.1`), byte offsets of its dwords.
 pub mod header {
     /// Vendor ID 15:0, Device ID 31:16.

@@ -1,0 +1,300 @@
+//! Which device has reserved which routing ID of a segment.
+//!
+//! A device sits in a slot of bus 0, as a single function. The VFs of a PF sit on buses of their own, the lowest consecutive ones
+//! that are free when the PF is plugged: VF i is function `i % 256` of the `i / 256`-th of them. All of that is fixed at plug
+//! time, so that no routing ID ever changes hands while a guest runs.
+
+use crate::Rid;
+
+/// VFs on one bus: all its functions.
+const VFS_PER_BUS: u16 = 256;
+/// Slots on bus 0.
+const SLOTS: u8 = 32;
+
+/// Why a device has no place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TopologyError {
+    /// Bus 0 has 32 slots.
+    #[error("there is no slot {0}; slots are 0 to 31")]
+    NoSuchSlot(u8),
+    /// Another device is there.
+    #[error("slot {0} is taken")]
+    SlotTaken(u8),
+    /// All slots are taken. Slot 0 is only given when it is asked for.
+    #[error("all slots of bus 0 are taken")]
+    NoSlot,
+    /// The VFs need more consecutive buses than are free.
+    #[error("{total_vfs} VFs need {needed} consecutive buses; {free} are free")]
+    NoBuses {
+        /// How many VFs.
+        total_vfs: u16,
+        /// How many buses they need.
+        needed: u8,
+        /// The largest number of consecutive free buses.
+        free: u8,
+    },
+}
+
+/// A device's routing IDs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// Its own function's.
+    pub rid: Rid,
+    /// Where its VFs are, if it has any.
+    pub vfs: Option<VfPlacement>,
+}
+
+/// The routing IDs of a PF's VFs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VfPlacement {
+    /// How many are reserved, at least 1.
+    pub total_vfs: u16,
+    /// First VF Offset: from the PF's routing ID to that of VF 0.
+    pub first_vf_offset: u16,
+    /// VF Stride.
+    pub vf_stride: u16,
+}
+
+impl Placement {
+    fn vf_buses(&self) -> std::ops::RangeInclusive<u8> {
+        match self.vfs {
+            Some(vfs) => {
+                let first = self.rid.wrapping_add(vfs.first_vf_offset);
+                let last = first.wrapping_add(vfs.vf_stride.wrapping_mul(vfs.total_vfs.saturating_sub(1)));
+                first.bus()..=last.bus()
+            }
+            #[expect(clippy::reversed_empty_ranges, reason = "no bus at all")]
+            None => 1..=0,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Plugged<D> {
+    placement: Placement,
+    device: D,
+}
+
+/// The devices of one segment.
+///
+/// Meant to be an immutable snapshot that accesses share, and that plugging replaces by a changed copy.
+#[derive(Debug, Clone)]
+pub struct Topology<D> {
+    last_bus: u8,
+    devices: Vec<Plugged<D>>,
+    /// For each slot of bus 0, the device there.
+    slots: [Option<u8>; SLOTS as usize],
+    /// For each bus, the device whose VFs are there.
+    buses: Box<[Option<u8>]>,
+}
+
+impl<D> Topology<D> {
+    /// A segment with buses 0 to `last_bus`, without devices.
+    pub fn new(last_bus: u8) -> Self {
+        let buses = vec![None; usize::from(last_bus) + 1].into();
+        Self { last_bus, devices: Vec::new(), slots: [None; SLOTS as usize], buses }
+    }
+
+    /// The place that a device with `total_vfs` VFs would take: in `slot`, or in the lowest free one from 1.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn place(&self, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
+        let slot = match slot {
+            Some(slot) => self.check_slot(slot)?,
+            None => (1..SLOTS).find(|slot| self.check_slot(*slot).is_ok()).ok_or(TopologyError::NoSlot)?,
+        };
+        let rid = Rid::from_bus_devfn(0, slot << 3);
+        if total_vfs == 0 {
+            return Ok(Placement { rid, vfs: None });
+        }
+        let first = Rid::from_bus_devfn(self.free_buses(total_vfs)?, 0);
+        let first_vf_offset = first.to_bits() - rid.to_bits();
+        Ok(Placement { rid, vfs: Some(VfPlacement { total_vfs, first_vf_offset, vf_stride: 1 }) })
+    }
+
+    fn check_slot(&self, slot: u8) -> Result<u8, TopologyError> {
+        match self.slots.get(usize::from(slot)) {
+            None => Err(TopologyError::NoSuchSlot(slot)),
+            Some(Some(_)) => Err(TopologyError::SlotTaken(slot)),
+            Some(None) => Ok(slot),
+        }
+    }
+
+    /// The first of the lowest consecutive free buses that hold `total_vfs` VFs.
+    fn free_buses(&self, total_vfs: u16) -> Result<u8, TopologyError> {
+        let needed = u8::try_from(total_vfs.div_ceil(VFS_PER_BUS)).unwrap_or(u8::MAX);
+        let (mut run, mut longest) = (0, 0);
+        for bus in 1..=self.last_bus {
+            let free = self.buses.get(usize::from(bus)).is_some_and(Option::is_none);
+            run = if free { run + 1 } else { 0 };
+            longest = longest.max(run);
+            if run == needed {
+                return Ok(bus + 1 - needed);
+            }
+        }
+        Err(TopologyError::NoBuses { total_vfs, needed, free: longest })
+    }
+
+    /// Plugs `device` where [`Self::place`] found room for it.
+    ///
+    /// # Errors
+    ///
+    /// When the place was taken in between; nothing is changed then.
+    pub fn plug(&mut self, placement: Placement, device: D) -> Result<(), TopologyError> {
+        let slot = placement.rid.device();
+        let total_vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
+        if self.place(Some(slot), total_vfs)? != placement {
+            return Err(TopologyError::SlotTaken(slot));
+        }
+        // Each device has a slot, so that there are at most 32.
+        let n = u8::try_from(self.devices.len()).map_err(|_| TopologyError::NoSlot)?;
+        self.devices.push(Plugged { placement, device });
+        self.own(placement, Some(n));
+        Ok(())
+    }
+
+    /// Takes the device whose own function is `rid`; its routing IDs are free from now on.
+    pub fn unplug(&mut self, rid: Rid) -> Option<D> {
+        let n = self.devices.iter().position(|plugged| plugged.placement.rid == rid)?;
+        let Plugged { placement, device } = self.devices.swap_remove(n);
+        self.own(placement, None);
+        if let (Some(moved), Ok(n)) = (self.devices.get(n), u8::try_from(n)) {
+            self.own(moved.placement, Some(n));
+        }
+        Some(device)
+    }
+
+    fn own(&mut self, placement: Placement, owner: Option<u8>) {
+        if let Some(slot) = self.slots.get_mut(usize::from(placement.rid.device())) {
+            *slot = owner;
+        }
+        for bus in placement.vf_buses() {
+            if let Some(bus) = self.buses.get_mut(usize::from(bus)) {
+                *bus = owner;
+            }
+        }
+    }
+
+    /// The device that has reserved `rid`, whether a function with it exists now or not.
+    pub fn lookup(&self, rid: Rid) -> Option<&D> {
+        let owner = match rid.bus() {
+            0 if rid.function() == 0 => self.slots.get(usize::from(rid.device())),
+            0 => None,
+            bus => self.buses.get(usize::from(bus)),
+        };
+        self.devices.get(usize::from((*owner?)?)).map(|plugged| &plugged.device)
+    }
+
+    /// All devices with their places.
+    pub fn iter(&self) -> impl Iterator<Item = (Placement, &D)> {
+        self.devices.iter().map(|plugged| (plugged.placement, &plugged.device))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn plug(topology: &mut Topology<u32>, slot: Option<u8>, total_vfs: u16, device: u32) -> Placement {
+        let placement = topology.place(slot, total_vfs).unwrap();
+        topology.plug(placement, device).unwrap();
+        placement
+    }
+
+    fn owned(topology: &Topology<u32>, device: u32) -> usize {
+        (0..=u16::MAX).filter(|&rid| topology.lookup(Rid::from_bits(rid)) == Some(&device)).count()
+    }
+
+    #[test]
+    fn vfs_have_predictable_addresses_on_buses_of_their_own() {
+        let mut topology = Topology::new(127);
+        let first = plug(&mut topology, None, 8, 1);
+        let second = plug(&mut topology, Some(9), 300, 2);
+        let third = plug(&mut topology, None, 1, 3);
+        let vf = |placement: Placement, index| {
+            let vfs = placement.vfs.unwrap();
+            placement.rid.wrapping_add(vfs.first_vf_offset + index * vfs.vf_stride).to_string()
+        };
+        assert_eq!(
+            (first.rid.to_string(), vf(first, 0), vf(first, 7)),
+            ("00:01.0".into(), "01:00.0".into(), "01:00.7".into())
+        );
+        assert_eq!(
+            (second.rid.to_string(), vf(second, 0), vf(second, 299)),
+            ("00:09.0".into(), "02:00.0".into(), "03:05.3".into())
+        );
+        assert_eq!((third.rid.to_string(), vf(third, 0)), ("00:02.0".into(), "04:00.0".into()));
+    }
+
+    #[test]
+    fn only_function_0_of_a_slot_is_reserved() {
+        let mut topology = Topology::new(127);
+        plug(&mut topology, Some(3), 0, 1);
+        assert_eq!(owned(&topology, 1), 1);
+        assert_eq!(topology.lookup(Rid::new(0, 3, 1).unwrap()), None);
+        assert_eq!(topology.lookup(Rid::new(1, 3, 0).unwrap()), None);
+    }
+
+    #[test]
+    fn what_has_no_place_is_refused_with_the_reason() {
+        let mut topology = Topology::new(3);
+        plug(&mut topology, Some(1), 257, 1);
+        assert_eq!(topology.place(Some(1), 0), Err(TopologyError::SlotTaken(1)));
+        assert_eq!(topology.place(Some(32), 0), Err(TopologyError::NoSuchSlot(32)));
+        let no_buses = TopologyError::NoBuses { total_vfs: 512, needed: 2, free: 1 };
+        assert_eq!(topology.place(None, 512), Err(no_buses));
+        assert!(matches!(topology.place(None, u16::MAX), Err(TopologyError::NoBuses { .. })));
+        for device in 2..32 {
+            plug(&mut topology, None, 0, device);
+        }
+        assert_eq!(topology.place(None, 0), Err(TopologyError::NoSlot));
+        assert_eq!(topology.place(Some(0), 0).map(|placement| placement.rid), Ok(Rid::from_bits(0)));
+    }
+
+    #[test]
+    fn a_place_that_was_taken_in_between_changes_nothing() {
+        let mut topology = Topology::new(127);
+        let placement = topology.place(Some(4), 8).unwrap();
+        plug(&mut topology, Some(5), 8, 1);
+        assert!(topology.plug(placement, 2).is_err());
+        assert_eq!((owned(&topology, 1), owned(&topology, 2)), (257, 0));
+    }
+
+    #[test]
+    fn buses_are_free_again_after_an_unplug() {
+        let mut topology = Topology::new(2);
+        let first = plug(&mut topology, None, 256, 1);
+        let second = plug(&mut topology, None, 256, 2);
+        assert_eq!(topology.unplug(first.rid), Some(1));
+        assert_eq!(topology.unplug(first.rid), None);
+        assert_eq!((owned(&topology, 1), owned(&topology, 2)), (0, 257));
+        assert_eq!(plug(&mut topology, None, 256, 3), first);
+        assert_eq!(topology.lookup(second.rid), Some(&2));
+    }
+
+    proptest! {
+        #[test]
+        fn g21_no_two_functions_share_a_routing_id(plugs in prop::collection::vec((prop::option::of(0u8..34), 0u16..1500), 0..12)) {
+            let mut topology = Topology::new(127);
+            let mut expected = std::collections::BTreeMap::new();
+            for (device, (slot, total_vfs)) in (0u32..).zip(plugs) {
+                let Ok(placement) = topology.place(slot, total_vfs) else { continue };
+                topology.plug(placement, device).unwrap();
+                prop_assert_eq!(expected.insert(placement.rid, device), None);
+                let vfs = placement.vfs.unwrap_or(VfPlacement { total_vfs: 0, first_vf_offset: 0, vf_stride: 0 });
+                for index in 0..vfs.total_vfs {
+                    let rid = placement.rid.checked_add(vfs.first_vf_offset + index * vfs.vf_stride).unwrap();
+                    prop_assert!(rid.bus() >= 1 && rid.bus() <= 127);
+                    prop_assert_eq!(expected.insert(rid, device), None);
+                }
+            }
+            for (rid, device) in expected {
+                prop_assert_eq!(topology.lookup(rid), Some(&device));
+            }
+        }
+    }
+}
