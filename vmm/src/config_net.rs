@@ -1,0 +1,160 @@
+//! Network devices: `--net`, `--net-vf`, and their JSON.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config_mac::MacAddress;
+use crate::config_value::{Unset, Value, options};
+
+options! {
+    /// A NIC, which is an SR-IOV physical function when it reserves virtual functions.
+    pub struct NetConfig for "--net" {
+        /// Name of the device, unique in the VM; not starting with two underscores.
+        "id" = "<name>" => id: Option<String> = None;
+        /// Tap interface on the host, at most 15 characters; created, and removed at the end, if it does not exist.
+        "tap" = "<interface>" => tap: Option<String> = None;
+        /// Address of the tap on the host; needs mask.
+        "ip" = "<address>" => ip: Option<IpAddr> = None;
+        /// Network mask of ip.
+        "mask" = "<mask>" => mask: Option<IpAddr> = None;
+        /// MAC address in the guest; if it is left out, a random one at each start.
+        "mac" = "<address>" => mac: Option<MacAddress> = None;
+        /// MAC address of the tap on the host.
+        "host_mac" = "<address>" => host_mac: Option<MacAddress> = None;
+        /// Largest packet of the link, 1280 to 65535 bytes.
+        "mtu" = "<bytes>" => mtu: Option<u16> = None;
+        /// Number of queues, receive and transmit counted apart: two for each vCPU at most.
+        "num_queues" = "<number>" => num_queues: u16 = 2;
+        /// Entries of each queue: a power of two up to 32768.
+        "queue_size" = "<number>" => queue_size: u16 = 256;
+        /// Taps that are open already, a file descriptor above 2 for each pair of queues, in place of tap.
+        "fd" = "[<fd>,...]" => fds: Vec<i32> = Vec::new();
+        /// Whether packets above the MTU are taken from the guest and given to it, to be segmented outside of it.
+        "offload_tso" = "on|off" => offload_tso: bool = true;
+        /// As offload_tso, for UDP.
+        "offload_ufo" = "on|off" => offload_ufo: bool = true;
+        /// Whether checksums are left to the other side; offload_tso and offload_ufo need it.
+        "offload_csum" = "on|off" => offload_csum: bool = true;
+        /// PCI segment; only 0 so far.
+        "pci_segment" = "<number>" => pci_segment: u16 = 0;
+        /// Device number on bus 0, 1 to 31; if it is left out, the lowest that is free.
+        "pci_device_id" = "<number>" => pci_device_id: Option<u8> = None;
+        /// Whether the device is behind a virtual IOMMU; only off so far.
+        "iommu" = "on|off" => iommu: bool = false;
+        /// Whether the backend is a vhost-user socket; only off so far.
+        "vhost_user" = "on|off" => vhost_user: bool = false;
+        /// Socket of the vhost-user backend; not yet.
+        "socket" = "<path>" => vhost_socket: Option<PathBuf> = None;
+        /// Who listens on the vhost-user socket; only client so far.
+        "vhost_mode" = "client|server" => vhost_mode: VhostMode = VhostMode::Client;
+        /// Limits of bandwidth and packet rate; not yet.
+        rate_limiter_config: Option<RateLimiterConfig> = None;
+        /// Number of SR-IOV virtual functions to reserve, up to 32512; the guest enables them by sriov_numvfs.
+        "sriov_vfs" = "<number>" => sriov_vfs: u16 = 0;
+        /// What is particular to single VFs (--net-vf on the command line); the others have a tap of their own.
+        vfs: Vec<VfConfig> = Vec::new();
+    }
+    later {
+        "bw_size" | "bw_one_time_burst" | "bw_refill_time" | "ops_size" | "ops_one_time_burst" | "ops_refill_time"
+            => "rate limits are";
+    }
+}
+
+options! {
+    /// A virtual function, as far as it is not as its PF makes it.
+    pub struct VfConfig for "--net-vf" {
+        /// Number of the VF, from 0 to the PF's sriov_vfs less 1.
+        "index" = "<number>" => index: u16 = 0, required;
+        /// Tap interface on the host; if it is left out, the PF's with v and the index appended: pf0v3.
+        "tap" = "<interface>" => tap: Option<String> = None;
+        /// Address of the tap on the host; needs mask.
+        "ip" = "<address>" => ip: Option<IpAddr> = None;
+        /// Network mask of ip.
+        "mask" = "<mask>" => mask: Option<IpAddr> = None;
+        /// MAC address in the guest; if it is left out, one that is made of the PF's and the index, the same at each start if
+        /// the PF's is given.
+        "mac" = "<address>" => mac: Option<MacAddress> = None;
+        /// MAC address of the tap on the host.
+        "host_mac" = "<address>" => host_mac: Option<MacAddress> = None;
+        /// Largest packet of the link, 1280 to 65535 bytes; if it is left out, the PF's.
+        "mtu" = "<bytes>" => mtu: Option<u16> = None;
+        /// Number of queues, the same for all VFs of a PF: what one VF says holds for all; 2 if none says.
+        "num_queues" = "<number>" => num_queues: Option<u16> = None;
+        /// Entries of each queue: a power of two up to 32768; if it is left out, the PF's.
+        "queue_size" = "<number>" => queue_size: Option<u16> = None;
+        /// Taps that are open already, a file descriptor above 2 for each pair of queues, in place of tap.
+        "fd" = "[<fd>,...]" => fds: Vec<i32> = Vec::new();
+        /// As for --net; if it is left out, the PF's.
+        "offload_tso" = "on|off" => offload_tso: Option<bool> = None;
+        /// As for --net; if it is left out, the PF's.
+        "offload_ufo" = "on|off" => offload_ufo: Option<bool> = None;
+        /// As for --net; if it is left out, the PF's.
+        "offload_csum" = "on|off" => offload_csum: Option<bool> = None;
+        /// Whether the backend is a vhost-user socket; only off so far.
+        "vhost_user" = "on|off" => vhost_user: bool = false;
+        /// Socket of the vhost-user backend; not yet.
+        "socket" = "<path>" => vhost_socket: Option<PathBuf> = None;
+        /// Who listens on the vhost-user socket; only client so far.
+        "vhost_mode" = "client|server" => vhost_mode: VhostMode = VhostMode::Client;
+        /// vDPA device of the host; not yet.
+        "vdpa" = "<path>" => vdpa: Option<PathBuf> = None;
+        /// Whether the host's kernel moves the tap's packets; only off so far.
+        "vhost" = "on|off" => vhost: bool = false;
+    }
+    later {}
+}
+
+/// Who listens on a vhost-user socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VhostMode {
+    /// The backend listens and this program connects.
+    Client,
+    /// This program listens and the backend connects.
+    Server,
+}
+
+impl Value for VhostMode {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "client" => Ok(Self::Client),
+            "server" => Ok(Self::Server),
+            _ => Err("give client or server".to_string()),
+        }
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(match self {
+            Self::Client => "client".to_string(),
+            Self::Server => "server".to_string(),
+        })
+    }
+}
+
+impl Unset for VhostMode {}
+
+/// Limits of a NIC's bandwidth and packet rate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimiterConfig {
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<TokenBucketConfig>,
+    /// Packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ops: Option<TokenBucketConfig>,
+}
+
+/// A limit that refills.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenBucketConfig {
+    /// What is let through before the limit acts, in bytes or packets.
+    pub size: u64,
+    /// What is let through once, in addition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub one_time_burst: Option<u64>,
+    /// Milliseconds until `size` is available again.
+    pub refill_time: u64,
+}
