@@ -1,0 +1,465 @@
+//! KVM: the only file that names kvm-ioctls.
+//!
+//! A thin layer of our own types over `/dev/kvm`: what the machine needs, and errors that say what to do.
+
+use std::io;
+
+use kvm_bindings::{
+    CpuId, KVM_CAP_EXT_CPUID, KVM_CAP_IMMEDIATE_EXIT, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
+    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_READONLY_MEM, KVM_CAP_USER_MEMORY,
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
+    KVM_MAX_CPUID_ENTRIES, KVM_MSI_VALID_DEVID, KvmIrqRouting, Msrs, kvm_irq_routing_entry, kvm_regs, kvm_run,
+    kvm_sregs, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
+use pci::Rid;
+use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
+
+/// The version of the KVM API that has been stable since 2007.
+const API_VERSION: i32 = 12;
+/// The pins of the one IOAPIC, which are GSIs 0 to 23. GSIs of messages start after them.
+pub const IOAPIC_PINS: u32 = 24;
+
+/// What is wrong with the host's KVM.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// There is no `/dev/kvm`.
+    #[error(
+        "/dev/kvm: there is no such device; load the module kvm_amd or kvm_intel, and check that virtualisation is \
+         enabled in the firmware"
+    )]
+    Absent,
+    /// The user may not open `/dev/kvm`.
+    #[error("/dev/kvm: no permission to open it; join the group that owns it (usually kvm) or run as root")]
+    Permission,
+    /// `/dev/kvm` cannot be opened for another reason.
+    #[error("/dev/kvm: cannot be opened: {0}")]
+    Open(io::Error),
+    /// This is not the stable KVM API.
+    #[error("/dev/kvm: has API version {0}; version {API_VERSION} is needed")]
+    Version(i32),
+    /// A capability is missing.
+    #[error("/dev/kvm: lacks {0}; a newer Linux is needed")]
+    Capability(&'static str),
+    /// More vCPUs than the host can run in one VM.
+    #[error("--cpus boot={requested}: this host runs at most {limit} vCPUs in a VM")]
+    Vcpus {
+        /// How many were asked for.
+        requested: u32,
+        /// How many are possible.
+        limit: u32,
+    },
+    /// An ioctl failed.
+    #[error("KVM: cannot {action}: {error}")]
+    Ioctl {
+        /// What was to be done.
+        action: &'static str,
+        /// Why it was not.
+        error: io::Error,
+    },
+}
+
+/// What must be there: all of it since Linux 5.4 at the latest.
+const CAPABILITIES: [(u32, &str); 9] = [
+    (KVM_CAP_USER_MEMORY, "KVM_CAP_USER_MEMORY"),
+    (KVM_CAP_IRQCHIP, "KVM_CAP_IRQCHIP"),
+    (KVM_CAP_IRQ_ROUTING, "KVM_CAP_IRQ_ROUTING"),
+    (KVM_CAP_IRQFD, "KVM_CAP_IRQFD"),
+    (KVM_CAP_IOEVENTFD, "KVM_CAP_IOEVENTFD"),
+    (KVM_CAP_IOEVENTFD_ANY_LENGTH, "KVM_CAP_IOEVENTFD_ANY_LENGTH"),
+    (KVM_CAP_IMMEDIATE_EXIT, "KVM_CAP_IMMEDIATE_EXIT"),
+    (KVM_CAP_EXT_CPUID, "KVM_CAP_EXT_CPUID"),
+    (KVM_CAP_READONLY_MEM, "KVM_CAP_READONLY_MEM"),
+];
+
+fn failed<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Error {
+    move |error| Error::Ioctl { action, error: error.into() }
+}
+
+/// The host's KVM.
+#[derive(Debug)]
+pub struct Kvm {
+    kvm: kvm_ioctls::Kvm,
+}
+
+impl Kvm {
+    /// Opens `/dev/kvm`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be opened, or lacks something that the machine needs.
+    pub fn open() -> Result<Self, Error> {
+        let kvm = kvm_ioctls::Kvm::new().map_err(|error| match io::Error::from(error) {
+            error if error.kind() == io::ErrorKind::NotFound => Error::Absent,
+            error if error.kind() == io::ErrorKind::PermissionDenied => Error::Permission,
+            // The device node is there, but nothing is behind it.
+            error if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => Error::Absent,
+            error => Error::Open(error),
+        })?;
+        let version = kvm.get_api_version();
+        if version != API_VERSION {
+            return Err(Error::Version(version));
+        }
+        match CAPABILITIES.iter().find(|(capability, _)| kvm.check_extension_raw((*capability).into()) <= 0) {
+            Some((_, name)) => Err(Error::Capability(name)),
+            None => Ok(Self { kvm }),
+        }
+    }
+
+    /// The largest number of vCPUs of one VM.
+    pub fn max_vcpus(&self) -> u32 {
+        u32::try_from(self.kvm.get_max_vcpus()).unwrap_or(u32::MAX)
+    }
+
+    /// The CPUID leaves that KVM can offer to a guest, as on the CPU that runs this.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn supported_cpuid(&self) -> Result<CpuId, Error> {
+        self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("read the supported CPUID"))
+    }
+
+    /// Whether the local APIC's timer has a TSC-deadline mode, which the supported CPUID does not say.
+    pub fn has_tsc_deadline(&self) -> bool {
+        self.kvm.check_extension(Cap::TscDeadlineTimer)
+    }
+
+    /// Makes a VM without memory or vCPUs, with the local APICs and the IOAPIC inside the kernel.
+    ///
+    /// `tss` is where KVM puts three pages of its own on Intel hosts, in guest addresses that are neither memory nor device;
+    /// the identity map's page follows them.
+    ///
+    /// # Errors
+    ///
+    /// When an ioctl fails.
+    pub fn create_vm(&self, tss: u32) -> Result<Vm, Error> {
+        let fd = self.kvm.create_vm().map_err(failed("create a VM"))?;
+        fd.set_identity_map_address(u64::from(tss) + 3 * 4096).map_err(failed("place the identity map"))?;
+        fd.set_tss_address(tss as usize).map_err(failed("place the TSS"))?;
+        fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
+        let msi_device_ids = fd.check_extension(Cap::MsiDevid);
+        Ok(Vm { fd, msi_device_ids })
+    }
+}
+
+/// A message that an irqfd sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MsiRoute {
+    /// The global system interrupt that stands for it, [`IOAPIC_PINS`] or more.
+    pub gsi: u32,
+    /// The message address.
+    pub address: u64,
+    /// The message data.
+    pub data: u32,
+    /// The routing ID of the function that sends it.
+    pub requester: Rid,
+}
+
+/// A KVM virtual machine.
+#[derive(Debug)]
+pub struct Vm {
+    fd: VmFd,
+    msi_device_ids: bool,
+}
+
+impl Vm {
+    /// Makes vCPU `id`, whose local APIC has the same ID.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn create_vcpu(&self, id: u32) -> Result<Vcpu, Error> {
+        self.fd.create_vcpu(u64::from(id)).map(|fd| Vcpu { fd }).map_err(failed("create a vCPU"))
+    }
+
+    /// Backs `len` bytes of guest addresses from `guest` with the host's memory at `host`. A `len` of 0 removes the slot.
+    ///
+    /// # Safety
+    ///
+    /// `host` must be a mapping of at least `len` bytes that nothing in this process has a Rust reference into, and it must stay
+    /// mapped until the slot is removed or the VM and its vCPUs are dropped.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub unsafe fn set_memory(&self, slot: u32, guest: u64, host: *mut u8, len: u64) -> Result<(), Error> {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: guest,
+            memory_size: len,
+            userspace_addr: host as u64,
+        };
+        // SAFETY: the caller promises what this function asks for, and that is what the call needs.
+        unsafe { self.fd.set_user_memory_region(region) }.map_err(failed("give the VM its memory"))
+    }
+
+    /// Replaces the whole interrupt routing table: the pins of the PICs and of the IOAPIC, and `msi`.
+    ///
+    /// # Errors
+    ///
+    /// When there are more routes than KVM can hold (4,096), or the ioctl fails. The old table is in force then.
+    pub fn set_irq_routes(&self, msi: &[MsiRoute]) -> io::Result<()> {
+        let pins = (0..IOAPIC_PINS).flat_map(pin_routes);
+        let entries: Vec<_> = pins.chain(msi.iter().map(|route| self.msi_route(route))).collect();
+        let table = KvmIrqRouting::from_entries(&entries)
+            .map_err(|_| io::Error::new(io::ErrorKind::QuotaExceeded, "more than 4,096 interrupt routes"))?;
+        Ok(self.fd.set_gsi_routing(&table)?)
+    }
+
+    fn msi_route(&self, route: &MsiRoute) -> kvm_irq_routing_entry {
+        let mut entry = kvm_irq_routing_entry { gsi: route.gsi, type_: KVM_IRQ_ROUTING_MSI, ..Default::default() };
+        entry.u.msi.address_lo = (route.address & 0xffff_ffff) as u32;
+        entry.u.msi.address_hi = (route.address >> 32) as u32;
+        entry.u.msi.data = route.data;
+        if self.msi_device_ids {
+            entry.flags = KVM_MSI_VALID_DEVID;
+            entry.u.msi.__bindgen_anon_1.devid = u32::from(route.requester.to_bits());
+        }
+        entry
+    }
+
+    /// Makes a signal on `fd` an interrupt on `gsi`. A signal that is pending already counts.
+    ///
+    /// # Errors
+    ///
+    /// When `fd` is attached already, or the ioctl fails.
+    pub fn attach_irqfd(&self, fd: &EventFd, gsi: u32) -> io::Result<()> {
+        Ok(self.fd.register_irqfd(fd, gsi)?)
+    }
+
+    /// Ends what [`Self::attach_irqfd`] began; a signal that comes later stays in `fd`.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn detach_irqfd(&self, fd: &EventFd, gsi: u32) -> io::Result<()> {
+        Ok(self.fd.unregister_irqfd(fd, gsi)?)
+    }
+
+    /// Makes a guest's write to `address`, of any length and value, a signal on `fd` instead of an exit.
+    ///
+    /// # Errors
+    ///
+    /// When `address` is taken already, or the ioctl fails.
+    pub fn attach_ioeventfd(&self, fd: &EventFd, address: u64) -> io::Result<()> {
+        Ok(self.fd.register_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)?)
+    }
+
+    /// Ends what [`Self::attach_ioeventfd`] began.
+    ///
+    /// # Errors
+    ///
+    /// When it was not attached, or the ioctl fails.
+    pub fn detach_ioeventfd(&self, fd: &EventFd, address: u64) -> io::Result<()> {
+        Ok(self.fd.unregister_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)?)
+    }
+}
+
+/// The routes that KVM has at first: GSIs 0 to 15 are pins of the PICs and the IOAPIC, 16 to 23 of the IOAPIC alone.
+fn pin_routes(gsi: u32) -> impl Iterator<Item = kvm_irq_routing_entry> {
+    let route = move |irqchip, pin| {
+        let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
+        entry.u.irqchip.irqchip = irqchip;
+        entry.u.irqchip.pin = pin;
+        entry
+    };
+    let pic = match gsi {
+        0..8 => Some(route(KVM_IRQCHIP_PIC_MASTER, gsi)),
+        8..16 => Some(route(KVM_IRQCHIP_PIC_SLAVE, gsi - 8)),
+        _ => None,
+    };
+    pic.into_iter().chain([route(KVM_IRQCHIP_IOAPIC, gsi)])
+}
+
+/// Why a vCPU left the guest.
+#[derive(Debug)]
+pub enum Exit<'a> {
+    /// A read of guest addresses that are not memory.
+    MmioRead(u64, &'a mut [u8]),
+    /// A write to guest addresses that are not memory.
+    MmioWrite(u64, &'a [u8]),
+    /// Reads of an I/O port, each of the first number of bytes.
+    PioRead(u16, usize, &'a mut [u8]),
+    /// Writes to an I/O port, each of the first number of bytes.
+    PioWrite(u16, usize, &'a [u8]),
+    /// The vCPU was kicked, or a signal came.
+    Interrupted,
+    /// A triple fault.
+    Shutdown,
+    /// KVM could not go on: an instruction it cannot emulate, or worse. The number is KVM's suberror.
+    InternalError(u32),
+    /// The hardware refused to enter the guest, with this reason.
+    FailedEntry(u64),
+    /// Another exit, by KVM's number.
+    Other(u32),
+}
+
+/// A virtual CPU.
+#[derive(Debug)]
+pub struct Vcpu {
+    fd: VcpuFd,
+}
+
+/// An exit without its data, which are read once nothing borrows the vCPU.
+enum Cause {
+    Pio,
+    Mmio,
+    Interrupted,
+    Shutdown,
+    InternalError,
+    FailedEntry(u64),
+    Other,
+}
+
+impl Vcpu {
+    /// Sets what the CPUID instruction reads.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn set_cpuid(&self, cpuid: &CpuId) -> Result<(), Error> {
+        self.fd.set_cpuid2(cpuid).map_err(failed("set a vCPU's CPUID"))
+    }
+
+    /// Sets model-specific registers.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails, or KVM does not take them all.
+    pub fn set_msrs(&self, msrs: &Msrs) -> Result<(), Error> {
+        let action = "set a vCPU's MSRs";
+        match self.fd.set_msrs(msrs).map_err(failed(action))? {
+            set if set == msrs.as_slice().len() => Ok(()),
+            set => {
+                let index = msrs.as_slice().get(set).map_or(0, |msr| msr.index);
+                Err(failed(action)(io::Error::other(format!("MSR {index:#x} is refused"))))
+            }
+        }
+    }
+
+    /// The general registers.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn regs(&self) -> Result<kvm_regs, Error> {
+        self.fd.get_regs().map_err(failed("read a vCPU's registers"))
+    }
+
+    /// Sets the general registers.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn set_regs(&self, regs: &kvm_regs) -> Result<(), Error> {
+        self.fd.set_regs(regs).map_err(failed("set a vCPU's registers"))
+    }
+
+    /// The segment and control registers.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn sregs(&self) -> Result<kvm_sregs, Error> {
+        self.fd.get_sregs().map_err(failed("read a vCPU's system registers"))
+    }
+
+    /// Sets the segment and control registers.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails, which it does for states that no CPU can be in.
+    pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<(), Error> {
+        self.fd.set_sregs(sregs).map_err(failed("set a vCPU's system registers"))
+    }
+
+    /// Where a 1 makes the next [`Self::run`] return at once, also when it is set by a signal handler of the thread that runs
+    /// the vCPU. Valid as long as the vCPU.
+    pub fn immediate_exit(&mut self) -> *mut u8 {
+        &raw mut self.fd.get_kvm_run().immediate_exit
+    }
+
+    /// Runs the guest until it exits. What a read answers is filled in before the next run.
+    ///
+    /// # Errors
+    ///
+    /// When KVM cannot run the vCPU at all.
+    pub fn run(&mut self) -> Result<Exit<'_>, Error> {
+        let cause = match self.fd.run() {
+            Ok(VcpuExit::IoIn(..) | VcpuExit::IoOut(..)) => Cause::Pio,
+            Ok(VcpuExit::MmioRead(..) | VcpuExit::MmioWrite(..)) => Cause::Mmio,
+            Ok(VcpuExit::Intr) => Cause::Interrupted,
+            Ok(VcpuExit::Shutdown) => Cause::Shutdown,
+            Ok(VcpuExit::InternalError) => Cause::InternalError,
+            Ok(VcpuExit::FailEntry(reason, _)) => Cause::FailedEntry(reason),
+            Ok(_) => Cause::Other,
+            Err(error) => match io::Error::from(error) {
+                error if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => Cause::Interrupted,
+                error => return Err(failed("run a vCPU")(error)),
+            },
+        };
+        let run = self.fd.get_kvm_run();
+        Ok(match cause {
+            Cause::Pio => pio(run),
+            Cause::Mmio => mmio(run),
+            Cause::Interrupted => Exit::Interrupted,
+            Cause::Shutdown => Exit::Shutdown,
+            // SAFETY: KVM has filled in this member, as the exit's reason says.
+            Cause::InternalError => Exit::InternalError(unsafe { run.__bindgen_anon_1.internal.suberror }),
+            Cause::FailedEntry(reason) => Exit::FailedEntry(reason),
+            Cause::Other => Exit::Other(run.exit_reason),
+        })
+    }
+}
+
+/// The exit that KVM has described in the `io` member.
+fn pio(run: &mut kvm_run) -> Exit<'_> {
+    // SAFETY: KVM has filled in this member, as the exit's reason says.
+    let io = unsafe { run.__bindgen_anon_1.io };
+    let (size, count) = (usize::from(io.size), io.count as usize);
+    // SAFETY: KVM puts `count` items of `size` bytes at this offset, within the pages that are mapped for the vCPU from `run`
+    // on; what is returned borrows `run`, and KVM touches the data only in the next run, which needs the vCPU mutably.
+    let data = unsafe {
+        let start = std::ptr::from_mut(run).cast::<u8>().add(io.data_offset as usize);
+        std::slice::from_raw_parts_mut(start, size * count)
+    };
+    match u32::from(io.direction) {
+        kvm_bindings::KVM_EXIT_IO_IN => Exit::PioRead(io.port, size, data),
+        _ => Exit::PioWrite(io.port, size, data),
+    }
+}
+
+/// The exit that KVM has described in the `mmio` member.
+fn mmio(run: &mut kvm_run) -> Exit<'_> {
+    // SAFETY: KVM has filled in this member, as the exit's reason says; any bytes are valid for it.
+    let mmio = unsafe { &mut run.__bindgen_anon_1.mmio };
+    let len = mmio.data.len().min(mmio.len as usize);
+    let (data, _) = mmio.data.split_at_mut(len);
+    if mmio.is_write == 0 { Exit::MmioRead(mmio.phys_addr, data) } else { Exit::MmioWrite(mmio.phys_addr, data) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pins_are_routed_to_the_pics_and_the_ioapic() {
+        let entries: Vec<_> = (0..IOAPIC_PINS).flat_map(pin_routes).collect();
+        assert_eq!(entries.len(), 16 + 24);
+        // SAFETY: the routes of pins have this member.
+        let of = |gsi| entries.iter().filter(move |entry| entry.gsi == gsi).map(|entry| unsafe { entry.u.irqchip });
+        let pins = |gsi| of(gsi).map(|entry| (entry.irqchip, entry.pin)).collect::<Vec<_>>();
+        assert_eq!(pins(4), [(KVM_IRQCHIP_PIC_MASTER, 4), (KVM_IRQCHIP_IOAPIC, 4)]);
+        assert_eq!(pins(9), [(KVM_IRQCHIP_PIC_SLAVE, 1), (KVM_IRQCHIP_IOAPIC, 9)]);
+        assert_eq!(pins(16), [(KVM_IRQCHIP_IOAPIC, 16)]);
+    }
+
+    #[test]
+    fn a_vm_is_shared_between_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Vm>();
+    }
+}
