@@ -3,6 +3,8 @@
 //! A guest whose kernel is booted directly is not offered the ports: Linux would use them for every register below 256, at two
 //! exits an access.
 
+use std::sync::Arc;
+
 use crate::spec::ALL_ONES;
 use crate::{Access, Dword, DwordWrite, Rid, Topology};
 
@@ -13,6 +15,16 @@ pub trait ConfigTarget {
 
     /// See [`Device::config_write`](crate::Device::config_write). The target applies the effects before it returns.
     fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite);
+}
+
+impl<T: ConfigTarget + ?Sized> ConfigTarget for Arc<T> {
+    fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
+        (**self).config_read(rid, reg)
+    }
+
+    fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite) {
+        (**self).config_write(rid, reg, write);
+    }
 }
 
 /// The address part of one bus in ECAM.
@@ -96,7 +108,7 @@ impl ConfigPorts {
 mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
-    use std::rc::Rc;
+    use std::sync::Arc;
 
     use super::*;
 
@@ -104,7 +116,7 @@ mod tests {
     #[derive(Default)]
     struct Memory(RefCell<BTreeMap<(Rid, Dword), u32>>);
 
-    impl ConfigTarget for Rc<Memory> {
+    impl ConfigTarget for Memory {
         fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
             self.0.borrow().get(&(rid, reg)).copied().unwrap_or(0)
         }
@@ -115,8 +127,8 @@ mod tests {
         }
     }
 
-    fn topology() -> (Topology<Rc<Memory>>, Rc<Memory>) {
-        let memory = Rc::new(Memory::default());
+    fn topology() -> (Topology<Arc<Memory>>, Arc<Memory>) {
+        let memory = Arc::new(Memory::default());
         let mut topology = Topology::new(127);
         let placement = topology.place(Some(3), 300).unwrap();
         topology.plug(placement, memory.clone()).unwrap();
@@ -128,7 +140,7 @@ mod tests {
         u64::from(rid.to_bits()) << 12 | offset
     }
 
-    fn ecam_get<const N: usize>(topology: &Topology<Rc<Memory>>, offset: u64) -> [u8; N] {
+    fn ecam_get<const N: usize>(topology: &Topology<Arc<Memory>>, offset: u64) -> [u8; N] {
         let mut data = [0; N];
         ecam_read(topology, offset, &mut data);
         data

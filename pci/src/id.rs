@@ -150,6 +150,9 @@ impl fmt::Display for VfIndex {
 pub struct BarIndex(u8);
 
 impl BarIndex {
+    /// All BARs in order.
+    pub const ALL: [Self; 6] = [Self(0), Self(1), Self(2), Self(3), Self(4), Self(5)];
+
     /// BAR `index`, 0 to 5.
     pub const fn new(index: u8) -> Result<Self, IdError> {
         if index < 6 { Ok(Self(index)) } else { Err(IdError::Bar(index)) }
