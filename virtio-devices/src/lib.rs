@@ -3,9 +3,15 @@
 //! This crate knows guest memory, file descriptors and virtqueues. It does not know KVM, HTTP or ACPI.
 
 mod device;
+mod function;
 mod host;
 mod interrupt;
+mod net_sriov;
+mod transport;
 
 pub use device::{Memory, SharedQueue, Start, VirtioDevice, Worker};
+pub use function::{FunctionError, VirtioFunction};
 pub use host::{Doorbell, Message, VirtioPci};
 pub use interrupt::{Interrupts, NO_VECTOR};
+pub use net_sriov::{NetSriov, NetSriovError};
+pub use transport::{QueueError, Status};

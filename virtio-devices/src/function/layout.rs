@@ -1,0 +1,217 @@
+//! Where a virtio function has its structures: BARs, MSI-X and virtio's capabilities (`virtio 1.4 §4.1.4`).
+//!
+//! The same for a plain function, a PF and a VF, whose BARs are its PF's VF BARs:
+//!
+//! | BAR | offset | content |
+//! |---|---|---|
+//! | 2 | 0 | common configuration, 64 bytes |
+//! | 2 | 0x100 | ISR status, 1 byte |
+//! | 2 | 0x200 | device configuration, to 0xfff |
+//! | 2 | 0x1000 | doorbells, 4 bytes a queue |
+//! | 4 | 0 | MSI-X table |
+//! | 4 | 0x800, or after the table | MSI-X pending bits |
+//!
+//! MSI-X has a BAR of its own because nothing may share a page of the system's size with it (`PCIe 6.2 §7.7.2`, `§9.3.3.13`).
+
+use pci::{BarIndex, BarKind, MsixShape, VendorCapability};
+
+use crate::transport::Register;
+
+/// The BAR of virtio's registers.
+pub const REGISTERS_BAR: BarIndex = BarIndex::ALL[2];
+/// The BAR of the MSI-X structures.
+pub const MSIX_BAR: BarIndex = BarIndex::ALL[4];
+
+/// The place of the PCI configuration access capability among the vendor-specific ones.
+pub const CONFIG_ACCESS: usize = 4;
+
+const ISR: u64 = 0x100;
+const DEVICE_CONFIG: u64 = 0x200;
+const NOTIFY: u64 = 0x1000;
+/// `notify_off_multiplier`: bytes from one queue's doorbell to the next one's.
+const NOTIFY_MULTIPLIER: u64 = 4;
+/// Where the pending bits are at least, so that small tables all look alike.
+const PBA_MIN: u64 = 0x800;
+/// The least size of a BAR: a page.
+const BAR_MIN: u64 = 0x1000;
+/// The largest MSI-X table (`PCIe 6.2 §7.7.2.2`).
+const VECTORS_MAX: u16 = 2048;
+
+/// What is at an offset of a BAR.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The common configuration, from its start.
+    Common(u64),
+    /// The ISR status.
+    Isr,
+    /// The device configuration, from its start.
+    DeviceConfig(u64),
+    /// The doorbell of a queue.
+    Doorbell(u16),
+    /// The MSI-X table, from its start.
+    Table(u64),
+    /// The MSI-X pending bits, from their start.
+    Pba(u64),
+    /// Nothing.
+    Hole,
+}
+
+/// The layout of a function with some number of queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    queues: u16,
+    msix: MsixShape,
+}
+
+impl Layout {
+    /// A vector for each queue and one for changes of the configuration, as far as there can be so many.
+    pub fn new(queues: u16) -> Self {
+        let vectors = queues.saturating_add(1).min(VECTORS_MAX);
+        let table = MsixShape { vectors, table: (MSIX_BAR, 0), pba: (MSIX_BAR, 0) };
+        let pba = u32::try_from(table.table_len().max(PBA_MIN)).unwrap_or(u32::MAX);
+        Self { queues, msix: MsixShape { pba: (MSIX_BAR, pba), ..table } }
+    }
+
+    /// The MSI-X structures.
+    pub fn msix(&self) -> MsixShape {
+        self.msix
+    }
+
+    /// The BARs of one function.
+    pub fn bars(&self) -> Vec<(BarIndex, BarKind)> {
+        [REGISTERS_BAR, MSIX_BAR]
+            .map(|bar| (bar, BarKind::Memory64 { size: self.bar_len(bar), prefetchable: true }))
+            .into()
+    }
+
+    fn bar_len(&self, bar: BarIndex) -> u64 {
+        let used = match bar {
+            REGISTERS_BAR => NOTIFY + self.notify_len(),
+            MSIX_BAR => u64::from(self.msix.pba.1) + self.msix.pba_len(),
+            _ => return 0,
+        };
+        used.next_power_of_two().max(BAR_MIN)
+    }
+
+    fn notify_len(&self) -> u64 {
+        // A structure of no length would have no place.
+        u64::from(self.queues).max(1) * NOTIFY_MULTIPLIER
+    }
+
+    /// The offset of a queue's doorbell in [`REGISTERS_BAR`].
+    pub fn doorbell(&self, queue: u16) -> u64 {
+        NOTIFY + u64::from(queue) * NOTIFY_MULTIPLIER
+    }
+
+    /// What an access of `len` bytes at `offset` of `bar` hits; `None` if any of it is outside of the function's BARs.
+    pub fn locate(&self, bar: BarIndex, offset: u64, len: usize) -> Option<Place> {
+        let end = offset.checked_add(u64::try_from(len).ok()?)?;
+        if offset >= self.bar_len(bar) || end > self.bar_len(bar) {
+            return None;
+        }
+        let pba = u64::from(self.msix.pba.1);
+        Some(if bar == MSIX_BAR {
+            match offset {
+                offset if offset < self.msix.table_len() => Place::Table(offset),
+                offset if offset >= pba && offset - pba < self.msix.pba_len() => Place::Pba(offset - pba),
+                _ => Place::Hole,
+            }
+        } else {
+            match offset {
+                0..Register::SPACE => Place::Common(offset),
+                ISR => Place::Isr,
+                DEVICE_CONFIG..NOTIFY => Place::DeviceConfig(offset - DEVICE_CONFIG),
+                NOTIFY.. if offset.is_multiple_of(NOTIFY_MULTIPLIER) => {
+                    match u16::try_from((offset - NOTIFY) / NOTIFY_MULTIPLIER) {
+                        Ok(queue) if queue < self.queues => Place::Doorbell(queue),
+                        _ => Place::Hole,
+                    }
+                }
+                _ => Place::Hole,
+            }
+        })
+    }
+
+    /// The capabilities that tell the driver of this layout, all five that there are (`virtio 1.4 §4.1.4`).
+    pub fn capabilities(&self) -> Vec<VendorCapability> {
+        let multiplier = lower(NOTIFY_MULTIPLIER).to_le_bytes();
+        vec![
+            structure(1, 0, Register::SPACE, &[]),
+            structure(2, NOTIFY, self.notify_len(), &multiplier),
+            structure(3, ISR, 1, &[]),
+            structure(4, DEVICE_CONFIG, NOTIFY - DEVICE_CONFIG, &[]),
+            config_access(),
+        ]
+    }
+}
+
+/// A `virtio_pci_cap` of type `cfg_type`, from its length on, and what follows it.
+fn structure(cfg_type: u8, offset: u64, length: u64, rest: &[u8]) -> VendorCapability {
+    let len = 16 + u8::try_from(rest.len()).unwrap_or(0);
+    let mut body = vec![len, cfg_type, REGISTERS_BAR.get(), 0, 0, 0];
+    body.extend(lower(offset).to_le_bytes());
+    body.extend(lower(length).to_le_bytes());
+    body.extend(rest);
+    let writable = vec![0; body.len()];
+    VendorCapability { body, writable }
+}
+
+/// The PCI configuration access capability (`virtio 1.4 §4.1.4.9`): bar, offset and length are the driver's to write. Its
+/// data is not stored: it is an access.
+fn config_access() -> VendorCapability {
+    let body = vec![20, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut writable = vec![0; body.len()];
+    writable.iter_mut().enumerate().filter(|(n, _)| matches!(n, 2 | 6..14)).for_each(|(_, mask)| *mask = 0xff);
+    VendorCapability { body, writable }
+}
+
+/// Offsets and lengths within a BAR of at most 512 KiB.
+fn lower(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_of_three_queues_takes_8_and_4_kib() {
+        let layout = Layout::new(3);
+        let sizes: Vec<_> = layout.bars().iter().map(|(bar, kind)| (bar.get(), kind.size())).collect();
+        assert_eq!(sizes, [(2, 0x2000), (4, 0x1000)]);
+        assert_eq!(layout.msix(), MsixShape { vectors: 4, table: (MSIX_BAR, 0), pba: (MSIX_BAR, 0x800) });
+    }
+
+    #[test]
+    fn g35_g36_structures_of_any_function_lie_within_their_bar_and_apart() {
+        for queues in [0, 1, 127, 128, 1023, 1024, 1025, 2047, 2048, 65535] {
+            let layout = Layout::new(queues);
+            let msix = layout.msix();
+            assert_eq!(msix.vectors, (queues.saturating_add(1)).min(2048));
+            assert!(msix.table_len() <= msix.pba.1.into());
+            assert!(u64::from(msix.pba.1) + msix.pba_len() <= layout.bar_len(MSIX_BAR));
+            assert_ne!(REGISTERS_BAR, MSIX_BAR);
+            for cap in layout.capabilities().iter().take(CONFIG_ACCESS) {
+                let word = |at: usize| u32::from_le_bytes(cap.body[at..at + 4].try_into().unwrap());
+                assert_eq!(usize::from(cap.body[0]), cap.body.len() + 2);
+                assert!(u64::from(word(6) + word(10)) <= layout.bar_len(REGISTERS_BAR));
+                assert_eq!((word(6) % 4, word(10) > 0), (0, true));
+            }
+            for queue in [0, queues / 2, queues.saturating_sub(1)].into_iter().filter(|queue| *queue < queues) {
+                let place = layout.locate(REGISTERS_BAR, layout.doorbell(queue), 2);
+                assert_eq!(place, Some(Place::Doorbell(queue)));
+                assert!(layout.doorbell(queue) + 4 <= NOTIFY + layout.notify_len());
+            }
+        }
+    }
+
+    #[test]
+    fn an_access_that_leaves_its_bar_hits_nothing() {
+        let layout = Layout::new(3);
+        assert_eq!(layout.locate(REGISTERS_BAR, 0x1ffc, 4), Some(Place::Hole));
+        assert_eq!(layout.locate(REGISTERS_BAR, 0x1ffe, 4), None);
+        assert_eq!(layout.locate(REGISTERS_BAR, u64::MAX, 4), None);
+        assert_eq!(layout.locate(MSIX_BAR, 0x1000, 0), None);
+        assert_eq!(layout.locate(BarIndex::new(0).unwrap(), 0, 1), None);
+    }
+}

@@ -1,0 +1,86 @@
+//! The queues of a function between DRIVER_OK and a reset, and the workers that run them.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use pci::WindowId;
+
+use crate::{Doorbell, SharedQueue, Start, VirtioDevice, Worker};
+
+/// Queues that outlive their workers: a stop that is not a reset keeps their positions.
+#[derive(Default)]
+pub struct Run {
+    queues: Vec<(u16, SharedQueue)>,
+    /// The workers, while the queues run.
+    workers: Option<Vec<Worker>>,
+}
+
+impl Run {
+    /// Queues that do not run yet.
+    pub fn new(queues: Vec<(u16, SharedQueue)>) -> Self {
+        Self { queues, workers: None }
+    }
+
+    /// The queues and their indices.
+    pub fn queues(&self) -> &[(u16, SharedQueue)] {
+        &self.queues
+    }
+
+    /// Whether the queues run.
+    pub fn is_running(&self) -> bool {
+        self.workers.is_some()
+    }
+
+    /// Starts the workers.
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot; the queues do not run then.
+    pub fn start(&mut self, device: &mut impl VirtioDevice, start: Start) -> io::Result<()> {
+        let workers = device.start(start)?;
+        for worker in &workers {
+            // A doorbell that rang while the queues stood still was not heard.
+            kick(worker);
+        }
+        self.workers = Some(workers);
+        Ok(())
+    }
+
+    /// Tells the workers to end, and appends what to join.
+    pub fn stop(&mut self, stopping: &mut Vec<JoinHandle<()>>) {
+        stopping.extend(self.workers.take().into_iter().flatten().map(Worker::stop));
+    }
+
+    fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().flatten()
+    }
+
+    /// The driver rings the doorbell of `queue`.
+    pub fn ring(&self, queue: u16) {
+        if let Some(worker) = self.workers().find(|worker| worker.queues.contains(&queue)) {
+            kick(worker);
+        }
+    }
+
+    /// Appends the doorbells of the queues that run. `offset` is where in `window` a queue has its doorbell.
+    pub fn doorbells(&self, window: WindowId, offset: impl Fn(u16) -> u64, out: &mut Vec<Doorbell>) {
+        for worker in self.workers() {
+            let doorbell = |queue: &u16| Doorbell { window, offset: offset(*queue), eventfd: Arc::clone(&worker.kick) };
+            out.extend(worker.queues.iter().map(doorbell));
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // A function that goes away without a reset leaves no worker behind that would run on. Nobody waits for their end.
+        let mut unjoined = Vec::new();
+        self.stop(&mut unjoined);
+    }
+}
+
+fn kick(worker: &Worker) {
+    // A full counter has woken the worker already.
+    let _ = worker.kick.write(1);
+}
