@@ -1,3 +1,179 @@
-//! The developer's and the newcomer's front door.
+//! The developer's and the newcomer's front door: `cargo xtask demo`, `cargo xtask test`, `cargo xtask lab`.
+//!
+//! It fetches kernels and tools as packages, builds what runs in the lab, and runs it on this machine's own KVM or, where
+//! that cannot run a stock kernel, in a first-level machine under emulation. It knows nothing of the VMM's inside.
 
-fn main() {}
+mod apt;
+mod boot_time;
+mod build;
+mod check;
+mod cpio;
+mod demo;
+mod error;
+mod images;
+mod kernel;
+mod lab;
+mod nested;
+mod place;
+mod progress;
+mod sources;
+mod suite;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Parser, Subcommand};
+
+use error::Result;
+use lab::Lab;
+use place::Place;
+use progress::{note, seconds};
+use suite::{Suite, Tally};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Sets up the lab, and demonstrates, tests and measures cloud-hypervisor in it")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Boots a guest whose NIC has 8 VFs, and shows what a person would want to see
+    Demo {
+        /// Where guests run; a probe decides when this is not given
+        #[arg(long, value_enum)]
+        lab: Option<Place>,
+    },
+    /// Checks format and lints, and runs the unit, property and integration tests
+    Test {
+        /// Runs only this part
+        #[arg(value_enum)]
+        part: Option<Part>,
+        /// Runs only integration tests with this in their name
+        filter: Option<String>,
+        /// Where guests run; a probe decides when this is not given
+        #[arg(long, value_enum)]
+        lab: Option<Place>,
+        /// Rewrites the checked-in expectations from what the guests show
+        #[arg(long)]
+        bless: bool,
+        /// Shows all that the integration tests print, while they run
+        #[arg(long, short)]
+        verbose: bool,
+    },
+    /// Sets up the lab, and what else can be done with it
+    Lab {
+        #[command(subcommand)]
+        what: LabTask,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Format and lints
+    Lint,
+    /// Unit and property tests
+    Unit,
+    /// Guests under the real binary
+    Integration,
+}
+
+#[derive(Subcommand)]
+enum LabTask {
+    /// Fetches and builds all that the lab needs, and shows its versions
+    Prepare,
+    /// A shell in a first-level machine, which sees the checkout
+    Shell,
+    /// Measures the start of a guest in virtual time, and the VMM's resident memory
+    BootTime {
+        /// How often the start is measured
+        #[arg(long, default_value_t = 3)]
+        runs: usize,
+    },
+}
+
+fn main() -> ExitCode {
+    let workspace = workspace();
+    let outcome = match Arguments::parse().command {
+        Task::Demo { lab } => demo::run(&workspace, lab),
+        Task::Test { part, filter, lab, bless, verbose } => {
+            let filter = filter.unwrap_or_default();
+            test(&workspace, part, &IntegrationOptions { filter, lab, bless, verbose })
+        }
+        Task::Lab { what } => lab_task(&workspace, &what),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cargo xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct IntegrationOptions {
+    filter: String,
+    lab: Option<Place>,
+    bless: bool,
+    verbose: bool,
+}
+
+/// Runs the parts asked for. The last line is the sum of all.
+fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> Result<bool> {
+    let started = Instant::now();
+    let wanted = |this: Part| part.is_none_or(|only| only == this);
+    let mut tally = Tally::default();
+    if wanted(Part::Lint) {
+        tally += check::lints(workspace)?;
+    }
+    if wanted(Part::Unit) {
+        tally += check::unit_tests(workspace)?;
+    }
+    if wanted(Part::Integration) {
+        tally += integration(workspace, options).unwrap_or_else(|error| {
+            note("FAILED", format!("integration tests: {error}"));
+            Tally { passed: 0, failed: 1 }
+        });
+    }
+    note("done", seconds(started.elapsed()));
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    Ok(tally.failed == 0)
+}
+
+fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> {
+    let lab = Lab::prepare(workspace)?;
+    let binaries = build::static_binaries(workspace, true)?;
+    let place = Place::decide(options.lab, &lab, &binaries.vmm)?;
+    let suite = Suite {
+        lab: &lab,
+        workspace,
+        binaries: &binaries,
+        place,
+        filter: &options.filter,
+        bless: options.bless,
+        verbose: options.verbose,
+    };
+    suite.run()
+}
+
+fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
+    let lab = Lab::prepare(workspace)?;
+    match what {
+        LabTask::Prepare => print!("{}", lab.versions()),
+        LabTask::Shell => {
+            apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
+            nested::shell(&lab, workspace)?;
+        }
+        LabTask::BootTime { runs } => boot_time::run(&lab, workspace, *runs)?,
+    }
+    Ok(true)
+}
+
+/// The root of the checkout: this program is built in it.
+fn workspace() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}

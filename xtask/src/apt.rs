@@ -1,0 +1,146 @@
+//! Packages: tools of this machine by `apt-get install`, and what the lab unpacks under `target/` with an apt
+//! configuration of its own, which needs no root and leaves the machine as it is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::error::{Context, Error, Result};
+use crate::progress::Step;
+use crate::sources::Mirrors;
+
+/// The Debian releases that the lab takes packages from: the one whose kernel is 6.1, and the one whose kernel is 6.12.
+pub const RELEASE_6_1: &str = "bookworm";
+/// See [`RELEASE_6_1`].
+pub const RELEASE_6_12: &str = "trixie";
+
+/// An apt of the project's own below one folder.
+pub struct Apt {
+    folder: PathBuf,
+    options: Vec<String>,
+    updated: bool,
+}
+
+impl Apt {
+    /// Prepares the configuration in `folder`. Nothing is fetched yet.
+    pub fn new(folder: &Path) -> Result<Apt> {
+        for part in ["lists/partial", "cache/archives/partial", "packages"] {
+            fs::create_dir_all(folder.join(part)).context(format!("making {}", folder.display()))?;
+        }
+        let mirrors = Mirrors::of_this_machine()?;
+        let mut list = mirrors.archive.line(RELEASE_6_1) + &mirrors.archive.line(RELEASE_6_12);
+        if let Some(security) = mirrors.security {
+            list += &security.line(&format!("{RELEASE_6_1}-security"));
+        }
+        let path = |name: &str| folder.join(name).display().to_string();
+        fs::write(path("sources.list"), list).context("writing the lab's sources.list")?;
+        // No package is installed as far as this apt knows: it only fetches.
+        fs::write(path("status"), "").context("writing the lab's package status")?;
+        let options = [
+            format!("Dir::Etc::sourcelist={}", path("sources.list")),
+            "Dir::Etc::sourceparts=-".into(),
+            "Dir::Etc::preferences=-".into(),
+            "Dir::Etc::preferencesparts=-".into(),
+            format!("Dir::State={}", path("")),
+            format!("Dir::State::lists={}", path("lists")),
+            format!("Dir::State::status={}", path("status")),
+            format!("Dir::Cache={}", path("cache")),
+            "Dir::Cache::pkgcache=pkgcache.bin".into(),
+            "Acquire::Languages=none".into(),
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".into(),
+            "APT::Architecture=amd64".into(),
+            // The unprivileged user that apt would fetch as cannot write below this folder.
+            "APT::Sandbox::User=root".into(),
+        ];
+        let options = options.into_iter().flat_map(|option| ["-o".to_owned(), option]).collect();
+        Ok(Apt { folder: folder.to_owned(), options, updated: false })
+    }
+
+    /// The newest package that `meta` of the version series `series` ("6.1.") stands for, with its version.
+    pub fn resolve(&mut self, meta: &str, series: &str) -> Result<(String, String)> {
+        self.update()?;
+        let text = output(Command::new("apt-cache").args(&self.options).args(["show", meta]))?;
+        for stanza in text.split("\n\n") {
+            let field = |key: &str| stanza.lines().find_map(|line| line.strip_prefix(key));
+            let (Some(version), Some(depends)) = (field("Version: "), field("Depends: ")) else { continue };
+            if let (true, Some(package)) = (version.starts_with(series), depends.split([' ', ',']).next()) {
+                return Ok((package.to_owned(), version.to_owned()));
+            }
+        }
+        Err(Error::new(format!("the mirror has no {meta} of version {series}x")))
+    }
+
+    /// Downloads `packages` (each a name, or `name/release`) and unpacks them into `target`. Returns the names of the
+    /// files, which hold the versions, one a line. `what` is how the step is announced.
+    pub fn unpack(&mut self, what: &str, packages: &[&str], target: &Path) -> Result<String> {
+        self.update()?;
+        let step = Step::begin("fetch", what);
+        let folder = self.folder.join("packages");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).context(format!("making {}", folder.display()))?;
+        fs::create_dir_all(target).context(format!("making {}", target.display()))?;
+        output(Command::new("apt-get").args(&self.options).arg("download").args(packages).current_dir(&folder))?;
+        let mut names = String::new();
+        let mut size = 0;
+        for entry in fs::read_dir(&folder).context("reading the fetched packages")?.flatten() {
+            output(Command::new("dpkg-deb").arg("-x").arg(entry.path()).arg(target))?;
+            size += entry.metadata().map_or(0, |metadata| metadata.len());
+            names += &(entry.file_name().to_string_lossy().replace("%3a", ":") + "\n");
+        }
+        let _ = fs::remove_dir_all(&folder);
+        step.done_with(format!("{what}, {:.1} MB", size as f64 / 1e6));
+        Ok(names)
+    }
+
+    fn update(&mut self) -> Result<()> {
+        if !self.updated {
+            let step = Step::begin("fetch", format!("package lists of Debian {RELEASE_6_1} and {RELEASE_6_12}"));
+            output(Command::new("apt-get").args(&self.options).arg("update"))?;
+            step.done();
+            self.updated = true;
+        }
+        Ok(())
+    }
+}
+
+/// Installs on this machine the packages whose program is missing: `(program, package)`.
+pub fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
+    let missing: Vec<&str> =
+        wanted.iter().filter(|(program, _)| find_program(program).is_none()).map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: geteuid has no precondition and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Err(Error::new(format!("missing packages; run as root: apt-get install {}", missing.join(" "))));
+    }
+    let step = Step::begin("install", missing.join(" "));
+    let environment = ("DEBIAN_FRONTEND", "noninteractive");
+    output(Command::new("apt-get").arg("update").env(environment.0, environment.1))?;
+    let arguments = ["install", "--yes", "--no-install-recommends"];
+    output(Command::new("apt-get").args(arguments).args(&missing).env(environment.0, environment.1))?;
+    step.done();
+    Ok(())
+}
+
+/// The path of a program in `PATH` or in the folders that a plain user's `PATH` lacks.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    folders.map(|folder| folder.join(name)).find(|candidate| candidate.is_file())
+}
+
+/// Runs a command to its end and returns what it printed. A failure carries the last lines of its error output.
+pub fn output(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let finished = command.stdin(Stdio::null()).output().context(format!("running {name}"))?;
+    if !finished.status.success() {
+        let text = String::from_utf8_lossy(&finished.stderr);
+        let lines: Vec<&str> = text.lines().rev().take(5).collect();
+        let tail: Vec<&str> = lines.into_iter().rev().collect();
+        let arguments: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
+        let subject = arguments.last().cloned().unwrap_or_default();
+        return Err(Error::new(format!("{name} {subject}: {}: {}", finished.status, tail.join(" / "))));
+    }
+    Ok(String::from_utf8_lossy(&finished.stdout).into_owned())
+}

@@ -1,0 +1,105 @@
+//! What cargo builds for the lab: static binaries, which run in the first-level machine as they run here.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::error::{Context, Error, Result};
+use crate::progress::Step;
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The static binaries that a run of the lab needs.
+pub struct Binaries {
+    /// The command under test, optimised.
+    pub vmm: PathBuf,
+    /// The demonstration.
+    pub demo: PathBuf,
+    /// Each file of integration tests: its name, and the test binary.
+    pub tests: Vec<(String, PathBuf)>,
+}
+
+/// Builds the command, the demonstration, and with `tests` the integration tests.
+pub fn static_binaries(workspace: &Path, tests: bool) -> Result<Binaries> {
+    let vmm =
+        build(workspace, "the command, static and optimised", &["build", "--release", "--bin", "cloud-hypervisor"])?;
+    let demo = build(workspace, "the demonstration", &["build", "--package", "integration", "--bin", "demo"])?;
+    let test_binaries = if tests {
+        let arguments = ["test", "--no-run", "--package", "integration", "--tests"];
+        build(workspace, "the integration tests", &arguments)?
+    } else {
+        Vec::new()
+    };
+    let only = |mut built: Vec<Executable>, name: &str| {
+        built.retain(|executable| executable.name == name);
+        built.pop().map(|executable| executable.path).ok_or_else(|| Error::new(format!("cargo built no {name}")))
+    };
+    Ok(Binaries {
+        vmm: only(vmm, "cloud-hypervisor")?,
+        demo: only(demo, "demo")?,
+        tests: test_binaries
+            .into_iter()
+            .filter(|executable| executable.kind == "test")
+            .map(|executable| (executable.name, executable.path))
+            .collect(),
+    })
+}
+
+struct Executable {
+    name: String,
+    kind: String,
+    path: PathBuf,
+}
+
+fn build(workspace: &Path, what: &str, arguments: &[&str]) -> Result<Vec<Executable>> {
+    let step = Step::begin("build", what);
+    let mut command = cargo(workspace);
+    command.args(arguments).args(["--target", TARGET, "--target-dir", "target/static"]);
+    command.args(["--message-format", "json-render-diagnostics", "--quiet"]);
+    // A folder of their own keeps these flags from rebuilding what a plain `cargo build` made.
+    command.env("RUSTFLAGS", "-C target-feature=+crt-static").stderr(Stdio::inherit());
+    let built = command.output().context("running cargo")?;
+    if !built.status.success() {
+        return Err(Error::new(format!("cargo could not build {what}")));
+    }
+    step.done();
+    Ok(String::from_utf8_lossy(&built.stdout).lines().filter_map(executable).collect())
+}
+
+/// The executable that a cargo message is about, if it is about one.
+fn executable(message: &str) -> Option<Executable> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let target = message.get("target")?;
+    Some(Executable {
+        name: target.get("name")?.as_str()?.to_owned(),
+        kind: target.get("kind")?.get(0)?.as_str()?.to_owned(),
+        path: message.get("executable")?.as_str()?.into(),
+    })
+}
+
+/// The cargo that runs this program, in the workspace.
+pub fn cargo(workspace: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace).stdin(Stdio::null());
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_message_about_an_executable_names_one() {
+        let message =
+            r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"sriov"},"executable":"/t/sriov-1"}"#;
+        let found = executable(message).unwrap();
+        assert_eq!(
+            (found.name.as_str(), found.kind.as_str(), found.path.to_str()),
+            ("sriov", "test", Some("/t/sriov-1"))
+        );
+        let library = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"pci"},"executable":null}"#;
+        assert!(executable(library).is_none());
+        assert!(executable("not json").is_none());
+    }
+}

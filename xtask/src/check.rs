@@ -1,0 +1,74 @@
+//! What needs no guest: format, lints, unit and property tests.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::build::cargo;
+use crate::error::{Context, Result};
+use crate::progress::{Step, note};
+use crate::suite::Tally;
+
+/// The format and the lints of the whole workspace, each of which counts as one test.
+pub fn lints(workspace: &Path) -> Result<Tally> {
+    let format = check(workspace, "format", &["fmt", "--all", "--check"])?;
+    let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    let lints = check(workspace, "lints", &clippy)?;
+    let passed = usize::from(format) + usize::from(lints);
+    Ok(Tally { passed, failed: 2 - passed })
+}
+
+fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
+    let step = Step::begin("check", what);
+    let success = cargo(workspace).args(arguments).status().context("running cargo")?.success();
+    step.done_with(if success { what.to_owned() } else { format!("{what}: FAILED") });
+    Ok(success)
+}
+
+/// The tests of every crate but the integration tests. What cargo prints is shown as it comes.
+pub fn unit_tests(workspace: &Path) -> Result<Tally> {
+    let step = Step::begin("test", "unit and property tests");
+    println!();
+    let mut command = cargo(workspace);
+    command.args(["test", "--quiet", "--no-fail-fast"]).stdout(Stdio::piped());
+    let mut child = command.spawn().context("running cargo")?;
+    let mut tally = Tally::default();
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).lines().map_while(|line| line.ok()) {
+            match summary(&line) {
+                Some(counted) => tally += counted,
+                None if line.is_empty() || line.starts_with("running ") => {}
+                None => println!("{line}"),
+            }
+        }
+    }
+    let success = child.wait().context("running cargo")?.success();
+    if !success && tally.failed == 0 {
+        note("FAILED", "the unit tests did not build or did not end");
+        tally.failed = 1;
+    }
+    step.done_with(format!("unit and property tests: {} passed, {} failed", tally.passed, tally.failed));
+    Ok(tally)
+}
+
+/// The counts of `test result: ok. 12 passed; 0 failed; …`.
+fn summary(line: &str) -> Option<Tally> {
+    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let count = |what: &str| {
+        let field = counts.split("; ").find_map(|field| field.strip_suffix(what))?;
+        field.trim().parse().ok()
+    };
+    Some(Tally { passed: count("passed")?, failed: count("failed")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counts_of_a_test_binary_are_read_from_its_last_line() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 0 ignored; 0 measured; 1 filtered out; finished in 0.01s";
+        assert_eq!(summary(line), Some(Tally { passed: 12, failed: 3 }));
+        assert_eq!(summary("running 3 tests"), None);
+    }
+}

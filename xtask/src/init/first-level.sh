@@ -1,0 +1,35 @@
+#!/bin/sh
+# The init of the first-level machine of the nested lab. The kernel's console is the first serial port. The second one
+# carries commands, one a line, and what they print; a line that starts with a record separator is ours.
+
+export PATH=/bin:/usr/bin HOME=/root TERM=dumb
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t tmpfs tmp /tmp
+mkdir -p /dev/pts /dev/shm
+mount -t devpts pts /dev/pts
+mount -t tmpfs shm /dev/shm
+for module in /modules/*; do
+    insmod "$module" || echo "cannot load $module"
+done
+ip link set lo up
+
+# The checkout has the same path here as on the machine, so that every path in a command means the same in both.
+share=$(sed -n 's/.*lab\.share=\([^ ]*\).*/\1/p' /proc/cmdline)
+mkdir -p "$share"
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose checkout "$share" || echo "cannot mount $share"
+
+if grep -q lab.shell /proc/cmdline; then
+    setsid cttyhack sh
+    poweroff -f
+fi
+
+stty -F /dev/ttyS1 raw -echo
+exec < /dev/ttyS1 > /dev/ttyS1 2>&1
+printf '\036ready\n'
+while read -r command; do
+    sh -c "$command" < /dev/null
+    printf '\n\036exit %d\n' $?
+done
+poweroff -f

@@ -1,0 +1,39 @@
+#!/bin/sh
+# The init of a guest of the lab. It loads the drivers, says that it is ready, and then runs one command a line.
+#
+# Request:  <number> <command>, or `again` to have the last reply once more
+# Reply:    @@begin <number> <length of the output in bytes>, the output, @@end <number> <exit status>
+# The length shows the other side whether a kernel message got in between.
+
+export PATH=/bin:/usr/bin HOME=/root
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mkdir -p /dev/pts
+# From here on only an emergency is printed on the console: the rest is read with dmesg.
+dmesg -n 1
+stty -echo -onlcr -icanon min 1 time 0
+for module in /modules/*; do
+    insmod "$module" || echo "@@failed $module"
+done
+ip link set lo up
+
+reply() {
+    echo "@@begin $number $(wc -c < /tmp/output)"
+    cat /tmp/output
+    echo "@@end $number $status"
+}
+
+echo "@@ready $(cut -d ' ' -f 1 /proc/uptime)"
+while read -r number command; do
+    if [ "$number" = again ]; then
+        number=$last
+    else
+        sh -c "$command" < /dev/null > /tmp/output 2>&1
+        status=$?
+        last=$number
+    fi
+    reply
+done
+# The console is gone: so is whoever wanted this guest.
+poweroff -f

@@ -1,0 +1,177 @@
+//! What the lab is made of, fetched once and kept under `target/lab`: kernels, their modules, and a small userland.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::apt::{self, Apt};
+use crate::error::{Context, Error, Result};
+use crate::images;
+use crate::kernel::{ModuleTree, vmlinux_of};
+use crate::progress::Step;
+
+/// A kernel of the lab, by the package it comes from.
+struct Kernel {
+    /// Its folder below `target/lab/kernels`.
+    name: &'static str,
+    /// The package that depends on the newest build of it.
+    meta: &'static str,
+    /// How the versions of it begin.
+    series: &'static str,
+    /// The modules that the lab loads, without what they depend on.
+    modules: &'static [&'static str],
+}
+
+/// The kernels that guests run, and the one that runs the guests in the nested lab: only Debian's generic kernels have
+/// 9p, by which the first-level machine sees the checkout.
+const KERNELS: [Kernel; 3] = [
+    Kernel { name: "6.1", meta: "linux-image-cloud-amd64", series: "6.1.", modules: &["virtio_pci", "virtio_net"] },
+    Kernel { name: "6.12", meta: "linux-image-cloud-amd64", series: "6.12.", modules: &["virtio_pci", "virtio_net"] },
+    Kernel {
+        name: "first-level",
+        meta: "linux-image-amd64",
+        series: "6.12.",
+        modules: &["kvm-amd", "tun", "9pnet_virtio", "9p"],
+    },
+];
+
+/// The guest's userland: busybox, and the real `lspci` with what it is linked against.
+const TOOLS: [&str; 11] = [
+    "busybox-static",
+    "pciutils",
+    "pci.ids",
+    "libpci3",
+    "libkmod2",
+    "libc6",
+    "zlib1g",
+    "libudev1",
+    "libzstd1",
+    "liblzma5",
+    "libssl3",
+];
+
+/// The folder `target/lab`, complete.
+pub struct Lab {
+    folder: PathBuf,
+}
+
+impl Lab {
+    /// Fetches and builds what is missing. When nothing is, no network is needed and this takes a moment.
+    pub fn prepare(workspace: &Path) -> Result<Lab> {
+        let lab = Lab { folder: workspace.join("target/lab") };
+        fs::create_dir_all(&lab.folder).context(format!("making {}", lab.folder.display()))?;
+        let mut apt = None;
+        for kernel in &KERNELS {
+            lab.fetch_kernel(kernel, &mut apt)?;
+        }
+        lab.fetch_tools(&mut apt)?;
+        images::build(&lab)?;
+        Ok(lab)
+    }
+
+    /// `target/lab` itself.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A file of one of the kernels: `kernel("6.1", "vmlinux")`.
+    pub fn kernel(&self, name: &str, file: &str) -> PathBuf {
+        self.folder.join("kernels").join(name).join(file)
+    }
+
+    /// A file of the unpacked guest tools.
+    pub fn tool(&self, path: &str) -> PathBuf {
+        self.folder.join("tools").join(path)
+    }
+
+    /// An initramfs.
+    pub fn image(&self, name: &str) -> PathBuf {
+        self.folder.join("images").join(name)
+    }
+
+    /// The modules of a kernel, in load order: `(file name, ELF image)`.
+    pub fn modules(&self, kernel: &str) -> Result<BTreeMap<String, Vec<u8>>> {
+        let folder = self.kernel(kernel, "modules");
+        let mut modules = BTreeMap::new();
+        for entry in fs::read_dir(&folder).context(folder.display())?.flatten() {
+            let image = fs::read(entry.path()).context(entry.path().display())?;
+            modules.insert(entry.file_name().to_string_lossy().into_owned(), image);
+        }
+        Ok(modules)
+    }
+
+    /// The packages that the lab was made of, a line each.
+    pub fn versions(&self) -> String {
+        let records = KERNELS.iter().map(|kernel| self.kernel(kernel.name, "package")).chain([self.tool("package")]);
+        records.filter_map(|path| fs::read_to_string(path).ok()).collect()
+    }
+
+    fn fetch_kernel(&self, kernel: &Kernel, apt: &mut Option<Apt>) -> Result<()> {
+        let wanted = kernel.modules.join(" ");
+        let record = self.kernel(kernel.name, "package");
+        let modules_record = self.kernel(kernel.name, "wanted-modules");
+        if record.exists() && fs::read_to_string(&modules_record).is_ok_and(|have| have == wanted) {
+            return Ok(());
+        }
+        let apt = self.apt(apt)?;
+        let (package, version) = apt.resolve(kernel.meta, kernel.series)?;
+        let unpacked = self.folder.join("unpacked");
+        let _ = fs::remove_dir_all(&unpacked);
+        let names = apt.unpack(&package, &[&format!("{package}={version}")], &unpacked)?;
+
+        let step = Step::begin("unpack", format!("kernel {} and its modules", kernel.name));
+        let folder = self.kernel(kernel.name, "");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("modules")).context(format!("making {}", folder.display()))?;
+        let bzimage = read_one(&unpacked.join("boot"), "vmlinuz-")?;
+        fs::write(folder.join("vmlinux"), vmlinux_of(&bzimage)?).context("writing vmlinux")?;
+        fs::write(folder.join("bzImage"), bzimage).context("writing bzImage")?;
+        let tree = ModuleTree::open(&modules_folder(&unpacked)?)?;
+        for (number, module) in tree.load_order(kernel.modules)?.into_iter().enumerate() {
+            let path = folder.join(format!("modules/{number:02}-{}.ko", module.name));
+            fs::write(&path, module.image).context(path.display())?;
+        }
+        fs::write(modules_record, wanted).context("recording the kernel's modules")?;
+        fs::write(record, names).context("recording the kernel's version")?;
+        let _ = fs::remove_dir_all(&unpacked);
+        step.done();
+        Ok(())
+    }
+
+    fn fetch_tools(&self, apt: &mut Option<Apt>) -> Result<()> {
+        let record = self.tool("package");
+        if record.exists() {
+            return Ok(());
+        }
+        let _ = fs::remove_dir_all(self.tool(""));
+        let packages = TOOLS.map(|name| format!("{name}/{}", apt::RELEASE_6_1));
+        let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+        let names = self.apt(apt)?.unpack("busybox, lspci and its libraries", &packages, &self.tool(""))?;
+        fs::write(record, names).context("recording the versions of the tools")
+    }
+
+    fn apt<'a>(&self, apt: &'a mut Option<Apt>) -> Result<&'a mut Apt> {
+        let ready = match apt.take() {
+            Some(ready) => ready,
+            None => Apt::new(&self.folder.join("apt"))?,
+        };
+        Ok(apt.insert(ready))
+    }
+}
+
+fn read_one(folder: &Path, prefix: &str) -> Result<Vec<u8>> {
+    let mut entries = fs::read_dir(folder).context(folder.display())?.flatten();
+    let found = entries.find(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    let path = found.ok_or_else(|| Error::new(format!("{} holds no {prefix}*", folder.display())))?.path();
+    fs::read(&path).context(path.display())
+}
+
+/// `lib/modules/<version>`, which newer releases keep below `/usr`.
+fn modules_folder(unpacked: &Path) -> Result<PathBuf> {
+    for parent in ["usr/lib/modules", "lib/modules"] {
+        if let Some(entry) = fs::read_dir(unpacked.join(parent)).ok().and_then(|mut entries| entries.next()) {
+            return Ok(entry.context("reading the kernel package")?.path());
+        }
+    }
+    Err(Error::new("the kernel package holds no modules"))
+}

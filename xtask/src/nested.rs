@@ -1,0 +1,158 @@
+//! The nested lab: a first-level Linux under QEMU's emulation, whose own KVM then runs the guests. It needs no
+//! virtualisation support from the machine, because QEMU emulates AMD's, nested paging included.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Context, Error, Result};
+use crate::lab::Lab;
+
+/// How long the first-level machine may take to its init. It takes 3 to 6 s.
+const BOOT_LIMIT: Duration = Duration::from_secs(60);
+/// What starts a line of the first-level machine's own, as opposed to a command's output.
+const RECORD: u8 = 0x1e;
+
+/// How the first-level machine keeps time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Clock {
+    /// The machine's own.
+    Real,
+    /// Virtual: one instruction of the emulated processor is one nanosecond, so that figures repeat on any machine.
+    Instructions,
+}
+
+/// A first-level machine that waits for commands.
+pub struct FirstLevel {
+    qemu: Child,
+    commands: ChildStdin,
+    output: Receiver<Vec<u8>>,
+}
+
+/// Why a command has no exit status.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// It ran longer than it may.
+    TimedOut,
+    /// The first-level machine ended while it ran.
+    MachineEnded,
+}
+
+impl FirstLevel {
+    /// Boots a machine that sees `workspace` at the same path. `number` tells apart those that run at the same time.
+    pub fn boot(lab: &Lab, workspace: &Path, number: usize, clock: Clock) -> Result<FirstLevel> {
+        let folder = lab.folder().join("log");
+        fs::create_dir_all(&folder).context(folder.display())?;
+        let log = |kind: &str| folder.join(format!("first-level-{number}-{kind}.log"));
+        let errors = fs::File::create(log("qemu")).context("making QEMU's log")?;
+        let mut command = qemu(lab, workspace, clock, "");
+        command.arg("-serial").arg(format!("file:{}", log("console").display())).args(["-serial", "stdio"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
+        let mut qemu = command.spawn().context("starting qemu-system-x86_64")?;
+        let (Some(commands), Some(stdout)) = (qemu.stdin.take(), qemu.stdout.take()) else {
+            return Err(Error::new("QEMU has no standard input and output"));
+        };
+        let (sender, output) = channel();
+        thread::spawn(move || {
+            let mut reader = BufReader::new(stdout);
+            let mut line = Vec::new();
+            while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+                if sender.send(std::mem::take(&mut line)).is_err() {
+                    return;
+                }
+            }
+            // What the machine's firmware printed after the last line, if anything, is of no use to anyone.
+            let _ = reader.read_to_end(&mut line);
+        });
+        let mut machine = FirstLevel { qemu, commands, output };
+        machine.await_record(Instant::now() + BOOT_LIMIT, &mut |_| {}).map_err(|lost| {
+            let why = match lost {
+                Lost::TimedOut => format!("was not up after {} s", BOOT_LIMIT.as_secs()),
+                Lost::MachineEnded => "ended while it booted".to_owned(),
+            };
+            Error::new(format!("the first-level machine {why}; see {}", log("console").display()))
+        })?;
+        Ok(machine)
+    }
+
+    /// Runs one shell command to its end and hands each line that it prints to `on_line`. Returns its exit status.
+    pub fn run(
+        &mut self,
+        command: &str,
+        limit: Duration,
+        on_line: &mut dyn FnMut(&str),
+    ) -> std::result::Result<i32, Lost> {
+        let deadline = Instant::now() + limit;
+        let sent = writeln!(self.commands, "{command}").and_then(|()| self.commands.flush());
+        if sent.is_err() {
+            return Err(Lost::MachineEnded);
+        }
+        let record = self.await_record(deadline, on_line)?;
+        Ok(record.strip_prefix("exit ").and_then(|status| status.parse().ok()).unwrap_or(-1))
+    }
+
+    fn await_record(&mut self, deadline: Instant, on_line: &mut dyn FnMut(&str)) -> std::result::Result<String, Lost> {
+        // A command's output is followed by a line end that is ours: an empty line is held back until more comes.
+        let mut held_back = false;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = self.output.recv_timeout(left).map_err(|error| match error {
+                RecvTimeoutError::Timeout => Lost::TimedOut,
+                RecvTimeoutError::Disconnected => Lost::MachineEnded,
+            })?;
+            let text = String::from_utf8_lossy(&line);
+            let text = text.trim_end_matches(['\r', '\n']);
+            if let Some(record) = text.strip_prefix(char::from(RECORD)) {
+                return Ok(record.to_owned());
+            }
+            if held_back {
+                on_line("");
+            }
+            held_back = text.is_empty();
+            if !held_back {
+                on_line(text);
+            }
+        }
+    }
+}
+
+impl Drop for FirstLevel {
+    fn drop(&mut self) {
+        // It holds nothing that is worth an orderly end: what it wrote to the checkout is on the machine already.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+/// Runs a shell of the first-level machine in this terminal until it ends.
+pub fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
+    let mut command = qemu(lab, workspace, Clock::Real, "lab.shell");
+    let status = command.args(["-serial", "mon:stdio"]).status().context("starting qemu-system-x86_64")?;
+    if status.success() { Ok(()) } else { Err(Error::new(format!("QEMU: {status}"))) }
+}
+
+fn qemu(lab: &Lab, workspace: &Path, clock: Clock, extra: &str) -> Command {
+    let share = workspace.display();
+    let mut append = format!("console=ttyS0 panic=-1 quiet ipv6.disable=1 lab.share={share} {extra}");
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args(["-machine", "q35", "-cpu", "EPYC,+svm", "-m", "6144", "-display", "none", "-nodefaults"]);
+    // Two processors hung QEMU 7.2 in one of ten nested boots: the lab runs two machines of one each instead.
+    command.args(["-no-reboot", "-smp", "1"]);
+    match clock {
+        Clock::Real => command.args(["-accel", "tcg,thread=multi"]),
+        Clock::Instructions => {
+            append += " tsc=reliable";
+            command.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"])
+        }
+    };
+    command.arg("-fsdev").arg(format!("local,id=checkout,path={share},security_model=none"));
+    command.args(["-device", "virtio-9p-pci,fsdev=checkout,mount_tag=checkout"]);
+    command.arg("-kernel").arg(lab.kernel("first-level", "bzImage"));
+    command.arg("-initrd").arg(lab.image("first-level.cpio"));
+    command.arg("-append").arg(append);
+    command
+}

@@ -1,0 +1,72 @@
+//! One line for each step, with the time it took, so that nobody looks at a silent terminal.
+
+use std::fmt::Display;
+use std::io::{IsTerminal, Write, stdout};
+use std::time::{Duration, Instant};
+
+/// A step that is under way. It prints its line when it is done.
+pub struct Step {
+    topic: &'static str,
+    what: String,
+    started: Instant,
+}
+
+impl Step {
+    /// Announces that `what` has begun.
+    pub fn begin(topic: &'static str, what: impl Display) -> Step {
+        let what = what.to_string();
+        let step = Step { topic, what, started: Instant::now() };
+        if stdout().is_terminal() {
+            print!("{:>8}  {} ...", step.topic, step.what);
+            let _ = stdout().flush();
+        }
+        step
+    }
+
+    /// Prints the line of a step that succeeded, and returns how long it took.
+    pub fn done(self) -> Duration {
+        let took = self.started.elapsed();
+        let what = self.what.clone();
+        self.finish(&what);
+        took
+    }
+
+    /// As [`Step::done`], with what came of it in place of what was begun.
+    pub fn done_with(self, outcome: impl Display) {
+        let outcome = outcome.to_string();
+        self.finish(&outcome);
+    }
+
+    fn finish(self, text: &str) {
+        if stdout().is_terminal() {
+            print!("\r\x1b[K");
+        }
+        println!("{:>8}  {text}  ({})", self.topic, seconds(self.started.elapsed()));
+    }
+}
+
+/// Prints one line that is no step.
+pub fn note(topic: &str, what: impl Display) {
+    println!("{topic:>8}  {what}");
+}
+
+/// A duration as a person reads it: `0.3 s`, `12.0 s`, `2 min 5 s`.
+pub fn seconds(duration: Duration) -> String {
+    let total = duration.as_secs();
+    if total >= 100 {
+        format!("{} min {} s", total / 60, total % 60)
+    } else {
+        format!("{:.1} s", duration.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_shown_with_what_precision_a_person_needs() {
+        assert_eq!(seconds(Duration::from_millis(340)), "0.3 s");
+        assert_eq!(seconds(Duration::from_secs(125)), "2 min 5 s");
+    }
+}

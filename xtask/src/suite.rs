@@ -1,0 +1,239 @@
+//! The integration tests: each test is a process of its own, taken from one queue by as many workers as there are.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::apt::output;
+use crate::build::Binaries;
+use crate::error::{Error, Result};
+use crate::lab::Lab;
+use crate::nested::Lost;
+use crate::place::{Place, Worker};
+use crate::progress::{note, seconds};
+
+/// How long one test may take. The harness has shorter limits of its own; this one is for when it hangs too.
+const TEST_LIMIT: Duration = Duration::from_secs(300);
+
+/// How many tests passed and failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Tests that passed.
+    pub passed: usize,
+    /// Tests that failed.
+    pub failed: usize,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+}
+
+/// What a run of the suite needs to know.
+pub struct Suite<'a> {
+    /// The lab.
+    pub lab: &'a Lab,
+    /// The root of the checkout.
+    pub workspace: &'a Path,
+    /// The binaries under test.
+    pub binaries: &'a Binaries,
+    /// Where guests run.
+    pub place: Place,
+    /// Only tests whose name holds this run.
+    pub filter: &'a str,
+    /// Whether the expectations are to be rewritten from what is seen.
+    pub bless: bool,
+    /// Whether everything that a test prints is shown while it runs.
+    pub verbose: bool,
+}
+
+/// One test.
+#[derive(Clone)]
+struct Test {
+    file: String,
+    name: String,
+    binary: PathBuf,
+    retried: bool,
+}
+
+/// How one test ended.
+struct Report {
+    test: Test,
+    outcome: Outcome,
+    took: Duration,
+    output: String,
+}
+
+enum Outcome {
+    Passed,
+    Failed,
+    Lost(Lost),
+    NoWorker(Error),
+}
+
+impl Suite<'_> {
+    /// Runs the tests and prints a line for each, with the whole output of those that fail.
+    pub fn run(&self) -> Result<Tally> {
+        let queue = Mutex::new(self.tests()?);
+        let total = queue.lock().len();
+        if total == 0 {
+            return Err(Error::new(format!("no integration test has {:?} in its name", self.filter)));
+        }
+        let workers = self.place.workers().min(total);
+        note("test", format!("{total} integration tests, {}", self.description(workers)));
+        let (sender, reports) = channel();
+        let mut tally = Tally::default();
+        thread::scope(|scope| {
+            for number in 0..workers {
+                let (queue, sender) = (&queue, sender.clone());
+                scope.spawn(move || self.work(number, queue, &sender));
+            }
+            drop(sender);
+            for report in reports {
+                let passed = matches!(report.outcome, Outcome::Passed);
+                tally += Tally { passed: usize::from(passed), failed: usize::from(!passed) };
+                print(&report);
+            }
+        });
+        // Tests that nobody came to take did not pass.
+        tally.failed += queue.lock().len();
+        Ok(tally)
+    }
+
+    fn description(&self, workers: usize) -> String {
+        match self.place {
+            Place::Host => "on this machine's own KVM".into(),
+            Place::Nested => format!("in {workers} first-level machines under emulation"),
+        }
+    }
+
+    fn tests(&self) -> Result<VecDeque<Test>> {
+        let mut tests = VecDeque::new();
+        for (file, binary) in &self.binaries.tests {
+            for line in output(Command::new(binary).args(["--list", "--format", "terse"]))?.lines() {
+                let Some(name) = line.strip_suffix(": test") else { continue };
+                if format!("{file}::{name}").contains(self.filter) {
+                    tests.push_back(Test {
+                        file: file.clone(),
+                        name: name.to_owned(),
+                        binary: binary.clone(),
+                        retried: false,
+                    });
+                }
+            }
+        }
+        Ok(tests)
+    }
+
+    fn work(&self, number: usize, queue: &Mutex<VecDeque<Test>>, reports: &Sender<Report>) {
+        let mut worker = None;
+        loop {
+            let Some(test) = queue.lock().pop_front() else { return };
+            let ready = match worker.take() {
+                Some(ready) => Ok(ready),
+                None => self.place.worker(self.lab, self.workspace, number),
+            };
+            let report = match ready {
+                Ok(ready) => self.run_one(test, worker.insert(ready)),
+                Err(error) => Report::without_worker(test, error),
+            };
+            if let Outcome::Lost(lost) = &report.outcome {
+                // The machine it ran in is in an unknown state.
+                worker = None;
+                if !report.test.retried {
+                    note("retry", format!("{}::{}: {}", report.test.file, report.test.name, lost.explain()));
+                    queue.lock().push_back(Test { retried: true, ..report.test });
+                    continue;
+                }
+            }
+            let over = matches!(report.outcome, Outcome::NoWorker(_));
+            if reports.send(report).is_err() || over {
+                return;
+            }
+        }
+    }
+
+    fn run_one(&self, test: Test, worker: &mut Worker) -> Report {
+        let started = Instant::now();
+        let mut text = String::new();
+        let result = worker.run(&self.command_line(&test), TEST_LIMIT, &mut |line| {
+            if self.verbose {
+                println!("          {} | {line}", test.name);
+            }
+            text.push_str(line);
+            text.push('\n');
+        });
+        let outcome = match result {
+            Ok(0) => Outcome::Passed,
+            Ok(_) => Outcome::Failed,
+            Err(lost) => Outcome::Lost(lost),
+        };
+        Report { test, outcome, took: started.elapsed(), output: text }
+    }
+
+    fn command_line(&self, test: &Test) -> String {
+        let mut line = environment(self.lab, self.binaries);
+        if self.bless {
+            line += "CH_BLESS=1 ";
+        }
+        line += &format!("RUST_BACKTRACE=0 {} --exact {} --test-threads=1", quote(&test.binary), test.name);
+        if self.verbose { line + " --nocapture" } else { line }
+    }
+}
+
+/// The variables by which the harness finds the lab and the command under test, for the front of a shell command.
+pub fn environment(lab: &Lab, binaries: &Binaries) -> String {
+    format!("CH_LAB={} CH_BINARY={} ", quote(lab.folder()), quote(&binaries.vmm))
+}
+
+/// A path as one word of a shell command.
+pub fn quote(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
+
+impl Report {
+    fn without_worker(test: Test, error: Error) -> Report {
+        Report { test, outcome: Outcome::NoWorker(error), took: Duration::ZERO, output: String::new() }
+    }
+}
+
+impl Lost {
+    /// What happened, for the person who reads the run.
+    pub fn explain(&self) -> String {
+        match self {
+            Lost::TimedOut => format!("it ran longer than {} s", TEST_LIMIT.as_secs()),
+            Lost::MachineEnded => "the machine that it ran in ended".into(),
+        }
+    }
+}
+
+fn print(report: &Report) {
+    let Test { file, name, retried, .. } = &report.test;
+    let took = seconds(report.took);
+    let again = if *retried { ", at the second attempt" } else { "" };
+    match &report.outcome {
+        Outcome::Passed => note("ok", format!("{file}::{name}  ({took}{again})")),
+        Outcome::Failed => note("FAILED", format!("{file}::{name}  ({took}{again})\n{}", report.output)),
+        Outcome::Lost(lost) => {
+            note("FAILED", format!("{file}::{name}: {} twice\n{}", lost.explain(), report.output));
+        }
+        Outcome::NoWorker(error) => note("FAILED", format!("{file}::{name}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_one_word_whatever_is_in_it() {
+        assert_eq!(quote(Path::new("/a b/it's")), r"'/a b/it'\''s'");
+    }
+}
