@@ -21,6 +21,8 @@ mod pcie;
 mod power;
 pub mod spec;
 mod sriov;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod topology;
 
 pub use access::{Access, Dword, DwordWrite};

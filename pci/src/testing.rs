@@ -1,0 +1,313 @@
+//! A guest's operations on a device, and what must hold after each of them.
+//!
+//! One type of operation serves unit tests, property tests and fuzz targets: they are decoded from bytes, of which every
+//! sequence is valid, so that what a fuzzer finds is a unit test by being pasted into one.
+
+use crate::spec::{ALL_ONES, bar, command, header, power, sriov};
+use crate::{Access, BarIndex, Device, Dword, Effects, ResetKind, Rid, Window, WindowId};
+
+/// Which function of a device an operation is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The PF.
+    Pf,
+    /// A VF by index, whether it exists or not.
+    Vf(u16),
+}
+
+/// What a guest or its machine does to a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Reads configuration space; any offset and length.
+    ConfigRead {
+        /// The function.
+        target: Target,
+        /// The first byte.
+        offset: u16,
+        /// How many bytes.
+        len: u8,
+    },
+    /// Writes configuration space; any offset and length.
+    ConfigWrite {
+        /// The function.
+        target: Target,
+        /// The first byte.
+        offset: u16,
+        /// How many bytes, of those of `value`.
+        len: u8,
+        /// The data, little-endian.
+        value: u32,
+    },
+    /// Reads from a window that may or may not be decoded.
+    MmioRead {
+        /// The window.
+        window: WindowId,
+        /// The first byte.
+        offset: u64,
+        /// How many bytes, up to 16.
+        len: u8,
+    },
+    /// Writes to a window that may or may not be decoded.
+    MmioWrite {
+        /// The window.
+        window: WindowId,
+        /// The first byte.
+        offset: u64,
+        /// How many bytes, up to 16; repeats of `value`.
+        len: u8,
+        /// The data, little-endian.
+        value: u32,
+    },
+    /// A conventional reset of the device.
+    Reset,
+}
+
+/// Bytes that one operation is decoded from.
+pub const OP_LEN: usize = 12;
+
+impl Op {
+    /// The operations that `bytes` stand for; a rest of less than [`OP_LEN`] bytes is left out.
+    pub fn decode(bytes: &[u8]) -> impl Iterator<Item = Self> {
+        bytes.chunks_exact(OP_LEN).filter_map(|chunk| chunk.try_into().ok().map(Self::decode_one))
+    }
+
+    fn decode_one([kind, len, vf_low, vf_high, offset @ .., a, b, c, d]: [u8; OP_LEN]) -> Self {
+        let value = u32::from_le_bytes([a, b, c, d]);
+        let vf = u16::from_le_bytes([vf_low, vf_high]);
+        let target = if kind & 0x10 == 0 { Target::Pf } else { Target::Vf(vf) };
+        let [offset_low, offset_high, ..] = offset;
+        let config_offset = u16::from_le_bytes([offset_low, offset_high]);
+        let (offset, len) = (u64::from(u32::from_le_bytes(offset)), len % 17);
+        let Ok(bar) = BarIndex::new(vf_low % 6) else { return Self::Reset };
+        let window = if kind & 0x10 == 0 { WindowId::Bar(bar) } else { WindowId::VfBar(bar) };
+        // Registers of the SR-IOV capability are where the rules are: half of all configuration accesses go there.
+        let config_offset = if kind & 0x20 == 0 { 0x100 + config_offset % 0x48 } else { config_offset };
+        match kind & 0xf {
+            0..=6 => Self::ConfigWrite { target, offset: config_offset, len: len % 6, value },
+            7..=8 => Self::ConfigRead { target, offset: config_offset, len: len % 6 },
+            9..=11 => Self::MmioWrite { window, offset, len, value },
+            12..=14 => Self::MmioRead { window, offset, len },
+            _ => Self::Reset,
+        }
+    }
+}
+
+/// A device under test, the routing IDs of its functions, and what of it must never change.
+pub struct Observed<D> {
+    /// The device.
+    pub device: D,
+    pf: Rid,
+    fixed: Vec<u32>,
+}
+
+/// Registers of the SR-IOV capability that are read-only.
+const FIXED: [u16; 6] = [
+    sriov::HEADER,
+    sriov::CAPABILITIES,
+    sriov::INITIAL_TOTAL_VFS,
+    sriov::OFFSET_STRIDE,
+    sriov::VF_DEVICE_ID,
+    sriov::SUPPORTED_PAGE_SIZES,
+];
+
+/// Where a PF has its SR-IOV capability.
+const SRIOV: u16 = header::FIRST_EXTENDED_CAPABILITY;
+
+/// Bytes that an operation touches at most.
+const MAX_LEN: usize = 16;
+
+impl<D: Device> Observed<D> {
+    /// Observes `device`, whose PF is `pf`.
+    pub fn new(device: D, pf: Rid) -> Self {
+        let mut this = Self { device, pf, fixed: Vec::new() };
+        this.fixed = this.read_fixed();
+        this
+    }
+
+    fn read_fixed(&self) -> Vec<u32> {
+        FIXED.iter().map(|offset| self.sriov(*offset)).collect()
+    }
+
+    fn sriov(&self, offset: u16) -> u32 {
+        self.device.config_read(self.pf, Dword::containing(SRIOV + offset))
+    }
+
+    fn halves(&self, offset: u16) -> (u16, u16) {
+        let [a, b, c, d] = self.sriov(offset).to_le_bytes();
+        (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
+    }
+
+    /// The routing ID of VF `index`, as software computes it.
+    pub fn vf(&self, index: u16) -> Rid {
+        let (offset, stride) = self.halves(sriov::OFFSET_STRIDE);
+        self.pf.wrapping_add(offset).wrapping_add(stride.wrapping_mul(index))
+    }
+
+    /// The routing ID of a function.
+    pub fn rid(&self, target: Target) -> Rid {
+        match target {
+            Target::Pf => self.pf,
+            Target::Vf(index) => self.vf(index),
+        }
+    }
+
+    /// Reads configuration space in any width.
+    pub fn config_read(&self, target: Target, offset: u16, data: &mut [u8]) {
+        data.fill(0xff);
+        if let Some(access) = Access::decode(u64::from(offset), data.len()) {
+            access.extract(self.device.config_read(self.rid(target), access.dword()), data);
+        }
+    }
+
+    /// Writes configuration space in any width.
+    pub fn config_write(&mut self, target: Target, offset: u16, data: &[u8]) -> Effects {
+        match Access::decode(u64::from(offset), data.len()) {
+            Some(access) => self.device.config_write(self.rid(target), access.dword(), access.write(data)),
+            None => Effects::NONE,
+        }
+    }
+
+    /// Enables `num_vfs` VFs with their memory, as Linux does.
+    pub fn enable_vfs(&mut self, num_vfs: u16) -> Effects {
+        let _ = self.config_write(Target::Pf, SRIOV + sriov::NUM_VFS_FDL, &num_vfs.to_le_bytes());
+        let control = sriov::VF_ENABLE | sriov::VF_MSE;
+        self.config_write(Target::Pf, SRIOV + sriov::CONTROL_STATUS, &control.to_le_bytes())
+    }
+
+    /// Disables all VFs, as Linux does.
+    pub fn disable_vfs(&mut self) -> Effects {
+        self.config_write(Target::Pf, SRIOV + sriov::CONTROL_STATUS, &[0, 0])
+    }
+
+    /// Does what `op` says.
+    pub fn apply(&mut self, op: Op) -> Effects {
+        let mut data = [0; MAX_LEN];
+        match op {
+            Op::ConfigRead { target, offset, len } => {
+                self.config_read(target, offset, head(&mut data, len));
+                Effects::NONE
+            }
+            Op::ConfigWrite { target, offset, len, value } => {
+                fill(&mut data, value);
+                self.config_write(target, offset, head(&mut data, len))
+            }
+            Op::MmioRead { window, offset, len } => {
+                self.device.mmio_read(window, offset, head(&mut data, len));
+                Effects::NONE
+            }
+            Op::MmioWrite { window, offset, len, value } => {
+                fill(&mut data, value);
+                self.device.mmio_write(window, offset, head(&mut data, len))
+            }
+            Op::Reset => self.device.reset(ResetKind::Conventional),
+        }
+    }
+
+    /// Checks what must hold at any time; the error says what does not.
+    ///
+    /// # Errors
+    ///
+    /// When an invariant is broken.
+    pub fn check(&self) -> Result<(), String> {
+        let claim = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_string()) };
+        claim(self.read_fixed() == self.fixed, "a read-only register of SR-IOV changed")?;
+        let ((control, status), (num_vfs, _)) = (self.halves(sriov::CONTROL_STATUS), self.halves(sriov::NUM_VFS_FDL));
+        let (_, total_vfs) = self.halves(sriov::INITIAL_TOTAL_VFS);
+        claim(control & !(sriov::VF_ENABLE | sriov::VF_MSE) == 0 && status == 0, "a reserved bit of SR-IOV is set")?;
+        let vf_enable = control & sriov::VF_ENABLE != 0;
+        claim(!vf_enable || num_vfs <= total_vfs, "VF Enable is set with NumVFs above TotalVFs")?;
+        let page_size = self.sriov(sriov::SYSTEM_PAGE_SIZE);
+        claim(
+            page_size.is_power_of_two() && page_size & sriov::PAGE_SIZES != 0,
+            "System Page Size is not one supported size",
+        )?;
+        let visible = if vf_enable { num_vfs } else { 0 };
+        self.check_vfs(visible, total_vfs)?;
+        let decodes = control & sriov::VF_MSE != 0 && self.is_d0();
+        self.check_windows(if decodes { visible } else { 0 }, u64::from(page_size) << 12)
+    }
+
+    /// Exactly the visible VFs answer. All of them are looked at up to 32, of more those at the edges.
+    fn check_vfs(&self, visible: u16, total_vfs: u16) -> Result<(), String> {
+        let edges = [0, visible.saturating_sub(1), visible, total_vfs - 1];
+        for index in (0..total_vfs.min(32)).chain(edges).filter(|index| *index < total_vfs) {
+            let rid = self.vf(index);
+            let class = self.device.config_read(rid, Dword::containing(header::CLASS_REVISION));
+            if (class != ALL_ONES) != (index < visible) {
+                return Err(format!("VF {index} of {visible} answers {class:#x}"));
+            }
+            let command = self.device.config_read(rid, Dword::containing(header::COMMAND_STATUS)) & 0xffff;
+            if index < visible && command & !u32::from(command::BUS_MASTER) != 0 {
+                return Err(format!("the Command register of VF {index} is {command:#x}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_windows(&self, decoding: u16, page_size: u64) -> Result<(), String> {
+        let mut windows = Vec::new();
+        self.device.windows(&mut windows);
+        for n in 0..6 {
+            let Ok(index) = BarIndex::new(n) else { continue };
+            let window = windows.iter().find(|window| window.id == WindowId::VfBar(index));
+            self.check_window(index, window, decoding, page_size)?;
+        }
+        Ok(())
+    }
+
+    fn check_window(
+        &self,
+        index: BarIndex,
+        window: Option<&Window>,
+        decoding: u16,
+        page_size: u64,
+    ) -> Result<(), String> {
+        let offset = sriov::VF_BAR0 + u16::from(index.get()) * 4;
+        let low = self.sriov(offset);
+        let base = if low & bar::MEMORY64 == 0 {
+            u64::from(low & !0xf)
+        } else {
+            u64::from(self.sriov(offset + 4)) << 32 | u64::from(low & !0xf)
+        };
+        match window {
+            Some(window) => {
+                let aperture = window.len.checked_div(u64::from(decoding)).unwrap_or(0);
+                let sound = window.base == base
+                    && aperture * u64::from(decoding) == window.len
+                    && aperture.is_power_of_two()
+                    && aperture >= page_size
+                    && base.is_multiple_of(aperture)
+                    && base.checked_add(window.len).is_some();
+                if sound { Ok(()) } else { Err(format!("VF BAR {index} decodes {window:x?} with {decoding} VFs")) }
+            }
+            // Too close to the end of the address space, or no BAR.
+            None if decoding == 0 || base > u64::MAX >> 1 || low & bar::MEMORY64 == 0 => Ok(()),
+            None => Err(format!("VF BAR {index} decodes nothing with {decoding} VFs at {base:#x}")),
+        }
+    }
+
+    /// Whether the PF is in D0, as its power management capability says.
+    fn is_d0(&self) -> bool {
+        let read = |offset| self.device.config_read(self.pf, Dword::containing(offset));
+        let mut offset = u16::from(read(header::CAPABILITIES).to_le_bytes()[0]);
+        while offset >= header::FIRST_CAPABILITY {
+            let [id, next, ..] = read(offset).to_le_bytes();
+            if id == crate::spec::capability_id::POWER_MANAGEMENT {
+                return read(offset + power::CONTROL_STATUS) & power::STATE == power::D0;
+            }
+            offset = u16::from(next);
+        }
+        true
+    }
+}
+
+fn head(data: &mut [u8; MAX_LEN], len: u8) -> &mut [u8] {
+    let len = usize::from(len).min(MAX_LEN);
+    data.get_mut(..len).unwrap_or_default()
+}
+
+fn fill(data: &mut [u8; MAX_LEN], value: u32) {
+    for chunk in data.chunks_exact_mut(4) {
+        chunk.copy_from_slice(&value.to_le_bytes());
+    }
+}

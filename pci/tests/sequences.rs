@@ -1,0 +1,218 @@
+//! Whatever a guest does to a PF with VFs, in whatever order: the invariants hold after each step.
+
+use pci::testing::{OP_LEN, Observed, Op, Target};
+use pci::{
+    BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Identity, MsixShape, ResetKind,
+    Rid, Role, SriovShape, VfChange, VfIndex, Window, WindowId,
+};
+use proptest::prelude::*;
+
+const PF: Rid = Rid::from_bits(3 << 3);
+
+fn bars() -> Vec<(BarIndex, BarKind)> {
+    let bar = |n| BarIndex::new(n).unwrap();
+    vec![
+        (bar(0), BarKind::Memory32 { size: 0x400 }),
+        (bar(2), BarKind::Memory64 { size: 0x2000, prefetchable: true }),
+        (bar(4), BarKind::Memory64 { size: 0x1000, prefetchable: true }),
+    ]
+}
+
+fn space(role: Role) -> ConfigSpace {
+    let table = (BarIndex::new(4).unwrap(), 0);
+    let pba = (BarIndex::new(4).unwrap(), 0x800);
+    ConfigSpace::new(ConfigShape {
+        identity: Identity {
+            vendor: 0x1af4,
+            device: 0x1041,
+            revision: 1,
+            class: [2, 0, 0],
+            subsystem_vendor: 0x1af4,
+            subsystem: 0x1041,
+        },
+        bars: if role == Role::Vf { Vec::new() } else { bars() },
+        role,
+        vendor: Vec::new(),
+        msix: MsixShape { vectors: 3, table, pba },
+    })
+    .unwrap()
+}
+
+/// The least that a PF with VFs can be: nothing but configuration spaces, and MSI-X in BAR 4.
+struct Bare {
+    pf: ConfigSpace,
+    vfs: Vec<ConfigSpace>,
+}
+
+impl Bare {
+    fn new(total_vfs: u16) -> Observed<Self> {
+        let shape = SriovShape {
+            total_vfs,
+            first_vf_offset: 0xe8,
+            vf_stride: 1,
+            vf_device_id: 0x1041,
+            bars: bars(),
+            function_dependency_link: 0,
+        };
+        let vfs = (0..total_vfs).map(|_| space(Role::Vf)).collect();
+        Observed::new(Self { pf: space(Role::Pf(shape)), vfs }, PF)
+    }
+
+    fn index(&self, rid: Rid) -> Option<usize> {
+        self.pf.sriov()?.vf_index(PF, rid).map(|VfIndex(index)| index.into())
+    }
+
+    /// The function that byte `offset` of a window belongs to, and the offset in its BAR.
+    fn slice(&mut self, window: WindowId, offset: u64) -> Option<(&mut ConfigSpace, u64)> {
+        match window {
+            WindowId::Bar(bar) if bar.get() == 4 => Some((&mut self.pf, offset)),
+            WindowId::VfBar(bar) if bar.get() == 4 => {
+                let (VfIndex(index), offset) = self.pf.sriov()?.locate(bar, offset)?;
+                Some((&mut self.vfs[usize::from(index)], offset))
+            }
+            _ => None,
+        }
+    }
+
+    fn settle(&mut self, effects: Effects) -> Effects {
+        if let Some(VfChange::Disabled { num_vfs }) = effects.vfs {
+            for vf in &mut self.vfs[..usize::from(num_vfs)] {
+                let _ = vf.reset(ResetKind::Conventional);
+            }
+        }
+        effects
+    }
+}
+
+impl Device for Bare {
+    fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
+        match self.index(rid) {
+            Some(index) => self.vfs[index].read(reg),
+            None if rid == PF => self.pf.read(reg),
+            None => u32::MAX,
+        }
+    }
+
+    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Effects {
+        match self.index(rid) {
+            Some(index) => self.vfs[index].write(reg, write),
+            None if rid == PF => {
+                let effects = self.pf.write(reg, write);
+                self.settle(effects)
+            }
+            None => Effects::NONE,
+        }
+    }
+
+    fn mmio_read(&mut self, window: WindowId, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        if let Some((function, offset)) = self.slice(window, offset) {
+            function.msix().table_read(offset, data);
+        }
+    }
+
+    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Effects {
+        self.slice(window, offset)
+            .map_or(Effects::NONE, |(function, offset)| function.msix_mut().table_write(offset, data))
+    }
+
+    fn windows(&self, out: &mut Vec<Window>) {
+        self.pf.windows(out);
+    }
+
+    fn reset(&mut self, kind: ResetKind) -> Effects {
+        let effects = self.pf.reset(kind);
+        self.settle(effects)
+    }
+}
+
+fn run(total_vfs: u16, bytes: &[u8]) -> Result<Observed<Bare>, TestCaseError> {
+    let mut observed = Bare::new(total_vfs);
+    for op in Op::decode(bytes) {
+        let before = [4, 0x108, 0x10c, 0x110, 0x114, 0x120]
+            .map(|offset| observed.device.config_read(PF, Dword::containing(offset)));
+        let was_enabled = before[1] & 1 != 0;
+        let effects = observed.apply(op);
+        observed.check().map_err(|broken| TestCaseError::fail(format!("after {op:x?}: {broken}")))?;
+        let read = |offset| observed.device.config_read(PF, Dword::containing(offset));
+        if was_enabled && read(0x108) & 1 != 0 && effects.reset.is_none() {
+            prop_assert_eq!((read(0x110), read(0x120)), (before[3], before[5]), "locked while VFs exist: {:x?}", op);
+        }
+        prop_assert_eq!(effects.vfs.is_some(), was_enabled != (read(0x108) & 1 != 0), "{:x?}", op);
+    }
+    Ok(observed)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn the_invariants_hold_after_any_sequence(
+        total_vfs in prop_oneof![1u16..12, Just(255), Just(256), Just(300)],
+        bytes in prop::collection::vec(any::<u8>(), 0..OP_LEN * 80),
+    ) {
+        run(total_vfs, &bytes)?;
+    }
+
+    #[test]
+    fn a_reset_undoes_any_sequence(bytes in prop::collection::vec(any::<u8>(), 0..OP_LEN * 40)) {
+        let mut observed = run(8, &bytes)?;
+        let _ = observed.apply(Op::Reset);
+        let fresh = Bare::new(8).device;
+        prop_assert_eq!(&observed.device.pf, &fresh.pf);
+        prop_assert_eq!(&observed.device.vfs, &fresh.vfs);
+    }
+
+    #[test]
+    fn an_access_to_one_vf_leaves_the_others_alone(
+        index in 0u16..8,
+        bytes in prop::collection::vec(any::<u8>(), 0..OP_LEN * 40),
+    ) {
+        let mut observed = Bare::new(8);
+        let _ = observed.enable_vfs(8);
+        for op in Op::decode(&bytes) {
+            if let Op::ConfigWrite { offset, len, value, .. } = op {
+                let data = value.to_le_bytes();
+                let _ = observed.config_write(Target::Vf(index), offset, &data[..usize::from(len).min(4)]);
+            }
+        }
+        let fresh = space(Role::Vf);
+        for (_, vf) in observed.device.vfs.iter().enumerate().filter(|(other, _)| *other != usize::from(index)) {
+            prop_assert_eq!(vf, &fresh);
+        }
+        prop_assert_eq!(observed.device.pf.sriov().unwrap().num_visible(), 8);
+    }
+
+    #[test]
+    fn a_dword_write_equals_its_byte_writes(offset in 0u16..0x400, value: u32) {
+        // Control may be set by the first byte already; System Page Size holds one bit of the whole dword.
+        prop_assume!(!matches!(offset, 0x42 | 0x48));
+        let mut whole = space(Role::Plain);
+        let mut bytes = whole.clone();
+        let reg = Dword::containing(offset * 4);
+        let _ = whole.write(reg, DwordWrite::full(value));
+        for byte in [2, 0, 3, 1] {
+            let _ = bytes.write(reg, DwordWrite::new(value, 1 << byte));
+        }
+        prop_assert_eq!(whole, bytes);
+    }
+}
+
+#[test]
+fn g24_vfs_that_are_enabled_again_are_new() {
+    let mut observed = Bare::new(8);
+    let _ = observed.enable_vfs(4);
+    let _ = observed.config_write(Target::Vf(2), 4, &[4, 0]);
+    let _ = observed.disable_vfs();
+    let _ = observed.enable_vfs(7);
+    assert_eq!(observed.device.vfs, Bare::new(8).device.vfs);
+    observed.check().unwrap();
+}
+
+#[test]
+fn g19_hidden_vfs_drop_writes() {
+    let mut observed = Bare::new(8);
+    let _ = observed.enable_vfs(4);
+    assert!(observed.config_write(Target::Vf(4), 4, &[4, 0]).is_none());
+    assert_eq!(observed.device.vfs, Bare::new(8).device.vfs);
+}
