@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 pub use crate::config_console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config_error::{ConfigError, Problem};
 pub use crate::config_mac::{MacAddress, ParseMacError};
-pub use crate::config_net::{NetConfig, RateLimiterConfig, TokenBucketConfig, VfConfig, VhostMode};
+pub use crate::config_net::{NetConfig, NetVf, RateLimiterConfig, TokenBucketConfig, VfConfig, VhostMode};
 pub use crate::config_sriov::{BackendPlan, NetPlan, NicPlan};
 pub use crate::config_value::{Key, Options, help};
 
-use crate::config_value::options;
+use crate::config_sriov;
+use crate::config_value::{Value, options};
 
 /// A virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +46,24 @@ impl Default for VmConfig {
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::off(),
         }
+    }
+}
+
+impl VmConfig {
+    /// Checks everything that can be checked without opening anything, and decides what was left out.
+    ///
+    /// A MAC address that was left out is another one with each call: a VM is planned once.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub fn plan(&self) -> Result<Vec<NetPlan>, ConfigError> {
+        self.cpus.check()?;
+        self.memory.check()?;
+        self.payload.check()?;
+        self.serial.check_serial()?;
+        self.console.check_console()?;
+        config_sriov::plan(&self.net, self.cpus.boot_vcpus)
     }
 }
 
@@ -104,4 +123,82 @@ pub struct PayloadConfig {
     /// The kernel's command line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cmdline: Option<String>,
+}
+
+/// The most vCPUs: an APIC ID is a byte, 255 addresses all of them, and the I/O APIC has one too.
+const MOST_VCPUS: u32 = 254;
+
+impl CpusConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let Self { boot_vcpus: boot, max_vcpus: max } = *self;
+        let fail = |key: &str, value, problem| Err(ConfigError::new(format!("--cpus {key}={value}"), problem));
+        if boot == 0 {
+            return fail("boot", boot, Problem::Value("a VM needs a vCPU; give 1 or more".to_string()));
+        }
+        if boot > MOST_VCPUS {
+            return fail("boot", boot, Problem::Limit(format!("a VM has at most {MOST_VCPUS} vCPUs; give fewer")));
+        }
+        if max < boot {
+            let what = format!("fewer than the {boot} vCPUs at boot; leave max out");
+            return fail("max", max, Problem::Conflict(what));
+        }
+        if max > boot {
+            let what = "vCPUs that are added later are".to_string();
+            return fail("max", max, Problem::NotYet { what, remedy: "leave max out".to_string() });
+        }
+        Ok(())
+    }
+}
+
+/// The most memory: 46 bits of address, less what is above it.
+const MOST_MEMORY: u64 = 1 << 45;
+/// The unit of memory, in bytes: a page.
+const PAGE: u64 = 4096;
+
+impl MemoryConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let fail = |key: &str, value: u64, problem| {
+            let value = Value::print(&value).unwrap_or_default();
+            Err(ConfigError::new(format!("--memory {key}={value}"), problem))
+        };
+        if self.size == 0 {
+            return fail("size", 0, Problem::Value("a VM needs memory; give a size, as 512M".to_string()));
+        }
+        if self.size > MOST_MEMORY {
+            let what = format!("more than a guest can address; give at most {}G", MOST_MEMORY >> 30);
+            return fail("size", self.size, Problem::Limit(what));
+        }
+        if let Some(page) = self.hugepage_size {
+            if !self.hugepages {
+                return fail("hugepage_size", page, Problem::Missing("needs hugepages=on; add it".to_string()));
+            }
+            if !page.is_power_of_two() || page <= PAGE {
+                return fail(
+                    "hugepage_size",
+                    page,
+                    Problem::Value("not the size of a huge page; 2M and 1G are".to_string()),
+                );
+            }
+        }
+        let page = self.hugepage_size.unwrap_or(PAGE);
+        if !self.size.is_multiple_of(page) {
+            let what = format!("not a whole number of pages of {} KiB; round it up", page >> 10);
+            return fail("size", self.size, Problem::Conflict(what));
+        }
+        Ok(())
+    }
+}
+
+impl PayloadConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        if self.kernel.is_none() {
+            let what = "has to be given: the path of a bzImage or of a vmlinux".to_string();
+            return Err(ConfigError::new("--kernel", Problem::Missing(what)));
+        }
+        if let Some(cmdline) = self.cmdline.as_ref().filter(|cmdline| cmdline.contains('\0')) {
+            let what = "a NUL ends a kernel's command line; leave it out".to_string();
+            return Err(ConfigError::new(format!("--cmdline {cmdline}"), Problem::Value(what)));
+        }
+        Ok(())
+    }
 }

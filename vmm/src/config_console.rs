@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config_error::{ConfigError, Problem};
 use crate::config_options::{Pair, pairs, quote, unquote};
 
 /// Where a console's characters go.
@@ -48,6 +49,43 @@ impl ConsoleConfig {
     /// No such device.
     pub const fn off() -> Self {
         Self::new(ConsoleMode::Off)
+    }
+
+    /// Checks it as the serial port.
+    pub(crate) fn check_serial(&self) -> Result<(), ConfigError> {
+        self.check_path("--serial")?;
+        match self.mode {
+            ConsoleMode::Off | ConsoleMode::Null | ConsoleMode::Tty | ConsoleMode::File => Ok(()),
+            ConsoleMode::Pty => self.not_yet("--serial", "pseudo-terminals are", "use tty or file=<path>"),
+            ConsoleMode::Socket => self.not_yet("--serial", "consoles on sockets are", "use tty or file=<path>"),
+        }
+    }
+
+    /// Checks it as the virtio console.
+    pub(crate) fn check_console(&self) -> Result<(), ConfigError> {
+        self.check_path("--console")?;
+        match self.mode {
+            ConsoleMode::Off | ConsoleMode::Null => Ok(()),
+            _ => self.not_yet("--console", "the virtio console is", "use --serial"),
+        }
+    }
+
+    fn not_yet(&self, option: &str, what: &str, remedy: &str) -> Result<(), ConfigError> {
+        let problem = Problem::NotYet { what: what.to_string(), remedy: remedy.to_string() };
+        Err(ConfigError::new(format!("{option} {self}"), problem))
+    }
+
+    /// A path is there if and only if the mode has one.
+    fn check_path(&self, option: &str) -> Result<(), ConfigError> {
+        let wanted = (self.mode == ConsoleMode::File, self.mode == ConsoleMode::Socket);
+        let fail = |what: &str| Err(ConfigError::new(format!("{option} {self}"), Problem::Conflict(what.to_string())));
+        match (self.file.is_some(), self.socket.is_some()) {
+            given if given == wanted => Ok(()),
+            (false, _) if wanted.0 => fail("mode File needs a file; give one"),
+            (_, false) if wanted.1 => fail("mode Socket needs a socket; give one"),
+            (true, _) if !wanted.0 => fail("only mode File has a file; leave file out"),
+            _ => fail("only mode Socket has a socket; leave socket out"),
+        }
     }
 }
 

@@ -2,11 +2,14 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config_error::{ConfigError, Problem};
 use crate::config_mac::MacAddress;
-use crate::config_value::{Unset, Value, options};
+use crate::config_options::pairs;
+use crate::config_value::{Key, Options, Unset, Value, options, read};
 
 options! {
     /// A NIC, which is an SR-IOV physical function when it reserves virtual functions.
@@ -104,6 +107,64 @@ options! {
         "vhost" = "on|off" => vhost: bool = false;
     }
     later {}
+}
+
+/// A VF on the command line, where it says itself which PF it belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetVf {
+    /// The id of the PF.
+    pub pf: String,
+    /// The VF.
+    pub vf: VfConfig,
+}
+
+impl NetVf {
+    /// Appends the VF to the NIC of `nets` that it names.
+    ///
+    /// # Errors
+    ///
+    /// No NIC has been given that id.
+    pub fn add_to(self, nets: &mut [NetConfig]) -> Result<(), ConfigError> {
+        let Self { pf, vf } = self;
+        match nets.iter_mut().find(|net| net.id.as_ref() == Some(&pf)) {
+            Some(net) => {
+                net.vfs.push(vf);
+                Ok(())
+            }
+            None => {
+                let what = format!("no NIC is called {pf}; give one --net id={pf},sriov_vfs=…");
+                Err(ConfigError::new(format!("--net-vf pf={pf},index={}", vf.index), Problem::Missing(what)))
+            }
+        }
+    }
+}
+
+impl Options for NetVf {
+    const OPTION: &'static str = VfConfig::OPTION;
+
+    fn keys() -> Vec<Key> {
+        let about = "The id of the NIC that the VF belongs to.".to_string();
+        let mut keys = vec![Key { name: "pf", syntax: "<id>", default: None, about }];
+        keys.extend(VfConfig::keys());
+        keys
+    }
+}
+
+impl FromStr for NetVf {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let wrong = |problem| ConfigError::new(format!("{} {text}", Self::OPTION), problem);
+        let pairs = pairs(text).map_err(|what| wrong(Problem::Syntax(what)))?;
+        let (pf, rest): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.key == "pf");
+        let pf = match pf.into_iter().last().and_then(|pair| pair.value) {
+            Some(raw) => read(&raw).map_err(|what| wrong(Problem::Syntax(what)))?,
+            None => None,
+        };
+        let missing =
+            || wrong(Problem::Missing("pf= has to be given: the id of the NIC that the VF belongs to".to_string()));
+        Ok(Self { pf: pf.ok_or_else(missing)?, vf: VfConfig::from_pairs(rest)? })
+    }
 }
 
 /// Who listens on a vhost-user socket.

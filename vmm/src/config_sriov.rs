@@ -4,6 +4,21 @@
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
+use crate::config_error::{ConfigError, Problem};
+use crate::config_mac::MacAddress;
+use crate::config_names::Names;
+use crate::config_net::{NetConfig, VfConfig};
+use crate::config_nic::{Nic, Subject};
+
+/// Buses that can carry VFs: all of segment 0 but bus 0.
+const VF_BUSES: usize = 127;
+/// VFs on one bus: all 256 functions of it.
+const VFS_PER_BUS: u16 = 256;
+/// VFs that a VM has buses for.
+const MOST_VFS: u16 = 32_512;
+/// Slots of bus 0, without slot 0, which is the host bridge's.
+const SLOTS: usize = 31;
+
 /// One device of bus 0: a NIC, or a PF and its VFs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetPlan {
@@ -57,4 +72,223 @@ pub enum BackendPlan {
     /// Taps that were opened before the program started, one for each pair of queues. Each number is above 2, and no other
     /// function of the VM has it.
     Fds(Vec<RawFd>),
+}
+
+/// Plans the network devices of a VM with `vcpus` vCPUs.
+pub(crate) fn plan(nets: &[NetConfig], vcpus: u32) -> Result<Vec<NetPlan>, ConfigError> {
+    check_slots(nets)?;
+    check_buses(nets)?;
+    let mut pools = Vec::with_capacity(nets.len());
+    for (index, config) in nets.iter().enumerate() {
+        pools.push(Pool::new(config, Subject::net(config, index, nets.len()))?);
+    }
+    for pool in &pools {
+        pool.check(vcpus)?;
+    }
+    let names = Names::choose(&pools)?;
+    Ok(pools.iter().zip(names).map(|(pool, names)| pool.plan(names)).collect())
+}
+
+/// Each device of bus 0 has a slot.
+fn check_slots(nets: &[NetConfig]) -> Result<(), ConfigError> {
+    if nets.len() > SLOTS {
+        let what = format!("bus 0 has slots for {SLOTS} devices; give a NIC VFs (sriov_vfs=) in place of more NICs");
+        return Err(ConfigError::new(format!("--net ({} of them)", nets.len()), Problem::Limit(what)));
+    }
+    let mut users: [Option<usize>; SLOTS + 1] = [None; SLOTS + 1];
+    for (index, config) in nets.iter().enumerate() {
+        let Some(slot) = config.pci_device_id else { continue };
+        let subject = Subject::net(config, index, nets.len()).key("pci_device_id", slot);
+        let free = users.get_mut(usize::from(slot)).filter(|_| slot != 0);
+        match free {
+            Some(user @ None) => *user = Some(index),
+            Some(Some(user)) => {
+                let user = nets
+                    .get(*user)
+                    .and_then(|net| net.id.clone())
+                    .unwrap_or_else(|| format!("NIC number {}", *user + 1));
+                let what = format!("slot {slot}");
+                let remedy = "give another, or leave pci_device_id out".to_string();
+                return Err(ConfigError::new(subject, Problem::InUse { what, user, remedy }));
+            }
+            None => {
+                let what = format!("bus 0 has slots 1 to {SLOTS} for devices; give one of them");
+                return Err(ConfigError::new(subject, Problem::Value(what)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Each PF with VFs has whole buses for them.
+fn check_buses(nets: &[NetConfig]) -> Result<(), ConfigError> {
+    let mut left = VF_BUSES;
+    for (index, config) in nets.iter().enumerate() {
+        let subject = || Subject::net(config, index, nets.len()).key("sriov_vfs", config.sriov_vfs);
+        if config.sriov_vfs > MOST_VFS {
+            let what = format!("a VM has buses for {MOST_VFS} VFs; reserve fewer");
+            return Err(ConfigError::new(subject(), Problem::Limit(what)));
+        }
+        let buses = usize::from(config.sriov_vfs.div_ceil(VFS_PER_BUS));
+        left = left.checked_sub(buses).ok_or_else(|| {
+            let what = format!(
+                "needs {buses} buses of {VFS_PER_BUS} VFs, and the NICs before it leave {left} of {VF_BUSES}; reserve fewer VFs"
+            );
+            ConfigError::new(subject(), Problem::Limit(what))
+        })?;
+    }
+    Ok(())
+}
+
+/// A NIC with all its VFs, also those that the configuration does not mention.
+pub(crate) struct Pool<'a> {
+    pub config: &'a NetConfig,
+    pub subject: Subject,
+    /// By VF index; `None` for a VF that the configuration leaves as its PF makes it.
+    pub vfs: Vec<Option<&'a VfConfig>>,
+    /// Queues of each VF.
+    vf_queues: u16,
+}
+
+impl<'a> Pool<'a> {
+    fn new(config: &'a NetConfig, subject: Subject) -> Result<Self, ConfigError> {
+        let mut pool = Self { config, subject, vfs: vec![None; usize::from(config.sriov_vfs)], vf_queues: 2 };
+        for vf in &config.vfs {
+            let subject = pool.vf_subject(vf.index);
+            let name = pool.name();
+            match pool.vfs.get_mut(usize::from(vf.index)) {
+                Some(Some(_)) => {
+                    let what = format!("VF {} of {name} is given twice; put all its keys into one", vf.index);
+                    return Err(ConfigError::new(subject.bare(), Problem::Conflict(what)));
+                }
+                Some(slot) => *slot = Some(vf),
+                None => {
+                    let what = match config.sriov_vfs {
+                        0 => format!("{name} reserves no VFs; add sriov_vfs= to its --net"),
+                        count => {
+                            format!("{name} reserves {count} VFs (sriov_vfs={count}); index must be 0 to {}", count - 1)
+                        }
+                    };
+                    return Err(ConfigError::new(subject.bare(), Problem::Value(what)));
+                }
+            }
+        }
+        pool.vf_queues = pool.shape()?;
+        Ok(pool)
+    }
+
+    /// What the NIC is called in reports.
+    fn name(&self) -> String {
+        self.config.id.clone().unwrap_or_else(|| "the NIC".to_string())
+    }
+
+    /// The option that describes a VF.
+    pub fn vf_subject(&self, index: u16) -> Subject {
+        self.subject.vf(self.config.id.as_deref(), index)
+    }
+
+    /// All VFs, with what the configuration says of them.
+    pub fn vfs_by_index(&self) -> impl Iterator<Item = (u16, Option<&'a VfConfig>)> + '_ {
+        (0..).zip(self.vfs.iter().copied())
+    }
+
+    /// The VFs whose MAC address follows from the PF's.
+    pub fn vfs_without_mac(&self) -> impl Iterator<Item = u16> + '_ {
+        self.vfs_by_index().filter(|(_, config)| config.is_none_or(|vf| vf.mac.is_none())).map(|(index, _)| index)
+    }
+
+    /// The queues of each VF. They are the same for all, as the size of the BARs and of the MSI-X table is.
+    fn shape(&self) -> Result<u16, ConfigError> {
+        let mut told: Option<(u16, u16)> = None;
+        for (vf, queues) in self.config.vfs.iter().filter_map(|vf| vf.num_queues.map(|queues| (vf.index, queues))) {
+            match told {
+                Some((first, shape)) if shape != queues => {
+                    let what = format!(
+                        "the VFs of a PF have the same number of queues, and VF {first} has {shape}; make them equal"
+                    );
+                    return Err(ConfigError::new(
+                        self.vf_subject(vf).key("num_queues", queues),
+                        Problem::Conflict(what),
+                    ));
+                }
+                _ => told = Some((vf, queues)),
+            }
+        }
+        Ok(told.map_or(2, |(_, shape)| shape))
+    }
+
+    fn nic(&self) -> Nic<'a> {
+        Nic::net(self.config, self.subject.clone())
+    }
+
+    fn vf_nic(&self, vf: &'a VfConfig) -> Nic<'a> {
+        Nic::vf(vf, self.config, self.vf_queues, self.vf_subject(vf.index))
+    }
+
+    fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
+        let Self { config, subject, .. } = self;
+        let not_yet = |key: &str, value: String, what: &str| {
+            let remedy = format!("leave {key} out");
+            Err(ConfigError::new(subject.key(key, value), Problem::NotYet { what: what.to_string(), remedy }))
+        };
+        if config.iommu {
+            return not_yet("iommu", "on".to_string(), "virtual IOMMUs are");
+        }
+        if config.pci_segment != 0 {
+            return not_yet("pci_segment", config.pci_segment.to_string(), "further PCI segments are");
+        }
+        if config.rate_limiter_config.is_some() {
+            return not_yet("rate_limiter_config", "…".to_string(), "rate limits are");
+        }
+        self.nic().check(vcpus)?;
+        for vf in &config.vfs {
+            self.check_vf(vf, vcpus)?;
+        }
+        Ok(())
+    }
+
+    fn check_vf(&self, vf: &VfConfig, vcpus: u32) -> Result<(), ConfigError> {
+        let not_yet = |key: &str, value: String, what: &str| {
+            let remedy = "use tap= or fd= instead".to_string();
+            let subject = self.vf_subject(vf.index).key(key, value);
+            Err(ConfigError::new(subject, Problem::NotYet { what: what.to_string(), remedy }))
+        };
+        if let Some(path) = &vf.vdpa {
+            return not_yet("vdpa", path.display().to_string(), "vDPA backends are");
+        }
+        if vf.vhost {
+            return not_yet("vhost", "on".to_string(), "vhost-net is");
+        }
+        self.vf_nic(vf).check(vcpus)
+    }
+
+    fn plan(&self, names: Names) -> NetPlan {
+        // What a VF has of which nothing is said.
+        let unsaid = VfConfig::default();
+        let Names { id, mac, tap, vfs } = names;
+        let vfs = self.vfs.iter().zip(vfs).map(|(config, (id, mac, tap))| {
+            let nic = Nic::vf(config.unwrap_or(&unsaid), self.config, self.vf_queues, self.subject.clone());
+            nic_plan(&nic, id, mac, tap)
+        });
+        NetPlan {
+            vfs: vfs.collect(),
+            pf: nic_plan(&self.nic(), id.clone(), mac, tap),
+            id,
+            pci_device_id: self.config.pci_device_id,
+        }
+    }
+}
+
+fn nic_plan(nic: &Nic<'_>, id: String, mac: MacAddress, tap: Option<String>) -> NicPlan {
+    NicPlan {
+        id,
+        mac: mac.0,
+        mtu: nic.mtu,
+        queue_pairs: nic.queue_pairs(),
+        queue_size: nic.queue_size,
+        offload_tso: nic.tso,
+        offload_ufo: nic.ufo,
+        offload_csum: nic.csum,
+        backend: nic.backend(tap),
+    }
 }

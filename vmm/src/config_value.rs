@@ -132,7 +132,7 @@ impl Value for Vec<i32> {
             if first > last || (first == last && element.contains('-')) {
                 return Err("a range must ascend".to_string());
             }
-            numbers.extend((first..=last).take(LONGEST));
+            numbers.extend((first..=last).take(LONGEST + 1));
             if numbers.len() > LONGEST {
                 return Err(format!("the list is longer than {LONGEST} numbers"));
             }
@@ -296,8 +296,7 @@ macro_rules! options {
                                 return Err(ConfigError::new(subject(), Problem::NotYet { what: $what.to_string(), remedy }));
                             }, )*
                             _ => {
-                                let keys: Vec<_> = Self::keys().iter().map(|key| key.name).collect();
-                                let what = format!("unknown key; {} has {}", $option, keys.join(", "));
+                                let what = concat!("unknown key; --help lists those of ", $option).to_string();
                                 return Err(ConfigError::new(subject(), Problem::Syntax(what)));
                             }
                         }

@@ -1,0 +1,286 @@
+//! The rules of one network function, whether it is a NIC, a PF or a VF.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::path::Path;
+
+use crate::config_error::{ConfigError, Problem};
+use crate::config_mac::MacAddress;
+use crate::config_net::{NetConfig, VfConfig, VhostMode};
+use crate::config_sriov::BackendPlan;
+
+/// The longest name of a network interface, in bytes (Linux `IFNAMSIZ` less its NUL).
+const LONGEST_INTERFACE: usize = 15;
+
+/// The start of an option as the user would write it, up to where the next key goes.
+#[derive(Debug, Clone)]
+pub(crate) struct Subject(String);
+
+impl Subject {
+    /// The NIC at position `index` of `count`.
+    pub fn net(config: &NetConfig, index: usize, count: usize) -> Self {
+        Self(match &config.id {
+            Some(id) => format!("--net id={id},"),
+            None if count == 1 => "--net ".to_string(),
+            None => format!("--net number {}, ", index + 1),
+        })
+    }
+
+    /// VF `index` of this NIC, which the user called `id`.
+    pub fn vf(&self, id: Option<&str>, index: u16) -> Self {
+        Self(match id {
+            Some(id) => format!("--net-vf pf={id},index={index},"),
+            None => format!("{}vfs index={index},", self.0),
+        })
+    }
+
+    /// The option without a further key.
+    pub fn bare(&self) -> &str {
+        self.0.trim_end_matches([',', ' '])
+    }
+
+    /// The option with a further key.
+    pub fn key(&self, key: &str, value: impl Display) -> String {
+        format!("{}{key}={value}", self.0)
+    }
+}
+
+/// One network function as it is wanted: what it says itself, and what it has from its PF.
+#[derive(Debug)]
+pub(crate) struct Nic<'a> {
+    pub subject: Subject,
+    tap: Option<&'a str>,
+    ip: Option<IpAddr>,
+    mask: Option<IpAddr>,
+    mac: Option<MacAddress>,
+    host_mac: Option<MacAddress>,
+    pub mtu: Option<u16>,
+    num_queues: u16,
+    pub queue_size: u16,
+    fds: &'a [i32],
+    pub tso: bool,
+    pub ufo: bool,
+    pub csum: bool,
+    vhost_user: bool,
+    vhost_socket: Option<&'a Path>,
+    vhost_mode: VhostMode,
+}
+
+impl<'a> Nic<'a> {
+    /// A plain NIC or a PF.
+    pub fn net(config: &'a NetConfig, subject: Subject) -> Self {
+        Self {
+            subject,
+            tap: config.tap.as_deref(),
+            ip: config.ip,
+            mask: config.mask,
+            mac: config.mac,
+            host_mac: config.host_mac,
+            mtu: config.mtu,
+            num_queues: config.num_queues,
+            queue_size: config.queue_size,
+            fds: &config.fds,
+            tso: config.offload_tso,
+            ufo: config.offload_ufo,
+            csum: config.offload_csum,
+            vhost_user: config.vhost_user,
+            vhost_socket: config.vhost_socket.as_deref(),
+            vhost_mode: config.vhost_mode,
+        }
+    }
+
+    /// A VF of `pf`, whose VFs have `num_queues` queues each.
+    pub fn vf(config: &'a VfConfig, pf: &NetConfig, num_queues: u16, subject: Subject) -> Self {
+        Self {
+            subject,
+            tap: config.tap.as_deref(),
+            ip: config.ip,
+            mask: config.mask,
+            mac: config.mac,
+            host_mac: config.host_mac,
+            mtu: config.mtu.or(pf.mtu),
+            num_queues,
+            queue_size: config.queue_size.unwrap_or(pf.queue_size),
+            fds: &config.fds,
+            tso: config.offload_tso.unwrap_or(pf.offload_tso),
+            ufo: config.offload_ufo.unwrap_or(pf.offload_ufo),
+            csum: config.offload_csum.unwrap_or(pf.offload_csum),
+            vhost_user: config.vhost_user,
+            vhost_socket: config.vhost_socket.as_deref(),
+            vhost_mode: config.vhost_mode,
+        }
+    }
+
+    /// Checks all that concerns this function alone, in a VM of `vcpus` vCPUs. Names and addresses that others may have too
+    /// are compared by the caller.
+    pub fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
+        self.check_supported()?;
+        self.check_queues(vcpus)?;
+        self.check_link()?;
+        self.check_tap()
+    }
+
+    /// Where its packets go. A tap without a name has `name`.
+    pub fn backend(&self, name: Option<String>) -> BackendPlan {
+        if !self.fds.is_empty() {
+            return BackendPlan::Fds(self.fds.to_vec());
+        }
+        let name = self.tap.map(str::to_string).or(name);
+        BackendPlan::Tap { name, ip: self.ip, mask: self.mask, host_mac: self.host_mac.map(|mac| mac.0) }
+    }
+
+    /// Pairs of a receive and a transmit queue.
+    pub const fn queue_pairs(&self) -> u16 {
+        self.num_queues / 2
+    }
+
+    fn error<T>(&self, key: &str, value: impl Display, problem: Problem) -> Result<T, ConfigError> {
+        Err(ConfigError::new(self.subject.key(key, value), problem))
+    }
+
+    fn check_supported(&self) -> Result<(), ConfigError> {
+        let not_yet = || Problem::NotYet {
+            what: "vhost-user backends are".to_string(),
+            remedy: "use tap= or fd= instead".to_string(),
+        };
+        if self.vhost_user {
+            return self.error("vhost_user", "on", not_yet());
+        }
+        if let Some(socket) = self.vhost_socket {
+            return self.error("socket", socket.display(), not_yet());
+        }
+        if self.vhost_mode != VhostMode::Client {
+            return self.error("vhost_mode", "server", not_yet());
+        }
+        Ok(())
+    }
+
+    fn check_queues(&self, vcpus: u32) -> Result<(), ConfigError> {
+        let Self { num_queues, queue_size, .. } = *self;
+        if num_queues == 0 || !num_queues.is_multiple_of(2) {
+            let what = "queues come in pairs; give an even number, 2 or more".to_string();
+            return self.error("num_queues", num_queues, Problem::Value(what));
+        }
+        if u32::from(self.queue_pairs()) > vcpus {
+            let what = format!(
+                "{} pairs of queues for a VM with --cpus boot={vcpus}; give at most {}, or more vCPUs",
+                self.queue_pairs(),
+                vcpus.saturating_mul(2),
+            );
+            return self.error("num_queues", num_queues, Problem::Conflict(what));
+        }
+        if !queue_size.is_power_of_two() || queue_size > 32_768 {
+            let what = "not a power of two up to 32768; 256 is usual".to_string();
+            return self.error("queue_size", queue_size, Problem::Value(what));
+        }
+        Ok(())
+    }
+
+    fn check_link(&self) -> Result<(), ConfigError> {
+        if let Some(mtu) = self.mtu.filter(|mtu| *mtu < 1280) {
+            return self.error("mtu", mtu, Problem::Value("too small; give 1280 to 65535".to_string()));
+        }
+        for (key, mac) in [("mac", self.mac), ("host_mac", self.host_mac)] {
+            match mac {
+                Some(mac) if mac.is_multicast() => {
+                    let what = "a group address; the first byte of a NIC's address is even, as in 52:54:00:12:34:56"
+                        .to_string();
+                    return self.error(key, mac, Problem::Value(what));
+                }
+                Some(mac) if mac.is_zero() => {
+                    let what = "not an address that a NIC can have; leave it out for one that is chosen".to_string();
+                    return self.error(key, mac, Problem::Value(what));
+                }
+                _ => {}
+            }
+        }
+        if !self.csum && (self.tso || self.ufo) {
+            let what = "segmentation needs checksums; add offload_tso=off,offload_ufo=off".to_string();
+            return self.error("offload_csum", "off", Problem::Conflict(what));
+        }
+        Ok(())
+    }
+
+    fn check_tap(&self) -> Result<(), ConfigError> {
+        if let Some(tap) = self.tap {
+            check_interface(tap).or_else(|what| self.error("tap", tap, Problem::Value(what)))?;
+        }
+        match (self.ip, self.mask) {
+            (None, None) => {}
+            (Some(ip), None) => {
+                return self.error(
+                    "ip",
+                    ip,
+                    Problem::Missing("an address needs its network mask; add mask=".to_string()),
+                );
+            }
+            (None, Some(mask)) => {
+                return self.error(
+                    "mask",
+                    mask,
+                    Problem::Missing("a network mask needs an address; add ip=".to_string()),
+                );
+            }
+            (Some(ip), Some(mask)) => {
+                check_mask(ip, mask).or_else(|what| self.error("mask", mask, Problem::Value(what)))?;
+            }
+        }
+        self.check_fds()
+    }
+
+    fn check_fds(&self) -> Result<(), ConfigError> {
+        let Some(first) = self.fds.first() else { return Ok(()) };
+        let numbers: Vec<_> = self.fds.iter().map(i32::to_string).collect();
+        let fail = |problem| self.error("fd", format_args!("[{}]", numbers.join(",")), problem);
+        if let Some(fd) = self.fds.iter().find(|fd| **fd <= 2) {
+            let what = format!("{fd} is not the number of a tap: 0 to 2 are the standard streams; pass 3 or more");
+            return fail(Problem::Value(what));
+        }
+        if self.fds.len() != usize::from(self.queue_pairs()) {
+            let what = format!(
+                "{} file descriptors for num_queues={}; pass one for each pair of queues",
+                self.fds.len(),
+                self.num_queues
+            );
+            return fail(Problem::Conflict(what));
+        }
+        let settings = [("tap", self.tap.is_some()), ("ip", self.ip.is_some()), ("host_mac", self.host_mac.is_some())];
+        if let Some((key, _)) = settings.iter().find(|(_, given)| *given) {
+            let what = format!("descriptor {first} is a tap that is set up already; leave {key} out");
+            return fail(Problem::Conflict(what));
+        }
+        Ok(())
+    }
+}
+
+/// Whether Linux takes this name for an interface, and takes it literally.
+pub(crate) fn check_interface(name: &str) -> Result<(), String> {
+    if name.is_empty() || name == "." || name == ".." {
+        return Err("not the name of an interface".to_string());
+    }
+    if name.len() > LONGEST_INTERFACE {
+        return Err(format!(
+            "{} characters; the name of an interface has at most {LONGEST_INTERFACE}, take a shorter one",
+            name.len()
+        ));
+    }
+    // Linux refuses '/', ':' and white space, and counts up where it finds a '%'.
+    match name.chars().find(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '%')) {
+        Some(c) => Err(format!("{c:?} cannot be part of the name of an interface; leave it out")),
+        None => Ok(()),
+    }
+}
+
+fn check_mask(ip: IpAddr, mask: IpAddr) -> Result<(), String> {
+    let ones_first = match mask {
+        IpAddr::V4(mask) => mask.to_bits().leading_ones() == mask.to_bits().count_ones(),
+        IpAddr::V6(mask) => mask.to_bits().leading_ones() == mask.to_bits().count_ones(),
+    };
+    if ip.is_ipv4() != mask.is_ipv4() {
+        Err(format!("not a mask for {ip}; give one of the same family"))
+    } else if !ones_first {
+        Err("not a network mask; write it as 255.255.255.0".to_string())
+    } else {
+        Ok(())
+    }
+}

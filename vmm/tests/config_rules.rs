@@ -1,0 +1,504 @@
+//! Every rule that a configuration can break: what is said about it, in one line, before anything is opened.
+
+#![expect(clippy::unwrap_used, reason = "what fails here is a failed test")]
+
+use vmm::config::{BackendPlan, ConfigError, NetConfig, NetPlan, NetVf, VmConfig};
+
+/// A VM of 4 vCPUs with these `--net` and `--net-vf` options.
+fn vm(nets: &[&str], vfs: &[&str]) -> Result<VmConfig, ConfigError> {
+    let mut config = VmConfig::default();
+    config.payload.kernel = Some("vmlinux".into());
+    config.cpus = "boot=4".parse()?;
+    for net in nets {
+        config.net.push(net.parse()?);
+    }
+    for vf in vfs {
+        vf.parse::<NetVf>()?.add_to(&mut config.net)?;
+    }
+    Ok(config)
+}
+
+fn plan(nets: &[&str], vfs: &[&str]) -> Result<Vec<NetPlan>, ConfigError> {
+    vm(nets, vfs)?.plan()
+}
+
+/// What is said about a configuration that must be refused.
+fn refusal(nets: &[&str], vfs: &[&str]) -> String {
+    let line = plan(nets, vfs).unwrap_err().to_string();
+    assert!(!line.contains('\n'), "{line}");
+    line
+}
+
+fn pf(key: &str) -> String {
+    refusal(&[&format!("id=pf0,tap=pf0,sriov_vfs=8,{key}")], &[])
+}
+
+fn vf(key: &str) -> String {
+    refusal(&["id=pf0,tap=pf0,sriov_vfs=8"], &[&format!("pf=pf0,index=3,{key}")])
+}
+
+fn with(change: impl FnOnce(&mut VmConfig)) -> String {
+    let mut config = vm(&[], &[]).unwrap();
+    change(&mut config);
+    config.plan().unwrap_err().to_string()
+}
+
+fn tap(name: &str) -> BackendPlan {
+    BackendPlan::Tap { name: Some(name.to_string()), ip: None, mask: None, host_mac: None }
+}
+
+// The index of a VF and the PF that it belongs to.
+
+#[test]
+fn a_vf_index_out_of_range_is_refused() {
+    assert_eq!(
+        refusal(&["id=pf0,sriov_vfs=8"], &["pf=pf0,index=8"]),
+        "--net-vf pf=pf0,index=8: pf0 reserves 8 VFs (sriov_vfs=8); index must be 0 to 7"
+    );
+    assert_eq!(
+        refusal(&["id=pf0"], &["pf=pf0,index=0"]),
+        "--net-vf pf=pf0,index=0: pf0 reserves no VFs; add sriov_vfs= to its --net"
+    );
+}
+
+#[test]
+fn a_vf_index_used_twice_is_refused() {
+    assert_eq!(
+        refusal(&["id=pf0,sriov_vfs=8"], &["pf=pf0,index=3,tap=a", "pf=pf0,index=3,tap=b"]),
+        "--net-vf pf=pf0,index=3: VF 3 of pf0 is given twice; put all its keys into one"
+    );
+}
+
+#[test]
+fn a_vf_of_no_pf_is_refused() {
+    assert_eq!(
+        refusal(&["id=pf0,sriov_vfs=8"], &["pf=pf1,index=3"]),
+        "--net-vf pf=pf1,index=3: no NIC is called pf1; give one --net id=pf1,sriov_vfs=…"
+    );
+    assert_eq!(
+        refusal(&["id=pf0,sriov_vfs=8"], &["index=3"]),
+        "--net-vf index=3: pf= has to be given: the id of the NIC that the VF belongs to"
+    );
+    assert_eq!(refusal(&["id=pf0,sriov_vfs=8"], &["pf=pf0"]), "--net-vf: index has to be given");
+}
+
+#[test]
+fn a_vf_in_json_of_a_nic_without_an_id_is_named_too() {
+    let mut config = vm(&["tap=a", "tap=b,sriov_vfs=2"], &[]).unwrap();
+    config.net[1].vfs.push("index=2".parse().unwrap());
+    assert_eq!(
+        config.plan().unwrap_err().to_string(),
+        "--net number 2, vfs index=2: the NIC reserves 2 VFs (sriov_vfs=2); index must be 0 to 1"
+    );
+}
+
+// What only one function can have.
+
+#[test]
+fn a_mac_used_twice_is_refused() {
+    let mac = "52:54:00:00:00:01";
+    assert_eq!(
+        refusal(&[&format!("id=a,mac={mac}"), &format!("id=b,mac={mac}")], &[]),
+        "--net id=b,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is in use by a already; \
+         give each NIC and each VF its own"
+    );
+    assert_eq!(
+        refusal(&[&format!("id=a,sriov_vfs=2,mac={mac}")], &[&format!("pf=a,index=1,mac={mac}")]),
+        "--net-vf pf=a,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is in use by a already; \
+         give each NIC and each VF its own"
+    );
+}
+
+#[test]
+fn a_mac_that_follows_from_the_pf_and_is_used_already_is_refused() {
+    assert_eq!(
+        refusal(&["id=a,sriov_vfs=4,mac=52:54:00:00:00:01", "id=b,mac=06:00:00:01:00:03"], &[]),
+        "--net id=a,mac=52:54:00:00:00:01: MAC address 06:00:00:01:00:03 of VF 3 is in use by b already; \
+         give the VF another by --net-vf"
+    );
+}
+
+#[test]
+fn a_mac_that_no_nic_can_have_is_refused() {
+    assert_eq!(
+        pf("mac=01:00:5e:00:00:01"),
+        "--net id=pf0,mac=01:00:5e:00:00:01: a group address; the first byte of a NIC's address is even, \
+         as in 52:54:00:12:34:56"
+    );
+    assert_eq!(
+        vf("host_mac=00:00:00:00:00:00"),
+        "--net-vf pf=pf0,index=3,host_mac=00:00:00:00:00:00: not an address that a NIC can have; \
+         leave it out for one that is chosen"
+    );
+    assert_eq!(pf("mac=52:54:00"), "--net mac=52:54:00: not a MAC address; write it as 52:54:00:12:34:56");
+}
+
+#[test]
+fn a_tap_used_twice_is_refused() {
+    assert_eq!(
+        refusal(&["id=a,tap=t", "id=b,tap=t"], &[]),
+        "--net id=b,tap=t: tap t is in use by a already; give each NIC and each VF its own"
+    );
+    assert_eq!(
+        refusal(&["id=a,tap=t,sriov_vfs=2"], &["pf=a,index=0,tap=u", "pf=a,index=1,tap=u"]),
+        "--net-vf pf=a,index=1,tap=u: tap u is in use by VF 0 of a already; give each NIC and each VF its own"
+    );
+    assert_eq!(
+        refusal(&["id=a,tap=t,sriov_vfs=2", "id=b,tap=tv1"], &[]),
+        "--net id=a,sriov_vfs=2: tap tv1 of VF 1 is in use by b already; give the VF another by --net-vf"
+    );
+}
+
+#[test]
+fn a_tap_name_longer_than_15_characters_is_refused() {
+    assert_eq!(
+        refusal(&["tap=abcdefghijklmnop"], &[]),
+        "--net tap=abcdefghijklmnop: 16 characters; the name of an interface has at most 15, take a shorter one"
+    );
+    assert_eq!(
+        refusal(&["tap=abcdefghijklm,sriov_vfs=11"], &[]),
+        "--net tap=abcdefghijklm,sriov_vfs=11: the tap of VF 10 would be abcdefghijklmv10, and the name of an interface \
+         has at most 15 characters; take a shorter tap name, or name the VF's tap by --net-vf"
+    );
+    assert!(plan(&["id=a,tap=abcdefghijklm,sriov_vfs=11"], &["pf=a,index=10,tap=short"]).is_ok());
+}
+
+#[test]
+fn a_tap_name_that_linux_does_not_take_is_refused() {
+    for (name, what) in [("a/b", "'/'"), ("tap%d", "'%'"), ("a b", "' '"), ("a:1", "':'")] {
+        let expected = format!("--net tap={name}: {what} cannot be part of the name of an interface; leave it out");
+        assert_eq!(refusal(&[&format!("tap={name}")], &[]), expected);
+    }
+    assert_eq!(refusal(&["tap=.."], &[]), "--net tap=..: not the name of an interface");
+}
+
+#[test]
+fn an_id_used_twice_is_refused() {
+    assert_eq!(
+        refusal(&["id=a", "id=a"], &[]),
+        "--net id=a: this id is in use by another NIC already; give each NIC its own"
+    );
+    assert_eq!(
+        refusal(&["id=a,sriov_vfs=8", "id=av3"], &[]),
+        "--net id=av3: this id is in use by VF 3 of a already; give the NIC another"
+    );
+}
+
+#[test]
+fn an_id_that_is_kept_for_the_vm_is_refused() {
+    let what = "not a name for a device; two underscores at the start are kept for the VM's own";
+    assert_eq!(refusal(&["id=__net"], &[]), format!("--net id=__net: {what}"));
+    let json = |id: &str| NetConfig { id: Some(id.to_string()), ..NetConfig::default() };
+    assert_eq!(with(|vm| vm.net.push(json(""))), format!("--net id=: {what}"));
+    assert_eq!(with(|vm| vm.net.push(json("a\n\0"))), format!("--net id=a\\n\\u{{0}}: {what}"));
+}
+
+#[test]
+fn a_descriptor_used_twice_is_refused() {
+    assert_eq!(
+        refusal(&["id=a,fd=[7]", "id=b,fd=[7]"], &[]),
+        "--net id=b,fd=7: this descriptor is in use by a already; open a tap's queue for each"
+    );
+    assert_eq!(
+        refusal(&["id=a,fd=[7,7],num_queues=4"], &[]),
+        "--net id=a,fd=7: this descriptor is in use by a already; open a tap's queue for each"
+    );
+}
+
+#[test]
+fn a_slot_that_is_not_free_is_refused() {
+    assert_eq!(
+        refusal(&["id=a,pci_device_id=5", "id=b,pci_device_id=5"], &[]),
+        "--net id=b,pci_device_id=5: slot 5 is in use by a already; give another, or leave pci_device_id out"
+    );
+    for slot in [0, 32] {
+        assert_eq!(
+            refusal(&[&format!("pci_device_id={slot}")], &[]),
+            format!("--net pci_device_id={slot}: bus 0 has slots 1 to 31 for devices; give one of them")
+        );
+    }
+    assert_eq!(
+        refusal(&[""; 32], &[]),
+        "--net (32 of them): bus 0 has slots for 31 devices; give a NIC VFs (sriov_vfs=) in place of more NICs"
+    );
+    assert_eq!(plan(&[""; 31], &[]).unwrap().len(), 31);
+}
+
+// More VFs than buses, and VFs of different shape.
+
+#[test]
+fn more_vfs_than_buses_are_refused() {
+    assert_eq!(
+        refusal(&["id=a,sriov_vfs=32513"], &[]),
+        "--net id=a,sriov_vfs=32513: a VM has buses for 32512 VFs; reserve fewer"
+    );
+    // 126 buses and 1 more, of 127; then one more.
+    let big = "id=a,tap=a,sriov_vfs=32001";
+    assert!(plan(&[big, "id=b,tap=b,sriov_vfs=256"], &[]).is_ok());
+    assert_eq!(
+        refusal(&[big, "id=b,tap=b,sriov_vfs=257"], &[]),
+        "--net id=b,sriov_vfs=257: needs 2 buses of 256 VFs, and the NICs before it leave 1 of 127; reserve fewer VFs"
+    );
+    assert!(plan(&["tap=a,sriov_vfs=32512"], &[]).is_ok());
+}
+
+#[test]
+fn vfs_of_different_shape_are_refused() {
+    assert_eq!(
+        refusal(
+            &["id=pf0,sriov_vfs=8"],
+            &["pf=pf0,index=0,num_queues=4", "pf=pf0,index=1", "pf=pf0,index=2,num_queues=2"]
+        ),
+        "--net-vf pf=pf0,index=2,num_queues=2: the VFs of a PF have the same number of queues, and VF 0 has 4; \
+         make them equal"
+    );
+}
+
+// Queues, link and backend.
+
+#[test]
+fn wrong_queue_counts_are_refused() {
+    for count in [0, 1, 3] {
+        assert_eq!(
+            pf(&format!("num_queues={count}")),
+            format!("--net id=pf0,num_queues={count}: queues come in pairs; give an even number, 2 or more")
+        );
+    }
+    assert_eq!(
+        vf("num_queues=10"),
+        "--net-vf pf=pf0,index=3,num_queues=10: 5 pairs of queues for a VM with --cpus boot=4; give at most 8, or more vCPUs"
+    );
+}
+
+#[test]
+fn a_queue_size_that_is_no_power_of_two_is_refused() {
+    for size in [0, 3, 257, 65535] {
+        assert_eq!(
+            pf(&format!("queue_size={size}")),
+            format!("--net id=pf0,queue_size={size}: not a power of two up to 32768; 256 is usual")
+        );
+    }
+    assert!(plan(&["queue_size=32768"], &[]).is_ok());
+}
+
+#[test]
+fn an_mtu_out_of_range_is_refused() {
+    assert_eq!(pf("mtu=1279"), "--net id=pf0,mtu=1279: too small; give 1280 to 65535");
+    assert_eq!(vf("mtu=65536"), "--net-vf mtu=65536: give a whole number from 0 to 65535");
+}
+
+#[test]
+fn an_address_without_a_mask_is_refused() {
+    assert_eq!(pf("ip=10.0.0.1"), "--net id=pf0,ip=10.0.0.1: an address needs its network mask; add mask=");
+    assert_eq!(
+        vf("mask=255.0.0.0"),
+        "--net-vf pf=pf0,index=3,mask=255.0.0.0: a network mask needs an address; add ip="
+    );
+    assert_eq!(
+        pf("ip=10.0.0.1,mask=255.0.255.0"),
+        "--net id=pf0,mask=255.0.255.0: not a network mask; write it as 255.255.255.0"
+    );
+    assert_eq!(
+        pf("ip=10.0.0.1,mask=ffff::"),
+        "--net id=pf0,mask=ffff::: not a mask for 10.0.0.1; give one of the same family"
+    );
+}
+
+#[test]
+fn segmentation_without_checksums_is_refused() {
+    let what = "segmentation needs checksums; add offload_tso=off,offload_ufo=off";
+    assert_eq!(pf("offload_csum=off"), format!("--net id=pf0,offload_csum=off: {what}"));
+    assert_eq!(vf("offload_csum=off,offload_ufo=off"), format!("--net-vf pf=pf0,index=3,offload_csum=off: {what}"));
+    assert!(plan(&["offload_csum=off,offload_tso=off,offload_ufo=off"], &[]).is_ok());
+}
+
+#[test]
+fn descriptors_that_cannot_be_taps_are_refused() {
+    assert_eq!(
+        pf("fd=[2],tap="),
+        "--net id=pf0,fd=[2]: 2 is not the number of a tap: 0 to 2 are the standard streams; pass 3 or more"
+    );
+    assert_eq!(
+        vf("fd=[5-7]"),
+        "--net-vf pf=pf0,index=3,fd=[5,6,7]: 3 file descriptors for num_queues=2; pass one for each pair of queues"
+    );
+    assert_eq!(
+        vf("fd=[5],tap=x"),
+        "--net-vf pf=pf0,index=3,fd=[5]: descriptor 5 is a tap that is set up already; leave tap out"
+    );
+}
+
+// The machine.
+
+#[test]
+fn a_vm_without_vcpus_memory_or_kernel_is_refused() {
+    assert_eq!(with(|vm| vm.cpus.boot_vcpus = 0), "--cpus boot=0: a VM needs a vCPU; give 1 or more");
+    assert_eq!(with(|vm| vm.cpus.boot_vcpus = 255), "--cpus boot=255: a VM has at most 254 vCPUs; give fewer");
+    assert_eq!(with(|vm| vm.cpus.max_vcpus = 3), "--cpus max=3: fewer than the 4 vCPUs at boot; leave max out");
+    assert_eq!(with(|vm| vm.memory.size = 0), "--memory size=0: a VM needs memory; give a size, as 512M");
+    assert_eq!(
+        with(|vm| vm.memory.size = 1 << 46),
+        "--memory size=65536G: more than a guest can address; give at most 32768G"
+    );
+    assert_eq!(
+        with(|vm| vm.memory.size += 1),
+        "--memory size=536870913: not a whole number of pages of 4 KiB; round it up"
+    );
+    assert_eq!(with(|vm| vm.payload.kernel = None), "--kernel: has to be given: the path of a bzImage or of a vmlinux");
+    assert_eq!(
+        with(|vm| vm.payload.cmdline = Some("a\0b".to_string())),
+        "--cmdline a\\u{0}b: a NUL ends a kernel's command line; leave it out"
+    );
+}
+
+#[test]
+fn wrong_huge_pages_are_refused() {
+    let page = |size: u64| with(|vm| (vm.memory.hugepages, vm.memory.hugepage_size) = (true, Some(size)));
+    assert_eq!(
+        with(|vm| vm.memory.hugepage_size = Some(2 << 20)),
+        "--memory hugepage_size=2M: needs hugepages=on; add it"
+    );
+    assert_eq!(page(3 << 20), "--memory hugepage_size=3M: not the size of a huge page; 2M and 1G are");
+    assert_eq!(page(0), "--memory hugepage_size=0: not the size of a huge page; 2M and 1G are");
+    assert_eq!(page(1 << 30), "--memory size=512M: not a whole number of pages of 1048576 KiB; round it up");
+}
+
+#[test]
+fn a_console_that_cannot_be_is_refused() {
+    assert_eq!(
+        with(|vm| vm.serial = "pty".parse().unwrap()),
+        "--serial pty: pseudo-terminals are not in this version yet; use tty or file=<path>"
+    );
+    assert_eq!(
+        with(|vm| vm.serial = "socket=/tmp/s".parse().unwrap()),
+        "--serial socket=/tmp/s: consoles on sockets are not in this version yet; use tty or file=<path>"
+    );
+    assert_eq!(
+        with(|vm| vm.console = "tty".parse().unwrap()),
+        "--console tty: the virtio console is not in this version yet; use --serial"
+    );
+    assert_eq!(
+        with(|vm| vm.serial.file = Some("x".into())),
+        "--serial null: only mode File has a file; leave file out"
+    );
+    let json = |text: &str| serde_json::from_str(text).unwrap();
+    assert_eq!(with(|vm| vm.serial = json(r#"{"mode":"File"}"#)), "--serial file=: mode File needs a file; give one");
+}
+
+// What comes later is refused by name.
+
+#[test]
+fn what_comes_later_is_refused_by_name() {
+    let vhost_user = "vhost-user backends are not in this version yet; use tap= or fd= instead";
+    assert_eq!(pf("vhost_user=on"), format!("--net id=pf0,vhost_user=on: {vhost_user}"));
+    assert_eq!(vf("socket=/run/s"), format!("--net-vf pf=pf0,index=3,socket=/run/s: {vhost_user}"));
+    assert_eq!(vf("vhost_mode=server"), format!("--net-vf pf=pf0,index=3,vhost_mode=server: {vhost_user}"));
+    assert_eq!(
+        vf("vdpa=/dev/vhost-vdpa-0"),
+        "--net-vf pf=pf0,index=3,vdpa=/dev/vhost-vdpa-0: vDPA backends are not in this version yet; use tap= or fd= instead"
+    );
+    assert_eq!(
+        vf("vhost=on"),
+        "--net-vf pf=pf0,index=3,vhost=on: vhost-net is not in this version yet; use tap= or fd= instead"
+    );
+    assert_eq!(pf("iommu=on"), "--net id=pf0,iommu=on: virtual IOMMUs are not in this version yet; leave iommu out");
+    assert_eq!(
+        pf("pci_segment=1"),
+        "--net id=pf0,pci_segment=1: further PCI segments are not in this version yet; leave pci_segment out"
+    );
+    assert_eq!(pf("bw_size=1000"), "--net bw_size=1000: rate limits are not in this version yet; leave bw_size out");
+    assert_eq!(
+        with(|vm| vm.cpus.max_vcpus = 8),
+        "--cpus max=8: vCPUs that are added later are not in this version yet; leave max out"
+    );
+    let json = r#"{"rate_limiter_config":{"ops":{"size":1,"refill_time":1}}}"#;
+    assert_eq!(
+        with(|vm| vm.net.push(serde_json::from_str(json).unwrap())),
+        "--net rate_limiter_config=…: rate limits are not in this version yet; leave rate_limiter_config out"
+    );
+}
+
+#[test]
+fn what_comes_later_may_be_given_as_off() {
+    let off = "iommu=off,vhost_user=off,socket=,pci_segment=0,vhost_mode=client,bw_size=";
+    assert!(plan(&[&format!("id=a,sriov_vfs=1,{off}")], &["pf=a,index=0,vhost=off,vdpa="]).is_ok());
+}
+
+// What is decided where nothing is said.
+
+#[test]
+fn vfs_have_names_addresses_and_taps_that_follow_from_their_pf() {
+    let plan =
+        plan(&["id=pf0,tap=t,mac=52:54:00:00:00:01,mtu=9000,queue_size=64,num_queues=4,sriov_vfs=8"], &[]).unwrap();
+    let [device] = &plan[..] else { panic!("one device") };
+    assert_eq!((device.id.as_str(), device.pf.id.as_str(), device.vfs.len()), ("pf0", "pf0", 8));
+    assert_eq!((device.pf.queue_pairs, &device.pf.backend), (2, &tap("t")));
+    let vf = &device.vfs[3];
+    assert_eq!((vf.id.as_str(), vf.mac, &vf.backend), ("pf0v3", [6, 0, 0, 1, 0, 3], &tap("tv3")));
+    assert_eq!((vf.queue_pairs, vf.queue_size, vf.mtu), (1, 64, Some(9000)));
+}
+
+#[test]
+fn a_vf_is_as_it_is_told_to_be() {
+    let vf = "pf=pf0,index=1,tap=u,mac=52:54:00:00:01:00,mtu=1400,queue_size=16,num_queues=4,offload_tso=off,\
+              ip=10.0.0.1,mask=255.255.255.0,host_mac=52:54:00:00:02:00";
+    let plan = plan(&["id=pf0,tap=t,sriov_vfs=2,offload_ufo=off"], &[vf]).unwrap();
+    let vf = &plan[0].vfs[1];
+    assert_eq!((vf.mac, vf.mtu, vf.queue_size), ([0x52, 0x54, 0, 0, 1, 0], Some(1400), 16));
+    assert_eq!((vf.offload_tso, vf.offload_ufo, vf.offload_csum), (false, false, true));
+    let backend = BackendPlan::Tap {
+        name: Some("u".to_string()),
+        ip: Some("10.0.0.1".parse().unwrap()),
+        mask: Some("255.255.255.0".parse().unwrap()),
+        host_mac: Some([0x52, 0x54, 0, 0, 2, 0]),
+    };
+    assert_eq!(vf.backend, backend);
+    // What one VF says of its queues holds for all.
+    assert_eq!(plan[0].vfs[0].queue_pairs, 2);
+}
+
+#[test]
+fn nics_without_an_id_are_counted() {
+    let plan = plan(&["", "id=_net0", "", "id=x"], &[]).unwrap();
+    let ids: Vec<_> = plan.iter().map(|device| device.id.as_str()).collect();
+    assert_eq!(ids, ["_net1", "_net0", "_net2", "x"]);
+}
+
+#[test]
+fn a_nic_without_a_mac_gets_another_local_one_each_time() {
+    let config = vm(&["", "sriov_vfs=2"], &[]).unwrap();
+    let macs = || {
+        let plan = config.plan().unwrap();
+        plan.iter()
+            .flat_map(|device| std::iter::once(&device.pf).chain(&device.vfs))
+            .map(|nic| nic.mac)
+            .collect::<Vec<_>>()
+    };
+    let (first, second) = (macs(), macs());
+    assert!(first.iter().all(|mac| mac[0] & 3 == 2), "{first:x?}");
+    let all: std::collections::HashSet<_> = first.iter().chain(&second).collect();
+    assert_eq!(all.len(), 8);
+}
+
+#[test]
+fn a_nic_without_a_tap_name_takes_any() {
+    let plan = plan(&[""], &[]).unwrap();
+    assert_eq!(plan[0].pf.backend, BackendPlan::Tap { name: None, ip: None, mask: None, host_mac: None });
+}
+
+#[test]
+fn a_pf_without_a_tap_name_gets_one_that_its_vfs_follow() {
+    let plan = plan(&["", "sriov_vfs=2", "sriov_vfs=2,fd=[5]"], &[]).unwrap();
+    let pid = std::process::id();
+    assert_eq!(plan[1].pf.backend, tap(&format!("vm{pid:x}b")));
+    assert_eq!(plan[1].vfs[1].backend, tap(&format!("vm{pid:x}bv1")));
+    assert_eq!(plan[2].pf.backend, BackendPlan::Fds(vec![5]));
+    assert_eq!(plan[2].vfs[0].backend, tap(&format!("vm{pid:x}cv0")));
+}
+
+#[test]
+fn descriptors_are_handed_on() {
+    let plan = plan(&["id=a,fd=[5-6],num_queues=4,sriov_vfs=2"], &["pf=a,index=1,fd=9"]).unwrap();
+    assert_eq!(plan[0].pf.backend, BackendPlan::Fds(vec![5, 6]));
+    assert_eq!(plan[0].vfs[1].backend, BackendPlan::Fds(vec![9]));
+}

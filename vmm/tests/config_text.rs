@@ -1,0 +1,244 @@
+//! The command line's text, JSON and help of the configuration types.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use vmm::config::*;
+
+fn problem<T: std::str::FromStr<Err = ConfigError>>(text: &str) -> String {
+    text.parse::<T>().err().map(|error| error.to_string()).unwrap_or_else(|| format!("{text} is accepted"))
+}
+
+#[test]
+fn the_defaults_are_cloud_hypervisors() {
+    let net: NetConfig = "".parse().unwrap();
+    assert_eq!((net.num_queues, net.queue_size, net.sriov_vfs, net.pci_segment), (2, 256, 0, 0));
+    assert!(net.offload_tso && net.offload_ufo && net.offload_csum);
+    assert_eq!(net, NetConfig::default());
+    assert_eq!("".parse::<MemoryConfig>().unwrap().size, 512 << 20);
+    assert!(MemoryConfig::default().thp);
+    assert_eq!("boot=3".parse::<CpusConfig>().unwrap(), CpusConfig { boot_vcpus: 3, max_vcpus: 3 });
+    assert_eq!(VmConfig::default().serial.mode, ConsoleMode::Null);
+    assert_eq!(VmConfig::default().console.mode, ConsoleMode::Off);
+}
+
+#[test]
+fn an_empty_value_leaves_a_key_unset() {
+    assert_eq!("tap=,num_queues=,offload_tso=,fd=,mac=,id=\"\"".parse::<NetConfig>().unwrap(), NetConfig::default());
+}
+
+#[test]
+fn the_last_of_a_key_counts() {
+    assert_eq!("tap=a,tap=b".parse::<NetConfig>().unwrap().tap.as_deref(), Some("b"));
+}
+
+#[test]
+fn toggles_and_sizes_are_read_as_cloud_hypervisor_does() {
+    for (text, value) in [("on", true), ("TRUE", true), ("off", false), ("False", false)] {
+        assert_eq!(format!("shared={text}").parse::<MemoryConfig>().unwrap().shared, value);
+    }
+    for (text, value) in [("4096", 4096), ("3K", 3 << 10), ("5M", 5 << 20), ("7G", 7 << 30)] {
+        assert_eq!(format!("size={text}").parse::<MemoryConfig>().unwrap().size, value);
+    }
+    for text in ["1.5G", "1g", "-1", "+1", "K", "18446744073709551616", "17179869184G", "é"] {
+        assert_eq!(
+            problem::<MemoryConfig>(&format!("size={text}")),
+            format!("--memory size={text}: give a number of bytes, or one with K, M or G, as 512M")
+        );
+    }
+    assert_eq!(problem::<MemoryConfig>("shared=yes"), "--memory shared=yes: give on or off");
+}
+
+#[test]
+fn lists_have_ascending_ranges() {
+    let fds = |text: &str| format!("fd={text}").parse::<NetConfig>().map(|net| net.fds);
+    assert_eq!(fds("[3,5-7]").unwrap(), [3, 5, 6, 7]);
+    assert_eq!(fds("4").unwrap(), [4]);
+    assert_eq!(problem::<NetConfig>("fd=[5-5]"), "--net fd=[5-5]: a range must ascend");
+    assert_eq!(problem::<NetConfig>("fd=[3,x]"), "--net fd=[3,x]: give a list of numbers, as [3,4] or [3-6]");
+    assert_eq!(
+        problem::<NetConfig>("fd=[0-2147483647]"),
+        "--net fd=[0-2147483647]: the list is longer than 65536 numbers"
+    );
+}
+
+#[test]
+fn an_unknown_key_is_an_error() {
+    assert_eq!(problem::<NetConfig>("tapp=x"), "--net tapp=x: unknown key; --help lists those of --net");
+    assert_eq!(problem::<NetVf>("pf=a,index=0,id=x"), "--net-vf id=x: unknown key; --help lists those of --net-vf");
+    assert_eq!(problem::<CpusConfig>("boot"), "--cpus boot: a key without a value; write key=value");
+    assert_eq!(problem::<CpusConfig>("boot=[1"), "--cpus boot=[1: a bracket is not closed");
+}
+
+#[test]
+fn a_key_of_a_later_version_is_refused_by_name() {
+    assert_eq!(
+        problem::<CpusConfig>("boot=2,topology=1:1:2:1"),
+        "--cpus topology=1:1:2:1: CPU topologies are not in this version yet; leave topology out"
+    );
+    assert_eq!(
+        problem::<MemoryConfig>("hotplug_size=1G"),
+        "--memory hotplug_size=1G: hot-plugged memory is not in this version yet; leave hotplug_size out"
+    );
+}
+
+#[test]
+fn a_console_is_a_word_or_a_path() {
+    let read = |text: &str| text.parse::<ConsoleConfig>();
+    assert_eq!(read("tty").unwrap(), ConsoleConfig::new(ConsoleMode::Tty));
+    let file = read("file=/tmp/a").unwrap();
+    assert_eq!((file.mode, file.file, file.socket), (ConsoleMode::File, Some(PathBuf::from("/tmp/a")), None));
+    for text in ["", "on", "file", "file=", "tty=1", "off,null", "file=\"a"] {
+        assert!(read(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn json_has_cloud_hypervisors_names() {
+    let json = r#"{
+        "cpus": {"boot_vcpus": 2, "max_vcpus": 2}, "memory": {"size": 1073741824, "shared": true},
+        "payload": {"kernel": "/boot/vmlinuz", "cmdline": "console=ttyS0"},
+        "net": [{"id": "pf0", "tap": "t", "mac": "52:54:00:00:00:01", "vhost_socket": null, "vhost_mode": "Client",
+                 "fds": null, "sriov_vfs": 8, "vfs": [{"index": 3, "tap": "u"}]}],
+        "serial": {"mode": "Tty"}, "console": {"mode": "Off"}
+    }"#;
+    let config: VmConfig = serde_json::from_str(json).unwrap();
+    assert_eq!((config.cpus.boot_vcpus, config.memory.size, config.memory.shared), (2, 1 << 30, true));
+    assert_eq!(config.net[0].mac, Some(MacAddress([0x52, 0x54, 0, 0, 0, 1])));
+    assert_eq!((config.net[0].vfs[0].index, config.net[0].vfs[0].tap.as_deref()), (3, Some("u")));
+    assert_eq!(config.serial.mode, ConsoleMode::Tty);
+    assert_eq!(config.plan().unwrap()[0].vfs.len(), 8);
+    assert_eq!(serde_json::from_str::<VmConfig>(&serde_json::to_string(&config).unwrap()).unwrap(), config);
+}
+
+#[test]
+fn json_leaves_out_what_is_unset() {
+    let net = serde_json::to_value(NetConfig::default()).unwrap();
+    for key in ["id", "tap", "ip", "mac", "mtu", "fds", "vhost_socket", "rate_limiter_config", "vfs"] {
+        assert!(net.get(key).is_none(), "{key}");
+    }
+    assert_eq!((&net["pci_segment"], &net["num_queues"]), (&0.into(), &2.into()));
+}
+
+#[test]
+fn json_with_an_unknown_or_a_missing_field_is_an_error() {
+    for (json, what) in [
+        (r#"{"net":[{"sriov_vf":1}]}"#, "unknown field `sriov_vf`"),
+        (r#"{"net":[{"vfs":[{"tap":"u"}]}]}"#, "index has to be given"),
+        (r#"{"serial":{}}"#, "missing field `mode`"),
+        (r#"{"net":[{"mac":"x"}]}"#, "not a MAC address"),
+        (r#"{"disks":[]}"#, "unknown field `disks`"),
+    ] {
+        let error = serde_json::from_str::<VmConfig>(json).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    }
+}
+
+#[test]
+fn help_lists_every_key_with_its_grammar_and_default() {
+    let text = help::<NetConfig>();
+    for line in ["tap=<interface>\n", "fd=[<fd>,...]\n", "sriov_vfs=<number>\n", "offload_tso=on|off\n"] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert!(text.contains("a power of two up to 32768. [default: 256]"), "{text}");
+    assert!(help::<NetVf>().starts_with("pf=<id>\n"));
+    // An index has no default.
+    assert!(!help::<NetVf>().contains("[default: 0]"));
+    for key in NetConfig::keys() {
+        assert!(!key.about.is_empty() && !key.syntax.is_empty(), "{}", key.name);
+    }
+}
+
+fn text() -> impl Strategy<Value = String> {
+    // Commas, quotes, brackets and blanks, which the grammar gives a meaning to, and anything else.
+    prop_oneof![r#"[a-z,="\[\] ]{1,12}"#, any::<String>()].prop_filter("empty is unset", |text| !text.is_empty())
+}
+
+fn mac() -> impl Strategy<Value = MacAddress> {
+    any::<[u8; 6]>().prop_map(MacAddress)
+}
+
+prop_compose! {
+    fn net()(
+        id in option::of(text()), tap in option::of(text()), ip: Option<IpAddr>, mask: Option<IpAddr>,
+        (mac, host_mac) in (option::of(mac()), option::of(mac())), mtu: Option<u16>, num_queues: u16, queue_size: u16,
+        fds in vec(0..i32::MAX, 0..5), offloads: [bool; 3], pci_segment: u16, sriov_vfs: u16,
+    ) -> NetConfig {
+        let [offload_tso, offload_ufo, offload_csum] = offloads;
+        NetConfig {
+            id, tap, ip, mask, mac, host_mac, mtu, num_queues, queue_size, fds, offload_tso, offload_ufo, offload_csum,
+            pci_segment, sriov_vfs, ..NetConfig::default()
+        }
+    }
+}
+
+prop_compose! {
+    fn vf()(
+        index: u16, tap in option::of(text()), mac in option::of(mac()), num_queues: Option<u16>,
+        offload_tso: Option<bool>, vhost: bool, vhost_user: bool, socket in option::of(text()), vdpa in option::of(text()),
+    ) -> VfConfig {
+        VfConfig {
+            index, tap, mac, num_queues, offload_tso, vhost, vhost_user, vhost_mode: VhostMode::Server,
+            vhost_socket: socket.map(PathBuf::from), vdpa: vdpa.map(PathBuf::from), ..VfConfig::default()
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_net_reads_back_what_it_prints(net in net()) {
+        prop_assert_eq!(net.to_string().parse::<NetConfig>().unwrap(), net.clone());
+        let json = serde_json::to_string(&net).unwrap();
+        prop_assert_eq!(serde_json::from_str::<NetConfig>(&json).unwrap(), net);
+    }
+
+    #[test]
+    fn a_vf_reads_back_what_it_prints(vf in vf()) {
+        let read: NetVf = format!("pf=pf0,{vf}").parse().unwrap();
+        prop_assert_eq!(read, NetVf { pf: "pf0".to_string(), vf });
+    }
+
+    #[test]
+    fn cpus_and_memory_read_back_what_they_print(boot_vcpus: u32, max_vcpus: u32, size: u64, page: Option<u64>, shared: bool) {
+        let cpus = CpusConfig { boot_vcpus, max_vcpus };
+        prop_assert_eq!(cpus.to_string().parse::<CpusConfig>().unwrap(), cpus);
+        let memory = MemoryConfig { size, hugepage_size: page, shared, ..MemoryConfig::default() };
+        prop_assert_eq!(memory.to_string().parse::<MemoryConfig>().unwrap(), memory);
+    }
+
+    #[test]
+    fn a_console_reads_back_what_it_prints(path in text()) {
+        let console = ConsoleConfig { file: Some(path.into()), ..ConsoleConfig::new(ConsoleMode::File) };
+        prop_assert_eq!(console.to_string().parse::<ConsoleConfig>().unwrap(), console);
+    }
+
+    #[test]
+    fn no_text_panics_and_every_report_is_one_line(text in any::<String>()) {
+        for error in [text.parse::<NetConfig>().err(), text.parse::<NetVf>().err(), format!("tap={text}").parse::<NetConfig>().err()] {
+            prop_assert!(!error.is_some_and(|error| error.to_string().contains(char::is_control)));
+        }
+    }
+
+    #[test]
+    fn no_configuration_panics_and_a_plan_has_no_two_equal(nets in vec(net(), 0..5), vfs in vec(vf(), 0..3)) {
+        let mut config = VmConfig { net: nets, ..VmConfig::default() };
+        config.payload.kernel = Some("k".into());
+        if let Some(net) = config.net.first_mut() {
+            net.vfs = vfs;
+        }
+        let _ = config.plan();
+        // Made right in what a random configuration nearly always has wrong.
+        for (index, net) in config.net.iter_mut().enumerate() {
+            *net = NetConfig { sriov_vfs: net.sriov_vfs % 300, mac: net.mac.map(|mac| MacAddress::local(mac.0)), ..NetConfig::default() };
+            net.tap = Some(format!("t{index}"));
+        }
+        let plan = config.plan().unwrap();
+        let functions: Vec<_> = plan.iter().flat_map(|device| std::iter::once(&device.pf).chain(&device.vfs)).collect();
+        let macs: std::collections::HashSet<_> = functions.iter().map(|nic| nic.mac).collect();
+        let ids: std::collections::HashSet<_> = functions.iter().map(|nic| &nic.id).collect();
+        prop_assert_eq!((macs.len(), ids.len()), (functions.len(), functions.len()));
+    }
+}
