@@ -7,6 +7,8 @@ mod function;
 mod host;
 mod interrupt;
 mod net_sriov;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod transport;
 
 pub use device::{Memory, SharedQueue, Start, VirtioDevice, Worker};
