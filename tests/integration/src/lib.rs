@@ -1,1 +1,29 @@
-//! Real Linux guests under the real binary.
+//! Real Linux guests under the real binary: what the tests in `tests/` and the demonstration are written with.
+//!
+//! A test says what guest it wants ([`GuestSpec`]), boots it ([`Guest`]), runs commands in its shell, and looks at the
+//! host's side of its NICs ([`HostTap`]). It knows the VMM only as a user does: by its command line, its exit code, its
+//! error output, and what a guest sees. Everything waits with a limit, and what was started ends with the test.
+//!
+//! The tests need root, a KVM that runs stock kernels, and the lab's kernels: `cargo xtask test` provides them.
+
+#![expect(clippy::panic, clippy::unwrap_used, clippy::expect_used, reason = "a test harness fails by panicking")]
+
+mod console;
+mod expected;
+mod guest;
+mod kvm;
+mod lab;
+mod sriov;
+mod tap;
+mod terminal;
+mod vmm;
+
+pub use console::Output;
+pub use expected::{assert_matches_file, without_what_varies};
+pub use guest::{Guest, GuestSpec};
+pub use kvm::KvmMode;
+pub use lab::{Image, Kernel, kernel_file};
+pub use sriov::{Pf, Vf, predicted_vf_address};
+pub use tap::{Counters, HostTap, Subnet, interface_exists};
+pub use terminal::Terminal;
+pub use vmm::{Exit, Vmm, VmmCommand};

@@ -1,0 +1,58 @@
+//! How long a guest takes to start, and what the VMM keeps in memory besides the guest's.
+//!
+//! Run by `cargo xtask lab boot-time` in a first-level machine whose clock counts instructions: its figures then depend
+//! on no machine and no load. `std`'s clock is that machine's.
+
+#![expect(clippy::unwrap_used, reason = "a measurement that goes wrong ends in a panic that says where")]
+
+use std::fs;
+
+use integration::{Guest, GuestSpec, Kernel};
+
+/// The guest's memory in KiB; the mapping of this size is the guest's own.
+const GUEST_KIB: u64 = 256 * 1024;
+
+fn main() {
+    let runs: usize = std::env::args().nth(1).and_then(|argument| argument.parse().ok()).unwrap_or(3);
+    let mut times = Vec::new();
+    for run in 1..=runs {
+        let mut guest = Guest::boot(spec("tap=m0"));
+        times.push(guest.boot_time().as_secs_f64());
+        println!("start {run}: {:.3} s from exec to the guest's init", guest.boot_time().as_secs_f64());
+        if run == 1 {
+            println!("resident without guest memory, 1 NIC: {:.2} MB", resident(&mut guest));
+        }
+        guest.power_off();
+    }
+    times.sort_by(f64::total_cmp);
+    println!(
+        "median of {runs}: {:.3} s (1 vCPU, 256 MiB, one tap NIC, Debian 6.1 cloud kernel as vmlinux)",
+        times[runs / 2]
+    );
+    let mut guest = Guest::boot(spec("id=pf0,tap=m0,sriov_vfs=8"));
+    println!("start with 8 reserved VFs: {:.3} s", guest.boot_time().as_secs_f64());
+    println!("resident without guest memory, 1 NIC with 8 reserved VFs: {:.2} MB", resident(&mut guest));
+    guest.power_off();
+}
+
+fn spec(net: &str) -> GuestSpec {
+    GuestSpec::new(Kernel::V6_1).net(net)
+}
+
+/// The sum of `Rss` over all mappings in `/proc/<pid>/smaps` but those that are as large as the guest's memory, in MB.
+fn resident(guest: &mut Guest) -> f64 {
+    let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.vmm().id())).unwrap();
+    let (mut size, mut total) = (0, 0);
+    for line in smaps.lines() {
+        let kib = |key: &str| -> Option<u64> { line.strip_prefix(key)?.trim().strip_suffix(" kB")?.parse().ok() };
+        if let Some(value) = kib("Size:") {
+            size = value;
+        }
+        if let Some(value) = kib("Rss:")
+            && size < GUEST_KIB
+        {
+            total += value;
+        }
+    }
+    total as f64 * 1024.0 / 1e6
+}

@@ -1,0 +1,170 @@
+//! A guest's serial console: the VMM's standard streams. The guest's init answers one command a line; the protocol is
+//! described in `xtask/src/init/guest.sh`.
+
+use std::io::{Read, Write};
+use std::process::{ChildStdin, ChildStdout};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// How often a garbled reply is asked for again.
+const ATTEMPTS: usize = 3;
+
+/// What a command in the guest printed, and its exit status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The exit status.
+    pub status: i32,
+    /// Standard output and error output together.
+    pub text: String,
+}
+
+/// Why the console did not give what was waited for.
+#[derive(Debug)]
+pub(crate) enum Silence {
+    /// It took longer than it may.
+    TimedOut(Duration),
+    /// The VMM ended.
+    Closed,
+    /// The guest's kernel panicked.
+    Panicked,
+    /// The reply was garbled, again and again.
+    Garbled,
+}
+
+/// Both directions of the console.
+pub(crate) struct Console {
+    input: ChildStdin,
+    received: Arc<Received>,
+    /// How much of what was received was consumed.
+    position: usize,
+    next_command: u32,
+}
+
+#[derive(Default)]
+struct Received {
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    bytes: Vec<u8>,
+    closed: bool,
+}
+
+/// A reply that is complete, and where it ends.
+struct Reply {
+    output: Option<Output>,
+    end: usize,
+}
+
+impl Console {
+    pub(crate) fn new(input: ChildStdin, mut output: ChildStdout) -> Console {
+        let received = Arc::new(Received::default());
+        let sink = Arc::clone(&received);
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = output.read(&mut buffer) {
+                sink.state.lock().bytes.extend_from_slice(&buffer[..length]);
+                sink.more.notify_all();
+            }
+            sink.state.lock().closed = true;
+            sink.more.notify_all();
+        });
+        Console { input, received, position: 0, next_command: 1 }
+    }
+
+    /// Waits for the mark by which a guest says that it is up. Returns the guest's own uptime in seconds.
+    pub(crate) fn wait_until_ready(&mut self, limit: Duration) -> Result<f64, Silence> {
+        self.wait(limit, |bytes| {
+            let (line, end) = line_after(bytes, b"@@ready ")?;
+            Some((String::from_utf8_lossy(line).trim().parse().unwrap_or(0.0), end))
+        })
+    }
+
+    /// Runs one command in the guest's shell.
+    pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<Output, Silence> {
+        assert!(!command.contains('\n'), "a command is one line");
+        let deadline = Instant::now() + limit;
+        let number = self.next_command;
+        self.next_command += 1;
+        let mut request = format!("{number} {command}\n");
+        for _ in 0..ATTEMPTS {
+            // The VMM may have ended; the wait below notices.
+            let _ = self.input.write_all(request.as_bytes()).and_then(|()| self.input.flush());
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Some(output) =
+                self.wait(left, |bytes| reply(bytes, number).map(|reply| (reply.output, reply.end)))?
+            {
+                return Ok(output);
+            }
+            request = "again\n".into();
+        }
+        Err(Silence::Garbled)
+    }
+
+    /// Everything received so far.
+    pub(crate) fn transcript(&self) -> String {
+        String::from_utf8_lossy(&self.received.state.lock().bytes).into_owned()
+    }
+
+    /// Writes bytes as a person would type them.
+    pub(crate) fn send(&mut self, text: &str) {
+        let _ = self.input.write_all(text.as_bytes()).and_then(|()| self.input.flush());
+    }
+
+    /// Waits until `find` finds something in what was not consumed yet, and consumes up to the end that it gives.
+    fn wait<T>(&mut self, limit: Duration, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> Result<T, Silence> {
+        let deadline = Instant::now() + limit;
+        let mut state = self.received.state.lock();
+        loop {
+            let unread = &state.bytes[self.position..];
+            if let Some((found, end)) = find(unread) {
+                self.position += end;
+                return Ok(found);
+            }
+            if position(unread, b"Kernel panic").is_some() {
+                return Err(Silence::Panicked);
+            }
+            if state.closed {
+                return Err(Silence::Closed);
+            }
+            if self.received.more.wait_until(&mut state, deadline).timed_out() {
+                return Err(Silence::TimedOut(limit));
+            }
+        }
+    }
+}
+
+/// Finds the reply to command `number`. A reply without an output is one that a kernel message got into.
+fn reply(bytes: &[u8], number: u32) -> Option<Reply> {
+    let (status, end) = line_after(bytes, format!("@@end {number} ").as_bytes())?;
+    let status = String::from_utf8_lossy(status).trim().parse();
+    let whole = || {
+        let (length, start) = line_after(&bytes[..end], format!("@@begin {number} ").as_bytes())?;
+        let length: usize = String::from_utf8_lossy(length).trim().parse().ok()?;
+        let text = bytes.get(start..start + length)?;
+        let rest = &bytes[start + length..end];
+        let exact = rest.starts_with(format!("@@end {number} ").as_bytes());
+        exact.then(|| String::from_utf8_lossy(text).into_owned())
+    };
+    let output = match (status, whole()) {
+        (Ok(status), Some(text)) => Some(Output { status, text }),
+        _ => None,
+    };
+    Some(Reply { output, end })
+}
+
+/// The rest of the first complete line that `mark` is in, and where the next line begins.
+fn line_after<'a>(bytes: &'a [u8], mark: &[u8]) -> Option<(&'a [u8], usize)> {
+    let start = position(bytes, mark)? + mark.len();
+    let length = bytes[start..].iter().position(|&byte| byte == b'\n')?;
+    Some((&bytes[start..start + length], start + length + 1))
+}
+
+fn position(bytes: &[u8], pattern: &[u8]) -> Option<usize> {
+    bytes.windows(pattern.len()).position(|window| window == pattern)
+}

@@ -1,0 +1,68 @@
+//! Where the lab's kernels and the command under test are.
+
+use std::env;
+use std::path::PathBuf;
+
+/// Debian's kernels that every guest-facing test runs with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Debian 12's, with virtio as modules.
+    V6_1,
+    /// Debian 13's, with virtio-pci built in.
+    V6_12,
+}
+
+/// In which form the VMM is given a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// The ELF file, entered by PVH.
+    Vmlinux,
+    /// The compressed image of the package.
+    BzImage,
+}
+
+impl Kernel {
+    /// The folder of it in the lab, and how its release begins.
+    pub fn version(self) -> &'static str {
+        match self {
+            Kernel::V6_1 => "6.1",
+            Kernel::V6_12 => "6.12",
+        }
+    }
+}
+
+/// The kernel file for the VMM's `--kernel`.
+pub fn kernel_file(kernel: Kernel, image: Image) -> PathBuf {
+    let name = match image {
+        Image::Vmlinux => "vmlinux",
+        Image::BzImage => "bzImage",
+    };
+    existing(lab().join("kernels").join(kernel.version()).join(name))
+}
+
+/// The initramfs for guests of `kernel`; the one with `lspci` is larger and takes longer to boot.
+pub(crate) fn initramfs(kernel: Kernel, with_lspci: bool) -> PathBuf {
+    let suffix = if with_lspci { "-lspci" } else { "" };
+    existing(lab().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
+}
+
+/// The command under test.
+pub(crate) fn vmm_binary() -> PathBuf {
+    existing(variable("CH_BINARY"))
+}
+
+fn lab() -> PathBuf {
+    variable("CH_LAB")
+}
+
+fn variable(name: &str) -> PathBuf {
+    let value = env::var_os(name);
+    value
+        .unwrap_or_else(|| panic!("{name} is not set: the lab is missing; run `cargo xtask test`, which sets it up"))
+        .into()
+}
+
+fn existing(path: PathBuf) -> PathBuf {
+    assert!(path.exists(), "{} is missing; run `cargo xtask test`, which fetches or builds it", path.display());
+    path
+}

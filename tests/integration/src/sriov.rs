@@ -1,0 +1,141 @@
+//! A PF and its VFs as the guest's sysfs shows them.
+
+use std::time::Duration;
+
+use crate::console::Output;
+use crate::guest::Guest;
+use crate::tap::{Counters, HostTap, Subnet};
+
+/// How long the guest may take to add or remove VFs with their drivers. 64 of them take some 20 s under emulation.
+const NUMVFS_LIMIT: Duration = Duration::from_secs(120);
+
+/// The only PF of a guest.
+#[derive(Clone, Debug)]
+pub struct Pf {
+    /// Its address, such as `0000:00:01.0`.
+    pub address: String,
+}
+
+/// A VF that the guest sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vf {
+    /// Its index, from 0.
+    pub index: usize,
+    /// Its address, such as `0000:01:00.0`.
+    pub address: String,
+    /// Its netdev, unless it has none.
+    pub interface: Option<String>,
+    /// The MAC of its netdev, or an empty string.
+    pub mac: String,
+}
+
+/// The address at which VF `index` must appear when its PF is the first to reserve VF buses.
+pub fn predicted_vf_address(index: usize) -> String {
+    let (bus, devfn) = (1 + index / 256, index % 256);
+    format!("0000:{bus:02x}:{:02x}.{}", devfn / 8, devfn % 8)
+}
+
+impl Pf {
+    /// Finds the PF.
+    pub fn find(guest: &mut Guest) -> Pf {
+        let found = guest.ok("cd /sys/bus/pci/devices && ls -d */sriov_totalvfs");
+        assert_eq!(found.lines().count(), 1, "one PF: {found}");
+        Pf { address: found.trim_end_matches("/sriov_totalvfs").to_owned() }
+    }
+
+    /// The path of one of its files in sysfs.
+    pub fn file(&self, name: &str) -> String {
+        format!("/sys/bus/pci/devices/{}/{name}", self.address)
+    }
+
+    /// The contents of one of its files in sysfs.
+    pub fn read(&self, guest: &mut Guest, name: &str) -> String {
+        guest.ok(&format!("cat {}", self.file(name)))
+    }
+
+    /// Its device and function number in one byte.
+    pub fn devfn(&self) -> usize {
+        let (slot, function) = self.address["0000:00:".len()..].split_once('.').unwrap();
+        usize::from_str_radix(slot, 16).unwrap() * 8 + function.parse::<usize>().unwrap()
+    }
+
+    /// Writes `sriov_numvfs`.
+    pub fn write_num_vfs(&self, guest: &mut Guest, count: usize) -> Output {
+        guest.run_within(&format!("echo {count} > {}", self.file("sriov_numvfs")), NUMVFS_LIMIT)
+    }
+
+    /// Enables `count` VFs, or disables all with 0. This must succeed.
+    pub fn set_num_vfs(&self, guest: &mut Guest, count: usize) {
+        let Output { status, text } = self.write_num_vfs(guest, count);
+        assert_eq!(status, 0, "writing {count} to sriov_numvfs: {text}\n{}", guest.run("dmesg | tail -n 20").text);
+    }
+
+    /// The VFs that the guest sees, by index.
+    pub fn vfs(&self, guest: &mut Guest) -> Vec<Vf> {
+        // One process a VF: 300 of them are listed in seconds even under emulation.
+        let script = format!(
+            "cd {} && for link in virtfn*; do [ -e $link ] || continue; target=$(readlink $link); \
+             net=; mac=; for path in $link/virtio*/net/*; do \
+             [ -e $path ] && net=${{path##*/}} && read -r mac < $path/address; done; \
+             echo ${{link#virtfn}} ${{target##*/}} $net $mac; done",
+            self.file("")
+        );
+        let listing = guest.ok_within(&script, NUMVFS_LIMIT);
+        let mut vfs: Vec<Vf> = listing.lines().map(Vf::parse).collect();
+        vfs.sort_by_key(|vf| vf.index);
+        vfs
+    }
+}
+
+impl Vf {
+    fn parse(line: &str) -> Vf {
+        let mut words = line.split_whitespace();
+        let index = words.next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("a VF in {line:?}"));
+        Vf {
+            index,
+            address: words.next().unwrap_or_else(|| panic!("an address in {line:?}")).to_owned(),
+            interface: words.next().map(str::to_owned),
+            mac: words.next().unwrap_or_default().to_owned(),
+        }
+    }
+
+    /// Its netdev, which it must have.
+    pub fn interface(&self) -> &str {
+        self.interface.as_deref().unwrap_or_else(|| panic!("VF {} at {} has no netdev", self.index, self.address))
+    }
+
+    /// Pings the host through this VF, and checks that the frames passed `taps[own]` and none other of `taps`.
+    pub fn ping_through(&self, guest: &mut Guest, taps: &[HostTap], own: usize, subnet: Subnet) {
+        taps[own].join(subnet);
+        ping_through_only(guest, self.interface(), taps, own, subnet);
+    }
+}
+
+impl Guest {
+    /// Gives `interface` its address in `subnet` and brings it up.
+    pub fn join(&mut self, interface: &str, subnet: Subnet) {
+        self.ok(&format!("ip addr flush dev {interface} && ip addr add {}/24 dev {interface}", subnet.guest()));
+        self.ok(&format!("ip link set {interface} up"));
+    }
+
+    /// Pings the host's address in `subnet` from `interface`, which must be answered, and returns what `ping` printed.
+    pub fn ping(&mut self, interface: &str, subnet: Subnet) -> String {
+        self.ok(&format!("ping -c 2 -i 0.2 -W 5 -I {interface} {}", subnet.host()))
+    }
+}
+
+fn ping_through_only(guest: &mut Guest, interface: &str, taps: &[HostTap], own: usize, subnet: Subnet) {
+    let before: Vec<Counters> = taps.iter().map(HostTap::counters).collect();
+    guest.join(interface, subnet);
+    guest.ping(interface, subnet);
+    for (position, (tap, before)) in taps.iter().zip(before).enumerate() {
+        let after = tap.counters();
+        if position == own {
+            // An ARP request or an answer, and two echo requests, each way.
+            assert!(after.from_guest >= before.from_guest + 2, "{interface} sends through {}", tap.name());
+            assert!(after.to_guest >= before.to_guest + 2, "{interface} receives through {}", tap.name());
+        } else {
+            assert_eq!(after, before, "{interface} leaves the tap {} alone", tap.name());
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The host's side of a NIC: a tap, with an address that a guest can ping and counters that show what passed.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+/// One of the private networks between a tap and the guest's NIC on it: `10.77.<number>.0/24`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subnet(pub u8);
+
+impl Subnet {
+    /// The tap's address in it.
+    pub fn host(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, self.0, 1)
+    }
+
+    /// The guest's address in it.
+    pub fn guest(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, self.0, 2)
+    }
+}
+
+/// How many queues a tap has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Queues {
+    /// One, in the mode that allows one only.
+    Single,
+    /// As many as are opened.
+    Multiple,
+}
+
+/// Frames that passed a tap, as the host counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames that the guest sent.
+    pub from_guest: u64,
+    /// Frames that the host sent to the guest.
+    pub to_guest: u64,
+}
+
+/// A tap interface of the host.
+#[derive(Debug)]
+pub struct HostTap {
+    name: String,
+    keeper: Keeper,
+}
+
+/// Why a tap exists.
+#[derive(Debug)]
+enum Keeper {
+    /// Somebody else holds it open.
+    Other,
+    /// It was made to stay, until this test removes it.
+    Kernel,
+    /// This test holds it open.
+    Test { _queue: OwnedFd },
+}
+
+impl HostTap {
+    /// The tap that the VMM made under `name`.
+    pub fn existing(name: &str) -> HostTap {
+        assert!(interface_exists(name), "the VMM makes the tap {name}");
+        HostTap { name: name.into(), keeper: Keeper::Other }
+    }
+
+    /// Makes a tap that exists before the VMM starts and stays when it ends, until this is dropped.
+    pub fn persistent(name: &str) -> HostTap {
+        let fd = open_queue(name, Queues::Single);
+        set_persistent(&fd, true);
+        // The VMM could not open the only queue while this holds it.
+        drop(fd);
+        HostTap { name: name.into(), keeper: Keeper::Kernel }
+    }
+
+    /// Makes a tap and keeps it open, so that nobody else can have it.
+    pub fn busy(name: &str) -> HostTap {
+        HostTap { name: name.into(), keeper: Keeper::Test { _queue: open_queue(name, Queues::Single) } }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Gives the tap its address in `subnet` and brings it up.
+    pub fn join(&self, subnet: Subnet) {
+        // With IPv6 off, the host sends nothing by itself.
+        let knob = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name);
+        if Path::new(&knob).exists() {
+            fs::write(&knob, "1").expect("IPv6 can be switched off on a tap");
+        }
+        let socket = datagram_socket();
+        let mut request = self.request();
+        request.ifr_ifru.ifru_addr = socket_address(subnet.host());
+        ioctl(&socket, libc::SIOCSIFADDR, &mut request).expect("the tap takes an address");
+        request.ifr_ifru.ifru_addr = socket_address(Ipv4Addr::new(255, 255, 255, 0));
+        ioctl(&socket, libc::SIOCSIFNETMASK, &mut request).expect("the tap takes a netmask");
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+        ioctl(&socket, libc::SIOCSIFFLAGS, &mut request).expect("the tap comes up");
+    }
+
+    /// The frames that passed so far.
+    pub fn counters(&self) -> Counters {
+        let count = |file: &str| -> u64 {
+            let path = format!("/sys/class/net/{}/statistics/{file}", self.name);
+            fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().parse().unwrap()
+        };
+        Counters { from_guest: count("rx_packets"), to_guest: count("tx_packets") }
+    }
+
+    /// Opens `count` queues of a multi-queue tap with virtio-net headers, as a launcher does that passes them on.
+    pub fn open_queues(name: &str, count: usize) -> (HostTap, Vec<OwnedFd>) {
+        let mode = if count > 1 { Queues::Multiple } else { Queues::Single };
+        let queues = (0..count).map(|_| open_queue(name, mode)).collect();
+        (HostTap { name: name.into(), keeper: Keeper::Other }, queues)
+    }
+
+    fn request(&self) -> libc::ifreq {
+        interface_request(&self.name)
+    }
+}
+
+impl Drop for HostTap {
+    fn drop(&mut self) {
+        if let Keeper::Kernel = self.keeper {
+            set_persistent(&open_queue(&self.name, Queues::Single), false);
+        }
+    }
+}
+
+/// Whether the host has a network interface of that name.
+pub fn interface_exists(name: &str) -> bool {
+    Path::new("/sys/class/net").join(name).exists()
+}
+
+fn open_queue(name: &str, queues: Queues) -> OwnedFd {
+    // SAFETY: the path is a literal with a NUL.
+    let fd = unsafe { libc::open(c"/dev/net/tun".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    assert!(fd >= 0, "/dev/net/tun: {}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut request = interface_request(name);
+    let multiple = if queues == Queues::Multiple { libc::IFF_MULTI_QUEUE } else { 0 };
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multiple) as i16;
+    ioctl(&fd, libc::TUNSETIFF, &mut request).unwrap_or_else(|error| panic!("making the tap {name}: {error}"));
+    fd
+}
+
+fn set_persistent(fd: &OwnedFd, on: bool) {
+    // SAFETY: TUNSETPERSIST takes a plain number.
+    let done = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETPERSIST as libc::Ioctl, libc::c_ulong::from(on)) };
+    assert_eq!(done, 0, "TUNSETPERSIST: {}", std::io::Error::last_os_error());
+}
+
+fn interface_request(name: &str) -> libc::ifreq {
+    assert!(name.len() < libc::IFNAMSIZ, "an interface's name is at most 15 bytes");
+    // SAFETY: ifreq is plain data for which zero is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (target, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *target = byte as libc::c_char;
+    }
+    request
+}
+
+fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: 0,
+        sin_addr: libc::in_addr { s_addr: u32::from(address).to_be() },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: both are plain data of 16 bytes; sockaddr is how an ifreq carries a sockaddr_in.
+    unsafe { std::mem::transmute(address) }
+}
+
+fn datagram_socket() -> OwnedFd {
+    // SAFETY: socket has no memory effects.
+    let fd: RawFd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0, "a socket: {}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn ioctl(fd: &OwnedFd, request: libc::Ioctl, argument: &mut libc::ifreq) -> std::io::Result<()> {
+    // SAFETY: every request passed here reads or writes one ifreq.
+    let done = unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+    if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}

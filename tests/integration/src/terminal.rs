@@ -1,0 +1,85 @@
+//! A terminal of the test's own, to see how the VMM treats the one that it is started in.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Stdio;
+
+use crate::vmm::{Vmm, VmmCommand};
+
+/// A pseudo-terminal: the end that a program runs in, and the end that a person would look at.
+pub struct Terminal {
+    person: OwnedFd,
+    program: OwnedFd,
+}
+
+/// The settings of a terminal, for comparison.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Settings {
+    flags: [libc::tcflag_t; 4],
+    characters: Vec<libc::cc_t>,
+}
+
+impl Terminal {
+    /// A new terminal with the kernel's default settings.
+    #[expect(clippy::new_without_default, reason = "it opens a device")]
+    pub fn new() -> Terminal {
+        let (mut person, mut program) = (-1, -1);
+        let null = std::ptr::null_mut();
+        // SAFETY: both numbers are written; the other arguments may be null.
+        let done = unsafe { libc::openpty(&mut person, &mut program, null, null.cast(), null.cast()) };
+        assert_eq!(done, 0, "a pseudo-terminal: {}", std::io::Error::last_os_error());
+        // SAFETY: both descriptors were just opened and belong to nobody else.
+        unsafe { Terminal { person: OwnedFd::from_raw_fd(person), program: OwnedFd::from_raw_fd(program) } }
+    }
+
+    /// Its settings now.
+    pub fn settings(&self) -> Settings {
+        // SAFETY: termios is plain data for which zero is valid, and tcgetattr fills it.
+        let termios = unsafe {
+            let mut termios: libc::termios = std::mem::zeroed();
+            assert_eq!(libc::tcgetattr(self.program.as_raw_fd(), &mut termios), 0);
+            termios
+        };
+        Settings {
+            flags: [termios.c_iflag, termios.c_oflag, termios.c_cflag, termios.c_lflag],
+            characters: termios.c_cc.to_vec(),
+        }
+    }
+
+    /// Whether a line is edited before a program gets it, as in a shell's terminal.
+    pub fn is_canonical(&self) -> bool {
+        self.settings().flags[3] & libc::ICANON != 0
+    }
+
+    /// Starts a VMM in it.
+    pub fn spawn(&self, mut command: VmmCommand) -> Vmm {
+        command.stdio(|| Stdio::from(self.program.try_clone().expect("a descriptor can be duplicated")));
+        command.spawn_as_it_is()
+    }
+
+    /// Reads what the program printed until `text` was in it, or panics after about 60 s.
+    pub fn wait_for(&self, text: &str) {
+        let mut seen = String::new();
+        for _ in 0..600 {
+            let mut poll = libc::pollfd { fd: self.person.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one pollfd is given and one is said to be there.
+            if unsafe { libc::poll(&mut poll, 1, 100) } == 0 {
+                continue;
+            }
+            let mut buffer = [0_u8; 4096];
+            // SAFETY: the buffer is as long as is said.
+            let length = unsafe { libc::read(self.person.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+            seen += &String::from_utf8_lossy(&buffer[..usize::try_from(length).unwrap_or(0)]);
+            if seen.contains(text) {
+                return;
+            }
+        }
+        panic!("{text:?} was never shown in the terminal, but this was:\n{seen}");
+    }
+
+    /// Types `text`.
+    pub fn send(&self, text: &str) {
+        // SAFETY: the buffer is as long as is said.
+        let written = unsafe { libc::write(self.person.as_raw_fd(), text.as_ptr().cast(), text.len()) };
+        assert_eq!(written, text.len() as isize, "the terminal takes what is typed");
+    }
+}

@@ -1,0 +1,190 @@
+//! The command under test as a process.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::lab;
+
+/// The command line of a VMM that is about to be started.
+pub struct VmmCommand {
+    command: Command,
+    inherited: Vec<OwnedFd>,
+}
+
+impl VmmCommand {
+    /// The command without arguments.
+    #[expect(clippy::new_without_default, reason = "it needs the lab, which a default should not")]
+    pub fn new() -> VmmCommand {
+        VmmCommand { command: Command::new(lab::vmm_binary()), inherited: Vec::new() }
+    }
+
+    /// Adds one argument.
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> VmmCommand {
+        self.command.arg(argument);
+        self
+    }
+
+    /// Adds several arguments.
+    pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> VmmCommand {
+        self.command.args(arguments);
+        self
+    }
+
+    /// Lets the VMM inherit `fd` under the number that it has here.
+    pub fn inherit(mut self, fd: OwnedFd) -> VmmCommand {
+        self.inherited.push(fd);
+        self
+    }
+
+    /// Runs the VMM as the user `uid` with no group and no capability.
+    pub fn user(mut self, uid: u32) -> VmmCommand {
+        self.command.uid(uid).gid(uid);
+        self
+    }
+
+    /// Hides `/dev/kvm` from the VMM, as on a machine without KVM.
+    pub fn without_kvm(mut self) -> VmmCommand {
+        let hide = || {
+            let null = std::ptr::null();
+            // SAFETY: the strings are literals with a NUL, and mount and unshare touch no memory of this process.
+            let done = unsafe {
+                libc::unshare(libc::CLONE_NEWNS) == 0
+                    && libc::mount(null, c"/".as_ptr(), null, libc::MS_REC | libc::MS_PRIVATE, null.cast()) == 0
+                    && libc::mount(c"tmpfs".as_ptr(), c"/dev".as_ptr(), c"tmpfs".as_ptr(), 0, null.cast()) == 0
+            };
+            if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        // SAFETY: the closure only makes system calls, which is sound between fork and exec.
+        unsafe { self.command.pre_exec(hide) };
+        self
+    }
+
+    /// Runs the VMM in a terminal of which `stdio` gives the three standard streams.
+    pub(crate) fn stdio(&mut self, stdio: impl Fn() -> Stdio) -> &mut VmmCommand {
+        self.command.stdin(stdio()).stdout(stdio());
+        self
+    }
+
+    /// Starts it with its standard streams connected to the result.
+    pub fn spawn(mut self) -> Vmm {
+        self.command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        self.spawn_as_it_is()
+    }
+
+    pub(crate) fn spawn_as_it_is(mut self) -> Vmm {
+        let numbers: Vec<i32> = self.inherited.iter().map(AsRawFd::as_raw_fd).collect();
+        let keep_open = move || {
+            for &fd in &numbers {
+                // SAFETY: fcntl with F_SETFD has no memory effects.
+                if unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: the closure only makes system calls, which is sound between fork and exec.
+        unsafe { self.command.pre_exec(keep_open) };
+        let started = Instant::now();
+        let mut child = self.command.stderr(Stdio::piped()).spawn().expect("the VMM's binary runs");
+        let mut stderr = child.stderr.take().expect("it was piped");
+        let errors = Arc::new(Mutex::new(String::new()));
+        let sink = Arc::clone(&errors);
+        let reader = thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = stderr.read(&mut buffer) {
+                sink.lock().push_str(&String::from_utf8_lossy(&buffer[..length]));
+            }
+        });
+        Vmm { child, errors, reader: Some(reader), started }
+    }
+
+    /// Runs it to its end, which must come within 20 s. Its standard input is empty.
+    pub fn run(mut self) -> Exit {
+        self.command.stdin(Stdio::null()).stdout(Stdio::null());
+        self.spawn_as_it_is().wait(Duration::from_secs(20))
+    }
+}
+
+/// A VMM that runs. It is killed when this is dropped.
+pub struct Vmm {
+    child: Child,
+    errors: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
+    started: Instant,
+}
+
+/// How a VMM ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Its exit code, unless a signal ended it.
+    pub code: Option<i32>,
+    /// All that it wrote to its error output.
+    pub errors: String,
+}
+
+impl Vmm {
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// When it was started.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// What it wrote to its error output so far.
+    pub fn errors(&self) -> String {
+        self.errors.lock().clone()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill has no memory effects, and the child is not reaped before this is dropped.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0, "the VMM takes signal {signal}");
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("the VMM is our child").is_none()
+    }
+
+    /// Waits for its end, and panics when that does not come within `limit`.
+    pub fn wait(mut self, limit: Duration) -> Exit {
+        let deadline = Instant::now() + limit;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("the VMM is our child") {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "the VMM still runs after {limit:?}; it wrote: {}", self.errors());
+            thread::sleep(Duration::from_millis(5));
+        };
+        if let Some(reader) = self.reader.take() {
+            reader.join().expect("reading the VMM's error output");
+        }
+        Exit { code: status.code(), errors: self.errors() }
+    }
+
+    pub(crate) fn take_stdin(&mut self) -> ChildStdin {
+        self.child.stdin.take().expect("the VMM's input is piped")
+    }
+
+    pub(crate) fn take_stdout(&mut self) -> ChildStdout {
+        self.child.stdout.take().expect("the VMM's output is piped")
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,47 @@
+//! A guest starts, ends and starts again.
+
+use integration::{Guest, GuestSpec, Image, Kernel};
+use rstest::rstest;
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_guest_boots_and_its_power_off_ends_the_vmm_with_exit_code_0(#[case] kernel: Kernel) {
+    let mut guest = Guest::boot(GuestSpec::new(kernel));
+    assert!(guest.ok("uname -r").starts_with(kernel.version()));
+    guest.assert_kernel_has_no_complaint();
+    let exit = guest.power_off();
+    assert_eq!((exit.code, exit.errors.as_str()), (Some(0), ""));
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_reboot_starts_the_guest_again_under_the_same_vmm(#[case] kernel: Kernel) {
+    const BOOT_ID: &str = "cat /proc/sys/kernel/random/boot_id";
+    let mut guest = Guest::boot(GuestSpec::new(kernel));
+    let first = guest.ok(BOOT_ID);
+    guest.reboot();
+    let second = guest.ok(BOOT_ID);
+    assert_ne!(first, second, "Linux draws a new id at each boot");
+    guest.reboot();
+    assert_ne!(second, guest.ok(BOOT_ID), "and once more");
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_bzimage_boots_with_two_vcpus_and_memory_on_both_sides_of_the_hole(#[case] kernel: Kernel) {
+    let mut guest = Guest::boot(GuestSpec::new(kernel).image(Image::BzImage).cpus(2).memory("size=5G"));
+    assert_eq!(guest.ok("nproc"), "2");
+    // Linux keeps some hundred MiB of 5 GiB to itself.
+    let kib: u64 = guest.ok("awk '/MemTotal/ { print $2 }' /proc/meminfo").parse().unwrap();
+    assert!((4_800 << 10..5 << 20).contains(&kib), "MemTotal: {kib} KiB");
+    // 3 GiB lie below the hole, so that the last of 5 GiB ends at 6 GiB.
+    let above = guest.ok("grep 'System RAM' /proc/iomem | tail -n 1");
+    assert!(above.trim().starts_with("100000000-17fffffff"), "{above}");
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}

@@ -1,0 +1,57 @@
+//! What only shows with root, taps and KVM: a VMM that cannot have what it needs says so in one line and leaves nothing.
+
+use integration::{Exit, GuestSpec, HostTap, Kernel, KvmMode, interface_exists};
+
+/// A user with no rights.
+const NOBODY: u32 = 65534;
+
+fn spec(net: &str) -> GuestSpec {
+    GuestSpec::new(Kernel::V6_12).net(net)
+}
+
+fn assert_refused_in_one_line(exit: &Exit, words: &[&str]) {
+    assert_eq!(exit.code, Some(1), "{}", exit.errors);
+    assert_eq!(exit.errors.trim_end().lines().count(), 1, "one line: {}", exit.errors);
+    for word in words {
+        assert!(exit.errors.contains(word), "{word:?} is not in: {}", exit.errors);
+    }
+}
+
+#[test]
+fn a_tap_that_somebody_else_uses_is_named() {
+    let tap = HostTap::busy("busy0");
+    let exit = spec("tap=busy0").command().run();
+    assert_refused_in_one_line(&exit, &["--net", tap.name()]);
+}
+
+#[test]
+fn a_vf_tap_that_somebody_else_uses_is_named_and_the_other_taps_go() {
+    let tap = HostTap::busy("pf0v2");
+    let exit = spec("id=pf0,tap=pf0,sriov_vfs=4").command().run();
+    assert_refused_in_one_line(&exit, &[tap.name()]);
+    for name in ["pf0", "pf0v0", "pf0v1", "pf0v3"] {
+        assert!(!interface_exists(name), "{name} is left behind");
+    }
+}
+
+#[test]
+fn a_user_who_may_not_make_a_tap_is_told_what_to_do() {
+    let _kvm = KvmMode::set(0o666);
+    let exit = spec("tap=never0").command().user(NOBODY).run();
+    assert_refused_in_one_line(&exit, &["--net", "never0", "CAP_NET_ADMIN"]);
+    assert!(!interface_exists("never0"));
+}
+
+#[test]
+fn a_user_who_may_not_open_kvm_is_told_what_to_do() {
+    let _kvm = KvmMode::set(0o600);
+    let exit = GuestSpec::new(Kernel::V6_12).command().user(NOBODY).run();
+    assert_refused_in_one_line(&exit, &["/dev/kvm"]);
+}
+
+#[test]
+fn a_machine_without_kvm_is_told_so_and_no_tap_is_left() {
+    let exit = spec("tap=never1").command().without_kvm().run();
+    assert_refused_in_one_line(&exit, &["/dev/kvm"]);
+    assert!(!interface_exists("never1"));
+}

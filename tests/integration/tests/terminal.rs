@@ -1,0 +1,43 @@
+//! The terminal that the VMM is started in is left as it was found.
+
+use std::time::Duration;
+
+use integration::{GuestSpec, Kernel, Terminal, VmmCommand};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn guest() -> VmmCommand {
+    GuestSpec::new(Kernel::V6_12).command()
+}
+
+#[test]
+fn the_terminal_is_raw_while_a_guest_uses_it_and_as_before_when_the_guest_is_off() {
+    let terminal = Terminal::new();
+    let before = terminal.settings();
+    let vmm = terminal.spawn(guest());
+    terminal.wait_for("@@ready");
+    assert!(!terminal.is_canonical(), "what is typed goes to the guest at once");
+    terminal.send("1 poweroff -f\n");
+    assert_eq!(vmm.wait(LIMIT).code, Some(0));
+    assert_eq!(terminal.settings(), before);
+}
+
+#[test]
+fn the_terminal_is_as_before_when_the_vmm_is_told_to_end() {
+    let terminal = Terminal::new();
+    let before = terminal.settings();
+    let vmm = terminal.spawn(guest());
+    terminal.wait_for("@@ready");
+    vmm.signal(15);
+    vmm.wait(LIMIT);
+    assert_eq!(terminal.settings(), before);
+}
+
+#[test]
+fn the_terminal_is_as_before_when_the_vmm_cannot_start() {
+    let terminal = Terminal::new();
+    let before = terminal.settings();
+    let vmm = terminal.spawn(guest().args(["--net", "tap=a-name-that-is-too-long"]));
+    assert_ne!(vmm.wait(LIMIT).code, Some(0));
+    assert_eq!(terminal.settings(), before);
+}
