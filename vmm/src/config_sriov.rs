@@ -132,7 +132,7 @@ fn check_buses(nets: &[NetConfig]) -> Result<(), ConfigError> {
         let buses = usize::from(config.sriov_vfs.div_ceil(VFS_PER_BUS));
         left = left.checked_sub(buses).ok_or_else(|| {
             let what = format!(
-                "needs {buses} buses of {VFS_PER_BUS} VFs, and the NICs before it leave {left} of {VF_BUSES}; reserve fewer VFs"
+                "needs {buses} of the {VF_BUSES} buses for VFs ({VFS_PER_BUS} on each), and {left} are left; reserve fewer"
             );
             ConfigError::new(subject(), Problem::Limit(what))
         })?;

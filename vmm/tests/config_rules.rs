@@ -237,7 +237,7 @@ fn more_vfs_than_buses_are_refused() {
     assert!(plan(&[big, "id=b,tap=b,sriov_vfs=256"], &[]).is_ok());
     assert_eq!(
         refusal(&[big, "id=b,tap=b,sriov_vfs=257"], &[]),
-        "--net id=b,sriov_vfs=257: needs 2 buses of 256 VFs, and the NICs before it leave 1 of 127; reserve fewer VFs"
+        "--net id=b,sriov_vfs=257: needs 2 of the 127 buses for VFs (256 on each), and 1 are left; reserve fewer"
     );
     assert!(plan(&["tap=a,sriov_vfs=32512"], &[]).is_ok());
 }
