@@ -2,18 +2,22 @@
 //!
 //! This crate knows guest memory, file descriptors and virtqueues. It does not know KVM, HTTP or ACPI.
 
+mod backend;
 mod device;
 mod function;
 mod host;
 mod interrupt;
+mod net;
 mod net_sriov;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod transport;
 
+pub use backend::{Offloads, Tap, TapError, TapQueue, TapSpec};
 pub use device::{Memory, SharedQueue, Start, VirtioDevice, Worker};
 pub use function::{FunctionError, VirtioFunction};
 pub use host::{Doorbell, Message, VirtioPci};
 pub use interrupt::{Interrupts, NO_VECTOR};
+pub use net::{Counter, Net, NetCounters, NetError, NetSpec};
 pub use net_sriov::{NetSriov, NetSriovError};
 pub use transport::{QueueError, Status};

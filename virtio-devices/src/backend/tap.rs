@@ -1,0 +1,253 @@
+//! A Linux tap interface: one file descriptor a queue, frames with a virtio header of 12 bytes.
+//!
+//! A tap that is created here vanishes with its descriptors; one that exists is used as it is found, by whoever it belongs to,
+//! and only what has to be changed is changed: a prepared tap needs no privilege. A tap outlives resets of the device and
+//! reboots of the guest.
+
+mod error;
+mod link;
+mod queue;
+mod request;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+pub use error::TapError;
+use link::Link;
+pub use queue::{Offloads, TapQueue};
+use request::Request;
+
+/// The name of a tap that is created for a NIC without a name: the kernel puts the first free number in.
+const PATTERN: &str = "vmtap%d";
+/// The longest name of an interface.
+const MAX_NAME: usize = 15;
+/// The most queues that Linux attaches to one tap (`MAX_TAP_QUEUES`).
+const MAX_QUEUES: u16 = 256;
+
+/// The flags that every tap of ours has: Ethernet frames, no packet information, a virtio header.
+const FLAGS: u16 = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as u16;
+const MULTI_QUEUE: u16 = libc::IFF_MULTI_QUEUE as u16;
+
+/// Which tap to use, and how it shall be set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TapSpec {
+    /// Its name, at most 15 bytes. A tap that does not exist is created; without a name, one with a name of its own.
+    pub name: Option<String>,
+    /// The host's address on it.
+    pub ip: Option<IpAddr>,
+    /// The mask of that address, of the same family. Without one the address is a host's alone.
+    pub mask: Option<IpAddr>,
+    /// The host's Ethernet address on it.
+    pub host_mac: Option<[u8; 6]>,
+    /// Its MTU in bytes.
+    pub mtu: Option<u16>,
+    /// The number of its queues, 1 to 256. More than one makes it a multi-queue tap.
+    pub queue_pairs: u16,
+}
+
+/// An open tap.
+#[derive(Debug)]
+pub struct Tap {
+    name: String,
+    mtu: Option<u16>,
+    offloads: Offloads,
+    queues: Vec<Arc<Mutex<TapQueue>>>,
+}
+
+impl Tap {
+    /// Opens the tap, creates it if it does not exist, and brings it up.
+    ///
+    /// # Errors
+    ///
+    /// One line that says what to do; see [`TapError`]. No tap is left that was not there before.
+    pub fn open(spec: &TapSpec) -> Result<Self, TapError> {
+        let wanted = spec.name.as_deref().unwrap_or(PATTERN);
+        if spec.name.is_some() {
+            check_name(wanted)?;
+        }
+        if spec.queue_pairs == 0 || spec.queue_pairs > MAX_QUEUES {
+            return Err(TapError::Queues { name: wanted.into(), queues: spec.queue_pairs.into() });
+        }
+        let exists = spec.name.is_some() && Link::new(wanted).map_err(TapError::Socket)?.exists();
+        let (name, fds) = attach_all(wanted, exists, spec.queue_pairs)?;
+        let link = Link::new(&name).map_err(TapError::Socket)?;
+        link.configure(spec)?;
+        Self::set_up(name, fds, spec.queue_pairs > 1)
+    }
+
+    /// Takes a tap that somebody else has opened, one descriptor a queue, and set up.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError::NotATap`], [`TapError::WrongFlags`], [`TapError::DifferentTaps`] or [`TapError::Request`] when these are not
+    /// the queues of one tap as this device needs it.
+    pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self, TapError> {
+        let count = fds.len();
+        let mut name: Option<String> = None;
+        for (index, fd) in fds.iter().enumerate() {
+            let request = queue::interface(fd.as_fd()).map_err(|source| TapError::NotATap { index, source })?;
+            let needed = if count > 1 { FLAGS | MULTI_QUEUE } else { FLAGS };
+            if request.flags() & needed != needed {
+                return Err(TapError::WrongFlags { name: request.name(), multi_queue: count > 1 });
+            }
+            match &name {
+                Some(first) if *first != request.name() => {
+                    return Err(TapError::DifferentTaps { first: first.clone(), other: request.name() });
+                }
+                Some(_) => {}
+                None => name = Some(request.name()),
+            }
+            let flags = rustix::fs::fcntl_getfl(fd).map_err(|source| request_error(&request.name(), source))?;
+            rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
+                .map_err(|source| request_error(&request.name(), source))?;
+        }
+        let name = name.ok_or(TapError::Queues { name: "fd=[]".into(), queues: 0 })?;
+        Self::set_up(name, fds, count > 1)
+    }
+
+    /// The steps that need no privilege: the header's length, the offloads that this kernel knows, one queue in use.
+    fn set_up(name: String, fds: Vec<OwnedFd>, multi_queue: bool) -> Result<Self, TapError> {
+        let mut queues: Vec<_> = fds.into_iter().map(|fd| TapQueue::new(fd, multi_queue)).collect();
+        let mut offloads = Offloads::all();
+        for (index, queue) in queues.iter_mut().enumerate() {
+            let wrong = |source: io::Error| TapError::Request { name: name.clone(), source };
+            queue.set_header_length().map_err(wrong)?;
+            if index == 0 {
+                offloads = queue.known_offloads().map_err(wrong)?;
+            } else {
+                queue.set_attached(false).map_err(wrong)?;
+            }
+        }
+        let mtu = Link::new(&name).and_then(|link| link.mtu()).ok();
+        let queues = queues.into_iter().map(|queue| Arc::new(Mutex::new(queue))).collect();
+        Ok(Self { name, mtu, offloads, queues })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its MTU in bytes when it was opened. None for one that lives in another network namespace.
+    pub fn mtu(&self) -> Option<u16> {
+        self.mtu
+    }
+
+    /// The offloads that it can be asked for.
+    pub fn offloads(&self) -> Offloads {
+        self.offloads
+    }
+
+    /// Its queues. The worker of a queue pair locks its queue for as long as it runs.
+    pub fn queues(&self) -> &[Arc<Mutex<TapQueue>>] {
+        &self.queues
+    }
+
+    /// A stand-in over sockets that keep message boundaries.
+    #[cfg(test)]
+    pub(crate) fn over_sockets(sockets: Vec<OwnedFd>) -> Self {
+        let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false)))).collect();
+        Self { name: "sockets".into(), mtu: Some(1500), offloads: Offloads::all(), queues }
+    }
+}
+
+fn request_error(name: &str, source: Errno) -> TapError {
+    TapError::Request { name: name.into(), source: source.into() }
+}
+
+fn check_name(name: &str) -> Result<(), TapError> {
+    let forbidden = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
+    let valid = !name.is_empty() && name.len() <= MAX_NAME && name != "." && name != ".." && !name.contains(forbidden);
+    if valid { Ok(()) } else { Err(TapError::Name(name.into())) }
+}
+
+/// Opens `queues` descriptors of one tap. What fails closes them all, and with them a tap that was created.
+fn attach_all(wanted: &str, exists: bool, queues: u16) -> Result<(String, Vec<OwnedFd>), TapError> {
+    let flags = if queues > 1 { FLAGS | MULTI_QUEUE } else { FLAGS };
+    if exists && queues > 1 && Link::new(wanted).and_then(|link| link.has_carrier()).unwrap_or(false) {
+        // A single-queue tap refuses a second user itself. A multi-queue tap would share its frames out between two VMs.
+        return Err(TapError::InUse(wanted.into()));
+    }
+    let mut name = wanted.to_owned();
+    let mut fds = Vec::with_capacity(queues.into());
+    for _ in 0..queues {
+        let fd = open_tun()?;
+        let mut request = Request::new(&name);
+        request.set_flags(flags);
+        queue::attach(fd.as_fd(), &mut request).map_err(|source| explain(&name, exists, flags, source))?;
+        name = request.name();
+        fds.push(fd);
+    }
+    Ok((name, fds))
+}
+
+fn open_tun() -> Result<OwnedFd, TapError> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::NOENT | Errno::NODEV | Errno::NXIO => TapError::NoTunDevice,
+        Errno::ACCESS | Errno::PERM => TapError::NoRightToTunDevice,
+        other => TapError::TunDevice(other.into()),
+    })
+}
+
+/// Why a queue could not be attached.
+fn explain(name: &str, exists: bool, flags: u16, source: io::Error) -> TapError {
+    let name = name.to_owned();
+    match source.raw_os_error() {
+        Some(libc::EBUSY) => TapError::InUse(name),
+        Some(libc::EPERM) if exists => TapError::NotOurs(name),
+        Some(libc::EPERM) => TapError::NoRightToCreate(name),
+        Some(libc::EINVAL) if exists => {
+            // The kernel does not say what is wrong: ask it whether the other kind is right.
+            let other = open_tun().ok().is_some_and(|fd| {
+                let mut request = Request::new(&name);
+                request.set_flags(flags ^ MULTI_QUEUE);
+                queue::attach(fd.as_fd(), &mut request).is_ok()
+            });
+            match (other, flags & MULTI_QUEUE != 0) {
+                (true, true) => TapError::IsSingleQueue(name),
+                (true, false) => TapError::IsMultiQueue(name),
+                (false, _) => TapError::NotATapInterface(name),
+            }
+        }
+        _ => TapError::Attach { name, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(name: &str, queue_pairs: u16) -> TapSpec {
+        TapSpec { name: Some(name.into()), ip: None, mask: None, host_mac: None, mtu: None, queue_pairs }
+    }
+
+    #[test]
+    fn a_name_that_no_interface_can_have_is_refused_before_anything_is_opened() {
+        for name in ["", "a-name-of-16-byt", "a/b", "a b", "tap%d", "a:1", ".", "..", "tap\n"] {
+            assert!(matches!(Tap::open(&spec(name, 1)), Err(TapError::Name(_))), "{name:?}");
+        }
+        assert!(check_name("a-name-of-15-by").is_ok());
+    }
+
+    #[test]
+    fn no_queue_and_too_many_queues_are_refused() {
+        for queues in [0, 257] {
+            assert!(matches!(Tap::open(&spec("tap0", queues)), Err(TapError::Queues { .. })), "{queues}");
+        }
+        assert!(matches!(Tap::from_fds(Vec::new()), Err(TapError::Queues { .. })));
+    }
+
+    #[test]
+    fn a_descriptor_that_is_no_tap_is_refused_by_its_position() {
+        let file = tempfile::tempfile().unwrap();
+        let error = Tap::from_fds(vec![file.into()]).unwrap_err();
+        assert!(matches!(error, TapError::NotATap { index: 0, .. }), "{error}");
+    }
+}

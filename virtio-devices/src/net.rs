@@ -1,0 +1,330 @@
+//! virtio-net over a tap (`virtio 1.4 §5.1`).
+//!
+//! Each queue pair has a thread that owns its queues while the driver runs them; the first pair's serves the control queue, too.
+//! What the driver gets wrong is dropped and counted, never logged, and ends nothing but the queue concerned.
+
+mod config;
+mod control;
+mod counters;
+mod features;
+mod filter;
+mod header;
+mod iovecs;
+mod receive;
+mod ring;
+mod state;
+mod transmit;
+mod worker;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use log::debug;
+use thiserror::Error;
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::backend::{Offloads, Tap};
+use crate::{Interrupts, Start, VirtioDevice, Worker};
+use config::Config;
+pub use counters::{Counter, NetCounters};
+use features::has;
+use filter::is_multicast;
+pub(crate) use header::HEADER;
+use state::NetState;
+use worker::{Pair, Shared};
+
+/// The longest frame: a TCP or UDP packet of 64 KiB (`virtio 1.4 §5.1.6.3.1`), an Ethernet header and two VLAN tags.
+const MAX_FRAME: usize = 65_550 + 8;
+/// The most frames that are handled in one direction before the other one, or a stop, is looked at.
+const BATCH: usize = 64;
+/// The size of the control queue.
+const CONTROL_SIZE: u16 = 64;
+/// The largest size of a virtqueue (`virtio 1.4 §2.7`).
+const MAX_SIZE: u16 = 32_768;
+/// The length that Linux gives a thread's name.
+const THREAD_NAME: usize = 15;
+/// A network controller, Ethernet.
+const CLASS: [u8; 3] = [0x02, 0x00, 0x00];
+/// A worker's stack in bytes. Nothing in it recurses or keeps frames there.
+const STACK: usize = 128 * 1024;
+
+/// What a NIC is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetSpec {
+    /// Its id, which its threads are named after.
+    pub id: String,
+    /// Its Ethernet address, a unicast one.
+    pub mac: [u8; 6],
+    /// The MTU that the driver is told, in bytes. Without one it is the backend's.
+    pub mtu: Option<u16>,
+    /// The number of its queue pairs, that of the backend's queues.
+    pub queue_pairs: u16,
+    /// The size of its queues, a power of two up to 32,768.
+    pub queue_size: u16,
+    /// Offers TCP segmentation offload in both directions, if checksums are offloaded.
+    pub offload_tso: bool,
+    /// Offers UDP fragmentation and segmentation offload in both directions, if checksums are offloaded.
+    pub offload_ufo: bool,
+    /// Offers checksum offload in both directions.
+    pub offload_csum: bool,
+}
+
+/// Why there cannot be such a NIC: one line, to follow the option's name.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NetError {
+    /// The address is a group's or zero.
+    #[error("mac={} is no address for a NIC: its first byte must be even, and not all bytes zero", Hex(.0))]
+    Mac([u8; 6]),
+    /// The queue size is not one.
+    #[error("queue_size={0}: must be a power of two from 2 to 32768")]
+    QueueSize(u16),
+    /// The numbers of queue pairs differ.
+    #[error("{pairs} queue pairs need as many queues of the tap, which has {queues}")]
+    QueuePairs {
+        /// The NIC's.
+        pairs: u16,
+        /// The backend's.
+        queues: usize,
+    },
+}
+
+struct Hex<'a>(&'a [u8; 6]);
+
+impl std::fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// A virtio network device. It and its tap outlive resets of the device and reboots of the guest.
+pub struct Net {
+    spec: NetSpec,
+    backend: Tap,
+    features: u64,
+    queue_sizes: Vec<u16>,
+    counters: Arc<NetCounters>,
+    state: Arc<NetState>,
+    /// Where a change of the configuration is signalled while the driver runs.
+    interrupts: Option<Arc<Interrupts>>,
+    /// The queues have not been started since the last reset.
+    fresh: bool,
+}
+
+impl Net {
+    /// A NIC whose frames go to and come from `backend`.
+    ///
+    /// # Errors
+    ///
+    /// [`NetError`], when `spec` is no NIC or not one of this backend.
+    pub fn new(spec: NetSpec, backend: Tap) -> Result<Self, NetError> {
+        if is_multicast(&spec.mac) || spec.mac == [0; 6] {
+            return Err(NetError::Mac(spec.mac));
+        }
+        if !spec.queue_size.is_power_of_two() || !(2..=MAX_SIZE).contains(&spec.queue_size) {
+            return Err(NetError::QueueSize(spec.queue_size));
+        }
+        let queues = backend.queues().len();
+        if queues != usize::from(spec.queue_pairs) || queues == 0 {
+            return Err(NetError::QueuePairs { pairs: spec.queue_pairs, queues });
+        }
+        let offloads = offloads(&spec) & backend.offloads();
+        let mtu = spec.mtu.or(backend.mtu());
+        let mut queue_sizes = vec![spec.queue_size; 2 * queues];
+        queue_sizes.push(CONTROL_SIZE);
+        Ok(Self {
+            features: features::offered(offloads, mtu.is_some(), queues > 1),
+            queue_sizes,
+            counters: Arc::new(NetCounters::new()),
+            state: Arc::new(NetState::new(spec.mac, true, 0)),
+            interrupts: None,
+            fresh: true,
+            spec: NetSpec { mtu, ..spec },
+            backend,
+        })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.spec.id
+    }
+
+    /// Its Ethernet address now: the driver may have changed it.
+    pub fn mac(&self) -> [u8; 6] {
+        self.state.mac()
+    }
+
+    /// Its backend.
+    pub fn backend(&self) -> &Tap {
+        &self.backend
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Arc<NetCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Whether the link is up.
+    pub fn link_up(&self) -> bool {
+        self.state.link_up()
+    }
+
+    /// Takes the link up or down, and tells the driver (`virtio 1.4 §5.1.4`, `VIRTIO_NET_S_LINK_UP`). While it is down, frames
+    /// are dropped in both directions.
+    pub fn set_link(&mut self, up: bool) {
+        if self.state.set_link_up(up)
+            && let Some(interrupts) = &self.interrupts
+        {
+            interrupts.signal_config();
+        }
+    }
+
+    /// The queue pairs that a driver with these features may use.
+    fn pairs(&self, features: u64) -> u16 {
+        if has(features, VIRTIO_NET_F_MQ) { self.spec.queue_pairs } else { 1 }
+    }
+
+    /// Sorts the driver's queues by pair. The control queue follows the last pair that the driver knows of
+    /// (`virtio 1.4 §5.1.2`). Pairs of which no queue is enabled have no worker.
+    fn pairs_to_run(&self, start: &Start) -> io::Result<Vec<Pair>> {
+        let count = self.pairs(start.features);
+        let queue = |index| start.queues.iter().find(|(other, _)| *other == index).cloned();
+        let mut pairs = Vec::with_capacity(count.into());
+        for (index, tap) in (0..count).zip(self.backend.queues()) {
+            let (receive, transmit) = (queue(2 * index), queue(2 * index + 1));
+            let control = if index == 0 { queue(2 * count) } else { None };
+            if receive.is_none() && transmit.is_none() && control.is_none() {
+                continue;
+            }
+            pairs.push(Pair {
+                index,
+                receive,
+                transmit,
+                control,
+                tap: Arc::clone(tap),
+                kick: Arc::new(EventFd::new(EFD_NONBLOCK)?),
+                stop: Arc::new(AtomicBool::new(false)),
+                peers: Vec::new(),
+            });
+        }
+        let peers = pairs.iter().filter(|pair| pair.index > 0).map(|pair| Arc::clone(&pair.kick)).collect();
+        if let Some(first) = pairs.first_mut().filter(|pair| pair.index == 0) {
+            first.peers = peers;
+        }
+        Ok(pairs)
+    }
+
+    fn spawn(&self, pair: Pair, shared: &Arc<Shared>) -> io::Result<Worker> {
+        let queues = [&pair.receive, &pair.transmit, &pair.control];
+        let queues = queues.into_iter().flatten().map(|(index, _)| *index).collect();
+        let (kick, stop) = (Arc::clone(&pair.kick), Arc::clone(&pair.stop));
+        let shared = Arc::clone(shared);
+        let thread = thread::Builder::new()
+            .name(thread_name(&self.spec.id, pair.index))
+            .stack_size(STACK)
+            .spawn(move || pair.run(&shared))?;
+        Ok(Worker { queues, kick, stop, thread })
+    }
+}
+
+fn offloads(spec: &NetSpec) -> Offloads {
+    // Segments have checksums to be filled in (`virtio 1.4 §5.1.3.1`).
+    if !spec.offload_csum {
+        return Offloads::empty();
+    }
+    let mut offloads = Offloads::CHECKSUM;
+    offloads.set(Offloads::TSO4 | Offloads::TSO6 | Offloads::ECN, spec.offload_tso);
+    offloads.set(Offloads::UFO | Offloads::USO4 | Offloads::USO6, spec.offload_ufo);
+    offloads
+}
+
+/// `<id>_qp<N>`, with the id cut short where that is too long.
+fn thread_name(id: &str, pair: u16) -> String {
+    let suffix = format!("_qp{pair}");
+    let mut name = String::new();
+    for c in id.chars().filter(|c| *c != '\0') {
+        if name.len() + c.len_utf8() + suffix.len() > THREAD_NAME {
+            break;
+        }
+        name.push(c);
+    }
+    name + &suffix
+}
+
+impl VirtioDevice for Net {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_NET as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        let config = Config {
+            mac: self.state.mac(),
+            link_up: self.state.link_up(),
+            queue_pairs: self.spec.queue_pairs,
+            mtu: self.spec.mtu.unwrap_or(0),
+        };
+        config.read(offset, data);
+    }
+
+    /// All fields are read-only to a driver of version 1 (`virtio 1.4 §5.1.4`).
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn config_generation(&self) -> u8 {
+        self.state.generation()
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let pairs = self.pairs_to_run(&start)?;
+        let shared = Arc::new(Shared {
+            memory: start.memory,
+            features: start.features,
+            pairs: self.pairs(start.features),
+            state: Arc::clone(&self.state),
+            counters: Arc::clone(&self.counters),
+            interrupts: Arc::clone(&start.interrupts),
+            fresh: self.fresh,
+        });
+        if has(start.features, VIRTIO_NET_F_CTRL_VLAN) {
+            self.state.change_filter(filter::Filter::enable_vlans);
+        }
+        let mut workers = Vec::with_capacity(pairs.len());
+        for pair in pairs {
+            match self.spawn(pair, &shared) {
+                Ok(worker) => workers.push(worker),
+                Err(error) => {
+                    // Those that have begun end before they wait for anything.
+                    workers.into_iter().for_each(|worker: Worker| drop(worker.stop()));
+                    return Err(error);
+                }
+            }
+        }
+        debug!("{}: {} queue pairs over {}", self.spec.id, workers.len(), self.backend.name());
+        self.interrupts = Some(start.interrupts);
+        self.fresh = false;
+        Ok(workers)
+    }
+
+    fn reset(&mut self) {
+        let Self { spec, backend: _, features: _, queue_sizes: _, counters: _, state, interrupts, fresh } = self;
+        // The workers that are still ending keep the old state. The link is the host's business and stays as it is.
+        *state = Arc::new(NetState::new(spec.mac, state.link_up(), state.generation().wrapping_add(1)));
+        *interrupts = None;
+        *fresh = true;
+    }
+}

@@ -1,0 +1,67 @@
+//! The device configuration, `struct virtio_net_config` (`virtio 1.4 §5.1.4`).
+
+use virtio_bindings::virtio_net::VIRTIO_NET_S_LINK_UP;
+
+use super::filter::Mac;
+
+/// The length of the fields below; the driver reads zero beyond.
+const LEN: usize = 17;
+/// In Mbit/s. Nothing limits a tap to it: it is what a tap says of itself to `ethtool`, too.
+const SPEED: u32 = 10_000;
+const FULL_DUPLEX: u8 = 1;
+
+/// What the driver reads of a NIC.
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// The address.
+    pub mac: Mac,
+    /// Whether the link is up.
+    pub link_up: bool,
+    /// The queue pairs.
+    pub queue_pairs: u16,
+    /// The MTU in bytes, 0 where none is offered.
+    pub mtu: u16,
+}
+
+impl Config {
+    /// Reads the fields at `offset`.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        let bytes = self.bytes();
+        data.fill(0);
+        let fields = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
+        for (to, from) in data.iter_mut().zip(fields) {
+            *to = *from;
+        }
+    }
+
+    fn bytes(&self) -> [u8; LEN] {
+        let Self { mac, link_up, queue_pairs, mtu } = *self;
+        let status = if link_up { VIRTIO_NET_S_LINK_UP as u16 } else { 0 };
+        let mut bytes = [0; LEN];
+        bytes[..6].copy_from_slice(&mac);
+        bytes[6..8].copy_from_slice(&status.to_le_bytes());
+        bytes[8..10].copy_from_slice(&queue_pairs.to_le_bytes());
+        bytes[10..12].copy_from_slice(&mtu.to_le_bytes());
+        bytes[12..16].copy_from_slice(&SPEED.to_le_bytes());
+        bytes[16] = FULL_DUPLEX;
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_lie_where_the_standard_has_them_and_zero_beyond() {
+        let config = Config { mac: [2, 3, 4, 5, 6, 7], link_up: true, queue_pairs: 4, mtu: 1500 };
+        let mut data = [0xff; 24];
+        config.read(0, &mut data);
+        assert_eq!(data, [2, 3, 4, 5, 6, 7, 1, 0, 4, 0, 0xdc, 5, 0x10, 0x27, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        for (offset, expected) in [(8, [4, 0]), (16, [1, 0]), (17, [0, 0]), (1 << 20, [0, 0]), (u64::MAX, [0, 0])] {
+            let mut data = [0xff; 2];
+            config.read(offset, &mut data);
+            assert_eq!(data, expected, "{offset:#x}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The control queue (`virtio 1.4 §5.1.6.5`).
+
+use std::sync::Arc;
+
+use virtio_bindings::virtio_net::*;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::counters::Counter;
+use super::features::{guest_offload_bits, guest_offloads, has};
+use super::filter::{Addresses, Mac, Mode, is_multicast};
+use super::iovecs::{IoVecs, Storage, divide};
+use super::ring::{BrokenRing, Chain, Ring, Used};
+use super::worker::Pass;
+
+/// The most commands that are carried out at a time, so that frames do not wait for them.
+const BATCH: usize = 16;
+/// The longest command in bytes: tables of some ten thousand addresses. No driver has as many.
+const MAX_COMMAND: usize = 64 * 1024;
+
+/// A control queue.
+pub struct Control<'q> {
+    ring: Ring<'q>,
+    features: u64,
+    /// How many queue pairs there are.
+    pairs: u16,
+    /// Wake the workers of the other queue pairs.
+    peers: Vec<Arc<EventFd>>,
+    storage: [Storage; 2],
+}
+
+/// A command that is malformed, unknown, not negotiated or cannot be carried out.
+struct Refused;
+
+impl<'q> Control<'q> {
+    /// Takes commands from `ring`.
+    pub fn new(ring: Ring<'q>, features: u64, pairs: u16, peers: Vec<Arc<EventFd>>) -> Self {
+        Self { ring, features, pairs, peers, storage: Default::default() }
+    }
+
+    /// Carries out the commands that the driver has made available. Returns whether there may be more.
+    pub fn run(&mut self, pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
+        for _ in 0..BATCH {
+            let Some(chain) = self.ring.next(pass.memory)? else {
+                pass.interrupt(&mut self.ring)?;
+                return self.ring.expect_doorbell(pass.memory);
+            };
+            let head = chain.head_index();
+            let len = self.answer(chain, pass.memory, pass);
+            self.ring.give_back(pass.memory, &[Used { head, len }])?;
+        }
+        pass.interrupt(&mut self.ring)?;
+        Ok(true)
+    }
+
+    /// Carries out one command and writes its result, if there is a byte for it. Returns the bytes written.
+    fn answer<'m>(&mut self, chain: Chain<'m>, memory: &'m GuestMemoryMmap, pass: &mut Pass<'_>) -> u32 {
+        let mut storage = std::mem::take(&mut self.storage);
+        let [readable, writable] = &mut storage;
+        let (mut command, mut reply) = (IoVecs::new(readable), IoVecs::new(writable));
+        let result = match divide(memory, chain, &mut command, &mut reply) {
+            // Without a byte for the result the driver could not know what has become of the command.
+            Ok(()) if command.bytes() <= MAX_COMMAND && reply.bytes() > 0 => self.carry_out(&mut command, pass),
+            _ => Err(Refused),
+        };
+        let (ack, counter) = match result {
+            Ok(()) => (VIRTIO_NET_OK, Counter::ControlCommands),
+            Err(Refused) => (VIRTIO_NET_ERR, Counter::ControlRefused),
+        };
+        pass.tally.count(counter);
+        let written = reply.write_at(0, &[ack as u8]);
+        self.storage = storage;
+        written as u32
+    }
+
+    fn carry_out(&self, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+        let [class, number] = take(command)?;
+        let (class, number) = (u32::from(class), u32::from(number));
+        self.need(match class {
+            VIRTIO_NET_CTRL_RX if number > VIRTIO_NET_CTRL_RX_ALLMULTI => VIRTIO_NET_F_CTRL_RX_EXTRA,
+            VIRTIO_NET_CTRL_RX => VIRTIO_NET_F_CTRL_RX,
+            VIRTIO_NET_CTRL_MAC if number == VIRTIO_NET_CTRL_MAC_ADDR_SET => VIRTIO_NET_F_CTRL_MAC_ADDR,
+            VIRTIO_NET_CTRL_MAC => VIRTIO_NET_F_CTRL_RX,
+            VIRTIO_NET_CTRL_VLAN => VIRTIO_NET_F_CTRL_VLAN,
+            VIRTIO_NET_CTRL_MQ => VIRTIO_NET_F_MQ,
+            VIRTIO_NET_CTRL_GUEST_OFFLOADS => VIRTIO_NET_F_CTRL_GUEST_OFFLOADS,
+            _ => return Err(Refused),
+        })?;
+        match (class, number) {
+            (VIRTIO_NET_CTRL_RX, number) => set_mode(number, command, pass),
+            (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_TABLE_SET) => set_table(command, pass),
+            (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_ADDR_SET) => set_mac(command, pass),
+            (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_ADD) => set_vlan(true, command, pass),
+            (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_DEL) => set_vlan(false, command, pass),
+            (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => self.set_pairs(command, pass),
+            (VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET) => self.set_offloads(command, pass),
+            _ => Err(Refused),
+        }
+    }
+
+    fn need(&self, feature: u32) -> Result<(), Refused> {
+        if has(self.features, feature) { Ok(()) } else { Err(Refused) }
+    }
+
+    fn set_pairs(&self, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+        let pairs = u16::from_le_bytes(take(command)?);
+        if !(1..=self.pairs).contains(&pairs) {
+            return Err(Refused);
+        }
+        pass.state.set_active_pairs(pairs);
+        // Each worker attaches or detaches its own queue of the backend.
+        for peer in &self.peers {
+            // A full counter wakes as well.
+            let _ = peer.write(1);
+        }
+        Ok(())
+    }
+
+    fn set_offloads(&self, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+        let wanted = u64::from_le_bytes(take(command)?);
+        if wanted & !(self.features & guest_offload_bits()) != 0 {
+            return Err(Refused);
+        }
+        pass.tap.set_offloads(guest_offloads(wanted)).map_err(|_| Refused)
+    }
+}
+
+fn take<const N: usize>(command: &mut IoVecs<'_, '_>) -> Result<[u8; N], Refused> {
+    let mut data = [0; N];
+    if command.take_front(&mut data) { Ok(data) } else { Err(Refused) }
+}
+
+fn set_mode(number: u32, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+    let mode = match number {
+        VIRTIO_NET_CTRL_RX_PROMISC => Mode::Promiscuous,
+        VIRTIO_NET_CTRL_RX_ALLMULTI => Mode::AllMulticast,
+        VIRTIO_NET_CTRL_RX_ALLUNI => Mode::AllUnicast,
+        VIRTIO_NET_CTRL_RX_NOMULTI => Mode::NoMulticast,
+        VIRTIO_NET_CTRL_RX_NOUNI => Mode::NoUnicast,
+        VIRTIO_NET_CTRL_RX_NOBCAST => Mode::NoBroadcast,
+        _ => return Err(Refused),
+    };
+    let [on] = take(command)?;
+    pass.state.change_filter(|filter| filter.set_mode(mode, on != 0));
+    Ok(())
+}
+
+/// Both tables or none: nothing changes before the whole command has been read.
+fn set_table(command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+    let unicast = take_addresses(command)?;
+    let multicast = take_addresses(command)?;
+    pass.state.change_filter(|filter| {
+        filter.unicast = unicast.clone();
+        filter.multicast = multicast.clone();
+    });
+    Ok(())
+}
+
+fn take_addresses(command: &mut IoVecs<'_, '_>) -> Result<Addresses, Refused> {
+    let entries = u32::from_le_bytes(take(command)?);
+    let mut addresses = Addresses::new();
+    // A number that is larger than the command ends with the command.
+    for _ in 0..entries {
+        addresses.add(take(command)?);
+    }
+    Ok(addresses)
+}
+
+fn set_mac(command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+    let mac: Mac = take(command)?;
+    if is_multicast(&mac) || mac == [0; 6] {
+        return Err(Refused);
+    }
+    pass.state.set_mac(mac);
+    Ok(())
+}
+
+fn set_vlan(wanted: bool, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+    let id = u16::from_le_bytes(take(command)?);
+    // An id that does not exist is refused before the filter is copied.
+    if id >= 4096 {
+        return Err(Refused);
+    }
+    pass.state.change_filter(|filter| {
+        filter.set_vlan(id, wanted);
+    });
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! Feature bits (`virtio 1.4 §5.1.3`, §6): which are offered, and what those that were negotiated mean to the backend.
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::*;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use crate::backend::Offloads;
+
+/// What every NIC offers. Commands for the receive filter always come with the control queue.
+const ALWAYS: &[u32] = &[
+    VIRTIO_F_VERSION_1,
+    VIRTIO_RING_F_INDIRECT_DESC,
+    VIRTIO_RING_F_EVENT_IDX,
+    VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_F_MRG_RXBUF,
+    VIRTIO_NET_F_CTRL_VQ,
+    VIRTIO_NET_F_CTRL_RX,
+    VIRTIO_NET_F_CTRL_RX_EXTRA,
+    VIRTIO_NET_F_CTRL_VLAN,
+    VIRTIO_NET_F_CTRL_MAC_ADDR,
+    VIRTIO_NET_F_SPEED_DUPLEX,
+];
+
+/// Each feature that lets the device send offloaded frames to the driver, the one for the other direction, and what the backend
+/// must know of it (`virtio 1.4 §5.1.6.5.6.1` uses the same bits).
+const OFFLOADS: &[(u32, u32, Offloads)] = &[
+    (VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_CSUM, Offloads::CHECKSUM),
+    (VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_HOST_TSO4, Offloads::TSO4),
+    (VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_HOST_TSO6, Offloads::TSO6),
+    (VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_HOST_ECN, Offloads::ECN),
+    (VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_HOST_UFO, Offloads::UFO),
+    (VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_HOST_USO, Offloads::USO4),
+    (VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_USO, Offloads::USO6),
+];
+
+/// Whether `features` has `bit`.
+pub fn has(features: u64, bit: u32) -> bool {
+    features & (1 << bit) != 0
+}
+
+/// The bits that a NIC offers with these offloads. `mtu` and `multi_queue` say whether it knows its MTU and has several pairs.
+pub fn offered(offloads: Offloads, mtu: bool, multi_queue: bool) -> u64 {
+    let always = ALWAYS.iter().fold(0, |features, bit| features | 1 << bit);
+    let offloads =
+        OFFLOADS.iter().filter(|(_, _, offload)| offloads.contains(*offload)).fold(0, |features, (guest, host, _)| {
+            features | 1 << guest | 1 << host | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS
+        });
+    always | offloads | u64::from(mtu) << VIRTIO_NET_F_MTU | u64::from(multi_queue) << VIRTIO_NET_F_MQ
+}
+
+/// The offloaded frames that a driver with these features takes.
+pub fn guest_offloads(features: u64) -> Offloads {
+    OFFLOADS
+        .iter()
+        .filter(|(guest, _, _)| has(features, *guest))
+        .fold(Offloads::empty(), |offloads, (_, _, offload)| offloads | *offload)
+}
+
+/// The feature bits that stand for a driver's offloads, and that it may switch by `VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET`.
+pub fn guest_offload_bits() -> u64 {
+    OFFLOADS.iter().fold(0, |bits, (guest, _, _)| bits | 1 << guest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_offloads_nothing_about_checksums_or_segments_is_offered() {
+        let features = offered(Offloads::empty(), false, false);
+        let none = guest_offload_bits() | 1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
+        assert_eq!(features & none, 0);
+        assert!(!has(features, VIRTIO_NET_F_MTU) && !has(features, VIRTIO_NET_F_MQ));
+        assert!(has(features, VIRTIO_F_VERSION_1) && has(features, VIRTIO_NET_F_CTRL_MAC_ADDR));
+    }
+
+    #[test]
+    fn each_offload_is_offered_both_ways_and_read_back_from_the_features() {
+        let features = offered(Offloads::CHECKSUM | Offloads::TSO4, true, true);
+        for bit in [VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_GUEST_TSO4] {
+            assert!(has(features, bit), "{bit}");
+        }
+        assert!(!has(features, VIRTIO_NET_F_HOST_TSO6) && !has(features, VIRTIO_NET_F_HOST_USO));
+        assert!(has(features, VIRTIO_NET_F_MTU) && has(features, VIRTIO_NET_F_MQ));
+        assert_eq!(guest_offloads(features), Offloads::CHECKSUM | Offloads::TSO4);
+        assert_eq!(guest_offloads(offered(Offloads::all(), true, true)), Offloads::all());
+    }
+}

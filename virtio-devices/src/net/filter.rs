@@ -1,0 +1,251 @@
+//! Which frames the driver wants to receive (`virtio 1.4 §5.1.6.5.1` to §5.1.6.5.3): no I/O, no locks.
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+
+/// The most addresses that are kept of one kind. A driver that sets more receives all frames of that kind, as from hardware
+/// whose table is full.
+pub const MAX_ADDRESSES: usize = 64;
+
+/// The bytes at the beginning of a frame that decide: two addresses, a type, and a VLAN tag.
+pub const HEAD: usize = 16;
+
+/// An Ethernet header without tags; a frame is at least this long.
+pub const ETHERNET_HEADER: usize = 14;
+
+const BROADCAST: Mac = [0xff; 6];
+/// The Ethernet types of a customer and of a service VLAN tag (`IEEE 802.1Q`).
+const VLAN_TYPES: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
+const VLAN_IDS: usize = 4096;
+
+/// Whether `mac` is a multicast or the broadcast address.
+pub fn is_multicast(mac: &Mac) -> bool {
+    mac[0] & 1 != 0
+}
+
+/// A bounded set of addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Addresses {
+    len: usize,
+    table: [Mac; MAX_ADDRESSES],
+    overflow: bool,
+}
+
+impl Addresses {
+    /// No address.
+    pub fn new() -> Self {
+        Self { len: 0, table: [[0; 6]; MAX_ADDRESSES], overflow: false }
+    }
+
+    /// Adds `mac`; a full table wants every address from now on.
+    pub fn add(&mut self, mac: Mac) {
+        match self.table.get_mut(self.len) {
+            Some(slot) => {
+                *slot = mac;
+                self.len += 1;
+            }
+            None => self.overflow = true,
+        }
+    }
+
+    fn wants(&self, mac: &Mac) -> bool {
+        self.overflow || self.table[..self.len].contains(mac)
+    }
+}
+
+/// The receive modes of the control queue's class `VIRTIO_NET_CTRL_RX`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Every frame.
+    Promiscuous,
+    /// Every multicast frame.
+    AllMulticast,
+    /// Every unicast frame.
+    AllUnicast,
+    /// No multicast frame, but broadcast.
+    NoMulticast,
+    /// No unicast frame.
+    NoUnicast,
+    /// No broadcast frame.
+    NoBroadcast,
+}
+
+/// The receive filter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// The NIC's own address.
+    pub mac: Mac,
+    /// Further unicast addresses.
+    pub unicast: Addresses,
+    /// Multicast addresses.
+    pub multicast: Addresses,
+    modes: [bool; 6],
+    vlans: Option<Box<[u64; VLAN_IDS / 64]>>,
+}
+
+impl Filter {
+    /// The filter after a reset: promiscuous and without a VLAN filter, so that a driver that never sends a command receives
+    /// what it should. Linux sets the mode and both tables whenever it opens the interface.
+    pub fn new(mac: Mac) -> Self {
+        let mut filter =
+            Self { mac, unicast: Addresses::new(), multicast: Addresses::new(), modes: [false; 6], vlans: None };
+        filter.set_mode(Mode::Promiscuous, true);
+        filter
+    }
+
+    /// Switches a mode on or off.
+    pub fn set_mode(&mut self, mode: Mode, on: bool) {
+        self.modes[mode as usize] = on;
+    }
+
+    fn mode(&self, mode: Mode) -> bool {
+        self.modes[mode as usize]
+    }
+
+    /// Filters by VLAN from now on, with no VLAN wanted yet: `VIRTIO_NET_F_CTRL_VLAN` was negotiated.
+    pub fn enable_vlans(&mut self) {
+        self.vlans.get_or_insert_with(|| Box::new([0; VLAN_IDS / 64]));
+    }
+
+    /// Wants VLAN `id`, or no longer. Returns whether there is such a VLAN and a VLAN filter.
+    pub fn set_vlan(&mut self, id: u16, wanted: bool) -> bool {
+        let Some(word) = self.vlans.as_mut().and_then(|vlans| vlans.get_mut(usize::from(id) / 64)) else {
+            return false;
+        };
+        let bit = 1 << (id % 64);
+        *word = if wanted { *word | bit } else { *word & !bit };
+        true
+    }
+
+    /// Whether every frame is wanted, so that none needs to be looked at.
+    pub fn wants_all(&self) -> bool {
+        self.mode(Mode::Promiscuous)
+    }
+
+    /// Whether the frame that begins with `head` is wanted.
+    pub fn wants(&self, head: &[u8; HEAD]) -> bool {
+        self.wants_all() || (self.wants_vlan(head) && self.wants_address(head))
+    }
+
+    fn wants_vlan(&self, head: &[u8; HEAD]) -> bool {
+        let Some(vlans) = &self.vlans else { return true };
+        if !VLAN_TYPES.contains(&[head[12], head[13]]) {
+            return true;
+        }
+        let id = u16::from_be_bytes([head[14], head[15]]) & 0xfff;
+        // ID 0 is a priority and no VLAN (IEEE 802.1Q, 9.6).
+        id == 0 || vlans[usize::from(id) / 64] & (1 << (id % 64)) != 0
+    }
+
+    fn wants_address(&self, head: &[u8; HEAD]) -> bool {
+        let mac = &[head[0], head[1], head[2], head[3], head[4], head[5]];
+        if *mac == BROADCAST {
+            !self.mode(Mode::NoBroadcast)
+        } else if is_multicast(mac) {
+            !self.mode(Mode::NoMulticast) && (self.mode(Mode::AllMulticast) || self.multicast.wants(mac))
+        } else {
+            !self.mode(Mode::NoUnicast) && (self.mode(Mode::AllUnicast) || *mac == self.mac || self.unicast.wants(mac))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Mac = [0x52, 0x54, 0, 0, 0, 1];
+    const OTHER: Mac = [0x52, 0x54, 0, 0, 0, 2];
+    const GROUP: Mac = [0x01, 0, 0x5e, 0, 0, 1];
+
+    fn head(mac: Mac, rest: [u8; 4]) -> [u8; HEAD] {
+        let mut head = [0; HEAD];
+        head[..6].copy_from_slice(&mac);
+        head[12..].copy_from_slice(&rest);
+        head
+    }
+
+    fn wants(filter: &Filter, mac: Mac) -> bool {
+        filter.wants(&head(mac, [8, 0, 0, 0]))
+    }
+
+    fn strict() -> Filter {
+        let mut filter = Filter::new(OWN);
+        filter.set_mode(Mode::Promiscuous, false);
+        filter
+    }
+
+    #[test]
+    fn after_a_reset_every_frame_is_wanted() {
+        let mut filter = Filter::new(OWN);
+        filter.enable_vlans();
+        assert!(filter.wants_all() && wants(&filter, OTHER) && wants(&filter, GROUP));
+        assert!(filter.wants(&head(OTHER, [0x81, 0, 0, 5])));
+    }
+
+    #[test]
+    fn without_promiscuous_mode_only_own_unicast_and_broadcast_are_wanted() {
+        let filter = strict();
+        assert_eq!([OWN, OTHER, GROUP, BROADCAST].map(|mac| wants(&filter, mac)), [true, false, false, true]);
+    }
+
+    #[test]
+    fn each_mode_changes_its_own_kind_of_frame() {
+        for (mode, expected) in [
+            (Mode::Promiscuous, [true, true, true, true]),
+            (Mode::AllMulticast, [true, false, true, true]),
+            (Mode::AllUnicast, [true, true, false, true]),
+            (Mode::NoMulticast, [true, false, false, true]),
+            (Mode::NoUnicast, [false, false, false, true]),
+            (Mode::NoBroadcast, [true, false, false, false]),
+        ] {
+            let mut filter = strict();
+            filter.set_mode(mode, true);
+            assert_eq!([OWN, OTHER, GROUP, BROADCAST].map(|mac| wants(&filter, mac)), expected, "{mode:?}");
+            filter.set_mode(mode, false);
+            assert_eq!(filter, strict(), "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn no_multicast_goes_before_all_multicast_and_the_table() {
+        let mut filter = strict();
+        filter.multicast.add(GROUP);
+        assert!(wants(&filter, GROUP));
+        filter.set_mode(Mode::AllMulticast, true);
+        filter.set_mode(Mode::NoMulticast, true);
+        assert!(!wants(&filter, GROUP));
+    }
+
+    #[test]
+    fn a_full_table_wants_every_address_of_its_kind_and_no_other() {
+        let mut filter = strict();
+        for last in 0..MAX_ADDRESSES as u8 {
+            filter.unicast.add([2, 0, 0, 0, 1, last]);
+        }
+        assert!(wants(&filter, [2, 0, 0, 0, 1, 63]) && !wants(&filter, OTHER));
+        filter.unicast.add([2, 0, 0, 0, 1, 64]);
+        assert!(wants(&filter, OTHER) && !wants(&filter, GROUP));
+    }
+
+    #[test]
+    fn a_tagged_frame_needs_its_vlan_and_an_untagged_one_none() {
+        let mut filter = strict();
+        let tagged = |id: u8| head(OWN, [0x81, 0, 0x60, id]);
+        assert!(filter.wants(&tagged(5)), "no VLAN filter yet");
+        assert!(!filter.set_vlan(5, true), "no VLAN filter yet");
+        filter.enable_vlans();
+        assert!(!filter.wants(&tagged(5)) && wants(&filter, OWN));
+        assert!(filter.wants(&tagged(0)), "a priority tag");
+        assert!(filter.set_vlan(5, true) && filter.wants(&tagged(5)) && !filter.wants(&tagged(6)));
+        assert!(!filter.wants(&head(OTHER, [0x81, 0, 0, 5])), "another's frame in a VLAN of ours");
+        assert!(filter.wants(&head(OWN, [0x88, 0xa8, 0, 5])), "a service tag");
+        assert!(filter.set_vlan(5, false) && !filter.wants(&tagged(5)));
+    }
+
+    #[test]
+    fn a_vlan_beyond_4095_is_refused() {
+        let mut filter = strict();
+        filter.enable_vlans();
+        assert!(filter.set_vlan(4095, true) && !filter.set_vlan(4096, true) && !filter.set_vlan(u16::MAX, false));
+    }
+}

@@ -1,0 +1,249 @@
+//! Guest memory as the segments of one vectored system call, without a copy in between.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{Bytes, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice};
+
+use super::ring::Chain;
+
+/// The most segments of guest memory in one call. Linux takes 1,024 (`UIO_MAXIOV`): one is a frame's header, one catches what
+/// does not fit. A longer chain is refused; drivers use some 20 segments at most.
+pub const MAX_SEGMENTS: usize = 1022;
+
+/// The first iovec is kept free, for a header that is not in guest memory.
+const RESERVED: usize = 1;
+
+/// A chain that no buffer can be made of: empty, endless, with an address outside guest memory, in the wrong direction or in
+/// more than [`MAX_SEGMENTS`] pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadChain;
+
+/// The storage of [`IoVecs`], to be used again for the next: no packet allocates.
+#[derive(Default)]
+pub struct Storage(Vec<libc::iovec>);
+
+/// Segments of guest memory, in order.
+///
+/// The addresses stay valid as long as the memory is borrowed. Guest memory is shared with the guest, so it is only ever read
+/// and written through volatile accesses and system calls.
+pub struct IoVecs<'s, 'm> {
+    iovecs: &'s mut Vec<libc::iovec>,
+    /// The first segment that has not been consumed.
+    first: usize,
+    memory: PhantomData<&'m GuestMemoryMmap>,
+}
+
+impl<'s, 'm> IoVecs<'s, 'm> {
+    /// No segments yet.
+    pub fn new(storage: &'s mut Storage) -> Self {
+        let iovecs = &mut storage.0;
+        iovecs.clear();
+        iovecs.push(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
+        Self { iovecs, first: RESERVED, memory: PhantomData }
+    }
+
+    /// Appends the chain's segments, all of which must have the direction of `access`, and returns their number and length.
+    /// A chain that is refused appends nothing.
+    pub fn append(
+        &mut self,
+        memory: &'m GuestMemoryMmap,
+        chain: Chain<'m>,
+        access: Permissions,
+    ) -> Result<Extent, BadChain> {
+        let mark = self.iovecs.len();
+        let result = self.append_all(memory, chain, access);
+        if result.is_err() {
+            self.iovecs.truncate(mark);
+        }
+        result
+    }
+
+    fn append_all(
+        &mut self,
+        memory: &'m GuestMemoryMmap,
+        chain: Chain<'m>,
+        access: Permissions,
+    ) -> Result<Extent, BadChain> {
+        let mut total = Extent { segments: 0, bytes: 0 };
+        let mut unfinished = true;
+        // An endless chain ends here too: each descriptor counts, be it empty.
+        for (count, descriptor) in chain.enumerate() {
+            if descriptor.is_write_only() != access.has_write() || count == MAX_SEGMENTS {
+                return Err(BadChain);
+            }
+            let Extent { segments, bytes } = self.push(memory, &descriptor, access)?;
+            total.segments += segments;
+            total.bytes += bytes;
+            unfinished = descriptor.has_next();
+        }
+        // The iterator ends without a word where it cannot follow a chain.
+        if unfinished { Err(BadChain) } else { Ok(total) }
+    }
+
+    fn push(
+        &mut self,
+        memory: &'m GuestMemoryMmap,
+        descriptor: &Descriptor,
+        access: Permissions,
+    ) -> Result<Extent, BadChain> {
+        let mut extent = Extent { segments: 0, bytes: 0 };
+        let len = usize::try_from(descriptor.len()).map_err(|_| BadChain)?;
+        let slices = GuestMemory::get_slices(memory, descriptor.addr(), len, access).map_err(|_| BadChain)?;
+        for slice in slices {
+            let slice = slice.map_err(|_| BadChain)?;
+            if self.iovecs.len() - self.first == MAX_SEGMENTS {
+                return Err(BadChain);
+            }
+            let iov_base = slice.ptr_guard_mut().as_ptr().cast();
+            self.iovecs.push(libc::iovec { iov_base, iov_len: slice.len() });
+            extent.segments += 1;
+            extent.bytes += slice.len();
+        }
+        Ok(extent)
+    }
+
+    /// The sum of the segments' lengths.
+    pub fn bytes(&self) -> usize {
+        self.iovecs[self.first..].iter().map(|iovec| iovec.iov_len).sum()
+    }
+
+    /// Forgets the last `segments` segments.
+    pub fn remove_back(&mut self, segments: usize) {
+        let rest = self.iovecs.len().saturating_sub(segments).max(self.first);
+        self.iovecs.truncate(rest);
+    }
+
+    /// Forgets the first `segments` segments.
+    pub fn consume(&mut self, segments: usize) {
+        self.first += segments.min(self.iovecs.len() - self.first);
+        // The consumed ones are only moved away when they are many, which keeps the storage small and this cheap.
+        if self.first > MAX_SEGMENTS {
+            self.iovecs.drain(RESERVED..self.first);
+            self.first = RESERVED;
+        }
+    }
+
+    /// Takes the first bytes off into `data`. Returns whether there were as many.
+    pub fn take_front(&mut self, data: &mut [u8]) -> bool {
+        if self.read_at(0, data) < data.len() {
+            return false;
+        }
+        let mut rest = data.len();
+        while let Some(iovec) = self.iovecs.get_mut(self.first) {
+            let part = rest.min(iovec.iov_len);
+            iovec.iov_base = iovec.iov_base.cast::<u8>().wrapping_add(part).cast();
+            iovec.iov_len -= part;
+            rest -= part;
+            if iovec.iov_len != 0 {
+                break;
+            }
+            self.first += 1;
+        }
+        true
+    }
+
+    /// Reads at `offset`, and returns how many bytes there were.
+    pub fn read_at(&self, offset: usize, data: &mut [u8]) -> usize {
+        let mut done = 0;
+        self.for_each_at(offset, data.len(), |slice| {
+            done += slice.read(&mut data[done..], 0).unwrap_or(0);
+        });
+        done
+    }
+
+    /// Writes at `offset`, and returns how many bytes there was room for.
+    pub fn write_at(&self, offset: usize, data: &[u8]) -> usize {
+        let mut done = 0;
+        self.for_each_at(offset, data.len(), |slice| {
+            done += slice.write(&data[done..], 0).unwrap_or(0);
+        });
+        done
+    }
+
+    /// Calls `access` with each piece of the `len` bytes at `offset`.
+    fn for_each_at(&self, mut offset: usize, mut len: usize, mut access: impl FnMut(VolatileSlice<'_>)) {
+        for iovec in &self.iovecs[self.first..] {
+            if len == 0 {
+                break;
+            }
+            if offset >= iovec.iov_len {
+                offset -= iovec.iov_len;
+                continue;
+            }
+            let part = len.min(iovec.iov_len - offset);
+            // SAFETY: the iovec is a slice of guest memory, or its end, which stays mapped as long as `'m`; the part lies in it.
+            access(unsafe { VolatileSlice::new(iovec.iov_base.cast::<u8>().add(offset), part) });
+            len -= part;
+            offset = 0;
+        }
+    }
+
+    /// Writes `header` and then all segments to `fd` in one call.
+    pub fn send(&mut self, fd: BorrowedFd<'_>, header: &[u8]) -> io::Result<usize> {
+        // There is always one before the first: the reserved one, or one that was consumed.
+        let start = self.first - RESERVED;
+        self.iovecs[start] = libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
+        let iovecs = &self.iovecs[start..];
+        let count = libc::c_int::try_from(iovecs.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: the kernel reads `header`, which lives through the call, and guest memory that stays mapped as long as `'m`.
+        let sent = unsafe { libc::writev(fd.as_raw_fd(), iovecs.as_ptr(), count) };
+        self.iovecs[start] = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Reads from `fd` in one call into all segments, and what exceeds them into `spill`.
+    pub fn receive(&mut self, fd: BorrowedFd<'_>, spill: &mut [u8]) -> io::Result<usize> {
+        self.iovecs.push(libc::iovec { iov_base: spill.as_mut_ptr().cast(), iov_len: spill.len() });
+        let iovecs = &self.iovecs[self.first..];
+        let received = match libc::c_int::try_from(iovecs.len()) {
+            // SAFETY: the kernel writes to `spill`, which is borrowed through the call, and to guest memory that stays mapped as
+            // long as `'m` and that no Rust reference covers.
+            Ok(count) => unsafe { libc::readv(fd.as_raw_fd(), iovecs.as_ptr(), count) },
+            Err(_) => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let result = usize::try_from(received).map_err(|_| io::Error::last_os_error());
+        self.iovecs.pop();
+        result
+    }
+}
+
+/// Divides a chain into what the driver wrote and what it wants written, in this order (`virtio 1.4 §2.7.4.2`).
+///
+/// # Errors
+///
+/// [`BadChain`], with what could be reached nevertheless.
+pub fn divide<'m>(
+    memory: &'m GuestMemoryMmap,
+    chain: Chain<'m>,
+    readable: &mut IoVecs<'_, 'm>,
+    writable: &mut IoVecs<'_, 'm>,
+) -> Result<(), BadChain> {
+    let mut result = Ok(());
+    let mut unfinished = true;
+    let mut seen_writable = false;
+    for descriptor in chain.take(MAX_SEGMENTS) {
+        let pushed = if descriptor.is_write_only() {
+            seen_writable = true;
+            writable.push(memory, &descriptor, Permissions::Write)
+        } else if seen_writable {
+            Err(BadChain)
+        } else {
+            readable.push(memory, &descriptor, Permissions::Read)
+        };
+        result = result.and(pushed.map(|_| ()));
+        unfinished = descriptor.has_next();
+    }
+    if unfinished { Err(BadChain) } else { result }
+}
+
+/// How much a chain holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// The number of its segments.
+    pub segments: usize,
+    /// The sum of their lengths.
+    pub bytes: usize,
+}

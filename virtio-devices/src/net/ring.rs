@@ -1,0 +1,141 @@
+//! A split virtqueue as the worker that runs it sees it (`virtio 1.4 §2.7`).
+//!
+//! The position lives in the [`Queue`], which outlives the worker. What is added here: several buffers that become visible at
+//! once, as a frame in merged buffers needs; `VIRTQ_AVAIL_F_NO_INTERRUPT`; and silence, because a driver that writes nonsense
+//! must not be able to fill a log.
+
+use std::num::Wrapping;
+use std::sync::atomic::{Ordering, fence};
+
+use parking_lot::{Mutex, MutexGuard};
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+
+/// The driver asks not to be interrupted (`virtio 1.4 §2.7.6`, `VIRTQ_AVAIL_F_NO_INTERRUPT`).
+const NO_INTERRUPT: u16 = 1;
+/// The flags and the index that each ring begins with.
+const RING_HEADER: u64 = 4;
+/// A used ring's element: the chain's head and the bytes written.
+const USED_ELEMENT: u64 = 8;
+/// A descriptor.
+const DESCRIPTOR: u64 = 16;
+
+/// A chain of descriptors that the driver made available.
+pub type Chain<'m> = DescriptorChain<&'m GuestMemoryMmap>;
+
+/// The ring makes no sense: its memory cannot be reached, or its available index moved by more than its size. Nothing that it
+/// says can be trusted until the driver resets the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BrokenRing;
+
+/// A buffer that is given back to the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Used {
+    /// The head of its chain.
+    pub head: u16,
+    /// The bytes that were written to it.
+    pub len: u32,
+}
+
+/// A queue, locked for as long as its worker runs it.
+pub struct Ring<'q> {
+    index: u16,
+    queue: MutexGuard<'q, Queue>,
+    /// The used index when the driver was last considered for an interrupt.
+    considered: Wrapping<u16>,
+}
+
+impl<'q> Ring<'q> {
+    /// Locks `queue`, waiting for a predecessor's end, and checks that its rings lie in guest memory.
+    pub fn open(
+        index: u16,
+        queue: &'q Mutex<Queue>,
+        event_idx: bool,
+        memory: &GuestMemoryMmap,
+    ) -> Result<Self, BrokenRing> {
+        let mut queue = queue.lock();
+        queue.set_event_idx(event_idx);
+        let size = u64::from(queue.size());
+        // The rings' last words are `used_event` and `avail_event`.
+        let areas = [
+            (queue.desc_table(), DESCRIPTOR * size, Permissions::Read),
+            (queue.avail_ring(), RING_HEADER + 2 * size + 2, Permissions::Read),
+            (queue.used_ring(), RING_HEADER + USED_ELEMENT * size + 2, Permissions::Write),
+        ];
+        let reachable = areas.iter().all(|&(base, len, access)| {
+            usize::try_from(len).is_ok_and(|len| GuestMemory::check_range(memory, GuestAddress(base), len, access))
+        });
+        let considered = Wrapping(queue.next_used());
+        if queue.ready() && reachable { Ok(Self { index, queue, considered }) } else { Err(BrokenRing) }
+    }
+
+    /// The queue's index.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// The number of its descriptors, which no chain's head exceeds.
+    pub fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
+    /// The next chain that the driver made available.
+    pub fn next<'m>(&mut self, memory: &'m GuestMemoryMmap) -> Result<Option<Chain<'m>>, BrokenRing> {
+        Ok(self.queue.iter(memory).map_err(|_| BrokenRing)?.next())
+    }
+
+    /// Undoes the last `chains` calls of [`Self::next`] that returned a chain.
+    pub fn put_back(&mut self, chains: u16) {
+        let next = self.queue.next_avail().wrapping_sub(chains);
+        self.queue.set_next_avail(next);
+    }
+
+    /// Gives `buffers` back to the driver, which sees all of them or none (`virtio 1.4 §2.7.8.2`). A head beyond the ring, which
+    /// can only be one that the driver wrote so, is left out: there is no way to name it in the used ring.
+    pub fn give_back(&mut self, memory: &GuestMemoryMmap, buffers: &[Used]) -> Result<(), BrokenRing> {
+        let size = self.queue.size();
+        let used_ring = GuestAddress(self.queue.used_ring());
+        let mut next = self.queue.next_used();
+        for &Used { head, len } in buffers.iter().filter(|used| used.head < size) {
+            let slot = RING_HEADER + USED_ELEMENT * u64::from(next % size);
+            let element = u64::from(len) << 32 | u64::from(head);
+            memory.write_obj(element.to_le(), GuestAddress(used_ring.0 + slot)).map_err(|_| BrokenRing)?;
+            next = next.wrapping_add(1);
+        }
+        self.queue.set_next_used(next);
+        memory.store(next.to_le(), GuestAddress(used_ring.0 + 2), Ordering::Release).map_err(|_| BrokenRing)
+    }
+
+    /// Asks the driver for no doorbells while the worker is at the ring anyway.
+    pub fn suppress_doorbells(&mut self, memory: &GuestMemoryMmap) -> Result<(), BrokenRing> {
+        self.queue.disable_notification(memory).map_err(|_| BrokenRing)
+    }
+
+    /// Asks for a doorbell with the next chain. Returns whether there is one already, for which none will come.
+    pub fn expect_doorbell(&mut self, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
+        self.queue.enable_notification(memory).map_err(|_| BrokenRing)
+    }
+
+    /// Whether the driver wants an interrupt for what was given back since the last call (`virtio 1.4 §2.7.7.2`, §2.7.10).
+    pub fn wants_interrupt(&mut self, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
+        let new = Wrapping(self.queue.next_used());
+        let old = std::mem::replace(&mut self.considered, new);
+        if new == old {
+            return Ok(false);
+        }
+        // The used index must be visible before the driver's wish is read: the driver writes its wish, then reads the index.
+        fence(Ordering::SeqCst);
+        let avail_ring = self.queue.avail_ring();
+        if self.queue.event_idx_enabled() {
+            let used_event = avail_ring + RING_HEADER + 2 * u64::from(self.queue.size());
+            let event = Wrapping(Self::load(memory, used_event)?);
+            Ok(new - event - Wrapping(1) < new - old)
+        } else {
+            Ok(Self::load(memory, avail_ring)? & NO_INTERRUPT == 0)
+        }
+    }
+
+    fn load(memory: &GuestMemoryMmap, address: u64) -> Result<u16, BrokenRing> {
+        memory.load(GuestAddress(address), Ordering::Relaxed).map(u16::from_le).map_err(|_| BrokenRing)
+    }
+}

@@ -1,0 +1,92 @@
+//! What a NIC's workers share with each other and with the device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+use arc_swap::{ArcSwap, Guard};
+
+use super::filter::{Filter, Mac};
+
+/// What the driver changes while the queues run. A reset of the device makes a new one: a worker that is still ending changes
+/// one that nobody looks at any more.
+#[derive(Debug)]
+pub struct NetState {
+    mac: AtomicU64,
+    filter: ArcSwap<Filter>,
+    active_pairs: AtomicU16,
+    link_up: AtomicBool,
+    generation: AtomicU8,
+}
+
+impl NetState {
+    /// The state of power-on, with a configuration that the driver has to read again.
+    pub fn new(mac: Mac, link_up: bool, generation: u8) -> Self {
+        Self {
+            mac: AtomicU64::new(pack(mac)),
+            filter: ArcSwap::from_pointee(Filter::new(mac)),
+            active_pairs: AtomicU16::new(1),
+            link_up: AtomicBool::new(link_up),
+            generation: AtomicU8::new(generation),
+        }
+    }
+
+    /// The NIC's address.
+    pub fn mac(&self) -> Mac {
+        let [_, _, mac @ ..] = self.mac.load(Ordering::Relaxed).to_be_bytes();
+        mac
+    }
+
+    /// Changes the NIC's address, and with it what it receives.
+    pub fn set_mac(&self, mac: Mac) {
+        self.mac.store(pack(mac), Ordering::Relaxed);
+        self.change_filter(|filter| filter.mac = mac);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The receive filter as it is now.
+    pub fn filter(&self) -> Guard<Arc<Filter>> {
+        self.filter.load()
+    }
+
+    /// Changes the receive filter. `change` may be called again when another thread changes it, too.
+    pub fn change_filter(&self, change: impl Fn(&mut Filter)) {
+        self.filter.rcu(|filter| {
+            let mut filter = Filter::clone(filter);
+            change(&mut filter);
+            filter
+        });
+    }
+
+    /// The queue pairs that the driver uses: the first ones.
+    pub fn active_pairs(&self) -> u16 {
+        self.active_pairs.load(Ordering::Acquire)
+    }
+
+    /// Changes the number of queue pairs that the driver uses.
+    pub fn set_active_pairs(&self, pairs: u16) {
+        self.active_pairs.store(pairs, Ordering::Release);
+    }
+
+    /// Whether the link is up.
+    pub fn link_up(&self) -> bool {
+        self.link_up.load(Ordering::Relaxed)
+    }
+
+    /// Changes the link. Returns whether that is a change.
+    pub fn set_link_up(&self, up: bool) -> bool {
+        let changed = self.link_up.swap(up, Ordering::Relaxed) != up;
+        if changed {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+        changed
+    }
+
+    /// The configuration's generation.
+    pub fn generation(&self) -> u8 {
+        self.generation.load(Ordering::Acquire)
+    }
+}
+
+fn pack(mac: Mac) -> u64 {
+    mac.iter().fold(0, |packed, byte| packed << 8 | u64::from(*byte))
+}

@@ -1,0 +1,92 @@
+//! From the driver to the backend (`virtio 1.4 §5.1.6.2`).
+
+use std::io;
+use std::os::fd::AsFd;
+
+use vm_memory::{GuestMemoryMmap, Permissions};
+
+use super::counters::Counter;
+use super::filter::ETHERNET_HEADER;
+use super::header::{self, HEADER};
+use super::iovecs::{IoVecs, Storage};
+use super::ring::{BrokenRing, Chain, Ring, Used};
+use super::worker::Pass;
+use super::{BATCH, MAX_FRAME};
+
+/// A transmit queue.
+pub struct Transmit<'q> {
+    ring: Ring<'q>,
+    features: u64,
+    storage: Storage,
+    used: Vec<Used>,
+}
+
+impl<'q> Transmit<'q> {
+    /// Takes frames from `ring`.
+    pub fn new(ring: Ring<'q>, features: u64) -> Self {
+        Self { ring, features, storage: Storage::default(), used: Vec::with_capacity(BATCH) }
+    }
+
+    /// Sends what the driver has made available, up to [`BATCH`] frames. Returns whether there may be more.
+    ///
+    /// A frame that cannot be sent is dropped and counted, also when the backend's buffer is full: a tap accepts as much as
+    /// memory allows unless its owner has limited it, and waiting would let one slow receiver hold up all others' frames.
+    pub fn run(&mut self, pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
+        self.ring.suppress_doorbells(pass.memory)?;
+        let mut drained = false;
+        for _ in 0..BATCH {
+            let Some(chain) = self.ring.next(pass.memory)? else {
+                drained = true;
+                break;
+            };
+            let head = chain.head_index();
+            let counter = match Self::send(chain, pass, self.features, &mut self.storage) {
+                Ok(len) => {
+                    pass.tally.add(Counter::TxBytes, len as u64);
+                    Counter::TxFrames
+                }
+                Err(reason) => reason,
+            };
+            pass.tally.count(counter);
+            self.used.push(Used { head, len: 0 });
+        }
+        self.ring.give_back(pass.memory, &self.used)?;
+        self.used.clear();
+        pass.interrupt(&mut self.ring)?;
+        if drained { self.ring.expect_doorbell(pass.memory) } else { Ok(true) }
+    }
+
+    /// Sends a frame, and returns its length or the reason why it is dropped.
+    fn send<'m>(chain: Chain<'m>, pass: &Pass<'m>, features: u64, storage: &mut Storage) -> Result<usize, Counter> {
+        let memory: &GuestMemoryMmap = pass.memory;
+        let mut iovecs = IoVecs::new(storage);
+        let extent = iovecs.append(memory, chain, Permissions::Read).map_err(|_| Counter::TxBadChains)?;
+        // The header is checked and sent as a copy: what the guest writes to it afterwards changes nothing.
+        let mut header = [0; HEADER];
+        if !iovecs.take_front(&mut header) {
+            return Err(Counter::TxTooShort);
+        }
+        let len = extent.bytes - HEADER;
+        if len < ETHERNET_HEADER {
+            return Err(Counter::TxTooShort);
+        }
+        if len > MAX_FRAME {
+            return Err(Counter::TxTooLong);
+        }
+        let header = header::check(header, len, features).map_err(|_| Counter::TxBadHeaders)?;
+        if !pass.state.link_up() {
+            return Err(Counter::TxLinkDown);
+        }
+        iovecs.send(pass.tap.as_fd(), &header).map_err(|error| reason(&error))?;
+        Ok(len)
+    }
+}
+
+/// Why the backend did not take a frame.
+fn reason(error: &io::Error) -> Counter {
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Counter::TxBackendFull,
+        Some(libc::EINVAL | libc::EMSGSIZE | libc::E2BIG) => Counter::TxBackendRefused,
+        _ => Counter::TxBackendErrors,
+    }
+}

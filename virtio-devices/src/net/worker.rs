@@ -1,0 +1,229 @@
+//! The thread of a queue pair.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::control::Control;
+use super::counters::{Counter, NetCounters, Tally};
+use super::features::{guest_offloads, has};
+use super::receive::{Next, Receive};
+use super::ring::{BrokenRing, Ring};
+use super::state::NetState;
+use super::transmit::Transmit;
+use crate::backend::TapQueue;
+use crate::{Interrupts, Memory, SharedQueue};
+
+/// The most frames that are dropped because they arrived before the driver was ready: a tap holds 1,000 unless told otherwise.
+const MAX_STALE: u32 = 4096;
+
+/// What the workers of one start have in common.
+pub struct Shared {
+    /// The guest's memory.
+    pub memory: Memory,
+    /// The negotiated features.
+    pub features: u64,
+    /// The number of queue pairs that the driver may use.
+    pub pairs: u16,
+    /// What the driver changes at run time.
+    pub state: Arc<NetState>,
+    /// What is counted.
+    pub counters: Arc<NetCounters>,
+    /// Where the driver is interrupted.
+    pub interrupts: Arc<Interrupts>,
+    /// Whether this is the first start since a reset.
+    pub fresh: bool,
+}
+
+/// A queue pair, and the control queue with the first.
+pub struct Pair {
+    /// Its number.
+    pub index: u16,
+    /// Its queues, as far as the driver enabled them.
+    pub receive: Option<(u16, SharedQueue)>,
+    /// See [`Self::receive`].
+    pub transmit: Option<(u16, SharedQueue)>,
+    /// See [`Self::receive`].
+    pub control: Option<(u16, SharedQueue)>,
+    /// Its queue of the backend.
+    pub tap: Arc<Mutex<TapQueue>>,
+    /// What wakes it.
+    pub kick: Arc<EventFd>,
+    /// Set when it shall end.
+    pub stop: Arc<AtomicBool>,
+    /// What wakes the other pairs' workers; only the first has any.
+    pub peers: Vec<Arc<EventFd>>,
+}
+
+/// What one turn of a worker's loop works with.
+pub struct Pass<'m> {
+    /// The guest's memory.
+    pub memory: &'m GuestMemoryMmap,
+    /// The backend.
+    pub tap: &'m TapQueue,
+    /// What the driver changes at run time.
+    pub state: &'m NetState,
+    /// What is counted.
+    pub tally: &'m mut Tally,
+    /// Where the driver is interrupted.
+    pub interrupts: &'m Interrupts,
+}
+
+impl Pass<'_> {
+    /// Interrupts the driver if it wants that.
+    pub fn interrupt(&mut self, ring: &mut Ring<'_>) -> Result<(), BrokenRing> {
+        if ring.wants_interrupt(self.memory)? {
+            self.interrupts.signal_queue(ring.index());
+            self.tally.count(Counter::Interrupts);
+        }
+        Ok(())
+    }
+}
+
+impl Pair {
+    /// Runs the queues until told to stop. Waits for a predecessor's end first.
+    pub fn run(self, shared: &Shared) {
+        let mut tap = self.tap.lock();
+        let mut tally = Tally::new();
+        let mut queues = self.open(shared, &mut tally);
+        if shared.fresh && queues.receive.is_some() {
+            tally.add(Counter::RxStale, tap.discard(MAX_STALE));
+        }
+        // A tap that cannot deliver what the driver takes delivers less: frames get their checksums and segments from the host.
+        let _ = tap.set_offloads(guest_offloads(shared.features));
+
+        let mut events = Events { kicked: true, frame: true };
+        while !self.stop.load(Ordering::Acquire) {
+            if events.kicked {
+                self.follow_active_pairs(&mut tap, shared);
+            }
+            let memory = shared.memory.memory();
+            let mut pass = Pass {
+                memory: &memory,
+                tap: &tap,
+                state: &shared.state,
+                tally: &mut tally,
+                interrupts: &shared.interrupts,
+            };
+            let busy = queues.run(&events, &mut pass);
+            drop(memory);
+            tally.flush(&shared.counters);
+            // Without a wait, everything is looked at again.
+            events = Events { kicked: true, frame: true };
+            if !busy {
+                events = self.wait(&tap, queues.waits_for_frame(), &mut tally);
+            }
+        }
+        if queues.receive.as_ref().is_some_and(|(receive, _)| receive.has_waiting()) {
+            tally.count(Counter::RxStopped);
+        }
+        tally.flush(&shared.counters);
+        // The first queue stays, so that the tap keeps its carrier.
+        if self.index > 0 {
+            let _ = tap.set_attached(false);
+        }
+    }
+
+    /// Locks the queues. One that makes no sense stays silent.
+    fn open(&self, shared: &Shared, tally: &mut Tally) -> Queues<'_> {
+        let features = shared.features;
+        Queues {
+            receive: ring(&self.receive, shared, tally).map(|ring| (Receive::new(ring, features), Next::More)),
+            transmit: ring(&self.transmit, shared, tally).map(|ring| Transmit::new(ring, features)),
+            control: ring(&self.control, shared, tally)
+                .map(|ring| Control::new(ring, features, shared.pairs, self.peers.clone())),
+        }
+    }
+
+    /// Attaches the backend's queue if the driver uses this pair, and detaches it if not.
+    fn follow_active_pairs(&self, tap: &mut TapQueue, shared: &Shared) {
+        // A tap that is gone fails here, too, and is then found out by the receive queue.
+        let _ = tap.set_attached(self.index < shared.state.active_pairs());
+    }
+
+    /// Waits for a doorbell, a stop, or a frame if `frame`.
+    fn wait(&self, tap: &TapQueue, frame: bool, tally: &mut Tally) -> Events {
+        let frame = frame && tap.attached();
+        // SAFETY: the eventfd is open as long as `self`.
+        let kick = unsafe { BorrowedFd::borrow_raw(self.kick.as_raw_fd()) };
+        let mut fds = [PollFd::new(&kick, PollFlags::IN), PollFd::new(tap, PollFlags::IN)];
+        let watched = if frame { &mut fds[..] } else { &mut fds[..1] };
+        // Interrupted by a signal, or without memory for the call: the queues are looked at, and it is tried again.
+        let _ = poll(watched, None);
+        let kicked = !fds[0].revents().is_empty();
+        let frame = frame && !fds[1].revents().is_empty();
+        if kicked && self.kick.read().is_ok() {
+            tally.count(Counter::Kicks);
+        }
+        Events { kicked, frame }
+    }
+}
+
+fn ring<'q>(queue: &'q Option<(u16, SharedQueue)>, shared: &Shared, tally: &mut Tally) -> Option<Ring<'q>> {
+    let (index, queue) = queue.as_ref()?;
+    let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
+    Ring::open(*index, queue, event_idx, &shared.memory.memory())
+        .inspect_err(|BrokenRing| tally.count(Counter::BrokenRings))
+        .ok()
+}
+
+/// What woke the worker.
+struct Events {
+    kicked: bool,
+    frame: bool,
+}
+
+/// The queues that a worker runs, as long as they make sense, and what the receive queue waits for.
+struct Queues<'q> {
+    receive: Option<(Receive<'q>, Next)>,
+    transmit: Option<Transmit<'q>>,
+    control: Option<Control<'q>>,
+}
+
+impl Queues<'_> {
+    fn waits_for_frame(&self) -> bool {
+        matches!(self.receive, Some((_, Next::Frame)))
+    }
+
+    /// Runs those that something may have happened to. Returns whether there is more to do.
+    fn run(&mut self, events: &Events, pass: &mut Pass<'_>) -> bool {
+        let mut busy = false;
+        if events.kicked {
+            busy |= attempt(&mut self.transmit, pass, |transmit, pass| transmit.run(pass));
+            busy |= attempt(&mut self.control, pass, |control, pass| control.run(pass));
+        }
+        let receivable = pass.tap.attached()
+            && match self.receive {
+                Some((_, Next::Doorbell)) => events.kicked,
+                Some(_) => events.frame,
+                None => false,
+            };
+        if receivable {
+            busy |= attempt(&mut self.receive, pass, |(receive, next), pass| {
+                *next = receive.run(pass)?;
+                Ok(*next == Next::More)
+            });
+        }
+        busy
+    }
+}
+
+/// Runs a queue, and gives it up if its ring makes no sense: the driver has to reset the device.
+fn attempt<Q>(
+    queue: &mut Option<Q>,
+    pass: &mut Pass<'_>,
+    run: impl FnOnce(&mut Q, &mut Pass<'_>) -> Result<bool, BrokenRing>,
+) -> bool {
+    let Some(running) = queue else { return false };
+    run(running, pass).unwrap_or_else(|BrokenRing| {
+        pass.tally.count(Counter::BrokenRings);
+        *queue = None;
+        false
+    })
+}
