@@ -25,6 +25,17 @@ pub trait VirtioPci: pci::Device {
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>>;
 }
 
+/// A device that does nothing of the sort.
+impl VirtioPci for pci::HostBridge {
+    fn doorbells(&self, _out: &mut Vec<Doorbell>) {}
+
+    fn messages(&self, _out: &mut Vec<Message>) {}
+
+    fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
+        Vec::new()
+    }
+}
+
 /// A guest's write to `offset` of `window`, of whatever value, signals `eventfd`.
 #[derive(Debug, Clone)]
 pub struct Doorbell {

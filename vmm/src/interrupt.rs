@@ -1,0 +1,106 @@
+//! Messages of devices as interrupts of the VM: global system interrupts and the table that routes them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::kvm::{IOAPIC_PINS, MsiRoute, Vm};
+
+/// What connects eventfds with a VM.
+pub trait Wiring: Send + Sync {
+    /// Makes `routes` all the messages that the VM knows.
+    fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()>;
+    /// From now on a signal on `eventfd` raises `gsi`.
+    fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()>;
+    /// Undoes [`Self::attach_irqfd`].
+    fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()>;
+    /// From now on a guest's write to `address` signals `eventfd`.
+    fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
+    /// Undoes [`Self::attach_ioeventfd`].
+    fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
+}
+
+impl Wiring for Arc<Vm> {
+    fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()> {
+        Vm::set_irq_routes(self, routes)
+    }
+
+    fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        Vm::attach_irqfd(self, eventfd, gsi)
+    }
+
+    fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        Vm::detach_irqfd(self, eventfd, gsi)
+    }
+
+    fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        Vm::attach_ioeventfd(self, eventfd, address)
+    }
+
+    fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        Vm::detach_ioeventfd(self, eventfd, address)
+    }
+}
+
+/// KVM routes this many interrupts (`KVM_MAX_IRQ_ROUTES`).
+const GSIS: u32 = 4096;
+
+/// The messages that are routed now, each under a GSI of its own.
+#[derive(Debug, Default)]
+pub struct Routes {
+    table: Mutex<BTreeMap<u32, MsiRoute>>,
+}
+
+/// A change of the routes, committed as a whole.
+#[derive(Debug, Default)]
+pub struct RouteChange {
+    /// GSIs that are no longer used; their eventfds are detached already.
+    pub remove: Vec<u32>,
+    /// Messages that change under their GSI.
+    pub change: Vec<MsiRoute>,
+    /// Messages to give a GSI to; theirs is not looked at.
+    pub add: Vec<MsiRoute>,
+}
+
+impl Routes {
+    /// Makes the change with one write of the VM's table, and returns the GSIs of what was added, in order.
+    ///
+    /// The table is not written when nothing but removals was asked for: a route without an eventfd does nothing.
+    ///
+    /// # Errors
+    ///
+    /// When there are not enough GSIs, or the write fails. The removals have been made then, and nothing else.
+    pub fn commit(&self, change: RouteChange, wiring: &dyn Wiring) -> io::Result<Vec<u32>> {
+        let RouteChange { remove, change, add } = change;
+        let mut table = self.table.lock();
+        table.retain(|gsi, _| !remove.contains(gsi));
+        if change.is_empty() && add.is_empty() {
+            return Ok(Vec::new());
+        }
+        let gsis: Vec<_> = (IOAPIC_PINS..GSIS).filter(|gsi| !table.contains_key(gsi)).take(add.len()).collect();
+        if gsis.len() < add.len() {
+            return Err(io::Error::other(format!("more than {} messages", GSIS - IOAPIC_PINS)));
+        }
+        let mut new = table.clone();
+        new.extend(change.into_iter().map(|route| (route.gsi, route)));
+        new.extend(gsis.iter().zip(add).map(|(&gsi, route)| (gsi, MsiRoute { gsi, ..route })));
+        let routes: Vec<_> = new.values().copied().collect();
+        wiring.set_irq_routes(&routes)?;
+        *table = new;
+        Ok(gsis)
+    }
+
+    /// Forgets all routes, for a new VM.
+    pub fn clear(&self) {
+        self.table.lock().clear();
+    }
+
+    /// The number of messages routed.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.table.lock().len()
+    }
+}

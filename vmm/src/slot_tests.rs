@@ -1,0 +1,252 @@
+//! A device that wants what the test says, wired to a VM that records what it is told.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+use super::*;
+
+/// What the device wants, shared with the test.
+#[derive(Default)]
+struct Wants {
+    windows: Vec<Window>,
+    doorbells: Vec<Doorbell>,
+    messages: Vec<Message>,
+}
+
+struct Fake(Arc<Mutex<Wants>>);
+
+const ALL: Effects = Effects { windows: true, messages: true, queues: true, vfs: None, reset: None };
+
+impl pci::Device for Fake {
+    fn config_read(&self, _rid: Rid, _reg: Dword) -> u32 {
+        7
+    }
+
+    fn config_write(&mut self, _rid: Rid, _reg: Dword, _write: DwordWrite) -> Effects {
+        ALL
+    }
+
+    fn mmio_read(&mut self, _window: WindowId, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn mmio_write(&mut self, _window: WindowId, _offset: u64, _data: &[u8]) -> Effects {
+        Effects::NONE
+    }
+
+    fn windows(&self, out: &mut Vec<Window>) {
+        out.extend(&self.0.lock().windows);
+    }
+
+    fn reset(&mut self, _kind: ResetKind) -> Effects {
+        ALL
+    }
+}
+
+impl VirtioPci for Fake {
+    fn doorbells(&self, out: &mut Vec<Doorbell>) {
+        out.extend(self.0.lock().doorbells.iter().cloned());
+    }
+
+    fn messages(&self, out: &mut Vec<Message>) {
+        out.extend(self.0.lock().messages.iter().cloned());
+    }
+
+    fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
+        Vec::new()
+    }
+}
+
+/// What a VM was told.
+#[derive(Default)]
+struct Record {
+    routes: Vec<(u32, u32)>,
+    commits: usize,
+    irqfds: BTreeSet<(i32, u32)>,
+    ioeventfds: BTreeSet<(i32, u64)>,
+    refuse: bool,
+}
+
+impl Record {
+    fn counts(record: &Mutex<Self>) -> (usize, usize, usize) {
+        let record = record.lock();
+        (record.commits, record.irqfds.len(), record.ioeventfds.len())
+    }
+}
+
+struct Vm(Arc<Mutex<Record>>);
+
+impl Vm {
+    fn told(&self, tell: impl FnOnce(&mut Record) -> bool) -> io::Result<()> {
+        let mut record = self.0.lock();
+        if record.refuse {
+            return Err(io::Error::other("refused"));
+        }
+        assert!(tell(&mut record), "told twice, or to undo what was never done");
+        Ok(())
+    }
+}
+
+impl Wiring for Vm {
+    fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()> {
+        self.told(|record| {
+            record.routes = routes.iter().map(|route| (route.gsi, route.data)).collect();
+            record.commits += 1;
+            true
+        })
+    }
+
+    fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        self.told(|record| record.irqfds.insert((eventfd.as_raw_fd(), gsi)))
+    }
+
+    fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        self.told(|record| record.irqfds.remove(&(eventfd.as_raw_fd(), gsi)))
+    }
+
+    fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        self.told(|record| record.ioeventfds.insert((eventfd.as_raw_fd(), address)))
+    }
+
+    fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        self.told(|record| record.ioeventfds.remove(&(eventfd.as_raw_fd(), address)))
+    }
+}
+
+struct Rig {
+    wants: Arc<Mutex<Wants>>,
+    record: Arc<Mutex<Record>>,
+    machine: Arc<Machine>,
+    slot: Arc<Slot>,
+}
+
+fn rig() -> Rig {
+    let (wants, record) = (Arc::default(), Arc::default());
+    let machine = Arc::new(Machine::default());
+    machine.set_wiring(Some(Box::new(Vm(Arc::clone(&record)))));
+    let slot = Slot::new(Box::new(Fake(Arc::clone(&wants))), Arc::clone(&machine));
+    Rig { wants, record, machine, slot }
+}
+
+fn eventfd() -> Arc<EventFd> {
+    Arc::new(EventFd::new(EFD_NONBLOCK).unwrap())
+}
+
+fn message(data: u32) -> Message {
+    Message { requester: Rid::from_bits(0x100), address: 0xfee0_0000, data, eventfd: eventfd() }
+}
+
+fn bar() -> WindowId {
+    WindowId::Bar(pci::BarIndex::new(2).unwrap())
+}
+
+fn window(base: u64) -> Window {
+    Window { id: bar(), base, len: 0x2000 }
+}
+
+fn doorbell(offset: u64, eventfd: &Arc<EventFd>) -> Doorbell {
+    Doorbell { window: bar(), offset, eventfd: Arc::clone(eventfd) }
+}
+
+#[test]
+fn windows_and_doorbells_follow_the_device() {
+    let Rig { wants, record, machine, slot } = rig();
+    let kick = eventfd();
+    let fd = kick.as_raw_fd();
+    *wants.lock() = Wants {
+        windows: vec![window(0x10_0000)],
+        doorbells: vec![doorbell(0x1000, &kick), doorbell(0x1004, &kick), doorbell(0x2000, &kick)],
+        messages: Vec::new(),
+    };
+    slot.reconcile();
+    // The third lies outside of its window.
+    assert_eq!(record.lock().ioeventfds, BTreeSet::from([(fd, 0x10_1000), (fd, 0x10_1004)]));
+    wants.lock().windows = vec![window(0x20_0000)];
+    slot.reconcile();
+    assert_eq!(record.lock().ioeventfds, BTreeSet::from([(fd, 0x20_1000), (fd, 0x20_1004)]));
+    assert!(machine.mmio.find(0x10_0000).is_none());
+    assert!(machine.mmio.find(0x20_1fff).is_some());
+    *wants.lock() = Wants::default();
+    slot.reconcile();
+    assert!(record.lock().ioeventfds.is_empty());
+    assert_eq!(machine.mmio.len(), 0);
+}
+
+#[test]
+fn another_eventfd_at_the_same_doorbell_replaces_it() {
+    let Rig { wants, record, slot, .. } = rig();
+    wants.lock().windows = vec![window(0)];
+    for kick in [eventfd(), eventfd()] {
+        wants.lock().doorbells = vec![doorbell(0, &kick)];
+        slot.reconcile();
+        assert_eq!(record.lock().ioeventfds, BTreeSet::from([(kick.as_raw_fd(), 0)]));
+    }
+}
+
+#[test]
+fn messages_that_come_together_are_routed_together() {
+    let Rig { wants, record, slot, machine } = rig();
+    wants.lock().messages = (0..3).map(message).collect();
+    slot.reconcile();
+    assert_eq!(Record::counts(&record), (1, 3, 0));
+    assert_eq!(record.lock().routes, [(24, 0), (25, 1), (26, 2)]);
+    slot.reconcile();
+    assert_eq!(record.lock().commits, 1);
+    wants.lock().messages.clear();
+    slot.reconcile();
+    assert_eq!((Record::counts(&record), machine.routes.len()), ((1, 0, 0), 0));
+}
+
+#[test]
+fn a_changed_message_keeps_its_gsi() {
+    let Rig { wants, record, slot, .. } = rig();
+    wants.lock().messages = vec![message(1), message(2)];
+    slot.reconcile();
+    let before = record.lock().irqfds.clone();
+    wants.lock().messages[1].data = 9;
+    slot.reconcile();
+    assert_eq!(record.lock().routes, [(24, 1), (25, 9)]);
+    assert_eq!(record.lock().commits, 2);
+    assert_eq!(record.lock().irqfds, before);
+}
+
+#[test]
+fn what_the_host_refuses_is_tried_again_and_undone_only_if_it_was_done() {
+    let Rig { wants, record, slot, machine } = rig();
+    let kick = eventfd();
+    record.lock().refuse = true;
+    *wants.lock() =
+        Wants { windows: vec![window(0x1000)], doorbells: vec![doorbell(0, &kick)], messages: vec![message(1)] };
+    slot.reconcile();
+    assert_eq!(machine.routes.len(), 0);
+    record.lock().refuse = false;
+    slot.reconcile();
+    assert_eq!(Record::counts(&record), (1, 1, 1));
+}
+
+#[test]
+fn a_new_vm_is_wired_from_the_start() {
+    let Rig { wants, record, machine, slot } = rig();
+    wants.lock().messages = vec![message(1)];
+    slot.reconcile();
+    machine.set_wiring(None);
+    slot.forget_wiring();
+    *record.lock() = Record::default();
+    machine.set_wiring(Some(Box::new(Vm(Arc::clone(&record)))));
+    slot.reconcile();
+    assert_eq!(Record::counts(&record), (1, 1, 0));
+}
+
+#[test]
+fn gsis_run_out_without_half_a_change() {
+    let Rig { record, machine, .. } = rig();
+    let wiring = Vm(record);
+    let route = MsiRoute { gsi: 0, address: 0, data: 0, requester: Rid::from_bits(0) };
+    let add = |count| RouteChange { add: vec![route; count], ..RouteChange::default() };
+    assert_eq!(machine.routes.commit(add(4000), &wiring).unwrap().len(), 4000);
+    assert!(machine.routes.commit(add(73), &wiring).is_err());
+    assert_eq!(machine.routes.len(), 4000);
+    assert_eq!(machine.routes.commit(add(72), &wiring).unwrap().last(), Some(&4095));
+}
