@@ -1,0 +1,233 @@
+//! ELF kernels with a PVH entry: a vmlinux.
+//!
+//! The note that gives the entry's address is Xen's (`xen/include/public/elfnote.h`, `XEN_ELFNOTE_PHYS32_ENTRY`).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::layout::HIGH_MEMORY;
+
+const MAGIC: [u8; 4] = *b"\x7fELF";
+const CLASS_64: u8 = 2;
+const LITTLE_ENDIAN: u8 = 1;
+const MACHINE_X86_64: u16 = 62;
+const HEADER_LEN: usize = 64;
+const PROGRAM_HEADER_LEN: usize = 56;
+const PT_LOAD: u32 = 1;
+const PT_NOTE: u32 = 4;
+/// A Linux kernel has five.
+const MAX_PROGRAM_HEADERS: u16 = 64;
+/// A Linux kernel's notes take some hundred bytes.
+const MAX_NOTES_LEN: u64 = 0x1_0000;
+const NOTE_NAME: &[u8] = b"Xen\0";
+const NOTE_PHYS32_ENTRY: u32 = 18;
+
+/// Bytes of the file that belong at a guest address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Where they are in the file.
+    pub offset: u64,
+    /// How many there are.
+    pub len: u64,
+    /// Where they belong.
+    pub address: u64,
+}
+
+/// Why an ELF file cannot be booted.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It cannot be read to the end of what its headers describe.
+    #[error("cannot be read: {0}")]
+    Read(#[from] io::Error),
+    /// It is for another machine.
+    #[error("an ELF file, but not of a 64-bit x86 kernel")]
+    Machine,
+    /// Its headers make no sense.
+    #[error("an ELF file with malformed headers")]
+    Malformed,
+    /// It has no PVH entry.
+    #[error("an ELF file without a PVH entry; give a bzImage, or a vmlinux of a kernel that is built with CONFIG_PVH")]
+    NoEntry,
+}
+
+/// An ELF kernel, as its headers describe it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Elf {
+    /// What is to be loaded.
+    pub segments: Vec<Segment>,
+    /// The first address behind all that it uses.
+    pub end: u64,
+    /// Where the boot CPU starts, in 32-bit mode.
+    pub entry: u32,
+}
+
+impl Elf {
+    /// Reads the headers of `file`; `None` if it is no ELF file at all.
+    ///
+    /// # Errors
+    ///
+    /// When it is one, but cannot be booted.
+    pub fn parse(file: &File) -> Result<Option<Self>, Error> {
+        let mut header = [0; HEADER_LEN];
+        let mut magic = [0; 4];
+        if file.read_exact_at(&mut magic, 0).is_err() || magic != MAGIC {
+            return Ok(None);
+        }
+        file.read_exact_at(&mut header, 0)?;
+        if header[4] != CLASS_64 || header[5] != LITTLE_ENDIAN || u16_at(&header, 18) != MACHINE_X86_64 {
+            return Err(Error::Machine);
+        }
+        let (offset, count) = (u64_at(&header, 32), u16_at(&header, 56));
+        if usize::from(u16_at(&header, 54)) != PROGRAM_HEADER_LEN || count > MAX_PROGRAM_HEADERS {
+            return Err(Error::Malformed);
+        }
+        let mut headers = vec![0; PROGRAM_HEADER_LEN * usize::from(count)];
+        file.read_exact_at(&mut headers, offset)?;
+        Self::from_program_headers(file, &headers).map(Some)
+    }
+
+    fn from_program_headers(file: &File, headers: &[u8]) -> Result<Self, Error> {
+        let mut segments = Vec::new();
+        let mut end = 0;
+        let mut entry = None;
+        for header in headers.chunks_exact(PROGRAM_HEADER_LEN) {
+            let [offset, address, len, memory] = [8, 24, 32, 40].map(|at| u64_at(header, at));
+            match u32_at(header, 0) {
+                PT_LOAD if memory > 0 => {
+                    if address < HIGH_MEMORY || len > memory {
+                        return Err(Error::Malformed);
+                    }
+                    end = end.max(address.checked_add(memory).ok_or(Error::Malformed)?);
+                    segments.push(Segment { offset, len, address });
+                }
+                PT_NOTE if entry.is_none() => {
+                    let mut notes = vec![0; len.min(MAX_NOTES_LEN) as usize];
+                    file.read_exact_at(&mut notes, offset)?;
+                    entry = pvh_entry(&notes);
+                }
+                _ => {}
+            }
+        }
+        Ok(Self { segments, end, entry: entry.ok_or(Error::NoEntry)? })
+    }
+}
+
+/// The address that the PVH note among `notes` gives.
+fn pvh_entry(mut notes: &[u8]) -> Option<u32> {
+    while let Some((header, rest)) = notes.split_at_checked(12) {
+        let [name_len, len, kind] = [0, 4, 8].map(|at| u32_at(header, at));
+        let (name, rest) = rest.split_at_checked((name_len as usize).next_multiple_of(4))?;
+        if kind == NOTE_PHYS32_ENTRY && name == NOTE_NAME {
+            return (len >= 4).then(|| rest.get(..4).map(|entry| u32_at(entry, 0))).flatten();
+        }
+        notes = rest.get((len as usize).next_multiple_of(4)..)?;
+    }
+    None
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// An ELF file with one segment of `code` at 2 MiB and the given notes.
+    fn elf(code: &[u8], notes: &[u8]) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend([CLASS_64, LITTLE_ENDIAN, 1]);
+        bytes.resize(HEADER_LEN, 0);
+        bytes[18..20].copy_from_slice(&MACHINE_X86_64.to_le_bytes());
+        bytes[32..40].copy_from_slice(&64u64.to_le_bytes());
+        bytes[54..56].copy_from_slice(&56u16.to_le_bytes());
+        bytes[56..58].copy_from_slice(&2u16.to_le_bytes());
+        let data = (HEADER_LEN + 2 * PROGRAM_HEADER_LEN) as u64;
+        let segments =
+            [(PT_LOAD, data, code.len() as u64, 0x1000), (PT_NOTE, data + code.len() as u64, notes.len() as u64, 0)];
+        for (kind, offset, len, memory) in segments {
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(0u32.to_le_bytes());
+            for field in [offset, 0xffff_ffff_8020_0000, 0x20_0000, len, memory, 0] {
+                bytes.extend(field.to_le_bytes());
+            }
+        }
+        bytes.extend(code);
+        bytes.extend(notes);
+        bytes
+    }
+
+    fn note(name: &[u8], kind: u32, data: &[u8]) -> Vec<u8> {
+        let mut note = Vec::new();
+        for field in [name.len() as u32, data.len() as u32, kind] {
+            note.extend(field.to_le_bytes());
+        }
+        for part in [name, data] {
+            note.extend(part);
+            note.resize(note.len().next_multiple_of(4), 0);
+        }
+        note
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Option<Elf>, Error> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        Elf::parse(&file)
+    }
+
+    #[test]
+    fn the_pvh_entry_is_found_among_other_notes() {
+        let mut notes = note(b"GNU\0", 3, &[1, 2, 3]);
+        notes.extend(note(b"Xen\0", 5, b"linux\0"));
+        notes.extend(note(b"Xen\0", NOTE_PHYS32_ENTRY, &0x20_0010u64.to_le_bytes()));
+        let elf = parse(&elf(b"code", &notes)).unwrap().unwrap();
+        assert_eq!(elf.entry, 0x20_0010);
+        assert_eq!(elf.segments, [Segment { offset: 176, len: 4, address: 0x20_0000 }]);
+        assert_eq!(elf.end, 0x20_1000);
+    }
+
+    #[test]
+    fn a_kernel_without_a_pvh_entry_is_refused() {
+        for notes in [vec![], note(b"GNU\0", 18, &[0; 8]), note(b"Xen\0", 18, &[0; 2]), vec![0xff; 64]] {
+            assert!(matches!(parse(&elf(b"code", &notes)), Err(Error::NoEntry)), "{notes:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_not_an_elf_file() {
+        assert!(parse(b"").unwrap().is_none());
+        assert!(parse(&[0; 4096]).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_truncated_or_foreign_elf_file_is_an_error() {
+        let whole = elf(b"code", &note(b"Xen\0", 18, &[0; 4]));
+        for len in 4..whole.len() {
+            assert!(parse(&whole[..len]).is_err(), "{len}");
+        }
+        let mut foreign = whole.clone();
+        foreign[18] = 0xb7;
+        assert!(matches!(parse(&foreign), Err(Error::Machine)));
+    }
+
+    #[test]
+    fn a_segment_that_wraps_or_lies_below_1_mib_is_refused() {
+        let whole = elf(b"code", &note(b"Xen\0", 18, &[0; 4]));
+        for address in [0u64, u64::MAX - 0x10] {
+            let mut wrong = whole.clone();
+            wrong[HEADER_LEN + 24..HEADER_LEN + 32].copy_from_slice(&address.to_le_bytes());
+            assert!(matches!(parse(&wrong), Err(Error::Malformed)), "{address:#x}");
+        }
+    }
+}

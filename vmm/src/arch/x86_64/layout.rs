@@ -1,0 +1,173 @@
+//! Guest physical addresses: what lies where.
+
+use std::ops::Range;
+
+/// The global descriptor table that the boot CPU starts with.
+pub const GDT: u64 = 0x500;
+/// The PVH start info.
+pub const PVH_START_INFO: u64 = 0x6000;
+/// The PVH module list, with the initramfs as its only entry.
+pub const PVH_MODULES: u64 = 0x6040;
+/// The zero page of the Linux boot protocol, or the memory map of the PVH one.
+pub const ZERO_PAGE: u64 = 0x7000;
+/// The page tables of a 64-bit entry: PML4, PDPT and four page directories.
+pub const PAGE_TABLES: u64 = 0x9000;
+/// The command line.
+pub const CMDLINE: u64 = 0x2_0000;
+/// The longest command line, with its terminating NUL.
+pub const CMDLINE_MAX: u64 = 0x1_0000;
+/// The end of the memory below 640 KiB.
+pub const LOW_MEMORY_END: u64 = 0xa_0000;
+/// The ACPI tables, with the RSDP as the first.
+pub const ACPI: u64 = LOW_MEMORY_END;
+/// The end of the ACPI tables.
+pub const ACPI_END: u64 = 0xe_0000;
+/// The memory from 1 MiB on: the kernel and all else.
+pub const HIGH_MEMORY: u64 = 0x10_0000;
+
+/// The end of memory below 4 GiB. What does not fit continues at [`FOUR_GIB`].
+pub const HOLE: u64 = 0xc000_0000;
+/// Where memory continues.
+pub const FOUR_GIB: u64 = 1 << 32;
+
+/// The window for PCI memory below 4 GiB, from the hole's beginning to the ECAM.
+pub const MMIO32: Range<u64> = HOLE..ECAM.start;
+/// The ECAM of all segments (`PCIe 6.2 §7.2.2`): the lower half is buses 0 to 127 of segment 0.
+pub const ECAM: Range<u64> = 0xe800_0000..0xf800_0000;
+/// The last bus of segment 0.
+pub const LAST_BUS: u8 = 127;
+/// Three pages that KVM needs on Intel hosts, and a fourth after them.
+pub const KVM_TSS: u32 = 0xf800_0000;
+/// The end of KVM's pages.
+pub const KVM_TSS_END: u64 = KVM_TSS as u64 + 4 * 4096;
+/// The IOAPIC.
+pub const IOAPIC: u32 = 0xfec0_0000;
+/// The local APIC.
+pub const LOCAL_APIC: u32 = 0xfee0_0000;
+
+/// Bytes at the top of the address space that are kept for the platform's own registers.
+const PLATFORM: u64 = 1 << 20;
+
+/// Ports of the first serial port.
+pub const SERIAL_PORT: u16 = 0x3f8;
+/// The interrupt of the first serial port.
+pub const SERIAL_GSI: u32 = 4;
+/// The port of the ACPI sleep control register (`ACPI 6.5 §4.8.3.7`).
+pub const SLEEP_CONTROL_PORT: u16 = 0x600;
+/// The port of the ACPI sleep status register.
+pub const SLEEP_STATUS_PORT: u16 = 0x601;
+/// The port of the ACPI reset register (`ACPI 6.5 §4.8.3.6`).
+pub const RESET_PORT: u16 = 0x602;
+/// What software writes to the reset register.
+pub const RESET_VALUE: u8 = 1;
+/// The sleep type of S5, soft off.
+pub const S5_SLEEP_TYPE: u8 = 5;
+
+/// The layout of one VM: what follows from its size and from the CPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Memory below the hole, from 0.
+    pub low: Range<u64>,
+    /// Memory from 4 GiB on; empty if all of it fits below the hole.
+    pub high: Range<u64>,
+    /// The window for PCI memory above 4 GiB and above all memory.
+    pub mmio64: Range<u64>,
+}
+
+impl Layout {
+    /// The layout of `memory` bytes on a CPU with physical addresses of `address_bits` bits.
+    ///
+    /// `None` if the CPU cannot address so much memory and a 64-bit window of at least 4 GiB.
+    pub fn new(memory: u64, address_bits: u8) -> Option<Self> {
+        let low = 0..memory.min(HOLE);
+        let high_end = FOUR_GIB.checked_add(memory - low.end)?;
+        let start = high_end.checked_next_multiple_of(FOUR_GIB)?;
+        let end = 1u64.checked_shl(address_bits.into())?.checked_sub(PLATFORM)?;
+        (start + (FOUR_GIB - PLATFORM) <= end).then_some(Self { low, high: FOUR_GIB..high_end, mmio64: start..end })
+    }
+}
+
+/// Whose a range of addresses is, as the guest is told at boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum MemoryKind {
+    /// The guest's to use.
+    Ram = 1,
+    /// Not the guest's.
+    Reserved = 2,
+    /// ACPI tables; the guest's after it has read them.
+    Acpi = 3,
+}
+
+/// A range of the map that the guest is given at boot (E820).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapEntry {
+    /// The addresses.
+    pub range: Range<u64>,
+    /// Whose they are.
+    pub kind: MemoryKind,
+}
+
+impl Layout {
+    /// The memory map that the guest is given at boot, in ascending order and without overlaps.
+    pub fn memory_map(&self) -> Vec<MapEntry> {
+        let map = [
+            (0..LOW_MEMORY_END, MemoryKind::Ram),
+            (ACPI..ACPI_END, MemoryKind::Acpi),
+            (ACPI_END..HIGH_MEMORY, MemoryKind::Reserved),
+            (HIGH_MEMORY..self.low.end, MemoryKind::Ram),
+            // Linux uses the ECAM only if it is reserved here or in the DSDT.
+            (ECAM, MemoryKind::Reserved),
+            (u64::from(KVM_TSS)..KVM_TSS_END, MemoryKind::Reserved),
+            (self.high.clone(), MemoryKind::Ram),
+        ];
+        map.into_iter().filter(|(range, _)| !range.is_empty()).map(|(range, kind)| MapEntry { range, kind }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn memory_that_fits_stays_below_the_hole() {
+        let layout = Layout::new(256 * MIB, 40).unwrap();
+        assert_eq!(layout.low, 0..256 * MIB);
+        assert!(layout.high.is_empty());
+        assert_eq!(layout.mmio64, FOUR_GIB..(1 << 40) - MIB);
+        assert!(Layout::new(HOLE, 40).unwrap().high.is_empty());
+    }
+
+    #[test]
+    fn memory_continues_above_the_hole() {
+        let layout = Layout::new(5 * GIB, 40).unwrap();
+        assert_eq!(layout.low, 0..3 * GIB);
+        assert_eq!(layout.high, 4 * GIB..6 * GIB);
+        assert_eq!(layout.mmio64, 8 * GIB..(1 << 40) - MIB);
+    }
+
+    #[test]
+    fn more_memory_than_the_cpu_can_address_has_no_layout() {
+        assert!(Layout::new(60 * GIB, 36).is_none());
+        assert!(Layout::new(59 * GIB, 36).is_some());
+        assert!(Layout::new(u64::MAX, 52).is_none());
+    }
+
+    #[test]
+    fn the_map_ascends_and_reserves_the_ecam() {
+        for memory in [64 * MIB, 3 * GIB, 5 * GIB] {
+            let map = Layout::new(memory, 46).unwrap().memory_map();
+            assert!(map.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start), "{map:?}");
+            assert!(map.contains(&MapEntry { range: ECAM, kind: MemoryKind::Reserved }));
+            let ram: u64 = map
+                .iter()
+                .filter(|entry| entry.kind == MemoryKind::Ram)
+                .map(|entry| entry.range.end - entry.range.start)
+                .sum();
+            assert_eq!(ram, memory - (HIGH_MEMORY - LOW_MEMORY_END));
+        }
+    }
+}

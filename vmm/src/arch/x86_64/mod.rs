@@ -1,0 +1,8 @@
+//! The x86_64 PC without its legacy: no BIOS, no PIT, no RTC, no keyboard controller, no VGA.
+
+pub mod bzimage;
+pub mod cpuid;
+pub mod elf;
+pub mod layout;
+pub mod pvh;
+pub mod regs;

@@ -1,0 +1,279 @@
+//! The payload: a kernel, its initramfs and its command line, from files to guest memory.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::arch::x86_64::bzimage::{self, BzImage};
+use crate::arch::x86_64::elf::{self, Elf};
+use crate::arch::x86_64::layout::{
+    ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, PAGE_TABLES, PVH_MODULES, PVH_START_INFO, ZERO_PAGE,
+};
+use crate::arch::x86_64::pvh;
+use crate::arch::x86_64::regs::{self, Entry};
+use crate::config::PayloadConfig;
+
+const PAGE: u64 = 4096;
+/// A PVH kernel is told 64-bit addresses, but Linux keeps 32 bits of this one.
+const PVH_INITRAMFS_MAX: u64 = u32::MAX as u64;
+
+/// Why a payload cannot be booted.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// No kernel is given.
+    #[error("--kernel: missing; give a bzImage or an ELF kernel with a PVH entry")]
+    NoKernel,
+    /// A file cannot be opened or read.
+    #[error("{option} {}: cannot be read: {error}", path.display())]
+    Read {
+        /// The option that names it.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A path is of something else than a file.
+    #[error("{option} {}: not a regular file", path.display())]
+    NotAFile {
+        /// The option that names it.
+        option: &'static str,
+        /// The path.
+        path: PathBuf,
+    },
+    /// The kernel is of no known format.
+    #[error("--kernel {}: neither a bzImage nor an ELF file; give an x86_64 vmlinuz or vmlinux", .0.display())]
+    UnknownFormat(PathBuf),
+    /// The kernel is an ELF file that cannot be booted.
+    #[error("--kernel {}: {error}", path.display())]
+    Elf {
+        /// The kernel.
+        path: PathBuf,
+        /// Why not.
+        error: elf::Error,
+    },
+    /// The kernel is a bzImage that cannot be booted.
+    #[error("--kernel {}: {error}", path.display())]
+    BzImage {
+        /// The kernel.
+        path: PathBuf,
+        /// Why not.
+        error: bzimage::Error,
+    },
+    /// The kernel and the initramfs need more memory than there is.
+    #[error("{option} {}: does not fit into the guest's memory; {needed} MiB are needed, give more with --memory size=", path.display())]
+    TooLarge {
+        /// The option that names what does not fit.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What would be enough, in MiB.
+        needed: u64,
+    },
+    /// The command line is too long.
+    #[error("--cmdline: {len} bytes long; this kernel takes at most {limit}")]
+    CmdlineTooLong {
+        /// Its length in bytes.
+        len: usize,
+        /// The longest that can be.
+        limit: u64,
+    },
+    /// The command line contains a NUL byte.
+    #[error("--cmdline: contains a NUL byte")]
+    CmdlineNul,
+    /// What was found good at first cannot be loaded.
+    #[error("--kernel {}: cannot be loaded: {error}", path.display())]
+    Load {
+        /// The kernel.
+        path: PathBuf,
+        /// Why not.
+        error: vm_memory::GuestMemoryError,
+    },
+}
+
+#[derive(Debug)]
+enum Format {
+    Elf(Elf),
+    BzImage(Box<BzImage>),
+}
+
+#[derive(Debug)]
+struct Initramfs {
+    file: File,
+    address: u64,
+    len: u64,
+}
+
+/// A payload that is known to be bootable: all that can be wrong with it is found when it is opened.
+///
+/// Its files stay open, so that a VM that starts again gets the same kernel.
+#[derive(Debug)]
+pub struct Payload {
+    path: PathBuf,
+    kernel: File,
+    format: Format,
+    initramfs: Option<Initramfs>,
+    cmdline: Vec<u8>,
+}
+
+impl Payload {
+    /// Opens the files and reads the kernel's headers.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read, the kernel cannot be booted, or all of it does not fit into the memory of `layout`.
+    pub fn open(config: &PayloadConfig, layout: &Layout) -> Result<Self, Error> {
+        let path = config.kernel.clone().ok_or(Error::NoKernel)?;
+        let (kernel, _) = open("--kernel", &path)?;
+        let format = Format::of(&kernel, &path)?;
+        let end = format.end();
+        if end > layout.low.end {
+            return Err(Error::TooLarge { option: "--kernel", path, needed: end.div_ceil(1 << 20) });
+        }
+        let initramfs = match &config.initramfs {
+            Some(path) => Some(Initramfs::open(path, end, layout.low.end.min(format.initramfs_end()))?),
+            None => None,
+        };
+        let cmdline = cmdline(config.cmdline.as_deref().unwrap_or_default(), format.cmdline_max())?;
+        Ok(Self { path, kernel, format, initramfs, cmdline })
+    }
+
+    /// Loads everything into memory that is zero, with `acpi` as the ACPI tables.
+    ///
+    /// # Errors
+    ///
+    /// When a file became shorter since it was opened, or cannot be read any more.
+    pub fn load(&self, memory: &GuestMemoryMmap, layout: &Layout, acpi: &[u8]) -> Result<Entry, Error> {
+        debug_assert!(acpi.len() as u64 <= ACPI_END - ACPI);
+        self.try_load(memory, layout, acpi).map_err(|error| Error::Load { path: self.path.clone(), error })
+    }
+
+    fn try_load(
+        &self,
+        memory: &GuestMemoryMmap,
+        layout: &Layout,
+        acpi: &[u8],
+    ) -> Result<Entry, vm_memory::GuestMemoryError> {
+        let put = |address, bytes: &[u8]| memory.write_slice(bytes, GuestAddress(address));
+        if let Some(initramfs) = &self.initramfs {
+            read(memory, &initramfs.file, 0, initramfs.address, initramfs.len)?;
+        }
+        put(ACPI, acpi)?;
+        put(CMDLINE, &self.cmdline)?;
+        let map = layout.memory_map();
+        let place = self.initramfs.as_ref().map(|initramfs| (initramfs.address, initramfs.len));
+        let entry = match &self.format {
+            Format::Elf(elf) => {
+                for segment in &elf.segments {
+                    read(memory, &self.kernel, segment.offset, segment.address, segment.len)?;
+                }
+                put(PVH_START_INFO, &pvh::start_info(place.is_some().into(), &map))?;
+                if let Some((address, len)) = place {
+                    put(PVH_MODULES, &pvh::modules(address, len))?;
+                }
+                put(ZERO_PAGE, &pvh::memory_map(&map))?;
+                Entry::Pvh(elf.entry)
+            }
+            Format::BzImage(image) => {
+                read(memory, &self.kernel, image.offset, image.address, image.len)?;
+                // Both are below 4 GiB, as `initramfs_end` says.
+                let place = place.map(|(address, len)| (address as u32, len as u32));
+                put(ZERO_PAGE, &image.zero_page(&map, place))?;
+                put(PAGE_TABLES, &regs::page_tables())?;
+                Entry::Linux64(image.entry())
+            }
+        };
+        let descriptors = entry.descriptors().map(u64::to_le_bytes);
+        put(GDT, descriptors.as_flattened())?;
+        Ok(entry)
+    }
+}
+
+impl Format {
+    fn of(kernel: &File, path: &Path) -> Result<Self, Error> {
+        if let Some(elf) = Elf::parse(kernel).map_err(|error| Error::Elf { path: path.into(), error })? {
+            return Ok(Self::Elf(elf));
+        }
+        match BzImage::parse(kernel).map_err(|error| Error::BzImage { path: path.into(), error })? {
+            Some(image) => Ok(Self::BzImage(Box::new(image))),
+            None => Err(Error::UnknownFormat(path.into())),
+        }
+    }
+
+    /// The first address behind what the kernel itself uses at its start.
+    fn end(&self) -> u64 {
+        match self {
+            Self::Elf(elf) => elf.end,
+            Self::BzImage(image) => image.end,
+        }
+    }
+
+    /// The first address that an initramfs may not use.
+    fn initramfs_end(&self) -> u64 {
+        match self {
+            Self::Elf(_) => PVH_INITRAMFS_MAX + 1,
+            Self::BzImage(image) => u64::from(image.initramfs_max) + 1,
+        }
+    }
+
+    /// The longest command line, without its NUL.
+    fn cmdline_max(&self) -> u64 {
+        match self {
+            Self::Elf(_) => CMDLINE_MAX - 1,
+            Self::BzImage(image) => u64::from(image.cmdline_max).min(CMDLINE_MAX - 1),
+        }
+    }
+}
+
+impl Initramfs {
+    /// Opens the file, to be loaded at the top of the memory below `end`, behind a kernel that ends at `kernel_end`.
+    fn open(path: &Path, kernel_end: u64, end: u64) -> Result<Self, Error> {
+        let option = "--initramfs";
+        let (file, len) = open(option, path)?;
+        let address = end.checked_sub(len).map(|address| address / PAGE * PAGE);
+        match address.filter(|address| *address >= kernel_end) {
+            Some(address) => Ok(Self { file, address, len }),
+            None => {
+                let needed = kernel_end.saturating_add(len).saturating_add(PAGE).div_ceil(1 << 20);
+                Err(Error::TooLarge { option, path: path.into(), needed })
+            }
+        }
+    }
+}
+
+fn open(option: &'static str, path: &Path) -> Result<(File, u64), Error> {
+    let failed = |error| Error::Read { option, path: path.into(), error };
+    // Something that is no file may block when it is opened.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(Error::NotAFile { option, path: path.into() });
+    }
+    let file = File::open(path).map_err(failed)?;
+    let len = file.metadata().map_err(failed)?.len();
+    Ok((file, len))
+}
+
+/// The command line with its NUL.
+fn cmdline(text: &str, limit: u64) -> Result<Vec<u8>, Error> {
+    if text.len() as u64 > limit {
+        return Err(Error::CmdlineTooLong { len: text.len(), limit });
+    }
+    if text.contains('\0') {
+        return Err(Error::CmdlineNul);
+    }
+    Ok([text.as_bytes(), &[0]].concat())
+}
+
+/// Reads straight into the guest's memory, without a buffer in between.
+fn read(
+    memory: &GuestMemoryMmap,
+    mut file: &File,
+    offset: u64,
+    address: u64,
+    len: u64,
+) -> Result<(), vm_memory::GuestMemoryError> {
+    file.seek(SeekFrom::Start(offset)).map_err(vm_memory::GuestMemoryError::IOError)?;
+    memory.read_exact_volatile_from(GuestAddress(address), &mut file, len as usize)
+}

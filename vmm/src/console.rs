@@ -1,0 +1,453 @@
+//! The serial port: a 16550A, and the file or terminal behind it.
+//!
+//! Input comes from standard input in mode `tty`. A terminal is put into raw mode then, and left as it was found: when the
+//! console is dropped, and in a panic. Input that the guest does not take stays where it is, in the terminal or pipe.
+//!
+//! Output never blocks a vCPU for good. If nobody takes it, the vCPU that writes waits up to [`PATIENCE`], once; what follows
+//! is dropped until somebody takes it again, as it is on a line without flow control.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Once};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::termios::{InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios};
+use thiserror::Error;
+use vm_superio::serial::SerialEvents;
+use vm_superio::{Serial, Trigger};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::config::{ConsoleConfig, ConsoleMode};
+
+/// How long a vCPU waits for output that nobody takes.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why there is no serial port.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The file cannot be written.
+    #[error("--serial file={}: cannot be written: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The mode is not one that a serial port has here.
+    #[error("--serial: this mode is not in this version yet; give off, null, tty or file=<path>")]
+    Mode,
+    /// The host has no file descriptors or threads left.
+    #[error("--serial: {0}")]
+    Host(#[from] io::Error),
+}
+
+/// The serial port as the guest sees it.
+#[derive(Debug)]
+pub struct SerialPort {
+    uart: Mutex<Uart>,
+    interrupt: Arc<EventFd>,
+    room: Arc<EventFd>,
+    output: Output,
+}
+
+type Uart = Serial<Interrupt, Room, Output>;
+
+impl SerialPort {
+    fn new(output: Output) -> io::Result<Self> {
+        let interrupt = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let room = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let uart = Mutex::new(uart(&interrupt, &room, &output));
+        Ok(Self { uart, interrupt, room, output })
+    }
+
+    /// What the port signals for each of its interrupts.
+    pub fn interrupt(&self) -> &EventFd {
+        &self.interrupt
+    }
+
+    /// Reads the register at `offset`, 0 to 7.
+    pub fn read(&self, offset: u8) -> u8 {
+        self.uart.lock().read(offset)
+    }
+
+    /// Writes the register at `offset`, 0 to 7.
+    pub fn write(&self, offset: u8, value: u8) {
+        // What cannot be written is lost, as on a line that nobody listens to.
+        let _ = self.uart.lock().write(offset, value);
+    }
+
+    /// Returns to the state of power-on.
+    pub fn reset(&self) {
+        let mut uart = self.uart.lock();
+        *uart = self::uart(&self.interrupt, &self.room, &self.output);
+        // An interrupt of the guest that was is none of the guest that comes.
+        let _ = self.interrupt.read();
+        let _ = self.room.write(1);
+    }
+
+    /// How many bytes of input the port can take now.
+    fn room(&self) -> usize {
+        self.uart.lock().fifo_capacity()
+    }
+
+    fn receive(&self, bytes: &[u8]) {
+        // In loop-back mode the line is not connected, and its bytes are lost.
+        let _ = self.uart.lock().enqueue_raw_bytes(bytes);
+    }
+}
+
+fn uart(interrupt: &Arc<EventFd>, room: &Arc<EventFd>, output: &Output) -> Uart {
+    Serial::with_events(Interrupt(Arc::clone(interrupt)), Room(Arc::clone(room)), output.clone())
+}
+
+/// The port's interrupt line, which is edge-triggered.
+#[derive(Debug)]
+struct Interrupt(Arc<EventFd>);
+
+impl Trigger for Interrupt {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// Wakes the reader of input when the guest has taken what there was.
+#[derive(Debug)]
+struct Room(Arc<EventFd>);
+
+impl SerialEvents for Room {
+    fn buffer_read(&self) {}
+
+    fn out_byte(&self) {}
+
+    fn tx_lost_byte(&self) {}
+
+    fn in_buffer_empty(&self) {
+        // A full counter wakes the reader, too.
+        let _ = self.0.write(1);
+    }
+}
+
+/// Where the guest's output goes.
+#[derive(Debug, Clone)]
+struct Output {
+    /// `None` drops it.
+    file: Option<Arc<File>>,
+    /// How long to wait for somebody to take it.
+    patience: Duration,
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(file) = &self.file else { return Ok(bytes.len()) };
+        if writable(file.as_fd(), self.patience) {
+            self.patience = PATIENCE;
+            // A dropped byte counts as written, so that it is not tried again.
+            return Ok((&**file).write(bytes).unwrap_or(bytes.len()));
+        }
+        self.patience = Duration::ZERO;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether `fd` takes output within `patience`. A signal ends the wait: it may be the one that stops the vCPU.
+fn writable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
+    let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    // A reader that is gone shows as an error, which the write then finds.
+    matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1..))
+}
+
+/// The serial port and what is behind it.
+#[derive(Debug)]
+pub struct Console {
+    port: Arc<SerialPort>,
+    // Dropped in this order: the reader ends before the terminal is restored.
+    _reader: Option<Reader>,
+    _terminal: Option<RawTerminal>,
+}
+
+impl Console {
+    /// Opens what `config` names; `None` if there is no serial port.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be written.
+    pub fn open(config: &ConsoleConfig) -> Result<Option<Self>, Error> {
+        let file = match (config.mode, &config.file) {
+            (ConsoleMode::Off, _) => return Ok(None),
+            (ConsoleMode::Null, _) => None,
+            (ConsoleMode::Tty, _) => Some(File::from(io::stdout().as_fd().try_clone_to_owned()?)),
+            (ConsoleMode::File, Some(path)) => {
+                Some(File::create(path).map_err(|error| Error::File { path: path.clone(), error })?)
+            }
+            _ => return Err(Error::Mode),
+        };
+        let output = Output { file: file.map(Arc::new), patience: PATIENCE };
+        let port = Arc::new(SerialPort::new(output)?);
+        let (mut reader, mut terminal) = (None, None);
+        // A terminal that is another job's now would stop the whole process when it is read.
+        if config.mode == ConsoleMode::Tty && !is_background(io::stdin().as_fd()) {
+            terminal = RawTerminal::enter(io::stdin().as_fd())?;
+            reader = Some(Reader::start(Arc::clone(&port), io::stdin().as_fd().try_clone_to_owned()?.into())?);
+        }
+        Ok(Some(Self { port, _reader: reader, _terminal: terminal }))
+    }
+
+    /// The serial port.
+    pub fn port(&self) -> &Arc<SerialPort> {
+        &self.port
+    }
+}
+
+fn is_background(terminal: BorrowedFd<'_>) -> bool {
+    terminal.is_terminal()
+        && rustix::termios::tcgetpgrp(terminal).is_ok_and(|foreground| foreground != rustix::process::getpgrp())
+}
+
+/// The thread that reads input.
+#[derive(Debug)]
+struct Reader {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start(port: Arc<SerialPort>, input: File) -> io::Result<Self> {
+        let stop = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("serial".to_string())
+            // It calls nothing that is deep.
+            .stack_size(64 << 10)
+            .spawn(move || while let Ok(true) = pass_input(&port, &input, &stopped) {})?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = self.stop.write(1);
+        if let Some(thread) = self.thread.take() {
+            // It does not panic, and if it did, there is nothing left to do.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits for input and for the guest to have room for it, and passes some on. False at the end of input, or when told to stop.
+fn pass_input(port: &SerialPort, mut input: &File, stop: &EventFd) -> io::Result<bool> {
+    let room = port.room();
+    // SAFETY: both eventfds are open as long as they are borrowed here.
+    let [stop, space] = [stop, &port.room].map(|fd| unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
+    let mut fds = [stop, space, input.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    // Without room, input is left where it is.
+    let watched = if room == 0 { &mut fds[..2] } else { &mut fds[..] };
+    match rustix::event::poll(watched, None) {
+        Err(rustix::io::Errno::INTR) => return Ok(true),
+        result => result?,
+    };
+    let [stop, space, ready] = fds.map(|fd| !fd.revents().is_empty());
+    if space {
+        let _ = port.room.read();
+    }
+    if stop || !ready {
+        return Ok(!stop);
+    }
+    let mut bytes = [0; 64];
+    let limit = room.min(bytes.len());
+    match io::Read::read(&mut input, &mut bytes[..limit]) {
+        Ok(0) => Ok(false),
+        Ok(len) => {
+            port.receive(&bytes[..len]);
+            Ok(true)
+        }
+        Err(error) => match error.kind() {
+            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => Ok(true),
+            _ => Err(error),
+        },
+    }
+}
+
+/// A terminal in raw mode.
+#[derive(Debug)]
+struct RawTerminal;
+
+/// Standard input's settings as they were found, while they are others.
+static FOUND: Mutex<Option<Termios>> = Mutex::new(None);
+
+impl RawTerminal {
+    /// Puts standard input into raw mode if it is a terminal.
+    fn enter(terminal: BorrowedFd<'_>) -> io::Result<Option<Self>> {
+        if !terminal.is_terminal() {
+            return Ok(None);
+        }
+        let found = rustix::termios::tcgetattr(terminal)?;
+        let mut raw = found.clone();
+        // Every key is the guest's, also those that make signals; output is left alone, for the lines of our own.
+        raw.input_modes &= !(InputModes::ICRNL | InputModes::INLCR | InputModes::IGNCR | InputModes::IXON);
+        raw.local_modes &= !(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG | LocalModes::IEXTEN);
+        raw.special_codes[SpecialCodeIndex::VMIN] = 1;
+        raw.special_codes[SpecialCodeIndex::VTIME] = 0;
+        restore_in_a_panic();
+        *FOUND.lock() = Some(found);
+        let entered = Self;
+        rustix::termios::tcsetattr(terminal, OptionalActions::Now, &raw)?;
+        Ok(Some(entered))
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+fn restore() {
+    // A panic in the midst of this function must not wait for itself.
+    let Some(found) = FOUND.try_lock().and_then(|mut found| found.take()) else { return };
+    // If another job has the terminal by now, setting it would stop this process.
+    let blocked = vmm_sys_util::signal::block_signal(libc::SIGTTOU).is_ok();
+    // A terminal that is gone needs no restoring.
+    let _ = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, &found);
+    if blocked {
+        let _ = vmm_sys_util::signal::unblock_signal(libc::SIGTTOU);
+    }
+}
+
+/// Nothing is dropped where a panic aborts the process.
+fn restore_in_a_panic() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let previous = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            restore();
+            previous(panic);
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, Read};
+    use std::time::Instant;
+
+    use super::*;
+
+    const DATA: u8 = 0;
+    const INTERRUPT_ENABLE: u8 = 1;
+    const SCRATCH: u8 = 7;
+
+    fn port(patience: Duration) -> (Arc<SerialPort>, PipeReader) {
+        let (reader, writer) = io::pipe().unwrap();
+        let file = std::os::fd::OwnedFd::from(writer).into();
+        let output = Output { file: Some(Arc::new(file)), patience };
+        (Arc::new(SerialPort::new(output).unwrap()), reader)
+    }
+
+    #[test]
+    fn what_the_guest_writes_goes_out() {
+        let (port, mut reader) = port(PATIENCE);
+        for byte in *b"hello" {
+            port.write(DATA, byte);
+        }
+        let mut bytes = [0; 5];
+        reader.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, *b"hello");
+    }
+
+    #[test]
+    fn output_that_nobody_takes_is_dropped_until_somebody_does() {
+        let (port, mut reader) = port(Duration::ZERO);
+        let start = Instant::now();
+        for _ in 0..70_000 {
+            port.write(DATA, b'x');
+        }
+        assert!(start.elapsed() < PATIENCE);
+        let mut bytes = vec![0; 65_536];
+        reader.read_exact(&mut bytes).unwrap();
+        port.write(DATA, b'!');
+        reader.read_exact(&mut bytes[..1]).unwrap();
+        assert_eq!(bytes[0], b'!');
+    }
+
+    #[test]
+    fn output_to_a_reader_that_is_gone_is_dropped() {
+        let (port, reader) = port(PATIENCE);
+        drop(reader);
+        port.write(DATA, b'x');
+        assert_eq!(port.read(5) & 0x60, 0x60);
+    }
+
+    #[test]
+    fn input_arrives_in_order_however_slowly_the_guest_takes_it() {
+        let (port, _output) = port(PATIENCE);
+        let (input, mut writer) = io::pipe().unwrap();
+        let sent: Vec<u8> = (0..=255).collect();
+        writer.write_all(&sent).unwrap();
+        drop(writer);
+        let reader = Reader::start(Arc::clone(&port), std::os::fd::OwnedFd::from(input).into()).unwrap();
+        let mut received = Vec::new();
+        let start = Instant::now();
+        while received.len() < sent.len() && start.elapsed() < PATIENCE {
+            if port.read(5) & 1 == 1 {
+                received.push(port.read(DATA));
+            }
+        }
+        assert_eq!(received, sent);
+        drop(reader);
+    }
+
+    #[test]
+    fn a_reader_without_input_ends_when_it_is_dropped() {
+        let (port, _output) = port(PATIENCE);
+        let (input, _writer) = io::pipe().unwrap();
+        drop(Reader::start(port, std::os::fd::OwnedFd::from(input).into()).unwrap());
+    }
+
+    #[test]
+    fn input_raises_the_interrupt_and_a_reset_takes_it_back() {
+        let (port, _output) = port(PATIENCE);
+        port.write(INTERRUPT_ENABLE, 1);
+        port.write(SCRATCH, 0x5a);
+        port.receive(b"x");
+        port.reset();
+        assert!(port.interrupt().read().is_err());
+        assert_eq!((port.read(INTERRUPT_ENABLE), port.read(SCRATCH), port.read(5) & 1), (0, 0, 0));
+        port.write(INTERRUPT_ENABLE, 1);
+        port.receive(b"x");
+        assert_eq!(port.interrupt().read().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_file_is_written_from_its_beginning() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("serial");
+        std::fs::write(&path, "what was there before").unwrap();
+        let config = ConsoleConfig { file: Some(path.clone()), ..ConsoleConfig::new(ConsoleMode::File) };
+        let console = Console::open(&config).unwrap().unwrap();
+        console.port().write(DATA, b'x');
+        assert_eq!(std::fs::read(&path).unwrap(), b"x");
+        let config = ConsoleConfig { file: Some(path.join("below a file")), ..config };
+        let error = Console::open(&config).unwrap_err().to_string();
+        assert!(error.starts_with("--serial file=") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn off_is_no_port_and_null_is_one_that_drops() {
+        assert!(Console::open(&ConsoleConfig::off()).unwrap().is_none());
+        let console = Console::open(&ConsoleConfig::new(ConsoleMode::Null)).unwrap().unwrap();
+        console.port().write(DATA, b'x');
+        assert_eq!(console.port().read(5) & 0x60, 0x60);
+    }
+}

@@ -1,0 +1,240 @@
+//! The vCPUs: a thread each, which runs the guest and serves its exits.
+
+use std::cell::Cell;
+use std::io;
+use std::os::unix::thread::JoinHandleExt;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use thiserror::Error;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+use crate::kvm::{self, Exit, Vcpu};
+use crate::pio::{Ports, Request};
+
+/// Guest addresses that are not memory.
+pub trait MmioHandler: Send + Sync {
+    /// Reads `data.len()` bytes, 1 to 8; what is not there reads all-ones.
+    fn read(&self, address: u64, data: &mut [u8]);
+
+    /// Writes `data`, 1 to 8 bytes; what is not there ignores it.
+    fn write(&self, address: u64, data: &[u8]);
+}
+
+/// Why the vCPUs cannot go on.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// KVM fails.
+    #[error("vCPU {vcpu}: {error}")]
+    Kvm {
+        /// The vCPU.
+        vcpu: u32,
+        /// How it fails.
+        error: kvm::Error,
+    },
+    /// KVM cannot run the guest's code any further.
+    #[error(
+        "vCPU {vcpu}: KVM cannot run the guest any further (internal error {suberror}; 1 is an instruction that it cannot \
+         emulate); -vv logs the registers"
+    )]
+    Internal {
+        /// The vCPU.
+        vcpu: u32,
+        /// KVM's suberror.
+        suberror: u32,
+    },
+    /// The CPU refuses the guest's state.
+    #[error("vCPU {vcpu}: the CPU refuses to run the guest (reason {reason:#x}); -vv logs the registers")]
+    FailedEntry {
+        /// The vCPU.
+        vcpu: u32,
+        /// The CPU's reason.
+        reason: u64,
+    },
+    /// A vCPU's thread cannot be had.
+    #[error("vCPU {vcpu}: cannot start its thread: {error}")]
+    Spawn {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The signal that stops vCPUs cannot be had.
+    #[error("cannot install the handler of the signal that stops vCPUs: {0}")]
+    Signal(io::Error),
+}
+
+/// Why a guest stopped.
+#[derive(Debug)]
+pub enum Stop {
+    /// It switched its machine off.
+    PowerOff,
+    /// It wants to start again, or faulted three times, which a machine answers with a reset.
+    Reset,
+    /// It cannot go on.
+    Failed(Error),
+}
+
+/// Where vCPUs say that the guest stopped: the first to say so is heard.
+#[derive(Debug)]
+pub struct StopSignal {
+    event: EventFd,
+    first: Mutex<Option<Stop>>,
+}
+
+impl StopSignal {
+    /// Nobody has said anything.
+    ///
+    /// # Errors
+    ///
+    /// When there is no file descriptor left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { event: EventFd::new(EFD_NONBLOCK)?, first: Mutex::new(None) })
+    }
+
+    /// Readable once somebody said something.
+    pub fn event(&self) -> &EventFd {
+        &self.event
+    }
+
+    /// What was said first, if anything; afterwards it is as if nothing had been.
+    pub fn take(&self) -> Option<Stop> {
+        let _ = self.event.read();
+        self.first.lock().take()
+    }
+
+    fn send(&self, stop: Stop) {
+        self.first.lock().get_or_insert(stop);
+        // It is not full: it is read before a VM starts again.
+        let _ = self.event.write(1);
+    }
+}
+
+/// What the vCPUs of a VM share.
+pub struct Machine {
+    /// Guest addresses that are not memory.
+    pub mmio: Arc<dyn MmioHandler>,
+    /// The I/O ports.
+    pub ports: Ports,
+    /// Where the guest's end is told.
+    pub stop: Arc<StopSignal>,
+}
+
+/// The running vCPUs of a VM. Dropping them stops them.
+pub struct Vcpus {
+    threads: Vec<JoinHandle<()>>,
+    quit: Arc<AtomicBool>,
+}
+
+impl Vcpus {
+    /// Runs each of `vcpus` in a thread of its own, `vcpu0` and so on.
+    ///
+    /// # Errors
+    ///
+    /// When a thread cannot be had; those that were started are stopped again.
+    pub fn start(vcpus: Vec<Vcpu>, machine: &Arc<Machine>) -> Result<Self, Error> {
+        register_signal_handler(SIGRTMIN(), leave_guest).map_err(|error| Error::Signal(error.into()))?;
+        let mut running = Self { threads: Vec::with_capacity(vcpus.len()), quit: Arc::default() };
+        for (id, vcpu) in (0..).zip(vcpus) {
+            let (machine, quit) = (Arc::clone(machine), Arc::clone(&running.quit));
+            let thread = std::thread::Builder::new()
+                .name(format!("vcpu{id}"))
+                .spawn(move || run(id, vcpu, &machine, &quit))
+                .map_err(|error| Error::Spawn { vcpu: id, error })?;
+            running.threads.push(thread);
+        }
+        Ok(running)
+    }
+}
+
+impl Drop for Vcpus {
+    fn drop(&mut self) {
+        self.quit.store(true, Ordering::SeqCst);
+        for thread in &self.threads {
+            // SAFETY: the thread is joined only below, so that its handle is valid also if it has ended by itself.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGRTMIN()) };
+        }
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has ended, too.
+            let _ = thread.join();
+        }
+    }
+}
+
+thread_local! {
+    /// Where a 1 makes KVM_RUN of this thread's vCPU return; null while it has none.
+    static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// Makes the thread's vCPU leave the guest, or not enter it if it is just about to.
+extern "C" fn leave_guest(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let immediate_exit = IMMEDIATE_EXIT.get();
+    if !immediate_exit.is_null() {
+        // SAFETY: it points into the vCPU's mapping, as `run` keeps it; the handler runs in the thread of the vCPU.
+        unsafe { immediate_exit.write_volatile(1) };
+    }
+}
+
+fn run(id: u32, mut vcpu: Vcpu, machine: &Machine, quit: &AtomicBool) {
+    IMMEDIATE_EXIT.set(vcpu.immediate_exit());
+    // Who stops the vCPUs sets `quit` before the signal: either it is seen here, or the signal finds the pointer that is set.
+    while !quit.load(Ordering::SeqCst) {
+        if let Some(stop) = step(id, &mut vcpu, machine) {
+            if let Stop::Failed(_) = &stop {
+                log::debug!("vCPU {id}: {:x?} {:x?}", vcpu.regs(), vcpu.sregs());
+            }
+            machine.stop.send(stop);
+            break;
+        }
+    }
+    IMMEDIATE_EXIT.set(ptr::null_mut());
+}
+
+/// Runs the guest up to its next exit and serves that.
+fn step(id: u32, vcpu: &mut Vcpu, machine: &Machine) -> Option<Stop> {
+    match vcpu.run() {
+        Ok(Exit::MmioRead(address, data)) => machine.mmio.read(address, data),
+        Ok(Exit::MmioWrite(address, data)) => machine.mmio.write(address, data),
+        Ok(Exit::PioRead(port, size, data)) => {
+            for item in data.chunks_mut(size.max(1)) {
+                machine.ports.read(port, item);
+            }
+        }
+        Ok(Exit::PioWrite(port, size, data)) => {
+            let requests = data.chunks(size.max(1)).filter_map(|item| machine.ports.write(port, item));
+            return requests.last().map(|request| match request {
+                Request::PowerOff => Stop::PowerOff,
+                Request::Reset => Stop::Reset,
+            });
+        }
+        Ok(Exit::Interrupted) => {}
+        Ok(Exit::Shutdown) => return Some(Stop::Reset),
+        Ok(Exit::InternalError(suberror)) => return Some(Stop::Failed(Error::Internal { vcpu: id, suberror })),
+        Ok(Exit::FailedEntry(reason)) => return Some(Stop::Failed(Error::FailedEntry { vcpu: id, reason })),
+        Ok(Exit::Other(reason)) => log::trace!("vCPU {id}: exit {reason} is ignored"),
+        Err(error) => return Some(Stop::Failed(Error::Kvm { vcpu: id, error })),
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_to_stop_is_heard_once() {
+        let signal = StopSignal::new().unwrap();
+        assert!(signal.take().is_none());
+        signal.send(Stop::PowerOff);
+        signal.send(Stop::Reset);
+        assert!(matches!(signal.take(), Some(Stop::PowerOff)));
+        assert!(signal.take().is_none());
+        assert!(signal.event().read().is_err());
+        signal.send(Stop::Reset);
+        assert!(matches!(signal.take(), Some(Stop::Reset)));
+    }
+}

@@ -1,0 +1,48 @@
+//! Why a VM cannot run.
+
+use std::io;
+
+use crate::config::ConfigError;
+use crate::{boot, console, cpu, devices, kvm, memory};
+
+/// Why a VM cannot run, in one line.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The payload cannot be booted.
+    #[error(transparent)]
+    Boot(#[from] boot::Error),
+    /// KVM is missing or fails.
+    #[error(transparent)]
+    Kvm(#[from] kvm::Error),
+    /// There is no memory for the guest.
+    #[error(transparent)]
+    Memory(#[from] memory::Error),
+    /// The guest's memory is more than the CPU can address.
+    #[error("--memory size={size}: a guest on this CPU has {bits} address bits, too few for so much memory; give less")]
+    AddressBits {
+        /// The size that was asked for, in bytes.
+        size: u64,
+        /// How many there are.
+        bits: u8,
+    },
+    /// The serial port cannot be had.
+    #[error(transparent)]
+    Console(#[from] console::Error),
+    /// A device cannot be.
+    #[error(transparent)]
+    Devices(#[from] devices::Error),
+    /// A vCPU cannot run.
+    #[error(transparent)]
+    Cpu(#[from] cpu::Error),
+    /// The host has no file descriptors left, or the like.
+    #[error("cannot {action}: {error}")]
+    Host {
+        /// What was to be done.
+        action: &'static str,
+        /// Why it was not.
+        error: io::Error,
+    },
+}

@@ -1,0 +1,120 @@
+//! The I/O ports: the serial port, and the sleep and reset registers of ACPI.
+//!
+//! Nothing else is there, and reads all-ones; that includes the configuration ports 0xcf8 and 0xcfc, without which Linux uses
+//! the ECAM for everything.
+
+use std::sync::Arc;
+
+use crate::arch::x86_64::layout::{
+    RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
+};
+use crate::console::SerialPort;
+
+/// How many ports a serial port takes.
+const SERIAL_PORTS: u16 = 8;
+/// The last port of the serial port.
+const SERIAL_LAST: u16 = SERIAL_PORT + SERIAL_PORTS - 1;
+/// The bit of the sleep control register that starts the sleep.
+const SLEEP_ENABLE: u8 = 1 << 5;
+
+/// What a guest asks of its machine by writing to a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// To be switched off.
+    PowerOff,
+    /// To be started again.
+    Reset,
+}
+
+/// The I/O ports of a machine.
+#[derive(Debug)]
+pub struct Ports {
+    serial: Option<Arc<SerialPort>>,
+}
+
+impl Ports {
+    /// The ports of a machine with or without a serial port.
+    pub fn new(serial: Option<Arc<SerialPort>>) -> Self {
+        Self { serial }
+    }
+
+    /// Reads `data.len()` ports from `port` on, as one access. The ports have 8 bits each.
+    pub fn read(&self, port: u16, data: &mut [u8]) {
+        for (byte, port) in data.iter_mut().zip(port..) {
+            *byte = self.read_byte(port);
+        }
+    }
+
+    /// Writes `data.len()` ports from `port` on, as one access.
+    pub fn write(&self, port: u16, data: &[u8]) -> Option<Request> {
+        data.iter().zip(port..).filter_map(|(byte, port)| self.write_byte(port, *byte)).last()
+    }
+
+    fn read_byte(&self, port: u16) -> u8 {
+        match (port, &self.serial) {
+            (SERIAL_PORT..=SERIAL_LAST, Some(serial)) => serial.read((port - SERIAL_PORT) as u8),
+            (SLEEP_CONTROL_PORT | SLEEP_STATUS_PORT | RESET_PORT, _) => 0,
+            _ => 0xff,
+        }
+    }
+
+    fn write_byte(&self, port: u16, value: u8) -> Option<Request> {
+        match (port, &self.serial) {
+            (SERIAL_PORT..=SERIAL_LAST, Some(serial)) => {
+                serial.write((port - SERIAL_PORT) as u8, value);
+                None
+            }
+            (SLEEP_CONTROL_PORT, _) => {
+                let off = value & SLEEP_ENABLE != 0 && value >> 2 & 7 == S5_SLEEP_TYPE;
+                off.then_some(Request::PowerOff)
+            }
+            (RESET_PORT, _) => (value == RESET_VALUE).then_some(Request::Reset),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ConsoleConfig, ConsoleMode};
+    use crate::console::Console;
+
+    #[test]
+    fn a_port_that_does_not_exist_reads_all_ones_and_ignores_writes() {
+        let ports = Ports::new(None);
+        for port in [0, 0x60, 0x3f8, 0xcf8, 0xcfc, 0xffff] {
+            let mut data = [0; 4];
+            ports.read(port, &mut data);
+            let there = usize::from(0xffff - port) + 1;
+            assert!(data.iter().take(there).all(|byte| *byte == 0xff), "{port:#x}");
+            assert_eq!(ports.write(port, &[0xff; 4]), None, "{port:#x}");
+        }
+    }
+
+    #[test]
+    fn only_s5_with_sleep_enable_switches_off() {
+        let ports = Ports::new(None);
+        for value in 0..=255 {
+            let off = value & 0x3c == 0x34;
+            assert_eq!(ports.write(0x600, &[value]), off.then_some(Request::PowerOff), "{value:#x}");
+        }
+    }
+
+    #[test]
+    fn only_the_reset_value_resets() {
+        let ports = Ports::new(None);
+        assert_eq!(ports.write(0x602, &[0]), None);
+        assert_eq!(ports.write(0x602, &[1]), Some(Request::Reset));
+    }
+
+    #[test]
+    fn a_wide_access_is_one_of_each_port() {
+        let console = Console::open(&ConsoleConfig::new(ConsoleMode::Null)).unwrap().unwrap();
+        let ports = Ports::new(Some(Arc::clone(console.port())));
+        assert_eq!(ports.write(0x3fe, &[0, 0x5a]), None);
+        let mut data = [0; 2];
+        ports.read(0x3ff, &mut data);
+        assert_eq!(data, [0x5a, 0xff]);
+    }
+}
