@@ -10,3 +10,23 @@ mod config_nic;
 mod config_options;
 mod config_sriov;
 mod config_value;
+
+pub mod acpi;
+pub mod arch;
+pub mod boot;
+pub mod console;
+pub mod cpu;
+mod error;
+pub mod kvm;
+pub mod memory;
+pub mod pio;
+mod vm;
+
+pub use error::Error;
+pub use vm::run;
+
+mod devices;
+mod firmware;
+mod interrupt;
+mod mmio;
+mod slot;

@@ -1,0 +1,211 @@
+//! From a plan to devices in their slots: the one place that knows both.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use pci::{HostBridge, Placement, Topology, TopologyError, ecam_read, ecam_write};
+use virtio_devices::{
+    FunctionError, Memory, Net, NetError, NetSpec, NetSriov, NetSriovError, Tap, TapError, TapSpec, VirtioFunction,
+    VirtioPci,
+};
+
+use crate::arch::x86_64::layout;
+use crate::config::{BackendPlan, NetPlan, NicPlan};
+use crate::cpu::MmioHandler;
+use crate::firmware::{Apertures, NoRoom, place_bars};
+use crate::kvm::Vm;
+use crate::slot::{Machine, Slot};
+
+/// The host bridge that guests of Cloud Hypervisor see.
+const HOST_BRIDGE: HostBridge = HostBridge::new(0x8086, 0x0d57);
+
+/// Why a device cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its tap cannot be used.
+    #[error("--net id={id}: {error}")]
+    Tap {
+        /// The network function.
+        id: String,
+        /// Why.
+        error: TapError,
+    },
+    /// A file descriptor passed in is not open.
+    #[error("--net id={id},fd={fd}: there is no such open file descriptor; open the tap before starting the VMM")]
+    Fd {
+        /// The network function.
+        id: String,
+        /// The file descriptor.
+        fd: i32,
+    },
+    /// The network function cannot be.
+    #[error("--net id={id}: {error}")]
+    Net {
+        /// The network function.
+        id: String,
+        /// Why.
+        error: NetError,
+    },
+    /// The device cannot be a PCI function.
+    #[error("--net id={id}: {error}")]
+    Function {
+        /// The device.
+        id: String,
+        /// Why.
+        error: FunctionError,
+    },
+    /// The devices cannot be a PF and its VFs.
+    #[error("--net id={id}: {error}")]
+    Sriov {
+        /// The PF.
+        id: String,
+        /// Why.
+        error: NetSriovError,
+    },
+    /// There is no place for the device.
+    #[error("--net id={id}: {error}")]
+    Place {
+        /// The device.
+        id: String,
+        /// Why.
+        error: TopologyError,
+    },
+    /// The BARs do not fit.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+}
+
+/// The devices of a machine. They outlive the KVM VMs that a guest's reboots make of it.
+pub struct Devices {
+    machine: Arc<Machine>,
+    topology: Topology<Arc<Slot>>,
+    apertures: Apertures,
+}
+
+impl Devices {
+    /// Opens what the plans name and makes devices of it. `memory` is the guest's.
+    ///
+    /// # Errors
+    ///
+    /// When something cannot be opened or be a device. What was opened or created until then is closed and gone.
+    pub fn new(plans: &[NetPlan], memory: &Memory, apertures: Apertures) -> Result<Self, Error> {
+        let machine = Arc::new(Machine::default());
+        let mut topology = Topology::new(layout::LAST_BUS);
+        let mut plug = |slot, total_vfs, id: &str, device: &mut dyn FnMut(Placement) -> BoxResult| {
+            let place = |error| Error::Place { id: id.to_string(), error };
+            let placement = topology.place(slot, total_vfs).map_err(place)?;
+            let slot = Slot::new(device(placement)?, Arc::clone(&machine));
+            topology.plug(placement, slot).map_err(place)
+        };
+        plug(Some(0), 0, "host bridge", &mut |_| Ok(Box::new(HOST_BRIDGE)))?;
+        // Those whose slot was chosen come first, so that the others do not take it.
+        let (chosen, free): (Vec<_>, Vec<_>) = plans.iter().partition(|plan| plan.pci_device_id.is_some());
+        for plan in chosen.into_iter().chain(free) {
+            let total_vfs = u16::try_from(plan.vfs.len()).unwrap_or(u16::MAX);
+            plug(plan.pci_device_id, total_vfs, &plan.id, &mut |placement| open(plan, placement, memory))?;
+        }
+        Ok(Self { machine, topology, apertures })
+    }
+
+    /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs.
+    ///
+    /// # Errors
+    ///
+    /// When the BARs need more addresses than there are.
+    pub fn attach(&self, vm: Arc<Vm>) -> Result<(), Error> {
+        self.machine.set_wiring(Some(Box::new(vm)));
+        Ok(place_bars(&self.topology, self.apertures.clone())?)
+    }
+
+    /// Resets the devices, so that none of them touches the guest's memory any more, and parts them from their VM. Its vCPUs
+    /// must not run any more.
+    pub fn detach(&self) {
+        for (_, slot) in self.topology.iter() {
+            slot.reset();
+        }
+        self.machine.set_wiring(None);
+        for (_, slot) in self.topology.iter() {
+            slot.forget_wiring();
+        }
+    }
+}
+
+type BoxResult = Result<Box<dyn VirtioPci>, Error>;
+
+/// Opens what `plan` names and makes a device of it.
+fn open(plan: &NetPlan, placement: Placement, memory: &Memory) -> BoxResult {
+    let id = || plan.id.clone();
+    let pf = nic(&plan.pf)?;
+    if plan.vfs.is_empty() {
+        let function = VirtioFunction::plain(pf, placement.rid, memory.clone());
+        return Ok(Box::new(function.map_err(|error| Error::Function { id: id(), error })?));
+    }
+    let vfs = plan.vfs.iter().map(nic).collect::<Result<_, _>>()?;
+    let device = NetSriov::new(pf, vfs, placement, memory);
+    Ok(Box::new(device.map_err(|error| Error::Sriov { id: id(), error })?))
+}
+
+fn nic(plan: &NicPlan) -> Result<Net, Error> {
+    let spec = NetSpec {
+        id: plan.id.clone(),
+        mac: plan.mac,
+        mtu: plan.mtu,
+        queue_pairs: plan.queue_pairs,
+        queue_size: plan.queue_size,
+        offload_tso: plan.offload_tso,
+        offload_ufo: plan.offload_ufo,
+        offload_csum: plan.offload_csum,
+    };
+    Net::new(spec, tap(plan)?).map_err(|error| Error::Net { id: plan.id.clone(), error })
+}
+
+fn tap(plan: &NicPlan) -> Result<Tap, Error> {
+    let tap = match &plan.backend {
+        BackendPlan::Tap { name, ip, mask, host_mac } => Tap::open(&TapSpec {
+            name: name.clone(),
+            ip: *ip,
+            mask: *mask,
+            host_mac: *host_mac,
+            mtu: plan.mtu,
+            queue_pairs: plan.queue_pairs,
+        }),
+        BackendPlan::Fds(fds) => {
+            let fds = fds.iter().map(|fd| duplicate(&plan.id, *fd)).collect::<Result<_, _>>()?;
+            Tap::from_fds(fds)
+        }
+    };
+    tap.map_err(|error| Error::Tap { id: plan.id.clone(), error })
+}
+
+/// A file descriptor of our own for one that was passed in by number.
+fn duplicate(id: &str, fd: i32) -> Result<OwnedFd, Error> {
+    let missing = || Error::Fd { id: id.to_string(), fd };
+    // The configuration allows nothing below 3.
+    if fd < 0 {
+        return Err(missing());
+    }
+    // SAFETY: the number is only used for this one call, which fails if it is not open.
+    let passed = unsafe { BorrowedFd::borrow_raw(fd) };
+    passed.try_clone_to_owned().map_err(|_| missing())
+}
+
+impl MmioHandler for Devices {
+    fn read(&self, address: u64, data: &mut [u8]) {
+        if layout::ECAM.contains(&address) {
+            return ecam_read(&self.topology, address - layout::ECAM.start, data);
+        }
+        match self.machine.mmio.find(address) {
+            Some((slot, window, offset)) => slot.mmio_read(window, offset, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    fn write(&self, address: u64, data: &[u8]) {
+        if layout::ECAM.contains(&address) {
+            return ecam_write(&self.topology, address - layout::ECAM.start, data);
+        }
+        if let Some((slot, window, offset)) = self.machine.mmio.find(address) {
+            slot.mmio_write(window, offset, data);
+        }
+    }
+}
