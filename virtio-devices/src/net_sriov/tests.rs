@@ -1,4 +1,5 @@
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use pci::VfPlacement;
 use pci::spec::ALL_ONES;
@@ -71,6 +72,15 @@ fn join(device: &mut NetSriov<FakeDevice>) -> usize {
 
 fn running(device: &NetSriov<FakeDevice>) -> Vec<u16> {
     (0..TOTAL).filter(|index| device.vf(VfIndex(*index)).unwrap().is_running()).collect()
+}
+
+fn wait_for_kick(device: &NetSriov<FakeDevice>, index: u16) {
+    let counters = &device.vf(VfIndex(index)).unwrap().device().counters;
+    let end = Instant::now() + Duration::from_secs(10);
+    while counters.kicks.load(Ordering::Acquire) == 0 {
+        assert!(Instant::now() < end, "the worker of VF {index} is kicked when it starts");
+        std::thread::yield_now();
+    }
 }
 
 /// All that a guest can read of VF `index`, without side effects.
@@ -324,6 +334,8 @@ fn g37_a_function_level_reset_of_a_vf_leaves_its_siblings_alone() {
     let fresh = image(&mut device, 1);
     pf(&mut device).init();
     (0..3).for_each(|index| assert_eq!(vf(&mut device, index).init(), 15));
+    // A worker's first signals are pending bits of its function.
+    (0..3).for_each(|index| wait_for_kick(&device, index));
     let siblings = [0, 2].map(|index| image(&mut device, index));
     let windows_before = windows(&device);
     let effects = vf(&mut device, 1).flr();
