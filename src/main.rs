@@ -1,3 +1,102 @@
-//! The command `cloud-hypervisor`.
+//! The command `cloud-hypervisor`: from arguments to a VM and an exit code.
 
-fn main() {}
+mod cli;
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use rustix::fs::Mode;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::cli::Cli;
+
+/// The exit code when the command line is wrong.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    // What is created here is this user's alone.
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&chain(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the VM until its guest powers off.
+fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
+    let (verbose, log_file) = (cli.verbose, cli.log_file.clone());
+    let config = cli.into_config()?;
+    // Before the log file: a configuration that is wrong leaves nothing behind.
+    config.plan()?;
+    log_to(log_file.as_deref(), verbose)?;
+    vmm::run(&config)?;
+    Ok(())
+}
+
+/// Answers a command line that describes no VM.
+fn refuse(error: &clap::Error) -> ExitCode {
+    match cli::report(error) {
+        Some(line) => {
+            say(&line);
+            ExitCode::from(USAGE)
+        }
+        None => {
+            // Help or version; there is nobody to tell if nobody reads it.
+            let _ = error.print();
+            if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
+        }
+    }
+}
+
+/// Reports an error in one line.
+fn say(line: &str) {
+    let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    // Standard error may be closed.
+    let _ = writeln!(std::io::stderr(), "cloud-hypervisor: {line}");
+}
+
+/// An error and its causes. A cause that the error tells itself is not repeated.
+fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+        cause = error.source();
+    }
+    line
+}
+
+/// Sends the log to a file or to standard error.
+fn log_to(file: Option<&Path>, verbose: u8) -> Result<(), Box<dyn Error>> {
+    let level = match verbose {
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::INFO,
+        2 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    let log = tracing_subscriber::fmt().with_max_level(level);
+    let started = match file {
+        Some(path) => {
+            let file = File::create(path).map_err(|error| {
+                format!("--log-file {}: cannot be written ({error}); give a path that can be", path.display())
+            })?;
+            log.with_ansi(false).with_writer(file).try_init()
+        }
+        None => log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).try_init(),
+    };
+    started.map_err(|error| -> Box<dyn Error> { error })
+}

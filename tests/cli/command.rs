@@ -1,0 +1,234 @@
+//! The command line and the configuration, of which all is found before anything is opened.
+
+use crate::run::{Run, USAGE, WRONG};
+
+/// What is said about a wrong configuration of a VM whose kernel need not exist.
+fn wrong(arguments: &[&str]) -> String {
+    Run::new(&[&["--kernel", "/nonexistent/vmlinux"], arguments].concat()).refused(WRONG)
+}
+
+fn usage(arguments: &[&str]) -> String {
+    Run::new(arguments).refused(USAGE)
+}
+
+/// What is said about a `--net-vf` of a PF with 8 VFs.
+fn wrong_vf(vf: &str) -> String {
+    wrong(&["--cpus", "boot=2", "--net", "id=pf0,tap=clitest,sriov_vfs=8", "--net-vf", vf])
+}
+
+fn shown(arguments: &[&str]) -> String {
+    let output = Run::new(arguments).command.output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+// Help and version.
+
+#[test]
+fn the_version_is_cloud_hypervisors_first_and_then_what_it_is() {
+    for option in ["--version", "-V"] {
+        let text = shown(&[option]);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "cloud-hypervisor v53.0.0");
+        assert_eq!(
+            lines[1],
+            "SR-IOV emulation 0.1.0; compatible with the command line of Cloud Hypervisor v53, and not a fork of it"
+        );
+        assert_eq!(lines.len(), 2);
+    }
+}
+
+#[test]
+fn help_tells_every_option_and_every_key() {
+    let text = shown(&["--help"]);
+    for option in [
+        "--kernel",
+        "--initramfs",
+        "--cmdline",
+        "--cpus",
+        "--memory",
+        "--net",
+        "--net-vf",
+        "--serial",
+        "--console",
+        "--log-file",
+    ] {
+        assert!(text.contains(&format!("{option} <")), "{option} in {text}");
+    }
+    for key in
+        ["boot=<number>", "size=<bytes>[K|M|G]", "sriov_vfs=<number>", "pf=<id>", "index=<number>", "fd=[<fd>,...]"]
+    {
+        assert!(text.contains(key), "{key} in {text}");
+    }
+}
+
+#[test]
+fn nothing_at_all_is_answered_with_help() {
+    let output = Run::new(&[]).command.output().unwrap();
+    assert_eq!(output.status.code(), Some(USAGE));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("Usage: cloud-hypervisor"));
+}
+
+// The command line itself.
+
+#[test]
+fn an_unknown_option_is_a_usage_error() {
+    assert_eq!(
+        usage(&["--kernel", "k", "--netvf", "x"]),
+        "unexpected argument '--netvf' found; tip: a similar argument exists: '--net-vf'; see --help"
+    );
+    assert_eq!(usage(&["--kernel", "k", "surplus"]), "unexpected argument 'surplus' found; see --help");
+}
+
+#[test]
+fn an_option_that_comes_later_is_a_usage_error_by_name() {
+    assert_eq!(
+        usage(&["--kernel", "k", "--disk", "path=a.raw"]),
+        "--disk: disks are not in this version yet; leave it out"
+    );
+    assert_eq!(
+        usage(&["--api-socket", "/tmp/s"]),
+        "--api-socket: the REST API is not in this version yet; leave it out"
+    );
+}
+
+#[test]
+fn a_kernel_has_to_be_given() {
+    assert_eq!(
+        usage(&["--memory", "size=1G"]),
+        "the following required arguments were not provided: --kernel <path>; see --help"
+    );
+    assert_eq!(usage(&["--kernel"]), "a value is required for '--kernel <path>' but none was supplied; see --help");
+}
+
+// Keys and values.
+
+#[test]
+fn an_unknown_key_is_refused() {
+    assert_eq!(wrong(&["--net", "tapp=x"]), "--net tapp=x: unknown key; --help lists those of --net");
+    assert_eq!(wrong(&["--memory", "1G"]), "--memory 1G: a key without a value; write key=value");
+}
+
+#[test]
+fn a_vm_without_cpus_or_memory_is_refused() {
+    assert_eq!(wrong(&["--cpus", "boot=0"]), "--cpus boot=0: a VM needs a vCPU; give 1 or more");
+    assert_eq!(wrong(&["--memory", "size=0"]), "--memory size=0: a VM needs memory; give a size, as 512M");
+}
+
+#[test]
+fn a_console_that_comes_later_is_refused() {
+    assert_eq!(
+        wrong(&["--console", "tty"]),
+        "--console tty: the virtio console is not in this version yet; use --serial"
+    );
+    assert_eq!(wrong(&["--serial", "on"]), "--serial on: not a console; give off, null, tty or file=<path>");
+}
+
+// SR-IOV. `vmm/tests/config_rules.rs` has every rule of a single NIC.
+
+#[test]
+fn a_vf_index_out_of_range_is_refused() {
+    assert_eq!(
+        wrong_vf("pf=pf0,index=9"),
+        "--net-vf pf=pf0,index=9: pf0 reserves 8 VFs (sriov_vfs=8); index must be 0 to 7"
+    );
+}
+
+#[test]
+fn a_vf_index_used_twice_is_refused() {
+    let arguments = ["--net", "id=pf0,sriov_vfs=8", "--net-vf", "pf=pf0,index=1", "pf=pf0,index=1"];
+    assert_eq!(wrong(&arguments), "--net-vf pf=pf0,index=1: VF 1 of pf0 is given twice; put all its keys into one");
+}
+
+#[test]
+fn a_vf_of_no_pf_is_refused() {
+    assert_eq!(
+        wrong_vf("pf=pf1,index=0"),
+        "--net-vf pf=pf1,index=0: no NIC is called pf1; give one --net id=pf1,sriov_vfs=<number>"
+    );
+}
+
+#[test]
+fn a_mac_used_twice_is_refused() {
+    let mac = "mac=52:54:00:00:00:01";
+    let arguments = ["--net", &format!("id=pf0,sriov_vfs=8,{mac}"), "--net-vf", &format!("pf=pf0,index=1,{mac}")];
+    assert_eq!(
+        wrong(&arguments),
+        "--net-vf pf=pf0,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is in use by pf0 already; \
+         give each NIC and each VF its own"
+    );
+}
+
+#[test]
+fn a_tap_used_twice_is_refused() {
+    assert_eq!(
+        wrong_vf("pf=pf0,index=1,tap=clitest"),
+        "--net-vf pf=pf0,index=1,tap=clitest: tap clitest is in use by pf0 already; give each NIC and each VF its own"
+    );
+}
+
+#[test]
+fn a_tap_name_longer_than_15_characters_is_refused() {
+    assert_eq!(
+        wrong_vf("pf=pf0,index=1,tap=clitest-of-a-tap"),
+        "--net-vf pf=pf0,index=1,tap=clitest-of-a-tap: 16 characters; the name of an interface has at most 15, \
+         take a shorter one"
+    );
+}
+
+#[test]
+fn more_vfs_than_buses_are_refused() {
+    assert_eq!(
+        wrong(&["--net", "sriov_vfs=32513"]),
+        "--net sriov_vfs=32513: a VM has buses for 32512 VFs; reserve fewer"
+    );
+    assert_eq!(
+        wrong(&["--net", "id=a,sriov_vfs=32512", "id=b,sriov_vfs=1"]),
+        "--net id=b,sriov_vfs=1: needs 1 of the 127 buses for VFs (256 on each), and 0 are left; reserve fewer"
+    );
+}
+
+#[test]
+fn vfs_of_different_shape_are_refused() {
+    let vfs = ["pf=pf0,index=0,num_queues=2", "pf=pf0,index=1,num_queues=4"];
+    assert_eq!(
+        wrong(&["--cpus", "boot=2", "--net", "id=pf0,sriov_vfs=8", "--net-vf", vfs[0], vfs[1]]),
+        "--net-vf pf=pf0,index=1,num_queues=4: the VFs of a PF have the same number of queues, and VF 0 has 2; \
+         make them equal"
+    );
+}
+
+#[test]
+fn queue_counts_that_cannot_be_are_refused() {
+    assert_eq!(
+        wrong_vf("pf=pf0,index=0,num_queues=3"),
+        "--net-vf pf=pf0,index=0,num_queues=3: queues come in pairs; give an even number, 2 or more"
+    );
+    assert_eq!(
+        wrong_vf("pf=pf0,index=0,num_queues=6"),
+        "--net-vf pf=pf0,index=0,num_queues=6: 3 pairs of queues for a VM with --cpus boot=2; give at most 4, or more vCPUs"
+    );
+}
+
+#[test]
+fn a_backend_that_comes_later_is_refused_by_name() {
+    assert_eq!(
+        wrong_vf("pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2"),
+        "--net-vf pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2: vDPA backends are not in this version yet; use tap= or fd= instead"
+    );
+}
+
+// The log.
+
+#[test]
+fn a_log_file_that_cannot_be_written_is_refused() {
+    assert_eq!(
+        wrong(&["--log-file", "/nonexistent/log"]),
+        "--log-file /nonexistent/log: cannot be written (No such file or directory (os error 2)); give a path that can be"
+    );
+}
+
+#[test]
+fn a_wrong_configuration_leaves_no_log_file() {
+    assert_eq!(wrong(&["--log-file", "log", "--cpus", "boot=0"]), "--cpus boot=0: a VM needs a vCPU; give 1 or more");
+}

@@ -1,0 +1,180 @@
+//! What is wrong with the payload or with the host. These need a /dev/kvm that may be used.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command as StdCommand, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::tempdir;
+
+use crate::files::Files;
+use crate::run::{BINARY, Run, WRONG, interfaces};
+
+/// What is said about a VM without options but its kernel and these.
+fn wrong(arguments: &[&str]) -> String {
+    Run::new(arguments).refused(WRONG)
+}
+
+fn root() {
+    let uid = fs::read_to_string("/proc/self/status").unwrap();
+    assert!(
+        uid.lines().any(|line| line.starts_with("Uid:\t0\t")),
+        "this test takes rights away, and needs root to do it"
+    );
+}
+
+#[test]
+fn a_missing_kernel_is_refused() {
+    assert_eq!(
+        wrong(&["--kernel", "/nonexistent/vmlinux"]),
+        "--kernel /nonexistent/vmlinux: cannot be read: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn an_unreadable_kernel_is_refused() {
+    let files = Files::new();
+    let directory = files.path("").into_os_string().into_string().unwrap();
+    assert_eq!(wrong(&["--kernel", &directory]), format!("--kernel {directory}: not a regular file"));
+}
+
+#[test]
+fn a_kernel_that_is_neither_elf_nor_bzimage_is_refused() {
+    let files = Files::new();
+    let kernel = files.write("text", &[b'x'; 8192]);
+    assert_eq!(
+        wrong(&["--kernel", &kernel]),
+        format!("--kernel {kernel}: neither a bzImage nor an ELF file; give an x86_64 vmlinuz or vmlinux")
+    );
+    let empty = files.write("empty", b"");
+    assert_eq!(
+        wrong(&["--kernel", &empty]),
+        format!("--kernel {empty}: neither a bzImage nor an ELF file; give an x86_64 vmlinuz or vmlinux")
+    );
+}
+
+#[test]
+fn an_initramfs_larger_than_memory_is_refused() {
+    let files = Files::new();
+    let (kernel, initramfs) = (files.idle_kernel(), files.sparse("initramfs", 128 << 20));
+    let arguments = ["--kernel", &kernel, "--initramfs", &initramfs, "--memory", "size=64M"];
+    let said = wrong(&arguments);
+    assert!(said.starts_with(&format!("--initramfs {initramfs}: does not fit into the guest's memory; ")), "{said}");
+    assert!(said.ends_with(" MiB are needed, give more with --memory size="), "{said}");
+    let missing = ["--kernel", &kernel, "--initramfs", "/nonexistent/initrd"];
+    assert_eq!(
+        wrong(&missing),
+        "--initramfs /nonexistent/initrd: cannot be read: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn a_command_line_longer_than_the_kernel_takes_is_refused() {
+    let files = Files::new();
+    let said = wrong(&["--kernel", &files.idle_kernel(), "--cmdline", &"x".repeat(70_000)]);
+    assert!(said.starts_with("--cmdline: 70000 bytes long; this kernel takes at most "), "{said}");
+}
+
+// Rights.
+
+/// The command as a user who may read `files` and nothing else that matters.
+fn as_nobody(files: &Files, arguments: &[&str]) -> Run {
+    root();
+    // The binary may lie where only root can reach it.
+    let binary = files.path("cloud-hypervisor");
+    fs::copy(BINARY, &binary).unwrap();
+    let mut command = StdCommand::new(binary);
+    command.args(arguments).uid(65534).gid(65534);
+    // The directory it runs in must be reachable too.
+    let home = tempdir().unwrap();
+    fs::set_permissions(home.path(), Permissions::from_mode(0o755)).unwrap();
+    Run::of(command, home)
+}
+
+#[test]
+fn no_right_to_kvm_is_reported() {
+    let files = Files::new();
+    let kernel = files.idle_kernel();
+    assert_eq!(
+        as_nobody(&files, &["--kernel", &kernel]).refused(WRONG),
+        "/dev/kvm: no permission to open it; join the group that owns it (usually kvm) or run as root"
+    );
+}
+
+#[test]
+fn no_kvm_is_reported() {
+    root();
+    let files = Files::new();
+    let mut command = StdCommand::new("unshare");
+    // A /dev of its own, and nothing in it.
+    command.args(["--mount", "sh", "-c", "mount -t tmpfs none /dev && exec \"$@\"", "sh", BINARY]);
+    command.args(["--kernel", &files.idle_kernel()]);
+    assert_eq!(
+        Run::of(command, tempdir().unwrap()).refused(WRONG),
+        "/dev/kvm: there is no such device; load the module kvm_amd or kvm_intel, and check that virtualisation is \
+         enabled in the firmware"
+    );
+}
+
+#[test]
+fn no_right_to_create_a_tap_is_reported() {
+    root();
+    let files = Files::new();
+    let mut command = StdCommand::new("setpriv");
+    command.args(["--bounding-set=-net_admin", "--inh-caps=-net_admin", BINARY]);
+    command.args(["--kernel", &files.idle_kernel(), "--net", "id=a,tap=cliright"]);
+    assert_eq!(
+        Run::of(command, tempdir().unwrap()).with_taps("cliright").refused(WRONG),
+        "--net id=a: no right to create the tap cliright: create it for this user \
+         (ip tuntap add cliright mode tap user USER), or run with CAP_NET_ADMIN"
+    );
+}
+
+/// A VM that idles; it ends with this.
+struct Idle(Child);
+
+impl Idle {
+    /// Starts it and waits until `tap` is there.
+    fn start(files: &Files, tap: &str) -> Self {
+        let mut command = StdCommand::new(BINARY);
+        command.args(["--kernel", &files.idle_kernel(), "--memory", "size=16M", "--net", &format!("id=a,tap={tap}")]);
+        let mut vm = Self(command.stdin(Stdio::null()).spawn().unwrap());
+        let patience = Instant::now() + Duration::from_secs(60);
+        while !interfaces().contains(&tap.to_string()) {
+            assert!(vm.0.try_wait().unwrap().is_none(), "the VM ended before it had its tap");
+            assert!(Instant::now() < patience, "the VM has no tap");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        vm
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_tap_that_another_vm_has_is_refused() {
+    root();
+    let files = Files::new();
+    let _vm = Idle::start(&files, "clibusy");
+    assert_eq!(
+        Run::new(&["--kernel", &files.idle_kernel(), "--net", "id=b,tap=clibusy"]).refused(WRONG),
+        "--net id=b: clibusy is in use by another process: stop that one, or name another tap"
+    );
+}
+
+#[test]
+fn what_was_created_before_something_is_wrong_is_removed() {
+    root();
+    let files = Files::new();
+    // VF 0's tap is made; that of VF 1 is not one that can be used.
+    let arguments = ["--net", "id=a,tap=clileft,sriov_vfs=2", "--net-vf", "pf=a,index=1,tap=lo"];
+    let said =
+        Run::new(&[&["--kernel", &files.idle_kernel()], &arguments[..]].concat()).with_taps("clileft").refused(WRONG);
+    assert!(said.contains("lo exists and is no tap with a virtio header"), "{said}");
+}
