@@ -72,8 +72,8 @@ options! {
     pub struct CpusConfig for "--cpus" {
         /// Number of vCPUs at boot.
         "boot" = "<number>" => boot_vcpus: u32 = 1;
-        /// Largest number of vCPUs; only that of boot so far.
-        "max" = "<number>" => max_vcpus: u32 = boot_vcpus;
+        /// Largest number of vCPUs; only that of boot so far, which it is if it is left out.
+        "max" = "<number>" => max_vcpus: u32 = boot_vcpus, derived;
     }
     later {
         "topology" => "CPU topologies are";

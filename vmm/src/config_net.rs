@@ -132,7 +132,7 @@ impl NetVf {
                 Ok(())
             }
             None => {
-                let what = format!("no NIC is called {pf}; give one --net id={pf},sriov_vfs=…");
+                let what = format!("no NIC is called {pf}; give one --net id={pf},sriov_vfs=<number>");
                 Err(ConfigError::new(format!("--net-vf pf={pf},index={}", vf.index), Problem::Missing(what)))
             }
         }

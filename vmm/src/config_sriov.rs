@@ -238,7 +238,7 @@ impl<'a> Pool<'a> {
             return not_yet("pci_segment", config.pci_segment.to_string(), "further PCI segments are");
         }
         if config.rate_limiter_config.is_some() {
-            return not_yet("rate_limiter_config", "…".to_string(), "rate limits are");
+            return not_yet("rate_limiter_config", "{...}".to_string(), "rate limits are");
         }
         self.nic().check(vcpus)?;
         for vf in &config.vfs {

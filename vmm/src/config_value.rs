@@ -228,14 +228,14 @@ pub fn help<T: Options>() -> String {
 ///
 /// A line is `"key" = "<syntax>" => field: Type = default;`. The key is the command line's name and `field` JSON's. Without
 /// `"key" = "<syntax>" =>` only JSON has the field. `, required` after the default makes a value that has to be given. A default
-/// may name the fields above it. `later` lists keys that Cloud Hypervisor has and this version has not.
+/// may name the fields above it, and says so by `, derived`: the help then shows none. `later` lists keys that Cloud Hypervisor has and this version has not.
 macro_rules! options {
     (
         $(#[doc = $about:literal])+
         pub struct $name:ident for $option:literal {
             $(
                 $(#[doc = $doc:literal])+
-                $($key:literal = $syntax:literal =>)? $field:ident : $ty:ty = $default:expr $(, $required:ident)? ;
+                $($key:literal = $syntax:literal =>)? $field:ident : $ty:ty = $default:expr $(, $kind:ident)? ;
             )*
         }
         later { $( $($later:literal)|+ => $what:literal; )* }
@@ -270,7 +270,7 @@ macro_rules! options {
                     $(
                         let $field: $ty = match self.$field {
                             Some(value) => value,
-                            None => options!(@default $option, $field, $default $(, $required)?),
+                            None => options!(@default $option, $field, $default $(, $kind)?),
                         };
                     )*
                     Ok($name { $($field),* })
@@ -324,7 +324,7 @@ macro_rules! options {
                         keys.extend(key.into_iter().map(|(name, syntax, value)| Key {
                             name,
                             syntax,
-                            default: value.filter(|_| stringify!($($required)?).is_empty()),
+                            default: value.filter(|_| stringify!($($kind)?).is_empty()),
                             about: [$($doc),+].map(str::trim).join(" "),
                         }));
                     )*
@@ -358,6 +358,7 @@ macro_rules! options {
     };
 
     (@default $option:literal, $field:ident, $default:expr) => { $default };
+    (@default $option:literal, $field:ident, $default:expr, derived) => { $default };
     (@default $option:literal, $field:ident, $default:expr, required) => {{
         let what = concat!(stringify!($field), " has to be given").to_string();
         return Err(ConfigError::new($option, Problem::Missing(what)));

@@ -73,7 +73,7 @@ fn a_vf_index_used_twice_is_refused() {
 fn a_vf_of_no_pf_is_refused() {
     assert_eq!(
         refusal(&["id=pf0,sriov_vfs=8"], &["pf=pf1,index=3"]),
-        "--net-vf pf=pf1,index=3: no NIC is called pf1; give one --net id=pf1,sriov_vfs=…"
+        "--net-vf pf=pf1,index=3: no NIC is called pf1; give one --net id=pf1,sriov_vfs=<number>"
     );
     assert_eq!(
         refusal(&["id=pf0,sriov_vfs=8"], &["index=3"]),
@@ -414,7 +414,7 @@ fn what_comes_later_is_refused_by_name() {
     let json = r#"{"rate_limiter_config":{"ops":{"size":1,"refill_time":1}}}"#;
     assert_eq!(
         with(|vm| vm.net.push(serde_json::from_str(json).unwrap())),
-        "--net rate_limiter_config=…: rate limits are not in this version yet; leave rate_limiter_config out"
+        "--net rate_limiter_config={...}: rate limits are not in this version yet; leave rate_limiter_config out"
     );
 }
 

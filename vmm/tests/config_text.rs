@@ -145,6 +145,7 @@ fn help_lists_every_key_with_its_grammar_and_default() {
     }
     assert!(text.contains("a power of two up to 32768. [default: 256]"), "{text}");
     assert!(help::<NetVf>().starts_with("pf=<id>\n"));
+    assert!(!help::<CpusConfig>().contains("vCPUs; only that of boot so far, which it is if it is left out. [default"));
     // An index has no default.
     assert!(!help::<NetVf>().contains("[default: 0]"));
     for key in NetConfig::keys() {
