@@ -26,6 +26,6 @@ pub fn run(lab: &Lab, workspace: &Path, runs: usize) -> Result<()> {
     match machine.run(&command, LIMIT, &mut |line| println!("{line}")) {
         Ok(0) => Ok(()),
         Ok(status) => Err(Error::new(format!("the measurement ended with status {status}"))),
-        Err(lost) => Err(Error::new(format!("the measurement did not end: {lost:?}"))),
+        Err(lost) => Err(Error::new(format!("the measurement did not end: {}", lost.explain(LIMIT)))),
     }
 }

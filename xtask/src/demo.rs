@@ -24,7 +24,8 @@ pub fn run(workspace: &Path, asked: Option<Place>) -> Result<bool> {
     step.done();
     let command = environment(&lab, &binaries) + &quote(&binaries.demo);
     let status = worker.run(&command, LIMIT, &mut |line| println!("{line}"));
-    let status = status.map_err(|lost| Error::new(format!("the demonstration did not end: {lost:?}")))?;
+    let status =
+        status.map_err(|lost| Error::new(format!("the demonstration did not end: {}", lost.explain(LIMIT))))?;
     note("done", seconds(started.elapsed()));
     println!("{}", if status == 0 { "PASS" } else { "FAIL" });
     Ok(status == 0)

@@ -21,15 +21,18 @@ mod suite;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 
-use error::Result;
+use error::{Error, Result};
 use lab::Lab;
 use place::Place;
 use progress::{note, seconds};
 use suite::{Suite, Tally};
+
+/// How long a command of `cargo xtask lab run` may take.
+const RUN_LIMIT: Duration = Duration::from_secs(3600);
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Sets up the lab, and demonstrates, tests and measures cloud-hypervisor in it")]
@@ -86,6 +89,11 @@ enum LabTask {
     Prepare,
     /// A shell in a first-level machine, which sees the checkout
     Shell,
+    /// Runs one shell command as root in a first-level machine, and ends with its exit status
+    Run {
+        /// The command
+        command: String,
+    },
     /// Measures the start of a guest in virtual time, and the VMM's resident memory
     BootTime {
         /// How often the start is measured
@@ -166,6 +174,13 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
         LabTask::Shell => {
             apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
             nested::shell(&lab, workspace)?;
+        }
+        LabTask::Run { command } => {
+            let mut worker = Place::Nested.worker(&lab, workspace, 0)?;
+            let status = worker.run(command, RUN_LIMIT, &mut |line| println!("{line}"));
+            let status =
+                status.map_err(|lost| Error::new(format!("the command did not end: {}", lost.explain(RUN_LIMIT))))?;
+            return Ok(status == 0);
         }
         LabTask::BootTime { runs } => boot_time::run(&lab, workspace, *runs)?,
     }

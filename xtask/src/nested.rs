@@ -42,6 +42,16 @@ pub enum Lost {
     MachineEnded,
 }
 
+impl Lost {
+    /// What happened to a command that might take `limit`, for the person at the terminal.
+    pub fn explain(&self, limit: Duration) -> String {
+        match self {
+            Lost::TimedOut => format!("it ran longer than {} s", limit.as_secs()),
+            Lost::MachineEnded => "the machine that it ran in ended".into(),
+        }
+    }
+}
+
 impl FirstLevel {
     /// Boots a machine that sees `workspace` at the same path. `number` tells apart those that run at the same time.
     pub fn boot(lab: &Lab, workspace: &Path, number: usize, clock: Clock) -> Result<FirstLevel> {

@@ -148,7 +148,7 @@ impl Suite<'_> {
                 // The machine it ran in is in an unknown state.
                 worker = None;
                 if !report.test.retried {
-                    note("retry", format!("{}::{}: {}", report.test.file, report.test.name, lost.explain()));
+                    note("retry", format!("{}::{}: {}", report.test.file, report.test.name, lost.explain(TEST_LIMIT)));
                     queue.lock().push_back(Test { retried: true, ..report.test });
                     continue;
                 }
@@ -204,16 +204,6 @@ impl Report {
     }
 }
 
-impl Lost {
-    /// What happened, for the person who reads the run.
-    pub fn explain(&self) -> String {
-        match self {
-            Lost::TimedOut => format!("it ran longer than {} s", TEST_LIMIT.as_secs()),
-            Lost::MachineEnded => "the machine that it ran in ended".into(),
-        }
-    }
-}
-
 fn print(report: &Report) {
     let Test { file, name, retried, .. } = &report.test;
     let took = seconds(report.took);
@@ -222,7 +212,7 @@ fn print(report: &Report) {
         Outcome::Passed => note("ok", format!("{file}::{name}  ({took}{again})")),
         Outcome::Failed => note("FAILED", format!("{file}::{name}  ({took}{again})\n{}", report.output)),
         Outcome::Lost(lost) => {
-            note("FAILED", format!("{file}::{name}: {} twice\n{}", lost.explain(), report.output));
+            note("FAILED", format!("{file}::{name}: {} twice\n{}", lost.explain(TEST_LIMIT), report.output));
         }
         Outcome::NoWorker(error) => note("FAILED", format!("{file}::{name}: {error}")),
     }

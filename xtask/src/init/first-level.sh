@@ -20,6 +20,8 @@ share=$(sed -n 's/.*lab\.share=\([^ ]*\).*/\1/p' /proc/cmdline)
 mkdir -p "$share"
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose checkout "$share" || echo "cannot mount $share"
 
+cd "$share" || cd /
+
 if grep -q lab.shell /proc/cmdline; then
     setsid cttyhack sh
     poweroff -f
