@@ -124,7 +124,7 @@ fn a_console_that_comes_later_is_refused() {
     assert_eq!(wrong(&["--serial", "on"]), "--serial on: not a console; give off, null, tty or file=<path>");
 }
 
-// SR-IOV. `vmm/tests/config_rules.rs` has every rule of a single NIC.
+// SR-IOV. `vmm/tests/config/nics.rs` has every rule of a single NIC.
 
 #[test]
 fn a_vf_index_out_of_range_is_refused() {

@@ -3,9 +3,10 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command as StdCommand, Stdio};
+use std::process::{Child, Command as StdCommand, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
 use tempfile::tempdir;
 
 use crate::files::Files;
@@ -136,9 +137,10 @@ struct Idle(Child);
 
 impl Idle {
     /// Starts it and waits until `tap` is there.
-    fn start(files: &Files, tap: &str) -> Self {
+    fn start(files: &Files, tap: &str, arguments: &[&str]) -> Self {
         let mut command = StdCommand::new(BINARY);
         command.args(["--kernel", &files.idle_kernel(), "--memory", "size=16M", "--net", &format!("id=a,tap={tap}")]);
+        command.args(arguments);
         let mut vm = Self(command.stdin(Stdio::null()).spawn().unwrap());
         let patience = Instant::now() + Duration::from_secs(60);
         while !interfaces().contains(&tap.to_string()) {
@@ -147,6 +149,13 @@ impl Idle {
             std::thread::sleep(Duration::from_millis(20));
         }
         vm
+    }
+
+    /// Asks it to end, and waits until it has.
+    fn terminate(mut self) -> ExitStatus {
+        let pid = Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        self.0.wait().unwrap()
     }
 }
 
@@ -161,7 +170,7 @@ impl Drop for Idle {
 fn a_tap_that_another_vm_has_is_refused() {
     root();
     let files = Files::new();
-    let _vm = Idle::start(&files, "clibusy");
+    let _vm = Idle::start(&files, "clibusy", &[]);
     assert_eq!(
         Run::new(&["--kernel", &files.idle_kernel(), "--net", "id=b,tap=clibusy"]).refused(WRONG),
         "--net id=b: clibusy is in use by another process: stop that one, or name another tap"
@@ -177,4 +186,23 @@ fn what_was_created_before_something_is_wrong_is_removed() {
     let said =
         Run::new(&[&["--kernel", &files.idle_kernel()], &arguments[..]].concat()).with_taps("clileft").refused(WRONG);
     assert!(said.contains("lo exists and is no tap with a virtio header"), "{said}");
+}
+
+// The log.
+
+#[test]
+fn the_log_file_tells_what_happens_to_this_user_alone() {
+    root();
+    let files = Files::new();
+    for verbose in [&[][..], &["-v"], &["-vv"]] {
+        let log = files.path("log");
+        let _ = fs::remove_file(&log);
+        let vm = Idle::start(&files, "clilog", &[&["--log-file", log.to_str().unwrap()], verbose].concat());
+        assert_eq!(vm.terminate().code(), Some(0));
+        assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
+        let text = fs::read_to_string(&log).unwrap();
+        let told = text.contains("INFO vmm::vm: stopped by a signal");
+        assert_eq!(told, !verbose.is_empty(), "{verbose:?}: {text}");
+        assert!(!interfaces().contains(&"clilog".to_string()));
+    }
 }

@@ -202,7 +202,7 @@ pub struct Key {
     pub syntax: &'static str,
     /// The value that applies when the key is left out, if there is one.
     pub default: Option<String>,
-    /// What it is for, without a full stop at the end of the last sentence's line break: one paragraph.
+    /// What it is for, in one paragraph.
     pub about: String,
 }
 

@@ -1,33 +1,8 @@
-//! Every rule that a configuration can break: what is said about it, in one line, before anything is opened.
+//! Every rule that a NIC or VF can break: what is said about it, in one line, before anything is opened.
 
-#![expect(clippy::unwrap_used, reason = "what fails here is a failed test")]
+use vmm::config::NetConfig;
 
-use vmm::config::{BackendPlan, ConfigError, NetConfig, NetPlan, NetVf, VmConfig};
-
-/// A VM of 4 vCPUs with these `--net` and `--net-vf` options.
-fn vm(nets: &[&str], vfs: &[&str]) -> Result<VmConfig, ConfigError> {
-    let mut config = VmConfig::default();
-    config.payload.kernel = Some("vmlinux".into());
-    config.cpus = "boot=4".parse()?;
-    for net in nets {
-        config.net.push(net.parse()?);
-    }
-    for vf in vfs {
-        vf.parse::<NetVf>()?.add_to(&mut config.net)?;
-    }
-    Ok(config)
-}
-
-fn plan(nets: &[&str], vfs: &[&str]) -> Result<Vec<NetPlan>, ConfigError> {
-    vm(nets, vfs)?.plan()
-}
-
-/// What is said about a configuration that must be refused.
-fn refusal(nets: &[&str], vfs: &[&str]) -> String {
-    let line = plan(nets, vfs).unwrap_err().to_string();
-    assert!(!line.contains('\n'), "{line}");
-    line
-}
+use crate::{plan, refusal, vm, with};
 
 fn pf(key: &str) -> String {
     refusal(&[&format!("id=pf0,tap=pf0,sriov_vfs=8,{key}")], &[])
@@ -35,16 +10,6 @@ fn pf(key: &str) -> String {
 
 fn vf(key: &str) -> String {
     refusal(&["id=pf0,tap=pf0,sriov_vfs=8"], &[&format!("pf=pf0,index=3,{key}")])
-}
-
-fn with(change: impl FnOnce(&mut VmConfig)) -> String {
-    let mut config = vm(&[], &[]).unwrap();
-    change(&mut config);
-    config.plan().unwrap_err().to_string()
-}
-
-fn tap(name: &str) -> BackendPlan {
-    BackendPlan::Tap { name: Some(name.to_string()), ip: None, mask: None, host_mac: None }
 }
 
 // The index of a VF and the PF that it belongs to.
@@ -328,63 +293,6 @@ fn descriptors_that_cannot_be_taps_are_refused() {
     );
 }
 
-// The machine.
-
-#[test]
-fn a_vm_without_vcpus_memory_or_kernel_is_refused() {
-    assert_eq!(with(|vm| vm.cpus.boot_vcpus = 0), "--cpus boot=0: a VM needs a vCPU; give 1 or more");
-    assert_eq!(with(|vm| vm.cpus.boot_vcpus = 255), "--cpus boot=255: a VM has at most 254 vCPUs; give fewer");
-    assert_eq!(with(|vm| vm.cpus.max_vcpus = 3), "--cpus max=3: fewer than the 4 vCPUs at boot; leave max out");
-    assert_eq!(with(|vm| vm.memory.size = 0), "--memory size=0: a VM needs memory; give a size, as 512M");
-    assert_eq!(
-        with(|vm| vm.memory.size = 1 << 46),
-        "--memory size=65536G: more than a guest can address; give at most 32768G"
-    );
-    assert_eq!(
-        with(|vm| vm.memory.size += 1),
-        "--memory size=536870913: not a whole number of pages of 4 KiB; round it up"
-    );
-    assert_eq!(with(|vm| vm.payload.kernel = None), "--kernel: has to be given: the path of a bzImage or of a vmlinux");
-    assert_eq!(
-        with(|vm| vm.payload.cmdline = Some("a\0b".to_string())),
-        "--cmdline a\\u{0}b: a NUL ends a kernel's command line; leave it out"
-    );
-}
-
-#[test]
-fn wrong_huge_pages_are_refused() {
-    let page = |size: u64| with(|vm| (vm.memory.hugepages, vm.memory.hugepage_size) = (true, Some(size)));
-    assert_eq!(
-        with(|vm| vm.memory.hugepage_size = Some(2 << 20)),
-        "--memory hugepage_size=2M: needs hugepages=on; add it"
-    );
-    assert_eq!(page(3 << 20), "--memory hugepage_size=3M: not the size of a huge page; 2M and 1G are");
-    assert_eq!(page(0), "--memory hugepage_size=0: not the size of a huge page; 2M and 1G are");
-    assert_eq!(page(1 << 30), "--memory size=512M: not a whole number of pages of 1048576 KiB; round it up");
-}
-
-#[test]
-fn a_console_that_cannot_be_is_refused() {
-    assert_eq!(
-        with(|vm| vm.serial = "pty".parse().unwrap()),
-        "--serial pty: pseudo-terminals are not in this version yet; use tty or file=<path>"
-    );
-    assert_eq!(
-        with(|vm| vm.serial = "socket=/tmp/s".parse().unwrap()),
-        "--serial socket=/tmp/s: consoles on sockets are not in this version yet; use tty or file=<path>"
-    );
-    assert_eq!(
-        with(|vm| vm.console = "tty".parse().unwrap()),
-        "--console tty: the virtio console is not in this version yet; use --serial"
-    );
-    assert_eq!(
-        with(|vm| vm.serial.file = Some("x".into())),
-        "--serial null: only mode File has a file; leave file out"
-    );
-    let json = |text: &str| serde_json::from_str(text).unwrap();
-    assert_eq!(with(|vm| vm.serial = json(r#"{"mode":"File"}"#)), "--serial file=: mode File needs a file; give one");
-}
-
 // What comes later is refused by name.
 
 #[test]
@@ -422,83 +330,4 @@ fn what_comes_later_is_refused_by_name() {
 fn what_comes_later_may_be_given_as_off() {
     let off = "iommu=off,vhost_user=off,socket=,pci_segment=0,vhost_mode=client,bw_size=";
     assert!(plan(&[&format!("id=a,sriov_vfs=1,{off}")], &["pf=a,index=0,vhost=off,vdpa="]).is_ok());
-}
-
-// What is decided where nothing is said.
-
-#[test]
-fn vfs_have_names_addresses_and_taps_that_follow_from_their_pf() {
-    let plan =
-        plan(&["id=pf0,tap=t,mac=52:54:00:00:00:01,mtu=9000,queue_size=64,num_queues=4,sriov_vfs=8"], &[]).unwrap();
-    let [device] = &plan[..] else { panic!("one device") };
-    assert_eq!((device.id.as_str(), device.pf.id.as_str(), device.vfs.len()), ("pf0", "pf0", 8));
-    assert_eq!((device.pf.queue_pairs, &device.pf.backend), (2, &tap("t")));
-    let vf = &device.vfs[3];
-    assert_eq!((vf.id.as_str(), vf.mac, &vf.backend), ("pf0v3", [6, 0, 0, 1, 0, 3], &tap("tv3")));
-    assert_eq!((vf.queue_pairs, vf.queue_size, vf.mtu), (1, 64, Some(9000)));
-}
-
-#[test]
-fn a_vf_is_as_it_is_told_to_be() {
-    let vf = "pf=pf0,index=1,tap=u,mac=52:54:00:00:01:00,mtu=1400,queue_size=16,num_queues=4,offload_tso=off,\
-              ip=10.0.0.1,mask=255.255.255.0,host_mac=52:54:00:00:02:00";
-    let plan = plan(&["id=pf0,tap=t,sriov_vfs=2,offload_ufo=off"], &[vf]).unwrap();
-    let vf = &plan[0].vfs[1];
-    assert_eq!((vf.mac, vf.mtu, vf.queue_size), ([0x52, 0x54, 0, 0, 1, 0], Some(1400), 16));
-    assert_eq!((vf.offload_tso, vf.offload_ufo, vf.offload_csum), (false, false, true));
-    let backend = BackendPlan::Tap {
-        name: Some("u".to_string()),
-        ip: Some("10.0.0.1".parse().unwrap()),
-        mask: Some("255.255.255.0".parse().unwrap()),
-        host_mac: Some([0x52, 0x54, 0, 0, 2, 0]),
-    };
-    assert_eq!(vf.backend, backend);
-    // What one VF says of its queues holds for all.
-    assert_eq!(plan[0].vfs[0].queue_pairs, 2);
-}
-
-#[test]
-fn nics_without_an_id_are_counted() {
-    let plan = plan(&["", "id=_net0", "", "id=x"], &[]).unwrap();
-    let ids: Vec<_> = plan.iter().map(|device| device.id.as_str()).collect();
-    assert_eq!(ids, ["_net1", "_net0", "_net2", "x"]);
-}
-
-#[test]
-fn a_nic_without_a_mac_gets_another_local_one_each_time() {
-    let config = vm(&["", "sriov_vfs=2"], &[]).unwrap();
-    let macs = || {
-        let plan = config.plan().unwrap();
-        plan.iter()
-            .flat_map(|device| std::iter::once(&device.pf).chain(&device.vfs))
-            .map(|nic| nic.mac)
-            .collect::<Vec<_>>()
-    };
-    let (first, second) = (macs(), macs());
-    assert!(first.iter().all(|mac| mac[0] & 3 == 2), "{first:x?}");
-    let all: std::collections::HashSet<_> = first.iter().chain(&second).collect();
-    assert_eq!(all.len(), 8);
-}
-
-#[test]
-fn a_nic_without_a_tap_name_takes_any() {
-    let plan = plan(&[""], &[]).unwrap();
-    assert_eq!(plan[0].pf.backend, BackendPlan::Tap { name: None, ip: None, mask: None, host_mac: None });
-}
-
-#[test]
-fn a_pf_without_a_tap_name_gets_one_that_its_vfs_follow() {
-    let plan = plan(&["", "sriov_vfs=2", "sriov_vfs=2,fd=[5]"], &[]).unwrap();
-    let pid = std::process::id();
-    assert_eq!(plan[1].pf.backend, tap(&format!("vm{pid:x}b")));
-    assert_eq!(plan[1].vfs[1].backend, tap(&format!("vm{pid:x}bv1")));
-    assert_eq!(plan[2].pf.backend, BackendPlan::Fds(vec![5]));
-    assert_eq!(plan[2].vfs[0].backend, tap(&format!("vm{pid:x}cv0")));
-}
-
-#[test]
-fn descriptors_are_handed_on() {
-    let plan = plan(&["id=a,fd=[5-6],num_queues=4,sriov_vfs=2"], &["pf=a,index=1,fd=9"]).unwrap();
-    assert_eq!(plan[0].pf.backend, BackendPlan::Fds(vec![5, 6]));
-    assert_eq!(plan[0].vfs[1].backend, BackendPlan::Fds(vec![9]));
 }

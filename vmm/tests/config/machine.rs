@@ -1,0 +1,58 @@
+//! Every rule that the rest of the machine can break.
+
+use crate::with;
+
+#[test]
+fn a_vm_without_vcpus_memory_or_kernel_is_refused() {
+    assert_eq!(with(|vm| vm.cpus.boot_vcpus = 0), "--cpus boot=0: a VM needs a vCPU; give 1 or more");
+    assert_eq!(with(|vm| vm.cpus.boot_vcpus = 255), "--cpus boot=255: a VM has at most 254 vCPUs; give fewer");
+    assert_eq!(with(|vm| vm.cpus.max_vcpus = 3), "--cpus max=3: fewer than the 4 vCPUs at boot; leave max out");
+    assert_eq!(with(|vm| vm.memory.size = 0), "--memory size=0: a VM needs memory; give a size, as 512M");
+    assert_eq!(
+        with(|vm| vm.memory.size = 1 << 46),
+        "--memory size=65536G: more than a guest can address; give at most 32768G"
+    );
+    assert_eq!(
+        with(|vm| vm.memory.size += 1),
+        "--memory size=536870913: not a whole number of pages of 4 KiB; round it up"
+    );
+    assert_eq!(with(|vm| vm.payload.kernel = None), "--kernel: has to be given: the path of a bzImage or of a vmlinux");
+    assert_eq!(
+        with(|vm| vm.payload.cmdline = Some("a\0b".to_string())),
+        "--cmdline a\\u{0}b: a NUL ends a kernel's command line; leave it out"
+    );
+}
+
+#[test]
+fn wrong_huge_pages_are_refused() {
+    let page = |size: u64| with(|vm| (vm.memory.hugepages, vm.memory.hugepage_size) = (true, Some(size)));
+    assert_eq!(
+        with(|vm| vm.memory.hugepage_size = Some(2 << 20)),
+        "--memory hugepage_size=2M: needs hugepages=on; add it"
+    );
+    assert_eq!(page(3 << 20), "--memory hugepage_size=3M: not the size of a huge page; 2M and 1G are");
+    assert_eq!(page(0), "--memory hugepage_size=0: not the size of a huge page; 2M and 1G are");
+    assert_eq!(page(1 << 30), "--memory size=512M: not a whole number of pages of 1048576 KiB; round it up");
+}
+
+#[test]
+fn a_console_that_cannot_be_is_refused() {
+    assert_eq!(
+        with(|vm| vm.serial = "pty".parse().unwrap()),
+        "--serial pty: pseudo-terminals are not in this version yet; use tty or file=<path>"
+    );
+    assert_eq!(
+        with(|vm| vm.serial = "socket=/tmp/s".parse().unwrap()),
+        "--serial socket=/tmp/s: consoles on sockets are not in this version yet; use tty or file=<path>"
+    );
+    assert_eq!(
+        with(|vm| vm.console = "tty".parse().unwrap()),
+        "--console tty: the virtio console is not in this version yet; use --serial"
+    );
+    assert_eq!(
+        with(|vm| vm.serial.file = Some("x".into())),
+        "--serial null: only mode File has a file; leave file out"
+    );
+    let json = |text: &str| serde_json::from_str(text).unwrap();
+    assert_eq!(with(|vm| vm.serial = json(r#"{"mode":"File"}"#)), "--serial file=: mode File needs a file; give one");
+}
