@@ -16,6 +16,11 @@ mod state;
 mod transmit;
 mod worker;
 
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -3,8 +3,9 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
@@ -22,6 +23,8 @@ use crate::{Interrupts, Memory, SharedQueue};
 
 /// The most frames that are dropped because they arrived before the driver was ready: a tap holds 1,000 unless told otherwise.
 const MAX_STALE: u32 = 4096;
+/// How long a worker waits for its predecessor before it looks whether it shall still begin.
+const PATIENCE: Duration = Duration::from_millis(10);
 
 /// What the workers of one start have in common.
 pub struct Shared {
@@ -89,7 +92,7 @@ impl Pass<'_> {
 impl Pair {
     /// Runs the queues until told to stop. Waits for a predecessor's end first.
     pub fn run(self, shared: &Shared) {
-        let mut tap = self.tap.lock();
+        let Some(mut tap) = self.own_tap() else { return };
         let mut tally = Tally::new();
         let mut queues = self.open(shared, &mut tally);
         if shared.fresh && queues.receive.is_some() {
@@ -127,6 +130,19 @@ impl Pair {
         // The first queue stays, so that the tap keeps its carrier.
         if self.index > 0 {
             let _ = tap.set_attached(false);
+        }
+    }
+
+    /// Locks the backend's queue. None if told to stop before that: a successor may have been faster, and whoever waits for this
+    /// worker's end must not have to wait for that one's.
+    fn own_tap(&self) -> Option<MutexGuard<'_, TapQueue>> {
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                return None;
+            }
+            if let Some(tap) = self.tap.try_lock_for(PATIENCE) {
+                return Some(tap);
+            }
         }
     }
 

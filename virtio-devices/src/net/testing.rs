@@ -1,0 +1,206 @@
+//! Devices and their parts, with a socket pair in a tap's place.
+
+mod driver;
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::counters::{Counter, NetCounters, Tally};
+use super::ring::Ring;
+use super::state::NetState;
+use super::worker::Pass;
+use super::{Net, NetSpec};
+use crate::backend::{Tap, TapQueue};
+use crate::{Interrupts, Memory, SharedQueue, Start, VirtioDevice, Worker};
+
+pub use driver::*;
+
+pub fn sockets() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// A backend and what workers share, for queues that are run step by step, without a thread.
+pub struct Rig {
+    pub memory: GuestMemoryMmap,
+    tap: Tap,
+    pub peer: OwnedFd,
+    pub state: NetState,
+    tally: Tally,
+    counters: NetCounters,
+    pub interrupts: Interrupts,
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        let (near, peer) = sockets();
+        let interrupts = Interrupts::new(8, 8);
+        (0..8).for_each(|queue| interrupts.set_queue_vector(queue, queue));
+        Self {
+            memory: memory(),
+            tap: Tap::over_sockets(vec![near]),
+            peer,
+            state: NetState::new(MAC, true, 0),
+            tally: Tally::new(),
+            counters: NetCounters::new(),
+            interrupts,
+        }
+    }
+
+    /// Runs `step`, and publishes what it counted.
+    pub fn pass<T>(&mut self, step: impl FnOnce(&mut Pass<'_>) -> T) -> T {
+        let Self { memory, tap, state, tally, counters, interrupts, .. } = self;
+        let tap: &TapQueue = &tap.queues()[0].lock();
+        let result = step(&mut Pass { memory, tap, state, tally, interrupts });
+        tally.flush(counters);
+        result
+    }
+
+    pub fn ring<'q>(&self, driver: &'q SharedQueue, index: u16, event_idx: bool) -> Ring<'q> {
+        Ring::open(index, driver, event_idx, &self.memory).unwrap()
+    }
+
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.counters.get(counter)
+    }
+
+    /// Every counter that is not 0.
+    pub fn counts(&self) -> Vec<(Counter, u64)> {
+        nonzero(&self.counters)
+    }
+
+    pub fn interrupted(&self, queue: u16) -> bool {
+        self.interrupts.eventfd(queue).unwrap().read().is_ok()
+    }
+}
+
+pub fn nonzero(counters: &NetCounters) -> Vec<(Counter, u64)> {
+    Counter::ALL.iter().map(|counter| (*counter, counters.get(*counter))).filter(|(_, count)| *count != 0).collect()
+}
+
+/// The next frame that the device sent, with its header.
+pub fn receive(peer: &impl AsFd) -> Option<Vec<u8>> {
+    let mut data = vec![0; 1 << 17];
+    let len = rustix::io::read(peer, &mut data).ok().filter(|len| *len != 0)?;
+    data.truncate(len);
+    Some(data)
+}
+
+/// Gives the device a frame, with its header.
+pub fn send(peer: &impl AsFd, data: &[u8]) {
+    assert_eq!(rustix::io::write(peer, data).unwrap(), data.len());
+}
+
+/// A device whose workers run, and its driver.
+pub struct Guest {
+    pub net: Net,
+    pub queues: Vec<DriverQueue>,
+    pub peers: Vec<OwnedFd>,
+    pub interrupts: Arc<Interrupts>,
+    pub workers: Vec<Worker>,
+    memory: Memory,
+}
+
+impl Guest {
+    pub fn new(pairs: u16, size: u16) -> Self {
+        let (near, peers): (Vec<_>, Vec<_>) = (0..pairs).map(|_| sockets()).unzip();
+        let net = Net::new(spec(pairs, size), Tap::over_sockets(near)).unwrap();
+        let map = memory();
+        let interrupts = Arc::new(Interrupts::new(2 * pairs + 1, 2 * pairs + 2));
+        let queues = net.queue_sizes().iter().enumerate();
+        let queues: Vec<_> = queues.map(|(index, size)| DriverQueue::new(&map, index as u16, *size)).collect();
+        (0..2 * pairs + 1).for_each(|queue| interrupts.set_queue_vector(queue, queue));
+        interrupts.set_config_vector(2 * pairs + 1);
+        Self { net, queues, peers, interrupts, workers: Vec::new(), memory: Memory::new(map) }
+    }
+
+    /// Starts the queues, and waits until frames are no longer from before that.
+    pub fn start(&mut self, features: u64) {
+        let stale = self.count(Counter::RxStale);
+        if self.net.fresh {
+            self.peers.iter().for_each(|peer| send(peer, &[0]));
+        }
+        let fresh = self.net.fresh;
+        self.start_at_once(features);
+        let receiving = self.workers.iter().filter(|worker| worker.queues[0] % 2 == 0).count() as u64;
+        eventually("the start", || !fresh || self.count(Counter::RxStale) == stale + receiving);
+    }
+
+    /// Whether the device has read all frames that it was given.
+    pub fn is_drained(&self, pair: usize) -> bool {
+        let mut queued: libc::c_int = 0;
+        let fd = self.peers[pair].as_fd().as_raw_fd();
+        // SAFETY: the kernel writes an int.
+        assert_eq!(unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut queued) }, 0);
+        queued == 0
+    }
+
+    /// Starts the queues.
+    pub fn start_at_once(&mut self, features: u64) {
+        let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
+        let start = Start { memory: self.memory.clone(), features, queues, interrupts: Arc::clone(&self.interrupts) };
+        self.workers = self.net.start(start).unwrap();
+    }
+
+    pub fn stop(&mut self) {
+        for worker in self.workers.drain(..) {
+            worker.stop().join().unwrap();
+        }
+    }
+
+    /// Rings the doorbell of `queue`.
+    pub fn kick(&self, queue: u16) {
+        let worker = self.workers.iter().find(|worker| worker.queues.contains(&queue)).unwrap();
+        worker.kick.write(1).unwrap();
+    }
+
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.net.counters().get(counter)
+    }
+
+    /// Makes `count` receive buffers of `len` bytes available.
+    pub fn provide(&mut self, queue: u16, count: u64, len: u32) {
+        for i in 0..count {
+            self.queues[usize::from(queue)].add(&[(
+                BUFFERS + (u64::from(queue) << 19) + i * u64::from(len),
+                len,
+                WRITE,
+            )]);
+        }
+        self.kick(queue);
+    }
+
+    /// Sends a control command to the control queue with this index, and returns the device's answer.
+    pub fn command(&mut self, queue: u16, command: &[u8]) -> u8 {
+        let driver = &mut self.queues[usize::from(queue)];
+        let at = MEMORY - (1 << 18);
+        driver.write(at - 1, [0xee]);
+        driver.memory.write_slice(command, GuestAddress(at)).unwrap();
+        driver.add(&[(at, command.len() as u32, 0), (at - 1, 1, WRITE)]);
+        self.kick(queue);
+        let driver = &mut self.queues[usize::from(queue)];
+        eventually("an answer", || !driver.take_used().is_empty());
+        driver.bytes(at - 1, 1)[0]
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+pub fn spec(queue_pairs: u16, queue_size: u16) -> NetSpec {
+    NetSpec {
+        id: "_net0".into(),
+        mac: MAC,
+        mtu: None,
+        queue_pairs,
+        queue_size,
+        offload_tso: true,
+        offload_ufo: true,
+        offload_csum: true,
+    }
+}

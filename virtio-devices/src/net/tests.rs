@@ -1,0 +1,7 @@
+//! Frames and commands as a driver and a backend see them.
+
+mod control;
+mod lifecycle;
+mod properties;
+mod receive;
+mod transmit;

@@ -1,0 +1,285 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::*;
+
+use super::super::counters::Counter;
+use super::super::testing::*;
+use super::super::{Net, NetError, thread_name};
+use crate::VirtioDevice;
+use crate::backend::Tap;
+
+const RECEIVE: u16 = 0;
+const TRANSMIT: u16 = 1;
+const ONE_PAIR_CONTROL: u16 = 2;
+
+/// What Linux negotiates with one pair.
+fn features(guest: &Guest) -> u64 {
+    guest.net.features() & !(1 << VIRTIO_NET_F_MQ)
+}
+
+/// Sends a frame each way and checks that it arrives.
+fn check_traffic(guest: &mut Guest, len: usize) {
+    let (received, sent) = (guest.count(Counter::RxFrames), guest.count(Counter::TxFrames));
+    guest.provide(RECEIVE, 1, 2048);
+    send(&guest.peers[0], &with_header(&frame(MAC, len)));
+    eventually("reception", || guest.count(Counter::RxFrames) == received + 1);
+    let used = guest.queues[0].take_used();
+    assert_eq!(used.iter().map(|(_, len)| *len as usize).collect::<Vec<_>>(), [len + 12]);
+
+    guest.queues[1].send(BUFFERS + (1 << 20), &with_header(&frame(OTHER, len)), &[12]);
+    guest.kick(TRANSMIT);
+    eventually("transmission", || guest.count(Counter::TxFrames) == sent + 1);
+    assert_eq!(receive(&guest.peers[0]), Some(with_header(&frame(OTHER, len))));
+    assert_eq!(guest.queues[1].take_used().len(), 1);
+}
+
+#[test]
+fn what_is_no_nic_is_refused() {
+    let tap = || Tap::over_sockets(vec![sockets().0]);
+    let new = |spec| Net::new(spec, tap()).map(|_| ());
+    assert_eq!(new(spec(1, 256)), Ok(()));
+    for size in [0, 1, 3, 100, 257, 65_535] {
+        assert_eq!(new(spec(1, size)), Err(NetError::QueueSize(size)));
+    }
+    for pairs in [0, 2] {
+        assert_eq!(new(spec(pairs, 256)), Err(NetError::QueuePairs { pairs, queues: 1 }));
+    }
+    for mac in [[0; 6], [1, 0, 0, 0, 0, 1], [0xff; 6]] {
+        let refused = new(crate::NetSpec { mac, ..spec(1, 256) });
+        assert_eq!(refused, Err(NetError::Mac(mac)));
+        assert!(refused.unwrap_err().to_string().starts_with(&format!("mac={:02x}:", mac[0])));
+    }
+}
+
+#[test]
+fn a_nic_says_what_it_is() {
+    let guest = Guest::new(4, 256);
+    let net = &guest.net;
+    assert_eq!((net.device_type(), net.class()), (1, [2, 0, 0]));
+    assert_eq!(net.queue_sizes(), [256, 256, 256, 256, 256, 256, 256, 256, 64]);
+    let has = |bit: u32| net.features() & (1 << bit) != 0;
+    assert!(has(VIRTIO_F_VERSION_1) && has(VIRTIO_NET_F_MQ) && has(VIRTIO_NET_F_MTU) && has(VIRTIO_NET_F_HOST_TSO4));
+    // VIRTIO_F_SR_IOV is the transport's; an announcement and a standby are not offered.
+    assert!(![37, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_STANDBY].into_iter().any(has));
+    assert!(Guest::new(1, 256).net.features() & (1 << VIRTIO_NET_F_MQ) == 0);
+}
+
+#[test]
+fn frames_pass_both_ways_and_go_on_after_a_stop_without_a_reset() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    for round in 0..20 {
+        guest.start(features);
+        check_traffic(&mut guest, 60 + round);
+        guest.stop();
+    }
+    assert_eq!(nonzero(&guest.net.counters()).iter().filter(|(c, _)| c.name().contains("bad")).count(), 0);
+}
+
+#[test]
+fn a_pair_has_one_thread_and_one_eventfd_and_the_first_serves_the_control_queue() {
+    for (pairs, features, expected) in [
+        (1, 1 << VIRTIO_F_VERSION_1, vec![vec![0, 1, 2]]),
+        (3, 1 << VIRTIO_F_VERSION_1, vec![vec![0, 1, 2]]),
+        (3, 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_MQ, vec![vec![0, 1, 6], vec![2, 3], vec![4, 5]]),
+    ] {
+        let mut guest = Guest::new(pairs, 16);
+        guest.start(features);
+        assert_eq!(guest.workers.iter().map(|worker| worker.queues.clone()).collect::<Vec<_>>(), expected);
+        let names: Vec<_> = guest.workers.iter().map(|w| w.thread.thread().name().unwrap().to_owned()).collect();
+        let expected: Vec<_> = (0..names.len()).map(|pair| format!("_net0_qp{pair}")).collect();
+        assert_eq!(names, expected);
+    }
+}
+
+#[test]
+fn a_thread_name_ends_in_its_pair_and_has_15_bytes_at_most() {
+    assert_eq!(thread_name("_net0", 0), "_net0_qp0");
+    assert_eq!(thread_name("a-very-long-name", 12), "a-very-lon_qp12");
+    assert_eq!(thread_name("ÄÖÜÄÖÜÄÖÜ", 0), "ÄÖÜÄÖ_qp0");
+    assert_eq!(thread_name("a\0b", 0), "ab_qp0");
+}
+
+#[test]
+fn queues_that_the_driver_did_not_enable_are_left_alone() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    guest.queues.truncate(1);
+    guest.start(features);
+    assert_eq!(guest.workers[0].queues, [0]);
+    guest.provide(RECEIVE, 1, 2048);
+    send(&guest.peers[0], &with_header(&frame(MAC, 60)));
+    eventually("reception", || guest.count(Counter::RxFrames) == 1);
+    guest.stop();
+    guest.queues.clear();
+    guest.start(features);
+    assert!(guest.workers.is_empty());
+}
+
+#[test]
+fn frames_from_before_the_driver_was_ready_are_dropped_and_those_of_a_pause_are_not() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    (0..5).for_each(|_| send(&guest.peers[0], &with_header(&frame(MAC, 60))));
+    guest.start_at_once(features);
+    eventually("the stale frames' end", || guest.count(Counter::RxStale) == 5);
+    check_traffic(&mut guest, 100);
+    guest.stop();
+    send(&guest.peers[0], &with_header(&frame(MAC, 60)));
+    guest.start_at_once(features);
+    guest.provide(RECEIVE, 1, 2048);
+    eventually("reception", || guest.count(Counter::RxFrames) == 2);
+    guest.stop();
+    guest.net.reset();
+    send(&guest.peers[0], &with_header(&frame(MAC, 60)));
+    guest.start_at_once(features);
+    eventually("the stale frame's end", || guest.count(Counter::RxStale) == 6);
+}
+
+#[test]
+fn a_successor_waits_for_its_predecessor_and_takes_over() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    for _ in 0..50 {
+        guest.start(features);
+        let stopping: Vec<_> = guest.workers.drain(..).map(|worker| worker.stop()).collect();
+        guest.start(features);
+        stopping.into_iter().for_each(|thread| thread.join().unwrap());
+        guest.stop();
+    }
+    guest.start(features);
+    check_traffic(&mut guest, 60);
+}
+
+#[test]
+fn a_worker_stops_soon_however_busy_it_is() {
+    let mut guest = Guest::new(1, 256);
+    let features = features(&guest);
+    guest.start(features);
+    (0..256).for_each(|_| _ = guest.queues[1].send(BUFFERS, &with_header(&frame(OTHER, 60_000)), &[]));
+    guest.kick(TRANSMIT);
+    let start = Instant::now();
+    guest.stop();
+    assert!(start.elapsed().as_secs() < 2);
+}
+
+#[test]
+fn a_broken_queue_is_given_up_and_the_others_go_on() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    guest.start(features);
+    let avail = guest.queues[1].avail();
+    guest.queues[1].write(avail + 2, 0x7777u16.to_le_bytes());
+    guest.kick(TRANSMIT);
+    eventually("the end of the queue", || guest.count(Counter::BrokenRings) == 1);
+    guest.provide(RECEIVE, 1, 2048);
+    send(&guest.peers[0], &with_header(&frame(MAC, 60)));
+    eventually("reception", || guest.count(Counter::RxFrames) == 1);
+    assert_eq!(guest.command(ONE_PAIR_CONTROL, &[0, 0, 0]), 0);
+}
+
+#[test]
+fn queues_outside_memory_are_given_up_at_the_start() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    for queue in &guest.queues[..2] {
+        use virtio_queue::QueueT;
+        queue.queue.lock().set_used_ring_address(None, Some(1));
+    }
+    guest.start_at_once(features);
+    eventually("the end of the queues", || guest.count(Counter::BrokenRings) == 2);
+    assert_eq!(guest.command(ONE_PAIR_CONTROL, &[0, 0, 0]), 0);
+}
+
+#[test]
+fn the_control_queue_follows_the_pairs_that_the_driver_knows_of() {
+    let mut guest = Guest::new(2, 16);
+    let features = guest.net.features();
+    guest.start(features);
+    assert_eq!(guest.command(4, &[4, 0, 2, 0]), 0);
+    let mut guest = Guest::new(2, 16);
+    guest.start(features & !(1 << VIRTIO_NET_F_MQ));
+    assert_eq!(guest.command(2, &[0, 0, 0]), 0);
+    assert_eq!(guest.command(2, &[4, 0, 2, 0]), 1, "MQ was not negotiated");
+}
+
+#[test]
+fn a_reset_returns_to_power_on_and_changes_the_generation() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    let config = |guest: &Guest| {
+        let mut data = [0; 8];
+        guest.net.config_read(0, &mut data);
+        (data, guest.net.config_generation())
+    };
+    let (power_on, generation) = config(&guest);
+    guest.start(features);
+    let mut seen = HashSet::from([generation]);
+    assert_eq!(guest.command(ONE_PAIR_CONTROL, &[&[1, 1], &OTHER[..]].concat()), 0);
+    assert_eq!(guest.command(ONE_PAIR_CONTROL, &[0, 0, 0]), 0);
+    assert_eq!(guest.net.mac(), OTHER);
+    let (changed, next) = config(&guest);
+    assert_eq!(changed[..6], OTHER);
+    assert!(seen.insert(next));
+    guest.stop();
+    guest.net.reset();
+    let (reset, generation) = config(&guest);
+    assert_eq!(reset, power_on);
+    assert!(seen.insert(generation));
+    assert!(guest.net.state.filter().wants_all());
+    // What the driver writes changes nothing.
+    guest.net.config_write(0, &OTHER);
+    assert_eq!(guest.net.mac(), MAC);
+}
+
+#[test]
+fn a_command_that_a_worker_finishes_after_a_reset_changes_nothing() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    guest.start(features);
+    let old = Arc::clone(&guest.net.state);
+    guest.net.reset();
+    old.set_mac(OTHER);
+    old.change_filter(|filter| filter.mac = OTHER);
+    assert_eq!((guest.net.mac(), guest.net.state.filter().mac), (MAC, MAC));
+}
+
+#[test]
+fn a_change_of_the_link_is_told_once_and_outlives_a_reset() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    let status = |guest: &Guest| {
+        let mut data = [0; 2];
+        guest.net.config_read(6, &mut data);
+        u16::from_le_bytes(data)
+    };
+    guest.start(features);
+    let told = guest.interrupts.eventfd(3).unwrap();
+    assert_eq!((status(&guest), guest.net.link_up()), (1, true));
+    let generation = guest.net.config_generation();
+    guest.net.set_link(false);
+    guest.net.set_link(false);
+    assert_eq!((status(&guest), told.read().unwrap()), (0, 1));
+    assert_ne!(guest.net.config_generation(), generation);
+    guest.stop();
+    guest.net.reset();
+    assert_eq!(status(&guest), 0);
+    guest.net.set_link(true);
+    assert!(told.read().is_err(), "no driver to tell");
+}
+
+#[test]
+fn a_frame_that_waits_for_buffers_when_the_queue_stops_is_counted() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    guest.start(features);
+    guest.provide(RECEIVE, 2, 1500);
+    send(&guest.peers[0], &with_header(&frame(MAC, 9000)));
+    eventually("the frame's reading", || guest.is_drained(0));
+    guest.stop();
+    assert_eq!(guest.count(Counter::RxStopped), 1);
+    assert_eq!(guest.queues[0].take_used(), []);
+}

@@ -1,0 +1,269 @@
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_MRG_RXBUF};
+
+use super::super::counters::Counter;
+use super::super::filter::Mode;
+use super::super::receive::{Next, Receive};
+use super::super::ring::BrokenRing;
+use super::super::testing::*;
+
+const MERGED: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
+const PLAIN: u64 = 0;
+
+fn rig(size: u16) -> (Rig, DriverQueue) {
+    let rig = Rig::new();
+    let driver = DriverQueue::new(&rig.memory, 0, size);
+    (rig, driver)
+}
+
+/// Lets the device receive until there is nothing more to do. A new queue each time: a stop loses no position.
+fn run(rig: &mut Rig, driver: &DriverQueue, features: u64) -> Result<Next, BrokenRing> {
+    let queue = driver.queue.clone();
+    let mut receive = Receive::new(rig.ring(&queue, 0, false), features);
+    settle(rig, &mut receive)
+}
+
+fn settle(rig: &mut Rig, receive: &mut Receive<'_>) -> Result<Next, BrokenRing> {
+    loop {
+        match rig.pass(|pass| receive.run(pass)) {
+            Ok(Next::More) => {}
+            other => return other,
+        }
+    }
+}
+
+fn provide(driver: &mut DriverQueue, count: u64, len: u32) -> Vec<(u64, u16)> {
+    (0..count)
+        .map(|i| {
+            let address = BUFFERS + i * 0x1_0000;
+            (address, driver.add(&[(address, len, WRITE)]))
+        })
+        .collect()
+}
+
+/// The header that a driver sees: all zero but for the number of buffers.
+fn delivered(frame: &[u8], buffers: u8) -> Vec<u8> {
+    let mut data = with_header(frame);
+    data[10] = buffers;
+    data
+}
+
+#[test]
+fn a_frame_fills_one_buffer_and_says_so() {
+    for features in [PLAIN, MERGED] {
+        let (mut rig, mut driver) = rig(16);
+        let buffers = provide(&mut driver, 2, 2000);
+        send(&rig.peer, &with_header(&frame(MAC, 1000)));
+        assert_eq!(run(&mut rig, &driver, features), Ok(Next::Frame));
+        assert_eq!(driver.take_used(), [(buffers[0].1.into(), 1012)]);
+        assert_eq!(driver.bytes(buffers[0].0, 1012), delivered(&frame(MAC, 1000), 1));
+        assert!(rig.interrupted(0));
+        // The second buffer is as good as new.
+        send(&rig.peer, &with_header(&frame(MAC, 60)));
+        run(&mut rig, &driver, features).unwrap();
+        assert_eq!(driver.take_used(), [(buffers[1].1.into(), 72)]);
+        assert_eq!((rig.count(Counter::RxFrames), rig.count(Counter::RxBytes)), (2, 1060));
+    }
+}
+
+#[test]
+fn a_long_frame_is_merged_from_as_many_buffers_as_it_needs() {
+    for (len, buffers_needed) in [(1488, 1), (1489, 2), (2988, 2), (2989, 3), (9000, 7), (65_550, 44)] {
+        let (mut rig, mut driver) = rig(64);
+        let buffers = provide(&mut driver, 60, 1500);
+        send(&rig.peer, &with_header(&frame(MAC, len)));
+        send(&rig.peer, &with_header(&frame(MAC, 60)));
+        run(&mut rig, &driver, MERGED).unwrap();
+        let used = driver.take_used();
+        assert_eq!(used.len(), buffers_needed + 1, "{len}");
+        let mut data = Vec::new();
+        for ((head, part), (address, expected)) in used.iter().zip(&buffers) {
+            assert_eq!(*head, u32::from(*expected), "{len}: in order");
+            data.extend(driver.bytes(*address, *part as usize));
+        }
+        let expected = [delivered(&frame(MAC, len), buffers_needed as u8), delivered(&frame(MAC, 60), 1)].concat();
+        assert!(data == expected, "{len}");
+        assert!(used[..buffers_needed - 1].iter().all(|(_, part)| *part == 1500), "{len}: full but for the last");
+    }
+}
+
+#[test]
+fn a_buffer_in_pieces_is_filled_in_order() {
+    let (mut rig, mut driver) = rig(16);
+    let pieces: Vec<_> = [5, 0, 6, 1, 3, 20, 1000].map(|len| (len, WRITE)).into();
+    let mut address = BUFFERS;
+    let mut chain = Vec::new();
+    for (len, flags) in pieces {
+        chain.push((address, len, flags));
+        address += u64::from(len);
+    }
+    rig.state.change_filter(|filter| filter.set_mode(Mode::Promiscuous, false));
+    driver.add(&chain);
+    send(&rig.peer, &with_header(&frame(MAC, 500)));
+    run(&mut rig, &driver, MERGED).unwrap();
+    assert_eq!(driver.bytes(BUFFERS, 512), delivered(&frame(MAC, 500), 1));
+}
+
+#[test]
+fn without_buffers_frames_wait_in_the_backend() {
+    let (mut rig, mut driver) = rig(16);
+    send(&rig.peer, &with_header(&frame(MAC, 60)));
+    assert_eq!(run(&mut rig, &driver, MERGED), Ok(Next::Doorbell));
+    provide(&mut driver, 1, 1500);
+    assert_eq!(run(&mut rig, &driver, MERGED), Ok(Next::Doorbell));
+    assert_eq!((rig.count(Counter::RxFrames), driver.take_used().len()), (1, 1));
+}
+
+#[test]
+fn a_frame_longer_than_the_buffers_at_hand_waits_for_more() {
+    let (mut rig, mut driver) = rig(16);
+    let queue = driver.queue.clone();
+    let mut receive = Receive::new(rig.ring(&queue, 0, true), MERGED);
+    let mut buffers = provide(&mut driver, 2, 1500);
+    send(&rig.peer, &with_header(&frame(MAC, 5000)));
+    assert_eq!(settle(&mut rig, &mut receive), Ok(Next::Doorbell));
+    assert!(receive.has_waiting());
+    assert_eq!(driver.take_used(), [], "all or nothing");
+    assert_eq!(driver.avail_event(), 2, "the next buffer rings the doorbell");
+    for i in 2..4 {
+        let address = BUFFERS + i * 0x1_0000;
+        buffers.push((address, driver.add(&[(address, 1500, WRITE)])));
+    }
+    assert_eq!(settle(&mut rig, &mut receive), Ok(Next::Doorbell));
+    assert!(!receive.has_waiting());
+    let used = driver.take_used();
+    assert_eq!(used.iter().map(|(_, len)| *len).collect::<Vec<_>>(), [1500, 1500, 1500, 512]);
+    let data: Vec<u8> =
+        used.iter().zip(&buffers).flat_map(|((_, len), (address, _))| driver.bytes(*address, *len as usize)).collect();
+    assert!(data == delivered(&frame(MAC, 5000), 4));
+}
+
+#[test]
+fn a_frame_that_no_ring_full_of_buffers_can_hold_is_dropped() {
+    let (mut rig, mut driver) = rig(4);
+    provide(&mut driver, 4, 1500);
+    send(&rig.peer, &with_header(&frame(MAC, 6000)));
+    send(&rig.peer, &with_header(&frame(MAC, 60)));
+    run(&mut rig, &driver, MERGED).unwrap();
+    assert_eq!((rig.count(Counter::RxTooLong), rig.count(Counter::RxFrames)), (1, 1));
+    assert_eq!(driver.take_used().len(), 1);
+}
+
+#[test]
+fn without_merged_buffers_a_frame_longer_than_one_is_dropped_and_the_buffer_kept() {
+    let (mut rig, mut driver) = rig(16);
+    let buffers = provide(&mut driver, 3, 1500);
+    send(&rig.peer, &with_header(&frame(MAC, 1489)));
+    send(&rig.peer, &with_header(&frame(MAC, 1488)));
+    run(&mut rig, &driver, PLAIN).unwrap();
+    assert_eq!(driver.take_used(), [(buffers[0].1.into(), 1500)]);
+    assert_eq!(driver.bytes(buffers[0].0, 1500), delivered(&frame(MAC, 1488), 1));
+    assert_eq!(rig.count(Counter::RxTooLong), 1);
+}
+
+#[test]
+fn buffers_that_cannot_be_written_are_given_back_empty_and_the_frame_finds_the_next() {
+    type Build = fn(&mut DriverQueue);
+    let cases: [(&str, Build); 6] = [
+        ("shorter than the header", |q| _ = q.add(&[(BUFFERS, 11, WRITE)])),
+        ("empty", |q| _ = q.add(&[(BUFFERS, 0, WRITE)])),
+        ("readable", |q| _ = q.add(&[(BUFFERS, 1500, 0)])),
+        ("partly readable", |q| _ = q.add(&[(BUFFERS, 1500, WRITE), (BUFFERS, 100, 0)])),
+        ("outside memory", |q| _ = q.add(&[(MEMORY, 1500, WRITE)])),
+        ("a loop", |q| {
+            q.set_raw(0, (BUFFERS, 60, NEXT | WRITE, 0));
+            q.offer(0);
+        }),
+    ];
+    for features in [PLAIN, MERGED] {
+        for (what, build) in cases {
+            let (mut rig, mut driver) = rig(16);
+            driver.build(&[(0, 0, 0)]);
+            let first = driver.add(&[(BUFFERS + 0x1_0000, 1500, WRITE)]);
+            build(&mut driver);
+            let last = driver.add(&[(BUFFERS + 0x2_0000, 1500, WRITE)]);
+            (0..2).for_each(|_| send(&rig.peer, &with_header(&frame(MAC, 60))));
+            run(&mut rig, &driver, features).unwrap();
+            let used = driver.take_used();
+            assert_eq!((used.len(), used[1].1), (3, 0), "{what}");
+            assert_eq!((used[0], used[2]), ((first.into(), 72), (last.into(), 72)), "{what}");
+            assert_eq!((rig.count(Counter::RxBadChains), rig.count(Counter::RxFrames)), (1, 2), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_needs_buffers_beyond_a_bad_one_is_dropped() {
+    let (mut rig, mut driver) = rig(16);
+    driver.add(&[(BUFFERS, 1500, WRITE)]);
+    driver.add(&[(BUFFERS, 1500, 0)]);
+    driver.add(&[(BUFFERS + 0x1_0000, 1500, WRITE)]);
+    send(&rig.peer, &with_header(&frame(MAC, 2000)));
+    (0..2).for_each(|_| send(&rig.peer, &with_header(&frame(MAC, 60))));
+    run(&mut rig, &driver, MERGED).unwrap();
+    assert_eq!(driver.take_used().into_iter().map(|(_, len)| len).collect::<Vec<_>>(), [72, 0, 72]);
+    assert_eq!((rig.count(Counter::RxTooLong), rig.count(Counter::RxBadChains)), (1, 1));
+}
+
+#[test]
+fn frames_that_the_filter_refuses_cost_no_buffer() {
+    let (mut rig, mut driver) = rig(16);
+    rig.state.change_filter(|filter| filter.set_mode(Mode::Promiscuous, false));
+    let buffers = provide(&mut driver, 2, 1500);
+    send(&rig.peer, &with_header(&frame(OTHER, 60)));
+    send(&rig.peer, &with_header(&frame(MAC, 61)));
+    send(&rig.peer, &with_header(&frame([0xff; 6], 62)));
+    run(&mut rig, &driver, MERGED).unwrap();
+    assert_eq!(driver.take_used(), [(buffers[0].1.into(), 73), (buffers[1].1.into(), 74)]);
+    assert_eq!(rig.count(Counter::RxFiltered), 1);
+}
+
+#[test]
+fn a_runt_and_a_frame_on_a_link_that_is_down_are_dropped() {
+    let (mut rig, mut driver) = rig(16);
+    provide(&mut driver, 2, 1500);
+    send(&rig.peer, &[0; 5]);
+    send(&rig.peer, &[0; 25]);
+    run(&mut rig, &driver, MERGED).unwrap();
+    rig.state.set_link_up(false);
+    send(&rig.peer, &with_header(&frame(MAC, 60)));
+    run(&mut rig, &driver, MERGED).unwrap();
+    assert_eq!((rig.count(Counter::RxTooShort), rig.count(Counter::RxLinkDown)), (2, 1));
+    assert_eq!(driver.take_used(), []);
+}
+
+#[test]
+fn flags_reach_only_a_driver_that_takes_unfinished_checksums() {
+    for (features, expected) in [(MERGED, 0), (MERGED | 1 << VIRTIO_NET_F_GUEST_CSUM, 2)] {
+        let (mut rig, mut driver) = rig(16);
+        provide(&mut driver, 1, 1500);
+        let mut data = with_header(&frame(MAC, 60));
+        data[0] = 2;
+        send(&rig.peer, &data);
+        run(&mut rig, &driver, features).unwrap();
+        assert_eq!(driver.bytes(BUFFERS, 1), [expected]);
+    }
+}
+
+#[test]
+fn a_backend_that_is_gone_is_not_polled() {
+    let (mut rig, mut driver) = rig(16);
+    provide(&mut driver, 1, 1500);
+    rig.peer = sockets().0;
+    assert_eq!(run(&mut rig, &driver, MERGED), Ok(Next::Doorbell));
+    assert_eq!(rig.count(Counter::RxBackendErrors), 1);
+}
+
+#[test]
+fn positions_survive_ten_times_the_rings_size_with_a_new_worker_for_each_frame() {
+    let (mut rig, mut driver) = rig(8);
+    for i in 0..80 {
+        let head = driver.add(&[(BUFFERS, 1500, WRITE)]);
+        driver.add(&[(BUFFERS + 0x1000, 1500, WRITE)]);
+        send(&rig.peer, &with_header(&frame(MAC, 60)));
+        run(&mut rig, &driver, MERGED).unwrap();
+        assert_eq!(driver.take_used(), [(head.into(), 72)], "{i}");
+        send(&rig.peer, &with_header(&frame(MAC, 60)));
+        run(&mut rig, &driver, MERGED).unwrap();
+        assert_eq!(driver.take_used().len(), 1, "{i}");
+    }
+}
