@@ -271,7 +271,9 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     /// Appends the messages that the function may send.
     pub(crate) fn messages(&self, out: &mut Vec<Message>) {
         let msix = self.config.msix();
-        if !self.config.bus_master() || !msix.enabled() {
+        // Before its queues have run for the first time the device has nothing to say: all its vectors are wired at once then, and
+        // not one by one while the driver sets them up.
+        if self.run.is_none() || !self.config.bus_master() || !msix.enabled() {
             return;
         }
         let interrupts = self.transport.interrupts();

@@ -299,10 +299,16 @@ fn a_vector_that_nothing_is_mapped_to_has_no_message() {
     let mut driver = driver(&mut function);
     let _ = driver.set_bus_master(true);
     driver.enable_msix(4);
+    driver.negotiate();
     assert!(driver.common_write(0x10, 2, 3).messages);
-    let mut out = Vec::new();
-    VirtioPci::messages(driver.device, &mut out);
-    assert_eq!(out.iter().map(|message| message.data).collect::<Vec<_>>(), [0x43]);
+    let messages = |function: &VirtioFunction<FakeDevice>| {
+        let mut out = Vec::new();
+        VirtioPci::messages(function, &mut out);
+        out.iter().map(|message| message.data).collect::<Vec<_>>()
+    };
+    assert!(messages(driver.device).is_empty(), "nothing is sent before DRIVER_OK");
+    let _ = driver.set_status(15);
+    assert_eq!(messages(driver.device), [0x43]);
 }
 
 #[test]
