@@ -19,54 +19,54 @@ use crate::slot::{Machine, Slot};
 /// The host bridge that guests of Cloud Hypervisor see.
 const HOST_BRIDGE: HostBridge = HostBridge::new(0x8086, 0x0d57);
 
-/// Why a device cannot be.
+/// Why a device cannot be. `option` is how the user named it: `--net id=pf0` or `--net-vf pf=pf0,index=3`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Its tap cannot be used.
-    #[error("--net id={id}: {error}")]
+    #[error("{option}: {error}")]
     Tap {
         /// The network function.
-        id: String,
+        option: String,
         /// Why.
         error: TapError,
     },
     /// A file descriptor passed in is not open.
-    #[error("--net id={id},fd={fd}: there is no such open file descriptor; open the tap before starting the VMM")]
+    #[error("{option},fd={fd}: there is no such open file descriptor; open the tap before starting the VMM")]
     Fd {
         /// The network function.
-        id: String,
+        option: String,
         /// The file descriptor.
         fd: i32,
     },
     /// The network function cannot be.
-    #[error("--net id={id}: {error}")]
+    #[error("{option}: {error}")]
     Net {
         /// The network function.
-        id: String,
+        option: String,
         /// Why.
         error: NetError,
     },
     /// The device cannot be a PCI function.
-    #[error("--net id={id}: {error}")]
+    #[error("{option}: {error}")]
     Function {
         /// The device.
-        id: String,
+        option: String,
         /// Why.
         error: FunctionError,
     },
     /// The devices cannot be a PF and its VFs.
-    #[error("--net id={id}: {error}")]
+    #[error("{option}: {error}")]
     Sriov {
         /// The PF.
-        id: String,
+        option: String,
         /// Why.
         error: NetSriovError,
     },
     /// There is no place for the device.
-    #[error("--net id={id}: {error}")]
+    #[error("{option}: {error}")]
     Place {
         /// The device.
-        id: String,
+        option: String,
         /// Why.
         error: TopologyError,
     },
@@ -91,8 +91,8 @@ impl Devices {
     pub fn new(plans: &[NetPlan], memory: &Memory, apertures: Apertures) -> Result<Self, Error> {
         let machine = Arc::new(Machine::default());
         let mut topology = Topology::new(layout::LAST_BUS);
-        let mut plug = |slot, total_vfs, id: &str, device: &mut dyn FnMut(Placement) -> BoxResult| {
-            let place = |error| Error::Place { id: id.to_string(), error };
+        let mut plug = |slot, total_vfs, option: &str, device: &mut dyn FnMut(Placement) -> BoxResult| {
+            let place = |error| Error::Place { option: option.to_string(), error };
             let placement = topology.place(slot, total_vfs).map_err(place)?;
             let slot = Slot::new(device(placement)?, Arc::clone(&machine));
             topology.plug(placement, slot).map_err(place)
@@ -102,7 +102,7 @@ impl Devices {
         let (chosen, free): (Vec<_>, Vec<_>) = plans.iter().partition(|plan| plan.pci_device_id.is_some());
         for plan in chosen.into_iter().chain(free) {
             let total_vfs = u16::try_from(plan.vfs.len()).unwrap_or(u16::MAX);
-            plug(plan.pci_device_id, total_vfs, &plan.id, &mut |placement| open(plan, placement, memory))?;
+            plug(plan.pci_device_id, total_vfs, &option(plan), &mut |placement| open(plan, placement, memory))?;
         }
         Ok(Self { machine, topology, apertures })
     }
@@ -132,20 +132,24 @@ impl Devices {
 
 type BoxResult = Result<Box<dyn VirtioPci>, Error>;
 
-/// Opens what `plan` names and makes a device of it.
-fn open(plan: &NetPlan, placement: Placement, memory: &Memory) -> BoxResult {
-    let id = || plan.id.clone();
-    let pf = nic(&plan.pf)?;
-    if plan.vfs.is_empty() {
-        let function = VirtioFunction::plain(pf, placement.rid, memory.clone());
-        return Ok(Box::new(function.map_err(|error| Error::Function { id: id(), error })?));
-    }
-    let vfs = plan.vfs.iter().map(nic).collect::<Result<_, _>>()?;
-    let device = NetSriov::new(pf, vfs, placement, memory);
-    Ok(Box::new(device.map_err(|error| Error::Sriov { id: id(), error })?))
+fn option(plan: &NetPlan) -> String {
+    format!("--net id={}", plan.id)
 }
 
-fn nic(plan: &NicPlan) -> Result<Net, Error> {
+/// Opens what `plan` names and makes a device of it.
+fn open(plan: &NetPlan, placement: Placement, memory: &Memory) -> BoxResult {
+    let pf = nic(&plan.pf, &option(plan))?;
+    if plan.vfs.is_empty() {
+        let function = VirtioFunction::plain(pf, placement.rid, memory.clone());
+        return Ok(Box::new(function.map_err(|error| Error::Function { option: option(plan), error })?));
+    }
+    let vf = |(index, vf)| nic(vf, &format!("--net-vf pf={},index={index}", plan.id));
+    let vfs = plan.vfs.iter().enumerate().map(vf).collect::<Result<_, _>>()?;
+    let device = NetSriov::new(pf, vfs, placement, memory);
+    Ok(Box::new(device.map_err(|error| Error::Sriov { option: option(plan), error })?))
+}
+
+fn nic(plan: &NicPlan, option: &str) -> Result<Net, Error> {
     let spec = NetSpec {
         id: plan.id.clone(),
         mac: plan.mac,
@@ -156,10 +160,10 @@ fn nic(plan: &NicPlan) -> Result<Net, Error> {
         offload_ufo: plan.offload_ufo,
         offload_csum: plan.offload_csum,
     };
-    Net::new(spec, tap(plan)?).map_err(|error| Error::Net { id: plan.id.clone(), error })
+    Net::new(spec, tap(plan, option)?).map_err(|error| Error::Net { option: option.to_string(), error })
 }
 
-fn tap(plan: &NicPlan) -> Result<Tap, Error> {
+fn tap(plan: &NicPlan, option: &str) -> Result<Tap, Error> {
     let tap = match &plan.backend {
         BackendPlan::Tap { name, ip, mask, host_mac } => Tap::open(&TapSpec {
             name: name.clone(),
@@ -170,16 +174,16 @@ fn tap(plan: &NicPlan) -> Result<Tap, Error> {
             queue_pairs: plan.queue_pairs,
         }),
         BackendPlan::Fds(fds) => {
-            let fds = fds.iter().map(|fd| duplicate(&plan.id, *fd)).collect::<Result<_, _>>()?;
+            let fds = fds.iter().map(|fd| duplicate(*fd, option)).collect::<Result<_, _>>()?;
             Tap::from_fds(fds)
         }
     };
-    tap.map_err(|error| Error::Tap { id: plan.id.clone(), error })
+    tap.map_err(|error| Error::Tap { option: option.to_string(), error })
 }
 
 /// A file descriptor of our own for one that was passed in by number.
-fn duplicate(id: &str, fd: i32) -> Result<OwnedFd, Error> {
-    let missing = || Error::Fd { id: id.to_string(), fd };
+fn duplicate(fd: i32, option: &str) -> Result<OwnedFd, Error> {
+    let missing = || Error::Fd { option: option.to_string(), fd };
     // The configuration allows nothing below 3.
     if fd < 0 {
         return Err(missing());
