@@ -3,6 +3,10 @@
 //! One type of operation serves unit tests, property tests and fuzz targets: they are decoded from bytes, of which every
 //! sequence is valid, so that what a fuzzer finds is a unit test by being pasted into one.
 
+mod model;
+
+pub use model::Model;
+
 use crate::spec::{ALL_ONES, bar, command, header, power, sriov};
 use crate::{Access, BarIndex, Device, Dword, Effects, ResetKind, Rid, Window, WindowId};
 

@@ -1,7 +1,7 @@
 //! Whatever a guest does to a PF with VFs, in whatever order: the invariants hold after each step.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use pci::testing::{OP_LEN, Observed, Op, Target};
+use pci::testing::{Model, OP_LEN, Observed, Op, Target};
 use pci::{
     BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Identity, MsixShape, ResetKind,
     Rid, Role, SriovShape, VfChange, VfIndex, Window, WindowId,
@@ -153,6 +153,20 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 0..OP_LEN * 80),
     ) {
         run(total_vfs, &bytes)?;
+    }
+
+    #[test]
+    fn device_and_model_agree_after_every_step(
+        total_vfs in prop_oneof![1u16..12, Just(255), Just(300)],
+        bytes in prop::collection::vec(any::<u8>(), 0..OP_LEN * 80),
+    ) {
+        let mut observed = Bare::new(total_vfs);
+        let mut model = Model::new(&mut observed.device, PF);
+        for op in Op::decode(&bytes) {
+            let _ = observed.apply(op);
+            model.apply(op);
+            model.compare(&observed.device, PF).map_err(|what| TestCaseError::fail(format!("after {op:x?}: {what}")))?;
+        }
     }
 
     #[test]

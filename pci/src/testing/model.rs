@@ -1,0 +1,348 @@
+//! SR-IOV a second time, as obvious as possible: bytes, masks, and the rules written out one after the other.
+//!
+//! The model shares no code with the device. It takes the power-on image of each function from the device, knows by itself which
+//! of its bits software can write, and predicts what every register reads after any sequence of operations, which functions
+//! exist, and what they decode. It favours clarity over speed.
+
+use super::{Op, Target};
+use crate::{Device, Dword, Rid, Window, WindowId};
+
+/// How much of a function's configuration space is compared: header, capabilities and the SR-IOV capability.
+const LEN: usize = 0x140;
+
+// Where registers are in the functions under test.
+const COMMAND: usize = 0x04;
+const CACHE_LINE_SIZE: usize = 0x0c;
+const BAR0: usize = 0x10;
+const SRIOV: usize = 0x100;
+const CONTROL: usize = SRIOV + 0x08;
+const TOTAL_VFS: usize = SRIOV + 0x0e;
+const NUM_VFS: usize = SRIOV + 0x10;
+const PAGE_SIZE: usize = SRIOV + 0x20;
+const VF_BAR0: usize = SRIOV + 0x24;
+
+const SUPPORTED_PAGE_SIZES: u32 = 0x553;
+
+/// A BAR as the model sees it: which register it begins in, how large it is for one function, whether it has 64 bits.
+#[derive(Debug, Clone, Copy)]
+struct Bar {
+    register: usize,
+    size: u64,
+    is_64: bool,
+}
+
+/// Configuration space of one function: what it reads, and what of it can be written.
+#[derive(Clone)]
+struct Function {
+    bytes: [u8; LEN],
+    writable: [u8; LEN],
+    power_on: [u8; LEN],
+    pcie: usize,
+    msix: usize,
+    power: Option<usize>,
+}
+
+fn get16(bytes: &[u8], offset: usize) -> u16 {
+    bytes.get(offset..offset + 2).and_then(|b| b.try_into().ok()).map_or(0, u16::from_le_bytes)
+}
+
+fn get32(bytes: &[u8], offset: usize) -> u32 {
+    bytes.get(offset..offset + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes)
+}
+
+fn put(bytes: &mut [u8], offset: usize, value: &[u8]) {
+    if let Some(place) = bytes.get_mut(offset..offset + value.len()) {
+        place.copy_from_slice(value);
+    }
+}
+
+impl Function {
+    fn new(device: &impl Device, rid: Rid) -> Self {
+        let mut bytes = [0; LEN];
+        for (dword, place) in Dword::all().zip(bytes.chunks_exact_mut(4)) {
+            place.copy_from_slice(&device.config_read(rid, dword).to_le_bytes());
+        }
+        let find = |id: u8| {
+            let mut offset = usize::from(get16(&bytes, 0x34) & 0xff);
+            while offset != 0 && get16(&bytes, offset) & 0xff != u16::from(id) {
+                offset = usize::from(get16(&bytes, offset) >> 8);
+            }
+            (offset != 0).then_some(offset)
+        };
+        let (pcie, msix, power) = (find(0x10).unwrap_or(0), find(0x11).unwrap_or(0), find(0x01));
+        Self { bytes, writable: [0; LEN], power_on: bytes, pcie, msix, power }
+    }
+
+    /// What software can write, with the reason: of a VF only Bus Master Enable and the MSI-X control bits.
+    fn allow(&mut self, is_vf: bool) {
+        let writable = &mut self.writable;
+        put(writable, self.msix + 2, &0xc000u16.to_le_bytes());
+        if is_vf {
+            put(writable, COMMAND, &0x0004u16.to_le_bytes());
+            return;
+        }
+        put(writable, COMMAND, &0x0546u16.to_le_bytes());
+        put(writable, CACHE_LINE_SIZE, &[0xff]);
+        put(writable, self.pcie + 8, &0x78ffu16.to_le_bytes());
+        put(writable, CONTROL, &0x0009u16.to_le_bytes());
+        put(writable, NUM_VFS, &0xffffu16.to_le_bytes());
+        put(writable, PAGE_SIZE, &0xffff_ffffu32.to_le_bytes());
+        if let Some(power) = self.power {
+            put(writable, power + 4, &[0b11]);
+        }
+    }
+
+    /// The virtio capabilities are not the model's.
+    fn is_modelled(&self, offset: usize) -> bool {
+        let vendor_start = self.power.map_or(self.msix + 12, |power| power + 8);
+        !(vendor_start..0x100).contains(&offset)
+    }
+}
+
+/// What a PF with VFs must be like after the operations so far.
+#[derive(Clone)]
+pub struct Model {
+    pf: Function,
+    vf_power_on: Function,
+    vfs: Vec<Function>,
+    bars: Vec<Bar>,
+    vf_bars: Vec<Bar>,
+}
+
+impl Model {
+    /// The model of `device` in its state of power-on. Its VFs are enabled for a moment, to see what they look like, and its
+    /// BARs are sized.
+    pub fn new(device: &mut impl Device, pf: Rid) -> Self {
+        let mut function = Function::new(device, pf);
+        let bars = size_bars(device, pf, BAR0);
+        let vf_bars = size_bars(device, pf, VF_BAR0);
+        let mut set = |offset: usize, value: u16| {
+            let dword = Dword::containing(u16::try_from(offset).unwrap_or(0));
+            let _ = device.config_write(pf, dword, crate::DwordWrite::new(value.into(), 0b0011));
+        };
+        set(NUM_VFS, 1);
+        set(CONTROL, 1);
+        let first = get16(&function.bytes, SRIOV + 0x14);
+        let mut vf = Function::new(device, pf.wrapping_add(first));
+        let _ = device.reset(crate::ResetKind::Conventional);
+        function.allow(false);
+        vf.allow(true);
+        let vfs = vec![vf.clone(); usize::from(get16(&function.bytes, TOTAL_VFS))];
+        let mut this = Self { pf: function, vf_power_on: vf, vfs, bars, vf_bars };
+        this.allow_bars();
+        this
+    }
+
+    fn vf_enable(&self) -> bool {
+        get16(&self.pf.bytes, CONTROL) & 1 != 0
+    }
+
+    /// How many VFs exist.
+    pub fn num_visible(&self) -> u16 {
+        if self.vf_enable() { get16(&self.pf.bytes, NUM_VFS) } else { 0 }
+    }
+
+    /// What one VF takes of a VF BAR: its size, or a system page.
+    fn slice(&self, bar: &Bar) -> u64 {
+        bar.size.max(u64::from(get32(&self.pf.bytes, PAGE_SIZE)) << 12)
+    }
+
+    /// A BAR's address bits are those from its size up.
+    fn allow_bars(&mut self) {
+        let pf = self.bars.iter().map(|bar| (BAR0, *bar, bar.size));
+        let vf = self.vf_bars.iter().map(|bar| (VF_BAR0, *bar, self.slice(bar)));
+        let all: Vec<_> = pf.chain(vf).collect();
+        for (first, bar, size) in all {
+            let mask = (!(size - 1) & !0xf).to_le_bytes();
+            let len = if bar.is_64 { 8 } else { 4 };
+            put(&mut self.pf.writable, first + 4 * bar.register, mask.get(..len).unwrap_or_default());
+        }
+    }
+
+    fn reset_vfs(&mut self) {
+        let count = self.vfs.len();
+        self.vfs = vec![self.vf_power_on.clone(); count];
+    }
+
+    fn reset_pf(&mut self) {
+        self.pf.bytes = self.pf.power_on;
+        self.allow_bars();
+        self.reset_vfs();
+    }
+
+    /// Does to the model what `op` does to a device.
+    pub fn apply(&mut self, op: Op) {
+        match op {
+            Op::ConfigWrite { target, offset, len, value } => {
+                let offset = usize::from(offset);
+                let len = usize::from(len);
+                if matches!(len, 1 | 2 | 4) && offset % len == 0 && offset + len <= LEN {
+                    let data = value.to_le_bytes();
+                    self.write(target, offset, data.get(..len).unwrap_or_default());
+                }
+            }
+            Op::Reset => self.reset_pf(),
+            Op::ConfigRead { .. } | Op::MmioRead { .. } | Op::MmioWrite { .. } => {}
+        }
+    }
+
+    fn write(&mut self, target: Target, offset: usize, data: &[u8]) {
+        match target {
+            Target::Pf => self.write_pf(offset, data),
+            Target::Vf(index) if index < self.num_visible() => {
+                let power_on = self.vf_power_on.clone();
+                let Some(vf) = self.vfs.get_mut(usize::from(index)) else { return };
+                store(vf, offset, data);
+                if initiates_flr(vf, offset, data) {
+                    *vf = power_on;
+                }
+            }
+            Target::Vf(_) => {}
+        }
+    }
+
+    fn write_pf(&mut self, offset: usize, data: &[u8]) {
+        let before = self.clone();
+        store(&mut self.pf, offset, data);
+        let old = &before.pf.bytes;
+        // NumVFs and System Page Size may only be written while VF Enable is clear.
+        if before.vf_enable() {
+            put(&mut self.pf.bytes, NUM_VFS, &get16(old, NUM_VFS).to_le_bytes());
+            put(&mut self.pf.bytes, PAGE_SIZE, &get32(old, PAGE_SIZE).to_le_bytes());
+        }
+        // More VFs than there are cannot be enabled.
+        if !before.vf_enable() && get16(old, NUM_VFS) > get16(old, TOTAL_VFS) {
+            let control = get16(&self.pf.bytes, CONTROL) & !1;
+            put(&mut self.pf.bytes, CONTROL, &control.to_le_bytes());
+        }
+        // System Page Size is one supported size.
+        let page_size = get32(&self.pf.bytes, PAGE_SIZE);
+        if page_size.count_ones() != 1 || page_size & SUPPORTED_PAGE_SIZES == 0 {
+            put(&mut self.pf.bytes, PAGE_SIZE, &get32(old, PAGE_SIZE).to_le_bytes());
+        } else if page_size != get32(old, PAGE_SIZE) {
+            // A new one leaves the VF BARs without addresses.
+            for register in 0..6 {
+                let offset = VF_BAR0 + 4 * register;
+                put(&mut self.pf.bytes, offset, &get32(&before.pf.power_on, offset).to_le_bytes());
+            }
+            self.allow_bars();
+        }
+        // Of the power states there are D0 and D3hot.
+        if let Some(power) = self.pf.power
+            && matches!(get16(&self.pf.bytes, power + 4) & 3, 1 | 2)
+        {
+            put(&mut self.pf.bytes, power + 4, &get16(old, power + 4).to_le_bytes());
+        }
+        if initiates_flr(&self.pf, offset, data) {
+            self.reset_pf();
+        } else if before.vf_enable() && !self.vf_enable() {
+            self.reset_vfs();
+        }
+    }
+
+    /// The windows that are decoded.
+    pub fn windows(&self) -> Vec<Window> {
+        let is_d0 = self.pf.power.is_none_or(|power| get16(&self.pf.bytes, power + 4) & 3 == 0);
+        let memory_space = get16(&self.pf.bytes, COMMAND) & 2 != 0;
+        let vf_mse = get16(&self.pf.bytes, CONTROL) & 8 != 0;
+        let mut windows = Vec::new();
+        if is_d0 && memory_space {
+            windows.extend(self.bars.iter().filter_map(|bar| self.window(BAR0, bar, bar.size, 1)));
+        }
+        if is_d0 && vf_mse {
+            let count = self.num_visible();
+            windows.extend(self.vf_bars.iter().filter_map(|bar| self.window(VF_BAR0, bar, self.slice(bar), count)));
+        }
+        windows
+    }
+
+    fn window(&self, first: usize, bar: &Bar, slice: u64, count: u16) -> Option<Window> {
+        let offset = first + 4 * bar.register;
+        let low = u64::from(get32(&self.pf.bytes, offset) & !0xf);
+        let high = if bar.is_64 { u64::from(get32(&self.pf.bytes, offset + 4)) } else { 0 };
+        let base = high << 32 | low;
+        let len = slice.checked_mul(count.into()).filter(|len| *len > 0)?;
+        let end = base.checked_add(len)?;
+        let index = crate::BarIndex::new(u8::try_from(bar.register).ok()?).ok()?;
+        let id = if first == BAR0 { WindowId::Bar(index) } else { WindowId::VfBar(index) };
+        (bar.is_64 || end <= 1 << 32).then_some(Window { id, base, len })
+    }
+
+    /// Compares the device with the model: every dword of the PF and of the VFs at the edges of what exists, and the windows.
+    ///
+    /// # Errors
+    ///
+    /// The first difference.
+    pub fn compare(&self, device: &impl Device, pf: Rid) -> Result<(), String> {
+        compare_function("the PF", &self.pf, device, pf)?;
+        let (offset, stride) = (get16(&self.pf.bytes, SRIOV + 0x14), get16(&self.pf.bytes, SRIOV + 0x16));
+        let visible = self.num_visible();
+        let total = get16(&self.pf.bytes, TOTAL_VFS);
+        for index in (0..total.min(8)).chain([visible.saturating_sub(1), visible, total - 1]) {
+            let rid = pf.wrapping_add(offset).wrapping_add(stride.wrapping_mul(index));
+            if index < visible {
+                let Some(vf) = self.vfs.get(usize::from(index)) else { continue };
+                compare_function(&format!("VF {index}"), vf, device, rid)?;
+            } else if index < total {
+                let absent = (0..LEN).step_by(4).all(|offset| {
+                    device.config_read(rid, Dword::containing(u16::try_from(offset).unwrap_or(0))) == u32::MAX
+                });
+                if !absent {
+                    return Err(format!("VF {index} answers; {visible} exist"));
+                }
+            }
+        }
+        let (mut windows, mut expected) = (Vec::new(), self.windows());
+        device.windows(&mut windows);
+        windows.sort_by_key(|window| window.id);
+        expected.sort_by_key(|window| window.id);
+        if windows == expected { Ok(()) } else { Err(format!("decodes {windows:x?}, expected {expected:x?}")) }
+    }
+}
+
+/// Writes what can be written.
+fn store(function: &mut Function, offset: usize, data: &[u8]) {
+    for (n, byte) in (offset..).zip(data) {
+        if let (Some(place), Some(mask)) = (function.bytes.get_mut(n), function.writable.get(n)) {
+            *place = *place & !mask | byte & mask;
+        }
+    }
+}
+
+/// Whether a write sets bit 15 of Device Control.
+fn initiates_flr(function: &Function, offset: usize, data: &[u8]) -> bool {
+    let byte = function.pcie + 9;
+    byte.checked_sub(offset).and_then(|n| data.get(n)).is_some_and(|byte| byte & 0x80 != 0)
+}
+
+fn compare_function(name: &str, expected: &Function, device: &impl Device, rid: Rid) -> Result<(), String> {
+    for offset in (0..LEN).step_by(4).filter(|offset| expected.is_modelled(*offset)) {
+        let read = device.config_read(rid, Dword::containing(u16::try_from(offset).unwrap_or(0)));
+        let expected = get32(&expected.bytes, offset);
+        if read != expected {
+            return Err(format!("{name} reads {read:#010x} at {offset:#x}, expected {expected:#010x}"));
+        }
+    }
+    Ok(())
+}
+
+/// Sizes six BARs as software does.
+fn size_bars(device: &mut impl Device, pf: Rid, first: usize) -> Vec<Bar> {
+    let dword = |register: usize| Dword::containing(u16::try_from(first + 4 * register).unwrap_or(0));
+    let mut sized = Vec::new();
+    let mut register = 0;
+    while register < 6 {
+        let is_64 = device.config_read(pf, dword(register)) & 0b110 == 0b100;
+        let mut mask = 0;
+        for n in 0..=usize::from(is_64) {
+            let _ = device.config_write(pf, dword(register + n), crate::DwordWrite::full(u32::MAX));
+            mask |= u64::from(device.config_read(pf, dword(register + n))) << (32 * n);
+        }
+        let mask = mask & !0xf;
+        if mask != 0 {
+            sized.push(Bar { register, size: 1 << mask.trailing_zeros(), is_64 });
+        }
+        register += if is_64 { 2 } else { 1 };
+    }
+    sized
+}
