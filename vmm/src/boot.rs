@@ -10,7 +10,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use crate::arch::x86_64::bzimage::{self, BzImage};
 use crate::arch::x86_64::elf::{self, Elf};
 use crate::arch::x86_64::layout::{
-    ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, PAGE_TABLES, PVH_MODULES, PVH_START_INFO, ZERO_PAGE,
+    ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, PAGE_TABLES, PVH_MODULES, PVH_START_INFO, RESET_VECTOR,
+    ZERO_PAGE,
 };
 use crate::arch::x86_64::pvh;
 use crate::arch::x86_64::regs::{self, Entry};
@@ -163,6 +164,7 @@ impl Payload {
         }
         put(ACPI, acpi)?;
         put(CMDLINE, &self.cmdline)?;
+        put(RESET_VECTOR, &regs::firmware())?;
         let map = layout.memory_map();
         let place = self.initramfs.as_ref().map(|initramfs| (initramfs.address, initramfs.len));
         let entry = match &self.format {

@@ -1,4 +1,5 @@
-//! The I/O ports: the serial port, and the sleep and reset registers of ACPI.
+//! The I/O ports: the serial port, the sleep and reset registers of ACPI, and the keyboard controller's reset line, which is
+//! what `reboot=k` on a Linux command line means.
 //!
 //! Nothing else is there, and reads all-ones; that includes the configuration ports 0xcf8 and 0xcfc, without which Linux uses
 //! the ECAM for everything.
@@ -6,7 +7,8 @@
 use std::sync::Arc;
 
 use crate::arch::x86_64::layout::{
-    RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
+    KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT,
+    SLEEP_STATUS_PORT,
 };
 use crate::console::SerialPort;
 
@@ -69,6 +71,7 @@ impl Ports {
                 off.then_some(Request::PowerOff)
             }
             (RESET_PORT, _) => (value == RESET_VALUE).then_some(Request::Reset),
+            (KEYBOARD_COMMAND_PORT, _) => (value == KEYBOARD_RESET).then_some(Request::Reset),
             _ => None,
         }
     }
@@ -110,6 +113,8 @@ mod tests {
         let ports = Ports::new(None);
         assert_eq!(ports.write(0x602, &[0]), None);
         assert_eq!(ports.write(0x602, &[1]), Some(Request::Reset));
+        assert_eq!(ports.write(0x64, &[0xd1]), None);
+        assert_eq!(ports.write(0x64, &[0xfe]), Some(Request::Reset));
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub const LOW_MEMORY_END: u64 = 0xa_0000;
 pub const ACPI: u64 = LOW_MEMORY_END;
 /// The end of the ACPI tables.
 pub const ACPI_END: u64 = 0xe_0000;
+/// Where a CPU that is reset continues, as seen from real mode: firmware begins here.
+pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// The memory from 1 MiB on: the kernel and all else.
 pub const HIGH_MEMORY: u64 = 0x10_0000;
 
@@ -60,6 +62,10 @@ pub const SLEEP_STATUS_PORT: u16 = 0x601;
 pub const RESET_PORT: u16 = 0x602;
 /// What software writes to the reset register.
 pub const RESET_VALUE: u8 = 1;
+/// The command port of the keyboard controller, which is not there but for its reset line.
+pub const KEYBOARD_COMMAND_PORT: u16 = 0x64;
+/// The command that pulses the reset line.
+pub const KEYBOARD_RESET: u8 = 0xfe;
 /// The sleep type of S5, soft off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 

@@ -2,7 +2,7 @@
 
 use kvm_bindings::{Msrs, kvm_dtable, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
 
-use super::layout::{GDT, PAGE_TABLES, PVH_START_INFO, ZERO_PAGE};
+use super::layout::{GDT, PAGE_TABLES, PVH_START_INFO, RESET_PORT, RESET_VALUE, ZERO_PAGE};
 
 const CR0_PE: u64 = 1;
 const CR0_ET: u64 = 1 << 4;
@@ -92,6 +92,15 @@ fn segment(descriptors: &[u64], selector: u16) -> kvm_segment {
         unusable: 0,
         padding: 0,
     }
+}
+
+/// The firmware, which lies at [`super::layout::RESET_VECTOR`]: all it does is to reset the machine.
+///
+/// Linux jumps there to reboot a hardware-reduced machine without EFI, rather than to use the ACPI reset register.
+pub fn firmware() -> [u8; 9] {
+    let [low, high] = RESET_PORT.to_le_bytes();
+    // mov dx, RESET_PORT; mov al, RESET_VALUE; out dx, al; hlt; jmp back to hlt
+    [0xba, low, high, 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
 }
 
 /// The page tables of a 64-bit entry, which lie at [`PAGE_TABLES`]: the first 4 GiB mapped one to one with pages of 2 MiB.
