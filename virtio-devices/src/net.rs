@@ -46,6 +46,8 @@ use worker::{Pair, Shared};
 const MAX_FRAME: usize = 65_550 + 8;
 /// The most frames that are handled in one direction before the other one, or a stop, is looked at.
 const BATCH: usize = 64;
+/// The smallest MTU that a device may tell (`virtio 1.4 §5.1.4.1`).
+const MIN_MTU: u16 = 68;
 /// The size of the control queue.
 const CONTROL_SIZE: u16 = 64;
 /// The largest size of a virtqueue (`virtio 1.4 §2.7`).
@@ -138,7 +140,7 @@ impl Net {
             return Err(NetError::QueuePairs { pairs: spec.queue_pairs, queues });
         }
         let offloads = offloads(&spec) & backend.offloads();
-        let mtu = spec.mtu.or(backend.mtu());
+        let mtu = spec.mtu.or(backend.mtu()).filter(|mtu| *mtu >= MIN_MTU);
         let mut queue_sizes = vec![spec.queue_size; 2 * queues];
         queue_sizes.push(CONTROL_SIZE);
         Ok(Self {

@@ -33,6 +33,8 @@ const MAX_QUEUES: u16 = 256;
 /// The flags that every tap of ours has: Ethernet frames, no packet information, a virtio header.
 const FLAGS: u16 = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as u16;
 const MULTI_QUEUE: u16 = libc::IFF_MULTI_QUEUE as u16;
+/// What the kernel says of a queue that gets no frames.
+const DETACHED: u16 = libc::IFF_DETACH_QUEUE as u16;
 
 /// Which tap to use, and how it shall be set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,16 +115,18 @@ impl Tap {
 
     /// The steps that need no privilege: the header's length, the offloads that this kernel knows, one queue in use.
     fn set_up(name: String, fds: Vec<OwnedFd>, multi_queue: bool) -> Result<Self, TapError> {
-        let mut queues: Vec<_> = fds.into_iter().map(|fd| TapQueue::new(fd, multi_queue)).collect();
+        let wrong = |source: io::Error| TapError::Request { name: name.clone(), source };
         let mut offloads = Offloads::all();
-        for (index, queue) in queues.iter_mut().enumerate() {
-            let wrong = |source: io::Error| TapError::Request { name: name.clone(), source };
+        let mut queues = Vec::with_capacity(fds.len());
+        for (index, fd) in fds.into_iter().enumerate() {
+            let attached = queue::interface(fd.as_fd()).map_err(wrong)?.flags() & DETACHED == 0;
+            let mut queue = TapQueue::new(fd, multi_queue, attached);
             queue.set_header_length().map_err(wrong)?;
+            queue.set_attached(index == 0).map_err(wrong)?;
             if index == 0 {
                 offloads = queue.known_offloads().map_err(wrong)?;
-            } else {
-                queue.set_attached(false).map_err(wrong)?;
             }
+            queues.push(queue);
         }
         let mtu = Link::new(&name).and_then(|link| link.mtu()).ok();
         let queues = queues.into_iter().map(|queue| Arc::new(Mutex::new(queue))).collect();
@@ -152,7 +156,7 @@ impl Tap {
     /// A stand-in over sockets that keep message boundaries.
     #[cfg(test)]
     pub(crate) fn over_sockets(sockets: Vec<OwnedFd>) -> Self {
-        let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false)))).collect();
+        let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
         Self { name: "sockets".into(), mtu: Some(1500), offloads: Offloads::all(), queues }
     }
 }
@@ -189,11 +193,15 @@ fn attach_all(wanted: &str, exists: bool, queues: u16) -> Result<(String, Vec<Ow
 
 fn open_tun() -> Result<OwnedFd, TapError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(|errno| match errno {
+    rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(tun_error)
+}
+
+fn tun_error(errno: Errno) -> TapError {
+    match errno {
         Errno::NOENT | Errno::NODEV | Errno::NXIO => TapError::NoTunDevice,
         Errno::ACCESS | Errno::PERM => TapError::NoRightToTunDevice,
         other => TapError::TunDevice(other.into()),
-    })
+    }
 }
 
 /// Why a queue could not be attached.
@@ -242,6 +250,13 @@ mod tests {
             assert!(matches!(Tap::open(&spec("tap0", queues)), Err(TapError::Queues { .. })), "{queues}");
         }
         assert!(matches!(Tap::from_fds(Vec::new()), Err(TapError::Queues { .. })));
+    }
+
+    #[test]
+    fn a_tun_driver_that_is_missing_or_closed_to_us_is_told_apart() {
+        assert!(tun_error(Errno::NOENT).to_string().contains("modprobe tun"));
+        assert!(tun_error(Errno::ACCESS).to_string().contains("read and write access"));
+        assert!(tun_error(Errno::MFILE).to_string().starts_with("cannot open /dev/net/tun: Too many open files"));
     }
 
     #[test]

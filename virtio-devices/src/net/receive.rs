@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_MRG_RXBUF};
 use vm_memory::Permissions;
 
-use super::counters::Counter;
+use super::counters::{Counter, Tally};
 use super::features::has;
 use super::filter::{ETHERNET_HEADER, Filter, HEAD};
 use super::header::{FLAGS, HEADER, NUM_BUFFERS};
@@ -96,8 +96,16 @@ impl<'q> Receive<'q> {
     }
 
     /// Whether a frame that was read still waits for buffers.
+    #[cfg(test)]
     pub fn has_waiting(&self) -> bool {
         self.waiting.is_some()
+    }
+
+    /// Gives up the queue, and a frame that still waits for buffers.
+    pub fn give_up(&mut self, tally: &mut Tally) {
+        if self.waiting.take().is_some() {
+            tally.count(Counter::RxStopped);
+        }
     }
 
     /// Receives up to [`BATCH`] frames.
@@ -110,7 +118,7 @@ impl<'q> Receive<'q> {
         self.ring.put_back(self.chains.len() as u16);
         self.chains.clear();
         self.capacity = 0;
-        let next = result?;
+        let next = result.inspect_err(|BrokenRing| self.give_up(pass.tally))?;
         pass.interrupt(&mut self.ring)?;
         Ok(next)
     }
@@ -119,7 +127,7 @@ impl<'q> Receive<'q> {
         let filter = pass.state.filter();
         let mut longest = 0;
         for _ in 0..BATCH {
-            let frame = match self.waiting.take() {
+            let frame = match self.waiting {
                 Some(frame) => frame,
                 None => {
                     let shortage = self.prepare(self.prepared, iovecs, pass)?;
@@ -141,16 +149,15 @@ impl<'q> Receive<'q> {
                 }
             };
             longest = longest.max(frame.len);
+            // It waits until it has been dealt with: what cannot be finished must not be forgotten.
+            self.waiting = Some(frame);
             match self.place(frame, iovecs, pass)? {
                 Placed::Whole => self.deliver(frame.len, &filter, iovecs, pass)?,
                 Placed::No => pass.tally.count(Counter::RxTooLong),
-                Placed::Waits => {
-                    self.waiting = Some(frame);
-                    if !self.ring.expect_doorbell(pass.memory)? {
-                        return Ok(Next::Doorbell);
-                    }
-                }
+                Placed::Waits if self.ring.expect_doorbell(pass.memory)? => continue,
+                Placed::Waits => return Ok(Next::Doorbell),
             }
+            self.waiting = None;
         }
         self.adapt(longest);
         Ok(Next::More)
@@ -198,7 +205,7 @@ impl<'q> Receive<'q> {
     fn read(&mut self, iovecs: &mut IoVecs<'_, '_>, pass: &mut Pass<'_>) -> Result<Frame, Next> {
         match iovecs.receive(pass.tap.as_fd(), &mut self.spill) {
             Ok(len @ 1..) => Ok(Frame { len, placed: self.capacity.min(len) }),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Next::Frame),
+            Err(error) if is_transient(&error) => Err(Next::Frame),
             // The tap is gone, or the peer that stands for it. Waiting for a frame would return at once, for ever.
             Ok(_) | Err(_) => {
                 pass.tally.count(Counter::RxBackendErrors);
@@ -262,6 +269,11 @@ impl<'q> Receive<'q> {
         pass.tally.add(Counter::RxBytes, (len - HEADER) as u64);
         Ok(())
     }
+}
+
+/// Whether there is no frame now, rather than never again.
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS))
 }
 
 /// Whether a frame has found its place.

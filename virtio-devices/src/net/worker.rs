@@ -123,8 +123,8 @@ impl Pair {
                 events = self.wait(&tap, queues.waits_for_frame(), &mut tally);
             }
         }
-        if queues.receive.as_ref().is_some_and(|(receive, _)| receive.has_waiting()) {
-            tally.count(Counter::RxStopped);
+        if let Some((receive, _)) = &mut queues.receive {
+            receive.give_up(&mut tally);
         }
         tally.flush(&shared.counters);
         // The first queue stays, so that the tap keeps its carrier.
@@ -204,7 +204,7 @@ struct Queues<'q> {
 
 impl Queues<'_> {
     fn waits_for_frame(&self) -> bool {
-        matches!(self.receive, Some((_, Next::Frame)))
+        matches!(self.receive, Some((_, Next::Frame | Next::More)))
     }
 
     /// Runs those that something may have happened to. Returns whether there is more to do.

@@ -38,9 +38,9 @@ pub struct TapQueue {
 }
 
 impl TapQueue {
-    /// A queue that has just been opened, and so is attached.
-    pub(super) fn new(fd: OwnedFd, multi_queue: bool) -> Self {
-        Self { fd, multi_queue, attached: true }
+    /// A queue of a tap; `attached` says whether it is one that the tap gives frames now.
+    pub(super) fn new(fd: OwnedFd, multi_queue: bool, attached: bool) -> Self {
+        Self { fd, multi_queue, attached }
     }
 
     /// Whether the tap gives it frames.

@@ -58,7 +58,8 @@ fn apply(op: &Op, rig: &Rig, driver: &mut DriverQueue) -> bool {
     true
 }
 
-const RX_DROPS: [Counter; 4] = [Counter::RxTooLong, Counter::RxTooShort, Counter::RxFiltered, Counter::RxLinkDown];
+const RX_DROPS: [Counter; 5] =
+    [Counter::RxTooLong, Counter::RxTooShort, Counter::RxFiltered, Counter::RxLinkDown, Counter::RxStopped];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
@@ -73,7 +74,7 @@ proptest! {
         let features = u64::from(merged) << VIRTIO_NET_F_MRG_RXBUF;
         let mut receive = Receive::new(rig.ring(&queue, 0, event_idx), features);
         let mut frames = 0;
-        for op in &ops {
+        'ops: for op in &ops {
             match op {
                 Op::Frame(len) => {
                     // The stand-in's buffer is finite.
@@ -83,8 +84,8 @@ proptest! {
                     match rig.pass(|pass| receive.run(pass)) {
                         Ok(Next::More) => {}
                         Ok(_) => break,
-                        // The driver has to reset the device. The frame that is being delivered is lost with the queue.
-                        Err(_) => return Ok(()),
+                        // The driver has to reset the device.
+                        Err(_) => break 'ops,
                     }
                 },
                 other => prop_assert!(apply(other, &rig, &mut driver)),

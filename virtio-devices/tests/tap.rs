@@ -1,0 +1,15 @@
+//! Real taps, each test in a network namespace of its own. They need root, `/dev/net/tun` and `ip`; what is missing fails them
+//! and says so.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "what a test needs and lacks fails it")]
+
+#[path = "../src/net/testing/driver.rs"]
+#[allow(dead_code, reason = "the tests of the crate use the rest")]
+mod driver;
+#[path = "tap/host.rs"]
+mod host;
+
+#[path = "tap/frames.rs"]
+mod frames;
+#[path = "tap/open.rs"]
+mod open;
