@@ -1,0 +1,159 @@
+//! Tiny guests: a few instructions in an ELF file with a PVH note.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use vmm::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, VmConfig};
+
+/// Where the code of a guest is loaded, and where it starts, in flat 32-bit mode.
+pub const CODE: u32 = 0x20_0000;
+
+/// Where the code is in the ELF file.
+pub const CODE_OFFSET: u64 = 64 + 2 * 56 + 20;
+/// How long it is in the file: all guests' files differ in nothing but the code.
+const CODE_LEN: u64 = 1024;
+
+/// The instructions of a guest.
+#[derive(Default)]
+pub struct Code(pub Vec<u8>);
+
+impl Code {
+    pub fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.0.extend(bytes);
+        self
+    }
+
+    /// `mov dx, port; mov al, value; out dx, al`
+    pub fn out(self, port: u16, value: u8) -> Self {
+        let [low, high] = port.to_le_bytes();
+        self.bytes(&[0x66, 0xba, low, high, 0xb0, value, 0xee])
+    }
+
+    /// `mov dx, port; in al, dx`
+    pub fn input(self, port: u16) -> Self {
+        let [low, high] = port.to_le_bytes();
+        self.bytes(&[0x66, 0xba, low, high, 0xec])
+    }
+
+    /// Writes `text` to the serial port.
+    pub fn print(self, text: &str) -> Self {
+        text.bytes().fold(self, |code, byte| code.out(0x3f8, byte))
+    }
+
+    /// `mov dword [address], value`
+    pub fn store(self, address: u32, value: u32) -> Self {
+        self.bytes(&[0xc7, 0x05]).bytes(&address.to_le_bytes()).bytes(&value.to_le_bytes())
+    }
+
+    /// `mov eax, [address]`
+    pub fn load(self, address: u32) -> Self {
+        self.bytes(&[0xa1]).bytes(&address.to_le_bytes())
+    }
+
+    /// Prints `text` if EAX is `value`.
+    pub fn print_if_eax(self, value: u32, text: &str) -> Self {
+        let print = Self::default().print(text).0;
+        let skip = u8::try_from(print.len()).unwrap();
+        // cmp eax, value; jne over the printing
+        self.bytes(&[0x3d]).bytes(&value.to_le_bytes()).bytes(&[0x75, skip]).bytes(&print)
+    }
+
+    /// Switches the machine off, as the ACPI tables say: SLP_TYP 5 and SLP_EN.
+    pub fn power_off(self) -> Self {
+        self.out(0x600, 5 << 2 | 1 << 5).spin()
+    }
+
+    /// `jmp $`
+    pub fn spin(self) -> Self {
+        self.bytes(&[0xeb, 0xfe])
+    }
+
+    /// An ELF file with this code and a PVH entry at its beginning.
+    pub fn elf(&self) -> Vec<u8> {
+        let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
+        bytes.resize(64, 0);
+        bytes[18] = 62;
+        bytes[32] = 64;
+        bytes[54] = 56;
+        bytes[56] = 2;
+        let note = CODE_OFFSET - 20;
+        for (kind, offset, address, len) in [(4u64, note, 0, 20), (1, CODE_OFFSET, u64::from(CODE), CODE_LEN)] {
+            for field in [kind, offset, address, address, len, len, 0] {
+                bytes.extend(field.to_le_bytes());
+            }
+        }
+        for field in [4, 4, 18, u32::from_le_bytes(*b"Xen\0"), CODE] {
+            bytes.extend(field.to_le_bytes());
+        }
+        bytes.extend(&self.0);
+        assert!(self.0.len() as u64 <= CODE_LEN);
+        bytes.resize((CODE_OFFSET + CODE_LEN) as usize, 0);
+        bytes
+    }
+}
+
+/// A guest's files.
+pub struct Guest {
+    directory: TempDir,
+    /// The VM, whose serial port is a file.
+    pub config: VmConfig,
+}
+
+impl Guest {
+    /// A VM with one vCPU and 16 MiB that runs `code`.
+    pub fn new(code: &Code) -> Self {
+        Self::with_kernel(&code.elf())
+    }
+
+    /// A VM with one vCPU and 16 MiB whose kernel is a file with these bytes.
+    pub fn with_kernel(bytes: &[u8]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let kernel = directory.path().join("kernel");
+        std::fs::write(&kernel, bytes).unwrap();
+        let serial = Some(directory.path().join("serial"));
+        let config = VmConfig {
+            memory: MemoryConfig { size: 16 << 20, ..MemoryConfig::default() },
+            payload: PayloadConfig { kernel: Some(kernel), ..PayloadConfig::default() },
+            serial: ConsoleConfig { file: serial, ..ConsoleConfig::new(ConsoleMode::File) },
+            ..VmConfig::default()
+        };
+        Self { directory, config }
+    }
+
+    /// The same with another number of vCPUs.
+    pub fn with_vcpus(mut self, vcpus: u32) -> Self {
+        self.config.cpus = CpusConfig { boot_vcpus: vcpus, max_vcpus: vcpus };
+        self
+    }
+
+    /// A file of the guest.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Runs the guest to its end.
+    pub fn run(&self) -> Result<(), vmm::Error> {
+        vmm::run(&self.config)
+    }
+
+    /// What the guest has written so far.
+    pub fn output(&self) -> String {
+        output(&self.path("serial"))
+    }
+}
+
+/// What a serial port wrote to a file so far.
+pub fn output(path: &Path) -> String {
+    String::from_utf8(std::fs::read(path).unwrap_or_default()).unwrap()
+}
+
+/// Waits until the guest has written `text`.
+pub fn wait_for(path: &Path, text: &str) {
+    let start = std::time::Instant::now();
+    while !output(path).contains(text) {
+        assert!(start.elapsed().as_secs() < 60, "{text:?} is not in {:?}", output(path));
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,156 @@
+//! Tiny guests on the machine's own /dev/kvm, without which these tests fail.
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+
+use common::{CODE_OFFSET, Code, Guest, wait_for};
+
+#[test]
+fn a_guest_prints_and_switches_off() {
+    let guest = Guest::new(&Code::default().print("hello").power_off());
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "hello");
+}
+
+#[test]
+fn what_does_not_exist_reads_all_ones() {
+    let code = Code::default()
+        .load(0xd000_0000)
+        .print_if_eax(u32::MAX, "memory ")
+        .store(0xd000_0000, 1)
+        .bytes(&[0x31, 0xc0]) // xor eax, eax
+        .input(0x70)
+        .print_if_eax(0xff, "port ")
+        .bytes(&[0x66, 0xba, 0xfc, 0x0c, 0xed]) // mov dx, 0xcfc; in eax, dx
+        .print_if_eax(u32::MAX, "configuration ports")
+        .power_off();
+    let guest = Guest::new(&code);
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "memory port configuration ports");
+}
+
+#[test]
+fn the_ecam_has_the_host_bridge_and_nothing_beside_it() {
+    let code = Code::default()
+        .load(0xe800_0000)
+        .print_if_eax(0x0d57_8086, "bridge ")
+        .load(0xe800_1000)
+        .print_if_eax(u32::MAX, "function 1 is absent ")
+        .load(0xe810_0000)
+        .print_if_eax(u32::MAX, "bus 1 is absent")
+        .power_off();
+    let guest = Guest::new(&code);
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "bridge function 1 is absent bus 1 is absent");
+}
+
+/// Runs a guest that ends each life with `reset`, until its kernel is another one.
+///
+/// What is different in the next life can only come from the file: nothing of the guest's own state may survive.
+fn check_reset(vcpus: u32, reset: &Code) {
+    let life = |name: &str| Code::default().print("[").load(0x30_0000).print_if_eax(0, name).store(0x30_0000, 1);
+    let first = life("first").bytes(&reset.0);
+    let last = life("last").power_off();
+    let guest = Guest::new(&first).with_vcpus(vcpus);
+    let kernel = std::fs::OpenOptions::new().write(true).open(guest.path("kernel")).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            wait_for(&guest.path("serial"), "[first[first");
+            kernel.write_all_at(&last.elf()[CODE_OFFSET as usize..], CODE_OFFSET).unwrap();
+        });
+        guest.run().unwrap();
+    });
+    let output = guest.output();
+    assert!(output.starts_with("[first[first") && output.ends_with("[first[last"), "{output}");
+}
+
+#[test]
+fn the_acpi_reset_register_starts_the_guest_again() {
+    check_reset(1, &Code::default().out(0x602, 1).spin());
+}
+
+#[test]
+fn the_keyboard_controllers_reset_line_starts_the_guest_again() {
+    check_reset(1, &Code::default().out(0x64, 0xfe).spin());
+}
+
+#[test]
+fn a_triple_fault_starts_the_guest_again() {
+    // There is no IDT: xor ecx, ecx; div ecx
+    check_reset(1, &Code::default().bytes(&[0x31, 0xc9, 0xf7, 0xf1]));
+}
+
+/// Wakes all other vCPUs by INIT and two SIPIs, which makes them run `code` in real mode at 0x8000.
+fn wake_others(code: &[u8]) -> Code {
+    const INTERRUPT_COMMAND: u32 = 0xfee0_0300;
+    const SPURIOUS_INTERRUPT: u32 = 0xfee0_00f0;
+    const ALL_OTHERS: u32 = 3 << 18;
+    let copy = code.chunks(4).zip((0x8000..).step_by(4)).fold(Code::default(), |copy, (chunk, address)| {
+        let mut dword = [0x90; 4];
+        dword[..chunk.len()].copy_from_slice(chunk);
+        copy.store(address, u32::from_le_bytes(dword))
+    });
+    copy.store(SPURIOUS_INTERRUPT, 0x1ff)
+        .store(INTERRUPT_COMMAND, ALL_OTHERS | 0x4500)
+        .store(INTERRUPT_COMMAND, ALL_OTHERS | 0x4608)
+        .store(INTERRUPT_COMMAND, ALL_OTHERS | 0x4608)
+}
+
+/// `mov dx, port; mov al, value; out dx, al` in 16-bit code.
+fn out16(port: u16, value: u8) -> [u8; 6] {
+    let [low, high] = port.to_le_bytes();
+    [0xba, low, high, 0xb0, value, 0xee]
+}
+
+#[test]
+fn the_second_vcpu_runs_when_the_first_wakes_it() {
+    let second = [&out16(0x3f8, b'2')[..], &out16(0x600, 0x34), &[0xeb, 0xfe]].concat();
+    let guest = Guest::new(&wake_others(&second).spin()).with_vcpus(2);
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "2");
+}
+
+#[test]
+fn a_vcpu_that_spins_is_stopped_when_another_switches_off() {
+    let second = [0xeb, 0xfe];
+    let guest = Guest::new(&wake_others(&second).print("off").power_off()).with_vcpus(4);
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "off");
+}
+
+#[test]
+fn the_firmware_at_the_reset_vector_resets() {
+    // The second vCPU is in real mode, as Linux is there: jmp 0xffff:0
+    check_reset(2, &wake_others(&[0xea, 0x00, 0x00, 0xff, 0xff]).spin());
+}
+
+#[test]
+fn a_guest_that_kvm_cannot_run_ends_with_an_error_of_one_line() {
+    // jmp to an address where nothing is: there is no instruction to emulate.
+    let guest = Guest::new(&Code::default().print("jump").bytes(&[0xb8, 0, 0, 0, 0xd0, 0xff, 0xe0]));
+    let error = guest.run().unwrap_err().to_string();
+    assert_eq!(guest.output(), "jump");
+    assert!(error.starts_with("vCPU 0: ") && !error.contains('\n'), "{error}");
+}
+
+#[test]
+fn a_guest_without_a_serial_port_finds_none() {
+    let present = Code::default().bytes(&[0x31, 0xc0]).input(0x3fd);
+    // A port that is not there reads 0xff. That is told by the way the guest ends: off, or an address where nothing is.
+    let code = present.bytes(&[0x3c, 0xff, 0x74, 7, 0xb8, 0, 0, 0, 0xd0, 0xff, 0xe0]).power_off();
+    let mut guest = Guest::new(&code);
+    guest.run().unwrap_err();
+    guest.config.serial = vmm::config::ConsoleConfig::off();
+    guest.run().unwrap();
+}
+
+#[test]
+fn memory_is_above_the_hole_too() {
+    // In 32-bit mode only what is below can be seen: the last dword below the hole.
+    let code = Code::default().store(0xbfff_fffc, 7).load(0xbfff_fffc).print_if_eax(7, "there").power_off();
+    let mut guest = Guest::new(&code);
+    guest.config.memory.size = 4 << 30;
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "there");
+}

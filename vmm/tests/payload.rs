@@ -1,0 +1,86 @@
+//! What is wrong with a payload is said in one line, and before anything is made.
+
+mod common;
+
+use common::{Code, Guest};
+
+/// The error, which is one line; no serial file must have been made.
+fn error(guest: &Guest) -> String {
+    let error = guest.run().unwrap_err().to_string();
+    assert!(!error.contains('\n'), "{error}");
+    assert!(!guest.path("serial").exists(), "{error}");
+    error
+}
+
+#[test]
+fn a_kernel_that_is_missing_or_unreadable_is_named() {
+    let mut guest = Guest::new(&Code::default());
+    guest.config.payload.kernel = Some(guest.path("no such kernel"));
+    let message = error(&guest);
+    assert!(message.starts_with("--kernel ") && message.contains("no such kernel: cannot be read"), "{message}");
+    guest.config.payload.kernel = Some(guest.path("."));
+    assert!(error(&guest).ends_with("not a regular file"), "{}", error(&guest));
+}
+
+#[test]
+fn a_file_that_is_no_kernel_is_refused() {
+    for bytes in [&b""[..], b"#!/bin/sh\n", &[0; 8192]] {
+        let message = error(&Guest::with_kernel(bytes));
+        assert!(message.contains("neither a bzImage nor an ELF file"), "{message}");
+    }
+    let mut elf = Code::default().elf();
+    elf[64 + 2 * 56 + 8] = 17;
+    let message = error(&Guest::with_kernel(&elf));
+    assert!(message.contains("without a PVH entry"), "{message}");
+}
+
+#[test]
+fn a_kernel_that_does_not_fit_is_refused_with_what_would_be_enough() {
+    let mut guest = Guest::new(&Code::default().power_off());
+    guest.config.memory.size = 1 << 20;
+    let message = error(&guest);
+    assert!(message.contains("3 MiB are needed"), "{message}");
+}
+
+#[test]
+fn an_initramfs_that_is_missing_or_larger_than_memory_is_refused() {
+    let mut guest = Guest::new(&Code::default().power_off());
+    guest.config.payload.initramfs = Some(guest.path("no such file"));
+    assert!(error(&guest).starts_with("--initramfs "));
+    let path = guest.path("initramfs");
+    let file = std::fs::File::create(&path).unwrap();
+    guest.config.payload.initramfs = Some(path);
+    for len in [15 << 20, 1 << 40, i64::MAX as u64] {
+        if file.set_len(len).is_ok() {
+            let message = error(&guest);
+            assert!(message.starts_with("--initramfs ") && message.contains("MiB are needed"), "{message}");
+        }
+    }
+    file.set_len(13 << 20).unwrap();
+    guest.run().unwrap();
+}
+
+#[test]
+fn a_command_line_that_is_too_long_is_refused() {
+    let mut guest = Guest::new(&Code::default().power_off());
+    guest.config.payload.cmdline = Some("x".repeat(0x1_0000));
+    let message = error(&guest);
+    assert!(message.starts_with("--cmdline: ") && message.contains("65535"), "{message}");
+    guest.config.payload.cmdline = Some("x".repeat(0xffff));
+    guest.run().unwrap();
+}
+
+#[test]
+fn more_vcpus_than_can_be_are_refused() {
+    for vcpus in [255, 256, 100_000] {
+        let message = error(&Guest::new(&Code::default()).with_vcpus(vcpus));
+        assert!(message.starts_with(&format!("--cpus boot={vcpus}")), "{message}");
+    }
+}
+
+#[test]
+fn more_memory_than_the_cpu_can_address_is_refused() {
+    let mut guest = Guest::new(&Code::default().power_off());
+    guest.config.memory.size = 1 << 62;
+    assert!(error(&guest).starts_with("--memory size="));
+}
