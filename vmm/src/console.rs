@@ -1,28 +1,28 @@
 //! The serial port: a 16550A, and the file or terminal behind it.
 //!
-//! Input comes from standard input in mode `tty`. A terminal is put into raw mode then, and left as it was found: when the
-//! console is dropped, and in a panic. Input that the guest does not take stays where it is, in the terminal or pipe.
+//! Input comes from standard input in mode `tty`, and a terminal is put into raw mode then. Input that the guest does not take
+//! stays where it is, in the terminal or pipe.
 //!
 //! Output never blocks a vCPU for good. If nobody takes it, the vCPU that writes waits up to [`PATIENCE`], once; what follows
 //! is dropped until somebody takes it again, as it is on a line without flow control.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::termios::{InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use thiserror::Error;
 use vm_superio::serial::SerialEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::{ConsoleConfig, ConsoleMode};
+use crate::terminal::{RawTerminal, is_background};
 
 /// How long a vCPU waits for output that nobody takes.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -211,11 +211,6 @@ impl Console {
     }
 }
 
-fn is_background(terminal: BorrowedFd<'_>) -> bool {
-    terminal.is_terminal()
-        && rustix::termios::tcgetpgrp(terminal).is_ok_and(|foreground| foreground != rustix::process::getpgrp())
-}
-
 /// The thread that reads input.
 #[derive(Debug)]
 struct Reader {
@@ -278,64 +273,6 @@ fn pass_input(port: &SerialPort, mut input: &File, stop: &EventFd) -> io::Result
             _ => Err(error),
         },
     }
-}
-
-/// A terminal in raw mode.
-#[derive(Debug)]
-struct RawTerminal;
-
-/// Standard input's settings as they were found, while they are others.
-static FOUND: Mutex<Option<Termios>> = Mutex::new(None);
-
-impl RawTerminal {
-    /// Puts standard input into raw mode if it is a terminal.
-    fn enter(terminal: BorrowedFd<'_>) -> io::Result<Option<Self>> {
-        if !terminal.is_terminal() {
-            return Ok(None);
-        }
-        let found = rustix::termios::tcgetattr(terminal)?;
-        let mut raw = found.clone();
-        // Every key is the guest's, also those that make signals; output is left alone, for the lines of our own.
-        raw.input_modes &= !(InputModes::ICRNL | InputModes::INLCR | InputModes::IGNCR | InputModes::IXON);
-        raw.local_modes &= !(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG | LocalModes::IEXTEN);
-        raw.special_codes[SpecialCodeIndex::VMIN] = 1;
-        raw.special_codes[SpecialCodeIndex::VTIME] = 0;
-        restore_in_a_panic();
-        *FOUND.lock() = Some(found);
-        let entered = Self;
-        rustix::termios::tcsetattr(terminal, OptionalActions::Now, &raw)?;
-        Ok(Some(entered))
-    }
-}
-
-impl Drop for RawTerminal {
-    fn drop(&mut self) {
-        restore();
-    }
-}
-
-fn restore() {
-    // A panic in the midst of this function must not wait for itself.
-    let Some(found) = FOUND.try_lock().and_then(|mut found| found.take()) else { return };
-    // If another job has the terminal by now, setting it would stop this process.
-    let blocked = vmm_sys_util::signal::block_signal(libc::SIGTTOU).is_ok();
-    // A terminal that is gone needs no restoring.
-    let _ = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, &found);
-    if blocked {
-        let _ = vmm_sys_util::signal::unblock_signal(libc::SIGTTOU);
-    }
-}
-
-/// Nothing is dropped where a panic aborts the process.
-fn restore_in_a_panic() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let previous = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            restore();
-            previous(panic);
-        }));
-    });
 }
 
 #[cfg(test)]

@@ -205,8 +205,11 @@ fn step(id: u32, vcpu: &mut Vcpu, machine: &Machine) -> Option<Stop> {
             }
         }
         Ok(Exit::PioWrite(port, size, data)) => {
-            let requests = data.chunks(size.max(1)).filter_map(|item| machine.ports.write(port, item));
-            return requests.last().map(|request| match request {
+            let mut request = None;
+            for item in data.chunks(size.max(1)) {
+                request = machine.ports.write(port, item).or(request);
+            }
+            return request.map(|request| match request {
                 Request::PowerOff => Stop::PowerOff,
                 Request::Reset => Stop::Reset,
             });

@@ -20,6 +20,7 @@ mod error;
 pub mod kvm;
 pub mod memory;
 pub mod pio;
+mod terminal;
 mod vm;
 
 pub use error::Error;

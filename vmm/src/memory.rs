@@ -262,7 +262,7 @@ fn advise(region: &GuestRegionMmap, advice: Advice) -> rustix::io::Result<()> {
 }
 
 fn fill_with_zeros(region: &GuestRegionMmap) -> io::Result<()> {
-    const ZEROS: [u8; 65536] = [0; 65536];
+    static ZEROS: [u8; 65536] = [0; 65536];
     let mut offset = 0;
     while offset < region.len() {
         let written = region.write(&ZEROS, MemoryRegionAddress(offset)).map_err(io::Error::other)?;
@@ -289,7 +289,7 @@ mod tests {
         let memory = ram.memory().memory();
         let regions: Vec<_> = memory.iter().map(|region| (region.start_addr().0, region.len())).collect();
         assert_eq!(regions, [(0, 3 << 30), (4 << 30, 2 << 30)]);
-        assert!(memory.iter().all(|region| region.as_ptr() as usize % HUGE_PAGE == 0));
+        assert!(memory.iter().all(|region| (region.as_ptr() as usize).is_multiple_of(HUGE_PAGE)));
         assert!(memory.iter().all(|region| region.file_offset().is_none()));
     }
 

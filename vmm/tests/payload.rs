@@ -1,5 +1,7 @@
 //! What is wrong with a payload is said in one line, and before anything is made.
 
+#![expect(clippy::unwrap_used, reason = "what fails here is a failed test")]
+
 mod common;
 
 use common::{Code, Guest};

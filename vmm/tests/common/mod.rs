@@ -1,6 +1,7 @@
 //! Tiny guests: a few instructions in an ELF file with a PVH note.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
 
 use std::path::{Path, PathBuf};
 

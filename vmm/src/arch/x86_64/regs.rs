@@ -113,8 +113,8 @@ pub fn page_tables() -> Vec<u8> {
         bytes.resize(TABLE as usize, 0);
         bytes
     };
-    let mut bytes = table(&mut [PAGE_TABLES + TABLE | PRESENT_WRITABLE].into_iter());
-    bytes.extend(table(&mut (2..6).map(|n| PAGE_TABLES + n * TABLE | PRESENT_WRITABLE)));
+    let mut bytes = table(&mut [(PAGE_TABLES + TABLE) | PRESENT_WRITABLE].into_iter());
+    bytes.extend(table(&mut (2..6).map(|n| (PAGE_TABLES + n * TABLE) | PRESENT_WRITABLE)));
     bytes.extend((0..4 * 512).flat_map(|n: u64| (n << 21 | LARGE | PRESENT_WRITABLE).to_le_bytes()));
     bytes
 }
@@ -162,7 +162,7 @@ mod tests {
     fn the_page_tables_map_4_gib_one_to_one() {
         let bytes = page_tables();
         assert_eq!(bytes.len(), 6 * 4096);
-        assert!(PAGE_TABLES + 6 * 4096 <= super::super::layout::CMDLINE);
+        assert!(PAGE_TABLES + bytes.len() as u64 <= super::super::layout::CMDLINE);
         let entry = |at: u64| {
             let at = (at - PAGE_TABLES) as usize;
             u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
