@@ -181,7 +181,8 @@ impl Guest {
 
     /// Panics if the guest's kernel complained of the machine that it found.
     pub fn assert_kernel_has_no_complaint(&mut self) {
-        let complaints = "can.t assign|firmware bug|\\[BUG|out of range|no space|WARNING: CPU|Call Trace|failed to assign";
+        let complaints =
+            "can.t assign|firmware bug|\\[BUG|out of range|no space|WARNING: CPU|Call Trace|failed to assign";
         let found = self.run(&format!("dmesg | grep -iE \"{complaints}\""));
         assert_eq!(found.text, "", "the guest's kernel complains");
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::console::Output;
 use crate::guest::Guest;
-use crate::tap::{Counters, HostTap, Subnet};
+use crate::tap::{Counters, HostTap, NEIGHBOUR_DELAY, Subnet};
 
 /// How long the guest may take to add or remove VFs with their drivers. 64 of them take some 20 s under emulation.
 const NUMVFS_LIMIT: Duration = Duration::from_secs(120);
@@ -115,6 +115,7 @@ impl Guest {
     /// Gives `interface` its address in `subnet` and brings it up.
     pub fn join(&mut self, interface: &str, subnet: Subnet) {
         self.ok(&format!("ip addr flush dev {interface} && ip addr add {}/24 dev {interface}", subnet.guest()));
+        self.ok(&format!("echo {NEIGHBOUR_DELAY} > /proc/sys/net/ipv4/neigh/{interface}/delay_first_probe_time"));
         self.ok(&format!("ip link set {interface} up"));
     }
 

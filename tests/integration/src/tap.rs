@@ -5,6 +5,10 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
+/// How long, in seconds, Linux trusts a neighbour's address before it asks again by itself: longer than a test takes, so
+/// that a frame which no test sent does not pass for one that took the wrong way.
+pub(crate) const NEIGHBOUR_DELAY: u32 = 600;
+
 /// One of the private networks between a tap and the guest's NIC on it: `10.77.<number>.0/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subnet(pub u8);
@@ -90,6 +94,8 @@ impl HostTap {
         if Path::new(&knob).exists() {
             fs::write(&knob, "1").expect("IPv6 can be switched off on a tap");
         }
+        let delay = format!("/proc/sys/net/ipv4/neigh/{}/delay_first_probe_time", self.name);
+        fs::write(&delay, NEIGHBOUR_DELAY.to_string()).unwrap_or_else(|error| panic!("{delay}: {error}"));
         let socket = datagram_socket();
         let mut request = self.request();
         request.ifr_ifru.ifru_addr = socket_address(subnet.host());

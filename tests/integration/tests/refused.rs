@@ -1,6 +1,6 @@
 //! What only shows with root, taps and KVM: a VMM that cannot have what it needs says so in one line and leaves nothing.
 
-use integration::{Exit, GuestSpec, HostTap, Kernel, KvmMode, interface_exists};
+use integration::{DeviceMode, Exit, GuestSpec, HostTap, Kernel, interface_exists};
 
 /// A user with no rights.
 const NOBODY: u32 = 65534;
@@ -36,15 +36,22 @@ fn a_vf_tap_that_somebody_else_uses_is_named_and_the_other_taps_go() {
 
 #[test]
 fn a_user_who_may_not_make_a_tap_is_told_what_to_do() {
-    let _kvm = KvmMode::set(0o666);
+    let _devices = ["/dev/kvm", "/dev/net/tun"].map(|path| DeviceMode::set(path, 0o666));
     let exit = spec("tap=never0").command().user(NOBODY).run();
     assert_refused_in_one_line(&exit, &["--net", "never0", "CAP_NET_ADMIN"]);
     assert!(!interface_exists("never0"));
 }
 
 #[test]
+fn a_user_who_may_not_open_the_tun_device_is_told_what_to_do() {
+    let _devices = [DeviceMode::set("/dev/kvm", 0o666), DeviceMode::set("/dev/net/tun", 0o600)];
+    let exit = spec("tap=never0").command().user(NOBODY).run();
+    assert_refused_in_one_line(&exit, &["--net", "/dev/net/tun"]);
+}
+
+#[test]
 fn a_user_who_may_not_open_kvm_is_told_what_to_do() {
-    let _kvm = KvmMode::set(0o600);
+    let _kvm = DeviceMode::set("/dev/kvm", 0o600);
     let exit = GuestSpec::new(Kernel::V6_12).command().user(NOBODY).run();
     assert_refused_in_one_line(&exit, &["/dev/kvm"]);
 }

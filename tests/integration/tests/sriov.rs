@@ -43,6 +43,15 @@ fn driver(guest: &mut Guest, verb: &str, address: &str) {
     guest.ok(&format!("echo {address} > /sys/bus/pci/drivers/virtio-pci/{verb}"));
 }
 
+/// Enables VFs that get no driver by themselves, but may be given one.
+fn enable_without_drivers(guest: &mut Guest, pf: &Pf, count: usize) {
+    let autoprobe = pf.file("sriov_drivers_autoprobe");
+    guest.ok(&format!("echo 0 > {autoprobe}"));
+    pf.set_num_vfs(guest, count);
+    // While it is 0, Linux refuses to bind a driver by hand too.
+    guest.ok(&format!("echo 1 > {autoprobe}"));
+}
+
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -123,8 +132,7 @@ fn vfs_on_both_of_their_buses_carry_traffic_when_300_are_enabled(#[case] kernel:
     let mut guest = Guest::boot(GuestSpec::new(kernel).net("id=pf0,tap=pf0,sriov_vfs=300"));
     let pf = Pf::find(&mut guest);
     // 300 VFs with their drivers would need more interrupt vectors than the guest has.
-    guest.ok(&format!("echo 0 > {}", pf.file("sriov_drivers_autoprobe")));
-    pf.set_num_vfs(&mut guest, 300);
+    enable_without_drivers(&mut guest, &pf, 300);
     let vfs = pf.vfs(&mut guest);
     assert_eq!(vfs.len(), 300);
     for vf in &vfs {
@@ -216,8 +224,7 @@ fn a_function_level_reset_of_a_vf_leaves_the_others_and_the_vf_usable(#[case] ke
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_function_level_reset_of_the_pf_keeps_the_vfs_that_linux_restores(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot(kernel, 4);
-    guest.ok(&format!("echo 0 > {}", pf.file("sriov_drivers_autoprobe")));
-    pf.set_num_vfs(&mut guest, 4);
+    enable_without_drivers(&mut guest, &pf, 4);
     guest.ok_within(&format!("echo 1 > {}", pf.file("reset")), Duration::from_secs(60));
     // The reset clears VF Enable; Linux writes it back, and the VFs must be there as after the first time.
     assert_eq!(pf.read(&mut guest, "sriov_numvfs"), "4");
@@ -230,7 +237,6 @@ fn a_function_level_reset_of_the_pf_keeps_the_vfs_that_linux_restores(#[case] ke
     driver(&mut guest, "unbind", &pf.address);
     assert_eq!(pf.vfs(&mut guest), []);
     driver(&mut guest, "bind", &pf.address);
-    guest.ok(&format!("echo 1 > {}", pf.file("sriov_drivers_autoprobe")));
     pf.set_num_vfs(&mut guest, 2);
     assert_each_is_a_netdev_with_its_mac_at_its_address(&pf.vfs(&mut guest), 2);
     guest.assert_kernel_has_no_complaint();
