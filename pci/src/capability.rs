@@ -21,6 +21,13 @@ impl VendorCapability {
         2 + self.body.len()
     }
 
+    /// Sets what software may write to what it is in `saved`, a body of the same length.
+    pub(crate) fn restore(&mut self, saved: &[u8]) {
+        for ((byte, writable), saved) in self.body.iter_mut().zip(&self.writable).zip(saved) {
+            *byte = *byte & !writable | saved & writable;
+        }
+    }
+
     /// Reads the dword at `reg` from the start of the capability. The next pointer is 0.
     pub(crate) fn read(&self, reg: Dword) -> u32 {
         let byte = |offset: u16| match offset {

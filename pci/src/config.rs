@@ -149,6 +149,30 @@ impl ConfigSpace {
         self.sriov.as_ref()
     }
 
+    pub(crate) fn sriov_mut(&mut self) -> Option<&mut Sriov> {
+        self.sriov.as_mut()
+    }
+
+    pub(crate) fn vendor(&self) -> &[VendorCapability] {
+        &self.vendor
+    }
+
+    pub(crate) fn vendor_mut(&mut self) -> &mut [VendorCapability] {
+        &mut self.vendor
+    }
+
+    pub(crate) fn pcie_offset(&self) -> u16 {
+        self.chain.offset(Kind::Pcie).unwrap_or(0)
+    }
+
+    pub(crate) fn msix_offset(&self) -> u16 {
+        self.chain.offset(Kind::Msix).unwrap_or(0)
+    }
+
+    pub(crate) fn power_offset(&self) -> Option<u16> {
+        self.chain.offset(Kind::Power)
+    }
+
     /// The offset of the n-th vendor-specific capability; 0 if there are not so many.
     pub fn vendor_offset(&self, n: usize) -> u16 {
         self.chain.offset(Kind::Vendor(n)).unwrap_or(0)

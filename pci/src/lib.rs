@@ -21,6 +21,7 @@ mod pcie;
 mod power;
 pub mod spec;
 mod sriov;
+mod state;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod topology;
@@ -37,4 +38,5 @@ pub use msix::{Msix, MsixShape};
 pub use pcie::Pcie;
 pub use power::Power;
 pub use sriov::{Sriov, SriovError, SriovShape};
+pub use state::{ConfigState, MsixState, RestoreError, STATE_VERSION, SriovState};
 pub use topology::{Placement, Topology, TopologyError, VfPlacement};

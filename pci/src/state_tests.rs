@@ -1,0 +1,195 @@
+//! What comes back from a state, and what does not.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{BarIndex, BarKind, ConfigShape, Effects, Identity, MsixShape, Role, SriovShape, VendorCapability, Window};
+
+fn bar(n: u8) -> BarIndex {
+    BarIndex::new(n).unwrap()
+}
+
+fn bars() -> Vec<(BarIndex, BarKind)> {
+    vec![
+        (bar(0), BarKind::Memory32 { size: 0x100 }),
+        (bar(2), BarKind::Memory64 { size: 0x2000, prefetchable: true }),
+        (bar(4), BarKind::Memory64 { size: 0x1000, prefetchable: true }),
+    ]
+}
+
+fn space(role: Role) -> ConfigSpace {
+    ConfigSpace::new(ConfigShape {
+        identity: Identity {
+            vendor: 0x1af4,
+            device: 0x1041,
+            revision: 1,
+            class: [2, 0, 0],
+            subsystem_vendor: 0x1af4,
+            subsystem: 0x1041,
+        },
+        bars: if role == Role::Vf { Vec::new() } else { bars() },
+        role,
+        vendor: vec![VendorCapability { body: vec![8, 5, 0, 0, 0, 0], writable: vec![0, 0, 0xff, 0xff, 0xff, 0xff] }],
+        msix: MsixShape { vectors: 3, table: (bar(4), 0), pba: (bar(4), 0x800) },
+    })
+    .unwrap()
+}
+
+fn pf() -> ConfigSpace {
+    space(Role::Pf(SriovShape {
+        total_vfs: 8,
+        first_vf_offset: 0xe8,
+        vf_stride: 1,
+        vf_device_id: 0x1041,
+        bars: bars(),
+        function_dependency_link: 0,
+    }))
+}
+
+fn write(space: &mut ConfigSpace, offset: u16, value: u32) -> Effects {
+    space.write(Dword::containing(offset), DwordWrite::full(value))
+}
+
+fn windows(space: &ConfigSpace) -> Vec<Window> {
+    let mut windows = Vec::new();
+    space.windows(&mut windows);
+    windows
+}
+
+/// A PF in use: BARs placed, memory on, three VFs of 8 KiB pages enabled, MSI-X on.
+fn used() -> ConfigSpace {
+    let mut pf = pf();
+    for (offset, value) in [
+        (0x18, 0x1000_0000),
+        (0x04, 6),
+        (0x120, 2),
+        (0x12c, 0x4000_0000),
+        (0x130, 1),
+        (0x110, 3),
+        (0x108, 9),
+        (0x7c, 0x8000_0000),
+        (0x48, 0x10),
+    ] {
+        let _ = write(&mut pf, offset, value);
+    }
+    let _ = pf.msix_mut().table_write(16, &[4, 0, 0xe0, 0xfe, 0, 0, 0, 0]);
+    let offset = pf.vendor_offset(0);
+    let _ = write(&mut pf, offset + 4, 0x55aa);
+    pf
+}
+
+#[test]
+fn what_was_saved_comes_back_with_its_vfs_enabled() {
+    let mut restored = pf();
+    restored.restore(&used().save()).unwrap();
+    assert_eq!(restored, used());
+    assert_eq!((restored.sriov().unwrap().num_visible(), windows(&restored)), (3, windows(&used())));
+}
+
+#[test]
+fn b4_num_vfs_without_vf_enable_enables_nothing_and_stays_writable() {
+    let mut pf = used();
+    let _ = write(&mut pf, 0x108, 0);
+    let mut restored = self::pf();
+    restored.restore(&pf.save()).unwrap();
+    assert_eq!(restored.sriov().unwrap().num_visible(), 0);
+    let _ = write(&mut restored, 0x110, 5);
+    assert_eq!(restored.read(Dword::containing(0x110)), 5);
+}
+
+#[test]
+fn b4_num_vfs_is_locked_again_after_a_restore_with_vf_enable() {
+    let mut restored = pf();
+    restored.restore(&used().save()).unwrap();
+    let _ = write(&mut restored, 0x110, 5);
+    assert_eq!(restored.read(Dword::containing(0x110)), 3);
+}
+
+#[test]
+fn a_function_in_d3hot_comes_back_in_d3hot() {
+    let mut pf = used();
+    let power = pf.power_offset().unwrap();
+    let _ = write(&mut pf, power + 4, 3);
+    let mut restored = self::pf();
+    restored.restore(&pf.save()).unwrap();
+    assert_eq!(restored, pf);
+    assert!(windows(&restored).is_empty());
+}
+
+#[test]
+fn what_software_could_not_have_written_is_refused_and_changes_nothing() {
+    let changes: [fn(&mut ConfigState); 12] = [
+        |state| state.version = 2,
+        |state| state.command = 1,
+        |state| state.bars[2] = 0x1000_0001,
+        |state| state.bars[1] = 1,
+        |state| state.device_control = 1 << 15,
+        |state| state.power_state = 2,
+        |state| state.msix.control |= 1,
+        |state| state.msix.table[0][3] = 2,
+        |state| state.msix.table.truncate(2),
+        |state| state.vendor[0][0] = 9,
+        |state| state.sriov = None,
+        |state| state.vendor.clear(),
+    ];
+    for (n, change) in changes.into_iter().enumerate() {
+        let mut state = used().save();
+        change(&mut state);
+        let mut target = pf();
+        assert!(target.restore(&state).is_err(), "change {n}");
+        assert_eq!(target, pf());
+    }
+    assert!(space(Role::Vf).restore(&used().save()).is_err());
+}
+
+#[test]
+fn b1_more_vfs_than_there_are_do_not_come_back_enabled() {
+    let changes: [fn(&mut SriovState); 5] = [
+        |state| state.num_vfs = 9,
+        |state| state.control = 0x19,
+        |state| state.system_page_size = 3,
+        |state| state.system_page_size = 0,
+        |state| state.bars[2] |= 0x2000,
+    ];
+    for (n, change) in changes.into_iter().enumerate() {
+        let mut state = used().sriov().unwrap().save();
+        change(&mut state);
+        let mut sriov = pf().sriov().unwrap().clone();
+        let refused = sriov.restore(&state);
+        // An address bit is one that software may set.
+        assert_eq!(refused.is_err(), n != 4, "change {n}");
+        assert_eq!(sriov.num_visible(), if n == 4 { 3 } else { 0 });
+    }
+}
+
+fn sriov_state() -> impl Strategy<Value = SriovState> {
+    let bars = prop::array::uniform6(prop_oneof![Just(0), any::<u32>(), Just(0xc), Just(0x4000_000c)]);
+    (prop_oneof![0u16..16, any::<u16>()], prop_oneof![0u16..12, any::<u16>()], 0u32..13, bars)
+        .prop_map(|(control, num_vfs, page, bars)| SriovState { control, num_vfs, system_page_size: 1 << page, bars })
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_states_are_refused_or_restored_as_they_are(state in sriov_state()) {
+        let mut sriov = pf().sriov().unwrap().clone();
+        let fresh = sriov.clone();
+        if sriov.restore(&state).is_err() {
+            prop_assert_eq!(&sriov, &fresh);
+        } else {
+            prop_assert_eq!(sriov.save(), state);
+            prop_assert!(sriov.num_visible() <= sriov.total_vfs());
+        }
+    }
+
+    #[test]
+    fn any_state_that_software_reaches_comes_back(writes in prop::collection::vec((0u16..0x50, any::<u32>()), 0..60)) {
+        let mut pf = pf();
+        for (dword, value) in writes {
+            let _ = write(&mut pf, dword * 4, value);
+        }
+        let mut restored = self::pf();
+        restored.restore(&pf.save()).unwrap();
+        prop_assert_eq!(&restored, &pf);
+        prop_assert_eq!(windows(&restored), windows(&pf));
+    }
+}
