@@ -21,8 +21,7 @@ pub fn run(lab: &Lab, workspace: &Path, runs: usize) -> Result<()> {
     let binaries = build::static_binaries(workspace, false)?;
     note("measure", format!("{runs} starts and the resident memory, in virtual time; this takes minutes"));
     let mut machine = FirstLevel::boot(lab, workspace, 9, Clock::Instructions)?;
-    let measure = binaries.demo.with_file_name("measure");
-    let command = format!("{}{} {runs}", environment(lab, &binaries), quote(&measure));
+    let command = format!("{}{} {runs}", environment(lab, &binaries), quote(&binaries.measure));
     match machine.run(&command, LIMIT, &mut |line| println!("{line}")) {
         Ok(0) => Ok(()),
         Ok(status) => Err(Error::new(format!("the measurement ended with status {status}"))),

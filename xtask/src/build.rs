@@ -16,28 +16,31 @@ pub struct Binaries {
     pub vmm: PathBuf,
     /// The demonstration.
     pub demo: PathBuf,
+    /// The measurement of starts and memory.
+    pub measure: PathBuf,
     /// Each file of integration tests: its name, and the test binary.
     pub tests: Vec<(String, PathBuf)>,
 }
 
-/// Builds the command, the demonstration, and with `tests` the integration tests.
+/// Builds the command, the lab's programs, and with `tests` the integration tests.
 pub fn static_binaries(workspace: &Path, tests: bool) -> Result<Binaries> {
     let vmm =
         build(workspace, "the command, static and optimised", &["build", "--release", "--bin", "cloud-hypervisor"])?;
-    let demo = build(workspace, "the demonstration", &["build", "--package", "integration", "--bin", "demo"])?;
+    let programs = build(workspace, "the lab's programs", &["build", "--package", "integration", "--bins"])?;
     let test_binaries = if tests {
         let arguments = ["test", "--no-run", "--package", "integration", "--tests"];
         build(workspace, "the integration tests", &arguments)?
     } else {
         Vec::new()
     };
-    let only = |mut built: Vec<Executable>, name: &str| {
-        built.retain(|executable| executable.name == name);
-        built.pop().map(|executable| executable.path).ok_or_else(|| Error::new(format!("cargo built no {name}")))
+    let only = |built: &[Executable], name: &str| {
+        let found = built.iter().find(|executable| executable.name == name);
+        found.map(|executable| executable.path.clone()).ok_or_else(|| Error::new(format!("cargo built no {name}")))
     };
     Ok(Binaries {
-        vmm: only(vmm, "cloud-hypervisor")?,
-        demo: only(demo, "demo")?,
+        vmm: only(&vmm, "cloud-hypervisor")?,
+        demo: only(&programs, "demo")?,
+        measure: only(&programs, "measure")?,
         tests: test_binaries
             .into_iter()
             .filter(|executable| executable.kind == "test")
