@@ -108,7 +108,7 @@ impl ConfigPorts {
 mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
-    use std::sync::Arc;
+    use std::rc::Rc;
 
     use super::*;
 
@@ -116,7 +116,7 @@ mod tests {
     #[derive(Default)]
     struct Memory(RefCell<BTreeMap<(Rid, Dword), u32>>);
 
-    impl ConfigTarget for Memory {
+    impl ConfigTarget for Rc<Memory> {
         fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
             self.0.borrow().get(&(rid, reg)).copied().unwrap_or(0)
         }
@@ -127,8 +127,8 @@ mod tests {
         }
     }
 
-    fn topology() -> (Topology<Arc<Memory>>, Arc<Memory>) {
-        let memory = Arc::new(Memory::default());
+    fn topology() -> (Topology<Rc<Memory>>, Rc<Memory>) {
+        let memory = Rc::new(Memory::default());
         let mut topology = Topology::new(127);
         let placement = topology.place(Some(3), 300).unwrap();
         topology.plug(placement, memory.clone()).unwrap();
@@ -140,7 +140,7 @@ mod tests {
         u64::from(rid.to_bits()) << 12 | offset
     }
 
-    fn ecam_get<const N: usize>(topology: &Topology<Arc<Memory>>, offset: u64) -> [u8; N] {
+    fn ecam_get<const N: usize>(topology: &Topology<Rc<Memory>>, offset: u64) -> [u8; N] {
         let mut data = [0; N];
         ecam_read(topology, offset, &mut data);
         data

@@ -122,24 +122,24 @@ fn take(free: &mut Range<u64>, align: u64, len: u64) -> Result<u64, NoRoom> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
     use std::sync::Arc;
 
+    use parking_lot::Mutex;
     use pci::{
         BarIndex, BarKind, ConfigShape, ConfigSpace, Dword, DwordWrite, Identity, MsixShape, Role, SriovShape, Window,
     };
 
     use super::*;
 
-    struct Space(RefCell<ConfigSpace>);
+    struct Space(Mutex<ConfigSpace>);
 
     impl ConfigTarget for Space {
         fn config_read(&self, _rid: Rid, reg: Dword) -> u32 {
-            self.0.borrow().read(reg)
+            self.0.lock().read(reg)
         }
 
         fn config_write(&self, _rid: Rid, reg: Dword, write: DwordWrite) {
-            let _ = self.0.borrow_mut().write(reg, write);
+            let _ = self.0.lock().write(reg, write);
         }
     }
 
@@ -166,13 +166,13 @@ mod tests {
             Identity { vendor: 1, device: 2, revision: 1, class: [2, 0, 0], subsystem_vendor: 1, subsystem: 2 };
         let msix = MsixShape { vectors: 1, table: (bar(2), 0), pba: (bar(2), 0x800) };
         let space = ConfigSpace::new(ConfigShape { identity, role, bars, vendor: Vec::new(), msix }).unwrap();
-        let space = Arc::new(Space(RefCell::new(space)));
+        let space = Arc::new(Space(Mutex::new(space)));
         topology.plug(placement, space.clone()).unwrap();
         space
     }
 
     fn windows(space: &Space, num_vfs: u16) -> Vec<Window> {
-        let mut space = space.0.borrow_mut();
+        let mut space = space.0.lock();
         for (offset, value) in [(4, 2), (0x110, u32::from(num_vfs)), (0x108, 9)] {
             let _ = space.write(Dword::containing(offset), DwordWrite::full(value));
         }
