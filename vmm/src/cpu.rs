@@ -63,6 +63,9 @@ pub enum Error {
         /// Why not.
         error: io::Error,
     },
+    /// A vCPU's thread panicked, which is a fault of this program's.
+    #[error("vCPU {0}: its thread panicked; please report this")]
+    Panicked(u32),
     /// The signal that stops vCPUs cannot be had.
     #[error("cannot install the handler of the signal that stops vCPUs: {0}")]
     Signal(io::Error),
@@ -174,13 +177,36 @@ thread_local! {
 extern "C" fn leave_guest(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let immediate_exit = IMMEDIATE_EXIT.get();
     if !immediate_exit.is_null() {
-        // SAFETY: it points into the vCPU's mapping, as `run` keeps it; the handler runs in the thread of the vCPU.
+        // SAFETY: it points into the vCPU's mapping, as `InGuest` keeps it; the handler runs in the thread of the vCPU.
         unsafe { immediate_exit.write_volatile(1) };
     }
 }
 
+/// A thread whose vCPU may be in the guest.
+struct InGuest<'a> {
+    id: u32,
+    stop: &'a StopSignal,
+}
+
+impl<'a> InGuest<'a> {
+    fn new(id: u32, vcpu: &mut Vcpu, stop: &'a StopSignal) -> Self {
+        IMMEDIATE_EXIT.set(vcpu.immediate_exit());
+        Self { id, stop }
+    }
+}
+
+impl Drop for InGuest<'_> {
+    fn drop(&mut self) {
+        IMMEDIATE_EXIT.set(ptr::null_mut());
+        if std::thread::panicking() {
+            self.stop.send(Stop::Failed(Error::Panicked(self.id)));
+        }
+    }
+}
+
 fn run(id: u32, mut vcpu: Vcpu, machine: &Machine, quit: &AtomicBool) {
-    IMMEDIATE_EXIT.set(vcpu.immediate_exit());
+    // Dropped before the vCPU, also in a panic.
+    let _in_guest = InGuest::new(id, &mut vcpu, &machine.stop);
     // Who stops the vCPUs sets `quit` before the signal: either it is seen here, or the signal finds the pointer that is set.
     while !quit.load(Ordering::SeqCst) {
         if let Some(stop) = step(id, &mut vcpu, machine) {
@@ -191,7 +217,6 @@ fn run(id: u32, mut vcpu: Vcpu, machine: &Machine, quit: &AtomicBool) {
             break;
         }
     }
-    IMMEDIATE_EXIT.set(ptr::null_mut());
 }
 
 /// Runs the guest up to its next exit and serves that.
@@ -226,7 +251,58 @@ fn step(id: u32, vcpu: &mut Vcpu, machine: &Machine) -> Option<Stop> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend};
+
     use super::*;
+    use crate::arch::x86_64::layout::{self, Layout};
+    use crate::arch::x86_64::regs::Entry;
+    use crate::config::MemoryConfig;
+    use crate::memory::GuestRam;
+
+    /// Memory that panics when it is touched.
+    struct Broken;
+
+    impl MmioHandler for Broken {
+        fn read(&self, _: u64, _: &mut [u8]) {
+            panic!("on purpose");
+        }
+
+        fn write(&self, _: u64, _: &[u8]) {}
+    }
+
+    /// A VM of 2 MiB with a vCPU that is about to run `code`.
+    fn vcpu(code: &[u8]) -> (GuestRam, Vcpu) {
+        let config = MemoryConfig { size: 2 << 20, ..MemoryConfig::default() };
+        let ram = GuestRam::new(&config, &Layout::new(config.size, 46).unwrap(), false).unwrap();
+        let vm = kvm::Kvm::open().unwrap().create_vm(layout::KVM_TSS).unwrap();
+        let memory = ram.memory().memory();
+        memory.write_slice(code, GuestAddress(0x1000)).unwrap();
+        // SAFETY: the memory is returned together with the vCPU, and lasts for as long as the tests use that.
+        unsafe { vm.set_memory(0, 0, memory.get_host_address(GuestAddress(0)).unwrap(), config.size) }.unwrap();
+        let vcpu = vm.create_vcpu(0).unwrap();
+        let mut sregs = vcpu.sregs().unwrap();
+        Entry::Pvh(0x1000).set_sregs(&mut sregs);
+        vcpu.set_sregs(&sregs).unwrap();
+        vcpu.set_regs(&Entry::Pvh(0x1000).regs()).unwrap();
+        (ram, vcpu)
+    }
+
+    #[test]
+    fn a_panic_of_a_vcpus_thread_ends_the_guest() {
+        // mov eax, [0xd0000000]
+        let (_ram, vcpu) = vcpu(&[0xa1, 0x00, 0x00, 0x00, 0xd0]);
+        let stop = Arc::new(StopSignal::new().unwrap());
+        let machine = Arc::new(Machine { mmio: Arc::new(Broken), ports: Ports::new(None), stop: Arc::clone(&stop) });
+        let _vcpus = Vcpus::start(vec![vcpu], &machine).unwrap();
+        let stopped = std::iter::repeat_with(|| {
+            std::thread::sleep(Duration::from_millis(1));
+            stop.take()
+        });
+        let reason = stopped.take(60_000).flatten().next().unwrap();
+        assert!(matches!(reason, Stop::Failed(Error::Panicked(0))), "{reason:?}");
+    }
 
     #[test]
     fn the_first_to_stop_is_heard_once() {
