@@ -16,6 +16,9 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use crate::kvm::{self, Exit, Vcpu};
 use crate::pio::{Ports, Request};
 
+/// The stack of a vCPU's thread, in bytes: far more than a device needs, and too little to become a huge page of its own.
+const STACK: usize = 512 << 10;
+
 /// Guest addresses that are not memory.
 pub trait MmioHandler: Send + Sync {
     /// Reads `data.len()` bytes, 1 to 8; what is not there reads all-ones.
@@ -146,6 +149,7 @@ impl Vcpus {
             let (machine, quit) = (Arc::clone(machine), Arc::clone(&running.quit));
             let thread = std::thread::Builder::new()
                 .name(format!("vcpu{id}"))
+                .stack_size(STACK)
                 .spawn(move || run(id, vcpu, &machine, &quit))
                 .map_err(|error| Error::Spawn { vcpu: id, error })?;
             running.threads.push(thread);
