@@ -22,6 +22,7 @@ pub struct GuestSpec {
     image: Image,
     cpus: u32,
     memory: String,
+    cmdline: String,
     with_lspci: bool,
     arguments: Vec<String>,
     inherited: Vec<OwnedFd>,
@@ -35,6 +36,7 @@ impl GuestSpec {
             image: Image::Vmlinux,
             cpus: 1,
             memory: "size=256M".into(),
+            cmdline: CMDLINE.into(),
             with_lspci: false,
             arguments: Vec::new(),
             inherited: Vec::new(),
@@ -56,6 +58,13 @@ impl GuestSpec {
     /// Sets the value of `--memory`.
     pub fn memory(mut self, memory: &str) -> GuestSpec {
         self.memory = memory.into();
+        self
+    }
+
+    /// Adds an argument to the kernel's command line.
+    pub fn kernel_argument(mut self, argument: &str) -> GuestSpec {
+        self.cmdline.push(' ');
+        self.cmdline.push_str(argument);
         self
     }
 
@@ -95,7 +104,7 @@ impl GuestSpec {
             .arg(lab::kernel_file(self.kernel, self.image))
             .arg("--initramfs")
             .arg(lab::initramfs(self.kernel, self.with_lspci))
-            .args(["--cmdline", CMDLINE, "--serial", "tty", "--console", "off"])
+            .args(["--cmdline", &self.cmdline, "--serial", "tty", "--console", "off"])
             .args(["--cpus", &format!("boot={}", self.cpus), "--memory", &self.memory])
             .args(self.arguments);
         self.inherited.into_iter().fold(command, VmmCommand::inherit)
