@@ -9,7 +9,7 @@ use crate::tap::{Counters, HostTap, NEIGHBOUR_DELAY, Subnet};
 /// How long the guest may take to add or remove VFs with their drivers. 64 of them take some 20 s under emulation.
 const NUMVFS_LIMIT: Duration = Duration::from_secs(120);
 
-/// The only PF of a guest.
+/// A PF.
 #[derive(Clone, Debug)]
 pub struct Pf {
     /// Its address, such as `0000:00:01.0`.
@@ -36,7 +36,12 @@ pub fn predicted_vf_address(index: usize) -> String {
 }
 
 impl Pf {
-    /// Finds the PF.
+    /// The PF at `address`, in a guest that has several.
+    pub fn at(address: &str) -> Pf {
+        Pf { address: address.into() }
+    }
+
+    /// Finds the only PF.
     pub fn find(guest: &mut Guest) -> Pf {
         let found = guest.ok("cd /sys/bus/pci/devices && ls -d */sriov_totalvfs");
         assert_eq!(found.lines().count(), 1, "one PF: {found}");

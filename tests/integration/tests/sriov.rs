@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use integration::{Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Vf, predicted_vf_address};
+use integration::{Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Vf, interface_exists, predicted_vf_address};
 use rstest::rstest;
 
 /// The subnet of the PF; VF i has the subnet i.
@@ -105,6 +105,9 @@ fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_and_none_other(#[case] ke
     assert_eq!(taps.iter().map(HostTap::counters).collect::<Vec<_>>(), quiet, "the PF leaves the VFs' taps alone");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
+    for tap in &taps {
+        assert!(!interface_exists(tap.name()), "{} went with the VMM that made it", tap.name());
+    }
 }
 
 #[rstest]
@@ -239,6 +242,45 @@ fn a_function_level_reset_of_the_pf_keeps_the_vfs_that_linux_restores(#[case] ke
     driver(&mut guest, "bind", &pf.address);
     pf.set_num_vfs(&mut guest, 2);
     assert_each_is_a_netdev_with_its_mac_at_its_address(&pf.vfs(&mut guest), 2);
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+#[test]
+fn a_vf_uses_the_tap_that_its_configuration_names_and_leaves_it_in_place() {
+    let tenant = HostTap::persistent("tenant-a");
+    let net = "id=pf0,tap=pf0,sriov_vfs=2";
+    let spec = GuestSpec::new(Kernel::V6_12).net(net).net_vf("pf=pf0,index=1,tap=tenant-a,mac=52:54:00:00:01:01");
+    let mut guest = Guest::boot(spec);
+    let pf = Pf::find(&mut guest);
+    pf.set_num_vfs(&mut guest, 2);
+    let taps = [HostTap::existing("pf0v0"), HostTap::existing(tenant.name())];
+    for vf in pf.vfs(&mut guest) {
+        vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
+    }
+    assert!(!interface_exists("pf0v1"), "no tap is made for a VF that has one");
+    assert_eq!(guest.power_off().code, Some(0));
+    assert!(interface_exists(tenant.name()));
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_second_pf_has_vf_buses_of_its_own(#[case] kernel: Kernel) {
+    let nets = ["id=pf0,tap=pf0,sriov_vfs=2", "id=pf1,tap=pf1,sriov_vfs=2"];
+    let mut guest = Guest::boot(nets.iter().fold(GuestSpec::new(kernel), |spec, net| spec.net(net)));
+    let taps = ["pf0v0", "pf0v1", "pf1v0", "pf1v1"].map(HostTap::existing);
+    for (number, address) in ["0000:00:01.0", "0000:00:02.0"].into_iter().enumerate() {
+        let pf = Pf::at(address);
+        pf.set_num_vfs(&mut guest, 2);
+        for vf in pf.vfs(&mut guest) {
+            assert_eq!(vf.address, format!("0000:{:02x}:00.{}", number + 1, vf.index));
+            let own = 2 * number + vf.index;
+            vf.ping_through(&mut guest, &taps, own, Subnet(own as u8));
+        }
+    }
+    Pf::at("0000:00:01.0").set_num_vfs(&mut guest, 0);
+    assert_eq!(Pf::at("0000:00:02.0").vfs(&mut guest).len(), 2, "the other PF's VFs stay");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
