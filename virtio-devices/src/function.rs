@@ -192,7 +192,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             Some(Place::Common(offset)) => match self.transport.write(offset, data) {
                 Change::None => Effects::NONE,
                 Change::Vectors => Effects { messages: true, ..Effects::NONE },
-                Change::Status => Effects { queues: true, ..Effects::NONE },
+                // With the first start of its queues the function has messages to send.
+                Change::Status => Effects { queues: true, messages: true, ..Effects::NONE },
                 Change::Reset => {
                     self.reset_device();
                     Effects { queues: true, messages: true, ..Effects::NONE }

@@ -307,7 +307,7 @@ fn a_vector_that_nothing_is_mapped_to_has_no_message() {
         out.iter().map(|message| message.data).collect::<Vec<_>>()
     };
     assert!(messages(driver.device).is_empty(), "nothing is sent before DRIVER_OK");
-    let _ = driver.set_status(15);
+    assert!(driver.set_status(15).messages, "there are messages from now on");
     assert_eq!(messages(driver.device), [0x43]);
 }
 
