@@ -75,6 +75,30 @@ impl Op {
         bytes.chunks_exact(OP_LEN).filter_map(|chunk| chunk.try_into().ok().map(Self::decode_one))
     }
 
+    /// The bytes that stand for the operation, as [`Self::decode`] reads them. Lengths are those that can be decoded: up to 5 bytes
+    /// of configuration space, up to 16 of a window.
+    pub fn encode(self) -> [u8; OP_LEN] {
+        let target = |target| match target {
+            Target::Pf => (0, 0),
+            Target::Vf(index) => (0x10, index),
+        };
+        let window = |window| match window {
+            WindowId::Bar(bar) => (0, u16::from(bar.get())),
+            WindowId::VfBar(bar) => (0x10, u16::from(bar.get())),
+        };
+        let low = |offset: u64| u32::try_from(offset & u64::from(u32::MAX)).unwrap_or(0);
+        // 0x20: the offset is one of configuration space as a whole.
+        let (kind, (flag, function), offset, len, value) = match self {
+            Self::ConfigWrite { target: of, offset, len, value } => (0x20, target(of), offset.into(), len, value),
+            Self::ConfigRead { target: of, offset, len } => (0x27, target(of), offset.into(), len, 0),
+            Self::MmioWrite { window: of, offset, len, value } => (0x9, window(of), low(offset), len, value),
+            Self::MmioRead { window: of, offset, len } => (0xc, window(of), low(offset), len, 0),
+            Self::Reset => (0xf, (0, 0), 0, 0, 0),
+        };
+        let ([f, g], [o, p, q, r], [a, b, c, d]) = (function.to_le_bytes(), offset.to_le_bytes(), value.to_le_bytes());
+        [kind | flag, len, f, g, o, p, q, r, a, b, c, d]
+    }
+
     fn decode_one([kind, len, vf_low, vf_high, offset @ .., a, b, c, d]: [u8; OP_LEN]) -> Self {
         let value = u32::from_le_bytes([a, b, c, d]);
         let vf = u16::from_le_bytes([vf_low, vf_high]);
@@ -313,5 +337,26 @@ fn head(data: &mut [u8; MAX_LEN], len: u8) -> &mut [u8] {
 fn fill(data: &mut [u8; MAX_LEN], value: u32) {
     for chunk in data.chunks_exact_mut(4) {
         chunk.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_read_back_from_their_bytes() {
+        let bar = BarIndex::ALL[4];
+        let value = 0x4433_2211;
+        let ops = [
+            Op::ConfigRead { target: Target::Vf(0x1ff), offset: 0xabc, len: 4 },
+            Op::ConfigWrite { target: Target::Pf, offset: 0x110, len: 2, value },
+            Op::ConfigWrite { target: Target::Vf(3), offset: 0xffff, len: 5, value },
+            Op::MmioRead { window: WindowId::Bar(bar), offset: 0xffff_ffff, len: 16 },
+            Op::MmioWrite { window: WindowId::VfBar(bar), offset: 0x800, len: 8, value },
+            Op::Reset,
+        ];
+        let bytes = ops.map(Op::encode).concat();
+        assert_eq!(Op::decode(&bytes).collect::<Vec<_>>(), ops);
     }
 }

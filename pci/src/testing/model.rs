@@ -4,6 +4,8 @@
 //! of its bits software can write, and predicts what every register reads after any sequence of operations, which functions
 //! exist, and what they decode. It favours clarity over speed.
 
+use std::collections::BTreeMap;
+
 use super::{Op, Target};
 use crate::{Device, Dword, Rid, Window, WindowId};
 
@@ -104,7 +106,8 @@ impl Function {
 pub struct Model {
     pf: Function,
     vf_power_on: Function,
-    vfs: Vec<Function>,
+    /// The VFs that were written to since they came into existence. All others are as at power-on.
+    vfs: BTreeMap<u16, Function>,
     bars: Vec<Bar>,
     vf_bars: Vec<Bar>,
 }
@@ -127,14 +130,13 @@ impl Model {
         let _ = device.reset(crate::ResetKind::Conventional);
         function.allow(false);
         vf.allow(true);
-        let vfs = vec![vf.clone(); usize::from(get16(&function.bytes, TOTAL_VFS))];
-        let mut this = Self { pf: function, vf_power_on: vf, vfs, bars, vf_bars };
+        let mut this = Self { pf: function, vf_power_on: vf, vfs: BTreeMap::new(), bars, vf_bars };
         this.allow_bars();
         this
     }
 
     fn vf_enable(&self) -> bool {
-        get16(&self.pf.bytes, CONTROL) & 1 != 0
+        vf_enable(&self.pf.bytes)
     }
 
     /// How many VFs exist.
@@ -159,15 +161,10 @@ impl Model {
         }
     }
 
-    fn reset_vfs(&mut self) {
-        let count = self.vfs.len();
-        self.vfs = vec![self.vf_power_on.clone(); count];
-    }
-
     fn reset_pf(&mut self) {
         self.pf.bytes = self.pf.power_on;
         self.allow_bars();
-        self.reset_vfs();
+        self.vfs.clear();
     }
 
     /// Does to the model what `op` does to a device.
@@ -190,11 +187,10 @@ impl Model {
         match target {
             Target::Pf => self.write_pf(offset, data),
             Target::Vf(index) if index < self.num_visible() => {
-                let power_on = self.vf_power_on.clone();
-                let Some(vf) = self.vfs.get_mut(usize::from(index)) else { return };
+                let vf = self.vfs.entry(index).or_insert_with(|| self.vf_power_on.clone());
                 store(vf, offset, data);
                 if initiates_flr(vf, offset, data) {
-                    *vf = power_on;
+                    self.vfs.remove(&index);
                 }
             }
             Target::Vf(_) => {}
@@ -202,16 +198,16 @@ impl Model {
     }
 
     fn write_pf(&mut self, offset: usize, data: &[u8]) {
-        let before = self.clone();
+        let old = &self.pf.bytes.clone();
+        let was_enabled = vf_enable(old);
         store(&mut self.pf, offset, data);
-        let old = &before.pf.bytes;
         // NumVFs and System Page Size may only be written while VF Enable is clear.
-        if before.vf_enable() {
+        if was_enabled {
             put(&mut self.pf.bytes, NUM_VFS, &get16(old, NUM_VFS).to_le_bytes());
             put(&mut self.pf.bytes, PAGE_SIZE, &get32(old, PAGE_SIZE).to_le_bytes());
         }
         // More VFs than there are cannot be enabled.
-        if !before.vf_enable() && get16(old, NUM_VFS) > get16(old, TOTAL_VFS) {
+        if !was_enabled && get16(old, NUM_VFS) > get16(old, TOTAL_VFS) {
             let control = get16(&self.pf.bytes, CONTROL) & !1;
             put(&mut self.pf.bytes, CONTROL, &control.to_le_bytes());
         }
@@ -223,7 +219,7 @@ impl Model {
             // A new one leaves the VF BARs without addresses.
             for register in 0..6 {
                 let offset = VF_BAR0 + 4 * register;
-                put(&mut self.pf.bytes, offset, &get32(&before.pf.power_on, offset).to_le_bytes());
+                put(&mut self.pf.bytes, offset, &get32(&self.pf.power_on, offset).to_le_bytes());
             }
             self.allow_bars();
         }
@@ -235,8 +231,8 @@ impl Model {
         }
         if initiates_flr(&self.pf, offset, data) {
             self.reset_pf();
-        } else if before.vf_enable() && !self.vf_enable() {
-            self.reset_vfs();
+        } else if was_enabled && !self.vf_enable() {
+            self.vfs.clear();
         }
     }
 
@@ -274,30 +270,74 @@ impl Model {
     ///
     /// The first difference.
     pub fn compare(&self, device: &impl Device, pf: Rid) -> Result<(), String> {
-        compare_function("the PF", &self.pf, device, pf)?;
-        let (offset, stride) = (get16(&self.pf.bytes, SRIOV + 0x14), get16(&self.pf.bytes, SRIOV + 0x16));
+        self.compare_function(Target::Pf, device, pf)?;
         let visible = self.num_visible();
         let total = get16(&self.pf.bytes, TOTAL_VFS);
         for index in (0..total.min(8)).chain([visible.saturating_sub(1), visible, total - 1]) {
-            let rid = pf.wrapping_add(offset).wrapping_add(stride.wrapping_mul(index));
-            if index < visible {
-                let Some(vf) = self.vfs.get(usize::from(index)) else { continue };
-                compare_function(&format!("VF {index}"), vf, device, rid)?;
-            } else if index < total {
-                let absent = (0..LEN).step_by(4).all(|offset| {
-                    device.config_read(rid, Dword::containing(u16::try_from(offset).unwrap_or(0))) == u32::MAX
-                });
-                if !absent {
-                    return Err(format!("VF {index} answers; {visible} exist"));
+            self.compare_function(Target::Vf(index), device, pf)?;
+        }
+        self.compare_windows(device)
+    }
+
+    /// Compares what `op` was for, and its neighbours, and the windows: much less than [`Self::compare`], for use after each of
+    /// many operations. What an operation did elsewhere is still there at the end.
+    ///
+    /// # Errors
+    ///
+    /// The first difference.
+    pub fn compare_after(&self, op: Op, device: &impl Device, pf: Rid) -> Result<(), String> {
+        match op {
+            Op::ConfigRead { target: Target::Vf(index), .. } | Op::ConfigWrite { target: Target::Vf(index), .. } => {
+                for index in [index, index.wrapping_add(1)] {
+                    self.compare_function(Target::Vf(index), device, pf)?;
                 }
             }
+            _ => {
+                self.compare_function(Target::Pf, device, pf)?;
+                self.compare_function(Target::Vf(self.num_visible().saturating_sub(1)), device, pf)?;
+            }
         }
+        self.compare_windows(device)
+    }
+
+    /// Compares every dword of one function; one that does not exist must not answer.
+    fn compare_function(&self, target: Target, device: &impl Device, pf: Rid) -> Result<(), String> {
+        let visible = self.num_visible();
+        let (name, rid, expected) = match target {
+            Target::Pf => ("the PF".to_string(), pf, Some(&self.pf)),
+            Target::Vf(index) if index < get16(&self.pf.bytes, TOTAL_VFS) => {
+                let (offset, stride) = (get16(&self.pf.bytes, SRIOV + 0x14), get16(&self.pf.bytes, SRIOV + 0x16));
+                let rid = pf.wrapping_add(offset).wrapping_add(stride.wrapping_mul(index));
+                let vf = self.vfs.get(&index).unwrap_or(&self.vf_power_on);
+                (format!("VF {index} of {visible}"), rid, (index < visible).then_some(vf))
+            }
+            Target::Vf(_) => return Ok(()),
+        };
+        for offset in (0..LEN).step_by(4) {
+            let read = device.config_read(rid, Dword::containing(u16::try_from(offset).unwrap_or(0)));
+            let expected = match expected {
+                Some(function) if function.is_modelled(offset) => get32(&function.bytes, offset),
+                Some(_) => continue,
+                None => u32::MAX,
+            };
+            if read != expected {
+                return Err(format!("{name} reads {read:#010x} at {offset:#x}, expected {expected:#010x}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_windows(&self, device: &impl Device) -> Result<(), String> {
         let (mut windows, mut expected) = (Vec::new(), self.windows());
         device.windows(&mut windows);
         windows.sort_by_key(|window| window.id);
         expected.sort_by_key(|window| window.id);
         if windows == expected { Ok(()) } else { Err(format!("decodes {windows:x?}, expected {expected:x?}")) }
     }
+}
+
+fn vf_enable(pf: &[u8]) -> bool {
+    get16(pf, CONTROL) & 1 != 0
 }
 
 /// Writes what can be written.
@@ -313,17 +353,6 @@ fn store(function: &mut Function, offset: usize, data: &[u8]) {
 fn initiates_flr(function: &Function, offset: usize, data: &[u8]) -> bool {
     let byte = function.pcie + 9;
     byte.checked_sub(offset).and_then(|n| data.get(n)).is_some_and(|byte| byte & 0x80 != 0)
-}
-
-fn compare_function(name: &str, expected: &Function, device: &impl Device, rid: Rid) -> Result<(), String> {
-    for offset in (0..LEN).step_by(4).filter(|offset| expected.is_modelled(*offset)) {
-        let read = device.config_read(rid, Dword::containing(u16::try_from(offset).unwrap_or(0)));
-        let expected = get32(&expected.bytes, offset);
-        if read != expected {
-            return Err(format!("{name} reads {read:#010x} at {offset:#x}, expected {expected:#010x}"));
-        }
-    }
-    Ok(())
 }
 
 /// Sizes six BARs as software does.
