@@ -1,0 +1,56 @@
+//! What a guest, or a user, may do to the crates, in any order, and what must hold after each step.
+//!
+//! Each target is a module: `run` decodes an input into operations, does them, and panics when something does not hold; `seeds`
+//! are inputs that lead to where the interesting states are, as a real driver would. Targets have no threads, sockets or timers,
+//! and the same input does the same each time.
+
+pub mod config_space;
+pub mod ecam;
+pub mod input;
+pub mod msix;
+pub mod sriov;
+
+/// A fuzz target.
+pub struct Target {
+    /// Its name, which is its binary's.
+    pub name: &'static str,
+    /// What it does with an input.
+    pub run: fn(&[u8]),
+    /// The inputs that it begins with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "config_space", run: config_space::run, seeds: config_space::seeds },
+    Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },
+    Target { name: "msix", run: msix::run, seeds: msix::seeds },
+    Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_seeds_and_takes_them_whole_and_cut_short() {
+        for Target { name, run, seeds } in TARGETS {
+            let seeds = seeds();
+            assert!(!seeds.is_empty(), "{name}");
+            run(&[]);
+            for seed in seeds {
+                run(&seed);
+                run(&seed[..seed.len() / 2]);
+            }
+        }
+    }
+
+    #[test]
+    fn every_target_is_a_binary_of_this_package() {
+        let manifest = include_str!("../Cargo.toml");
+        for Target { name, .. } in TARGETS {
+            assert!(manifest.contains(&format!("name = \"{name}\"\npath = \"fuzz_targets/{name}.rs\"")), "{name}");
+        }
+        assert_eq!(manifest.matches("fuzz_targets/").count(), TARGETS.len());
+    }
+}
