@@ -100,6 +100,9 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
+    /// Bytes from the start of configuration space beyond which every function reads 0.
+    pub const EXTENT: u16 = SRIOV_BASE + spec::sriov::LEN;
+
     /// The state of power-on.
     ///
     /// # Errors

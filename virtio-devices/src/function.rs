@@ -338,6 +338,14 @@ impl<D: VirtioDevice> VirtioPci for VirtioFunction<D> {
         self.messages(out);
     }
 
+    fn num_visible(&self) -> u16 {
+        0
+    }
+
+    fn config_is_static(&self, _rid: Rid) -> bool {
+        self.config_is_static()
+    }
+
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
         std::mem::take(&mut self.stopping)
     }

@@ -20,6 +20,14 @@ pub trait VirtioPci: pci::Device {
     /// A vector that is signalled while it is not in this list keeps the signal in its eventfd, which is its pending bit.
     fn messages(&self, out: &mut Vec<Message>);
 
+    /// How many VFs exist now.
+    fn num_visible(&self) -> u16;
+
+    /// Whether configuration space of function `rid`, which exists, is nothing but registers: what it reads changes by writes to
+    /// configuration space alone, and reading it has no effect. Virtio's window into the BARs is more than that while a driver
+    /// uses it (`virtio 1.4 §4.1.4.9`).
+    fn config_is_static(&self, rid: Rid) -> bool;
+
     /// Takes the queue workers that were told to stop since the last call. The caller joins them, with the device's lock
     /// dropped, before the guest's access that stopped them completes.
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>>;
@@ -30,6 +38,14 @@ impl VirtioPci for pci::HostBridge {
     fn doorbells(&self, _out: &mut Vec<Doorbell>) {}
 
     fn messages(&self, _out: &mut Vec<Message>) {}
+
+    fn num_visible(&self) -> u16 {
+        0
+    }
+
+    fn config_is_static(&self, _rid: Rid) -> bool {
+        true
+    }
 
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
         Vec::new()

@@ -157,6 +157,13 @@ impl<D: VirtioDevice> NetSriov<D> {
         self.sriov()?.vf_index(self.pf.rid(), rid).map(Target::Vf)
     }
 
+    fn function(&self, rid: Rid) -> Option<&VirtioFunction<D>> {
+        match self.target(rid)? {
+            Target::Pf => Some(&self.pf),
+            Target::Vf(index) => self.vf(index),
+        }
+    }
+
     /// The VF whose slice of VF BAR `bar` is at `offset` of the window, and the offset in the slice.
     fn locate(&self, bar: BarIndex, offset: u64) -> Option<(VfIndex, u64)> {
         let sriov = self.sriov().filter(|sriov| sriov.vf_mse() && self.powered())?;
@@ -201,12 +208,7 @@ impl<D: VirtioDevice> NetSriov<D> {
 
 impl<D: VirtioDevice> Device for NetSriov<D> {
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
-        let function = match self.target(rid) {
-            Some(Target::Pf) => Some(&self.pf),
-            Some(Target::Vf(index)) => self.vf(index),
-            None => None,
-        };
-        function.map_or(pci::spec::ALL_ONES, |function| function.config_read(reg))
+        self.function(rid).map_or(pci::spec::ALL_ONES, |function| function.config_read(reg))
     }
 
     fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Effects {
@@ -271,6 +273,14 @@ impl<D: VirtioDevice> VirtioPci for NetSriov<D> {
         if self.powered() {
             self.visible().for_each(|(_, vf)| vf.messages(out));
         }
+    }
+
+    fn num_visible(&self) -> u16 {
+        self.num_visible()
+    }
+
+    fn config_is_static(&self, rid: Rid) -> bool {
+        self.function(rid).is_none_or(VirtioFunction::config_is_static)
     }
 
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {

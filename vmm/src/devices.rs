@@ -1,5 +1,6 @@
 //! From a plan to devices in their slots: the one place that knows both.
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -70,6 +71,14 @@ pub enum Error {
         /// Why.
         error: TopologyError,
     },
+    /// The host does not give the addresses for pages of configuration space.
+    #[error("{option}: cannot reserve addresses for its configuration space: {error}")]
+    Pages {
+        /// The device.
+        option: String,
+        /// Why.
+        error: io::Error,
+    },
     /// The BARs do not fit.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
@@ -94,7 +103,8 @@ impl Devices {
         let mut plug = |slot, total_vfs, option: &str, device: &mut dyn FnMut(Placement) -> BoxResult| {
             let place = |error| Error::Place { option: option.to_string(), error };
             let placement = topology.place(slot, total_vfs).map_err(place)?;
-            let slot = Slot::new(device(placement)?, Arc::clone(&machine));
+            let slot = Slot::new(device(placement)?, placement, Arc::clone(&machine))
+                .map_err(|error| Error::Pages { option: option.to_string(), error })?;
             topology.plug(placement, slot).map_err(place)
         };
         plug(Some(0), 0, "host bridge", &mut |_| Ok(Box::new(HOST_BRIDGE)))?;

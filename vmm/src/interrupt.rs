@@ -7,6 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::arch::x86_64::layout;
+use crate::config_pages::{PAGE, Shown};
 use crate::kvm::{IOAPIC_PINS, MsiRoute, Vm};
 
 /// What connects eventfds with a VM.
@@ -21,6 +23,8 @@ pub trait Wiring: Send + Sync {
     fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
     /// Undoes [`Self::attach_ioeventfd`].
     fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
+    /// Shows `pages` in the ECAM instead of what `slot` showed before, or nothing.
+    fn show_config(&self, slot: u32, pages: Option<&Shown>) -> io::Result<()>;
 }
 
 impl Wiring for Arc<Vm> {
@@ -43,7 +47,15 @@ impl Wiring for Arc<Vm> {
     fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
         Vm::detach_ioeventfd(self, eventfd, address)
     }
+
+    fn show_config(&self, slot: u32, pages: Option<&Shown>) -> io::Result<()> {
+        let address = pages.map_or(0, |pages| layout::ECAM.start + u64::from(pages.first.to_bits()) * PAGE);
+        self.set_read_only(CONFIG_SLOTS + slot, address, pages.map(|pages| (&pages.memory, pages.len)))
+    }
 }
+
+/// The first of KVM's memory slots that show configuration space. Those of the guest's memory come before.
+const CONFIG_SLOTS: u32 = 16;
 
 /// KVM routes this many interrupts (`KVM_MAX_IRQ_ROUTES`).
 const GSIS: u32 = 4096;

@@ -2,18 +2,22 @@
 //!
 //! A thin layer of our own types over `/dev/kvm`: what the machine needs, and errors that say what to do.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
 use kvm_bindings::{
     CpuId, KVM_CAP_EXT_CPUID, KVM_CAP_IMMEDIATE_EXIT, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
     KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_READONLY_MEM, KVM_CAP_USER_MEMORY,
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MAX_CPUID_ENTRIES, KVM_MSI_VALID_DEVID, KvmIrqRouting, Msrs, kvm_irq_routing_entry, kvm_regs, kvm_run,
-    kvm_sregs, kvm_userspace_memory_region,
+    KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, KVM_MSI_VALID_DEVID, KvmIrqRouting, Msrs, kvm_irq_routing_entry, kvm_regs,
+    kvm_run, kvm_sregs, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
+use parking_lot::Mutex;
 use pci::Rid;
 use thiserror::Error;
+use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
 /// The version of the KVM API that has been stable since 2007.
@@ -140,7 +144,7 @@ impl Kvm {
         fd.set_tss_address(tss as usize).map_err(failed("place the TSS"))?;
         fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
         let msi_device_ids = fd.check_extension(Cap::MsiDevid);
-        Ok(Vm { fd, msi_device_ids })
+        Ok(Vm { fd, msi_device_ids, read_only: Mutex::default() })
     }
 }
 
@@ -162,6 +166,8 @@ pub struct MsiRoute {
 pub struct Vm {
     fd: VmFd,
     msi_device_ids: bool,
+    /// What is shown as read-only memory, by slot, so that it stays mapped. Behind `fd`, which is dropped first.
+    read_only: Mutex<BTreeMap<u32, Arc<MmapRegion>>>,
 }
 
 impl Vm {
@@ -185,15 +191,44 @@ impl Vm {
     ///
     /// When the ioctl fails.
     pub unsafe fn set_memory(&self, slot: u32, guest: u64, host: *mut u8, len: u64) -> Result<(), Error> {
-        let region = kvm_userspace_memory_region {
-            slot,
-            flags: 0,
-            guest_phys_addr: guest,
-            memory_size: len,
-            userspace_addr: host as u64,
-        };
         // SAFETY: the caller promises what this function asks for, and that is what the call needs.
-        unsafe { self.fd.set_user_memory_region(region) }.map_err(failed("give the VM its memory"))
+        unsafe { self.set_slot(slot, guest, host as u64, len, 0) }.map_err(failed("give the VM its memory"))
+    }
+
+    /// Shows the first `len` bytes of `memory` at the guest address `guest`, as memory that the guest can read and whose writes
+    /// leave it. Replaces what was shown under `slot` before; without `memory` that is hidden.
+    ///
+    /// # Errors
+    ///
+    /// When there is not so much of `memory`, KVM cannot show read-only memory, or the ioctl fails. Nothing is shown under
+    /// `slot` then.
+    pub fn set_read_only(&self, slot: u32, guest: u64, memory: Option<(&Arc<MmapRegion>, u64)>) -> io::Result<()> {
+        let mut read_only = self.read_only.lock();
+        if read_only.contains_key(&slot) {
+            // SAFETY: a slot without memory refers to none.
+            unsafe { self.set_slot(slot, guest, 0, 0, KVM_MEM_READONLY)? };
+            read_only.remove(&slot);
+        }
+        if let Some((memory, len)) = memory {
+            if len > memory.size() as u64 {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            // SAFETY: the mapping has `len` bytes, of which it gives out no references, and it lives in `read_only` until the
+            // slot is removed or the VM is dropped.
+            unsafe { self.set_slot(slot, guest, memory.as_ptr() as u64, len, KVM_MEM_READONLY)? };
+            read_only.insert(slot, Arc::clone(memory));
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// As [`Self::set_memory`].
+    unsafe fn set_slot(&self, slot: u32, guest: u64, host: u64, len: u64, flags: u32) -> io::Result<()> {
+        let region =
+            kvm_userspace_memory_region { slot, flags, guest_phys_addr: guest, memory_size: len, userspace_addr: host };
+        // SAFETY: the caller promises what this function asks for, and that is what the call needs.
+        Ok(unsafe { self.fd.set_user_memory_region(region) }?)
     }
 
     /// Replaces the whole interrupt routing table: the pins of the PICs and of the IOAPIC, and `msi`.

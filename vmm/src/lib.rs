@@ -26,6 +26,7 @@ mod vm;
 pub use error::Error;
 pub use vm::run;
 
+mod config_pages;
 mod devices;
 mod firmware;
 mod interrupt;

@@ -6,6 +6,7 @@
 //! from before the question to after the answer is applied.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,10 +14,11 @@ use std::thread::JoinHandle;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use pci::{ConfigTarget, Dword, DwordWrite, Effects, ResetKind, Rid, Window, WindowId};
+use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, ResetKind, Rid, Window, WindowId};
 use virtio_devices::{Doorbell, Message, VirtioPci};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::config_pages::{ConfigPages, Shown, Touched};
 use crate::interrupt::{RouteChange, Routes, Wiring};
 use crate::kvm::MsiRoute;
 use crate::mmio::MmioMap;
@@ -48,6 +50,12 @@ struct Wire {
     route: MsiRoute,
 }
 
+/// A device and its configuration space as pages, which change together.
+struct Inner {
+    device: Box<dyn VirtioPci>,
+    pages: ConfigPages,
+}
+
 /// What has been done for a device so far.
 #[derive(Default)]
 struct Wired {
@@ -56,11 +64,16 @@ struct Wired {
     doorbells: BTreeMap<u64, Arc<EventFd>>,
     /// By the eventfd's number.
     messages: BTreeMap<i32, Wire>,
+    /// The pages of configuration space that are shown: the device's own, and its VFs'.
+    shown: [Option<Shown>; 2],
+    /// The VM shows no pages: every read is an exit.
+    shows_nothing: bool,
 }
 
 /// A device and what has been done for it.
 pub struct Slot {
-    device: Mutex<Box<dyn VirtioPci>>,
+    inner: Mutex<Inner>,
+    placement: Placement,
     wired: Mutex<Wired>,
     machine: Arc<Machine>,
     complaints: AtomicU32,
@@ -68,55 +81,71 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Puts `device` into a slot of `machine`.
-    pub fn new(device: Box<dyn VirtioPci>, machine: Arc<Machine>) -> Arc<Self> {
-        Arc::new_cyclic(|this| Self {
-            device: Mutex::new(device),
+    /// Puts `device`, which was made for `placement`, into a slot of `machine`.
+    ///
+    /// # Errors
+    ///
+    /// When the host does not give the addresses for pages of its configuration space.
+    pub fn new(device: Box<dyn VirtioPci>, placement: Placement, machine: Arc<Machine>) -> io::Result<Arc<Self>> {
+        let mut inner = Inner { device, pages: ConfigPages::new(placement)? };
+        let _ = inner.pages.refresh(inner.device.as_ref(), Touched::All);
+        Ok(Arc::new_cyclic(|this| Self {
+            inner: Mutex::new(inner),
+            placement,
             wired: Mutex::new(Wired::default()),
             machine,
             complaints: AtomicU32::new(0),
             this: this.clone(),
-        })
+        }))
     }
 
     /// Reads from a window.
     pub fn mmio_read(&self, window: WindowId, offset: u64, data: &mut [u8]) {
-        self.device.lock().mmio_read(window, offset, data);
+        self.inner.lock().device.mmio_read(window, offset, data);
     }
 
     /// Writes to a window.
     pub fn mmio_write(&self, window: WindowId, offset: u64, data: &[u8]) {
-        self.access(|device| device.mmio_write(window, offset, data));
+        self.access(Touched::Nothing, |device| device.mmio_write(window, offset, data));
     }
 
     /// Resets the device as a power cycle does.
     pub fn reset(&self) {
-        self.access(|device| device.reset(ResetKind::Conventional));
+        self.access(Touched::All, |device| device.reset(ResetKind::Conventional));
     }
 
-    /// Makes an access, and all of its effects, before it returns.
-    fn access(&self, access: impl FnOnce(&mut dyn VirtioPci) -> Effects) {
-        let (effects, stopping) = {
-            let mut device = self.device.lock();
+    /// Makes an access that touches registers of configuration space as `touched` says, and all of its effects, before it
+    /// returns.
+    fn access(&self, touched: Touched, access: impl FnOnce(&mut dyn VirtioPci) -> Effects) {
+        let (changed, stopping) = {
+            let mut inner = self.inner.lock();
+            let Inner { device, pages } = &mut *inner;
             let effects = access(device.as_mut());
-            (effects, device.take_stopping())
+            // What a PF's register changes may be in its VFs, too.
+            let touched = match touched {
+                Touched::Function(rid) if rid == self.placement.rid && !effects.is_none() => Touched::All,
+                touched => touched,
+            };
+            let shown = pages.refresh(device.as_ref(), touched);
+            (shown || !effects.is_none(), device.take_stopping())
         };
         join(stopping);
-        if !effects.is_none() {
+        if changed {
             self.reconcile();
         }
     }
 
-    /// Makes windows, doorbells and messages what the device wants them to be.
+    /// Makes windows, doorbells, messages and shown pages what the device wants them to be.
     pub fn reconcile(&self) {
         let mut wired = self.wired.lock();
         let (mut windows, mut doorbells, mut messages) = (Vec::new(), Vec::new(), Vec::new());
-        {
-            let device = self.device.lock();
-            device.windows(&mut windows);
-            device.doorbells(&mut doorbells);
-            device.messages(&mut messages);
-        }
+        let shown = {
+            let inner = self.inner.lock();
+            inner.device.windows(&mut windows);
+            inner.device.doorbells(&mut doorbells);
+            inner.device.messages(&mut messages);
+            inner.pages.shown(inner.device.as_ref())
+        };
         if windows != wired.windows
             && let Some(this) = self.this.upgrade()
         {
@@ -126,8 +155,27 @@ impl Slot {
             let doorbells = addresses(&windows, doorbells);
             self.wire_doorbells(&mut wired.doorbells, doorbells, wiring.as_ref().as_ref());
             self.wire_messages(&mut wired.messages, messages, wiring.as_ref().as_ref());
+            self.show(&mut wired, shown, wiring.as_ref().as_ref());
         }
         wired.windows = windows;
+    }
+
+    fn show(&self, wired: &mut Wired, wanted: [Option<Shown>; 2], wiring: &dyn Wiring) {
+        let first = 2 * u32::from(self.placement.rid.device());
+        for ((slot, shown), wanted) in (first..).zip(&mut wired.shown).zip(wanted) {
+            if wired.shows_nothing || *shown == wanted {
+                continue;
+            }
+            match wiring.show_config(slot, wanted.as_ref()) {
+                Ok(()) => *shown = wanted,
+                Err(error) => {
+                    // Reads are exits then, which find the same.
+                    log::debug!("the VM does not show configuration space: {error}");
+                    *shown = None;
+                    wired.shows_nothing = true;
+                }
+            }
+        }
     }
 
     fn wire_doorbells(
@@ -208,11 +256,14 @@ impl Slot {
     /// Forgets what was done with a VM that is gone.
     pub fn forget_wiring(&self) {
         let mut wired = self.wired.lock();
-        wired.doorbells.clear();
-        wired.messages.clear();
+        let Wired { windows: _, doorbells, messages, shown, shows_nothing } = &mut *wired;
+        doorbells.clear();
+        messages.clear();
+        *shown = [None, None];
+        *shows_nothing = false;
     }
 
-    fn complain(&self, what: &str, error: &std::io::Error) {
+    fn complain(&self, what: &str, error: &io::Error) {
         match self.complaints.fetch_add(1, Ordering::Relaxed) {
             n if n < MAX_COMPLAINTS => log::warn!("cannot {what}: {error}"),
             MAX_COMPLAINTS => log::warn!("cannot {what}: {error}; further complaints about this device are not shown"),
@@ -223,11 +274,11 @@ impl Slot {
 
 impl ConfigTarget for Slot {
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
-        self.device.lock().config_read(rid, reg)
+        self.inner.lock().device.config_read(rid, reg)
     }
 
     fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite) {
-        self.access(|device| device.config_write(rid, reg, write));
+        self.access(Touched::Function(rid), |device| device.config_write(rid, reg, write));
     }
 }
 

@@ -54,6 +54,14 @@ impl VirtioPci for Fake {
         out.extend(self.0.lock().messages.iter().cloned());
     }
 
+    fn num_visible(&self) -> u16 {
+        0
+    }
+
+    fn config_is_static(&self, _rid: Rid) -> bool {
+        true
+    }
+
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
         Vec::new()
     }
@@ -113,6 +121,10 @@ impl Wiring for Vm {
     fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
         self.told(|record| record.ioeventfds.remove(&(eventfd.as_raw_fd(), address)))
     }
+
+    fn show_config(&self, _slot: u32, _pages: Option<&Shown>) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 struct Rig {
@@ -126,7 +138,8 @@ fn rig() -> Rig {
     let (wants, record) = (Arc::default(), Arc::default());
     let machine = Arc::new(Machine::default());
     machine.set_wiring(Some(Box::new(Vm(Arc::clone(&record)))));
-    let slot = Slot::new(Box::new(Fake(Arc::clone(&wants))), Arc::clone(&machine));
+    let placement = Placement { rid: Rid::from_bits(8), vfs: None };
+    let slot = Slot::new(Box::new(Fake(Arc::clone(&wants))), placement, Arc::clone(&machine)).unwrap();
     Rig { wants, record, machine, slot }
 }
 

@@ -33,6 +33,11 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         Some((BarIndex::new(bar).ok().filter(|_| aligned)?, offset, usize::try_from(length).ok()?))
     }
 
+    /// Whether configuration space is nothing but registers: `pci_cfg_data` stands for no access.
+    pub(crate) fn config_is_static(&self) -> bool {
+        self.config_access().is_none()
+    }
+
     /// What a read of `reg` returns if it is `pci_cfg_data`: the bytes accessed, above which it reads 0.
     pub(super) fn config_access_read(&self, reg: Dword) -> Option<u32> {
         if reg != self.config_access_register(DATA) {
