@@ -40,6 +40,8 @@ pub enum Lost {
     TimedOut,
     /// The first-level machine ended while it ran.
     MachineEnded,
+    /// It failed, and the first-level machine's own kernel is broken: this says how.
+    MachineBroken(String),
 }
 
 impl Lost {
@@ -48,6 +50,7 @@ impl Lost {
         match self {
             Lost::TimedOut => format!("it ran longer than {} s", limit.as_secs()),
             Lost::MachineEnded => "the machine that it ran in ended".into(),
+            Lost::MachineBroken(how) => format!("the kernel of the machine that it ran in is broken: {how}"),
         }
     }
 }
@@ -82,7 +85,7 @@ impl FirstLevel {
         machine.await_record(Instant::now() + BOOT_LIMIT, &mut |_| {}).map_err(|lost| {
             let why = match lost {
                 Lost::TimedOut => format!("was not up after {} s", BOOT_LIMIT.as_secs()),
-                Lost::MachineEnded => "ended while it booted".to_owned(),
+                Lost::MachineEnded | Lost::MachineBroken(_) => "ended while it booted".to_owned(),
             };
             Error::new(format!("the first-level machine {why}; see {}", log("console").display()))
         })?;

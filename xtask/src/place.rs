@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -99,15 +98,27 @@ impl Worker {
             Worker::Nested(machine) => machine.run(command, limit, on_line),
         }
     }
+
+    /// What the kernel that the commands run on says of itself, when it is broken. The machine's own is taken to be whole.
+    pub fn complaint(&mut self) -> Option<String> {
+        let Worker::Nested(machine) = self else { return None };
+        let mut lines = Vec::new();
+        let search = "dmesg | grep -E 'Oops|BUG:|soft lockup|general protection' | head -n 3";
+        let found = machine.run(search, Duration::from_secs(20), &mut |line| lines.push(line.to_owned()));
+        if found.is_err() {
+            Some("it answers no more".into())
+        } else {
+            Some(lines.join("; ")).filter(|text| !text.is_empty())
+        }
+    }
 }
 
 fn run_here(command: &str, limit: Duration, on_line: &mut dyn FnMut(&str)) -> std::result::Result<i32, Lost> {
     let deadline = Instant::now() + limit;
-    let script = format!("{{ {command}\n}} 2>&1");
     let mut shell = Command::new("sh");
-    shell.arg("-c").arg(script).stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
-    let mut group = Group(shell.spawn().map_err(|_| Lost::MachineEnded)?);
-    let Some(stdout) = group.0.stdout.take() else { return Err(Lost::MachineEnded) };
+    shell.arg("-c").arg(format!("exec 2>&1\n{command}")).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut running = Running(shell.spawn().map_err(|_| Lost::MachineEnded)?);
+    let Some(stdout) = running.0.stdout.take() else { return Err(Lost::MachineEnded) };
     let (sender, lines) = channel();
     thread::spawn(move || {
         BufReader::new(stdout).lines().map_while(|line| line.ok()).all(|line| sender.send(line).is_ok())
@@ -119,16 +130,15 @@ fn run_here(command: &str, limit: Duration, on_line: &mut dyn FnMut(&str)) -> st
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    group.0.wait().map(|status| status.code().unwrap_or(-1)).map_err(|_| Lost::MachineEnded)
+    running.0.wait().map(|status| status.code().unwrap_or(-1)).map_err(|_| Lost::MachineEnded)
 }
 
-/// A process with all that it started. They end together.
-struct Group(Child);
+/// A process that ends with this. A test's VMMs end with the test in turn.
+struct Running(Child);
 
-impl Drop for Group {
+impl Drop for Running {
     fn drop(&mut self) {
-        // SAFETY: kill has no memory effects; the group is the one that this process made.
-        unsafe { libc::kill(-(self.0.id() as i32), libc::SIGKILL) };
+        let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
@@ -145,7 +155,7 @@ fn probe(lab: &Lab, vmm: &Path) -> Result<()> {
     command.arg("--kernel").arg(lab.kernel("6.1", "vmlinux")).arg("--initramfs").arg(lab.image("guest-6.1.cpio"));
     command.args(["--cmdline", "console=ttyS0 quiet", "--cpus", "boot=1", "--memory", "size=256M"]);
     command.args(["--serial", "tty"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut guest = Group(command.process_group(0).spawn().context("starting the VMM")?);
+    let mut guest = Running(command.spawn().context("starting the VMM")?);
     let Some(mut stdout) = guest.0.stdout.take() else { return Err(Error::new("the VMM has no standard output")) };
     let (sender, chunks) = channel();
     thread::spawn(move || {

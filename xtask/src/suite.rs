@@ -103,7 +103,11 @@ impl Suite<'_> {
             }
         });
         // Tests that nobody came to take did not pass.
-        tally.failed += queue.lock().len();
+        let left = queue.lock().len();
+        if left > 0 {
+            note("FAILED", format!("{left} tests that no machine was left to run"));
+        }
+        tally.failed += left;
         Ok(tally)
     }
 
@@ -172,7 +176,8 @@ impl Suite<'_> {
         });
         let outcome = match result {
             Ok(0) => Outcome::Passed,
-            Ok(_) => Outcome::Failed,
+            // A guest cannot be well on a kernel that is not.
+            Ok(_) => worker.complaint().map_or(Outcome::Failed, |how| Outcome::Lost(Lost::MachineBroken(how))),
             Err(lost) => Outcome::Lost(lost),
         };
         Report { test, outcome, took: started.elapsed(), output: text }
@@ -188,9 +193,10 @@ impl Suite<'_> {
     }
 }
 
-/// The variables by which the harness finds the lab and the command under test, for the front of a shell command.
+/// The front of a shell command: the variables by which the harness finds the lab and the command under test. The shell
+/// becomes what follows, so that nothing is left when that is killed.
 pub fn environment(lab: &Lab, binaries: &Binaries) -> String {
-    format!("CH_LAB={} CH_BINARY={} ", quote(lab.folder()), quote(&binaries.vmm))
+    format!("exec env CH_LAB={} CH_BINARY={} ", quote(lab.folder()), quote(&binaries.vmm))
 }
 
 /// A path as one word of a shell command.

@@ -81,7 +81,10 @@ impl VmmCommand {
 
     pub(crate) fn spawn_as_it_is(mut self) -> Vmm {
         let numbers: Vec<i32> = self.inherited.iter().map(AsRawFd::as_raw_fd).collect();
-        let keep_open = move || {
+        let prepare = move || {
+            // The VMM ends with the test, also when the test is killed.
+            // SAFETY: prctl with PR_SET_PDEATHSIG has no memory effects.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             for &fd in &numbers {
                 // SAFETY: fcntl with F_SETFD has no memory effects.
                 if unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } < 0 {
@@ -91,7 +94,7 @@ impl VmmCommand {
             Ok(())
         };
         // SAFETY: the closure only makes system calls, which is sound between fork and exec.
-        unsafe { self.command.pre_exec(keep_open) };
+        unsafe { self.command.pre_exec(prepare) };
         let started = Instant::now();
         let mut child = self.command.stderr(Stdio::piped()).spawn().expect("the VMM's binary runs");
         let mut stderr = child.stderr.take().expect("it was piped");
