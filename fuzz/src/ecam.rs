@@ -1,7 +1,8 @@
 //! The two ways to configuration space, ECAM and the ports CF8h and CFCh, over a topology that changes.
 //!
 //! The devices are memories, so that what an access should read is what was last written there. Each access, of any size at any
-//! address, is predicted from the numbers alone: which function exists there, and whether it is a configuration request at all.
+//! address, is predicted from the numbers alone: which device has reserved the function, and whether it is a configuration request at
+//! all.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -57,9 +58,10 @@ impl Plugged {
         }
     }
 
+    /// Whether accesses to this routing ID are the device's to answer: a bus of VFs belongs to one device as a whole.
     fn has(&self, rid: u32) -> bool {
-        let first = self.rid(1);
-        rid == self.rid(0) || (first..first + u32::from(self.total_vfs())).contains(&rid)
+        let total_vfs = self.total_vfs();
+        rid == self.rid(0) || (total_vfs > 0 && (self.rid(1) >> 8..=self.rid(total_vfs) >> 8).contains(&(rid >> 8)))
     }
 }
 
@@ -168,7 +170,8 @@ impl Pair {
                 oracle.port_write(port, &data[..len]);
             }
             AGREE => {
-                let offset = oracle.offset(input) & 0xffff_f0ff;
+                // What the ports can name: the first 256 bytes of each function.
+                let offset = oracle.offset(input) & 0x0fff_f0ff;
                 let address = 1 << 31 | (offset >> 4 & 0xff_ff00 | offset & 0xfc) as u32;
                 ports.write(topology, 0, &address.to_le_bytes());
                 oracle.port_write(0, &address.to_le_bytes());

@@ -275,10 +275,18 @@ impl<D: Device> Observed<D> {
     fn check_windows(&self, decoding: u16, page_size: u64) -> Result<(), String> {
         let mut windows = Vec::new();
         self.device.windows(&mut windows);
-        for n in 0..6 {
-            let Ok(index) = BarIndex::new(n) else { continue };
+        let mut upper_half = false;
+        for index in BarIndex::ALL {
             let window = windows.iter().find(|window| window.id == WindowId::VfBar(index));
+            if upper_half {
+                upper_half = false;
+                if window.is_some() {
+                    return Err(format!("VF BAR {index} is an upper half and decodes {window:x?}"));
+                }
+                continue;
+            }
             self.check_window(index, window, decoding, page_size)?;
+            upper_half = self.sriov(sriov::VF_BAR0 + u16::from(index.get()) * 4) & bar::MEMORY64 != 0;
         }
         Ok(())
     }

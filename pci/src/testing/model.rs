@@ -279,52 +279,39 @@ impl Model {
         self.compare_windows(device)
     }
 
-    /// Compares what `op` was for, and its neighbours, and the windows: much less than [`Self::compare`], for use after each of
-    /// many operations. What an operation did elsewhere is still there at the end.
+    /// Compares the dword of configuration space that `op` was for, and the windows: much less than [`Self::compare`], for use after
+    /// each of many operations.
     ///
     /// # Errors
     ///
     /// The first difference.
     pub fn compare_after(&self, op: Op, device: &impl Device, pf: Rid) -> Result<(), String> {
-        match op {
-            Op::ConfigRead { target: Target::Vf(index), .. } | Op::ConfigWrite { target: Target::Vf(index), .. } => {
-                for index in [index, index.wrapping_add(1)] {
-                    self.compare_function(Target::Vf(index), device, pf)?;
-                }
-            }
-            _ => {
-                self.compare_function(Target::Pf, device, pf)?;
-                self.compare_function(Target::Vf(self.num_visible().saturating_sub(1)), device, pf)?;
-            }
+        if let Op::ConfigRead { target, offset, .. } | Op::ConfigWrite { target, offset, .. } = op
+            && let Some(function) = self.function(target, pf)
+        {
+            function.compare_dword(device, usize::from(offset) & !3)?;
         }
         self.compare_windows(device)
     }
 
-    /// Compares every dword of one function; one that does not exist must not answer.
-    fn compare_function(&self, target: Target, device: &impl Device, pf: Rid) -> Result<(), String> {
+    /// A function by its name, its routing ID and what it should read; `None` for one that there never is.
+    fn function(&self, target: Target, pf: Rid) -> Option<Expected<'_>> {
         let visible = self.num_visible();
-        let (name, rid, expected) = match target {
-            Target::Pf => ("the PF".to_string(), pf, Some(&self.pf)),
+        match target {
+            Target::Pf => Some(Expected { target, visible, rid: pf, function: Some(&self.pf) }),
             Target::Vf(index) if index < get16(&self.pf.bytes, TOTAL_VFS) => {
                 let (offset, stride) = (get16(&self.pf.bytes, SRIOV + 0x14), get16(&self.pf.bytes, SRIOV + 0x16));
                 let rid = pf.wrapping_add(offset).wrapping_add(stride.wrapping_mul(index));
                 let vf = self.vfs.get(&index).unwrap_or(&self.vf_power_on);
-                (format!("VF {index} of {visible}"), rid, (index < visible).then_some(vf))
+                Some(Expected { target, visible, rid, function: (index < visible).then_some(vf) })
             }
-            Target::Vf(_) => return Ok(()),
-        };
-        for offset in (0..LEN).step_by(4) {
-            let read = device.config_read(rid, Dword::containing(u16::try_from(offset).unwrap_or(0)));
-            let expected = match expected {
-                Some(function) if function.is_modelled(offset) => get32(&function.bytes, offset),
-                Some(_) => continue,
-                None => u32::MAX,
-            };
-            if read != expected {
-                return Err(format!("{name} reads {read:#010x} at {offset:#x}, expected {expected:#010x}"));
-            }
+            Target::Vf(_) => None,
         }
-        Ok(())
+    }
+
+    fn compare_function(&self, target: Target, device: &impl Device, pf: Rid) -> Result<(), String> {
+        let Some(expected) = self.function(target, pf) else { return Ok(()) };
+        (0..LEN).step_by(4).try_for_each(|offset| expected.compare_dword(device, offset))
     }
 
     fn compare_windows(&self, device: &impl Device) -> Result<(), String> {
@@ -333,6 +320,30 @@ impl Model {
         windows.sort_by_key(|window| window.id);
         expected.sort_by_key(|window| window.id);
         if windows == expected { Ok(()) } else { Err(format!("decodes {windows:x?}, expected {expected:x?}")) }
+    }
+}
+
+/// A function, and what it should read if it exists.
+struct Expected<'a> {
+    target: Target,
+    visible: u16,
+    rid: Rid,
+    function: Option<&'a Function>,
+}
+
+impl Expected<'_> {
+    fn compare_dword(&self, device: &impl Device, offset: usize) -> Result<(), String> {
+        let expected = match self.function {
+            Some(function) if offset < LEN && function.is_modelled(offset) => get32(&function.bytes, offset),
+            Some(_) => return Ok(()),
+            None => u32::MAX,
+        };
+        let read = device.config_read(self.rid, Dword::containing(u16::try_from(offset).unwrap_or(0)));
+        if read == expected {
+            return Ok(());
+        }
+        let Self { target, visible, .. } = self;
+        Err(format!("{target:?} of {visible} VFs reads {read:#010x} at {offset:#x}, expected {expected:#010x}"))
     }
 }
 
