@@ -58,6 +58,13 @@ impl Lost {
 impl FirstLevel {
     /// Boots a machine that sees `workspace` at the same path. `number` tells apart those that run at the same time.
     pub fn boot(lab: &Lab, workspace: &Path, number: usize, clock: Clock) -> Result<FirstLevel> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
+        if !workspace.display().to_string().chars().all(plain) {
+            let path = workspace.display();
+            return Err(Error::new(format!(
+                "{path}: the nested lab needs a checkout whose path has no space or sign in it"
+            )));
+        }
         let folder = lab.folder().join("log");
         fs::create_dir_all(&folder).context(folder.display())?;
         let log = |kind: &str| folder.join(format!("first-level-{number}-{kind}.log"));

@@ -58,7 +58,7 @@ impl Place {
             Place::Nested => {
                 apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
                 let machine = FirstLevel::boot(lab, workspace, number, Clock::Real).or_else(|error| {
-                    // About one emulated boot in a hundred hangs. It is tried again once, and never silently.
+                    // An emulated boot can hang. It is tried again once, and never silently.
                     note("retry", format!("{error}; booting it again"));
                     FirstLevel::boot(lab, workspace, number, Clock::Real)
                 })?;
