@@ -20,7 +20,7 @@ use crate::slot::{Machine, Slot};
 struct Vm {
     shown: Arc<Mutex<BTreeMap<u32, Shown>>>,
     changes: Arc<Mutex<usize>>,
-    refuses: bool,
+    refuses: Arc<Mutex<bool>>,
 }
 
 impl Wiring for Vm {
@@ -45,7 +45,8 @@ impl Wiring for Vm {
     }
 
     fn show_config(&self, slot: u32, pages: Option<&Shown>) -> io::Result<()> {
-        if self.refuses {
+        // Hiding works.
+        if *self.refuses.lock() && pages.is_some() {
             return Err(io::ErrorKind::Unsupported.into());
         }
         *self.changes.lock() += 1;
@@ -171,12 +172,27 @@ fn a_driver_that_uses_the_window_into_the_bars_is_served_by_exits_until_it_is_do
 }
 
 #[test]
-fn a_vm_that_cannot_show_pages_is_asked_once() {
-    let rig = Rig::new(4, Vm { refuses: true, ..Vm::default() });
+fn a_vm_that_cannot_show_pages_is_served_by_exits() {
+    let vm = Vm::default();
+    *vm.refuses.lock() = true;
+    let rig = Rig::new(4, vm);
     rig.write(Target::Pf, VFS[0], 4);
     rig.write(Target::Pf, VFS[1], 9);
-    assert_eq!(*rig.vm.changes.lock(), 0);
+    assert!(rig.vm.shown.lock().is_empty());
     assert_eq!(rig.slot.config_read(rig.rid(Target::Vf(3)), Dword::containing(8)), 0x0200_0001);
+}
+
+#[test]
+fn a_vm_that_cannot_show_pages_any_more_shows_none() {
+    let rig = Rig::new(4, Vm::default());
+    assert_eq!(rig.compared().unwrap().len(), 1);
+    *rig.vm.refuses.lock() = true;
+    rig.write(Target::Pf, VFS[0], 4);
+    rig.write(Target::Pf, VFS[1], 9);
+    assert!(rig.vm.shown.lock().is_empty());
+    *rig.vm.refuses.lock() = false;
+    rig.write(Target::Pf, VFS[1], 0);
+    assert!(rig.vm.shown.lock().is_empty(), "it stays so until there is a new VM");
 }
 
 proptest! {

@@ -57,8 +57,12 @@ impl Wiring for Arc<Vm> {
 /// The first of KVM's memory slots that show configuration space. Those of the guest's memory come before.
 const CONFIG_SLOTS: u32 = 16;
 
-/// KVM routes this many interrupts (`KVM_MAX_IRQ_ROUTES`).
-const GSIS: u32 = 4096;
+/// The entries of KVM's routing table (`KVM_MAX_IRQ_ROUTES`). Each GSI of a message takes one.
+const TABLE: u32 = 4096;
+/// The entries that the pins of the PICs and of the IOAPIC take.
+const PIN_ENTRIES: u32 = 40;
+/// How many messages there can be.
+pub const MESSAGES: usize = (TABLE - PIN_ENTRIES) as usize;
 
 /// The messages that are routed now, each under a GSI of its own.
 #[derive(Debug, Default)]
@@ -78,24 +82,23 @@ pub struct RouteChange {
 }
 
 impl Routes {
-    /// Makes the change with one write of the VM's table, and returns the GSIs of what was added, in order.
+    /// Makes the change with one write of the VM's table, and returns the GSIs of what was added, in order: fewer than asked for
+    /// if there are no more.
     ///
     /// The table is not written when nothing but removals was asked for: a route without an eventfd does nothing.
     ///
     /// # Errors
     ///
-    /// When there are not enough GSIs, or the write fails. The removals have been made then, and nothing else.
+    /// When the write fails. The removals have been made then, and nothing else.
     pub fn commit(&self, change: RouteChange, wiring: &dyn Wiring) -> io::Result<Vec<u32>> {
         let RouteChange { remove, change, add } = change;
         let mut table = self.table.lock();
         table.retain(|gsi, _| !remove.contains(gsi));
-        if change.is_empty() && add.is_empty() {
+        let room = add.len().min(MESSAGES.saturating_sub(table.len()));
+        if change.is_empty() && room == 0 {
             return Ok(Vec::new());
         }
-        let gsis: Vec<_> = (IOAPIC_PINS..GSIS).filter(|gsi| !table.contains_key(gsi)).take(add.len()).collect();
-        if gsis.len() < add.len() {
-            return Err(io::Error::other(format!("more than {} messages", GSIS - IOAPIC_PINS)));
-        }
+        let gsis: Vec<_> = (IOAPIC_PINS..TABLE).filter(|gsi| !table.contains_key(gsi)).take(room).collect();
         let mut new = table.clone();
         new.extend(change.into_iter().map(|route| (route.gsi, route)));
         new.extend(gsis.iter().zip(add).map(|(&gsi, route)| (gsi, MsiRoute { gsi, ..route })));

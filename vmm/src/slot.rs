@@ -44,10 +44,18 @@ impl Machine {
     }
 }
 
-/// A message's wire: its eventfd raises `route.gsi`.
+/// A message's wire. It keeps its route, and its GSI, while it is masked, until its eventfd belongs to no vector any more.
 struct Wire {
     eventfd: Arc<EventFd>,
     route: MsiRoute,
+    /// The eventfd raises `route.gsi`.
+    attached: bool,
+}
+
+impl Wire {
+    fn is(&self, message: &Message) -> bool {
+        Arc::ptr_eq(&self.eventfd, &message.eventfd)
+    }
 }
 
 /// A device and its configuration space as pages, which change together.
@@ -160,21 +168,29 @@ impl Slot {
         wired.windows = windows;
     }
 
-    fn show(&self, wired: &mut Wired, wanted: [Option<Shown>; 2], wiring: &dyn Wiring) {
+    fn show(&self, wired: &mut Wired, mut wanted: [Option<Shown>; 2], wiring: &dyn Wiring) {
         let first = 2 * u32::from(self.placement.rid.device());
-        for ((slot, shown), wanted) in (first..).zip(&mut wired.shown).zip(wanted) {
-            if wired.shows_nothing || *shown == wanted {
-                continue;
-            }
-            match wiring.show_config(slot, wanted.as_ref()) {
-                Ok(()) => *shown = wanted,
-                Err(error) => {
-                    // Reads are exits then, which find the same.
-                    log::debug!("the VM does not show configuration space: {error}");
-                    *shown = None;
-                    wired.shows_nothing = true;
+        let mut show = |wanted: &[Option<Shown>; 2]| {
+            let mut result = Ok(());
+            for ((slot, shown), wanted) in (first..).zip(&mut wired.shown).zip(wanted) {
+                if shown != wanted {
+                    match wiring.show_config(slot, wanted.as_ref()) {
+                        Ok(()) => shown.clone_from(wanted),
+                        Err(error) => result = Err(error),
+                    }
                 }
             }
+            result
+        };
+        if wired.shows_nothing {
+            wanted = [None, None];
+        }
+        let Err(error) = show(&wanted) else { return };
+        log::debug!("the VM does not show configuration space: {error}");
+        wired.shows_nothing = true;
+        // All reads are exits from now on, which find the same. What cannot be hidden is tried again each time.
+        if let Err(error) = show(&[None, None]) {
+            self.complain("hide configuration space", &error);
         }
     }
 
@@ -205,27 +221,16 @@ impl Slot {
 
     fn wire_messages(&self, wired: &mut BTreeMap<i32, Wire>, wanted: Vec<Message>, wiring: &dyn Wiring) {
         let wanted: BTreeMap<_, _> = wanted.into_iter().map(|message| (message.eventfd.as_raw_fd(), message)).collect();
-        let mut change = RouteChange::default();
-        // Detach first: an eventfd that is detached keeps its signal, one that is routed elsewhere loses it.
-        wired.retain(|fd, wire| {
-            let keep = wanted.get(fd).is_some_and(|message| Arc::ptr_eq(&message.eventfd, &wire.eventfd));
-            if !keep {
-                change.remove.push(wire.route.gsi);
-                if let Err(error) = wiring.detach_irqfd(&wire.eventfd, wire.route.gsi) {
-                    self.complain("detach an interrupt", &error);
-                }
-            }
-            keep
-        });
+        let remove = self.detach(wired, &wanted, wiring);
+        let mut change = RouteChange { remove, ..RouteChange::default() };
         let mut new = Vec::new();
-        for (fd, message) in wanted {
-            let route =
-                |gsi| MsiRoute { gsi, address: message.address, data: message.data, requester: message.requester };
-            match wired.get(&fd) {
-                Some(wire) if wire.route == route(wire.route.gsi) => {}
-                Some(wire) => change.change.push(route(wire.route.gsi)),
+        for (fd, message) in &wanted {
+            match wired.get(fd) {
+                Some(wire) if !wire.is(message) => {}
+                Some(wire) if wire.route == route(message, wire.route.gsi) => {}
+                Some(wire) => change.change.push(route(message, wire.route.gsi)),
                 None => {
-                    change.add.push(route(0));
+                    change.add.push(route(message, 0));
                     new.push(message);
                 }
             }
@@ -236,21 +241,56 @@ impl Slot {
                 for wire in wired.values_mut() {
                     wire.route = changed.get(&wire.route.gsi).copied().unwrap_or(wire.route);
                 }
-                for (gsi, message) in gsis.into_iter().zip(new) {
-                    self.attach(wired, gsi, message, wiring);
+                if gsis.len() < new.len() {
+                    self.complain("route all interrupts", &io::Error::other("the VM has no more interrupt routes"));
                 }
+                wired.extend(gsis.into_iter().zip(new).map(|(gsi, message)| {
+                    let eventfd = Arc::clone(&message.eventfd);
+                    (eventfd.as_raw_fd(), Wire { eventfd, route: route(message, gsi), attached: false })
+                }));
             }
             Err(error) => self.complain("route interrupts", &error),
         }
+        self.attach(wired, &wanted, wiring);
     }
 
-    fn attach(&self, wired: &mut BTreeMap<i32, Wire>, gsi: u32, message: Message, wiring: &dyn Wiring) {
-        let Message { requester, address, data, eventfd } = message;
-        if let Err(error) = wiring.attach_irqfd(&eventfd, gsi) {
-            self.complain("attach an interrupt", &error);
+    /// Detaches what must not be sent now, which keeps its signal in its eventfd, and returns the GSIs of what has gone for good.
+    fn detach(
+        &self,
+        wired: &mut BTreeMap<i32, Wire>,
+        wanted: &BTreeMap<i32, Message>,
+        wiring: &dyn Wiring,
+    ) -> Vec<u32> {
+        let mut gone = Vec::new();
+        wired.retain(|fd, wire| {
+            if wire.attached && !wanted.get(fd).is_some_and(|message| wire.is(message)) {
+                match wiring.detach_irqfd(&wire.eventfd, wire.route.gsi) {
+                    Ok(()) => wire.attached = false,
+                    Err(error) => self.complain("detach an interrupt", &error),
+                }
+            }
+            // An eventfd that nobody but this record holds belongs to no vector any more.
+            let keep = wire.attached || Arc::strong_count(&wire.eventfd) > 1;
+            if !keep {
+                gone.push(wire.route.gsi);
+            }
+            keep
+        });
+        gone
+    }
+
+    /// Attaches what may be sent now, if it has a route.
+    fn attach(&self, wired: &mut BTreeMap<i32, Wire>, wanted: &BTreeMap<i32, Message>, wiring: &dyn Wiring) {
+        for (fd, message) in wanted {
+            let Some(wire) = wired.get_mut(fd) else { continue };
+            if wire.attached || !wire.is(message) || wire.route != route(message, wire.route.gsi) {
+                continue;
+            }
+            match wiring.attach_irqfd(&wire.eventfd, wire.route.gsi) {
+                Ok(()) => wire.attached = true,
+                Err(error) => self.complain("attach an interrupt", &error),
+            }
         }
-        // Recorded either way, so that its GSI is freed in the end.
-        wired.insert(eventfd.as_raw_fd(), Wire { eventfd, route: MsiRoute { gsi, address, data, requester } });
     }
 
     /// Forgets what was done with a VM that is gone.
@@ -280,6 +320,10 @@ impl ConfigTarget for Slot {
     fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite) {
         self.access(Touched::Function(rid), |device| device.config_write(rid, reg, write));
     }
+}
+
+fn route(message: &Message, gsi: u32) -> MsiRoute {
+    MsiRoute { gsi, address: message.address, data: message.data, requester: message.requester }
 }
 
 /// The guest address of each doorbell whose window is decoded.

@@ -6,6 +6,7 @@ use std::io;
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
 use super::*;
+use crate::interrupt::MESSAGES;
 
 /// What the device wants, shared with the test.
 #[derive(Default)]
@@ -17,7 +18,7 @@ struct Wants {
 
 struct Fake(Arc<Mutex<Wants>>);
 
-const ALL: Effects = Effects { windows: true, messages: true, queues: true, vfs: None, reset: None };
+const EFFECTS: Effects = Effects { windows: true, messages: true, queues: true, vfs: None, reset: None };
 
 impl pci::Device for Fake {
     fn config_read(&self, _rid: Rid, _reg: Dword) -> u32 {
@@ -25,7 +26,7 @@ impl pci::Device for Fake {
     }
 
     fn config_write(&mut self, _rid: Rid, _reg: Dword, _write: DwordWrite) -> Effects {
-        ALL
+        EFFECTS
     }
 
     fn mmio_read(&mut self, _window: WindowId, _offset: u64, data: &mut [u8]) {
@@ -41,7 +42,7 @@ impl pci::Device for Fake {
     }
 
     fn reset(&mut self, _kind: ResetKind) -> Effects {
-        ALL
+        EFFECTS
     }
 }
 
@@ -74,8 +75,17 @@ struct Record {
     commits: usize,
     irqfds: BTreeSet<(i32, u32)>,
     ioeventfds: BTreeSet<(i32, u64)>,
-    refuse: bool,
+    refuse: Refuse,
 }
+
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Refuse {
+    #[default]
+    Nothing,
+    Irqfds,
+    All,
+}
+use Refuse::{All, Irqfds, Nothing};
 
 impl Record {
     fn counts(record: &Mutex<Self>) -> (usize, usize, usize) {
@@ -87,9 +97,13 @@ impl Record {
 struct Vm(Arc<Mutex<Record>>);
 
 impl Vm {
+    fn accepts_irqfds(&self) -> io::Result<()> {
+        if self.0.lock().refuse == Irqfds { Err(io::Error::other("refused")) } else { Ok(()) }
+    }
+
     fn told(&self, tell: impl FnOnce(&mut Record) -> bool) -> io::Result<()> {
         let mut record = self.0.lock();
-        if record.refuse {
+        if record.refuse == All {
             return Err(io::Error::other("refused"));
         }
         assert!(tell(&mut record), "told twice, or to undo what was never done");
@@ -107,10 +121,12 @@ impl Wiring for Vm {
     }
 
     fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        self.accepts_irqfds()?;
         self.told(|record| record.irqfds.insert((eventfd.as_raw_fd(), gsi)))
     }
 
     fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        self.accepts_irqfds()?;
         self.told(|record| record.irqfds.remove(&(eventfd.as_raw_fd(), gsi)))
     }
 
@@ -206,10 +222,45 @@ fn messages_that_come_together_are_routed_together() {
     assert_eq!(Record::counts(&record), (1, 3, 0));
     assert_eq!(record.lock().routes, [(24, 0), (25, 1), (26, 2)]);
     slot.reconcile();
-    assert_eq!(record.lock().commits, 1);
+    assert_eq!(Record::counts(&record), (1, 3, 0));
     wants.lock().messages.clear();
     slot.reconcile();
     assert_eq!((Record::counts(&record), machine.routes.len()), ((1, 0, 0), 0));
+}
+
+#[test]
+fn a_masked_vector_keeps_its_route_until_its_eventfd_goes() {
+    let Rig { wants, record, slot, machine } = rig();
+    let vector = message(1);
+    for _ in 0..3 {
+        wants.lock().messages = vec![vector.clone()];
+        slot.reconcile();
+        assert_eq!(Record::counts(&record), (1, 1, 0));
+        wants.lock().messages.clear();
+        slot.reconcile();
+        assert_eq!((Record::counts(&record), machine.routes.len()), ((1, 0, 0), 1));
+    }
+    drop(vector);
+    slot.reconcile();
+    assert_eq!(machine.routes.len(), 0);
+}
+
+#[test]
+fn a_full_table_still_lets_a_wired_vector_be_masked_changed_and_unmasked() {
+    let Rig { wants, record, slot, machine } = rig();
+    let route = MsiRoute { gsi: 0, address: 0, data: 0, requester: Rid::from_bits(0) };
+    let others = RouteChange { add: vec![route; MESSAGES - 1], ..RouteChange::default() };
+    machine.routes.commit(others, &Vm(Arc::clone(&record))).unwrap();
+    let (vector, unlucky) = (message(1), message(2));
+    wants.lock().messages = vec![vector.clone()];
+    slot.reconcile();
+    wants.lock().messages = vec![unlucky.clone()];
+    slot.reconcile();
+    assert!(record.lock().irqfds.is_empty());
+    wants.lock().messages = vec![Message { data: 9, ..vector }, unlucky];
+    slot.reconcile();
+    assert_eq!((record.lock().irqfds.len(), machine.routes.len()), (1, MESSAGES));
+    assert_eq!(record.lock().routes.last(), Some(&(24 + MESSAGES as u32 - 1, 9)));
 }
 
 #[test]
@@ -228,15 +279,24 @@ fn a_changed_message_keeps_its_gsi() {
 #[test]
 fn what_the_host_refuses_is_tried_again_and_undone_only_if_it_was_done() {
     let Rig { wants, record, slot, machine } = rig();
-    let kick = eventfd();
-    record.lock().refuse = true;
+    let (kick, vector) = (eventfd(), message(1));
+    record.lock().refuse = All;
     *wants.lock() =
-        Wants { windows: vec![window(0x1000)], doorbells: vec![doorbell(0, &kick)], messages: vec![message(1)] };
+        Wants { windows: vec![window(0x1000)], doorbells: vec![doorbell(0, &kick)], messages: vec![vector.clone()] };
     slot.reconcile();
     assert_eq!(machine.routes.len(), 0);
-    record.lock().refuse = false;
+    record.lock().refuse = Irqfds;
+    slot.reconcile();
+    assert_eq!(Record::counts(&record), (1, 0, 1));
+    record.lock().refuse = Nothing;
     slot.reconcile();
     assert_eq!(Record::counts(&record), (1, 1, 1));
+    record.lock().refuse = Irqfds;
+    wants.lock().messages.clear();
+    slot.reconcile();
+    record.lock().refuse = Nothing;
+    slot.reconcile();
+    assert_eq!(Record::counts(&record), (1, 0, 1));
 }
 
 #[test]
@@ -253,13 +313,14 @@ fn a_new_vm_is_wired_from_the_start() {
 }
 
 #[test]
-fn gsis_run_out_without_half_a_change() {
+fn as_many_messages_are_routed_as_there_are_routes() {
     let Rig { record, machine, .. } = rig();
     let wiring = Vm(record);
     let route = MsiRoute { gsi: 0, address: 0, data: 0, requester: Rid::from_bits(0) };
     let add = |count| RouteChange { add: vec![route; count], ..RouteChange::default() };
     assert_eq!(machine.routes.commit(add(4000), &wiring).unwrap().len(), 4000);
-    assert!(machine.routes.commit(add(73), &wiring).is_err());
-    assert_eq!(machine.routes.len(), 4000);
-    assert_eq!(machine.routes.commit(add(72), &wiring).unwrap().last(), Some(&4095));
+    assert_eq!(machine.routes.commit(add(57), &wiring).unwrap().len(), 56);
+    assert!(machine.routes.commit(add(1), &wiring).unwrap().is_empty());
+    let remove = RouteChange { remove: vec![30], ..add(1) };
+    assert_eq!(machine.routes.commit(remove, &wiring).unwrap(), [30]);
 }
