@@ -13,6 +13,8 @@ mod iovecs;
 mod receive;
 mod ring;
 mod state;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
 mod transmit;
 mod worker;
 

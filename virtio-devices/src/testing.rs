@@ -9,6 +9,7 @@ use virtio_queue::QueueT;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
+pub use crate::net::steps::{NetSteps, Step, StepQueue};
 use crate::{Interrupts, Memory, SharedQueue, Start, VirtioDevice, VirtioPci, Worker};
 
 /// A feature of [`FakeDevice`] that is its own.
@@ -40,6 +41,8 @@ pub struct FakeDevice {
     pub resets: usize,
     /// The features and the queues of the last start.
     pub started: Option<(u64, Vec<u16>)>,
+    /// The queues of the last start.
+    pub queues: Vec<(u16, SharedQueue)>,
     /// Where the last start said to signal.
     pub interrupts: Option<Arc<Interrupts>>,
     /// The next starts fail.
@@ -59,6 +62,7 @@ impl FakeDevice {
             starts: 0,
             resets: 0,
             started: None,
+            queues: Vec::new(),
             interrupts: None,
             refuse: false,
             config: [0; 8],
@@ -136,6 +140,7 @@ impl VirtioDevice for FakeDevice {
         }
         self.starts += 1;
         self.started = Some((start.features, start.queues.iter().map(|(index, _)| *index).collect()));
+        self.queues.clone_from(&start.queues);
         self.interrupts = Some(Arc::clone(&start.interrupts));
         if self.threads { Ok(vec![self.worker(start)?]) } else { Ok(Vec::new()) }
     }
@@ -143,6 +148,7 @@ impl VirtioDevice for FakeDevice {
     fn reset(&mut self) {
         self.resets += 1;
         self.started = None;
+        self.queues.clear();
         self.interrupts = None;
         self.config = [0; 8];
     }

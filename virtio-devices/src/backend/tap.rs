@@ -153,8 +153,8 @@ impl Tap {
         &self.queues
     }
 
-    /// A stand-in over sockets that keep message boundaries.
-    #[cfg(test)]
+    /// A stand-in over sockets that keep message boundaries, or other descriptors that take and give a frame with each call.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn over_sockets(sockets: Vec<OwnedFd>) -> Self {
         let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
         Self { name: "sockets".into(), mtu: Some(1500), offloads: Offloads::all(), queues }

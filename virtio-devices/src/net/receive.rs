@@ -96,7 +96,7 @@ impl<'q> Receive<'q> {
     }
 
     /// Whether a frame that was read still waits for buffers.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn has_waiting(&self) -> bool {
         self.waiting.is_some()
     }

@@ -1,0 +1,153 @@
+//! A NIC's queues run step by step by whoever calls, over any file descriptor: what its worker does, without a thread and without
+//! waiting for anything. For tests and fuzz targets outside of this crate.
+
+use std::os::fd::OwnedFd;
+
+use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VLAN;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::GuestMemoryMmap;
+
+use super::control::Control;
+use super::counters::{Counter, NetCounters, Tally};
+use super::features::has;
+use super::filter::{Filter, HEAD, Mac, Mode};
+use super::receive::{Next, Receive};
+use super::ring::Ring;
+use super::state::NetState;
+use super::transmit::Transmit;
+use super::worker::Pass;
+use crate::backend::Tap;
+use crate::{Interrupts, SharedQueue};
+
+/// A queue that is run step by step.
+pub struct StepQueue<'q>(Kind<'q>);
+
+enum Kind<'q> {
+    Receive(Receive<'q>),
+    Transmit(Transmit<'q>),
+    Control(Control<'q>),
+}
+
+/// What a step ended with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// There may be more to do.
+    More,
+    /// A receive queue that waits for a frame.
+    Frame,
+    /// Nothing to do before the driver makes a buffer available.
+    Doorbell,
+    /// The ring makes no sense: the worker would give it up until the driver resets the device.
+    Broken,
+}
+
+/// What the queues of a NIC have in common, in its state of power-on.
+pub struct NetSteps {
+    memory: GuestMemoryMmap,
+    backend: Tap,
+    state: NetState,
+    tally: Tally,
+    counters: NetCounters,
+    interrupts: Interrupts,
+    features: u64,
+}
+
+impl NetSteps {
+    /// A NIC with the address `mac`, whose driver negotiated `features`. Frames are read from and written to `backend`, one with
+    /// each system call.
+    pub fn new(memory: GuestMemoryMmap, backend: OwnedFd, mac: [u8; 6], features: u64) -> Self {
+        let state = NetState::new(mac, true, 0);
+        if has(features, VIRTIO_NET_F_CTRL_VLAN) {
+            state.change_filter(Filter::enable_vlans);
+        }
+        Self {
+            memory,
+            backend: Tap::over_sockets(vec![backend]),
+            state,
+            tally: Tally::new(),
+            counters: NetCounters::new(),
+            interrupts: Interrupts::new(3, 0),
+            features,
+        }
+    }
+
+    fn ring<'q>(&self, index: u16, queue: &'q SharedQueue) -> Option<Ring<'q>> {
+        Ring::open(index, queue, has(self.features, VIRTIO_RING_F_EVENT_IDX), &self.memory).ok()
+    }
+
+    /// A receive queue, which is locked until it is dropped; `None` if its rings do not lie in guest memory.
+    pub fn receive<'q>(&self, queue: &'q SharedQueue) -> Option<StepQueue<'q>> {
+        Some(StepQueue(Kind::Receive(Receive::new(self.ring(0, queue)?, self.features))))
+    }
+
+    /// As [`Self::receive`], a transmit queue.
+    pub fn transmit<'q>(&self, queue: &'q SharedQueue) -> Option<StepQueue<'q>> {
+        Some(StepQueue(Kind::Transmit(Transmit::new(self.ring(1, queue)?, self.features))))
+    }
+
+    /// As [`Self::receive`], the control queue of a NIC with so many pairs of queues.
+    pub fn control<'q>(&self, queue: &'q SharedQueue, pairs: u16) -> Option<StepQueue<'q>> {
+        Some(StepQueue(Kind::Control(Control::new(self.ring(2, queue)?, self.features, pairs, Vec::new()))))
+    }
+
+    /// Does what a worker does in one turn of its loop.
+    pub fn step(&mut self, queue: &mut StepQueue<'_>) -> Step {
+        let Self { memory, backend, state, tally, counters, interrupts, features: _ } = self;
+        let Some(tap) = backend.queues().first().map(|tap| tap.lock()) else { return Step::Broken };
+        let mut pass = Pass { memory, tap: &tap, state, tally, interrupts };
+        let busy = |busy| if busy { Step::More } else { Step::Doorbell };
+        let result = match &mut queue.0 {
+            Kind::Receive(receive) => receive.run(&mut pass).map(|next| match next {
+                Next::More => Step::More,
+                Next::Frame => Step::Frame,
+                Next::Doorbell => Step::Doorbell,
+            }),
+            Kind::Transmit(transmit) => transmit.run(&mut pass).map(busy),
+            Kind::Control(control) => control.run(&mut pass).map(busy),
+        };
+        tally.flush(counters);
+        result.unwrap_or(Step::Broken)
+    }
+
+    /// What has been counted so far.
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.counters.get(counter)
+    }
+
+    /// Whether the driver was interrupted since the last call.
+    pub fn take_interrupt(&self) -> bool {
+        self.interrupts.take_isr() != 0
+    }
+
+    /// Takes the link up or down.
+    pub fn set_link(&self, up: bool) {
+        self.state.set_link_up(up);
+    }
+
+    /// Has the NIC receive every frame, or only those that the filter wants.
+    pub fn set_promiscuous(&self, on: bool) {
+        self.state.change_filter(|filter| filter.set_mode(Mode::Promiscuous, on));
+    }
+
+    /// The NIC's address.
+    pub fn mac(&self) -> Mac {
+        self.state.mac()
+    }
+
+    /// The queue pairs that the driver uses.
+    pub fn active_pairs(&self) -> u16 {
+        self.state.active_pairs()
+    }
+
+    /// Whether the driver wants a frame that begins so.
+    pub fn wants(&self, head: &[u8; HEAD]) -> bool {
+        self.state.filter().wants(head)
+    }
+}
+
+impl StepQueue<'_> {
+    /// Whether it is a receive queue with a frame that waits for further buffers.
+    pub fn has_waiting(&self) -> bool {
+        matches!(&self.0, Kind::Receive(receive) if receive.has_waiting())
+    }
+}
