@@ -9,6 +9,7 @@ pub mod ecam;
 pub mod input;
 pub mod msix;
 pub mod sriov;
+pub mod transport;
 
 /// A fuzz target.
 pub struct Target {
@@ -26,6 +27,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },
     Target { name: "msix", run: msix::run, seeds: msix::seeds },
     Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
+    Target { name: "transport", run: transport::run, seeds: transport::seeds },
 ];
 
 #[cfg(test)]
