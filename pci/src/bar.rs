@@ -185,10 +185,16 @@ impl BarSet {
         }));
     }
 
-    /// Makes every BAR take at least `granule` bytes, a power of two, and clears all addresses.
+    /// Makes every BAR take at least `granule` bytes, a power of two. Addresses keep the bits that they still have.
     pub fn set_granule(&mut self, granule: u64) {
         self.granule = granule;
-        self.reset();
+        for n in 0..6 {
+            let (register, old) = self.register(n);
+            let writable = self.writable(register);
+            if let Some(value) = self.values.get_mut(usize::from(n)) {
+                *value = old & writable;
+            }
+        }
     }
 
     /// Clears all addresses.
@@ -246,10 +252,10 @@ mod tests {
     #[test]
     fn a_granule_above_the_size_is_the_aperture_and_the_mask() {
         let mut bars = set(&[(2, PAIR), (4, BarKind::Memory64 { size: 0x4_0000, prefetchable: true })]);
-        bars.write(2, DwordWrite::full(0x1000_0000));
+        bars.write(2, DwordWrite::full(0x1001_2000));
         bars.set_granule(0x1_0000);
         assert_eq!((bars.aperture(index(2)), bars.aperture(index(4))), (Some(0x1_0000), Some(0x4_0000)));
-        assert_eq!(bars.read(2), 0xc);
+        assert_eq!(bars.read(2), 0x1001_000c);
         bars.write(2, DwordWrite::full(u32::MAX));
         assert_eq!(bars.read(2), 0xffff_000c);
     }

@@ -6,7 +6,8 @@
 //! Where the standard leaves behaviour undefined, this is ours:
 //! - NumVFs is 0 after reset, holds any value, and is read-only while VF Enable is set; so is System Page Size.
 //! - VF Enable cannot be set while NumVFs exceeds TotalVFs. With NumVFs 0 it can, and no VF exists.
-//! - A System Page Size that is not exactly one supported size is ignored. A new one clears the addresses in the VF BARs.
+//! - A System Page Size that is not exactly one supported size is ignored. A new one leaves the VF BARs the
+//!   address bits that they still have: Linux restores the BARs before the page size after a reset.
 
 use crate::bar::{BarError, BarSet};
 use crate::spec::{extended_capability_id, sriov};
@@ -219,6 +220,7 @@ impl Sriov {
         let disabled = self.vf_enable().then(|| VfChange::Disabled { num_vfs: self.num_visible() });
         self.control = 0;
         self.num_vfs = 0;
+        self.bars.reset();
         self.set_system_page_size(1);
         let toggled = disabled.is_some();
         Effects { windows: toggled, messages: toggled, queues: toggled, vfs: disabled, reset: None }

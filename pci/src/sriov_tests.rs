@@ -181,14 +181,22 @@ fn g13_a_larger_page_size_spreads_the_vfs() {
 }
 
 #[test]
-fn g14_a_new_page_size_clears_the_addresses_and_keeps_the_types() {
+fn g14_a_new_page_size_keeps_the_types_and_the_addresses_as_far_as_they_are_aligned() {
     let mut sriov = sriov(8);
-    write(&mut sriov, sriov::VF_BAR0 + 8, 0x1234_0000);
+    write(&mut sriov, sriov::VF_BAR0 + 8, 0x1234_6000);
     write(&mut sriov, sriov::VF_BAR0 + 12, 1);
     write(&mut sriov, PAGE_SIZE, 1);
-    assert_eq!(read(&sriov, sriov::VF_BAR0 + 8), 0x1234_000c);
+    assert_eq!(read(&sriov, sriov::VF_BAR0 + 8), 0x1234_600c);
     write(&mut sriov, PAGE_SIZE, 0x10);
-    assert_eq!((read(&sriov, sriov::VF_BAR0 + 8), read(&sriov, sriov::VF_BAR0 + 12)), (0xc, 0));
+    assert_eq!((read(&sriov, sriov::VF_BAR0 + 8), read(&sriov, sriov::VF_BAR0 + 12)), (0x1234_000c, 1));
+}
+
+#[test]
+fn a_guest_with_large_pages_can_restore_its_bars_before_its_page_size() {
+    let mut sriov = sriov(8);
+    write(&mut sriov, sriov::VF_BAR0 + 8, 0x1235_0000);
+    write(&mut sriov, PAGE_SIZE, 0x10);
+    assert_eq!(read(&sriov, sriov::VF_BAR0 + 8), 0x1235_000c);
 }
 
 #[test]

@@ -216,12 +216,14 @@ impl Model {
         if page_size.count_ones() != 1 || page_size & SUPPORTED_PAGE_SIZES == 0 {
             put(&mut self.pf.bytes, PAGE_SIZE, &get32(old, PAGE_SIZE).to_le_bytes());
         } else if page_size != get32(old, PAGE_SIZE) {
-            // A new one leaves the VF BARs without addresses.
-            for register in 0..6 {
-                let offset = VF_BAR0 + 4 * register;
-                put(&mut self.pf.bytes, offset, &get32(&self.pf.power_on, offset).to_le_bytes());
-            }
+            // A new one leaves the VF BARs the address bits that a slice of its size has.
             self.allow_bars();
+            for n in VF_BAR0..VF_BAR0 + 6 * 4 {
+                let power_on = self.pf.power_on.get(n).copied().unwrap_or(0);
+                if let (Some(byte), Some(writable)) = (self.pf.bytes.get_mut(n), self.pf.writable.get(n)) {
+                    *byte = *byte & writable | power_on;
+                }
+            }
         }
         // Of the power states there are D0 and D3hot.
         if let Some(power) = self.pf.power
