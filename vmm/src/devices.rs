@@ -108,11 +108,10 @@ impl Devices {
             topology.plug(placement, slot).map_err(place)
         };
         plug(Some(0), 0, "host bridge", &mut |_| Ok(Box::new(HOST_BRIDGE)))?;
-        // Those whose slot was chosen come first, so that the others do not take it.
-        let (chosen, free): (Vec<_>, Vec<_>) = plans.iter().partition(|plan| plan.pci_device_id.is_some());
-        for plan in chosen.into_iter().chain(free) {
+        // In the order of the configuration, so that the buses of VFs do not depend on who chose a slot.
+        for (plan, slot) in plans.iter().zip(slots(plans)) {
             let total_vfs = u16::try_from(plan.vfs.len()).unwrap_or(u16::MAX);
-            plug(plan.pci_device_id, total_vfs, &option(plan), &mut |placement| open(plan, placement, memory))?;
+            plug(slot, total_vfs, &option(plan), &mut |placement| open(plan, placement, memory))?;
         }
         Ok(Self { machine, topology, apertures })
     }
@@ -138,6 +137,12 @@ impl Devices {
             slot.forget_wiring();
         }
     }
+}
+
+/// The slot of each device: that which was chosen, or the lowest from 1 that nobody chose. `None` if there are no more.
+fn slots(plans: &[NetPlan]) -> Vec<Option<u8>> {
+    let mut free = (1..32).filter(|slot| plans.iter().all(|plan| plan.pci_device_id != Some(*slot)));
+    plans.iter().map(|plan| plan.pci_device_id.or_else(|| free.next())).collect()
 }
 
 type BoxResult = Result<Box<dyn VirtioPci>, Error>;
@@ -221,5 +226,22 @@ impl MmioHandler for Devices {
         if let Some((slot, window, offset)) = self.machine.mmio.find(address) {
             slot.mmio_write(window, offset, data);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{NetConfig, VmConfig};
+
+    use super::*;
+
+    #[test]
+    fn devices_take_the_slots_that_nobody_chose() {
+        let net = |pci_device_id| NetConfig { pci_device_id, ..NetConfig::default() };
+        let mut config =
+            VmConfig { net: vec![net(None), net(Some(1)), net(Some(3)), net(None)], ..VmConfig::default() };
+        config.payload.kernel = Some("vmlinux".into());
+        let slots = slots(&config.plan().unwrap());
+        assert_eq!(slots, [Some(2), Some(1), Some(3), Some(4)]);
     }
 }
