@@ -138,16 +138,20 @@ impl Rules {
             NUM_VFS if !self.enabled() => self.num_vfs = new & 0xffff,
             PAGE_SIZE if !self.enabled() && new.count_ones() == 1 && new & PAGE_SIZES != 0 && new != self.page_size => {
                 self.page_size = new;
-                self.bars = [0; 6];
-            }
-            VF_BAR0..15 => {
-                self.bars[dword - VF_BAR0] = match self.registers[dword - VF_BAR0] {
-                    Register::Unused => 0,
-                    Register::Low { size, .. } => new & !(self.slice(size) - 1) as u32 & !0xf,
-                    Register::High { size } => new & (!(self.slice(size) - 1) >> 32) as u32,
+                for n in 0..6 {
+                    self.bars[n] &= self.address_bits(n);
                 }
             }
+            VF_BAR0..15 => self.bars[dword - VF_BAR0] = new & self.address_bits(dword - VF_BAR0),
             _ => {}
+        }
+    }
+
+    fn address_bits(&self, n: usize) -> u32 {
+        match self.registers[n] {
+            Register::Unused => 0,
+            Register::Low { size, .. } => !(self.slice(size) - 1) as u32 & !0xf,
+            Register::High { size } => (!(self.slice(size) - 1) >> 32) as u32,
         }
     }
 
