@@ -26,11 +26,11 @@ options! {
         "mac" = "<address>" => mac: Option<MacAddress> = None;
         /// MAC address of the tap on the host.
         "host_mac" = "<address>" => host_mac: Option<MacAddress> = None;
-        /// Largest packet of the link, 1280 to 65535 bytes.
+        /// Largest packet of the link, 1280 to 65521 bytes.
         "mtu" = "<bytes>" => mtu: Option<u16> = None;
         /// Number of queues, receive and transmit counted apart: two for each vCPU at most.
         "num_queues" = "<number>" => num_queues: u16 = 2;
-        /// Entries of each queue: a power of two up to 32768.
+        /// Entries of each queue: a power of two from 2 to 32768.
         "queue_size" = "<number>" => queue_size: u16 = 256;
         /// Taps that are open already, a file descriptor above 2 for each pair of queues, in place of tap.
         "fd" = "[<fd>,...]" => fds: Vec<i32> = Vec::new();
@@ -81,11 +81,11 @@ options! {
         "mac" = "<address>" => mac: Option<MacAddress> = None;
         /// MAC address of the tap on the host.
         "host_mac" = "<address>" => host_mac: Option<MacAddress> = None;
-        /// Largest packet of the link, 1280 to 65535 bytes; if it is left out, the PF's.
+        /// Largest packet of the link, 1280 to 65521 bytes; if it is left out, the PF's.
         "mtu" = "<bytes>" => mtu: Option<u16> = None;
         /// Number of queues, the same for all VFs of a PF: what one VF says holds for all; 2 if none says.
         "num_queues" = "<number>" => num_queues: Option<u16> = None;
-        /// Entries of each queue: a power of two up to 32768; if it is left out, the PF's.
+        /// Entries of each queue: a power of two from 2 to 32768; if it is left out, the PF's.
         "queue_size" = "<number>" => queue_size: Option<u16> = None;
         /// Taps that are open already, a file descriptor above 2 for each pair of queues, in place of tap.
         "fd" = "[<fd>,...]" => fds: Vec<i32> = Vec::new();

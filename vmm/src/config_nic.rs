@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use crate::config_error::{ConfigError, Problem};
@@ -11,6 +12,10 @@ use crate::config_sriov::BackendPlan;
 
 /// The longest name of a network interface, in bytes (Linux `IFNAMSIZ` less its NUL).
 const LONGEST_INTERFACE: usize = 15;
+/// The MTUs of a NIC in bytes: from what IPv6 needs (`RFC 8200 §5`) to what Linux gives a tap, 65535 less an Ethernet header.
+const MTUS: RangeInclusive<u16> = 1280..=65_521;
+/// The sizes of a queue: the smallest that takes a packet's header and data apart, and the largest of `virtio 1.4 §2.7`.
+const QUEUE_SIZES: RangeInclusive<u16> = 2..=32_768;
 
 /// The start of an option as the user would write it, up to where the next key goes.
 #[derive(Debug, Clone)]
@@ -169,16 +174,18 @@ impl<'a> Nic<'a> {
             );
             return self.error("num_queues", num_queues, Problem::Conflict(what));
         }
-        if !queue_size.is_power_of_two() || queue_size > 32_768 {
-            let what = "not a power of two up to 32768; 256 is usual".to_string();
+        if !queue_size.is_power_of_two() || !QUEUE_SIZES.contains(&queue_size) {
+            let (least, most) = (QUEUE_SIZES.start(), QUEUE_SIZES.end());
+            let what = format!("not a power of two from {least} to {most}; 256 is usual");
             return self.error("queue_size", queue_size, Problem::Value(what));
         }
         Ok(())
     }
 
     fn check_link(&self) -> Result<(), ConfigError> {
-        if let Some(mtu) = self.mtu.filter(|mtu| *mtu < 1280) {
-            return self.error("mtu", mtu, Problem::Value("too small; give 1280 to 65535".to_string()));
+        if let Some(mtu) = self.mtu.filter(|mtu| !MTUS.contains(mtu)) {
+            let what = format!("not an MTU that a tap can have; give {} to {}", MTUS.start(), MTUS.end());
+            return self.error("mtu", mtu, Problem::Value(what));
         }
         for (key, mac) in [("mac", self.mac), ("host_mac", self.host_mac)] {
             match mac {

@@ -39,11 +39,11 @@ pub struct NicPlan {
     pub id: String,
     /// The MAC address in the guest. Unique in the VM.
     pub mac: [u8; 6],
-    /// The MTU that the guest is told, 1280 to 65535 bytes.
+    /// The MTU that the guest is told, 1280 to 65521 bytes.
     pub mtu: Option<u16>,
     /// Pairs of a receive and a transmit queue, 1 or more. The same for all VFs of a PF.
     pub queue_pairs: u16,
-    /// The largest size of each queue: a power of two up to 32768.
+    /// The largest size of each queue: a power of two from 2 to 32768.
     pub queue_size: u16,
     /// Whether TCP segmentation is offered in both directions. Implies `offload_csum`.
     pub offload_tso: bool,

@@ -236,19 +236,27 @@ fn wrong_queue_counts_are_refused() {
 }
 
 #[test]
-fn a_queue_size_that_is_no_power_of_two_is_refused() {
-    for size in [0, 3, 257, 65535] {
+fn a_queue_size_that_cannot_be_is_refused() {
+    for size in [0, 1, 3, 257, 65535] {
         assert_eq!(
             pf(&format!("queue_size={size}")),
-            format!("--net id=pf0,queue_size={size}: not a power of two up to 32768; 256 is usual")
+            format!("--net id=pf0,queue_size={size}: not a power of two from 2 to 32768; 256 is usual")
         );
     }
-    assert!(plan(&["queue_size=32768"], &[]).is_ok());
+    for size in [2, 32768] {
+        assert!(plan(&[&format!("queue_size={size}")], &[]).is_ok(), "{size}");
+    }
 }
 
 #[test]
 fn an_mtu_out_of_range_is_refused() {
-    assert_eq!(pf("mtu=1279"), "--net id=pf0,mtu=1279: too small; give 1280 to 65535");
+    for mtu in [0, 1279, 65522, 65535] {
+        assert_eq!(
+            pf(&format!("mtu={mtu}")),
+            format!("--net id=pf0,mtu={mtu}: not an MTU that a tap can have; give 1280 to 65521")
+        );
+    }
+    assert!(plan(&["mtu=1280", "mtu=65521"], &[]).is_ok());
     assert_eq!(vf("mtu=65536"), "--net-vf mtu=65536: give a whole number from 0 to 65535");
 }
 

@@ -143,7 +143,7 @@ fn help_lists_every_key_with_its_grammar_and_default() {
     for line in ["tap=<interface>\n", "fd=[<fd>,...]\n", "sriov_vfs=<number>\n", "offload_tso=on|off\n"] {
         assert!(text.contains(line), "{text}");
     }
-    assert!(text.contains("a power of two up to 32768. [default: 256]"), "{text}");
+    assert!(text.contains("a power of two from 2 to 32768. [default: 256]"), "{text}");
     assert!(help::<NetVf>().starts_with("pf=<id>\n"));
     assert!(!help::<CpusConfig>().contains("vCPUs; only that of boot so far, which it is if it is left out. [default"));
     // An index has no default.
