@@ -65,7 +65,7 @@ pub enum TapError {
         source: io::Error,
     },
     /// Something about the interface needed changing, and could not be.
-    #[error("cannot set {what} of the tap {name}: {source}; set it beforehand, or run with CAP_NET_ADMIN")]
+    #[error("cannot set {what} of the tap {name}: {source}{}", remedy(.source))]
     Configure {
         /// The tap.
         name: String,
@@ -120,4 +120,30 @@ pub enum TapError {
         /// Another.
         other: String,
     },
+}
+
+/// What to do when an interface cannot be changed. Without a privilege it can be changed beforehand; what the host does not take
+/// from anyone, it says itself.
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => "; set it beforehand, or run with CAP_NET_ADMIN",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_privilege_is_the_remedy_only_where_one_is_missing() {
+        let line = |errno| {
+            let source = io::Error::from_raw_os_error(errno);
+            TapError::Configure { name: "t".into(), what: "the MTU", source }.to_string()
+        };
+        for errno in [libc::EPERM, libc::EACCES] {
+            assert!(line(errno).ends_with("; set it beforehand, or run with CAP_NET_ADMIN"), "{}", line(errno));
+        }
+        assert_eq!(line(libc::EINVAL), "cannot set the MTU of the tap t: Invalid argument (os error 22)");
+    }
 }
