@@ -8,64 +8,25 @@ use std::sync::Arc;
 
 use kvm_bindings::{
     CpuId, KVM_CAP_EXT_CPUID, KVM_CAP_IMMEDIATE_EXIT, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
-    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_READONLY_MEM, KVM_CAP_USER_MEMORY,
-    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, KVM_MSI_VALID_DEVID, KvmIrqRouting, Msrs, kvm_irq_routing_entry, kvm_regs,
-    kvm_run, kvm_sregs, kvm_userspace_memory_region,
+    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_USER_MEMORY, KVM_IRQ_ROUTING_IRQCHIP,
+    KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MAX_CPUID_ENTRIES,
+    KVM_MEM_READONLY, KVM_MSI_VALID_DEVID, KvmIrqRouting, Msrs, kvm_irq_routing_entry, kvm_regs, kvm_run, kvm_sregs,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use parking_lot::Mutex;
 use pci::Rid;
-use thiserror::Error;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
-/// The version of the KVM API that has been stable since 2007.
-const API_VERSION: i32 = 12;
+use crate::kvm_error::API_VERSION;
+pub use crate::kvm_error::Error;
+
 /// The pins of the one IOAPIC, which are GSIs 0 to 23. GSIs of messages start after them.
 pub const IOAPIC_PINS: u32 = 24;
 
-/// What is wrong with the host's KVM.
-#[derive(Debug, Error)]
-pub enum Error {
-    /// There is no `/dev/kvm`.
-    #[error(
-        "/dev/kvm: there is no such device; load the module kvm_amd or kvm_intel, and check that virtualisation is \
-         enabled in the firmware"
-    )]
-    Absent,
-    /// The user may not open `/dev/kvm`.
-    #[error("/dev/kvm: no permission to open it; join the group that owns it (usually kvm) or run as root")]
-    Permission,
-    /// `/dev/kvm` cannot be opened for another reason.
-    #[error("/dev/kvm: cannot be opened: {0}")]
-    Open(io::Error),
-    /// This is not the stable KVM API.
-    #[error("/dev/kvm: has API version {0}; version {API_VERSION} is needed")]
-    Version(i32),
-    /// A capability is missing.
-    #[error("/dev/kvm: lacks {0}; a newer Linux is needed")]
-    Capability(&'static str),
-    /// More vCPUs than the host can run in one VM.
-    #[error("--cpus boot={requested}: this host runs at most {limit} vCPUs in a VM")]
-    Vcpus {
-        /// How many were asked for.
-        requested: u32,
-        /// How many are possible.
-        limit: u32,
-    },
-    /// An ioctl failed.
-    #[error("KVM: cannot {action}: {error}")]
-    Ioctl {
-        /// What was to be done.
-        action: &'static str,
-        /// Why it was not.
-        error: io::Error,
-    },
-}
-
 /// What must be there: all of it since Linux 5.4 at the latest.
-const CAPABILITIES: [(u32, &str); 9] = [
+const CAPABILITIES: [(u32, &str); 8] = [
     (KVM_CAP_USER_MEMORY, "KVM_CAP_USER_MEMORY"),
     (KVM_CAP_IRQCHIP, "KVM_CAP_IRQCHIP"),
     (KVM_CAP_IRQ_ROUTING, "KVM_CAP_IRQ_ROUTING"),
@@ -74,7 +35,6 @@ const CAPABILITIES: [(u32, &str); 9] = [
     (KVM_CAP_IOEVENTFD_ANY_LENGTH, "KVM_CAP_IOEVENTFD_ANY_LENGTH"),
     (KVM_CAP_IMMEDIATE_EXIT, "KVM_CAP_IMMEDIATE_EXIT"),
     (KVM_CAP_EXT_CPUID, "KVM_CAP_EXT_CPUID"),
-    (KVM_CAP_READONLY_MEM, "KVM_CAP_READONLY_MEM"),
 ];
 
 fn failed<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Error {

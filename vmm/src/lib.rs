@@ -18,6 +18,7 @@ pub mod console;
 pub mod cpu;
 mod error;
 pub mod kvm;
+mod kvm_error;
 pub mod memory;
 pub mod pio;
 mod terminal;
