@@ -174,7 +174,11 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             Place::Table(offset) => self.config.msix().table_read(offset, data),
             Place::Pba(offset) => {
                 let interrupts = self.transport.interrupts();
-                let pending = |vector| interrupts.eventfd(vector).is_some_and(|eventfd| is_signalled(&eventfd));
+                // What may be sent now is not pending: its eventfd may still hold a signal that has been sent.
+                let pending = |vector| {
+                    self.message(vector).is_none()
+                        && interrupts.eventfd(vector).is_some_and(|eventfd| is_signalled(&eventfd))
+                };
                 self.config.msix().pba_read(offset, data, pending);
             }
             Place::Doorbell(_) | Place::Hole => {}
@@ -271,17 +275,21 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// Appends the messages that the function may send.
     pub(crate) fn messages(&self, out: &mut Vec<Message>) {
-        let msix = self.config.msix();
-        // Before its queues have run for the first time the device has nothing to say: all its vectors are wired at once then, and
-        // not one by one while the driver sets them up.
-        if self.run.is_none() || !self.config.bus_master() || !msix.enabled() {
-            return;
-        }
         let interrupts = self.transport.interrupts();
-        out.extend((0..msix.vectors()).filter_map(|vector| {
-            let (address, data) = msix.message(vector)?;
+        out.extend((0..self.config.msix().vectors()).filter_map(|vector| {
+            let (address, data) = self.message(vector)?;
             Some(Message { requester: self.rid, address, data, eventfd: interrupts.eventfd(vector)? })
         }));
+    }
+
+    /// The address and data of `vector`, if the function may send its message now.
+    fn message(&self, vector: u16) -> Option<(u64, u32)> {
+        // Before its queues have run for the first time the device has nothing to say: all its vectors are wired at once then, and
+        // not one by one while the driver sets them up.
+        if self.run.is_none() || !self.config.bus_master() {
+            return None;
+        }
+        self.config.msix().message(vector)
     }
 
     /// Moves the workers that were told to stop to `out`.

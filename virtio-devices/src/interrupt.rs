@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
 use parking_lot::Mutex;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// No vector (`virtio 1.4 §4.1.4.3`, `VIRTIO_MSI_NO_VECTOR`).
 pub const NO_VECTOR: u16 = 0xffff;
@@ -72,7 +72,7 @@ impl Interrupts {
         let Some(slot) = self.vectors.get(usize::from(vector)) else { return Ok(None) };
         let mut slot = slot.lock();
         if slot.is_none() {
-            *slot = Some(Arc::new(EventFd::new(EFD_NONBLOCK)?));
+            *slot = Some(Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?));
         }
         Ok(slot.clone())
     }
@@ -143,6 +143,17 @@ mod tests {
         interrupts.signal_queue(1);
         assert_eq!(interrupts.eventfd(2).unwrap().read().unwrap(), 2);
         assert_eq!(interrupts.take_isr(), 0);
+    }
+
+    #[test]
+    fn an_eventfd_does_not_block_and_is_not_inherited() {
+        let interrupts = Interrupts::new(0, 1);
+        interrupts.set_config_vector(0);
+        let eventfd = interrupts.eventfd(0).unwrap();
+        // SAFETY: the eventfd is open as long as it is borrowed.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&*eventfd)) };
+        assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        assert!(rustix::fs::fcntl_getfl(fd).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
     }
 
     #[test]

@@ -32,7 +32,7 @@ use log::debug;
 use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::backend::{Offloads, Tap};
 use crate::{Interrupts, Start, VirtioDevice, Worker};
@@ -215,7 +215,7 @@ impl Net {
                 transmit,
                 control,
                 tap: Arc::clone(tap),
-                kick: Arc::new(EventFd::new(EFD_NONBLOCK)?),
+                kick: Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?),
                 stop: Arc::new(AtomicBool::new(false)),
                 peers: Vec::new(),
             });

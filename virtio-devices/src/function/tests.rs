@@ -323,6 +323,24 @@ fn a_signal_of_a_masked_vector_is_its_pending_bit_and_stays() {
 }
 
 #[test]
+fn a_vector_that_may_be_sent_is_not_pending_and_its_signal_is_left_alone() {
+    let mut function = idle();
+    let mut driver = driver(&mut function);
+    driver.init();
+    driver.enable_msix(4);
+    let eventfd = driver.device.transport.interrupts().eventfd(2).unwrap();
+    // KVM sends what waits in an eventfd when it gets to know it, and leaves the count there.
+    eventfd.write(1).unwrap();
+    assert_eq!(driver.bar_read(4, 0x800, 4), 0);
+    let _ = driver.set_bus_master(false);
+    assert_eq!(driver.bar_read(4, 0x800, 4), 0b100, "it has to wait again");
+    let _ = driver.set_bus_master(true);
+    let _ = driver.bar_write(4, 2 * 16 + 12, 4, 1);
+    assert_eq!(driver.bar_read(4, 0x800, 4), 0b100, "as behind its mask");
+    assert_eq!(eventfd.read().unwrap(), 1);
+}
+
+#[test]
 fn a_start_that_fails_asks_for_a_reset_and_works_after_it() {
     let mut function = idle();
     function.device_mut().refuse = true;
