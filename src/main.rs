@@ -11,10 +11,13 @@ use std::process::ExitCode;
 use clap::Parser;
 use rustix::fs::Mode;
 use tracing_subscriber::filter::LevelFilter;
+use vmm::config::{ConfigError, Problem};
 
 use crate::cli::Cli;
 
-/// The exit code when the command line is wrong.
+/// The exit code when something is wrong.
+const FAILURE: u8 = 1;
+/// The exit code when it is the command line's text.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -28,7 +31,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&chain(error.as_ref()));
-            ExitCode::FAILURE
+            ExitCode::from(code(error.as_ref()))
         }
     }
 }
@@ -56,6 +59,14 @@ fn refuse(error: &clap::Error) -> ExitCode {
             let _ = error.print();
             if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
         }
+    }
+}
+
+/// The exit code of an error: the text of an option that cannot be read is a part of the command line.
+fn code(error: &(dyn Error + 'static)) -> u8 {
+    match error.downcast_ref() {
+        Some(ConfigError { problem: Problem::Syntax(_), .. }) => USAGE,
+        _ => FAILURE,
     }
 }
 

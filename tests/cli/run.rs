@@ -12,7 +12,7 @@ pub const BINARY: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
 
 /// The exit code of a configuration that cannot be run.
 pub const WRONG: i32 = 1;
-/// The exit code of a command line that cannot be read.
+/// The exit code of a command line that cannot be read, down to the keys and values of its options.
 pub const USAGE: i32 = 2;
 
 /// The command, run in a directory of its own that must be as empty after it as before.

@@ -35,10 +35,11 @@ impl std::error::Error for ConfigError {}
 /// The kinds are what a program would tell apart; the text is for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The text is not of the option's grammar: an unknown key, a missing `=`, a bracket that is not closed.
+    /// The text is not of the option's grammar: an unknown key, a missing `=`, a bracket that is not closed, a value that is no
+    /// number, a key without which the option means nothing. Only reading a text gives this, never [`crate::config::VmConfig::plan`].
     #[error("{0}")]
     Syntax(String),
-    /// The value is not one that the key can have.
+    /// The value is of the right form, and not one that the key can have.
     #[error("{0}")]
     Value(String),
     /// Something that has to be given is not.

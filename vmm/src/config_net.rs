@@ -154,15 +154,14 @@ impl FromStr for NetVf {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let wrong = |problem| ConfigError::new(format!("{} {text}", Self::OPTION), problem);
-        let pairs = pairs(text).map_err(|what| wrong(Problem::Syntax(what)))?;
+        let wrong = |what| ConfigError::new(format!("{} {text}", Self::OPTION), Problem::Syntax(what));
+        let pairs = pairs(text).map_err(wrong)?;
         let (pf, rest): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.key == "pf");
         let pf = match pf.into_iter().last().and_then(|pair| pair.value) {
-            Some(raw) => read(&raw).map_err(|what| wrong(Problem::Syntax(what)))?,
+            Some(raw) => read(&raw).map_err(wrong)?,
             None => None,
         };
-        let missing =
-            || wrong(Problem::Missing("pf= has to be given: the id of the NIC that the VF belongs to".to_string()));
+        let missing = || wrong("pf= has to be given: the id of the NIC that the VF belongs to".to_string());
         Ok(Self { pf: pf.ok_or_else(missing)?, vf: VfConfig::from_pairs(rest)? })
     }
 }

@@ -288,7 +288,7 @@ macro_rules! options {
                             return Err(ConfigError::new(format!("{} {key}", $option), Problem::Syntax(what)));
                         };
                         let subject = || format!("{} {key}={value}", $option);
-                        let wrong = |what| ConfigError::new(subject(), Problem::Value(what));
+                        let wrong = |what| ConfigError::new(subject(), Problem::Syntax(what));
                         match key.as_str() {
                             $($( $key => given.$field = read(&value).map_err(wrong)?, )?)*
                             $( $($later)|+ => if !value.is_empty() {
@@ -361,7 +361,7 @@ macro_rules! options {
     (@default $option:literal, $field:ident, $default:expr, derived) => { $default };
     (@default $option:literal, $field:ident, $default:expr, required) => {{
         let what = concat!(stringify!($field), " has to be given").to_string();
-        return Err(ConfigError::new($option, Problem::Missing(what)));
+        return Err(ConfigError::new($option, Problem::Syntax(what)));
     }};
 }
 
