@@ -251,17 +251,11 @@ fn offloads(spec: &NetSpec) -> Offloads {
     offloads
 }
 
-/// `<id>_qp<N>`, with the id cut short where that is too long.
+/// `<id>_qp<N>`. Of an id that is too long the end is kept: it tells VFs apart.
 fn thread_name(id: &str, pair: u16) -> String {
-    let suffix = format!("_qp{pair}");
-    let mut name = String::new();
-    for c in id.chars().filter(|c| *c != '\0') {
-        if name.len() + c.len_utf8() + suffix.len() > THREAD_NAME {
-            break;
-        }
-        name.push(c);
-    }
-    name + &suffix
+    let name = format!("{}_qp{pair}", id.replace('\0', ""));
+    let excess = name.len().saturating_sub(THREAD_NAME);
+    name.char_indices().find(|(start, _)| *start >= excess).map_or(String::new(), |(start, _)| name[start..].to_owned())
 }
 
 impl VirtioDevice for Net {
