@@ -467,8 +467,10 @@ impl Pair {
             (REGISTERS_BAR, 0x200..0x1000) => None,
             (REGISTERS_BAR, _) => Some(zeros),
             (MSIX_BAR, PBA) if len == 8 => {
-                let bits = self.rules.pending.iter().fold(0u64, |bits, vector| bits | 1 << vector);
-                Some(bits.to_le_bytes().into())
+                // What may be sent does not wait.
+                let waiting: Vec<_> = self.rules.pending.iter().copied().collect();
+                let waiting = waiting.into_iter().filter(|vector| self.message(*vector).is_none());
+                Some(waiting.fold(0u64, |bits, vector| bits | 1 << vector).to_le_bytes().into())
             }
             _ => None,
         }
@@ -487,21 +489,22 @@ impl Pair {
         messages.iter().map(|message| (message.address, message.data)).collect()
     }
 
-    /// The messages that may be sent, as the table says.
-    fn expected_messages(&mut self) -> Vec<(u64, u32)> {
+    /// The message of `vector` if it may be sent, as the table says.
+    fn message(&mut self, vector: u16) -> Option<(u64, u32)> {
         // Enabled, and the function not masked.
         let control = self.config(self.msix + 2, 2);
         if !self.rules.has_run || !self.powered() || control >> 14 != 0b10 {
-            return Vec::new();
+            return None;
         }
+        let mut entry = [0; 16];
+        self.function.mmio_read(WindowId::Bar(BarIndex::ALL[4]), u64::from(vector) * 16, &mut entry);
+        let dword = |n: usize| u32::from_le_bytes(entry[n..n + 4].try_into().expect("four bytes"));
+        (dword(12) & 1 == 0).then(|| (u64::from(dword(4)) << 32 | u64::from(dword(0)), dword(8)))
+    }
+
+    fn expected_messages(&mut self) -> Vec<(u64, u32)> {
         let vectors: Vec<_> = self.rules.used_vectors.iter().copied().collect();
-        let entry = |vector: u16| {
-            let mut entry = [0; 16];
-            self.function.mmio_read(WindowId::Bar(BarIndex::ALL[4]), u64::from(vector) * 16, &mut entry);
-            let dword = |n: usize| u32::from_le_bytes(entry[n..n + 4].try_into().expect("four bytes"));
-            (dword(12) & 1 == 0).then(|| (u64::from(dword(4)) << 32 | u64::from(dword(0)), dword(8)))
-        };
-        vectors.into_iter().filter_map(entry).collect()
+        vectors.into_iter().filter_map(|vector| self.message(vector)).collect()
     }
 
     fn compare(&mut self) {
@@ -608,7 +611,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let d3 = config(config(up(), pair.power as u16 + 4, 2, 3), pair.power as u16 + 4, 2, 0);
     let read_isr = [BAR_READ, REGISTERS_BAR, 0, 1, 0, 0, 1];
     let read_pba = [BAR_READ, MSIX_BAR, 0, 8, 0, 0, 8];
-    let refused = driver_ok(queues(negotiate()).with([REFUSE, 1])).with(read_isr).with(read_pba);
+    let masked = config(queues(negotiate()).with([REFUSE, 1]), pair.msix as u16 + 2, 2, 0xc000);
+    let unmasked = config(driver_ok(masked).with(read_isr).with(read_pba), pair.msix as u16 + 2, 2, 0x8000);
+    let refused = unmasked.with(read_pba);
     vec![
         up().with(read_isr).done(),
         driver_ok(nonsense).done(),
