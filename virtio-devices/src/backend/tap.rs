@@ -80,7 +80,8 @@ impl Tap {
         let (name, fds) = attach_all(wanted, exists, spec.queue_pairs)?;
         let link = Link::new(&name).map_err(TapError::Socket)?;
         link.configure(spec)?;
-        Self::set_up(name, fds, spec.queue_pairs > 1)
+        let mtu = link.mtu().ok();
+        Self::set_up(name, mtu, fds, spec.queue_pairs > 1)
     }
 
     /// Takes a tap that somebody else has opened, one descriptor a queue, and set up.
@@ -110,11 +111,12 @@ impl Tap {
                 .map_err(|source| request_error(&request.name(), source))?;
         }
         let name = name.ok_or(TapError::Queues { name: "fd=[]".into(), queues: 0 })?;
-        Self::set_up(name, fds, count > 1)
+        // It may live in another network namespace, where a tap of the same name here tells nothing of it.
+        Self::set_up(name, None, fds, count > 1)
     }
 
     /// The steps that need no privilege: the header's length, the offloads that this kernel knows, one queue in use.
-    fn set_up(name: String, fds: Vec<OwnedFd>, multi_queue: bool) -> Result<Self, TapError> {
+    fn set_up(name: String, mtu: Option<u16>, fds: Vec<OwnedFd>, multi_queue: bool) -> Result<Self, TapError> {
         let wrong = |source: io::Error| TapError::Request { name: name.clone(), source };
         let mut offloads = Offloads::all();
         let mut queues = Vec::with_capacity(fds.len());
@@ -128,7 +130,6 @@ impl Tap {
             }
             queues.push(queue);
         }
-        let mtu = Link::new(&name).and_then(|link| link.mtu()).ok();
         let queues = queues.into_iter().map(|queue| Arc::new(Mutex::new(queue))).collect();
         Ok(Self { name, mtu, offloads, queues })
     }
@@ -138,7 +139,7 @@ impl Tap {
         &self.name
     }
 
-    /// Its MTU in bytes when it was opened. None for one that lives in another network namespace.
+    /// Its MTU in bytes when it was opened. None for one that somebody else has opened.
     pub fn mtu(&self) -> Option<u16> {
         self.mtu
     }

@@ -142,7 +142,7 @@ fn descriptors_that_are_passed_in_must_be_the_queues_of_one_tap() {
     new_namespace();
     let (one, two) = (Tap::open(&spec("one", 2)).unwrap(), Tap::open(&spec("two", 2)).unwrap());
     let passed = Tap::from_fds(fds(&one)).unwrap();
-    assert_eq!((passed.name(), passed.queues().len(), passed.mtu()), ("one", 2, Some(1500)));
+    assert_eq!((passed.name(), passed.queues().len()), ("one", 2));
     let mixed = fds(&one).into_iter().take(1).chain(fds(&two).into_iter().take(1)).collect();
     assert_eq!(
         error(Tap::from_fds(mixed)),
@@ -154,6 +154,16 @@ fn descriptors_that_are_passed_in_must_be_the_queues_of_one_tap() {
     let file = std::fs::File::open("/dev/null").unwrap().into();
     let second = fds(&one).into_iter().take(1).chain([file]).collect();
     assert!(error(Tap::from_fds(second)).starts_with("file descriptor 1 (counted from 0) of fd= is no tap"));
+}
+
+#[test]
+fn the_mtu_of_a_tap_that_is_passed_in_is_not_that_of_a_namesake_in_this_namespace() {
+    new_namespace();
+    let elsewhere = Tap::open(&TapSpec { mtu: Some(9000), ..spec("tap0", 1) }).unwrap();
+    new_namespace();
+    let _here = Tap::open(&TapSpec { mtu: Some(1400), ..spec("tap0", 1) }).unwrap();
+    let passed = Tap::from_fds(fds(&elsewhere)).unwrap();
+    assert_eq!((passed.name(), passed.mtu()), ("tap0", None));
 }
 
 #[test]
