@@ -7,7 +7,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::config_error::{ConfigError, Problem};
 use crate::config_mac::MacAddress;
-use crate::config_net::VfConfig;
+use crate::config_net::{NetConfig, VfConfig};
 use crate::config_nic::{Subject, check_interface};
 use crate::config_sriov::Pool;
 
@@ -30,7 +30,8 @@ impl Names {
     /// What the user gave is taken first, then what follows from it, then what is random, so that a choice of ours never stands
     /// in the way of one of the user's.
     pub fn choose(pools: &[Pool<'_>]) -> Result<Vec<Self>, ConfigError> {
-        let ids = ids(pools)?;
+        check_ids(pools)?;
+        let ids: Vec<_> = pools.iter().map(|pool| pool.id.clone()).collect();
         let macs = macs(pools, &ids)?;
         let taps = taps(pools, &ids)?;
         check_fds(pools, &ids)?;
@@ -97,8 +98,16 @@ fn vf_mac(config: Option<&VfConfig>, pf: MacAddress, index: u16) -> MacAddress {
     config.and_then(|vf| vf.mac).unwrap_or_else(|| pf.vf(index))
 }
 
-/// Names the NICs: as the user did, or `_net` with the lowest number that is free.
-fn ids(pools: &[Pool<'_>]) -> Result<Vec<String>, ConfigError> {
+/// What the NICs are called: as the user did, or `_net` with the lowest number that is free. Ids that the user gave twice, or that
+/// cannot be, are still among them.
+pub(crate) fn ids(nets: &[NetConfig]) -> Vec<String> {
+    let used: HashSet<_> = nets.iter().filter_map(|net| net.id.as_deref()).collect();
+    let mut free = (0u32..).map(|number| format!("_net{number}")).filter(|id| !used.contains(id.as_str()));
+    nets.iter().map(|net| net.id.clone().or_else(|| free.next()).unwrap_or_default()).collect()
+}
+
+/// Each NIC has an id that can be, and that no other device has.
+fn check_ids(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
     let mut used = HashSet::new();
     for pool in pools {
         let Some(id) = &pool.config.id else { continue };
@@ -111,17 +120,14 @@ fn ids(pools: &[Pool<'_>]) -> Result<Vec<String>, ConfigError> {
             return Err(in_use(subject(), "this id".to_string(), "another NIC".to_string(), "give each NIC its own"));
         }
     }
-    let mut number = 0..;
-    let mut fresh =
-        || number.find_map(|n| Some(format!("_net{n}")).filter(|id| !used.contains(id))).unwrap_or_default();
-    let ids: Vec<_> = pools.iter().map(|pool| pool.config.id.clone().unwrap_or_else(&mut fresh)).collect();
-    for (pool, id) in pools.iter().zip(&ids) {
+    for pool in pools {
+        let id = &pool.id;
         if let Some((index, _)) = pool.vfs_by_index().find(|(index, _)| used.contains(&vf_id(id, *index))) {
             let (subject, user) = (format!("--net id={}", vf_id(id, index)), format!("VF {index} of {id}"));
             return Err(in_use(subject, "this id".to_string(), user, "give the NIC another"));
         }
     }
-    Ok(ids)
+    Ok(())
 }
 
 /// Chooses the MAC addresses of the NICs, such that theirs and those of all their VFs are different.

@@ -8,13 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::config_error::{ConfigError, Problem};
 use crate::config_mac::MacAddress;
+use crate::config_names::ids;
 use crate::config_options::pairs;
 use crate::config_value::{Key, Options, Unset, Value, options, read};
 
 options! {
     /// A NIC, which is an SR-IOV physical function when it reserves virtual functions.
     pub struct NetConfig for "--net" {
-        /// Name of the device, unique in the VM; not starting with two underscores.
+        /// Name of the device, unique in the VM; not starting with two underscores; if it is left out, _net0, _net1 and so on.
         "id" = "<name>" => id: Option<String> = None;
         /// Tap interface on the host, at most 15 characters; created, and removed at the end, if it does not exist.
         "tap" = "<interface>" => tap: Option<String> = None;
@@ -119,15 +120,16 @@ pub struct NetVf {
 }
 
 impl NetVf {
-    /// Appends the VF to the NIC of `nets` that it names.
+    /// Appends the VF to the NIC of `nets` that it names. A NIC without an id is `_net0`, `_net1` and so on, as in reports.
     ///
     /// # Errors
     ///
-    /// No NIC has been given that id.
+    /// No NIC is called so.
     pub fn add_to(self, nets: &mut [NetConfig]) -> Result<(), ConfigError> {
         let Self { pf, vf } = self;
-        match nets.iter_mut().find(|net| net.id.as_ref() == Some(&pf)) {
-            Some(net) => {
+        let ids = ids(nets);
+        match nets.iter_mut().zip(ids).find(|(_, id)| *id == pf) {
+            Some((net, _)) => {
                 net.vfs.push(vf);
                 Ok(())
             }
@@ -143,7 +145,7 @@ impl Options for NetVf {
     const OPTION: &'static str = VfConfig::OPTION;
 
     fn keys() -> Vec<Key> {
-        let about = "The id of the NIC that the VF belongs to.".to_string();
+        let about = "The id of the NIC that the VF belongs to; the first one without an id is _net0.".to_string();
         let mut keys = vec![Key { name: "pf", syntax: "<id>", default: None, about }];
         keys.extend(VfConfig::keys());
         keys

@@ -31,12 +31,9 @@ impl Subject {
         })
     }
 
-    /// VF `index` of this NIC, which the user called `id`.
-    pub fn vf(&self, id: Option<&str>, index: u16) -> Self {
-        Self(match id {
-            Some(id) => format!("--net-vf pf={id},index={index},"),
-            None => format!("{}vfs index={index},", self.0),
-        })
+    /// VF `index` of the NIC that is called `id`, by the user or by number.
+    pub fn vf(id: &str, index: u16) -> Self {
+        Self(format!("--net-vf pf={id},index={index},"))
     }
 
     /// The option without a further key.

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use crate::config_error::{ConfigError, Problem};
 use crate::config_mac::MacAddress;
-use crate::config_names::Names;
+use crate::config_names::{Names, ids};
 use crate::config_net::{NetConfig, VfConfig};
 use crate::config_nic::{Nic, Subject};
 
@@ -79,8 +79,8 @@ pub(crate) fn plan(nets: &[NetConfig], vcpus: u32) -> Result<Vec<NetPlan>, Confi
     check_slots(nets)?;
     check_buses(nets)?;
     let mut pools = Vec::with_capacity(nets.len());
-    for (index, config) in nets.iter().enumerate() {
-        pools.push(Pool::new(config, Subject::net(config, index, nets.len()))?);
+    for ((index, config), id) in nets.iter().enumerate().zip(ids(nets)) {
+        pools.push(Pool::new(config, id, Subject::net(config, index, nets.len()))?);
     }
     for pool in &pools {
         pool.check(vcpus)?;
@@ -143,6 +143,8 @@ fn check_buses(nets: &[NetConfig]) -> Result<(), ConfigError> {
 /// A NIC with all its VFs, also those that the configuration does not mention.
 pub(crate) struct Pool<'a> {
     pub config: &'a NetConfig,
+    /// What the NIC is called, by the user or by number.
+    pub id: String,
     pub subject: Subject,
     /// By VF index; `None` for a VF that the configuration leaves as its PF makes it.
     pub vfs: Vec<Option<&'a VfConfig>>,
@@ -151,11 +153,11 @@ pub(crate) struct Pool<'a> {
 }
 
 impl<'a> Pool<'a> {
-    fn new(config: &'a NetConfig, subject: Subject) -> Result<Self, ConfigError> {
-        let mut pool = Self { config, subject, vfs: vec![None; usize::from(config.sriov_vfs)], vf_queues: 2 };
+    fn new(config: &'a NetConfig, id: String, subject: Subject) -> Result<Self, ConfigError> {
+        let mut pool = Self { config, id, subject, vfs: vec![None; usize::from(config.sriov_vfs)], vf_queues: 2 };
         for vf in &config.vfs {
             let subject = pool.vf_subject(vf.index);
-            let name = pool.name();
+            let name = &pool.id;
             match pool.vfs.get_mut(usize::from(vf.index)) {
                 Some(Some(_)) => {
                     let what = format!("VF {} of {name} is given twice; put all its keys into one", vf.index);
@@ -177,14 +179,9 @@ impl<'a> Pool<'a> {
         Ok(pool)
     }
 
-    /// What the NIC is called in reports.
-    fn name(&self) -> String {
-        self.config.id.clone().unwrap_or_else(|| "the NIC".to_string())
-    }
-
     /// The option that describes a VF.
     pub fn vf_subject(&self, index: u16) -> Subject {
-        self.subject.vf(self.config.id.as_deref(), index)
+        Subject::vf(&self.id, index)
     }
 
     /// All VFs, with what the configuration says of them.

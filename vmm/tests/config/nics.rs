@@ -1,6 +1,6 @@
 //! Every rule that a NIC or VF can break: what is said about it, in one line, before anything is opened.
 
-use vmm::config::NetConfig;
+use vmm::config::{BackendPlan, NetConfig};
 
 use crate::{plan, refusal, vm, with};
 
@@ -48,12 +48,28 @@ fn a_vf_of_no_pf_is_refused() {
 }
 
 #[test]
-fn a_vf_in_json_of_a_nic_without_an_id_is_named_too() {
+fn a_vf_of_a_nic_without_an_id_is_named_by_what_that_is_called() {
     let mut config = vm(&["tap=a", "tap=b,sriov_vfs=2"], &[]).unwrap();
     config.net[1].vfs.push("index=2".parse().unwrap());
     assert_eq!(
         config.plan().unwrap_err().to_string(),
-        "--net number 2, vfs index=2: the NIC reserves 2 VFs (sriov_vfs=2); index must be 0 to 1"
+        "--net-vf pf=_net1,index=2: _net1 reserves 2 VFs (sriov_vfs=2); index must be 0 to 1"
+    );
+}
+
+#[test]
+fn a_nic_without_an_id_is_found_by_what_it_is_called() {
+    // The number that the user took is not counted.
+    let vfs = ["pf=_net2,index=1,tap=u", "pf=_net0,index=0,tap=v"];
+    let plan = plan(&["id=_net0,tap=a,sriov_vfs=1", "tap=b", "tap=c,sriov_vfs=2"], &vfs).unwrap();
+    let tap = |backend: &BackendPlan| match backend {
+        BackendPlan::Tap { name, .. } => name.clone().unwrap(),
+        BackendPlan::Fds(_) => "fds".to_string(),
+    };
+    assert_eq!((tap(&plan[2].vfs[1].backend), tap(&plan[0].vfs[0].backend)), ("u".to_string(), "v".to_string()));
+    assert_eq!(
+        refusal(&["sriov_vfs=2"], &["pf=_net1,index=0"]),
+        "--net-vf pf=_net1,index=0: no NIC is called _net1; give one --net id=_net1,sriov_vfs=<number>"
     );
 }
 
