@@ -34,12 +34,21 @@ impl Files {
 
     /// A kernel that does nothing, for as long as it is let.
     pub fn idle_kernel(&self) -> String {
-        self.write("vmlinux", &idle_kernel())
+        self.kernel(&[0xf4, 0xeb, 0xfd]) // hlt; jmp to it
+    }
+
+    /// A kernel that has a triple fault at once: there are no interrupt descriptors.
+    pub fn faulting_kernel(&self) -> String {
+        self.kernel(&[0x0f, 0x0b]) // ud2
+    }
+
+    fn kernel(&self, code: &[u8]) -> String {
+        self.write("vmlinux", &kernel(code))
     }
 }
 
-/// An ELF file of one loaded segment with a PVH entry, whose code is `hlt` in a loop.
-fn idle_kernel() -> Vec<u8> {
+/// An ELF file of one loaded segment with a PVH entry, where this code is.
+fn kernel(code: &[u8]) -> Vec<u8> {
     const ENTRY: u32 = 0x10_0000;
     const HEADERS: u64 = 64 + 2 * 56;
     let mut note = Vec::new();
@@ -47,7 +56,6 @@ fn idle_kernel() -> Vec<u8> {
     for word in [4u32, 4, 18, u32::from_le_bytes(*b"Xen\0"), ENTRY] {
         note.extend(word.to_le_bytes());
     }
-    let code = [0xf4, 0xeb, 0xfd];
     let segment = |kind: u32, offset: u64, address: u64, len: u64| {
         let mut header = [kind.to_le_bytes(), 5u32.to_le_bytes()].concat();
         for field in [offset, address, address, len, len, 4] {

@@ -1,6 +1,7 @@
 //! What is wrong with the payload or with the host. These need a /dev/kvm that may be used.
 
 use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command as StdCommand, ExitStatus, Stdio};
@@ -186,6 +187,21 @@ fn what_was_created_before_something_is_wrong_is_removed() {
     let said =
         Run::new(&[&["--kernel", &files.idle_kernel()], &arguments[..]].concat()).with_taps("clileft").refused(WRONG);
     assert!(said.contains("lo exists and is no tap with a virtio header"), "{said}");
+}
+
+#[test]
+fn triple_faults_are_told_of_less_and_less_often() {
+    let files = Files::new();
+    let mut command = StdCommand::new(BINARY);
+    command.args(["--kernel", &files.faulting_kernel(), "--memory", "size=16M"]);
+    let mut vm = Idle(command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let said = BufReader::new(vm.0.stderr.take().unwrap()).lines();
+    let told: Vec<_> = said.map(Result::unwrap).take(4).collect();
+    for (line, number) in told.iter().zip([1, 2, 4, 8]) {
+        assert!(line.contains(" WARN ") && line.contains("--cmdline \"console=ttyS0"), "{line}");
+        assert!(line.contains(&format!("after a triple fault (number {number});")), "{line}");
+    }
+    assert_eq!((told.len(), vm.terminate().code()), (4, Some(0)));
 }
 
 // The log.

@@ -79,8 +79,10 @@ pub enum Error {
 pub enum Stop {
     /// It switched its machine off.
     PowerOff,
-    /// It wants to start again, or faulted three times, which a machine answers with a reset.
+    /// It wants to start again.
     Reset,
+    /// A vCPU of it had a triple fault, which a machine answers with a reset.
+    TripleFault,
     /// It cannot go on.
     Failed(Error),
 }
@@ -244,7 +246,7 @@ fn step(id: u32, vcpu: &mut Vcpu, machine: &Machine) -> Option<Stop> {
             });
         }
         Ok(Exit::Interrupted) => {}
-        Ok(Exit::Shutdown) => return Some(Stop::Reset),
+        Ok(Exit::Shutdown) => return Some(Stop::TripleFault),
         Ok(Exit::InternalError(suberror)) => return Some(Stop::Failed(Error::Internal { vcpu: id, suberror })),
         Ok(Exit::FailedEntry(reason)) => return Some(Stop::Failed(Error::FailedEntry { vcpu: id, reason })),
         Ok(Exit::Other(reason)) => log::trace!("vCPU {id}: exit {reason} is ignored"),

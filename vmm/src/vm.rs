@@ -36,12 +36,27 @@ use crate::pio::Ports;
 /// wrong is found before anything is opened; whatever was opened or created is closed and gone when this returns.
 pub fn run(config: &VmConfig) -> Result<(), Error> {
     let machine = Machine::new(config)?;
+    let mut triple_faults = 0;
     loop {
         match machine.power_on()? {
             End::Off => return Ok(()),
             End::Reset => log::info!("the guest starts again"),
+            End::TripleFault => {
+                triple_faults += 1;
+                complain(triple_faults);
+            }
         }
         machine.ram.clear()?;
+    }
+}
+
+/// Tells of a guest's triple faults, which may be how it reboots, and may go on for ever: of the 1st, 2nd, 4th, 8th and so on.
+fn complain(triple_faults: u64) {
+    if triple_faults.is_power_of_two() {
+        log::warn!(
+            "the guest starts again after a triple fault (number {triple_faults}); if it never comes up, see what it says \
+             last: --serial tty --cmdline \"console=ttyS0 earlyprintk=ttyS0\""
+        );
     }
 }
 
@@ -49,6 +64,7 @@ pub fn run(config: &VmConfig) -> Result<(), Error> {
 enum End {
     Off,
     Reset,
+    TripleFault,
 }
 
 /// What lasts over resets. Dropped in this order: devices end before the memory that they use, and the terminal is restored
@@ -146,6 +162,7 @@ impl Machine {
             match self.stop.take() {
                 Some(Stop::PowerOff) => return Ok(End::Off),
                 Some(Stop::Reset) => return Ok(End::Reset),
+                Some(Stop::TripleFault) => return Ok(End::TripleFault),
                 Some(Stop::Failed(error)) => return Err(error.into()),
                 None => {}
             }
