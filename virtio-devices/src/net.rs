@@ -29,6 +29,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use log::debug;
+use parking_lot::Mutex;
 use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ};
@@ -227,6 +228,19 @@ impl Net {
         Ok(pairs)
     }
 
+    fn shared(&self, start: &Start) -> Arc<Shared> {
+        Arc::new(Shared {
+            memory: start.memory.clone(),
+            features: start.features,
+            pairs: self.pairs(start.features),
+            state: Arc::clone(&self.state),
+            counters: Arc::clone(&self.counters),
+            interrupts: Arc::clone(&start.interrupts),
+            fresh: self.fresh,
+            complete: Mutex::new(false),
+        })
+    }
+
     fn spawn(&self, pair: Pair, shared: &Arc<Shared>) -> io::Result<Worker> {
         let queues = [&pair.receive, &pair.transmit, &pair.control];
         let queues = queues.into_iter().flatten().map(|(index, _)| *index).collect();
@@ -238,6 +252,26 @@ impl Net {
             .spawn(move || pair.run(&shared))?;
         Ok(Worker { queues, kick, stop, thread })
     }
+}
+
+/// Spawns all workers, or none: without the last one the others end before they have touched anything, and are joined here.
+fn spawn_all(pairs: Vec<Pair>, shared: &Shared, spawn: impl Fn(Pair) -> io::Result<Worker>) -> io::Result<Vec<Worker>> {
+    let mut workers = Vec::with_capacity(pairs.len());
+    let mut complete = shared.complete.lock();
+    let result = pairs.into_iter().try_for_each(|pair| {
+        workers.push(spawn(pair)?);
+        Ok(())
+    });
+    *complete = result.is_ok();
+    drop(complete);
+    if let Err(error) = result {
+        for worker in workers {
+            // One that has panicked has ended as well.
+            let _ = worker.thread.join();
+        }
+        return Err(error);
+    }
+    Ok(workers)
 }
 
 fn offloads(spec: &NetSpec) -> Offloads {
@@ -294,29 +328,11 @@ impl VirtioDevice for Net {
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         let pairs = self.pairs_to_run(&start)?;
-        let shared = Arc::new(Shared {
-            memory: start.memory,
-            features: start.features,
-            pairs: self.pairs(start.features),
-            state: Arc::clone(&self.state),
-            counters: Arc::clone(&self.counters),
-            interrupts: Arc::clone(&start.interrupts),
-            fresh: self.fresh,
-        });
+        let shared = self.shared(&start);
         if has(start.features, VIRTIO_NET_F_CTRL_VLAN) {
             self.state.change_filter(filter::Filter::enable_vlans);
         }
-        let mut workers = Vec::with_capacity(pairs.len());
-        for pair in pairs {
-            match self.spawn(pair, &shared) {
-                Ok(worker) => workers.push(worker),
-                Err(error) => {
-                    // Those that have begun end before they wait for anything.
-                    workers.into_iter().for_each(|worker: Worker| drop(worker.stop()));
-                    return Err(error);
-                }
-            }
-        }
+        let workers = spawn_all(pairs, &shared, |pair| self.spawn(pair, &shared))?;
         debug!("{}: {} queue pairs over {}", self.spec.id, workers.len(), self.backend.name());
         self.interrupts = Some(start.interrupts);
         self.fresh = false;

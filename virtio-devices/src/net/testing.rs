@@ -139,9 +139,14 @@ impl Guest {
 
     /// Starts the queues.
     pub fn start_at_once(&mut self, features: u64) {
-        let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
-        let start = Start { memory: self.memory.clone(), features, queues, interrupts: Arc::clone(&self.interrupts) };
+        let start = self.to_start(features);
         self.workers = self.net.start(start).unwrap();
+    }
+
+    /// What the queues are started with.
+    pub fn to_start(&self, features: u64) -> Start {
+        let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
+        Start { memory: self.memory.clone(), features, queues, interrupts: Arc::clone(&self.interrupts) }
     }
 
     pub fn stop(&mut self) {

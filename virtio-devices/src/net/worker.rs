@@ -42,6 +42,8 @@ pub struct Shared {
     pub interrupts: Arc<Interrupts>,
     /// Whether this is the first start since a reset.
     pub fresh: bool,
+    /// Whether all workers have been spawned. Locked until that is known: before it, none of them touches anything.
+    pub complete: Mutex<bool>,
 }
 
 /// A queue pair, and the control queue with the first.
@@ -90,8 +92,11 @@ impl Pass<'_> {
 }
 
 impl Pair {
-    /// Runs the queues until told to stop. Waits for a predecessor's end first.
+    /// Runs the queues until told to stop. Waits for the other workers and for a predecessor's end first.
     pub fn run(self, shared: &Shared) {
+        if !*shared.complete.lock() {
+            return;
+        }
         let Some(mut tap) = self.own_tap() else { return };
         let mut tally = Tally::new();
         let mut queues = self.open(shared, &mut tally);

@@ -1,13 +1,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::*;
 
 use super::super::counters::Counter;
 use super::super::testing::*;
-use super::super::{Net, NetError, thread_name};
+use super::super::{Net, NetError, spawn_all, thread_name};
 use crate::VirtioDevice;
 use crate::backend::Tap;
 
@@ -154,6 +155,35 @@ fn a_successor_waits_for_its_predecessor_and_takes_over() {
     }
     guest.start(features);
     check_traffic(&mut guest, 60);
+}
+
+#[test]
+fn a_start_that_fails_leaves_no_worker_and_has_touched_nothing() {
+    let mut guest = Guest::new(4, 16);
+    let features = guest.net.features();
+    send(&guest.peers[0], &with_header(&frame(MAC, 60)));
+    guest.queues[0].add(&[(BUFFERS, 2048, WRITE)]);
+    guest.queues[1].send(BUFFERS + (1 << 19), &with_header(&frame(OTHER, 60)), &[]);
+    let used: Vec<_> = guest.queues.iter().map(|queue| queue.bytes(queue.used(), 0x100)).collect();
+
+    let start = guest.to_start(features);
+    let shared = guest.net.shared(&start);
+    let refused = spawn_all(guest.net.pairs_to_run(&start).unwrap(), &shared, |pair| {
+        if pair.index < 3 {
+            return guest.net.spawn(pair, &shared);
+        }
+        // The others have the time to do harm.
+        thread::sleep(Duration::from_millis(100));
+        Err(io::ErrorKind::WouldBlock.into())
+    });
+    assert_eq!(refused.map(|_| ()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    assert_eq!(Arc::strong_count(&shared), 1, "no thread is left that could have another");
+    assert!(receive(&guest.peers[0]).is_none() && !guest.is_drained(0));
+    assert_eq!(guest.queues.iter().map(|queue| queue.bytes(queue.used(), 0x100)).collect::<Vec<_>>(), used);
+    assert_eq!(nonzero(&guest.net.counters()), []);
+
+    guest.start_at_once(features);
+    assert_eq!(guest.command(8, &[0, 0, 0]), 0);
 }
 
 #[test]
