@@ -329,6 +329,9 @@ impl VirtioDevice for Net {
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         let pairs = self.pairs_to_run(&start)?;
         let shared = self.shared(&start);
+        if self.fresh {
+            self.state.set_offloads(features::guest_offloads(start.features));
+        }
         if has(start.features, VIRTIO_NET_F_CTRL_VLAN) {
             self.state.change_filter(filter::Filter::enable_vlans);
         }

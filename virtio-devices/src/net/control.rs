@@ -121,7 +121,10 @@ impl<'q> Control<'q> {
         if wanted & !(self.features & guest_offload_bits()) != 0 {
             return Err(Refused);
         }
-        pass.tap.set_offloads(guest_offloads(wanted)).map_err(|_| Refused)
+        let offloads = guest_offloads(wanted);
+        pass.tap.set_offloads(offloads).map_err(|_| Refused)?;
+        pass.state.set_offloads(offloads);
+        Ok(())
     }
 }
 

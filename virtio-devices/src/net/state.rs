@@ -1,11 +1,12 @@
 //! What a NIC's workers share with each other and with the device.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 
 use super::filter::{Filter, Mac};
+use crate::backend::Offloads;
 
 /// What the driver changes while the queues run. A reset of the device makes a new one: a worker that is still ending changes
 /// one that nobody looks at any more.
@@ -14,6 +15,7 @@ pub struct NetState {
     mac: AtomicU64,
     filter: ArcSwap<Filter>,
     active_pairs: AtomicU16,
+    offloads: AtomicU32,
     link_up: AtomicBool,
     generation: AtomicU8,
 }
@@ -25,6 +27,7 @@ impl NetState {
             mac: AtomicU64::new(pack(mac)),
             filter: ArcSwap::from_pointee(Filter::new(mac)),
             active_pairs: AtomicU16::new(1),
+            offloads: AtomicU32::new(Offloads::empty().bits()),
             link_up: AtomicBool::new(link_up),
             generation: AtomicU8::new(generation),
         }
@@ -65,6 +68,16 @@ impl NetState {
     /// Changes the number of queue pairs that the driver uses.
     pub fn set_active_pairs(&self, pairs: u16) {
         self.active_pairs.store(pairs, Ordering::Release);
+    }
+
+    /// The offloaded frames that the driver takes now.
+    pub fn offloads(&self) -> Offloads {
+        Offloads::from_bits_truncate(self.offloads.load(Ordering::Relaxed))
+    }
+
+    /// Changes the offloaded frames that the driver takes: at its first start what it negotiated, then what it commands.
+    pub fn set_offloads(&self, offloads: Offloads) {
+        self.offloads.store(offloads.bits(), Ordering::Relaxed);
     }
 
     /// Whether the link is up.

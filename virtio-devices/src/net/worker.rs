@@ -13,12 +13,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::control::Control;
 use super::counters::{Counter, NetCounters, Tally};
-use super::features::{guest_offloads, has};
+use super::features::has;
 use super::receive::{Next, Receive};
 use super::ring::{BrokenRing, Ring};
 use super::state::NetState;
 use super::transmit::Transmit;
-use crate::backend::TapQueue;
+use crate::backend::{Offloads, TapQueue};
 use crate::{Interrupts, Memory, SharedQueue};
 
 /// The most frames that are dropped because they arrived before the driver was ready: a tap holds 1,000 unless told otherwise.
@@ -100,11 +100,14 @@ impl Pair {
         let Some(mut tap) = self.own_tap() else { return };
         let mut tally = Tally::new();
         let mut queues = self.open(shared, &mut tally);
+        // They are the whole tap's, and the first pair's worker is the one that changes them when the driver commands.
+        if self.index == 0 {
+            set_offloads(&tap, shared.state.offloads());
+        }
+        // After that: a segment of before may be one that this driver does not take.
         if shared.fresh && queues.receive.is_some() {
             tally.add(Counter::RxStale, tap.discard(MAX_STALE));
         }
-        // A tap that cannot deliver what the driver takes delivers less: frames get their checksums and segments from the host.
-        let _ = tap.set_offloads(guest_offloads(shared.features));
 
         let mut events = Events { kicked: true, frame: true };
         while !self.stop.load(Ordering::Acquire) {
@@ -183,6 +186,15 @@ impl Pair {
             tally.count(Counter::Kicks);
         }
         Events { kicked, frame }
+    }
+}
+
+/// Has the tap deliver `offloads`. If it refuses, as one without the other of UDP's two or without checksums, it delivers finished
+/// frames only: left as it was, it would go on with what an earlier driver took.
+fn set_offloads(tap: &TapQueue, offloads: Offloads) {
+    if tap.set_offloads(offloads).is_err() {
+        // A tap that refuses this, too, is gone.
+        let _ = tap.set_offloads(Offloads::empty());
     }
 }
 

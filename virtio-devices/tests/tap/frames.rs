@@ -61,6 +61,14 @@ impl Machine {
         self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
     }
 
+    /// Has the driver set up its queues anew, after a reset.
+    fn renew(&mut self) {
+        let memory = self.queues[0].memory.clone();
+        self.queues[0].memory_write(0, &vec![0; BUFFERS as usize]);
+        let sizes = self.net.queue_sizes().iter().enumerate();
+        self.queues = sizes.map(|(index, size)| DriverQueue::new(&memory, index as u16, *size)).collect();
+    }
+
     fn kick(&self, queue: u16) {
         self.workers.iter().find(|worker| worker.queues.contains(&queue)).unwrap().kick.write(1).unwrap();
     }
@@ -144,16 +152,8 @@ fn frames_pass_between_driver_and_host_across_resets() {
         assert_eq!(machine.wire.receive(), Some(frame(OTHER, 500 + round)));
         machine.stop();
         machine.net.reset();
-        let sizes = machine.net.queue_sizes().to_vec();
-        let map = machine.queues[0].memory.clone();
-        map_zero(&map);
-        machine.queues = (0..).zip(sizes).map(|(index, size)| DriverQueue::new(&map, index, size)).collect();
+        machine.renew();
     }
-}
-
-fn map_zero(map: &vm_memory::GuestMemoryMmap) {
-    use vm_memory::{Bytes, GuestAddress};
-    map.write_slice(&vec![0; BUFFERS as usize], GuestAddress(0)).unwrap();
 }
 
 /// TCP over IPv4 to be cut into pieces of 1,460 bytes, with a checksum to fill in.
@@ -273,6 +273,50 @@ fn the_driver_switches_offloads_off_and_on() {
         assert_eq!(machine.command(2, &set(offloads)), 0, "{offloads:#x}");
     }
     machine.stop();
+    machine.net.reset();
+    machine.renew();
     machine.start(features & !(1 << VIRTIO_NET_F_GUEST_TSO4));
     assert_eq!(machine.command(2, &set(on)), 1);
+}
+
+/// The lengths of the driver's first frames of a segment of 20,000 bytes that the host sends.
+fn lens_of_a_segment(machine: &mut Machine) -> Vec<u32> {
+    machine.provide(0, 32, 2048);
+    Wire::offloading("tap0").send_segment(SEGMENT, &tcp(MAC, 20_000));
+    let mut used = Vec::new();
+    eventually("the segment", || {
+        used.extend(machine.queues[0].take_used());
+        used.len() > 9
+    });
+    used[..9].iter().map(|(_, len)| *len).collect()
+}
+
+#[test]
+fn the_drivers_offloads_outlive_a_stop_and_not_a_reset() {
+    let mut machine = Machine::new(4);
+    let features = machine.net.features();
+    machine.start(features);
+    assert_eq!(machine.command(8, &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0]), 0);
+    machine.stop();
+    machine.start(features);
+    assert_eq!(lens_of_a_segment(&mut machine), [1526; 9]);
+    machine.stop();
+    machine.net.reset();
+    machine.renew();
+    machine.start(features);
+    assert_eq!(lens_of_a_segment(&mut machine), [2048; 9]);
+}
+
+#[test]
+fn offloads_that_the_tap_refuses_leave_none_of_an_earlier_driver() {
+    let mut machine = Machine::new(1);
+    let features = one_pair(&machine.net);
+    machine.start(features);
+    assert_eq!(lens_of_a_segment(&mut machine), [2048; 9]);
+    machine.stop();
+    machine.net.reset();
+    machine.renew();
+    // The kernel knows UDP segmentation for both versions of IP or for none.
+    machine.start(features & !(1 << VIRTIO_NET_F_GUEST_USO6));
+    assert_eq!(lens_of_a_segment(&mut machine), [1526; 9]);
 }
