@@ -4,10 +4,12 @@
 //! stays where it is, in the terminal or pipe.
 //!
 //! Output never blocks a vCPU for good. If nobody takes it, the vCPU that writes waits up to [`PATIENCE`], once; what follows
-//! is dropped until somebody takes it again, as it is on a line without flow control.
+//! is dropped until somebody takes it again, as it is on a line without flow control. Nobody else waits with it: the registers
+//! can be used meanwhile, and only who has something to write, too, waits for its turn.
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,20 +51,22 @@ pub enum Error {
 /// The serial port as the guest sees it.
 #[derive(Debug)]
 pub struct SerialPort {
+    /// The registers, and the bytes that were written to them and are not on their way yet: one for each vCPU at most.
     uart: Mutex<Uart>,
+    /// Locked before `uart` by who takes those bytes, so that they leave in the order in which they came.
+    output: Mutex<Output>,
     interrupt: Arc<EventFd>,
     room: Arc<EventFd>,
-    output: Output,
 }
 
-type Uart = Serial<Interrupt, Room, Output>;
+type Uart = Serial<Interrupt, Room, Vec<u8>>;
 
 impl SerialPort {
     fn new(output: Output) -> io::Result<Self> {
         let interrupt = Arc::new(EventFd::new(EFD_NONBLOCK)?);
         let room = Arc::new(EventFd::new(EFD_NONBLOCK)?);
-        let uart = Mutex::new(uart(&interrupt, &room, &output));
-        Ok(Self { uart, interrupt, room, output })
+        let uart = Mutex::new(uart(&interrupt, &room));
+        Ok(Self { uart, output: Mutex::new(output), interrupt, room })
     }
 
     /// What the port signals for each of its interrupts.
@@ -77,14 +81,30 @@ impl SerialPort {
 
     /// Writes the register at `offset`, 0 to 7.
     pub fn write(&self, offset: u8, value: u8) {
-        // What cannot be written is lost, as on a line that nobody listens to.
-        let _ = self.uart.lock().write(offset, value);
+        let pending = {
+            let mut uart = self.uart.lock();
+            // A byte can always be appended, and an interrupt that is pending already is one.
+            let _ = uart.write(offset, value);
+            !uart.writer().is_empty()
+        };
+        if pending {
+            self.send();
+        }
+    }
+
+    /// Writes out what is pending, which may be another vCPU's, too.
+    fn send(&self) {
+        let mut output = self.output.lock();
+        let bytes = mem::take(self.uart.lock().writer_mut());
+        for byte in bytes {
+            output.write(byte);
+        }
     }
 
     /// Returns to the state of power-on.
     pub fn reset(&self) {
         let mut uart = self.uart.lock();
-        *uart = self::uart(&self.interrupt, &self.room, &self.output);
+        *uart = self::uart(&self.interrupt, &self.room);
         // An interrupt of the guest that was is none of the guest that comes.
         let _ = self.interrupt.read();
         let _ = self.room.write(1);
@@ -101,8 +121,8 @@ impl SerialPort {
     }
 }
 
-fn uart(interrupt: &Arc<EventFd>, room: &Arc<EventFd>, output: &Output) -> Uart {
-    Serial::with_events(Interrupt(Arc::clone(interrupt)), Room(Arc::clone(room)), output.clone())
+fn uart(interrupt: &Arc<EventFd>, room: &Arc<EventFd>) -> Uart {
+    Serial::with_events(Interrupt(Arc::clone(interrupt)), Room(Arc::clone(room)), Vec::new())
 }
 
 /// The port's interrupt line, which is edge-triggered.
@@ -135,29 +155,24 @@ impl SerialEvents for Room {
 }
 
 /// Where the guest's output goes.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Output {
     /// `None` drops it.
-    file: Option<Arc<File>>,
+    file: Option<File>,
     /// How long to wait for somebody to take it.
     patience: Duration,
     /// Nobody took it the last time.
     stuck: bool,
 }
 
-impl Write for Output {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let Some(file) = &self.file else { return Ok(bytes.len()) };
+impl Output {
+    fn write(&mut self, byte: u8) {
+        let Some(mut file) = self.file.as_ref() else { return };
         self.stuck = !writable(file.as_fd(), if self.stuck { Duration::ZERO } else { self.patience });
-        if self.stuck {
-            // A dropped byte counts as written, so that it is not tried again.
-            return Ok(bytes.len());
+        if !self.stuck {
+            // What cannot be written is lost, as on a line that nobody listens to.
+            let _ = file.write(&[byte]);
         }
-        Ok((&**file).write(bytes).unwrap_or(bytes.len()))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -194,7 +209,7 @@ impl Console {
             }
             _ => return Err(Error::Mode),
         };
-        let output = Output { file: file.map(Arc::new), patience: PATIENCE, stuck: false };
+        let output = Output { file, patience: PATIENCE, stuck: false };
         let port = Arc::new(SerialPort::new(output)?);
         let (mut reader, mut terminal) = (None, None);
         // A terminal that is another job's now would stop the whole process when it is read.
@@ -289,7 +304,7 @@ mod tests {
     fn port(patience: Duration) -> (Arc<SerialPort>, PipeReader) {
         let (reader, writer) = io::pipe().unwrap();
         let file = std::os::fd::OwnedFd::from(writer).into();
-        let output = Output { file: Some(Arc::new(file)), patience, stuck: false };
+        let output = Output { file: Some(file), patience, stuck: false };
         (Arc::new(SerialPort::new(output).unwrap()), reader)
     }
 
@@ -318,6 +333,49 @@ mod tests {
         port.write(DATA, b'!');
         assert_eq!(reader.read(&mut bytes).unwrap(), 1);
         assert_eq!(bytes[0], b'!');
+    }
+
+    #[test]
+    fn the_registers_can_be_used_while_output_waits_for_a_reader() {
+        let (port, mut reader) = port(PATIENCE);
+        let capacity = rustix::pipe::fcntl_getpipe_size(&reader).unwrap();
+        let full = port.output.lock().file.as_ref().unwrap().write(&vec![b'x'; capacity]).unwrap();
+        assert_eq!(full, capacity);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| port.write(DATA, b'!'));
+            let start = Instant::now();
+            while port.output.try_lock().is_some() {
+                assert!(start.elapsed() < PATIENCE, "nobody waits");
+                std::thread::yield_now();
+            }
+            port.write(SCRATCH, 0x5a);
+            assert_eq!(port.read(SCRATCH), 0x5a);
+            assert!(!waiting.is_finished(), "it does not wait");
+            let mut bytes = vec![0; capacity];
+            reader.read_exact(&mut bytes).unwrap();
+            let mut last = [0];
+            reader.read_exact(&mut last).unwrap();
+            assert_eq!(last, *b"!");
+        });
+    }
+
+    #[test]
+    fn what_two_vcpus_write_is_all_there_and_each_ones_in_order() {
+        const EACH: usize = 5_000;
+        let (port, mut reader) = port(PATIENCE);
+        let bytes = std::thread::scope(|scope| {
+            for first in [0, 128] {
+                let port = &port;
+                scope.spawn(move || (0..EACH).for_each(|n| port.write(DATA, first + (n % 128) as u8)));
+            }
+            let mut bytes = vec![0; 2 * EACH];
+            reader.read_exact(&mut bytes).unwrap();
+            bytes
+        });
+        for first in [0, 128] {
+            let own = bytes.iter().filter(|byte| **byte & 128 == first);
+            assert!(own.enumerate().all(|(n, byte)| *byte == first + (n % 128) as u8));
+        }
     }
 
     #[test]
