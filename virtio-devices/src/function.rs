@@ -253,7 +253,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             interrupts: Arc::clone(transport.interrupts()),
         };
         if let Err(error) = run.start(&mut self.device, start) {
-            self.transport.set_needs_reset();
+            self.transport.interrupts().ask_for_reset();
             self.start_failures = self.start_failures.saturating_add(1);
             // A guest can try again as often as it likes; the log grows with the logarithm of that.
             if self.start_failures.is_power_of_two() {

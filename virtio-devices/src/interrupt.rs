@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -15,7 +15,8 @@ const ISR_QUEUE: u8 = 1;
 /// The ISR bit of a change of the device configuration.
 const ISR_CONFIG: u8 = 2;
 
-/// The interrupts of one function: which MSI-X vector each queue signals, an eventfd per vector in use, and the ISR status.
+/// The interrupts of one function: which MSI-X vector each queue signals, an eventfd per vector in use, the ISR status, and
+/// whether the device has asked for a reset.
 ///
 /// Shared between the function, which maps vectors, and the workers, which signal. An eventfd that is signalled while its
 /// vector is masked keeps the signal: it is the vector's pending bit (`PCIe 6.2 §7.7.2.5`).
@@ -25,6 +26,7 @@ pub struct Interrupts {
     queues: Box<[AtomicU16]>,
     vectors: Box<[Mutex<Option<Arc<EventFd>>>]>,
     isr: AtomicU8,
+    needs_reset: AtomicBool,
 }
 
 impl Interrupts {
@@ -35,6 +37,7 @@ impl Interrupts {
             queues: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
             vectors: (0..vectors).map(|_| Mutex::new(None)).collect(),
             isr: AtomicU8::new(0),
+            needs_reset: AtomicBool::new(false),
         }
     }
 
@@ -92,6 +95,18 @@ impl Interrupts {
         self.signal(self.config_vector(), ISR_CONFIG);
     }
 
+    /// The device has met an error that only a reset ends: it says so in the device status, and tells the driver
+    /// (`virtio 1.4 §2.1.2`). For after DRIVER_OK, before which nothing runs.
+    pub fn ask_for_reset(&self) {
+        self.needs_reset.store(true, Ordering::Release);
+        self.signal_config();
+    }
+
+    /// Whether [`Self::ask_for_reset`] was called since the last reset.
+    pub fn needs_reset(&self) -> bool {
+        self.needs_reset.load(Ordering::Acquire)
+    }
+
     fn signal(&self, vector: u16, isr: u8) {
         match self.eventfd(vector) {
             // A full counter is a signal that is pending already.
@@ -106,9 +121,9 @@ impl Interrupts {
         self.isr.swap(0, Ordering::AcqRel)
     }
 
-    /// Unmaps everything, closes the eventfds and clears the ISR status, as a reset of the device does.
+    /// Unmaps everything, closes the eventfds, and clears the ISR status and the wish for a reset, as a reset of the device does.
     pub fn reset(&self) {
-        let Self { config, queues, vectors, isr } = self;
+        let Self { config, queues, vectors, isr, needs_reset } = self;
         config.store(NO_VECTOR, Ordering::Relaxed);
         for queue in queues {
             queue.store(NO_VECTOR, Ordering::Relaxed);
@@ -117,6 +132,7 @@ impl Interrupts {
             *vector.lock() = None;
         }
         isr.store(0, Ordering::Release);
+        needs_reset.store(false, Ordering::Release);
     }
 }
 

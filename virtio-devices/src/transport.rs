@@ -128,6 +128,7 @@ pub struct Transport {
     vectors: u16,
     interrupts: Arc<Interrupts>,
     queues: Box<[QueueRegisters]>,
+    /// The driver's part of the device status. The device's own bit is in `interrupts`, where workers can set it.
     status: Status,
     device_feature_select: u32,
     driver_feature_select: u32,
@@ -191,12 +192,14 @@ impl Transport {
 
     /// The device status.
     pub fn status(&self) -> Status {
-        self.status
+        let mut status = self.status;
+        status.set(Status::DEVICE_NEEDS_RESET, self.interrupts.needs_reset());
+        status
     }
 
     /// Whether the driver wants the queues to run, and neither it nor the device has given up.
     pub fn ready(&self) -> bool {
-        self.status & (Status::DRIVER_OK | Status::DEVICE_NEEDS_RESET | Status::FAILED) == Status::DRIVER_OK
+        self.status() & (Status::DRIVER_OK | Status::DEVICE_NEEDS_RESET | Status::FAILED) == Status::DRIVER_OK
     }
 
     /// The negotiated features: none before FEATURES_OK.
@@ -211,14 +214,6 @@ impl Transport {
     /// Where the function's workers signal, until the next reset.
     pub fn interrupts(&self) -> &Arc<Interrupts> {
         &self.interrupts
-    }
-
-    /// The device can go on only after a reset (`virtio 1.4 §2.1.2`). A driver that has set DRIVER_OK is told.
-    pub fn set_needs_reset(&mut self) {
-        self.status |= Status::DEVICE_NEEDS_RESET;
-        if self.status.contains(Status::DRIVER_OK) {
-            self.interrupts.signal_config();
-        }
     }
 
     /// The queues that the driver enabled, as they are at DRIVER_OK: nothing is consumed yet.
@@ -247,7 +242,7 @@ impl Transport {
             Register::DriverFeature => word(self.driver_features, self.driver_feature_select),
             Register::ConfigMsixVector => self.interrupts.config_vector().into(),
             Register::NumQueues => queue_count(&self.queues).into(),
-            Register::DeviceStatus => self.status.bits().into(),
+            Register::DeviceStatus => self.status().bits().into(),
             Register::ConfigGeneration => config_generation.into(),
             Register::QueueSelect => self.queue_select.into(),
             // A queue that does not exist has the size 0 (`virtio 1.4 §4.1.4.3.1`).

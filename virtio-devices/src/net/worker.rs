@@ -154,7 +154,7 @@ impl Pair {
         }
     }
 
-    /// Locks the queues. One that makes no sense stays silent.
+    /// Locks the queues. One that makes no sense is given up.
     fn open(&self, shared: &Shared, tally: &mut Tally) -> Queues<'_> {
         let features = shared.features;
         Queues {
@@ -202,7 +202,7 @@ fn ring<'q>(queue: &'q Option<(u16, SharedQueue)>, shared: &Shared, tally: &mut 
     let (index, queue) = queue.as_ref()?;
     let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
     Ring::open(*index, queue, event_idx, &shared.memory.memory())
-        .inspect_err(|BrokenRing| tally.count(Counter::BrokenRings))
+        .inspect_err(|BrokenRing| give_up(tally, &shared.interrupts))
         .ok()
 }
 
@@ -255,8 +255,14 @@ fn attempt<Q>(
 ) -> bool {
     let Some(running) = queue else { return false };
     run(running, pass).unwrap_or_else(|BrokenRing| {
-        pass.tally.count(Counter::BrokenRings);
+        give_up(pass.tally, pass.interrupts);
         *queue = None;
         false
     })
+}
+
+/// A ring makes no sense. The other queues go on until the driver resets the device, as it is asked to.
+fn give_up(tally: &mut Tally, interrupts: &Interrupts) {
+    tally.count(Counter::BrokenRings);
+    interrupts.ask_for_reset();
 }

@@ -178,7 +178,7 @@ fn failed_and_needs_reset_end_readiness_until_a_reset() {
         t.negotiate(OFFERED);
         t.w8(DEVICE_STATUS, 15);
         if by_device {
-            t.set_needs_reset();
+            t.interrupts().ask_for_reset();
         } else {
             assert_eq!(t.w8(DEVICE_STATUS, 0x80), Change::Status);
         }
@@ -193,19 +193,23 @@ fn failed_and_needs_reset_end_readiness_until_a_reset() {
 }
 
 #[test]
-fn needs_reset_is_signalled_to_a_driver_that_is_ready_only() {
-    let mut t = transport();
-    t.w16(CONFIG_MSIX_VECTOR, 0);
-    t.set_needs_reset();
-    let eventfd = t.interrupts().eventfd(0).unwrap();
-    assert!(eventfd.read().is_err());
-    t.reset();
-    t.w16(CONFIG_MSIX_VECTOR, 0);
-    t.negotiate(OFFERED);
-    t.w8(DEVICE_STATUS, 15);
-    t.set_needs_reset();
-    assert_eq!(t.interrupts().eventfd(0).unwrap().read().unwrap(), 1);
-    assert_eq!(t.r(DEVICE_STATUS, 1), 15 | 0x40);
+fn a_wish_for_a_reset_is_signalled_and_reads_in_the_status_until_the_reset() {
+    for worker_is_left in [false, true] {
+        let mut t = transport();
+        t.w16(CONFIG_MSIX_VECTOR, 0);
+        t.negotiate(OFFERED);
+        t.w8(DEVICE_STATUS, 15);
+        let worker = worker_is_left.then(|| Arc::clone(t.interrupts()));
+        t.interrupts().ask_for_reset();
+        assert_eq!(t.interrupts().eventfd(0).unwrap().read().unwrap(), 1);
+        assert_eq!(t.r(DEVICE_STATUS, 1), 15 | 0x40);
+        t.w8(DEVICE_STATUS, 15);
+        assert_eq!(t.r(DEVICE_STATUS, 1), 15 | 0x40, "the driver cannot take it back");
+        t.w8(DEVICE_STATUS, 0);
+        assert_eq!(t.r(DEVICE_STATUS, 1), 0);
+        worker.iter().for_each(|interrupts| interrupts.ask_for_reset());
+        assert_eq!(t.r(DEVICE_STATUS, 1), 0, "a worker from before the reset has nothing to ask for");
+    }
 }
 
 #[test]

@@ -207,6 +207,8 @@ fn a_broken_queue_is_given_up_and_the_others_go_on() {
     guest.queues[1].write(avail + 2, 0x7777u16.to_le_bytes());
     guest.kick(TRANSMIT);
     eventually("the end of the queue", || guest.count(Counter::BrokenRings) == 1);
+    assert!(guest.interrupts.needs_reset());
+    assert_eq!(guest.interrupts.eventfd(3).unwrap().read().unwrap(), 1, "the driver is told, once");
     guest.provide(RECEIVE, 1, 2048);
     send(&guest.peers[0], &with_header(&frame(MAC, 60)));
     eventually("reception", || guest.count(Counter::RxFrames) == 1);
@@ -223,6 +225,7 @@ fn queues_outside_memory_are_given_up_at_the_start() {
     }
     guest.start_at_once(features);
     eventually("the end of the queues", || guest.count(Counter::BrokenRings) == 2);
+    assert!(guest.interrupts.needs_reset());
     assert_eq!(guest.command(ONE_PAIR_CONTROL, &[0, 0, 0]), 0);
 }
 
