@@ -142,6 +142,11 @@ impl Idle {
         let mut command = StdCommand::new(BINARY);
         command.args(["--kernel", &files.idle_kernel(), "--memory", "size=16M", "--net", &format!("id=a,tap={tap}")]);
         command.args(arguments);
+        Self::of(command, tap)
+    }
+
+    /// Starts it by this command and waits until `tap` is there.
+    fn of(mut command: StdCommand, tap: &str) -> Self {
         let mut vm = Self(command.stdin(Stdio::null()).spawn().unwrap());
         let patience = Instant::now() + Duration::from_secs(60);
         while !interfaces().contains(&tap.to_string()) {
@@ -187,6 +192,41 @@ fn what_was_created_before_something_is_wrong_is_removed() {
     let said =
         Run::new(&[&["--kernel", &files.idle_kernel()], &arguments[..]].concat()).with_taps("clileft").refused(WRONG);
     assert!(said.contains("lo exists and is no tap with a virtio header"), "{said}");
+}
+
+/// The command under a limit of open files, soft and hard, with a PF whose taps are called after `tap`.
+fn limited(files: &Files, (soft, hard): (u64, u64), tap: &str, vfs: u16) -> StdCommand {
+    let mut command = StdCommand::new("sh");
+    let limit = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$@\"");
+    command.args(["-c", &limit, "sh", BINARY, "--kernel", &files.idle_kernel(), "--memory", "size=16M"]);
+    command.args(["--net", &format!("id=a,tap={tap},sriov_vfs={vfs}")]);
+    command
+}
+
+#[test]
+fn too_few_open_files_are_refused_with_what_would_be_enough() {
+    root();
+    let files = Files::new();
+    let command = limited(&files, (128, 256), "clifew", 300);
+    let said = Run::of(command, tempdir().unwrap()).with_taps("clifew").refused(WRONG);
+    let needed = said.strip_prefix("this VM needs up to ").unwrap().split(' ').next().unwrap().parse::<u64>().unwrap();
+    // 301 functions of a tap, a doorbell and 4 interrupts each.
+    assert!((1806..2500).contains(&needed), "{said}");
+    let rest = format!(
+        " open files, and the limit is 256; raise that (ulimit -n {needed}, or LimitNOFILE={needed} in a systemd unit), \
+         or reserve fewer VFs"
+    );
+    assert!(said.ends_with(&rest), "{said}");
+    let vm = Idle::of(limited(&files, (needed, needed), "clienough", 300), "clienoughv299");
+    assert_eq!(vm.terminate().code(), Some(0));
+}
+
+#[test]
+fn a_soft_limit_of_open_files_is_raised() {
+    root();
+    let files = Files::new();
+    let vm = Idle::of(limited(&files, (16, 1024), "clisoft", 16), "clisoftv15");
+    assert_eq!(vm.terminate().code(), Some(0));
 }
 
 #[test]

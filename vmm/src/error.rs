@@ -28,6 +28,17 @@ pub enum Error {
         /// How many there are.
         bits: u8,
     },
+    /// The process may not have as many files open as the VM may need.
+    #[error(
+        "this VM needs up to {needed} open files, and the limit is {limit}; raise that (ulimit -n {needed}, or \
+         LimitNOFILE={needed} in a systemd unit), or reserve fewer VFs"
+    )]
+    OpenFiles {
+        /// How many it may need, what is open already included.
+        needed: u64,
+        /// How many it may have.
+        limit: u64,
+    },
     /// The serial port cannot be had.
     #[error(transparent)]
     Console(#[from] console::Error),

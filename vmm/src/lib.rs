@@ -20,6 +20,7 @@ mod error;
 pub mod kvm;
 mod kvm_error;
 pub mod memory;
+mod open_files;
 pub mod pio;
 mod terminal;
 mod vm;

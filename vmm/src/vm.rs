@@ -26,6 +26,7 @@ use crate::error::Error;
 use crate::firmware::Apertures;
 use crate::kvm::{self, Kvm, Vcpu, Vm};
 use crate::memory::GuestRam;
+use crate::open_files;
 use crate::pio::Ports;
 
 /// Runs a virtual machine until its guest switches it off, or SIGINT, SIGTERM, SIGHUP or SIGQUIT ends it.
@@ -87,6 +88,7 @@ impl Machine {
     /// Gets from the host all that the guest needs: first what can only be missing, last what others can see.
     fn new(config: &VmConfig) -> Result<Self, Error> {
         let plans = config.plan()?;
+        open_files::reserve(&plans, config.cpus.boot_vcpus)?;
         let kvm = Kvm::open()?;
         let vcpus = vcpus(&kvm, config.cpus.boot_vcpus)?;
         let supported = kvm.supported_cpuid()?;
