@@ -41,7 +41,7 @@ pub fn kernel_file(kernel: Kernel, image: Image) -> PathBuf {
 }
 
 /// The initramfs for guests of `kernel`; the one with `lspci` is larger and takes longer to boot.
-pub(crate) fn initramfs(kernel: Kernel, with_lspci: bool) -> PathBuf {
+pub fn initramfs(kernel: Kernel, with_lspci: bool) -> PathBuf {
     let suffix = if with_lspci { "-lspci" } else { "" };
     existing(lab().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
 }

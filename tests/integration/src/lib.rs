@@ -21,7 +21,7 @@ mod vmm;
 pub use console::Output;
 pub use expected::{assert_matches_file, without_what_varies};
 pub use guest::{Guest, GuestSpec};
-pub use lab::{Image, Kernel, kernel_file};
+pub use lab::{Image, Kernel, initramfs, kernel_file};
 pub use mode::DeviceMode;
 pub use sriov::{Pf, Vf, predicted_vf_address};
 pub use tap::{Counters, HostTap, Subnet, interface_exists};
