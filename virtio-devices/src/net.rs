@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
-use log::debug;
+use log::{debug, info};
 use parking_lot::Mutex;
 use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
@@ -38,6 +38,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::backend::{Offloads, Tap};
 use crate::{Interrupts, Start, VirtioDevice, Worker};
 use config::Config;
+use counters::Losses;
 pub use counters::{Counter, NetCounters};
 use features::has;
 use filter::is_multicast;
@@ -118,6 +119,7 @@ pub struct Net {
     features: u64,
     queue_sizes: Vec<u16>,
     counters: Arc<NetCounters>,
+    losses: Losses,
     state: Arc<NetState>,
     /// Where a change of the configuration is signalled while the driver runs.
     interrupts: Option<Arc<Interrupts>>,
@@ -150,6 +152,7 @@ impl Net {
             features: features::offered(offloads, mtu.is_some(), queues > 1),
             queue_sizes,
             counters: Arc::new(NetCounters::new()),
+            losses: Losses::default(),
             state: Arc::new(NetState::new(spec.mac, true, 0)),
             interrupts: None,
             fresh: true,
@@ -254,6 +257,12 @@ impl Net {
     }
 }
 
+fn log_losses(id: &str, losses: Option<String>) {
+    if let Some(losses) = losses {
+        info!("{id}: lost or refused so far: {losses}");
+    }
+}
+
 /// Spawns all workers, or none: without the last one the others end before they have touched anything, and are joined here.
 fn spawn_all(pairs: Vec<Pair>, shared: &Shared, spawn: impl Fn(Pair) -> io::Result<Worker>) -> io::Result<Vec<Worker>> {
     let mut workers = Vec::with_capacity(pairs.len());
@@ -343,10 +352,18 @@ impl VirtioDevice for Net {
     }
 
     fn reset(&mut self) {
-        let Self { spec, backend: _, features: _, queue_sizes: _, counters: _, state, interrupts, fresh } = self;
+        let Self { spec, backend: _, features: _, queue_sizes: _, counters, losses, state, interrupts, fresh } = self;
+        // What workers that are still ending have yet to count is told another time.
+        log_losses(&spec.id, losses.doubled(counters));
         // The workers that are still ending keep the old state. The link is the host's business and stays as it is.
         *state = Arc::new(NetState::new(spec.mac, state.link_up(), state.generation().wrapping_add(1)));
         *interrupts = None;
         *fresh = true;
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        log_losses(&self.spec.id, self.losses.untold(&self.counters));
     }
 }

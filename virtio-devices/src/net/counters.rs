@@ -80,6 +80,17 @@ counters! {
 impl Counter {
     /// How many there are.
     pub const COUNT: usize = Self::ALL.len();
+
+    /// Whether it counts what is lost or refused though the driver wanted it.
+    fn is_loss(self) -> bool {
+        match self {
+            Self::RxFrames | Self::RxBytes | Self::TxFrames | Self::TxBytes => false,
+            Self::Kicks | Self::Interrupts | Self::ControlCommands => false,
+            // Any network has frames for others, and does not wait for a driver.
+            Self::RxFiltered | Self::RxStale => false,
+            _ => true,
+        }
+    }
 }
 
 /// The counters of one NIC since it was plugged in.
@@ -94,6 +105,36 @@ impl NetCounters {
     /// The present value of one counter. Workers add to it after each batch of frames.
     pub fn get(&self, counter: Counter) -> u64 {
         self.0[counter as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// What has been told of a NIC's losses.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    told: u64,
+}
+
+impl Losses {
+    /// What was lost since the NIC was plugged in, in one line, if that is at least twice what has been told already: a guest
+    /// that loses frames and resets its device again and again has it told less and less often.
+    pub(super) fn doubled(&mut self, counters: &NetCounters) -> Option<String> {
+        self.tell(counters, self.told.saturating_mul(2).max(1))
+    }
+
+    /// The same, if that is more than has been told already.
+    pub(super) fn untold(&mut self, counters: &NetCounters) -> Option<String> {
+        self.tell(counters, self.told.saturating_add(1))
+    }
+
+    fn tell(&mut self, counters: &NetCounters, least: u64) -> Option<String> {
+        let losses = Counter::ALL.iter().filter(|counter| counter.is_loss());
+        let losses = losses.map(|counter| (counter.name(), counters.get(*counter))).filter(|(_, count)| *count != 0);
+        let total = losses.clone().fold(0, |total: u64, (_, count)| total.saturating_add(count));
+        if total < least {
+            return None;
+        }
+        self.told = total;
+        Some(losses.map(|(name, count)| format!("{name}={count}")).collect::<Vec<_>>().join(" "))
     }
 }
 
@@ -127,6 +168,30 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn losses_are_told_by_name_and_at_a_reset_only_when_they_have_doubled() {
+        let (counters, mut losses) = (NetCounters::new(), Losses::default());
+        let add = |counter, amount| {
+            let mut tally = Tally::new();
+            tally.add(counter, amount);
+            tally.flush(&counters);
+        };
+        for harmless in [Counter::TxFrames, Counter::Kicks, Counter::RxFiltered, Counter::RxStale] {
+            add(harmless, 7);
+        }
+        assert_eq!((losses.doubled(&counters), losses.untold(&counters)), (None, None));
+        add(Counter::TxTooLong, 2);
+        add(Counter::BrokenRings, 1);
+        assert_eq!(losses.doubled(&counters).as_deref(), Some("broken_rings=1 tx_too_long=2"));
+        assert_eq!((losses.doubled(&counters), losses.untold(&counters)), (None, None));
+        add(Counter::TxTooLong, 2);
+        assert_eq!(losses.doubled(&counters), None);
+        add(Counter::TxTooLong, 1);
+        assert_eq!(losses.doubled(&counters).as_deref(), Some("broken_rings=1 tx_too_long=5"));
+        add(Counter::RxTooLong, 1);
+        assert_eq!(losses.untold(&counters).as_deref(), Some("broken_rings=1 rx_too_long=1 tx_too_long=5"));
+    }
 
     #[test]
     fn names_are_distinct_and_a_flush_moves_counts_once() {

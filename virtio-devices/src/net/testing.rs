@@ -5,6 +5,7 @@ mod driver;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -80,6 +81,36 @@ pub fn nonzero(counters: &NetCounters) -> Vec<(Counter, u64)> {
     Counter::ALL.iter().map(|counter| (*counter, counters.get(*counter))).filter(|(_, count)| *count != 0).collect()
 }
 
+/// Keeps what is logged.
+struct Recorder(Mutex<Vec<String>>);
+
+static RECORDER: Recorder = Recorder(Mutex::new(Vec::new()));
+
+impl log::Log for Recorder {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        self.0.lock().push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Has logs recorded from now on, at the level `info`.
+pub fn record_log() {
+    // Another test may have been the first.
+    let _ = log::set_logger(&RECORDER);
+    log::set_max_level(log::LevelFilter::Info);
+}
+
+/// What was logged of the NIC `id`.
+pub fn logged(id: &str) -> Vec<String> {
+    let lines = RECORDER.0.lock();
+    lines.iter().filter(|line| line.starts_with(&format!("{id}: "))).cloned().collect()
+}
+
 /// The next frame that the device sent, with its header.
 pub fn receive(peer: &impl AsFd) -> Option<Vec<u8>> {
     let mut data = vec![0; 1 << 17];
@@ -105,8 +136,13 @@ pub struct Guest {
 
 impl Guest {
     pub fn new(pairs: u16, size: u16) -> Self {
+        Self::with(spec(pairs, size))
+    }
+
+    pub fn with(spec: NetSpec) -> Self {
+        let pairs = spec.queue_pairs;
         let (near, peers): (Vec<_>, Vec<_>) = (0..pairs).map(|_| sockets()).unzip();
-        let net = Net::new(spec(pairs, size), Tap::over_sockets(near)).unwrap();
+        let net = Net::new(spec, Tap::over_sockets(near)).unwrap();
         let map = memory();
         let interrupts = Arc::new(Interrupts::new(2 * pairs + 1, 2 * pairs + 2));
         let queues = net.queue_sizes().iter().enumerate();

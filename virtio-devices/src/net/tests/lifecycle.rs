@@ -307,6 +307,31 @@ fn a_change_of_the_link_is_told_once_and_outlives_a_reset() {
 }
 
 #[test]
+fn losses_are_logged_at_a_reset_and_at_the_end_if_there_are_new_ones() {
+    record_log();
+    let mut guest = Guest::with(crate::NetSpec { id: "lossy".into(), ..spec(1, 16) });
+    let features = features(&guest);
+    let lose = |guest: &mut Guest, frames| {
+        let before = guest.count(Counter::TxTooShort);
+        (0..frames).for_each(|_| _ = guest.queues[1].send(BUFFERS, &[0; 20], &[]));
+        guest.kick(TRANSMIT);
+        eventually("the loss", || guest.count(Counter::TxTooShort) == before + frames);
+    };
+    guest.start(features);
+    guest.net.reset();
+    assert!(logged("lossy").is_empty());
+    lose(&mut guest, 2);
+    guest.net.reset();
+    guest.net.reset();
+    assert_eq!(logged("lossy"), ["lossy: lost or refused so far: tx_too_short=2"]);
+    lose(&mut guest, 1);
+    guest.net.reset();
+    assert_eq!(logged("lossy").len(), 1);
+    drop(guest);
+    assert_eq!(logged("lossy")[1..], ["lossy: lost or refused so far: tx_too_short=3"]);
+}
+
+#[test]
 fn a_frame_that_waits_for_buffers_when_the_queue_stops_is_counted() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
