@@ -3,10 +3,11 @@
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command as StdCommand, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal};
 use tempfile::tempdir;
 
@@ -161,7 +162,14 @@ impl Idle {
     fn terminate(mut self) -> ExitStatus {
         let pid = Pid::from_child(&self.0);
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
-        self.0.wait().unwrap()
+        let patience = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < patience, "the VM goes on after SIGTERM");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -242,6 +250,24 @@ fn triple_faults_are_told_of_less_and_less_often() {
         assert!(line.contains(&format!("after a triple fault (number {number});")), "{line}");
     }
     assert_eq!((told.len(), vm.terminate().code()), (4, Some(0)));
+}
+
+#[test]
+fn a_signal_ends_a_vm_that_is_still_being_made() {
+    root();
+    let files = Files::new();
+    let serial = files.path("serial");
+    // Nobody reads it: opening it, which comes after the devices, waits for ever.
+    mknodat(CWD, &serial, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let vm = Idle::start(&files, "climaking", &["--serial", &format!("file={}", serial.display())]);
+    let ended = vm.terminate();
+    assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()));
+    // The kernel takes its time with a process that was killed.
+    let patience = Instant::now() + Duration::from_secs(10);
+    while interfaces().contains(&"climaking".to_string()) {
+        assert!(Instant::now() < patience, "the tap is left behind");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 // The log.

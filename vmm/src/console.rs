@@ -188,13 +188,14 @@ fn writable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
 #[derive(Debug)]
 pub struct Console {
     port: Arc<SerialPort>,
+    tty: bool,
     // Dropped in this order: the reader ends before the terminal is restored.
-    _reader: Option<Reader>,
-    _terminal: Option<RawTerminal>,
+    reader: Option<Reader>,
+    terminal: Option<RawTerminal>,
 }
 
 impl Console {
-    /// Opens what `config` names; `None` if there is no serial port.
+    /// Opens what `config` names for output; `None` if there is no serial port. Input comes with [`Self::take_terminal`].
     ///
     /// # Errors
     ///
@@ -211,13 +212,23 @@ impl Console {
         };
         let output = Output { file, patience: PATIENCE, stuck: false };
         let port = Arc::new(SerialPort::new(output)?);
-        let (mut reader, mut terminal) = (None, None);
+        Ok(Some(Self { port, tty: config.mode == ConsoleMode::Tty, reader: None, terminal: None }))
+    }
+
+    /// In mode `tty`, makes the terminal a raw one until the console is dropped, and reads input from it. The caller keeps
+    /// signals from ending the process before that.
+    ///
+    /// # Errors
+    ///
+    /// When the terminal cannot be set, or there is no thread left.
+    pub fn take_terminal(&mut self) -> Result<(), Error> {
         // A terminal that is another job's now would stop the whole process when it is read.
-        if config.mode == ConsoleMode::Tty && !is_background(io::stdin().as_fd()) {
-            terminal = RawTerminal::enter(io::stdin().as_fd())?;
-            reader = Some(Reader::start(Arc::clone(&port), io::stdin().as_fd().try_clone_to_owned()?.into())?);
+        if self.tty && !is_background(io::stdin().as_fd()) {
+            self.terminal = RawTerminal::enter(io::stdin().as_fd())?;
+            let input = io::stdin().as_fd().try_clone_to_owned()?.into();
+            self.reader = Some(Reader::start(Arc::clone(&self.port), input)?);
         }
-        Ok(Some(Self { port, _reader: reader, _terminal: terminal }))
+        Ok(())
     }
 
     /// The serial port.

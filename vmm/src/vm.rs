@@ -29,7 +29,8 @@ use crate::memory::GuestRam;
 use crate::open_files;
 use crate::pio::Ports;
 
-/// Runs a virtual machine until its guest switches it off, or SIGINT, SIGTERM, SIGHUP or SIGQUIT ends it.
+/// Runs a virtual machine until its guest switches it off, or SIGINT, SIGTERM, SIGHUP or SIGQUIT ends it. Before it has its
+/// memory, devices and console these signals do what they did before.
 ///
 /// # Errors
 ///
@@ -98,11 +99,16 @@ impl Machine {
         let payload = Payload::open(&config.payload, &layout)?;
         let host = |action| move |error| Error::Host { action, error };
         let stop = Arc::new(StopSignal::new().map_err(host("make an eventfd"))?);
-        let signals = Signals::catch().map_err(host("catch signals"))?;
         let ram = GuestRam::new(&config.memory, &layout, false)?;
         let apertures = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() };
         let devices = Arc::new(Devices::new(&plans, ram.memory(), apertures)?);
-        let console = Console::open(&config.serial)?;
+        let mut console = Console::open(&config.serial)?;
+        // Until here, which may take long, a signal ends the process, and what was opened goes with it. From here on there is a
+        // terminal to restore.
+        let signals = Signals::catch().map_err(host("catch signals"))?;
+        if let Some(console) = &mut console {
+            console.take_terminal()?;
+        }
         let described = acpi::Machine { layout: &layout, vcpus, serial: console.is_some() };
         let acpi = acpi::tables(&described, layout::ACPI);
         Ok(Self { devices, console, ram, payload, acpi, layout, cpuid, vcpus, kvm, stop, signals })
