@@ -138,24 +138,34 @@ fn no_right_to_create_a_tap_is_reported() {
 struct Idle(Child);
 
 impl Idle {
-    /// Starts it and waits until `tap` is there.
+    /// Starts one with this tap, and waits until it runs.
     fn start(files: &Files, tap: &str, arguments: &[&str]) -> Self {
         let mut command = StdCommand::new(BINARY);
         command.args(["--kernel", &files.idle_kernel(), "--memory", "size=16M", "--net", &format!("id=a,tap={tap}")]);
         command.args(arguments);
-        Self::of(command, tap)
+        Self::of(command)
     }
 
-    /// Starts it by this command and waits until `tap` is there.
-    fn of(mut command: StdCommand, tap: &str) -> Self {
+    /// Starts it by this command and waits until it runs.
+    fn of(mut command: StdCommand) -> Self {
         let mut vm = Self(command.stdin(Stdio::null()).spawn().unwrap());
+        vm.wait_until(|vm| vm.threads().contains(&"vcpu0\n".to_string()));
+        vm
+    }
+
+    fn wait_until(&mut self, done: impl Fn(&Self) -> bool) {
         let patience = Instant::now() + Duration::from_secs(60);
-        while !interfaces().contains(&tap.to_string()) {
-            assert!(vm.0.try_wait().unwrap().is_none(), "the VM ended before it had its tap");
-            assert!(Instant::now() < patience, "the VM has no tap");
+        while !done(self) {
+            assert!(self.0.try_wait().unwrap().is_none(), "the VM ended too early");
+            assert!(Instant::now() < patience, "the VM does not get so far");
             std::thread::sleep(Duration::from_millis(20));
         }
-        vm
+    }
+
+    /// What its threads are called.
+    fn threads(&self) -> Vec<String> {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
+        threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok()).collect()
     }
 
     /// Asks it to end, and waits until it has.
@@ -225,7 +235,7 @@ fn too_few_open_files_are_refused_with_what_would_be_enough() {
          or reserve fewer VFs"
     );
     assert!(said.ends_with(&rest), "{said}");
-    let vm = Idle::of(limited(&files, (needed, needed), "clienough", 300), "clienoughv299");
+    let vm = Idle::of(limited(&files, (needed, needed), "clienough", 300));
     assert_eq!(vm.terminate().code(), Some(0));
 }
 
@@ -233,7 +243,7 @@ fn too_few_open_files_are_refused_with_what_would_be_enough() {
 fn a_soft_limit_of_open_files_is_raised() {
     root();
     let files = Files::new();
-    let vm = Idle::of(limited(&files, (16, 1024), "clisoft", 16), "clisoftv15");
+    let vm = Idle::of(limited(&files, (16, 1024), "clisoft", 16));
     assert_eq!(vm.terminate().code(), Some(0));
 }
 
@@ -259,7 +269,10 @@ fn a_signal_ends_a_vm_that_is_still_being_made() {
     let serial = files.path("serial");
     // Nobody reads it: opening it, which comes after the devices, waits for ever.
     mknodat(CWD, &serial, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    let vm = Idle::start(&files, "climaking", &["--serial", &format!("file={}", serial.display())]);
+    let mut command = StdCommand::new(BINARY);
+    command.args(["--kernel", &files.idle_kernel(), "--net", "tap=climaking", "--serial"]);
+    let mut vm = Idle(command.arg(format!("file={}", serial.display())).spawn().unwrap());
+    vm.wait_until(|_| interfaces().contains(&"climaking".to_string()));
     let ended = vm.terminate();
     assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()));
     // The kernel takes its time with a process that was killed.
