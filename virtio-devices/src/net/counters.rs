@@ -57,7 +57,7 @@ counters! {
     RxStopped = "rx_stopped",
     /// Dropped: the link is down.
     RxLinkDown = "rx_link_down",
-    /// The backend could not be read.
+    /// Dropped: the backend could not deliver it, or is gone.
     RxBackendErrors = "rx_backend_errors",
     /// Dropped: the chain's descriptors make no sense.
     TxBadChains = "tx_bad_chains",

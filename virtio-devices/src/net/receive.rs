@@ -125,7 +125,7 @@ impl<'q> Receive<'q> {
 
     fn batch<'m>(&mut self, iovecs: &mut IoVecs<'_, 'm>, pass: &mut Pass<'m>) -> Result<Next, BrokenRing> {
         let filter = pass.state.filter();
-        let mut longest = 0;
+        let (mut longest, mut failures) = (0, 0);
         for _ in 0..BATCH {
             let frame = match self.waiting {
                 Some(frame) => frame,
@@ -141,9 +141,19 @@ impl<'q> Receive<'q> {
                     }
                     match self.read(iovecs, pass) {
                         Ok(frame) => frame,
-                        Err(next) => {
+                        Err(Failure::NoFrame) => {
                             self.adapt(longest);
-                            return Ok(next);
+                            return Ok(Next::Frame);
+                        }
+                        Err(failure) => {
+                            pass.tally.count(Counter::RxBackendErrors);
+                            failures += 1;
+                            if failure == Failure::Frame && failures < BATCH {
+                                continue;
+                            }
+                            // To wait for a frame of a backend that only fails would end at once, for ever.
+                            self.ring.expect_doorbell(pass.memory)?;
+                            return Ok(Next::Doorbell);
                         }
                     }
                 }
@@ -202,15 +212,11 @@ impl<'q> Receive<'q> {
         Ok(None)
     }
 
-    fn read(&mut self, iovecs: &mut IoVecs<'_, '_>, pass: &mut Pass<'_>) -> Result<Frame, Next> {
+    fn read(&mut self, iovecs: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<Frame, Failure> {
         match iovecs.receive(pass.tap.as_fd(), &mut self.spill) {
-            Ok(len @ 1..) => Ok(Frame { len, placed: self.capacity.min(len) }),
-            Err(error) if is_transient(&error) => Err(Next::Frame),
-            // The tap is gone, or the peer that stands for it. Waiting for a frame would return at once, for ever.
-            Ok(_) | Err(_) => {
-                pass.tally.count(Counter::RxBackendErrors);
-                Err(Next::Doorbell)
-            }
+            Ok(0) => Err(Failure::Backend),
+            Ok(len) => Ok(Frame { len, placed: self.capacity.min(len) }),
+            Err(error) => Err(failure(&error)),
         }
     }
 
@@ -271,9 +277,24 @@ impl<'q> Receive<'q> {
     }
 }
 
-/// Whether there is no frame now, rather than never again.
-fn is_transient(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS))
+/// Why no frame was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    /// There is none now.
+    NoFrame,
+    /// There was one, and it is lost: a tap takes it from its queue before it finds that it cannot be described by a header
+    /// (`EINVAL`). The next may be better.
+    Frame,
+    /// The backend is gone.
+    Backend,
+}
+
+fn failure(error: &io::Error) -> Failure {
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS) => Failure::NoFrame,
+        Some(libc::EBADFD | libc::EBADF | libc::ENODEV | libc::ENXIO | libc::EIO) => Failure::Backend,
+        _ => Failure::Frame,
+    }
 }
 
 /// Whether a frame has found its place.

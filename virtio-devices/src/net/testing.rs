@@ -37,11 +37,16 @@ pub struct Rig {
 impl Rig {
     pub fn new() -> Self {
         let (near, peer) = sockets();
+        Self::over(near, peer)
+    }
+
+    /// With `backend` in a tap's place, and `peer` at its other end.
+    pub fn over(backend: OwnedFd, peer: OwnedFd) -> Self {
         let interrupts = Interrupts::new(8, 8);
         (0..8).for_each(|queue| interrupts.set_queue_vector(queue, queue));
         Self {
             memory: memory(),
-            tap: Tap::over_sockets(vec![near]),
+            tap: Tap::over_sockets(vec![backend]),
             peer,
             state: NetState::new(MAC, true, 0),
             tally: Tally::new(),

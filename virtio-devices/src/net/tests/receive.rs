@@ -1,5 +1,8 @@
+use std::net::UdpSocket;
+
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_MRG_RXBUF};
 
+use super::super::BATCH;
 use super::super::counters::Counter;
 use super::super::filter::Mode;
 use super::super::receive::{Next, Receive};
@@ -251,6 +254,42 @@ fn a_backend_that_is_gone_is_not_polled() {
     rig.peer = sockets().0;
     assert_eq!(run(&mut rig, &driver, MERGED), Ok(Next::Doorbell));
     assert_eq!(rig.count(Counter::RxBackendErrors), 1);
+}
+
+#[test]
+fn a_read_that_fails_costs_a_frame_and_not_the_next_one() {
+    // A datagram to nobody makes the next read fail, once, with ECONNREFUSED.
+    let near = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    near.set_nonblocking(true).unwrap();
+    peer.connect(near.local_addr().unwrap()).unwrap();
+    let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    near.connect(nobody).unwrap();
+    near.send(&[0]).unwrap();
+    near.connect(peer.local_addr().unwrap()).unwrap();
+    peer.send(&with_header(&frame(MAC, 60))).unwrap();
+
+    let mut rig = Rig::over(near.into(), peer.into());
+    let mut driver = DriverQueue::new(&rig.memory, 0, 16);
+    let buffers = provide(&mut driver, 1, 1500);
+    assert_eq!(run(&mut rig, &driver, MERGED), Ok(Next::Doorbell), "it has no more buffers");
+    assert_eq!(driver.take_used(), [(buffers[0].1.into(), 72)]);
+    assert_eq!((rig.count(Counter::RxBackendErrors), rig.count(Counter::RxFrames)), (1, 1));
+}
+
+#[test]
+fn a_backend_that_does_nothing_but_fail_is_tried_a_batch_of_times_and_again_at_a_doorbell() {
+    // A folder cannot be read (EISDIR).
+    let folder = std::fs::File::open("/").unwrap();
+    let mut rig = Rig::over(folder.into(), sockets().0);
+    let mut driver = DriverQueue::new(&rig.memory, 0, 16);
+    provide(&mut driver, 1, 1500);
+    for batch in 1..=3 {
+        assert_eq!(run(&mut rig, &driver, MERGED), Ok(Next::Doorbell));
+        assert_eq!(rig.count(Counter::RxBackendErrors), batch * BATCH as u64);
+        let no_doorbells = driver.read_u16(driver.used());
+        assert_eq!(no_doorbells, 0, "the driver is asked for one");
+    }
 }
 
 #[test]
