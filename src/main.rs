@@ -41,9 +41,9 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
     let (verbose, log_file) = (cli.verbose, cli.log_file.clone());
     let config = cli.into_config()?;
     // Before the log file: a configuration that is wrong leaves nothing behind.
-    config.plan()?;
+    let nets = config.plan()?;
     log_to(log_file.as_deref(), verbose)?;
-    vmm::run(&config)?;
+    vmm::run(&config, &nets)?;
     Ok(())
 }
 

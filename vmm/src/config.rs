@@ -52,7 +52,7 @@ impl Default for VmConfig {
 impl VmConfig {
     /// Checks everything that can be checked without opening anything, and decides what was left out.
     ///
-    /// A MAC address that was left out is another one with each call: a VM is planned once.
+    /// A MAC address that was left out is another one with each call: a VM is planned once, and runs with that plan.
     ///
     /// # Errors
     ///

@@ -18,7 +18,7 @@ use crate::arch::x86_64::cpuid::{self, Template};
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::boot::Payload;
-use crate::config::VmConfig;
+use crate::config::{NetPlan, VmConfig};
 use crate::console::Console;
 use crate::cpu::{self, Stop, StopSignal, Vcpus};
 use crate::devices::Devices;
@@ -32,12 +32,14 @@ use crate::pio::Ports;
 /// Runs a virtual machine until its guest switches it off, or SIGINT, SIGTERM, SIGHUP or SIGQUIT ends it. Before it has its
 /// memory, devices and console these signals do what they did before.
 ///
+/// `nets` is what [`VmConfig::plan`] made of `config`, which found all that a configuration alone can have wrong.
+///
 /// # Errors
 ///
-/// When the configuration is wrong, the host lacks something, or the guest cannot go on. What the configuration alone can get
-/// wrong is found before anything is opened; whatever was opened or created is closed and gone when this returns.
-pub fn run(config: &VmConfig) -> Result<(), Error> {
-    let machine = Machine::new(config)?;
+/// When the host lacks something, or the guest cannot go on. Whatever was opened or created is closed and gone when this
+/// returns.
+pub fn run(config: &VmConfig, nets: &[NetPlan]) -> Result<(), Error> {
+    let machine = Machine::new(config, nets)?;
     let mut triple_faults = 0;
     loop {
         match machine.power_on()? {
@@ -87,9 +89,8 @@ struct Machine {
 
 impl Machine {
     /// Gets from the host all that the guest needs: first what can only be missing, last what others can see.
-    fn new(config: &VmConfig) -> Result<Self, Error> {
-        let plans = config.plan()?;
-        open_files::reserve(&plans, config.cpus.boot_vcpus)?;
+    fn new(config: &VmConfig, nets: &[NetPlan]) -> Result<Self, Error> {
+        open_files::reserve(nets, config.cpus.boot_vcpus)?;
         let kvm = Kvm::open()?;
         let vcpus = vcpus(&kvm, config.cpus.boot_vcpus)?;
         let supported = kvm.supported_cpuid()?;
@@ -101,7 +102,7 @@ impl Machine {
         let stop = Arc::new(StopSignal::new().map_err(host("make an eventfd"))?);
         let ram = GuestRam::new(&config.memory, &layout, false)?;
         let apertures = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() };
-        let devices = Arc::new(Devices::new(&plans, ram.memory(), apertures)?);
+        let devices = Arc::new(Devices::new(nets, ram.memory(), apertures)?);
         let mut console = Console::open(&config.serial)?;
         // Until here, which may take long, a signal ends the process, and what was opened goes with it. From here on there is a
         // terminal to restore.

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -135,8 +136,8 @@ impl Guest {
     }
 
     /// Runs the guest to its end.
-    pub fn run(&self) -> Result<(), vmm::Error> {
-        vmm::run(&self.config)
+    pub fn run(&self) -> Result<(), Box<dyn Error>> {
+        Ok(vmm::run(&self.config, &self.config.plan()?)?)
     }
 
     /// What the guest has written so far.
