@@ -124,6 +124,11 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.run.as_ref().is_some_and(Run::is_running)
     }
 
+    /// Whether there are queues, be it that they stand still at the moment: from DRIVER_OK to a reset.
+    pub(crate) fn has_queues(&self) -> bool {
+        self.run.is_some()
+    }
+
     /// How often the queues could not be started, for want of a thread or a file descriptor.
     pub fn start_failures(&self) -> u64 {
         self.start_failures

@@ -200,9 +200,15 @@ impl<D: VirtioDevice> NetSriov<D> {
     fn with_vf(&mut self, index: VfIndex, change: impl FnOnce(&mut VirtioFunction<D>, bool) -> Effects) -> Effects {
         let powered = self.powered();
         let Some(vf) = self.vfs.get_mut(usize::from(index.0)) else { return Effects::NONE };
+        let had_queues = vf.has_queues();
         let effects = change(vf, powered);
         vf.drain_stopping(&mut self.stopping);
-        effects
+        if had_queues || vf.has_queues() {
+            return effects;
+        }
+        // A VF without queues wants nothing of its host. Its driver makes a dozen writes until it has some, and for each of
+        // them the host would look at what all the VFs want.
+        Effects { messages: false, queues: false, ..effects }
     }
 }
 
