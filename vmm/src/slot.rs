@@ -286,9 +286,15 @@ impl Slot {
             if wire.attached || !wire.is(message) || wire.route != route(message, wire.route.gsi) {
                 continue;
             }
+            // KVM would send a signal that waits already, but leave it in the eventfd, to be sent once more after the next mask.
+            let waits = wire.eventfd.read().is_ok();
             match wiring.attach_irqfd(&wire.eventfd, wire.route.gsi) {
                 Ok(()) => wire.attached = true,
                 Err(error) => self.complain("attach an interrupt", &error),
+            }
+            if waits {
+                // Only a full counter refuses, which is a signal.
+                let _ = wire.eventfd.write(1);
             }
         }
     }

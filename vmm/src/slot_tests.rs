@@ -324,3 +324,14 @@ fn as_many_messages_are_routed_as_there_are_routes() {
     let remove = RouteChange { remove: vec![30], ..add(1) };
     assert_eq!(machine.routes.commit(remove, &wiring).unwrap(), [30]);
 }
+
+#[test]
+fn a_signal_that_waits_is_passed_on_after_the_wire_is_there() {
+    let Rig { wants, record, slot, .. } = rig();
+    let vector = message(1);
+    vector.eventfd.write(5).unwrap();
+    wants.lock().messages = vec![vector.clone()];
+    slot.reconcile();
+    assert_eq!(Record::counts(&record), (1, 1, 0));
+    assert_eq!(vector.eventfd.read().unwrap(), 1, "one signal, made once the wire was there");
+}
