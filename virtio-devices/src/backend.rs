@@ -2,4 +2,4 @@
 
 mod tap;
 
-pub use tap::{Offloads, Tap, TapError, TapQueue, TapSpec};
+pub use tap::{InterfaceNameError, Offloads, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask};

@@ -13,7 +13,9 @@ mod net_sriov;
 pub mod testing;
 mod transport;
 
-pub use backend::{Offloads, Tap, TapError, TapQueue, TapSpec};
+pub use backend::{
+    InterfaceNameError, Offloads, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask,
+};
 pub use device::{Memory, SharedQueue, Start, VirtioDevice, Worker};
 pub use function::{FunctionError, VirtioFunction};
 pub use host::{Doorbell, Message, VirtioPci};

@@ -4,11 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
 use rustix::rand::{GetRandomFlags, getrandom};
+use virtio_devices::check_interface_name;
 
 use crate::config_error::{ConfigError, Problem};
 use crate::config_mac::MacAddress;
 use crate::config_net::{NetConfig, VfConfig};
-use crate::config_nic::{Subject, check_interface};
+use crate::config_nic::Subject;
 use crate::config_sriov::Pool;
 
 /// The names of a NIC and of its VFs.
@@ -251,7 +252,7 @@ fn own_tap(nic: usize) -> String {
 /// The tap name of a VF that was given none.
 fn vf_tap(pool: &Pool<'_>, pf: &str, index: u16) -> Result<String, ConfigError> {
     let tap = format!("{pf}v{index}");
-    if check_interface(&tap).is_ok() {
+    if check_interface_name(&tap).is_ok() {
         return Ok(tap);
     }
     let subject = format!("{},sriov_vfs={}", pool.subject.key("tap", pf), pool.vfs.len());

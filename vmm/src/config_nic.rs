@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use virtio_devices::{check_interface_name, is_network_mask};
+
 use crate::config_error::{ConfigError, Problem};
 use crate::config_mac::MacAddress;
 use crate::config_net::{NetConfig, VfConfig, VhostMode};
 use crate::config_sriov::BackendPlan;
 
-/// The longest name of a network interface, in bytes (Linux `IFNAMSIZ` less its NUL).
-const LONGEST_INTERFACE: usize = 15;
 /// The MTUs of a NIC in bytes: from what IPv6 needs (`RFC 8200 §5`) to what Linux gives a tap, 65535 less an Ethernet header.
 const MTUS: RangeInclusive<u16> = 1280..=65_521;
 /// The sizes of a queue: the smallest that takes a packet's header and data apart, and the largest of `virtio 1.4 §2.7`.
@@ -207,7 +207,7 @@ impl<'a> Nic<'a> {
 
     fn check_tap(&self) -> Result<(), ConfigError> {
         if let Some(tap) = self.tap {
-            check_interface(tap).or_else(|what| self.error("tap", tap, Problem::Value(what)))?;
+            check_interface_name(tap).or_else(|what| self.error("tap", tap, Problem::Value(what.to_string())))?;
         }
         match (self.ip, self.mask) {
             (None, None) => {}
@@ -257,32 +257,10 @@ impl<'a> Nic<'a> {
     }
 }
 
-/// Whether Linux takes this name for an interface, and takes it literally.
-pub(crate) fn check_interface(name: &str) -> Result<(), String> {
-    if name.is_empty() || name == "." || name == ".." {
-        return Err("not the name of an interface".to_string());
-    }
-    if name.len() > LONGEST_INTERFACE {
-        return Err(format!(
-            "{} characters; the name of an interface has at most {LONGEST_INTERFACE}, take a shorter one",
-            name.len()
-        ));
-    }
-    // Linux refuses '/', ':' and white space, and counts up where it finds a '%'.
-    match name.chars().find(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '%')) {
-        Some(c) => Err(format!("{c:?} cannot be part of the name of an interface; leave it out")),
-        None => Ok(()),
-    }
-}
-
 fn check_mask(ip: IpAddr, mask: IpAddr) -> Result<(), String> {
-    let ones_first = match mask {
-        IpAddr::V4(mask) => mask.to_bits().leading_ones() == mask.to_bits().count_ones(),
-        IpAddr::V6(mask) => mask.to_bits().leading_ones() == mask.to_bits().count_ones(),
-    };
     if ip.is_ipv4() != mask.is_ipv4() {
         Err(format!("not a mask for {ip}; give one of the same family"))
-    } else if !ones_first {
+    } else if !is_network_mask(mask) {
         Err("not a network mask; write it as 255.255.255.0".to_string())
     } else {
         Ok(())

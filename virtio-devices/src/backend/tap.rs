@@ -6,6 +6,7 @@
 
 mod error;
 mod link;
+mod name;
 mod queue;
 mod request;
 
@@ -20,13 +21,13 @@ use rustix::io::Errno;
 
 pub use error::TapError;
 use link::Link;
+pub use link::is_network_mask;
+pub use name::{InterfaceNameError, check_interface_name};
 pub use queue::{Offloads, TapQueue};
 use request::Request;
 
 /// The name of a tap that is created for a NIC without a name: the kernel puts the first free number in.
 const PATTERN: &str = "vmtap%d";
-/// The longest name of an interface.
-const MAX_NAME: usize = 15;
 /// The most queues that Linux attaches to one tap (`MAX_TAP_QUEUES`).
 const MAX_QUEUES: u16 = 256;
 
@@ -71,7 +72,7 @@ impl Tap {
     pub fn open(spec: &TapSpec) -> Result<Self, TapError> {
         let wanted = spec.name.as_deref().unwrap_or(PATTERN);
         if spec.name.is_some() {
-            check_name(wanted)?;
+            check_interface_name(wanted).map_err(|error| TapError::Name { name: wanted.into(), error })?;
         }
         if spec.queue_pairs == 0 || spec.queue_pairs > MAX_QUEUES {
             return Err(TapError::Queues { name: wanted.into(), queues: spec.queue_pairs.into() });
@@ -166,12 +167,6 @@ fn request_error(name: &str, source: Errno) -> TapError {
     TapError::Request { name: name.into(), source: source.into() }
 }
 
-fn check_name(name: &str) -> Result<(), TapError> {
-    let forbidden = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
-    let valid = !name.is_empty() && name.len() <= MAX_NAME && name != "." && name != ".." && !name.contains(forbidden);
-    if valid { Ok(()) } else { Err(TapError::Name(name.into())) }
-}
-
 /// Opens `queues` descriptors of one tap. What fails closes them all, and with them a tap that was created.
 fn attach_all(wanted: &str, exists: bool, queues: u16) -> Result<(String, Vec<OwnedFd>), TapError> {
     let flags = if queues > 1 { FLAGS | MULTI_QUEUE } else { FLAGS };
@@ -240,9 +235,9 @@ mod tests {
     #[test]
     fn a_name_that_no_interface_can_have_is_refused_before_anything_is_opened() {
         for name in ["", "a-name-of-16-byt", "a/b", "a b", "tap%d", "a:1", ".", "..", "tap\n"] {
-            assert!(matches!(Tap::open(&spec(name, 1)), Err(TapError::Name(_))), "{name:?}");
+            assert!(matches!(Tap::open(&spec(name, 1)), Err(TapError::Name { .. })), "{name:?}");
         }
-        assert!(check_name("a-name-of-15-by").is_ok());
+        assert!(check_interface_name("a-name-of-15-by").is_ok());
     }
 
     #[test]

@@ -2,12 +2,19 @@ use std::io;
 
 use thiserror::Error;
 
+use super::InterfaceNameError;
+
 /// Why a tap cannot be used: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum TapError {
     /// The name is too long or has a character that no interface's name may have.
-    #[error("{0:?} is no name for a tap: 1 to 15 characters, without '/', ':', '%' and spaces")]
-    Name(String),
+    #[error("{name:?}: {error}")]
+    Name {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        error: InterfaceNameError,
+    },
     /// The number of queues is out of range.
     #[error("{name} cannot have {queues} queues: a tap has 1 to 256, half of num_queues")]
     Queues {

@@ -61,10 +61,10 @@ impl<'a> Link<'a> {
             IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from_bits(u128::MAX)),
         };
         match spec.ip.map(|ip| (ip, spec.mask.unwrap_or_else(|| host_alone(ip)))) {
-            Some((IpAddr::V4(ip), IpAddr::V4(mask))) if is_mask(mask.to_bits().into(), 32) => {
+            Some((IpAddr::V4(ip), IpAddr::V4(mask))) if is_network_mask(mask.into()) => {
                 self.set_ipv4(ip, mask).map_err(wrong("the address"))?;
             }
-            Some((IpAddr::V6(ip), IpAddr::V6(mask))) if is_mask(mask.to_bits(), 128) => {
+            Some((IpAddr::V6(ip), IpAddr::V6(mask))) if is_network_mask(mask.into()) => {
                 self.set_ipv6(ip, mask).map_err(wrong("the address"))?;
             }
             Some((ip, mask)) => return Err(TapError::Mask { ip, mask }),
@@ -135,10 +135,12 @@ fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Whether `mask` is ones followed by zeros, in `width` bits.
-fn is_mask(mask: u128, width: u32) -> bool {
-    let aligned = mask << (128 - width);
-    aligned.leading_ones() == mask.count_ones()
+/// Whether `mask` is ones followed by zeros.
+pub fn is_network_mask(mask: IpAddr) -> bool {
+    match mask {
+        IpAddr::V4(mask) => mask.to_bits().leading_ones() == mask.to_bits().count_ones(),
+        IpAddr::V6(mask) => mask.to_bits().leading_ones() == mask.to_bits().count_ones(),
+    }
 }
 
 #[cfg(test)]
@@ -147,11 +149,12 @@ mod tests {
 
     #[test]
     fn a_mask_is_ones_followed_by_zeros() {
-        for (mask, expected) in [(0xffff_ff00, true), (0xffff_ffff, true), (0, true), (0xff00_ff00, false), (1, false)]
-        {
-            assert_eq!(is_mask(mask, 32), expected, "{mask:#x}");
+        for mask in ["255.255.255.0", "255.255.255.255", "0.0.0.0", "ffff:ffff::", "::"] {
+            assert!(is_network_mask(mask.parse().unwrap()), "{mask}");
         }
-        assert!(is_mask(u128::MAX << 64, 128) && !is_mask(1, 128));
+        for mask in ["255.0.255.0", "0.0.0.1", "::1", "ffff::ffff"] {
+            assert!(!is_network_mask(mask.parse().unwrap()), "{mask}");
+        }
     }
 
     #[test]

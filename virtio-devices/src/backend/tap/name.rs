@@ -1,0 +1,38 @@
+//! The names that Linux gives an interface.
+
+use thiserror::Error;
+
+/// The longest name of an interface, in bytes (`IFNAMSIZ` less its NUL).
+const LONGEST: usize = 15;
+
+/// Why Linux does not take a name for an interface, or does not take it literally.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum InterfaceNameError {
+    /// It is empty, or a directory's.
+    #[error("not the name of an interface")]
+    None,
+    /// It has too many bytes.
+    #[error("{0} characters; the name of an interface has at most {LONGEST}, take a shorter one")]
+    Length(usize),
+    /// Linux refuses white space, `/` and `:`, and counts up where it finds a `%`.
+    #[error("{0:?} cannot be part of the name of an interface; leave it out")]
+    Character(char),
+}
+
+/// Checks that Linux takes `name` for an interface.
+///
+/// # Errors
+///
+/// Why it does not.
+pub fn check_interface_name(name: &str) -> Result<(), InterfaceNameError> {
+    if name.is_empty() || name == "." || name == ".." {
+        return Err(InterfaceNameError::None);
+    }
+    if name.len() > LONGEST {
+        return Err(InterfaceNameError::Length(name.len()));
+    }
+    match name.chars().find(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '%')) {
+        Some(c) => Err(InterfaceNameError::Character(c)),
+        None => Ok(()),
+    }
+}
