@@ -6,8 +6,10 @@
 
 pub mod config_space;
 pub mod ecam;
+pub mod guest;
 pub mod input;
 pub mod msix;
+pub mod net_ctrl;
 pub mod sriov;
 pub mod transport;
 
@@ -26,6 +28,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "config_space", run: config_space::run, seeds: config_space::seeds },
     Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },
     Target { name: "msix", run: msix::run, seeds: msix::seeds },
+    Target { name: "net_ctrl", run: net_ctrl::run, seeds: net_ctrl::seeds },
     Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
     Target { name: "transport", run: transport::run, seeds: transport::seeds },
 ];

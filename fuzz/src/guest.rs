@@ -1,0 +1,420 @@
+//! A guest's memory and one split virtqueue in it (`virtio 1.4 §2.7`), as a driver may write it, and as the standard reads it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use virtio_devices::SharedQueue;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::input::{Input, Seed};
+
+/// Two regions that touch, a hole, and a third region.
+const REGIONS: [Range<usize>; 3] = [0..0x2000, 0x2000..0x5000, 0x6000..0x7000];
+/// The end of the last region.
+const END: usize = 0x7000;
+
+/// Where the queue's parts are, unless the input puts them elsewhere.
+const DESCRIPTORS: u64 = 0;
+const AVAILABLE: u64 = 0x400;
+const USED: u64 = 0x800;
+/// Where drivers put what a chain describes: nothing of the queue is above.
+pub const BUFFERS: u32 = 0x1000;
+
+/// More than the used ring of the largest queue takes.
+const USED_LEN: u64 = 6 + 8 * 16;
+
+// Flags of a descriptor.
+pub const NEXT: u16 = 1;
+pub const WRITE: u16 = 2;
+pub const INDIRECT: u16 = 4;
+
+// The kinds of a driver's operation.
+pub const DESCRIPTOR: u8 = 0;
+pub const OFFER: u8 = 1;
+pub const MEMORY: u8 = 2;
+pub const AVAILABLE_INDEX: u8 = 3;
+pub const USED_EVENT: u8 = 4;
+pub const FLAGS: u8 = 5;
+/// How many there are; targets number their own from here.
+pub const KINDS: u8 = 6;
+
+thread_local! {
+    /// Made once, because making it takes longer than what an input does to it.
+    static RAM: GuestMemoryMmap = {
+        let ranges = REGIONS.map(|range| (GuestAddress(range.start as u64), range.len()));
+        GuestMemoryMmap::from_ranges(&ranges).expect("memory for a guest")
+    };
+}
+
+/// The contents of guest memory at one time.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Snapshot(Vec<u8>);
+
+impl Snapshot {
+    /// What is in guest memory now.
+    pub fn take() -> Self {
+        let mut bytes = vec![0; END];
+        for range in REGIONS {
+            let at = GuestAddress(range.start as u64);
+            RAM.with(|ram| ram.read_slice(&mut bytes[range], at)).expect("guest memory can be read");
+        }
+        Self(bytes)
+    }
+
+    /// The range of `len` bytes at `address`, if all of it is memory.
+    fn range(address: u64, len: u64) -> Option<Range<usize>> {
+        let (start, end) = (usize::try_from(address).ok()?, usize::try_from(address.checked_add(len)?).ok()?);
+        let below_hole = end <= REGIONS[1].end;
+        let above_hole = start >= REGIONS[2].start && end <= END;
+        (below_hole || above_hole).then_some(start..end)
+    }
+
+    /// The bytes at `address`, if all of them are memory.
+    pub fn get(&self, address: u64, len: u64) -> Option<&[u8]> {
+        self.0.get(Self::range(address, len)?)
+    }
+
+    /// Writes what is expected to be there.
+    pub fn put(&mut self, address: u64, bytes: &[u8]) {
+        let range = Self::range(address, bytes.len() as u64).expect("in guest memory");
+        self.0[range].copy_from_slice(bytes);
+    }
+
+    fn u16(&self, address: u64) -> u16 {
+        self.get(address, 2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
+    }
+
+    /// The first address outside of `allowed` where the two differ.
+    pub fn differs_from(&self, other: &Self, allowed: &[Range<u64>]) -> Option<u64> {
+        let mut mine = self.clone();
+        for range in allowed {
+            let range = range.start as usize..range.end as usize;
+            mine.0[range.clone()].copy_from_slice(&other.0[range]);
+        }
+        // Looked at byte by byte only where there is something to be found.
+        if mine == *other {
+            return None;
+        }
+        mine.0.iter().zip(&other.0).position(|(a, b)| a != b).map(|at| at as u64)
+    }
+}
+
+/// A part of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    pub address: u64,
+    pub len: u64,
+    pub writable: bool,
+}
+
+impl Segment {
+    /// Its addresses; it must be in memory.
+    pub fn range(&self) -> Range<u64> {
+        self.address..self.address + self.len
+    }
+}
+
+/// What the standard says of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It describes buffers.
+    Sound,
+    /// It does not: an address that is no memory, a loop, an index beyond the table.
+    Unsound,
+    /// A driver must not do that, and a device may make of it what it likes.
+    Undefined,
+}
+
+/// A chain of descriptors.
+#[derive(Debug, Clone)]
+pub struct Chain {
+    pub head: u16,
+    /// The segments that are in memory, in order. Of an unsound chain as far as it can be followed.
+    pub segments: Vec<Segment>,
+    /// Where an indirect table was read.
+    pub tables: Vec<Range<u64>>,
+    pub verdict: Verdict,
+}
+
+impl Chain {
+    /// Whether all of it has one direction.
+    pub fn is_all(&self, writable: bool) -> bool {
+        self.segments.iter().all(|segment| segment.writable == writable)
+    }
+
+    /// The bytes of one direction.
+    pub fn len(&self, writable: bool) -> u64 {
+        self.segments.iter().filter(|segment| segment.writable == writable).map(|segment| segment.len).sum()
+    }
+
+    /// What `ram` has in the segments of one direction.
+    pub fn bytes(&self, ram: &Snapshot, writable: bool) -> Vec<u8> {
+        let segments = self.segments.iter().filter(|segment| segment.writable == writable);
+        segments.flat_map(|segment| ram.get(segment.address, segment.len).unwrap_or_default()).copied().collect()
+    }
+
+    /// Whether it, or a table of it, shares bytes with `range`.
+    pub fn touches(&self, range: &Range<u64>) -> bool {
+        let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+        self.tables.iter().any(overlaps) || self.segments.iter().any(|segment| overlaps(&segment.range()))
+    }
+}
+
+/// One queue: the driver's side of it.
+pub struct Driver {
+    pub queue: SharedQueue,
+    pub size: u16,
+    /// Whether the queue is where drivers put it, or where the input says.
+    pub usual_place: bool,
+    descriptors: u64,
+    available: u64,
+    used: u64,
+    event_idx: bool,
+    /// The driver's available index.
+    index: u16,
+    /// Chains that the device has taken and given back, as far as the oracle knows.
+    pub taken: u16,
+    pub given: u16,
+}
+
+impl Driver {
+    /// A queue of 4, 8 or 16 descriptors in memory that is all zeros, or a queue in an impossible place.
+    pub fn new(input: &mut Input<'_>, event_idx: bool) -> Self {
+        for range in REGIONS {
+            let zeros = [0; REGIONS[1].end - REGIONS[1].start];
+            let at = GuestAddress(range.start as u64);
+            RAM.with(|ram| ram.write_slice(&zeros[..range.len()], at)).expect("guest memory can be written");
+        }
+        let choice = input.u8();
+        let size = [4, 8, 16, 8][usize::from(choice % 4)];
+        let usual_place = choice < 0xe0;
+        let [descriptors, available, used] = match usual_place {
+            true => [DESCRIPTORS, AVAILABLE, USED],
+            // The transport takes nothing that is not aligned.
+            false => [16, 2, 4].map(|align| address(input) / align * align),
+        };
+        let mut queue = Queue::new(16).expect("a power of two");
+        queue.try_set_size(size).expect("a power of two");
+        queue.try_set_desc_table_address(GuestAddress(descriptors)).expect("aligned");
+        queue.try_set_avail_ring_address(GuestAddress(available)).expect("aligned");
+        queue.try_set_used_ring_address(GuestAddress(used)).expect("aligned");
+        queue.set_event_idx(event_idx);
+        queue.set_ready(true);
+        let queue = Arc::new(parking_lot::Mutex::new(queue));
+        Self { queue, size, usual_place, descriptors, available, used, event_idx, index: 0, taken: 0, given: 0 }
+    }
+
+    /// The guest's memory.
+    pub fn memory() -> GuestMemoryMmap {
+        RAM.with(GuestMemoryMmap::clone)
+    }
+
+    fn store(&self, address: u64, bytes: &[u8]) {
+        // A queue in an impossible place cannot be written to.
+        let _ = RAM.with(|ram| ram.write_slice(bytes, GuestAddress(address)));
+    }
+
+    /// Does one of the driver's operations.
+    pub fn apply(&mut self, kind: u8, input: &mut Input<'_>) {
+        match kind {
+            DESCRIPTOR => {
+                let index = u64::from(input.u8() % 16);
+                let (address, len, flags, next) = (address(input), length(input), input.u8(), input.u8());
+                self.describe(self.descriptors + 16 * index, (address, len, flags.into(), next.into()));
+            }
+            OFFER => self.offer(input.u8().into()),
+            MEMORY => {
+                let (at, len) = (address(input), usize::from(input.u8()));
+                self.store(at, input.slice(len));
+            }
+            AVAILABLE_INDEX => {
+                self.index = input.u16();
+                self.store(self.available + 2, &self.index.to_le_bytes());
+            }
+            USED_EVENT => {
+                let event = input.u16();
+                self.store(self.available + 4 + 2 * u64::from(self.size), &event.to_le_bytes());
+            }
+            FLAGS => self.store(self.available, &[input.u8(), 0]),
+            _ => {}
+        }
+    }
+
+    /// Writes a descriptor: address, length, flags, next.
+    pub fn describe(&self, at: u64, (address, len, flags, next): (u64, u32, u16, u16)) {
+        self.store(at, &address.to_le_bytes());
+        self.store(at + 8, &len.to_le_bytes());
+        self.store(at + 12, &flags.to_le_bytes());
+        self.store(at + 14, &next.to_le_bytes());
+    }
+
+    /// Makes a chain available.
+    pub fn offer(&mut self, head: u16) {
+        self.store(self.available + 4 + 2 * u64::from(self.index % self.size), &head.to_le_bytes());
+        self.index = self.index.wrapping_add(1);
+        self.store(self.available + 2, &self.index.to_le_bytes());
+    }
+
+    /// Where the driver's parts of the queue are.
+    pub fn drivers_part(&self) -> [Range<u64>; 2] {
+        let size = u64::from(self.size);
+        [self.descriptors..self.descriptors + 16 * size, self.available..self.available + 6 + 2 * size]
+    }
+
+    /// Where the device's part is.
+    pub fn devices_part(&self) -> Range<u64> {
+        self.used..self.used + USED_LEN.min(6 + 8 * u64::from(self.size))
+    }
+
+    /// The chains that are available and not taken yet; `None` if the index makes no sense.
+    pub fn waiting(&self, ram: &Snapshot) -> Option<Vec<Chain>> {
+        let count = ram.u16(self.available + 2).wrapping_sub(self.taken);
+        let head = |n: u16| ram.u16(self.available + 4 + 2 * u64::from(self.taken.wrapping_add(n) % self.size));
+        (count <= self.size).then(|| (0..count).map(|n| self.chain(ram, head(n))).collect())
+    }
+
+    /// The chain that begins at `head`.
+    pub fn chain(&self, ram: &Snapshot, head: u16) -> Chain {
+        let mut chain = Chain { head, segments: Vec::new(), tables: Vec::new(), verdict: Verdict::Sound };
+        let (mut table, mut entries, mut index) = (self.descriptors, u64::from(self.size), u64::from(head));
+        let mut length = 0;
+        loop {
+            let descriptor = if index < entries { ram.get(table + 16 * index, 16) } else { None };
+            let Some(descriptor) = descriptor else { return chain.judge(Verdict::Unsound) };
+            let word = |at: usize| u16::from_le_bytes([descriptor[at], descriptor[at + 1]]);
+            let len = u64::from(u32::from(word(8)) | u32::from(word(10)) << 16);
+            let address = u64::from_le_bytes(descriptor[..8].try_into().expect("8 bytes"));
+            let (flags, next) = (word(12), word(14));
+            if flags & INDIRECT != 0 {
+                // A table in a table, and a table that is not the last: both are the driver's to avoid (§2.7.5.3.1).
+                if !chain.tables.is_empty() || flags & NEXT != 0 {
+                    return chain.judge(Verdict::Undefined);
+                }
+                if len == 0 || len % 16 != 0 || ram.get(address, len).is_none() {
+                    // Only the entries that are read have to be memory.
+                    return chain.judge(if len % 16 == 0 { Verdict::Undefined } else { Verdict::Unsound });
+                }
+                chain.tables.push(address..address + len);
+                (table, entries, index) = (address, len / 16, 0);
+                continue;
+            }
+            chain.add(ram, Segment { address, len, writable: flags & WRITE != 0 });
+            length += 1;
+            if flags & NEXT == 0 {
+                break;
+            }
+            // A loop, or a chain that is longer than the queue (§2.7.5.3.1).
+            if length >= u64::from(self.size) {
+                let verdict = if chain.tables.is_empty() { Verdict::Unsound } else { Verdict::Undefined };
+                return chain.judge(verdict);
+            }
+            index = next.into();
+        }
+        chain
+    }
+
+    /// Adds an entry to the used ring of `ram`, as the device must. A head beyond the ring cannot be named.
+    pub fn expect_used(&mut self, ram: &mut Snapshot, head: u16, len: u32) {
+        if head < self.size {
+            let at = self.used + 4 + 8 * u64::from(self.given % self.size);
+            ram.put(at, &[u32::from(head).to_le_bytes(), len.to_le_bytes()].concat());
+            self.given = self.given.wrapping_add(1);
+        }
+        // Whatever the driver wrote there.
+        ram.put(self.used + 2, &self.given.to_le_bytes());
+    }
+
+    /// Takes back what the driver wrote over the used index: a driver that does so does not know what it is given.
+    pub fn mend_used_index(&self) {
+        self.store(self.used + 2, &self.given.to_le_bytes());
+    }
+
+    /// The entries of the used ring that the device has added since the last call: heads and lengths.
+    pub fn take_used(&mut self, ram: &Snapshot) -> Vec<(u32, u32)> {
+        let mut entries = Vec::new();
+        let index = ram.u16(self.used + 2);
+        assert!(index.wrapping_sub(self.given) <= self.size, "more buffers are given back than there are");
+        while self.given != index {
+            let at = self.used + 4 + 8 * u64::from(self.given % self.size);
+            let entry = ram.get(at, 8).expect("the used ring is in memory");
+            let word = |at: usize| u32::from_le_bytes(entry[at..at + 4].try_into().expect("4 bytes"));
+            entries.push((word(0), word(4)));
+            self.given = self.given.wrapping_add(1);
+        }
+        entries
+    }
+
+    /// Whether the driver wants an interrupt for what was given back since the used index was `old` (§2.7.7.2, §2.7.10).
+    pub fn wants_interrupt(&self, ram: &Snapshot, old: u16) -> bool {
+        let new = self.given;
+        if !self.event_idx {
+            return new != old && ram.u16(self.available) & 1 == 0;
+        }
+        let event = ram.u16(self.available + 4 + 2 * u64::from(self.size));
+        (0..new.wrapping_sub(old)).any(|n| old.wrapping_add(n) == event)
+    }
+
+    /// Whether the device wants a doorbell with the next chain, after `seen` of them.
+    pub fn wants_doorbell(&self, ram: &Snapshot, seen: u16) -> bool {
+        match self.event_idx {
+            true => ram.u16(self.used + 4 + 8 * u64::from(self.size)) == seen,
+            false => ram.u16(self.used) & 1 == 0,
+        }
+    }
+}
+
+impl Chain {
+    fn judge(mut self, verdict: Verdict) -> Self {
+        self.verdict = match (self.verdict, verdict) {
+            (Verdict::Undefined, _) | (_, Verdict::Undefined) => Verdict::Undefined,
+            (_, verdict) => verdict,
+        };
+        self
+    }
+
+    fn add(&mut self, ram: &Snapshot, segment: Segment) {
+        let Segment { address, len, writable } = segment;
+        let verdict = if ram.get(address, len).is_some() {
+            // What the driver reads comes after what the device reads (§2.7.4.2).
+            let misplaced = !writable && self.segments.iter().any(|segment| segment.writable);
+            self.segments.push(segment);
+            if misplaced { Verdict::Unsound } else { Verdict::Sound }
+        } else if len == 0 || ram.get(address, 1).is_some() {
+            // Nothing at no address, and a buffer of which only the beginning is memory.
+            Verdict::Undefined
+        } else {
+            Verdict::Unsound
+        };
+        if verdict != Verdict::Sound {
+            self.verdict = if self.verdict == Verdict::Undefined { Verdict::Undefined } else { verdict };
+        }
+    }
+}
+
+/// An address: mostly of memory, sometimes just outside of it, or anywhere.
+fn address(input: &mut Input<'_>) -> u64 {
+    let [low, middle, high] = input.array();
+    let address = u64::from(u16::from_le_bytes([low, middle])) % (END as u64 + 0x100);
+    if high >= 0xf0 { address | u64::from(high) << 56 } else { address }
+}
+
+/// A length: mostly short.
+fn length(input: &mut Input<'_>) -> u32 {
+    let len = input.u16();
+    if len >= 0xff00 { u32::from(len) << 16 } else { len.into() }
+}
+
+/// What [`Driver::apply`] makes a descriptor of.
+pub fn descriptor(seed: Seed, index: u8, (at, len, flags, next): (u32, u16, u16, u8)) -> Seed {
+    let [a, b, c, _] = at.to_le_bytes();
+    seed.with([DESCRIPTOR, index, a, b, c]).with(len.to_le_bytes()).with([flags as u8, next])
+}
+
+/// Writes `bytes` at an address.
+pub fn memory(seed: Seed, at: u32, bytes: &[u8]) -> Seed {
+    bytes.chunks(0xff).zip((at..).step_by(0xff)).fold(seed, |seed, (bytes, at)| {
+        let [a, b, c, _] = at.to_le_bytes();
+        seed.with([MEMORY, a, b, c, bytes.len() as u8]).with(bytes)
+    })
+}
