@@ -1,5 +1,6 @@
 //! A guest enables the VFs of its NIC, uses them, takes them away, and resets them.
 
+use std::fs;
 use std::time::Duration;
 
 use integration::{Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Vf, interface_exists, predicted_vf_address};
@@ -303,4 +304,38 @@ fn a_vf_without_a_configured_mac_has_one_of_its_own_that_stays_the_same() {
         assert!(!first[..index].contains(mac) && mac != "52:54:00:00:00:01", "VF {index}: {mac} is used twice");
     }
     assert_eq!(macs(), first, "the same at every start");
+}
+
+/// What the VMM has of its host: open files, threads, and KiB of memory that it has asked for, the guest's included.
+fn held(guest: &mut Guest) -> (usize, usize, u64) {
+    let process = format!("/proc/{}", guest.vmm().id());
+    let count = |folder: &str| fs::read_dir(format!("{process}/{folder}")).unwrap().count();
+    let status = fs::read_to_string(format!("{process}/status")).unwrap();
+    let anonymous = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
+    let anonymous = anonymous.trim().trim_end_matches(" kB").parse().unwrap();
+    (count("fd"), count("task"), anonymous)
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn g47_b8_nothing_piles_up_while_vfs_come_and_go(#[case] kernel: Kernel) {
+    let (mut guest, pf) = boot(kernel, 8);
+    let cycle = |guest: &mut Guest| {
+        pf.set_num_vfs(guest, 8);
+        let on = held(guest);
+        pf.set_num_vfs(guest, 0);
+        (on, held(guest))
+    };
+    let (first_on, first_off) = cycle(&mut guest);
+    // A VF whose driver is up has one thread, one kick and three vectors.
+    assert_eq!((first_on.0 - first_off.0, first_on.1 - first_off.1), (8 * 4, 8), "{first_on:?} {first_off:?}");
+    for _ in 0..15 {
+        let (on, off) = cycle(&mut guest);
+        assert_eq!((on.0, on.1, off.0, off.1), (first_on.0, first_on.1, first_off.0, first_off.1));
+        // The allocator may keep what threads had; it must not grow with each cycle.
+        assert!(off.2 < first_off.2 + 2048, "{off:?} after {first_off:?}");
+    }
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
 }
