@@ -113,6 +113,11 @@ impl Segment {
     pub fn range(&self) -> Range<u64> {
         self.address..self.address + self.len
     }
+
+    /// Whether it shares bytes with `range`.
+    pub fn overlaps(&self, range: &Range<u64>) -> bool {
+        self.address < range.end && range.start < self.address + self.len
+    }
 }
 
 /// What the standard says of a chain.
@@ -157,7 +162,7 @@ impl Chain {
     /// Whether it, or a table of it, shares bytes with `range`.
     pub fn touches(&self, range: &Range<u64>) -> bool {
         let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
-        self.tables.iter().any(overlaps) || self.segments.iter().any(|segment| overlaps(&segment.range()))
+        self.tables.iter().any(overlaps) || self.segments.iter().any(|segment| segment.overlaps(range))
     }
 }
 
@@ -210,7 +215,8 @@ impl Driver {
         RAM.with(GuestMemoryMmap::clone)
     }
 
-    fn store(&self, address: u64, bytes: &[u8]) {
+    /// Writes to guest memory.
+    pub fn store(&self, address: u64, bytes: &[u8]) {
         // A queue in an impossible place cannot be written to.
         let _ = RAM.with(|ram| ram.write_slice(bytes, GuestAddress(address)));
     }
@@ -219,9 +225,9 @@ impl Driver {
     pub fn apply(&mut self, kind: u8, input: &mut Input<'_>) {
         match kind {
             DESCRIPTOR => {
-                let index = u64::from(input.u8() % 16);
+                let index = u16::from(input.u8() % 16);
                 let (address, len, flags, next) = (address(input), length(input), input.u8(), input.u8());
-                self.describe(self.descriptors + 16 * index, (address, len, flags.into(), next.into()));
+                self.set(index, (address, len, flags.into(), next.into()));
             }
             OFFER => self.offer(input.u8().into()),
             MEMORY => {
@@ -242,11 +248,30 @@ impl Driver {
     }
 
     /// Writes a descriptor: address, length, flags, next.
-    pub fn describe(&self, at: u64, (address, len, flags, next): (u64, u32, u16, u16)) {
+    fn describe(&self, at: u64, (address, len, flags, next): (u64, u32, u16, u16)) {
         self.store(at, &address.to_le_bytes());
         self.store(at + 8, &len.to_le_bytes());
         self.store(at + 12, &flags.to_le_bytes());
         self.store(at + 14, &next.to_le_bytes());
+    }
+
+    /// Writes the descriptor `index`.
+    pub fn set(&self, index: u16, descriptor: (u64, u32, u16, u16)) {
+        self.describe(self.descriptors + 16 * u64::from(index), descriptor);
+    }
+
+    /// A descriptor that is free for a driver that gives each chain four of them.
+    pub fn next_free(&self) -> u16 {
+        self.index.wrapping_mul(4) % self.size
+    }
+
+    /// Makes all bytes of the buffers different from their neighbours.
+    pub fn fill_buffers(&self) {
+        let bytes: Vec<u8> = (0..END - BUFFERS as usize).map(|n| (n % 251) as u8).collect();
+        for range in REGIONS {
+            let start = range.start.max(BUFFERS as usize);
+            self.store(start as u64, &bytes[start - BUFFERS as usize..range.end - BUFFERS as usize]);
+        }
     }
 
     /// Makes a chain available.

@@ -10,6 +10,7 @@ pub mod guest;
 pub mod input;
 pub mod msix;
 pub mod net_ctrl;
+pub mod net_queue;
 pub mod sriov;
 pub mod transport;
 
@@ -29,6 +30,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },
     Target { name: "msix", run: msix::run, seeds: msix::seeds },
     Target { name: "net_ctrl", run: net_ctrl::run, seeds: net_ctrl::seeds },
+    Target { name: "net_queue", run: net_queue::run, seeds: net_queue::seeds },
     Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
     Target { name: "transport", run: transport::run, seeds: transport::seeds },
 ];

@@ -225,15 +225,15 @@ impl Pair {
                 let (at, len, pieces) =
                     (guest::BUFFERS, usize::from(input.u16() % 1024), usize::from(input.u8() % 3) + 1);
                 let command = input.slice(len);
-                let _ = vm_memory::Bytes::write_slice(&Driver::memory(), command, vm_memory::GuestAddress(at.into()));
+                self.driver.store(at.into(), command);
                 let mut start = 0;
                 for n in 0..pieces {
                     let end = command.len() * (n + 1) / pieces;
                     let piece = (u64::from(at) + start as u64, (end - start) as u32, NEXT, n as u16 + 1);
-                    self.driver.describe(16 * n as u64, piece);
+                    self.driver.set(n as u16, piece);
                     start = end;
                 }
-                self.driver.describe(16 * pieces as u64, (0xf00, 1, WRITE, 0));
+                self.driver.set(pieces as u16, (0xf00, 1, WRITE, 0));
                 self.driver.offer(0);
                 self.run()
             }

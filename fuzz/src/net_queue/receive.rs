@@ -1,0 +1,307 @@
+//! What is received is checked from the driver's side.
+//!
+//! Each frame is one that the backend gave, whole and in order, in the buffers that were available first; all others are counted as
+//! dropped for a reason; nothing is written but to buffers and to the used ring; and the device waits for a frame only where there
+//! is none. The backend is a pipe that keeps the boundaries of frames, or, for frames that are longer than it can keep together, a
+//! file with one frame.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::pipe::{PipeFlags, pipe_with};
+use virtio_devices::Counter;
+use virtio_devices::testing::{NetSteps, Step, StepQueue};
+
+use super::{EVENT_IDX, FRAME, GUEST_CSUM, HEADER, KINDS, LINK, MAC, MRG_RXBUF, RUN, Then, has};
+use crate::guest::{Chain, Driver, Segment, Snapshot, Verdict};
+use crate::input::Input;
+
+const OTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
+/// What a pipe keeps together.
+const PIPE_FRAME: usize = 4096;
+
+/// Reasons for which a frame is dropped.
+const DROPPED: [Counter; 5] =
+    [Counter::RxTooLong, Counter::RxTooShort, Counter::RxFiltered, Counter::RxLinkDown, Counter::RxStopped];
+
+/// Where frames come from.
+enum Source {
+    /// Both ends.
+    Pipe { reader: File, writer: File },
+    /// A file that ends after one frame.
+    File(File),
+}
+
+impl Source {
+    fn new(long: bool) -> (Self, OwnedFd) {
+        let shared = |file: &File| file.try_clone().expect("a second descriptor").into();
+        if long {
+            let file = File::from(memfd_create("frame", MemfdFlags::CLOEXEC).expect("a file in memory"));
+            let backend = shared(&file);
+            return (Self::File(file), backend);
+        }
+        let flags = PipeFlags::DIRECT | PipeFlags::NONBLOCK | PipeFlags::CLOEXEC;
+        let (reader, writer) = pipe_with(flags).expect("a pipe");
+        let reader = File::from(reader);
+        let backend = shared(&reader);
+        (Self::Pipe { reader, writer: writer.into() }, backend)
+    }
+
+    /// Whether the file has a frame that nobody has read.
+    fn is_unread(file: &mut File) -> bool {
+        let (position, metadata) = (file.stream_position(), file.metadata());
+        position.expect("its position") < metadata.expect("its length").len()
+    }
+
+    /// Adds a frame. Returns whether it was taken, and whether it replaces one that nobody has read.
+    fn put(&mut self, frame: &mut Vec<u8>) -> (bool, bool) {
+        match self {
+            Self::Pipe { writer, .. } => {
+                frame.truncate(PIPE_FRAME);
+                // A pipe that is full takes nothing.
+                (!frame.is_empty() && writer.write(frame).is_ok(), false)
+            }
+            Self::File(file) => {
+                let replaces = Self::is_unread(file);
+                file.set_len(0).expect("it can be emptied");
+                file.rewind().expect("it can be read again");
+                file.write_all_at(frame, 0).expect("memory for a frame");
+                (!frame.is_empty(), replaces)
+            }
+        }
+    }
+
+    /// Takes the frames that nobody has read, and returns their number.
+    fn drain(&mut self) -> u64 {
+        match self {
+            Self::Pipe { reader, .. } => {
+                let mut frame = [0; PIPE_FRAME];
+                std::iter::from_fn(|| reader.read(&mut frame).ok()).count() as u64
+            }
+            Self::File(file) => Self::is_unread(file).into(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Pipe { reader, .. } => rustix::io::ioctl_fionread(reader).expect("it is a pipe") == 0,
+            Self::File(_) => true,
+        }
+    }
+}
+
+/// A receive queue, and the frames that its backend has been given.
+pub struct Receive {
+    driver: Driver,
+    steps: NetSteps,
+    features: u64,
+    source: Source,
+    /// The frames that have not been seen yet, each with its header.
+    frames: VecDeque<Vec<u8>>,
+    fed: u64,
+    /// Whether frames can be told: in buffers that overlap, or that the driver changes while a frame waits in them, they cannot.
+    telling: bool,
+    /// What was available, and in memory, when a frame began to wait.
+    held: Option<(Vec<Segment>, Snapshot)>,
+}
+
+impl Receive {
+    pub fn new(input: &mut Input<'_>, features: u64, long: bool) -> Self {
+        let driver = Driver::new(input, has(features, EVENT_IDX));
+        let (source, backend) = Source::new(long);
+        let steps = NetSteps::new(Driver::memory(), backend, MAC, features);
+        let (frames, telling, held) = (VecDeque::new(), true, None);
+        Self { driver, steps, features, source, frames, fed: 0, telling, held }
+    }
+
+    /// Runs the operations, and returns how many frames were received and dropped.
+    pub fn run(mut self, input: &mut Input<'_>) -> (u64, u64) {
+        let shared = self.driver.queue.clone();
+        let Some(mut queue) = self.steps.receive(&shared) else {
+            assert!(!self.driver.usual_place);
+            return (0, 0);
+        };
+        let mut then = Then::GoesOn;
+        while then == Then::GoesOn && !input.is_empty() {
+            match input.u8() % KINDS {
+                RUN => then = self.run_queue(&mut queue),
+                FRAME => self.feed(input.u16().into(), input.u8() & 1 == 1),
+                LINK => {
+                    let choice = input.u8();
+                    self.steps.set_link(choice & 1 == 1);
+                    self.steps.set_promiscuous(choice & 2 == 0);
+                }
+                kind => self.driver.apply(kind, input),
+            }
+        }
+        let (received, dropped) = (self.steps.count(Counter::RxFrames), self.dropped());
+        let accounted = received + dropped + u64::from(queue.has_waiting()) + self.source.drain();
+        assert_eq!(self.fed, accounted, "a frame is gone without a reason");
+        (received, dropped)
+    }
+
+    fn dropped(&self) -> u64 {
+        DROPPED.iter().map(|counter| self.steps.count(*counter)).sum()
+    }
+
+    /// Gives the backend a frame of `len` bytes, with its header, whose bytes can be told from those of others.
+    fn feed(&mut self, len: usize, to_other: bool) {
+        let key = self.fed as u8;
+        let mut frame: Vec<u8> = (0..len).map(|n| (n as u8).wrapping_mul(3) ^ (n >> 8) as u8 ^ key).collect();
+        let mac = if to_other { OTHER } else { MAC };
+        frame.iter_mut().skip(HEADER).zip(mac).for_each(|(to, from)| *to = from);
+        let (taken, replaces) = self.source.put(&mut frame);
+        if replaces {
+            self.frames.pop_back();
+            self.fed -= 1;
+        }
+        if taken {
+            self.frames.push_back(frame);
+            self.fed += 1;
+        }
+    }
+
+    /// Runs the queue until it waits for something.
+    fn run_queue(&mut self, queue: &mut StepQueue<'_>) -> Then {
+        if !self.driver.usual_place {
+            while self.steps.step(queue) == Step::More {}
+            return Then::GoesOn;
+        }
+        loop {
+            self.driver.mend_used_index();
+            let before = Snapshot::take();
+            let counted = |this: &Self, counter| this.steps.count(counter);
+            let counters = [Counter::RxBackendErrors, Counter::RxBadChains, Counter::RxTooLong, Counter::RxFrames];
+            let old_counts = counters.map(|counter| counted(self, counter));
+            let chains = self.driver.waiting(&before);
+            let step = self.steps.step(queue);
+            let Some(chains) = chains else {
+                assert_eq!(step, Step::Broken);
+                return Then::Ends;
+            };
+            if self.is_unclear(&chains) {
+                return Then::Ends;
+            }
+            let counts: Vec<_> = counters.iter().zip(old_counts).map(|(n, old)| counted(self, *n) - old).collect();
+            let [errors, bad, too_long, received] = counts[..] else { return Then::Ends };
+            assert_ne!(step, Step::Broken);
+            self.judge_telling(&before, &chains);
+            let after = Snapshot::take();
+            self.check_writes(&before, &after, &chains);
+            self.check_used(&after, &chains, [bad, received]);
+            self.check_dropped(&chains, too_long);
+            self.check_wait(step, &after, errors > 0);
+            if step != Step::More {
+                let segments = chains.into_iter().flat_map(|chain| chain.segments).collect();
+                self.held = queue.has_waiting().then_some((segments, after));
+                return Then::GoesOn;
+            }
+        }
+    }
+
+    /// Whether a chain is one that a device may do with what it likes, or one that is written to while it is read.
+    fn is_unclear(&self, chains: &[Chain]) -> bool {
+        let [descriptors, available] = self.driver.drivers_part();
+        let mut parts = vec![descriptors, available, self.driver.devices_part()];
+        parts.extend(chains.iter().flat_map(|chain| chain.tables.clone()));
+        let mut written = chains.iter().flat_map(|chain| &chain.segments).filter(|segment| segment.writable);
+        chains.iter().any(|chain| chain.verdict == Verdict::Undefined)
+            || written.any(|segment| parts.iter().any(|part| segment.overlaps(part)))
+    }
+
+    /// Buffers that overlap, or that changed while a frame waited in them, do not show what was written to them.
+    fn judge_telling(&mut self, before: &Snapshot, chains: &[Chain]) {
+        let segments: Vec<_> = chains.iter().flat_map(|chain| &chain.segments).copied().collect();
+        let overlap = segments.iter().enumerate().any(|(n, segment)| {
+            segments.iter().skip(n + 1).any(|other| segment.len > 0 && segment.overlaps(&other.range()))
+        });
+        let changed = self.held.take().is_some_and(|(held, memory)| {
+            let bytes = |ram: &Snapshot, segment: &Segment| ram.get(segment.address, segment.len).map(<[u8]>::to_vec);
+            !segments.starts_with(&held) || held.iter().any(|segment| bytes(&memory, segment) != bytes(before, segment))
+        });
+        self.telling &= !overlap && !changed;
+    }
+
+    /// Nothing has changed but the buffers that were available and the used ring.
+    fn check_writes(&self, before: &Snapshot, after: &Snapshot, chains: &[Chain]) {
+        let segments = chains.iter().flat_map(|chain| &chain.segments).filter(|segment| segment.writable);
+        let mut allowed: Vec<_> = segments.map(Segment::range).collect();
+        allowed.push(self.driver.devices_part());
+        assert_eq!(after.differs_from(before, &allowed), None, "written where nothing was to be written");
+    }
+
+    /// What was given back are the chains that were available first, each one useless or with a frame in it.
+    fn check_used(&mut self, after: &Snapshot, chains: &[Chain], [bad, received]: [u64; 2]) {
+        let old = self.driver.given;
+        let used = self.driver.take_used(after);
+        assert_eq!(self.steps.take_interrupt(), self.driver.wants_interrupt(after, old));
+        // Those whose head is beyond the ring cannot be given back, and are counted.
+        let empty = used.iter().filter(|(_, len)| *len == 0).count();
+        let taken = used.len() + (bad as usize).checked_sub(empty).expect("an empty buffer that is not counted");
+        self.driver.taken = self.driver.taken.wrapping_add(taken as u16);
+        let named: Vec<_> = chains[..taken].iter().filter(|chain| chain.head < self.driver.size).collect();
+        let heads = named.iter().map(|chain| u32::from(chain.head));
+        assert!(heads.eq(used.iter().map(|(head, _)| *head)), "buffers are used in order");
+        let mut frame = Vec::new();
+        let (mut delivered, mut missing) = (0, 0);
+        for (chain, (_, len)) in named.into_iter().zip(used) {
+            if len == 0 {
+                let usable = chain.verdict == Verdict::Sound && chain.is_all(true) && chain.len(true) >= HEADER as u64;
+                assert!(!usable, "a buffer is given back unused");
+                continue;
+            }
+            let mut bytes = chain.bytes(after, true);
+            if frame.is_empty() {
+                missing = u16::from_le_bytes([bytes[10], bytes[11]]);
+            }
+            missing = missing.wrapping_sub(1);
+            assert!(len as usize <= bytes.len(), "more is written than there is room for");
+            assert!(missing == 0 || len as usize == bytes.len() || !self.telling, "a buffer is not filled");
+            bytes.truncate(len as usize);
+            frame.extend(bytes);
+            if missing == 0 {
+                delivered += 1;
+                self.check_frame(&std::mem::take(&mut frame));
+            }
+        }
+        assert!(delivered == received && frame.is_empty() || !self.telling, "half a frame");
+    }
+
+    /// The driver has received a frame that the backend gave, after all that it received before.
+    fn check_frame(&mut self, bytes: &[u8]) {
+        if !self.telling {
+            return;
+        }
+        let flags = if has(self.features, GUEST_CSUM) { 0xff } else { 0 };
+        let position = self.frames.iter().position(|fed| {
+            let (Some(head), Some(rest)) = (fed.get(..HEADER), fed.get(HEADER..)) else { return false };
+            bytes[0] == head[0] & flags && bytes[1..10] == head[1..10] && bytes[HEADER..] == *rest
+        });
+        let position = position.expect("a frame that the backend gave");
+        self.frames.drain(..=position);
+    }
+
+    /// A frame is too long only for buffers that are full, or for one that stands alone.
+    fn check_dropped(&self, chains: &[Chain], too_long: u64) {
+        let usable =
+            |chain: &Chain| chain.verdict == Verdict::Sound && chain.is_all(true) && chain.len(true) >= HEADER as u64;
+        let room = chains.len() < usize::from(self.driver.size) && chains.iter().all(usable);
+        assert!(!has(self.features, MRG_RXBUF) || !room || too_long == 0, "a frame is dropped that could have waited");
+    }
+
+    /// The device waits for what will come.
+    fn check_wait(&self, step: Step, after: &Snapshot, failed: bool) {
+        if step == Step::Frame {
+            assert!(self.source.is_empty(), "there is a frame");
+        }
+        if step == Step::Doorbell && !failed {
+            let left = self.driver.waiting(after).map_or(0, |chains| chains.len());
+            let seen = self.driver.taken.wrapping_add(left as u16);
+            assert!(self.driver.wants_doorbell(after, seen), "nobody would wake the device");
+        }
+    }
+}
