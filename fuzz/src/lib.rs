@@ -4,6 +4,7 @@
 //! are inputs that lead to where the interesting states are, as a real driver would. Targets have no threads, sockets or timers,
 //! and the same input does the same each time.
 
+pub mod bar_moves;
 pub mod config_space;
 pub mod ecam;
 pub mod guest;
@@ -26,6 +27,7 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
+    Target { name: "bar_moves", run: bar_moves::run, seeds: bar_moves::seeds },
     Target { name: "config_space", run: config_space::run, seeds: config_space::seeds },
     Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },
     Target { name: "msix", run: msix::run, seeds: msix::seeds },

@@ -34,3 +34,13 @@ mod firmware;
 mod interrupt;
 mod mmio;
 mod slot;
+
+/// The machine that devices are plugged into, without a VM: for fuzz targets.
+#[cfg(feature = "testing")]
+pub mod testing {
+    pub use crate::config_pages::{PAGE, Shown};
+    pub use crate::firmware::{Apertures, NoRoom, place_bars};
+    pub use crate::interrupt::Wiring;
+    pub use crate::mmio::MmioMap;
+    pub use crate::slot::{Machine, Slot};
+}

@@ -60,8 +60,8 @@ impl<T: Clone> MmioMap<T> {
     }
 
     /// The number of windows.
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
+    #[cfg(any(test, feature = "testing"))]
+    pub fn window_count(&self) -> usize {
         self.regions.load().len()
     }
 }
@@ -96,7 +96,7 @@ mod tests {
         assert!(map.find(0x1000).is_none());
         assert!(map.find(0x5000).is_some());
         map.replace(&1, |owner| *owner == 1, &[]);
-        assert_eq!(map.len(), 0);
+        assert_eq!(map.window_count(), 0);
     }
 
     #[test]

@@ -200,7 +200,7 @@ fn windows_and_doorbells_follow_the_device() {
     *wants.lock() = Wants::default();
     slot.reconcile();
     assert!(record.lock().ioeventfds.is_empty());
-    assert_eq!(machine.mmio.len(), 0);
+    assert_eq!(machine.mmio.window_count(), 0);
 }
 
 #[test]

@@ -1,0 +1,467 @@
+//! Two PFs with VFs and a plain NIC in a machine without a VM: a guest that moves their BARs as it likes, and a VM that records
+//! what it is told.
+//!
+//! After each operation the addresses that are decoded are those that the registers say, read through the ECAM like a guest does;
+//! each page of configuration space that the VM shows holds what a read would find; and the VM has been told of as many messages
+//! as may be sent, each with a route of its own. After a reset nothing of it is left.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
+use pci::{BarIndex, HostBridge, Placement, Rid, Topology, WindowId, ecam_read, ecam_write};
+use virtio_devices::testing::{FakeDevice, memory};
+use virtio_devices::{Memory, NetSriov, VirtioFunction, VirtioPci};
+use vm_memory::Bytes;
+use vmm::arch::x86_64::layout;
+use vmm::kvm::MsiRoute;
+use vmm::testing::{Apertures, Machine, PAGE, Shown, Slot, Wiring, place_bars};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::input::{Input, Seed};
+
+/// The queues of each kind of function, and the VFs of each PF.
+const QUEUES: [&[u16]; 3] = [&[256, 256, 64], &[64, 64, 64, 64, 64], &[16]];
+const VFS: [u16; 3] = [8, 3, 0];
+const MEM64: Range<u64> = 0x1_4000_0000..0xff_0000_0000;
+
+// The kinds of operation.
+const CONFIG: u8 = 0;
+const MMIO_WRITE: u8 = 1;
+const MMIO_READ: u8 = 2;
+const RESET: u8 = 3;
+const REBOOT: u8 = 4;
+const REFUSE: u8 = 5;
+const KINDS: u8 = 6;
+
+// Registers.
+const COMMAND: u16 = 0x04;
+const BAR0: u16 = 0x10;
+const SRIOV: u16 = 0x100;
+
+/// The registers that decide what is decoded, of which an operation names one by number.
+const REGISTERS: [u16; 24] = [
+    COMMAND,
+    BAR0,
+    0x14,
+    0x18,
+    0x1c,
+    0x20,
+    0x24,
+    0x48,
+    0x7c,
+    0x7e,
+    0x8c,
+    SRIOV + 0x08,
+    SRIOV + 0x10,
+    SRIOV + 0x20,
+    SRIOV + 0x24,
+    SRIOV + 0x28,
+    SRIOV + 0x2c,
+    SRIOV + 0x30,
+    SRIOV + 0x34,
+    SRIOV + 0x38,
+    0xd4,
+    0xd8,
+    0xdc,
+    0xe0,
+];
+
+static MEMORY: LazyLock<Memory> = LazyLock::new(memory);
+
+/// What a VM has been told.
+#[derive(Default)]
+struct Record {
+    routes: BTreeMap<u32, MsiRoute>,
+    irqfds: BTreeSet<(i32, u32)>,
+    ioeventfds: BTreeSet<(i32, u64)>,
+    pages: BTreeMap<u32, Shown>,
+    refuse: bool,
+}
+
+struct Vm(Arc<Mutex<Record>>);
+
+impl Vm {
+    fn told(&self, tell: impl FnOnce(&mut Record) -> bool) -> io::Result<()> {
+        let mut record = self.0.lock();
+        if record.refuse {
+            return Err(io::Error::other("refused"));
+        }
+        assert!(tell(&mut record), "told twice, or to undo what was never done");
+        Ok(())
+    }
+}
+
+impl Wiring for Vm {
+    fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()> {
+        self.told(|record| {
+            record.routes = routes.iter().map(|route| (route.gsi, *route)).collect();
+            record.routes.len() == routes.len()
+        })
+    }
+
+    fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        self.told(|record| record.irqfds.insert((eventfd.as_raw_fd(), gsi)))
+    }
+
+    fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        self.told(|record| record.irqfds.remove(&(eventfd.as_raw_fd(), gsi)))
+    }
+
+    fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        self.told(|record| record.ioeventfds.insert((eventfd.as_raw_fd(), address)))
+    }
+
+    fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        self.told(|record| record.ioeventfds.remove(&(eventfd.as_raw_fd(), address)))
+    }
+
+    fn show_config(&self, slot: u32, pages: Option<&Shown>) -> io::Result<()> {
+        self.told(|record| match pages {
+            Some(pages) => {
+                record.pages.insert(slot, pages.clone());
+                true
+            }
+            None => record.pages.remove(&slot).is_some(),
+        })
+    }
+}
+
+/// A window as the registers say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Decoded {
+    base: u64,
+    len: u64,
+    device: usize,
+    id: WindowId,
+}
+
+struct Guest {
+    machine: Arc<Machine>,
+    topology: Topology<Arc<Slot>>,
+    slots: Vec<(Placement, Arc<Slot>)>,
+    record: Arc<Mutex<Record>>,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let machine = Arc::new(Machine::default());
+        let mut topology = Topology::new(layout::LAST_BUS);
+        let mut slots = Vec::new();
+        let mut plug = |slot, total_vfs, device: &dyn Fn(Placement) -> Box<dyn VirtioPci>| {
+            let placement = topology.place(slot, total_vfs).expect("there is room");
+            let slot = Slot::new(device(placement), placement, Arc::clone(&machine)).expect("addresses for its pages");
+            topology.plug(placement, Arc::clone(&slot)).expect("there is room");
+            slots.push((placement, slot));
+        };
+        for (queues, total_vfs) in QUEUES.into_iter().zip(VFS) {
+            plug(None, total_vfs, &|placement| {
+                let vfs = (0..total_vfs).map(|_| FakeDevice::new(queues)).collect();
+                match total_vfs {
+                    0 => Box::new(
+                        VirtioFunction::plain(FakeDevice::new(queues), placement.rid, MEMORY.clone()).expect("a NIC"),
+                    ),
+                    _ => Box::new(NetSriov::new(FakeDevice::new(queues), vfs, placement, &MEMORY).expect("a PF")),
+                }
+            });
+        }
+        plug(Some(0), 0, &|_| Box::new(HostBridge::new(1, 2)));
+        let guest = Self { machine, topology, slots, record: Arc::default() };
+        guest.boot();
+        guest
+    }
+
+    /// Wires the devices to a new VM, and gives their BARs addresses.
+    fn boot(&self) {
+        *self.record.lock() = Record::default();
+        self.machine.set_wiring(Some(Box::new(Vm(Arc::clone(&self.record)))));
+        place_bars(&self.topology, Apertures { mem32: layout::MMIO32, mem64: MEM64 }).expect("there is room");
+        let mut placed: Vec<_> = self.slots.iter().flat_map(|(placement, _)| self.placed(*placement)).collect();
+        placed.sort_by_key(|range| range.start);
+        assert!(placed.is_sorted_by(|a, b| a.end <= b.start), "BARs overlap: {placed:x?}");
+        for range in placed {
+            let inside = |aperture: &Range<u64>| aperture.start <= range.start && range.end <= aperture.end;
+            assert!(inside(&layout::MMIO32) || inside(&MEM64), "{range:x?} is not the devices' to decode");
+        }
+    }
+
+    /// What the BARs of a device would take with all VFs enabled.
+    fn placed(&self, placement: Placement) -> Vec<Range<u64>> {
+        let total_vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
+        let page = u64::from(self.read(placement.rid, SRIOV + 0x20)) << 12;
+        let own = self.bars(placement.rid, BAR0).into_iter().map(|(bar, base)| (base, self.size(placement.rid, bar)));
+        let vfs = self.bars(placement.rid, SRIOV + 0x24).into_iter().filter(|_| total_vfs > 0);
+        let vfs = vfs.map(|(bar, base)| (base, self.size(placement.rid, bar).max(page) * u64::from(total_vfs)));
+        own.chain(vfs).map(|(base, len)| base..base + len).collect()
+    }
+
+    /// The size of a BAR, which all functions of one shape have: doorbells in BAR 2, MSI-X in BAR 4.
+    fn size(&self, _function: Rid, bar: BarIndex) -> u64 {
+        if bar.get() == 2 { 0x2000 } else { 0x1000 }
+    }
+
+    /// The BARs from `first` on, and the addresses in them.
+    fn bars(&self, rid: Rid, first: u16) -> Vec<(BarIndex, u64)> {
+        let bar = |n: u8| {
+            let low = self.read(rid, first + 4 * u16::from(n));
+            let high = self.read(rid, first + 4 * u16::from(n) + 4);
+            (low & 0xf == 0xc).then(|| (BarIndex::ALL[usize::from(n)], u64::from(high) << 32 | u64::from(low & !0xf)))
+        };
+        // All BARs here have 64 bits, and none begins in an odd register.
+        [0, 2, 4].into_iter().filter_map(bar).collect()
+    }
+
+    fn read(&self, rid: Rid, offset: u16) -> u32 {
+        let mut data = [0; 4];
+        ecam_read(&self.topology, u64::from(rid.to_bits()) << 12 | u64::from(offset), &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn write(&self, rid: Rid, offset: u16, data: &[u8]) {
+        ecam_write(&self.topology, u64::from(rid.to_bits()) << 12 | u64::from(offset), data);
+    }
+
+    /// The routing ID of a function: 0 is the PF, 1 its first VF.
+    fn rid(placement: Placement, function: u16) -> Rid {
+        match (function.checked_sub(1), placement.vfs) {
+            (Some(vf), Some(vfs)) => placement.rid.wrapping_add(vfs.first_vf_offset + vf),
+            _ => placement.rid,
+        }
+    }
+
+    /// The windows that the registers say are decoded.
+    fn decoded(&self) -> Vec<Decoded> {
+        let mut decoded = Vec::new();
+        for (device, (placement, _)) in self.slots.iter().enumerate() {
+            let rid = placement.rid;
+            // PowerState, of the devices here at 88h.
+            let is_d0 = self.read(rid, 0x8c) & 3 == 0;
+            if is_d0 && self.read(rid, COMMAND) & 2 != 0 {
+                let own = self.bars(rid, BAR0).into_iter();
+                decoded.extend(
+                    own.map(|(bar, base)| (WindowId::Bar(bar), base, self.size(rid, bar)))
+                        .map(|(id, base, len)| Decoded { base, len, device, id }),
+                );
+            }
+            let control = self.read(rid, SRIOV + 8);
+            if placement.vfs.is_some() && is_d0 && control & 9 == 9 {
+                let num_vfs = u64::from(self.read(rid, SRIOV + 0x10) & 0xffff);
+                let page = u64::from(self.read(rid, SRIOV + 0x20)) << 12;
+                let vfs = self.bars(rid, SRIOV + 0x24).into_iter();
+                decoded.extend(vfs.map(|(bar, base)| Decoded {
+                    base,
+                    len: self.size(rid, bar).max(page) * num_vfs,
+                    device,
+                    id: WindowId::VfBar(bar),
+                }));
+            }
+        }
+        // A window that would pass the end of the address space is not decoded.
+        decoded.retain(|window| window.len > 0 && window.base.checked_add(window.len).is_some());
+        decoded.sort_unstable();
+        decoded
+    }
+
+    fn check(&self, somewhere: u64) {
+        let decoded = self.decoded();
+        assert_eq!(self.machine.mmio.window_count(), decoded.len(), "{decoded:x?}");
+        for window in &decoded {
+            let Decoded { base, len, .. } = *window;
+            for address in [base.wrapping_sub(1), base, base + len / 2, base + len - 1, base + len] {
+                self.check_address(&decoded, address);
+            }
+        }
+        self.check_address(&decoded, somewhere);
+        self.check_wires();
+    }
+
+    /// An address belongs to the window around it; of several, to one with the highest base.
+    fn check_address(&self, decoded: &[Decoded], address: u64) {
+        let around = |window: &&Decoded| window.base <= address && address - window.base < window.len;
+        let highest = decoded.iter().filter(around).map(|window| window.base).max();
+        match (self.machine.mmio.find(address), highest) {
+            (None, None) => {}
+            (Some((slot, id, offset)), Some(base)) => {
+                let owner = |window: &Decoded| Arc::ptr_eq(&self.slots[window.device].1, &slot) && window.id == id;
+                let found = decoded.iter().filter(around).any(|window| window.base == base && owner(window));
+                assert!(found && offset == address - base, "{address:#x} is {id:?} + {offset:#x}, {decoded:x?}");
+            }
+            (found, highest) => {
+                let found = found.map(|(_, id, offset)| (id, offset));
+                panic!("{address:#x} is {found:x?}, expected a window at {highest:x?}");
+            }
+        }
+    }
+
+    /// Whether a function can send messages: MSI-X is enabled and not masked, Bus Master is, and the PF is in D0.
+    fn sends(&self, pf: Rid, rid: Rid) -> bool {
+        let control = self.read(rid, 0x7c) >> 16;
+        self.read(rid, COMMAND) & 4 != 0 && control & 0xc000 == 0x8000 && self.read(pf, 0x8c) & 3 == 0
+    }
+
+    fn check_wires(&self) {
+        let record = self.record.lock();
+        if record.refuse {
+            return;
+        }
+        let gsis: BTreeSet<_> = record.irqfds.iter().map(|(_, gsi)| *gsi).collect();
+        assert_eq!(gsis.len(), record.irqfds.len(), "two eventfds raise one interrupt");
+        for gsi in gsis {
+            let route = record.routes.get(&gsi).expect("an interrupt without a message");
+            let own = self.slots.iter().find(|(placement, _)| {
+                let vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
+                (0..=vfs).any(|function| Self::rid(*placement, function) == route.requester)
+            });
+            let (placement, _) = own.expect("a message of a function that does not exist");
+            assert!(self.sends(placement.rid, route.requester), "{} must not send", route.requester);
+        }
+        assert!(record.ioeventfds.is_empty(), "devices without workers have no doorbells");
+        for pages in record.pages.values() {
+            self.check_pages(pages);
+        }
+    }
+
+    /// The pages hold what reads would find.
+    fn check_pages(&self, pages: &Shown) {
+        let last = (pages.len / PAGE).saturating_sub(1) as u16;
+        for n in BTreeSet::from([0, last / 2, last]) {
+            let rid = pages.first.wrapping_add(n);
+            let mut page = [0; 0x180];
+            let memory = vm_memory::VolatileMemory::as_volatile_slice(&*pages.memory);
+            memory.read_slice(&mut page, usize::from(n) * PAGE as usize).expect("a page for each function");
+            for (offset, bytes) in (0..).step_by(4).zip(page.chunks_exact(4)) {
+                let shown = u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+                assert_eq!(shown, self.read(rid, offset), "{rid} at {offset:#x}");
+            }
+        }
+    }
+
+    fn apply(&self, input: &mut Input<'_>) {
+        let kind = input.u8() % KINDS;
+        let (placement, slot) = &self.slots[usize::from(input.u8()) % self.slots.len()];
+        match kind {
+            CONFIG => {
+                let function = u16::from(input.u8()) % (placement.vfs.map_or(0, |vfs| vfs.total_vfs) + 1);
+                let (register, len) = (input.u8(), [1, 2, 4][usize::from(input.u8() % 3)]);
+                let value: [u8; 4] = input.array();
+                // By number, or any byte of the header and the first capabilities.
+                let offset = REGISTERS.get(usize::from(register)).copied().unwrap_or(register.into());
+                self.write(Self::rid(*placement, function), offset, &value[..len]);
+            }
+            MMIO_WRITE | MMIO_READ => {
+                let (choice, offset, len) = (input.u8(), u64::from(input.u16()), usize::from(input.u8() % 9));
+                let mut data: [u8; 8] = input.array();
+                let decoded = self.decoded();
+                let Some(n) = usize::from(choice).checked_rem(decoded.len()) else { return };
+                let Some((slot, window, offset)) = self.machine.mmio.find(decoded[n].base.saturating_add(offset))
+                else {
+                    return;
+                };
+                match kind {
+                    MMIO_WRITE => slot.mmio_write(window, offset, &data[..len]),
+                    _ => slot.mmio_read(window, offset, &mut data[..len]),
+                }
+            }
+            RESET => slot.reset(),
+            REBOOT => self.reboot(),
+            REFUSE => {
+                let refuse = input.u8() & 1 == 1;
+                self.record.lock().refuse = refuse;
+                // What was refused is tried again.
+                self.slots.iter().for_each(|(_, slot)| slot.reconcile());
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the devices from their VM, which must not know anything of them then, and wires them to another.
+    fn reboot(&self) {
+        let refused = std::mem::take(&mut self.record.lock().refuse);
+        self.slots.iter().for_each(|(_, slot)| slot.reset());
+        assert_eq!(self.machine.mmio.window_count(), 0, "a reset leaves nothing decoded");
+        if !refused {
+            let record = self.record.lock();
+            assert!(record.irqfds.is_empty() && record.ioeventfds.is_empty(), "a reset leaves nothing wired");
+        }
+        self.machine.set_wiring(None);
+        self.slots.iter().for_each(|(_, slot)| slot.forget_wiring());
+        self.boot();
+    }
+}
+
+/// Runs the operations of `input`.
+pub fn run(input: &[u8]) {
+    run_to_end(input);
+}
+
+/// As [`run`], and returns the number of windows, interrupts and shown pages in the end.
+fn run_to_end(input: &[u8]) -> (usize, usize, u64) {
+    let mut input = Input::new(input);
+    let guest = Guest::new();
+    guest.check(0);
+    while !input.is_empty() {
+        let somewhere = input.clone().u64();
+        guest.apply(&mut input);
+        guest.check(somewhere);
+    }
+    let ends = {
+        let record = guest.record.lock();
+        let pages = record.pages.values().map(|pages| pages.len / PAGE).sum();
+        (guest.machine.mmio.window_count(), record.irqfds.len(), pages)
+    };
+    guest.reboot();
+    ends
+}
+
+fn config(seed: Seed, device: u8, function: u8, offset: u16, value: u32) -> Seed {
+    let register = REGISTERS.iter().position(|register| *register == offset).unwrap_or(usize::from(offset));
+    seed.with([CONFIG, device, function, register as u8, 2]).with(value.to_le_bytes())
+}
+
+/// Enables VFs where the BARs are.
+fn enable(seed: Seed, device: u8, num_vfs: u32) -> Seed {
+    let seed = config(seed, device, 0, COMMAND, 6);
+    config(config(seed, device, 0, SRIOV + 0x10, num_vfs), device, 0, SRIOV + 8, 9)
+}
+
+/// Seeds: VFs of both PFs, BARs that move onto each other and away, D3hot, a driver that comes up, a VM that refuses.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let both = || enable(enable(Seed::new(), 0, 8), 1, 3);
+    let moved = [(0x2c, 0x4000_0000), (0x30, 1), (0x34, 0x4000_4000), (0x38, 1)];
+    let moved = moved.into_iter().fold(both(), |seed, (offset, value)| config(seed, 0, 0, SRIOV + offset, value));
+    let moved = config(config(moved, 1, 0, 0x18, 0x4000_1000), 1, 0, 0x1c, 1);
+    let end = config(config(both(), 2, 0, COMMAND, 2), 2, 0, 0x1c, u32::MAX);
+    let end = config(end, 2, 0, 0x18, u32::MAX);
+    let page = config(enable(config(Seed::new(), 0, 0, SRIOV + 0x20, 0x10), 0, 8), 0, 0, SRIOV + 8, 0);
+    let asleep = config(both(), 0, 0, 0x8c, 3);
+    // The plain NIC: MSI-X, its vector 0 for the configuration, DRIVER_OK. The first window is BAR 2, the second BAR 4.
+    let write = |seed: Seed, window: u8, offset: u16, len: u8, value: u64| {
+        seed.with([MMIO_WRITE, 2, window]).with(offset.to_le_bytes()).with([len]).with(value.to_le_bytes())
+    };
+    let driver = config(config(Seed::new(), 2, 0, COMMAND, 6), 2, 0, 0x7c, 0x8000_0000);
+    let driver = write(write(write(driver, 1, 0, 4, 0xfee0_0000), 1, 8, 4, 0x41), 1, 12, 4, 0);
+    let features = [(0x14, 1, 1), (0x14, 1, 3), (0x08, 4, 1), (0x0c, 4, 1), (0x14, 1, 11), (0x10, 2, 0), (0x14, 1, 15)];
+    let driver = || features.into_iter().fold(driver.clone(), |seed, (at, len, value)| write(seed, 0, at, len, value));
+    let masked = config(driver(), 2, 0, 0x7c, 0xc000_0000);
+    let refused = enable(driver().with([REFUSE, 0, 1]), 0, 4).with([REFUSE, 0, 0]);
+    let rebooted = driver().with([REBOOT, 0]);
+    [both(), moved, end, page, asleep, driver(), masked, refused, rebooted, both().with([RESET, 0])]
+        .map(Seed::done)
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_decode_and_send() {
+        let ends: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
+        let both = (8, 0, 13);
+        let driven = [(2, 1, 1), (2, 0, 1), (6, 1, 1), (0, 0, 0)];
+        assert_eq!(ends, [&[both, both, (9, 0, 14), (2, 0, 1), (4, 0, 13)], &driven[..], &[(4, 0, 5)]].concat());
+    }
+}
