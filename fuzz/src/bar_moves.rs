@@ -366,7 +366,10 @@ impl Guest {
                 }
             }
             RESET => slot.reset(),
-            REBOOT => self.reboot(),
+            REBOOT => {
+                self.part();
+                self.boot();
+            }
             REFUSE => {
                 let refuse = input.u8() & 1 == 1;
                 self.record.lock().refuse = refuse;
@@ -377,8 +380,8 @@ impl Guest {
         }
     }
 
-    /// Takes the devices from their VM, which must not know anything of them then, and wires them to another.
-    fn reboot(&self) {
+    /// Takes the devices from their VM, which must not know anything of them then.
+    fn part(&self) {
         let refused = std::mem::take(&mut self.record.lock().refuse);
         self.slots.iter().for_each(|(_, slot)| slot.reset());
         assert_eq!(self.machine.mmio.window_count(), 0, "a reset leaves nothing decoded");
@@ -388,7 +391,6 @@ impl Guest {
         }
         self.machine.set_wiring(None);
         self.slots.iter().for_each(|(_, slot)| slot.forget_wiring());
-        self.boot();
     }
 }
 
@@ -412,7 +414,7 @@ fn run_to_end(input: &[u8]) -> (usize, usize, u64) {
         let pages = record.pages.values().map(|pages| pages.len / PAGE).sum();
         (guest.machine.mmio.window_count(), record.irqfds.len(), pages)
     };
-    guest.reboot();
+    guest.part();
     ends
 }
 

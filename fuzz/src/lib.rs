@@ -14,6 +14,7 @@ pub mod net_ctrl;
 pub mod net_queue;
 pub mod sriov;
 pub mod transport;
+pub mod vm_config;
 
 /// A fuzz target.
 pub struct Target {
@@ -35,6 +36,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "net_queue", run: net_queue::run, seeds: net_queue::seeds },
     Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
     Target { name: "transport", run: transport::run, seeds: transport::seeds },
+    Target { name: "vm_config", run: vm_config::run, seeds: vm_config::seeds },
 ];
 
 #[cfg(test)]

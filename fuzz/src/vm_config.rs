@@ -1,0 +1,192 @@
+//! Command lines and JSON: whatever a user writes is read, or refused in one line.
+//!
+//! What is read prints as text that reads back as the same, and as JSON that does. A configuration that is planned has no address,
+//! id or tap twice.
+
+use std::collections::HashSet;
+use std::fmt::{Debug, Display};
+use std::str::FromStr;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use vmm::config::{
+    BackendPlan, ConsoleConfig, CpusConfig, MemoryConfig, NetConfig, NetVf, Options, VfConfig, VmConfig,
+};
+
+use crate::input::{Input, Seed};
+
+// What the text is.
+const NET: u8 = 0;
+const NET_VF: u8 = 1;
+const CPUS: u8 = 2;
+const MEMORY: u8 = 3;
+const CONSOLE: u8 = 4;
+const JSON: u8 = 5;
+const COMMAND_LINE: u8 = 6;
+const KINDS: u8 = 7;
+
+/// A report is one line that a terminal can show.
+fn check_report(error: &impl Display) {
+    let text = error.to_string();
+    assert!(!text.is_empty() && !text.contains(char::is_control), "{text:?}");
+}
+
+/// Reads a text, and what is printed of it. JSON refuses what it has no number for.
+fn read<T>(text: &str) -> Option<T>
+where
+    T: FromStr<Err: Display> + Display + Serialize + DeserializeOwned + PartialEq + Debug,
+{
+    let read: T = text.parse().inspect_err(check_report).ok()?;
+    let printed = read.to_string();
+    match printed.parse::<T>() {
+        Ok(again) => assert_eq!(again, read, "{printed:?}"),
+        Err(error) => panic!("{text:?} is read, but not {printed:?}: {error}"),
+    }
+    check_json(&read);
+    Some(read)
+}
+
+fn check_json<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) {
+    let json = serde_json::to_string(value).expect("a configuration is JSON");
+    match serde_json::from_str::<T>(&json) {
+        Ok(again) => assert_eq!(again, *value, "{json}"),
+        Err(error) => panic!("{value:?} is written, but not read: {error}"),
+    }
+}
+
+fn read_vf(text: &str) -> Option<NetVf> {
+    let read: NetVf = text.parse().inspect_err(check_report).ok()?;
+    let vf: &VfConfig = &read.vf;
+    // The PF's name is not the VF's to print, and here it has to be one without a meaning in the grammar.
+    let printed: NetVf = format!("pf=pf0,{vf}").parse().unwrap_or_else(|error| panic!("{vf} is not read: {error}"));
+    assert_eq!(printed.vf, *vf);
+    check_json(vf);
+    Some(read)
+}
+
+/// Plans a configuration; what is planned can be built.
+fn plan(config: &VmConfig) -> Option<usize> {
+    let plans = config.plan().inspect_err(check_report).ok()?;
+    let functions: Vec<_> = plans.iter().flat_map(|plan| std::iter::once(&plan.pf).chain(&plan.vfs)).collect();
+    let distinct = |count: usize, what: &str| assert_eq!(count, functions.len(), "{what} is used twice");
+    distinct(functions.iter().map(|nic| nic.mac).collect::<HashSet<_>>().len(), "an address");
+    distinct(functions.iter().map(|nic| &nic.id).collect::<HashSet<_>>().len(), "an id");
+    let taps: Vec<_> = functions
+        .iter()
+        .filter_map(|nic| match &nic.backend {
+            BackendPlan::Tap { name, .. } => name.as_ref(),
+            BackendPlan::Fds(_) => None,
+        })
+        .collect();
+    assert_eq!(taps.iter().collect::<HashSet<_>>().len(), taps.len(), "a tap is used twice");
+    let slots: Vec<_> = plans.iter().filter_map(|plan| plan.pci_device_id).collect();
+    assert_eq!(slots.iter().collect::<HashSet<_>>().len(), slots.len(), "a slot is used twice");
+    for nic in &functions {
+        assert!(nic.mac[0] & 1 == 0 && nic.mac != [0; 6], "{:x?} is no address of a NIC", nic.mac);
+        assert!(nic.queue_pairs > 0 && nic.queue_size.is_power_of_two(), "{nic:?}");
+    }
+    Some(functions.len())
+}
+
+/// The options of a command line, one a line: `net id=pf0` is `--net id=pf0`.
+fn command_line(text: &str) -> Option<VmConfig> {
+    let mut config = VmConfig::default();
+    config.payload.kernel = Some("vmlinux".into());
+    let mut vfs: Vec<NetVf> = Vec::new();
+    // A VM has 31 slots; a list of options that is longer shows nothing new.
+    for line in text.lines().take(40) {
+        let (option, value) = line.split_once(' ').unwrap_or((line, ""));
+        match option {
+            "net" => config.net.push(read(value)?),
+            "net-vf" => vfs.push(read_vf(value)?),
+            "cpus" => config.cpus = read(value)?,
+            "memory" => config.memory = read(value)?,
+            "serial" => config.serial = read(value)?,
+            "console" => config.console = read(value)?,
+            "cmdline" => config.payload.cmdline = Some(value.into()),
+            _ => return None,
+        }
+    }
+    for vf in vfs {
+        vf.add_to(&mut config.net).inspect_err(check_report).ok()?;
+    }
+    Some(config)
+}
+
+/// Reads what `input` says.
+pub fn run(input: &[u8]) {
+    run_to_end(input);
+}
+
+/// As [`run`], and returns whether it was read, and how many functions were planned.
+fn run_to_end(input: &[u8]) -> (bool, usize) {
+    let mut input = Input::new(input);
+    let kind = input.u8() % KINDS;
+    let text = String::from_utf8_lossy(input.slice(usize::MAX));
+    let config = match kind {
+        NET => return (read::<NetConfig>(&text).is_some(), 0),
+        NET_VF => return (read_vf(&text).is_some(), 0),
+        CPUS => return (read::<CpusConfig>(&text).is_some(), 0),
+        MEMORY => return (read::<MemoryConfig>(&text).is_some(), 0),
+        CONSOLE => return (read::<ConsoleConfig>(&text).is_some(), 0),
+        JSON => serde_json::from_str::<VmConfig>(&text).ok().inspect(check_json),
+        _ => command_line(&text),
+    };
+    let Some(config) = config else { return (false, 0) };
+    (true, plan(&config).unwrap_or(0))
+}
+
+/// An option with each of its keys, and a value that its syntax shows.
+fn every_key<T: Options>() -> String {
+    let value = |syntax: &str| match syntax {
+        "<number>" => "2",
+        "<bytes>" => "1500",
+        "<bytes>[K|M|G]" => "1G",
+        "<address>" | "<mask>" => "192.168.249.1",
+        "[<fd>,...]" => "[3,5-6]",
+        "on|off" => "on",
+        "client|server" => "server",
+        _ => "\"a,b\"",
+    };
+    let keys = T::keys().into_iter().map(|key| format!("{}={}", key.name, value(key.syntax)));
+    keys.collect::<Vec<_>>().join(",").replace("mac=192.168.249.1", "mac=52:54:00:00:00:01")
+}
+
+/// Seeds: every key of every option, machines with VFs as a command line and as JSON, and quotes and brackets.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let seed = |kind: u8, text: &str| Seed::new().with([kind]).with(text).done();
+    let json = r#"{"cpus":{"boot_vcpus":4},"memory":{"size":1073741824,"shared":true,"hugepages":true,
+        "hugepage_size":2097152},"payload":{"kernel":"k","cmdline":"console=ttyS0"},"net":[{"id":"pf0","tap":"t",
+        "mac":"52:54:00:00:00:01","fds":null,"sriov_vfs":8,"vfs":[{"index":3,"tap":"u","num_queues":4},{"index":0,
+        "fds":[3,4],"num_queues":4}]},{"rate_limiter_config":{"bandwidth":{"size":1,"refill_time":2}}}],
+        "serial":{"mode":"File","file":"/tmp/x"},"console":{"mode":"Off"}}"#;
+    let machine = "cpus boot=4\nmemory size=512M\nnet id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=8,num_queues=4\n\
+        net-vf pf=pf0,index=0,tap=tenant-a,mac=52:54:00:00:01:00\nnet-vf pf=pf0,index=7,queue_size=64\n\
+        net tap=other,pci_device_id=5\nserial tty\nconsole off\ncmdline console=ttyS0";
+    vec![
+        seed(NET, &every_key::<NetConfig>()),
+        seed(NET_VF, &every_key::<NetVf>()),
+        seed(CPUS, &every_key::<CpusConfig>()),
+        seed(MEMORY, &every_key::<MemoryConfig>()),
+        seed(CONSOLE, "file=\"/tmp/a, \"\"b\"\"\""),
+        seed(CONSOLE, "tty"),
+        seed(JSON, json),
+        seed(COMMAND_LINE, machine),
+        seed(COMMAND_LINE, "net sriov_vfs=300\nnet sriov_vfs=256,id=x\nnet fd=[3]\nnet"),
+        seed(NET, "tap=\"a]\",id=\" b\",fd=[3,\"4\"],socket=[x,y]"),
+        seed(NET, "ip=fe80::1,mask=ffff::,mtu=,offload_tso=False,,"),
+        seed(MEMORY, "size=17179869183G,thp=off"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_read_and_planned() {
+        let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
+        let read = (true, 0);
+        assert_eq!(done, [read, read, read, read, read, read, read, (true, 10), (true, 560), read, read, read]);
+    }
+}
