@@ -22,8 +22,10 @@ Example: a guest with a NIC that reserves 8 virtual functions, the first one on 
     --cpus boot=2 --memory size=1G \\
     --net id=pf0,tap=pf0,sriov_vfs=8 --net-vf pf=pf0,index=0,tap=tenant-a
 
-Exit code: 0 when the guest powers off or a signal ends it, 1 when something is wrong, 2 when the command line cannot
-be read: an unknown option or key, or a value that is malformed.";
+Exit code:
+  0  the guest powered off, or a signal ended it
+  1  something is wrong with the configuration, the host or the guest
+  2  the command line cannot be read: an unknown option or key, or a malformed value";
 
 const CONSOLE_MODES: &str = "off, null, tty or file=<path>";
 
