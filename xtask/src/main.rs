@@ -10,6 +10,7 @@ mod check;
 mod cpio;
 mod demo;
 mod error;
+mod fuzz;
 mod images;
 mod kernel;
 mod lab;
@@ -66,6 +67,14 @@ enum Task {
         #[arg(long, short)]
         verbose: bool,
     },
+    /// Lets the fuzz targets look for what must not be, and says how to reproduce what they find
+    Fuzz {
+        /// Runs only this target; each in turn if it is not given
+        target: Option<String>,
+        /// How many seconds each target looks
+        #[arg(long, default_value_t = 60)]
+        time: u64,
+    },
     /// Sets up the lab, and what else can be done with it
     Lab {
         #[command(subcommand)]
@@ -110,6 +119,7 @@ fn main() -> ExitCode {
             let filter = filter.unwrap_or_default();
             test(&workspace, part, &IntegrationOptions { filter, lab, bless, verbose })
         }
+        Task::Fuzz { target, time } => fuzz::run(&workspace, target.as_deref(), Duration::from_secs(time)),
         Task::Lab { what } => lab_task(&workspace, &what),
     };
     match outcome {

@@ -1,0 +1,221 @@
+//! Fuzzing: builds the targets of `fuzz/` and lets each of them look for a while.
+//!
+//! The corpora grow under `fuzz/corpus` from run to run, and begin with seeds that `fuzz/src` writes. What a target finds is a file
+//! under `fuzz/artifacts`, which reproduces it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::apt;
+use crate::error::{Context, Error, Result};
+use crate::progress::{Step, note};
+use crate::suite::Tally;
+
+/// libFuzzer needs a compiler's instrumentation that only this toolchain offers.
+const TOOLCHAIN: &str = "nightly";
+/// Longer inputs have more operations and nothing new in them.
+const MAX_LEN: usize = 1024;
+/// How many seconds one input may take. Most take less than a millisecond.
+const LIMIT: u32 = 20;
+
+/// Lets `target`, or each target in turn, look for `time`. Returns whether nothing was found.
+pub fn run(workspace: &Path, target: Option<&str>, time: Duration) -> Result<bool> {
+    let tally = look(workspace, target, time)?;
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    Ok(tally.failed == 0)
+}
+
+/// Lets each target look for some seconds. A target that finds something counts as a failed test.
+#[expect(dead_code, reason = "for `cargo xtask test`, which does not call it yet")]
+pub fn smoke(workspace: &Path, seconds: u64) -> Result<Tally> {
+    look(workspace, None, Duration::from_secs(seconds))
+}
+
+fn look(workspace: &Path, target: Option<&str>, time: Duration) -> Result<Tally> {
+    let fuzz = Fuzz::prepare(workspace)?;
+    let mut targets = fuzz.targets()?;
+    if let Some(target) = target {
+        targets.retain(|name| name == target);
+        if targets.is_empty() {
+            let all = fuzz.targets()?.join(", ");
+            return Err(Error::new(format!("there is no fuzz target {target}; there are {all}")));
+        }
+    }
+    fuzz.build()?;
+    let mut tally = Tally::default();
+    for name in targets {
+        let passed = fuzz.run(&name, time)?;
+        tally += Tally { passed: usize::from(passed), failed: usize::from(!passed) };
+    }
+    Ok(tally)
+}
+
+/// The folder of the targets, and the tools that it needs.
+struct Fuzz {
+    folder: PathBuf,
+}
+
+impl Fuzz {
+    /// Installs what is missing: a C++ compiler for libFuzzer, the toolchain, cargo-fuzz.
+    fn prepare(workspace: &Path) -> Result<Self> {
+        apt::install_missing(&[("c++", "g++")])?;
+        let succeeds = |command: &mut Command| {
+            let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            status.is_ok_and(|status| status.success())
+        };
+        if !succeeds(Command::new("rustup").args(["run", TOOLCHAIN, "rustc", "--version"])) {
+            install("the nightly toolchain", Command::new("rustup").args(TOOLCHAIN_INSTALL))?;
+        }
+        let this = Self { folder: workspace.join("fuzz") };
+        if !succeeds(this.cargo().args(["fuzz", "--version"])) {
+            install("cargo-fuzz", this.cargo().args(["install", "cargo-fuzz", "--locked"]))?;
+        }
+        Ok(this)
+    }
+
+    /// The toolchain's cargo, where the targets are.
+    fn cargo(&self) -> Command {
+        let mut command = Command::new("rustup");
+        command.args(["run", TOOLCHAIN, "cargo"]).current_dir(&self.folder).stdin(Stdio::null());
+        command
+    }
+
+    fn targets(&self) -> Result<Vec<String>> {
+        let list = apt::output(self.cargo().args(["fuzz", "list"]))?;
+        Ok(list.lines().map(str::to_owned).collect())
+    }
+
+    /// Builds all targets, and writes their seeds.
+    fn build(&self) -> Result<()> {
+        let step = Step::begin("build", "the fuzz targets");
+        let built = self.cargo().args(["fuzz", "build", "--target-dir", "target"]).output().context("running cargo")?;
+        if !built.status.success() {
+            eprint!("{}", String::from_utf8_lossy(&built.stderr));
+            return Err(Error::new("cargo could not build the fuzz targets"));
+        }
+        // Built with them, as one more program.
+        let seeds = self.folder.join("target/x86_64-unknown-linux-gnu/release/seeds");
+        apt::output(Command::new(seeds).arg(self.folder.join("corpus")))?;
+        step.done();
+        Ok(())
+    }
+
+    /// Lets one target look, and says what came of it. Returns whether nothing was found.
+    fn run(&self, name: &str, time: Duration) -> Result<bool> {
+        let step = Step::begin("fuzz", name);
+        let started = Instant::now();
+        let mut command = self.cargo();
+        command.args(["fuzz", "run", "--target-dir", "target", name, "--"]);
+        command.arg(format!("-max_total_time={}", time.as_secs().max(1)));
+        command.args([format!("-max_len={MAX_LEN}"), format!("-timeout={LIMIT}"), "-print_final_stats=1".into()]);
+        let output = command.stdout(Stdio::null()).output().context("running cargo")?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        let executed = executed(&text).unwrap_or(0);
+        let rate = executed as f64 / started.elapsed().as_secs_f64();
+        let done = format!("{name}: {executed} inputs, {rate:.0} a second");
+        if output.status.success() {
+            step.done_with(done);
+            return Ok(true);
+        }
+        step.done_with(format!("{done}: FAILED"));
+        let finding = Finding::of(&text);
+        for line in finding.what {
+            println!("          {line}");
+        }
+        match finding.file {
+            Some(file) => {
+                note(
+                    "again",
+                    format!("cd fuzz && cargo +{TOOLCHAIN} fuzz run {name} {}", relative(&self.folder, &file)),
+                );
+            }
+            None => eprint!("{text}"),
+        }
+        Ok(false)
+    }
+}
+
+const TOOLCHAIN_INSTALL: [&str; 5] = ["toolchain", "install", TOOLCHAIN, "--profile", "minimal"];
+
+fn install(what: &str, command: &mut Command) -> Result<()> {
+    let step = Step::begin("install", what);
+    let installed = command.stdin(Stdio::null()).output().context(format!("installing {what}"))?;
+    if !installed.status.success() {
+        let text = String::from_utf8_lossy(&installed.stderr);
+        return Err(Error::new(format!("could not install {what}: {}", text.trim())));
+    }
+    step.done();
+    Ok(())
+}
+
+/// The inputs that a target was run with, of libFuzzer's statistics.
+fn executed(text: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))?;
+    value.trim().parse().ok()
+}
+
+/// What a target found.
+#[derive(Debug, PartialEq, Eq)]
+struct Finding<'t> {
+    /// What it said about it.
+    what: Vec<&'t str>,
+    /// The input.
+    file: Option<PathBuf>,
+}
+
+impl<'t> Finding<'t> {
+    fn of(text: &'t str) -> Self {
+        // A panic's message ends where its backtrace begins; a sanitizer and libFuzzer say theirs in one line.
+        let panic = text.lines().skip_while(|line| !line.contains("panicked at"));
+        let mut what: Vec<_> = panic.take_while(|line| !is_end(line)).collect();
+        what.extend(text.lines().filter(|line| line.starts_with("SUMMARY: ") && !line.ends_with("deadly signal")));
+        let file = text.lines().find_map(|line| Some(line.split_once("Test unit written to ")?.1.trim().into()));
+        Self { what, file }
+    }
+}
+
+fn is_end(line: &str) -> bool {
+    ["stack backtrace:", "note:", "==", "NOTE:"].iter().any(|start| line.trim_start().starts_with(start))
+}
+
+fn relative(folder: &Path, file: &Path) -> String {
+    file.strip_prefix(folder).unwrap_or(file).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\
+#2\tINITED cov: 10 ft: 10 corp: 1/1b exec/s: 0 rss: 30Mb
+
+thread '<unnamed>' (7) panicked at src/sriov.rs:209:13:
+assertion `left == right` failed: dword 9
+  left: 1
+ right: 2
+stack backtrace:
+   0: __rustc::rust_begin_unwind
+==7== ERROR: libFuzzer: deadly signal
+SUMMARY: libFuzzer: deadly signal
+artifact_prefix='/w/fuzz/artifacts/sriov/'; Test unit written to /w/fuzz/artifacts/sriov/crash-c3
+stat::number_of_executed_units: 350
+";
+
+    #[test]
+    fn a_finding_is_its_message_and_the_file_that_reproduces_it() {
+        let finding = Finding::of(OUTPUT);
+        assert_eq!(finding.what.len(), 4, "{finding:?}");
+        assert!(finding.what[0].ends_with("src/sriov.rs:209:13:") && finding.what[3] == " right: 2");
+        let file = finding.file.unwrap();
+        assert_eq!(relative(Path::new("/w/fuzz"), &file), "artifacts/sriov/crash-c3");
+        let slow = "SUMMARY: libFuzzer: timeout\nTest unit written to /w/timeout-1\n";
+        assert_eq!(Finding::of(slow).what, ["SUMMARY: libFuzzer: timeout"]);
+    }
+
+    #[test]
+    fn the_inputs_are_counted_by_the_fuzzer() {
+        assert_eq!(executed(OUTPUT), Some(350));
+        assert_eq!(executed("error: could not compile"), None);
+    }
+}
