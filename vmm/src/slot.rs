@@ -310,9 +310,10 @@ impl Slot {
     }
 
     fn complain(&self, what: &str, error: &io::Error) {
+        let device = self.placement.rid;
         match self.complaints.fetch_add(1, Ordering::Relaxed) {
-            n if n < MAX_COMPLAINTS => log::warn!("cannot {what}: {error}"),
-            MAX_COMPLAINTS => log::warn!("cannot {what}: {error}; further complaints about this device are not shown"),
+            n if n < MAX_COMPLAINTS => log::warn!("{device}: cannot {what}: {error}"),
+            MAX_COMPLAINTS => log::warn!("{device}: cannot {what}: {error}; no more of its complaints are shown"),
             _ => {}
         }
     }
