@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use virtio_devices::SharedQueue;
+use virtio_devices::testing::Step;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -274,6 +275,16 @@ impl Driver {
         }
     }
 
+    /// Runs a queue in an impossible place: whatever it makes of it, nothing breaks. Where the device's part lies over the driver's,
+    /// what is given back is available at once, and there may be no end.
+    pub fn run_anyhow(mut step: impl FnMut() -> Step) {
+        for _ in 0..100 {
+            if step() != Step::More {
+                break;
+            }
+        }
+    }
+
     /// Makes a chain available.
     pub fn offer(&mut self, head: u16) {
         self.store(self.available + 4 + 2 * u64::from(self.index % self.size), &head.to_le_bytes());
@@ -303,7 +314,7 @@ impl Driver {
     pub fn chain(&self, ram: &Snapshot, head: u16) -> Chain {
         let mut chain = Chain { head, segments: Vec::new(), tables: Vec::new(), verdict: Verdict::Sound };
         let (mut table, mut entries, mut index) = (self.descriptors, u64::from(self.size), u64::from(head));
-        let mut length = 0;
+        let (mut length, mut total) = (0, 0);
         loop {
             let descriptor = if index < entries { ram.get(table + 16 * index, 16) } else { None };
             let Some(descriptor) = descriptor else { return chain.judge(Verdict::Unsound) };
@@ -325,7 +336,11 @@ impl Driver {
                 continue;
             }
             chain.add(ram, Segment { address, len, writable: flags & WRITE != 0 });
-            length += 1;
+            (length, total) = (length + 1, total + len);
+            // A driver makes no chain of more bytes (§2.7.5.2).
+            if total > u64::from(u32::MAX) {
+                return chain.judge(Verdict::Undefined);
+            }
             if flags & NEXT == 0 {
                 break;
             }

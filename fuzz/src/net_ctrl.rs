@@ -173,7 +173,7 @@ impl Pair {
             return false;
         };
         if !self.driver.usual_place {
-            while self.steps.step(&mut queue) == Step::More {}
+            Driver::run_anyhow(|| self.steps.step(&mut queue));
             return true;
         }
         loop {

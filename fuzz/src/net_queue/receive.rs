@@ -168,7 +168,7 @@ impl Receive {
     /// Runs the queue until it waits for something.
     fn run_queue(&mut self, queue: &mut StepQueue<'_>) -> Then {
         if !self.driver.usual_place {
-            while self.steps.step(queue) == Step::More {}
+            Driver::run_anyhow(|| self.steps.step(queue));
             return Then::GoesOn;
         }
         loop {

@@ -129,7 +129,7 @@ impl Transmit {
             return Then::Ends;
         };
         if !self.driver.usual_place {
-            while self.steps.step(&mut queue) == Step::More {}
+            Driver::run_anyhow(|| self.steps.step(&mut queue));
             return Then::GoesOn;
         }
         let (mut ram, old) = (Snapshot::take(), self.driver.given);
