@@ -1,5 +1,7 @@
 //! A guest enables the VFs of its NIC, uses them, takes them away, and resets them.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::time::Duration;
 
