@@ -73,9 +73,14 @@ fn start(choice: u8, features: &[u32]) -> Seed {
     Seed::new().with([choice]).with(features.to_le_bytes()).with([1])
 }
 
-/// A frame to send: its length, the pieces of it, flags, segmentation, segment size, checksum.
-fn send(seed: Seed, len: u16, pieces: u8, [flags, gso, size, checksum]: [u8; 4]) -> Seed {
+/// A frame that is made available: its length, the pieces of it, flags, segmentation, segment size, checksum.
+fn frame(seed: Seed, len: u16, pieces: u8, [flags, gso, size, checksum]: [u8; 4]) -> Seed {
     seed.with([FRAME]).with(len.to_le_bytes()).with([pieces, flags, gso, size, checksum])
+}
+
+/// A frame that is sent before the next one.
+fn send(seed: Seed, len: u16, pieces: u8, kind: [u8; 4]) -> Seed {
+    frame(seed, len, pieces, kind).with([RUN])
 }
 
 /// A buffer to receive to, of descriptor `index`.
@@ -92,9 +97,10 @@ fn arrive(seed: Seed, len: u16, choice: u8) -> Seed {
 /// Seeds: frames sent and received with and without merged buffers and events, long ones, and chains that make no sense.
 pub fn seeds() -> Vec<Vec<u8>> {
     const OFFLOADS: &[u32] = &[CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN, HOST_UFO, EVENT_IDX];
-    let plain = send(send(start(TRANSMIT, &[]), 60, 1, [0; 4]), 1514, 3, [0; 4]).with([RUN]);
+    let plain = frame(frame(start(TRANSMIT, &[]), 60, 1, [0; 4]), 1514, 3, [0; 4]).with([RUN]);
     let offloads = send(start(TRANSMIT, OFFLOADS), 4000, 2, [1, 1, 100, 34]);
     let offloads = send(send(offloads, 4000, 1, [1, 0x84, 100, 40]), 4000, 1, [1, 3, 100, 34]).with([RUN]);
+    let at_the_end = send(send(start(TRANSMIT, OFFLOADS), 60, 1, [1, 0, 0, 52]), 60, 1, [1, 0, 0, 53]).with([RUN]);
     let refused = [(0, [0; 4]), (13, [0; 4]), (60, [1, 0, 0, 60]), (60, [0, 2, 0, 0]), (60, [0, 1, 0, 0])];
     let refused = refused.into_iter().fold(start(TRANSMIT, OFFLOADS), |seed, (len, kind)| send(seed, len, 1, kind));
     let long = send(send(start(TRANSMIT, &[]), 65_535, 3, [0; 4]), 60, 1, [0; 4]).with([RUN]);
@@ -120,8 +126,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let large = (0..8).fold(large, |seed, index| seed.with([OFFER, index]));
     let large = arrive(arrive(large, 65_535, 0).with([RUN]), 60, 0).with([RUN]);
     let spilled = arrive(buffers(start(RECEIVE_LONG, &[MRG_RXBUF]), 6, 0x800), 12_000, 0).with([RUN]);
-    let received = [single, merged, filtered.with([RUN]), down, useless, large, spilled];
-    let sent = [plain, offloads, refused.with([RUN]), long, link, uso, wrong_way, endless, too_long];
+    let row = arrive(buffers(start(RECEIVE_LONG, &[MRG_RXBUF]), 8, 0x800), 4096, 0).with([RUN]);
+    let row = arrive(row, 12_000, 0).with([RUN]);
+    let received = [single, merged, filtered.with([RUN]), down, useless, large, spilled, row];
+    let sent = [plain, offloads, refused.with([RUN]), long, link, uso, wrong_way, endless, too_long, at_the_end];
     sent.into_iter().chain(received).map(Seed::done).collect()
 }
 
@@ -132,8 +140,8 @@ mod tests {
     #[test]
     fn seeds_send_receive_and_drop() {
         let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
-        let sent = [(2, 0), (3, 0), (0, 5), (2, 0), (0, 1), (1, 0), (0, 1), (0, 1), (0, 1)];
-        let received = [(2, 1), (2, 0), (1, 1), (0, 1), (1, 0), (2, 0), (1, 0)];
+        let sent = [(2, 0), (3, 0), (0, 5), (2, 0), (0, 1), (1, 0), (0, 1), (0, 1), (0, 1), (1, 1)];
+        let received = [(2, 1), (2, 0), (1, 1), (0, 1), (1, 0), (2, 0), (1, 0), (2, 0)];
         assert_eq!(done, [&sent[..], &received[..]].concat());
     }
 }

@@ -548,7 +548,9 @@ fn run_to_end(input: &[u8]) -> (u8, bool, usize) {
     while !input.is_empty() {
         pair.apply(&mut input);
     }
-    // The registers of all queues.
+    // What cannot be read without being changed, and the registers of all queues.
+    pair.bar_read(REGISTERS_BAR, 0x100, 1);
+    pair.bar_read(MSIX_BAR, PBA, 8);
     for queue in 0..4u16 {
         let _ = pair.bar_write(REGISTERS_BAR, 0x16, &queue.to_le_bytes());
         pair.compare();
@@ -623,6 +625,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         common(up(), 0x14, 0).done(),
         config(up(), pair.pcie as u16 + 8, 2, 0x8000).done(),
         up().with([RESET]).done(),
+        common(driver_ok(common(queues(negotiate()).with([REFUSE, 1]), 0x10, 0xffff)), 0x14, 0).with(read_isr).done(),
         common(up(), 0x14, 128).done(),
         up().with([BAR_WRITE, REGISTERS_BAR, 0, 0x10, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0])
             .with([CONFIG_READ, 0, 0, 4])
@@ -641,6 +644,6 @@ mod tests {
         let up = (15, true, 3);
         let refused = (15 | NEEDS_RESET, false, 3);
         let failed = (15 | FAILED, false, 3);
-        assert_eq!(ends, [up, (15, true, 3), (15, true, 0), refused, up, down, down, down, failed, up]);
+        assert_eq!(ends, [up, (15, true, 3), (15, true, 0), refused, up, down, down, down, down, failed, up]);
     }
 }

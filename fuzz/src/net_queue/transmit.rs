@@ -17,7 +17,7 @@ use crate::input::Input;
 const ETHERNET_HEADER: u64 = 14;
 /// The longest frame: 64 KiB, an Ethernet header and two VLAN tags.
 const MAX_FRAME: u64 = 65_558;
-/// Where a frame's header is put.
+/// Where frames' headers are put.
 const HEADER_AT: u64 = 0xf00;
 /// How much of a frame one descriptor has at most: to the end of the buffers, across two regions of memory.
 const MAX_PIECE: u32 = 0x4000;
@@ -87,7 +87,8 @@ impl Transmit {
     fn make_available(&mut self, input: &mut Input<'_>) {
         let (len, pieces) = (u32::from(input.u16()), u32::from(input.u8() % 3) + 1);
         let [flags, gso, size, checksum] = input.array();
-        self.driver.store(HEADER_AT, &[flags, gso, 54, 0, size, 0, checksum, 0, 6, 0, 0, 0]);
+        let header = HEADER_AT + 16 * u64::from(self.driver.next_free());
+        self.driver.store(header, &[flags, gso, 54, 0, size, 0, checksum, 0, 6, 0, 0, 0]);
         let first = u64::from(self.driver.next_free());
         let at = |n: u32| ((first + u64::from(n)) % u64::from(self.driver.size)) as u16;
         for n in 1..=pieces {
@@ -95,7 +96,7 @@ impl Transmit {
             let flags = if n == pieces { 0 } else { NEXT };
             self.driver.set(at(n), (BUFFERS.into(), part.min(MAX_PIECE), flags, at(n + 1)));
         }
-        self.driver.set(at(0), (HEADER_AT, HEADER as u32, NEXT, at(1)));
+        self.driver.set(at(0), (header, HEADER as u32, NEXT, at(1)));
         self.driver.offer(at(0));
     }
 
