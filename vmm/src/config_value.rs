@@ -156,6 +156,8 @@ impl Value for String {
     }
 }
 
+impl Unset for PathBuf {}
+
 impl Value for PathBuf {
     fn parse(text: &str) -> Result<Self, String> {
         Ok(text.into())

@@ -2,6 +2,7 @@
 
 pub mod config;
 mod config_console;
+mod config_disk;
 mod config_error;
 mod config_mac;
 mod config_names;
@@ -10,8 +11,10 @@ mod config_nic;
 mod config_options;
 mod config_sriov;
 mod config_value;
+mod config_vdpa;
 
 pub mod acpi;
+pub mod api;
 pub mod arch;
 pub mod boot;
 pub mod console;
