@@ -182,8 +182,9 @@ mod tests {
         assert_eq!(layout.msix(), MsixShape { vectors: 4, table: (MSIX_BAR, 0), pba: (MSIX_BAR, 0x800) });
     }
 
+    /// G35, G36: structures of functions of any size.
     #[test]
-    fn g35_g36_structures_of_any_function_lie_within_their_bar_and_apart() {
+    fn structures_of_any_function_lie_within_their_bar_and_apart() {
         for queues in [0, 1, 127, 128, 1023, 1024, 1025, 2047, 2048, 65535] {
             let layout = Layout::new(queues);
             let msix = layout.msix();

@@ -44,8 +44,9 @@ fn kicks(function: &VirtioFunction<FakeDevice>) -> usize {
     function.device().counters.kicks.load(Ordering::Acquire)
 }
 
+/// G36: the virtio capabilities.
 #[test]
-fn g36_all_five_capabilities_name_structures_within_their_bar() {
+fn all_five_capabilities_name_structures_within_their_bar() {
     let mut function = idle();
     let driver = driver(&mut function);
     let common = driver.structure(1).unwrap();
@@ -188,8 +189,9 @@ fn queues_need_driver_ok_and_bus_master() {
     assert_eq!((driver.device.device().starts, driver.device.device().resets), (2, 1));
 }
 
+/// G43: queues in D3hot and back.
 #[test]
-fn g43_queues_stand_still_in_d3hot_and_go_on_in_d0() {
+fn queues_stand_still_in_d3hot_and_go_on_in_d0() {
     let mut function = idle();
     let mut driver = driver(&mut function);
     driver.init();
@@ -374,8 +376,9 @@ fn a_virtio_reset_stops_the_queues_and_keeps_configuration_space() {
     assert_eq!(function.device().resets, 2);
 }
 
+/// G37: function level reset while queues run.
 #[test]
-fn g37_a_function_level_reset_under_running_workers_leaves_a_fresh_function() {
+fn a_function_level_reset_under_running_workers_leaves_a_fresh_function() {
     let mut function = threaded();
     driver(&mut function).init();
     driver(&mut function).enable_msix(4);
@@ -399,6 +402,7 @@ fn a_conventional_reset_equals_power_on_and_is_idempotent() {
     assert_eq!(join(&mut function), 1);
 }
 
+/// B19: the end of a function that has nothing to do with SR-IOV.
 #[test]
 fn a_function_that_is_dropped_leaves_no_worker_behind() {
     let mut function = threaded();

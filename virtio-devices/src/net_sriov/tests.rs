@@ -100,8 +100,9 @@ fn image(device: &mut NetSriov<FakeDevice>, index: u16) -> Vec<u32> {
     image
 }
 
+/// G19: VFs that do not exist.
 #[test]
-fn g19_a_hidden_vf_reads_all_ones_and_drops_writes() {
+fn a_hidden_vf_reads_all_ones_and_drops_writes() {
     let mut device = idle();
     for index in 0..TOTAL + 2 {
         assert!(Dword::all().all(|reg| device.config_read(vf_rid(index), reg) == ALL_ONES));
@@ -116,8 +117,9 @@ fn g19_a_hidden_vf_reads_all_ones_and_drops_writes() {
     assert_eq!(fresh, image(&mut untouched, 0));
 }
 
+/// G20: which routing IDs respond.
 #[test]
-fn g20_exactly_the_first_num_vfs_routing_ids_respond() {
+fn exactly_the_first_num_vfs_routing_ids_respond() {
     for num_vfs in 0..=TOTAL {
         let mut device = idle();
         let effects = enable(&mut device, num_vfs);
@@ -131,8 +133,9 @@ fn g20_exactly_the_first_num_vfs_routing_ids_respond() {
     }
 }
 
+/// G6, B1: NumVFs above TotalVFs.
 #[test]
-fn g6_more_vfs_than_there_are_cannot_be_enabled() {
+fn more_vfs_than_there_are_cannot_be_enabled() {
     for num_vfs in [TOTAL + 1, u16::MAX] {
         let mut device = idle();
         assert_eq!(enable(&mut device, num_vfs).vfs, None);
@@ -141,8 +144,9 @@ fn g6_more_vfs_than_there_are_cannot_be_enabled() {
     }
 }
 
+/// G15: whose slice an access hits.
 #[test]
-fn g15_an_access_to_the_slice_of_a_vf_hits_exactly_that_vf() {
+fn an_access_to_the_slice_of_a_vf_hits_exactly_that_vf() {
     let mut device = idle();
     let _ = enable(&mut device, 3);
     for index in 0..3 {
@@ -156,8 +160,9 @@ fn g15_an_access_to_the_slice_of_a_vf_hits_exactly_that_vf() {
     assert_eq!(device.pf().device().config, [0; 8]);
 }
 
+/// G16: reads and writes with each of VF Enable and VF MSE.
 #[test]
-fn g16_vfs_decode_only_with_vf_enable_and_vf_mse() {
+fn vfs_decode_only_with_vf_enable_and_vf_mse() {
     for (control, decodes) in [(0, false), (1, false), (8, false), (9, true)] {
         let mut device = idle();
         let mut pf = pf(&mut device);
@@ -170,8 +175,9 @@ fn g16_vfs_decode_only_with_vf_enable_and_vf_mse() {
     }
 }
 
+/// G13: slices of a larger System Page Size.
 #[test]
-fn g13_a_larger_system_page_size_spreads_the_slices() {
+fn a_larger_system_page_size_spreads_the_slices() {
     let mut device = idle();
     let _ = pf(&mut device).config_write(SRIOV + 0x20, 4, 1 << 4);
     let _ = enable(&mut device, 2);
@@ -183,8 +189,9 @@ fn g13_a_larger_system_page_size_spreads_the_slices() {
     assert_eq!(running(&device), [1]);
 }
 
+/// G18: the PF's Command and its VFs.
 #[test]
-fn g18_the_pfs_memory_space_and_bus_master_enables_do_not_gate_vfs() {
+fn the_pfs_memory_space_and_bus_master_enables_do_not_gate_vfs() {
     let mut device = idle();
     let _ = enable(&mut device, 1);
     vf(&mut device, 0).init();
@@ -230,6 +237,7 @@ fn set_up_msix(device: &mut NetSriov<FakeDevice>, index: u16) {
     let _ = vf.config_write(msix + 2, 2, 0x8000);
 }
 
+/// B10: the requester of a VF's messages.
 #[test]
 fn messages_of_a_vf_carry_its_own_routing_id() {
     let mut device = idle();
@@ -242,8 +250,9 @@ fn messages_of_a_vf_carry_its_own_routing_id() {
     assert_eq!(sent, (0..4).map(|vector| (vf_rid(1), 0x100 | vector)).collect::<Vec<_>>());
 }
 
+/// G24: VFs that were in use and are enabled again.
 #[test]
-fn g24_vfs_that_are_enabled_again_are_fresh() {
+fn vfs_that_are_enabled_again_are_fresh() {
     let mut device = threaded();
     let _ = enable(&mut device, 3);
     let fresh: Vec<_> = (0..3).map(|index| image(&mut device, index)).collect();
@@ -266,8 +275,9 @@ fn g24_vfs_that_are_enabled_again_are_fresh() {
     join(&mut device);
 }
 
+/// G26: VFs in use while Control is written again and VF MSE changes.
 #[test]
-fn g26_writing_control_again_and_toggling_mse_keeps_the_vfs() {
+fn writing_control_again_and_toggling_mse_keeps_the_vfs() {
     let mut device = idle();
     let _ = enable(&mut device, 2);
     vf(&mut device, 0).init();
@@ -280,8 +290,9 @@ fn g26_writing_control_again_and_toggling_mse_keeps_the_vfs() {
     assert_eq!(device.vf(VfIndex(0)).unwrap().device().starts, 1);
 }
 
+/// G29, G30, G31, G32, G33, G34, B12: the header and the capabilities of each VF.
 #[test]
-fn g29_g34_the_header_of_a_vf_is_a_vfs() {
+fn the_header_of_a_vf_is_a_vfs() {
     let mut device = idle();
     let _ = enable(&mut device, TOTAL);
     for index in 0..TOTAL {
@@ -305,8 +316,9 @@ fn g29_g34_the_header_of_a_vf_is_a_vfs() {
     }
 }
 
+/// G36: where a VF's virtio structures are.
 #[test]
-fn g36_the_capabilities_of_a_vf_name_the_pfs_vf_bars() {
+fn the_capabilities_of_a_vf_name_the_pfs_vf_bars() {
     let mut device = idle();
     let _ = enable(&mut device, 1);
     let vf_bars: Vec<_> = (0..6).filter(|bar| pf(&mut device).config_read(SRIOV + 0x24 + 4 * bar, 4) != 0).collect();
@@ -327,8 +339,9 @@ fn only_the_pf_offers_sr_iov() {
     assert_eq!(features(vf(&mut device, 0)) >> 37 & 1, 0);
 }
 
+/// G37: function level reset of a VF among others.
 #[test]
-fn g37_a_function_level_reset_of_a_vf_leaves_its_siblings_alone() {
+fn a_function_level_reset_of_a_vf_leaves_its_siblings_alone() {
     let mut device = threaded();
     let _ = enable(&mut device, 3);
     let fresh = image(&mut device, 1);
@@ -351,8 +364,9 @@ fn g37_a_function_level_reset_of_a_vf_leaves_its_siblings_alone() {
     assert_eq!(join(&mut device), 4);
 }
 
+/// G38, G39: resets of the PF by itself and with the system.
 #[test]
-fn g38_g39_a_reset_of_the_pf_takes_its_vfs_with_it() {
+fn a_reset_of_the_pf_takes_its_vfs_with_it() {
     for by_register in [false, true] {
         let mut device = threaded();
         let _ = enable(&mut device, 3);
@@ -374,8 +388,9 @@ fn g38_g39_a_reset_of_the_pf_takes_its_vfs_with_it() {
     }
 }
 
+/// G40, G41: a driver's reset of the PF.
 #[test]
-fn g40_g41_a_virtio_reset_of_the_pf_leaves_the_vfs_running() {
+fn a_virtio_reset_of_the_pf_leaves_the_vfs_running() {
     let mut device = idle();
     assert_eq!(pf(&mut device).init(), 15);
     let _ = enable(&mut device, 2);
@@ -389,8 +404,9 @@ fn g40_g41_a_virtio_reset_of_the_pf_leaves_the_vfs_running() {
     assert_eq!(enable(&mut device, 3).vfs, Some(VfChange::Enabled { num_vfs: 3 }));
 }
 
+/// G43: VFs while their PF is in D3hot.
 #[test]
-fn g43_vfs_follow_the_power_state_of_their_pf_and_keep_their_state() {
+fn vfs_follow_the_power_state_of_their_pf_and_keep_their_state() {
     let mut device = idle();
     let _ = enable(&mut device, 2);
     vf(&mut device, 0).init();
@@ -412,6 +428,7 @@ fn g43_vfs_follow_the_power_state_of_their_pf_and_keep_their_state() {
     assert_eq!(image(&mut device, 0), before);
 }
 
+/// G22, B15: more VFs than a bus holds.
 #[test]
 fn a_thousand_vfs_appear_across_buses_and_each_has_its_slice() {
     let mut device = device(1024, FakeDevice::new);
@@ -427,6 +444,7 @@ fn a_thousand_vfs_appear_across_buses_and_each_has_its_slice() {
     assert!((0..1024).all(|index| !device.vf(VfIndex(index)).unwrap().is_running()));
 }
 
+/// B18: one VF, stride 0.
 #[test]
 fn a_single_vf_needs_no_stride() {
     let vfs = VfPlacement { total_vfs: 1, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 0 };
@@ -437,6 +455,7 @@ fn a_single_vf_needs_no_stride() {
     assert_eq!(vf(&mut device, 0).init(), 15);
 }
 
+/// B8: many times on and off.
 #[test]
 fn a_thousand_times_on_and_off_leaves_nothing_behind() {
     let mut device = threaded();
@@ -449,6 +468,7 @@ fn a_thousand_times_on_and_off_leaves_nothing_behind() {
     assert_eq!(device.vf(VfIndex(1)).unwrap().device().counters.workers.load(Ordering::Acquire), 0);
 }
 
+/// B20: VFs that cannot be of one PF.
 #[test]
 fn a_vf_of_another_shape_is_named() {
     let new = |vfs: Vec<FakeDevice>, total| NetSriov::new(FakeDevice::new(QUEUES), vfs, placement(total), &memory());
