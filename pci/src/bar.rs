@@ -222,8 +222,9 @@ mod tests {
 
     const PAIR: BarKind = BarKind::Memory64 { size: 0x2000, prefetchable: true };
 
+    /// G11: sizing.
     #[test]
-    fn g11_sizing_reads_back_the_size_and_the_type() {
+    fn sizing_reads_back_the_size_and_the_type() {
         let mut bars = set(&[(0, BarKind::Memory32 { size: 0x1000 }), (2, PAIR)]);
         for n in 0..6 {
             bars.write(n, DwordWrite::full(u32::MAX));
@@ -232,8 +233,9 @@ mod tests {
         assert_eq!(read, [0xffff_f000, 0, 0xffff_e00c, 0xffff_ffff, 0, 0]);
     }
 
+    /// G12: the upper half of a 64-bit BAR.
     #[test]
-    fn g12_the_upper_half_is_a_full_register() {
+    fn the_upper_half_is_a_full_register() {
         let mut bars = set(&[(2, PAIR)]);
         bars.write(3, DwordWrite::full(0x8000_0001));
         bars.write(2, DwordWrite::full(0x4567_8fff));

@@ -87,20 +87,23 @@ fn the_chain_holds_each_capability_once() {
     assert_eq!(ids(Role::Vf), [0x10, 0x11, 0x09]);
 }
 
+/// G1: the chain of extended capabilities.
 #[test]
-fn g1_a_pf_has_sr_iov_as_its_first_and_only_extended_capability() {
+fn a_pf_has_sr_iov_as_its_first_and_only_extended_capability() {
     assert_eq!(read(&pf(), 0x100), 0x0001_0010);
     assert_eq!(read(&pf(), 0x140), 0);
 }
 
+/// G29: Vendor ID and Device ID of a VF.
 #[test]
-fn g29_a_vf_hides_its_ids() {
+fn a_vf_hides_its_ids() {
     assert_eq!(read(&space(Role::Vf), 0), 0xffff_ffff);
     assert_eq!(read(&pf(), 0), 0x1041_1af4);
 }
 
+/// G30: Command and Status of a VF.
 #[test]
-fn g30_a_vfs_command_is_bus_master_enable() {
+fn a_vfs_command_is_bus_master_enable() {
     let mut vf = space(Role::Vf);
     write(&mut vf, header::COMMAND_STATUS, 0xffff_ffff);
     assert_eq!(read(&vf, header::COMMAND_STATUS), 0x0010_0004);
@@ -109,8 +112,9 @@ fn g30_a_vfs_command_is_bus_master_enable() {
     assert_eq!(read(&vf, header::COMMAND_STATUS), 0x0010_0000);
 }
 
+/// G31, B12: what a VF does not have.
 #[test]
-fn g31_b12_a_vfs_header_has_no_bars_no_pin_and_no_rom() {
+fn a_vfs_header_has_no_bars_no_pin_and_no_rom() {
     let mut vf = space(Role::Vf);
     for offset in (0x0c..0x40).step_by(4).filter(|offset| !matches!(offset, 0x2c | 0x34)) {
         assert!(write(&mut vf, offset, u32::MAX).is_none());
@@ -118,24 +122,27 @@ fn g31_b12_a_vfs_header_has_no_bars_no_pin_and_no_rom() {
     }
 }
 
+/// G32: what a VF has from its PF.
 #[test]
-fn g32_class_and_subsystem_of_a_vf_are_the_pfs() {
+fn class_and_subsystem_of_a_vf_are_the_pfs() {
     for offset in [header::CLASS_REVISION, header::SUBSYSTEM] {
         assert_eq!(read(&space(Role::Vf), offset), read(&pf(), offset));
     }
     assert_eq!(read(&pf(), header::CLASS_REVISION), 0x0200_0001);
 }
 
+/// G33: the PCI Express capability of a VF.
 #[test]
-fn g33_a_vfs_pci_express_capability_is_of_the_pfs_type_and_can_flr() {
+fn a_vfs_pci_express_capability_is_of_the_pfs_type_and_can_flr() {
     let vf = space(Role::Vf);
     assert_eq!(read(&vf, 0x40) >> 16, read(&pf(), 0x40) >> 16);
     assert_eq!(read(&vf, 0x40) >> 16, 0x0092);
     assert_ne!(read(&vf, 0x44) & 1 << 28, 0);
 }
 
+/// G34: what a VF must not have.
 #[test]
-fn g34_a_vf_has_no_extended_capability() {
+fn a_vf_has_no_extended_capability() {
     for offset in (0x100..0x1000).step_by(4) {
         assert_eq!(read(&space(Role::Vf), offset), 0);
     }
@@ -162,8 +169,9 @@ fn memory_decodes_with_memory_space_enable_in_d0_only() {
     assert_eq!(windows(&pf).len(), 2);
 }
 
+/// G18: the PF's BARs and the VF BARs.
 #[test]
-fn g18_pf_and_vf_bars_do_not_depend_on_each_other() {
+fn pf_and_vf_bars_do_not_depend_on_each_other() {
     let mut pf = pf();
     write(&mut pf, 0x100 + 0x24 + 8, 0x4000_0000);
     write(&mut pf, 0x110, 2);
@@ -174,8 +182,9 @@ fn g18_pf_and_vf_bars_do_not_depend_on_each_other() {
     assert_eq!(read(&pf, 0x12c), 0x4000_000c);
 }
 
+/// G37: function level reset of a VF.
 #[test]
-fn g37_flr_of_a_vf_resets_its_registers() {
+fn flr_of_a_vf_resets_its_registers() {
     let mut vf = space(Role::Vf);
     write(&mut vf, header::COMMAND_STATUS, 4);
     let (_, msix) = capabilities(&vf)[1];
@@ -185,8 +194,9 @@ fn g37_flr_of_a_vf_resets_its_registers() {
     assert_eq!(vf, space(Role::Vf));
 }
 
+/// G38: function level reset of a PF.
 #[test]
-fn g38_flr_of_a_pf_is_power_on_and_the_vfs_are_gone() {
+fn flr_of_a_pf_is_power_on_and_the_vfs_are_gone() {
     let mut pf = pf();
     for offset in [header::COMMAND_STATUS, header::BAR0 + 8, 0x98, 0x12c, 0x120] {
         write(&mut pf, offset, 0x0000_1001);
@@ -198,8 +208,9 @@ fn g38_flr_of_a_pf_is_power_on_and_the_vfs_are_gone() {
     assert_eq!(pf, self::pf());
 }
 
+/// G43: D3hot and back.
 #[test]
-fn g43_d3hot_keeps_the_vfs() {
+fn d3hot_keeps_the_vfs() {
     let mut pf = pf();
     write(&mut pf, 0x12c, 0x4000_0000);
     write(&mut pf, 0x110, 3);

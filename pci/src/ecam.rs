@@ -172,8 +172,9 @@ mod tests {
         assert!(memory.0.borrow().is_empty());
     }
 
+    /// G23: both ways to configuration space.
     #[test]
-    fn g23_the_ports_and_ecam_agree() {
+    fn the_ports_and_ecam_agree() {
         let (topology, _) = topology();
         let mut ports = ConfigPorts::default();
         for (rid, offset) in [("00:03.0", 0x40), ("01:00.1", 0x04), ("01:1f.7", 0xfc), ("02:05.3", 0x3c)] {

@@ -65,8 +65,9 @@ mod tests {
         assert_eq!(pcie, Pcie::new(false));
     }
 
+    /// G33: Device Control of a VF.
     #[test]
-    fn g33_a_vfs_device_control_reads_zero() {
+    fn a_vfs_device_control_reads_zero() {
         let mut pcie = Pcie::new(true);
         assert!(pcie.write(CONTROL, DwordWrite::full(u32::MAX)));
         assert_eq!(pcie.read(CONTROL), 0);

@@ -1,5 +1,4 @@
-//! The rules of the SR-IOV capability. `G` and `B` numbers are those of the project's list of conformance checks and of
-//! pitfalls of other implementations.
+//! The rules of the SR-IOV capability. `G` and `B` numbers: docs/testing.md, Conformance.
 #![expect(unused_must_use, reason = "most writes here are made for the registers that they change")]
 
 use super::*;
@@ -63,22 +62,25 @@ fn windows(sriov: &Sriov) -> Vec<Window> {
     windows
 }
 
+/// G2: the image of power-on.
 #[test]
-fn g2_power_on_is_no_vf_and_4_kib_pages() {
+fn power_on_is_no_vf_and_4_kib_pages() {
     let image: Vec<_> = (0..sriov::LEN).step_by(4).map(|offset| read(&sriov(8), offset)).collect();
     let expected = [0x0001_0010, 0, 0, 0x0008_0008, 0, 0x0001_00e8, 0x1041_0000, 0x553, 1, 0, 0, 0xc, 0, 0xc, 0, 0];
     assert_eq!(image, expected);
 }
 
+/// G3: what Control holds; the ARI bit is not for a Root Complex Integrated Endpoint.
 #[test]
-fn g3_control_holds_vf_enable_and_vf_mse_only() {
+fn control_holds_vf_enable_and_vf_mse_only() {
     let mut sriov = sriov(8);
     word(&mut sriov, CONTROL, 0xffff);
     assert_eq!(read(&sriov, CONTROL), 0x0009);
 }
 
+/// G4: read-only registers, Status and Function Dependency Link among them.
 #[test]
-fn g4_read_only_registers_ignore_every_width() {
+fn read_only_registers_ignore_every_width() {
     let fixed = [0x00, 0x04, 0x0c, 0x14, 0x18, 0x1c, 0x3c];
     for offset in fixed {
         for enables in 0..16 {
@@ -90,8 +92,9 @@ fn g4_read_only_registers_ignore_every_width() {
     }
 }
 
+/// G5, B2: NumVFs while VFs exist and while none do.
 #[test]
-fn g5_num_vfs_is_locked_while_vf_enable_is_set() {
+fn num_vfs_is_locked_while_vf_enable_is_set() {
     let mut sriov = sriov(8);
     for num_vfs in 0..=8 {
         word(&mut sriov, NUM_VFS, num_vfs);
@@ -102,8 +105,9 @@ fn g5_num_vfs_is_locked_while_vf_enable_is_set() {
     assert_eq!((read(&sriov, NUM_VFS), sriov.num_visible()), (8, 8));
 }
 
+/// G6, B1, B3: more VFs than there are; what counts is the register after its mask.
 #[test]
-fn g6_b1_b3_vf_enable_is_ignored_while_num_vfs_exceeds_total() {
+fn vf_enable_is_ignored_while_num_vfs_exceeds_total() {
     for num_vfs in [9, 0x100, 0xffff] {
         let mut sriov = sriov(8);
         word(&mut sriov, NUM_VFS, num_vfs);
@@ -115,23 +119,26 @@ fn g6_b1_b3_vf_enable_is_ignored_while_num_vfs_exceeds_total() {
     }
 }
 
+/// B5: VF Enable with NumVFs 0.
 #[test]
-fn b5_vf_enable_without_vfs_is_harmless() {
+fn vf_enable_without_vfs_is_harmless() {
     let mut sriov = sriov(8);
     assert_eq!(word(&mut sriov, CONTROL, 0x0009).vfs, Some(VfChange::Enabled { num_vfs: 0 }));
     assert!(windows(&sriov).is_empty());
     assert_eq!(word(&mut sriov, CONTROL, 0).vfs, Some(VfChange::Disabled { num_vfs: 0 }));
 }
 
+/// B6: NumVFs when VF Enable is cleared.
 #[test]
-fn b6_num_vfs_outlives_vf_disable() {
+fn num_vfs_outlives_vf_disable() {
     let mut sriov = enabled(8, 5);
     word(&mut sriov, CONTROL, 0);
     assert_eq!(read(&sriov, NUM_VFS), 5);
 }
 
+/// G7: System Page Size.
 #[test]
-fn g7_system_page_size_takes_one_supported_size() {
+fn system_page_size_takes_one_supported_size() {
     let mut sriov = sriov(8);
     for bit in 0..32 {
         let old = read(&sriov, PAGE_SIZE);
@@ -149,8 +156,9 @@ fn g7_system_page_size_takes_one_supported_size() {
     assert_eq!(read(&sriov, PAGE_SIZE), 0x10);
 }
 
+/// G9: accesses to a part of a dword, and to registers that share one.
 #[test]
-fn g9_accesses_to_a_half_leave_the_other_alone() {
+fn accesses_to_a_half_leave_the_other_alone() {
     let mut sriov = sriov(8);
     write(&mut sriov, NUM_VFS, 0xffff_0004);
     assert_eq!(read(&sriov, NUM_VFS), 4);
@@ -160,8 +168,9 @@ fn g9_accesses_to_a_half_leave_the_other_alone() {
     assert_eq!((read(&sriov, CONTROL), byte.vfs), (1, Some(VfChange::Enabled { num_vfs: 4 })));
 }
 
+/// G13: slices are as large as the page, for every supported one.
 #[test]
-fn g13_a_larger_page_size_spreads_the_vfs() {
+fn a_larger_page_size_spreads_the_vfs() {
     for bit in [0, 1, 4, 6, 8, 10] {
         let mut sriov = sriov(8);
         write(&mut sriov, PAGE_SIZE, 1 << bit);
@@ -180,8 +189,9 @@ fn g13_a_larger_page_size_spreads_the_vfs() {
     }
 }
 
+/// G14: VF BARs after a new System Page Size. The standard leaves it open; Linux restores BARs before the page size.
 #[test]
-fn g14_a_new_page_size_keeps_the_types_and_the_addresses_as_far_as_they_are_aligned() {
+fn a_new_page_size_keeps_the_types_and_the_addresses_as_far_as_they_are_aligned() {
     let mut sriov = sriov(8);
     write(&mut sriov, sriov::VF_BAR0 + 8, 0x1234_6000);
     write(&mut sriov, sriov::VF_BAR0 + 12, 1);
@@ -199,8 +209,9 @@ fn a_guest_with_large_pages_can_restore_its_bars_before_its_page_size() {
     assert_eq!(read(&sriov, sriov::VF_BAR0 + 8), 0x1235_000c);
 }
 
+/// G16: what VFs decode with each of VF Enable and VF MSE.
 #[test]
-fn g16_vfs_decode_only_with_vf_enable_and_vf_mse() {
+fn vfs_decode_only_with_vf_enable_and_vf_mse() {
     for (control, decodes) in [(0, false), (1, false), (8, false), (9, true)] {
         let mut sriov = enabled(8, 3);
         word(&mut sriov, CONTROL, control);
@@ -217,8 +228,9 @@ fn a_window_is_as_long_as_the_vfs_that_exist() {
     assert_eq!(windows(&enabled(8, 3)), expected);
 }
 
+/// G17: a VF BAR that moves.
 #[test]
-fn g17_a_moved_vf_bar_moves_all_vfs_at_once() {
+fn a_moved_vf_bar_moves_all_vfs_at_once() {
     let mut sriov = enabled(8, 3);
     assert!(write(&mut sriov, sriov::VF_BAR0 + 12, 0x90).windows);
     assert_eq!(windows(&sriov)[0].base, 0x90_1000_0000);
@@ -229,8 +241,9 @@ fn g17_a_moved_vf_bar_moves_all_vfs_at_once() {
     assert_eq!(windows(&sriov).len(), 1);
 }
 
+/// G20: which routing IDs exist.
 #[test]
-fn g20_exactly_the_enabled_vfs_have_routing_ids() {
+fn exactly_the_enabled_vfs_have_routing_ids() {
     for num_vfs in [0, 1, 2, 255, 300] {
         let sriov = enabled(300, num_vfs);
         let answering: Vec<_> = (0..=u16::MAX)
@@ -242,16 +255,18 @@ fn g20_exactly_the_enabled_vfs_have_routing_ids() {
     }
 }
 
+/// G22: VFs beyond devfn FFh.
 #[test]
-fn g22_the_256th_vf_is_on_the_next_bus() {
+fn the_256th_vf_is_on_the_next_bus() {
     let sriov = enabled(300, 300);
     assert_eq!(sriov.vf_rid(pf(), VfIndex(255)).unwrap().to_string(), "01:1f.7");
     assert_eq!(sriov.vf_rid(pf(), VfIndex(256)).unwrap().to_string(), "02:00.0");
     assert_eq!(sriov.vf_rid(pf(), VfIndex(300)), None);
 }
 
+/// B15: numbers of VFs that do not fit a byte.
 #[test]
-fn b15_counts_around_a_byte_are_counts() {
+fn counts_around_a_byte_are_counts() {
     for total in [1, 127, 128, 255, 256, 1024] {
         let sriov = enabled(total, total);
         assert_eq!(sriov.num_visible(), total);
@@ -262,8 +277,9 @@ fn b15_counts_around_a_byte_are_counts() {
     }
 }
 
+/// B18: one VF, stride 0.
 #[test]
-fn b18_a_single_vf_may_have_stride_0() {
+fn a_single_vf_may_have_stride_0() {
     let mut sriov = Sriov::new(SriovShape { vf_stride: 0, ..shape(1) }).unwrap();
     word(&mut sriov, NUM_VFS, 1);
     word(&mut sriov, CONTROL, 9);
@@ -281,16 +297,18 @@ fn a_stride_skips_the_functions_between() {
     assert_eq!(present, [0x100, 0x102, 0x104, 0x106]);
 }
 
+/// G26: writes of the value that VF Enable has.
 #[test]
-fn g26_writing_the_same_control_again_changes_nothing() {
+fn writing_the_same_control_again_changes_nothing() {
     let mut sriov = enabled(8, 3);
     assert!(word(&mut sriov, CONTROL, 0x0009).is_none());
     assert_eq!(word(&mut sriov, CONTROL, 0x0001).vfs, None);
     assert_eq!(word(&mut sriov, CONTROL, 0x0009).vfs, None);
 }
 
+/// G38, B7: the capability after a reset.
 #[test]
-fn g38_b7_reset_is_the_power_on_image() {
+fn reset_is_the_power_on_image() {
     let mut sriov = enabled(8, 3);
     word(&mut sriov, CONTROL, 0);
     write(&mut sriov, PAGE_SIZE, 0x400);

@@ -86,8 +86,9 @@ fn what_was_saved_comes_back_with_its_vfs_enabled() {
     assert_eq!((restored.sriov().unwrap().num_visible(), windows(&restored)), (3, windows(&used())));
 }
 
+/// B4: NumVFs in a state without VF Enable.
 #[test]
-fn b4_num_vfs_without_vf_enable_enables_nothing_and_stays_writable() {
+fn num_vfs_without_vf_enable_enables_nothing_and_stays_writable() {
     let mut pf = used();
     let _ = write(&mut pf, 0x108, 0);
     let mut restored = self::pf();
@@ -97,8 +98,9 @@ fn b4_num_vfs_without_vf_enable_enables_nothing_and_stays_writable() {
     assert_eq!(restored.read(Dword::containing(0x110)), 5);
 }
 
+/// B4: the lock of NumVFs after a restore.
 #[test]
-fn b4_num_vfs_is_locked_again_after_a_restore_with_vf_enable() {
+fn num_vfs_is_locked_again_after_a_restore_with_vf_enable() {
     let mut restored = pf();
     restored.restore(&used().save()).unwrap();
     let _ = write(&mut restored, 0x110, 5);
@@ -142,8 +144,9 @@ fn what_software_could_not_have_written_is_refused_and_changes_nothing() {
     assert!(space(Role::Vf).restore(&used().save()).is_err());
 }
 
+/// B1: more VFs than there are, in a state.
 #[test]
-fn b1_more_vfs_than_there_are_do_not_come_back_enabled() {
+fn more_vfs_than_there_are_do_not_come_back_enabled() {
     let changes: [fn(&mut SriovState); 5] = [
         |state| state.num_vfs = 9,
         |state| state.control = 0x19,

@@ -277,8 +277,9 @@ mod tests {
     }
 
     proptest! {
+        /// G21: routing IDs of any devices in any places.
         #[test]
-        fn g21_no_two_functions_share_a_routing_id(plugs in prop::collection::vec((prop::option::of(0u8..34), 0u16..1500), 0..12)) {
+        fn no_two_functions_share_a_routing_id(plugs in prop::collection::vec((prop::option::of(0u8..34), 0u16..1500), 0..12)) {
             let mut topology = Topology::new(127);
             let mut expected = std::collections::BTreeMap::new();
             for (device, (slot, total_vfs)) in (0u32..).zip(plugs) {

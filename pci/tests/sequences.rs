@@ -213,8 +213,9 @@ proptest! {
     }
 }
 
+/// G24: VFs that are enabled again.
 #[test]
-fn g24_vfs_that_are_enabled_again_are_new() {
+fn vfs_that_are_enabled_again_are_new() {
     let mut observed = Bare::new(8);
     let _ = observed.enable_vfs(4);
     let _ = observed.config_write(Target::Vf(2), 4, &[4, 0]);
@@ -224,8 +225,9 @@ fn g24_vfs_that_are_enabled_again_are_new() {
     observed.check().unwrap();
 }
 
+/// G19: writes to VFs that do not exist.
 #[test]
-fn g19_hidden_vfs_drop_writes() {
+fn hidden_vfs_drop_writes() {
     let mut observed = Bare::new(8);
     let _ = observed.enable_vfs(4);
     assert!(observed.config_write(Target::Vf(4), 4, &[4, 0]).is_none());
