@@ -45,8 +45,8 @@ pub enum FunctionError {
 
 /// A virtio device, its transport and its configuration space.
 ///
-/// Its queues run as long as the driver wants them to (DRIVER_OK, and neither side has given up), Bus Master Enable is set
-/// and the function is in D0. A stop that is not a reset keeps the queues and their positions.
+/// Its queues run as long as the driver wants them to (DRIVER_OK, and neither side has given up), Bus Master Enable is set,
+/// the function is in D0 and the host has not paused it. A stop that is not a reset keeps the queues and their positions.
 pub struct VirtioFunction<D> {
     rid: Rid,
     layout: Layout,
@@ -56,6 +56,8 @@ pub struct VirtioFunction<D> {
     memory: Memory,
     /// The queues, from the first time they run until a reset.
     run: Option<Run>,
+    /// The host wants the queues to stand still.
+    paused: bool,
     stopping: Vec<JoinHandle<()>>,
     start_failures: u64,
 }
@@ -89,8 +91,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         let bars = if role == Role::Vf { Vec::new() } else { layout.bars() };
         let config =
             ConfigSpace::new(ConfigShape { identity, role, bars, vendor: layout.capabilities(), msix: layout.msix() })?;
-        let (run, stopping, start_failures) = (None, Vec::new(), 0);
-        Ok(Self { rid, layout, config, transport, device, memory, run, stopping, start_failures })
+        let (run, paused, stopping, start_failures) = (None, false, Vec::new(), 0);
+        Ok(Self { rid, layout, config, transport, device, memory, run, paused, stopping, start_failures })
     }
 
     /// The BARs that a function of this device decodes.
@@ -236,9 +238,21 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.device.reset();
     }
 
-    /// Makes the queues run or stand still, as the registers and `powered` say.
+    /// Lets the queues stand still until [`Self::resume`].
+    pub(crate) fn pause(&mut self) {
+        self.paused = true;
+        self.settle(false);
+    }
+
+    /// Lets the queues run again if the registers and `powered` say so.
+    pub(crate) fn resume(&mut self, powered: bool) {
+        self.paused = false;
+        self.settle(powered);
+    }
+
+    /// Makes the queues run or stand still, as the registers, the host and `powered` say.
     pub(crate) fn settle(&mut self, powered: bool) {
-        if self.transport.ready() && self.config.bus_master() && powered {
+        if self.transport.ready() && self.config.bus_master() && powered && !self.paused {
             self.start();
         } else if let Some(run) = &mut self.run {
             run.stop(&mut self.stopping);
@@ -361,6 +375,14 @@ impl<D: VirtioDevice> VirtioPci for VirtioFunction<D> {
 
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
         std::mem::take(&mut self.stopping)
+    }
+
+    fn pause(&mut self) {
+        self.pause();
+    }
+
+    fn resume(&mut self) {
+        self.resume(true);
     }
 }
 

@@ -31,6 +31,16 @@ pub trait VirtioPci: pci::Device {
     /// Takes the queue workers that were told to stop since the last call. The caller joins them, with the device's lock
     /// dropped, before the guest's access that stopped them completes.
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>>;
+
+    /// Lets all queues stand still, and keeps them so until [`Self::resume`], whatever the registers say. No register changes and
+    /// no queue loses its position; the caller joins what [`Self::take_stopping`] then has, and finds no more doorbells. Accesses
+    /// go on to work, resets too. A device that is paused stays so when it is paused again.
+    ///
+    /// One without queues has nothing to do.
+    fn pause(&mut self) {}
+
+    /// Lets the queues run again that the registers want to run, from where they stood. There are doorbells to be found then.
+    fn resume(&mut self) {}
 }
 
 /// A device that does nothing of the sort.

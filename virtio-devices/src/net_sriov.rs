@@ -292,6 +292,20 @@ impl<D: VirtioDevice> VirtioPci for NetSriov<D> {
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
         std::mem::take(&mut self.stopping)
     }
+
+    fn pause(&mut self) {
+        // Those that nobody can see, too: they may be enabled meanwhile.
+        for function in std::iter::once(&mut self.pf).chain(&mut self.vfs) {
+            function.pause();
+            function.drain_stopping(&mut self.stopping);
+        }
+    }
+
+    fn resume(&mut self) {
+        self.pf.resume(true);
+        let powered = self.powered();
+        self.vfs.iter_mut().for_each(|vf| vf.resume(powered));
+    }
 }
 
 #[cfg(test)]

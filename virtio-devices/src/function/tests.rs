@@ -432,3 +432,6 @@ fn image(function: &VirtioFunction<FakeDevice>) -> Vec<u32> {
     let device = (0..8).map(|offset| word(2, 0x200 + offset, 1));
     config.chain(registers).chain(msix).chain(device).collect()
 }
+
+#[path = "pause_tests.rs"]
+mod pausing;

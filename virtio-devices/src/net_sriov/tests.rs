@@ -488,3 +488,6 @@ fn a_vf_of_another_shape_is_named() {
 
 #[path = "properties.rs"]
 mod properties;
+
+#[path = "state_tests.rs"]
+mod state;
