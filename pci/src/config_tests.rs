@@ -73,6 +73,21 @@ fn capabilities(space: &ConfigSpace) -> Vec<(u8, u16)> {
     found
 }
 
+/// Extended capability IDs, versions and offsets, found as software finds them.
+fn extended_capabilities(space: &ConfigSpace) -> Vec<(u16, u16, u16)> {
+    let mut found = Vec::new();
+    let mut offset = header::FIRST_EXTENDED_CAPABILITY;
+    while offset != 0 && read(space, offset) != 0 {
+        assert!(offset >= 0x100 && offset.is_multiple_of(4) && found.len() < 960);
+        let head = read(space, offset);
+        let [a, b, ..] = head.to_le_bytes();
+        let version = u16::try_from(head >> 16 & 0xf).unwrap();
+        found.push((u16::from_le_bytes([a, b]), version, offset));
+        offset = u16::try_from(head >> 20).unwrap();
+    }
+    found
+}
+
 fn windows(space: &ConfigSpace) -> Vec<Window> {
     let mut windows = Vec::new();
     space.windows(&mut windows);
@@ -90,8 +105,25 @@ fn the_chain_holds_each_capability_once() {
 /// G1: the chain of extended capabilities.
 #[test]
 fn a_pf_has_sr_iov_as_its_first_and_only_extended_capability() {
-    assert_eq!(read(&pf(), 0x100), 0x0001_0010);
-    assert_eq!(read(&pf(), 0x140), 0);
+    assert_eq!(extended_capabilities(&pf()), [(0x0010, 1, 0x100)]);
+    assert!((0x140..0x1000).step_by(4).all(|offset| read(&pf(), offset) == 0), "nothing is behind it");
+    assert_eq!(extended_capabilities(&space(Role::Plain)), []);
+}
+
+/// B17: offsets from the capability's start and from that of configuration space.
+#[test]
+fn registers_of_the_capability_and_of_the_header_are_apart() {
+    for offset in (0..spec::sriov::LEN).step_by(4).filter(|offset| *offset != header::COMMAND_STATUS) {
+        for (written, other) in [(offset, offset + 0x100), (offset + 0x100, offset)] {
+            let mut pf = pf();
+            let before = read(&pf, other);
+            write(&mut pf, written, 0x0101_0101);
+            assert_eq!(read(&pf, other), before, "{written:#x} is not {other:#x}");
+        }
+    }
+    let mut pf = pf();
+    write(&mut pf, header::CACHE_LINE_HEADER_TYPE, u32::MAX);
+    assert_eq!(pf.sriov().map(Sriov::total_vfs), Some(8), "TotalVFs is not Header Type");
 }
 
 /// G29: Vendor ID and Device ID of a VF.
@@ -110,6 +142,7 @@ fn a_vfs_command_is_bus_master_enable() {
     assert!(vf.bus_master());
     write(&mut vf, header::COMMAND_STATUS, 0);
     assert_eq!(read(&vf, header::COMMAND_STATUS), 0x0010_0000);
+    assert!(!vf.bus_master());
 }
 
 /// G31, B12: what a VF does not have.
@@ -137,7 +170,13 @@ fn a_vfs_pci_express_capability_is_of_the_pfs_type_and_can_flr() {
     let vf = space(Role::Vf);
     assert_eq!(read(&vf, 0x40) >> 16, read(&pf(), 0x40) >> 16);
     assert_eq!(read(&vf, 0x40) >> 16, 0x0092);
+    assert_eq!(read(&vf, 0x44), read(&pf(), 0x44));
     assert_ne!(read(&vf, 0x44) & 1 << 28, 0);
+    for offset in (0x48..0x7c).step_by(4) {
+        let mut vf = space(Role::Vf);
+        let effects = write(&mut vf, offset, u32::MAX);
+        assert_eq!((read(&vf, offset), effects.reset.is_some()), (0, offset == 0x48), "{offset:#x}");
+    }
 }
 
 /// G34: what a VF must not have.
@@ -146,6 +185,13 @@ fn a_vf_has_no_extended_capability() {
     for offset in (0x100..0x1000).step_by(4) {
         assert_eq!(read(&space(Role::Vf), offset), 0);
     }
+}
+
+/// G34: a VF interrupts by MSI-X, and has no capability that is its PF's to have.
+#[test]
+fn a_vf_has_pci_express_msi_x_and_vendor_capabilities_only() {
+    let ids: Vec<_> = capabilities(&space(Role::Vf)).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ids, [0x10, 0x11, 0x09]);
 }
 
 #[test]
@@ -235,6 +281,21 @@ fn a_vendor_capability_is_written_where_it_may_be() {
     assert_eq!(read(&plain, offset + 4), 0xffff_0002);
     assert_eq!(read(&plain, offset + 8), 0x1122_3344);
     assert_eq!(plain.vendor_offset(1), 0);
+}
+
+/// B20, B21: what cannot be is an error when it is configured.
+#[test]
+fn a_vf_with_a_bar_of_its_own_is_refused() {
+    let refused = |change: fn(&mut ConfigShape), role| {
+        let mut shape = shape(role);
+        change(&mut shape);
+        ConfigSpace::new(shape).unwrap_err()
+    };
+    assert_eq!(refused(|shape| shape.bars = pair(), Role::Vf), ShapeError::VfBars);
+    assert_eq!(refused(|shape| shape.msix.vectors = 0, Role::Vf), ShapeError::Vectors(0));
+    assert_eq!(refused(|shape| shape.msix.vectors = 2049, Role::Plain), ShapeError::Vectors(2049));
+    let no_vfs = SriovShape { total_vfs: 0, ..sriov_shape() };
+    assert_eq!(refused(|_| {}, Role::Pf(no_vfs)), ShapeError::Sriov(SriovError::NoVfs));
 }
 
 #[test]

@@ -81,9 +81,9 @@ fn control_holds_vf_enable_and_vf_mse_only() {
 /// G4: read-only registers, Status and Function Dependency Link among them.
 #[test]
 fn read_only_registers_ignore_every_width() {
-    let fixed = [0x00, 0x04, 0x0c, 0x14, 0x18, 0x1c, 0x3c];
-    for offset in fixed {
-        for enables in 0..16 {
+    let whole = [0x00, 0x04, 0x0c, 0x14, 0x18, 0x1c, 0x3c].map(|offset| (offset, 0b1111));
+    for (offset, fixed) in whole.into_iter().chain([(CONTROL, 0b1100), (NUM_VFS, 0b1100)]) {
+        for enables in (0..16).filter(|enables| enables & !fixed == 0) {
             let mut sriov = sriov(8);
             let before = sriov.clone();
             assert!(sriov.write(Dword::containing(offset), DwordWrite::new(u32::MAX, enables)).is_none());
@@ -101,8 +101,13 @@ fn num_vfs_is_locked_while_vf_enable_is_set() {
         assert_eq!(read(&sriov, NUM_VFS), u32::from(num_vfs));
     }
     word(&mut sriov, CONTROL, 1);
+    for enables in 1..16 {
+        sriov.write(Dword::containing(NUM_VFS), DwordWrite::new(0x0003_0303, enables));
+        assert_eq!((read(&sriov, NUM_VFS), sriov.num_visible()), (8, 8), "{enables:04b}");
+    }
+    word(&mut sriov, CONTROL, 0);
     word(&mut sriov, NUM_VFS, 3);
-    assert_eq!((read(&sriov, NUM_VFS), sriov.num_visible()), (8, 8));
+    assert_eq!((read(&sriov, NUM_VFS), sriov.num_visible()), (3, 0), "what is set is not what is enabled");
 }
 
 /// G6, B1, B3: more VFs than there are; what counts is the register after its mask.
@@ -153,7 +158,20 @@ fn system_page_size_takes_one_supported_size() {
     }
     word(&mut sriov, CONTROL, 1);
     write(&mut sriov, PAGE_SIZE, 1);
-    assert_eq!(read(&sriov, PAGE_SIZE), 0x10);
+    assert_eq!((read(&sriov, PAGE_SIZE), sriov.aperture(bar(2))), (0x10, 0x1_0000));
+}
+
+/// G8: First VF Offset and VF Stride.
+#[test]
+fn offset_and_stride_are_the_same_for_every_num_vfs() {
+    let mut sriov = sriov(300);
+    for num_vfs in (0..=301).chain([0xffff]) {
+        for control in [0, 9, 0] {
+            word(&mut sriov, NUM_VFS, num_vfs);
+            word(&mut sriov, CONTROL, control);
+            assert_eq!(read(&sriov, sriov::OFFSET_STRIDE), 0x0001_00e8, "NumVFs {num_vfs}");
+        }
+    }
 }
 
 /// G9: accesses to a part of a dword, and to registers that share one.
@@ -166,6 +184,53 @@ fn accesses_to_a_half_leave_the_other_alone() {
     assert_eq!(read(&sriov, CONTROL), 0x0008);
     let byte = sriov.write(Dword::containing(CONTROL), DwordWrite::new(0xffff_ff01, 0b0001));
     assert_eq!((read(&sriov, CONTROL), byte.vfs), (1, Some(VfChange::Enabled { num_vfs: 4 })));
+}
+
+/// G10: what `lspci -vv` computes from the capability.
+#[test]
+fn lspci_finds_what_the_shape_says() {
+    let sriov = sriov(8);
+    let half = |offset: u16| read(&sriov, offset & !3) >> (8 * (offset & 2)) & 0xffff;
+    let lines = [
+        format!(
+            "Initial VFs: {}, Total VFs: {}, Number of VFs: {}, Function Dependency Link: {:02x}",
+            half(0x0c),
+            half(0x0e),
+            half(0x10),
+            half(0x12) & 0xff
+        ),
+        format!("VF offset: {}, stride: {}, Device ID: {:04x}", half(0x14), half(0x16), half(0x1a)),
+        format!("Supported Page Size: {:08x}, System Page Size: {:08x}", read(&sriov, 0x1c), read(&sriov, 0x20)),
+    ];
+    let expected = [
+        "Initial VFs: 8, Total VFs: 8, Number of VFs: 0, Function Dependency Link: 00",
+        "VF offset: 232, stride: 1, Device ID: 1041",
+        "Supported Page Size: 00000553, System Page Size: 00000001",
+    ];
+    assert_eq!(lines, expected);
+    let other = Sriov::new(SriovShape { function_dependency_link: 5, ..shape(8) }).unwrap();
+    assert_eq!(read(&other, NUM_VFS), 0x0005_0000, "a PF that is function 5 says so");
+}
+
+/// G11, G12: VF BARs are sized as BARs are, and say how much one VF takes.
+#[test]
+fn sizing_a_vf_bar_tells_the_slice_of_one_vf() {
+    let mut sriov = Sriov::new(SriovShape {
+        bars: vec![(bar(0), BarKind::Memory32 { size: 0x4000 }), (bar(2), shape(1).bars[0].1)],
+        ..shape(8)
+    })
+    .unwrap();
+    let power_on = [0, 0, 0xc, 0, 0, 0];
+    let sized = [0xffff_c000, 0, 0xffff_e00c, 0xffff_ffff, 0, 0];
+    for (n, (power_on, sized)) in (0..6).zip(power_on.into_iter().zip(sized)) {
+        let offset = sriov::VF_BAR0 + 4 * n;
+        assert_eq!(read(&sriov, offset), power_on, "VF BAR {n}");
+        write(&mut sriov, offset, u32::MAX);
+        assert_eq!(read(&sriov, offset), sized, "VF BAR {n}");
+    }
+    // The upper half has no type bits: bit 0 is an address bit there.
+    write(&mut sriov, sriov::VF_BAR0 + 12, 1);
+    assert_eq!(read(&sriov, sriov::VF_BAR0 + 12), 1);
 }
 
 /// G13: slices are as large as the page, for every supported one.
@@ -228,6 +293,28 @@ fn a_window_is_as_long_as_the_vfs_that_exist() {
     assert_eq!(windows(&enabled(8, 3)), expected);
 }
 
+/// B14: the slice that sizing tells, the one that is decoded and the one that an access is in.
+#[test]
+fn the_last_byte_of_the_last_vf_is_where_sizing_says() {
+    for (total, page) in [(1, 1), (127, 1), (127, 0x10), (255, 0x400)] {
+        let mut sriov = sriov(total);
+        write(&mut sriov, PAGE_SIZE, page);
+        for bar in [bar(2), bar(4)] {
+            let offset = sriov::VF_BAR0 + 4 * u16::from(bar.get());
+            write(&mut sriov, offset, u32::MAX);
+            let sized = u64::from(!(read(&sriov, offset) & !0xf)) + 1;
+            write(&mut sriov, offset, 0);
+            word(&mut sriov, NUM_VFS, total);
+            word(&mut sriov, CONTROL, 9);
+            let window = windows(&sriov).into_iter().find(|window| window.id == WindowId::VfBar(bar)).unwrap();
+            assert_eq!(window.len, sized * u64::from(total));
+            assert_eq!(sriov.locate(bar, window.len - 1), Some((VfIndex(total - 1), sized - 1)));
+            assert_eq!(sriov.locate(bar, window.len), None);
+            word(&mut sriov, CONTROL, 0);
+        }
+    }
+}
+
 /// G17: a VF BAR that moves.
 #[test]
 fn a_moved_vf_bar_moves_all_vfs_at_once() {
@@ -235,6 +322,15 @@ fn a_moved_vf_bar_moves_all_vfs_at_once() {
     assert!(write(&mut sriov, sriov::VF_BAR0 + 12, 0x90).windows);
     assert_eq!(windows(&sriov)[0].base, 0x90_1000_0000);
     assert!(!write(&mut sriov, sriov::VF_BAR0 + 12, 0x90).windows);
+    // A BAR of 64 bits is written in two steps, and decodes what the registers say after each of them.
+    let bases = |sriov: &Sriov| windows(sriov).iter().map(|window| window.base).collect::<Vec<_>>();
+    write(&mut sriov, sriov::VF_BAR0 + 8, 0xffff_c000);
+    write(&mut sriov, sriov::VF_BAR0 + 12, 0);
+    assert_eq!(windows(&sriov)[0], Window { id: WindowId::VfBar(bar(2)), base: 0xffff_c000, len: 0x6000 });
+    write(&mut sriov, sriov::VF_BAR0 + 8, 0x2000);
+    assert_eq!(bases(&sriov), [0x2000, 0x2000_0000]);
+    write(&mut sriov, sriov::VF_BAR0 + 12, 1);
+    assert_eq!(bases(&sriov), [0x1_0000_2000, 0x2000_0000]);
     // Past the end of the address space nothing decodes.
     write(&mut sriov, sriov::VF_BAR0 + 12, u32::MAX);
     write(&mut sriov, sriov::VF_BAR0 + 8, u32::MAX);
@@ -318,6 +414,7 @@ fn reset_is_the_power_on_image() {
     assert!(sriov.reset().is_none());
 }
 
+/// B20, B21: what cannot be is an error when it is configured.
 #[test]
 fn impossible_shapes_are_refused() {
     let error = |change: fn(&mut SriovShape)| {

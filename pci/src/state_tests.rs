@@ -184,6 +184,7 @@ proptest! {
         }
     }
 
+    /// B22: there is no state beside what is saved.
     #[test]
     fn any_state_that_software_reaches_comes_back(writes in prop::collection::vec((0u16..0x50, any::<u32>()), 0..60)) {
         let mut pf = pf();

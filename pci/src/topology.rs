@@ -239,6 +239,7 @@ mod tests {
         assert_eq!(topology.lookup(Rid::new(1, 3, 0).unwrap()), None);
     }
 
+    /// G22, B20: more VFs than the segment has buses for.
     #[test]
     fn what_has_no_place_is_refused_with_the_reason() {
         let mut topology = Topology::new(3);
@@ -264,6 +265,19 @@ mod tests {
         assert_eq!((owned(&topology, 1), owned(&topology, 2)), (257, 0));
     }
 
+    /// B19: a device that has nothing to do with SR-IOV goes, among PFs.
+    #[test]
+    fn a_plain_device_is_unplugged_and_the_others_stay() {
+        let mut topology = Topology::new(127);
+        let pf = plug(&mut topology, None, 8, 1);
+        let plain = plug(&mut topology, None, 0, 2);
+        let last = plug(&mut topology, None, 300, 3);
+        assert_eq!(topology.unplug(plain.rid), Some(2));
+        assert_eq!([1, 2, 3].map(|device| owned(&topology, device)), [257, 0, 513]);
+        assert_eq!((topology.lookup(pf.rid), topology.lookup(last.rid)), (Some(&1), Some(&3)));
+    }
+
+    /// B11: a PF goes with all of its routing IDs.
     #[test]
     fn buses_are_free_again_after_an_unplug() {
         let mut topology = Topology::new(2);
