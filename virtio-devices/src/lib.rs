@@ -3,15 +3,20 @@
 //! This crate knows guest memory, file descriptors and virtqueues. It does not know KVM, HTTP or ACPI.
 
 mod backend;
+mod counters;
 mod device;
+mod features;
 mod function;
 mod host;
 mod interrupt;
+mod iovecs;
 mod net;
 mod net_sriov;
+mod ring;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod transport;
+mod worker;
 
 pub use backend::{
     InterfaceNameError, Offloads, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask,

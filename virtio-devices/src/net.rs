@@ -9,9 +9,7 @@ mod counters;
 mod features;
 mod filter;
 mod header;
-mod iovecs;
 mod receive;
-mod ring;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
@@ -26,9 +24,8 @@ mod tests;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::thread;
 
-use log::{debug, info};
+use log::debug;
 use parking_lot::Mutex;
 use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
@@ -36,9 +33,10 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::backend::{Offloads, Tap};
-use crate::{Interrupts, Start, VirtioDevice, Worker};
+use crate::counters::{Losses, log_losses};
+use crate::worker::{spawn, spawn_all, thread_name};
+use crate::{DeviceSpecific, Interrupts, Start, StateError, VirtioDevice, Worker};
 use config::Config;
-use counters::Losses;
 pub use counters::{Counter, NetCounters};
 use features::has;
 use filter::is_multicast;
@@ -56,12 +54,8 @@ const MIN_MTU: u16 = 68;
 const CONTROL_SIZE: u16 = 64;
 /// The largest size of a virtqueue (`virtio 1.4 §2.7`).
 const MAX_SIZE: u16 = 32_768;
-/// The length that Linux gives a thread's name.
-const THREAD_NAME: usize = 15;
 /// A network controller, Ethernet.
 const CLASS: [u8; 3] = [0x02, 0x00, 0x00];
-/// A worker's stack in bytes. Nothing in it recurses or keeps frames there.
-const STACK: usize = 128 * 1024;
 
 /// What a NIC is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -249,38 +243,10 @@ impl Net {
         let queues = queues.into_iter().flatten().map(|(index, _)| *index).collect();
         let (kick, stop) = (Arc::clone(&pair.kick), Arc::clone(&pair.stop));
         let shared = Arc::clone(shared);
-        let thread = thread::Builder::new()
-            .name(thread_name(&self.spec.id, pair.index))
-            .stack_size(STACK)
-            .spawn(move || pair.run(&shared))?;
+        let name = thread_name(&self.spec.id, "qp", pair.index);
+        let thread = spawn(name, move || pair.run(&shared))?;
         Ok(Worker { queues, kick, stop, thread })
     }
-}
-
-fn log_losses(id: &str, losses: Option<String>) {
-    if let Some(losses) = losses {
-        info!("{id}: lost or refused so far: {losses}");
-    }
-}
-
-/// Spawns all workers, or none: without the last one the others end before they have touched anything, and are joined here.
-fn spawn_all(pairs: Vec<Pair>, shared: &Shared, spawn: impl Fn(Pair) -> io::Result<Worker>) -> io::Result<Vec<Worker>> {
-    let mut workers = Vec::with_capacity(pairs.len());
-    let mut complete = shared.complete.lock();
-    let result = pairs.into_iter().try_for_each(|pair| {
-        workers.push(spawn(pair)?);
-        Ok(())
-    });
-    *complete = result.is_ok();
-    drop(complete);
-    if let Err(error) = result {
-        for worker in workers {
-            // One that has panicked has ended as well.
-            let _ = worker.thread.join();
-        }
-        return Err(error);
-    }
-    Ok(workers)
 }
 
 fn offloads(spec: &NetSpec) -> Offloads {
@@ -292,13 +258,6 @@ fn offloads(spec: &NetSpec) -> Offloads {
     offloads.set(Offloads::TSO4 | Offloads::TSO6 | Offloads::ECN, spec.offload_tso);
     offloads.set(Offloads::UFO | Offloads::USO4 | Offloads::USO6, spec.offload_ufo);
     offloads
-}
-
-/// `<id>_qp<N>`. Of an id that is too long the end is kept: it tells VFs apart.
-fn thread_name(id: &str, pair: u16) -> String {
-    let name = format!("{}_qp{pair}", id.replace('\0', ""));
-    let excess = name.len().saturating_sub(THREAD_NAME);
-    name.char_indices().find(|(start, _)| *start >= excess).map_or(String::new(), |(start, _)| name[start..].to_owned())
 }
 
 impl VirtioDevice for Net {
@@ -344,7 +303,7 @@ impl VirtioDevice for Net {
         if has(start.features, VIRTIO_NET_F_CTRL_VLAN) {
             self.state.change_filter(filter::Filter::enable_vlans);
         }
-        let workers = spawn_all(pairs, &shared, |pair| self.spawn(pair, &shared))?;
+        let workers = spawn_all(pairs, &shared.complete, |pair| self.spawn(pair, &shared))?;
         debug!("{}: {} queue pairs over {}", self.spec.id, workers.len(), self.backend.name());
         self.interrupts = Some(start.interrupts);
         self.fresh = false;
@@ -354,16 +313,40 @@ impl VirtioDevice for Net {
     fn reset(&mut self) {
         let Self { spec, backend: _, features: _, queue_sizes: _, counters, losses, state, interrupts, fresh } = self;
         // What workers that are still ending have yet to count is told another time.
-        log_losses(&spec.id, losses.doubled(counters));
+        log_losses(&spec.id, losses.doubled(&counters.losses()));
         // The workers that are still ending keep the old state. The link is the host's business and stays as it is.
         *state = Arc::new(NetState::new(spec.mac, state.link_up(), state.generation().wrapping_add(1)));
         *interrupts = None;
         *fresh = true;
     }
+
+    fn save(&self) -> DeviceSpecific {
+        match saved::save(&self.state) {
+            state if state == saved::power_on(self.spec.mac) => DeviceSpecific::PowerOn,
+            state => DeviceSpecific::Net(state),
+        }
+    }
+
+    fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
+        let power_on = saved::power_on(self.spec.mac);
+        let state = match state {
+            DeviceSpecific::PowerOn => &power_on,
+            DeviceSpecific::Net(state) => state,
+            DeviceSpecific::Config(_) => return Err(StateError::Shape("kinds of device")),
+        };
+        match started {
+            Some(features) => saved::check(state, &power_on, features, self.pairs(features))?,
+            None => saved::check_reset(state, &power_on)?,
+        }
+        self.state = Arc::new(saved::restored(state)?);
+        // The driver has seen the frames of before its start dropped already, and told which offloads it takes.
+        self.fresh = started.is_none();
+        Ok(())
+    }
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
-        log_losses(&self.spec.id, self.losses.untold(&self.counters));
+        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
     }
 }

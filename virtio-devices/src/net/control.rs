@@ -9,9 +9,9 @@ use vmm_sys_util::eventfd::EventFd;
 use super::counters::Counter;
 use super::features::{guest_offload_bits, guest_offloads, has};
 use super::filter::{Addresses, Mac, Mode, is_multicast};
-use super::iovecs::{IoVecs, Storage, divide};
-use super::ring::{BrokenRing, Chain, Ring, Used};
 use super::worker::Pass;
+use crate::iovecs::{IoVecs, Storage, divide};
+use crate::ring::{BrokenRing, Chain, Ring, Used};
 
 /// The most commands that are carried out at a time, so that frames do not wait for them.
 const BATCH: usize = 16;

@@ -1,30 +1,13 @@
 //! What a NIC did, and each reason for which it dropped a frame.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Something that is counted. Directions are the guest's: what it receives is `Rx`.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum Counter {
-            $($(#[$doc])* $name,)*
-        }
-
-        impl Counter {
-            /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
-
-            /// Its name in metrics: lower case, words joined by `_`.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$name => $text,)*
-                }
-            }
-        }
-    };
-}
+use crate::counters::counters;
 
 counters! {
+    /// Something that is counted. Directions are the guest's: what it receives is `Rx`.
+    pub enum Counter;
+    /// The counters of one NIC since it was plugged in.
+    pub struct NetCounters;
+
     /// Frames that the driver received.
     RxFrames = "rx_frames",
     /// Their bytes, without the virtio header.
@@ -78,9 +61,6 @@ counters! {
 }
 
 impl Counter {
-    /// How many there are.
-    pub const COUNT: usize = Self::ALL.len();
-
     /// Whether it counts what is lost or refused though the driver wanted it.
     fn is_loss(self) -> bool {
         match self {
@@ -93,81 +73,10 @@ impl Counter {
     }
 }
 
-/// The counters of one NIC since it was plugged in.
-#[derive(Debug)]
-pub struct NetCounters([AtomicU64; Counter::COUNT]);
-
-impl NetCounters {
-    pub(super) fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; Counter::COUNT])
-    }
-
-    /// The present value of one counter. Workers add to it after each batch of frames.
-    pub fn get(&self, counter: Counter) -> u64 {
-        self.0[counter as usize].load(Ordering::Relaxed)
-    }
-}
-
-/// What has been told of a NIC's losses.
-#[derive(Debug, Default)]
-pub(super) struct Losses {
-    told: u64,
-}
-
-impl Losses {
-    /// What was lost since the NIC was plugged in, in one line, if that is at least twice what has been told already: a guest
-    /// that loses frames and resets its device again and again has it told less and less often.
-    pub(super) fn doubled(&mut self, counters: &NetCounters) -> Option<String> {
-        self.tell(counters, self.told.saturating_mul(2).max(1))
-    }
-
-    /// The same, if that is more than has been told already.
-    pub(super) fn untold(&mut self, counters: &NetCounters) -> Option<String> {
-        self.tell(counters, self.told.saturating_add(1))
-    }
-
-    fn tell(&mut self, counters: &NetCounters, least: u64) -> Option<String> {
-        let losses = Counter::ALL.iter().filter(|counter| counter.is_loss());
-        let losses = losses.map(|counter| (counter.name(), counters.get(*counter))).filter(|(_, count)| *count != 0);
-        let total = losses.clone().fold(0, |total: u64, (_, count)| total.saturating_add(count));
-        if total < least {
-            return None;
-        }
-        self.told = total;
-        Some(losses.map(|(name, count)| format!("{name}={count}")).collect::<Vec<_>>().join(" "))
-    }
-}
-
-/// A worker's own counts since it last added them to the NIC's: workers do not share a cache line with each frame.
-#[derive(Debug)]
-pub(super) struct Tally([u64; Counter::COUNT]);
-
-impl Tally {
-    pub(super) fn new() -> Self {
-        Self([0; Counter::COUNT])
-    }
-
-    pub(super) fn count(&mut self, counter: Counter) {
-        self.add(counter, 1);
-    }
-
-    pub(super) fn add(&mut self, counter: Counter, amount: u64) {
-        let value = &mut self.0[counter as usize];
-        *value = value.wrapping_add(amount);
-    }
-
-    pub(super) fn flush(&mut self, counters: &NetCounters) {
-        for (own, shared) in self.0.iter_mut().zip(&counters.0) {
-            if *own != 0 {
-                shared.fetch_add(std::mem::take(own), Ordering::Relaxed);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::Losses;
 
     #[test]
     fn losses_are_told_by_name_and_at_a_reset_only_when_they_have_doubled() {
@@ -180,17 +89,17 @@ mod tests {
         for harmless in [Counter::TxFrames, Counter::Kicks, Counter::RxFiltered, Counter::RxStale] {
             add(harmless, 7);
         }
-        assert_eq!((losses.doubled(&counters), losses.untold(&counters)), (None, None));
+        assert_eq!((losses.doubled(&counters.losses()), losses.untold(&counters.losses())), (None, None));
         add(Counter::TxTooLong, 2);
         add(Counter::BrokenRings, 1);
-        assert_eq!(losses.doubled(&counters).as_deref(), Some("broken_rings=1 tx_too_long=2"));
-        assert_eq!((losses.doubled(&counters), losses.untold(&counters)), (None, None));
+        assert_eq!(losses.doubled(&counters.losses()).as_deref(), Some("broken_rings=1 tx_too_long=2"));
+        assert_eq!((losses.doubled(&counters.losses()), losses.untold(&counters.losses())), (None, None));
         add(Counter::TxTooLong, 2);
-        assert_eq!(losses.doubled(&counters), None);
+        assert_eq!(losses.doubled(&counters.losses()), None);
         add(Counter::TxTooLong, 1);
-        assert_eq!(losses.doubled(&counters).as_deref(), Some("broken_rings=1 tx_too_long=5"));
+        assert_eq!(losses.doubled(&counters.losses()).as_deref(), Some("broken_rings=1 tx_too_long=5"));
         add(Counter::RxTooLong, 1);
-        assert_eq!(losses.untold(&counters).as_deref(), Some("broken_rings=1 rx_too_long=1 tx_too_long=5"));
+        assert_eq!(losses.untold(&counters.losses()).as_deref(), Some("broken_rings=1 rx_too_long=1 tx_too_long=5"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use virtio_bindings::virtio_net::*;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::backend::Offloads;
+pub use crate::features::has;
 
 /// What every NIC offers. Commands for the receive filter always come with the control queue.
 const ALWAYS: &[u32] = &[
@@ -34,11 +35,6 @@ const OFFLOADS: &[(u32, u32, Offloads)] = &[
     (VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_USO, Offloads::USO6),
 ];
 
-/// Whether `features` has `bit`.
-pub fn has(features: u64, bit: u32) -> bool {
-    features & (1 << bit) != 0
-}
-
 /// The bits that a NIC offers with these offloads. `mtu` and `multi_queue` say whether it knows its MTU and has several pairs.
 pub fn offered(offloads: Offloads, mtu: bool, multi_queue: bool) -> u64 {
     let always = ALWAYS.iter().fold(0, |features, bit| features | 1 << bit);
@@ -55,6 +51,12 @@ pub fn guest_offloads(features: u64) -> Offloads {
         .iter()
         .filter(|(guest, _, _)| has(features, *guest))
         .fold(Offloads::empty(), |offloads, (_, _, offload)| offloads | *offload)
+}
+
+/// The bits of the offloaded frames that a driver takes: [`guest_offloads`] the other way round.
+pub fn guest_offload_features(offloads: Offloads) -> u64 {
+    let taken = OFFLOADS.iter().filter(|(_, _, offload)| offloads.contains(*offload));
+    taken.fold(0, |bits, (guest, _, _)| bits | 1 << guest)
 }
 
 /// The feature bits that stand for a driver's offloads, and that it may switch by `VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET`.
@@ -85,5 +87,7 @@ mod tests {
         assert!(has(features, VIRTIO_NET_F_MTU) && has(features, VIRTIO_NET_F_MQ));
         assert_eq!(guest_offloads(features), Offloads::CHECKSUM | Offloads::TSO4);
         assert_eq!(guest_offloads(offered(Offloads::all(), true, true)), Offloads::all());
+        assert_eq!(guest_offload_features(guest_offloads(features)), features & guest_offload_bits());
+        assert_eq!(guest_offload_features(Offloads::all()), guest_offload_bits());
     }
 }

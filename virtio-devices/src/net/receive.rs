@@ -15,10 +15,10 @@ use super::counters::{Counter, Tally};
 use super::features::has;
 use super::filter::{ETHERNET_HEADER, Filter, HEAD};
 use super::header::{FLAGS, HEADER, NUM_BUFFERS};
-use super::iovecs::{Extent, IoVecs, Storage};
-use super::ring::{BrokenRing, Ring, Used};
 use super::worker::Pass;
 use super::{BATCH, MAX_FRAME};
+use crate::iovecs::{Extent, IoVecs, Storage};
+use crate::ring::{BrokenRing, Ring, Used};
 
 /// The most bytes that are read for one frame.
 const MAX_READ: usize = HEADER + MAX_FRAME;

@@ -12,11 +12,11 @@ use super::counters::{Counter, NetCounters, Tally};
 use super::features::has;
 use super::filter::{Filter, HEAD, Mac, Mode};
 use super::receive::{Next, Receive};
-use super::ring::Ring;
 use super::state::NetState;
 use super::transmit::Transmit;
 use super::worker::Pass;
 use crate::backend::Tap;
+use crate::ring::Ring;
 use crate::{Interrupts, SharedQueue};
 
 /// A queue that is run step by step.

@@ -10,11 +10,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::counters::{Counter, NetCounters, Tally};
-use super::ring::Ring;
 use super::state::NetState;
 use super::worker::Pass;
 use super::{Net, NetSpec};
 use crate::backend::{Tap, TapQueue};
+use crate::ring::Ring;
 use crate::{Interrupts, Memory, SharedQueue, Start, VirtioDevice, Worker};
 
 pub use driver::*;

@@ -8,10 +8,10 @@ use vm_memory::{GuestMemoryMmap, Permissions};
 use super::counters::Counter;
 use super::filter::ETHERNET_HEADER;
 use super::header::{self, HEADER};
-use super::iovecs::{IoVecs, Storage};
-use super::ring::{BrokenRing, Chain, Ring, Used};
 use super::worker::Pass;
 use super::{BATCH, MAX_FRAME};
+use crate::iovecs::{IoVecs, Storage};
+use crate::ring::{BrokenRing, Chain, Ring, Used};
 
 /// A transmit queue.
 pub struct Transmit<'q> {

@@ -15,10 +15,10 @@ use super::control::Control;
 use super::counters::{Counter, NetCounters, Tally};
 use super::features::has;
 use super::receive::{Next, Receive};
-use super::ring::{BrokenRing, Ring};
 use super::state::NetState;
 use super::transmit::Transmit;
 use crate::backend::{Offloads, TapQueue};
+use crate::ring::{BrokenRing, Ring};
 use crate::{Interrupts, Memory, SharedQueue};
 
 /// The most frames that are dropped because they arrived before the driver was ready: a tap holds 1,000 unless told otherwise.

@@ -8,7 +8,7 @@ use virtio_bindings::virtio_net::*;
 
 use super::super::counters::Counter;
 use super::super::testing::*;
-use super::super::{Net, NetError, spawn_all, thread_name};
+use super::super::{Net, NetError, spawn_all};
 use crate::VirtioDevice;
 use crate::backend::Tap;
 
@@ -97,16 +97,6 @@ fn a_pair_has_one_thread_and_one_eventfd_and_the_first_serves_the_control_queue(
 }
 
 #[test]
-fn a_thread_name_ends_in_its_pair_and_has_15_bytes_at_most() {
-    assert_eq!(thread_name("_net0", 0), "_net0_qp0");
-    assert_eq!(thread_name("eleven-byte", 0), "eleven-byte_qp0");
-    assert_eq!(thread_name("production-pf0v1", 0), "ction-pf0v1_qp0");
-    assert_eq!(thread_name("production-pf0v10", 12), "ion-pf0v10_qp12");
-    assert_eq!(thread_name("ÄÖÜÄÖÜÄÖÜ", 0), "ÖÜÄÖÜ_qp0");
-    assert_eq!(thread_name("a\0b", 0), "ab_qp0");
-}
-
-#[test]
 fn queues_that_the_driver_did_not_enable_are_left_alone() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
@@ -168,7 +158,7 @@ fn a_start_that_fails_leaves_no_worker_and_has_touched_nothing() {
 
     let start = guest.to_start(features);
     let shared = guest.net.shared(&start);
-    let refused = spawn_all(guest.net.pairs_to_run(&start).unwrap(), &shared, |pair| {
+    let refused = spawn_all(guest.net.pairs_to_run(&start).unwrap(), &shared.complete, |pair| {
         if pair.index < 3 {
             return guest.net.spawn(pair, &shared);
         }

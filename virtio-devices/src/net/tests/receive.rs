@@ -6,8 +6,8 @@ use super::super::BATCH;
 use super::super::counters::Counter;
 use super::super::filter::Mode;
 use super::super::receive::{Next, Receive};
-use super::super::ring::BrokenRing;
 use super::super::testing::*;
+use crate::ring::BrokenRing;
 
 const MERGED: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 const PLAIN: u64 = 0;

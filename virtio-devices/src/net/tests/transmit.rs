@@ -1,9 +1,9 @@
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4};
 
 use super::super::counters::Counter;
-use super::super::ring::BrokenRing;
 use super::super::testing::*;
 use super::super::transmit::Transmit;
+use crate::ring::BrokenRing;
 
 const NO_FEATURES: u64 = 0;
 
