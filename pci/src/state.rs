@@ -27,6 +27,7 @@ pub enum RestoreError {
 
 /// The SR-IOV capability.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct SriovState {
     /// SR-IOV Control.
     pub control: u16,
@@ -40,6 +41,7 @@ pub struct SriovState {
 
 /// MSI-X.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct MsixState {
     /// Message Control.
     pub control: u16,
@@ -49,6 +51,7 @@ pub struct MsixState {
 
 /// A function's configuration space.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ConfigState {
     /// [`STATE_VERSION`] when it was saved.
     pub version: u16,

@@ -11,6 +11,7 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::interrupt::Interrupts;
+use crate::{DeviceSpecific, StateError};
 
 /// The guest's memory; the map can be exchanged while devices use it.
 pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
@@ -54,6 +55,22 @@ pub trait VirtioDevice: Send {
 
     /// Returns to the state of power-on. The workers have been told to stop, and may still be ending.
     fn reset(&mut self);
+
+    /// What its driver made of the device, without its transport and its queues, and what the driver was told. The queues stand
+    /// still.
+    fn save(&self) -> DeviceSpecific {
+        DeviceSpecific::PowerOn
+    }
+
+    /// Brings the device, which has been reset, to `state`. `started` are the negotiated features if the queues have been started
+    /// since the reset before `state`: without, there is nothing that a driver could have commanded. They are started again later.
+    ///
+    /// # Errors
+    ///
+    /// When the state is of another kind of device, or none that a driver could have brought it to. The caller resets it then.
+    fn restore(&mut self, state: &DeviceSpecific, _started: Option<u64>) -> Result<(), StateError> {
+        if *state == DeviceSpecific::PowerOn { Ok(()) } else { Err(StateError::Shape("kinds of device")) }
+    }
 }
 
 /// What the workers of a device run on.

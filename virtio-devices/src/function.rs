@@ -3,6 +3,7 @@
 mod config_access;
 mod layout;
 mod run;
+mod state;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,13 +13,12 @@ use pci::{
     BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Identity, ResetKind, Rid, Role,
     ShapeError, Window, WindowId,
 };
-use vmm_sys_util::eventfd::EventFd;
 
 use self::layout::Place;
 pub(crate) use self::layout::{Layout, REGISTERS_BAR};
 use self::run::Run;
 use crate::transport::{Change, Transport};
-use crate::{Doorbell, Memory, Message, QueueError, Start, Status, VirtioDevice, VirtioPci};
+use crate::{DeviceState, Doorbell, Memory, Message, QueueError, Start, StateError, Status, VirtioDevice, VirtioPci};
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
 const VENDOR: u16 = 0x1af4;
@@ -182,10 +182,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             Place::Pba(offset) => {
                 let interrupts = self.transport.interrupts();
                 // What may be sent now is not pending: its eventfd may still hold a signal that has been sent.
-                let pending = |vector| {
-                    self.message(vector).is_none()
-                        && interrupts.eventfd(vector).is_some_and(|eventfd| is_signalled(&eventfd))
-                };
+                let pending = |vector| self.message(vector).is_none() && interrupts.is_signalled(vector);
                 self.config.msix().pba_read(offset, data, pending);
             }
             Place::Doorbell(_) | Place::Hole => {}
@@ -317,12 +314,6 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     }
 }
 
-/// Whether a signal waits in `eventfd`, which does not block. A masked vector's has no other reader; one that appears in
-/// between is woken by what is put back.
-fn is_signalled(eventfd: &EventFd) -> bool {
-    eventfd.read().is_ok_and(|signals| eventfd.write(signals).is_ok())
-}
-
 /// A function that is neither a PF nor a VF is a device by itself.
 impl<D: VirtioDevice> Device for VirtioFunction<D> {
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
@@ -383,6 +374,14 @@ impl<D: VirtioDevice> VirtioPci for VirtioFunction<D> {
 
     fn resume(&mut self) {
         self.resume(true);
+    }
+
+    fn save(&self) -> Result<Option<DeviceState>, StateError> {
+        self.save_device(None).map(Some)
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
+        self.restore_alone(state)
     }
 }
 

@@ -9,6 +9,8 @@ use std::thread::JoinHandle;
 use pci::{Rid, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::{DeviceState, StateError};
+
 /// A PCI device with doorbells, messages and queues that run.
 pub trait VirtioPci: pci::Device {
     /// Appends the doorbells of all functions whose queues run now.
@@ -41,6 +43,27 @@ pub trait VirtioPci: pci::Device {
 
     /// Lets the queues run again that the registers want to run, from where they stood. There are doorbells to be found then.
     fn resume(&mut self) {}
+
+    /// The state of a device that is paused and whose workers have ended; none of one that a driver can change nothing of.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::Running`], when it is not paused.
+    fn save(&self) -> Result<Option<DeviceState>, StateError> {
+        Ok(None)
+    }
+
+    /// Brings the device to `state`, whatever it was before, and leaves it paused. VFs that `state` says are enabled are enabled, and
+    /// not reset; queues go on from where they stood once the device is resumed. As after a reset the caller asks what the device
+    /// wants now, and joins the workers that ran before.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`], when the state is of another device, or none that a driver could have brought it to. The device is in its
+    /// state of power-on then, and paused.
+    fn restore(&mut self, _state: &DeviceState) -> Result<(), StateError> {
+        Err(StateError::Shape("functions"))
+    }
 }
 
 /// A device that does nothing of the sort.

@@ -1,11 +1,15 @@
 //! Where a device's workers signal the driver.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::state::{StateError, VectorState};
 
 /// No vector (`virtio 1.4 §4.1.4.3`, `VIRTIO_MSI_NO_VECTOR`).
 pub const NO_VECTOR: u16 = 0xffff;
@@ -98,8 +102,13 @@ impl Interrupts {
     /// The device has met an error that only a reset ends: it says so in the device status, and tells the driver
     /// (`virtio 1.4 §2.1.2`). For after DRIVER_OK, before which nothing runs.
     pub fn ask_for_reset(&self) {
-        self.needs_reset.store(true, Ordering::Release);
+        self.set_needs_reset();
         self.signal_config();
+    }
+
+    /// The device has asked for a reset, and the driver been told.
+    pub(crate) fn set_needs_reset(&self) {
+        self.needs_reset.store(true, Ordering::Release);
     }
 
     /// Whether [`Self::ask_for_reset`] was called since the last reset.
@@ -114,6 +123,40 @@ impl Interrupts {
             // Without a vector the driver can only poll.
             None => drop(self.isr.fetch_or(isr, Ordering::AcqRel)),
         }
+    }
+
+    /// Whether a signal waits in the eventfd of `vector`.
+    pub(crate) fn is_signalled(&self, vector: u16) -> bool {
+        self.eventfd(vector).is_some_and(|eventfd| is_signalled(&eventfd))
+    }
+
+    /// The vectors that have an eventfd, in ascending order.
+    pub(crate) fn save(&self) -> Vec<VectorState> {
+        let vectors = (0..).zip(&self.vectors).filter_map(|(vector, slot)| Some((vector, slot.lock().clone()?)));
+        vectors.map(|(vector, eventfd)| VectorState { vector, signalled: is_signalled(&eventfd) }).collect()
+    }
+
+    /// Opens the eventfds of `vectors` and sets the ISR status, after a reset.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such vector, or no eventfd for it.
+    pub(crate) fn restore(&self, vectors: &[VectorState], isr: u8) -> Result<(), StateError> {
+        for &VectorState { vector, signalled } in vectors {
+            let eventfd = self.eventfd_or_new(vector).map_err(|error| StateError::Eventfd { vector, error })?;
+            let eventfd = eventfd.ok_or(StateError::Shape("numbers of interrupt vectors"))?;
+            if signalled {
+                // A counter that has just been made is not full.
+                let _ = eventfd.write(1);
+            }
+        }
+        self.isr.store(isr & (ISR_QUEUE | ISR_CONFIG), Ordering::Release);
+        Ok(())
+    }
+
+    /// The ISR status, which stays as it is.
+    pub(crate) fn isr(&self) -> u8 {
+        self.isr.load(Ordering::Acquire)
     }
 
     /// Reads and clears the ISR status.
@@ -134,6 +177,14 @@ impl Interrupts {
         isr.store(0, Ordering::Release);
         needs_reset.store(false, Ordering::Release);
     }
+}
+
+/// Whether a signal waits in `eventfd`. It is left alone: whoever else waits for it would be woken by what is put back.
+fn is_signalled(eventfd: &EventFd) -> bool {
+    // SAFETY: the eventfd is open as long as it is borrowed.
+    let fd = unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 #[cfg(test)]
@@ -167,7 +218,7 @@ mod tests {
         interrupts.set_config_vector(0);
         let eventfd = interrupts.eventfd(0).unwrap();
         // SAFETY: the eventfd is open as long as it is borrowed.
-        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&*eventfd)) };
+        let fd = unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) };
         assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         assert!(rustix::fs::fcntl_getfl(fd).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
     }

@@ -13,6 +13,7 @@ mod iovecs;
 mod net;
 mod net_sriov;
 mod ring;
+mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod transport;
@@ -27,4 +28,8 @@ pub use host::{Doorbell, Message, VirtioPci};
 pub use interrupt::{Interrupts, NO_VECTOR};
 pub use net::{Counter, Net, NetCounters, NetError, NetSpec};
 pub use net_sriov::{NetSriov, NetSriovError};
+pub use state::{
+    AddressesState, DeviceSpecific, DeviceState, FunctionState, NicState, PositionState, QueueState, STATE_VERSION,
+    StateError, TransportState, VectorState, VfState, VfsState,
+};
 pub use transport::{QueueError, Status};

@@ -10,6 +10,7 @@ mod features;
 mod filter;
 mod header;
 mod receive;
+mod saved;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;

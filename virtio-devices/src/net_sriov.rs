@@ -3,6 +3,8 @@
 //! All VFs are there from the start, each with its device behind it; VF Enable gates whether they can be seen. What exists
 //! follows from the PF's registers at each access and is kept nowhere else. A VF that cannot be seen is in its reset state.
 
+mod state;
+
 use std::thread::JoinHandle;
 
 use pci::{
@@ -11,7 +13,7 @@ use pci::{
 };
 
 use crate::function::{FunctionError, REGISTERS_BAR, VirtioFunction, device_id};
-use crate::{Doorbell, Memory, Message, VirtioDevice, VirtioPci};
+use crate::{DeviceState, Doorbell, Memory, Message, StateError, VirtioDevice, VirtioPci};
 
 /// Why devices cannot be a PF and its VFs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -147,6 +149,15 @@ impl<D: VirtioDevice> NetSriov<D> {
 
     fn visible(&self) -> impl Iterator<Item = (VfIndex, &VirtioFunction<D>)> {
         (0..self.num_visible()).map(VfIndex).zip(&self.vfs)
+    }
+
+    fn functions_mut(&mut self) -> impl Iterator<Item = &mut VirtioFunction<D>> {
+        std::iter::once(&mut self.pf).chain(&mut self.vfs)
+    }
+
+    fn drain_stopping(&mut self) {
+        let Self { pf, vfs, stopping } = self;
+        std::iter::once(pf).chain(vfs).for_each(|function| function.drain_stopping(stopping));
     }
 
     /// The function that exists at `rid`.
@@ -295,16 +306,22 @@ impl<D: VirtioDevice> VirtioPci for NetSriov<D> {
 
     fn pause(&mut self) {
         // Those that nobody can see, too: they may be enabled meanwhile.
-        for function in std::iter::once(&mut self.pf).chain(&mut self.vfs) {
-            function.pause();
-            function.drain_stopping(&mut self.stopping);
-        }
+        self.functions_mut().for_each(VirtioFunction::pause);
+        self.drain_stopping();
     }
 
     fn resume(&mut self) {
         self.pf.resume(true);
         let powered = self.powered();
         self.vfs.iter_mut().for_each(|vf| vf.resume(powered));
+    }
+
+    fn save(&self) -> Result<Option<DeviceState>, StateError> {
+        self.save_all().map(Some)
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
+        self.restore_all(state)
     }
 }
 

@@ -10,7 +10,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 pub use crate::net::steps::{NetSteps, Step, StepQueue};
-use crate::{Interrupts, Memory, SharedQueue, Start, VirtioDevice, VirtioPci, Worker};
+use crate::{DeviceSpecific, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, VirtioPci, Worker};
 
 /// A feature of [`FakeDevice`] that is its own.
 pub const FAKE_FEATURE: u64 = 1 << 5;
@@ -151,6 +151,21 @@ impl VirtioDevice for FakeDevice {
         self.queues.clear();
         self.interrupts = None;
         self.config = [0; 8];
+    }
+
+    fn save(&self) -> DeviceSpecific {
+        if self.config == [0; 8] { DeviceSpecific::PowerOn } else { DeviceSpecific::Config(self.config.to_vec()) }
+    }
+
+    fn restore(&mut self, state: &DeviceSpecific, _started: Option<u64>) -> Result<(), StateError> {
+        self.config = match state {
+            DeviceSpecific::PowerOn => [0; 8],
+            DeviceSpecific::Config(config) => {
+                config.as_slice().try_into().map_err(|_| StateError::Shape("configuration lengths"))?
+            }
+            DeviceSpecific::Net(_) => return Err(StateError::Shape("kinds of device")),
+        };
+        Ok(())
     }
 }
 

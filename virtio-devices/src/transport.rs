@@ -4,6 +4,7 @@
 //! for the eventfd that a vector gets when the driver maps something to it.
 
 mod register;
+mod state;
 
 use std::sync::Arc;
 

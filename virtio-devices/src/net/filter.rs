@@ -48,8 +48,18 @@ impl Addresses {
         }
     }
 
+    /// The addresses.
+    pub fn addresses(&self) -> &[Mac] {
+        &self.table[..self.len]
+    }
+
+    /// Whether more were added than there is room for.
+    pub fn overflow(&self) -> bool {
+        self.overflow
+    }
+
     fn wants(&self, mac: &Mac) -> bool {
-        self.overflow || self.table[..self.len].contains(mac)
+        self.overflow || self.addresses().contains(mac)
     }
 }
 
@@ -68,6 +78,18 @@ pub enum Mode {
     NoUnicast,
     /// No broadcast frame.
     NoBroadcast,
+}
+
+impl Mode {
+    /// All modes, in the order of their commands.
+    pub const ALL: [Self; 6] = [
+        Self::Promiscuous,
+        Self::AllMulticast,
+        Self::AllUnicast,
+        Self::NoMulticast,
+        Self::NoUnicast,
+        Self::NoBroadcast,
+    ];
 }
 
 /// The receive filter.
@@ -98,7 +120,8 @@ impl Filter {
         self.modes[mode as usize] = on;
     }
 
-    fn mode(&self, mode: Mode) -> bool {
+    /// Whether a mode is on.
+    pub fn mode(&self, mode: Mode) -> bool {
         self.modes[mode as usize]
     }
 
@@ -115,6 +138,12 @@ impl Filter {
         let bit = 1 << (id % 64);
         *word = if wanted { *word | bit } else { *word & !bit };
         true
+    }
+
+    /// The VLANs that are wanted, in ascending order; none without a VLAN filter.
+    pub fn vlans(&self) -> Option<Vec<u16>> {
+        let vlans = self.vlans.as_ref()?;
+        Some((0..VLAN_IDS as u16).filter(|id| vlans[usize::from(*id) / 64] & (1 << (id % 64)) != 0).collect())
     }
 
     /// Whether every frame is wanted, so that none needs to be looked at.

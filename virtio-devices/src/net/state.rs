@@ -33,6 +33,12 @@ impl NetState {
         }
     }
 
+    /// The state that `self` is with another receive filter, whose address is the NIC's.
+    pub fn with_filter(self, filter: Filter) -> Self {
+        let mac = AtomicU64::new(pack(filter.mac));
+        Self { mac, filter: ArcSwap::from_pointee(filter), ..self }
+    }
+
     /// The NIC's address.
     pub fn mac(&self) -> Mac {
         let [_, _, mac @ ..] = self.mac.load(Ordering::Relaxed).to_be_bytes();

@@ -1,0 +1,107 @@
+//! A function's saved state.
+
+use pci::ResetKind;
+use virtio_queue::QueueT;
+
+use super::VirtioFunction;
+use super::run::Run;
+use crate::state::{DeviceState, FunctionState, PositionState, STATE_VERSION, StateError, VfsState};
+use crate::{DeviceSpecific, Status, VirtioDevice};
+
+impl<D: VirtioDevice> VirtioFunction<D> {
+    /// The state of the device that this is the own function of, with its VFs.
+    pub(crate) fn save_device(&self, vfs: Option<VfsState>) -> Result<DeviceState, StateError> {
+        let (rid, device_type) = (self.rid.to_bits(), self.device.device_type());
+        Ok(DeviceState { version: STATE_VERSION, rid, device_type, function: self.save_function()?, vfs })
+    }
+
+    /// The state of this function alone.
+    pub(crate) fn save_function(&self) -> Result<FunctionState, StateError> {
+        if self.is_running() {
+            return Err(StateError::Running);
+        }
+        Ok(FunctionState {
+            config: self.config.save(),
+            positions: self.run.as_ref().map(Run::save).transpose()?,
+            transport: self.transport.save(),
+            device: self.device.save(),
+        })
+    }
+
+    /// Whether no driver has changed anything of the function, as far as it can be seen from outside of the device behind it.
+    pub(crate) fn is_untouched(&self) -> bool {
+        let mut config = self.config.clone();
+        let _ = config.reset(ResetKind::Conventional);
+        self.run.is_none() && config == self.config && self.transport.is_power_on()
+    }
+
+    /// Brings the function to its state of power-on, with the device behind it, and keeps it paused.
+    pub(crate) fn power_on(&mut self) {
+        self.pause();
+        let _ = self.reset_function(ResetKind::Conventional);
+        // Every device knows its state of power-on, and how it differs from the one after a reset.
+        let _ = self.device.restore(&DeviceSpecific::PowerOn, None);
+    }
+
+    /// Whether `state` is of a device of this type at this place.
+    pub(crate) fn check(&self, state: &DeviceState) -> Result<(), StateError> {
+        if state.version != STATE_VERSION {
+            return Err(StateError::Version(state.version));
+        }
+        if state.device_type != self.device.device_type() {
+            return Err(StateError::Shape("device types"));
+        }
+        if state.rid != self.rid.to_bits() {
+            return Err(StateError::Shape("addresses"));
+        }
+        Ok(())
+    }
+
+    /// Restores the only function of a device.
+    pub(crate) fn restore_alone(&mut self, state: &DeviceState) -> Result<(), StateError> {
+        self.power_on();
+        self.check(state)?;
+        if state.vfs.is_some() {
+            return Err(StateError::Shape("VFs"));
+        }
+        self.restore_function(&state.function).inspect_err(|_| self.power_on())
+    }
+
+    /// Brings the function, which is in its state of power-on and paused, to `state`. After an error it is not in either.
+    pub(crate) fn restore_function(&mut self, state: &FunctionState) -> Result<(), StateError> {
+        let FunctionState { config, transport, positions, device } = state;
+        self.config.restore(config)?;
+        self.transport.restore(transport)?;
+        self.run = positions.as_deref().map(|positions| self.restored_run(positions)).transpose()?;
+        let started = self.run.as_ref().map(|_| self.transport.features());
+        self.device.restore(device, started)
+    }
+
+    /// The queues as the driver set them up, at `positions`.
+    fn restored_run(&self, positions: &[PositionState]) -> Result<Run, StateError> {
+        let queues = self.transport.queues();
+        let alike = queues.iter().map(|(index, _)| *index).eq(positions.iter().map(|position| position.queue));
+        // Before that they have no positions, and it is not taken back.
+        if !alike || !self.transport.status().contains(Status::DRIVER_OK) {
+            return Err(StateError::Value("the positions of virtqueues"));
+        }
+        for ((_, queue), position) in queues.iter().zip(positions) {
+            let mut queue = queue.lock();
+            queue.set_next_avail(position.next_avail);
+            queue.set_next_used(position.next_used);
+        }
+        Ok(Run::new(queues))
+    }
+}
+
+impl Run {
+    /// Where the queues stand.
+    fn save(&self) -> Result<Vec<PositionState>, StateError> {
+        let position = |(index, queue): &(u16, crate::SharedQueue)| {
+            // A worker that was told to stop may still be ending.
+            let queue = queue.try_lock().ok_or(StateError::Running)?;
+            Ok(PositionState { queue: *index, next_avail: queue.next_avail(), next_used: queue.next_used() })
+        };
+        self.queues().iter().map(position).collect()
+    }
+}

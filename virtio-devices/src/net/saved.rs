@@ -1,0 +1,83 @@
+//! A NIC's saved state.
+
+use virtio_bindings::virtio_net::*;
+
+use super::features::{guest_offload_bits, guest_offload_features, guest_offloads, has};
+use super::filter::{Addresses, Filter, Mac, Mode, is_multicast};
+use super::state::NetState;
+use crate::state::{AddressesState, NicState, StateError};
+
+/// The state of power-on of a NIC with this address.
+pub fn power_on(mac: Mac) -> NicState {
+    save(&NetState::new(mac, true, 0))
+}
+
+/// What the driver made of a NIC.
+pub fn save(state: &NetState) -> NicState {
+    let filter = state.filter();
+    let addresses =
+        |table: &Addresses| AddressesState { addresses: table.addresses().to_vec(), overflow: table.overflow() };
+    NicState {
+        mac: state.mac(),
+        link_up: state.link_up(),
+        generation: state.generation(),
+        active_pairs: state.active_pairs(),
+        offloads: guest_offload_features(state.offloads()),
+        modes: Mode::ALL.map(|mode| filter.mode(mode)),
+        unicast: addresses(&filter.unicast),
+        multicast: addresses(&filter.multicast),
+        vlans: filter.vlans(),
+    }
+}
+
+/// Whether a NIC may be in `state` that no driver has commanded anything: the link and the generation may be others.
+pub fn check_reset(state: &NicState, power_on: &NicState) -> Result<(), StateError> {
+    let reset = NicState { link_up: state.link_up, generation: state.generation, ..power_on.clone() };
+    if *state == reset { Ok(()) } else { Err(StateError::Value("a NIC that was not started")) }
+}
+
+/// Whether a driver with these features, of which it may use `pairs` queue pairs, could have commanded what `state` says.
+pub fn check(state: &NicState, power_on: &NicState, features: u64, pairs: u16) -> Result<(), StateError> {
+    let claim = |holds, what| if holds { Ok(()) } else { Err(StateError::Value(what)) };
+    let NicState { mac, link_up: _, generation: _, active_pairs, offloads, modes, unicast, multicast, vlans } = state;
+    let is_address = !is_multicast(mac) && *mac != [0; 6];
+    claim(*mac == power_on.mac || has(features, VIRTIO_NET_F_CTRL_MAC_ADDR) && is_address, "a NIC's address")?;
+    claim((1..=pairs).contains(active_pairs), "a NIC's queue pairs")?;
+    claim(offloads & !(features & guest_offload_bits()) == 0, "a NIC's offloads")?;
+    let (basic, extra) = modes.split_at(Mode::AllUnicast as usize);
+    let (basic_reset, extra_reset) = power_on.modes.split_at(basic.len());
+    let filtered = basic != basic_reset || *unicast != power_on.unicast || *multicast != power_on.multicast;
+    claim(!filtered || has(features, VIRTIO_NET_F_CTRL_RX), "a NIC's receive filter")?;
+    claim(extra == extra_reset || has(features, VIRTIO_NET_F_CTRL_RX_EXTRA), "a NIC's receive modes")?;
+    claim(vlans.is_none() || has(features, VIRTIO_NET_F_CTRL_VLAN), "a NIC's VLANs")
+}
+
+/// The state of a NIC that `state` says, commanded as by a driver.
+pub fn restored(state: &NicState) -> Result<NetState, StateError> {
+    let mut filter = Filter::new(state.mac);
+    for (mode, on) in Mode::ALL.into_iter().zip(state.modes) {
+        filter.set_mode(mode, on);
+    }
+    filter.unicast = table(&state.unicast);
+    filter.multicast = table(&state.multicast);
+    if let Some(vlans) = &state.vlans {
+        filter.enable_vlans();
+        for id in vlans {
+            filter.set_vlan(*id, true);
+        }
+    }
+    let new = NetState::new(state.mac, state.link_up, state.generation).with_filter(filter);
+    new.set_active_pairs(state.active_pairs);
+    new.set_offloads(guest_offloads(state.offloads));
+    if save(&new) == *state { Ok(new) } else { Err(StateError::Value("a NIC's receive filter")) }
+}
+
+fn table(state: &AddressesState) -> Addresses {
+    let mut addresses = Addresses::new();
+    state.addresses.iter().for_each(|address| addresses.add(*address));
+    if state.overflow {
+        // One more than there is room for; with room, it is found out as one that was not saved.
+        addresses.add([0; 6]);
+    }
+    addresses
+}

@@ -1,0 +1,227 @@
+//! Saved state: versioned plain data, which is not trusted when it comes back.
+//!
+//! A state holds what a driver made of a device and what the device owes it; what the device is comes from its configuration
+//! again. Registers come back through the same masks as a driver's own writes, in an order in which a driver could have made
+//! them, and what does not survive them unchanged is refused: whatever bytes a state is made of, what it is restored to is a state
+//! that a driver could have reached. No number in a state sizes anything.
+//!
+//! VFs that were enabled are enabled, without an edge of VF Enable that would reset them.
+
+use std::io;
+
+use pci::{ConfigState, VfIndex};
+use serde::{Deserialize, Serialize};
+
+/// The version of the states that this crate saves.
+pub const STATE_VERSION: u16 = 1;
+
+/// Why a state cannot be saved or restored.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The queues are still run by their workers.
+    #[error("the device's queues still run; pause it, and wait until they stand still, before its state is saved")]
+    Running,
+    /// The state is of a version that this crate does not know.
+    #[error("saved state of version {0}; this is version {STATE_VERSION}")]
+    Version(u16),
+    /// The state is of another device, or of one with another configuration.
+    #[error("saved state of a device with other {0}")]
+    Shape(&'static str),
+    /// The state holds what no driver could have brought about.
+    #[error("saved state with an impossible value in {0}")]
+    Value(&'static str),
+    /// The registers of configuration space cannot be restored.
+    #[error(transparent)]
+    Config(#[from] pci::RestoreError),
+    /// There is no file descriptor for an interrupt vector.
+    #[error("an eventfd for interrupt vector {vector}: {error}")]
+    Eventfd {
+        /// The vector.
+        vector: u16,
+        /// Why.
+        error: io::Error,
+    },
+    /// A VF cannot be restored.
+    #[error("VF {index}: {error}")]
+    Vf {
+        /// The VF.
+        index: VfIndex,
+        /// Why.
+        error: Box<Self>,
+    },
+}
+
+/// A device with all its functions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceState {
+    /// [`STATE_VERSION`] when it was saved.
+    pub version: u16,
+    /// The routing ID of the device's own function.
+    pub rid: u16,
+    /// The device type (`virtio 1.4 §5`).
+    pub device_type: u16,
+    /// The device's own function, its PF.
+    pub function: FunctionState,
+    /// The VFs of a PF.
+    pub vfs: Option<VfsState>,
+}
+
+/// The VFs of a PF.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VfsState {
+    /// How many are reserved.
+    pub total_vfs: u16,
+    /// First VF Offset: where they are.
+    pub first_vf_offset: u16,
+    /// VF Stride.
+    pub vf_stride: u16,
+    /// Those that are not in their state of power-on, by ascending index.
+    pub changed: Vec<VfState>,
+}
+
+/// A VF.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VfState {
+    /// Which one, from 0.
+    pub index: u16,
+    /// Its function.
+    pub function: FunctionState,
+}
+
+/// A function: configuration space, transport, queues, device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionState {
+    /// Configuration space, and MSI-X.
+    pub config: ConfigState,
+    /// The transport.
+    pub transport: TransportState,
+    /// Where its enabled queues stand, by ascending index; none if they have not run since the last reset.
+    pub positions: Option<Vec<PositionState>>,
+    /// The device behind it.
+    pub device: DeviceSpecific,
+}
+
+/// The registers of virtio's common configuration (`virtio 1.4 §4.1.4.3`), the ISR status and the interrupt vectors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TransportState {
+    /// device_status, with DEVICE_NEEDS_RESET.
+    pub status: u8,
+    /// device_feature_select.
+    pub device_feature_select: u32,
+    /// driver_feature_select.
+    pub driver_feature_select: u32,
+    /// driver_feature, for each of the selects 0 to 3.
+    pub driver_features: [u32; 4],
+    /// config_msix_vector.
+    pub config_vector: u16,
+    /// queue_select.
+    pub queue_select: u16,
+    /// The registers of each queue.
+    pub queues: Vec<QueueState>,
+    /// The ISR status.
+    pub isr: u8,
+    /// The vectors that something was mapped to since the last reset, in ascending order.
+    pub vectors: Vec<VectorState>,
+}
+
+/// The registers of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueueState {
+    /// queue_size.
+    pub size: u16,
+    /// queue_msix_vector.
+    pub vector: u16,
+    /// queue_enable.
+    pub enabled: bool,
+    /// queue_desc.
+    pub descriptor: u64,
+    /// queue_driver.
+    pub driver: u64,
+    /// queue_device.
+    pub device: u64,
+}
+
+/// An interrupt vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VectorState {
+    /// Which one.
+    pub vector: u16,
+    /// A signal waits in its eventfd: a pending bit (`PCIe 6.2 §7.7.2.5`), unless it was sent already. To send it again is harmless.
+    pub signalled: bool,
+}
+
+/// Where a queue stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PositionState {
+    /// The queue.
+    pub queue: u16,
+    /// The index in the available ring of the next chain to be taken.
+    pub next_avail: u16,
+    /// The index in the used ring of the next chain to be given back.
+    pub next_used: u16,
+}
+
+/// What there is behind a transport, by kind of device.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceSpecific {
+    /// Nothing that a driver changed: the state of power-on.
+    #[default]
+    PowerOn,
+    /// A device configuration that the driver wrote to, and nothing else.
+    Config(Vec<u8>),
+    /// A NIC.
+    Net(NicState),
+}
+
+impl DeviceSpecific {
+    /// Whether a device may have this state after a reset. A NIC checks for itself what it says of its driver's commands.
+    pub(crate) fn is_reset(&self) -> bool {
+        match self {
+            Self::PowerOn | Self::Net(_) => true,
+            Self::Config(_) => false,
+        }
+    }
+}
+
+/// What the driver of a NIC commanded (`virtio 1.4 §5.1.6.5`), and what it was told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NicState {
+    /// The NIC's address.
+    pub mac: [u8; 6],
+    /// The link is up.
+    pub link_up: bool,
+    /// The generation of the device configuration.
+    pub generation: u8,
+    /// The queue pairs that the driver uses.
+    pub active_pairs: u16,
+    /// The offloaded frames that the driver takes, as bits of `VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET`.
+    pub offloads: u64,
+    /// The receive modes by their commands: promisc, allmulti, alluni, nomulti, nouni, nobcast.
+    pub modes: [bool; 6],
+    /// Further unicast addresses.
+    pub unicast: AddressesState,
+    /// Multicast addresses.
+    pub multicast: AddressesState,
+    /// The VLANs that are received, in ascending order; none without a VLAN filter.
+    pub vlans: Option<Vec<u16>>,
+}
+
+/// A table of addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddressesState {
+    /// The addresses.
+    pub addresses: Vec<[u8; 6]>,
+    /// The driver wanted more than there is room for, and gets them all.
+    pub overflow: bool,
+}
