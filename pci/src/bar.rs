@@ -252,6 +252,28 @@ mod tests {
     }
 
     #[test]
+    fn a_window_ends_where_its_address_space_does() {
+        let windows = |bars: &BarSet, count| {
+            let mut out = Vec::new();
+            bars.windows(count, WindowId::Bar, &mut out);
+            out.iter().map(|window| (window.base, window.len)).collect::<Vec<_>>()
+        };
+        let mut bars = set(&[(0, BarKind::Memory32 { size: 0x1000 }), (2, PAIR)]);
+        for n in [0, 2, 3] {
+            bars.write(n, DwordWrite::full(u32::MAX));
+        }
+        // The last 4 KiB below 4 GiB are the BAR's to have, and another slice behind them is not.
+        assert_eq!(windows(&bars, 1), [(0xffff_f000, 0x1000)]);
+        assert_eq!(windows(&bars, 2), []);
+        assert_eq!(windows(&bars, 0), []);
+        bars.write(2, DwordWrite::full(0xffff_c000));
+        assert_eq!(windows(&bars, 1), [(0xffff_f000, 0x1000), (0xffff_ffff_ffff_c000, 0x2000)]);
+        assert_eq!(windows(&bars, 2), [], "the end of the address space is not an address");
+        bars.reset();
+        assert_eq!(windows(&bars, 3), [(0, 0x3000), (0, 0x6000)]);
+    }
+
+    #[test]
     fn a_granule_above_the_size_is_the_aperture_and_the_mask() {
         let mut bars = set(&[(2, PAIR), (4, BarKind::Memory64 { size: 0x4_0000, prefetchable: true })]);
         bars.write(2, DwordWrite::full(0x1001_2000));
@@ -262,6 +284,7 @@ mod tests {
         assert_eq!(bars.read(2), 0xffff_000c);
     }
 
+    /// B20: what cannot be is an error when it is configured.
     #[test]
     fn impossible_bars_are_refused() {
         let new = |bars: &[(u8, BarKind)]| {
@@ -270,6 +293,7 @@ mod tests {
         assert_eq!(new(&[(5, PAIR)]), BarError::Register { index: index(5) });
         assert_eq!(new(&[(2, PAIR), (3, BarKind::Memory32 { size: 16 })]), BarError::Register { index: index(3) });
         assert_eq!(new(&[(0, BarKind::Memory32 { size: 24 })]), BarError::Size { index: index(0), size: 24 });
-        assert_eq!(new(&[(0, BarKind::Memory32 { size: 8 })]), BarError::Size { index: index(0), size: 8 });
+        let too_small = new(&[(0, BarKind::Memory32 { size: 8 })]);
+        assert_eq!(too_small.to_string(), "BAR 0: 8 bytes is not a power of two of at least 16");
     }
 }

@@ -44,3 +44,34 @@ impl Device for HostBridge {
         Effects::NONE
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_bridge_says_what_it_is_and_cannot_be_changed() {
+        let mut bridge = HostBridge::new(0x8086, 0x0d57);
+        let rid = Rid::from_bits(0);
+        let image = |bridge: &HostBridge| Dword::all().map(|reg| bridge.config_read(rid, reg)).collect::<Vec<_>>();
+        let before = image(&bridge);
+        assert_eq!((before[0], before[2]), (0x0d57_8086, 0x0600_0000));
+        assert!(before.iter().enumerate().all(|(n, value)| matches!(n, 0 | 2) || *value == 0));
+        assert!(Dword::all().all(|reg| bridge.config_write(rid, reg, DwordWrite::full(u32::MAX)).is_none()));
+        assert!(bridge.reset(ResetKind::Conventional).is_none());
+        assert_eq!(image(&bridge), before);
+    }
+
+    #[test]
+    fn a_host_bridge_decodes_no_memory() {
+        let mut bridge = HostBridge::new(0x8086, 0x0d57);
+        let mut windows = Vec::new();
+        bridge.windows(&mut windows);
+        assert!(windows.is_empty());
+        let window = WindowId::Bar(crate::BarIndex::ALL[0]);
+        let mut data = [0; 4];
+        assert!(bridge.mmio_write(window, 0, &data).is_none());
+        bridge.mmio_read(window, 0, &mut data);
+        assert_eq!(data, [0xff; 4]);
+    }
+}

@@ -224,6 +224,33 @@ mod tests {
     }
 
     #[test]
+    fn the_structures_take_16_bytes_a_vector_and_8_for_64_pending_bits() {
+        let bar = BarIndex::ALL[4];
+        let lens = |vectors| {
+            let shape = MsixShape { vectors, table: (bar, 0), pba: (bar, 0x8000) };
+            (shape.table_len(), shape.pba_len())
+        };
+        assert_eq!([1, 64, 65, 2048].map(lens), [(16, 8), (0x400, 8), (0x410, 16), (0x8000, 0x100)]);
+    }
+
+    #[test]
+    fn an_entry_holds_an_aligned_address_and_one_mask_bit() {
+        let mut msix = msix();
+        assert!(!msix.enabled());
+        let _ = enable(&mut msix, 0x8000);
+        assert!(msix.enabled());
+        assert!(msix.table_write(0, &[0xff; 8]).messages);
+        let _ = msix.table_write(8, &[0xff; 8]);
+        let mut entry = [0; 16];
+        msix.table_read(0, &mut entry);
+        assert_eq!(entry, [0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0]);
+        let mut behind = [0xaa; 4];
+        msix.table_read(3 * 16, &mut behind);
+        assert_eq!(behind, [0; 4], "there are three vectors");
+        assert_eq!(msix.read(Dword::containing(12)), 0);
+    }
+
+    #[test]
     fn odd_table_accesses_are_harmless() {
         let mut msix = msix();
         for len in [0, 1, 2, 3, 4, 5, 8, 12, 16] {

@@ -275,6 +275,9 @@ mod tests {
         assert_eq!(topology.unplug(plain.rid), Some(2));
         assert_eq!([1, 2, 3].map(|device| owned(&topology, device)), [257, 0, 513]);
         assert_eq!((topology.lookup(pf.rid), topology.lookup(last.rid)), (Some(&1), Some(&3)));
+        let mut left: Vec<_> = topology.iter().map(|(placement, device)| (placement.rid, *device)).collect();
+        left.sort_unstable();
+        assert_eq!(left, [(pf.rid, 1), (last.rid, 3)]);
     }
 
     /// B11: a PF goes with all of its routing IDs.
