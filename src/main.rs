@@ -41,9 +41,10 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
     let (verbose, log_file) = (cli.verbose, cli.log_file.clone());
     let config = cli.into_config()?;
     // Before the log file: a configuration that is wrong leaves nothing behind.
-    let nets = config.plan()?;
+    config.plan()?;
+    config.payload.check_present()?;
     log_to(log_file.as_deref(), verbose)?;
-    vmm::run(&config, &nets)?;
+    vmm::run(vmm::Options { vm: Some(config) })?;
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 //! The ACPI tables: what the guest cannot find out by itself.
 //!
 //! The machine is a hardware-reduced one (`ACPI 6.5 §4.1`): it has sleep and reset registers, and none of the fixed hardware of
-//! old. Devices that the guest can enumerate are not described, and neither is a slot: no device is ever described on a bus of
-//! VFs, so that ACPI's hot-plug cannot touch one.
+//! old. Devices that the guest can enumerate are not described. The slots of bus 0 are, for devices to come and go; no device is
+//! ever described on a bus of VFs, so that ACPI's hot-plug cannot touch one.
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path,
@@ -17,6 +17,7 @@ use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 
+use crate::acpi_hotplug::Hotplug;
 use crate::arch::x86_64::layout::{
     self, ECAM, LAST_BUS, Layout, MMIO32, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT,
     SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
@@ -111,6 +112,7 @@ fn dsdt(machine: &Machine) -> impl Aml {
     let mut dsdt = Sdt::new(*b"DSDT", 36, DSDT_REVISION, OEM_ID, OEM_TABLE, OEM_REVISION);
     dsdt.append_slice(&bytes(&HostBridge(machine.layout)));
     dsdt.append_slice(&bytes(&Motherboard));
+    dsdt.append_slice(&bytes(&Hotplug));
     if machine.serial {
         dsdt.append_slice(&bytes(&SerialPort));
     }
@@ -332,6 +334,30 @@ mod tests {
             assert_eq!(contains(dsdt, b"COM1"), serial);
             assert!(contains(dsdt, b"_S5_"));
         }
+    }
+
+    #[test]
+    fn every_slot_but_the_host_bridges_can_be_ejected_and_is_never_device_checked() {
+        let tables = tables_of(1, false);
+        let dsdt = table(&tables, u64_at(find(&tables, b"FACP"), 140));
+        assert!(!contains(dsdt, b"S000") && !contains(dsdt, b"S032"));
+        for slot in 1..32 {
+            let name = format!("S{slot:03}");
+            let notified: Vec<_> = notifications(dsdt, name.as_bytes()).collect();
+            assert_eq!(notified, [0, 3], "{name}");
+        }
+        assert!(contains(dsdt, b"_EJ0") && contains(dsdt, b"ACPI0013"));
+    }
+
+    /// What a device of the host bridge is notified of: the operator, the root, a path of three names, and a byte.
+    fn notifications<'a>(dsdt: &'a [u8], name: &'a [u8]) -> impl Iterator<Item = u8> + 'a {
+        let notify = [b"\x86\\\x2f\x03_SB_PCI0", name].concat();
+        let at = (0..dsdt.len()).filter(move |at| dsdt[*at..].starts_with(&notify));
+        at.map(move |at| match dsdt[at + 16..][..2] {
+            [0x0a, value] => value,
+            [value @ (0 | 1), _] => value,
+            ref other => panic!("{other:x?}"),
+        })
     }
 
     #[test]

@@ -52,9 +52,10 @@ impl Default for VmConfig {
 }
 
 impl VmConfig {
-    /// Checks everything that can be checked without opening anything, and decides what was left out.
+    /// Checks everything that can be checked without opening anything, but for a kernel that is missing, and decides what was left
+    /// out.
     ///
-    /// A MAC address that was left out is another one with each call: a VM is planned once, and runs with that plan.
+    /// A MAC address that was left out is another one with each call, until [`Self::resolve`] has filled it in.
     ///
     /// # Errors
     ///
@@ -66,6 +67,25 @@ impl VmConfig {
         self.serial.check_serial()?;
         self.console.check_console()?;
         config_sriov::plan(&self.net, self.cpus.boot_vcpus)
+    }
+
+    /// Fills in what was left out and decided by the plan: ids, MAC addresses and, where they follow from the position of a NIC,
+    /// names of taps. What is planned of the result is `nets`, also when there are further NICs.
+    pub fn resolve(&mut self, nets: &[NetPlan]) {
+        for (net, plan) in self.net.iter_mut().zip(nets) {
+            net.id = Some(plan.id.clone());
+            net.mac = Some(MacAddress(plan.pf.mac));
+            if let BackendPlan::Tap { name: Some(name), .. } = &plan.pf.backend {
+                net.tap = Some(name.clone());
+            }
+        }
+    }
+
+    /// Notes that the device called `id` is in slot `device` of bus 0.
+    pub fn set_slot(&mut self, id: &str, device: u8) {
+        for net in self.net.iter_mut().filter(|net| net.id.as_deref() == Some(id)) {
+            net.pci_device_id = Some(device);
+        }
     }
 }
 
@@ -192,11 +212,20 @@ impl MemoryConfig {
 }
 
 impl PayloadConfig {
-    fn check(&self) -> Result<(), ConfigError> {
+    /// Checks that there is something to boot, which a VM that is only created need not have.
+    ///
+    /// # Errors
+    ///
+    /// When there is no kernel.
+    pub fn check_present(&self) -> Result<(), ConfigError> {
         if self.kernel.is_none() {
             let what = "has to be given: the path of a bzImage or of a vmlinux".to_string();
             return Err(ConfigError::new("--kernel", Problem::Missing(what)));
         }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
         if let Some(cmdline) = self.cmdline.as_ref().filter(|cmdline| cmdline.contains('\0')) {
             let what = "a NUL ends a kernel's command line; leave it out".to_string();
             return Err(ConfigError::new(format!("--cmdline {cmdline}"), Problem::Value(what)));

@@ -10,9 +10,10 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use thiserror::Error;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
+use crate::gate::Gate;
 use crate::kvm::{self, Exit, Vcpu};
 use crate::pio::{Ports, Request};
 
@@ -90,7 +91,7 @@ pub enum Stop {
 /// Where vCPUs say that the guest stopped: the first to say so is heard.
 #[derive(Debug)]
 pub struct StopSignal {
-    event: EventFd,
+    event: Arc<EventFd>,
     first: Mutex<Option<Stop>>,
 }
 
@@ -101,11 +102,11 @@ impl StopSignal {
     ///
     /// When there is no file descriptor left.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { event: EventFd::new(EFD_NONBLOCK)?, first: Mutex::new(None) })
+        Ok(Self { event: Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?), first: Mutex::new(None) })
     }
 
-    /// Readable once somebody said something.
-    pub fn event(&self) -> &EventFd {
+    /// Readable once somebody said something. Others may signal it, too.
+    pub fn event(&self) -> &Arc<EventFd> {
         &self.event
     }
 
@@ -135,7 +136,14 @@ pub struct Machine {
 /// The running vCPUs of a VM. Dropping them stops them.
 pub struct Vcpus {
     threads: Vec<JoinHandle<()>>,
-    quit: Arc<AtomicBool>,
+    orders: Arc<Orders>,
+}
+
+/// What the threads are told.
+struct Orders {
+    gate: Gate,
+    /// For each vCPU, whether it is to get a non-maskable interrupt.
+    nmis: Box<[AtomicBool]>,
 }
 
 impl Vcpus {
@@ -146,27 +154,51 @@ impl Vcpus {
     /// When a thread cannot be had; those that were started are stopped again.
     pub fn start(vcpus: Vec<Vcpu>, machine: &Arc<Machine>) -> Result<Self, Error> {
         register_signal_handler(SIGRTMIN(), leave_guest).map_err(|error| Error::Signal(error.into()))?;
-        let mut running = Self { threads: Vec::with_capacity(vcpus.len()), quit: Arc::default() };
+        let orders = Orders { gate: Gate::default(), nmis: vcpus.iter().map(|_| AtomicBool::new(false)).collect() };
+        let mut running = Self { threads: Vec::with_capacity(vcpus.len()), orders: Arc::new(orders) };
         for (id, vcpu) in (0..).zip(vcpus) {
-            let (machine, quit) = (Arc::clone(machine), Arc::clone(&running.quit));
+            let (machine, orders) = (Arc::clone(machine), Arc::clone(&running.orders));
             let thread = std::thread::Builder::new()
                 .name(format!("vcpu{id}"))
                 .stack_size(STACK)
-                .spawn(move || run(id, vcpu, &machine, &quit))
+                .spawn(move || run(id, vcpu, &machine, &orders))
                 .map_err(|error| Error::Spawn { vcpu: id, error })?;
             running.threads.push(thread);
         }
         Ok(running)
     }
+
+    /// Stops the guest between two instructions, and returns when it stands still.
+    pub fn pause(&self) {
+        self.orders.gate.hold(self.threads.len(), || self.kick());
+    }
+
+    /// Lets the guest go on after [`Self::pause`].
+    pub fn resume(&self) {
+        self.orders.gate.release();
+    }
+
+    /// Gives each vCPU a non-maskable interrupt.
+    pub fn nmi(&self) {
+        for nmi in &self.orders.nmis {
+            nmi.store(true, Ordering::SeqCst);
+        }
+        self.kick();
+    }
+
+    /// Makes each vCPU leave the guest for a moment.
+    fn kick(&self) {
+        for thread in &self.threads {
+            // SAFETY: a thread is joined only by the drop, so that its handle is valid also if it has ended by itself.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGRTMIN()) };
+        }
+    }
 }
 
 impl Drop for Vcpus {
     fn drop(&mut self) {
-        self.quit.store(true, Ordering::SeqCst);
-        for thread in &self.threads {
-            // SAFETY: the thread is joined only below, so that its handle is valid also if it has ended by itself.
-            unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGRTMIN()) };
-        }
+        self.orders.gate.quit();
+        self.kick();
         for thread in self.threads.drain(..) {
             // A thread that panicked has ended, too.
             let _ = thread.join();
@@ -192,29 +224,38 @@ extern "C" fn leave_guest(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc:
 struct InGuest<'a> {
     id: u32,
     stop: &'a StopSignal,
+    gate: &'a Gate,
 }
 
 impl<'a> InGuest<'a> {
-    fn new(id: u32, vcpu: &mut Vcpu, stop: &'a StopSignal) -> Self {
+    fn new(id: u32, vcpu: &mut Vcpu, stop: &'a StopSignal, gate: &'a Gate) -> Self {
         IMMEDIATE_EXIT.set(vcpu.immediate_exit());
-        Self { id, stop }
+        Self { id, stop, gate }
     }
 }
 
 impl Drop for InGuest<'_> {
     fn drop(&mut self) {
         IMMEDIATE_EXIT.set(ptr::null_mut());
+        self.gate.leave();
         if std::thread::panicking() {
             self.stop.send(Stop::Failed(Error::Panicked(self.id)));
         }
     }
 }
 
-fn run(id: u32, mut vcpu: Vcpu, machine: &Machine, quit: &AtomicBool) {
+fn run(id: u32, mut vcpu: Vcpu, machine: &Machine, orders: &Orders) {
+    let Orders { gate, nmis } = orders;
     // Dropped before the vCPU, also in a panic.
-    let _in_guest = InGuest::new(id, &mut vcpu, &machine.stop);
-    // Who stops the vCPUs sets `quit` before the signal: either it is seen here, or the signal finds the pointer that is set.
-    while !quit.load(Ordering::SeqCst) {
+    let _in_guest = InGuest::new(id, &mut vcpu, &machine.stop, gate);
+    let nmi = nmis.get(id as usize);
+    // Who gives an order does so before the signal: either it is seen here, or the signal finds the pointer that is set.
+    while gate.pass() {
+        if nmi.is_some_and(|nmi| nmi.swap(false, Ordering::SeqCst))
+            && let Err(error) = vcpu.nmi()
+        {
+            log::warn!("vCPU {id}: no non-maskable interrupt: {error}");
+        }
         if let Some(stop) = step(id, &mut vcpu, machine) {
             if let Stop::Failed(_) = &stop {
                 log::debug!("vCPU {id}: {:x?} {:x?}", vcpu.regs(), vcpu.sregs());
@@ -265,6 +306,7 @@ mod tests {
     use crate::arch::x86_64::layout::{self, Layout};
     use crate::arch::x86_64::regs::Entry;
     use crate::config::MemoryConfig;
+    use crate::event_device::EventDevice;
     use crate::memory::GuestRam;
 
     /// Memory that panics when it is touched.
@@ -300,7 +342,8 @@ mod tests {
         // mov eax, [0xd0000000]
         let (_ram, vcpu) = vcpu(&[0xa1, 0x00, 0x00, 0x00, 0xd0]);
         let stop = Arc::new(StopSignal::new().unwrap());
-        let machine = Arc::new(Machine { mmio: Arc::new(Broken), ports: Ports::new(None), stop: Arc::clone(&stop) });
+        let ports = Ports::new(None, Arc::new(EventDevice::new(Arc::clone(stop.event())).unwrap()));
+        let machine = Arc::new(Machine { mmio: Arc::new(Broken), ports, stop: Arc::clone(&stop) });
         let _vcpus = Vcpus::start(vec![vcpu], &machine).unwrap();
         let stopped = std::iter::repeat_with(|| {
             std::thread::sleep(Duration::from_millis(1));
@@ -308,6 +351,33 @@ mod tests {
         });
         let reason = stopped.take(60_000).flatten().next().unwrap();
         assert!(matches!(reason, Stop::Failed(Error::Panicked(0))), "{reason:?}");
+    }
+
+    #[test]
+    fn a_paused_guest_stands_still_and_goes_on() {
+        // again: inc dword [0x2000]; jmp again
+        let (ram, vcpu) = vcpu(&[0xff, 0x05, 0x00, 0x20, 0x00, 0x00, 0xeb, 0xf8]);
+        let stop = Arc::new(StopSignal::new().unwrap());
+        let ports = Ports::new(None, Arc::new(EventDevice::new(Arc::clone(stop.event())).unwrap()));
+        let machine = Arc::new(Machine { mmio: Arc::new(Broken), ports, stop });
+        let count = || ram.memory().memory().read_obj::<u32>(GuestAddress(0x2000)).unwrap();
+        let moves_on_from = |before| {
+            std::iter::repeat_with(|| {
+                std::thread::sleep(Duration::from_millis(1));
+                count()
+            })
+            .take(60_000)
+            .any(|now| now != before)
+        };
+        let vcpus = Vcpus::start(vec![vcpu], &machine).unwrap();
+        for _ in 0..5 {
+            assert!(moves_on_from(count()));
+            vcpus.pause();
+            let before = count();
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(count(), before);
+            vcpus.resume();
+        }
     }
 
     #[test]

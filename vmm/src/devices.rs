@@ -4,18 +4,17 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use pci::{HostBridge, Placement, Topology, TopologyError, ecam_read, ecam_write};
+use pci::{HostBridge, Placement, Rid, TopologyError};
 use virtio_devices::{
-    FunctionError, Memory, Net, NetError, NetSpec, NetSriov, NetSriovError, Tap, TapError, TapSpec, VirtioFunction,
-    VirtioPci,
+    FunctionError, Memory, Net, NetCounters, NetError, NetSpec, NetSriov, NetSriovError, Tap, TapError, TapSpec,
+    VirtioFunction, VirtioPci,
 };
 
-use crate::arch::x86_64::layout;
+use crate::bus::Bus;
 use crate::config::{BackendPlan, NetPlan, NicPlan};
-use crate::cpu::MmioHandler;
-use crate::firmware::{Apertures, NoRoom, place_bars};
+use crate::firmware::{Apertures, NoRoom};
 use crate::kvm::Vm;
-use crate::slot::{Machine, Slot};
+use crate::slot::Slot;
 
 /// The host bridge that guests of Cloud Hypervisor see.
 const HOST_BRIDGE: HostBridge = HostBridge::new(0x8086, 0x0d57);
@@ -86,9 +85,54 @@ pub enum Error {
 
 /// The devices of a machine. They outlive the KVM VMs that a guest's reboots make of it.
 pub struct Devices {
-    machine: Arc<Machine>,
-    topology: Topology<Arc<Slot>>,
+    bus: Arc<Bus>,
     apertures: Apertures,
+    plugged: Vec<Plugged>,
+}
+
+/// A device in its slot.
+pub struct Plugged {
+    plan: NetPlan,
+    placement: Placement,
+    slot: Arc<Slot>,
+    counters: Vec<Arc<NetCounters>>,
+    /// The guest was asked to let it go.
+    going: bool,
+}
+
+/// A device that is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Removed {
+    /// Its id.
+    pub id: String,
+    /// Where its own function was.
+    pub rid: Rid,
+}
+
+impl Plugged {
+    /// What it was made of.
+    pub const fn plan(&self) -> &NetPlan {
+        &self.plan
+    }
+
+    /// Where its functions are.
+    pub const fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    /// The counters of its own function, and of its VFs after it.
+    pub fn counters(&self) -> &[Arc<NetCounters>] {
+        &self.counters
+    }
+
+    /// The device as the machine has it.
+    pub const fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+
+    fn removed(self) -> Removed {
+        Removed { id: self.plan.id, rid: self.placement.rid }
+    }
 }
 
 impl Devices {
@@ -98,22 +142,30 @@ impl Devices {
     ///
     /// When something cannot be opened or be a device. What was opened or created until then is closed and gone.
     pub fn new(plans: &[NetPlan], memory: &Memory, apertures: Apertures) -> Result<Self, Error> {
-        let machine = Arc::new(Machine::default());
-        let mut topology = Topology::new(layout::LAST_BUS);
-        let mut plug = |slot, total_vfs, option: &str, device: &mut dyn FnMut(Placement) -> BoxResult| {
-            let place = |error| Error::Place { option: option.to_string(), error };
-            let placement = topology.place(slot, total_vfs).map_err(place)?;
-            let slot = Slot::new(device(placement)?, placement, Arc::clone(&machine))
-                .map_err(|error| Error::Pages { option: option.to_string(), error })?;
-            topology.plug(placement, slot).map_err(place)
-        };
-        plug(Some(0), 0, "host bridge", &mut |_| Ok(Box::new(HOST_BRIDGE)))?;
+        let mut devices = Self { bus: Arc::new(Bus::new()), apertures, plugged: Vec::new() };
+        let placement = devices.place(Some(0), 0, "host bridge")?;
+        let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
+        devices.plug(placement, slot, "host bridge")?;
         // In the order of the configuration, so that the buses of VFs do not depend on who chose a slot.
         for (plan, slot) in plans.iter().zip(slots(plans)) {
-            let total_vfs = u16::try_from(plan.vfs.len()).unwrap_or(u16::MAX);
-            plug(slot, total_vfs, &option(plan), &mut |placement| open(plan, placement, memory))?;
+            devices.open(plan, slot, memory)?;
         }
-        Ok(Self { machine, topology, apertures })
+        Ok(devices)
+    }
+
+    /// What vCPUs see of the devices.
+    pub const fn bus(&self) -> &Arc<Bus> {
+        &self.bus
+    }
+
+    /// The devices, in the order in which they came.
+    pub fn iter(&self) -> impl Iterator<Item = &Plugged> {
+        self.plugged.iter()
+    }
+
+    /// The device called `id`.
+    pub fn find(&self, id: &str) -> Option<&Plugged> {
+        self.plugged.iter().find(|plugged| plugged.plan.id == id)
     }
 
     /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs.
@@ -122,20 +174,72 @@ impl Devices {
     ///
     /// When the BARs need more addresses than there are.
     pub fn attach(&self, vm: Arc<Vm>) -> Result<(), Error> {
-        self.machine.set_wiring(Some(Box::new(vm)));
-        Ok(place_bars(&self.topology, self.apertures.clone())?)
+        Ok(self.bus.attach(vm, self.apertures.clone())?)
     }
 
-    /// Resets the devices, so that none of them touches the guest's memory any more, and parts them from their VM. Its vCPUs
-    /// must not run any more.
-    pub fn detach(&self) {
-        for (_, slot) in self.topology.iter() {
-            slot.reset();
-        }
-        self.machine.set_wiring(None);
-        for (_, slot) in self.topology.iter() {
-            slot.forget_wiring();
-        }
+    /// Stops the queues of all devices where they are.
+    pub fn pause(&self) {
+        self.plugged.iter().for_each(|plugged| plugged.slot.pause());
+    }
+
+    /// Lets the queues go on.
+    pub fn resume(&self) {
+        self.plugged.iter().for_each(|plugged| plugged.slot.resume());
+    }
+
+    /// Adds the device of `plan` to those of a guest that runs, and returns where its own function is. Its BARs are the guest's to place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`]: nothing is left of it then.
+    pub fn add(&mut self, plan: &NetPlan, memory: &Memory) -> Result<Rid, Error> {
+        Ok(self.open(plan, plan.pci_device_id, memory)?.rid)
+    }
+
+    /// Notes that the guest is asked to let the device called `id` go, and returns its slot.
+    pub fn unplug(&mut self, id: &str) -> Option<u8> {
+        let plugged = self.plugged.iter_mut().find(|plugged| plugged.plan.id == id)?;
+        plugged.going = true;
+        Some(plugged.placement.rid.device())
+    }
+
+    /// Removes the device in `slot`, which the guest does not use any more.
+    pub fn remove(&mut self, slot: u8) -> Option<Removed> {
+        let n = self.plugged.iter().position(|plugged| plugged.placement.rid.device() == slot)?;
+        let plugged = self.plugged.remove(n);
+        self.bus.unplug(plugged.placement.rid);
+        Some(plugged.removed())
+    }
+
+    /// Removes all devices that the guest was asked to let go.
+    pub fn remove_unplugged(&mut self) -> Vec<Removed> {
+        let going = |plugged: &Plugged| plugged.going.then(|| plugged.placement.rid.device());
+        let slots: Vec<_> = self.plugged.iter().filter_map(going).collect();
+        slots.into_iter().filter_map(|slot| self.remove(slot)).collect()
+    }
+
+    fn open(&mut self, plan: &NetPlan, slot: Option<u8>, memory: &Memory) -> Result<Placement, Error> {
+        let option = option(plan);
+        let total_vfs = u16::try_from(plan.vfs.len()).unwrap_or(u16::MAX);
+        let placement = self.place(slot, total_vfs, &option)?;
+        let (device, counters) = open(plan, placement, memory)?;
+        let slot = self.slot(device, placement, &option)?;
+        self.plug(placement, Arc::clone(&slot), &option)?;
+        self.plugged.push(Plugged { plan: plan.clone(), placement, slot, counters, going: false });
+        Ok(placement)
+    }
+
+    fn place(&self, slot: Option<u8>, total_vfs: u16, option: &str) -> Result<Placement, Error> {
+        self.bus.place(slot, total_vfs).map_err(|error| Error::Place { option: option.to_string(), error })
+    }
+
+    fn slot(&self, device: Box<dyn VirtioPci>, placement: Placement, option: &str) -> Result<Arc<Slot>, Error> {
+        Slot::new(device, placement, Arc::clone(self.bus.machine()))
+            .map_err(|error| Error::Pages { option: option.to_string(), error })
+    }
+
+    fn plug(&self, placement: Placement, slot: Arc<Slot>, option: &str) -> Result<(), Error> {
+        self.bus.plug(placement, slot).map_err(|error| Error::Place { option: option.to_string(), error })
     }
 }
 
@@ -145,23 +249,27 @@ fn slots(plans: &[NetPlan]) -> Vec<Option<u8>> {
     plans.iter().map(|plan| plan.pci_device_id.or_else(|| free.next())).collect()
 }
 
-type BoxResult = Result<Box<dyn VirtioPci>, Error>;
-
 fn option(plan: &NetPlan) -> String {
     format!("--net id={}", plan.id)
 }
 
+/// A device, and the counters of its own function and of its VFs.
+type Opened = (Box<dyn VirtioPci>, Vec<Arc<NetCounters>>);
+
 /// Opens what `plan` names and makes a device of it.
-fn open(plan: &NetPlan, placement: Placement, memory: &Memory) -> BoxResult {
+fn open(plan: &NetPlan, placement: Placement, memory: &Memory) -> Result<Opened, Error> {
     let pf = nic(&plan.pf, &option(plan))?;
+    let mut counters = vec![pf.counters()];
     if plan.vfs.is_empty() {
         let function = VirtioFunction::plain(pf, placement.rid, memory.clone());
-        return Ok(Box::new(function.map_err(|error| Error::Function { option: option(plan), error })?));
+        let function = function.map_err(|error| Error::Function { option: option(plan), error })?;
+        return Ok((Box::new(function), counters));
     }
     let vf = |(index, vf)| nic(vf, &format!("--net-vf pf={},index={index}", plan.id));
-    let vfs = plan.vfs.iter().enumerate().map(vf).collect::<Result<_, _>>()?;
+    let vfs = plan.vfs.iter().enumerate().map(vf).collect::<Result<Vec<_>, _>>()?;
+    counters.extend(vfs.iter().map(Net::counters));
     let device = NetSriov::new(pf, vfs, placement, memory);
-    Ok(Box::new(device.map_err(|error| Error::Sriov { option: option(plan), error })?))
+    Ok((Box::new(device.map_err(|error| Error::Sriov { option: option(plan), error })?), counters))
 }
 
 fn nic(plan: &NicPlan, option: &str) -> Result<Net, Error> {
@@ -206,27 +314,6 @@ fn duplicate(fd: i32, option: &str) -> Result<OwnedFd, Error> {
     // SAFETY: the number is only used for this one call, which fails if it is not open.
     let passed = unsafe { BorrowedFd::borrow_raw(fd) };
     passed.try_clone_to_owned().map_err(|_| missing())
-}
-
-impl MmioHandler for Devices {
-    fn read(&self, address: u64, data: &mut [u8]) {
-        if layout::ECAM.contains(&address) {
-            return ecam_read(&self.topology, address - layout::ECAM.start, data);
-        }
-        match self.machine.mmio.find(address) {
-            Some((slot, window, offset)) => slot.mmio_read(window, offset, data),
-            None => data.fill(0xff),
-        }
-    }
-
-    fn write(&self, address: u64, data: &[u8]) {
-        if layout::ECAM.contains(&address) {
-            return ecam_write(&self.topology, address - layout::ECAM.start, data);
-        }
-        if let Some((slot, window, offset)) = self.machine.mmio.find(address) {
-            slot.mmio_write(window, offset, data);
-        }
-    }
 }
 
 #[cfg(test)]

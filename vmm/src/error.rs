@@ -2,11 +2,15 @@
 
 use std::io;
 
+use crate::config::ConfigError;
 use crate::{boot, console, cpu, devices, kvm, memory};
 
 /// Why a VM cannot run, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The configuration is one that cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The payload cannot be booted.
     #[error(transparent)]
     Boot(#[from] boot::Error),

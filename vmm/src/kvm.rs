@@ -371,6 +371,15 @@ impl Vcpu {
         self.fd.set_sregs(sregs).map_err(failed("set a vCPU's system registers"))
     }
 
+    /// Gives the guest a non-maskable interrupt.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn nmi(&self) -> Result<(), Error> {
+        self.fd.nmi().map_err(failed("give a vCPU a non-maskable interrupt"))
+    }
+
     /// Where a 1 makes the next [`Self::run`] return at once, also when it is set by a signal handler of the thread that runs
     /// the vCPU. Valid as long as the vCPU.
     pub fn immediate_exit(&mut self) -> *mut u8 {
@@ -400,7 +409,10 @@ impl Vcpu {
         Ok(match cause {
             Cause::Pio => pio(run),
             Cause::Mmio => mmio(run),
-            Cause::Interrupted => Exit::Interrupted,
+            Cause::Interrupted => {
+                run.immediate_exit = 0;
+                Exit::Interrupted
+            }
             Cause::Shutdown => Exit::Shutdown,
             // SAFETY: KVM has filled in this member, as the exit's reason says.
             Cause::InternalError => Exit::InternalError(unsafe { run.__bindgen_anon_1.internal.suberror }),

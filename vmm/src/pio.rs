@@ -1,5 +1,5 @@
-//! The I/O ports: the serial port, the sleep and reset registers of ACPI, and the keyboard controller's reset line, which is
-//! what `reboot=k` on a Linux command line means.
+//! The I/O ports: the serial port, the sleep and reset registers of ACPI, the generic event device, and the keyboard controller's
+//! reset line, which is what `reboot=k` on a Linux command line means.
 //!
 //! Nothing else is there, and reads all-ones; that includes the configuration ports 0xcf8 and 0xcfc, without which Linux uses
 //! the ECAM for everything.
@@ -7,15 +7,18 @@
 use std::sync::Arc;
 
 use crate::arch::x86_64::layout::{
-    KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT,
-    SLEEP_STATUS_PORT,
+    EVENT_PORT, KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT,
+    SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
 };
 use crate::console::SerialPort;
+use crate::event_device::{self, EventDevice};
 
 /// How many ports a serial port takes.
 const SERIAL_PORTS: u16 = 8;
 /// The last port of the serial port.
 const SERIAL_LAST: u16 = SERIAL_PORT + SERIAL_PORTS - 1;
+/// The last port of the generic event device.
+const EVENT_LAST: u16 = EVENT_PORT + event_device::PORTS - 1;
 /// The bit of the sleep control register that starts the sleep.
 const SLEEP_ENABLE: u8 = 1 << 5;
 
@@ -32,12 +35,13 @@ pub enum Request {
 #[derive(Debug)]
 pub struct Ports {
     serial: Option<Arc<SerialPort>>,
+    events: Arc<EventDevice>,
 }
 
 impl Ports {
     /// The ports of a machine with or without a serial port.
-    pub fn new(serial: Option<Arc<SerialPort>>) -> Self {
-        Self { serial }
+    pub fn new(serial: Option<Arc<SerialPort>>, events: Arc<EventDevice>) -> Self {
+        Self { serial, events }
     }
 
     /// Reads `data.len()` ports from `port` on, as one access. The ports have 8 bits each.
@@ -56,6 +60,7 @@ impl Ports {
         match (port, &self.serial) {
             (SERIAL_PORT..=SERIAL_LAST, Some(serial)) => serial.read((port - SERIAL_PORT) as u8),
             (SLEEP_CONTROL_PORT | SLEEP_STATUS_PORT | RESET_PORT, _) => 0,
+            (EVENT_PORT..=EVENT_LAST, _) => self.events.read(port - EVENT_PORT),
             _ => 0xff,
         }
     }
@@ -64,6 +69,10 @@ impl Ports {
         match (port, &self.serial) {
             (SERIAL_PORT..=SERIAL_LAST, Some(serial)) => {
                 serial.write((port - SERIAL_PORT) as u8, value);
+                None
+            }
+            (EVENT_PORT..=EVENT_LAST, _) => {
+                self.events.write(port - EVENT_PORT, value);
                 None
             }
             (SLEEP_CONTROL_PORT, _) => {
@@ -87,10 +96,15 @@ mod tests {
     use super::*;
     use crate::config::{ConsoleConfig, ConsoleMode};
     use crate::console::Console;
+    use vmm_sys_util::eventfd::EventFd;
+
+    fn ports(serial: Option<Arc<SerialPort>>) -> Ports {
+        Ports::new(serial, Arc::new(EventDevice::new(Arc::new(EventFd::new(0).unwrap())).unwrap()))
+    }
 
     #[test]
     fn a_port_that_does_not_exist_reads_all_ones_and_ignores_writes() {
-        let ports = Ports::new(None);
+        let ports = ports(None);
         for port in [0, 0x60, 0x3f8, 0xcf8, 0xcfc, 0xffff] {
             let mut data = [0; 4];
             ports.read(port, &mut data);
@@ -101,7 +115,7 @@ mod tests {
 
     #[test]
     fn only_s5_with_sleep_enable_switches_off() {
-        let ports = Ports::new(None);
+        let ports = ports(None);
         for value in 0..=255 {
             let off = value & 0x3c == 0x34;
             assert_eq!(ports.write(0x600, &[value]), off.then_some(Request::PowerOff), "{value:#x}");
@@ -110,7 +124,7 @@ mod tests {
 
     #[test]
     fn only_the_reset_value_resets() {
-        let ports = Ports::new(None);
+        let ports = ports(None);
         assert_eq!(ports.write(0x602, &[0]), None);
         assert_eq!(ports.write(0x602, &[1]), Some(Request::Reset));
         assert_eq!(ports.write(0x64, &[0xd1]), None);
@@ -120,7 +134,7 @@ mod tests {
     #[test]
     fn a_wide_access_is_one_of_each_port() {
         let console = Console::open(&ConsoleConfig::new(ConsoleMode::Null)).unwrap().unwrap();
-        let ports = Ports::new(Some(Arc::clone(console.port())));
+        let ports = ports(Some(Arc::clone(console.port())));
         assert_eq!(ports.write(0x3fe, &[0, 0x5a]), None);
         let mut data = [0; 2];
         ports.read(0x3ff, &mut data);

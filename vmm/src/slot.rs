@@ -23,6 +23,9 @@ use crate::interrupt::{RouteChange, Routes, Wiring};
 use crate::kvm::MsiRoute;
 use crate::mmio::MmioMap;
 
+/// The queues began or ceased to run.
+const QUEUES: Effects = Effects { queues: true, ..Effects::NONE };
+
 /// Complaints about the host that a slot logs before it falls silent: a guest can repeat what causes them.
 const MAX_COMPLAINTS: u32 = 16;
 
@@ -76,6 +79,8 @@ struct Wired {
     shown: [Option<Shown>; 2],
     /// The VM shows no pages: every read is an exit.
     shows_nothing: bool,
+    /// The device is unplugged, and wants nothing any more.
+    retired: bool,
 }
 
 /// A device and what has been done for it.
@@ -122,6 +127,31 @@ impl Slot {
         self.access(Touched::All, |device| device.reset(ResetKind::Conventional));
     }
 
+    /// Lets the device's queues stand still until [`Self::resume`].
+    pub fn pause(&self) {
+        self.access(Touched::Nothing, |device| {
+            device.pause();
+            QUEUES
+        });
+    }
+
+    /// Lets the device's queues go on.
+    pub fn resume(&self) {
+        self.access(Touched::Nothing, |device| {
+            device.resume();
+            QUEUES
+        });
+    }
+
+    /// Ends all that the device does, for good: it is in its state of power-on, and nothing is ever wired to it again, whatever
+    /// accesses are on their way to it.
+    pub fn retire(&self) {
+        self.wired.lock().retired = true;
+        self.reset();
+        // A device that was in its state of power-on already has no effects.
+        self.reconcile();
+    }
+
     /// Makes an access that touches registers of configuration space as `touched` says, and all of its effects, before it
     /// returns.
     fn access(&self, touched: Touched, access: impl FnOnce(&mut dyn VirtioPci) -> Effects) {
@@ -147,7 +177,9 @@ impl Slot {
     pub fn reconcile(&self) {
         let mut wired = self.wired.lock();
         let (mut windows, mut doorbells, mut messages) = (Vec::new(), Vec::new(), Vec::new());
-        let shown = {
+        let shown = if wired.retired {
+            [None, None]
+        } else {
             let inner = self.inner.lock();
             inner.device.windows(&mut windows);
             inner.device.doorbells(&mut doorbells);
@@ -302,7 +334,7 @@ impl Slot {
     /// Forgets what was done with a VM that is gone.
     pub fn forget_wiring(&self) {
         let mut wired = self.wired.lock();
-        let Wired { windows: _, doorbells, messages, shown, shows_nothing } = &mut *wired;
+        let Wired { windows: _, doorbells, messages, shown, shows_nothing, retired: _ } = &mut *wired;
         doorbells.clear();
         messages.clear();
         *shown = [None, None];

@@ -137,7 +137,8 @@ impl Guest {
 
     /// Runs the guest to its end.
     pub fn run(&self) -> Result<(), Box<dyn Error>> {
-        Ok(vmm::run(&self.config, &self.config.plan()?)?)
+        self.config.payload.check_present()?;
+        Ok(vmm::run(vmm::Options { vm: Some(self.config.clone()) })?)
     }
 
     /// What the guest has written so far.

@@ -54,6 +54,10 @@ const PLATFORM: u64 = 1 << 20;
 pub const SERIAL_PORT: u16 = 0x3f8;
 /// The interrupt of the first serial port.
 pub const SERIAL_GSI: u32 = 4;
+/// The registers of the generic event device.
+pub const EVENT_PORT: u16 = 0x610;
+/// The interrupt of the generic event device.
+pub const EVENT_GSI: u32 = 5;
 /// The port of the ACPI sleep control register (`ACPI 6.5 §4.8.3.7`).
 pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 /// The port of the ACPI sleep status register.

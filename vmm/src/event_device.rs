@@ -1,0 +1,204 @@
+//! The generic event device (`ACPI 6.5 §5.6.9`): how the machine tells its guest that a device came, that one should go, or that
+//! somebody pressed the power button; and how the guest says that it has let a device go.
+//!
+//! The registers are I/O ports that only the code of the ACPI tables uses (`acpi.rs`):
+//!
+//! | offset | read | written |
+//! |---|---|---|
+//! | 0 | [`EVENTS`], which the read clears | nothing |
+//! | 4 | slots with a new device, a bit each, which the read clears | nothing |
+//! | 8 | slots whose device should go, which the read clears | nothing |
+//! | 12 | 0 | slots whose device the guest has let go |
+//!
+//! Reads and writes are of single bytes, which are the register's bits `8 * n` to `8 * n + 7`.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// Registers of this many ports.
+pub const PORTS: u16 = 16;
+/// The offset of the events' register.
+pub const EVENTS: u16 = 0;
+/// The offset of the register that tells slots with a new device.
+pub const PLUGGED: u16 = 4;
+/// The offset of the register that tells slots whose device should go.
+pub const UNPLUGGED: u16 = 8;
+/// The offset of the register by which the guest lets devices go.
+pub const EJECT: u16 = 12;
+/// The event that devices came or should go.
+pub const PCI_EVENT: u8 = 1 << 0;
+/// The event that the power button was pressed.
+pub const POWER_BUTTON_EVENT: u8 = 1 << 1;
+
+/// What the guest has not been told yet, and what the machine has not been told yet.
+#[derive(Debug, Default)]
+struct Pending {
+    events: u8,
+    plugged: u32,
+    unplugged: u32,
+    ejected: u32,
+}
+
+/// The generic event device.
+#[derive(Debug)]
+pub struct EventDevice {
+    pending: Mutex<Pending>,
+    interrupt: EventFd,
+    /// Signalled for what [`Self::take_ejected`] gives.
+    machine: Arc<EventFd>,
+}
+
+impl EventDevice {
+    /// Nothing is pending. `machine` is signalled when the guest has let a device go.
+    ///
+    /// # Errors
+    ///
+    /// When there is no file descriptor left.
+    pub fn new(machine: Arc<EventFd>) -> io::Result<Self> {
+        Ok(Self { pending: Mutex::default(), interrupt: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?, machine })
+    }
+
+    /// The device's interrupt, which is edge-triggered.
+    pub fn interrupt(&self) -> &EventFd {
+        &self.interrupt
+    }
+
+    /// Tells the guest that there is a device in `slot`.
+    pub fn plugged(&self, slot: u8) {
+        self.tell(PCI_EVENT, |pending| pending.plugged |= bit(slot));
+    }
+
+    /// Asks the guest to let the device in `slot` go.
+    pub fn unplug(&self, slot: u8) {
+        self.tell(PCI_EVENT, |pending| pending.unplugged |= bit(slot));
+    }
+
+    /// Tells the guest that the power button was pressed.
+    pub fn press_power_button(&self) {
+        self.tell(POWER_BUTTON_EVENT, |_| {});
+    }
+
+    fn tell(&self, event: u8, change: impl FnOnce(&mut Pending)) {
+        {
+            let mut pending = self.pending.lock();
+            pending.events |= event;
+            change(&mut pending);
+        }
+        // A full counter is an interrupt that is pending.
+        let _ = self.interrupt.write(1);
+    }
+
+    /// The slots, a bit each, whose devices the guest has let go since the last call.
+    pub fn take_ejected(&self) -> u32 {
+        std::mem::take(&mut self.pending.lock().ejected)
+    }
+
+    /// Forgets everything that is pending.
+    pub fn reset(&self) {
+        *self.pending.lock() = Pending::default();
+        let _ = self.interrupt.read();
+    }
+
+    /// Reads the port at `offset`, which is below [`PORTS`].
+    pub fn read(&self, offset: u16) -> u8 {
+        let mut pending = self.pending.lock();
+        match offset {
+            EVENTS => std::mem::take(&mut pending.events),
+            PLUGGED..UNPLUGGED => take_byte(&mut pending.plugged, offset - PLUGGED),
+            UNPLUGGED..EJECT => take_byte(&mut pending.unplugged, offset - UNPLUGGED),
+            _ => 0,
+        }
+    }
+
+    /// Writes the port at `offset`, which is below [`PORTS`].
+    pub fn write(&self, offset: u16, value: u8) {
+        if let EJECT..PORTS = offset
+            && value != 0
+        {
+            self.pending.lock().ejected |= u32::from(value) << (8 * (offset - EJECT));
+            let _ = self.machine.write(1);
+        }
+    }
+}
+
+fn bit(slot: u8) -> u32 {
+    1u32.checked_shl(slot.into()).unwrap_or(0)
+}
+
+fn take_byte(register: &mut u32, n: u16) -> u8 {
+    let shift = 8 * u32::from(n);
+    let byte = (*register >> shift) as u8;
+    *register &= !(0xff << shift);
+    byte
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device() -> (EventDevice, Arc<EventFd>) {
+        let machine = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        (EventDevice::new(Arc::clone(&machine)).unwrap(), machine)
+    }
+
+    fn read(device: &EventDevice, offset: u16) -> u32 {
+        u32::from_le_bytes([0, 1, 2, 3].map(|n| device.read(offset + n)))
+    }
+
+    #[test]
+    fn each_event_is_told_once_and_interrupts() {
+        let (device, _) = device();
+        assert_eq!(read(&device, EVENTS), 0);
+        device.plugged(31);
+        device.plugged(9);
+        device.unplug(3);
+        assert_eq!(device.interrupt().read().unwrap(), 3);
+        assert_eq!(device.read(EVENTS), PCI_EVENT);
+        assert_eq!((read(&device, PLUGGED), read(&device, UNPLUGGED)), (1 << 31 | 1 << 9, 1 << 3));
+        assert_eq!((read(&device, EVENTS), read(&device, PLUGGED), read(&device, UNPLUGGED)), (0, 0, 0));
+        device.press_power_button();
+        assert_eq!(device.read(EVENTS), POWER_BUTTON_EVENT);
+    }
+
+    #[test]
+    fn what_the_guest_lets_go_reaches_the_machine_once() {
+        let (device, machine) = device();
+        device.write(EJECT, 0);
+        assert!(machine.read().is_err());
+        device.write(EJECT, 1 << 4);
+        device.write(EJECT + 3, 1 << 7);
+        assert!(machine.read().is_ok());
+        assert_eq!(device.take_ejected(), 1 << 4 | 1 << 31);
+        assert_eq!(device.take_ejected(), 0);
+    }
+
+    #[test]
+    fn nothing_else_can_be_written() {
+        let (device, machine) = device();
+        for offset in 0..EJECT {
+            device.write(offset, 0xff);
+        }
+        assert!(machine.read().is_err() && (0..PORTS).all(|offset| device.read(offset) == 0));
+    }
+
+    #[test]
+    fn a_reset_forgets_what_was_not_told() {
+        let (device, _) = device();
+        device.plugged(1);
+        device.press_power_button();
+        device.write(EJECT, 1);
+        device.reset();
+        assert!((0..PORTS).all(|offset| device.read(offset) == 0));
+        assert!(device.take_ejected() == 0 && device.interrupt().read().is_err());
+    }
+
+    #[test]
+    fn a_slot_that_cannot_be_is_no_slot() {
+        let (device, _) = device();
+        device.plugged(32);
+        assert_eq!(read(&device, PLUGGED), 0);
+    }
+}

@@ -1,0 +1,53 @@
+//! What clients are told when something cannot be done: whose fault it is.
+//!
+//! A host that lacks something is a fault of the server's. What a request names and is not there, or cannot be, is the request's,
+//! and what another device or the VM's state stands in the way of is a conflict.
+
+use virtio_devices::TapError;
+
+use crate::api::{Failure, FailureKind};
+use crate::config::{ConfigError, Problem};
+use crate::devices;
+use crate::error::Error;
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        let kind = match error.problem {
+            Problem::InUse { .. } => FailureKind::Conflict,
+            Problem::Host(_) => FailureKind::Internal,
+            _ => FailureKind::BadRequest,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::Config(error) => return error.clone().into(),
+            Error::Boot(_) | Error::AddressBits { .. } => FailureKind::BadRequest,
+            Error::Devices(error) => kind(error),
+            _ => FailureKind::Internal,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+fn kind(error: &devices::Error) -> FailureKind {
+    match error {
+        devices::Error::Tap { error, .. } => match error {
+            TapError::InUse(_) => FailureKind::Conflict,
+            TapError::Name { .. }
+            | TapError::Queues { .. }
+            | TapError::IsMultiQueue(_)
+            | TapError::IsSingleQueue(_)
+            | TapError::NotATapInterface(_) => FailureKind::BadRequest,
+            _ => FailureKind::Internal,
+        },
+        devices::Error::Fd { .. } | devices::Error::Net { .. } => FailureKind::BadRequest,
+        devices::Error::Place { .. } | devices::Error::NoRoom(_) => FailureKind::Conflict,
+        devices::Error::Function { .. } | devices::Error::Sriov { .. } | devices::Error::Pages { .. } => {
+            FailureKind::Internal
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What vCPU threads do between two runs of the guest: go on, stand still, or end.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+const HOLD: u8 = 1;
+const QUIT: u8 = 2;
+
+/// The gate that each vCPU thread passes before it runs the guest.
+#[derive(Debug, Default)]
+pub struct Gate {
+    orders: AtomicU8,
+    /// How many threads stand at the gate, or have ended.
+    held: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// Returns true when the guest may run, which may be after a long time, and false when the thread should end.
+    pub fn pass(&self) -> bool {
+        loop {
+            match self.orders.load(Ordering::SeqCst) {
+                0 => return true,
+                HOLD => self.stand(),
+                _ => return false,
+            }
+        }
+    }
+
+    fn stand(&self) {
+        let mut held = self.held.lock();
+        *held += 1;
+        self.changed.notify_all();
+        while self.orders.load(Ordering::SeqCst) == HOLD {
+            self.changed.wait(&mut held);
+        }
+        *held -= 1;
+    }
+
+    /// A thread ends, and stands in nobody's way any more.
+    pub fn leave(&self) {
+        *self.held.lock() += 1;
+        self.changed.notify_all();
+    }
+
+    /// Closes the gate, and returns when `threads` threads stand at it. `kick` makes those that run the guest come.
+    pub fn hold(&self, threads: usize, kick: impl FnOnce()) {
+        self.orders.fetch_or(HOLD, Ordering::SeqCst);
+        kick();
+        let mut held = self.held.lock();
+        while *held < threads {
+            self.changed.wait(&mut held);
+        }
+    }
+
+    /// Opens the gate.
+    pub fn release(&self) {
+        let _held = self.held.lock();
+        self.orders.fetch_and(!HOLD, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Makes all threads end, those at the gate, too.
+    pub fn quit(&self) {
+        let _held = self.held.lock();
+        self.orders.fetch_or(QUIT, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn threads_stand_still_while_the_gate_is_closed_and_end_on_demand() {
+        let (gate, steps) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (gate, steps) = (Arc::clone(&gate), Arc::clone(&steps));
+                std::thread::spawn(move || {
+                    while gate.pass() {
+                        steps.fetch_add(1, Ordering::SeqCst);
+                        std::thread::yield_now();
+                    }
+                    gate.leave();
+                })
+            })
+            .collect();
+        for _ in 0..20 {
+            gate.hold(3, || {});
+            let before = steps.load(Ordering::SeqCst);
+            std::thread::yield_now();
+            assert_eq!(steps.load(Ordering::SeqCst), before);
+            gate.release();
+            while steps.load(Ordering::SeqCst) == before {
+                std::thread::yield_now();
+            }
+        }
+        gate.hold(3, || {});
+        gate.quit();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        // Threads that have ended are not waited for.
+        gate.hold(3, || {});
+    }
+}

@@ -1,0 +1,257 @@
+//! A virtual machine as its clients know it: a configuration that may run.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use pci::Rid;
+
+use crate::api::{Failure, FailureKind, Resize};
+use crate::config::{NetConfig, NetPlan, VmConfig};
+use crate::cpu::Stop;
+use crate::devices::Removed;
+use crate::error::Error;
+use crate::vm::Vm;
+
+/// What a virtual machine is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It has never run.
+    Created,
+    /// It runs.
+    Running,
+    /// It stands still.
+    Paused,
+    /// It has run, and can be booted again.
+    Shutdown,
+}
+
+/// A virtual machine, whether it runs or not.
+pub struct Instance {
+    /// As it was given, with all that was left out filled in.
+    config: VmConfig,
+    nets: Vec<NetPlan>,
+    /// Taps that clients passed, by the id of their NIC.
+    fds: HashMap<String, Vec<OwnedFd>>,
+    vm: Option<Vm>,
+    has_run: bool,
+}
+
+/// A device that was added to a guest that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Added {
+    /// Its id.
+    pub id: String,
+    /// Where its own function is.
+    pub rid: Rid,
+}
+
+/// How a guest's life went on.
+pub enum Turn {
+    /// It runs, without these devices.
+    On(Vec<Removed>),
+    /// It starts again, without these devices.
+    Again(Vec<Removed>),
+    /// It switched itself off.
+    Off,
+}
+
+impl Instance {
+    /// A virtual machine that does not run. Its payload is looked at when it is booted.
+    ///
+    /// # Errors
+    ///
+    /// When `config` is one that cannot be.
+    pub fn new(mut config: VmConfig) -> Result<Self, Error> {
+        let nets = config.plan()?;
+        config.resolve(&nets);
+        Ok(Self { config, nets, fds: HashMap::new(), vm: None, has_run: false })
+    }
+
+    /// As it was given, with all that was left out filled in.
+    pub const fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
+    /// What it is doing.
+    pub fn state(&self) -> State {
+        match &self.vm {
+            Some(vm) if vm.is_paused() => State::Paused,
+            Some(_) => State::Running,
+            None if self.has_run => State::Shutdown,
+            None => State::Created,
+        }
+    }
+
+    /// Gets all that it needs from the host, to be started by [`Self::start`].
+    ///
+    /// # Errors
+    ///
+    /// When something is missing. It is as it was then.
+    pub fn open(&mut self) -> Result<(), Error> {
+        self.config.payload.check_present()?;
+        let vm = Vm::new(&self.config, &self.nets)?;
+        for plugged in vm.devices().iter() {
+            self.config.set_slot(&plugged.plan().id, plugged.placement().rid.device());
+        }
+        self.vm = Some(vm);
+        Ok(())
+    }
+
+    /// Runs the guest, after [`Self::open`]. Signals must not end the process any more: the terminal has to be restored.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be run. It is switched off then.
+    pub fn start(&mut self) -> Result<(), Error> {
+        let Some(vm) = &mut self.vm else { return Ok(()) };
+        let started = vm.take_terminal().and_then(|()| vm.power_on());
+        match started {
+            Ok(()) => self.has_run = true,
+            Err(_) => self.vm = None,
+        }
+        started
+    }
+
+    /// Switches it off at once.
+    pub fn shutdown(&mut self) {
+        if let Some(mut vm) = self.vm.take() {
+            let removed = vm.remove_unplugged();
+            self.forget(&removed);
+        }
+    }
+
+    /// Starts it again.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be run. It is switched off then.
+    pub fn reset(&mut self) -> Result<Vec<Removed>, Error> {
+        self.reset_by(Vm::reset)
+    }
+
+    fn reset_by(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), Error>) -> Result<Vec<Removed>, Error> {
+        let Some(vm) = &mut self.vm else { return Ok(Vec::new()) };
+        let removed = vm.remove_unplugged();
+        let started = reset(vm);
+        self.forget(&removed);
+        if started.is_err() {
+            self.vm = None;
+        }
+        started.map(|()| removed)
+    }
+
+    /// The guest, if it runs or stands still.
+    pub const fn vm(&self) -> Option<&Vm> {
+        self.vm.as_ref()
+    }
+
+    /// The guest, if it runs or stands still.
+    pub const fn vm_mut(&mut self) -> Option<&mut Vm> {
+        self.vm.as_mut()
+    }
+
+    /// Looks at what the guest did, after [`Vm::event`].
+    ///
+    /// # Errors
+    ///
+    /// When the guest cannot go on. It is switched off then.
+    pub fn turn(&mut self) -> Result<Turn, Error> {
+        let Some(vm) = &mut self.vm else { return Ok(Turn::On(Vec::new())) };
+        match vm.take_stop() {
+            Some(Stop::PowerOff) => {
+                self.shutdown();
+                Ok(Turn::Off)
+            }
+            Some(Stop::Reset) => self.reset().map(Turn::Again),
+            Some(Stop::TripleFault) => self.reset_by(Vm::reset_after_triple_fault).map(Turn::Again),
+            Some(Stop::Failed(error)) => {
+                self.shutdown();
+                Err(error.into())
+            }
+            None => {
+                let removed = vm.take_ejected();
+                self.forget(&removed);
+                Ok(Turn::On(removed))
+            }
+        }
+    }
+
+    /// Adds a NIC, to the guest if it runs, whose taps may be `fds`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be. Nothing is left of it then.
+    pub fn add_net(&mut self, mut net: NetConfig, fds: Vec<OwnedFd>) -> Result<Option<Added>, Error> {
+        net.fds = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let mut config = self.config.clone();
+        config.net.push(net);
+        let mut nets = config.plan()?;
+        let Some(plan) = nets.pop() else { return Ok(None) };
+        let added = match &mut self.vm {
+            Some(vm) => Some(Added { id: plan.id.clone(), rid: vm.add_net(&plan)? }),
+            None => None,
+        };
+        self.nets.push(plan);
+        config.resolve(&self.nets);
+        if let Some(Added { id, rid }) = &added {
+            config.set_slot(id, rid.device());
+        }
+        self.config = config;
+        if let Some(plan) = self.nets.last().filter(|_| !fds.is_empty()) {
+            self.fds.insert(plan.id.clone(), fds);
+        }
+        Ok(added)
+    }
+
+    /// Asks the guest to let a device go, or takes it from the configuration of one that does not run.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such device.
+    pub fn remove_device(&mut self, id: &str) -> Result<(), Failure> {
+        let known = match &mut self.vm {
+            Some(vm) => vm.unplug(id),
+            None => {
+                let known = self.nets.iter().any(|plan| plan.id == id);
+                self.forget_device(id);
+                known
+            }
+        };
+        let line = format!("there is no device called {id}; vm.info lists those that there are");
+        known.then_some(()).ok_or_else(|| Failure::new(FailureKind::NotFound, line))
+    }
+
+    /// Changes how many vCPUs and how much memory the guest has, which it cannot yet.
+    ///
+    /// # Errors
+    ///
+    /// When that is anything else than it has.
+    pub fn resize(&self, resize: &Resize) -> Result<(), Failure> {
+        let VmConfig { cpus, memory, .. } = &self.config;
+        let refuse = |what: String| Err(Failure::new(FailureKind::BadRequest, what));
+        match *resize {
+            Resize { desired_vcpus: Some(vcpus), .. } if vcpus != cpus.boot_vcpus => refuse(format!(
+                "desired_vcpus={vcpus}: this VM has {} vCPUs, and none are reserved at boot; leave it out",
+                cpus.boot_vcpus
+            )),
+            Resize { desired_ram: Some(ram), .. } if ram != memory.size => refuse(format!(
+                "desired_ram={ram}: this VM has {} bytes, and no more are reserved at boot; leave it out",
+                memory.size
+            )),
+            Resize { desired_balloon: Some(bytes @ 1..), .. } => {
+                refuse(format!("desired_balloon={bytes}: this VM has no balloon; leave it out"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn forget(&mut self, removed: &[Removed]) {
+        removed.iter().for_each(|removed| self.forget_device(&removed.id));
+    }
+
+    fn forget_device(&mut self, id: &str) {
+        self.nets.retain(|plan| plan.id != id);
+        self.config.net.retain(|net| net.id.as_deref() != Some(id));
+        self.fds.remove(id);
+    }
+}

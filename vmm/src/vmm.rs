@@ -1,0 +1,248 @@
+//! The program's one thread of control: it makes a virtual machine, does what clients ask for, one thing at a time, and waits
+//! for the guest's end or for a signal.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::event::{PollFd, PollFlags};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::api::{Action, Failure, FailureKind, Reply};
+use crate::config::VmConfig;
+use crate::control::{self, Requests};
+use crate::error::Error;
+use crate::instance::{Added, Instance, Turn};
+use crate::signals::Signals;
+use crate::vm::Vm;
+
+/// What the program does.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// The virtual machine that runs from the start; without one, a client makes it.
+    pub vm: Option<VmConfig>,
+}
+
+/// Runs until the guest switches itself off, a client ends it, or SIGINT, SIGTERM, SIGHUP or SIGQUIT does. Before the virtual
+/// machine of `options` has its memory, devices and console these signals do what they did before.
+///
+/// # Errors
+///
+/// When the host lacks something, or the guest cannot go on. Whatever was opened or created is closed and gone when this
+/// returns.
+pub fn run(options: Options) -> Result<(), Error> {
+    let mut instance = options.vm.map(Instance::new).transpose()?;
+    if let Some(instance) = &mut instance {
+        instance.open()?;
+    }
+    // Until here, which may take long, a signal ends the process, and what was opened goes with it. From here on there is a
+    // terminal to restore.
+    let host = |action| move |error| Error::Host { action, error };
+    let signals = Signals::catch().map_err(host("catch signals"))?;
+    let (_control, requests) = control::pair().map_err(host("make an eventfd"))?;
+    let mut vmm = Vmm { instance, requests, signals };
+    if let Some(instance) = &mut vmm.instance {
+        instance.start()?;
+    }
+    vmm.run()
+}
+
+/// Whether the program goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    On,
+    End,
+}
+
+/// The thread of control.
+struct Vmm {
+    // Dropped in this order: the terminal is restored before the signals are let through again.
+    instance: Option<Instance>,
+    requests: Requests,
+    signals: Signals,
+}
+
+/// What the thread of control was woken by.
+#[derive(Debug, Clone, Copy)]
+struct Woken {
+    signal: bool,
+    guest: bool,
+    client: bool,
+}
+
+impl Vmm {
+    fn run(mut self) -> Result<(), Error> {
+        loop {
+            let woken = self.wait()?;
+            if woken.signal {
+                log::info!("stopped by a signal");
+                return Ok(());
+            }
+            if woken.guest && self.guest()? == Next::End {
+                return Ok(());
+            }
+            while woken.client
+                && let Some(request) = self.requests.take()
+            {
+                let mut next = Next::On;
+                request.serve(|action| {
+                    next = if matches!(action, Action::ShutdownVmm) { Next::End } else { Next::On };
+                    self.apply(action)
+                });
+                if next == Next::End {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn wait(&self) -> Result<Woken, Error> {
+        let guest = self.instance.as_ref().and_then(Instance::vm).map(|vm| vm.event());
+        let mut fds: Vec<_> = [self.signals.fd(), borrow(self.requests.event())]
+            .into_iter()
+            .chain(guest.map(borrow))
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::Host { action: "wait for the guest", error: error.into() }),
+        }
+        let ready = |n: usize| fds.get(n).is_some_and(|fd| !fd.revents().is_empty());
+        Ok(Woken { signal: ready(0), client: ready(1), guest: ready(2) })
+    }
+
+    /// Looks at what the guest did.
+    fn guest(&mut self) -> Result<Next, Error> {
+        let Some(instance) = &mut self.instance else { return Ok(Next::On) };
+        match instance.turn()? {
+            Turn::Off => return Ok(Next::End),
+            Turn::Again(_) => log::info!("the guest starts again"),
+            Turn::On(_) => {}
+        }
+        Ok(Next::On)
+    }
+
+    /// Does what a client asks for.
+    fn apply(&mut self, action: Action) -> Result<Reply, Failure> {
+        match action {
+            Action::Ping => Ok(Reply::Json(ping())),
+            Action::ShutdownVmm => Ok(Reply::Ok),
+            Action::Create(config) => self.create(*config),
+            Action::Boot => self.boot(),
+            Action::Delete => {
+                self.instance = None;
+                Ok(Reply::Done)
+            }
+            Action::Shutdown => self.running().map(Instance::shutdown).map(|()| Reply::Done),
+            Action::Reboot => {
+                self.running()?
+                    .reset()
+                    .map_err(|error| Failure::from(error).in_context("the VM cannot be started again"))?;
+                Ok(Reply::Done)
+            }
+            Action::Pause => self.pause(),
+            Action::Resume => self.resume(),
+            Action::PowerButton => self.guest_mut().map(|vm| vm.press_power_button()).map(|()| Reply::Done),
+            Action::Nmi => self.guest_mut().map(|vm| vm.nmi()).map(|()| Reply::Done),
+            Action::AddNet(net, fds) => {
+                let added = self.created()?.add_net(*net, fds);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the NIC cannot be added"))
+            }
+            Action::RemoveDevice(device) => self.created()?.remove_device(&device.id).map(|()| Reply::Done),
+            Action::Resize(resize) => self.created()?.resize(&resize).map(|()| Reply::Done),
+            Action::Info
+            | Action::Counters
+            | Action::Metrics
+            | Action::AddDisk(_)
+            | Action::AddVdpa(_)
+            | Action::SetVf(_) => Err(Failure::new(FailureKind::NotImplemented, "not in this version yet")),
+        }
+    }
+
+    fn create(&mut self, config: VmConfig) -> Result<Reply, Failure> {
+        if self.instance.is_some() {
+            let what = "there is a VM already; delete it first (vm.delete)";
+            return Err(Failure::new(FailureKind::Conflict, what));
+        }
+        self.instance =
+            Some(Instance::new(config).map_err(|error| Failure::from(error).in_context("the VM cannot be created"))?);
+        Ok(Reply::Done)
+    }
+
+    fn boot(&mut self) -> Result<Reply, Failure> {
+        let instance = self.created()?;
+        if instance.vm().is_some() {
+            return Err(Failure::new(FailureKind::Conflict, "the VM is booted already"));
+        }
+        let booted = instance.open().and_then(|()| instance.start());
+        booted.map_err(|error| Failure::from(error).in_context("the VM cannot be booted"))?;
+        Ok(Reply::Done)
+    }
+
+    fn pause(&mut self) -> Result<Reply, Failure> {
+        match self.guest_mut()? {
+            vm if vm.is_paused() => Err(Failure::new(FailureKind::Conflict, "the VM is paused already")),
+            vm => {
+                vm.pause();
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    fn resume(&mut self) -> Result<Reply, Failure> {
+        match self.guest_mut()? {
+            vm if vm.is_paused() => {
+                vm.resume();
+                Ok(Reply::Done)
+            }
+            _ => Err(Failure::new(FailureKind::Conflict, "the VM is not paused")),
+        }
+    }
+
+    /// The virtual machine, whether it runs or not.
+    fn created(&mut self) -> Result<&mut Instance, Failure> {
+        self.instance
+            .as_mut()
+            .ok_or_else(|| Failure::new(FailureKind::NotFound, "there is no VM; create one first (vm.create)"))
+    }
+
+    /// The virtual machine, if it is booted.
+    fn running(&mut self) -> Result<&mut Instance, Failure> {
+        let instance = self.created()?;
+        match instance.vm() {
+            Some(_) => Ok(instance),
+            None => Err(Failure::new(FailureKind::Conflict, "the VM is not booted; boot it first (vm.boot)")),
+        }
+    }
+
+    /// The guest of a virtual machine that is booted.
+    fn guest_mut(&mut self) -> Result<&mut Vm, Failure> {
+        let nothing = || Failure::new(FailureKind::Conflict, "the VM is not booted; boot it first (vm.boot)");
+        self.created()?.vm_mut().ok_or_else(nothing)
+    }
+}
+
+/// What `vmm.ping` answers.
+fn ping() -> String {
+    let features: [&str; 0] = [];
+    serde_json::json!({
+        "build_version": concat!("v53.0.0-sriov-", env!("CARGO_PKG_VERSION")),
+        "version": "53.0.0",
+        "pid": std::process::id(),
+        "features": features,
+    })
+    .to_string()
+}
+
+/// What a client is told of a device that it added: where it is, if a guest runs.
+fn reply(added: Option<Added>) -> Reply {
+    match added {
+        Some(Added { id, rid }) => {
+            Reply::Json(serde_json::json!({ "id": id, "bdf": format!("0000:{rid}") }).to_string())
+        }
+        None => Reply::Done,
+    }
+}
+
+fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the eventfd is open as long as it is borrowed.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
