@@ -125,6 +125,20 @@ pub struct Failure {
     pub chain: Vec<String>,
 }
 
+impl Failure {
+    /// A failure with one reason.
+    pub fn new(kind: FailureKind, reason: impl Into<String>) -> Self {
+        Self { kind, chain: vec![reason.into()] }
+    }
+
+    /// This failure as the reason of another one, `what`, of the same kind.
+    #[must_use]
+    pub fn in_context(mut self, what: impl Into<String>) -> Self {
+        self.chain.insert(0, what.into());
+        self
+    }
+}
+
 /// Whose fault it is, which a client reads from the status code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureKind {

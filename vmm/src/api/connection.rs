@@ -1,0 +1,212 @@
+//! One connection: hyper's HTTP over a socket that never waits.
+//!
+//! There is no runtime. A connection is advanced as far as the bytes that have come allow, on whatever thread has it; then it says
+//! what it waits for.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use hyper::StatusCode;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send};
+
+use crate::api::exchange::{Exchange, Phase};
+use crate::api::response::Answer;
+use crate::api::service::{self, Service};
+
+/// How long a request may take from its first byte to its last, and an answer to be taken.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// The bytes of a request's line and headers.
+pub const MOST_HEAD: usize = 16 << 10;
+/// The number of a request's headers.
+const MOST_HEADERS: usize = 64;
+/// The descriptors that the kernel passes with one message (`SCM_MAX_FD`).
+const FDS_PER_MESSAGE: usize = 253;
+/// What hyper sends by itself to a client that waits for leave to send its body.
+const CONTINUE: &[u8] = b"HTTP/1.1 100 ";
+
+/// A client's connection.
+pub(crate) struct Connection {
+    http: Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>,
+    stream: Arc<UnixStream>,
+    exchange: Arc<Mutex<Exchange>>,
+    /// When it was last advanced.
+    pub used: Instant,
+}
+
+/// What a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// The next request.
+    Request,
+    /// The rest of a request, until then.
+    Rest(Instant),
+    /// Room for the rest of an answer, until then.
+    Room(Instant),
+}
+
+impl Connection {
+    /// A new connection, whose requests `service` answers.
+    ///
+    /// # Errors
+    ///
+    /// The socket cannot be made one that does not wait.
+    pub fn new(stream: UnixStream, service: &Arc<Service>) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let stream = Arc::new(stream);
+        let exchange = Arc::new(Mutex::new(Exchange::new(service.budget.clone())));
+        let socket = Socket { stream: stream.clone(), exchange: exchange.clone() };
+        let (service, shared) = (service.clone(), exchange.clone());
+        let answer = service_fn(move |request| service::answer(service.clone(), shared.clone(), request));
+        let http = http1::Builder::new()
+            .title_case_headers(true)
+            .auto_date_header(false)
+            .half_close(true)
+            .max_headers(MOST_HEADERS)
+            .max_header_size(MOST_HEAD)
+            .serve_connection(socket, answer);
+        Ok(Self { http: Box::pin(http), stream, exchange, used: Instant::now() })
+    }
+
+    /// Reads, answers and writes as far as that goes without waiting for the client. `None` at the connection's end.
+    pub fn advance(&mut self) -> Option<Wait> {
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        let waker = Waker::from(woken.clone());
+        while woken.0.swap(false, Ordering::Relaxed) {
+            match self.http.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(Ok(())) => return None,
+                Poll::Ready(Err(error)) => {
+                    self.refuse(&error);
+                    return None;
+                }
+                Poll::Pending => {}
+            }
+        }
+        self.used = Instant::now();
+        let mut exchange = self.exchange.lock();
+        Some(match exchange.phase {
+            Phase::Answering(since) if exchange.is_blocked => Wait::Room(since + PATIENCE),
+            Phase::Receiving(since) => Wait::Rest(since + PATIENCE),
+            Phase::Answering(_) | Phase::Idle => {
+                exchange.phase = Phase::Idle;
+                Wait::Request
+            }
+        })
+    }
+
+    /// Whether a request was answered on this connection.
+    pub fn has_answered(&self) -> bool {
+        self.exchange.lock().has_answered
+    }
+
+    /// Answers what is no HTTP request, if the client is still there.
+    fn refuse(&self, error: &hyper::Error) {
+        if !error.is_parse() || matches!(self.exchange.lock().phase, Phase::Answering(_)) {
+            return;
+        }
+        let (status, what) = match error.is_parse_too_large() {
+            true => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                format!("the request's line and headers have more than {MOST_HEAD} bytes or {MOST_HEADERS} headers"),
+            ),
+            false => (StatusCode::BAD_REQUEST, format!("this is no HTTP/1.1 request: {error}")),
+        };
+        // The client may be gone, and nothing is owed to it then.
+        let _ = send(&*self.stream, &Answer::error(status, &[what]).into_bytes(), SEND);
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Tells that a connection can go on at once, which hyper does to give others a turn.
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+const RECEIVE: RecvFlags = RecvFlags::DONTWAIT.union(RecvFlags::CMSG_CLOEXEC);
+const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+
+/// A socket as hyper wants it.
+struct Socket {
+    stream: Arc<UnixStream>,
+    exchange: Arc<Mutex<Exchange>>,
+}
+
+impl Read for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        mut buffer: ReadBufCursor<'_>,
+    ) -> Poll<Result<(), io::Error>> {
+        let mut bytes = [0; 8 << 10];
+        let room = buffer.remaining().min(bytes.len());
+        let Some(room) = bytes.get_mut(..room) else { return Poll::Ready(Ok(())) };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_MESSAGE))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = match recvmsg(&*self.stream, &mut [IoSliceMut::new(room)], &mut control, RECEIVE) {
+            Ok(received) => received,
+            Err(Errno::AGAIN | Errno::INTR) => return Poll::Pending,
+            Err(error) => return Poll::Ready(Err(error.into())),
+        };
+        let mut exchange = self.exchange.lock();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                fds.for_each(|fd| exchange.descriptors.push(fd));
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            exchange.descriptors.lose();
+        }
+        if received.bytes > 0 && exchange.phase == Phase::Idle {
+            exchange.phase = Phase::Receiving(Instant::now());
+        }
+        buffer.put_slice(room.get(..received.bytes).unwrap_or_default());
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Write for Socket {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize, io::Error>> {
+        let mut exchange = self.exchange.lock();
+        // What hyper answers by itself to something that is no request has a reason phrase and no explanation. It is dropped
+        // here; `Connection::refuse` answers instead.
+        if !matches!(exchange.phase, Phase::Answering(_)) && !bytes.starts_with(CONTINUE) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let sent = send(&*self.stream, bytes, SEND);
+        exchange.is_blocked = sent == Err(Errno::AGAIN);
+        match sent {
+            Ok(count) => Poll::Ready(Ok(count)),
+            Err(Errno::AGAIN | Errno::INTR) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// The socket is closed with the connection.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,345 @@
+//! Who waits for clients, and who answers them.
+//!
+//! One thread, `http-server`, accepts connections and waits for all that have nothing to do, in one epoll. A connection whose client
+//! has sent something goes to a worker, `http-N`, which advances it as far as it goes, calls the [`Handler`], and gives it back. So a
+//! client that is idle, or slow, costs a descriptor and no thread; one whose action takes long costs a thread, and the next
+//! client gets another one.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::io::{Errno, read, write};
+
+use crate::api::Handler;
+use crate::api::connection::{Connection, Wait};
+use crate::api::service::Service;
+
+/// Connections that are kept. For another one, one is closed that waits for its client: first one that never had a request
+/// answered, else the one that has waited longest.
+pub const MOST_CONNECTIONS: usize = 128;
+/// Actions that are waited for at the same time.
+pub const MOST_WORKERS: usize = 64;
+/// How long a worker waits for work before it ends, but for the last one.
+const IDLE: Duration = Duration::from_secs(5);
+/// How long the host is given to have a descriptor for another connection.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long a client is given to take its answer when the server ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The tokens of what is no connection.
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+const FIRST_CONNECTION: u64 = 2;
+
+/// A running API server. Dropped, it ends once the actions that it has begun are done and answered; it must not be dropped by a
+/// [`Handler`], which would wait for itself.
+pub struct Server {
+    shared: Arc<Shared>,
+    poller: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Serves the clients of `listener`, applying what they ask for by `handler`.
+    ///
+    /// # Errors
+    ///
+    /// The host has no descriptors or threads left.
+    pub fn start(listener: UnixListener, handler: Arc<dyn Handler>) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), ONCE_READABLE)?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        let shared = Arc::new(Shared {
+            service: Arc::new(Service { handler, budget: Arc::default() }),
+            epoll,
+            wake,
+            state: Mutex::default(),
+            work: Condvar::new(),
+        });
+        // Made first, so that it is dropped, and ends, when another one cannot be started.
+        let mut server = Self { shared: shared.clone(), poller: None };
+        shared.start_worker(&mut shared.state.lock())?;
+        let poller = Poller { shared, listener, accept_at: None };
+        server.poller = Some(thread::Builder::new().name("http-server".to_string()).spawn(move || poller.run())?);
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.state.lock().ended = true;
+        self.shared.work.notify_all();
+        self.shared.wake();
+        let workers = mem::take(&mut self.shared.state.lock().workers);
+        for thread in self.poller.take().into_iter().chain(workers) {
+            if thread.join().is_err() {
+                log::error!("a thread of the API has failed");
+            }
+        }
+    }
+}
+
+const ONCE_READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+const ONCE_WRITABLE: epoll::EventFlags = epoll::EventFlags::OUT.union(epoll::EventFlags::ONESHOT);
+
+/// What the threads share.
+struct Shared {
+    service: Arc<Service>,
+    epoll: OwnedFd,
+    /// Signalled when there is a new deadline, and at the end.
+    wake: OwnedFd,
+    state: Mutex<State>,
+    /// Signalled when there is work, and at the end.
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    ended: bool,
+    /// The connections that wait for their clients, by token.
+    waiting: HashMap<u64, (Connection, Wait)>,
+    /// Those that can go on.
+    ready: VecDeque<(u64, Connection)>,
+    /// Those that workers have.
+    advancing: usize,
+    workers: Vec<JoinHandle<()>>,
+    running_workers: usize,
+    idle_workers: usize,
+    last_token: u64,
+}
+
+impl State {
+    fn connections(&self) -> usize {
+        self.waiting.len() + self.ready.len() + self.advancing
+    }
+
+    /// Closes the connection that is missed least. False if none waits.
+    fn evict(&mut self) -> bool {
+        let least = self.waiting.iter().min_by_key(|(_, (connection, _))| (connection.has_answered(), connection.used));
+        let token = least.map(|(token, _)| *token);
+        token.is_some_and(|token| self.waiting.remove(&token).is_some())
+    }
+
+    /// When the first of the waiting clients runs out of time.
+    fn deadline(&self) -> Option<Instant> {
+        self.waiting.values().filter_map(|(_, wait)| wait.deadline()).min()
+    }
+}
+
+impl Wait {
+    const fn deadline(self) -> Option<Instant> {
+        match self {
+            Self::Request => None,
+            Self::Rest(deadline) | Self::Room(deadline) => Some(deadline),
+        }
+    }
+
+    const fn events(self) -> epoll::EventFlags {
+        match self {
+            Self::Request | Self::Rest(_) => ONCE_READABLE,
+            Self::Room(_) => ONCE_WRITABLE,
+        }
+    }
+}
+
+impl Shared {
+    fn wake(&self) {
+        // It fails only when it has been signalled 2^64 - 1 times already.
+        let _ = write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Gives a connection that can go on to a worker.
+    fn dispatch(self: &Arc<Self>, state: &mut State, token: u64, connection: Connection) {
+        state.ready.push_back((token, connection));
+        if state.idle_workers < state.ready.len()
+            && state.running_workers < MOST_WORKERS
+            && let Err(error) = self.start_worker(state)
+        {
+            log::debug!("no further thread for the API: {error}");
+        }
+        self.work.notify_one();
+    }
+
+    fn start_worker(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        state.workers.retain(|worker| !worker.is_finished());
+        let shared = self.clone();
+        let name = format!("http-{}", state.running_workers);
+        state.workers.push(thread::Builder::new().name(name).spawn(move || shared.work())?);
+        state.running_workers += 1;
+        Ok(())
+    }
+
+    /// A worker's life.
+    fn work(&self) {
+        let mut state = self.state.lock();
+        while !state.ended {
+            if let Some((token, mut connection)) = state.ready.pop_front() {
+                state.advancing += 1;
+                drop(state);
+                let wait = connection.advance();
+                state = self.state.lock();
+                state.advancing -= 1;
+                match wait {
+                    Some(wait) if !state.ended => self.wait(&mut state, token, connection, wait),
+                    Some(Wait::Room(_)) => {
+                        drop(state);
+                        farewell(connection);
+                        state = self.state.lock();
+                    }
+                    _ => {}
+                }
+                continue;
+            }
+            state.idle_workers += 1;
+            let is_bored = self.work.wait_for(&mut state, IDLE).timed_out();
+            state.idle_workers -= 1;
+            if is_bored && state.ready.is_empty() && state.running_workers > 1 {
+                break;
+            }
+        }
+        state.running_workers -= 1;
+    }
+
+    /// Lets a connection wait for its client.
+    fn wait(&self, state: &mut State, token: u64, connection: Connection, wait: Wait) {
+        let data = epoll::EventData::new_u64(token);
+        let armed = match epoll::modify(&self.epoll, &connection, data, wait.events()) {
+            Err(Errno::NOENT) => epoll::add(&self.epoll, &connection, data, wait.events()),
+            armed => armed,
+        };
+        if let Err(error) = armed {
+            log::debug!("a client of the API is dropped: {error}");
+            return;
+        }
+        state.waiting.insert(token, (connection, wait));
+        if wait.deadline().is_some() {
+            self.wake();
+        }
+    }
+}
+
+/// Writes what is left of the last answer.
+fn farewell(mut connection: Connection) {
+    let deadline = Instant::now() + FAREWELL;
+    while let Some(left) = deadline.checked_duration_since(Instant::now())
+        && wait_for_room(&connection, left)
+        && matches!(connection.advance(), Some(Wait::Room(_)))
+    {}
+}
+
+fn wait_for_room(connection: &Connection, patience: Duration) -> bool {
+    let timeout = Timespec::try_from(patience).ok();
+    let fd = connection.as_fd();
+    poll(&mut [PollFd::new(&fd, PollFlags::OUT)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
+}
+
+/// The thread that waits for clients.
+struct Poller {
+    shared: Arc<Shared>,
+    listener: UnixListener,
+    /// When to accept again, if there was no room.
+    accept_at: Option<Instant>,
+}
+
+impl Poller {
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            let timeout = self.timeout();
+            events.clear();
+            match epoll::wait(&self.shared.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    log::error!("the API's thread cannot wait for clients: {error}");
+                    return;
+                }
+            }
+            let shared = self.shared.clone();
+            let mut state = shared.state.lock();
+            if state.ended {
+                // Nothing is owed to those that wait.
+                state.waiting.clear();
+                state.ready.clear();
+                return;
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept(&mut state),
+                    WAKE => _ = read(&shared.wake, &mut [0; 8]),
+                    token => {
+                        if let Some((connection, _)) = state.waiting.remove(&token) {
+                            shared.dispatch(&mut state, token, connection);
+                        }
+                    }
+                }
+            }
+            let now = Instant::now();
+            state.waiting.retain(|_, (_, wait)| wait.deadline().is_none_or(|deadline| deadline > now));
+            if self.accept_at.is_some_and(|at| at <= now) {
+                self.accept_at = None;
+                self.accept(&mut state);
+            }
+        }
+    }
+
+    /// How long there is nothing to do unless a client does something.
+    fn timeout(&self) -> Option<Timespec> {
+        let deadline = self.shared.state.lock().deadline();
+        let next = deadline.into_iter().chain(self.accept_at).min()?;
+        let left = next.saturating_duration_since(Instant::now());
+        // Rounded up, so as not to wake too early and wait again.
+        Timespec::try_from(left + Duration::from_millis(1)).ok()
+    }
+
+    /// Takes the clients that knock.
+    fn accept(&mut self, state: &mut State) {
+        let mut is_out_of_files = false;
+        loop {
+            if state.connections() >= MOST_CONNECTIONS && !state.evict() {
+                break self.accept_at = Some(Instant::now() + PAUSE);
+            }
+            match self.listener.accept() {
+                Ok((stream, _)) => match Connection::new(stream, &self.shared.service) {
+                    Ok(connection) => {
+                        is_out_of_files = false;
+                        let token = state.last_token.max(FIRST_CONNECTION - 1) + 1;
+                        state.last_token = token;
+                        self.shared.wait(state, token, connection, Wait::Request);
+                    }
+                    Err(error) => log::debug!("a client of the API is dropped: {error}"),
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let data = epoll::EventData::new_u64(LISTENER);
+                    if epoll::modify(&self.shared.epoll, &self.listener, data, ONCE_READABLE).is_err() {
+                        self.accept_at = Some(Instant::now() + PAUSE);
+                    }
+                    break;
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
+                }
+                // The process has too many files open, or the host has: one of ours may help.
+                Err(error) => {
+                    log::debug!("no further client of the API: {error}");
+                    if mem::replace(&mut is_out_of_files, true) || !state.evict() {
+                        break self.accept_at = Some(Instant::now() + PAUSE);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! From hyper's requests to answers. The [`Handler`] is called on the thread that has the connection.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Instant;
+
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Body as _, Bytes, Incoming};
+use hyper::header::{CONNECTION, EXPECT};
+use hyper::{Request, Response, Version};
+use parking_lot::Mutex;
+
+use crate::api::exchange::{Budget, Exchange, LargeBody, Phase, SMALL_BODY};
+use crate::api::request;
+use crate::api::response::Answer;
+use crate::api::{Failure, FailureKind, Handler};
+
+/// The bytes of a body, as in Cloud Hypervisor.
+pub const MOST_BODY: usize = 4 << 20;
+/// The bytes of a body that are read, and not kept, so that a client hears why it is refused before it has sent all.
+const MOST_READ: usize = 64 << 20;
+
+/// What answers requests.
+pub(crate) struct Service {
+    pub handler: Arc<dyn Handler>,
+    pub budget: Arc<Budget>,
+}
+
+/// Answers one request. It waits for the rest of the body, and for nothing else.
+pub(crate) async fn answer(
+    service: Arc<Service>,
+    exchange: Arc<Mutex<Exchange>>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (head, body) = request.into_parts();
+    let close = head.version != Version::HTTP_11 || wants(&head.headers, CONNECTION, "close");
+    let waits = wants(&head.headers, EXPECT, "100-continue");
+    let body = receive(body, waits, &service.budget).await;
+    let is_read = body.is_ok();
+    let fds = exchange.lock().descriptors.take();
+    let answer = match (body, fds) {
+        (Err(refused), _) => Answer::outcome(Err(refused)),
+        (_, None) => Answer::outcome(Err(bad(
+            "not all file descriptors of the request have come: there were too many, or this program may not have more open files",
+        ))),
+        (Ok(received), Some(fds)) => {
+            // With a query it is another path, which does not exist.
+            let path = head.uri.path_and_query().map_or("", |path| path.as_str());
+            let action = request::Request { method: head.method.as_str(), path, body: &received.bytes, fds }.action();
+            drop(received);
+            match action {
+                Ok(action) => Answer::outcome(service.handler.handle(action)),
+                Err(refusal) => Answer::refusal(&refusal),
+            }
+        }
+    };
+    let mut exchange = exchange.lock();
+    exchange.phase = Phase::Answering(Instant::now());
+    exchange.has_answered = true;
+    Ok(Answer { close: close || !is_read, ..answer }.into_http())
+}
+
+/// Whether the header has this word, whatever its case.
+fn wants(headers: &hyper::HeaderMap, name: hyper::header::HeaderName, word: &str) -> bool {
+    let words = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    words.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(word))
+}
+
+/// A body that has come.
+struct Received {
+    bytes: Vec<u8>,
+    /// Held while it is in memory, if it is large.
+    _large: Option<LargeBody>,
+}
+
+/// Receives a body. One that is refused is read on, so that the client comes to read the answer, unless it `waits` for leave.
+async fn receive(mut body: Incoming, waits: bool, budget: &Arc<Budget>) -> Result<Received, Failure> {
+    let too_large = || bad(format!("the body has more than {} MiB", MOST_BODY >> 20));
+    if waits && body.size_hint().lower() > MOST_BODY as u64 {
+        return Err(too_large());
+    }
+    let (mut bytes, mut large, mut read) = (Vec::new(), None, 0);
+    let mut refused = None;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| bad(format!("the body does not come as announced: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        read += data.len();
+        if read > MOST_READ {
+            break;
+        }
+        if refused.is_none() && read > MOST_BODY {
+            refused = Some(too_large());
+        }
+        if refused.is_none() && read > SMALL_BODY && large.is_none() {
+            large = budget.large_body();
+            refused = large.is_none().then(|| {
+                let what = "other requests with large bodies are under way; try again when they are done";
+                Failure::new(FailureKind::TooManyRequests, what)
+            });
+        }
+        match refused {
+            None => bytes.extend_from_slice(&data),
+            Some(_) => (bytes, large) = (Vec::new(), None),
+        }
+    }
+    match refused {
+        None => Ok(Received { bytes, _large: large }),
+        Some(refused) => Err(refused),
+    }
+}
+
+fn bad(reason: impl Into<String>) -> Failure {
+    Failure::new(FailureKind::BadRequest, reason)
+}

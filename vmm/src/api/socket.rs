@@ -1,0 +1,145 @@
+//! The socket that clients find: `--api-socket`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::{socket_acceptconn, socket_domain};
+use thiserror::Error;
+
+use crate::config_options::{Pair, pairs, unquote};
+
+/// Where clients find the API: `path=<path>`, a path alone, or `fd=<number>`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ApiSocket {
+    /// A Unix socket that is made there.
+    Path(PathBuf),
+    /// A Unix socket that is bound and listens already: this descriptor of the process, above 2.
+    Fd(RawFd),
+}
+
+/// Why clients cannot find the API.
+#[derive(Debug, Error)]
+pub enum SocketError {
+    /// The text is none of the forms.
+    #[error("--api-socket {0}: give path=<path>, a path alone, or fd=<number>")]
+    Syntax(String),
+    /// Another program has it.
+    #[error("--api-socket path={}: API socket {} is already in use; give another path", .0.display(), .0.display())]
+    InUse(PathBuf),
+    /// Something else is there.
+    #[error("--api-socket path={}: there is something that is no socket; give another path, or remove it", .0.display())]
+    NoSocket(PathBuf),
+    /// It cannot be made.
+    #[error("--api-socket path={}: cannot {action}: {error}", path.display())]
+    Path {
+        /// Where.
+        path: PathBuf,
+        /// What failed.
+        action: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+    /// The descriptor is not one.
+    #[error("--api-socket fd={0}: not a Unix socket that listens; bind it and call listen() before the program starts")]
+    Fd(RawFd),
+}
+
+impl FromStr for ApiSocket {
+    type Err = SocketError;
+
+    fn from_str(text: &str) -> Result<Self, SocketError> {
+        let wrong = || SocketError::Syntax(text.to_string());
+        let Some((key, _)) = text.split_once('=') else {
+            return if text.is_empty() { Err(wrong()) } else { Ok(Self::Path(text.into())) };
+        };
+        if key.contains('/') {
+            return Ok(Self::Path(text.into()));
+        }
+        let [Pair { key, value: Some(value) }] = &pairs(text).map_err(|_| wrong())?[..] else { return Err(wrong()) };
+        let value = unquote(value).map_err(|_| wrong())?;
+        match key.as_str() {
+            "path" if !value.is_empty() => Ok(Self::Path(value.into())),
+            "fd" => value.parse().ok().filter(|fd| *fd > 2).map(Self::Fd).ok_or_else(wrong),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// The socket as it was made. Dropped, it is gone from the file system; its lock file stays.
+#[derive(Debug)]
+pub struct BoundSocket {
+    path: PathBuf,
+    /// Which file it is: somebody may put another one in its place.
+    inode: (u64, u64),
+    /// Locked as long as this program has the path.
+    _lock: File,
+}
+
+impl Drop for BoundSocket {
+    fn drop(&mut self) {
+        if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
+            // If it cannot be removed, the next start does.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl ApiSocket {
+    /// Makes the socket, or takes the one that is given. What comes with it is to be kept as long as it is served.
+    ///
+    /// A socket that is left of a program which has ended is removed. Two programs never have one path: each locks
+    /// `<path>.lock`.
+    ///
+    /// # Errors
+    ///
+    /// See [`SocketError`]. Nothing is left behind but the lock file.
+    pub fn listen(&self) -> Result<(UnixListener, Option<BoundSocket>), SocketError> {
+        match self {
+            Self::Path(path) => bind(path).map(|(listener, bound)| (listener, Some(bound))),
+            Self::Fd(fd) => take(*fd).map(|listener| (listener, None)).ok_or(SocketError::Fd(*fd)),
+        }
+    }
+}
+
+fn bind(path: &Path) -> Result<(UnixListener, BoundSocket), SocketError> {
+    let fail = |action| move |error| SocketError::Path { path: path.to_owned(), action, error };
+    let mut lock_path = path.as_os_str().to_owned();
+    lock_path.push(".lock");
+    let lock = OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(lock_path);
+    let lock = lock.map_err(fail("open its lock file"))?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::AGAIN) => return Err(SocketError::InUse(path.to_owned())),
+        locked => locked.map_err(|error| fail("lock its lock file")(error.into()))?,
+    }
+    match fs::symlink_metadata(path) {
+        Ok(file) if file.file_type().is_socket() => {
+            fs::remove_file(path).map_err(fail("remove the socket that an earlier program left"))?;
+        }
+        Ok(_) => return Err(SocketError::NoSocket(path.to_owned())),
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path).map_err(fail("make the socket"))?;
+    let inode = inode(path).map_err(fail("find the socket just made"))?;
+    Ok((listener, BoundSocket { path: path.to_owned(), inode, _lock: lock }))
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+}
+
+/// The listening socket that is descriptor `fd`. The descriptor itself stays open.
+fn take(fd: RawFd) -> Option<UnixListener> {
+    // SAFETY: the descriptor is borrowed for this function, which only asks what it is and duplicates it; a number that is no
+    // descriptor makes these calls fail.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let listens = socket_acceptconn(fd).ok()? && socket_domain(fd).ok()? == AddressFamily::UNIX;
+    let own: OwnedFd = rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()?;
+    listens.then(|| own.into())
+}

@@ -1,0 +1,196 @@
+//! A client that sends bytes and reads answers, and a server whose handler does what a test says.
+
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tempfile::TempDir;
+use vmm::api::{Action, Failure, Handler, Reply, Server};
+
+type Apply = Box<dyn Fn(Action) -> Result<Reply, Failure> + Send + Sync>;
+
+struct Fake {
+    asked: Arc<Mutex<Vec<String>>>,
+    apply: Apply,
+}
+
+impl Handler for Fake {
+    fn handle(&self, action: Action) -> Result<Reply, Failure> {
+        self.asked.lock().push(format!("{action:?}"));
+        (self.apply)(action)
+    }
+}
+
+/// A server and what its handler was asked.
+pub struct Fixture {
+    pub server: Server,
+    pub path: PathBuf,
+    asked: Arc<Mutex<Vec<String>>>,
+    _directory: TempDir,
+}
+
+/// What a handler answers if a test does not care.
+pub fn plain(action: Action) -> Result<Reply, Failure> {
+    Ok(match action {
+        Action::Ping | Action::Info | Action::Counters => Reply::Json("{}".to_string()),
+        Action::Metrics => Reply::Metrics("sriov_vfs{pf=\"pf0\"} 8\n".to_string()),
+        Action::ShutdownVmm => Reply::Ok,
+        _ => Reply::Done,
+    })
+}
+
+/// A server whose handler is `apply`.
+pub fn serve(apply: impl Fn(Action) -> Result<Reply, Failure> + Send + Sync + 'static) -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api.sock");
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let handler = Arc::new(Fake { asked: asked.clone(), apply: Box::new(apply) });
+    let server = Server::start(UnixListener::bind(&path).unwrap(), handler).unwrap();
+    Fixture { server, path, asked, _directory: directory }
+}
+
+impl Fixture {
+    /// A new connection.
+    pub fn client(&self) -> Client {
+        let stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+        Client(stream)
+    }
+
+    /// One request on a connection of its own.
+    pub fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.client().ask(method, path, body)
+    }
+
+    /// The actions that the handler was asked for.
+    pub fn asked(&self) -> Vec<String> {
+        self.asked.lock().clone()
+    }
+}
+
+/// A connection.
+pub struct Client(pub UnixStream);
+
+/// An answer as it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    /// All up to the empty line.
+    pub head: String,
+    pub body: String,
+}
+
+impl Answer {
+    /// The value of a header, whose name is looked for in exactly this case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+    }
+
+    /// The error's strings.
+    pub fn chain(&self) -> Vec<String> {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// A request with a body of known length.
+pub fn request(method: &str, path: &str, body: &str) -> String {
+    format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+impl Client {
+    pub fn ask(&mut self, method: &str, path: &str, body: &str) -> Answer {
+        self.send(request(method, path, body));
+        self.answer()
+    }
+
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.0.write_all(bytes.as_ref()).unwrap();
+    }
+
+    /// Sends `bytes` and, with the first of them, descriptors.
+    pub fn send_with(&mut self, bytes: impl AsRef<[u8]>, fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        let bytes = bytes.as_ref();
+        let sent = sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+        assert_eq!(sent, bytes.len());
+    }
+
+    /// The next answer.
+    pub fn answer(&mut self) -> Answer {
+        self.try_answer().expect("an answer")
+    }
+
+    /// The next answer, or `None` if the connection is closed before it.
+    pub fn try_answer(&mut self) -> Option<Answer> {
+        let mut bytes = Vec::new();
+        let head = loop {
+            if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+                break end;
+            }
+            if !self.read_on(&mut bytes) {
+                assert!(bytes.is_empty(), "half an answer: {}", String::from_utf8_lossy(&bytes));
+                return None;
+            }
+        };
+        let text = String::from_utf8(bytes[..head].to_vec()).unwrap();
+        let length = text.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+        let end = head + 4 + length.map_or(0, |length| length.parse::<usize>().unwrap());
+        while bytes.len() < end {
+            assert!(self.read_on(&mut bytes), "half a body");
+        }
+        assert_eq!(bytes.len(), end, "more than one answer");
+        let status = text.strip_prefix("HTTP/1.1 ").unwrap().split(' ').next().unwrap().parse().unwrap();
+        Some(Answer { status, head: text, body: String::from_utf8(bytes[head + 4..].to_vec()).unwrap() })
+    }
+
+    fn read_on(&mut self, bytes: &mut Vec<u8>) -> bool {
+        let mut chunk = [0; 64 << 10];
+        // Closed with bytes unread, a socket reports a reset.
+        let count = self.0.read(&mut chunk).unwrap_or_else(|error| match error.kind() {
+            std::io::ErrorKind::ConnectionReset => 0,
+            _ => panic!("{error}"),
+        });
+        bytes.extend_from_slice(&chunk[..count]);
+        count > 0
+    }
+
+    /// Whether the server has closed the connection, or does within a moment.
+    pub fn is_closed(&mut self) -> bool {
+        matches!(self.0.read(&mut [0; 1]), Ok(0))
+    }
+}
+
+/// A descriptor, and the other end of a pipe that tells when all copies of it are closed.
+pub struct Probe {
+    ours: OwnedFd,
+    theirs: OwnedFd,
+}
+
+impl Probe {
+    pub fn new() -> Self {
+        let (ours, theirs) = rustix::pipe::pipe().unwrap();
+        Self { ours, theirs }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.theirs.as_fd()
+    }
+
+    /// Closes the test's own copy, and waits until no other is left.
+    pub fn is_closed_everywhere(self) -> bool {
+        let Self { ours, theirs } = self;
+        drop(theirs);
+        let mut fds = [rustix::event::PollFd::new(&ours, rustix::event::PollFlags::IN)];
+        let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&timeout)).unwrap() == 1
+    }
+}

@@ -1,0 +1,114 @@
+//! Where clients find the API.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use vmm::api::ApiSocket;
+
+#[test]
+fn it_is_a_path_or_a_descriptor() {
+    let path = |text: &str| ApiSocket::Path(text.into());
+    for (text, socket) in [
+        ("path=/run/api.sock", path("/run/api.sock")),
+        ("/run/api.sock", path("/run/api.sock")),
+        ("api.sock", path("api.sock")),
+        ("/run/a=b.sock", path("/run/a=b.sock")),
+        ("path=\"/run/a,b\"", path("/run/a,b")),
+        ("fd=3", ApiSocket::Fd(3)),
+    ] {
+        assert_eq!(text.parse::<ApiSocket>().unwrap(), socket, "{text}");
+    }
+    for text in ["", "path=", "fd=", "fd=2", "fd=x", "fd=-1", "socket=/x", "path=/x,fd=3", "path=/x,path=/y"] {
+        let error = text.parse::<ApiSocket>().unwrap_err().to_string();
+        assert_eq!(error, format!("--api-socket {text}: give path=<path>, a path alone, or fd=<number>"));
+    }
+}
+
+#[test]
+fn a_second_program_is_refused_and_the_first_one_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api.sock");
+    let (listener, bound) = ApiSocket::Path(path.clone()).listen().unwrap();
+    let error = ApiSocket::Path(path.clone()).listen().unwrap_err().to_string();
+    let shown = path.display();
+    assert_eq!(error, format!("--api-socket path={shown}: API socket {shown} is already in use; give another path"));
+    UnixStream::connect(&path).unwrap();
+    drop((listener, bound));
+}
+
+#[test]
+fn it_is_gone_at_the_end_and_its_lock_file_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api.sock");
+    let bound = ApiSocket::Path(path.clone()).listen().unwrap();
+    assert!(path.exists());
+    drop(bound);
+    assert!(!path.exists());
+    assert!(directory.path().join("api.sock.lock").exists());
+    ApiSocket::Path(path).listen().unwrap();
+}
+
+#[test]
+fn what_a_program_that_was_killed_left_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(UnixStream::connect(&path).is_err());
+    let (_listener, _bound) = ApiSocket::Path(path.clone()).listen().unwrap();
+    UnixStream::connect(&path).unwrap();
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("precious");
+    fs::write(&path, "data").unwrap();
+    let error = ApiSocket::Path(path.clone()).listen().unwrap_err().to_string();
+    assert!(error.ends_with("there is something that is no socket; give another path, or remove it"), "{error}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "data");
+}
+
+#[test]
+fn a_socket_that_somebody_else_put_there_meanwhile_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api.sock");
+    let (listener, bound) = ApiSocket::Path(path.clone()).listen().unwrap();
+    fs::rename(&path, directory.path().join("old")).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    drop((listener, bound));
+    UnixStream::connect(&path).unwrap();
+}
+
+#[test]
+fn a_directory_that_does_not_exist_is_named() {
+    let error = ApiSocket::Path("/nonexistent/api.sock".into()).listen().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "--api-socket path=/nonexistent/api.sock: cannot open its lock file: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn a_socket_that_listens_already_is_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api.sock");
+    let given = UnixListener::bind(&path).unwrap();
+    let (listener, bound) = ApiSocket::Fd(given.as_raw_fd()).listen().unwrap();
+    assert!(bound.is_none());
+    let _client = UnixStream::connect(&path).unwrap();
+    listener.accept().unwrap();
+    drop(listener);
+    assert!(path.exists());
+}
+
+#[test]
+fn a_descriptor_that_does_not_listen_is_refused() {
+    let (stream, _peer) = UnixStream::pair().unwrap();
+    let file = fs::File::open("/dev/null").unwrap();
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for fd in [stream.as_raw_fd(), file.as_raw_fd(), tcp.as_raw_fd(), 1_000_000] {
+        let error = ApiSocket::Fd(fd).listen().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("--api-socket fd={fd}: not a Unix socket that listens")), "{error}");
+    }
+}
