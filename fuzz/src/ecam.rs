@@ -74,7 +74,7 @@ struct Oracle {
 impl Oracle {
     /// The device that an access of `len` bytes at `offset` of the ECAM reaches.
     fn target(&mut self, offset: u64, len: usize) -> Option<&mut Plugged> {
-        let legal = matches!(len, 1 | 2 | 4) && offset % len as u64 == 0;
+        let legal = matches!(len, 1 | 2 | 4) && offset.is_multiple_of(len as u64);
         let rid = u32::try_from(offset >> 12).ok().filter(|_| legal)?;
         self.devices.iter_mut().find(|device| device.has(rid))
     }

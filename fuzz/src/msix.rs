@@ -49,7 +49,7 @@ impl Table {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        if !(data.len() == 4 || data.len() == 8) || offset % 4 != 0 {
+        if !(data.len() == 4 || data.len() == 8) || !offset.is_multiple_of(4) {
             return;
         }
         for (offset, byte) in (u128::from(offset)..).zip(data) {
@@ -75,8 +75,8 @@ impl Table {
 
 /// What a read of `len` bytes at `offset` of `bytes` returns: bytes within a dword, whole dwords, or all-ones.
 fn expected_read(bytes: &[u8], offset: u64, len: usize) -> Vec<u8> {
-    let dwords = offset % 4 == 0 && len % 4 == 0;
-    let within = matches!(len, 1 | 2) && offset % len as u64 == 0;
+    let dwords = offset.is_multiple_of(4) && len.is_multiple_of(4);
+    let within = matches!(len, 1 | 2) && offset.is_multiple_of(len as u64);
     if !dwords && !within {
         return vec![0xff; len];
     }

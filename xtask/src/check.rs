@@ -6,16 +6,23 @@ use std::process::Stdio;
 
 use crate::build::cargo;
 use crate::error::{Context, Result};
+use crate::fuzz;
 use crate::progress::{Step, note};
 use crate::suite::Tally;
 
-/// The format and the lints of the whole workspace, each of which counts as one test.
+/// The format and the lints of the whole workspace and of that of the fuzz targets, each of which counts as one test.
 pub fn lints(workspace: &Path) -> Result<Tally> {
-    let format = check(workspace, "format", &["fmt", "--all", "--check"])?;
+    fuzz::install_compiler()?;
     let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    let lints = check(workspace, "lints", &clippy)?;
-    let passed = usize::from(format) + usize::from(lints);
-    Ok(Tally { passed, failed: 2 - passed })
+    let fuzz = workspace.join("fuzz");
+    let outcomes = [
+        check(workspace, "format", &["fmt", "--all", "--check"])?,
+        check(workspace, "lints", &clippy)?,
+        check(&fuzz, "format of the fuzz targets", &["fmt", "--check"])?,
+        check(&fuzz, "lints of the fuzz targets", &clippy)?,
+    ];
+    let passed = outcomes.iter().filter(|passed| **passed).count();
+    Ok(Tally { passed, failed: outcomes.len() - passed })
 }
 
 fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
@@ -25,11 +32,19 @@ fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
     Ok(success)
 }
 
-/// The tests of every crate but the integration tests. What cargo prints is shown as it comes.
+/// The tests of every crate but the integration tests, and the seeds of the fuzz targets.
 pub fn unit_tests(workspace: &Path) -> Result<Tally> {
-    let step = Step::begin("test", "unit and property tests");
+    fuzz::install_compiler()?;
+    let mut tally = tests(workspace, "unit and property tests")?;
+    tally += tests(&workspace.join("fuzz"), "seeds of the fuzz targets")?;
+    Ok(tally)
+}
+
+/// The tests of the workspace in `folder`. What cargo prints is shown as it comes.
+fn tests(folder: &Path, what: &str) -> Result<Tally> {
+    let step = Step::begin("test", what);
     println!();
-    let mut command = cargo(workspace);
+    let mut command = cargo(folder);
     command.args(["test", "--quiet", "--no-fail-fast"]).stdout(Stdio::piped());
     let mut child = command.spawn().context("running cargo")?;
     let mut tally = Tally::default();
@@ -44,10 +59,10 @@ pub fn unit_tests(workspace: &Path) -> Result<Tally> {
     }
     let success = child.wait().context("running cargo")?.success();
     if !success && tally.failed == 0 {
-        note("FAILED", "the unit tests did not build or did not end");
+        note("FAILED", format!("{what}: did not build or did not end"));
         tally.failed = 1;
     }
-    step.done_with(format!("unit and property tests: {} passed, {} failed", tally.passed, tally.failed));
+    step.done_with(format!("{what}: {} passed, {} failed", tally.passed, tally.failed));
     Ok(tally)
 }
 

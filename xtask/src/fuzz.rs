@@ -18,6 +18,8 @@ const TOOLCHAIN: &str = "nightly";
 const MAX_LEN: usize = 1024;
 /// How many seconds one input may take. Most take less than a millisecond.
 const LIMIT: u32 = 20;
+/// How long each target looks when it is one test of many.
+const SMOKE: Duration = Duration::from_secs(5);
 
 /// Lets `target`, or each target in turn, look for `time`. Returns whether nothing was found.
 pub fn run(workspace: &Path, target: Option<&str>, time: Duration) -> Result<bool> {
@@ -27,9 +29,13 @@ pub fn run(workspace: &Path, target: Option<&str>, time: Duration) -> Result<boo
 }
 
 /// Lets each target look for some seconds. A target that finds something counts as a failed test.
-#[expect(dead_code, reason = "for `cargo xtask test`, which does not call it yet")]
-pub fn smoke(workspace: &Path, seconds: u64) -> Result<Tally> {
-    look(workspace, None, Duration::from_secs(seconds))
+pub fn smoke(workspace: &Path) -> Result<Tally> {
+    look(workspace, None, SMOKE)
+}
+
+/// Installs the C++ compiler that libFuzzer, and so all of `fuzz/`, is built with.
+pub fn install_compiler() -> Result<()> {
+    apt::install_missing(&[("c++", "g++")])
 }
 
 fn look(workspace: &Path, target: Option<&str>, time: Duration) -> Result<Tally> {
@@ -52,14 +58,14 @@ fn look(workspace: &Path, target: Option<&str>, time: Duration) -> Result<Tally>
 }
 
 /// The folder of the targets, and the tools that it needs.
-struct Fuzz {
+pub struct Fuzz {
     folder: PathBuf,
 }
 
 impl Fuzz {
     /// Installs what is missing: a C++ compiler for libFuzzer, the toolchain, cargo-fuzz.
-    fn prepare(workspace: &Path) -> Result<Self> {
-        apt::install_missing(&[("c++", "g++")])?;
+    pub fn prepare(workspace: &Path) -> Result<Self> {
+        install_compiler()?;
         let succeeds = |command: &mut Command| {
             let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
             status.is_ok_and(|status| status.success())
@@ -74,8 +80,24 @@ impl Fuzz {
         Ok(this)
     }
 
+    /// Where the targets are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The folder of the programs that read what an instrumented build counts. Installs them if they are missing.
+    pub fn llvm_tools(&self) -> Result<PathBuf> {
+        let mut libraries = Command::new("rustup");
+        libraries.args(["run", TOOLCHAIN, "rustc", "--print", "target-libdir"]);
+        let tools = Path::new(apt::output(&mut libraries)?.trim()).with_file_name("bin");
+        if !tools.join("llvm-cov").is_file() {
+            install("llvm-tools", Command::new("rustup").args(TOOLS_INSTALL))?;
+        }
+        Ok(tools)
+    }
+
     /// The toolchain's cargo, where the targets are.
-    fn cargo(&self) -> Command {
+    pub fn cargo(&self) -> Command {
         let mut command = Command::new("rustup");
         command.args(["run", TOOLCHAIN, "cargo"]).current_dir(&self.folder).stdin(Stdio::null());
         command
@@ -137,6 +159,7 @@ impl Fuzz {
 }
 
 const TOOLCHAIN_INSTALL: [&str; 5] = ["toolchain", "install", TOOLCHAIN, "--profile", "minimal"];
+const TOOLS_INSTALL: [&str; 5] = ["component", "add", "llvm-tools", "--toolchain", TOOLCHAIN];
 
 fn install(what: &str, command: &mut Command) -> Result<()> {
     let step = Step::begin("install", what);

@@ -1,4 +1,4 @@
-//! The developer's and the newcomer's front door: `cargo xtask demo`, `cargo xtask test`, `cargo xtask lab`.
+//! The developer's and the newcomer's front door: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask lab`.
 //!
 //! It fetches kernels and tools as packages, builds what runs in the lab, and runs it on this machine's own KVM or, where
 //! that cannot run a stock kernel, in a first-level machine under emulation. It knows nothing of the VMM's inside.
@@ -7,6 +7,7 @@ mod apt;
 mod boot_time;
 mod build;
 mod check;
+mod coverage;
 mod cpio;
 mod demo;
 mod error;
@@ -50,7 +51,7 @@ enum Task {
         #[arg(long, value_enum)]
         lab: Option<Place>,
     },
-    /// Checks format and lints, and runs the unit, property and integration tests
+    /// Checks format and lints, and runs the unit, property, fuzz and integration tests
     Test {
         /// Runs only this part
         #[arg(value_enum)]
@@ -74,6 +75,9 @@ enum Task {
         /// How many seconds each target looks
         #[arg(long, default_value_t = 60)]
         time: u64,
+        /// Looks for nothing, and shows how many lines of each file the inputs reach that are there
+        #[arg(long, conflicts_with_all = ["target", "time"])]
+        coverage: bool,
     },
     /// Sets up the lab, and what else can be done with it
     Lab {
@@ -88,6 +92,8 @@ enum Part {
     Lint,
     /// Unit and property tests
     Unit,
+    /// Each fuzz target, for a few seconds
+    Fuzz,
     /// Guests under the real binary
     Integration,
 }
@@ -119,7 +125,8 @@ fn main() -> ExitCode {
             let filter = filter.unwrap_or_default();
             test(&workspace, part, &IntegrationOptions { filter, lab, bless, verbose })
         }
-        Task::Fuzz { target, time } => fuzz::run(&workspace, target.as_deref(), Duration::from_secs(time)),
+        Task::Fuzz { coverage: true, .. } => coverage::print(&workspace).map(|()| true),
+        Task::Fuzz { target, time, .. } => fuzz::run(&workspace, target.as_deref(), Duration::from_secs(time)),
         Task::Lab { what } => lab_task(&workspace, &what),
     };
     match outcome {
@@ -150,15 +157,23 @@ fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> R
     if wanted(Part::Unit) {
         tally += check::unit_tests(workspace)?;
     }
+    if wanted(Part::Fuzz) {
+        tally += counted("fuzz targets", fuzz::smoke(workspace));
+    }
     if wanted(Part::Integration) {
-        tally += integration(workspace, options).unwrap_or_else(|error| {
-            note("FAILED", format!("integration tests: {error}"));
-            Tally { passed: 0, failed: 1 }
-        });
+        tally += counted("integration tests", integration(workspace, options));
     }
     note("done", seconds(started.elapsed()));
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(tally.failed == 0)
+}
+
+/// A part that could not run is a failed test, and does not keep the others from running.
+fn counted(part: &str, outcome: Result<Tally>) -> Tally {
+    outcome.unwrap_or_else(|error| {
+        note("FAILED", format!("{part}: {error}"));
+        Tally { passed: 0, failed: 1 }
+    })
 }
 
 fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> {
