@@ -326,4 +326,6 @@ impl<D: VirtioDevice> VirtioPci for NetSriov<D> {
 }
 
 #[cfg(test)]
+mod conformance;
+#[cfg(test)]
 mod tests;
