@@ -153,6 +153,7 @@ fn a_tap_name_that_linux_does_not_take_is_refused() {
     assert_eq!(refusal(&["tap=.."], &[]), "--net tap=..: not the name of an interface");
 }
 
+/// B23: a user's names and those of VFs that nobody named.
 #[test]
 fn an_id_used_twice_is_refused() {
     assert_eq!(
@@ -207,6 +208,7 @@ fn a_slot_that_is_not_free_is_refused() {
 
 // More VFs than buses, and VFs of different shape.
 
+/// G22, B20, B21: VFs whose routing IDs would be beyond the last bus.
 #[test]
 fn more_vfs_than_buses_are_refused() {
     assert_eq!(
@@ -223,6 +225,7 @@ fn more_vfs_than_buses_are_refused() {
     assert!(plan(&["tap=a,sriov_vfs=32512"], &[]).is_ok());
 }
 
+/// B20: VFs that one PF cannot describe.
 #[test]
 fn vfs_of_different_shape_are_refused() {
     assert_eq!(
