@@ -11,13 +11,15 @@ use crate::arch::x86_64::bzimage::{self, BzImage};
 use crate::arch::x86_64::elf::{self, Elf};
 use crate::arch::x86_64::layout::{
     ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, PAGE_TABLES, PVH_MODULES, PVH_START_INFO, RESET_VECTOR,
-    ZERO_PAGE,
+    RSDP_COPY, ZERO_PAGE,
 };
 use crate::arch::x86_64::pvh;
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::config::PayloadConfig;
 
 const PAGE: u64 = 4096;
+/// The length of the RSDP (`ACPI 6.5 §5.2.5.3`), which is the first of the ACPI tables.
+const RSDP_LEN: usize = 36;
 /// A PVH kernel is told 64-bit addresses, but Linux keeps 32 bits of this one.
 const PVH_INITRAMFS_MAX: u64 = u32::MAX as u64;
 
@@ -163,6 +165,8 @@ impl Payload {
             read(memory, &initramfs.file, 0, initramfs.address, initramfs.len)?;
         }
         put(ACPI, acpi)?;
+        // A kernel that was told by PVH does not tell the next one when it starts that by kexec.
+        put(RSDP_COPY, acpi.get(..RSDP_LEN).unwrap_or_default())?;
         put(CMDLINE, &self.cmdline)?;
         put(RESET_VECTOR, &regs::firmware())?;
         let map = layout.memory_map();
@@ -278,4 +282,30 @@ fn read(
 ) -> Result<(), vm_memory::GuestMemoryError> {
     file.seek(SeekFrom::Start(offset)).map_err(vm_memory::GuestMemoryError::IOError)?;
     memory.read_exact_volatile_from(GuestAddress(address), &mut file, len as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_is_told_nothing_finds_the_rsdp() {
+        let payload = Payload {
+            path: PathBuf::new(),
+            kernel: File::open("/dev/null").unwrap(),
+            format: Format::Elf(Elf { segments: Vec::new(), entry: 0x10_0000, end: 0x10_0000 }),
+            initramfs: None,
+            cmdline: vec![0],
+        };
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let acpi: Vec<u8> = b"RSD PTR ".iter().copied().chain(8..=255).collect();
+        payload.load(&memory, &Layout::new(1 << 20, 46).unwrap(), &acpi).unwrap();
+        // What is searched, on 16-byte boundaries.
+        let read = |address| {
+            let mut bytes = [0; RSDP_LEN];
+            memory.read_slice(&mut bytes, GuestAddress(address)).map(|()| bytes).unwrap()
+        };
+        let found = (0xe_0000..0xf_ff00).step_by(16).map(read).find(|bytes| bytes.starts_with(b"RSD PTR "));
+        assert_eq!(found.unwrap()[..], acpi[..RSDP_LEN]);
+    }
 }

@@ -22,6 +22,8 @@ pub const LOW_MEMORY_END: u64 = 0xa_0000;
 pub const ACPI: u64 = LOW_MEMORY_END;
 /// The end of the ACPI tables.
 pub const ACPI_END: u64 = 0xe_0000;
+/// Where a kernel looks for the RSDP by itself (`ACPI 6.5 §5.2.5.1`): a copy is there.
+pub const RSDP_COPY: u64 = ACPI_END;
 /// Where a CPU that is reset continues, as seen from real mode: firmware begins here.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// The memory from 1 MiB on: the kernel and all else.
