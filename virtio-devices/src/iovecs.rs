@@ -126,12 +126,29 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         }
     }
 
+    /// Forgets all segments.
+    pub fn clear(&mut self) {
+        self.iovecs.truncate(RESERVED);
+        self.first = RESERVED;
+    }
+
+    /// The segments, for a system call. The addresses are as the memory: what the kernel writes there the guest may see at once.
+    pub fn segments(&self) -> &[libc::iovec] {
+        &self.iovecs[self.first..]
+    }
+
     /// Takes the first bytes off into `data`. Returns whether there were as many.
     pub fn take_front(&mut self, data: &mut [u8]) -> bool {
         if self.read_at(0, data) < data.len() {
             return false;
         }
-        let mut rest = data.len();
+        self.advance(data.len());
+        true
+    }
+
+    /// Forgets the first `bytes` bytes.
+    pub fn advance(&mut self, bytes: usize) {
+        let mut rest = bytes;
         while let Some(iovec) = self.iovecs.get_mut(self.first) {
             let part = rest.min(iovec.iov_len);
             iovec.iov_base = iovec.iov_base.cast::<u8>().wrapping_add(part).cast();
@@ -142,7 +159,36 @@ impl<'s, 'm> IoVecs<'s, 'm> {
             }
             self.first += 1;
         }
-        true
+    }
+
+    /// Takes the last byte off; `None` if there is none.
+    pub fn take_last(&mut self) -> Option<VolatileSlice<'m>> {
+        while self.iovecs.len() > self.first {
+            let iovec = self.iovecs.last_mut()?;
+            let Some(rest) = iovec.iov_len.checked_sub(1) else {
+                self.iovecs.pop();
+                continue;
+            };
+            iovec.iov_len = rest;
+            // SAFETY: the iovec is a slice of guest memory, which stays mapped as long as `'m`; this was its last byte.
+            return Some(unsafe { VolatileSlice::new(iovec.iov_base.cast::<u8>().add(rest), 1) });
+        }
+        None
+    }
+
+    /// Forgets what is beyond the first `bytes` bytes.
+    pub fn truncate(&mut self, bytes: usize) {
+        let mut rest = bytes;
+        let mut keep = self.first;
+        for iovec in &mut self.iovecs[self.first..] {
+            if rest == 0 {
+                break;
+            }
+            iovec.iov_len = iovec.iov_len.min(rest);
+            rest -= iovec.iov_len;
+            keep += 1;
+        }
+        self.iovecs.truncate(keep);
     }
 
     /// Reads at `offset`, and returns how many bytes there were.

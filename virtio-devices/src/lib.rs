@@ -3,6 +3,7 @@
 //! This crate knows guest memory, file descriptors and virtqueues. It does not know KVM, HTTP or ACPI.
 
 mod backend;
+mod block;
 mod counters;
 mod device;
 mod features;
@@ -13,6 +14,7 @@ mod iovecs;
 mod net;
 mod net_sriov;
 mod ring;
+mod rng;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -22,12 +24,14 @@ mod worker;
 pub use backend::{
     InterfaceNameError, Offloads, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask,
 };
+pub use block::{Block, BlockCounter, BlockCounters, BlockError, BlockSpec};
 pub use device::{Memory, SharedQueue, Start, VirtioDevice, Worker};
 pub use function::{FunctionError, VirtioFunction};
 pub use host::{Doorbell, Message, VirtioPci};
 pub use interrupt::{Interrupts, NO_VECTOR};
 pub use net::{Counter, Net, NetCounters, NetError, NetSpec};
 pub use net_sriov::{NetSriov, NetSriovError};
+pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use state::{
     AddressesState, DeviceSpecific, DeviceState, FunctionState, NicState, PositionState, QueueState, STATE_VERSION,
     StateError, TransportState, VectorState, VfState, VfsState,

@@ -18,7 +18,7 @@ mod transmit;
 mod worker;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -1,0 +1,280 @@
+//! virtio-blk over a raw image (`virtio 1.4 §5.2`).
+//!
+//! Each queue has a thread that owns it while the driver runs it. It leaves requests to the kernel, many at a time, and gives
+//! each back when it is complete. What the driver gets wrong has a status or is dropped, and is counted, never logged.
+
+mod config;
+mod counters;
+mod engine;
+mod error;
+mod image;
+mod request;
+mod requests;
+mod uring;
+mod worker;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use log::debug;
+use parking_lot::Mutex;
+use virtio_bindings::virtio_blk::*;
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::counters::{Losses, log_losses};
+use crate::features::has;
+use crate::worker::{spawn, spawn_all, thread_name};
+use crate::{Start, VirtioDevice, Worker};
+use config::{Config, WRITEBACK};
+pub use counters::{BlockCounter, BlockCounters};
+pub use error::BlockError;
+use image::{Access, Image};
+use worker::{Part, Shared};
+
+/// A mass storage controller of no kind that there is another driver for.
+const CLASS: [u8; 3] = [0x01, 0x80, 0x00];
+/// The largest size of a virtqueue (`virtio 1.4 §2.7`).
+const MAX_SIZE: u16 = 32_768;
+/// The length of a serial number.
+const SERIAL: usize = VIRTIO_BLK_ID_BYTES as usize;
+/// The most segments of data that a driver is asked to use in a request: two of the queue's descriptors are for the header and the
+/// status, and each segment may be in two parts of guest memory.
+const MAX_SEGMENTS: u16 = 254;
+
+/// What every disk offers.
+const ALWAYS: &[u32] = &[
+    VIRTIO_F_VERSION_1,
+    VIRTIO_RING_F_INDIRECT_DESC,
+    VIRTIO_RING_F_EVENT_IDX,
+    VIRTIO_BLK_F_SIZE_MAX,
+    VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_BLK_SIZE,
+    VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_FLUSH,
+    VIRTIO_BLK_F_CONFIG_WCE,
+];
+
+/// What a disk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockSpec {
+    /// Its id, which its threads are named after.
+    pub id: String,
+    /// The image: a file or a block device.
+    pub path: PathBuf,
+    /// The guest cannot write it, and others may read it at the same time.
+    pub read_only: bool,
+    /// It is read and written around the host's page cache.
+    pub direct: bool,
+    /// It is raw though it begins as an image of another format does.
+    pub surely_raw: bool,
+    /// The number of its queues, 1 or more.
+    pub queues: u16,
+    /// The size of its queues, a power of two up to 32,768.
+    pub queue_size: u16,
+    /// The serial number that the guest reads, at most 20 bytes. Without one it is the beginning of the id.
+    pub serial: Option<String>,
+    /// Tries io_uring. Without it a queue's requests are carried out one at a time.
+    pub io_uring: bool,
+}
+
+/// A virtio block device. It and its image outlive resets of the device and reboots of the guest.
+pub struct Block {
+    spec: BlockSpec,
+    image: Arc<Image>,
+    serial: [u8; SERIAL],
+    features: u64,
+    queue_sizes: Vec<u16>,
+    counters: Arc<BlockCounters>,
+    losses: Losses,
+    /// Whether the driver wants writes to wait in the host's cache until a flush (`virtio 1.4 §5.2.4`).
+    writeback: bool,
+    /// The features of the last start, which say what `writeback` means.
+    negotiated: u64,
+    /// Whether a write is complete only when it is on the medium: for the workers.
+    stable: Arc<AtomicBool>,
+}
+
+impl Block {
+    /// Opens and locks the image.
+    ///
+    /// # Errors
+    ///
+    /// One line that says what to do; see [`BlockError`].
+    pub fn open(spec: BlockSpec) -> Result<Self, BlockError> {
+        if spec.queues == 0 {
+            return Err(BlockError::NoQueue);
+        }
+        if !spec.queue_size.is_power_of_two() || !(2..=MAX_SIZE).contains(&spec.queue_size) {
+            return Err(BlockError::QueueSize(spec.queue_size));
+        }
+        if let Some(serial) = spec.serial.as_ref().filter(|serial| serial.len() > SERIAL) {
+            return Err(BlockError::Serial(serial.clone()));
+        }
+        let access = Access { read_only: spec.read_only, direct: spec.direct, surely_raw: spec.surely_raw };
+        let image = Image::open(&spec.path, access)?;
+        let mut serial = [0; SERIAL];
+        let text = spec.serial.as_ref().unwrap_or(&spec.id).as_bytes();
+        serial.iter_mut().zip(text).for_each(|(to, from)| *to = *from);
+        let optional = [
+            (VIRTIO_BLK_F_RO, spec.read_only),
+            (VIRTIO_BLK_F_MQ, spec.queues > 1),
+            (VIRTIO_BLK_F_DISCARD, image.abilities.discard),
+            (VIRTIO_BLK_F_WRITE_ZEROES, image.abilities.discard),
+        ];
+        let optional = optional.iter().filter(|(_, offered)| *offered).map(|(bit, _)| bit);
+        Ok(Self {
+            features: ALWAYS.iter().chain(optional).fold(0, |features, bit| features | 1 << bit),
+            queue_sizes: vec![spec.queue_size; spec.queues.into()],
+            image: Arc::new(image),
+            serial,
+            counters: Arc::new(BlockCounters::new()),
+            losses: Losses::default(),
+            writeback: true,
+            negotiated: 0,
+            stable: Arc::new(AtomicBool::new(false)),
+            spec,
+        })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.spec.id
+    }
+
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.image.abilities.geometry.sectors.saturating_mul(request::SECTOR)
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Arc<BlockCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Tells the workers whether writes have to be stable (`virtio 1.4 §5.2.6.2`): if the driver said so, or if it never flushes
+    /// because it did not negotiate that.
+    fn settle_cache(&self) {
+        let stable = if has(self.negotiated, VIRTIO_BLK_F_CONFIG_WCE) {
+            !self.writeback
+        } else {
+            !has(self.negotiated, VIRTIO_BLK_F_FLUSH)
+        };
+        self.stable.store(stable, Ordering::Release);
+    }
+
+    fn parts(&self, start: &Start) -> io::Result<Vec<Part>> {
+        // A driver that does not know of several queues has one.
+        let count = if has(start.features, VIRTIO_BLK_F_MQ) { self.spec.queues } else { 1 };
+        let queues = start.queues.iter().filter(|(index, _)| *index < count);
+        queues
+            .map(|(index, queue)| {
+                Ok(Part {
+                    index: *index,
+                    queue: Arc::clone(queue),
+                    kick: Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?),
+                    stop: Arc::new(AtomicBool::new(false)),
+                })
+            })
+            .collect()
+    }
+
+    fn shared(&self, start: &Start) -> Arc<Shared> {
+        Arc::new(Shared {
+            id: self.spec.id.clone(),
+            image: Arc::clone(&self.image),
+            serial: self.serial,
+            io_uring: self.spec.io_uring,
+            stable: Arc::clone(&self.stable),
+            memory: start.memory.clone(),
+            features: start.features,
+            counters: Arc::clone(&self.counters),
+            interrupts: Arc::clone(&start.interrupts),
+            complete: Mutex::new(false),
+        })
+    }
+
+    fn spawn(&self, part: Part, shared: &Arc<Shared>) -> io::Result<Worker> {
+        let (queues, kick, stop) = (vec![part.index], Arc::clone(&part.kick), Arc::clone(&part.stop));
+        let shared = Arc::clone(shared);
+        let name = thread_name(&self.spec.id, "q", part.index);
+        let thread = spawn(name, move || part.run(&shared))?;
+        Ok(Worker { queues, kick, stop, thread })
+    }
+}
+
+impl VirtioDevice for Block {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_BLOCK as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        let config = Config {
+            geometry: self.image.abilities.geometry,
+            segments: self.spec.queue_size.saturating_sub(2).clamp(1, MAX_SEGMENTS).into(),
+            writeback: self.writeback,
+            queues: self.spec.queues,
+            discard: self.image.abilities.discard,
+        };
+        config.read(offset, data);
+    }
+
+    /// All fields but `writeback` are read-only.
+    fn config_write(&mut self, offset: u64, data: &[u8]) {
+        let byte = WRITEBACK.checked_sub(offset).and_then(|skip| data.get(usize::try_from(skip).ok()?));
+        if let Some(byte) = byte {
+            self.writeback = *byte != 0;
+            self.settle_cache();
+        }
+    }
+
+    fn config_generation(&self) -> u8 {
+        0
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let parts = self.parts(&start)?;
+        self.negotiated = start.features;
+        self.settle_cache();
+        let shared = self.shared(&start);
+        let workers = spawn_all(parts, &shared.complete, |part| self.spawn(part, &shared))?;
+        debug!("{}: {} queues over {}", self.spec.id, workers.len(), self.spec.path.display());
+        Ok(workers)
+    }
+
+    fn reset(&mut self) {
+        let Self { spec, image: _, serial: _, features: _, queue_sizes: _, counters, losses, .. } = self;
+        log_losses(&spec.id, losses.doubled(&counters.losses()));
+        // The workers that are still ending keep what they were told.
+        self.stable = Arc::new(AtomicBool::new(false));
+        self.writeback = true;
+        self.negotiated = 0;
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
+    }
+}

@@ -1,0 +1,104 @@
+//! The configuration that a driver reads (`virtio 1.4 §5.2.4`, `struct virtio_blk_config`).
+
+use super::image::Geometry;
+use super::request::MAX_RANGE;
+
+/// Offset of the field that the driver may write: whether writes may wait in a cache.
+pub const WRITEBACK: u64 = 32;
+/// The largest segment of data in bytes that a driver is asked to use.
+const SEGMENT_SIZE: u32 = 64 << 10;
+/// The length of the fields that there are.
+const LEN: usize = 60;
+
+/// What the fields say.
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// The disk's size and blocks.
+    pub geometry: Geometry,
+    /// The most segments of data in a request.
+    pub segments: u32,
+    /// Whether writes may wait in a cache until a flush.
+    pub writeback: bool,
+    /// The number of queues.
+    pub queues: u16,
+    /// Whether ranges can be discarded and zeroed.
+    pub discard: bool,
+}
+
+impl Config {
+    /// Reads at `offset`. What is beyond the fields reads 0.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let bytes = self.bytes();
+        let rest = bytes.get(offset..).unwrap_or_default();
+        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    }
+
+    fn bytes(&self) -> [u8; LEN] {
+        let Geometry { sectors, block_size, physical_exponent } = self.geometry;
+        let mut bytes = [0; LEN];
+        let mut put = |offset: usize, field: &[u8]| bytes[offset..offset + field.len()].copy_from_slice(field);
+        put(0, &sectors.to_le_bytes());
+        put(8, &SEGMENT_SIZE.to_le_bytes());
+        put(12, &self.segments.to_le_bytes());
+        put(20, &block_size.to_le_bytes());
+        put(24, &[physical_exponent]);
+        // In blocks: what is written at once without reading first.
+        put(26, &(1u16 << physical_exponent).to_le_bytes());
+        put(32, &[self.writeback.into()]);
+        put(34, &self.queues.to_le_bytes());
+        if self.discard {
+            put(36, &MAX_RANGE.to_le_bytes());
+            put(40, &1u32.to_le_bytes());
+            put(44, &(block_size / 512).to_le_bytes());
+            put(48, &MAX_RANGE.to_le_bytes());
+            put(52, &1u32.to_le_bytes());
+            put(56, &[1]);
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_lie_where_the_standard_has_them_and_zero_beyond() {
+        let geometry = Geometry { sectors: 0x0102_0304_0506, block_size: 512, physical_exponent: 3 };
+        let mut config = Config { geometry, segments: 126, writeback: true, queues: 4, discard: true };
+        let read = |config: &Config, offset, len| {
+            let mut data = vec![0xff; len];
+            config.read(offset, &mut data);
+            data.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte))
+        };
+        let fields = [
+            (0, 8, 0x0102_0304_0506),
+            (8, 4, 0x1_0000),
+            (12, 4, 126),
+            (16, 4, 0),
+            (20, 4, 512),
+            (24, 1, 3),
+            (25, 1, 0),
+            (26, 2, 8),
+            (28, 4, 0),
+            (32, 1, 1),
+            (33, 1, 0),
+            (34, 2, 4),
+            (36, 4, u64::from(MAX_RANGE)),
+            (40, 4, 1),
+            (44, 4, 1),
+            (48, 4, u64::from(MAX_RANGE)),
+            (52, 4, 1),
+            (56, 1, 1),
+            (57, 8, 0),
+            (u64::MAX, 8, 0),
+        ];
+        for (offset, len, expected) in fields {
+            assert_eq!(read(&config, offset, len), expected, "offset {offset}");
+        }
+        config.discard = false;
+        assert_eq!([36, 40, 44, 48, 52, 56].map(|offset| read(&config, offset, 4)), [0; 6]);
+    }
+}

@@ -1,0 +1,97 @@
+//! Why there is no disk.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Why there is no disk: one line, to follow the option's name.
+#[derive(Debug, Error)]
+pub enum BlockError {
+    /// There is no such file.
+    #[error("path={}: does not exist; create it: truncate -s 10G {}", .0.display(), .0.display())]
+    Missing(PathBuf),
+    /// The file may not be written, or lies where nothing can be written.
+    #[error("path={}: cannot be written; allow this user to, or add readonly=on", .0.display())]
+    NotWritable(PathBuf),
+    /// The file may not be read.
+    #[error("path={}: cannot be read; allow this user to", .0.display())]
+    NotReadable(PathBuf),
+    /// The file is neither a file nor a block device.
+    #[error("path={}: is a {kind}; give a raw image in a file, or a block device", path.display())]
+    Kind {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// The file's size is not one that a disk can have.
+    #[error(
+        "path={}: its size, {size} bytes, is not a multiple of its blocks of {block} bytes, or is zero; \
+         enlarge it: truncate -s %{block} {}", path.display(), path.display()
+    )]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// The size of its blocks in bytes.
+        block: u32,
+    },
+    /// The file is an image of another format.
+    #[error(
+        "path={}: is a {format} image, and only raw ones are supported; convert it: \
+         qemu-img convert -O raw {} {}.raw; if its contents only look so, add image_type=raw",
+        path.display(), path.display(), path.display()
+    )]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        format: &'static str,
+    },
+    /// The file cannot be used around the page cache.
+    #[error("path={}: its file system does not support direct=on; leave direct out", .0.display())]
+    Direct(PathBuf),
+    /// Another program has it.
+    #[error(
+        "path={}: is in use by another program; end that, or, if none of them writes, add readonly=on to all",
+        .0.display()
+    )]
+    InUse(PathBuf),
+    /// The file cannot be used for another reason.
+    #[error("path={}: cannot {action}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was to be done.
+        action: &'static str,
+        /// Why it was not.
+        source: io::Error,
+    },
+    /// The serial number is too long.
+    #[error("serial={0}: has more than 20 bytes; shorten it")]
+    Serial(String),
+    /// The queue size is not one.
+    #[error("queue_size={0}: must be a power of two from 2 to 32768")]
+    QueueSize(u16),
+    /// There has to be a queue.
+    #[error("num_queues=0: a disk needs a queue; give 1 or more")]
+    NoQueue,
+}
+
+impl BlockError {
+    /// Why `path` could not be opened.
+    pub(super) fn open(path: &Path, read_only: bool, errno: Errno) -> Self {
+        let path = path.to_owned();
+        match errno {
+            Errno::NOENT => Self::Missing(path),
+            Errno::ACCESS | Errno::PERM if read_only => Self::NotReadable(path),
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => Self::NotWritable(path),
+            Errno::ISDIR => Self::Kind { path, kind: "directory" },
+            Errno::NXIO => Self::Kind { path, kind: "socket or a device without a driver" },
+            other => Self::File { path, action: "be opened", source: other.into() },
+        }
+    }
+}

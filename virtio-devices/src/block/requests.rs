@@ -1,0 +1,411 @@
+//! Requests from the ring to the image and back (`virtio 1.4 §5.2.6`).
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::FallocateFlags;
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
+use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
+
+use super::counters::{BlockCounter, BlockCounters, Tally};
+use super::engine::{Call, Engine};
+use super::image::Image;
+use super::request::{HEADER, Operation, Refusal, SEGMENT};
+use crate::Interrupts;
+use crate::iovecs::{IoVecs, Storage, divide};
+use crate::ring::{BrokenRing, Chain, Ring, Used};
+
+/// The most requests that are looked at in one turn, before others are completed or a stop is looked at.
+const BATCH: usize = 32;
+/// How many bytes may be on their way before no further request is begun: what a stop has to wait for.
+const MAX_IN_FLIGHT: usize = 64 << 20;
+
+const OK: u8 = VIRTIO_BLK_S_OK as u8;
+const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
+const UNSUPP: u8 = VIRTIO_BLK_S_UNSUPP as u8;
+
+/// What requests work with, besides their memory.
+pub struct Disk<'d> {
+    /// The image.
+    pub image: &'d Image,
+    /// What the driver reads as the serial number.
+    pub serial: &'d [u8; VIRTIO_BLK_ID_BYTES as usize],
+    /// Whether a write is complete only when it is on the medium.
+    pub stable: &'d AtomicBool,
+    /// What is counted.
+    pub counters: &'d BlockCounters,
+    /// Where the driver is interrupted.
+    pub interrupts: &'d Interrupts,
+}
+
+/// What a turn ended with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// There may be more to do.
+    More,
+    /// A doorbell, or a completion.
+    Wait,
+}
+
+/// The segments' storage of one request at a time, to be used again for the next.
+#[derive(Default)]
+pub struct Room([Storage; 2]);
+
+/// The requests of one queue that are being carried out, in one view of guest memory. Dropping it waits for them.
+pub struct Requests<'r, 'm> {
+    disk: Disk<'r>,
+    engine: &'r mut Engine,
+    memory: &'m GuestMemoryMmap,
+    slots: Vec<Slot<'r, 'm>>,
+    free: Vec<usize>,
+    /// The bytes of the requests that are being carried out.
+    in_flight: usize,
+    used: Vec<Used>,
+}
+
+/// A request, or room for one.
+struct Slot<'r, 'm> {
+    /// What the driver wrote: the header, and what is to be written.
+    readable: IoVecs<'r, 'm>,
+    /// Where what is read goes.
+    writable: IoVecs<'r, 'm>,
+    request: Option<Request<'m>>,
+}
+
+struct Request<'m> {
+    head: u16,
+    operation: Operation,
+    status: VolatileSlice<'m>,
+    /// How many bytes there are to transfer.
+    bytes: usize,
+    /// How many of them have been transferred.
+    done: usize,
+    /// It goes through an aligned buffer.
+    bounced: bool,
+    /// It is complete only when it is on the medium.
+    stable: bool,
+    /// It has been carried out, and is being put onto the medium.
+    syncing: bool,
+}
+
+/// What follows a call.
+enum Progress {
+    /// Another call.
+    Again,
+    /// Nothing: the request is complete.
+    Done,
+}
+
+impl<'r, 'm> Requests<'r, 'm> {
+    /// None yet; as many as there is room for at a time.
+    pub fn new(disk: Disk<'r>, engine: &'r mut Engine, memory: &'m GuestMemoryMmap, room: &'r mut [Room]) -> Self {
+        let slots: Vec<_> = room
+            .iter_mut()
+            .map(|Room([readable, writable])| Slot {
+                readable: IoVecs::new(readable),
+                writable: IoVecs::new(writable),
+                request: None,
+            })
+            .collect();
+        let free = (0..slots.len()).collect();
+        Self { disk, engine, memory, slots, free, in_flight: 0, used: Vec::with_capacity(BATCH) }
+    }
+
+    /// Completes what is complete, and begins what the driver has made available.
+    pub fn turn(&mut self, ring: &mut Ring<'_>, tally: &mut Tally) -> Result<Next, BrokenRing> {
+        ring.suppress_doorbells(self.memory)?;
+        self.reap(tally);
+        let mut drained = false;
+        for _ in 0..BATCH {
+            let Some(slot) = self.next_slot() else { break };
+            let Some(chain) = ring.next(self.memory)? else {
+                drained = true;
+                break;
+            };
+            self.begin(slot, chain, tally);
+        }
+        self.engine.submit();
+        self.give_back(ring, tally)?;
+        // Without a free slot only a completion helps, and a doorbell that is missed meanwhile is no loss.
+        let more = if drained { ring.expect_doorbell(self.memory)? } else { self.next_slot().is_some() };
+        Ok(if more { Next::More } else { Next::Wait })
+    }
+
+    /// Room for another request.
+    fn next_slot(&self) -> Option<usize> {
+        self.free.last().copied().filter(|_| self.in_flight < MAX_IN_FLIGHT)
+    }
+
+    /// Whether a view of guest memory is the one that these requests are in.
+    pub fn is_in(&self, memory: &GuestMemoryMmap) -> bool {
+        std::ptr::eq(self.memory, memory)
+    }
+
+    /// What to wait for besides doorbells.
+    pub fn engine(&mut self) -> &mut Engine {
+        self.engine
+    }
+
+    /// Waits for all requests, and gives them back.
+    pub fn finish(mut self, ring: &mut Ring<'_>, tally: &mut Tally) -> Result<(), BrokenRing> {
+        while self.free.len() < self.slots.len() {
+            self.engine.submit();
+            self.engine.wait();
+            self.reap(tally);
+        }
+        self.give_back(ring, tally)
+    }
+
+    fn give_back(&mut self, ring: &mut Ring<'_>, tally: &mut Tally) -> Result<(), BrokenRing> {
+        if self.used.is_empty() {
+            return Ok(());
+        }
+        // What the driver sees as complete has been counted.
+        tally.flush(self.disk.counters);
+        ring.give_back(self.memory, &self.used)?;
+        self.used.clear();
+        if ring.wants_interrupt(self.memory)? {
+            self.disk.interrupts.signal_queue(ring.index());
+            tally.count(BlockCounter::Interrupts);
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self, tally: &mut Tally) {
+        while let Some((slot, result)) = self.engine.next_complete() {
+            if let Progress::Again = self.follow(slot, result, tally) {
+                self.advance(slot, tally);
+            }
+        }
+    }
+
+    /// Takes a request apart, and begins it in a free slot.
+    fn begin(&mut self, index: usize, chain: Chain<'m>, tally: &mut Tally) {
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        let head = chain.head_index();
+        let mut header = [0; HEADER];
+        slot.readable.clear();
+        slot.writable.clear();
+        let divided = divide(self.memory, chain, &mut slot.readable, &mut slot.writable);
+        let status = slot.writable.take_last();
+        let (Ok(()), Some(status)) = (divided, status) else {
+            tally.count(BlockCounter::BadChains);
+            self.used.push(Used { head, len: 0 });
+            return;
+        };
+        let operation = if slot.readable.take_front(&mut header) {
+            let (readable, writable) = (slot.readable.bytes(), slot.writable.bytes());
+            let mut segment = [0; SEGMENT];
+            let len = slot.readable.read_at(0, &mut segment);
+            self.disk.image.abilities.parse(header, &segment[..len], readable, writable)
+        } else {
+            Err(Refusal::Invalid)
+        };
+        let stable = self.disk.stable.load(Ordering::Acquire);
+        let request = Request {
+            head,
+            status,
+            bytes: 0,
+            done: 0,
+            bounced: false,
+            stable,
+            syncing: false,
+            operation: Operation::GetId,
+        };
+        match operation {
+            Ok(Operation::GetId) => {
+                let done = slot.writable.write_at(0, self.disk.serial);
+                self.used.push(Request { done, ..request }.finish(OK));
+            }
+            Ok(operation) => {
+                let segments = if let Operation::Read(_) = operation { &slot.writable } else { &slot.readable };
+                let bytes = segments.bytes();
+                let bounced = operation.is_transfer() && !is_aligned(segments.segments(), self.disk.image.alignment);
+                tally.add(BlockCounter::BouncedOps, bounced.into());
+                slot.request = Some(Request { operation, bytes, bounced, ..request });
+                self.in_flight += bytes;
+                self.free.pop();
+                self.advance(index, tally);
+            }
+            Err(refusal) => {
+                let (status, counter) = match refusal {
+                    Refusal::Unsupported => (UNSUPP, BlockCounter::Unsupported),
+                    Refusal::Invalid => (IOERR, BlockCounter::BadRequests),
+                };
+                tally.count(counter);
+                self.used.push(request.finish(status));
+            }
+        }
+    }
+
+    /// Makes the request's next call, and those after it as long as each is complete at once.
+    fn advance(&mut self, index: usize, tally: &mut Tally) {
+        loop {
+            let Self { engine, slots, .. } = self;
+            let Some(slot) = slots.get(index) else { return };
+            let result = match slot.step() {
+                Step::Nothing => Ok(0),
+                Step::ReadBounced(offset) => engine.read_bounced(&slot.writable, offset),
+                Step::WriteBounced(offset, stable) => engine.write_bounced(&slot.readable, offset, stable),
+                // SAFETY: the segments lie in the slot's storage, which is left alone until the call is complete, and outlives
+                // this; what they name is guest memory, which stays mapped as long as `'m`. `drop` waits for all calls.
+                Step::Call(call) => match unsafe { engine.start(index, call) } {
+                    Some(result) => result,
+                    None => return,
+                },
+            };
+            if let Progress::Done = self.follow(index, result, tally) {
+                return;
+            }
+        }
+    }
+
+    /// Does what follows from a call's result.
+    fn follow(&mut self, index: usize, result: io::Result<usize>, tally: &mut Tally) -> Progress {
+        let Some(slot) = self.slots.get_mut(index) else { return Progress::Done };
+        let Some(status) = slot.take_note(result) else { return Progress::Again };
+        if let Some(request) = slot.request.take() {
+            request.count(status, tally);
+            self.used.push(request.finish(status));
+            self.in_flight = self.in_flight.saturating_sub(request.bytes);
+            self.free.push(index);
+        }
+        Progress::Done
+    }
+}
+
+impl Drop for Requests<'_, '_> {
+    fn drop(&mut self) {
+        // Of a ring that makes no sense; or in a panic.
+        while self.free.len() < self.slots.len() {
+            self.engine.submit();
+            self.engine.wait();
+            while let Some((index, _)) = self.engine.next_complete() {
+                self.free.push(index);
+            }
+        }
+    }
+}
+
+/// What a request needs next.
+enum Step<'c> {
+    Call(Call<'c>),
+    ReadBounced(u64),
+    WriteBounced(u64, bool),
+    Nothing,
+}
+
+impl Slot<'_, '_> {
+    fn step(&self) -> Step<'_> {
+        let Some(request) = &self.request else { return Step::Nothing };
+        let Request { stable, done, .. } = *request;
+        if request.syncing {
+            return Step::Call(Call::Sync);
+        }
+        let keep = FallocateFlags::KEEP_SIZE;
+        // The sum lies within the disk.
+        let at = |offset: u64| offset.saturating_add(done as u64);
+        match request.operation {
+            Operation::Read(_) | Operation::Write(_) if request.bytes == 0 => Step::Nothing,
+            Operation::Read(offset) if request.bounced => Step::ReadBounced(at(offset)),
+            Operation::Write(offset) if request.bounced => Step::WriteBounced(at(offset), stable),
+            Operation::Read(offset) => Step::Call(Call::Read(self.writable.segments(), at(offset))),
+            Operation::Write(offset) => {
+                Step::Call(Call::Write { iovecs: self.readable.segments(), offset: at(offset), stable })
+            }
+            Operation::Flush => Step::Call(Call::Sync),
+            Operation::Discard(range) | Operation::WriteZeroes { range, unmap: true } => {
+                Step::Call(Call::Allocate(FallocateFlags::PUNCH_HOLE | keep, range))
+            }
+            Operation::WriteZeroes { range, unmap: false } => {
+                Step::Call(Call::Allocate(FallocateFlags::ZERO_RANGE | keep, range))
+            }
+            Operation::GetId => Step::Nothing,
+        }
+    }
+
+    /// Takes note of a call's result. The status, if that was the last call.
+    fn take_note(&mut self, result: io::Result<usize>) -> Option<u8> {
+        let Some(request) = &mut self.request else { return Some(IOERR) };
+        let transferred = match result {
+            Ok(transferred) => transferred,
+            Err(error) => {
+                return match error.raw_os_error() {
+                    Some(libc::EINTR) => None,
+                    Some(libc::EOPNOTSUPP) if request.operation.is_range() => Some(UNSUPP),
+                    _ => Some(IOERR),
+                };
+            }
+        };
+        let segments = match request.operation {
+            Operation::Read(_) => &mut self.writable,
+            Operation::Write(_) => &mut self.readable,
+            _ if request.operation.is_range() && request.stable && !request.syncing => {
+                request.syncing = true;
+                return None;
+            }
+            _ => return Some(OK),
+        };
+        let left = request.bytes - request.done;
+        let transferred = transferred.min(left);
+        segments.advance(transferred);
+        request.done += transferred;
+        match left - transferred {
+            0 => Some(OK),
+            // The image has become shorter than it was.
+            _ if transferred == 0 => Some(IOERR),
+            _ => None,
+        }
+    }
+}
+
+impl Operation {
+    fn is_transfer(self) -> bool {
+        matches!(self, Self::Read(_) | Self::Write(_))
+    }
+
+    /// Whether it changes how a range is stored. A driver has another way if the image's file system does not know that.
+    fn is_range(self) -> bool {
+        matches!(self, Self::Discard(_) | Self::WriteZeroes { .. })
+    }
+}
+
+impl Request<'_> {
+    /// Writes the status; what to give back to the driver.
+    fn finish(&self, status: u8) -> Used {
+        // The slice is one byte of guest memory, and holds it.
+        let _ = self.status.write_obj(status, 0);
+        let read = if matches!(self.operation, Operation::Write(_)) { 0 } else { self.done };
+        Used { head: self.head, len: u32::try_from(read).unwrap_or(u32::MAX).saturating_add(1) }
+    }
+
+    fn count(&self, status: u8, tally: &mut Tally) {
+        match status {
+            OK => {}
+            UNSUPP => return tally.count(BlockCounter::Unsupported),
+            _ => return tally.count(BlockCounter::BackendErrors),
+        }
+        match self.operation {
+            Operation::Read(_) => {
+                tally.count(BlockCounter::ReadOps);
+                tally.add(BlockCounter::ReadBytes, self.done as u64);
+            }
+            Operation::Write(_) => {
+                tally.count(BlockCounter::WriteOps);
+                tally.add(BlockCounter::WriteBytes, self.done as u64);
+            }
+            Operation::Flush => tally.count(BlockCounter::FlushOps),
+            Operation::Discard(_) => tally.count(BlockCounter::DiscardOps),
+            Operation::WriteZeroes { .. } => tally.count(BlockCounter::WriteZeroesOps),
+            Operation::GetId => {}
+        }
+    }
+}
+
+/// Whether all addresses and lengths are multiples of `alignment`.
+fn is_aligned(segments: &[libc::iovec], alignment: usize) -> bool {
+    let alignment = alignment.max(1);
+    segments.iter().all(|segment| {
+        (segment.iov_base as usize).is_multiple_of(alignment) && segment.iov_len.is_multiple_of(alignment)
+    })
+}

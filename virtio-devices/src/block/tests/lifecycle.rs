@@ -1,0 +1,114 @@
+//! Starts, stops and resets.
+
+use std::sync::Arc;
+
+use virtio_bindings::virtio_blk::*;
+
+use super::super::counters::BlockCounter;
+use super::super::testing::*;
+use super::super::{Block, BlockError, BlockSpec};
+use crate::VirtioDevice;
+use crate::features::has;
+
+#[test]
+fn what_is_no_disk_is_refused() {
+    let open = |spec: BlockSpec| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(512).unwrap();
+        Block::open(BlockSpec { path: file.path().into(), ..spec }).err()
+    };
+    assert!(open(spec(true)).is_none());
+    assert!(matches!(open(BlockSpec { queues: 0, ..spec(true) }), Some(BlockError::NoQueue)));
+    for queue_size in [0, 1, 3, 40_000] {
+        assert!(matches!(open(BlockSpec { queue_size, ..spec(true) }), Some(BlockError::QueueSize(_))), "{queue_size}");
+    }
+    let serial = |len| BlockSpec { serial: Some("x".repeat(len)), ..spec(true) };
+    assert!(open(serial(20)).is_none());
+    assert!(open(serial(21)).unwrap().to_string().contains("more than 20 bytes"));
+}
+
+#[test]
+fn a_stop_gives_back_all_that_was_begun_and_a_start_goes_on_where_it_was() {
+    for io_uring in ENGINES {
+        let mut guest = Guest::new(io_uring);
+        let features = guest.block.features();
+        let mut given = 0;
+        for _ in 0..50 {
+            guest.put_header(VIRTIO_BLK_T_OUT, 0);
+            for i in 0..20 {
+                guest.queues[0].add(&[(HEADER_AT, 16, 0), (BUFFERS + i * 4096, 4096, 0), (STATUS_AT, 1, WRITE)]);
+                given += 1;
+            }
+            guest.kick(0);
+            guest.stop();
+            // What is complete is in the ring now; the rest has not been touched.
+            let done = guest.queues[0].take_used().len();
+            assert_eq!(guest.count(BlockCounter::WriteOps) as usize, given - 20 + done);
+            guest.start(features);
+            guest.kick(0);
+            guest.wait_used(0, 20 - done);
+        }
+        assert_eq!(guest.count(BlockCounter::WriteOps) as usize, given);
+    }
+}
+
+#[test]
+fn each_queue_has_a_worker_that_is_named_after_it_if_the_driver_knows_several() {
+    for io_uring in ENGINES {
+        let mut guest = Guest::with(BlockSpec { queues: 3, ..spec(io_uring) });
+        let features = guest.block.features();
+        assert!(has(features, VIRTIO_BLK_F_MQ));
+        let names: Vec<_> = guest.workers.iter().map(|worker| worker.thread.thread().name().unwrap()).collect();
+        assert_eq!(names, ["_disk0_q0", "_disk0_q1", "_disk0_q2"]);
+        guest.put_header(VIRTIO_BLK_T_IN, 0);
+        for queue in 0..3 {
+            guest.queues[queue].add(&[(HEADER_AT, 16, 0), (BUFFERS, 512, WRITE), (STATUS_AT, 1, WRITE)]);
+            guest.kick(queue as u16);
+            guest.wait_used(queue, 1);
+            assert!(guest.interrupts.eventfd(queue as u16).unwrap().read().is_ok());
+        }
+        guest.stop();
+        guest.start(features & !(1 << VIRTIO_BLK_F_MQ));
+        assert_eq!(guest.workers.iter().map(|worker| worker.queues.clone()).collect::<Vec<_>>(), [[0]]);
+    }
+}
+
+#[test]
+fn guest_memory_that_is_exchanged_is_used_from_then_on() {
+    for io_uring in ENGINES {
+        let mut guest = Guest::new(io_uring);
+        assert_eq!(guest.write(0, &pattern(512, 1)), (OK, 1));
+        // The same regions, and one more, as after memory was added.
+        let (more, map) = (vm_memory::GuestAddress(1 << 32), guest.queues[0].memory.clone());
+        let region = vm_memory::GuestRegionMmap::from_range(more, 1 << 16, None).unwrap();
+        let map = vm_memory::GuestRegionCollection::insert_region(&map, Arc::new(region)).unwrap();
+        guest.memory.lock().unwrap().replace(map.clone());
+        guest.put_header(VIRTIO_BLK_T_IN, 0);
+        assert_eq!(guest.run(&[(HEADER_AT, 16, 0), (1 << 32, 512, WRITE), (STATUS_AT, 1, WRITE)]), 513);
+        let mut data = vec![0; 512];
+        vm_memory::Bytes::read_slice(&map, &mut data, more).unwrap();
+        assert_eq!(data, pattern(512, 1));
+    }
+}
+
+#[test]
+fn a_reset_returns_to_the_cache_of_power_on_and_keeps_the_image() {
+    let mut guest = Guest::new(true);
+    assert_eq!(guest.write(0, &pattern(512, 1)), (OK, 1));
+    let writeback = |guest: &Guest| {
+        let mut data = [0];
+        guest.block.config_read(32, &mut data);
+        data[0]
+    };
+    guest.block.config_write(30, &[9, 9, 0, 9]);
+    assert_eq!(writeback(&guest), 0);
+    guest.block.config_write(33, &[1]);
+    guest.block.config_write(u64::MAX, &[1]);
+    guest.block.config_write(0, &[]);
+    assert_eq!(writeback(&guest), 0);
+    guest.stop();
+    guest.block.reset();
+    assert_eq!(writeback(&guest), 1);
+    assert_eq!(guest.image()[..512], pattern(512, 1));
+    assert_eq!(guest.block.size(), SIZE as u64);
+}

@@ -1,0 +1,121 @@
+//! A queue of calls to the kernel and of their results.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+
+use super::engine::Call;
+
+/// How long to wait before the kernel is told again of what it had no memory for.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// An io_uring. Dropping it waits for all calls.
+pub struct Uring {
+    ring: IoUring,
+    /// Calls that were started and are not complete.
+    in_flight: usize,
+}
+
+impl Uring {
+    /// For up to `depth` calls at a time.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no io_uring, forbids it, or is too old for the calls that are made here (before 5.6).
+    pub fn new(depth: u32) -> io::Result<Self> {
+        let ring = IoUring::new(depth.next_power_of_two())?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        let needed = [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Fsync::CODE, opcode::Fallocate::CODE];
+        if !needed.iter().all(|code| probe.is_supported(*code)) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(Self { ring, in_flight: 0 })
+    }
+
+    /// Readable when a call is complete.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring's descriptor is open as long as the ring.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+
+    /// Puts `call` for `slot` into the queue. `Some` if there is no room, which there is for as many calls as it was made for.
+    ///
+    /// # Safety
+    ///
+    /// As for [`super::engine::Engine::start`].
+    pub unsafe fn start(&mut self, file: BorrowedFd<'_>, slot: usize, call: Call<'_>) -> Option<io::Result<usize>> {
+        let entry = match entry(types::Fd(file.as_raw_fd()), call) {
+            Ok(entry) => entry.user_data(slot as u64),
+            Err(error) => return Some(Err(error)),
+        };
+        // SAFETY: the caller keeps what the call names until it is complete, and `drop` waits for that.
+        match unsafe { self.ring.submission().push(&entry) } {
+            Ok(()) => {
+                self.in_flight += 1;
+                None
+            }
+            Err(_) => Some(Err(io::ErrorKind::WouldBlock.into())),
+        }
+    }
+
+    /// Tells the kernel. What it has no memory for stays in the queue.
+    pub fn submit(&mut self) {
+        if self.has_backlog() {
+            // Tried again with the next turn.
+            let _ = self.ring.submit();
+        }
+    }
+
+    /// Whether there are calls that the kernel was not told of.
+    pub fn has_backlog(&mut self) -> bool {
+        !self.ring.submission().is_empty()
+    }
+
+    /// A call that is complete.
+    pub fn next_complete(&mut self) -> Option<(usize, io::Result<usize>)> {
+        let entry = self.ring.completion().next()?;
+        self.in_flight = self.in_flight.saturating_sub(1);
+        // The slot is one of those that were passed in.
+        let result = usize::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result()));
+        Some((entry.user_data() as usize, result))
+    }
+
+    /// Waits until a call is complete.
+    pub fn wait(&mut self) {
+        if self.in_flight > 0
+            && let Err(error) = self.ring.submit_and_wait(1)
+            && error.kind() != io::ErrorKind::Interrupted
+        {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        while self.in_flight > 0 {
+            self.wait();
+            while self.next_complete().is_some() {}
+        }
+    }
+}
+
+fn entry(file: types::Fd, call: Call<'_>) -> io::Result<squeue::Entry> {
+    let count = |iovecs: &[libc::iovec]| u32::try_from(iovecs.len()).map_err(|_| io::ErrorKind::InvalidInput);
+    Ok(match call {
+        Call::Read(iovecs, offset) => {
+            opcode::Readv::new(file, iovecs.as_ptr().cast(), count(iovecs)?).offset(offset).build()
+        }
+        Call::Write { iovecs, offset, stable } => {
+            let flags = if stable { libc::RWF_DSYNC } else { 0 };
+            opcode::Writev::new(file, iovecs.as_ptr().cast(), count(iovecs)?).offset(offset).rw_flags(flags).build()
+        }
+        Call::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
+        Call::Allocate(flags, range) => {
+            opcode::Fallocate::new(file, range.len).offset(range.offset).mode(flags.bits() as i32).build()
+        }
+    })
+}

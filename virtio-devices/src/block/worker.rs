@@ -1,0 +1,121 @@
+//! The thread of a queue.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::GuestAddressSpace;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::counters::{BlockCounter, BlockCounters, Tally};
+use super::engine::Engine;
+use super::image::Image;
+use super::requests::{Disk, Next, Requests, Room};
+use crate::features::has;
+use crate::ring::{BrokenRing, Ring};
+use crate::{Interrupts, Memory, SharedQueue};
+
+/// The most requests of a queue that are carried out at a time.
+const MAX_DEPTH: u16 = 128;
+/// How long to wait before the kernel is told again of what it had no memory for.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+
+/// What the workers of one start have in common.
+pub struct Shared {
+    /// The disk's id.
+    pub id: String,
+    /// The image.
+    pub image: Arc<Image>,
+    /// What the driver reads as the serial number.
+    pub serial: [u8; VIRTIO_BLK_ID_BYTES as usize],
+    /// Whether io_uring is tried.
+    pub io_uring: bool,
+    /// Whether a write is complete only when it is on the medium.
+    pub stable: Arc<AtomicBool>,
+    /// The guest's memory.
+    pub memory: Memory,
+    /// The negotiated features.
+    pub features: u64,
+    /// What is counted.
+    pub counters: Arc<BlockCounters>,
+    /// Where the driver is interrupted.
+    pub interrupts: Arc<Interrupts>,
+    /// Whether all workers have been spawned. Locked until that is known: before it, none of them touches anything.
+    pub complete: Mutex<bool>,
+}
+
+/// A queue and what its worker is told by.
+pub struct Part {
+    /// The queue's index.
+    pub index: u16,
+    /// The queue.
+    pub queue: SharedQueue,
+    /// What wakes it.
+    pub kick: Arc<EventFd>,
+    /// Set when it shall end.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Part {
+    /// Runs the queue until told to stop. Waits for the other workers and for a predecessor's end first, and carries out to the
+    /// end what it has begun.
+    pub fn run(self, shared: &Shared) {
+        if !*shared.complete.lock() {
+            return;
+        }
+        let mut tally = Tally::new();
+        if let Err(BrokenRing) = self.serve(shared, &mut tally) {
+            // The driver has to reset the device.
+            tally.count(BlockCounter::BrokenRings);
+            shared.interrupts.ask_for_reset();
+        }
+        tally.flush(&shared.counters);
+    }
+
+    fn serve(&self, shared: &Shared, tally: &mut Tally) -> Result<(), BrokenRing> {
+        let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
+        let mut ring = Ring::open(self.index, &self.queue, event_idx, &shared.memory.memory())?;
+        let depth = ring.size().clamp(1, MAX_DEPTH);
+        let mut engine = Engine::new(&shared.id, Arc::clone(&shared.image), depth, shared.io_uring);
+        let mut room: Vec<_> = (0..depth).map(|_| Room::default()).collect();
+        // Once for each map of guest memory: a request is carried out in the one that it was begun in.
+        while !self.stop.load(Ordering::Acquire) {
+            let memory = shared.memory.memory();
+            let disk = Disk {
+                image: &shared.image,
+                serial: &shared.serial,
+                stable: &shared.stable,
+                counters: &shared.counters,
+                interrupts: &shared.interrupts,
+            };
+            let mut requests = Requests::new(disk, &mut engine, &memory, &mut room);
+            while !self.stop.load(Ordering::Acquire) && requests.is_in(&shared.memory.memory()) {
+                let next = requests.turn(&mut ring, tally)?;
+                tally.flush(&shared.counters);
+                if next == Next::Wait {
+                    self.wait(requests.engine(), tally);
+                }
+            }
+            requests.finish(&mut ring, tally)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a doorbell, a stop or a completion.
+    fn wait(&self, engine: &mut Engine, tally: &mut Tally) {
+        let timeout = engine.has_backlog().then_some(PAUSE);
+        // SAFETY: the eventfd is open as long as `self`.
+        let kick = unsafe { BorrowedFd::borrow_raw(self.kick.as_raw_fd()) };
+        let watched = [Some(kick), engine.completions()].into_iter().flatten();
+        let mut fds: Vec<_> = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        // Interrupted by a signal, or without memory for the call: the queue is looked at, and it is tried again.
+        let _ = poll(&mut fds, timeout.as_ref());
+        if fds.first().is_some_and(|kick| !kick.revents().is_empty()) && self.kick.read().is_ok() {
+            tally.count(BlockCounter::Kicks);
+        }
+    }
+}

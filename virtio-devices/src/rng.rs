@@ -1,0 +1,180 @@
+//! virtio-rng over a source of the host (`virtio 1.4 §5.4`).
+
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::Mutex;
+use rustix::fs::{FileType, Mode, OFlags};
+use thiserror::Error;
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::counters::{Losses, counters, log_losses};
+use crate::worker::{spawn, thread_name};
+use crate::{Start, VirtioDevice, Worker};
+use worker::Part;
+
+/// A device of no class that there is.
+const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
+/// The size of the one queue, of which a driver uses little.
+const QUEUE_SIZES: &[u16] = &[256];
+const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+
+counters! {
+    /// Something that is counted of an entropy device.
+    pub enum RngCounter;
+    /// The counters of one entropy device since it was plugged in.
+    pub struct RngCounters;
+
+    /// Bytes that the driver got.
+    Bytes = "bytes",
+    /// Buffers that were filled.
+    Requests = "requests",
+    /// Wake-ups by the driver's doorbells.
+    Kicks = "kicks",
+    /// Interrupts that were signalled.
+    Interrupts = "interrupts",
+    /// Dropped: the chain's descriptors make no sense.
+    BadChains = "bad_chains",
+    /// The source could not be read, or has ended.
+    BackendErrors = "backend_errors",
+    /// Queues that were given up because their rings make no sense.
+    BrokenRings = "broken_rings",
+}
+
+impl RngCounter {
+    fn is_loss(self) -> bool {
+        matches!(self, Self::BadChains | Self::BackendErrors | Self::BrokenRings)
+    }
+}
+
+/// What an entropy device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RngSpec {
+    /// Its id, which its thread is named after.
+    pub id: String,
+    /// A device that gives random bytes without end: `/dev/urandom`.
+    pub source: PathBuf,
+}
+
+/// Why there is no entropy device: one line, to follow the option's name.
+#[derive(Debug, Error)]
+pub enum RngError {
+    /// The source cannot be read.
+    #[error("src={}: cannot be opened: {error}; /dev/urandom is on every machine", path.display())]
+    Open {
+        /// The source.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The source would end.
+    #[error("src={}: is not a device; give one that gives bytes without end, as /dev/urandom", .0.display())]
+    NotADevice(PathBuf),
+}
+
+/// A virtio entropy device.
+pub struct Rng {
+    spec: RngSpec,
+    source: Arc<Mutex<OwnedFd>>,
+    counters: Arc<RngCounters>,
+    losses: Losses,
+}
+
+impl Rng {
+    /// Opens the source.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, or is no device.
+    pub fn open(spec: RngSpec) -> Result<Self, RngError> {
+        let fail = |errno: rustix::io::Errno| RngError::Open { path: spec.source.clone(), error: errno.into() };
+        // A source that has nothing at the moment must not keep its worker from ending.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let source = rustix::fs::open(&spec.source, flags, Mode::empty()).map_err(fail)?;
+        let stat = rustix::fs::fstat(&source).map_err(fail)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
+            return Err(RngError::NotADevice(spec.source));
+        }
+        let counters = Arc::new(RngCounters::new());
+        Ok(Self { spec, source: Arc::new(Mutex::new(source)), counters, losses: Losses::default() })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.spec.id
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Arc<RngCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl VirtioDevice for Rng {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_RNG as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        QUEUE_SIZES
+    }
+
+    /// There is no configuration (`virtio 1.4 §5.4.4`).
+    fn config_read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn config_generation(&self) -> u8 {
+        0
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
+        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let part = Part {
+            index,
+            queue,
+            features: start.features,
+            memory: start.memory,
+            interrupts: start.interrupts,
+            source: Arc::clone(&self.source),
+            counters: Arc::clone(&self.counters),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let thread = spawn(thread_name(&self.spec.id, "q", index), move || part.run())?;
+        Ok(vec![Worker { queues: vec![index], kick, stop, thread }])
+    }
+
+    fn reset(&mut self) {
+        log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
+    }
+}
+
+impl Drop for Rng {
+    fn drop(&mut self) {
+        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
+    }
+}

@@ -1,0 +1,149 @@
+//! The thread of the queue.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap, Permissions};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{RngCounter, RngCounters, Tally};
+use crate::features::has;
+use crate::iovecs::{IoVecs, Storage};
+use crate::ring::{BrokenRing, Ring, Used};
+use crate::{Interrupts, Memory, SharedQueue};
+
+/// The most bytes that one buffer gets, so that none takes long. A driver takes what it gets (`virtio 1.4 §5.4.6.1`).
+const MAX_READ: usize = 64 << 10;
+/// The most buffers that are filled before a stop is looked at.
+const BATCH: usize = 16;
+/// How long to wait for a source that has nothing at the moment: not every one can be waited for.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+
+/// The queue and what its worker works with.
+pub struct Part {
+    /// The queue's index.
+    pub index: u16,
+    /// The queue.
+    pub queue: SharedQueue,
+    /// The negotiated features.
+    pub features: u64,
+    /// The guest's memory.
+    pub memory: Memory,
+    /// Where the driver is interrupted.
+    pub interrupts: Arc<Interrupts>,
+    /// Where the bytes come from.
+    pub source: Arc<Mutex<OwnedFd>>,
+    /// What is counted.
+    pub counters: Arc<RngCounters>,
+    /// What wakes it.
+    pub kick: Arc<EventFd>,
+    /// Set when it shall end.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// What the queue waits for.
+enum Next {
+    /// Nothing: there may be more buffers.
+    More,
+    /// A doorbell.
+    Doorbell,
+    /// The source, or a doorbell.
+    Source,
+}
+
+impl Part {
+    /// Runs the queue until told to stop. Waits for a predecessor's end first.
+    pub fn run(self) {
+        let mut tally = Tally::new();
+        if let Err(BrokenRing) = self.serve(&mut tally) {
+            // The driver has to reset the device.
+            tally.count(RngCounter::BrokenRings);
+            self.interrupts.ask_for_reset();
+        }
+        tally.flush(&self.counters);
+    }
+
+    fn serve(&self, tally: &mut Tally) -> Result<(), BrokenRing> {
+        let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
+        let mut ring = Ring::open(self.index, &self.queue, event_idx, &self.memory.memory())?;
+        let mut storage = Storage::default();
+        while !self.stop.load(Ordering::Acquire) {
+            let next = self.fill(&mut ring, &self.memory.memory(), &mut storage, tally)?;
+            tally.flush(&self.counters);
+            match next {
+                Next::More => {}
+                Next::Doorbell => self.wait(None, tally),
+                Next::Source => self.wait(Some(PAUSE), tally),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills up to [`BATCH`] buffers.
+    fn fill(
+        &self,
+        ring: &mut Ring<'_>,
+        memory: &GuestMemoryMmap,
+        storage: &mut Storage,
+        tally: &mut Tally,
+    ) -> Result<Next, BrokenRing> {
+        ring.suppress_doorbells(memory)?;
+        let source = self.source.lock();
+        let mut next = Next::More;
+        for _ in 0..BATCH {
+            let Some(chain) = ring.next(memory)? else {
+                next = if ring.expect_doorbell(memory)? { Next::More } else { Next::Doorbell };
+                break;
+            };
+            let head = chain.head_index();
+            let mut iovecs = IoVecs::new(storage);
+            let extent = iovecs.append(memory, chain, Permissions::Write);
+            if !extent.is_ok_and(|extent| extent.bytes > 0) {
+                tally.count(RngCounter::BadChains);
+                ring.give_back(memory, &[Used { head, len: 0 }])?;
+                continue;
+            }
+            iovecs.truncate(MAX_READ);
+            match iovecs.receive(source.as_fd(), &mut []) {
+                Ok(len @ 1..) => {
+                    tally.count(RngCounter::Requests);
+                    tally.add(RngCounter::Bytes, len as u64);
+                    // At most MAX_READ.
+                    ring.give_back(memory, &[Used { head, len: len as u32 }])?;
+                }
+                result => {
+                    // A buffer is never given back empty (`virtio 1.4 §5.4.6.2`): it waits.
+                    ring.put_back(1);
+                    let waits =
+                        result.is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)));
+                    tally.add(RngCounter::BackendErrors, (!waits).into());
+                    // One that fails may do so for ever: it is asked again with the next doorbell.
+                    ring.expect_doorbell(memory)?;
+                    next = if waits { Next::Source } else { Next::Doorbell };
+                    break;
+                }
+            }
+        }
+        if ring.wants_interrupt(memory)? {
+            self.interrupts.signal_queue(ring.index());
+            tally.count(RngCounter::Interrupts);
+        }
+        Ok(next)
+    }
+
+    /// Waits for a doorbell or a stop.
+    fn wait(&self, timeout: Option<Timespec>, tally: &mut Tally) {
+        // SAFETY: the eventfd is open as long as `self`.
+        let kick = unsafe { BorrowedFd::borrow_raw(self.kick.as_raw_fd()) };
+        let mut fds = [PollFd::from_borrowed_fd(kick, PollFlags::IN)];
+        // Interrupted by a signal, or without memory for the call: the queue is looked at, and it is tried again.
+        let _ = poll(&mut fds, timeout.as_ref());
+        if self.kick.read().is_ok() {
+            tally.count(RngCounter::Kicks);
+        }
+    }
+}
