@@ -1,9 +1,11 @@
 //! The command line, and what is wrong with one.
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, Parser};
+use vmm::Options;
 use vmm::config::{
     ConfigError, ConsoleConfig, CpusConfig, MemoryConfig, NetConfig, NetVf, PayloadConfig, Problem, VmConfig, help,
 };
@@ -31,7 +33,6 @@ const CONSOLE_MODES: &str = "off, null, tty or file=<path>";
 
 /// Options that Cloud Hypervisor has and this version has not.
 const LATER: &[(&str, &str)] = &[
-    ("--api-socket", "the REST API is"),
     ("--balloon", "memory balloons are"),
     ("--debug-console", "the debug console is"),
     ("--device", "passing host devices through is"),
@@ -67,24 +68,38 @@ const LATER: &[(&str, &str)] = &[
 #[derive(Debug, Parser)]
 #[command(name = "cloud-hypervisor", version = VERSION, after_help = EXAMPLE, arg_required_else_help = true)]
 pub struct Cli {
+    /// Unix socket of the REST API
+    #[arg(
+        long,
+        value_name = "path=<path>|fd=<number>",
+        long_help = "Unix socket of the REST API: path=<path>, a path alone, or fd=<number> of a socket that listens already. \
+                     Without a kernel, the VM is made by its clients"
+    )]
+    api_socket: Option<String>,
+
     /// Kernel command line
-    #[arg(long, value_name = "text")]
+    #[arg(long, value_name = "text", requires = "kernel")]
     cmdline: Option<String>,
 
     /// Virtio console
-    #[arg(long, value_name = "mode", long_help = "Virtio console: off or null, until there is one [default: off]")]
+    #[arg(
+        long,
+        value_name = "mode",
+        requires = "kernel",
+        long_help = "Virtio console: off or null, until there is one [default: off]"
+    )]
     console: Option<String>,
 
     /// Virtual CPUs
-    #[arg(long, value_name = "key=value,...", long_help = keys::<CpusConfig>("Virtual CPUs"))]
+    #[arg(long, value_name = "key=value,...", requires = "kernel", long_help = keys::<CpusConfig>("Virtual CPUs"))]
     cpus: Option<String>,
 
     /// Initial file system
-    #[arg(long, value_name = "path")]
+    #[arg(long, value_name = "path", requires = "kernel")]
     initramfs: Option<PathBuf>,
 
     /// Kernel: a bzImage, or a vmlinux with a PVH entry
-    #[arg(long, value_name = "path", required = true)]
+    #[arg(long, value_name = "path", required_unless_present = "api_socket")]
     kernel: Option<PathBuf>,
 
     /// Writes the log to this file in place of standard error
@@ -92,7 +107,7 @@ pub struct Cli {
     pub log_file: Option<PathBuf>,
 
     /// Guest memory
-    #[arg(long, value_name = "key=value,...", long_help = keys::<MemoryConfig>("Guest memory"))]
+    #[arg(long, value_name = "key=value,...", requires = "kernel", long_help = keys::<MemoryConfig>("Guest memory"))]
     memory: Option<String>,
 
     /// NICs; a NIC with sriov_vfs is an SR-IOV physical function
@@ -101,6 +116,7 @@ pub struct Cli {
         value_name = "key=value,...",
         num_args = 1..,
         action = ArgAction::Append,
+        requires = "kernel",
         long_help = keys::<NetConfig>("NICs; one with sriov_vfs is an SR-IOV physical function. Repeat for more")
     )]
     net: Vec<String>,
@@ -111,12 +127,13 @@ pub struct Cli {
         value_name = "key=value,...",
         num_args = 1..,
         action = ArgAction::Append,
+        requires = "kernel",
         long_help = keys::<NetVf>("Virtual functions that are not as their NIC makes them. Repeat for more")
     )]
     net_vf: Vec<String>,
 
     /// Serial port
-    #[arg(long, value_name = "mode", long_help = format!("Serial port: {CONSOLE_MODES} [default: null]"))]
+    #[arg(long, value_name = "mode", requires = "kernel", long_help = format!("Serial port: {CONSOLE_MODES} [default: null]"))]
     serial: Option<String>,
 
     /// Logs more: -v tells what happens, -vv and -vvv how
@@ -130,12 +147,19 @@ fn keys<T: vmm::config::Options>(about: &str) -> String {
 }
 
 impl Cli {
-    /// The VM that the command line describes.
+    /// What the program is to do.
     ///
     /// # Errors
     ///
     /// The first value that cannot be read. Whether the values fit together is not looked at.
-    pub fn into_config(self) -> Result<VmConfig, ConfigError> {
+    pub fn into_options(mut self) -> Result<Options, Box<dyn Error>> {
+        let api = self.api_socket.take().map(|text| text.parse()).transpose()?;
+        let vm = if self.kernel.is_some() { Some(self.into_config()?) } else { None };
+        Ok(Options { vm, api })
+    }
+
+    /// The VM that the command line describes.
+    fn into_config(self) -> Result<VmConfig, ConfigError> {
         let mut config = VmConfig {
             payload: PayloadConfig { kernel: self.kernel, initramfs: self.initramfs, cmdline: self.cmdline },
             ..VmConfig::default()

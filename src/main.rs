@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use rustix::fs::Mode;
 use tracing_subscriber::filter::LevelFilter;
+use vmm::api::SocketError;
 use vmm::config::{ConfigError, Problem};
 
 use crate::cli::Cli;
@@ -36,15 +37,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the VM until its guest powers off.
+/// Runs until the VM ends.
 fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
     let (verbose, log_file) = (cli.verbose, cli.log_file.clone());
-    let config = cli.into_config()?;
+    let options = cli.into_options()?;
     // Before the log file: a configuration that is wrong leaves nothing behind.
-    config.plan()?;
-    config.payload.check_present()?;
+    if let Some(vm) = &options.vm {
+        vm.plan()?;
+    }
     log_to(log_file.as_deref(), verbose)?;
-    vmm::run(vmm::Options { vm: Some(config) })?;
+    vmm::run(options)?;
     Ok(())
 }
 
@@ -65,10 +67,9 @@ fn refuse(error: &clap::Error) -> ExitCode {
 
 /// The exit code of an error: the text of an option that cannot be read is a part of the command line.
 fn code(error: &(dyn Error + 'static)) -> u8 {
-    match error.downcast_ref() {
-        Some(ConfigError { problem: Problem::Syntax(_), .. }) => USAGE,
-        _ => FAILURE,
-    }
+    let is_config = matches!(error.downcast_ref(), Some(ConfigError { problem: Problem::Syntax(_), .. }));
+    let is_socket = matches!(error.downcast_ref(), Some(SocketError::Syntax(_)));
+    if is_config || is_socket { USAGE } else { FAILURE }
 }
 
 /// Reports an error in one line.

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::api::SocketError;
 use crate::config::ConfigError;
 use crate::{boot, console, cpu, devices, kvm, memory};
 
@@ -11,6 +12,9 @@ pub enum Error {
     /// The configuration is one that cannot be.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Clients cannot be served.
+    #[error(transparent)]
+    Api(#[from] SocketError),
     /// The payload cannot be booted.
     #[error(transparent)]
     Boot(#[from] boot::Error),

@@ -2,11 +2,12 @@
 //! for the guest's end or for a signal.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::api::{Action, Failure, FailureKind, Reply};
+use crate::api::{Action, ApiSocket, Failure, FailureKind, Reply, Server};
 use crate::config::VmConfig;
 use crate::control::{self, Requests};
 use crate::error::Error;
@@ -19,6 +20,8 @@ use crate::vm::Vm;
 pub struct Options {
     /// The virtual machine that runs from the start; without one, a client makes it.
     pub vm: Option<VmConfig>,
+    /// Where clients find the API.
+    pub api: Option<ApiSocket>,
 }
 
 /// Runs until the guest switches itself off, a client ends it, or SIGINT, SIGTERM, SIGHUP or SIGQUIT does. Before the virtual
@@ -37,12 +40,20 @@ pub fn run(options: Options) -> Result<(), Error> {
     // terminal to restore.
     let host = |action| move |error| Error::Host { action, error };
     let signals = Signals::catch().map_err(host("catch signals"))?;
-    let (_control, requests) = control::pair().map_err(host("make an eventfd"))?;
+    let (control, requests) = control::pair().map_err(host("make an eventfd"))?;
+    let bound = options.api.as_ref().map(ApiSocket::listen).transpose()?;
     let mut vmm = Vmm { instance, requests, signals };
     if let Some(instance) = &mut vmm.instance {
         instance.start()?;
     }
-    vmm.run()
+    let (listener, socket) = bound.unzip();
+    let server = listener.map(|listener| Server::start(listener, Arc::new(control))).transpose();
+    let server = server.map_err(host("serve the API"))?;
+    let ended = vmm.run();
+    // Nobody asks any more when the socket goes.
+    drop(server);
+    drop(socket);
+    ended
 }
 
 /// Whether the program goes on.

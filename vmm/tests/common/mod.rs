@@ -138,7 +138,7 @@ impl Guest {
     /// Runs the guest to its end.
     pub fn run(&self) -> Result<(), Box<dyn Error>> {
         self.config.payload.check_present()?;
-        Ok(vmm::run(vmm::Options { vm: Some(self.config.clone()) })?)
+        Ok(vmm::run(vmm::Options { vm: Some(self.config.clone()), ..vmm::Options::default() })?)
     }
 
     /// What the guest has written so far.
