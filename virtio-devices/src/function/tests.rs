@@ -435,3 +435,6 @@ fn image(function: &VirtioFunction<FakeDevice>) -> Vec<u32> {
 
 #[path = "pause_tests.rs"]
 mod pausing;
+
+#[path = "state_tests.rs"]
+mod state;

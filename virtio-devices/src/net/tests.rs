@@ -4,4 +4,5 @@ mod control;
 mod lifecycle;
 mod properties;
 mod receive;
+mod saved;
 mod transmit;

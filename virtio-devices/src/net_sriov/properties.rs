@@ -120,7 +120,7 @@ fn states(device: &NetSriov<FakeDevice>) -> Vec<(Vec<u32>, Status, bool, [u8; 8]
     .collect()
 }
 
-fn check(device: &mut NetSriov<FakeDevice>) -> Result<(), TestCaseError> {
+pub(super) fn check(device: &mut NetSriov<FakeDevice>) -> Result<(), TestCaseError> {
     let control = pf(device).config_read(SRIOV + 8, 2);
     let num_vfs = u16::try_from(pf(device).config_read(SRIOV + 0x10, 2)).unwrap();
     let visible = if control & 1 == 1 { num_vfs } else { 0 };

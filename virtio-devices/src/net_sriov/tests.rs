@@ -491,3 +491,6 @@ mod properties;
 
 #[path = "state_tests.rs"]
 mod state;
+
+#[path = "model_tests.rs"]
+mod model;

@@ -1,0 +1,243 @@
+use std::os::fd::OwnedFd;
+
+use pci::{Placement, Rid, VfIndex, VfPlacement};
+use virtio_bindings::virtio_net::*;
+use vm_memory::GuestMemoryMmap;
+
+use super::super::Net;
+use super::super::counters::Counter;
+use super::super::filter::{Filter, MAX_ADDRESSES, Mode};
+use super::super::testing::*;
+use crate::backend::{Offloads, Tap};
+use crate::testing::Driver;
+use crate::{DeviceSpecific, Memory, NetSriov, NicState, VirtioDevice, VirtioPci};
+
+const GROUP: [u8; 6] = [1, 0, 0x5e, 0, 0, 1];
+const PF: Rid = Rid::from_bits(3 << 3);
+const VF: Rid = Rid::from_bits(0x101);
+/// Bytes of a VF's slice of the registers' BAR.
+const SLICE: u64 = 0x2000;
+
+fn nic() -> Net {
+    let near = (0..2).map(|_| sockets().0).collect();
+    Net::new(spec(2, 256), Tap::over_sockets(near)).unwrap()
+}
+
+/// A NIC whose driver has commanded all that it can.
+fn commanded() -> Net {
+    let net = nic();
+    net.state.set_mac(OTHER);
+    net.state.set_active_pairs(2);
+    net.state.set_offloads(Offloads::CHECKSUM | Offloads::TSO6);
+    net.state.set_link_up(false);
+    net.state.change_filter(|filter| {
+        filter.set_mode(Mode::Promiscuous, false);
+        filter.set_mode(Mode::NoBroadcast, true);
+        filter.unicast.add(MAC);
+        (0..=MAX_ADDRESSES as u8).for_each(|n| filter.multicast.add([1, 2, 3, 4, 5, n]));
+        filter.enable_vlans();
+        for id in [4095, 0, 63, 64] {
+            filter.set_vlan(id, true);
+        }
+    });
+    net
+}
+
+fn state(net: &Net) -> NicState {
+    let text = serde_json::to_string(&net.save()).unwrap();
+    match serde_json::from_str(&text).unwrap() {
+        DeviceSpecific::Net(state) => state,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The error of a NIC that is to be restored to `state`, if there is one.
+fn error(state: NicState, started: Option<u64>) -> Option<String> {
+    nic().restore(&DeviceSpecific::Net(state), started).err().map(|error| error.to_string())
+}
+
+#[test]
+fn what_a_driver_commanded_comes_back() {
+    let (old, mut new) = (commanded(), nic());
+    let features = old.features();
+    new.restore(&DeviceSpecific::Net(state(&old)), Some(features)).unwrap();
+    assert_eq!(Filter::clone(&new.state.filter()), Filter::clone(&old.state.filter()));
+    assert_eq!((new.mac(), new.link_up(), new.config_generation()), (OTHER, false, 2));
+    assert_eq!((new.state.active_pairs(), new.state.offloads()), (2, Offloads::CHECKSUM | Offloads::TSO6));
+    assert_eq!((new.save(), new.fresh), (old.save(), false));
+    new.reset();
+    assert_eq!(state(&new), NicState { link_up: false, generation: 3, ..super::super::saved::power_on(MAC) });
+}
+
+#[test]
+fn a_nic_as_at_power_on_needs_no_state_and_one_that_was_reset_keeps_link_and_generation() {
+    let mut net = nic();
+    assert_eq!(net.save(), DeviceSpecific::PowerOn);
+    net.reset();
+    net.set_link(false);
+    let saved = state(&net);
+    assert_eq!((saved.generation, saved.link_up), (2, false));
+    let mut new = nic();
+    new.restore(&DeviceSpecific::Net(saved.clone()), None).unwrap();
+    assert_eq!((new.save(), new.fresh), (net.save(), true));
+    new.restore(&DeviceSpecific::PowerOn, None).unwrap();
+    assert_eq!(new.save(), DeviceSpecific::PowerOn);
+    let commanded = error(state(&commanded()), None).unwrap();
+    assert_eq!(commanded, "saved state with an impossible value in a NIC that was not started");
+}
+
+#[test]
+fn what_the_driver_had_no_feature_for_is_refused() {
+    let changes: [(u32, fn(&mut NicState)); 7] = [
+        (VIRTIO_NET_F_CTRL_MAC_ADDR, |state| state.mac = OTHER),
+        (VIRTIO_NET_F_MQ, |state| state.active_pairs = 2),
+        (VIRTIO_NET_F_GUEST_TSO6, |state| state.offloads = 1 << VIRTIO_NET_F_GUEST_TSO6),
+        (VIRTIO_NET_F_CTRL_RX, |state| state.modes[1] = true),
+        (VIRTIO_NET_F_CTRL_RX, |state| state.multicast.addresses.push(GROUP)),
+        (VIRTIO_NET_F_CTRL_RX_EXTRA, |state| state.modes[2] = true),
+        (VIRTIO_NET_F_CTRL_VLAN, |state| state.vlans = Some(vec![5])),
+    ];
+    for (feature, change) in changes {
+        let mut saved = super::super::saved::power_on(MAC);
+        change(&mut saved);
+        let features = nic().features();
+        assert_eq!(error(saved.clone(), Some(features)), None, "{saved:?}");
+        let refused = error(saved, Some(features & !(1 << feature))).unwrap();
+        assert!(refused.starts_with("saved state with an impossible value in a NIC's "), "{refused}");
+    }
+}
+
+#[test]
+fn what_no_driver_could_command_is_refused() {
+    let changes: [fn(&mut NicState); 11] = [
+        |state| state.mac = GROUP,
+        |state| state.mac = [0; 6],
+        |state| state.active_pairs = 0,
+        |state| state.active_pairs = 3,
+        |state| state.offloads |= 1 << VIRTIO_NET_F_CSUM,
+        |state| state.unicast.overflow = true,
+        |state| state.multicast.overflow = false,
+        |state| state.multicast.addresses.truncate(3),
+        |state| state.unicast.addresses = vec![MAC; 100_000],
+        |state| state.vlans = Some(vec![4096]),
+        |state| state.vlans = Some(vec![2, 1, 2]),
+    ];
+    for (n, change) in changes.into_iter().enumerate() {
+        let mut saved = state(&commanded());
+        // The tables have one too few for `overflow` to be other than what it is.
+        if n == 6 {
+            saved.multicast.addresses.push(GROUP);
+        }
+        change(&mut saved);
+        assert!(error(saved, Some(nic().features())).is_some(), "change {n}");
+    }
+    let mut net = nic();
+    let other = net.restore(&DeviceSpecific::Config(vec![1]), Some(u64::MAX)).unwrap_err();
+    assert_eq!(other.to_string(), "saved state of a device with other kinds of device");
+}
+
+/// A PF with two VFs over sockets, of which VF 1 has a driver with queues in memory.
+struct Machine {
+    device: NetSriov<Net>,
+    peer: OwnedFd,
+}
+
+impl Machine {
+    fn new(memory: &GuestMemoryMmap) -> Self {
+        let (near, mut peers): (Vec<_>, Vec<_>) = (0..3).map(|_| sockets()).unzip();
+        let mut nics = near.into_iter().map(|near| Net::new(spec(1, 256), Tap::over_sockets(vec![near])).unwrap());
+        let vfs = VfPlacement { total_vfs: 2, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 1 };
+        let placement = Placement { rid: PF, vfs: Some(vfs) };
+        let pf = nics.next().unwrap();
+        let device = NetSriov::new(pf, nics.collect(), placement, &Memory::new(memory.clone())).unwrap();
+        Self { device, peer: peers.remove(2) }
+    }
+
+    fn vf(&mut self) -> Driver<'_, NetSriov<Net>> {
+        Driver::of_vf(&mut self.device, VF, SLICE)
+    }
+
+    fn count(&self, counter: Counter) -> u64 {
+        self.device.vf(VfIndex(1)).unwrap().device().counters().get(counter)
+    }
+
+    fn join(&mut self) {
+        self.device.take_stopping().into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    /// Enables the VFs and brings up VF 1's driver.
+    fn bring_up(&mut self, queues: &[DriverQueue]) {
+        let mut pf = Driver::new(&mut self.device, PF);
+        let _ = pf.config_write(0x110, 2, 2);
+        let _ = pf.config_write(0x108, 2, 9);
+        let mut vf = self.vf();
+        let _ = vf.set_bus_master(true);
+        vf.negotiate();
+        for (n, queue) in (0..).zip(queues) {
+            let _ = vf.common_write(0x16, 2, n);
+            let addresses = [(0x20, n << 16), (0x28, queue.avail() as u32), (0x30, queue.used() as u32)];
+            for (register, address) in addresses {
+                let _ = vf.common_write(register, 4, address);
+            }
+            let _ = vf.common_write(0x1c, 2, 1);
+        }
+        send(&self.peer, &[0]);
+        let _ = self.vf().set_status(15);
+        eventually("the start", || self.count(Counter::RxStale) == 1);
+    }
+
+    /// The driver commands something.
+    fn command(&mut self, queue: &mut DriverQueue, command: &[u8]) {
+        let at = MEMORY - 4096;
+        queue.memory_write(at, command);
+        queue.add(&[(at, command.len() as u32, 0), (at - 1, 1, WRITE)]);
+        let _ = self.vf().notify(2);
+        eventually("an answer", || !queue.take_used().is_empty());
+        assert_eq!(queue.bytes(at - 1, 1), [0]);
+    }
+}
+
+/// G64, U4: traffic through a VF goes on over another backend, without a word to its driver.
+#[test]
+fn a_vf_carries_frames_after_a_restore_from_where_its_rings_stood() {
+    let memory = memory();
+    let mut queues: Vec<_> = [256, 256, 64].iter().zip(0..).map(|(n, i)| DriverQueue::new(&memory, i, *n)).collect();
+    let mut old = Machine::new(&memory);
+    old.bring_up(&queues);
+    let mac = [0x52, 0x54, 0, 0, 0, 9];
+    old.command(&mut queues[2], &[&[1, 1][..], &mac].concat());
+    old.command(&mut queues[2], &[0, 0, 0]);
+    for n in 0..3 {
+        queues[1].send(BUFFERS + (n << 12), &with_header(&frame(OTHER, 100)), &[12]);
+        let _ = old.vf().notify(1);
+        eventually("transmission", || receive(&old.peer).is_some());
+    }
+    queues[0].add(&[(BUFFERS + (1 << 20), 2048, WRITE)]);
+    old.device.pause();
+    old.join();
+    let text = serde_json::to_string(&old.device.save().unwrap().unwrap()).unwrap();
+    drop(old);
+
+    let mut new = Machine::new(&memory);
+    new.device.restore(&serde_json::from_str(&text).unwrap()).unwrap();
+    // What arrives before it goes on is for this driver, and not from before it was ready.
+    send(&new.peer, &with_header(&frame(OTHER, 60)));
+    send(&new.peer, &with_header(&frame(mac, 80)));
+    queues[1].send(BUFFERS, &with_header(&frame(OTHER, 200)), &[12]);
+    assert_eq!((new.vf().status(), new.count(Counter::RxFrames)), (15, 0));
+    new.device.resume();
+    eventually("reception", || new.count(Counter::RxFrames) == 1);
+    assert_eq!(new.count(Counter::RxFiltered), 1, "its receive filter is still set");
+    assert_eq!(queues[0].take_used().iter().map(|(_, len)| *len).collect::<Vec<_>>(), [92]);
+    let mut sent = None;
+    eventually("transmission", || {
+        sent = receive(&new.peer);
+        sent.is_some()
+    });
+    assert_eq!(sent, Some(with_header(&frame(OTHER, 200))), "the one that was not sent yet, once");
+    eventually("the buffer's return", || queues[1].read_u16(queues[1].used() + 2) == 4);
+    assert_eq!(queues[1].take_used().len(), 4);
+    assert!(receive(&new.peer).is_none());
+    new.device.pause();
+    new.join();
+}
