@@ -41,6 +41,7 @@ pub(crate) struct Connection {
     http: Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>,
     stream: Arc<UnixStream>,
     exchange: Arc<Mutex<Exchange>>,
+    patience: Duration,
     /// When it was last advanced.
     pub used: Instant,
 }
@@ -67,6 +68,7 @@ impl Connection {
         let stream = Arc::new(stream);
         let exchange = Arc::new(Mutex::new(Exchange::new(service.budget.clone())));
         let socket = Socket { stream: stream.clone(), exchange: exchange.clone() };
+        let patience = service.patience;
         let (service, shared) = (service.clone(), exchange.clone());
         let answer = service_fn(move |request| service::answer(service.clone(), shared.clone(), request));
         let http = http1::Builder::new()
@@ -76,7 +78,7 @@ impl Connection {
             .max_headers(MOST_HEADERS)
             .max_header_size(MOST_HEAD)
             .serve_connection(socket, answer);
-        Ok(Self { http: Box::pin(http), stream, exchange, used: Instant::now() })
+        Ok(Self { http: Box::pin(http), stream, exchange, patience, used: Instant::now() })
     }
 
     /// Reads, answers and writes as far as that goes without waiting for the client. `None` at the connection's end.
@@ -96,8 +98,8 @@ impl Connection {
         self.used = Instant::now();
         let mut exchange = self.exchange.lock();
         Some(match exchange.phase {
-            Phase::Answering(since) if exchange.is_blocked => Wait::Room(since + PATIENCE),
-            Phase::Receiving(since) => Wait::Rest(since + PATIENCE),
+            Phase::Answering(since) if exchange.is_blocked => Wait::Room(since + self.patience),
+            Phase::Receiving(since) => Wait::Rest(since + self.patience),
             Phase::Answering(_) | Phase::Idle => {
                 exchange.phase = Phase::Idle;
                 Wait::Request

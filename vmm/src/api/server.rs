@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, p
 use rustix::io::{Errno, read, write};
 
 use crate::api::Handler;
-use crate::api::connection::{Connection, Wait};
+use crate::api::connection::{Connection, PATIENCE, Wait};
 use crate::api::service::Service;
 
 /// Connections that are kept. For another one, one is closed that waits for its client: first one that never had a request
@@ -59,13 +59,22 @@ impl Server {
     ///
     /// The host has no descriptors or threads left.
     pub fn start(listener: UnixListener, handler: Arc<dyn Handler>) -> io::Result<Self> {
+        Self::with_patience(listener, handler, PATIENCE)
+    }
+
+    /// The same, for clients that take at most `patience` for a request, from its first byte to its last, and to take its answer.
+    ///
+    /// # Errors
+    ///
+    /// The host has no descriptors or threads left.
+    pub fn with_patience(listener: UnixListener, handler: Arc<dyn Handler>, patience: Duration) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), ONCE_READABLE)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared {
-            service: Arc::new(Service { handler, budget: Arc::default() }),
+            service: Arc::new(Service { handler, budget: Arc::default(), patience }),
             epoll,
             wake,
             state: Mutex::default(),

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Bytes, Incoming};
@@ -24,6 +24,8 @@ const MOST_READ: usize = 64 << 20;
 pub(crate) struct Service {
     pub handler: Arc<dyn Handler>,
     pub budget: Arc<Budget>,
+    /// How long a client may take for a request, and to take its answer.
+    pub patience: Duration,
 }
 
 /// Answers one request. It waits for the rest of the body, and for nothing else.

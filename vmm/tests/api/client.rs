@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tempfile::TempDir;
-use vmm::api::{Action, Failure, Handler, Reply, Server};
+use vmm::api::{Action, Failure, Handler, PATIENCE, Reply, Server};
 
 type Apply = Box<dyn Fn(Action) -> Result<Reply, Failure> + Send + Sync>;
 
@@ -47,11 +47,19 @@ pub fn plain(action: Action) -> Result<Reply, Failure> {
 
 /// A server whose handler is `apply`.
 pub fn serve(apply: impl Fn(Action) -> Result<Reply, Failure> + Send + Sync + 'static) -> Fixture {
+    serve_with(PATIENCE, apply)
+}
+
+/// The same with less patience.
+pub fn serve_with(
+    patience: Duration,
+    apply: impl Fn(Action) -> Result<Reply, Failure> + Send + Sync + 'static,
+) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("api.sock");
     let asked = Arc::new(Mutex::new(Vec::new()));
     let handler = Arc::new(Fake { asked: asked.clone(), apply: Box::new(apply) });
-    let server = Server::start(UnixListener::bind(&path).unwrap(), handler).unwrap();
+    let server = Server::with_patience(UnixListener::bind(&path).unwrap(), handler, patience).unwrap();
     Fixture { server, path, asked, _directory: directory }
 }
 
@@ -165,7 +173,7 @@ impl Client {
 
     /// Whether the server has closed the connection, or does within a moment.
     pub fn is_closed(&mut self) -> bool {
-        matches!(self.0.read(&mut [0; 1]), Ok(0))
+        self.0.read(&mut [0; 1]).map_or_else(|error| error.kind() == std::io::ErrorKind::ConnectionReset, |n| n == 0)
     }
 }
 

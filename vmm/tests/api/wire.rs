@@ -138,7 +138,8 @@ fn a_body_may_be_chunked() {
 fn a_client_that_waits_for_leave_gets_it() {
     let server = serve(plain);
     let mut client = server.client();
-    client.send("PUT /api/v1/vm.remove-device HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\nExpect: 100-continue\r\n\r\n");
+    client
+        .send("PUT /api/v1/vm.remove-device HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\nExpect: 100-continue\r\n\r\n");
     let mut bytes = [0; 25];
     client.0.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -194,7 +195,8 @@ fn a_wrong_method_is_405_with_the_right_one() {
 #[test]
 fn an_unknown_path_is_404() {
     let server = serve(plain);
-    for path in ["/", "/api/v1/", "/api/v1/vm.Info", "/api/v2/vm.info", "/api/v1/vm.info/", "/api/v1/vm.info?x=1", "*"] {
+    for path in ["/", "/api/v1/", "/api/v1/vm.Info", "/api/v2/vm.info", "/api/v1/vm.info/", "/api/v1/vm.info?x=1", "*"]
+    {
         let answer = server.ask("GET", path, "");
         assert_eq!((answer.status, &*answer.body), (404, r#"["Not Found"]"#), "{path}");
     }

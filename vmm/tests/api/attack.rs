@@ -1,0 +1,224 @@
+//! A client that means no good: the server stays up, its memory and descriptors stay bounded, and other clients are served.
+
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use vmm::api::{MOST_BODY, MOST_CONNECTIONS, MOST_HEAD, Reply};
+
+use crate::client::{Client, Fixture, Probe, plain, request, serve, serve_with};
+
+/// Another client is served, and soon.
+fn assert_serves(server: &Fixture) {
+    let started = Instant::now();
+    assert_eq!(server.ask("GET", "/api/v1/vmm.ping", "").status, 200);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_head_that_is_too_large_is_refused() {
+    let server = serve(plain);
+    for head in [
+        format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(MOST_HEAD)),
+        format!("GET / HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "a".repeat(MOST_HEAD)),
+        format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(65)),
+    ] {
+        let mut client = server.client();
+        client.send(head);
+        let answer = client.answer();
+        assert_eq!(answer.status, 431, "{answer:?}");
+        assert_eq!(answer.header("Connection"), Some("close"));
+        assert_eq!(answer.chain(), ["the request's line and headers have more than 16384 bytes or 64 headers"]);
+        assert!(client.is_closed());
+    }
+    assert_serves(&server);
+}
+
+#[test]
+fn a_head_without_end_is_refused_when_it_is_too_large() {
+    let server = serve(plain);
+    let mut client = server.client();
+    client.send(vec![b'a'; MOST_HEAD * 2]);
+    assert!(matches!(client.answer().status, 400 | 431));
+    assert_serves(&server);
+}
+
+#[test]
+fn the_largest_body_is_read_and_a_larger_one_refused() {
+    let server = serve(plain);
+    let body = |length: usize| format!("{{\"id\":\"{}\"}}", "x".repeat(length - 9));
+    assert_eq!(server.ask("PUT", "/api/v1/vm.remove-device", &body(MOST_BODY)).status, 204);
+    let mut client = server.client();
+    for length in [MOST_BODY + 1, 3 * MOST_BODY] {
+        client = server.client();
+        client.send(request("PUT", "/api/v1/vm.remove-device", &body(length)));
+        let answer = client.answer();
+        assert_eq!((answer.status, answer.chain()), (400, vec!["the body has more than 4 MiB".to_string()]));
+    }
+    assert!(client.is_closed());
+    assert_eq!(server.asked().len(), 1);
+    assert_serves(&server);
+}
+
+#[test]
+fn a_client_that_waits_for_leave_to_send_too_much_does_not_get_it() {
+    let server = serve(plain);
+    let mut client = server.client();
+    client.send(
+        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\nExpect: 100-continue\r\n\r\n",
+    );
+    assert_eq!(client.answer().status, 400);
+    assert!(client.is_closed());
+}
+
+#[test]
+fn a_chunked_body_without_end_is_refused() {
+    let server = serve(plain);
+    let mut client = server.client();
+    client.send("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+    let chunk = format!("{:x}\r\n{}\r\n", 1 << 20, " ".repeat(1 << 20));
+    // The server stops reading at some point.
+    for _ in 0..80 {
+        if std::io::Write::write_all(&mut client.0, chunk.as_bytes()).is_err() {
+            break;
+        }
+    }
+    assert_eq!(client.answer().status, 400);
+    assert_serves(&server);
+}
+
+#[test]
+fn bodies_that_contradict_themselves_are_refused() {
+    let server = serve(plain);
+    for text in [
+        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: -2\r\n\r\n{}",
+        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n{}",
+        "PUT /api/v1/vm.create HTTP/9.1\r\nHost: x\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "GET /\u{1F980} HTTP/1.1\r\nHost: x\r\nA b: c\r\n\r\n",
+        "\0\0\0\0\r\n\r\n",
+    ] {
+        let mut client = server.client();
+        client.send(text);
+        let answer = client.answer();
+        assert_eq!(answer.status, 400, "{text}: {answer:?}");
+        assert!(!answer.chain()[0].is_empty());
+        assert!(client.is_closed(), "{text}");
+    }
+    assert!(server.asked().is_empty());
+    assert_serves(&server);
+}
+
+#[test]
+fn half_requests_hold_up_nobody() {
+    let server = serve(plain);
+    let mut half: Vec<_> = (0..100).map(|_| server.client()).collect();
+    for client in &mut half {
+        client.send("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
+    }
+    assert_serves(&server);
+    // They are not forgotten either.
+    let mut last = half.pop().unwrap();
+    last.send(" ".repeat(98));
+    last.send("}");
+    assert_eq!(last.answer().status, 204);
+}
+
+#[test]
+fn a_half_request_is_given_up_and_an_idle_connection_is_not() {
+    let server = serve_with(Duration::from_millis(300), plain);
+    let (mut idle, mut half, mut late) = (server.client(), server.client(), server.client());
+    assert_eq!(late.ask("GET", "/api/v1/vmm.ping", "").status, 200);
+    let probe = Probe::new();
+    half.send_with("PUT /api/v1/vm.add-net HTTP/1.1\r\nContent-Length: 9\r\n\r\n{", &[probe.fd()]);
+    late.send("GET /api/v1/vmm.ping HT");
+    assert!(half.try_answer().is_none() && late.try_answer().is_none());
+    assert!(probe.is_closed_everywhere());
+    assert_eq!(idle.ask("GET", "/api/v1/vmm.ping", "").status, 200);
+}
+
+#[test]
+fn a_client_that_does_not_take_its_answer_is_given_up() {
+    let server = serve_with(Duration::from_millis(300), |_| Ok(Reply::Json(format!("\"{}\"", "x".repeat(8 << 20)))));
+    let mut client = server.client();
+    client.send(request("GET", "/api/v1/vm.info", ""));
+    std::thread::sleep(Duration::from_millis(800));
+    let mut taken = Vec::new();
+    std::io::Read::read_to_end(&mut client.0, &mut taken).unwrap();
+    assert!(taken.len() < 8 << 20, "{}", taken.len());
+}
+
+#[test]
+fn a_thousand_idle_connections_leave_room_for_others() {
+    let server = serve(plain);
+    let mut regular = server.client();
+    assert_eq!(regular.ask("GET", "/api/v1/vmm.ping", "").status, 200);
+    let before = open_files();
+    let idle: Vec<_> = (0..1000).map(|_| UnixStream::connect(&server.path).unwrap()).collect();
+    assert_serves(&server);
+    assert!(open_files() - before <= 1000 + MOST_CONNECTIONS + 2, "{} {before}", open_files());
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
+    assert!(threads < 200, "{threads} threads");
+    // Those that never asked for anything went first.
+    assert_eq!(regular.ask("GET", "/api/v1/vmm.ping", "").status, 200);
+    drop(idle);
+    assert_serves(&server);
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn large_bodies_at_the_same_time_are_few() {
+    let server = serve(plain);
+    let head = |length: usize| format!("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+    let mut holders = [server.client(), server.client()];
+    for client in &mut holders {
+        client.send(head(1 << 20));
+        client.send(" ".repeat(200 << 10));
+    }
+    // Until those two are known to be under way, a third one could be one of the two.
+    std::thread::sleep(Duration::from_millis(200));
+    let answer = server.ask("PUT", "/api/v1/vm.create", &format!("{}{{}}", " ".repeat(200 << 10)));
+    assert_eq!(answer.status, 429, "{answer:?}");
+    assert_eq!(server.ask("PUT", "/api/v1/vm.create", "{}").status, 204);
+    for mut client in holders {
+        client.send(" ".repeat((1 << 20) - (200 << 10) - 2));
+        client.send("{}");
+        assert_eq!(client.answer().status, 204);
+    }
+    assert_eq!(server.ask("PUT", "/api/v1/vm.create", &format!("{}{{}}", " ".repeat(200 << 10))).status, 204);
+}
+
+#[test]
+fn a_client_that_takes_no_answers_is_answered_no_further() {
+    let server = serve(plain);
+    let mut client = server.client();
+    client.0.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+    let many = request("GET", "/api/v1/nothing", "").repeat(1000);
+    let mut sent = 0;
+    while sent < 100 && std::io::Write::write_all(&mut client.0, many.as_bytes()).is_ok() {
+        sent += 1;
+    }
+    assert!(sent < 100, "the server keeps answers that nobody takes");
+    assert_serves(&server);
+}
+
+#[test]
+fn clients_that_come_and_go_leave_nothing() {
+    let server = serve(plain);
+    let probe = Probe::new();
+    assert_serves(&server);
+    for round in 0..300 {
+        let mut client = Client(UnixStream::connect(&server.path).unwrap());
+        match round % 3 {
+            0 => {}
+            1 => client.send_with("PUT /api/v1/vm.add-net HT", &[probe.fd()]),
+            _ => client.send(request("GET", "/api/v1/vm.info", "")),
+        }
+    }
+    assert!(probe.is_closed_everywhere());
+    assert_serves(&server);
+}

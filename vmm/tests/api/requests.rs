@@ -1,0 +1,282 @@
+//! From requests to actions, without a socket.
+
+use std::os::fd::OwnedFd;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use vmm::api::{Action, Failure, FailureKind, Link, ROUTES, Refusal, Request};
+
+fn ask(method: &str, name: &str, body: &[u8]) -> Result<Action, Refusal> {
+    Request { method, path: &format!("/api/v1/{name}"), body, fds: Vec::new() }.action()
+}
+
+fn put(name: &str, body: &Value) -> Result<Action, Failure> {
+    ask("PUT", name, body.to_string().as_bytes()).map_err(|refusal| match refusal {
+        Refusal::Failure(failure) => failure,
+        Refusal::Method { allow } => panic!("{name} has the method {allow}"),
+    })
+}
+
+/// What is wrong with a request, below the line that names it.
+fn problem(name: &str, body: &Value) -> String {
+    let failure = put(name, body).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::BadRequest);
+    assert_eq!(failure.chain[0], format!("{name}: the request is not valid"));
+    assert_eq!(failure.chain.len(), 2);
+    failure.chain[1].clone()
+}
+
+#[test]
+fn each_endpoint_without_a_body_is_its_action() {
+    for (method, name, action) in [
+        ("GET", "vmm.ping", "Ping"),
+        ("PUT", "vmm.shutdown", "ShutdownVmm"),
+        ("PUT", "vmm.nmi", "Nmi"),
+        ("PUT", "vm.nmi", "Nmi"),
+        ("PUT", "vm.boot", "Boot"),
+        ("PUT", "vm.delete", "Delete"),
+        ("GET", "vm.info", "Info"),
+        ("GET", "vm.counters", "Counters"),
+        ("PUT", "vm.pause", "Pause"),
+        ("PUT", "vm.resume", "Resume"),
+        ("PUT", "vm.shutdown", "Shutdown"),
+        ("PUT", "vm.reboot", "Reboot"),
+        ("PUT", "vm.power-button", "PowerButton"),
+    ] {
+        assert_eq!(format!("{:?}", ask(method, name, b"").unwrap()), action);
+        let Err(Refusal::Failure(failure)) = ask(method, name, b" ") else { panic!("{name} takes a body") };
+        assert_eq!(failure.chain[1], format!("{name} takes no body; send none"));
+    }
+}
+
+#[test]
+fn a_body_becomes_the_action_it_is_for() {
+    let Ok(Action::Create(config)) = put("vm.create", &json!({"net": [{"id": "pf0", "sriov_vfs": 8}]})) else {
+        panic!()
+    };
+    assert_eq!(config.net[0].sriov_vfs, 8);
+    let Ok(Action::AddNet(net, fds)) = put("vm.add-net", &json!({"tap": "t", "vfs": [{"index": 1}]})) else { panic!() };
+    assert_eq!((net.tap.as_deref(), net.vfs[0].index, fds.len()), (Some("t"), 1, 0));
+    let Ok(Action::AddDisk(disk)) = put("vm.add-disk", &json!({"path": "/d", "image_type": "Raw"})) else { panic!() };
+    assert_eq!(disk.path, Some("/d".into()));
+    let Ok(Action::AddVdpa(vdpa)) = put("vm.add-vdpa", &json!({"path": "/dev/vhost-vdpa-0"})) else { panic!() };
+    assert_eq!(vdpa.num_queues, 1);
+    let Ok(Action::Resize(resize)) = put("vm.resize", &json!({"desired_vcpus": 2})) else { panic!() };
+    assert_eq!((resize.desired_vcpus, resize.desired_ram), (Some(2), None));
+    let Ok(Action::SetVf(vf)) = put("vm.set-vf", &json!({"pf": "pf0", "index": 3, "link": "down"})) else { panic!() };
+    assert_eq!((&*vf.pf, vf.index, vf.link), ("pf0", 3, Some(Link::Down)));
+}
+
+#[test]
+fn an_empty_configuration_is_a_vm_with_all_defaults() {
+    let Ok(Action::Create(config)) = put("vm.create", &json!({})) else { panic!() };
+    assert_eq!(*config, vmm::config::VmConfig::default());
+}
+
+#[test]
+fn a_field_that_nobody_knows_is_named_with_its_object() {
+    for (name, body, what) in [
+        (
+            "vm.create",
+            json!({"net": [{}, {"sriov_vf": 1}]}),
+            "net[1].sriov_vf: unknown field `sriov_vf`, expected one of",
+        ),
+        ("vm.create", json!({"colour": 1}), "colour: unknown field `colour`, expected one of `cpus`"),
+        ("vm.create", json!({"cpus": {"boot": 1}}), "cpus.boot: unknown field `boot`"),
+        ("vm.add-net", json!({"vfs": [{"index": 0, "id": "x"}]}), "vfs[0].id: unknown field `id`"),
+        ("vm.remove-device", json!({"id": "x", "force": true}), "force: unknown field `force`, expected `id`"),
+        ("vm.set-vf", json!({"pf": "x", "index": 0, "vlan": 3}), "vlan: unknown field `vlan`"),
+        ("vm.resize", json!({"vcpus": 3}), "vcpus: unknown field `vcpus`"),
+    ] {
+        let problem = problem(name, &body);
+        assert!(problem.starts_with(what), "{problem}");
+    }
+}
+
+#[test]
+fn a_value_that_cannot_be_is_named_with_its_path() {
+    for (name, body, what) in [
+        (
+            "vm.create",
+            json!({"net": [{"mac": "x"}]}),
+            "net[0].mac: \"x\": not a MAC address; write it as 52:54:00:12:34:56",
+        ),
+        ("vm.create", json!({"net": {}}), "net: invalid type: map, expected a sequence"),
+        (
+            "vm.create",
+            json!({"cpus": {"boot_vcpus": -1}}),
+            "cpus.boot_vcpus: invalid value: integer `-1`, expected u32",
+        ),
+        ("vm.add-net", json!({"num_queues": 70_000}), "num_queues: invalid value: integer `70000`, expected u16"),
+        ("vm.remove-device", json!({}), "missing field `id`"),
+        (
+            "vm.set-vf",
+            json!({"pf": "p", "index": 0, "link": "sideways"}),
+            "link: unknown variant `sideways`, expected `up` or `down`",
+        ),
+        ("vm.add-vdpa", json!({}), "--vdpa: path has to be given"),
+        ("vm.resize", json!([]), "the body is JSON, but not an object"),
+        ("vm.resize", json!(null), "the body is JSON, but not an object"),
+        ("vm.create", json!("{}"), "the body is JSON, but not an object"),
+    ] {
+        assert_eq!(problem(name, &body), what);
+    }
+}
+
+#[test]
+fn what_is_no_json_is_refused_with_the_place() {
+    let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
+    for (body, what) in [
+        (&b"{"[..], "the body is not JSON: EOF while parsing an object at line 1 column 1"),
+        (b"{}x", "the body is not JSON: trailing characters at line 1 column 3"),
+        (b"{\"id\": \"\xff\"}", "the body is not JSON: invalid unicode code point at line 1 column 9"),
+        (&deep, "the body is not JSON: recursion limit exceeded at line 1 column 128"),
+        (b"", "vm.resize takes a JSON object as its body; send one"),
+    ] {
+        let Err(Refusal::Failure(failure)) = ask("PUT", "vm.resize", body) else { panic!() };
+        assert_eq!((failure.kind, &*failure.chain[1]), (FailureKind::BadRequest, what));
+    }
+}
+
+#[test]
+fn what_cloud_hypervisor_has_and_this_version_has_not_is_501() {
+    let names = [
+        "add-device",
+        "add-user-device",
+        "add-fs",
+        "add-pmem",
+        "add-vsock",
+        "add-generic-vhost-user",
+        "resize-zone",
+        "resize-disk",
+        "snapshot",
+        "restore",
+        "send-migration",
+        "receive-migration",
+        "coredump",
+    ];
+    for name in names.map(|name| format!("vm.{name}")) {
+        let failure = put(&name, &json!({"destination_url": "file:///tmp"})).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::NotImplemented);
+        let [line] = &failure.chain[..] else { panic!("{failure:?}") };
+        assert!(line.starts_with(&format!("{name}: ")) && line.ends_with(" not in this version yet"), "{line}");
+        assert_eq!(ask("GET", &name, b"").unwrap_err(), Refusal::Method { allow: "PUT" });
+    }
+}
+
+#[test]
+fn numbers_of_descriptors_in_a_configuration_are_refused() {
+    assert_eq!(
+        problem("vm.create", &json!({"net": [{"tap": "t", "fds": null}, {"fds": [3]}]})),
+        "net[1].fds: numbers of a client's descriptors mean nothing to this program; add the NIC by vm.add-net, with its \
+         descriptors"
+    );
+    assert_eq!(
+        problem("vm.add-net", &json!({"sriov_vfs": 1, "vfs": [{"index": 0, "fds": [3]}]})),
+        "vfs[0].fds: numbers of a client's descriptors mean nothing to this program; name the VF's tap instead"
+    );
+    assert!(put("vm.create", &json!({"net": [{"fds": []}]})).is_ok());
+}
+
+/// What libvirt 11.3 sends (without disks and host devices).
+#[test]
+fn libvirts_configuration_is_accepted() {
+    let config = json!({
+        "serial": {"mode": "Pty"}, "console": {"mode": "Pty"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
+        "memory": {"size": 1_073_741_824_u64}, "platform": {},
+        "payload": {"kernel": "/boot/vmlinuz", "cmdline": "console=ttyS0", "initramfs": "/boot/initrd"},
+    });
+    put("vm.create", &config).unwrap();
+    let net = json!({"id": "net_0", "mac": "52:54:00:12:34:56", "iommu": false, "num_queues": 2, "queue_size": 256, "mtu": 1500});
+    put("vm.add-net", &net).unwrap();
+}
+
+/// What Kata 4.1 and generated clients send, with what they leave to the defaults.
+#[test]
+fn configurations_of_generated_clients_are_accepted() {
+    let config = json!({
+        "cpus": {
+            "boot_vcpus": 1, "max_vcpus": 4, "kvm_hyperv": false, "max_phys_bits": 46, "nested": true, "affinity": null,
+            "features": {}, "topology": {"threads_per_core": 1, "cores_per_die": 4, "dies_per_package": 1, "packages": 1},
+        },
+        "memory": {
+            "size": 536_870_912, "mergeable": false, "hotplug_method": "Acpi", "shared": true, "hugepages": false,
+            "prefault": false, "thp": true, "zones": null, "hotplug_size": null,
+        },
+        "payload": {"kernel": "/vmlinux", "firmware": null, "cmdline": "quiet"},
+        "net": [{
+            "id": "eth0", "tap": "tap0_kata", "mac": "52:54:00:12:34:56", "iommu": false, "num_queues": 2, "queue_size": 256,
+            "vhost_user": false, "vhost_mode": "Client", "pci_segment": 0, "offload_tso": true, "offload_ufo": true,
+            "offload_csum": true, "rate_limiter_config": null,
+        }],
+        "serial": {"mode": "Off", "iommu": false}, "console": {"mode": "Off", "iommu": false, "file": null},
+        "rng": {"src": "/dev/urandom"}, "balloon": null, "fs": null, "pmem": null, "devices": null, "user_devices": [],
+        "vdpa": null, "vsock": null, "numa": null, "iommu": false, "watchdog": false, "pvpanic": false,
+        "debug_console": {"mode": "Off", "iobase": 233}, "pci_segments": null, "tpm": null, "landlock_enable": false,
+        "platform": {
+            "num_pci_segments": 2, "iommu_segments": null, "iommu_address_width_bits": 64, "iommufd": false,
+            "vfio_p2p_dma": true, "tdx": false, "sev_snp": false,
+        },
+    });
+    let Ok(Action::Create(config)) = put("vm.create", &config) else { panic!() };
+    assert_eq!((config.memory.shared, config.net.len()), (true, 1));
+}
+
+#[test]
+fn descriptors_are_only_a_nics() {
+    let fds = || vec![OwnedFd::from(std::fs::File::open("/dev/null").unwrap())];
+    for route in ROUTES {
+        let asked = Request { method: route.method, path: route.path, body: b"{}", fds: fds() }.action();
+        match (route.path, asked) {
+            ("/api/v1/vm.add-net", Ok(Action::AddNet(_, fds))) => assert_eq!(fds.len(), 1),
+            (path, Err(Refusal::Failure(failure))) => match failure.kind {
+                FailureKind::NotImplemented => {}
+                _ => assert!(failure.chain[1].starts_with("it came with file descriptors"), "{path}: {failure:?}"),
+            },
+            (path, other) => panic!("{path}: {other:?}"),
+        }
+    }
+}
+
+/// Any value, in the shape of a configuration now and then.
+fn any_json() -> impl Strategy<Value = Value> {
+    let key = prop::sample::select(vec![
+        "net", "cpus", "memory", "vfs", "index", "fds", "platform", "rng", "serial", "mode", "id", "disks", "x",
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(|x| json!(x)),
+        ".{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 64, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(key.clone().prop_map(str::to_string), inner, 0..5)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_request_is_too_much(route in 0..ROUTES.len(), method in "[A-Z]{1,7}|PUT|GET", body in prop::collection::vec(any::<u8>(), 0..64)) {
+        let route = &ROUTES[route];
+        let outcome = Request { method: &method, path: route.path, body: &body, fds: Vec::new() }.action();
+        if method != route.method {
+            prop_assert_eq!(outcome.unwrap_err(), Refusal::Method { allow: route.method });
+        }
+    }
+
+    #[test]
+    fn a_refusal_of_any_json_is_one_line_a_reason(route in 0..ROUTES.len(), body in any_json()) {
+        let route = &ROUTES[route];
+        let body = body.to_string();
+        let outcome = Request { method: route.method, path: route.path, body: body.as_bytes(), fds: Vec::new() }.action();
+        if let Err(Refusal::Failure(failure)) = outcome {
+            prop_assert!(!failure.chain.is_empty());
+            prop_assert!(failure.chain.iter().all(|line| !line.is_empty() && !line.contains('\n')), "{:?}", failure);
+        }
+    }
+}
