@@ -249,6 +249,8 @@ fn flr_of_a_pf_is_power_on_and_the_vfs_are_gone() {
     }
     write(&mut pf, 0x110, 3);
     write(&mut pf, 0x108, 9);
+    let (_, power) = capabilities(&pf)[2];
+    write(&mut pf, power + 4, 3);
     let effects = write(&mut pf, 0x48, 1 << 15);
     assert_eq!((effects.reset, effects.vfs), (Some(ResetKind::Flr), Some(crate::VfChange::Disabled { num_vfs: 3 })));
     assert_eq!(pf, self::pf());
@@ -268,6 +270,25 @@ fn d3hot_keeps_the_vfs() {
     let effects = write(&mut pf, power + 4, 0);
     assert_eq!((effects.vfs, effects.reset), (None, None));
     assert_eq!(windows(&pf), before);
+}
+
+#[test]
+fn messages_need_bus_master_and_d0_and_each_change_is_told() {
+    let mut pf = pf();
+    let (_, power) = capabilities(&pf)[2];
+    let told = Effects { messages: true, queues: true, ..Effects::NONE };
+    assert!(!pf.bus_master());
+    assert_eq!(write(&mut pf, header::COMMAND_STATUS, u32::from(command::BUS_MASTER)), told);
+    assert!(pf.bus_master());
+    assert_eq!(write(&mut pf, power + 4, 3), Effects { windows: true, ..told });
+    assert!(!pf.bus_master());
+    assert!(write(&mut pf, power + 4, 3).is_none());
+    assert_eq!(write(&mut pf, power + 4, 0), Effects { windows: true, ..told });
+    assert!(pf.bus_master());
+    assert!(write(&mut pf, header::COMMAND_STATUS, u32::from(command::BUS_MASTER | command::SERR)).is_none());
+    assert_eq!(write(&mut pf, header::COMMAND_STATUS, 0), told);
+    let mut vf = space(Role::Vf);
+    assert_eq!(write(&mut vf, header::COMMAND_STATUS, 4), told);
 }
 
 #[test]

@@ -100,6 +100,11 @@ impl Sriov {
         self.shape.total_vfs
     }
 
+    /// NumVFs, as it reads: 0 to 65535.
+    pub fn num_vfs(&self) -> u16 {
+        self.num_vfs
+    }
+
     /// VF Enable.
     pub fn vf_enable(&self) -> bool {
         self.control & sriov::VF_ENABLE != 0
@@ -197,7 +202,7 @@ impl Sriov {
         let before = self.control;
         let visible = self.num_visible();
         let mut writable = sriov::VF_ENABLE | sriov::VF_MSE;
-        if !self.vf_enable() && self.num_vfs > self.shape.total_vfs {
+        if self.num_vfs > self.shape.total_vfs {
             writable &= !sriov::VF_ENABLE;
         }
         self.control = low_half(write.apply(u32::from(before), u32::from(writable)));

@@ -398,8 +398,13 @@ fn a_stride_skips_the_functions_between() {
 fn writing_the_same_control_again_changes_nothing() {
     let mut sriov = enabled(8, 3);
     assert!(word(&mut sriov, CONTROL, 0x0009).is_none());
-    assert_eq!(word(&mut sriov, CONTROL, 0x0001).vfs, None);
-    assert_eq!(word(&mut sriov, CONTROL, 0x0009).vfs, None);
+    let windows_alone = Effects { windows: true, ..Effects::NONE };
+    assert_eq!(word(&mut sriov, CONTROL, 0x0001), windows_alone);
+    assert_eq!(word(&mut sriov, CONTROL, 0x0009), windows_alone);
+    let all = Effects { windows: true, messages: true, queues: true, vfs: None, reset: None };
+    let gone = Effects { vfs: Some(VfChange::Disabled { num_vfs: 3 }), ..all };
+    assert_eq!(word(&mut sriov, CONTROL, 0), gone);
+    assert!(word(&mut sriov, CONTROL, 0).is_none());
 }
 
 /// G38, B7: the capability after a reset.
