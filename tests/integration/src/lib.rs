@@ -10,6 +10,7 @@
 
 mod console;
 mod expected;
+mod flood;
 mod guest;
 mod lab;
 mod mode;
@@ -20,10 +21,11 @@ mod vmm;
 
 pub use console::Output;
 pub use expected::{assert_matches_file, without_what_varies};
+pub use flood::Flood;
 pub use guest::{Guest, GuestSpec};
 pub use lab::{Image, Kernel, initramfs, kernel_file};
 pub use mode::DeviceMode;
-pub use sriov::{Pf, Vf, predicted_vf_address};
+pub use sriov::{Pf, Vf, boot_with_vfs, predicted_vf_address, spec_with_vfs, vf_mac, vf_taps};
 pub use tap::{Counters, HostTap, Subnet, interface_exists};
 pub use terminal::Terminal;
 pub use vmm::{Exit, Vmm, VmmCommand};

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::console::Output;
-use crate::guest::Guest;
+use crate::guest::{Guest, GuestSpec};
+use crate::lab::Kernel;
 use crate::tap::{Counters, HostTap, NEIGHBOUR_DELAY, Subnet};
 
 /// How long the guest may take to add or remove VFs with their drivers. 64 of them take some 20 s under emulation.
@@ -33,6 +34,29 @@ pub struct Vf {
 pub fn predicted_vf_address(index: usize) -> String {
     let (bus, devfn) = (1 + index / 256, index % 256);
     format!("0000:{bus:02x}:{:02x}.{}", devfn / 8, devfn % 8)
+}
+
+/// A guest whose PF `pf0` reserves `vfs` VFs, VF i with the MAC address of [`vf_mac`].
+pub fn spec_with_vfs(kernel: Kernel, vfs: usize) -> GuestSpec {
+    let spec = GuestSpec::new(kernel).net(&format!("id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs={vfs}"));
+    (0..vfs).fold(spec, |spec, index| spec.net_vf(&format!("pf=pf0,index={index},mac={}", vf_mac(index))))
+}
+
+/// Boots the guest of [`spec_with_vfs`].
+pub fn boot_with_vfs(kernel: Kernel, vfs: usize) -> (Guest, Pf) {
+    let mut guest = Guest::boot(spec_with_vfs(kernel, vfs));
+    let pf = Pf::find(&mut guest);
+    (guest, pf)
+}
+
+/// The MAC address of VF `index` of the PF of [`spec_with_vfs`].
+pub fn vf_mac(index: usize) -> String {
+    format!("52:54:00:00:01:{index:02x}")
+}
+
+/// The taps of the VFs of the PF of [`spec_with_vfs`], by index.
+pub fn vf_taps(vfs: usize) -> Vec<HostTap> {
+    (0..vfs).map(|index| HostTap::existing(&format!("pf0v{index}"))).collect()
 }
 
 impl Pf {
@@ -73,6 +97,15 @@ impl Pf {
     pub fn set_num_vfs(&self, guest: &mut Guest, count: usize) {
         let Output { status, text } = self.write_num_vfs(guest, count);
         assert_eq!(status, 0, "writing {count} to sriov_numvfs: {text}\n{}", guest.run("dmesg | tail -n 20").text);
+    }
+
+    /// Enables `count` VFs that get no driver by themselves, but may be given one.
+    pub fn set_num_vfs_without_drivers(&self, guest: &mut Guest, count: usize) {
+        let autoprobe = self.file("sriov_drivers_autoprobe");
+        guest.ok(&format!("echo 0 > {autoprobe}"));
+        self.set_num_vfs(guest, count);
+        // While it is 0, Linux refuses to bind a driver by hand too.
+        guest.ok(&format!("echo 1 > {autoprobe}"));
     }
 
     /// The VFs that the guest sees, by index.
@@ -117,6 +150,16 @@ impl Vf {
 }
 
 impl Guest {
+    /// Binds `virtio-pci` to the function at `address`.
+    pub fn bind(&mut self, address: &str) {
+        self.ok(&format!("echo {address} > /sys/bus/pci/drivers/virtio-pci/bind"));
+    }
+
+    /// Takes `virtio-pci` from the function at `address`.
+    pub fn unbind(&mut self, address: &str) {
+        self.ok_within(&format!("echo {address} > /sys/bus/pci/drivers/virtio-pci/unbind"), NUMVFS_LIMIT);
+    }
+
     /// Gives `interface` its address in `subnet` and brings it up.
     pub fn join(&mut self, interface: &str, subnet: Subnet) {
         self.ok(&format!("ip addr flush dev {interface} && ip addr add {}/24 dev {interface}", subnet.guest()));

@@ -3,6 +3,7 @@
 use integration::{Guest, GuestSpec, Kernel, Pf, assert_matches_file, predicted_vf_address, without_what_varies};
 use rstest::rstest;
 
+/// G10, G45: lspci tells the counts, the offset and stride, and the page sizes, and shows VFs as 1af4:1041.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
