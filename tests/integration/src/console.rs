@@ -12,6 +12,9 @@ use parking_lot::{Condvar, Mutex};
 /// How often a garbled reply is asked for again.
 const ATTEMPTS: usize = 3;
 
+/// How often a person would hit a key to wake a machine.
+const KEYSTROKE_EVERY: Duration = Duration::from_secs(1);
+
 /// What a command in the guest printed, and its exit status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
@@ -104,6 +107,22 @@ impl Console {
             request = "again\n".into();
         }
         Err(Silence::Garbled)
+    }
+
+    /// Runs one command that stops the guest until somebody types: hits the enter key until the reply comes. The guest's init
+    /// answers each of these empty lines too, after it.
+    pub(crate) fn run_while_typing(&mut self, command: &str, limit: Duration) -> Result<Output, Silence> {
+        let deadline = Instant::now() + limit;
+        let number = self.next_command;
+        self.next_command += 1;
+        self.send(&format!("{number} {command}\n"));
+        loop {
+            match self.wait(KEYSTROKE_EVERY, |bytes| reply(bytes, number).map(|reply| (reply.output, reply.end))) {
+                Err(Silence::TimedOut(_)) if Instant::now() < deadline => self.send("\n"),
+                Err(Silence::TimedOut(_)) => return Err(Silence::TimedOut(limit)),
+                reply => return reply?.ok_or(Silence::Garbled),
+            }
+        }
     }
 
     /// Everything received so far.

@@ -172,8 +172,25 @@ impl Guest {
 
     /// Restarts the guest from inside and waits until it is up again.
     pub fn reboot(&mut self) {
-        self.console.send("0 reboot -f\n");
+        self.restart_by("reboot -f");
+    }
+
+    /// Runs a command that ends the running kernel, and waits until the next one is up.
+    pub(crate) fn restart_by(&mut self, command: &str) {
+        self.console.send(&format!("0 {command}\n"));
         self.wait_until_ready();
+    }
+
+    /// Suspends the guest to idle, with every device in its lowest power state, and wakes it by its console.
+    pub fn suspend_and_wake(&mut self) {
+        let successes = "cat /sys/power/suspend_stats/success";
+        let before: u32 = self.ok(successes).parse().unwrap();
+        self.ok("echo enabled > /sys/class/tty/ttyS0/power/wakeup");
+        let command = "echo freeze > /sys/power/state";
+        let output = self.console.run_while_typing(command, COMMAND_LIMIT);
+        let Output { status, text } = output.unwrap_or_else(|silence| self.fail(command, &silence));
+        assert_eq!(status, 0, "suspending printed: {text}");
+        assert_eq!(self.ok(successes), (before + 1).to_string(), "the guest slept");
     }
 
     /// Powers the guest off from inside and waits for the VMM's end.

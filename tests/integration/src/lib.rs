@@ -12,6 +12,7 @@ mod console;
 mod expected;
 mod flood;
 mod guest;
+mod kexec;
 mod lab;
 mod mode;
 mod sriov;
