@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use pci::{ConfigPorts, ConfigTarget, Dword, DwordWrite, Placement, Rid, Topology, ecam_read, ecam_write};
+use pci::{ConfigPorts, ConfigTarget, Dword, DwordWrite, Placement, Rid, Topology, VfPlacement, ecam_read, ecam_write};
 
 use crate::input::{Input, Seed};
 
@@ -122,6 +122,24 @@ impl Oracle {
         }
     }
 
+    /// Where there is room for a device: the lowest slot from 1, if it is not to be in `slot`, and the lowest buses from 1.
+    fn room(&self, slot: Option<u8>, total_vfs: u16) -> Option<Placement> {
+        let has = |bus: u32, devfn: u32| self.devices.iter().any(|device| device.has(bus << 8 | devfn));
+        let is_free = |slot: &u8| *slot < 32 && !has(0, u32::from(*slot) << 3);
+        let slot = match slot {
+            Some(slot) => Some(slot).filter(is_free),
+            None => (1..32).find(is_free),
+        };
+        let rid = Rid::from_bus_devfn(0, slot? << 3);
+        let (needed, last) = (u32::from(total_vfs.div_ceil(256)), u32::from(LAST_BUS));
+        let first = (1..=last).find(|bus| (*bus..bus + needed).all(|bus| bus <= last && !has(bus, 0)));
+        let vfs = match total_vfs {
+            0 => None,
+            _ => Some(VfPlacement { total_vfs, first_vf_offset: (first? << 8) as u16 - rid.to_bits(), vf_stride: 1 }),
+        };
+        Some(Placement { rid, vfs })
+    }
+
     /// An offset in the ECAM: of a function that exists, or anywhere.
     fn offset(&self, input: &mut Input<'_>) -> u64 {
         let (choice, function, register) = (input.u8(), input.u16(), input.u16());
@@ -199,7 +217,9 @@ impl Pair {
         let slot = (slot < 0xc0).then_some(slot % 34);
         // Mostly a few VFs, and sometimes as many as a segment has, or more.
         let total_vfs = if total_vfs & 0x8000 == 0 { total_vfs % 600 } else { total_vfs };
-        let Ok(placement) = topology.place(slot, total_vfs) else { return };
+        let placement = topology.place(slot, total_vfs).ok();
+        assert_eq!(placement, oracle.room(slot, total_vfs), "{slot:?}, {total_vfs} VFs");
+        let Some(placement) = placement else { return };
         let new = Plugged { placement, bytes: BTreeMap::new() };
         for function in [0, 1, total_vfs].into_iter().filter(|function| *function <= total_vfs) {
             let rid = new.rid(function);

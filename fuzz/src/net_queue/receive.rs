@@ -21,6 +21,7 @@ use crate::guest::{Chain, Driver, Segment, Snapshot, Verdict};
 use crate::input::Input;
 
 const OTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
+const ETHERNET_HEADER: usize = 14;
 /// What a pipe keeps together.
 const PIPE_FRAME: usize = 4096;
 
@@ -103,6 +104,11 @@ pub struct Receive {
     /// The frames that have not been seen yet, each with its header.
     frames: VecDeque<Vec<u8>>,
     fed: u64,
+    /// Those of them that are shorter than an Ethernet header, and those for another address.
+    short: u64,
+    others: u64,
+    link: bool,
+    promiscuous: bool,
     /// Whether frames can be told: in buffers that overlap, or that the driver changes while a frame waits in them, they cannot.
     telling: bool,
     /// What was available, and in memory, when a frame began to wait.
@@ -114,8 +120,20 @@ impl Receive {
         let driver = Driver::new(input, has(features, EVENT_IDX));
         let (source, backend) = Source::new(long);
         let steps = NetSteps::new(Driver::memory(), backend, MAC, features);
-        let (frames, telling, held) = (VecDeque::new(), true, None);
-        Self { driver, steps, features, source, frames, fed: 0, telling, held }
+        Self {
+            driver,
+            steps,
+            features,
+            source,
+            frames: VecDeque::new(),
+            fed: 0,
+            short: 0,
+            others: 0,
+            link: true,
+            promiscuous: true,
+            telling: true,
+            held: None,
+        }
     }
 
     /// Runs the operations, and returns how many frames were received and dropped.
@@ -132,8 +150,9 @@ impl Receive {
                 FRAME => self.feed(input.u16().into(), input.u8() & 1 == 1),
                 LINK => {
                     let choice = input.u8();
-                    self.steps.set_link(choice & 1 == 1);
-                    self.steps.set_promiscuous(choice & 2 == 0);
+                    (self.link, self.promiscuous) = (choice & 1 == 1, choice & 2 == 0);
+                    self.steps.set_link(self.link);
+                    self.steps.set_promiscuous(self.promiscuous);
                 }
                 kind => self.driver.apply(kind, input),
             }
@@ -160,6 +179,8 @@ impl Receive {
             self.fed -= 1;
         }
         if taken {
+            self.short += u64::from(frame.len() < HEADER + ETHERNET_HEADER);
+            self.others += u64::from(to_other);
             self.frames.push_back(frame);
             self.fed += 1;
         }
@@ -175,7 +196,14 @@ impl Receive {
             self.driver.mend_used_index();
             let before = Snapshot::take();
             let counted = |this: &Self, counter| this.steps.count(counter);
-            let counters = [Counter::RxBackendErrors, Counter::RxBadChains, Counter::RxTooLong, Counter::RxFrames];
+            let counters = [
+                Counter::RxBackendErrors,
+                Counter::RxBadChains,
+                Counter::RxTooLong,
+                Counter::RxLinkDown,
+                Counter::RxFiltered,
+                Counter::RxFrames,
+            ];
             let old_counts = counters.map(|counter| counted(self, counter));
             let chains = self.driver.waiting(&before);
             let step = self.steps.step(queue);
@@ -187,13 +215,14 @@ impl Receive {
                 return Then::Ends;
             }
             let counts: Vec<_> = counters.iter().zip(old_counts).map(|(n, old)| counted(self, *n) - old).collect();
-            let [errors, bad, too_long, received] = counts[..] else { return Then::Ends };
+            let [errors, bad, too_long, link_down, filtered, received] = counts[..] else { return Then::Ends };
             assert_ne!(step, Step::Broken);
             self.judge_telling(&before, &chains);
             let after = Snapshot::take();
             self.check_writes(&before, &after, &chains);
             self.check_used(&after, &chains, [bad, received]);
             self.check_dropped(&chains, too_long);
+            self.check_reasons(link_down, filtered, received);
             self.check_wait(step, &after, errors > 0);
             if step != Step::More {
                 let segments = chains.into_iter().flat_map(|chain| chain.segments).collect();
@@ -282,6 +311,8 @@ impl Receive {
             bytes[0] == head[0] & flags && bytes[1..10] == head[1..10] && bytes[HEADER..] == *rest
         });
         let position = position.expect("a frame that the backend gave");
+        let wanted = self.promiscuous || self.frames[position][HEADER..].starts_with(&MAC);
+        assert!(wanted, "a frame that the driver does not want");
         self.frames.drain(..=position);
     }
 
@@ -291,6 +322,14 @@ impl Receive {
             |chain: &Chain| chain.verdict == Verdict::Sound && chain.is_all(true) && chain.len(true) >= HEADER as u64;
         let room = chains.len() < usize::from(self.driver.size) && chains.iter().all(usable);
         assert!(!has(self.features, MRG_RXBUF) || !room || too_long == 0, "a frame is dropped that could have waited");
+    }
+
+    /// What is dropped because of the link, the filter or its length, is dropped rightly.
+    fn check_reasons(&self, link_down: u64, filtered: u64, received: u64) {
+        assert!(if self.link { link_down == 0 } else { received == 0 }, "the link is up: {}", self.link);
+        assert!(filtered == 0 || !self.promiscuous, "a frame is filtered that the driver wants");
+        let dropped = [Counter::RxFiltered, Counter::RxTooShort].map(|counter| self.steps.count(counter));
+        assert!(dropped[0] <= self.others && dropped[1] <= self.short, "{dropped:?} are filtered and too short");
     }
 
     /// The device waits for what will come.
