@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::apt::output;
 use crate::error::{Context, Error, Result};
-use crate::fuzz::Fuzz;
+use crate::fuzz::{Fuzz, TARGET};
 use crate::progress::Step;
 
 /// Where the crates that are fuzzed have their code. What of it is there for tests is left out.
@@ -31,12 +31,14 @@ pub fn print(workspace: &Path) -> Result<()> {
     let target = fuzz.folder().join("target/coverage");
     let step = Step::begin("build", "the fuzz targets, to count lines");
     let mut build = fuzz.cargo();
-    build.args(["build", "--release", "--bin", "seeds", "--bin", "replay", "--target-dir"]).arg(&target);
+    // With a target named, the flags are not those of build scripts and macros, which would count, too.
+    build.args(["build", "--release", "--bin", "seeds", "--bin", "replay", "--target", TARGET, "--target-dir"]);
+    build.arg(&target);
     output(build.env("RUSTFLAGS", "-C instrument-coverage"))?;
     step.done();
 
     let corpus = fuzz.folder().join("corpus");
-    let program = |name: &str| target.join("release").join(name);
+    let program = |name: &str| target.join(TARGET).join("release").join(name);
     let (raw, profile) = (target.join("replay.profraw"), target.join("replay.profdata"));
     output(Command::new(program("seeds")).arg(&corpus).env("LLVM_PROFILE_FILE", "/dev/null"))?;
     let step = Step::begin("run", "the corpora");

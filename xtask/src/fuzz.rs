@@ -14,6 +14,8 @@ use crate::suite::Tally;
 
 /// libFuzzer needs a compiler's instrumentation that only this toolchain offers.
 const TOOLCHAIN: &str = "nightly";
+/// What the targets are built for.
+pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Longer inputs have more operations and nothing new in them.
 const MAX_LEN: usize = 1024;
 /// How many seconds one input may take. Most take less than a millisecond.
@@ -117,7 +119,7 @@ impl Fuzz {
             return Err(Error::new("cargo could not build the fuzz targets"));
         }
         // Built with them, as one more program.
-        let seeds = self.folder.join("target/x86_64-unknown-linux-gnu/release/seeds");
+        let seeds = self.folder.join("target").join(TARGET).join("release/seeds");
         apt::output(Command::new(seeds).arg(self.folder.join("corpus")))?;
         step.done();
         Ok(())
