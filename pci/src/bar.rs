@@ -103,11 +103,6 @@ impl BarSet {
         Ok(Self { registers, values: [0; 6], granule: 1 })
     }
 
-    /// No BARs at all.
-    pub const fn empty() -> Self {
-        Self { registers: [Register::Unused; 6], values: [0; 6], granule: 1 }
-    }
-
     fn register(&self, n: u16) -> (Register, u32) {
         let n = usize::from(n);
         (self.registers.get(n).copied().unwrap_or(Register::Unused), self.values.get(n).copied().unwrap_or(0))

@@ -190,6 +190,27 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_target_is_the_target() {
+        struct Last(std::sync::atomic::AtomicU32);
+        impl ConfigTarget for Last {
+            fn config_read(&self, _rid: Rid, _reg: Dword) -> u32 {
+                self.0.load(std::sync::atomic::Ordering::Relaxed)
+            }
+
+            fn config_write(&self, _rid: Rid, _reg: Dword, write: DwordWrite) {
+                self.0.store(write.value(), std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        let last = Arc::new(Last(0.into()));
+        let mut topology = Topology::new(0);
+        topology.plug(topology.place(Some(3), 0).unwrap(), Arc::clone(&last)).unwrap();
+        ecam_write(&topology, ecam("00:03.0", 8), &[1, 2, 3, 4]);
+        let mut data = [0; 2];
+        ecam_read(&topology, ecam("00:03.0", 2), &mut data);
+        assert_eq!((data, last.0.load(std::sync::atomic::Ordering::Relaxed)), ([3, 4], 0x0403_0201));
+    }
+
+    #[test]
     fn the_ports_need_their_enable_bit_and_a_whole_address() {
         let (topology, _) = topology();
         let mut ports = ConfigPorts::default();

@@ -191,6 +191,12 @@ mod tests {
     }
 
     #[test]
+    fn a_vf_and_a_bar_are_written_as_their_numbers() {
+        assert_eq!(format!("VF {}, BAR {}", VfIndex(256), BarIndex::ALL[4]), "VF 256, BAR 4");
+        assert_eq!(BarIndex::new(6).map_err(|error| error.to_string()), Err("BAR number 6 is above 5".to_string()));
+    }
+
+    #[test]
     fn an_address_reads_back_what_it_prints() {
         for text in ["0000:00:03.0", "00ff:7f:1f.7"] {
             assert_eq!(text.parse::<Bdf>().unwrap().to_string(), text);

@@ -61,5 +61,11 @@ mod tests {
             assert_eq!(power.is_d0(), d0, "after {write}");
         }
         assert_eq!(power.read(control), power::NO_SOFT_RESET);
+        let _ = power.write(control, DwordWrite::full(u32::MAX));
+        assert_eq!(power.read(control), power::NO_SOFT_RESET | power::D3_HOT, "and nothing else is writable");
+        assert!(!power.write(Dword::containing(power::CAPABILITIES), DwordWrite::full(0)), "the header is read-only");
+        assert_eq!(power.read(Dword::containing(power::CAPABILITIES)), 0x0003_0001);
+        power.reset();
+        assert!(power.is_d0());
     }
 }

@@ -138,7 +138,7 @@ fn vf_enable_without_vfs_is_harmless() {
 fn num_vfs_outlives_vf_disable() {
     let mut sriov = enabled(8, 5);
     word(&mut sriov, CONTROL, 0);
-    assert_eq!(read(&sriov, NUM_VFS), 5);
+    assert_eq!((read(&sriov, NUM_VFS), sriov.num_vfs(), sriov.num_visible()), (5, 5, 0));
 }
 
 /// G7: System Page Size.
@@ -208,6 +208,7 @@ fn lspci_finds_what_the_shape_says() {
         "Supported Page Size: 00000553, System Page Size: 00000001",
     ];
     assert_eq!(lines, expected);
+    assert_eq!((sriov.shape(), sriov.total_vfs()), (&shape(8), 8));
     let other = Sriov::new(SriovShape { function_dependency_link: 5, ..shape(8) }).unwrap();
     assert_eq!(read(&other, NUM_VFS), 0x0005_0000, "a PF that is function 5 says so");
 }
