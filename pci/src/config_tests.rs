@@ -106,6 +106,7 @@ fn the_chain_holds_each_capability_once() {
 #[test]
 fn a_pf_has_sr_iov_as_its_first_and_only_extended_capability() {
     assert_eq!(extended_capabilities(&pf()), [(0x0010, 1, 0x100)]);
+    assert_eq!(ConfigSpace::EXTENT, 0x140);
     assert!((0x140..0x1000).step_by(4).all(|offset| read(&pf(), offset) == 0), "nothing is behind it");
     assert_eq!(extended_capabilities(&space(Role::Plain)), []);
 }
@@ -162,6 +163,7 @@ fn class_and_subsystem_of_a_vf_are_the_pfs() {
         assert_eq!(read(&space(Role::Vf), offset), read(&pf(), offset));
     }
     assert_eq!(read(&pf(), header::CLASS_REVISION), 0x0200_0001);
+    assert_eq!(read(&pf(), header::SUBSYSTEM), 0x1041_1af4);
 }
 
 /// G33: the PCI Express capability of a VF.
