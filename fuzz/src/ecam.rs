@@ -131,12 +131,16 @@ impl Oracle {
             None => (1..32).find(is_free),
         };
         let rid = Rid::from_bus_devfn(0, slot? << 3);
-        let (needed, last) = (u32::from(total_vfs.div_ceil(256)), u32::from(LAST_BUS));
-        let first = (1..=last).find(|bus| (*bus..bus + needed).all(|bus| bus <= last && !has(bus, 0)));
-        let vfs = match total_vfs {
-            0 => None,
-            _ => Some(VfPlacement { total_vfs, first_vf_offset: (first? << 8) as u16 - rid.to_bits(), vf_stride: 1 }),
-        };
+        if total_vfs == 0 {
+            return Some(Placement { rid, vfs: None });
+        }
+        let (needed, mut free) = (u32::from(total_vfs.div_ceil(256)), 0);
+        let last = (1..=u32::from(LAST_BUS)).find(|bus| {
+            free = if has(*bus, 0) { 0 } else { free + 1 };
+            free == needed
+        });
+        let first_vf_offset = ((last? + 1 - needed) << 8) as u16 - rid.to_bits();
+        let vfs = Some(VfPlacement { total_vfs, first_vf_offset, vf_stride: 1 });
         Some(Placement { rid, vfs })
     }
 
