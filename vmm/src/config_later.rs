@@ -95,7 +95,7 @@ pub(crate) const VM: Object = Object {
 };
 
 /// `CpusConfig`.
-const CPUS: Object = Object {
+pub(crate) const CPUS: Object = Object {
     later: &[
         later("topology", Harmless::If(is_own_topology), "CPU topologies are"),
         later("kvm_hyperv", Harmless::Is(false), "Hyper-V enlightenments are"),
@@ -109,7 +109,7 @@ const CPUS: Object = Object {
     objects: &[],
 };
 
-const CPU_FEATURES: Object =
+pub(crate) const CPU_FEATURES: Object =
     Object { later: &[later("amx", Harmless::Is(false), "additional CPU features are")], objects: &[] };
 
 /// Whether this is the topology that guests have here anyway: cores of one thread each, in one package.
@@ -123,7 +123,7 @@ fn is_own_topology(topology: &Value, cpus: &Map<String, Value>) -> bool {
 }
 
 /// `MemoryConfig`.
-const MEMORY: Object = Object {
+pub(crate) const MEMORY: Object = Object {
     later: &[
         later("mergeable", Harmless::Is(false), "merging of equal pages is"),
         later("hotplug_method", Harmless::Text(&["Acpi"]), "virtio-mem is"),
@@ -136,7 +136,7 @@ const MEMORY: Object = Object {
 };
 
 /// `PayloadConfig`.
-const PAYLOAD: Object = Object {
+pub(crate) const PAYLOAD: Object = Object {
     later: &[
         later("firmware", Harmless::Null, "firmware is"),
         later("igvm", Harmless::Null, "IGVM files are"),
@@ -146,7 +146,7 @@ const PAYLOAD: Object = Object {
 };
 
 /// `ConsoleConfig` and `SerialConfig`: where a virtio console is, which a serial port is not.
-const CONSOLE: Object = Object {
+pub(crate) const CONSOLE: Object = Object {
     later: &[
         later("id", Harmless::Null, "names of consoles are"),
         later("iommu", Harmless::Is(false), "virtual IOMMUs are"),
@@ -156,7 +156,7 @@ const CONSOLE: Object = Object {
     objects: &[],
 };
 
-const DEBUG_CONSOLE: Object = Object {
+pub(crate) const DEBUG_CONSOLE: Object = Object {
     later: &[
         later("mode", Harmless::Text(&["Off"]), "debug consoles are"),
         later("file", Harmless::Null, "debug consoles are"),
@@ -166,7 +166,7 @@ const DEBUG_CONSOLE: Object = Object {
 };
 
 /// `RngConfig`.
-const RNG: Object = Object {
+pub(crate) const RNG: Object = Object {
     later: &[
         later("id", Harmless::Null, "names of such devices are"),
         later("src", Harmless::Text(&["/dev/urandom"]), "other sources of randomness are"),
@@ -198,7 +198,7 @@ const NET: Object = Object { later: &[], objects: &[] };
 
 /// `PlatformConfig`. More segments than one change nothing as long as no device is put on one, and that is refused at the device:
 /// Kata always asks for 2.
-const PLATFORM: Object = Object {
+pub(crate) const PLATFORM: Object = Object {
     later: &[
         later("num_pci_segments", Harmless::Numbers(1, 96), "so many PCI segments are"),
         later("iommu_segments", Harmless::Empty, "virtual IOMMUs are"),
@@ -225,6 +225,12 @@ const PLATFORM: Object = Object {
 };
 
 impl Object {
+    /// The fields that this version has not.
+    #[cfg(test)]
+    pub fn fields(&self) -> impl Iterator<Item = &'static str> {
+        self.later.iter().map(|later| later.field)
+    }
+
     /// Takes the fields that this version has not out of `value`, which is at `path` of the document (empty for its root).
     ///
     /// What is no object is left as it is, for the typed configuration to refuse.

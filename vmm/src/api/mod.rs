@@ -7,6 +7,8 @@ mod action;
 mod connection;
 mod exchange;
 pub mod info;
+#[cfg(test)]
+mod openapi_tests;
 mod request;
 mod response;
 mod server;

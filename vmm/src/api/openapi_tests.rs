@@ -1,0 +1,247 @@
+//! `api/openapi.yaml` against the code: what either has, the other one has too.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, DeserializeOwned, Visitor};
+use serde_json::Value;
+
+use crate::api::info::*;
+use crate::api::*;
+use crate::config::*;
+use crate::config_later::{self, Object};
+
+/// The names of a struct's fields or of an enum's variants, as serde knows them.
+struct Names<'a>(&'a mut Vec<&'static str>);
+
+#[derive(Debug)]
+struct Seen;
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("seen")
+    }
+}
+
+impl std::error::Error for Seen {}
+
+impl de::Error for Seen {
+    fn custom<T: fmt::Display>(_: T) -> Self {
+        Self
+    }
+}
+
+impl<'de> de::Deserializer<'de> for Names<'_> {
+    type Error = Seen;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Seen> {
+        Err(Seen)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Seen> {
+        self.0.extend(fields);
+        Err(Seen)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Seen> {
+        self.0.extend(variants);
+        Err(Seen)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map identifier ignored_any
+    }
+}
+
+type Set = BTreeSet<String>;
+
+fn names<T: for<'de> Deserialize<'de>>() -> Set {
+    let mut names = Vec::new();
+    let _ = T::deserialize(Names(&mut names));
+    assert!(!names.is_empty());
+    names.into_iter().map(str::to_string).collect()
+}
+
+fn document() -> Value {
+    serde_yaml_ng::from_str(include_str!("../../../api/openapi.yaml")).unwrap()
+}
+
+fn schema<'a>(document: &'a Value, name: &str) -> &'a Value {
+    document["components"]["schemas"].get(name).unwrap_or_else(|| panic!("no schema {name}"))
+}
+
+fn keys(object: &Value) -> Set {
+    object.as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect()
+}
+
+fn words(array: &Value) -> Set {
+    array.as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_string()).collect()
+}
+
+/// Schema `name` has the fields of `T` and those that are `later`, and calls required what `T` requires.
+fn assert_fields<T: DeserializeOwned>(document: &Value, name: &str, later: Option<&Object>) {
+    let schema = schema(document, name);
+    let mut fields = names::<T>();
+    fields.extend(later.into_iter().flat_map(Object::fields).map(str::to_string));
+    assert_eq!(keys(&schema["properties"]), fields, "{name}");
+    let required = words(&schema["required"]);
+    assert!(required.is_subset(&fields), "{name}");
+    let is_empty_enough = serde_json::from_value::<T>(Value::Object(Default::default())).is_ok();
+    assert_eq!(is_empty_enough, required.is_empty(), "what {name} requires");
+}
+
+fn assert_variants<T: DeserializeOwned>(document: &Value, name: &str) {
+    assert_eq!(words(&schema(document, name)["enum"]), names::<T>(), "{name}");
+}
+
+#[test]
+fn every_field_is_described_and_every_description_is_of_a_field() {
+    let document = document();
+    let all = &document;
+    assert_fields::<VmConfig>(all, "VmConfig", Some(&config_later::VM));
+    assert_fields::<CpusConfig>(all, "CpusConfig", Some(&config_later::CPUS));
+    assert_fields::<MemoryConfig>(all, "MemoryConfig", Some(&config_later::MEMORY));
+    assert_fields::<PayloadConfig>(all, "PayloadConfig", Some(&config_later::PAYLOAD));
+    assert_fields::<NetConfig>(all, "NetConfig", None);
+    assert_fields::<VfConfig>(all, "VfConfig", None);
+    assert_fields::<RateLimiterConfig>(all, "RateLimiterConfig", None);
+    assert_fields::<TokenBucketConfig>(all, "TokenBucket", None);
+    assert_fields::<DiskConfig>(all, "DiskConfig", Some(&config_later::DISK));
+    assert_fields::<VdpaConfig>(all, "VdpaConfig", None);
+    assert_fields::<ConsoleConfig>(all, "ConsoleConfig", Some(&config_later::CONSOLE));
+    assert_fields::<ConsoleConfig>(all, "SerialConfig", Some(&config_later::CONSOLE));
+    assert_fields::<RemoveDevice>(all, "VmRemoveDevice", None);
+    assert_fields::<Resize>(all, "VmResize", None);
+    assert_fields::<SetVf>(all, "VmSetVf", None);
+    assert_fields::<VmmPingResponse>(all, "VmmPingResponse", None);
+    assert_fields::<VmInfo>(all, "VmInfo", None);
+    assert_fields::<DeviceNode>(all, "DeviceNode", None);
+    assert_fields::<SriovInfo>(all, "SriovInfo", None);
+    assert_fields::<VfInfo>(all, "VfInfo", None);
+    assert_fields::<BackendInfo>(all, "BackendInfo", None);
+    assert_fields::<PciDeviceInfo>(all, "PciDeviceInfo", None);
+    assert_variants::<VmState>(all, "VmState");
+    assert_variants::<VfState>(all, "VfState");
+    assert_variants::<Link>(all, "Link");
+    assert_variants::<BackendKind>(all, "BackendKind");
+    assert_variants::<BarType>(all, "BarType");
+    assert_variants::<ConsoleMode>(all, "ConsoleMode");
+    assert_variants::<VhostMode>(all, "VhostMode");
+    for (name, object) in [
+        ("PlatformConfig", &config_later::PLATFORM),
+        ("RngConfig", &config_later::RNG),
+        ("CpuFeatures", &config_later::CPU_FEATURES),
+        ("DebugConsoleConfig", &config_later::DEBUG_CONSOLE),
+    ] {
+        assert_eq!(keys(&schema(all, name)["properties"]), object.fields().map(str::to_string).collect(), "{name}");
+    }
+}
+
+/// The operations: path, method and what is said of it.
+fn operations(document: &Value) -> Vec<(String, String, &Value)> {
+    let mut operations = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        let server = item.get("servers").unwrap_or(&document["servers"])[0]["url"].as_str().unwrap();
+        let root = server.strip_prefix("http://localhost").unwrap();
+        for (method, operation) in item.as_object().unwrap().iter().filter(|(key, _)| *key != "servers") {
+            operations.push((format!("{root}{path}"), method.to_uppercase(), operation));
+        }
+    }
+    operations
+}
+
+#[test]
+fn every_endpoint_is_described_and_every_description_is_of_an_endpoint() {
+    let document = document();
+    let described: BTreeSet<_> = operations(&document).into_iter().map(|(path, method, _)| (path, method)).collect();
+    let served = ROUTES.iter().map(|route| (route.path.to_string(), route.method.to_string())).collect();
+    assert_eq!(described, served);
+}
+
+#[test]
+fn operations_have_names_of_their_own() {
+    let document = document();
+    let all = operations(&document);
+    let ids: Set = all.iter().map(|(_, _, operation)| operation["operationId"].as_str().unwrap().to_string()).collect();
+    assert_eq!(ids.len(), all.len());
+    for id in [
+        "shutdownVMM",
+        "createVM",
+        "deleteVM",
+        "bootVM",
+        "pauseVM",
+        "resumeVM",
+        "shutdownVM",
+        "rebootVM",
+        "powerButtonVM",
+    ] {
+        assert!(ids.contains(id), "{id}");
+    }
+}
+
+#[test]
+fn an_example_of_a_request_is_one() {
+    for (path, method, operation) in operations(&document()) {
+        let example = &operation["requestBody"]["content"]["application/json"]["example"];
+        let body = if example.is_null() { String::new() } else { example.to_string() };
+        let request = Request { method: &method, path: &path, body: body.as_bytes(), fds: Vec::new() };
+        let is_later = operation["summary"].as_str().unwrap().ends_with("(not yet)");
+        match request.action() {
+            Ok(_) => assert!(!is_later, "{path}"),
+            Err(Refusal::Failure(failure)) => assert!(is_later, "{path}: {failure:?}"),
+            Err(refusal) => panic!("{path}: {refusal:?}"),
+        }
+    }
+}
+
+#[test]
+fn an_example_of_an_answer_is_one() {
+    fn check<T: DeserializeOwned>(example: &Value) -> Result<(), serde_json::Error> {
+        serde_json::from_value::<T>(example.clone()).map(drop)
+    }
+    for (path, _, operation) in operations(&document()) {
+        let content = &operation["responses"]["200"]["content"]["application/json"];
+        let Some(schema) = content["schema"]["$ref"].as_str() else { continue };
+        let example = &content["example"];
+        let checked = match schema.rsplit('/').next().unwrap() {
+            "VmmPingResponse" => check::<VmmPingResponse>(example),
+            "VmInfo" => check::<VmInfo>(example),
+            "VmCounters" => check::<VmCounters>(example),
+            "PciDeviceInfo" => check::<PciDeviceInfo>(example),
+            other => panic!("{path} answers {other}, which no test knows"),
+        };
+        checked.unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+}
+
+#[test]
+fn every_status_that_the_server_itself_gives_is_described() {
+    for (path, _, operation) in operations(&document()) {
+        let statuses = keys(&operation["responses"]);
+        let has = |status: &str| statuses.contains(status);
+        // Rubbish, descriptors where none belong, and heads that are too large may come to any endpoint.
+        assert!(has("400") && has("431"), "{path}");
+        assert_eq!(has("429"), !operation["requestBody"].is_null(), "{path}");
+        let is_later = operation["summary"].as_str().unwrap().ends_with("(not yet)");
+        assert!(if is_later { has("501") && !has("500") } else { has("500") && (has("200") || has("204")) }, "{path}");
+    }
+}
+
+#[test]
+fn a_list_of_names_has_no_gap() {
+    assert_eq!(names::<RemoveDevice>(), Set::from(["id".to_string()]));
+    assert_eq!(names::<Link>(), Set::from(["up".to_string(), "down".to_string()]));
+    assert!(names::<NetConfig>().contains("sriov_vfs"));
+}
