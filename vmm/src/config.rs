@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use crate::config_console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
-pub use crate::config_disk::DiskConfig;
+pub use crate::config_disk::{DiskConfig, DiskPlan, ImageType};
 pub use crate::config_error::{ConfigError, Problem};
 pub use crate::config_mac::{MacAddress, ParseMacError};
 pub use crate::config_net::{NetConfig, NetVf, RateLimiterConfig, TokenBucketConfig, VfConfig, VhostMode};
+pub use crate::config_rng::{RngConfig, RngPlan};
 pub use crate::config_sriov::{BackendPlan, NetPlan, NicPlan};
 pub use crate::config_value::{Key, Options, help};
 pub use crate::config_vdpa::VdpaConfig;

@@ -102,9 +102,23 @@ fn vf_mac(config: Option<&VfConfig>, pf: MacAddress, index: u16) -> MacAddress {
 /// What the NICs are called: as the user did, or `_net` with the lowest number that is free. Ids that the user gave twice, or that
 /// cannot be, are still among them.
 pub(crate) fn ids(nets: &[NetConfig]) -> Vec<String> {
-    let used: HashSet<_> = nets.iter().filter_map(|net| net.id.as_deref()).collect();
-    let mut free = (0u32..).map(|number| format!("_net{number}")).filter(|id| !used.contains(id.as_str()));
-    nets.iter().map(|net| net.id.clone().or_else(|| free.next()).unwrap_or_default()).collect()
+    numbered("_net", nets.iter().map(|net| net.id.as_deref()))
+}
+
+/// A name that a device can have.
+pub(crate) fn check_id(id: &str) -> Result<(), Problem> {
+    if id.is_empty() || id.starts_with("__") || id.chars().any(char::is_control) {
+        let what = "not a name for a device; two underscores at the start are kept for the VM's own".to_string();
+        return Err(Problem::Value(what));
+    }
+    Ok(())
+}
+
+/// What devices are called: as the user did, or `prefix` with the lowest number that is free.
+pub(crate) fn numbered<'a>(prefix: &str, given: impl Iterator<Item = Option<&'a str>> + Clone) -> Vec<String> {
+    let used: HashSet<_> = given.clone().flatten().collect();
+    let mut free = (0u32..).map(|number| format!("{prefix}{number}")).filter(|id| !used.contains(id.as_str()));
+    given.map(|id| id.map(str::to_string).or_else(|| free.next()).unwrap_or_default()).collect()
 }
 
 /// Each NIC has an id that can be, and that no other device has.
@@ -113,10 +127,7 @@ fn check_ids(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
     for pool in pools {
         let Some(id) = &pool.config.id else { continue };
         let subject = || format!("--net id={id}");
-        if id.is_empty() || id.starts_with("__") || id.chars().any(char::is_control) {
-            let what = "not a name for a device; two underscores at the start are kept for the VM's own".to_string();
-            return Err(ConfigError::new(subject(), Problem::Value(what)));
-        }
+        check_id(id).map_err(|problem| ConfigError::new(subject(), problem))?;
         if !used.insert(id.clone()) {
             return Err(in_use(subject(), "this id".to_string(), "another NIC".to_string(), "give each NIC its own"));
         }

@@ -15,7 +15,7 @@ use crate::config_sriov::BackendPlan;
 /// The MTUs of a NIC in bytes: from what IPv6 needs (`RFC 8200 §5`) to what Linux gives a tap, 65535 less an Ethernet header.
 const MTUS: RangeInclusive<u16> = 1280..=65_521;
 /// The sizes of a queue: the smallest that takes a packet's header and data apart, and the largest of `virtio 1.4 §2.7`.
-const QUEUE_SIZES: RangeInclusive<u16> = 2..=32_768;
+pub(crate) const QUEUE_SIZES: RangeInclusive<u16> = 2..=32_768;
 
 /// The start of an option as the user would write it, up to where the next key goes.
 #[derive(Debug, Clone)]
@@ -24,10 +24,15 @@ pub(crate) struct Subject(String);
 impl Subject {
     /// The NIC at position `index` of `count`.
     pub fn net(config: &NetConfig, index: usize, count: usize) -> Self {
-        Self(match &config.id {
-            Some(id) => format!("--net id={id},"),
-            None if count == 1 => "--net ".to_string(),
-            None => format!("--net number {}, ", index + 1),
+        Self::device("--net", config.id.as_deref(), index, count)
+    }
+
+    /// The device at position `index` of the `count` that `option` describes.
+    pub fn device(option: &str, id: Option<&str>, index: usize, count: usize) -> Self {
+        Self(match id {
+            Some(id) => format!("{option} id={id},"),
+            None if count == 1 => format!("{option} "),
+            None => format!("{option} number {}, ", index + 1),
         })
     }
 

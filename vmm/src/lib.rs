@@ -10,6 +10,7 @@ mod config_names;
 mod config_net;
 mod config_nic;
 mod config_options;
+mod config_rng;
 mod config_sriov;
 mod config_value;
 mod config_vdpa;
