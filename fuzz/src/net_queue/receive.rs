@@ -328,8 +328,10 @@ impl Receive {
     fn check_reasons(&self, link_down: u64, filtered: u64, received: u64) {
         assert!(if self.link { link_down == 0 } else { received == 0 }, "the link is up: {}", self.link);
         assert!(filtered == 0 || !self.promiscuous, "a frame is filtered that the driver wants");
-        let dropped = [Counter::RxFiltered, Counter::RxTooShort].map(|counter| self.steps.count(counter));
-        assert!(dropped[0] <= self.others && dropped[1] <= self.short, "{dropped:?} are filtered and too short");
+        assert!(self.steps.count(Counter::RxTooShort) <= self.short, "a frame is dropped as too short that is not");
+        // Where buffers overlap, the device may see another address than the backend gave.
+        let rightly = self.steps.count(Counter::RxFiltered) <= self.others;
+        assert!(rightly || !self.telling, "a frame for the driver is filtered");
     }
 
     /// The device waits for what will come.
