@@ -4,6 +4,8 @@
 
 mod backend;
 mod block;
+mod chardev;
+mod console;
 mod counters;
 mod device;
 mod features;
@@ -25,6 +27,8 @@ pub use backend::{
     InterfaceNameError, Offloads, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask,
 };
 pub use block::{Block, BlockCounter, BlockCounters, BlockError, BlockSpec};
+pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
+pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize};
 pub use device::{Memory, SharedQueue, Start, VirtioDevice, Worker};
 pub use function::{FunctionError, VirtioFunction};
 pub use host::{Doorbell, Message, VirtioPci};

@@ -1,0 +1,223 @@
+//! Both ends of a console.
+
+use std::io::{PipeReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Instant;
+
+use rustix::termios::{LocalModes, tcgetattr};
+
+use super::*;
+
+/// The next input within a few seconds.
+fn input(device: &CharDevice) -> Vec<u8> {
+    let mut bytes = [0; 64];
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        device.wait([], true).unwrap();
+        match device.read(&mut bytes) {
+            Ok(len) => return bytes[..len].to_vec(),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+    }
+    panic!("no input came");
+}
+
+fn piped() -> (CharDevice, PipeReader) {
+    let (reader, writer) = io::pipe().unwrap();
+    (CharDevice::over(None, writer.into()).unwrap(), reader)
+}
+
+#[test]
+fn nowhere_takes_everything_and_gives_nothing() {
+    let device = CharDevice::open(&CharSpec::Null).unwrap();
+    device.write(&[b'x'; 100_000]);
+    assert_eq!(device.read(&mut [0; 8]).unwrap(), 0);
+    assert!(device.pty().is_none());
+}
+
+#[test]
+fn a_file_is_written_from_its_beginning() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    std::fs::write(&path, "what was there before").unwrap();
+    let device = CharDevice::open(&CharSpec::File(path.clone())).unwrap();
+    device.write(b"hello ");
+    device.write(b"world");
+    assert_eq!(std::fs::read(&path).unwrap(), b"hello world");
+    let error = CharDevice::open(&CharSpec::File(path.join("below a file"))).unwrap_err().to_string();
+    assert!(error.starts_with("file=") && !error.contains('\n'), "{error}");
+}
+
+#[test]
+fn output_that_nobody_takes_is_dropped_after_one_wait_until_somebody_does() {
+    let (device, mut reader) = piped();
+    let device = device.with_patience(Duration::from_millis(100));
+    let start = Instant::now();
+    device.write(&[b'x'; 300_000]);
+    assert!(start.elapsed() >= Duration::from_millis(100));
+    (0..1000).for_each(|_| device.write(b"y"));
+    assert!(start.elapsed() < PATIENCE);
+    let mut bytes = vec![0; 300_000];
+    let taken = reader.read(&mut bytes).unwrap();
+    assert!(taken < bytes.len() && bytes[..taken].iter().all(|byte| *byte == b'x'));
+    device.write(b"!");
+    assert_eq!(reader.read(&mut bytes).unwrap(), 1);
+    assert_eq!(bytes[0], b'!');
+}
+
+#[test]
+fn input_of_a_stream_has_an_end() {
+    let (reader, mut writer) = io::pipe().unwrap();
+    let (_output, sink) = io::pipe().unwrap();
+    let device = CharDevice::over(Some(reader.into()), sink.into()).unwrap();
+    writer.write_all(b"abc").unwrap();
+    assert_eq!(input(&device), b"abc");
+    drop(writer);
+    assert_eq!(input(&device), b"");
+}
+
+#[test]
+fn a_wait_ends_for_others_and_leaves_input_alone_that_is_not_asked_for() {
+    let (reader, mut writer) = io::pipe().unwrap();
+    let (other, mut wake) = io::pipe().unwrap();
+    let (_output, sink) = io::pipe().unwrap();
+    let device = CharDevice::over(Some(reader.into()), sink.into()).unwrap();
+    writer.write_all(b"abc").unwrap();
+    wake.write_all(b"x").unwrap();
+    assert_eq!(device.wait([other.as_fd()], false).unwrap(), Woken { others: [true], input: false });
+    assert_eq!(device.wait([other.as_fd()], true).unwrap(), Woken { others: [true], input: true });
+}
+
+#[test]
+fn a_pseudo_terminal_is_raw_for_whoever_opens_it_and_drops_output_while_nobody_has() {
+    let device = CharDevice::open(&CharSpec::Pty).unwrap();
+    let path = device.pty().unwrap().to_owned();
+    assert!(path.starts_with("/dev/pts"));
+    for round in [b"one", b"two"] {
+        let start = Instant::now();
+        device.write(&[b'-'; 20_000]);
+        assert!(start.elapsed() < PATIENCE);
+        assert_eq!(device.read(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let mut user = File::options().read(true).write(true).open(&path).unwrap();
+        assert!(!tcgetattr(&user).unwrap().local_modes.intersects(LocalModes::ECHO | LocalModes::ICANON));
+        device.write(b"\x03\n");
+        device.write(round);
+        let mut seen = [0; 5];
+        user.read_exact(&mut seen).unwrap();
+        assert_eq!(seen, [&b"\x03\n"[..], round].concat()[..]);
+        user.write_all(b"\x03\r").unwrap();
+        assert_eq!(input(&device), b"\x03\r");
+    }
+}
+
+#[test]
+fn what_is_written_to_a_pseudo_terminal_before_it_is_closed_is_read() {
+    let device = CharDevice::open(&CharSpec::Pty).unwrap();
+    let mut user = File::options().write(true).open(device.pty().unwrap()).unwrap();
+    user.write_all(b"bye").unwrap();
+    drop(user);
+    assert_eq!(input(&device), b"bye");
+}
+
+#[test]
+fn a_pseudo_terminal_that_nobody_has_open_is_waited_for_without_haste() {
+    let device = CharDevice::open(&CharSpec::Pty).unwrap();
+    let start = Instant::now();
+    assert_eq!(device.wait([], true).unwrap(), Woken { others: [], input: false });
+    assert!(start.elapsed() >= Duration::from_millis(250));
+}
+
+#[test]
+fn a_socket_has_one_client_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("console");
+    let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
+    device.write(b"nobody hears this");
+    let mut first = UnixStream::connect(&path).unwrap();
+    let mut second = UnixStream::connect(&path).unwrap();
+    device.write(b"hello");
+    let mut bytes = [0; 5];
+    first.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+    first.write_all(b"abc").unwrap();
+    second.write_all(b"def").unwrap();
+    assert_eq!(input(&device), b"abc");
+    drop(first);
+    assert_eq!(input(&device), b"def");
+    device.write(b"again");
+    second.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"again");
+}
+
+#[test]
+fn a_client_that_left_does_not_keep_output_from_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("console");
+    let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
+    let first = UnixStream::connect(&path).unwrap();
+    device.write(b"x");
+    drop(first);
+    device.write(b"lost");
+    let mut second = UnixStream::connect(&path).unwrap();
+    device.write(b"y");
+    let mut byte = [0];
+    second.read_exact(&mut byte).unwrap();
+    assert_eq!(byte, *b"y");
+}
+
+#[test]
+fn a_socket_is_taken_over_from_the_dead_only_and_removed_at_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("console");
+    drop(UnixListener::bind(&path).unwrap());
+    let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
+    let refused = |path: &Path| CharDevice::open(&CharSpec::Socket(path.into())).unwrap_err();
+    assert!(matches!(refused(&path), CharError::SocketInUse(_)));
+    drop(device);
+    assert!(!path.exists());
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(refused(&path), CharError::NotASocket(_)));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    let long = directory.path().join("x".repeat(200));
+    let error = refused(&long).to_string();
+    assert!(error.contains("cannot be listened on") && !error.contains('\n'), "{error}");
+}
+
+#[test]
+fn a_client_that_output_found_first_is_heard_by_who_waits_for_input() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("console");
+    let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
+    let (wake, mut waker) = io::pipe().unwrap();
+    for _ in 0..50 {
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut bytes = [0; 8];
+                loop {
+                    let woken = device.wait([wake.as_fd()], true).unwrap();
+                    match device.read(&mut bytes) {
+                        Ok(len) => return bytes[..len].to_vec(),
+                        Err(_) if woken.others == [true] => return b"nothing".to_vec(),
+                        Err(_) => {}
+                    }
+                }
+            });
+            let mut client = UnixStream::connect(&path).unwrap();
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            device.write(b"prompt");
+            let mut bytes = [0; 6];
+            client.read_exact(&mut bytes).unwrap();
+            client.write_all(b"answer").unwrap();
+            let start = Instant::now();
+            while !waiting.is_finished() && start.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !waiting.is_finished() {
+                waker.write_all(b"x").unwrap();
+            }
+            assert_eq!(waiting.join().unwrap(), b"answer");
+        });
+        // Its end is noticed by the next who reads or writes.
+        assert!(device.read(&mut [0; 8]).is_err());
+    }
+}

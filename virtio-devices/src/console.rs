@@ -1,0 +1,202 @@
+//! virtio-console with one port, over a character device (`virtio 1.4 §5.3`).
+//!
+//! Both queues have one thread. Input that the driver has no buffers for stays where it is; output that nobody takes is dropped, as
+//! [`CharDevice`] says, so that a guest never waits for a person.
+
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::chardev::CharDevice;
+use crate::counters::{Losses, counters, log_losses};
+use crate::worker::{spawn, thread_name};
+use crate::{Interrupts, Start, VirtioDevice, Worker};
+use worker::Part;
+
+/// A simple communication controller of no kind that there is another driver for.
+const CLASS: [u8; 3] = [0x07, 0x80, 0x00];
+/// The queue that the driver receives from (`virtio 1.4 §5.3.2`).
+const RECEIVE: u16 = 0;
+/// The queue that the driver transmits to.
+const TRANSMIT: u16 = 1;
+const QUEUE_SIZES: &[u16] = &[256, 256];
+/// The configuration has the console's size (`virtio 1.4 §5.3.3`, `VIRTIO_CONSOLE_F_SIZE`).
+const F_SIZE: u32 = 0;
+
+counters! {
+    /// Something that is counted of a console. Directions are the guest's: what it receives is `Rx`.
+    pub enum ConsoleCounter;
+    /// The counters of one console since it was plugged in.
+    pub struct ConsoleCounters;
+
+    /// Bytes that the driver received.
+    RxBytes = "rx_bytes",
+    /// Bytes that the driver transmitted, taken or not.
+    TxBytes = "tx_bytes",
+    /// Wake-ups by the driver's doorbells.
+    Kicks = "kicks",
+    /// Interrupts that were signalled.
+    Interrupts = "interrupts",
+    /// Receive buffers that nothing can be written to.
+    RxBadChains = "rx_bad_chains",
+    /// Dropped: the chain's descriptors make no sense.
+    TxBadChains = "tx_bad_chains",
+    /// Dropped in part: more in one chain than any driver transmits.
+    TxTooLong = "tx_too_long",
+    /// Queues that were given up because their rings make no sense.
+    BrokenRings = "broken_rings",
+}
+
+impl ConsoleCounter {
+    fn is_loss(self) -> bool {
+        matches!(self, Self::RxBadChains | Self::TxBadChains | Self::TxTooLong | Self::BrokenRings)
+    }
+}
+
+/// The size of a terminal in characters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ConsoleSize {
+    /// Characters in a line.
+    pub columns: u16,
+    /// Lines.
+    pub rows: u16,
+}
+
+/// A virtio console. It outlives resets of the device and reboots of the guest.
+pub struct Console {
+    id: String,
+    device: Arc<CharDevice>,
+    size: Option<ConsoleSize>,
+    generation: u8,
+    counters: Arc<ConsoleCounters>,
+    losses: Losses,
+    /// Where a change of the size is signalled while the driver runs.
+    interrupts: Option<Arc<Interrupts>>,
+}
+
+impl Console {
+    /// A console called `id` whose other end is `device`; `size` if that is a terminal.
+    pub fn new(id: &str, device: Arc<CharDevice>, size: Option<ConsoleSize>) -> Self {
+        Self {
+            id: id.to_string(),
+            device,
+            size,
+            generation: 0,
+            counters: Arc::new(ConsoleCounters::new()),
+            losses: Losses::default(),
+            interrupts: None,
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its other end.
+    pub fn device(&self) -> &Arc<CharDevice> {
+        &self.device
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Arc<ConsoleCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Tells the driver that the terminal has another size now. A console that is none keeps having no size.
+    pub fn set_size(&mut self, size: ConsoleSize) {
+        if self.size.is_none_or(|old| old == size) {
+            return;
+        }
+        self.size = Some(size);
+        self.generation = self.generation.wrapping_add(1);
+        if let Some(interrupts) = &self.interrupts {
+            interrupts.signal_config();
+        }
+    }
+}
+
+impl VirtioDevice for Console {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_CONSOLE as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_F_VERSION_1
+            | 1 << VIRTIO_RING_F_INDIRECT_DESC
+            | 1 << VIRTIO_RING_F_EVENT_IDX
+            | u64::from(self.size.is_some()) << F_SIZE
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        QUEUE_SIZES
+    }
+
+    /// Columns and rows (`virtio 1.4 §5.3.4`, `struct virtio_console_config`).
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let ConsoleSize { columns, rows } = self.size.unwrap_or_default();
+        let ([a, b], [c, d]) = (columns.to_le_bytes(), rows.to_le_bytes());
+        let bytes = [a, b, c, d];
+        let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
+        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    }
+
+    /// What the driver could write, an emergency's character, is not offered.
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn config_generation(&self) -> u8 {
+        self.generation
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let queue = |index| start.queues.iter().find(|(other, _)| *other == index).map(|(_, queue)| Arc::clone(queue));
+        let (receive, transmit) = (queue(RECEIVE), queue(TRANSMIT));
+        let queues = [(RECEIVE, receive.is_some()), (TRANSMIT, transmit.is_some())];
+        let queues: Vec<_> = queues.into_iter().filter(|(_, enabled)| *enabled).map(|(index, _)| index).collect();
+        if queues.is_empty() {
+            return Ok(Vec::new());
+        }
+        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let part = Part {
+            receive,
+            transmit,
+            device: Arc::clone(&self.device),
+            features: start.features,
+            memory: start.memory,
+            interrupts: Arc::clone(&start.interrupts),
+            counters: Arc::clone(&self.counters),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let thread = spawn(thread_name(&self.id, "q", 0), move || part.run())?;
+        self.interrupts = Some(start.interrupts);
+        Ok(vec![Worker { queues, kick, stop, thread }])
+    }
+
+    fn reset(&mut self) {
+        log_losses(&self.id, self.losses.doubled(&self.counters.losses()));
+        self.interrupts = None;
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        log_losses(&self.id, self.losses.untold(&self.counters.losses()));
+    }
+}

@@ -1,0 +1,231 @@
+//! A console as its driver and its user see it.
+
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::Memory;
+use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
+
+struct Guest {
+    console: Console,
+    receive: DriverQueue,
+    transmit: DriverQueue,
+    interrupts: Arc<Interrupts>,
+    workers: Vec<Worker>,
+    output: PipeReader,
+    input: Option<PipeWriter>,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let (output, writer) = io::pipe().unwrap();
+        let (reader, input) = io::pipe().unwrap();
+        let device = CharDevice::over(Some(reader.into()), writer.into()).unwrap();
+        let device = Arc::new(device.with_patience(Duration::from_millis(50)));
+        let map = memory();
+        let interrupts = Arc::new(Interrupts::new(2, 3));
+        (0..2).for_each(|queue| interrupts.set_queue_vector(queue, queue));
+        interrupts.set_config_vector(2);
+        let mut guest = Self {
+            console: Console::new("__console", device, Some(ConsoleSize { columns: 80, rows: 25 })),
+            receive: DriverQueue::new(&map, RECEIVE, 16),
+            transmit: DriverQueue::new(&map, TRANSMIT, 16),
+            interrupts,
+            workers: Vec::new(),
+            output,
+            input: Some(input),
+        };
+        guest.start();
+        guest
+    }
+
+    fn start(&mut self) {
+        let queues = [(RECEIVE, &self.receive), (TRANSMIT, &self.transmit)];
+        let start = Start {
+            memory: Memory::new(self.receive.memory.clone()),
+            features: self.console.features(),
+            queues: queues.map(|(index, queue)| (index, Arc::clone(&queue.queue))).to_vec(),
+            interrupts: Arc::clone(&self.interrupts),
+        };
+        self.workers = self.console.start(start).unwrap();
+    }
+
+    fn stop(&mut self) {
+        self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
+    }
+
+    fn kick(&self) {
+        self.workers[0].kick.write(1).unwrap();
+    }
+
+    fn count(&self, counter: ConsoleCounter) -> u64 {
+        self.console.counters().get(counter)
+    }
+
+    fn type_in(&mut self, text: &[u8]) {
+        self.input.as_mut().unwrap().write_all(text).unwrap();
+    }
+
+    /// What the driver has received once it is `len` bytes.
+    fn received(&mut self, len: usize) -> Vec<u8> {
+        let mut data = Vec::new();
+        eventually("input", || {
+            for (head, len) in self.receive.take_used() {
+                data.extend(self.receive.bytes(BUFFERS + u64::from(head) * 4096, len as usize));
+            }
+            data.len() >= len
+        });
+        data
+    }
+
+    /// Makes receive buffers of `len` bytes available.
+    fn provide(&mut self, count: u64, len: u32) {
+        for _ in 0..count {
+            let head = self.receive.build(&[(0, len, WRITE)]);
+            self.receive.set_raw(head, (BUFFERS + u64::from(head) * 4096, len, WRITE, 0));
+            self.receive.offer(head);
+        }
+        self.kick();
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[test]
+fn what_the_driver_transmits_comes_out_in_order() {
+    let mut guest = Guest::new();
+    assert_eq!(guest.workers[0].thread.thread().name(), Some("__console_q0"));
+    guest.transmit.send(BUFFERS, b"hello world", &[3, 0, 2]);
+    guest.transmit.send(BUFFERS + 0x1000, &[b'x'; 10_000], &[]);
+    guest.kick();
+    let mut bytes = vec![0; 10_011];
+    guest.output.read_exact(&mut bytes).unwrap();
+    assert!(bytes.starts_with(b"hello world") && bytes[11..].iter().all(|byte| *byte == b'x'));
+    eventually("completion", || guest.count(ConsoleCounter::TxBytes) == 10_011);
+    assert_eq!(guest.transmit.take_used().iter().map(|(_, len)| *len).collect::<Vec<_>>(), [0, 0]);
+    assert!(guest.interrupts.eventfd(TRANSMIT).unwrap().read().is_ok());
+}
+
+#[test]
+fn input_waits_for_buffers_and_buffers_for_input() {
+    let mut guest = Guest::new();
+    guest.type_in(b"early");
+    guest.provide(2, 3);
+    assert_eq!(guest.received(5), b"early");
+    guest.provide(1, 64);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(guest.receive.take_used().is_empty());
+    guest.type_in(b"late");
+    assert_eq!(guest.received(4), b"late");
+    assert!(guest.interrupts.eventfd(RECEIVE).unwrap().read().is_ok());
+    guest.type_in(b"after a pause");
+    guest.stop();
+    guest.start();
+    guest.provide(1, 64);
+    assert_eq!(guest.received(13), b"after a pause");
+}
+
+#[test]
+fn output_that_nobody_reads_holds_up_neither_the_driver_nor_input() {
+    let mut guest = Guest::new();
+    for i in 0..10 {
+        guest.transmit.send(BUFFERS + i * 0x1_0000, &[b'x'; 0x1_0000], &[]);
+    }
+    guest.kick();
+    let start = Instant::now();
+    let mut used = 0;
+    eventually("completion", || {
+        used += guest.transmit.take_used().len();
+        used == 10
+    });
+    assert!(start.elapsed() < Duration::from_secs(5));
+    guest.provide(1, 16);
+    guest.type_in(b"x");
+    assert_eq!(guest.received(1), b"x");
+}
+
+#[test]
+fn the_end_of_input_ends_nothing_else() {
+    let mut guest = Guest::new();
+    guest.provide(1, 16);
+    guest.input = None;
+    guest.transmit.send(BUFFERS, b"still here", &[]);
+    guest.kick();
+    let mut bytes = [0; 10];
+    guest.output.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"still here");
+    let kicks = guest.count(ConsoleCounter::Kicks);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(guest.receive.take_used().is_empty() && guest.count(ConsoleCounter::Kicks) <= kicks + 2);
+}
+
+#[test]
+fn chains_that_make_no_sense_are_given_back_and_counted() {
+    let mut guest = Guest::new();
+    for chain in [(BUFFERS, 8, WRITE), (MEMORY - 4, 8, 0), (u64::MAX, u32::MAX, 0)] {
+        guest.transmit.add(&[chain]);
+    }
+    for chain in [(BUFFERS, 8, 0), (BUFFERS, 0, WRITE), (MEMORY - 4, 8, WRITE)] {
+        guest.receive.add(&[chain]);
+    }
+    // As often the same bytes as no driver has.
+    let many: Vec<_> = (0..8).map(|_| (BUFFERS, 1 << 20, 0)).collect();
+    guest.transmit.add(&many);
+    guest.kick();
+    eventually("counts", || guest.count(ConsoleCounter::TxTooLong) == 1);
+    assert_eq!(guest.count(ConsoleCounter::TxBadChains), 3);
+    eventually("counts", || guest.count(ConsoleCounter::RxBadChains) == 3);
+    assert_eq!(guest.transmit.take_used().len(), 4);
+    assert_eq!(guest.receive.take_used().len(), 3);
+}
+
+#[test]
+fn a_ring_that_makes_no_sense_leaves_the_other_direction_alone() {
+    let mut guest = Guest::new();
+    guest.receive.write(guest.receive.avail() + 2, 1000u16.to_le_bytes());
+    guest.kick();
+    eventually("a wish for a reset", || guest.interrupts.needs_reset());
+    guest.transmit.send(BUFFERS, b"x", &[]);
+    guest.kick();
+    let mut byte = [0];
+    guest.output.read_exact(&mut byte).unwrap();
+    guest.stop();
+    assert_eq!(guest.count(ConsoleCounter::BrokenRings), 1);
+}
+
+#[test]
+fn the_size_is_offered_for_a_terminal_and_changes_are_told() {
+    let mut guest = Guest::new();
+    let read = |console: &Console| {
+        let mut data = [0xff; 8];
+        console.config_read(0, &mut data);
+        data
+    };
+    assert_eq!(read(&guest.console), [80, 0, 25, 0, 0, 0, 0, 0]);
+    guest.console.set_size(ConsoleSize { columns: 80, rows: 25 });
+    assert_eq!(guest.console.config_generation(), 0);
+    guest.console.set_size(ConsoleSize { columns: 300, rows: 50 });
+    assert_eq!((read(&guest.console), guest.console.config_generation()), ([44, 1, 50, 0, 0, 0, 0, 0], 1));
+    assert!(guest.interrupts.eventfd(2).unwrap().read().is_ok());
+    let device = Arc::clone(guest.console.device());
+    let mut other = Console::new("__console", device, None);
+    other.set_size(ConsoleSize { columns: 80, rows: 25 });
+    assert_eq!((other.features() & 1, read(&other)), (0, [0; 8]));
+}
+
+#[test]
+fn a_stop_is_not_kept_waiting_by_input_or_its_absence() {
+    let mut guest = Guest::new();
+    guest.provide(1, 16);
+    for _ in 0..20 {
+        let start = Instant::now();
+        guest.stop();
+        assert!(start.elapsed() < Duration::from_secs(1));
+        guest.start();
+    }
+}
