@@ -2,15 +2,15 @@
 //!
 //! After each operation the invariants of SR-IOV hold, what it wrote is what the model says, and what changed in what
 //! the device decodes or may send was told by an effect. Every few operations, and
-//! at the end, all functions are what the model says.
+//! at the end, all functions are what the model says. A device that is restored to what another one saved takes its place in between.
 //!
-//! The first byte of the input chooses the number of VFs; operations follow as `pci::testing::Op` decodes them. The device behind
-//! the functions is one without a backend.
+//! The first byte of the input chooses the number of VFs; operations follow as `pci::testing::Op` decodes them, but for some resets,
+//! which are restores. The device behind the functions is one without a backend.
 
 use std::sync::LazyLock;
 
-use pci::testing::{Model, Observed, Op, Target};
-use pci::{BarIndex, Device, Topology, WindowId};
+use pci::testing::{Model, OP_LEN, Observed, Op, Target};
+use pci::{BarIndex, Device, Placement, Topology, WindowId};
 use virtio_devices::testing::{FakeDevice, memory};
 use virtio_devices::{Memory, Message, NetSriov, VirtioPci};
 
@@ -45,6 +45,30 @@ fn windows(device: &impl Device) -> Vec<pci::Window> {
     windows
 }
 
+fn device(placement: Placement) -> NetSriov<FakeDevice> {
+    let total_vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
+    let vfs = (0..total_vfs).map(|_| FakeDevice::new(&QUEUES)).collect();
+    NetSriov::new(FakeDevice::new(&QUEUES), vfs, placement, &MEMORY).expect("a PF with VFs")
+}
+
+/// The operation that is a restore: a reset with an odd length, which means nothing for a reset.
+const RESTORE: [u8; OP_LEN] = [0xf, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+fn is_restore(op: &[u8]) -> bool {
+    matches!(op, [kind, len, ..] if kind & RESTORE[0] == RESTORE[0] && len & RESTORE[1] == RESTORE[1])
+}
+
+/// A device that is restored to what `old` saves.
+fn restored(old: &mut NetSriov<FakeDevice>, placement: Placement) -> NetSriov<FakeDevice> {
+    old.pause();
+    let state = old.save().expect("a device that is paused").expect("a device with registers");
+    let mut new = device(placement);
+    new.restore(&state).expect("a state that was saved");
+    assert_eq!(new.save().expect("a restored device is paused"), Some(state));
+    new.resume();
+    new
+}
+
 /// Runs the operations of `input`.
 pub fn run(input: &[u8]) {
     run_to_end(input);
@@ -55,12 +79,18 @@ fn run_to_end(input: &[u8]) -> (u16, usize) {
     let Some((choice, ops)) = input.split_first() else { return (0, 0) };
     let total_vfs = total_vfs(*choice);
     let placement = Topology::<()>::new(127).place(None, total_vfs).expect("an empty segment has room");
-    let vfs = (0..total_vfs).map(|_| FakeDevice::new(&QUEUES)).collect();
-    let mut device = NetSriov::new(FakeDevice::new(&QUEUES), vfs, placement, &MEMORY).expect("a PF with VFs");
+    let mut device = device(placement);
     let mut model = Model::new(&mut device, placement.rid);
     let mut observed = Observed::new(device, placement.rid);
     let mut before = (windows(&observed.device), messages(&observed.device));
-    for (n, op) in Op::decode(ops).enumerate() {
+    for (n, bytes) in ops.chunks_exact(OP_LEN).enumerate() {
+        if is_restore(bytes) {
+            observed.device = restored(&mut observed.device, placement);
+            let after = (windows(&observed.device), messages(&observed.device));
+            assert_eq!(after, before, "a restore changes windows or messages");
+            continue;
+        }
+        let Some(op) = Op::decode(bytes).next() else { continue };
         let effects = observed.apply(op);
         model.apply(op);
         let compared = if n % WHOLE == WHOLE - 1 {
@@ -124,7 +154,7 @@ fn drive(vf: u16) -> Vec<Op> {
     ops
 }
 
-/// Seeds: VFs enabled as by Linux, driven, reset in each way, and disabled.
+/// Seeds: VFs enabled as by Linux, driven, reset in each way, restored, and disabled.
 pub fn seeds() -> Vec<Vec<u8>> {
     let seed = |choice: u8, ops: &[Vec<Op>]| {
         ops.concat().into_iter().fold(Seed::new().with([choice]), |seed, op| seed.with(op.encode())).done()
@@ -141,6 +171,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         seed(3, &[enable(4), pf(0x48, 2, 0x8000)]),
         seed(3, &[enable(5)]),
         seed(0xff, &[enable(257), drive(256)]),
+        [seed(7, &[enable(8), drive(0), drive(7)]), RESTORE.to_vec(), seed(0, &[pf(0x110, 2, 3)])[1..].to_vec()]
+            .concat(),
     ]
 }
 
@@ -151,6 +183,6 @@ mod tests {
     #[test]
     fn seeds_enable_vfs_and_bring_up_their_drivers() {
         let reached: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
-        assert_eq!(reached, [(7, 0), (8, 2), (4, 0), (2, 0), (0, 0), (0, 0), (0, 0), (257, 1)]);
+        assert_eq!(reached, [(7, 0), (8, 2), (4, 0), (2, 0), (0, 0), (0, 0), (0, 0), (257, 1), (8, 2)]);
     }
 }

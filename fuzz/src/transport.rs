@@ -3,7 +3,10 @@
 //!
 //! The device behind it starts no thread: it takes whatever queues it is given, and the queues are the registers' own, nonsense
 //! included. After each operation the registers read what they should, the queues run if and only if they should, and what may be
-//! sent follows from the registers and was told by an effect.
+//! sent follows from the registers and was told by an effect. A function that is restored to what another one saved takes its place,
+//! and nobody can tell; one that is restored to a state with changes refuses it, or is what the state says.
+
+mod restore;
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -43,7 +46,9 @@ const WINDOW_WRITE: u8 = 5;
 const WINDOW_READ: u8 = 6;
 const RESET: u8 = 7;
 const REFUSE: u8 = 8;
-const KINDS: u8 = 9;
+const RESTORE: u8 = 9;
+const TAMPER: u8 = 10;
+const KINDS: u8 = 11;
 
 /// The registers of the common configuration and their widths.
 const COMMON_REGISTERS: [(u64, usize); 24] = [
@@ -276,9 +281,13 @@ struct Pair {
 }
 
 impl Pair {
-    fn new() -> Self {
+    fn function() -> VirtioFunction<FakeDevice> {
         let function = VirtioFunction::plain(FakeDevice::new(&QUEUE_SIZES), RID, MEMORY.clone());
-        let function = function.expect("queues that can be");
+        function.expect("queues that can be")
+    }
+
+    fn new() -> Self {
+        let function = Self::function();
         let mut this = Self { function, rules: Rules::new(), config_access: 0, msix: 0, pcie: 0, power: 0 };
         let mut offset = this.config(0x34, 1);
         while offset != 0 {
@@ -379,6 +388,14 @@ impl Pair {
             }
             REFUSE => {
                 self.function.device_mut().refuse = input.u8() & 1 == 1;
+                Effects::NONE
+            }
+            RESTORE => {
+                self.restore();
+                Effects::NONE
+            }
+            TAMPER => {
+                self.restore_tampered(input);
                 Effects::NONE
             }
             _ => Effects::NONE,
@@ -595,8 +612,14 @@ fn queue(seed: Seed, index: u16, size: u16, addresses: [u64; 3]) -> Seed {
     common(seed, 0x1c, 1)
 }
 
+/// A restore with three changes.
+fn tampered(seed: Seed, changes: [(u8, u8, u16); 3]) -> Seed {
+    let seed = seed.with([TAMPER, 2]);
+    changes.into_iter().fold(seed, |seed, (what, n, value)| seed.with([what, n]).with(value.to_le_bytes()))
+}
+
 /// Seeds: a driver that comes up, by memory and by the PCI configuration access capability; nonsense queues; resets of each kind;
-/// a start that fails; D3hot and back.
+/// a start that fails; D3hot and back; restores in each of these states.
 pub fn seeds() -> Vec<Vec<u8>> {
     let pair = Pair::new();
     let driver_ok = |seed| common(seed, 0x14, 15);
@@ -615,7 +638,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let read_pba = [BAR_READ, MSIX_BAR, 0, 8, 0, 0, 8];
     let masked = config(queues(negotiate()).with([REFUSE, 1]), pair.msix as u16 + 2, 2, 0xc000);
     let unmasked = config(driver_ok(masked).with(read_isr).with(read_pba), pair.msix as u16 + 2, 2, 0x8000);
-    let refused = unmasked.with(read_pba);
+    let refused = unmasked.clone().with(read_pba);
     vec![
         up().with(read_isr).done(),
         driver_ok(nonsense).done(),
@@ -630,6 +653,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
         up().with([BAR_WRITE, REGISTERS_BAR, 0, 0x10, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0])
             .with([CONFIG_READ, 0, 0, 4])
             .done(),
+        common(up().with([RESTORE]), 0x10, 0xffff).with([RESTORE]).with(read_pba).done(),
+        unmasked.with([RESTORE]).with(read_isr).done(),
+        tampered(up(), [(4, 1, 0), (11, 0, 0), (0, 0, 11)]).done(),
+        tampered(tampered(up(), [(13, 0, 7), (2, 0, 0), (14, 0, 2)]), [(8, 0, 1), (12, 0, 1), (3, 0, 64)]).done(),
     ]
 }
 
@@ -644,6 +671,8 @@ mod tests {
         let up = (15, true, 3);
         let refused = (15 | NEEDS_RESET, false, 3);
         let failed = (15 | FAILED, false, 3);
-        assert_eq!(ends, [up, (15, true, 3), (15, true, 0), refused, up, down, down, down, down, failed, up]);
+        let restored = [up, refused, up, up];
+        let plain = [up, (15, true, 3), (15, true, 0), refused, up, down, down, down, down, failed, up];
+        assert_eq!(ends, [&plain[..], &restored].concat());
     }
 }

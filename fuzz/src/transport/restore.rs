@@ -1,0 +1,81 @@
+//! Functions that are restored to what another one saved, as it is or with changes.
+
+use virtio_devices::testing::FakeDevice;
+use virtio_devices::{DeviceState, PositionState, VectorState, VirtioFunction, VirtioPci};
+
+use super::{DRIVER_OK, FAILED, NEEDS_RESET, Pair, QUEUE_SIZES};
+use crate::input::Input;
+
+impl Pair {
+    /// Goes on with another function, which is restored to what this one saves.
+    pub(super) fn restore(&mut self) {
+        let refuse = self.function.device().refuse;
+        let state = save(&mut self.function);
+        let mut new = Self::function();
+        VirtioPci::restore(&mut new, &state).expect("a state that was saved");
+        assert_eq!(save(&mut new), state);
+        VirtioPci::resume(&mut new);
+        new.device_mut().refuse = refuse;
+        self.function = new;
+    }
+
+    /// Restores another function to what this one saves, with some changes.
+    pub(super) fn restore_tampered(&mut self, input: &mut Input<'_>) {
+        let refuse = std::mem::take(&mut self.function.device_mut().refuse);
+        let mut state = save(&mut self.function);
+        VirtioPci::resume(&mut self.function);
+        self.function.device_mut().refuse = refuse;
+        for _ in 0..1 + input.u8() % 3 {
+            tamper(&mut state, input);
+        }
+        let mut other = Self::function();
+        if VirtioPci::restore(&mut other, &state).is_err() {
+            assert_eq!(save(&mut other), save(&mut Self::function()));
+            return;
+        }
+        assert_eq!(save(&mut other), state);
+        VirtioPci::resume(&mut other);
+        let (status, command) = (state.function.transport.status, state.function.config.command);
+        let ready = status & (DRIVER_OK | NEEDS_RESET | FAILED) == DRIVER_OK;
+        let powered = command & 4 != 0 && state.function.config.power_state == 0;
+        assert_eq!(other.is_running(), ready && powered);
+    }
+}
+
+fn save(function: &mut VirtioFunction<FakeDevice>) -> DeviceState {
+    VirtioPci::pause(function);
+    VirtioPci::save(function).expect("a function that is paused").expect("a function with registers")
+}
+
+/// Changes one thing in `state`.
+fn tamper(state: &mut DeviceState, input: &mut Input<'_>) {
+    let (what, n, value) = (input.u8(), input.u8(), input.u16());
+    let function = &mut state.function;
+    let (config, transport) = (&mut function.config, &mut function.transport);
+    let queue = &mut transport.queues[usize::from(n) % QUEUE_SIZES.len()];
+    match what % 16 {
+        0 => transport.status = value as u8,
+        1 => transport.isr = value as u8,
+        2 => transport.driver_features[usize::from(n % 4)] = value.into(),
+        3 => queue.size = value,
+        4 => queue.enabled = !queue.enabled,
+        5 => queue.descriptor = value.into(),
+        6 => queue.device = u64::from(value) << n % 48,
+        7 => queue.vector = value,
+        8 => transport.vectors.push(VectorState { vector: value, signalled: n % 2 == 0 }),
+        9 => drop(transport.vectors.pop()),
+        10 => transport.config_vector = value,
+        11 => function.positions = None,
+        12 => {
+            let position = PositionState { queue: n.into(), next_avail: value, next_used: !value };
+            function.positions.get_or_insert_default().push(position);
+        }
+        13 => {
+            for position in function.positions.iter_mut().flatten() {
+                (position.next_avail, position.next_used) = (value, value);
+            }
+        }
+        14 => config.command = value,
+        _ => config.msix.control = value,
+    }
+}
