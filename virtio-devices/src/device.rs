@@ -11,6 +11,7 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::interrupt::Interrupts;
+use crate::port::Port;
 use crate::{DeviceSpecific, StateError};
 
 /// The guest's memory; the map can be exchanged while devices use it.
@@ -52,6 +53,11 @@ pub trait VirtioDevice: Send {
     ///
     /// When an eventfd or a thread cannot be had. Nothing has been started then.
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>>;
+
+    /// A network device's end of its link.
+    fn port(&mut self) -> Option<&mut dyn Port> {
+        None
+    }
 
     /// Returns to the state of power-on. The workers have been told to stop, and may still be ending.
     fn reset(&mut self);

@@ -11,14 +11,17 @@ use std::thread::JoinHandle;
 use log::warn;
 use pci::{
     BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Identity, ResetKind, Rid, Role,
-    ShapeError, Window, WindowId,
+    ShapeError, VfIndex, Window, WindowId,
 };
 
 use self::layout::Place;
 pub(crate) use self::layout::{Layout, REGISTERS_BAR};
 use self::run::Run;
 use crate::transport::{Change, Transport};
-use crate::{DeviceState, Doorbell, Memory, Message, QueueError, Start, StateError, Status, VirtioDevice, VirtioPci};
+use crate::{
+    DeviceState, Doorbell, FunctionStatus, Memory, Message, Port, QueueError, Start, StateError, Status, VirtioDevice,
+    VirtioPci,
+};
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
 const VENDOR: u16 = 0x1af4;
@@ -284,9 +287,12 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// Appends the doorbells of the queues that run. The function's registers are at `base` of `window`.
     pub(crate) fn doorbells(&self, window: WindowId, base: u64, out: &mut Vec<Doorbell>) {
-        if let Some(run) = &self.run {
-            run.doorbells(window, |queue| base.saturating_add(self.layout.doorbell(queue)), out);
-        }
+        out.extend(self.run.iter().flat_map(Run::doorbells).map(|(queue, eventfd)| Doorbell {
+            function: self.rid,
+            window,
+            offset: base.saturating_add(self.layout.doorbell(queue)),
+            eventfd: Arc::clone(eventfd),
+        }));
     }
 
     /// Appends the messages that the function may send.
@@ -366,6 +372,14 @@ impl<D: VirtioDevice> VirtioPci for VirtioFunction<D> {
 
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
         std::mem::take(&mut self.stopping)
+    }
+
+    fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
+        vf.is_none().then(|| FunctionStatus { exists: true, driver: self.status() })
+    }
+
+    fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+        if vf.is_none() { self.device.port() } else { None }
     }
 
     fn pause(&mut self) {

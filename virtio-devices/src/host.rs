@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use pci::{Rid, WindowId};
+use pci::{Rid, VfIndex, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{DeviceState, StateError};
+use crate::{DeviceState, FunctionStatus, Port, SriovStatus, StateError};
 
 /// A PCI device with doorbells, messages and queues that run.
 pub trait VirtioPci: pci::Device {
@@ -22,6 +22,15 @@ pub trait VirtioPci: pci::Device {
     /// A vector that is signalled while it is not in this list keeps the signal in its eventfd, which is its pending bit.
     fn messages(&self, out: &mut Vec<Message>);
 
+    /// The VF that is behind `offset` of `window`, if a write there changes nothing but that VF: neither windows, nor what another
+    /// function wants. The machine then asks for that VF alone, instead of for all of them.
+    fn vf_at(&self, _window: WindowId, _offset: u64) -> Option<Rid> {
+        None
+    }
+
+    /// Appends what [`Self::doorbells`] and [`Self::messages`] say of the VF `rid`; of one that does not exist that is nothing.
+    fn vf_wants(&self, _rid: Rid, _doorbells: &mut Vec<Doorbell>, _messages: &mut Vec<Message>) {}
+
     /// How many VFs exist now.
     fn num_visible(&self) -> u16;
 
@@ -33,6 +42,21 @@ pub trait VirtioPci: pci::Device {
     /// Takes the queue workers that were told to stop since the last call. The caller joins them, with the device's lock
     /// dropped, before the guest's access that stopped them completes.
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>>;
+
+    /// What a function is doing: the device's own for `None`, or a VF that is reserved. `None` for one that is not.
+    fn function_status(&self, _vf: Option<VfIndex>) -> Option<FunctionStatus> {
+        None
+    }
+
+    /// Which VFs there are; `None` for a device that is no PF.
+    fn sriov_status(&self) -> Option<SriovStatus> {
+        None
+    }
+
+    /// A function's end of its link, for those of [`Self::function_status`] that have one.
+    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+        None
+    }
 
     /// Lets all queues stand still, and keeps them so until [`Self::resume`], whatever the registers say. No register changes and
     /// no queue loses its position; the caller joins what [`Self::take_stopping`] then has, and finds no more doorbells. Accesses
@@ -88,6 +112,8 @@ impl VirtioPci for pci::HostBridge {
 /// A guest's write to `offset` of `window`, of whatever value, signals `eventfd`.
 #[derive(Debug, Clone)]
 pub struct Doorbell {
+    /// The function whose queue it is of.
+    pub function: Rid,
     /// The window that the doorbell lies in.
     pub window: WindowId,
     /// The offset of its first byte in that window.

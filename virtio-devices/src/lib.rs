@@ -15,6 +15,7 @@ mod interrupt;
 mod iovecs;
 mod net;
 mod net_sriov;
+mod port;
 mod ring;
 mod rng;
 mod state;
@@ -35,6 +36,7 @@ pub use host::{Doorbell, Message, VirtioPci};
 pub use interrupt::{Interrupts, NO_VECTOR};
 pub use net::{Counter, Net, NetCounters, NetError, NetSpec};
 pub use net_sriov::{NetSriov, NetSriovError};
+pub use port::{FunctionStatus, MacError, Port, SriovStatus};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use state::{
     AddressesState, DeviceSpecific, DeviceState, FunctionState, NicState, PositionState, QueueState, STATE_VERSION,

@@ -36,7 +36,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::backend::{Offloads, Tap};
 use crate::counters::{Losses, log_losses};
 use crate::worker::{spawn, spawn_all, thread_name};
-use crate::{DeviceSpecific, Interrupts, Start, StateError, VirtioDevice, Worker};
+use crate::{DeviceSpecific, Interrupts, MacError, Port, Start, StateError, VirtioDevice, Worker};
 use config::Config;
 pub use counters::{Counter, NetCounters};
 use features::has;
@@ -161,11 +161,6 @@ impl Net {
         &self.spec.id
     }
 
-    /// Its Ethernet address now: the driver may have changed it.
-    pub fn mac(&self) -> [u8; 6] {
-        self.state.mac()
-    }
-
     /// Its backend.
     pub fn backend(&self) -> &Tap {
         &self.backend
@@ -174,21 +169,6 @@ impl Net {
     /// What it has done so far.
     pub fn counters(&self) -> Arc<NetCounters> {
         Arc::clone(&self.counters)
-    }
-
-    /// Whether the link is up.
-    pub fn link_up(&self) -> bool {
-        self.state.link_up()
-    }
-
-    /// Takes the link up or down, and tells the driver (`virtio 1.4 §5.1.4`, `VIRTIO_NET_S_LINK_UP`). While it is down, frames
-    /// are dropped in both directions.
-    pub fn set_link(&mut self, up: bool) {
-        if self.state.set_link_up(up)
-            && let Some(interrupts) = &self.interrupts
-        {
-            interrupts.signal_config();
-        }
     }
 
     /// The queue pairs that a driver with these features may use.
@@ -261,6 +241,40 @@ fn offloads(spec: &NetSpec) -> Offloads {
     offloads
 }
 
+impl Port for Net {
+    fn backend_name(&self) -> &str {
+        self.backend.name()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.state.mac()
+    }
+
+    fn set_mac(&mut self, mac: [u8; 6]) -> Result<(), MacError> {
+        if is_multicast(&mac) || mac == [0; 6] {
+            return Err(MacError::NotUnicast);
+        }
+        if self.interrupts.is_some() {
+            return Err(MacError::InUse);
+        }
+        self.spec.mac = mac;
+        self.state.set_mac(mac);
+        Ok(())
+    }
+
+    fn link_up(&self) -> bool {
+        self.state.link_up()
+    }
+
+    fn set_link(&mut self, up: bool) {
+        if self.state.set_link_up(up)
+            && let Some(interrupts) = &self.interrupts
+        {
+            interrupts.signal_config();
+        }
+    }
+}
+
 impl VirtioDevice for Net {
     fn device_type(&self) -> u16 {
         VIRTIO_ID_NET as u16
@@ -309,6 +323,10 @@ impl VirtioDevice for Net {
         self.interrupts = Some(start.interrupts);
         self.fresh = false;
         Ok(workers)
+    }
+
+    fn port(&mut self) -> Option<&mut dyn Port> {
+        Some(self)
     }
 
     fn reset(&mut self) {

@@ -13,7 +13,9 @@ use pci::{
 };
 
 use crate::function::{FunctionError, REGISTERS_BAR, VirtioFunction, device_id};
-use crate::{DeviceState, Doorbell, Memory, Message, StateError, VirtioDevice, VirtioPci};
+use crate::{
+    DeviceState, Doorbell, FunctionStatus, Memory, Message, Port, SriovStatus, StateError, VirtioDevice, VirtioPci,
+};
 
 /// Why devices cannot be a PF and its VFs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -186,6 +188,12 @@ impl<D: VirtioDevice> NetSriov<D> {
         self.pf.config().is_d0()
     }
 
+    /// Appends the doorbells of the VF `index`, which exists.
+    fn vf_doorbells(&self, index: VfIndex, vf: &VirtioFunction<D>, out: &mut Vec<Doorbell>) {
+        let aperture = self.sriov().map_or(0, |sriov| sriov.aperture(REGISTERS_BAR));
+        vf.doorbells(WindowId::VfBar(REGISTERS_BAR), aperture.saturating_mul(index.0.into()), out);
+    }
+
     /// Lets the VFs follow what happened to their PF.
     fn follow(&mut self, effects: Effects) -> Effects {
         if let Some(VfChange::Disabled { num_vfs }) = effects.vfs {
@@ -279,16 +287,28 @@ impl<D: VirtioDevice> Device for NetSriov<D> {
 impl<D: VirtioDevice> VirtioPci for NetSriov<D> {
     fn doorbells(&self, out: &mut Vec<Doorbell>) {
         self.pf.doorbells(WindowId::Bar(REGISTERS_BAR), 0, out);
-        let aperture = self.sriov().map_or(0, |sriov| sriov.aperture(REGISTERS_BAR));
-        for (index, vf) in self.visible() {
-            vf.doorbells(WindowId::VfBar(REGISTERS_BAR), aperture.saturating_mul(index.0.into()), out);
-        }
+        self.visible().for_each(|(index, vf)| self.vf_doorbells(index, vf, out));
     }
 
     fn messages(&self, out: &mut Vec<Message>) {
         self.pf.messages(out);
         if self.powered() {
             self.visible().for_each(|(_, vf)| vf.messages(out));
+        }
+    }
+
+    fn vf_at(&self, window: WindowId, offset: u64) -> Option<Rid> {
+        let WindowId::VfBar(bar) = window else { return None };
+        let (index, _) = self.locate(bar, offset)?;
+        self.vf(index).map(VirtioFunction::rid)
+    }
+
+    fn vf_wants(&self, rid: Rid, doorbells: &mut Vec<Doorbell>, messages: &mut Vec<Message>) {
+        let Some(Target::Vf(index)) = self.target(rid) else { return };
+        let Some(vf) = self.vf(index) else { return };
+        self.vf_doorbells(index, vf, doorbells);
+        if self.powered() {
+            vf.messages(messages);
         }
     }
 
@@ -302,6 +322,23 @@ impl<D: VirtioDevice> VirtioPci for NetSriov<D> {
 
     fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
         std::mem::take(&mut self.stopping)
+    }
+
+    fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
+        let Some(index) = vf else { return Some(FunctionStatus { exists: true, driver: self.pf.status() }) };
+        Some(FunctionStatus { exists: index.0 < self.num_visible(), driver: self.vf(index)?.status() })
+    }
+
+    fn sriov_status(&self) -> Option<SriovStatus> {
+        self.sriov().map(|sriov| SriovStatus { num_vfs: sriov.num_vfs(), vf_enable: sriov.vf_enable() })
+    }
+
+    fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+        let function = match vf {
+            Some(index) => self.vfs.get_mut(usize::from(index.0))?,
+            None => &mut self.pf,
+        };
+        function.device_mut().port()
     }
 
     fn pause(&mut self) {

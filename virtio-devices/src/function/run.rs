@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use pci::WindowId;
+use vmm_sys_util::eventfd::EventFd;
 
-use crate::{Doorbell, SharedQueue, Start, VirtioDevice, Worker};
+use crate::{SharedQueue, Start, VirtioDevice, Worker};
 
 /// Queues that outlive their workers: a stop that is not a reset keeps their positions.
 #[derive(Default)]
@@ -63,12 +63,9 @@ impl Run {
         }
     }
 
-    /// Appends the doorbells of the queues that run. `offset` is where in `window` a queue has its doorbell.
-    pub fn doorbells(&self, window: WindowId, offset: impl Fn(u16) -> u64, out: &mut Vec<Doorbell>) {
-        for worker in self.workers() {
-            let doorbell = |queue: &u16| Doorbell { window, offset: offset(*queue), eventfd: Arc::clone(&worker.kick) };
-            out.extend(worker.queues.iter().map(doorbell));
-        }
+    /// The queues that run, and what a doorbell of theirs signals.
+    pub fn doorbells(&self) -> impl Iterator<Item = (u16, &Arc<EventFd>)> {
+        self.workers().flat_map(|worker| worker.queues.iter().map(|queue| (*queue, &worker.kick)))
     }
 }
 

@@ -1,3 +1,4 @@
+use crate::Port;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
 use std::os::fd::OwnedFd;
 
+use crate::Port;
 use pci::{Placement, Rid, VfIndex, VfPlacement};
 use virtio_bindings::virtio_net::*;
 use vm_memory::GuestMemoryMmap;
