@@ -3,6 +3,8 @@
 use super::*;
 use crate::{DeviceSpecific, DeviceState, PositionState, VectorState};
 
+type Change = fn(&mut DeviceState);
+
 /// Pauses the function and saves it, by way of text.
 fn save(function: &mut VirtioFunction<FakeDevice>) -> DeviceState {
     VirtioPci::pause(function);
@@ -172,7 +174,7 @@ fn a_restore_stops_what_ran_and_replaces_it() {
 
 #[test]
 fn states_of_other_devices_are_refused_with_a_sentence() {
-    let refused = |change: fn(&mut DeviceState)| {
+    let refused = |change: Change| {
         let mut state = save(&mut used());
         change(&mut state);
         let mut function = used();
@@ -182,7 +184,7 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
         text
     };
     for (change, what) in [
-        ((|state| state.device_type = 2) as fn(&mut DeviceState), "device types"),
+        ((|state| state.device_type = 2) as Change, "device types"),
         (|state| state.rid += 8, "addresses"),
         (|state| state.function.transport.queues.truncate(2), "numbers of virtqueues"),
         (|state| state.function.transport.driver_features[0] = 1, "virtio features"),
@@ -198,7 +200,7 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
 
 #[test]
 fn what_no_driver_could_have_brought_about_is_refused() {
-    let changes: [(fn(&mut DeviceState), &str); 16] = [
+    let changes: [(Change, &str); 16] = [
         (|state| state.function.transport.status = 15 | 16, "the virtio registers"),
         (|state| state.function.transport.status = 64, "the virtio registers"),
         (|state| state.function.transport.status = 4, "the virtio registers"),

@@ -50,8 +50,11 @@ fn restored(state: &DeviceState) -> NetSriov<FakeDevice> {
     device
 }
 
+/// Images of all functions, windows, and messages without their eventfds.
+type Everything = (Vec<Vec<u32>>, Vec<Window>, Vec<(Rid, u64, u32)>);
+
 /// What a guest can read of all functions, and what the device wants of its host.
-pub(super) fn everything(device: &mut NetSriov<FakeDevice>) -> (Vec<Vec<u32>>, Vec<Window>, Vec<(Rid, u64, u32)>) {
+pub(super) fn everything(device: &mut NetSriov<FakeDevice>) -> Everything {
     let mut windows = Vec::new();
     device.windows(&mut windows);
     let mut messages = Vec::new();

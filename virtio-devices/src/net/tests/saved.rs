@@ -19,6 +19,8 @@ const VF: Rid = Rid::from_bits(0x101);
 /// Bytes of a VF's slice of the registers' BAR.
 const SLICE: u64 = 0x2000;
 
+type Change = fn(&mut NicState);
+
 fn nic() -> Net {
     let near = (0..2).map(|_| sockets().0).collect();
     Net::new(spec(2, 256), Tap::over_sockets(near)).unwrap()
@@ -89,7 +91,7 @@ fn a_nic_as_at_power_on_needs_no_state_and_one_that_was_reset_keeps_link_and_gen
 
 #[test]
 fn what_the_driver_had_no_feature_for_is_refused() {
-    let changes: [(u32, fn(&mut NicState)); 7] = [
+    let changes: [(u32, Change); 7] = [
         (VIRTIO_NET_F_CTRL_MAC_ADDR, |state| state.mac = OTHER),
         (VIRTIO_NET_F_MQ, |state| state.active_pairs = 2),
         (VIRTIO_NET_F_GUEST_TSO6, |state| state.offloads = 1 << VIRTIO_NET_F_GUEST_TSO6),
@@ -110,7 +112,7 @@ fn what_the_driver_had_no_feature_for_is_refused() {
 
 #[test]
 fn what_no_driver_could_command_is_refused() {
-    let changes: [fn(&mut NicState); 11] = [
+    let changes: [Change; 11] = [
         |state| state.mac = GROUP,
         |state| state.mac = [0; 6],
         |state| state.active_pairs = 0,
