@@ -29,7 +29,7 @@ Exit code:
   1  something is wrong with the configuration, the host or the guest
   2  the command line cannot be read: an unknown option or key, or a malformed value";
 
-const CONSOLE_MODES: &str = "off, null, tty or file=<path>";
+const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
 
 /// Options that Cloud Hypervisor has and this version has not.
 const LATER: &[(&str, &str)] = &[

@@ -116,7 +116,10 @@ fn an_option_whose_text_cannot_be_read_is_a_usage_error() {
     assert_eq!(malformed("--memory", "shared=maybe"), "--memory shared=maybe: give on or off");
     assert_eq!(malformed("--net", "mac=52:54"), "--net mac=52:54: not a MAC address; write it as 52:54:00:12:34:56");
     assert_eq!(malformed("--net", "fd=[3"), "--net fd=[3: a bracket is not closed");
-    assert_eq!(malformed("--serial", "on"), "--serial on: not a console; give off, null, tty or file=<path>");
+    assert_eq!(
+        malformed("--serial", "on"),
+        "--serial on: not a console; give off, null, tty, pty, file=<path> or socket=<path>"
+    );
     assert_eq!(malformed("--net-vf", "pf=a"), "--net-vf: index has to be given");
     assert_eq!(
         malformed("--net-vf", "index=0"),

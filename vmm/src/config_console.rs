@@ -32,7 +32,7 @@ pub enum ConsoleMode {
 pub struct ConsoleConfig {
     /// Where its characters go.
     pub mode: ConsoleMode,
-    /// The file, in mode `File` and only there.
+    /// The file, in mode `File`. In mode `Pty`, the path of the pseudo-terminal, once there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
     /// The socket, in mode `Socket` and only there.
@@ -53,12 +53,7 @@ impl ConsoleConfig {
 
     /// Checks it as the serial port.
     pub(crate) fn check_serial(&self) -> Result<(), ConfigError> {
-        self.check_path("--serial")?;
-        match self.mode {
-            ConsoleMode::Off | ConsoleMode::Null | ConsoleMode::Tty | ConsoleMode::File => Ok(()),
-            ConsoleMode::Pty => self.not_yet("--serial", "pseudo-terminals are", "use tty or file=<path>"),
-            ConsoleMode::Socket => self.not_yet("--serial", "consoles on sockets are", "use tty or file=<path>"),
-        }
+        self.check_path("--serial")
     }
 
     /// Checks it as the virtio console.
@@ -78,6 +73,10 @@ impl ConsoleConfig {
     /// A path is there if and only if the mode has one.
     fn check_path(&self, option: &str) -> Result<(), ConfigError> {
         let wanted = (self.mode == ConsoleMode::File, self.mode == ConsoleMode::Socket);
+        if self.mode == ConsoleMode::Pty && self.socket.is_none() {
+            // As the VM was told to have been: it gets another one.
+            return Ok(());
+        }
         let fail = |what: &str| Err(ConfigError::new(format!("{option} {self}"), Problem::Conflict(what.to_string())));
         match (self.file.is_some(), self.socket.is_some()) {
             given if given == wanted => Ok(()),
@@ -91,7 +90,7 @@ impl ConsoleConfig {
 
 /// The text is not a console.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not a console; give off, null, tty or file=<path>")]
+#[error("not a console; give off, null, tty, pty, file=<path> or socket=<path>")]
 pub struct ParseConsoleError;
 
 impl FromStr for ConsoleConfig {

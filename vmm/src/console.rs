@@ -1,52 +1,26 @@
-//! The serial port: a 16550A, and the file or terminal behind it.
+//! The serial port: a 16550A, and what is behind it.
 //!
-//! Input comes from standard input in mode `tty`, and a terminal is put into raw mode then. Input that the guest does not take
-//! stays where it is, in the terminal or pipe.
+//! Input that the guest does not take stays where it is, in the terminal, pipe or socket.
 //!
-//! Output never blocks a vCPU for good. If nobody takes it, the vCPU that writes waits up to [`PATIENCE`], once; what follows
-//! is dropped until somebody takes it again, as it is on a line without flow control. Nobody else waits with it: the registers
-//! can be used meanwhile, and only who has something to write, too, waits for its turn.
+//! Output never blocks a vCPU for good. If nobody takes it, the vCPU that writes waits up to [`virtio_devices::PATIENCE`], once; what
+//! follows is dropped until somebody takes it again, as it is on a line without flow control. Nobody else waits with it: the
+//! registers can be used meanwhile, and only who has something to write, too, waits for its turn.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use thiserror::Error;
+use virtio_devices::CharDevice;
 use vm_superio::serial::SerialEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::config::{ConsoleConfig, ConsoleMode};
-use crate::terminal::{RawTerminal, is_background};
-
-/// How long a vCPU waits for output that nobody takes.
-pub const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Why there is no serial port.
-#[derive(Debug, Error)]
-pub enum Error {
-    /// The file cannot be written.
-    #[error("--serial file={}: cannot be written: {error}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        error: io::Error,
-    },
-    /// The mode is not one that a serial port has here.
-    #[error("--serial: this mode is not in this version yet; give off, null, tty or file=<path>")]
-    Mode,
-    /// The host has no file descriptors or threads left.
-    #[error("--serial: {0}")]
-    Host(#[from] io::Error),
-}
+use crate::config::ConsoleConfig;
+use crate::console_end::ConsoleEnd;
+pub use crate::console_end::Error;
 
 /// The serial port as the guest sees it.
 #[derive(Debug)]
@@ -54,7 +28,7 @@ pub struct SerialPort {
     /// The registers, and the bytes that were written to them and are not on their way yet: one for each vCPU at most.
     uart: Mutex<Uart>,
     /// Locked before `uart` by who takes those bytes, so that they leave in the order in which they came.
-    output: Mutex<Output>,
+    output: Mutex<Arc<CharDevice>>,
     interrupt: Arc<EventFd>,
     room: Arc<EventFd>,
 }
@@ -62,7 +36,7 @@ pub struct SerialPort {
 type Uart = Serial<Interrupt, Room, Vec<u8>>;
 
 impl SerialPort {
-    fn new(output: Output) -> io::Result<Self> {
+    fn new(output: Arc<CharDevice>) -> io::Result<Self> {
         let interrupt = Arc::new(EventFd::new(EFD_NONBLOCK)?);
         let room = Arc::new(EventFd::new(EFD_NONBLOCK)?);
         let uart = Mutex::new(uart(&interrupt, &room));
@@ -94,11 +68,9 @@ impl SerialPort {
 
     /// Writes out what is pending, which may be another vCPU's, too.
     fn send(&self) {
-        let mut output = self.output.lock();
+        let output = self.output.lock();
         let bytes = mem::take(self.uart.lock().writer_mut());
-        for byte in bytes {
-            output.write(byte);
-        }
+        output.write(&bytes);
     }
 
     /// Returns to the state of power-on.
@@ -154,44 +126,13 @@ impl SerialEvents for Room {
     }
 }
 
-/// Where the guest's output goes.
-#[derive(Debug)]
-struct Output {
-    /// `None` drops it.
-    file: Option<File>,
-    /// How long to wait for somebody to take it.
-    patience: Duration,
-    /// Nobody took it the last time.
-    stuck: bool,
-}
-
-impl Output {
-    fn write(&mut self, byte: u8) {
-        let Some(mut file) = self.file.as_ref() else { return };
-        self.stuck = !writable(file.as_fd(), if self.stuck { Duration::ZERO } else { self.patience });
-        if !self.stuck {
-            // What cannot be written is lost, as on a line that nobody listens to.
-            let _ = file.write(&[byte]);
-        }
-    }
-}
-
-/// Whether `fd` takes output within `patience`. A signal ends the wait: it may be the one that stops the vCPU.
-fn writable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
-    let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
-    // A reader that is gone shows as an error, which the write then finds.
-    matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1..))
-}
-
 /// The serial port and what is behind it.
 #[derive(Debug)]
 pub struct Console {
     port: Arc<SerialPort>,
-    tty: bool,
     // Dropped in this order: the reader ends before the terminal is restored.
     reader: Option<Reader>,
-    terminal: Option<RawTerminal>,
+    end: ConsoleEnd,
 }
 
 impl Console {
@@ -199,34 +140,24 @@ impl Console {
     ///
     /// # Errors
     ///
-    /// When the file cannot be written.
+    /// When the other end cannot be had.
     pub fn open(config: &ConsoleConfig) -> Result<Option<Self>, Error> {
-        let file = match (config.mode, &config.file) {
-            (ConsoleMode::Off, _) => return Ok(None),
-            (ConsoleMode::Null, _) => None,
-            (ConsoleMode::Tty, _) => Some(File::from(io::stdout().as_fd().try_clone_to_owned()?)),
-            (ConsoleMode::File, Some(path)) => {
-                Some(File::create(path).map_err(|error| Error::File { path: path.clone(), error })?)
-            }
-            _ => return Err(Error::Mode),
-        };
-        let output = Output { file, patience: PATIENCE, stuck: false };
-        let port = Arc::new(SerialPort::new(output)?);
-        Ok(Some(Self { port, tty: config.mode == ConsoleMode::Tty, reader: None, terminal: None }))
+        let Some(end) = ConsoleEnd::open("--serial", config)? else { return Ok(None) };
+        let port = SerialPort::new(Arc::clone(end.device())).map_err(|error| Error::host("--serial", error))?;
+        Ok(Some(Self { port: Arc::new(port), reader: None, end }))
     }
 
-    /// In mode `tty`, makes the terminal a raw one until the console is dropped, and reads input from it. The caller keeps
-    /// signals from ending the process before that.
+    /// In mode `tty`, makes the terminal a raw one until the console is dropped. Reads input from now on, where there is any. The
+    /// caller keeps signals from ending the process before that.
     ///
     /// # Errors
     ///
     /// When the terminal cannot be set, or there is no thread left.
     pub fn take_terminal(&mut self) -> Result<(), Error> {
-        // A terminal that is another job's now would stop the whole process when it is read.
-        if self.tty && !is_background(io::stdin().as_fd()) {
-            self.terminal = RawTerminal::enter(io::stdin().as_fd())?;
-            let input = io::stdin().as_fd().try_clone_to_owned()?.into();
-            self.reader = Some(Reader::start(Arc::clone(&self.port), input)?);
+        self.end.take_terminal()?;
+        if self.end.has_input() {
+            let reader = Reader::start(Arc::clone(&self.port), Arc::clone(self.end.device()));
+            self.reader = Some(reader.map_err(|error| Error::host("--serial", error))?);
         }
         Ok(())
     }
@@ -234,6 +165,11 @@ impl Console {
     /// The serial port.
     pub fn port(&self) -> &Arc<SerialPort> {
         &self.port
+    }
+
+    /// What is behind it.
+    pub const fn end(&self) -> &ConsoleEnd {
+        &self.end
     }
 }
 
@@ -245,7 +181,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn start(port: Arc<SerialPort>, input: File) -> io::Result<Self> {
+    fn start(port: Arc<SerialPort>, input: Arc<CharDevice>) -> io::Result<Self> {
         let stop = Arc::new(EventFd::new(EFD_NONBLOCK)?);
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
@@ -268,45 +204,42 @@ impl Drop for Reader {
 }
 
 /// Waits for input and for the guest to have room for it, and passes some on. False at the end of input, or when told to stop.
-fn pass_input(port: &SerialPort, mut input: &File, stop: &EventFd) -> io::Result<bool> {
+fn pass_input(port: &SerialPort, input: &CharDevice, stop: &EventFd) -> io::Result<bool> {
     let room = port.room();
     // SAFETY: both eventfds are open as long as they are borrowed here.
-    let [stop, space] = [stop, &port.room].map(|fd| unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
-    let mut fds = [stop, space, input.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    let others = [stop, &port.room].map(|fd| unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
     // Without room, input is left where it is.
-    let watched = if room == 0 { &mut fds[..2] } else { &mut fds[..] };
-    match rustix::event::poll(watched, None) {
-        Err(rustix::io::Errno::INTR) => return Ok(true),
-        result => result?,
-    };
-    let [stop, space, ready] = fds.map(|fd| !fd.revents().is_empty());
+    let woken = input.wait(others, room > 0)?;
+    let [stop, space] = woken.others;
     if space {
         let _ = port.room.read();
     }
-    if stop || !ready {
+    if stop || !woken.input {
         return Ok(!stop);
     }
     let mut bytes = [0; 64];
     let limit = room.min(bytes.len());
-    match io::Read::read(&mut input, &mut bytes[..limit]) {
+    match input.read(&mut bytes[..limit]) {
         Ok(0) => Ok(false),
         Ok(len) => {
             port.receive(&bytes[..len]);
             Ok(true)
         }
-        Err(error) => match error.kind() {
-            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => Ok(true),
-            _ => Err(error),
-        },
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(error) => Err(error),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{PipeReader, Read};
-    use std::time::Instant;
+    use std::io::{PipeReader, Read, Write};
+    use std::os::fd::OwnedFd;
+    use std::time::{Duration, Instant};
+
+    use virtio_devices::PATIENCE;
 
     use super::*;
+    use crate::config::ConsoleMode;
 
     const DATA: u8 = 0;
     const INTERRUPT_ENABLE: u8 = 1;
@@ -314,9 +247,13 @@ mod tests {
 
     fn port(patience: Duration) -> (Arc<SerialPort>, PipeReader) {
         let (reader, writer) = io::pipe().unwrap();
-        let file = std::os::fd::OwnedFd::from(writer).into();
-        let output = Output { file: Some(file), patience, stuck: false };
-        (Arc::new(SerialPort::new(output).unwrap()), reader)
+        let output = CharDevice::over(None, writer.into()).unwrap().with_patience(patience);
+        (Arc::new(SerialPort::new(Arc::new(output)).unwrap()), reader)
+    }
+
+    fn input_of(input: OwnedFd) -> Arc<CharDevice> {
+        let (_reader, writer) = io::pipe().unwrap();
+        Arc::new(CharDevice::over(Some(input), writer.into()).unwrap())
     }
 
     #[test]
@@ -350,8 +287,7 @@ mod tests {
     fn the_registers_can_be_used_while_output_waits_for_a_reader() {
         let (port, mut reader) = port(PATIENCE);
         let capacity = rustix::pipe::fcntl_getpipe_size(&reader).unwrap();
-        let full = port.output.lock().file.as_ref().unwrap().write(&vec![b'x'; capacity]).unwrap();
-        assert_eq!(full, capacity);
+        port.output.lock().write(&vec![b'x'; capacity]);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| port.write(DATA, b'!'));
             let start = Instant::now();
@@ -404,15 +340,8 @@ mod tests {
         let sent: Vec<u8> = (0..=255).collect();
         writer.write_all(&sent).unwrap();
         drop(writer);
-        let reader = Reader::start(Arc::clone(&port), std::os::fd::OwnedFd::from(input).into()).unwrap();
-        let mut received = Vec::new();
-        let start = Instant::now();
-        while received.len() < sent.len() && start.elapsed() < PATIENCE {
-            if port.read(5) & 1 == 1 {
-                received.push(port.read(DATA));
-            }
-        }
-        assert_eq!(received, sent);
+        let reader = Reader::start(Arc::clone(&port), input_of(input.into())).unwrap();
+        assert_eq!(received(&port, sent.len()), sent);
         drop(reader);
     }
 
@@ -420,7 +349,7 @@ mod tests {
     fn a_reader_without_input_ends_when_it_is_dropped() {
         let (port, _output) = port(PATIENCE);
         let (input, _writer) = io::pipe().unwrap();
-        drop(Reader::start(port, std::os::fd::OwnedFd::from(input).into()).unwrap());
+        drop(Reader::start(port, input_of(input.into())).unwrap());
     }
 
     #[test]
@@ -449,6 +378,52 @@ mod tests {
         let config = ConsoleConfig { file: Some(path.join("below a file")), ..config };
         let error = Console::open(&config).unwrap_err().to_string();
         assert!(error.starts_with("--serial file=") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_pseudo_terminal_is_the_other_end_of_the_line() {
+        let mut console = Console::open(&ConsoleConfig::new(ConsoleMode::Pty)).unwrap().unwrap();
+        console.take_terminal().unwrap();
+        let path = console.end().device().pty().unwrap();
+        let mut user = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        b"login: ".iter().for_each(|byte| console.port().write(DATA, *byte));
+        let mut bytes = [0; 7];
+        user.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"login: ");
+        user.write_all(b"root\r").unwrap();
+        assert_eq!(received(console.port(), 5), b"root\r");
+    }
+
+    #[test]
+    fn clients_of_a_socket_come_and_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("serial");
+        let config = ConsoleConfig { socket: Some(path.clone()), ..ConsoleConfig::new(ConsoleMode::Socket) };
+        let mut console = Console::open(&config).unwrap().unwrap();
+        console.take_terminal().unwrap();
+        for _ in 0..3 {
+            let mut user = std::os::unix::net::UnixStream::connect(&path).unwrap();
+            user.write_all(b"ls").unwrap();
+            assert_eq!(received(console.port(), 2), b"ls");
+            console.port().write(DATA, b'x');
+            let mut byte = [0];
+            user.read_exact(&mut byte).unwrap();
+            assert_eq!(byte, *b"x");
+        }
+        drop(console);
+        assert!(!path.exists());
+    }
+
+    /// What the guest has received once it is `len` bytes, or after some seconds.
+    fn received(port: &SerialPort, len: usize) -> Vec<u8> {
+        let mut received = Vec::new();
+        let start = Instant::now();
+        while received.len() < len && start.elapsed() < PATIENCE {
+            if port.read(5) & 1 == 1 {
+                received.push(port.read(DATA));
+            }
+        }
+        received
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub mod arch;
 pub mod boot;
 mod bus;
 pub mod console;
+pub mod console_end;
 mod control;
 pub mod cpu;
 mod error;

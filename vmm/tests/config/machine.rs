@@ -1,8 +1,8 @@
 //! Every rule that the rest of the machine can break.
 
-use vmm::config::PayloadConfig;
+use vmm::config::{ConsoleConfig, ConsoleMode, PayloadConfig};
 
-use crate::with;
+use crate::{vm, with};
 
 #[test]
 fn a_vm_without_vcpus_memory_or_kernel_is_refused() {
@@ -41,14 +41,6 @@ fn wrong_huge_pages_are_refused() {
 #[test]
 fn a_console_that_cannot_be_is_refused() {
     assert_eq!(
-        with(|vm| vm.serial = "pty".parse().unwrap()),
-        "--serial pty: pseudo-terminals are not in this version yet; use tty or file=<path>"
-    );
-    assert_eq!(
-        with(|vm| vm.serial = "socket=/tmp/s".parse().unwrap()),
-        "--serial socket=/tmp/s: consoles on sockets are not in this version yet; use tty or file=<path>"
-    );
-    assert_eq!(
         with(|vm| vm.console = "tty".parse().unwrap()),
         "--console tty: the virtio console is not in this version yet; use --serial"
     );
@@ -58,4 +50,21 @@ fn a_console_that_cannot_be_is_refused() {
     );
     let json = |text: &str| serde_json::from_str(text).unwrap();
     assert_eq!(with(|vm| vm.serial = json(r#"{"mode":"File"}"#)), "--serial file=: mode File needs a file; give one");
+    assert_eq!(
+        with(|vm| vm.serial = json(r#"{"mode":"Pty","socket":"/tmp/s"}"#)),
+        "--serial pty: only mode Socket has a socket; leave socket out"
+    );
+}
+
+#[test]
+fn a_serial_port_may_be_any_console() {
+    for mode in ["off", "null", "tty", "pty", "file=/tmp/f", "socket=/tmp/s"] {
+        let mut config = vm(&[], &[]).unwrap();
+        config.serial = mode.parse().unwrap();
+        assert!(config.plan().is_ok(), "{mode}");
+    }
+    // A client gives back what it was told: where the pseudo-terminal was.
+    let mut config = vm(&[], &[]).unwrap();
+    config.serial = ConsoleConfig { file: Some("/dev/pts/7".into()), ..ConsoleConfig::new(ConsoleMode::Pty) };
+    assert!(config.plan().is_ok());
 }
