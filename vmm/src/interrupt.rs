@@ -93,18 +93,28 @@ impl Routes {
     pub fn commit(&self, change: RouteChange, wiring: &dyn Wiring) -> io::Result<Vec<u32>> {
         let RouteChange { remove, change, add } = change;
         let mut table = self.table.lock();
-        table.retain(|gsi, _| !remove.contains(gsi));
+        for gsi in remove {
+            table.remove(&gsi);
+        }
         let room = add.len().min(MESSAGES.saturating_sub(table.len()));
         if change.is_empty() && room == 0 {
             return Ok(Vec::new());
         }
-        let gsis: Vec<_> = (IOAPIC_PINS..TABLE).filter(|gsi| !table.contains_key(gsi)).take(room).collect();
-        let mut new = table.clone();
-        new.extend(change.into_iter().map(|route| (route.gsi, route)));
-        new.extend(gsis.iter().zip(add).map(|(&gsi, route)| (gsi, MsiRoute { gsi, ..route })));
-        let routes: Vec<_> = new.values().copied().collect();
-        wiring.set_irq_routes(&routes)?;
-        *table = new;
+        let mut used = table.keys().peekable();
+        let gsis: Vec<_> = (IOAPIC_PINS..TABLE).filter(|gsi| used.next_if_eq(&gsi).is_none()).take(room).collect();
+        let new = gsis.iter().zip(add).map(|(&gsi, route)| MsiRoute { gsi, ..route });
+        let before: Vec<_> =
+            change.into_iter().chain(new).map(|route| (route.gsi, table.insert(route.gsi, route))).collect();
+        let routes: Vec<_> = table.values().copied().collect();
+        if let Err(error) = wiring.set_irq_routes(&routes) {
+            for (gsi, route) in before.into_iter().rev() {
+                match route {
+                    Some(route) => table.insert(gsi, route),
+                    None => table.remove(&gsi),
+                };
+            }
+            return Err(error);
+        }
         Ok(gsis)
     }
 

@@ -49,6 +49,7 @@ mod firmware;
 mod interrupt;
 mod mmio;
 mod slot;
+mod wires;
 
 /// The machine that devices are plugged into, without a VM: for fuzz targets.
 #[cfg(feature = "testing")]

@@ -5,9 +5,7 @@
 //! difference to what has been done is applied. Who asks last applies last, because the record of what has been done is locked
 //! from before the question to after the answer is applied.
 
-use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -15,13 +13,12 @@ use std::thread::JoinHandle;
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, ResetKind, Rid, Window, WindowId};
-use virtio_devices::{Doorbell, Message, VirtioPci};
-use vmm_sys_util::eventfd::EventFd;
+use virtio_devices::VirtioPci;
 
 use crate::config_pages::{ConfigPages, Shown, Touched};
-use crate::interrupt::{RouteChange, Routes, Wiring};
-use crate::kvm::MsiRoute;
+use crate::interrupt::{Routes, Wiring};
 use crate::mmio::MmioMap;
+use crate::wires::{Scope, Tools, Wants, Wires};
 
 /// The queues began or ceased to run.
 const QUEUES: Effects = Effects { queues: true, ..Effects::NONE };
@@ -47,20 +44,6 @@ impl Machine {
     }
 }
 
-/// A message's wire. It keeps its route, and its GSI, while it is masked, until its eventfd belongs to no vector any more.
-struct Wire {
-    eventfd: Arc<EventFd>,
-    route: MsiRoute,
-    /// The eventfd raises `route.gsi`.
-    attached: bool,
-}
-
-impl Wire {
-    fn is(&self, message: &Message) -> bool {
-        Arc::ptr_eq(&self.eventfd, &message.eventfd)
-    }
-}
-
 /// A device and its configuration space as pages, which change together.
 struct Inner {
     device: Box<dyn VirtioPci>,
@@ -71,10 +54,7 @@ struct Inner {
 #[derive(Default)]
 struct Wired {
     windows: Vec<Window>,
-    /// By guest address.
-    doorbells: BTreeMap<u64, Arc<EventFd>>,
-    /// By the eventfd's number.
-    messages: BTreeMap<i32, Wire>,
+    wires: Wires,
     /// The pages of configuration space that are shown: the device's own, and its VFs'.
     shown: [Option<Shown>; 2],
     /// The VM shows no pages: every read is an exit.
@@ -119,19 +99,22 @@ impl Slot {
 
     /// Writes to a window.
     pub fn mmio_write(&self, window: WindowId, offset: u64, data: &[u8]) {
-        self.access(Touched::Nothing, |device| device.mmio_write(window, offset, data));
+        self.access(Touched::Nothing, |device| {
+            let scope = device.vf_at(window, offset).map_or(Scope::Device, Scope::Vf);
+            (device.mmio_write(window, offset, data), scope)
+        });
     }
 
     /// Resets the device as a power cycle does.
     pub fn reset(&self) {
-        self.access(Touched::All, |device| device.reset(ResetKind::Conventional));
+        self.access(Touched::All, |device| (device.reset(ResetKind::Conventional), Scope::Device));
     }
 
     /// Lets the device's queues stand still until [`Self::resume`].
     pub fn pause(&self) {
         self.access(Touched::Nothing, |device| {
             device.pause();
-            QUEUES
+            (QUEUES, Scope::Device)
         });
     }
 
@@ -139,7 +122,7 @@ impl Slot {
     pub fn resume(&self) {
         self.access(Touched::Nothing, |device| {
             device.resume();
-            QUEUES
+            (QUEUES, Scope::Device)
         });
     }
 
@@ -153,37 +136,52 @@ impl Slot {
     }
 
     /// Makes an access that touches registers of configuration space as `touched` says, and all of its effects, before it
-    /// returns.
-    fn access(&self, touched: Touched, access: impl FnOnce(&mut dyn VirtioPci) -> Effects) {
-        let (changed, stopping) = {
+    /// returns. The access says what effects it had, and on which functions.
+    fn access(&self, touched: Touched, access: impl FnOnce(&mut dyn VirtioPci) -> (Effects, Scope)) {
+        let (changed, scope, stopping) = {
             let mut inner = self.inner.lock();
             let Inner { device, pages } = &mut *inner;
-            let effects = access(device.as_mut());
+            let (effects, scope) = access(device.as_mut());
             // What a PF's register changes may be in its VFs, too.
             let touched = match touched {
                 Touched::Function(rid) if rid == self.placement.rid && !effects.is_none() => Touched::All,
                 touched => touched,
             };
             let shown = pages.refresh(device.as_ref(), touched);
-            (shown || !effects.is_none(), device.take_stopping())
+            (shown || !effects.is_none(), scope, device.take_stopping())
         };
         join(stopping);
         if changed {
-            self.reconcile();
+            self.reconcile_in(scope);
         }
     }
 
     /// Makes windows, doorbells, messages and shown pages what the device wants them to be.
     pub fn reconcile(&self) {
+        self.reconcile_in(Scope::Device);
+    }
+
+    /// As [`Self::reconcile`], where only doorbells and messages of the functions in `scope` may have changed.
+    fn reconcile_in(&self, mut scope: Scope) {
         let mut wired = self.wired.lock();
-        let (mut windows, mut doorbells, mut messages) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut windows, mut wants) = (Vec::new(), Wants::default());
         let shown = if wired.retired {
+            scope = Scope::Device;
             [None, None]
         } else {
             let inner = self.inner.lock();
             inner.device.windows(&mut windows);
-            inner.device.doorbells(&mut doorbells);
-            inner.device.messages(&mut messages);
+            if windows != wired.windows {
+                // Another vCPU has changed them, and has not come here yet.
+                scope = Scope::Device;
+            }
+            match scope {
+                Scope::Device => {
+                    inner.device.doorbells(&mut wants.doorbells);
+                    inner.device.messages(&mut wants.messages);
+                }
+                Scope::Vf(rid) => inner.device.vf_wants(rid, &mut wants.doorbells, &mut wants.messages),
+            }
             inner.pages.shown(inner.device.as_ref())
         };
         if windows != wired.windows
@@ -192,10 +190,11 @@ impl Slot {
             self.machine.mmio.replace(&this, |owner| Arc::ptr_eq(owner, &this), &windows);
         }
         if let Some(wiring) = &*self.machine.wiring.load() {
-            let doorbells = addresses(&windows, doorbells);
-            self.wire_doorbells(&mut wired.doorbells, doorbells, wiring.as_ref().as_ref());
-            self.wire_messages(&mut wired.messages, messages, wiring.as_ref().as_ref());
-            self.show(&mut wired, shown, wiring.as_ref().as_ref());
+            let wiring = wiring.as_ref().as_ref();
+            let complain = |what: &str, error: &io::Error| self.complain(what, error);
+            let tools = Tools { routes: &self.machine.routes, wiring, complain: &complain };
+            wired.wires.update(scope, wants, &windows, &tools);
+            self.show(&mut wired, shown, wiring);
         }
         wired.windows = windows;
     }
@@ -226,117 +225,11 @@ impl Slot {
         }
     }
 
-    fn wire_doorbells(
-        &self,
-        wired: &mut BTreeMap<u64, Arc<EventFd>>,
-        wanted: BTreeMap<u64, Arc<EventFd>>,
-        wiring: &dyn Wiring,
-    ) {
-        wired.retain(|address, eventfd| {
-            let keep = wanted.get(address).is_some_and(|wanted| Arc::ptr_eq(wanted, eventfd));
-            if !keep && let Err(error) = wiring.detach_ioeventfd(eventfd, *address) {
-                self.complain("remove a doorbell", &error);
-            }
-            keep
-        });
-        for (address, eventfd) in wanted {
-            if wired.contains_key(&address) {
-                continue;
-            }
-            match wiring.attach_ioeventfd(&eventfd, address) {
-                Ok(()) => drop(wired.insert(address, eventfd)),
-                // The guest's writes come as exits then, which signal the same eventfd.
-                Err(error) => self.complain("make a doorbell of an address", &error),
-            }
-        }
-    }
-
-    fn wire_messages(&self, wired: &mut BTreeMap<i32, Wire>, wanted: Vec<Message>, wiring: &dyn Wiring) {
-        let wanted: BTreeMap<_, _> = wanted.into_iter().map(|message| (message.eventfd.as_raw_fd(), message)).collect();
-        let remove = self.detach(wired, &wanted, wiring);
-        let mut change = RouteChange { remove, ..RouteChange::default() };
-        let mut new = Vec::new();
-        for (fd, message) in &wanted {
-            match wired.get(fd) {
-                Some(wire) if !wire.is(message) => {}
-                Some(wire) if wire.route == route(message, wire.route.gsi) => {}
-                Some(wire) => change.change.push(route(message, wire.route.gsi)),
-                None => {
-                    change.add.push(route(message, 0));
-                    new.push(message);
-                }
-            }
-        }
-        let changed: BTreeMap<_, _> = change.change.iter().map(|route| (route.gsi, *route)).collect();
-        match self.machine.routes.commit(change, wiring) {
-            Ok(gsis) => {
-                for wire in wired.values_mut() {
-                    wire.route = changed.get(&wire.route.gsi).copied().unwrap_or(wire.route);
-                }
-                if gsis.len() < new.len() {
-                    self.complain("route all interrupts", &io::Error::other("the VM has no more interrupt routes"));
-                }
-                wired.extend(gsis.into_iter().zip(new).map(|(gsi, message)| {
-                    let eventfd = Arc::clone(&message.eventfd);
-                    (eventfd.as_raw_fd(), Wire { eventfd, route: route(message, gsi), attached: false })
-                }));
-            }
-            Err(error) => self.complain("route interrupts", &error),
-        }
-        self.attach(wired, &wanted, wiring);
-    }
-
-    /// Detaches what must not be sent now, which keeps its signal in its eventfd, and returns the GSIs of what has gone for good.
-    fn detach(
-        &self,
-        wired: &mut BTreeMap<i32, Wire>,
-        wanted: &BTreeMap<i32, Message>,
-        wiring: &dyn Wiring,
-    ) -> Vec<u32> {
-        let mut gone = Vec::new();
-        wired.retain(|fd, wire| {
-            if wire.attached && !wanted.get(fd).is_some_and(|message| wire.is(message)) {
-                match wiring.detach_irqfd(&wire.eventfd, wire.route.gsi) {
-                    Ok(()) => wire.attached = false,
-                    Err(error) => self.complain("detach an interrupt", &error),
-                }
-            }
-            // An eventfd that nobody but this record holds belongs to no vector any more.
-            let keep = wire.attached || Arc::strong_count(&wire.eventfd) > 1;
-            if !keep {
-                gone.push(wire.route.gsi);
-            }
-            keep
-        });
-        gone
-    }
-
-    /// Attaches what may be sent now, if it has a route.
-    fn attach(&self, wired: &mut BTreeMap<i32, Wire>, wanted: &BTreeMap<i32, Message>, wiring: &dyn Wiring) {
-        for (fd, message) in wanted {
-            let Some(wire) = wired.get_mut(fd) else { continue };
-            if wire.attached || !wire.is(message) || wire.route != route(message, wire.route.gsi) {
-                continue;
-            }
-            // KVM would send a signal that waits already, but leave it in the eventfd, to be sent once more after the next mask.
-            let waits = wire.eventfd.read().is_ok();
-            match wiring.attach_irqfd(&wire.eventfd, wire.route.gsi) {
-                Ok(()) => wire.attached = true,
-                Err(error) => self.complain("attach an interrupt", &error),
-            }
-            if waits {
-                // Only a full counter refuses, which is a signal.
-                let _ = wire.eventfd.write(1);
-            }
-        }
-    }
-
     /// Forgets what was done with a VM that is gone.
     pub fn forget_wiring(&self) {
         let mut wired = self.wired.lock();
-        let Wired { windows: _, doorbells, messages, shown, shows_nothing, retired: _ } = &mut *wired;
-        doorbells.clear();
-        messages.clear();
+        let Wired { windows: _, wires, shown, shows_nothing, retired: _ } = &mut *wired;
+        wires.clear();
         *shown = [None, None];
         *shows_nothing = false;
     }
@@ -357,21 +250,10 @@ impl ConfigTarget for Slot {
     }
 
     fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite) {
-        self.access(Touched::Function(rid), |device| device.config_write(rid, reg, write));
+        // A write to a VF changes that VF alone, one to its PF may change them all.
+        let scope = if rid == self.placement.rid { Scope::Device } else { Scope::Vf(rid) };
+        self.access(Touched::Function(rid), |device| (device.config_write(rid, reg, write), scope));
     }
-}
-
-fn route(message: &Message, gsi: u32) -> MsiRoute {
-    MsiRoute { gsi, address: message.address, data: message.data, requester: message.requester }
-}
-
-/// The guest address of each doorbell whose window is decoded.
-fn addresses(windows: &[Window], doorbells: Vec<Doorbell>) -> BTreeMap<u64, Arc<EventFd>> {
-    let address = |doorbell: &Doorbell| {
-        let window = windows.iter().find(|window| window.id == doorbell.window)?;
-        (doorbell.offset < window.len).then(|| window.base + doorbell.offset)
-    };
-    doorbells.into_iter().filter_map(|doorbell| Some((address(&doorbell)?, doorbell.eventfd))).collect()
 }
 
 /// Waits for workers that were told to stop.

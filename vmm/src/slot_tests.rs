@@ -2,21 +2,31 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::os::fd::AsRawFd;
 
-use vmm_sys_util::eventfd::EFD_NONBLOCK;
+use virtio_devices::{Doorbell, Message};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
-use crate::interrupt::MESSAGES;
+use crate::interrupt::{MESSAGES, RouteChange};
+use crate::kvm::MsiRoute;
 
 /// What the device wants, shared with the test.
 #[derive(Default)]
-struct Wants {
+struct Says {
     windows: Vec<Window>,
     doorbells: Vec<Doorbell>,
     messages: Vec<Message>,
+    /// How often it was asked for all of its functions, and for one VF.
+    asked: (usize, usize),
 }
 
-struct Fake(Arc<Mutex<Wants>>);
+struct Fake(Arc<Mutex<Says>>);
+
+/// The device's own function, and a VF whose slice begins at [`SLICE`] of the window.
+const PF: Rid = Rid::from_bits(8);
+const VF: Rid = Rid::from_bits(0x100);
+const SLICE: u64 = 0x1000;
 
 const EFFECTS: Effects = Effects { windows: true, messages: true, queues: true, vfs: None, reset: None };
 
@@ -34,7 +44,7 @@ impl pci::Device for Fake {
     }
 
     fn mmio_write(&mut self, _window: WindowId, _offset: u64, _data: &[u8]) -> Effects {
-        Effects::NONE
+        EFFECTS
     }
 
     fn windows(&self, out: &mut Vec<Window>) {
@@ -48,11 +58,24 @@ impl pci::Device for Fake {
 
 impl VirtioPci for Fake {
     fn doorbells(&self, out: &mut Vec<Doorbell>) {
-        out.extend(self.0.lock().doorbells.iter().cloned());
+        let mut says = self.0.lock();
+        says.asked.0 += 1;
+        out.extend(says.doorbells.iter().cloned());
     }
 
     fn messages(&self, out: &mut Vec<Message>) {
         out.extend(self.0.lock().messages.iter().cloned());
+    }
+
+    fn vf_at(&self, _window: WindowId, offset: u64) -> Option<Rid> {
+        (offset >= SLICE).then_some(VF)
+    }
+
+    fn vf_wants(&self, rid: Rid, doorbells: &mut Vec<Doorbell>, messages: &mut Vec<Message>) {
+        let mut says = self.0.lock();
+        says.asked.1 += 1;
+        doorbells.extend(says.doorbells.iter().filter(|doorbell| doorbell.function == rid).cloned());
+        messages.extend(says.messages.iter().filter(|message| message.requester == rid).cloned());
     }
 
     fn num_visible(&self) -> u16 {
@@ -144,7 +167,7 @@ impl Wiring for Vm {
 }
 
 struct Rig {
-    wants: Arc<Mutex<Wants>>,
+    wants: Arc<Mutex<Says>>,
     record: Arc<Mutex<Record>>,
     machine: Arc<Machine>,
     slot: Arc<Slot>,
@@ -154,7 +177,7 @@ fn rig() -> Rig {
     let (wants, record) = (Arc::default(), Arc::default());
     let machine = Arc::new(Machine::default());
     machine.set_wiring(Some(Box::new(Vm(Arc::clone(&record)))));
-    let placement = Placement { rid: Rid::from_bits(8), vfs: None };
+    let placement = Placement { rid: PF, vfs: None };
     let slot = Slot::new(Box::new(Fake(Arc::clone(&wants))), placement, Arc::clone(&machine)).unwrap();
     Rig { wants, record, machine, slot }
 }
@@ -164,7 +187,7 @@ fn eventfd() -> Arc<EventFd> {
 }
 
 fn message(data: u32) -> Message {
-    Message { requester: Rid::from_bits(0x100), address: 0xfee0_0000, data, eventfd: eventfd() }
+    Message { requester: VF, address: 0xfee0_0000, data, eventfd: eventfd() }
 }
 
 fn bar() -> WindowId {
@@ -176,7 +199,7 @@ fn window(base: u64) -> Window {
 }
 
 fn doorbell(offset: u64, eventfd: &Arc<EventFd>) -> Doorbell {
-    Doorbell { window: bar(), offset, eventfd: Arc::clone(eventfd) }
+    Doorbell { function: PF, window: bar(), offset, eventfd: Arc::clone(eventfd) }
 }
 
 #[test]
@@ -184,10 +207,10 @@ fn windows_and_doorbells_follow_the_device() {
     let Rig { wants, record, machine, slot } = rig();
     let kick = eventfd();
     let fd = kick.as_raw_fd();
-    *wants.lock() = Wants {
+    *wants.lock() = Says {
         windows: vec![window(0x10_0000)],
         doorbells: vec![doorbell(0x1000, &kick), doorbell(0x1004, &kick), doorbell(0x2000, &kick)],
-        messages: Vec::new(),
+        ..Says::default()
     };
     slot.reconcile();
     // The third lies outside of its window.
@@ -197,7 +220,7 @@ fn windows_and_doorbells_follow_the_device() {
     assert_eq!(record.lock().ioeventfds, BTreeSet::from([(fd, 0x20_1000), (fd, 0x20_1004)]));
     assert!(machine.mmio.find(0x10_0000).is_none());
     assert!(machine.mmio.find(0x20_1fff).is_some());
-    *wants.lock() = Wants::default();
+    *wants.lock() = Says::default();
     slot.reconcile();
     assert!(record.lock().ioeventfds.is_empty());
     assert_eq!(machine.mmio.window_count(), 0);
@@ -281,8 +304,12 @@ fn what_the_host_refuses_is_tried_again_and_undone_only_if_it_was_done() {
     let Rig { wants, record, slot, machine } = rig();
     let (kick, vector) = (eventfd(), message(1));
     record.lock().refuse = All;
-    *wants.lock() =
-        Wants { windows: vec![window(0x1000)], doorbells: vec![doorbell(0, &kick)], messages: vec![vector.clone()] };
+    *wants.lock() = Says {
+        windows: vec![window(0x1000)],
+        doorbells: vec![doorbell(0, &kick)],
+        messages: vec![vector.clone()],
+        ..Says::default()
+    };
     slot.reconcile();
     assert_eq!(machine.routes.len(), 0);
     record.lock().refuse = Irqfds;
@@ -334,4 +361,42 @@ fn a_signal_that_waits_is_passed_on_after_the_wire_is_there() {
     slot.reconcile();
     assert_eq!(Record::counts(&record), (1, 1, 0));
     assert_eq!(vector.eventfd.read().unwrap(), 1, "one signal, made once the wire was there");
+}
+
+#[test]
+fn what_is_written_to_a_vf_is_made_good_for_that_vf_alone() {
+    let Rig { wants, record, slot, .. } = rig();
+    let of_pf = Message { requester: PF, ..message(1) };
+    let (kick, pf_kick) = (eventfd(), eventfd());
+    let vf_doorbell = Doorbell { function: VF, ..doorbell(SLICE, &kick) };
+    *wants.lock() = Says {
+        windows: vec![window(0x10_0000)],
+        doorbells: vec![doorbell(0, &pf_kick), vf_doorbell],
+        messages: vec![of_pf, message(2)],
+        ..Says::default()
+    };
+    slot.reconcile();
+    assert_eq!(Record::counts(&record), (1, 2, 2));
+    wants.lock().asked = (0, 0);
+
+    // The PF wants nothing any more, and nobody has asked it.
+    {
+        let mut wants = wants.lock();
+        wants.doorbells.clear();
+        wants.messages = vec![message(3)];
+    }
+    slot.mmio_write(bar(), SLICE, &[0]);
+    assert_eq!(wants.lock().asked, (0, 1));
+    assert_eq!(record.lock().ioeventfds, BTreeSet::from([(pf_kick.as_raw_fd(), 0x10_0000)]));
+    assert_eq!(record.lock().routes, [(24, 1), (25, 3)], "the PF's, and in place of the VF's old one its new one");
+
+    slot.config_write(VF, Dword::containing(4), DwordWrite::full(0));
+    assert_eq!(wants.lock().asked, (0, 2));
+    slot.mmio_write(bar(), 0, &[0]);
+    assert_eq!(wants.lock().asked, (1, 2));
+    assert_eq!(Record::counts(&record), (2, 1, 0));
+    // A window that has moved meanwhile concerns all.
+    wants.lock().windows.clear();
+    slot.mmio_write(bar(), SLICE, &[0]);
+    assert_eq!(wants.lock().asked, (2, 2));
 }

@@ -1,0 +1,206 @@
+//! Wires between a device and its VM: doorbells, which are ioeventfds, and messages, which are irqfds with a route.
+//!
+//! What the device wants is compared with what has been done for it, and the difference is made good; what the host refuses is
+//! tried again the next time.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Bound;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use pci::{Rid, Window};
+use virtio_devices::{Doorbell, Message};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::interrupt::{RouteChange, Routes, Wiring};
+use crate::kvm::MsiRoute;
+
+/// Whose wires are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Those of all functions.
+    Device,
+    /// Those of one VF: what its driver does costs the same however many VFs there are.
+    Vf(Rid),
+}
+
+impl Scope {
+    /// The keys of these functions, where the second part of a key is `least` to `most`.
+    fn keys<T>(self, least: T, most: T) -> (Bound<(Rid, T)>, Bound<(Rid, T)>) {
+        match self {
+            Self::Device => (Bound::Unbounded, Bound::Unbounded),
+            Self::Vf(rid) => (Bound::Included((rid, least)), Bound::Included((rid, most))),
+        }
+    }
+}
+
+/// What the functions of a scope want.
+#[derive(Default)]
+pub struct Wants {
+    /// Their doorbells.
+    pub doorbells: Vec<Doorbell>,
+    /// Their messages.
+    pub messages: Vec<Message>,
+}
+
+/// What wires are made of.
+pub struct Tools<'a> {
+    /// The routes of the VM.
+    pub routes: &'a Routes,
+    /// The VM.
+    pub wiring: &'a dyn Wiring,
+    /// Told what the host refused to do.
+    pub complain: &'a dyn Fn(&str, &io::Error),
+}
+
+/// A function, and the guest address of its doorbell.
+type DoorbellKey = (Rid, u64);
+/// A function, and the number of its vector's eventfd.
+type MessageKey = (Rid, i32);
+
+/// A message's wire. It keeps its route, and its GSI, while it is masked, until its eventfd belongs to no vector any more.
+struct Wire {
+    eventfd: Arc<EventFd>,
+    route: MsiRoute,
+    /// The eventfd raises `route.gsi`.
+    attached: bool,
+}
+
+impl Wire {
+    fn is(&self, message: &Message) -> bool {
+        Arc::ptr_eq(&self.eventfd, &message.eventfd)
+    }
+}
+
+/// The wires that a device has.
+#[derive(Default)]
+pub struct Wires {
+    doorbells: BTreeMap<DoorbellKey, Arc<EventFd>>,
+    messages: BTreeMap<MessageKey, Wire>,
+}
+
+impl Wires {
+    /// Makes the wires of the functions in `scope` what they want, with `windows` decoded.
+    pub fn update(&mut self, scope: Scope, wants: Wants, windows: &[Window], tools: &Tools<'_>) {
+        self.update_doorbells(scope, addresses(windows, wants.doorbells), tools);
+        self.update_messages(scope, wants.messages, tools);
+    }
+
+    /// Forgets all wires, which are gone with their VM.
+    pub fn clear(&mut self) {
+        let Self { doorbells, messages } = self;
+        doorbells.clear();
+        messages.clear();
+    }
+
+    fn update_doorbells(&mut self, scope: Scope, wanted: BTreeMap<DoorbellKey, Arc<EventFd>>, tools: &Tools<'_>) {
+        let is_stale = |key: &DoorbellKey, eventfd: &mut Arc<EventFd>| {
+            !wanted.get(key).is_some_and(|wanted| Arc::ptr_eq(wanted, eventfd))
+        };
+        // All of them first: another may have their address next.
+        for ((_, address), eventfd) in self.doorbells.extract_if(scope.keys(0, u64::MAX), is_stale) {
+            if let Err(error) = tools.wiring.detach_ioeventfd(&eventfd, address) {
+                (tools.complain)("remove a doorbell", &error);
+            }
+        }
+        for (key, eventfd) in wanted {
+            if self.doorbells.contains_key(&key) {
+                continue;
+            }
+            match tools.wiring.attach_ioeventfd(&eventfd, key.1) {
+                Ok(()) => drop(self.doorbells.insert(key, eventfd)),
+                // The guest's writes come as exits then, which signal the same eventfd.
+                Err(error) => (tools.complain)("make a doorbell of an address", &error),
+            }
+        }
+    }
+
+    fn update_messages(&mut self, scope: Scope, wanted: Vec<Message>, tools: &Tools<'_>) {
+        let key = |message: &Message| (message.requester, message.eventfd.as_raw_fd());
+        let wanted: BTreeMap<_, _> = wanted.into_iter().map(|message| (key(&message), message)).collect();
+        let remove = self.detach(scope, &wanted, tools);
+        let mut change = RouteChange { remove, ..RouteChange::default() };
+        let (mut changed, mut new) = (Vec::new(), Vec::new());
+        for (key, message) in &wanted {
+            match self.messages.get(key) {
+                Some(wire) if !wire.is(message) => {}
+                Some(wire) if wire.route == route(message, wire.route.gsi) => {}
+                Some(wire) => {
+                    change.change.push(route(message, wire.route.gsi));
+                    changed.push((key, route(message, wire.route.gsi)));
+                }
+                None => {
+                    change.add.push(route(message, 0));
+                    new.push((key, message));
+                }
+            }
+        }
+        match tools.routes.commit(change, tools.wiring) {
+            Ok(gsis) => {
+                for (key, route) in changed {
+                    self.messages.entry(*key).and_modify(|wire| wire.route = route);
+                }
+                if gsis.len() < new.len() {
+                    let full = io::Error::other("the VM has no more interrupt routes");
+                    (tools.complain)("route all interrupts", &full);
+                }
+                self.messages.extend(gsis.into_iter().zip(new).map(|(gsi, (key, message))| {
+                    let eventfd = Arc::clone(&message.eventfd);
+                    (*key, Wire { eventfd, route: route(message, gsi), attached: false })
+                }));
+            }
+            Err(error) => (tools.complain)("route interrupts", &error),
+        }
+        self.attach(&wanted, tools);
+    }
+
+    /// Detaches what must not be sent now, which keeps its signal in its eventfd, and returns the GSIs of what has gone for good.
+    fn detach(&mut self, scope: Scope, wanted: &BTreeMap<MessageKey, Message>, tools: &Tools<'_>) -> Vec<u32> {
+        let is_gone = |key: &MessageKey, wire: &mut Wire| {
+            if wire.attached && !wanted.get(key).is_some_and(|message| wire.is(message)) {
+                match tools.wiring.detach_irqfd(&wire.eventfd, wire.route.gsi) {
+                    Ok(()) => wire.attached = false,
+                    Err(error) => (tools.complain)("detach an interrupt", &error),
+                }
+            }
+            // An eventfd that nobody but this record holds belongs to no vector any more.
+            !wire.attached && Arc::strong_count(&wire.eventfd) == 1
+        };
+        self.messages.extract_if(scope.keys(i32::MIN, i32::MAX), is_gone).map(|(_, wire)| wire.route.gsi).collect()
+    }
+
+    /// Attaches what may be sent now, if it has a route.
+    fn attach(&mut self, wanted: &BTreeMap<MessageKey, Message>, tools: &Tools<'_>) {
+        for (key, message) in wanted {
+            let Some(wire) = self.messages.get_mut(key) else { continue };
+            if wire.attached || !wire.is(message) || wire.route != route(message, wire.route.gsi) {
+                continue;
+            }
+            // KVM would send a signal that waits already, but leave it in the eventfd, to be sent once more after the next mask.
+            let waits = wire.eventfd.read().is_ok();
+            match tools.wiring.attach_irqfd(&wire.eventfd, wire.route.gsi) {
+                Ok(()) => wire.attached = true,
+                Err(error) => (tools.complain)("attach an interrupt", &error),
+            }
+            if waits {
+                // Only a full counter refuses, which is a signal.
+                let _ = wire.eventfd.write(1);
+            }
+        }
+    }
+}
+
+fn route(message: &Message, gsi: u32) -> MsiRoute {
+    MsiRoute { gsi, address: message.address, data: message.data, requester: message.requester }
+}
+
+/// The guest address of each doorbell whose window is decoded.
+fn addresses(windows: &[Window], doorbells: Vec<Doorbell>) -> BTreeMap<DoorbellKey, Arc<EventFd>> {
+    let address = |doorbell: &Doorbell| {
+        let window = windows.iter().find(|window| window.id == doorbell.window)?;
+        (doorbell.offset < window.len).then(|| window.base + doorbell.offset)
+    };
+    let keyed = |doorbell: Doorbell| Some(((doorbell.function, address(&doorbell)?), doorbell.eventfd));
+    doorbells.into_iter().filter_map(keyed).collect()
+}
