@@ -34,7 +34,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::worker::{spawn, spawn_all, thread_name};
-use crate::{Start, VirtioDevice, Worker};
+use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 use config::{Config, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
 pub use error::BlockError;
@@ -240,8 +240,11 @@ impl VirtioDevice for Block {
         config.read(offset, data);
     }
 
-    /// All fields but `writeback` are read-only.
+    /// All fields but `writeback` are read-only, and that is, too, to a driver that does not know it.
     fn config_write(&mut self, offset: u64, data: &[u8]) {
+        if !has(self.negotiated, VIRTIO_BLK_F_CONFIG_WCE) {
+            return;
+        }
         let byte = WRITEBACK.checked_sub(offset).and_then(|skip| data.get(usize::try_from(skip).ok()?));
         if let Some(byte) = byte {
             self.writeback = *byte != 0;
@@ -270,6 +273,24 @@ impl VirtioDevice for Block {
         self.stable = Arc::new(AtomicBool::new(false));
         self.writeback = true;
         self.negotiated = 0;
+    }
+
+    fn save(&self) -> DeviceSpecific {
+        if self.writeback { DeviceSpecific::PowerOn } else { DeviceSpecific::Config(vec![0]) }
+    }
+
+    fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
+        self.writeback = match (state, started) {
+            (DeviceSpecific::PowerOn, _) => true,
+            (DeviceSpecific::Config(config), Some(features)) if has(features, VIRTIO_BLK_F_CONFIG_WCE) => {
+                match config[..] {
+                    [byte] => byte != 0,
+                    _ => return Err(StateError::Shape("configuration lengths")),
+                }
+            }
+            _ => return Err(StateError::Shape("kinds of device")),
+        };
+        Ok(())
     }
 }
 

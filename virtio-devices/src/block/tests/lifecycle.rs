@@ -7,8 +7,8 @@ use virtio_bindings::virtio_blk::*;
 use super::super::counters::BlockCounter;
 use super::super::testing::*;
 use super::super::{Block, BlockError, BlockSpec};
-use crate::VirtioDevice;
 use crate::features::has;
+use crate::{DeviceSpecific, VirtioDevice};
 
 #[test]
 fn what_is_no_disk_is_refused() {
@@ -111,4 +111,30 @@ fn a_reset_returns_to_the_cache_of_power_on_and_keeps_the_image() {
     assert_eq!(writeback(&guest), 1);
     assert_eq!(guest.image()[..512], pattern(512, 1));
     assert_eq!(guest.block.size(), SIZE as u64);
+}
+
+#[test]
+fn a_disk_whose_writes_are_stable_has_them_stable_after_a_restore() {
+    let mut guest = Guest::new(true);
+    let features = guest.block.features();
+    assert_eq!(guest.block.save(), DeviceSpecific::PowerOn);
+    guest.block.config_write(32, &[0]);
+    let saved = guest.block.save();
+    guest.stop();
+    guest.block.reset();
+    assert_eq!(guest.block.save(), DeviceSpecific::PowerOn);
+    // A driver that has negotiated nothing yet has nothing to write.
+    guest.block.config_write(32, &[0]);
+    assert_eq!(guest.block.save(), DeviceSpecific::PowerOn);
+    for (state, started) in [
+        (&saved, None),
+        (&saved, Some(features & !(1 << VIRTIO_BLK_F_CONFIG_WCE))),
+        (&DeviceSpecific::Config(vec![0, 0]), Some(features)),
+    ] {
+        assert!(guest.block.restore(state, started).is_err(), "{state:?} {started:?}");
+    }
+    guest.block.restore(&saved, Some(features)).unwrap();
+    guest.start(features);
+    assert!(guest.block.stable.load(std::sync::atomic::Ordering::Acquire));
+    assert_eq!(guest.write(0, &pattern(512, 1)), (OK, 1));
 }
