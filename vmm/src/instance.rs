@@ -3,27 +3,15 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use pci::Rid;
+use pci::{Rid, VfIndex};
+use virtio_devices::MacError;
 
-use crate::api::{Failure, FailureKind, Resize};
+use crate::api::{Failure, FailureKind, Link, Resize, SetVf};
 use crate::config::{NetConfig, NetPlan, VmConfig};
 use crate::cpu::Stop;
 use crate::devices::Removed;
 use crate::error::Error;
 use crate::vm::Vm;
-
-/// What a virtual machine is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// It has never run.
-    Created,
-    /// It runs.
-    Running,
-    /// It stands still.
-    Paused,
-    /// It has run, and can be booted again.
-    Shutdown,
-}
 
 /// A virtual machine, whether it runs or not.
 pub struct Instance {
@@ -72,14 +60,9 @@ impl Instance {
         &self.config
     }
 
-    /// What it is doing.
-    pub fn state(&self) -> State {
-        match &self.vm {
-            Some(vm) if vm.is_paused() => State::Paused,
-            Some(_) => State::Running,
-            None if self.has_run => State::Shutdown,
-            None => State::Created,
-        }
+    /// Whether it was ever started.
+    pub const fn has_run(&self) -> bool {
+        self.has_run
     }
 
     /// Gets all that it needs from the host, to be started by [`Self::start`].
@@ -217,8 +200,7 @@ impl Instance {
                 known
             }
         };
-        let line = format!("there is no device called {id}; vm.info lists those that there are");
-        known.then_some(()).ok_or_else(|| Failure::new(FailureKind::NotFound, line))
+        known.then_some(()).ok_or_else(|| no_device(id))
     }
 
     /// Changes how many vCPUs and how much memory the guest has, which it cannot yet.
@@ -245,6 +227,42 @@ impl Instance {
         }
     }
 
+    /// Changes a VF's link or address.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such VF, or its guest could not follow.
+    pub fn set_vf(&self, change: &SetVf) -> Result<(), Failure> {
+        let SetVf { pf, index, link, mac } = change;
+        let vm = self.vm.as_ref().ok_or_else(|| {
+            Failure::new(
+                FailureKind::Conflict,
+                "the VM is not booted; give the VF's settings in vm.create or vm.add-net",
+            )
+        })?;
+        let plugged = vm.devices().find(pf).ok_or_else(|| no_device(pf))?;
+        plugged.slot().with(|device| {
+            let port = device.port(Some(VfIndex(*index))).ok_or_else(|| {
+                let reserved = plugged.plan().vfs.len();
+                let line = format!("pf={pf},index={index}: {pf} reserves {reserved} VFs; they are counted from 0");
+                Failure::new(FailureKind::NotFound, line)
+            })?;
+            if let Some(mac) = mac {
+                port.set_mac(mac.0).map_err(|error| {
+                    let kind = match error {
+                        MacError::NotUnicast => FailureKind::BadRequest,
+                        MacError::InUse => FailureKind::Conflict,
+                    };
+                    Failure::new(kind, format!("pf={pf},index={index},mac={mac}: {error}"))
+                })?;
+            }
+            if let Some(link) = link {
+                port.set_link(*link == Link::Up);
+            }
+            Ok(())
+        })
+    }
+
     fn forget(&mut self, removed: &[Removed]) {
         removed.iter().for_each(|removed| self.forget_device(&removed.id));
     }
@@ -254,4 +272,9 @@ impl Instance {
         self.config.net.retain(|net| net.id.as_deref() != Some(id));
         self.fds.remove(id);
     }
+}
+
+fn no_device(id: &str) -> Failure {
+    let line = format!("there is no device called {id}; vm.info lists those that there are");
+    Failure::new(FailureKind::NotFound, line)
 }

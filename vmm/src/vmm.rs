@@ -5,8 +5,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
+use serde::Serialize;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::api::info::{PciDeviceInfo, VmmPingResponse};
 use crate::api::{Action, ApiSocket, Failure, FailureKind, Reply, Server};
 use crate::config::VmConfig;
 use crate::control::{self, Requests};
@@ -14,6 +16,7 @@ use crate::error::Error;
 use crate::instance::{Added, Instance, Turn};
 use crate::signals::Signals;
 use crate::vm::Vm;
+use crate::vm_info;
 
 /// What the program does.
 #[derive(Debug, Default)]
@@ -134,7 +137,7 @@ impl Vmm {
     /// Does what a client asks for.
     fn apply(&mut self, action: Action) -> Result<Reply, Failure> {
         match action {
-            Action::Ping => Ok(Reply::Json(ping())),
+            Action::Ping => Ok(ping()),
             Action::ShutdownVmm => Ok(Reply::Ok),
             Action::Create(config) => self.create(*config),
             Action::Boot => self.boot(),
@@ -159,12 +162,12 @@ impl Vmm {
             }
             Action::RemoveDevice(device) => self.created()?.remove_device(&device.id).map(|()| Reply::Done),
             Action::Resize(resize) => self.created()?.resize(&resize).map(|()| Reply::Done),
-            Action::Info
-            | Action::Counters
-            | Action::Metrics
-            | Action::AddDisk(_)
-            | Action::AddVdpa(_)
-            | Action::SetVf(_) => Err(Failure::new(FailureKind::NotImplemented, "not in this version yet")),
+            Action::Info => Ok(json(&vm_info::info(self.created()?))),
+            Action::Counters => Ok(json(&vm_info::counters(self.running()?))),
+            Action::SetVf(change) => self.created()?.set_vf(&change).map(|()| Reply::Done),
+            Action::Metrics | Action::AddDisk(_) | Action::AddVdpa(_) => {
+                Err(Failure::new(FailureKind::NotImplemented, "not in this version yet"))
+            }
         }
     }
 
@@ -232,25 +235,23 @@ impl Vmm {
 }
 
 /// What `vmm.ping` answers.
-fn ping() -> String {
-    let features: [&str; 0] = [];
-    serde_json::json!({
-        "build_version": concat!("v53.0.0-sriov-", env!("CARGO_PKG_VERSION")),
-        "version": "53.0.0",
-        "pid": std::process::id(),
-        "features": features,
+fn ping() -> Reply {
+    json(&VmmPingResponse {
+        build_version: concat!("v53.0.0-sriov-", env!("CARGO_PKG_VERSION")).to_string(),
+        version: "53.0.0".to_string(),
+        pid: std::process::id(),
+        features: Vec::new(),
     })
-    .to_string()
 }
 
 /// What a client is told of a device that it added: where it is, if a guest runs.
 fn reply(added: Option<Added>) -> Reply {
-    match added {
-        Some(Added { id, rid }) => {
-            Reply::Json(serde_json::json!({ "id": id, "bdf": format!("0000:{rid}") }).to_string())
-        }
-        None => Reply::Done,
-    }
+    added.map_or(Reply::Done, |Added { id, rid }| json(&PciDeviceInfo { id, bdf: vm_info::bdf(rid) }))
+}
+
+/// A document that can always be written: its maps have texts for keys.
+fn json(document: &impl Serialize) -> Reply {
+    Reply::Json(serde_json::to_string(document).unwrap_or_default())
 }
 
 fn borrow(event: &EventFd) -> BorrowedFd<'_> {

@@ -1,0 +1,128 @@
+//! What clients are told of a virtual machine.
+
+use std::collections::BTreeMap;
+
+use pci::{Rid, VfIndex, WindowId};
+use virtio_devices::{Counter, NetCounters, Status};
+
+use crate::api::Link;
+use crate::api::info::{
+    BackendInfo, BackendKind, BarType, DeviceNode, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo, VmState,
+};
+use crate::config::{BackendPlan, MacAddress, NicPlan};
+use crate::devices::Plugged;
+use crate::instance::Instance;
+
+/// What `vm.info` tells.
+pub fn info(instance: &Instance) -> VmInfo {
+    let config = instance.config().clone();
+    let devices = || instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
+    VmInfo {
+        state: state(instance),
+        memory_actual_size: config.memory.size,
+        device_tree: devices().flat_map(nodes).map(|node| (node.id.clone(), node)).collect(),
+        sriov: devices().filter_map(sriov).collect(),
+        config,
+    }
+}
+
+fn state(instance: &Instance) -> VmState {
+    match instance.vm() {
+        Some(vm) if vm.is_paused() => VmState::Paused,
+        Some(_) => VmState::Running,
+        None if instance.has_run() => VmState::Shutdown,
+        None => VmState::Created,
+    }
+}
+
+/// What `vm.counters` tells.
+pub fn counters(instance: &Instance) -> VmCounters {
+    let devices = instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
+    devices.flat_map(functions).map(|(plan, counters)| (plan.id.clone(), named(counters))).collect()
+}
+
+/// The functions of a device, its own first, with what they have counted.
+pub fn functions(plugged: &Plugged) -> impl Iterator<Item = (&NicPlan, &NetCounters)> {
+    let plan = plugged.plan();
+    std::iter::once(&plan.pf).chain(&plan.vfs).zip(plugged.counters().iter().map(AsRef::as_ref))
+}
+
+fn named(counters: &NetCounters) -> BTreeMap<String, u64> {
+    Counter::ALL.iter().map(|&counter| (counter.name().to_string(), counters.get(counter))).collect()
+}
+
+/// The address of a function as people write it.
+pub fn bdf(rid: Rid) -> String {
+    format!("0000:{rid}")
+}
+
+/// A device, and the PCI function that carries it.
+fn nodes(plugged: &Plugged) -> [DeviceNode; 2] {
+    let id = &plugged.plan().id;
+    let carrier = format!("_virtio-pci-{id}");
+    [
+        DeviceNode { id: id.clone(), parent: Some(carrier.clone()), ..DeviceNode::default() },
+        DeviceNode {
+            id: carrier,
+            children: vec![id.clone()],
+            pci_bdf: Some(bdf(plugged.placement().rid)),
+            resources: resources(plugged),
+            ..DeviceNode::default()
+        },
+    ]
+}
+
+/// The device's own BARs that it decodes now.
+fn resources(plugged: &Plugged) -> Vec<Resource> {
+    let windows = plugged.slot().windows();
+    let bars = windows.into_iter().filter_map(|window| match window.id {
+        WindowId::Bar(bar) => Some((bar.get(), window.base, window.len)),
+        WindowId::VfBar(_) => None,
+    });
+    bars.map(|(index, base, size)| Resource::PciBar { index, base, size, type_: BarType::Mmio64, prefetchable: false })
+        .collect()
+}
+
+fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
+    let (plan, placement) = (plugged.plan(), plugged.placement());
+    let vfs = placement.vfs?;
+    let status = plugged.slot().with(|device| device.sriov_status())?;
+    let vf = |(index, plan): (u16, &NicPlan)| {
+        let rid = placement.rid.wrapping_add(vfs.first_vf_offset.wrapping_add(vfs.vf_stride.wrapping_mul(index)));
+        vf(plugged, VfIndex(index), rid, plan)
+    };
+    Some(SriovInfo {
+        id: plan.id.clone(),
+        bdf: bdf(placement.rid),
+        total_vfs: vfs.total_vfs,
+        num_vfs: status.num_vfs,
+        enabled: status.vf_enable,
+        vfs: (0..).zip(&plan.vfs).filter_map(vf).collect(),
+    })
+}
+
+fn vf(plugged: &Plugged, index: VfIndex, rid: Rid, plan: &NicPlan) -> Option<VfInfo> {
+    plugged.slot().with(|device| {
+        let status = device.function_status(Some(index))?;
+        let port = device.port(Some(index))?;
+        Some(VfInfo {
+            index: index.0,
+            bdf: bdf(rid),
+            mac: MacAddress(port.mac()),
+            backend: backend(plan, port.backend_name()),
+            link: if port.link_up() { Link::Up } else { Link::Down },
+            state: match status.driver {
+                _ if !status.exists => VfState::Reserved,
+                driver if driver.contains(Status::DRIVER_OK) => VfState::Running,
+                _ => VfState::Enabled,
+            },
+        })
+    })
+}
+
+fn backend(plan: &NicPlan, name: &str) -> BackendInfo {
+    match plan.backend {
+        BackendPlan::Tap { .. } => BackendInfo { kind: BackendKind::Tap, name: Some(name.to_string()) },
+        BackendPlan::Fds(_) => BackendInfo { kind: BackendKind::Fd, name: None },
+    }
+}
