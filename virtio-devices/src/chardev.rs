@@ -28,7 +28,7 @@ use socket::Socket;
 
 /// How long output waits for somebody to take it.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How long until it is looked again whether somebody has opened a pseudo-terminal: that cannot be waited for.
+/// How long until it is looked again whether somebody has opened a pseudo-terminal, which cannot be waited for, or can be let in.
 const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
 /// What a pipe takes without waiting when it takes anything (`PIPE_BUF`).
 const PIPE_PART: usize = 4096;
@@ -219,8 +219,9 @@ impl CharDevice {
     /// When the system cannot wait.
     pub fn wait<const N: usize>(&self, others: [BorrowedFd<'_>; N], input: bool) -> io::Result<Woken<N>> {
         let end = if input { self.writer() } else { None };
-        // Without anybody there, it is looked again after a while.
-        let timeout = (input && matches!(&self.kind, Kind::Pty(_)) && end.is_none()).then_some(RETRY);
+        // Where there is nobody who can be waited for, it is looked again after a while.
+        let may_come = matches!(&self.kind, Kind::Pty(_) | Kind::Socket(_));
+        let timeout = (input && may_come && end.is_none()).then_some(RETRY);
         let own = end.as_ref().map(AsFd::as_fd);
         let watched = others.into_iter().chain(own);
         let mut fds: Vec<_> = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -238,6 +239,8 @@ impl CharDevice {
             Kind::Null => None,
             Kind::Streams { input, .. } => input.as_ref().map(|input| End::Own(input.as_fd())),
             Kind::Pty(pty) => pty.is_open().then(|| End::Own(pty.as_fd())),
+            // One that cannot be let in would wake at once, for ever.
+            Kind::Socket(socket) if socket.short.swap(false, Ordering::Relaxed) => None,
             Kind::Socket(socket) => Some(End::Own(socket.as_fd())),
         }
     }

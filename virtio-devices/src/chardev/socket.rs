@@ -6,6 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustix::event::epoll;
@@ -21,6 +22,8 @@ pub struct Socket {
     listener: UnixListener,
     path: PathBuf,
     client: Mutex<Option<Arc<OwnedFd>>>,
+    /// The last client could not be let in, for want of a descriptor.
+    pub short: AtomicBool,
     /// Readable when there is input, or a client while there is none: whichever thread has accepted it.
     events: OwnedFd,
 }
@@ -46,7 +49,8 @@ impl Socket {
             let _ = std::fs::remove_file(path);
             fail(errno.into())
         })?;
-        let socket = Self { listener, path: path.to_owned(), client: Mutex::new(None), events };
+        let socket =
+            Self { listener, path: path.to_owned(), client: Mutex::new(None), short: AtomicBool::new(false), events };
         socket.listener.set_nonblocking(true).map_err(fail)?;
         epoll::add(&socket.events, &socket.listener, NO_DATA, epoll::EventFlags::IN)
             .map_err(|errno| fail(errno.into()))?;
@@ -57,7 +61,11 @@ impl Socket {
     pub fn client(&self) -> Option<Arc<OwnedFd>> {
         let mut client = self.client.lock();
         if client.is_none() {
-            *client = self.accept().ok().map(Arc::new);
+            match self.accept() {
+                Ok(stream) => *client = Some(Arc::new(stream)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => self.short.store(true, Ordering::Relaxed),
+            }
         }
         client.clone()
     }

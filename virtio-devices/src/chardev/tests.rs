@@ -221,3 +221,19 @@ fn a_client_that_output_found_first_is_heard_by_who_waits_for_input() {
         assert!(device.read(&mut [0; 8]).is_err());
     }
 }
+
+#[test]
+fn a_client_that_cannot_be_let_in_is_tried_again_without_haste() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("console");
+    let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"x").unwrap();
+    let Kind::Socket(socket) = &device.kind else { panic!("it is a socket") };
+    // As after an accept that failed: to exhaust the process's descriptors would fail other tests.
+    socket.short.store(true, Ordering::Relaxed);
+    let start = Instant::now();
+    assert!(!device.wait([], true).unwrap().input);
+    assert!(start.elapsed() >= Duration::from_millis(250));
+    assert_eq!(input(&device), b"x");
+}
