@@ -18,6 +18,8 @@ pub struct Binaries {
     pub demo: PathBuf,
     /// The measurement of starts and memory.
     pub measure: PathBuf,
+    /// VFs that come and go.
+    pub stress: PathBuf,
     /// Each file of integration tests: its name, and the test binary.
     pub tests: Vec<(String, PathBuf)>,
 }
@@ -41,6 +43,7 @@ pub fn static_binaries(workspace: &Path, tests: bool) -> Result<Binaries> {
         vmm: only(&vmm, "cloud-hypervisor")?,
         demo: only(&programs, "demo")?,
         measure: only(&programs, "measure")?,
+        stress: only(&programs, "stress")?,
         tests: test_binaries
             .into_iter()
             .filter(|executable| executable.kind == "test")

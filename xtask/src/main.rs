@@ -19,6 +19,7 @@ mod nested;
 mod place;
 mod progress;
 mod sources;
+mod stress;
 mod suite;
 
 use std::path::{Path, PathBuf};
@@ -109,11 +110,23 @@ enum LabTask {
         /// The command
         command: String,
     },
-    /// Measures the start of a guest in virtual time, and the VMM's resident memory
+    /// Measures starts, VFs and the VMM's resident memory in virtual time
     BootTime {
-        /// How often the start is measured
+        /// How often each is measured
         #[arg(long, default_value_t = 3)]
         runs: usize,
+        /// Measures only this many VFs: 7, 64 or 255
+        #[arg(long)]
+        vfs: Option<usize>,
+    },
+    /// Lets VFs come and go under traffic, and shows that nothing of the host's piles up
+    Stress {
+        /// How many VFs
+        #[arg(long, default_value_t = 8)]
+        vfs: u16,
+        /// How often
+        #[arg(long, default_value_t = 100)]
+        cycles: u32,
     },
 }
 
@@ -207,7 +220,8 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
                 status.map_err(|lost| Error::new(format!("the command did not end: {}", lost.explain(RUN_LIMIT))))?;
             return Ok(status == 0);
         }
-        LabTask::BootTime { runs } => boot_time::run(&lab, workspace, *runs)?,
+        LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
+        LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
     }
     Ok(true)
 }

@@ -1,6 +1,7 @@
 //! Where the lab's kernels and the command under test are.
 
 use std::env;
+use std::fs;
 use std::path::PathBuf;
 
 /// Debian's kernels that every guest-facing test runs with.
@@ -44,6 +45,14 @@ pub fn kernel_file(kernel: Kernel, image: Image) -> PathBuf {
 pub fn initramfs(kernel: Kernel, with_lspci: bool) -> PathBuf {
     let suffix = if with_lspci { "-lspci" } else { "" };
     existing(lab().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
+}
+
+/// Reads the files of guests of `kernel` once. A clock that counts instructions leaps while the machine waits for its disk: what is
+/// measured by it must be in memory.
+pub fn read_into_memory(kernel: Kernel) {
+    for file in [kernel_file(kernel, Image::Vmlinux), initramfs(kernel, false), vmm_binary()] {
+        fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
 }
 
 /// The command under test.

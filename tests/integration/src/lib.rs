@@ -8,25 +8,33 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, clippy::expect_used, reason = "a test harness fails by panicking")]
 
+mod arp_traffic;
 mod console;
 mod expected;
 mod flood;
 mod guest;
 mod kexec;
+mod kvm_statistics;
+mod kvm_trace;
 mod lab;
 mod mode;
 mod sriov;
 mod tap;
 mod terminal;
+mod usage;
 mod vmm;
 
+pub use arp_traffic::ArpTraffic;
 pub use console::Output;
 pub use expected::{assert_matches_file, without_what_varies};
 pub use flood::Flood;
 pub use guest::{Guest, GuestSpec};
-pub use lab::{Image, Kernel, initramfs, kernel_file};
+pub use kvm_statistics::KvmExits;
+pub use kvm_trace::{KvmEvents, KvmObjects, KvmTrace};
+pub use lab::{Image, Kernel, initramfs, kernel_file, read_into_memory};
 pub use mode::DeviceMode;
 pub use sriov::{Pf, Vf, boot_with_vfs, predicted_vf_address, spec_with_vfs, vf_mac, vf_taps};
 pub use tap::{Counters, HostTap, Subnet, interface_exists};
 pub use terminal::Terminal;
+pub use usage::{Usage, resident};
 pub use vmm::{Exit, Vmm, VmmCommand};

@@ -1,93 +1,164 @@
-//! How long a guest takes to start, and what the VMM keeps in memory besides the guest's.
+//! How long a guest takes to start and to enable VFs, how often it is left for that, and what the VMM keeps in memory besides
+//! the guest's.
 //!
 //! Run by `cargo xtask lab boot-time` in a first-level machine whose clock counts instructions: its figures then depend
-//! on no machine and no load. `std`'s clock is that machine's.
+//! on no machine and no load. `std`'s clock is that machine's. Arguments: how often, and a number of VFs to measure these
+//! alone.
 
 #![expect(clippy::unwrap_used, reason = "a measurement that goes wrong ends in a panic that says where")]
 
-use std::fs;
+use std::time::Duration;
 
-use integration::{Guest, GuestSpec, Image, Kernel, initramfs, kernel_file};
+use integration::{Guest, GuestSpec, Kernel, KvmExits, KvmTrace, Pf, read_into_memory, resident};
 
-/// The guest's memory in KiB; the mapping of this size is the guest's own.
+/// The guest's memory in KiB where starts are measured.
 const GUEST_KIB: u64 = 256 * 1024;
+/// Numbers of VFs, and the vCPUs that their interrupt vectors need.
+const VFS: [(usize, u32); 3] = [(7, 1), (64, 1), (255, 5)];
+/// How long Linux sleeps after it has set VF Enable, in ms, and after it has cleared it (`PCIe 6.2 §9.3.3.3.1`).
+const SLEEPS: (f64, f64) = (100.0, 1000.0);
 
 fn main() {
-    let runs: usize = std::env::args().nth(1).and_then(|argument| argument.parse().ok()).unwrap_or(3);
-    // A clock that counts instructions leaps while the machine waits for its disk: the files must be in memory, and the first
-    // start, which reads the rest, does not count.
-    for kernel in [Kernel::V6_1, Kernel::V6_12] {
-        for file in [kernel_file(kernel, Image::Vmlinux), initramfs(kernel, false)] {
-            fs::read(file).unwrap();
-        }
+    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<usize>().unwrap());
+    let (runs, only) = (arguments.next().unwrap_or(3), arguments.next());
+    read_into_memory(Kernel::V6_1);
+    read_into_memory(Kernel::V6_12);
+    if only.is_none() {
+        measure_starts(runs);
     }
-    Guest::boot(spec("tap=m0")).power_off();
-    let mut times = Vec::new();
-    for run in 1..=runs {
-        let mut guest = Guest::boot(spec("tap=m0"));
-        times.push(guest.boot_time().as_secs_f64());
-        println!("start {run}: {:.3} s from exec to the guest's init", guest.boot_time().as_secs_f64());
-        if run == 1 {
-            println!("resident without guest memory, 1 NIC: {:.2} MB", resident(&mut guest));
-        }
-        guest.power_off();
-    }
-    times.sort_by(f64::total_cmp);
-    println!(
-        "median of {runs}: {:.3} s (1 vCPU, 256 MiB, one tap NIC, Debian 6.1 cloud kernel as vmlinux)",
-        times[runs / 2]
-    );
-    let mut guest = Guest::boot(spec("id=pf0,tap=m0,sriov_vfs=8"));
-    println!("start with 8 reserved VFs: {:.3} s", guest.boot_time().as_secs_f64());
-    println!("resident without guest memory, 1 NIC with 8 reserved VFs: {:.2} MB", resident(&mut guest));
-    guest.power_off();
-    for num_vfs in [7, 64] {
-        measure_vfs(num_vfs);
+    for (vfs, cpus) in VFS.into_iter().filter(|(vfs, _)| only.is_none_or(|only| only == *vfs)) {
+        measure_vfs(vfs, cpus, runs);
     }
 }
 
-/// How long Linux 6.12 takes to enable and bind VFs, and to disable them, by its own clock.
-fn measure_vfs(num_vfs: u32) {
-    let net = format!("id=pf0,tap=m0,sriov_vfs={num_vfs}");
-    let spec = GuestSpec::new(Kernel::V6_12).kernel_argument("tsc=reliable").memory("size=512M").net(&net);
+/// How long a guest takes to its init, and what is resident then.
+fn measure_starts(runs: usize) {
+    // The first start, which reads what is not in memory yet, does not count.
+    Guest::boot(spec("tap=m0")).power_off();
+    for (what, net) in [
+        ("1 NIC", "tap=m0"),
+        ("8 reserved VFs", "id=pf0,tap=m0,sriov_vfs=8"),
+        ("1024 reserved VFs", "id=pf0,tap=m0,sriov_vfs=1024"),
+    ] {
+        let mut memory = 0.0;
+        let mut start = || {
+            let guest = Guest::boot(spec(net));
+            memory = resident(guest.vmm(), GUEST_KIB);
+            let time = guest.boot_time().as_secs_f64();
+            guest.power_off();
+            time
+        };
+        let times = Times::new((0..runs).map(|_| start()).collect());
+        println!("{what}: {times} s from exec to the guest's init; resident without guest memory {memory:.2} MB");
+    }
+}
+
+/// How long Linux 6.12 takes to enable and bind VFs, and to disable them, by its own clock; and how often the guest is left
+/// for that, with configuration space as memory and without.
+fn measure_vfs(vfs: usize, cpus: u32, runs: usize) {
+    let net = format!("id=pf0,tap=m0,sriov_vfs={vfs}");
+    let memory = format!("size={}M", 512 + 4 * vfs);
+    let spec = GuestSpec::new(Kernel::V6_12).cpus(cpus).kernel_argument("tsc=reliable").memory(&memory).net(&net);
     let mut guest = Guest::boot(spec);
-    let mut timed = |value: u32| {
-        let command = format!(
-            "now() {{ sed -n 's/^now at \\([0-9]*\\) nsecs/\\1/p' /proc/timer_list; }}; a=$(now); \
-             echo {value} > /sys/bus/pci/devices/0000:00:01.0/sriov_numvfs; b=$(now); echo $(( (b - a) / 1000 ))"
-        );
-        guest.run(&command).text.trim().parse::<f64>().unwrap() / 1000.0
-    };
-    let (enable, disable) = (timed(num_vfs), timed(0));
-    let per_vf = |ms: f64, sleep: f64| (ms - sleep) / f64::from(num_vfs);
-    println!(
-        "{num_vfs} VFs: enabled and bound in {enable:.0} ms ({:.2} ms a VF beyond Linux's sleep of 100 ms), disabled in \
-         {disable:.0} ms ({:.2} ms a VF beyond its 1,000 ms)",
-        per_vf(enable, 100.0),
-        per_vf(disable, 1000.0)
-    );
+    let pf = Pf::find(&mut guest);
+    println!("{vfs} VFs reserved, {cpus} vCPUs: the guest is up after {:.3} s", guest.boot_time().as_secs_f64());
+    let (enable, disable): (Vec<_>, Vec<_>) = (0..runs)
+        .map(|_| {
+            let enable = timed(&mut guest, &pf, vfs);
+            assert_eq!(pf.vfs(&mut guest).iter().filter(|vf| vf.interface.is_some()).count(), vfs, "VFs with a netdev");
+            (enable, timed(&mut guest, &pf, 0))
+        })
+        .unzip();
+    for (what, times, sleep) in
+        [("enabled and bound", Times::new(enable), SLEEPS.0), ("disabled", Times::new(disable), SLEEPS.1)]
+    {
+        let per_vf = (times.median() - sleep) / vfs as f64;
+        println!("{vfs} VFs {what}: {times} ms; {per_vf:.2} ms a VF beyond Linux's sleep of {sleep} ms");
+    }
+    let mut trace = KvmTrace::start();
+    print_exits("configuration space as memory", &mut guest, &mut trace, &pf, vfs);
+    open_config_window(&mut guest, &pf);
+    print_exits("configuration space by exits", &mut guest, &mut trace, &pf, vfs);
     guest.power_off();
+}
+
+/// Counts the exits while VFs are enabled and bound, and disables them again.
+fn print_exits(what: &str, guest: &mut Guest, trace: &mut KvmTrace, pf: &Pf, vfs: usize) {
+    let (exits, events) = (KvmExits::now(), trace.events());
+    timed(guest, pf, vfs);
+    let (exits, enabled) = (KvmExits::now() - exits, trace.events());
+    timed(guest, pf, 0);
+    let disabled = trace.events() - enabled;
+    let enabled = enabled - events;
+    let per_vf = |count: u64| count as f64 / vfs as f64;
+    println!(
+        "{vfs} VFs enabled, {what}: exits a VF {:.0}, of which MMIO {:.0}; configuration reads {:.1}, writes {:.1}",
+        per_vf(exits.all),
+        per_vf(exits.mmio),
+        per_vf(enabled.config_reads),
+        per_vf(enabled.config_writes)
+    );
+    for (what, calls) in [("enabled", enabled), ("disabled", disabled)] {
+        println!(
+            "{vfs} VFs {what}: system calls a VF: routes {:.2}, irqfds {:.2}, ioeventfds {:.2}",
+            per_vf(calls.route_calls),
+            per_vf(calls.irqfd_calls),
+            per_vf(calls.ioeventfd_calls)
+        );
+    }
+}
+
+/// Makes `pci_cfg_data` of the PF stand for an access (`virtio 1.4 §4.1.4.9`): its configuration space, and that of its VFs, is no
+/// longer memory then, and each read of it leaves the guest.
+fn open_config_window(guest: &mut Guest, pf: &Pf) {
+    const CAPABILITIES: usize = 0x34;
+    const VENDOR: u8 = 9;
+    const PCI_CFG: u8 = 5;
+    let config = pf.file("config");
+    let bytes = guest.ok(&format!("od -An -v -tx1 {config}"));
+    let bytes: Vec<u8> = bytes.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
+    let mut at = usize::from(bytes[CAPABILITIES]);
+    while (bytes[at], bytes[at + 3]) != (VENDOR, PCI_CFG) {
+        at = usize::from(bytes[at + 1]);
+        assert_ne!(at, 0, "the PF has a window into its BARs");
+    }
+    // Length 4 at offset 0 of BAR 0.
+    guest.ok(&format!("printf '\\004' | dd of={config} bs=1 seek={} conv=notrunc", at + 12));
+}
+
+/// Writes `value` to `sriov_numvfs`, and returns how many ms the guest says that took.
+fn timed(guest: &mut Guest, pf: &Pf, value: usize) -> f64 {
+    let command = format!(
+        "now() {{ sed -n 's/^now at \\([0-9]*\\) nsecs/\\1/p' /proc/timer_list; }}; a=$(now); echo {value} > {}; b=$(now); \
+         echo $(( (b - a) / 1000 ))",
+        pf.file("sriov_numvfs")
+    );
+    guest.ok_within(&command, Duration::from_secs(300)).trim().parse::<f64>().unwrap() / 1000.0
+}
+
+/// How long something took each time, in ascending order.
+struct Times(Vec<f64>);
+
+impl Times {
+    fn new(mut times: Vec<f64>) -> Times {
+        times.sort_by(f64::total_cmp);
+        Times(times)
+    }
+
+    fn median(&self) -> f64 {
+        self.0[self.0.len() / 2]
+    }
+}
+
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (least, most) = (self.0[0], self.0[self.0.len() - 1]);
+        let digits = if most < 10.0 { 3 } else { 1 };
+        write!(f, "{:.digits$} (median of {}, {least:.digits$} to {most:.digits$})", self.median(), self.0.len())
+    }
 }
 
 fn spec(net: &str) -> GuestSpec {
     // Where the clock counts instructions, Linux would distrust it: its own checks compare it with nothing else.
     GuestSpec::new(Kernel::V6_1).kernel_argument("tsc=reliable").net(net)
-}
-
-/// The sum of `Rss` over all mappings in `/proc/<pid>/smaps` but those that are as large as the guest's memory, in MB.
-fn resident(guest: &mut Guest) -> f64 {
-    let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.vmm().id())).unwrap();
-    let (mut size, mut total) = (0, 0);
-    for line in smaps.lines() {
-        let kib = |key: &str| -> Option<u64> { line.strip_prefix(key)?.trim().strip_suffix(" kB")?.parse().ok() };
-        if let Some(value) = kib("Size:") {
-            size = value;
-        }
-        if let Some(value) = kib("Rss:")
-            && size < GUEST_KIB
-        {
-            total += value;
-        }
-    }
-    total as f64 * 1024.0 / 1e6
 }

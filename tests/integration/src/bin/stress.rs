@@ -1,0 +1,163 @@
+//! VFs come and go, with drivers bound and traffic flowing, and what the VMM has of its host and of KVM must be the same after
+//! the last time as after the first.
+//!
+//! Run by `cargo xtask lab stress` in a first-level machine. Arguments: how many VFs, how many times, and how many vCPUs and MiB
+//! the guest has.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use integration::{
+    ArpTraffic, Guest, GuestSpec, HostTap, Kernel, KvmObjects, KvmTrace, Pf, Subnet, Usage, read_into_memory, resident,
+};
+
+/// The subnet of the PF. VF i has the subnet i.
+const PF_SUBNET: Subnet = Subnet(255);
+/// How long the guest may take to enable 255 VFs, to bring them up or to disable them, on a busy machine.
+const COMMAND_LIMIT: Duration = Duration::from_secs(600);
+/// How long it may take until all VFs have passed a frame each way.
+const TRAFFIC_LIMIT: Duration = Duration::from_secs(300);
+/// Between two frames into the tap of a VF, unless there are so many VFs that frames would follow on each other too fast.
+const FRAME_PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(4));
+/// Cycles between two lines of the report.
+const REPORT: usize = 50;
+
+/// All that is counted, which must be the same each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sample {
+    usage: Usage,
+    objects: KvmObjects,
+}
+
+struct Stress {
+    guest: Guest,
+    pf: Pf,
+    pf_tap: HostTap,
+    vf_taps: Vec<HostTap>,
+    trace: KvmTrace,
+    memory_kib: u64,
+}
+
+fn main() {
+    let arguments: Vec<usize> = std::env::args().skip(1).map(|argument| argument.parse().unwrap()).collect();
+    let &[vfs, cycles, cpus, mebibytes] = arguments.as_slice() else { panic!("usage: stress VFS CYCLES CPUS MIB") };
+    let mut stress = Stress::boot(vfs, cpus, mebibytes);
+    let _traffic = stress.start_traffic();
+    println!("| {vfs} VFs | files | threads | ioeventfds | irqfds | routes | slots | resident |");
+    println!("|---|---|---|---|---|---|---|---|");
+    let never = stress.sample();
+    stress.print("never enabled", &never);
+    let started = Instant::now();
+    let first = stress.cycle("cycle 1", true);
+    let first_resident = stress.resident();
+    let mut differ = 0;
+    for cycle in 2..=cycles {
+        let name = format!("cycle {cycle}");
+        let counted = stress.cycle(&name, cycle % REPORT == 0 || cycle == cycles);
+        if counted != first {
+            differ += 1;
+            println!("{name} differs: {counted:?}, and not {first:?}");
+        }
+    }
+    let grown = stress.resident() - first_resident;
+    stress.guest.assert_kernel_has_no_complaint();
+    assert_eq!(stress.guest.vmm().errors(), "", "the VMM complains");
+    let took = started.elapsed().as_secs_f64();
+    println!(
+        "{cycles} cycles with {vfs} VFs in {took:.0} s of the machine's time; counts differed after {differ} of them"
+    );
+    assert_eq!(stress.guest.power_off().code, Some(0));
+    println!("resident memory grew by {grown:.2} MB from the first cycle to the last");
+    if differ > 0 {
+        std::process::exit(1);
+    }
+}
+
+impl Stress {
+    fn boot(vfs: usize, cpus: usize, mebibytes: usize) -> Stress {
+        assert!((1..=255).contains(&vfs), "1 to 255 VFs: each tap has a subnet");
+        read_into_memory(Kernel::V6_12);
+        let trace = KvmTrace::start();
+        let spec = GuestSpec::new(Kernel::V6_12)
+            .cpus(cpus as u32)
+            .memory(&format!("size={mebibytes}M"))
+            .kernel_argument("tsc=reliable")
+            .net(&format!("id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs={vfs}"));
+        let mut guest = Guest::boot(spec);
+        println!("the guest is up after {:.1} s", guest.boot_time().as_secs_f64());
+        let pf = Pf::find(&mut guest);
+        let (pf_tap, vf_taps) =
+            (HostTap::existing("pf0"), (0..vfs).map(|index| HostTap::existing(&format!("pf0v{index}"))).collect());
+        Stress { guest, pf, pf_tap, vf_taps, trace, memory_kib: mebibytes as u64 * 1024 }
+    }
+
+    /// The PF's pings from the guest, and a probe to each VF and its answer.
+    fn start_traffic(&mut self) -> ArpTraffic {
+        self.pf_tap.join(PF_SUBNET);
+        for (index, tap) in (0..=u8::MAX).zip(&self.vf_taps) {
+            tap.join(Subnet(index));
+        }
+        self.guest.join("eth0", PF_SUBNET);
+        self.guest.ping("eth0", PF_SUBNET);
+        self.guest.ok(&format!("ping -q -i 0.3 -I eth0 {} > /dev/null 2>&1 &", PF_SUBNET.host()));
+        let pause = FRAME_PAUSES.1.max(FRAME_PAUSES.0 / self.vf_taps.len() as u32);
+        ArpTraffic::start(&self.vf_taps, PF_SUBNET.guest(), pause)
+    }
+
+    /// Enables all VFs, waits until each has passed a frame each way, and disables them while more flow. Returns what there was
+    /// while they were on, and after it, and prints it if `print`.
+    fn cycle(&mut self, name: &str, print: bool) -> (Sample, Sample) {
+        let pf_before = self.pf_tap.counters();
+        self.set_num_vfs(self.vf_taps.len());
+        let bound = self.guest.ok(&format!("set -- {}; echo $#", self.pf.file("virtfn*/virtio*/net/*")));
+        assert_eq!(bound, self.vf_taps.len().to_string(), "VFs with a netdev");
+        // IFF_UP | IFF_BROADCAST | IFF_MULTICAST, without a process for each.
+        let up = "for flags in /sys/class/net/eth*/flags; do echo 0x1003 > $flags || exit 1; done";
+        self.guest.ok_within(up, COMMAND_LIMIT);
+        self.await_traffic();
+        let on = self.sample();
+        if print {
+            self.print(&format!("{name}, on"), &on);
+        }
+        self.set_num_vfs(0);
+        let off = self.sample();
+        if print {
+            self.print(&format!("{name}, off"), &off);
+        }
+        assert!(self.pf_tap.counters().from_guest > pf_before.from_guest, "the PF sends");
+        (on, off)
+    }
+
+    fn set_num_vfs(&mut self, count: usize) {
+        self.guest.ok_within(&format!("echo {count} > {}", self.pf.file("sriov_numvfs")), COMMAND_LIMIT);
+    }
+
+    fn await_traffic(&self) {
+        let before: Vec<_> = self.vf_taps.iter().map(|tap| tap.counters().from_guest).collect();
+        let deadline = Instant::now() + TRAFFIC_LIMIT;
+        let answered = |tap: &HostTap, before: u64| tap.counters().from_guest > before;
+        for (tap, before) in self.vf_taps.iter().zip(before) {
+            while !answered(tap, before) {
+                assert!(Instant::now() < deadline, "no frame from the guest came by {}", tap.name());
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    fn sample(&mut self) -> Sample {
+        Sample { usage: Usage::of(self.guest.vmm()), objects: self.trace.objects() }
+    }
+
+    fn resident(&self) -> f64 {
+        resident(self.guest.vmm(), self.memory_kib)
+    }
+
+    fn print(&self, what: &str, sample: &Sample) {
+        let Sample { usage: Usage { files, threads }, objects } = sample;
+        let KvmObjects { ioeventfds, irqfds, routes, slots } = objects;
+        let resident = self.resident();
+        println!("| {what} | {files} | {threads} | {ioeventfds} | {irqfds} | {routes} | {slots} | {resident:.2} MB |");
+    }
+}
