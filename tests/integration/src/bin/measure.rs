@@ -61,7 +61,6 @@ fn measure_vfs(vfs: usize, cpus: u32, runs: usize) {
     let spec = GuestSpec::new(Kernel::V6_12).cpus(cpus).kernel_argument("tsc=reliable").memory(&memory).net(&net);
     let mut guest = Guest::boot(spec);
     let pf = Pf::find(&mut guest);
-    println!("{vfs} VFs reserved, {cpus} vCPUs: the guest is up after {:.3} s", guest.boot_time().as_secs_f64());
     let (enable, disable): (Vec<_>, Vec<_>) = (0..runs)
         .map(|_| {
             let enable = timed(&mut guest, &pf, vfs);
