@@ -7,6 +7,7 @@ mod apt;
 mod boot_time;
 mod build;
 mod check;
+mod contract;
 mod coverage;
 mod cpio;
 mod demo;
@@ -19,6 +20,7 @@ mod nested;
 mod place;
 mod progress;
 mod sources;
+mod splice;
 mod stress;
 mod suite;
 
@@ -36,6 +38,8 @@ use suite::{Suite, Tally};
 
 /// How long a command of `cargo xtask lab run` may take.
 const RUN_LIMIT: Duration = Duration::from_secs(3600);
+/// How many random questions the contract tests ask, beyond those that follow from the API's description.
+const QUESTIONS: usize = 320;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Sets up the lab, and demonstrates, tests and measures cloud-hypervisor in it")]
@@ -52,7 +56,7 @@ enum Task {
         #[arg(long, value_enum)]
         lab: Option<Place>,
     },
-    /// Checks format and lints, and runs the unit, property, fuzz and integration tests
+    /// Checks format and lints, and runs the unit, property, fuzz, contract and integration tests
     Test {
         /// Runs only this part
         #[arg(value_enum)]
@@ -95,6 +99,8 @@ enum Part {
     Unit,
     /// Each fuzz target, for a few seconds
     Fuzz,
+    /// The API against its description
+    Contract,
     /// Guests under the real binary
     Integration,
 }
@@ -172,6 +178,9 @@ fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> R
     }
     if wanted(Part::Fuzz) {
         tally += counted("fuzz targets", fuzz::smoke(workspace));
+    }
+    if wanted(Part::Contract) {
+        tally += counted("contract tests", contract::run(workspace, QUESTIONS));
     }
     if wanted(Part::Integration) {
         tally += counted("integration tests", integration(workspace, options));

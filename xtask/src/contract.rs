@@ -1,0 +1,343 @@
+//! `cargo xtask test contract`: schemathesis asks the running program what follows from `api/openapi.yaml`.
+//!
+//! The program runs in a network namespace of its own, where taps of any name can come and go, and in an empty folder. It is asked
+//! once without a virtual machine, so that clients make it, and once with a guest that runs.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::apt;
+use crate::build::cargo;
+use crate::error::{Context, Error, Result};
+use crate::progress::{Step, note};
+use crate::splice::Splice;
+use crate::suite::Tally;
+
+/// The release of schemathesis that the suite was written with.
+const SCHEMATHESIS: &str = "schemathesis==4.32.5";
+/// What is compared. Not that any valid request succeeds: most name a file of the host.
+const CHECKS: &str = "not_a_server_error,status_code_conformance,unsupported_method,content_type_conformance,\
+                      response_headers_conformance,response_schema_conformance,negative_data_rejection,allow_header_conformance";
+/// How long the program may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A part of what is asked.
+struct Pass {
+    name: &'static str,
+    has_guest: bool,
+    /// Below what of the server the description's paths are.
+    root: &'static str,
+    /// Options of schemathesis that choose the operations.
+    operations: &'static [&'static str],
+}
+
+const PASSES: &[Pass] = &[
+    Pass {
+        name: "without a guest",
+        has_guest: false,
+        root: "/api/v1",
+        operations: &["--exclude-operation-id", "shutdownVMM", "--exclude-operation-id", "metricsGet"],
+    },
+    Pass {
+        name: "with a guest that runs",
+        has_guest: true,
+        root: "/api/v1",
+        // Not those that would end it, nor those that do not depend on it.
+        operations: &[
+            "--include-operation-id-regex",
+            "^(bootVM|pauseVM|resumeVM|rebootVM|powerButtonVM|vm(Info|Counters)Get|\
+             vm(Nmi|AddNet|AddDisk|AddVdpa|RemoveDevice|Resize|SetVf)Put)$",
+        ],
+    },
+    Pass { name: "metrics", has_guest: true, root: "", operations: &["--include-operation-id", "metricsGet"] },
+];
+
+/// Asks some thousands of questions that follow from the description, and some `cases` random ones, and counts each operation of
+/// each part as a test.
+pub fn run(workspace: &Path, cases: usize) -> Result<Tally> {
+    let folder = workspace.join("target/lab/contract");
+    let schemathesis = schemathesis(&folder)?;
+    let program = program(workspace)?;
+    let mut tally = Tally::default();
+    for pass in PASSES {
+        let run = Run { workspace, folder: &folder, schemathesis: &schemathesis, program: &program, pass };
+        tally += run.ask(cases)?;
+    }
+    Ok(tally)
+}
+
+/// One part, and what it needs.
+struct Run<'a> {
+    workspace: &'a Path,
+    folder: &'a Path,
+    schemathesis: &'a Path,
+    program: &'a Path,
+    pass: &'a Pass,
+}
+
+impl Run<'_> {
+    fn ask(&self, cases: usize) -> Result<Tally> {
+        let step = Step::begin("contract", self.pass.name);
+        let mut vmm = Vmm::start(self)?;
+        let splice = Splice::start(&vmm.socket).context("listening on 127.0.0.1")?;
+        let report = self.folder.join("report.json");
+        // What an earlier run left must not count for this one.
+        let _ = fs::remove_file(&report);
+        let asked = self.command(&splice, &report, cases).output().context("running schemathesis")?;
+        let mut tally = tally(&fs::read_to_string(&report).unwrap_or_default());
+        if asked.status.success() != (tally.failed == 0) {
+            tally.failed = tally.failed.max(1);
+        }
+        if tally.failed > 0 {
+            println!("\n{}{}", String::from_utf8_lossy(&asked.stdout), String::from_utf8_lossy(&asked.stderr));
+        }
+        drop(splice);
+        // It has survived all that, and still does what it is told.
+        match vmm.shut_down() {
+            Ok(()) => tally.passed += 1,
+            Err(error) => {
+                note("FAILED", error);
+                tally.failed += 1;
+            }
+        }
+        let generated = generated(&fs::read_to_string(&report).unwrap_or_default());
+        step.done_with(format!(
+            "{}: {generated} questions, {} operations as described, {} not",
+            self.pass.name, tally.passed, tally.failed
+        ));
+        Ok(tally)
+    }
+
+    fn command(&self, splice: &Splice, report: &Path, cases: usize) -> Command {
+        /// About as many operations as there are.
+        const OPERATIONS: usize = 32;
+        let api = self.workspace.join("api");
+        let mut command = Command::new(self.schemathesis);
+        command.current_dir(self.folder).stdin(Stdio::null());
+        command.arg("--config-file").arg(api.join("schemathesis.toml"));
+        command.arg("run").arg(api.join("openapi.yaml")).args(self.pass.operations);
+        command.arg("--url").arg(format!("http://{}{}", splice.address(), self.pass.root));
+        command.args(["--checks", CHECKS, "--max-examples", &(cases / OPERATIONS).max(1).to_string()]);
+        command.args(["--no-color", "--generation-database", "none", "--warnings", "off"]);
+        command.args(["--report", "json", "--report-json-path"]).arg(report);
+        command
+    }
+}
+
+/// How many operations were as described, and how many were not, from schemathesis' report.
+fn tally(report: &str) -> Tally {
+    let report: Value = serde_json::from_str(report).unwrap_or_default();
+    let tested = report.pointer("/operations/tested").and_then(Value::as_u64).unwrap_or(0);
+    let failures = report.get("failures").and_then(Value::as_array);
+    let mut failed: Vec<&str> = failures
+        .into_iter()
+        .flatten()
+        .filter_map(|failure| failure.get("operations")?.as_array())
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    failed.sort_unstable();
+    failed.dedup();
+    let errors = report.get("errors").and_then(Value::as_array).map_or(0, Vec::len);
+    let tested = usize::try_from(tested).unwrap_or(0);
+    let failed = if tested == 0 { 1 } else { failed.len() + errors };
+    Tally { passed: tested.saturating_sub(failed), failed }
+}
+
+fn generated(report: &str) -> u64 {
+    let report: Value = serde_json::from_str(report).unwrap_or_default();
+    report.pointer("/test_cases/generated").and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// The program under test.
+struct Vmm {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Vmm {
+    fn start(run: &Run<'_>) -> Result<Vmm> {
+        let folder = run.folder.join("program");
+        if folder.exists() {
+            fs::remove_dir_all(&folder).context(folder.display())?;
+        }
+        fs::create_dir_all(&folder).context(folder.display())?;
+        let socket = folder.join("api.sock");
+        let log = run.folder.join("program.log");
+        let log = fs::File::create(&log).context(log.display())?;
+        let mut command = Command::new("unshare");
+        // Who is not root is root in a user namespace.
+        let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+        command
+            .args((!is_root).then_some("--map-root-user"))
+            .args(["--net", "--"])
+            .arg(run.program)
+            .arg("--api-socket")
+            .arg(&socket);
+        if run.pass.has_guest {
+            let kernel = folder.join("kernel");
+            fs::write(&kernel, halting_kernel()).context(kernel.display())?;
+            command.arg("--kernel").arg(kernel).args(["--memory", "size=16M", "--cpus", "boot=2"]);
+            command.args(["--net", "id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=4"]);
+        }
+        let errors = log.try_clone().context("duplicating a file")?;
+        command.current_dir(&folder).stdin(Stdio::null()).stdout(log).stderr(errors);
+        let child = command.spawn().context("running unshare")?;
+        let mut vmm = Vmm { child, socket };
+        vmm.wait_until_it_serves()?;
+        Ok(vmm)
+    }
+
+    fn wait_until_it_serves(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if self.request("GET /api/v1/vmm.ping").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200 ")) {
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait().context("waiting for the program")? {
+                return Err(Error::new(format!(
+                    "the program did not start ({status}); see target/lab/contract/program.log"
+                )));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Err(Error::new("the program does not serve its API socket"))
+    }
+
+    /// The whole answer to a request without a body.
+    fn request(&self, line: &str) -> std::io::Result<String> {
+        let mut stream = UnixStream::connect(&self.socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// Ends it as a client does.
+    fn shut_down(&mut self) -> Result<()> {
+        let answer = self.request("PUT /api/v1/vmm.shutdown").context("vmm.shutdown")?;
+        if !answer.starts_with("HTTP/1.1 200 ") {
+            return Err(Error::new(format!("vmm.shutdown: {answer}")));
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.child.try_wait().context("waiting for the program")? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(Error::new(format!("the program ended with {status}"))),
+                None if Instant::now() > deadline => {
+                    return Err(Error::new("the program does not end at vmm.shutdown"));
+                }
+                None => thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        // It has ended already, unless something failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A kernel that halts: an ELF file with a PVH entry (`Xen, PVH boot protocol`) and two instructions, `hlt` and a jump back to it.
+fn halting_kernel() -> Vec<u8> {
+    const CODE: u32 = 0x20_0000;
+    const NOTE_AT: u64 = 64 + 2 * 56;
+    const CODE_AT: u64 = NOTE_AT + 20;
+    const INSTRUCTIONS: [u8; 3] = [0xf4, 0xeb, 0xfd];
+    // Identification; executable, x86-64, version 1; entry, program headers at 64, no sections; sizes and counts.
+    let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+    file.resize(16, 0);
+    file.extend([2u16, 62].map(u16::to_le_bytes).concat());
+    file.extend(1u32.to_le_bytes());
+    file.extend([u64::from(CODE), 64, 0].map(u64::to_le_bytes).concat());
+    file.extend(0u32.to_le_bytes());
+    file.extend([64u16, 56, 2, 0, 0, 0].map(u16::to_le_bytes).concat());
+    for (kind, offset, address, length) in
+        [(4u64, NOTE_AT, 0, 20), (1, CODE_AT, u64::from(CODE), INSTRUCTIONS.len() as u64)]
+    {
+        file.extend([kind, offset, address, address, length, length, 0].map(u64::to_le_bytes).concat());
+    }
+    file.extend([4, 4, 18, u32::from_le_bytes(*b"Xen\0"), CODE].map(u32::to_le_bytes).concat());
+    file.extend(INSTRUCTIONS);
+    file
+}
+
+/// The program, built as for development: its assertions are on.
+fn program(workspace: &Path) -> Result<PathBuf> {
+    let step = Step::begin("build", "the command, with its assertions");
+    let arguments = ["build", "--quiet", "--bin", "cloud-hypervisor", "--message-format", "json-render-diagnostics"];
+    let built = cargo(workspace).args(arguments).stderr(Stdio::inherit()).output().context("running cargo")?;
+    let executable = String::from_utf8_lossy(&built.stdout).lines().rev().find_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        Some(PathBuf::from(message.get("executable")?.as_str()?))
+    });
+    let executable = executable.filter(|_| built.status.success());
+    step.done();
+    executable.ok_or_else(|| Error::new("cargo could not build the command"))
+}
+
+/// The program `st`, installed in a folder of its own if it is not there.
+fn schemathesis(folder: &Path) -> Result<PathBuf> {
+    let environment = folder.join(SCHEMATHESIS.replace("==", "-"));
+    let program = environment.join("bin/st");
+    if program.is_file() {
+        return Ok(program);
+    }
+    apt::install_missing(&[("python3", "python3-venv")])?;
+    let step = Step::begin("install", SCHEMATHESIS);
+    fs::create_dir_all(folder).context(folder.display())?;
+    let run = |command: &mut Command, what: &str| {
+        let output = command.stdin(Stdio::null()).output().context(what)?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() { Ok(()) } else { Err(Error::new(format!("{what}: {}", text.trim()))) }
+    };
+    run(
+        Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment),
+        "making a virtual environment of Python (Debian's package for it is python3-venv)",
+    )?;
+    let pip = environment.join("bin/pip");
+    run(Command::new(pip).args(["install", "--quiet", SCHEMATHESIS]), "installing schemathesis")?;
+    step.done();
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_counted_by_operations() {
+        let report = r#"{"operations": {"tested": 5}, "errors": [], "test_cases": {"generated": 99},
+            "failures": [{"operations": ["PUT /a", "PUT /b"]}, {"operations": ["PUT /a"]}]}"#;
+        assert_eq!(tally(report), Tally { passed: 3, failed: 2 });
+        assert_eq!(generated(report), 99);
+    }
+
+    #[test]
+    fn no_report_is_a_failure() {
+        assert_eq!(tally(""), Tally { passed: 0, failed: 1 });
+        assert_eq!(tally("{}"), Tally { passed: 0, failed: 1 });
+    }
+
+    #[test]
+    fn a_kernel_has_its_code_where_its_header_says() {
+        let file = halting_kernel();
+        assert_eq!(file.len(), 64 + 2 * 56 + 20 + 3);
+        assert_eq!(file[64 + 56 + 8..][..8], (64u64 + 2 * 56 + 20).to_le_bytes());
+        assert!(file.ends_with(&[0xf4, 0xeb, 0xfd]));
+    }
+}
