@@ -259,7 +259,7 @@ macro_rules! options {
 
             /// What the command line or JSON says, before defaults.
             #[derive(Default, serde::Deserialize)]
-            #[serde(deny_unknown_fields)]
+            #[serde(deny_unknown_fields, expecting = "an object")]
             struct Given {
                 $(
                     #[serde(default)]

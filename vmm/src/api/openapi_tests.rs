@@ -100,6 +100,16 @@ fn assert_fields<T: DeserializeOwned>(document: &Value, name: &str, later: Optio
     assert!(required.is_subset(&fields), "{name}");
     let is_empty_enough = serde_json::from_value::<T>(Value::Object(Default::default())).is_ok();
     assert_eq!(is_empty_enough, required.is_empty(), "what {name} requires");
+    for field in fields {
+        let is_nullable = schema["properties"][&field]["nullable"] == true;
+        if is_nullable {
+            // What is required and missing is complained of after all fields have been read.
+            let mut value = serde_json::json!({&field: null});
+            later.map_or(Ok(()), |object| object.strip(&mut value, "")).unwrap();
+            let error = serde_json::from_value::<T>(value).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(!error.contains("null"), "{name}.{field}: {error}");
+        }
+    }
 }
 
 fn assert_variants<T: DeserializeOwned>(document: &Value, name: &str) {
@@ -119,6 +129,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<RateLimiterConfig>(all, "RateLimiterConfig", None);
     assert_fields::<TokenBucketConfig>(all, "TokenBucket", None);
     assert_fields::<DiskConfig>(all, "DiskConfig", Some(&config_later::DISK));
+    assert_fields::<RngConfig>(all, "RngConfig", None);
     assert_fields::<VdpaConfig>(all, "VdpaConfig", None);
     assert_fields::<ConsoleConfig>(all, "ConsoleConfig", Some(&config_later::CONSOLE));
     assert_fields::<ConsoleConfig>(all, "SerialConfig", Some(&config_later::CONSOLE));
@@ -131,6 +142,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<SriovInfo>(all, "SriovInfo", None);
     assert_fields::<VfInfo>(all, "VfInfo", None);
     assert_fields::<BackendInfo>(all, "BackendInfo", None);
+    assert_fields::<RngConfig>(all, "RngConfig", None);
     assert_fields::<PciDeviceInfo>(all, "PciDeviceInfo", None);
     assert_variants::<VmState>(all, "VmState");
     assert_variants::<VfState>(all, "VfState");
@@ -139,9 +151,9 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_variants::<BarType>(all, "BarType");
     assert_variants::<ConsoleMode>(all, "ConsoleMode");
     assert_variants::<VhostMode>(all, "VhostMode");
+    assert_variants::<ImageType>(all, "ImageType");
     for (name, object) in [
         ("PlatformConfig", &config_later::PLATFORM),
-        ("RngConfig", &config_later::RNG),
         ("CpuFeatures", &config_later::CPU_FEATURES),
         ("DebugConsoleConfig", &config_later::DEBUG_CONSOLE),
     ] {

@@ -101,6 +101,7 @@ fn a_value_that_cannot_be_is_named_with_its_path() {
             json!({"net": [{"mac": "x"}]}),
             "net[0].mac: \"x\": not a MAC address; write it as 52:54:00:12:34:56",
         ),
+        ("vm.create", json!({"cpus": 3}), "cpus: invalid type: integer `3`, expected an object"),
         ("vm.create", json!({"net": {}}), "net: invalid type: map, expected a sequence"),
         (
             "vm.create",
