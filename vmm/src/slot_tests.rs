@@ -324,6 +324,12 @@ fn what_the_host_refuses_is_tried_again_and_undone_only_if_it_was_done() {
     record.lock().refuse = Nothing;
     slot.reconcile();
     assert_eq!(Record::counts(&record), (1, 0, 1));
+    record.lock().refuse = All;
+    wants.lock().doorbells.clear();
+    slot.reconcile();
+    record.lock().refuse = Nothing;
+    slot.reconcile();
+    assert_eq!(Record::counts(&record), (1, 0, 0));
 }
 
 #[test]

@@ -98,12 +98,16 @@ impl Wires {
         let is_stale = |key: &DoorbellKey, eventfd: &mut Arc<EventFd>| {
             !wanted.get(key).is_some_and(|wanted| Arc::ptr_eq(wanted, eventfd))
         };
-        // All of them first: another may have their address next.
-        for ((_, address), eventfd) in self.doorbells.extract_if(scope.keys(0, u64::MAX), is_stale) {
-            if let Err(error) = tools.wiring.detach_ioeventfd(&eventfd, address) {
-                (tools.complain)("remove a doorbell", &error);
-            }
-        }
+        // All of them first: another may have their address next. What the host refuses to remove is still there.
+        let is_gone = |key: &DoorbellKey, eventfd: &mut Arc<EventFd>| {
+            is_stale(key, eventfd)
+                && tools
+                    .wiring
+                    .detach_ioeventfd(eventfd, key.1)
+                    .inspect_err(|error| (tools.complain)("remove a doorbell", error))
+                    .is_ok()
+        };
+        self.doorbells.extract_if(scope.keys(0, u64::MAX), is_gone).for_each(drop);
         for (key, eventfd) in wanted {
             if self.doorbells.contains_key(&key) {
                 continue;
