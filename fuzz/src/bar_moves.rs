@@ -2,11 +2,13 @@
 //! what it is told.
 //!
 //! After each operation the addresses that are decoded are those that the registers say, read through the ECAM like a guest does;
-//! each page of configuration space that the VM shows holds what a read would find; and the VM has been told of as many messages
-//! as may be sent, each with a route of its own. After a reset nothing of it is left.
+//! each page of configuration space that the VM shows holds what a read would find; and the VM has been told of the doorbells in
+//! the windows, and of the messages that may be sent, each with a route of its own. After a reset nothing of it is left.
+
+mod shared;
+mod vm;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, LazyLock};
@@ -17,11 +19,11 @@ use virtio_devices::testing::{FakeDevice, memory};
 use virtio_devices::{Memory, NetSriov, VirtioFunction, VirtioPci};
 use vm_memory::Bytes;
 use vmm::arch::x86_64::layout;
-use vmm::kvm::MsiRoute;
-use vmm::testing::{Apertures, Machine, PAGE, Shown, Slot, Wiring, place_bars};
-use vmm_sys_util::eventfd::EventFd;
+use vmm::testing::{Apertures, Machine, PAGE, Shown, Slot, place_bars};
 
 use crate::input::{Input, Seed};
+use shared::{DOORBELLS_AT, DOORBELLS_STEP, Shared};
+use vm::{Record, Vm};
 
 /// The queues of each kind of function, and the VFs of each PF.
 const QUEUES: [&[u16]; 3] = [&[256, 256, 64], &[64, 64, 64, 64, 64], &[16]];
@@ -72,64 +74,6 @@ const REGISTERS: [u16; 24] = [
 
 static MEMORY: LazyLock<Memory> = LazyLock::new(memory);
 
-/// What a VM has been told.
-#[derive(Default)]
-struct Record {
-    routes: BTreeMap<u32, MsiRoute>,
-    irqfds: BTreeSet<(i32, u32)>,
-    ioeventfds: BTreeSet<(i32, u64)>,
-    pages: BTreeMap<u32, Shown>,
-    refuse: bool,
-}
-
-struct Vm(Arc<Mutex<Record>>);
-
-impl Vm {
-    fn told(&self, tell: impl FnOnce(&mut Record) -> bool) -> io::Result<()> {
-        let mut record = self.0.lock();
-        if record.refuse {
-            return Err(io::Error::other("refused"));
-        }
-        assert!(tell(&mut record), "told twice, or to undo what was never done");
-        Ok(())
-    }
-}
-
-impl Wiring for Vm {
-    fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()> {
-        self.told(|record| {
-            record.routes = routes.iter().map(|route| (route.gsi, *route)).collect();
-            record.routes.len() == routes.len()
-        })
-    }
-
-    fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
-        self.told(|record| record.irqfds.insert((eventfd.as_raw_fd(), gsi)))
-    }
-
-    fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
-        self.told(|record| record.irqfds.remove(&(eventfd.as_raw_fd(), gsi)))
-    }
-
-    fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
-        self.told(|record| record.ioeventfds.insert((eventfd.as_raw_fd(), address)))
-    }
-
-    fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
-        self.told(|record| record.ioeventfds.remove(&(eventfd.as_raw_fd(), address)))
-    }
-
-    fn show_config(&self, slot: u32, pages: Option<&Shown>) -> io::Result<()> {
-        self.told(|record| match pages {
-            Some(pages) => {
-                record.pages.insert(slot, pages.clone());
-                true
-            }
-            None => record.pages.remove(&slot).is_some(),
-        })
-    }
-}
-
 /// A window as the registers say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Decoded {
@@ -143,6 +87,8 @@ struct Guest {
     machine: Arc<Machine>,
     topology: Topology<Arc<Slot>>,
     slots: Vec<(Placement, Arc<Slot>)>,
+    /// The devices with queues, in the order of their slots.
+    devices: Vec<Shared>,
     record: Arc<Mutex<Record>>,
     /// Whether BARs are given addresses before the guest runs. That takes most of the time that an input takes.
     firmware: bool,
@@ -152,26 +98,28 @@ impl Guest {
     fn new(firmware: bool) -> Self {
         let machine = Arc::new(Machine::default());
         let mut topology = Topology::new(layout::LAST_BUS);
-        let mut slots = Vec::new();
-        let mut plug = |slot, total_vfs, device: &dyn Fn(Placement) -> Box<dyn VirtioPci>| {
+        let (mut slots, mut devices) = (Vec::new(), Vec::new());
+        let mut plug = |slot, total_vfs, device: &mut dyn FnMut(Placement) -> Box<dyn VirtioPci>| {
             let placement = topology.place(slot, total_vfs).expect("there is room");
             let slot = Slot::new(device(placement), placement, Arc::clone(&machine)).expect("addresses for its pages");
             topology.plug(placement, Arc::clone(&slot)).expect("there is room");
             slots.push((placement, slot));
         };
         for (queues, total_vfs) in QUEUES.into_iter().zip(VFS) {
-            plug(None, total_vfs, &|placement| {
+            plug(None, total_vfs, &mut |placement| {
                 let vfs = (0..total_vfs).map(|_| FakeDevice::new(queues)).collect();
-                match total_vfs {
-                    0 => Box::new(
-                        VirtioFunction::plain(FakeDevice::new(queues), placement.rid, MEMORY.clone()).expect("a NIC"),
-                    ),
-                    _ => Box::new(NetSriov::new(FakeDevice::new(queues), vfs, placement, &MEMORY).expect("a PF")),
-                }
+                let pf = FakeDevice::new(queues);
+                let device: Box<dyn VirtioPci> = match total_vfs {
+                    0 => Box::new(VirtioFunction::plain(pf, placement.rid, MEMORY.clone()).expect("a NIC")),
+                    _ => Box::new(NetSriov::new(pf, vfs, placement, &MEMORY).expect("a PF")),
+                };
+                let device = Shared::new(devices.len(), placement, device);
+                devices.push(device.clone());
+                Box::new(device)
             });
         }
-        plug(Some(0), 0, &|_| Box::new(HostBridge::new(1, 2)));
-        let guest = Self { machine, topology, slots, record: Arc::default(), firmware };
+        plug(Some(0), 0, &mut |_| Box::new(HostBridge::new(1, 2)));
+        let guest = Self { machine, topology, slots, devices, record: Arc::default(), firmware };
         guest.boot();
         guest
     }
@@ -229,14 +177,6 @@ impl Guest {
         ecam_write(&self.topology, u64::from(rid.to_bits()) << 12 | u64::from(offset), data);
     }
 
-    /// The routing ID of a function: 0 is the PF, 1 its first VF.
-    fn rid(placement: Placement, function: u16) -> Rid {
-        match (function.checked_sub(1), placement.vfs) {
-            (Some(vf), Some(vfs)) => placement.rid.wrapping_add(vfs.first_vf_offset + vf),
-            _ => placement.rid,
-        }
-    }
-
     /// The windows that the registers say are decoded.
     fn decoded(&self) -> Vec<Decoded> {
         let mut decoded = Vec::new();
@@ -281,7 +221,11 @@ impl Guest {
             }
         }
         self.check_address(&decoded, somewhere);
-        self.check_wires(somewhere);
+        if !self.record.lock().refuse {
+            self.check_messages();
+            self.check_doorbells(&decoded);
+            self.check_shown(somewhere);
+        }
     }
 
     /// An address belongs to the window around it; of several, to one with the highest base.
@@ -308,24 +252,55 @@ impl Guest {
         self.read(rid, COMMAND) & 4 != 0 && control & 0xc000 == 0x8000 && self.read(pf, 0x8c) & 3 == 0
     }
 
-    fn check_wires(&self, somewhere: u64) {
+    /// What may be sent has an eventfd and a route of its own, and what has one may be sent.
+    fn check_messages(&self) {
         let record = self.record.lock();
-        if record.refuse {
-            return;
-        }
         let gsis: BTreeSet<_> = record.irqfds.iter().map(|(_, gsi)| *gsi).collect();
         assert_eq!(gsis.len(), record.irqfds.len(), "two eventfds raise one interrupt");
-        for gsi in gsis {
-            let route = record.routes.get(&gsi).expect("an interrupt without a message");
-            let own = self.slots.iter().find(|(placement, _)| {
-                let vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
-                (0..=vfs).any(|function| Self::rid(*placement, function) == route.requester)
-            });
-            let (placement, _) = own.expect("a message of a function that does not exist");
-            assert!(self.sends(placement.rid, route.requester), "{} must not send", route.requester);
+        let wired: BTreeSet<_> = record
+            .irqfds
+            .iter()
+            .map(|(eventfd, gsi)| {
+                let route = record.routes.get(gsi).expect("an interrupt without a message");
+                (*eventfd, route.requester, route.address, route.data)
+            })
+            .collect();
+        let mut wanted = BTreeSet::new();
+        for (device, (placement, _)) in self.devices.iter().zip(&self.slots) {
+            for message in device.sent() {
+                assert!(self.sends(placement.rid, message.requester), "{} must not send", message.requester);
+                wanted.insert((message.eventfd.as_raw_fd(), message.requester, message.address, message.data));
+            }
         }
-        assert!(record.ioeventfds.is_empty(), "devices without workers have no doorbells");
-        for pages in record.pages.values() {
+        assert_eq!(wired, wanted);
+    }
+
+    /// The doorbells of each window that is decoded are where it is, and no others. Which of two functions of a device has an
+    /// address that both would have, is the device's to say.
+    fn check_doorbells(&self, decoded: &[Decoded]) {
+        let mut wanted = BTreeMap::new();
+        for window in decoded {
+            let device = &self.devices[window.device];
+            let functions = match window.id {
+                WindowId::Bar(bar) if bar.get() == 2 => 0..=0,
+                WindowId::VfBar(bar) if bar.get() == 2 => 1..=self.read(device.rid(0), SRIOV + 0x10) as u16,
+                _ => continue,
+            };
+            let first = *functions.start();
+            for function in functions {
+                let address = window.base + u64::from(function - first) * DOORBELLS_STEP + DOORBELLS_AT;
+                wanted.insert((device.doorbell(function).as_raw_fd(), address), window.device);
+            }
+        }
+        let record = self.record.lock();
+        let owner = |doorbell| wanted.get(doorbell).unwrap_or_else(|| panic!("nobody wants {doorbell:x?}"));
+        let wired: BTreeSet<_> = record.ioeventfds.iter().map(|doorbell| (doorbell.1, owner(doorbell))).collect();
+        let wanted: BTreeSet<_> = wanted.iter().map(|((_, address), device)| (*address, device)).collect();
+        assert_eq!(wired, wanted);
+    }
+
+    fn check_shown(&self, somewhere: u64) {
+        for pages in self.record.lock().pages.values() {
             self.check_page(pages, (somewhere % (pages.len / PAGE)) as u16);
         }
     }
@@ -352,7 +327,8 @@ impl Guest {
 
     fn apply(&self, input: &mut Input<'_>) {
         let kind = input.u8() % KINDS;
-        let (placement, slot) = &self.slots[usize::from(input.u8()) % self.slots.len()];
+        let n = usize::from(input.u8()) % self.slots.len();
+        let (placement, slot) = &self.slots[n];
         match kind {
             CONFIG => {
                 let function = u16::from(input.u8()) % (placement.vfs.map_or(0, |vfs| vfs.total_vfs) + 1);
@@ -360,7 +336,8 @@ impl Guest {
                 let value: [u8; 4] = input.array();
                 // By number, or any byte of the header and the first capabilities.
                 let offset = REGISTERS.get(usize::from(register)).copied().unwrap_or(register.into());
-                self.write(Self::rid(*placement, function), offset, &value[..len]);
+                let rid = self.devices.get(n).map_or(placement.rid, |device| device.rid(function));
+                self.write(rid, offset, &value[..len]);
             }
             MMIO_WRITE | MMIO_READ => {
                 let (choice, offset, len) = (input.u8(), u64::from(input.u16()), usize::from(input.u8() % 9));

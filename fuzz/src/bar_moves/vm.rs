@@ -1,0 +1,75 @@
+//! The VM's side: what it has been told of eventfds, messages and pages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vmm::kvm::MsiRoute;
+use vmm::testing::{Shown, Wiring};
+use vmm_sys_util::eventfd::EventFd;
+
+/// What a VM has been told.
+#[derive(Default)]
+pub struct Record {
+    /// By GSI.
+    pub routes: BTreeMap<u32, MsiRoute>,
+    /// Eventfds and the GSIs that they raise.
+    pub irqfds: BTreeSet<(i32, u32)>,
+    /// Eventfds and the guest addresses that signal them.
+    pub ioeventfds: BTreeSet<(i32, u64)>,
+    /// By slot.
+    pub pages: BTreeMap<u32, Shown>,
+    /// Whether it refuses all that it is told.
+    pub refuse: bool,
+}
+
+/// A VM that records what it is told, and insists on being told nothing twice.
+pub struct Vm(pub Arc<Mutex<Record>>);
+
+impl Vm {
+    fn told(&self, tell: impl FnOnce(&mut Record) -> bool) -> io::Result<()> {
+        let mut record = self.0.lock();
+        if record.refuse {
+            return Err(io::Error::other("refused"));
+        }
+        assert!(tell(&mut record), "told twice, or to undo what was never done");
+        Ok(())
+    }
+}
+
+impl Wiring for Vm {
+    fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()> {
+        self.told(|record| {
+            record.routes = routes.iter().map(|route| (route.gsi, *route)).collect();
+            record.routes.len() == routes.len()
+        })
+    }
+
+    fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        self.told(|record| record.irqfds.insert((eventfd.as_raw_fd(), gsi)))
+    }
+
+    fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        self.told(|record| record.irqfds.remove(&(eventfd.as_raw_fd(), gsi)))
+    }
+
+    fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        self.told(|record| record.ioeventfds.insert((eventfd.as_raw_fd(), address)))
+    }
+
+    fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        self.told(|record| record.ioeventfds.remove(&(eventfd.as_raw_fd(), address)))
+    }
+
+    fn show_config(&self, slot: u32, pages: Option<&Shown>) -> io::Result<()> {
+        self.told(|record| match pages {
+            Some(pages) => {
+                record.pages.insert(slot, pages.clone());
+                true
+            }
+            None => record.pages.remove(&slot).is_some(),
+        })
+    }
+}
