@@ -165,6 +165,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     vec![
         seed(7, &[enable(7)]),
         seed(7, &[enable(8), drive(0), drive(7)]),
+        seed(7, &[enable(8), (1..7).flat_map(drive).collect()]),
         seed(7, &[enable(4), drive(1), flr, d3]),
         seed(2, &[enable(3), drive(2), pf(0x108, 2, 0), enable(2)]),
         seed(2, &[enable(3), drive(1), vec![Op::Reset]]),
@@ -183,6 +184,6 @@ mod tests {
     #[test]
     fn seeds_enable_vfs_and_bring_up_their_drivers() {
         let reached: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
-        assert_eq!(reached, [(7, 0), (8, 2), (4, 0), (2, 0), (0, 0), (0, 0), (0, 0), (257, 1), (8, 2)]);
+        assert_eq!(reached, [(7, 0), (8, 2), (8, 6), (4, 0), (2, 0), (0, 0), (0, 0), (0, 0), (257, 1), (8, 2)]);
     }
 }

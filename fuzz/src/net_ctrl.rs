@@ -45,6 +45,8 @@ struct Rules {
     unicast: Vec<[u8; 6]>,
     multicast: Vec<[u8; 6]>,
     vlans: BTreeSet<u16>,
+    /// The VLAN that a command named last.
+    vlan: u16,
     carried_out: u64,
     refused: u64,
 }
@@ -82,6 +84,7 @@ impl Rules {
             2 => {
                 let (&id, _) = data.split_first_chunk()?;
                 let id = Some(u16::from_le_bytes(id)).filter(|id| *id < 4096)?;
+                self.vlan = id;
                 if number == 0 {
                     self.vlans.insert(id)
                 } else {
@@ -207,7 +210,7 @@ impl Pair {
         assert_eq!(counted, [carried_out, refused]);
         let listed = [self.rules.unicast.last(), self.rules.multicast.last()];
         let some = [[0xff; 6], MAC, mac, [2, 0, 0, 0, 0, 9], [1, 0, 0x5e, 0, 0, 9]];
-        let vlan = self.rules.vlans.first().map_or(5, |id| *id);
+        let vlan = self.rules.vlan;
         for mac in some.iter().chain(listed.into_iter().flatten()) {
             for rest in [[8, 0, 0x45, 0], [0x81, 0, (vlan >> 8) as u8 | 0x20, vlan as u8], [0x88, 0xa8, 0, 7]] {
                 let mut head = [0; 16];
@@ -267,6 +270,7 @@ fn run_to_end(input: &[u8]) -> (u64, u64) {
         unicast: Vec::new(),
         multicast: Vec::new(),
         vlans: BTreeSet::new(),
+        vlan: 5,
         carried_out: 0,
         refused: 0,
     };
@@ -322,6 +326,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let endless = guest::descriptor(start(ALL), 0, (at, 8, NEXT, 0));
     let nowhere = guest::descriptor(guest::descriptor(start(ALL), 2, (at, 3, NEXT, 3)), 3, (0x5000, 1, WRITE, 0));
     let far = start(ALL).with([3, 0xff, 0xff]).with([RUN]);
+    let vlans = [&[0, 0, 0][..], &[2, 0, 0x23, 1], &[2, 0, 1, 0], &[2, 1, 0x23, 1]];
+    let vlans = vlans.into_iter().fold(start(ALL), |seed, bytes| command(seed, 1, bytes));
     vec![
         all(start(ALL), 1).done(),
         all(start(ALL), 3).done(),
@@ -332,6 +338,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         endless.with([OFFER, 0, RUN]).done(),
         nowhere.with([OFFER, 2, OFFER, 9, RUN]).done(),
         far.done(),
+        vlans.done(),
     ]
 }
 
@@ -342,6 +349,6 @@ mod tests {
     #[test]
     fn seeds_are_carried_out_or_refused() {
         let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
-        assert_eq!(done, [(11, 1), (11, 1), (0, 12), (11, 1), (2, 0), (1, 0), (0, 1), (0, 2), (0, 0)]);
+        assert_eq!(done, [(11, 1), (11, 1), (0, 12), (11, 1), (2, 0), (1, 0), (0, 1), (0, 2), (0, 0), (4, 0)]);
     }
 }

@@ -115,6 +115,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let merged = arrive(buffers(start(RECEIVE, &[MRG_RXBUF, EVENT_IDX]), 4, 512), 1500, 0).with([RUN]);
     let merged = buffers(arrive(merged, 2000, 0).with([RUN]), 4, 512).with([RUN]);
     let filtered = arrive(arrive(buffers(start(RECEIVE, &[MRG_RXBUF]), 2, 512).with([LINK, 3]), 100, 1), 100, 0);
+    let mixed = buffers(start(RECEIVE, &[MRG_RXBUF]), 8, 0x800).with([LINK, 3]);
+    let lengths = (60..116).step_by(8).chain([1400]);
+    let mixed = lengths.fold(mixed, |seed, len| arrive(arrive(seed, len, 0), len, 1).with([RUN]));
     let down = arrive(buffers(start(RECEIVE, &[MRG_RXBUF]), 2, 512).with([LINK, 0]), 100, 0).with([RUN, LINK, 1]);
     let useless = provide(provide(start(RECEIVE, &[]), 0, 11), 1, 100);
     let useless = arrive(useless.with([OFFER, 12]), 60, 0).with([RUN]);
@@ -128,7 +131,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let spilled = arrive(buffers(start(RECEIVE_LONG, &[MRG_RXBUF]), 6, 0x800), 12_000, 0).with([RUN]);
     let row = arrive(buffers(start(RECEIVE_LONG, &[MRG_RXBUF]), 8, 0x800), 4096, 0).with([RUN]);
     let row = arrive(row, 12_000, 0).with([RUN]);
-    let received = [single, merged, filtered.with([RUN]), down, useless, large, spilled, row];
+    let received = [single, merged, filtered.with([RUN]), down, useless, large, spilled, row, mixed];
     let sent = [plain, offloads, refused.with([RUN]), long, link, uso, wrong_way, endless, too_long, at_the_end];
     sent.into_iter().chain(received).map(Seed::done).collect()
 }
@@ -141,7 +144,7 @@ mod tests {
     fn seeds_send_receive_and_drop() {
         let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
         let sent = [(2, 0), (3, 0), (0, 5), (2, 0), (0, 1), (1, 0), (0, 1), (0, 1), (0, 1), (1, 1)];
-        let received = [(2, 1), (2, 0), (1, 1), (0, 1), (1, 0), (2, 0), (1, 0), (2, 0)];
+        let received = [(2, 1), (2, 0), (1, 1), (0, 1), (1, 0), (2, 0), (1, 0), (2, 0), (8, 7)];
         assert_eq!(done, [&sent[..], &received[..]].concat());
     }
 }
