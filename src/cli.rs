@@ -1,14 +1,14 @@
 //! The command line, and what is wrong with one.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, Parser};
 use vmm::Options;
-use vmm::config::{
-    ConfigError, ConsoleConfig, CpusConfig, MemoryConfig, NetConfig, NetVf, PayloadConfig, Problem, VmConfig, help,
-};
+use vmm::config::{ConfigError, VmConfig};
+
+use crate::vm_options::VmOptions;
 
 /// The version of Cloud Hypervisor that the options are compatible with comes first: programs that start it read that.
 const VERSION: &str = concat!(
@@ -29,15 +29,11 @@ Exit code:
   1  something is wrong with the configuration, the host or the guest
   2  the command line cannot be read: an unknown option or key, or a malformed value";
 
-const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
-
 /// Options that Cloud Hypervisor has and this version has not.
 const LATER: &[(&str, &str)] = &[
     ("--balloon", "memory balloons are"),
     ("--debug-console", "the debug console is"),
     ("--device", "passing host devices through is"),
-    ("--disk", "disks are"),
-    ("--event-monitor", "the event monitor is"),
     ("--firmware", "booting from firmware is"),
     ("--fs", "shared file systems are"),
     ("--gdb", "debugging by gdb is"),
@@ -47,7 +43,6 @@ const LATER: &[(&str, &str)] = &[
     ("--landlock-rules", "Landlock is"),
     ("--log-format", "a choice of log format is"),
     ("--memory-zone", "memory zones are"),
-    ("--no-shutdown", "staying after the guest's power-off is"),
     ("--numa", "NUMA nodes are"),
     ("--pci-segment", "further PCI segments are"),
     ("--platform", "platform settings are"),
@@ -55,7 +50,6 @@ const LATER: &[(&str, &str)] = &[
     ("--pvpanic", "the panic device is"),
     ("--rate-limit-group", "rate limits are"),
     ("--restore", "restoring a snapshot is"),
-    ("--rng", "the entropy device is"),
     ("--seccomp", "system call filters are"),
     ("--tpm", "TPMs are"),
     ("--user-device", "vfio-user devices are"),
@@ -64,87 +58,73 @@ const LATER: &[(&str, &str)] = &[
     ("--watchdog", "the watchdog is"),
 ];
 
+const API: &str = "API and events";
+const PROGRAM: &str = "The program";
+
 /// Runs a virtual machine whose NICs are SR-IOV devices.
 #[derive(Debug, Parser)]
 #[command(name = "cloud-hypervisor", version = VERSION, after_help = EXAMPLE, arg_required_else_help = true)]
 pub struct Cli {
+    #[command(flatten)]
+    vm: VmOptions,
+
     /// Unix socket of the REST API
     #[arg(
         long,
         value_name = "path=<path>|fd=<number>",
+        help_heading = API,
         long_help = "Unix socket of the REST API: path=<path>, a path alone, or fd=<number> of a socket that listens already. \
-                     Without a kernel, the VM is made by its clients"
+                     Without a VM on the command line, it is made by the API's clients"
     )]
     api_socket: Option<String>,
 
-    /// Kernel command line
-    #[arg(long, value_name = "text", requires = "kernel")]
-    cmdline: Option<String>,
-
-    /// Virtio console
+    /// The VM, as the JSON of vm.create
     #[arg(
         long,
-        value_name = "mode",
-        requires = "kernel",
-        long_help = "Virtio console: off or null, until there is one [default: off]"
+        value_name = "path",
+        conflicts_with = "vm",
+        help_heading = PROGRAM,
+        long_help = "The VM, as the JSON of vm.create, or - for standard input. It is the whole VM: options that describe one are \
+                     refused beside it. --print-config writes such a file"
     )]
-    console: Option<String>,
+    config: Option<PathBuf>,
 
-    /// Virtual CPUs
-    #[arg(long, value_name = "key=value,...", requires = "kernel", long_help = keys::<CpusConfig>("Virtual CPUs"))]
-    cpus: Option<String>,
-
-    /// Initial file system
-    #[arg(long, value_name = "path", requires = "kernel")]
-    initramfs: Option<PathBuf>,
-
-    /// Kernel: a bzImage, or a vmlinux with a PVH entry
-    #[arg(long, value_name = "path", required_unless_present = "api_socket")]
-    kernel: Option<PathBuf>,
+    /// Where events are told
+    #[arg(
+        long,
+        value_name = "path=<path>|fd=<number>",
+        help_heading = API,
+        long_help = "Where events are told, as JSON objects: path=<path> of a file, which is written anew, or of a named pipe, \
+                     whose reader may come later; or fd=<number>, open already"
+    )]
+    event_monitor: Option<String>,
 
     /// Writes the log to this file in place of standard error
-    #[arg(long, value_name = "path")]
+    #[arg(long, value_name = "path", help_heading = PROGRAM)]
     pub log_file: Option<PathBuf>,
 
-    /// Guest memory
-    #[arg(long, value_name = "key=value,...", requires = "kernel", long_help = keys::<MemoryConfig>("Guest memory"))]
-    memory: Option<String>,
+    /// Goes on after the guest has switched itself off, until a client or a signal ends the program
+    #[arg(long, help_heading = PROGRAM)]
+    no_shutdown: bool,
 
-    /// NICs; a NIC with sriov_vfs is an SR-IOV physical function
+    /// Prints the VM as JSON, with what was left out filled in, and does nothing else
     #[arg(
         long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "kernel",
-        long_help = keys::<NetConfig>("NICs; one with sriov_vfs is an SR-IOV physical function. Repeat for more")
+        help_heading = PROGRAM,
+        long_help = "Prints the VM as the JSON of vm.create, with what was left out filled in, and does nothing else: nothing is \
+                     opened but --config"
     )]
-    net: Vec<String>,
-
-    /// Virtual functions that are not as their NIC makes them
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "kernel",
-        long_help = keys::<NetVf>("Virtual functions that are not as their NIC makes them. Repeat for more")
-    )]
-    net_vf: Vec<String>,
-
-    /// Serial port
-    #[arg(long, value_name = "mode", requires = "kernel", long_help = format!("Serial port: {CONSOLE_MODES} [default: null]"))]
-    serial: Option<String>,
+    pub print_config: bool,
 
     /// Logs more: -v tells what happens, -vv and -vvv how
-    #[arg(short, action = ArgAction::Count)]
+    #[arg(short, action = ArgAction::Count, help_heading = PROGRAM)]
     pub verbose: u8,
 }
 
-/// The help of an option, made of the table that its parser is made of.
-fn keys<T: vmm::config::Options>(about: &str) -> String {
-    format!("{about}\n\n{}", help::<T>())
-}
+/// The options do not make a whole.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(&'static str);
 
 impl Cli {
     /// What the program is to do.
@@ -152,45 +132,38 @@ impl Cli {
     /// # Errors
     ///
     /// The first value that cannot be read. Whether the values fit together is not looked at.
-    pub fn into_options(mut self) -> Result<Options, Box<dyn Error>> {
-        let api = self.api_socket.take().map(|text| text.parse()).transpose()?;
-        let vm = if self.kernel.is_some() { Some(self.into_config()?) } else { None };
-        Ok(Options { vm, api })
-    }
-
-    /// The VM that the command line describes.
-    fn into_config(self) -> Result<VmConfig, ConfigError> {
-        let mut config = VmConfig {
-            payload: PayloadConfig { kernel: self.kernel, initramfs: self.initramfs, cmdline: self.cmdline },
-            ..VmConfig::default()
+    pub fn into_options(self) -> Result<Options, Box<dyn Error>> {
+        let api = self.api_socket.map(|text| text.parse()).transpose()?;
+        let event_monitor = self.event_monitor.map(|text| text.parse()).transpose()?;
+        let vm = match &self.config {
+            Some(path) => Some(read_config(path)?),
+            None if self.vm.is_given() => Some(self.vm.into_config()?),
+            None => None,
         };
-        if let Some(cpus) = self.cpus {
-            config.cpus = cpus.parse()?;
+        if vm.is_none() && self.print_config {
+            return Err(Usage("--print-config: no VM is described; give --kernel or --config").into());
         }
-        if let Some(memory) = self.memory {
-            config.memory = memory.parse()?;
+        if vm.is_none() && api.is_none() {
+            return Err(Usage("there is nothing to run; give --kernel, --config or --api-socket").into());
         }
-        if let Some(mode) = self.serial {
-            config.serial = console("--serial", &mode)?;
-        }
-        if let Some(mode) = self.console {
-            config.console = console("--console", &mode)?;
-        }
-        for net in self.net {
-            config.net.push(net.parse()?);
-        }
-        for vf in self.net_vf {
-            vf.parse::<NetVf>()?.add_to(&mut config.net)?;
-        }
-        Ok(config)
+        Ok(Options { vm, api, event_monitor, no_shutdown: self.no_shutdown })
     }
 }
 
-fn console(option: &str, mode: &str) -> Result<ConsoleConfig, ConfigError> {
-    mode.parse().map_err(|error: vmm::config::ParseConsoleError| ConfigError {
-        subject: format!("{option} {mode}"),
-        problem: Problem::Syntax(error.to_string()),
-    })
+/// The VM that a file describes.
+fn read_config(path: &Path) -> Result<VmConfig, Box<dyn Error>> {
+    let option = format!("--config {}", path.display());
+    let text = if path == Path::new("-") { read_to_end(std::io::stdin()) } else { std::fs::read(path) };
+    let text = text.map_err(|error| format!("{option}: cannot be read: {error}"))?;
+    let config = VmConfig::from_json(&text);
+    Ok(config
+        .map_err(|ConfigError { subject, problem }| ConfigError { subject: format!("{option}: {subject}"), problem })?)
+}
+
+fn read_to_end(mut input: impl std::io::Read) -> std::io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    input.read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// What is wrong with the command line, in one line; `None` if it asks for help or for the version.
@@ -218,6 +191,8 @@ pub fn report(error: &clap::Error) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use clap::CommandFactory;
 
     use super::*;
@@ -227,11 +202,16 @@ mod tests {
     }
 
     #[test]
-    fn the_options_are_consistent_and_sorted() {
+    fn the_options_are_consistent_and_each_topic_is_sorted() {
         Cli::command().debug_assert();
         let command = Cli::command();
-        let options: Vec<_> = command.get_arguments().filter_map(|argument| argument.get_long()).collect();
-        assert!(options.is_sorted(), "{options:?}");
+        let mut topics = BTreeMap::<_, Vec<_>>::new();
+        for argument in command.get_arguments() {
+            let topic = argument.get_help_heading();
+            assert!(topic.is_some() || ["help", "version"].contains(&argument.get_id().as_str()), "{argument}");
+            topics.entry(topic).or_default().extend(argument.get_long());
+        }
+        assert!(topics.values().all(|options| options.is_sorted()), "{topics:?}");
         assert!(LATER.is_sorted());
     }
 
@@ -272,7 +252,7 @@ mod tests {
     fn lists_are_given_at_once_or_one_by_one() {
         let arguments =
             ["c", "--kernel", "k", "--net", "id=a,sriov_vfs=2", "id=b", "--net-vf", "pf=a,index=1", "--net", "id=c"];
-        let config = Cli::try_parse_from(arguments).unwrap().into_config().unwrap();
+        let config = Cli::try_parse_from(arguments).unwrap().vm.into_config().unwrap();
         let ids: Vec<_> = config.net.iter().filter_map(|net| net.id.as_deref()).collect();
         assert_eq!(ids, ["a", "b", "c"]);
         assert_eq!(config.net[0].vfs[0].index, 1);

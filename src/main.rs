@@ -1,6 +1,7 @@
 //! The command `cloud-hypervisor`: from arguments to a VM and an exit code.
 
 mod cli;
+mod vm_options;
 
 use std::error::Error;
 use std::fs::File;
@@ -11,10 +12,11 @@ use std::process::ExitCode;
 use clap::Parser;
 use rustix::fs::Mode;
 use tracing_subscriber::filter::LevelFilter;
+use vmm::MonitorError;
 use vmm::api::SocketError;
-use vmm::config::{ConfigError, Problem};
+use vmm::config::{ConfigError, Problem, VmConfig, VmPlan};
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Usage};
 
 /// The exit code when something is wrong.
 const FAILURE: u8 = 1;
@@ -39,14 +41,24 @@ fn main() -> ExitCode {
 
 /// Runs until the VM ends.
 fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
-    let (verbose, log_file) = (cli.verbose, cli.log_file.clone());
+    let (verbose, log_file, print_config) = (cli.verbose, cli.log_file.clone(), cli.print_config);
     let options = cli.into_options()?;
     // Before the log file: a configuration that is wrong leaves nothing behind.
-    if let Some(vm) = &options.vm {
-        vm.plan()?;
+    let plan = options.vm.as_ref().map(VmConfig::plan).transpose()?;
+    if let (true, Some(vm), Some(plan)) = (print_config, &options.vm, &plan) {
+        return print(vm.clone(), plan);
     }
     log_to(log_file.as_deref(), verbose)?;
     vmm::run(options)?;
+    Ok(())
+}
+
+/// Prints the VM, with what was left out filled in as `plan` decided.
+fn print(mut vm: VmConfig, plan: &VmPlan) -> Result<(), Box<dyn Error>> {
+    vm.payload.check_present()?;
+    vm.resolve(plan);
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{}", serde_json::to_string_pretty(&vm)?)?;
     Ok(())
 }
 
@@ -69,7 +81,9 @@ fn refuse(error: &clap::Error) -> ExitCode {
 fn code(error: &(dyn Error + 'static)) -> u8 {
     let is_config = matches!(error.downcast_ref(), Some(ConfigError { problem: Problem::Syntax(_), .. }));
     let is_socket = matches!(error.downcast_ref(), Some(SocketError::Syntax(_)));
-    if is_config || is_socket { USAGE } else { FAILURE }
+    let is_monitor = matches!(error.downcast_ref(), Some(MonitorError::Syntax(_)));
+    let is_usage = error.is::<Usage>();
+    if is_config || is_socket || is_monitor || is_usage { USAGE } else { FAILURE }
 }
 
 /// Reports an error in one line.

@@ -66,7 +66,7 @@ fn read_vf(text: &str) -> Option<NetVf> {
 
 /// Plans a configuration; what is planned can be built.
 fn plan(config: &VmConfig) -> Option<usize> {
-    let plans = config.plan().inspect_err(check_report).ok()?;
+    let plans = config.plan().inspect_err(check_report).ok()?.nets;
     let functions: Vec<_> = plans.iter().flat_map(|plan| std::iter::once(&plan.pf).chain(&plan.vfs)).collect();
     let distinct = |count: usize, what: &str| assert_eq!(count, functions.len(), "{what} is used twice");
     distinct(functions.iter().map(|nic| nic.mac).collect::<HashSet<_>>().len(), "an address");

@@ -44,6 +44,11 @@ macro_rules! counters {
                 self.0[counter as usize].load(std::sync::atomic::Ordering::Relaxed)
             }
 
+            /// All counters by name, with their present values.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                $counter::ALL.iter().map(|counter| (counter.name(), self.get(*counter)))
+            }
+
             /// What was lost or refused: names, and how often.
             pub(crate) fn losses(&self) -> Vec<(&'static str, u64)> {
                 let losses = $counter::ALL.iter().filter(|counter| counter.is_loss());

@@ -12,6 +12,7 @@ pub use crate::config_disk::{DiskConfig, DiskPlan, ImageType};
 pub use crate::config_error::{ConfigError, Problem};
 pub use crate::config_mac::{MacAddress, ParseMacError};
 pub use crate::config_net::{NetConfig, NetVf, RateLimiterConfig, TokenBucketConfig, VfConfig, VhostMode};
+pub use crate::config_plan::{DevicePlan, VmPlan};
 pub use crate::config_rng::{RngConfig, RngPlan};
 pub use crate::config_sriov::{BackendPlan, NetPlan, NicPlan};
 pub use crate::config_value::{Key, Options, help};
@@ -30,9 +31,14 @@ pub struct VmConfig {
     pub memory: MemoryConfig,
     /// What the guest boots.
     pub payload: PayloadConfig,
+    /// The disks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskConfig>,
     /// The NICs, in the order of their slots.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub net: Vec<NetConfig>,
+    /// The entropy device.
+    pub rng: RngConfig,
     /// The serial port: `--serial`.
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
@@ -45,7 +51,9 @@ impl Default for VmConfig {
             cpus: CpusConfig::default(),
             memory: MemoryConfig::default(),
             payload: PayloadConfig::default(),
+            disks: Vec::new(),
             net: Vec::new(),
+            rng: RngConfig::default(),
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::off(),
         }
@@ -61,32 +69,53 @@ impl VmConfig {
     /// # Errors
     ///
     /// The first thing that is wrong.
-    pub fn plan(&self) -> Result<Vec<NetPlan>, ConfigError> {
+    pub fn plan(&self) -> Result<VmPlan, ConfigError> {
         self.cpus.check()?;
         self.memory.check()?;
         self.payload.check()?;
         self.serial.check_serial()?;
         self.console.check_console()?;
-        config_sriov::plan(&self.net, self.cpus.boot_vcpus)
+        let plan = VmPlan {
+            nets: config_sriov::plan(&self.net, self.cpus.boot_vcpus)?,
+            disks: DiskPlan::of(&self.disks, self.cpus.boot_vcpus)?,
+            rng: self.rng.plan()?,
+        };
+        plan.check_apart()?;
+        Ok(plan)
     }
 
     /// Fills in what was left out and decided by the plan: ids, MAC addresses and, where they follow from the position of a NIC,
-    /// names of taps. What is planned of the result is `nets`, also when there are further NICs.
-    pub fn resolve(&mut self, nets: &[NetPlan]) {
-        for (net, plan) in self.net.iter_mut().zip(nets) {
+    /// names of taps. What is planned of the result is `plan`, also when there are further devices.
+    pub fn resolve(&mut self, plan: &VmPlan) {
+        for (net, plan) in self.net.iter_mut().zip(&plan.nets) {
             net.id = Some(plan.id.clone());
             net.mac = Some(MacAddress(plan.pf.mac));
             if let BackendPlan::Tap { name: Some(name), .. } = &plan.pf.backend {
                 net.tap = Some(name.clone());
             }
         }
+        for (disk, plan) in self.disks.iter_mut().zip(&plan.disks) {
+            disk.id = Some(plan.id.clone());
+        }
+        self.rng.id = Some(plan.rng.id.clone());
     }
 
     /// Notes that the device called `id` is in slot `device` of bus 0.
     pub fn set_slot(&mut self, id: &str, device: u8) {
-        for net in self.net.iter_mut().filter(|net| net.id.as_deref() == Some(id)) {
-            net.pci_device_id = Some(device);
+        let nets = self.net.iter_mut().map(|net| (&net.id, &mut net.pci_device_id));
+        let disks = self.disks.iter_mut().map(|disk| (&disk.id, &mut disk.pci_device_id));
+        let rng = (&self.rng.id, &mut self.rng.pci_device_id);
+        for (name, slot) in nets.chain(disks).chain([rng]) {
+            if name.as_deref() == Some(id) {
+                *slot = Some(device);
+            }
         }
+    }
+
+    /// Removes the device called `id`, if there is one.
+    pub fn remove(&mut self, id: &str) {
+        self.net.retain(|net| net.id.as_deref() != Some(id));
+        self.disks.retain(|disk| disk.id.as_deref() != Some(id));
     }
 }
 

@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use pci::{HostBridge, Placement, Rid, TopologyError};
 use virtio_devices::{
-    FunctionError, Memory, Net, NetCounters, NetError, NetSpec, NetSriov, NetSriovError, Tap, TapError, TapSpec,
-    VirtioFunction, VirtioPci,
+    Block, BlockCounters, BlockError, BlockSpec, FunctionError, Memory, Net, NetCounters, NetError, NetSpec, NetSriov,
+    NetSriovError, Rng, RngCounters, RngError, RngSpec, Tap, TapError, TapSpec, VirtioDevice, VirtioFunction,
+    VirtioPci,
 };
 
 use crate::bus::Bus;
-use crate::config::{BackendPlan, NetPlan, NicPlan};
+use crate::config::{BackendPlan, DevicePlan, DiskPlan, NetPlan, NicPlan};
+use crate::device_events::DeviceWatch;
+use crate::events::Events;
 use crate::firmware::{Apertures, NoRoom};
 use crate::kvm::Vm;
 use crate::slot::Slot;
@@ -45,6 +48,22 @@ pub enum Error {
         option: String,
         /// Why.
         error: NetError,
+    },
+    /// The image of a disk cannot be used.
+    #[error("{option}: {error}")]
+    Disk {
+        /// The disk.
+        option: String,
+        /// Why.
+        error: BlockError,
+    },
+    /// The source of random bytes cannot be used.
+    #[error("{option}: {error}")]
+    Rng {
+        /// The entropy device.
+        option: String,
+        /// Why.
+        error: RngError,
     },
     /// The device cannot be a PCI function.
     #[error("{option}: {error}")]
@@ -87,17 +106,28 @@ pub enum Error {
 pub struct Devices {
     bus: Arc<Bus>,
     apertures: Apertures,
+    events: Events,
     plugged: Vec<Plugged>,
 }
 
 /// A device in its slot.
 pub struct Plugged {
-    plan: NetPlan,
+    plan: DevicePlan,
     placement: Placement,
     slot: Arc<Slot>,
-    counters: Vec<Arc<NetCounters>>,
+    counters: Counters,
     /// The guest was asked to let it go.
     going: bool,
+}
+
+/// What a device counts.
+pub enum Counters {
+    /// Of a NIC: its own function's, and those of its VFs by index.
+    Net(Vec<Arc<NetCounters>>),
+    /// Of a disk.
+    Disk(Arc<BlockCounters>),
+    /// Of the entropy device.
+    Rng(Arc<RngCounters>),
 }
 
 /// A device that is gone.
@@ -111,7 +141,7 @@ pub struct Removed {
 
 impl Plugged {
     /// What it was made of.
-    pub const fn plan(&self) -> &NetPlan {
+    pub const fn plan(&self) -> &DevicePlan {
         &self.plan
     }
 
@@ -120,8 +150,8 @@ impl Plugged {
         self.placement
     }
 
-    /// The counters of its own function, and of its VFs after it.
-    pub fn counters(&self) -> &[Arc<NetCounters>] {
+    /// What it counts.
+    pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
@@ -131,18 +161,18 @@ impl Plugged {
     }
 
     fn removed(self) -> Removed {
-        Removed { id: self.plan.id, rid: self.placement.rid }
+        Removed { id: self.plan.id().to_string(), rid: self.placement.rid }
     }
 }
 
 impl Devices {
-    /// Opens what the plans name and makes devices of it. `memory` is the guest's.
+    /// Opens what the plans name and makes devices of it. `memory` is the guest's; what it does to them is told to `events`.
     ///
     /// # Errors
     ///
     /// When something cannot be opened or be a device. What was opened or created until then is closed and gone.
-    pub fn new(plans: &[NetPlan], memory: &Memory, apertures: Apertures) -> Result<Self, Error> {
-        let mut devices = Self { bus: Arc::new(Bus::new()), apertures, plugged: Vec::new() };
+    pub fn new(plans: &[DevicePlan], memory: &Memory, apertures: Apertures, events: Events) -> Result<Self, Error> {
+        let mut devices = Self { bus: Arc::new(Bus::new()), apertures, events, plugged: Vec::new() };
         let placement = devices.place(Some(0), 0, "host bridge")?;
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
         devices.plug(placement, slot, "host bridge")?;
@@ -165,7 +195,7 @@ impl Devices {
 
     /// The device called `id`.
     pub fn find(&self, id: &str) -> Option<&Plugged> {
-        self.plugged.iter().find(|plugged| plugged.plan.id == id)
+        self.plugged.iter().find(|plugged| plugged.plan.id() == id)
     }
 
     /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs.
@@ -192,13 +222,13 @@ impl Devices {
     /// # Errors
     ///
     /// As [`Self::new`]: nothing is left of it then.
-    pub fn add(&mut self, plan: &NetPlan, memory: &Memory) -> Result<Rid, Error> {
-        Ok(self.open(plan, plan.pci_device_id, memory)?.rid)
+    pub fn add(&mut self, plan: &DevicePlan, memory: &Memory) -> Result<Rid, Error> {
+        Ok(self.open(plan, plan.pci_device_id(), memory)?.rid)
     }
 
     /// Notes that the guest is asked to let the device called `id` go, and returns its slot.
     pub fn unplug(&mut self, id: &str) -> Option<u8> {
-        let plugged = self.plugged.iter_mut().find(|plugged| plugged.plan.id == id)?;
+        let plugged = self.plugged.iter_mut().find(|plugged| plugged.plan.id() == id)?;
         plugged.going = true;
         Some(plugged.placement.rid.device())
     }
@@ -218,13 +248,13 @@ impl Devices {
         slots.into_iter().filter_map(|slot| self.remove(slot)).collect()
     }
 
-    fn open(&mut self, plan: &NetPlan, slot: Option<u8>, memory: &Memory) -> Result<Placement, Error> {
-        let option = option(plan);
-        let total_vfs = u16::try_from(plan.vfs.len()).unwrap_or(u16::MAX);
-        let placement = self.place(slot, total_vfs, &option)?;
+    fn open(&mut self, plan: &DevicePlan, slot: Option<u8>, memory: &Memory) -> Result<Placement, Error> {
+        let option = plan.option();
+        let placement = self.place(slot, plan.total_vfs(), &option)?;
         let (device, counters) = open(plan, placement, memory)?;
         let slot = self.slot(device, placement, &option)?;
         self.plug(placement, Arc::clone(&slot), &option)?;
+        DeviceWatch::begin(plan.id(), &slot, &self.events);
         self.plugged.push(Plugged { plan: plan.clone(), placement, slot, counters, going: false });
         Ok(placement)
     }
@@ -244,32 +274,70 @@ impl Devices {
 }
 
 /// The slot of each device: that which was chosen, or the lowest from 1 that nobody chose. `None` if there are no more.
-fn slots(plans: &[NetPlan]) -> Vec<Option<u8>> {
-    let mut free = (1..32).filter(|slot| plans.iter().all(|plan| plan.pci_device_id != Some(*slot)));
-    plans.iter().map(|plan| plan.pci_device_id.or_else(|| free.next())).collect()
+fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
+    let mut free = (1..32).filter(|slot| plans.iter().all(|plan| plan.pci_device_id() != Some(*slot)));
+    plans.iter().map(|plan| plan.pci_device_id().or_else(|| free.next())).collect()
 }
 
-fn option(plan: &NetPlan) -> String {
-    format!("--net id={}", plan.id)
-}
-
-/// A device, and the counters of its own function and of its VFs.
-type Opened = (Box<dyn VirtioPci>, Vec<Arc<NetCounters>>);
+/// A device, and what it counts.
+type Opened = (Box<dyn VirtioPci>, Counters);
 
 /// Opens what `plan` names and makes a device of it.
-fn open(plan: &NetPlan, placement: Placement, memory: &Memory) -> Result<Opened, Error> {
-    let pf = nic(&plan.pf, &option(plan))?;
+fn open(plan: &DevicePlan, placement: Placement, memory: &Memory) -> Result<Opened, Error> {
+    let option = plan.option();
+    match plan {
+        DevicePlan::Net(plan) => open_net(plan, &option, placement, memory),
+        DevicePlan::Disk(plan) => {
+            let block = open_disk(plan).map_err(|error| Error::Disk { option: option.clone(), error })?;
+            let counters = Counters::Disk(block.counters());
+            Ok((plain(block, &option, placement, memory)?, counters))
+        }
+        DevicePlan::Rng(plan) => {
+            let spec = RngSpec { id: plan.id.clone(), source: plan.source.clone() };
+            let rng = Rng::open(spec).map_err(|error| Error::Rng { option: option.clone(), error })?;
+            let counters = Counters::Rng(rng.counters());
+            Ok((plain(rng, &option, placement, memory)?, counters))
+        }
+    }
+}
+
+/// A function that is neither a PF nor a VF.
+fn plain<D: VirtioDevice + 'static>(
+    device: D,
+    option: &str,
+    placement: Placement,
+    memory: &Memory,
+) -> Result<Box<dyn VirtioPci>, Error> {
+    let function = VirtioFunction::plain(device, placement.rid, memory.clone());
+    Ok(Box::new(function.map_err(|error| Error::Function { option: option.to_string(), error })?))
+}
+
+fn open_disk(plan: &DiskPlan) -> Result<Block, BlockError> {
+    Block::open(BlockSpec {
+        id: plan.id.clone(),
+        path: plan.path.clone(),
+        read_only: plan.read_only,
+        direct: plan.direct,
+        surely_raw: plan.surely_raw,
+        queues: plan.queues,
+        queue_size: plan.queue_size,
+        serial: plan.serial.clone(),
+        io_uring: true,
+    })
+}
+
+fn open_net(plan: &NetPlan, option: &str, placement: Placement, memory: &Memory) -> Result<Opened, Error> {
+    let pf = nic(&plan.pf, option)?;
     let mut counters = vec![pf.counters()];
     if plan.vfs.is_empty() {
-        let function = VirtioFunction::plain(pf, placement.rid, memory.clone());
-        let function = function.map_err(|error| Error::Function { option: option(plan), error })?;
-        return Ok((Box::new(function), counters));
+        return Ok((plain(pf, option, placement, memory)?, Counters::Net(counters)));
     }
     let vf = |(index, vf)| nic(vf, &format!("--net-vf pf={},index={index}", plan.id));
     let vfs = plan.vfs.iter().enumerate().map(vf).collect::<Result<Vec<_>, _>>()?;
     counters.extend(vfs.iter().map(Net::counters));
     let device = NetSriov::new(pf, vfs, placement, memory);
-    Ok((Box::new(device.map_err(|error| Error::Sriov { option: option(plan), error })?), counters))
+    let device = device.map_err(|error| Error::Sriov { option: option.to_string(), error })?;
+    Ok((Box::new(device), Counters::Net(counters)))
 }
 
 fn nic(plan: &NicPlan, option: &str) -> Result<Net, Error> {
@@ -328,7 +396,7 @@ mod tests {
         let mut config =
             VmConfig { net: vec![net(None), net(Some(1)), net(Some(3)), net(None)], ..VmConfig::default() };
         config.payload.kernel = Some("vmlinux".into());
-        let slots = slots(&config.plan().unwrap());
-        assert_eq!(slots, [Some(2), Some(1), Some(3), Some(4)]);
+        let slots = slots(&config.plan().unwrap().devices());
+        assert_eq!(slots, [Some(2), Some(1), Some(3), Some(4), Some(5)]);
     }
 }

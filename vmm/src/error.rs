@@ -4,6 +4,7 @@ use std::io;
 
 use crate::api::SocketError;
 use crate::config::ConfigError;
+use crate::event_monitor::MonitorError;
 use crate::{boot, console, cpu, devices, kvm, memory};
 
 /// Why a VM cannot run, in one line.
@@ -15,6 +16,9 @@ pub enum Error {
     /// Clients cannot be served.
     #[error(transparent)]
     Api(#[from] SocketError),
+    /// Events cannot be told.
+    #[error(transparent)]
+    EventMonitor(#[from] MonitorError),
     /// The payload cannot be booted.
     #[error(transparent)]
     Boot(#[from] boot::Error),

@@ -44,7 +44,8 @@ fn kind(error: &devices::Error) -> FailureKind {
             | TapError::NotATapInterface(_) => FailureKind::BadRequest,
             _ => FailureKind::Internal,
         },
-        devices::Error::Fd { .. } | devices::Error::Net { .. } => FailureKind::BadRequest,
+        devices::Error::Fd { .. } | devices::Error::Net { .. } | devices::Error::Rng { .. } => FailureKind::BadRequest,
+        devices::Error::Disk { .. } => FailureKind::BadRequest,
         devices::Error::Place { .. } | devices::Error::NoRoom(_) => FailureKind::Conflict,
         devices::Error::Function { .. } | devices::Error::Sriov { .. } | devices::Error::Pages { .. } => {
             FailureKind::Internal

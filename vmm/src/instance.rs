@@ -7,21 +7,24 @@ use pci::{Rid, VfIndex};
 use virtio_devices::MacError;
 
 use crate::api::{Failure, FailureKind, Link, Resize, SetVf};
-use crate::config::{NetConfig, NetPlan, VmConfig};
+use crate::config::{DevicePlan, DiskConfig, NetConfig, VmConfig, VmPlan};
 use crate::cpu::Stop;
 use crate::devices::Removed;
 use crate::error::Error;
+use crate::events::{Events, Source};
 use crate::vm::Vm;
+use crate::vm_info::bdf;
 
 /// A virtual machine, whether it runs or not.
 pub struct Instance {
     /// As it was given, with all that was left out filled in.
     config: VmConfig,
-    nets: Vec<NetPlan>,
+    plan: VmPlan,
     /// Taps that clients passed, by the id of their NIC.
     fds: HashMap<String, Vec<OwnedFd>>,
     vm: Option<Vm>,
     has_run: bool,
+    events: Events,
 }
 
 /// A device that was added to a guest that runs.
@@ -35,24 +38,24 @@ pub struct Added {
 
 /// How a guest's life went on.
 pub enum Turn {
-    /// It runs, without these devices.
-    On(Vec<Removed>),
-    /// It starts again, without these devices.
-    Again(Vec<Removed>),
+    /// It runs.
+    On,
+    /// It starts again.
+    Again,
     /// It switched itself off.
     Off,
 }
 
 impl Instance {
-    /// A virtual machine that does not run. Its payload is looked at when it is booted.
+    /// A virtual machine that does not run, and tells what happens to it. Its payload is looked at when it is booted.
     ///
     /// # Errors
     ///
     /// When `config` is one that cannot be.
-    pub fn new(mut config: VmConfig) -> Result<Self, Error> {
-        let nets = config.plan()?;
-        config.resolve(&nets);
-        Ok(Self { config, nets, fds: HashMap::new(), vm: None, has_run: false })
+    pub fn new(mut config: VmConfig, events: Events) -> Result<Self, Error> {
+        let plan = config.plan()?;
+        config.resolve(&plan);
+        Ok(Self { config, plan, fds: HashMap::new(), vm: None, has_run: false, events })
     }
 
     /// As it was given, with all that was left out filled in.
@@ -72,9 +75,10 @@ impl Instance {
     /// When something is missing. It is as it was then.
     pub fn open(&mut self) -> Result<(), Error> {
         self.config.payload.check_present()?;
-        let vm = Vm::new(&self.config, &self.nets)?;
+        self.events.vm("booting");
+        let vm = Vm::new(&self.config, &self.plan, self.events.clone())?;
         for plugged in vm.devices().iter() {
-            self.config.set_slot(&plugged.plan().id, plugged.placement().rid.device());
+            self.config.set_slot(plugged.plan().id(), plugged.placement().rid.device());
         }
         self.vm = Some(vm);
         Ok(())
@@ -89,7 +93,10 @@ impl Instance {
         let Some(vm) = &mut self.vm else { return Ok(()) };
         let started = vm.take_terminal().and_then(|()| vm.power_on());
         match started {
-            Ok(()) => self.has_run = true,
+            Ok(()) => {
+                self.has_run = true;
+                self.events.vm("booted");
+            }
             Err(_) => self.vm = None,
         }
         started
@@ -100,6 +107,8 @@ impl Instance {
         if let Some(mut vm) = self.vm.take() {
             let removed = vm.remove_unplugged();
             self.forget(&removed);
+            drop(vm);
+            self.events.vm("shutdown");
         }
     }
 
@@ -108,19 +117,21 @@ impl Instance {
     /// # Errors
     ///
     /// When it cannot be run. It is switched off then.
-    pub fn reset(&mut self) -> Result<Vec<Removed>, Error> {
+    pub fn reset(&mut self) -> Result<(), Error> {
         self.reset_by(Vm::reset)
     }
 
-    fn reset_by(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), Error>) -> Result<Vec<Removed>, Error> {
-        let Some(vm) = &mut self.vm else { return Ok(Vec::new()) };
+    fn reset_by(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), Error>) -> Result<(), Error> {
+        let Some(vm) = &mut self.vm else { return Ok(()) };
+        self.events.vm("rebooting");
         let removed = vm.remove_unplugged();
         let started = reset(vm);
         self.forget(&removed);
-        if started.is_err() {
-            self.vm = None;
+        match started {
+            Ok(()) => self.events.vm("rebooted"),
+            Err(_) => self.shutdown(),
         }
-        started.map(|()| removed)
+        started
     }
 
     /// The guest, if it runs or stands still.
@@ -139,14 +150,14 @@ impl Instance {
     ///
     /// When the guest cannot go on. It is switched off then.
     pub fn turn(&mut self) -> Result<Turn, Error> {
-        let Some(vm) = &mut self.vm else { return Ok(Turn::On(Vec::new())) };
+        let Some(vm) = &mut self.vm else { return Ok(Turn::On) };
         match vm.take_stop() {
             Some(Stop::PowerOff) => {
                 self.shutdown();
                 Ok(Turn::Off)
             }
-            Some(Stop::Reset) => self.reset().map(Turn::Again),
-            Some(Stop::TripleFault) => self.reset_by(Vm::reset_after_triple_fault).map(Turn::Again),
+            Some(Stop::Reset) => self.reset().map(|()| Turn::Again),
+            Some(Stop::TripleFault) => self.reset_by(Vm::reset_after_triple_fault).map(|()| Turn::Again),
             Some(Stop::Failed(error)) => {
                 self.shutdown();
                 Err(error.into())
@@ -154,7 +165,7 @@ impl Instance {
             None => {
                 let removed = vm.take_ejected();
                 self.forget(&removed);
-                Ok(Turn::On(removed))
+                Ok(Turn::On)
             }
         }
     }
@@ -166,24 +177,48 @@ impl Instance {
     /// When it cannot be. Nothing is left of it then.
     pub fn add_net(&mut self, mut net: NetConfig, fds: Vec<OwnedFd>) -> Result<Option<Added>, Error> {
         net.fds = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let mut config = self.config.clone();
-        config.net.push(net);
-        let mut nets = config.plan()?;
-        let Some(plan) = nets.pop() else { return Ok(None) };
-        let added = match &mut self.vm {
-            Some(vm) => Some(Added { id: plan.id.clone(), rid: vm.add_net(&plan)? }),
-            None => None,
-        };
-        self.nets.push(plan);
-        config.resolve(&self.nets);
-        if let Some(Added { id, rid }) = &added {
-            config.set_slot(id, rid.device());
-        }
-        self.config = config;
-        if let Some(plan) = self.nets.last().filter(|_| !fds.is_empty()) {
-            self.fds.insert(plan.id.clone(), fds);
+        let (id, added) =
+            self.add(|config| config.net.push(net), |plan| plan.nets.last().cloned().map(DevicePlan::Net))?;
+        if !fds.is_empty() {
+            self.fds.insert(id, fds);
         }
         Ok(added)
+    }
+
+    /// Adds a disk, to the guest if it runs.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be. Nothing is left of it then.
+    pub fn add_disk(&mut self, disk: DiskConfig) -> Result<Option<Added>, Error> {
+        let added =
+            self.add(|config| config.disks.push(disk), |plan| plan.disks.last().cloned().map(DevicePlan::Disk))?;
+        Ok(added.1)
+    }
+
+    /// Adds the device that `change` adds to the configuration and `find` finds in the plan of it. Returns its name, and where
+    /// it is if a guest runs.
+    fn add(
+        &mut self,
+        change: impl FnOnce(&mut VmConfig),
+        find: impl FnOnce(&VmPlan) -> Option<DevicePlan>,
+    ) -> Result<(String, Option<Added>), Error> {
+        let mut config = self.config.clone();
+        change(&mut config);
+        let plan = config.plan()?;
+        config.resolve(&plan);
+        let (mut id, mut added) = (String::new(), None);
+        if let Some(device) = find(&plan) {
+            id = device.id().to_string();
+            if let Some(vm) = &mut self.vm {
+                let rid = vm.add(&device)?;
+                config.set_slot(&id, rid.device());
+                self.events.tell(Source::Vm, "device-added", &[("id", &id), ("bdf", &bdf(rid))]);
+                added = Some(Added { id: id.clone(), rid });
+            }
+        }
+        (self.config, self.plan) = (config, plan);
+        Ok((id, added))
     }
 
     /// Asks the guest to let a device go, or takes it from the configuration of one that does not run.
@@ -192,10 +227,14 @@ impl Instance {
     ///
     /// When there is no such device.
     pub fn remove_device(&mut self, id: &str) -> Result<(), Failure> {
+        if self.plan.devices().iter().any(|device| device.id() == id && !device.is_removable()) {
+            let line = format!("{id} is a part of every VM and cannot be removed");
+            return Err(Failure::new(FailureKind::BadRequest, line));
+        }
         let known = match &mut self.vm {
             Some(vm) => vm.unplug(id),
             None => {
-                let known = self.nets.iter().any(|plan| plan.id == id);
+                let known = self.plan.devices().iter().any(|device| device.id() == id);
                 self.forget_device(id);
                 known
             }
@@ -243,7 +282,7 @@ impl Instance {
         let plugged = vm.devices().find(pf).ok_or_else(|| no_device(pf))?;
         plugged.slot().with(|device| {
             let port = device.port(Some(VfIndex(*index))).ok_or_else(|| {
-                let reserved = plugged.plan().vfs.len();
+                let reserved = plugged.plan().total_vfs();
                 let line = format!("pf={pf},index={index}: {pf} reserves {reserved} VFs; they are counted from 0");
                 Failure::new(FailureKind::NotFound, line)
             })?;
@@ -264,12 +303,15 @@ impl Instance {
     }
 
     fn forget(&mut self, removed: &[Removed]) {
-        removed.iter().for_each(|removed| self.forget_device(&removed.id));
+        for Removed { id, rid } in removed {
+            self.forget_device(id);
+            self.events.tell(Source::Vm, "device-removed", &[("id", id), ("bdf", &bdf(*rid))]);
+        }
     }
 
     fn forget_device(&mut self, id: &str) {
-        self.nets.retain(|plan| plan.id != id);
-        self.config.net.retain(|net| net.id.as_deref() != Some(id));
+        self.plan.remove(id);
+        self.config.remove(id);
         self.fds.remove(id);
     }
 }

@@ -5,23 +5,28 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::config::{NetPlan, NicPlan};
+use crate::config::{DevicePlan, DiskPlan, NetPlan, NicPlan};
 use crate::error::Error;
 
 /// What a VM has open whatever its devices are: KVM, memory, payload, console, log, signals, and room for what is open for a
 /// moment.
 const OTHERS: u64 = 64;
 
+/// Of each queue of a disk the doorbell, an MSI-X vector, an io_uring and an eventfd for its completions.
+const OF_DISK_QUEUE: u64 = 4;
+/// The source of the entropy device, its doorbell, and two MSI-X vectors.
+const OF_RNG: u64 = 4;
+
 /// Raises the limit of open files as far as this process may.
 ///
 /// # Errors
 ///
-/// [`Error::OpenFiles`] when that is too little for a VM with these NICs and vCPUs.
-pub fn reserve(nets: &[NetPlan], vcpus: u32) -> Result<(), Error> {
+/// [`Error::OpenFiles`] when that is too little for a VM with these devices and vCPUs.
+pub fn reserve(devices: &[DevicePlan], vcpus: u32) -> Result<(), Error> {
     let given = getrlimit(Resource::Nofile);
     // Where this is forbidden, what there is may be enough.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: given.maximum, maximum: given.maximum });
-    let needed = already_open() + OTHERS + u64::from(vcpus) + nets.iter().map(of_device).sum::<u64>();
+    let needed = already_open() + OTHERS + u64::from(vcpus) + devices.iter().map(of_device).sum::<u64>();
     match getrlimit(Resource::Nofile).current {
         Some(limit) if limit < needed => Err(Error::OpenFiles { needed, limit }),
         _ => Ok(()),
@@ -33,8 +38,12 @@ fn already_open() -> u64 {
     std::fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64)
 }
 
-fn of_device(plan: &NetPlan) -> u64 {
-    std::iter::once(&plan.pf).chain(&plan.vfs).map(of_function).sum()
+fn of_device(plan: &DevicePlan) -> u64 {
+    match plan {
+        DevicePlan::Net(NetPlan { pf, vfs, .. }) => std::iter::once(pf).chain(vfs).map(of_function).sum(),
+        DevicePlan::Disk(DiskPlan { queues, .. }) => 1 + u64::from(*queues) * OF_DISK_QUEUE + 1,
+        DevicePlan::Rng(_) => OF_RNG,
+    }
 }
 
 /// Of each pair of queues the tap's and the doorbell, and one for each MSI-X vector: those of the queues, of the control queue

@@ -7,7 +7,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 
 use arc_swap::ArcSwapOption;
@@ -16,6 +16,7 @@ use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, ResetKind, Rid, W
 use virtio_devices::VirtioPci;
 
 use crate::config_pages::{ConfigPages, Shown, Touched};
+use crate::device_events::DeviceWatch;
 use crate::interrupt::{Routes, Wiring};
 use crate::mmio::MmioMap;
 use crate::wires::{Scope, Tools, Wants, Wires};
@@ -70,6 +71,7 @@ pub struct Slot {
     wired: Mutex<Wired>,
     machine: Arc<Machine>,
     complaints: AtomicU32,
+    watch: OnceLock<Arc<DeviceWatch>>,
     this: Weak<Self>,
 }
 
@@ -88,8 +90,14 @@ impl Slot {
             wired: Mutex::new(Wired::default()),
             machine,
             complaints: AtomicU32::new(0),
+            watch: OnceLock::new(),
             this: this.clone(),
         }))
+    }
+
+    /// Lets `watch` hear of changes from now on. The first one stays.
+    pub fn set_watch(&self, watch: Arc<DeviceWatch>) {
+        let _ = self.watch.set(watch);
     }
 
     /// Reads from a window.
@@ -108,6 +116,18 @@ impl Slot {
     /// Resets the device as a power cycle does.
     pub fn reset(&self) {
         self.access(Touched::All, |device| (device.reset(ResetKind::Conventional), Scope::Device));
+    }
+
+    /// Looks at the device, or changes what is the host's to change and needs no wires.
+    pub fn with<T>(&self, look: impl FnOnce(&mut dyn VirtioPci) -> T) -> T {
+        look(self.inner.lock().device.as_mut())
+    }
+
+    /// The windows that the device decodes now.
+    pub fn windows(&self) -> Vec<Window> {
+        let mut windows = Vec::new();
+        self.inner.lock().device.windows(&mut windows);
+        windows
     }
 
     /// Lets the device's queues stand still until [`Self::resume`].
@@ -138,7 +158,7 @@ impl Slot {
     /// Makes an access that touches registers of configuration space as `touched` says, and all of its effects, before it
     /// returns. The access says what effects it had, and on which functions.
     fn access(&self, touched: Touched, access: impl FnOnce(&mut dyn VirtioPci) -> (Effects, Scope)) {
-        let (changed, scope, stopping) = {
+        let (effects, shown, scope, stopping) = {
             let mut inner = self.inner.lock();
             let Inner { device, pages } = &mut *inner;
             let (effects, scope) = access(device.as_mut());
@@ -148,11 +168,14 @@ impl Slot {
                 touched => touched,
             };
             let shown = pages.refresh(device.as_ref(), touched);
-            (shown || !effects.is_none(), scope, device.take_stopping())
+            (effects, shown, scope, device.take_stopping())
         };
         join(stopping);
-        if changed {
+        if shown || !effects.is_none() {
             self.reconcile_in(scope);
+        }
+        if let Some(watch) = self.watch.get() {
+            watch.note(effects);
         }
     }
 

@@ -15,12 +15,13 @@ use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::boot::Payload;
 use crate::bus::Bus;
-use crate::config::{NetPlan, VmConfig};
+use crate::config::{DevicePlan, VmConfig, VmPlan};
 use crate::console::{Console, SerialPort};
 use crate::cpu::{self, Stop, StopSignal, Vcpus};
 use crate::devices::{self, Devices};
 use crate::error::Error;
 use crate::event_device::EventDevice;
+use crate::events::Events;
 use crate::firmware::Apertures;
 use crate::kvm::{self, Kvm, Vcpu};
 use crate::memory::GuestRam;
@@ -49,13 +50,15 @@ impl Vm {
     /// Gets from the host all that the guest needs, but for the terminal: first what can only be missing, last what others can
     /// see.
     ///
-    /// `nets` is what [`VmConfig::plan`] made of `config`, which found all that a configuration alone can have wrong.
+    /// `plan` is what [`VmConfig::plan`] made of `config`, which found all that a configuration alone can have wrong. What the
+    /// guest does to its devices is told to `told`.
     ///
     /// # Errors
     ///
     /// When the host lacks something. Nothing is left behind then.
-    pub fn new(config: &VmConfig, nets: &[NetPlan]) -> Result<Self, Error> {
-        open_files::reserve(nets, config.cpus.boot_vcpus)?;
+    pub fn new(config: &VmConfig, plan: &VmPlan, told: Events) -> Result<Self, Error> {
+        let plans = plan.devices();
+        open_files::reserve(&plans, config.cpus.boot_vcpus)?;
         let kvm = Kvm::open()?;
         let vcpus = vcpus(&kvm, config.cpus.boot_vcpus)?;
         let supported = kvm.supported_cpuid()?;
@@ -68,7 +71,7 @@ impl Vm {
         let events = Arc::new(EventDevice::new(Arc::clone(stop.event())).map_err(host)?);
         let ram = GuestRam::new(&config.memory, &layout, false)?;
         let apertures = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() };
-        let devices = Devices::new(nets, ram.memory(), apertures)?;
+        let devices = Devices::new(&plans, ram.memory(), apertures, told)?;
         let console = Console::open(&config.serial)?;
         let described = acpi::Machine { layout: &layout, vcpus, serial: console.is_some() };
         let acpi = acpi::tables(&described, layout::ACPI);
@@ -215,7 +218,7 @@ impl Vm {
     /// # Errors
     ///
     /// When it cannot be. Nothing is left of it then.
-    pub fn add_net(&mut self, plan: &NetPlan) -> Result<Rid, Error> {
+    pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, Error> {
         open_files::reserve(std::slice::from_ref(plan), 0)?;
         let rid = self.devices.add(plan, self.ram.memory())?;
         self.events.plugged(rid.device());

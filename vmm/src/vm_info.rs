@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use pci::{Rid, VfIndex, WindowId};
-use virtio_devices::{Counter, NetCounters, Status};
+use virtio_devices::Status;
 
 use crate::api::Link;
 use crate::api::info::{
     BackendInfo, BackendKind, BarType, DeviceNode, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo, VmState,
 };
-use crate::config::{BackendPlan, MacAddress, NicPlan};
-use crate::devices::Plugged;
+use crate::config::{BackendPlan, DevicePlan, MacAddress, NicPlan};
+use crate::devices::{Counters, Plugged};
 use crate::instance::Instance;
 
 /// What `vm.info` tells.
@@ -26,7 +26,8 @@ pub fn info(instance: &Instance) -> VmInfo {
     }
 }
 
-fn state(instance: &Instance) -> VmState {
+/// Where it is in its life.
+pub fn state(instance: &Instance) -> VmState {
     match instance.vm() {
         Some(vm) if vm.is_paused() => VmState::Paused,
         Some(_) => VmState::Running,
@@ -38,17 +39,22 @@ fn state(instance: &Instance) -> VmState {
 /// What `vm.counters` tells.
 pub fn counters(instance: &Instance) -> VmCounters {
     let devices = instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
-    devices.flat_map(functions).map(|(plan, counters)| (plan.id.clone(), named(counters))).collect()
+    devices.flat_map(functions).collect()
 }
 
-/// The functions of a device, its own first, with what they have counted.
-pub fn functions(plugged: &Plugged) -> impl Iterator<Item = (&NicPlan, &NetCounters)> {
-    let plan = plugged.plan();
-    std::iter::once(&plan.pf).chain(&plan.vfs).zip(plugged.counters().iter().map(AsRef::as_ref))
-}
-
-fn named(counters: &NetCounters) -> BTreeMap<String, u64> {
-    Counter::ALL.iter().map(|&counter| (counter.name().to_string(), counters.get(counter))).collect()
+/// What each function of a device has counted, its own first, by its name.
+fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
+    let named = |(name, value): (&str, u64)| (name.to_string(), value);
+    let id = plugged.plan().id().to_string();
+    match (plugged.plan(), plugged.counters()) {
+        (DevicePlan::Net(plan), Counters::Net(counters)) => {
+            let names = std::iter::once(&plan.pf).chain(&plan.vfs).map(|nic| nic.id.clone());
+            names.zip(counters.iter().map(|counters| counters.iter().map(named).collect())).collect()
+        }
+        (_, Counters::Disk(counters)) => vec![(id, counters.iter().map(named).collect())],
+        (_, Counters::Rng(counters)) => vec![(id, counters.iter().map(named).collect())],
+        _ => Vec::new(),
+    }
 }
 
 /// The address of a function as people write it.
@@ -58,13 +64,13 @@ pub fn bdf(rid: Rid) -> String {
 
 /// A device, and the PCI function that carries it.
 fn nodes(plugged: &Plugged) -> [DeviceNode; 2] {
-    let id = &plugged.plan().id;
+    let id = plugged.plan().id();
     let carrier = format!("_virtio-pci-{id}");
     [
-        DeviceNode { id: id.clone(), parent: Some(carrier.clone()), ..DeviceNode::default() },
+        DeviceNode { id: id.to_string(), parent: Some(carrier.clone()), ..DeviceNode::default() },
         DeviceNode {
             id: carrier,
-            children: vec![id.clone()],
+            children: vec![id.to_string()],
             pci_bdf: Some(bdf(plugged.placement().rid)),
             resources: resources(plugged),
             ..DeviceNode::default()
@@ -84,7 +90,8 @@ fn resources(plugged: &Plugged) -> Vec<Resource> {
 }
 
 fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
-    let (plan, placement) = (plugged.plan(), plugged.placement());
+    let DevicePlan::Net(plan) = plugged.plan() else { return None };
+    let placement = plugged.placement();
     let vfs = placement.vfs?;
     let status = plugged.slot().with(|device| device.sriov_status())?;
     let vf = |(index, plan): (u16, &NicPlan)| {

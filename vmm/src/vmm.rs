@@ -3,17 +3,22 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
+use sd_notify::NotifyState;
 use serde::Serialize;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
-use crate::api::{Action, ApiSocket, Failure, FailureKind, Reply, Server};
+use crate::api::{Action, ApiSocket, Failure, FailureKind, Reply, Resize, Server};
 use crate::config::VmConfig;
 use crate::control::{self, Requests};
 use crate::error::Error;
+use crate::event_monitor::EventMonitor;
+use crate::events::{EventStream, Events};
 use crate::instance::{Added, Instance, Turn};
+use crate::metrics::{Process, metrics};
 use crate::signals::Signals;
 use crate::vm::Vm;
 use crate::vm_info;
@@ -25,6 +30,10 @@ pub struct Options {
     pub vm: Option<VmConfig>,
     /// Where clients find the API.
     pub api: Option<ApiSocket>,
+    /// Where events are told.
+    pub event_monitor: Option<EventMonitor>,
+    /// Goes on after the guest has switched itself off, for clients of the API.
+    pub no_shutdown: bool,
 }
 
 /// Runs until the guest switches itself off, a client ends it, or SIGINT, SIGTERM, SIGHUP or SIGQUIT does. Before the virtual
@@ -35,7 +44,20 @@ pub struct Options {
 /// When the host lacks something, or the guest cannot go on. Whatever was opened or created is closed and gone when this
 /// returns.
 pub fn run(options: Options) -> Result<(), Error> {
-    let mut instance = options.vm.map(Instance::new).transpose()?;
+    let began = Instant::now();
+    let host = |action| move |error| Error::Host { action, error };
+    let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
+    let stream = output.map(|output| EventStream::start(output, began)).transpose();
+    let (_stream, events) = stream.map_err(host("start the thread that tells events"))?.unzip();
+    let events = events.unwrap_or_default();
+    events.vmm("starting");
+    let ended = serve(options, &events, began);
+    events.vmm("shutdown");
+    ended
+}
+
+fn serve(options: Options, events: &Events, began: Instant) -> Result<(), Error> {
+    let mut instance = options.vm.map(|config| Instance::new(config, events.clone())).transpose()?;
     if let Some(instance) = &mut instance {
         instance.open()?;
     }
@@ -45,14 +67,18 @@ pub fn run(options: Options) -> Result<(), Error> {
     let signals = Signals::catch().map_err(host("catch signals"))?;
     let (control, requests) = control::pair().map_err(host("make an eventfd"))?;
     let bound = options.api.as_ref().map(ApiSocket::listen).transpose()?;
-    let mut vmm = Vmm { instance, requests, signals };
+    let (events, no_shutdown) = (events.clone(), options.no_shutdown);
+    let mut vmm = Vmm { instance, requests, signals, events, began, no_shutdown };
     if let Some(instance) = &mut vmm.instance {
         instance.start()?;
     }
     let (listener, socket) = bound.unzip();
     let server = listener.map(|listener| Server::start(listener, Arc::new(control))).transpose();
     let server = server.map_err(host("serve the API"))?;
+    // Nobody may be there to be told.
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
     let ended = vmm.run();
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
     // Nobody asks any more when the socket goes.
     drop(server);
     drop(socket);
@@ -72,6 +98,9 @@ struct Vmm {
     instance: Option<Instance>,
     requests: Requests,
     signals: Signals,
+    events: Events,
+    began: Instant,
+    no_shutdown: bool,
 }
 
 /// What the thread of control was woken by.
@@ -83,7 +112,16 @@ struct Woken {
 }
 
 impl Vmm {
+    /// Serves the guest and clients until the end, which it is for the guest, too.
     fn run(mut self) -> Result<(), Error> {
+        let ended = self.serve();
+        if let Some(instance) = &mut self.instance {
+            instance.shutdown();
+        }
+        ended
+    }
+
+    fn serve(&mut self) -> Result<(), Error> {
         loop {
             let woken = self.wait()?;
             if woken.signal {
@@ -127,9 +165,10 @@ impl Vmm {
     fn guest(&mut self) -> Result<Next, Error> {
         let Some(instance) = &mut self.instance else { return Ok(Next::On) };
         match instance.turn()? {
+            Turn::Off if self.no_shutdown => log::info!("the guest is off"),
             Turn::Off => return Ok(Next::End),
-            Turn::Again(_) => log::info!("the guest starts again"),
-            Turn::On(_) => {}
+            Turn::Again => log::info!("the guest starts again"),
+            Turn::On => {}
         }
         Ok(Next::On)
     }
@@ -142,7 +181,10 @@ impl Vmm {
             Action::Create(config) => self.create(*config),
             Action::Boot => self.boot(),
             Action::Delete => {
-                self.instance = None;
+                if let Some(mut instance) = self.instance.take() {
+                    instance.shutdown();
+                    self.events.vm("deleted");
+                }
                 Ok(Reply::Done)
             }
             Action::Shutdown => self.running().map(Instance::shutdown).map(|()| Reply::Done),
@@ -161,12 +203,24 @@ impl Vmm {
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the NIC cannot be added"))
             }
             Action::RemoveDevice(device) => self.created()?.remove_device(&device.id).map(|()| Reply::Done),
-            Action::Resize(resize) => self.created()?.resize(&resize).map(|()| Reply::Done),
+            Action::Resize(resize) => self.resize(&resize),
             Action::Info => Ok(json(&vm_info::info(self.created()?))),
             Action::Counters => Ok(json(&vm_info::counters(self.running()?))),
             Action::SetVf(change) => self.created()?.set_vf(&change).map(|()| Reply::Done),
-            Action::Metrics | Action::AddDisk(_) | Action::AddVdpa(_) => {
-                Err(Failure::new(FailureKind::NotImplemented, "not in this version yet"))
+            Action::AddDisk(disk) => {
+                let added = self.created()?.add_disk(*disk);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the disk cannot be added"))
+            }
+            Action::AddVdpa(vdpa) => {
+                let line = format!(
+                    "--vdpa path={}: vDPA devices are not in this version yet; use a tap (vm.add-net)",
+                    vdpa.path.display()
+                );
+                Err(Failure::new(FailureKind::Internal, line).in_context("the vDPA device cannot be added"))
+            }
+            Action::Metrics => {
+                let process = Process::this(self.began.elapsed(), self.events.dropped());
+                Ok(Reply::Metrics(metrics(&process, self.instance.as_ref())))
             }
         }
     }
@@ -176,8 +230,10 @@ impl Vmm {
             let what = "there is a VM already; delete it first (vm.delete)";
             return Err(Failure::new(FailureKind::Conflict, what));
         }
-        self.instance =
-            Some(Instance::new(config).map_err(|error| Failure::from(error).in_context("the VM cannot be created"))?);
+        self.instance = Some(
+            Instance::new(config, self.events.clone())
+                .map_err(|error| Failure::from(error).in_context("the VM cannot be created"))?,
+        );
         Ok(Reply::Done)
     }
 
@@ -192,23 +248,38 @@ impl Vmm {
     }
 
     fn pause(&mut self) -> Result<Reply, Failure> {
+        let events = self.events.clone();
         match self.guest_mut()? {
             vm if vm.is_paused() => Err(Failure::new(FailureKind::Conflict, "the VM is paused already")),
             vm => {
+                events.vm("pausing");
                 vm.pause();
+                events.vm("paused");
                 Ok(Reply::Done)
             }
         }
     }
 
     fn resume(&mut self) -> Result<Reply, Failure> {
+        let events = self.events.clone();
         match self.guest_mut()? {
             vm if vm.is_paused() => {
+                events.vm("resuming");
                 vm.resume();
+                events.vm("resumed");
                 Ok(Reply::Done)
             }
             _ => Err(Failure::new(FailureKind::Conflict, "the VM is not paused")),
         }
+    }
+
+    fn resize(&mut self, resize: &Resize) -> Result<Reply, Failure> {
+        let events = self.events.clone();
+        let instance = self.created()?;
+        events.vm("resizing");
+        instance.resize(resize)?;
+        events.vm("resized");
+        Ok(Reply::Done)
     }
 
     /// The virtual machine, whether it runs or not.

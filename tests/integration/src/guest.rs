@@ -181,6 +181,11 @@ impl Guest {
         self.wait_until_ready();
     }
 
+    /// Waits until the guest is up again, after something outside made it start again.
+    pub fn wait_for_restart(&mut self) {
+        self.wait_until_ready();
+    }
+
     /// Suspends the guest to idle, with every device in its lowest power state, and wakes it by its console.
     pub fn suspend_and_wake(&mut self) {
         let successes = "cat /sys/power/suspend_stats/success";

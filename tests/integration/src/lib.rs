@@ -8,6 +8,7 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, clippy::expect_used, reason = "a test harness fails by panicking")]
 
+mod api;
 mod arp_traffic;
 mod console;
 mod expected;
@@ -24,6 +25,7 @@ mod terminal;
 mod usage;
 mod vmm;
 
+pub use api::{Answer, Api};
 pub use arp_traffic::ArpTraffic;
 pub use console::Output;
 pub use expected::{assert_matches_file, without_what_varies};

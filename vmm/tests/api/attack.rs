@@ -134,7 +134,7 @@ fn a_half_request_is_given_up_and_an_idle_connection_is_not() {
     half.send_with("PUT /api/v1/vm.add-net HTTP/1.1\r\nContent-Length: 9\r\n\r\n{", &[probe.fd()]);
     late.send("GET /api/v1/vmm.ping HT");
     assert!(half.try_answer().is_none() && late.try_answer().is_none());
-    assert!(probe.is_closed_everywhere());
+    assert!(probe.closes_everywhere());
     assert_eq!(idle.ask("GET", "/api/v1/vmm.ping", "").status, 200);
 }
 
@@ -219,6 +219,6 @@ fn clients_that_come_and_go_leave_nothing() {
             _ => client.send(request("GET", "/api/v1/vm.info", "")),
         }
     }
-    assert!(probe.is_closed_everywhere());
+    assert!(probe.closes_everywhere());
     assert_serves(&server);
 }

@@ -194,7 +194,7 @@ impl Probe {
     }
 
     /// Closes the test's own copy, and waits until no other is left.
-    pub fn is_closed_everywhere(self) -> bool {
+    pub fn closes_everywhere(self) -> bool {
         let Self { ours, theirs } = self;
         drop(theirs);
         let mut fds = [rustix::event::PollFd::new(&ours, rustix::event::PollFlags::IN)];

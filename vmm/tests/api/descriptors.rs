@@ -80,7 +80,7 @@ fn they_are_the_first_complete_requests_and_nobody_elses() {
     assert_eq!(client.ask("PUT", "/api/v1/vm.add-net", r#"{"tap":"t"}"#).status, 204);
     assert_eq!(taken.lock().iter().map(Vec::len).collect::<Vec<_>>(), [1, 0]);
     taken.lock().clear();
-    assert!(probe.is_closed_everywhere());
+    assert!(probe.closes_everywhere());
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn they_are_closed_and_refused_with_any_other_request() {
             let what = "it came with file descriptors, and only vm.add-net takes them; send none";
             assert_eq!(answer.chain()[1], what);
         }
-        assert!(probe.is_closed_everywhere(), "{method} {path}");
+        assert!(probe.closes_everywhere(), "{method} {path}");
     }
     assert!(server.asked().is_empty());
 }
@@ -127,7 +127,7 @@ fn they_are_closed_with_a_request_that_is_wrong() {
         let mut client = server.client();
         client.send_with(text, &[probe.fd()]);
         assert_eq!(client.answer().status, 400);
-        assert!(probe.is_closed_everywhere());
+        assert!(probe.closes_everywhere());
     }
 }
 
@@ -138,7 +138,7 @@ fn they_are_closed_with_a_connection_that_ends_before_its_request() {
     let mut client = server.client();
     client.send_with("PUT /api/v1/vm.add-net", &[probe.fd()]);
     drop(client);
-    assert!(probe.is_closed_everywhere());
+    assert!(probe.closes_everywhere());
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn more_than_a_nic_can_have_are_refused_and_closed() {
     let answer = client.answer();
     assert_eq!(answer.status, 400);
     assert!(answer.chain()[0].starts_with("not all file descriptors of the request have come"), "{answer:?}");
-    assert!(probe.is_closed_everywhere());
+    assert!(probe.closes_everywhere());
     let probe = Probe::new();
     client.send_with(text, &[probe.fd(); 100]);
     assert_eq!(client.answer().status, 204);

@@ -50,7 +50,7 @@ fn nics_without_an_id_are_counted() {
 fn a_nic_without_a_mac_gets_another_local_one_each_time() {
     let config = vm(&["", "sriov_vfs=2"], &[]).unwrap();
     let macs = || {
-        let plan = config.plan().unwrap();
+        let plan = config.plan().unwrap().nets;
         plan.iter()
             .flat_map(|device| std::iter::once(&device.pf).chain(&device.vfs))
             .map(|nic| nic.mac)

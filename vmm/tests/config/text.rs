@@ -110,7 +110,7 @@ fn json_has_cloud_hypervisors_names() {
     assert_eq!(config.net[0].mac, Some(MacAddress([0x52, 0x54, 0, 0, 0, 1])));
     assert_eq!((config.net[0].vfs[0].index, config.net[0].vfs[0].tap.as_deref()), (3, Some("u")));
     assert_eq!(config.serial.mode, ConsoleMode::Tty);
-    assert_eq!(config.plan().unwrap()[0].vfs.len(), 8);
+    assert_eq!(config.plan().unwrap().nets[0].vfs.len(), 8);
     assert_eq!(serde_json::from_str::<VmConfig>(&serde_json::to_string(&config).unwrap()).unwrap(), config);
 }
 
@@ -236,7 +236,7 @@ proptest! {
             *net = NetConfig { sriov_vfs: net.sriov_vfs % 300, mac: net.mac.map(|mac| MacAddress::local(mac.0)), ..NetConfig::default() };
             net.tap = Some(format!("t{index}"));
         }
-        let plan = config.plan().unwrap();
+        let plan = config.plan().unwrap().nets;
         let functions: Vec<_> = plan.iter().flat_map(|device| std::iter::once(&device.pf).chain(&device.vfs)).collect();
         let macs: std::collections::HashSet<_> = functions.iter().map(|nic| nic.mac).collect();
         let ids: std::collections::HashSet<_> = functions.iter().map(|nic| &nic.id).collect();

@@ -1,0 +1,228 @@
+//! HTTP over the API's socket, as far as this client needs it: one request after the other, with descriptors.
+
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+/// The longest line and headers of an answer, in bytes.
+const MOST_HEAD: usize = 64 << 10;
+/// The longest body of an answer, in bytes: that of `/metrics` of a VM with all the VFs that there can be is far below it.
+const MOST_BODY: usize = 256 << 20;
+/// The descriptors that the kernel passes with one message (`SCM_MAX_FD`).
+const MOST_FDS: usize = 253;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens there.
+    #[error("--api-socket {}: {error}; is cloud-hypervisor running with this --api-socket?", path.display())]
+    Connect {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The connection was lost.
+    #[error("the connection to the VMM was lost: {0}")]
+    Lost(#[from] io::Error),
+    /// The answer is not HTTP, or longer than any that there is.
+    #[error("the VMM's answer cannot be read: {0}")]
+    Answer(String),
+    /// More descriptors than can be passed.
+    #[error("{0} file descriptors; at most {MOST_FDS} can be passed with a request")]
+    Fds(usize),
+}
+
+/// A connection to the API.
+pub struct Client(UnixStream);
+
+/// What is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// `GET` or `PUT`.
+    pub method: &'static str,
+    /// The whole path, as `/api/v1/vm.info`.
+    pub path: String,
+    /// A JSON document, if there is a body.
+    pub body: Option<String>,
+}
+
+impl Call {
+    /// A call without a body, of an endpoint by its name, as `vm.info`.
+    pub fn new(method: &'static str, endpoint: &str) -> Self {
+        Self { method, path: format!("/api/v1/{endpoint}"), body: None }
+    }
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The status code.
+    pub status: u16,
+    /// The body, empty if there is none.
+    pub body: String,
+}
+
+impl Answer {
+    /// Whether the call did what it asks for.
+    pub const fn is_success(&self) -> bool {
+        self.status / 100 == 2
+    }
+}
+
+impl Client {
+    /// Connects to the socket at `path`.
+    ///
+    /// # Errors
+    ///
+    /// When nobody listens there.
+    pub fn connect(path: &Path) -> Result<Self, ClientError> {
+        UnixStream::connect(path).map(Self).map_err(|error| ClientError::Connect { path: path.to_owned(), error })
+    }
+
+    /// Asks, with these descriptors, and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// When there is none. An answer that tells a failure is an answer.
+    pub fn call(&mut self, call: &Call, fds: &[BorrowedFd<'_>]) -> Result<Answer, ClientError> {
+        let Call { method, path, body } = call;
+        let mut request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n");
+        if let Some(body) = body {
+            request += &format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        } else {
+            request += "\r\n";
+        }
+        let sent = self.send(request.as_bytes(), fds)?;
+        self.0.write_all(request.as_bytes().get(sent..).unwrap_or_default())?;
+        self.receive()
+    }
+
+    /// Sends the beginning of `bytes`, and all descriptors with it.
+    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, ClientError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(ClientError::Fds(fds.len()));
+        }
+        let sent = sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+        Ok(sent.map_err(io::Error::from)?)
+    }
+
+    fn receive(&mut self) -> Result<Answer, ClientError> {
+        let mut received = Vec::new();
+        let head = loop {
+            if let Some(head) = Head::parse(&received)? {
+                if head.status >= 200 {
+                    break head;
+                }
+                // One that only says that another follows.
+                received.drain(..head.len);
+                continue;
+            }
+            if received.len() > MOST_HEAD {
+                return Err(ClientError::Answer(format!("its headers have more than {MOST_HEAD} bytes")));
+            }
+            let mut bytes = [0; 4096];
+            match self.0.read(&mut bytes)? {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                count => received.extend_from_slice(bytes.get(..count).unwrap_or_default()),
+            }
+        };
+        let mut body = received.split_off(head.len);
+        let missing = head.body.saturating_sub(body.len());
+        io::Read::by_ref(&mut self.0).take(missing as u64).read_to_end(&mut body)?;
+        if body.len() < head.body {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        body.truncate(head.body);
+        let body = String::from_utf8(body).map_err(|_| ClientError::Answer("it is not UTF-8".to_string()))?;
+        Ok(Answer { status: head.status, body })
+    }
+}
+
+/// An answer's line and headers.
+struct Head {
+    status: u16,
+    /// Their own length, in bytes.
+    len: usize,
+    /// The length of the body, in bytes.
+    body: usize,
+}
+
+impl Head {
+    /// `None` as long as it is not complete.
+    fn parse(received: &[u8]) -> Result<Option<Self>, ClientError> {
+        let wrong = |what: &str| ClientError::Answer(what.to_string());
+        let mut headers = [httparse::EMPTY_HEADER; 64];
+        let mut response = httparse::Response::new(&mut headers);
+        let len = match response.parse(received).map_err(|error| wrong(&error.to_string()))? {
+            httparse::Status::Complete(len) => len,
+            httparse::Status::Partial => return Ok(None),
+        };
+        let find = |name: &str| response.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
+        if find("Transfer-Encoding").is_some() {
+            return Err(wrong("it comes in chunks"));
+        }
+        let body = match find("Content-Length").map(|header| std::str::from_utf8(header.value)) {
+            None => 0,
+            Some(text) => text.ok().and_then(|text| text.trim().parse().ok()).ok_or_else(|| wrong("its length"))?,
+        };
+        if body > MOST_BODY {
+            return Err(wrong("its body is too long"));
+        }
+        Ok(Some(Self { status: response.code.unwrap_or_default(), len, body }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Answers with `answer` in pieces of `piece` bytes, and returns what was asked.
+    fn ask(answer: &'static str, piece: usize) -> (Result<Answer, ClientError>, String) {
+        let (client, mut server) = UnixStream::pair().unwrap();
+        let serving = thread::spawn(move || {
+            let mut asked = vec![0; 4096];
+            let count = server.read(&mut asked).unwrap();
+            for piece in answer.as_bytes().chunks(piece) {
+                server.write_all(piece).unwrap();
+            }
+            String::from_utf8_lossy(&asked[..count]).into_owned()
+        });
+        let call = Call { body: Some("{}".to_string()), ..Call::new("PUT", "vm.resize") };
+        let answer = Client(client).call(&call, &[]);
+        (answer, serving.join().unwrap())
+    }
+
+    #[test]
+    fn an_answer_may_come_in_any_pieces() {
+        let text = "HTTP/1.1 100 \r\n\r\nHTTP/1.1 200 \r\nServer: x\r\nContent-Length: 4\r\n\r\n{\"a\"";
+        for piece in [1, 3, 1000] {
+            let (answer, asked) = ask(text, piece);
+            assert_eq!(answer.unwrap(), Answer { status: 200, body: "{\"a\"".to_string() });
+            assert!(asked.starts_with("PUT /api/v1/vm.resize HTTP/1.1\r\n") && asked.ends_with("\r\n\r\n{}"));
+        }
+    }
+
+    #[test]
+    fn an_answer_without_a_body_has_none() {
+        let (answer, _) = ask("HTTP/1.1 204 No Content\r\n\r\n", 1000);
+        assert_eq!(answer.unwrap(), Answer { status: 204, body: String::new() });
+    }
+
+    #[test]
+    fn what_is_no_answer_is_an_error() {
+        assert!(matches!(ask("HTTP/1.1 200 \r\nContent-Length: 9\r\n\r\nshort", 9).0, Err(ClientError::Lost(_))));
+        assert!(matches!(ask("", 1).0, Err(ClientError::Lost(_))));
+        for wrong in ["SSH-2.0\r\n\r\n", "HTTP/1.1 200 \r\nContent-Length: -1\r\n\r\n"] {
+            assert!(matches!(ask(wrong, 1000).0, Err(ClientError::Answer(_))), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The options that describe a virtual machine, of the command and of its API client alike.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+use vmm::config::{
+    ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options, PayloadConfig,
+    Problem, RngConfig, VmConfig, help,
+};
+
+const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
+
+const BOOT: &str = "What the guest boots";
+const MACHINE: &str = "The machine";
+const DEVICES: &str = "Devices";
+
+/// A virtual machine.
+#[derive(Debug, Default, Args)]
+#[group(id = "vm", multiple = true)]
+pub struct VmOptions {
+    /// Kernel command line
+    #[arg(long, value_name = "text", requires = "kernel", help_heading = BOOT)]
+    cmdline: Option<String>,
+
+    /// Virtio console
+    #[arg(
+        long,
+        value_name = "mode",
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = "Virtio console: off or null, until there is one [default: off]"
+    )]
+    console: Option<String>,
+
+    /// Virtual CPUs
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        requires = "kernel",
+        help_heading = MACHINE,
+        long_help = keys::<CpusConfig>("Virtual CPUs")
+    )]
+    cpus: Option<String>,
+
+    /// Disks
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = keys::<DiskConfig>("Disks. Repeat for more")
+    )]
+    disk: Vec<String>,
+
+    /// Initial file system
+    #[arg(long, value_name = "path", requires = "kernel", help_heading = BOOT)]
+    initramfs: Option<PathBuf>,
+
+    /// Kernel: a bzImage, or a vmlinux with a PVH entry
+    #[arg(long, value_name = "path", help_heading = BOOT)]
+    kernel: Option<PathBuf>,
+
+    /// Guest memory
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        requires = "kernel",
+        help_heading = MACHINE,
+        long_help = keys::<MemoryConfig>("Guest memory")
+    )]
+    memory: Option<String>,
+
+    /// NICs; a NIC with sriov_vfs is an SR-IOV physical function
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = keys::<NetConfig>("NICs; one with sriov_vfs is an SR-IOV physical function. Repeat for more")
+    )]
+    net: Vec<String>,
+
+    /// Virtual functions that are not as their NIC makes them
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = keys::<NetVf>("Virtual functions that are not as their NIC makes them. Repeat for more")
+    )]
+    net_vf: Vec<String>,
+
+    /// Entropy device
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = keys::<RngConfig>("Entropy device, which every VM has")
+    )]
+    rng: Option<String>,
+
+    /// Serial port
+    #[arg(
+        long,
+        value_name = "mode",
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = format!("Serial port: {CONSOLE_MODES} [default: null]")
+    )]
+    serial: Option<String>,
+}
+
+/// The help of an option, made of the table that its parser is made of.
+pub fn keys<T: Options>(about: &str) -> String {
+    format!("{about}\n\n{}", help::<T>())
+}
+
+impl VmOptions {
+    /// Whether they describe a virtual machine.
+    pub const fn is_given(&self) -> bool {
+        self.kernel.is_some()
+    }
+
+    /// The virtual machine that they describe.
+    ///
+    /// # Errors
+    ///
+    /// The first value that cannot be read. Whether the values fit together is not looked at.
+    pub fn into_config(self) -> Result<VmConfig, ConfigError> {
+        let mut config = VmConfig {
+            payload: PayloadConfig { kernel: self.kernel, initramfs: self.initramfs, cmdline: self.cmdline },
+            ..VmConfig::default()
+        };
+        if let Some(cpus) = self.cpus {
+            config.cpus = cpus.parse()?;
+        }
+        if let Some(memory) = self.memory {
+            config.memory = memory.parse()?;
+        }
+        if let Some(rng) = self.rng {
+            config.rng = rng.parse()?;
+        }
+        if let Some(mode) = self.serial {
+            config.serial = console("--serial", &mode)?;
+        }
+        if let Some(mode) = self.console {
+            config.console = console("--console", &mode)?;
+        }
+        for disk in self.disk {
+            config.disks.push(disk.parse()?);
+        }
+        for net in self.net {
+            config.net.push(net.parse()?);
+        }
+        for vf in self.net_vf {
+            vf.parse::<NetVf>()?.add_to(&mut config.net)?;
+        }
+        Ok(config)
+    }
+}
+
+fn console(option: &str, mode: &str) -> Result<ConsoleConfig, ConfigError> {
+    mode.parse().map_err(|error: vmm::config::ParseConsoleError| ConfigError {
+        subject: format!("{option} {mode}"),
+        problem: Problem::Syntax(error.to_string()),
+    })
+}

@@ -1,0 +1,95 @@
+//! The REST API of a VMM, as a client speaks it.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// How long the VMM may take to make its socket.
+const SOCKET_LIMIT: Duration = Duration::from_secs(10);
+/// How long it may take to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// Where a VMM's API is.
+#[derive(Clone, Debug)]
+pub struct Api {
+    socket: PathBuf,
+}
+
+/// What the VMM answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// The status code.
+    pub status: u16,
+    /// The body; null if there is none.
+    pub body: Value,
+}
+
+impl Api {
+    /// The API of a VMM that is started with `--api-socket` and this test's own path. `name` is what tells several apart.
+    pub fn new(name: &str) -> Api {
+        let socket = std::env::temp_dir().join(format!("api-{}-{name}", std::process::id()));
+        Api { socket }
+    }
+
+    /// The value of `--api-socket`.
+    pub fn argument(&self) -> String {
+        format!("path={}", self.socket.display())
+    }
+
+    /// Asks for `endpoint` by GET.
+    pub fn get(&self, endpoint: &str) -> Answer {
+        self.request("GET", endpoint, None)
+    }
+
+    /// Asks for `endpoint` by PUT, without a body.
+    pub fn put(&self, endpoint: &str) -> Answer {
+        self.request("PUT", endpoint, None)
+    }
+
+    /// Asks for `endpoint` by PUT with a body.
+    pub fn put_json(&self, endpoint: &str, body: &Value) -> Answer {
+        self.request("PUT", endpoint, Some(body))
+    }
+
+    /// What `vm.info` says.
+    pub fn info(&self) -> Value {
+        let Answer { status, body } = self.get("vm.info");
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+
+    /// Whether there is a device called `id`.
+    pub fn has_device(&self, id: &str) -> bool {
+        self.info()["device_tree"].get(id).is_some()
+    }
+
+    fn request(&self, method: &str, endpoint: &str, body: Option<&Value>) -> Answer {
+        let mut stream = self.connect();
+        stream.set_read_timeout(Some(ANSWER_LIMIT)).unwrap();
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let head =
+            format!("{method} /api/v1/{endpoint} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n");
+        stream.write_all((head + &body).as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap_or_else(|error| panic!("{method} {endpoint}: {error}"));
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {endpoint}: {answer:?}"));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let body = if body.is_empty() { Value::Null } else { serde_json::from_str(body).unwrap() };
+        Answer { status: status.unwrap_or_else(|| panic!("a status in {head:?}")), body }
+    }
+
+    fn connect(&self) -> UnixStream {
+        let deadline = Instant::now() + SOCKET_LIMIT;
+        loop {
+            match UnixStream::connect(&self.socket) {
+                Ok(stream) => return stream,
+                Err(error) => assert!(Instant::now() < deadline, "{}: {error}", self.socket.display()),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}

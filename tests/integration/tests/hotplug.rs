@@ -1,0 +1,173 @@
+//! Devices that come to a guest that runs, and go.
+
+use std::time::{Duration, Instant};
+
+use integration::{Api, Flood, Guest, HostTap, Kernel, Pf, Subnet, Usage, spec_with_vfs, vf_mac, vf_taps};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+/// How long a guest may take to let a device go.
+const EJECT_LIMIT: Duration = Duration::from_secs(60);
+/// How often a PF comes and goes.
+const ROUNDS: usize = 2;
+
+/// A guest whose PF `pf0` reserves `vfs` VFs, and its API.
+fn boot_with_api(kernel: Kernel, vfs: usize) -> (Guest, Api) {
+    let api = Api::new("hotplug");
+    let guest = Guest::boot(spec_with_vfs(kernel, vfs).arguments(&["--api-socket", &api.argument()]));
+    (guest, api)
+}
+
+fn hot_pf(vfs: usize) -> Value {
+    json!({ "id": "hp0", "tap": "hp0", "sriov_vfs": vfs, "pci_device_id": 9 })
+}
+
+/// Panics unless `answer` is that of a device that was added at slot 9.
+fn add_hot_pf(guest: &mut Guest, api: &Api, vfs: usize) -> Pf {
+    let answer = api.put_json("vm.add-net", &hot_pf(vfs));
+    assert_eq!((answer.status, answer.body), (200, json!({ "id": "hp0", "bdf": "0000:00:09.0" })));
+    let pf = Pf::at("0000:00:09.0");
+    // The netdev comes last.
+    guest.wait_for(&format!("ls {}", pf.file("virtio*/net/*/address")));
+    pf
+}
+
+/// Asks the guest to let `id` go, and waits until it has.
+fn remove(api: &Api, id: &str) {
+    let answer = api.put_json("vm.remove-device", &json!({ "id": id }));
+    assert_eq!((answer.status, answer.body), (204, Value::Null));
+    let deadline = Instant::now() + EJECT_LIMIT;
+    while api.has_device(id) {
+        assert!(Instant::now() < deadline, "the guest never lets {id} go");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// G48, G49, B11: the VFs of a PF that is there stay as they are and carry traffic; a PF that is removed with its VFs enabled and
+/// bound takes them along, and comes back under its id.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case] kernel: Kernel) {
+    let (mut guest, api) = boot_with_api(kernel, 2);
+    let pf = Pf::at("0000:00:01.0");
+    pf.set_num_vfs(&mut guest, 2);
+    let vfs = pf.vfs(&mut guest);
+    let floods = Flood::through(&mut guest, &vfs, &vf_taps(2));
+    let mut usages = Vec::new();
+    for _ in 0..ROUNDS {
+        let hot = add_hot_pf(&mut guest, &api, 4);
+        assert_eq!(pf.vfs(&mut guest), vfs, "the VFs that were there are there");
+        hot.set_num_vfs(&mut guest, 4);
+        let hot_vfs = hot.vfs(&mut guest);
+        let taps: Vec<_> = (0..4).map(|index| HostTap::existing(&format!("hp0v{index}"))).collect();
+        assert_eq!(
+            hot_vfs.iter().map(|vf| vf.address.as_str()).collect::<Vec<_>>(),
+            ["0000:02:00.0", "0000:02:00.1", "0000:02:00.2", "0000:02:00.3"]
+        );
+        for vf in &hot_vfs {
+            vf.ping_through(&mut guest, &taps, vf.index, Subnet(100 + vf.index as u8));
+        }
+        assert_eq!(api.info()["sriov"][1]["vfs"][3]["state"], "Running");
+        remove(&api, "hp0");
+        assert!(!integration::interface_exists("hp0") && !integration::interface_exists("hp0v3"));
+        assert_ne!(guest.run("ls -d /sys/bus/pci/devices/0000:00:09.0 /sys/bus/pci/devices/0000:02:*").status, 0);
+        usages.push(Usage::of(guest.vmm()));
+    }
+    assert!(usages.windows(2).all(|pair| pair[0] == pair[1]), "{usages:?}");
+    drop(floods);
+    assert_eq!(pf.vfs(&mut guest), vfs, "the VFs that were there are there");
+    for vf in &vfs {
+        assert_eq!(vf.mac, vf_mac(vf.index));
+        guest.ping(vf.interface(), Subnet(vf.index as u8));
+    }
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// A device that the guest never let go is gone after a reboot, and one that came is still there.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn what_came_is_there_after_a_reboot_and_what_was_removed_is_not(#[case] kernel: Kernel) {
+    let (mut guest, api) = boot_with_api(kernel, 2);
+    let hot = add_hot_pf(&mut guest, &api, 2);
+    guest.reboot();
+    hot.set_num_vfs(&mut guest, 2);
+    assert_eq!(hot.vfs(&mut guest).len(), 2);
+    // A guest that stands still cannot let a device go.
+    assert_eq!(api.put("vm.pause").status, 204);
+    assert_eq!(api.put_json("vm.remove-device", &json!({ "id": "hp0" })).status, 204);
+    let again = api.put_json("vm.add-net", &hot_pf(2));
+    assert_eq!(again.status, 409, "its id is in use until it is gone: {}", again.body);
+    assert_eq!(api.put("vm.reboot").status, 204);
+    assert!(!api.has_device("hp0") && !integration::interface_exists("hp0"));
+    add_hot_pf_after_reboot(&mut guest, &api);
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+fn add_hot_pf_after_reboot(guest: &mut Guest, api: &Api) {
+    guest.wait_for_restart();
+    let hot = add_hot_pf(guest, api, 2);
+    hot.set_num_vfs(guest, 2);
+    assert_eq!(hot.vfs(guest).len(), 2);
+}
+
+/// A guest that is paused stands still, and goes on where it was; its VFs work afterwards.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_paused_guest_goes_on_with_its_vfs(#[case] kernel: Kernel) {
+    let (mut guest, api) = boot_with_api(kernel, 2);
+    let pf = Pf::at("0000:00:01.0");
+    pf.set_num_vfs(&mut guest, 2);
+    let vfs = pf.vfs(&mut guest);
+    let taps = vf_taps(2);
+    let floods = Flood::through(&mut guest, &vfs, &taps);
+    for _ in 0..3 {
+        assert_eq!(api.put("vm.pause").status, 204);
+        assert_eq!(api.info()["state"], "Paused");
+        let before: Vec<_> = taps.iter().map(|tap| tap.counters().from_guest).collect();
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(taps.iter().map(|tap| tap.counters().from_guest).collect::<Vec<_>>(), before);
+        assert_eq!(api.put("vm.resume").status, 204);
+        guest.ok("true");
+    }
+    drop(floods);
+    for vf in &vfs {
+        guest.ping(vf.interface(), Subnet(vf.index as u8));
+    }
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// A VF whose link is taken down has no carrier, and carries again when it comes back; its siblings never notice.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn the_host_takes_the_link_of_one_vf_down_and_up(#[case] kernel: Kernel) {
+    let (mut guest, api) = boot_with_api(kernel, 2);
+    let pf = Pf::at("0000:00:01.0");
+    pf.set_num_vfs(&mut guest, 2);
+    let vfs = pf.vfs(&mut guest);
+    let taps = vf_taps(2);
+    vfs.iter().for_each(|vf| vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8)));
+    let set = |change: Value| api.put_json("vm.set-vf", &change).status;
+    let carrier = |vf: usize| format!("/sys/class/net/{}/carrier", vfs[vf].interface());
+    assert_eq!(set(json!({ "pf": "pf0", "index": 1, "link": "down" })), 204);
+    guest.wait_for(&format!("grep -q 0 {}", carrier(1)));
+    guest.ok(&format!("grep -q 1 {}", carrier(0)));
+    guest.ping(vfs[0].interface(), Subnet(0));
+    assert_eq!(api.info()["sriov"][0]["vfs"][1]["link"], "down");
+    assert_eq!(set(json!({ "pf": "pf0", "index": 1, "link": "up" })), 204);
+    guest.wait_for(&format!("grep -q 1 {}", carrier(1)));
+    guest.ping(vfs[1].interface(), Subnet(1));
+
+    // Its driver has read the address already; the next one finds another.
+    let mac = "52:54:00:77:77:77";
+    assert_eq!(set(json!({ "pf": "pf0", "index": 1, "mac": mac })), 409);
+    pf.set_num_vfs(&mut guest, 0);
+    assert_eq!(set(json!({ "pf": "pf0", "index": 1, "mac": mac })), 204);
+    pf.set_num_vfs(&mut guest, 2);
+    assert_eq!(pf.vfs(&mut guest)[1].mac, mac);
+    assert_eq!(guest.power_off().code, Some(0));
+}

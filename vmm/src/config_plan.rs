@@ -1,0 +1,119 @@
+//! A VM as it is planned: everything that was left out is decided, and everything that a configuration alone can have wrong has
+//! been found.
+
+use std::collections::HashMap;
+
+use crate::config_disk::DiskPlan;
+use crate::config_error::{ConfigError, Problem};
+use crate::config_rng::RngPlan;
+use crate::config_sriov::NetPlan;
+
+/// The devices of a VM, and nothing that has to be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmPlan {
+    /// The NICs.
+    pub nets: Vec<NetPlan>,
+    /// The disks.
+    pub disks: Vec<DiskPlan>,
+    /// The entropy device.
+    pub rng: RngPlan,
+}
+
+/// One device of bus 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DevicePlan {
+    /// A NIC, or a PF with its VFs.
+    Net(NetPlan),
+    /// A disk.
+    Disk(DiskPlan),
+    /// The entropy device.
+    Rng(RngPlan),
+}
+
+impl VmPlan {
+    /// All devices, in the order in which slots are given: NICs first, so that their addresses do not depend on what else there
+    /// is.
+    pub fn devices(&self) -> Vec<DevicePlan> {
+        let nets = self.nets.iter().cloned().map(DevicePlan::Net);
+        let disks = self.disks.iter().cloned().map(DevicePlan::Disk);
+        nets.chain(disks).chain([DevicePlan::Rng(self.rng.clone())]).collect()
+    }
+
+    /// Removes the device called `id`, if there is one.
+    pub fn remove(&mut self, id: &str) {
+        self.nets.retain(|net| net.id != id);
+        self.disks.retain(|disk| disk.id != id);
+    }
+
+    /// Checks that no two devices of different kinds have one name or one slot. Those of one kind have been compared.
+    pub(crate) fn check_apart(&self) -> Result<(), ConfigError> {
+        let (mut names, mut slots) = (HashMap::new(), HashMap::new());
+        for device in self.devices() {
+            let taken = |what: String, user: String, remedy: &str| {
+                Err(ConfigError::new(device.option(), Problem::InUse { what, user, remedy: remedy.to_string() }))
+            };
+            for name in device.names() {
+                if let Some(user) = names.insert(name.clone(), device.option()) {
+                    return taken(format!("the id {name}"), user, "give each device its own");
+                }
+            }
+            if let Some(slot) = device.pci_device_id()
+                && let Some(user) = slots.insert(slot, device.option())
+            {
+                return taken(format!("slot {slot}"), user, "give another, or leave pci_device_id out");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl DevicePlan {
+    /// Its name, unique in the VM.
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Net(net) => &net.id,
+            Self::Disk(disk) => &disk.id,
+            Self::Rng(rng) => &rng.id,
+        }
+    }
+
+    /// The device number on bus 0, 1 to 31; `None` for the lowest that is free.
+    pub const fn pci_device_id(&self) -> Option<u8> {
+        match self {
+            Self::Net(net) => net.pci_device_id,
+            Self::Disk(disk) => disk.pci_device_id,
+            Self::Rng(rng) => rng.pci_device_id,
+        }
+    }
+
+    /// How many VFs it reserves.
+    pub fn total_vfs(&self) -> u16 {
+        match self {
+            Self::Net(net) => u16::try_from(net.vfs.len()).unwrap_or(u16::MAX),
+            Self::Disk(_) | Self::Rng(_) => 0,
+        }
+    }
+
+    /// How a user would name it: `--net id=pf0`.
+    pub fn option(&self) -> String {
+        let option = match self {
+            Self::Net(_) => "--net",
+            Self::Disk(_) => "--disk",
+            Self::Rng(_) => "--rng",
+        };
+        format!("{option} id={}", self.id())
+    }
+
+    /// Whether it can be removed from a VM: what every VM has cannot.
+    pub const fn is_removable(&self) -> bool {
+        !matches!(self, Self::Rng(_))
+    }
+
+    /// Its name, and those of its VFs.
+    fn names(&self) -> Vec<String> {
+        match self {
+            Self::Net(net) => std::iter::once(&net.id).chain(net.vfs.iter().map(|vf| &vf.id)).cloned().collect(),
+            _ => vec![self.id().to_string()],
+        }
+    }
+}

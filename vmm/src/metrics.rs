@@ -1,0 +1,275 @@
+//! What `GET /metrics` tells, in Prometheus' text form (version 0.0.4).
+//!
+//! A function of a device has the labels `device`, its PF's id or its own, and for a VF `vf`, its index. A VF that has counted nothing
+//! has no counters here: most of a large pool is only reserved.
+
+use std::fmt::{Display, Write as _};
+use std::fs;
+use std::time::Duration;
+
+use pci::VfIndex;
+use virtio_devices::Status;
+
+use crate::api::info::VmState;
+use crate::devices::{Counters, Plugged};
+use crate::instance::Instance;
+use crate::vm_info;
+
+/// All states, each of which has a series.
+const STATES: [VmState; 4] = [VmState::Created, VmState::Running, VmState::Paused, VmState::Shutdown];
+
+/// What is not the VM's.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Process {
+    /// How long it runs.
+    pub uptime: Duration,
+    /// Events that nobody will hear of.
+    pub events_dropped: u64,
+    /// Its open file descriptors, if the host tells.
+    pub open_fds: Option<u64>,
+    /// Its threads, if the host tells.
+    pub threads: Option<u64>,
+    /// Its resident memory, the guest's included, in bytes; if the host tells.
+    pub resident: Option<u64>,
+}
+
+impl Process {
+    /// This process.
+    pub fn this(uptime: Duration, events_dropped: u64) -> Self {
+        let entries = |path| fs::read_dir(path).ok().map(|entries| entries.count() as u64);
+        Self {
+            uptime,
+            events_dropped,
+            // Without the descriptor that the count itself needs.
+            open_fds: entries("/proc/self/fd").map(|count| count.saturating_sub(1)),
+            threads: entries("/proc/self/task"),
+            resident: resident(),
+        }
+    }
+}
+
+/// The kernel tells it in KiB.
+fn resident() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// All metrics of this program and its VM.
+pub fn metrics(process: &Process, instance: Option<&Instance>) -> String {
+    let devices = || instance.and_then(Instance::vm).into_iter().flat_map(|vm| vm.devices().iter());
+    let functions: Vec<_> = devices().flat_map(functions).collect();
+    let mut text = Text::default();
+    text.process(process);
+    text.state(instance.map(vm_info::state));
+    text.pools(&devices().filter_map(pool).collect::<Vec<_>>());
+    text.functions(&functions);
+    text.0
+}
+
+/// The VFs of a physical function.
+struct Pool {
+    labels: Vec<(&'static str, String)>,
+    reserved: u16,
+    enabled: u16,
+}
+
+fn pool(plugged: &Plugged) -> Option<Pool> {
+    let reserved = plugged.placement().vfs?.total_vfs;
+    let status = plugged.slot().with(|device| device.sriov_status())?;
+    let enabled = if status.vf_enable { status.num_vfs } else { 0 };
+    Some(Pool { labels: labels(plugged.plan().id(), None), reserved, enabled })
+}
+
+/// What a function of a device is doing.
+struct Function {
+    labels: Vec<(&'static str, String)>,
+    driver_up: bool,
+    /// Whether it has a link, if it can have one.
+    link_up: Option<bool>,
+    /// The kind of the device, in names of metrics.
+    kind: &'static str,
+    counters: Vec<(&'static str, u64)>,
+}
+
+/// The functions of a device, its own first.
+fn functions(plugged: &Plugged) -> Vec<Function> {
+    let (kind, counters): (_, Vec<Vec<_>>) = match plugged.counters() {
+        Counters::Net(counters) => ("net", counters.iter().map(|counters| counters.iter().collect()).collect()),
+        Counters::Disk(counters) => ("block", vec![counters.iter().collect()]),
+        Counters::Rng(counters) => ("rng", vec![counters.iter().collect()]),
+    };
+    let id = plugged.plan().id();
+    plugged.slot().with(|device| {
+        let vfs = std::iter::once(None).chain((0..=u16::MAX).map(VfIndex).map(Some));
+        let function = |(vf, counters): (Option<VfIndex>, Vec<_>)| Function {
+            labels: labels(id, vf),
+            driver_up: device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER_OK)),
+            link_up: device.port(vf).map(|port| port.link_up()),
+            kind,
+            counters: if vf.is_some() && counters.iter().all(|(_, value)| *value == 0) { Vec::new() } else { counters },
+        };
+        vfs.zip(counters).map(function).collect()
+    })
+}
+
+fn labels(device: &str, vf: Option<VfIndex>) -> Vec<(&'static str, String)> {
+    let vf = vf.map(|vf| ("vf", vf.0.to_string()));
+    [("device", device.to_string())].into_iter().chain(vf).collect()
+}
+
+/// The text, to which one family of metrics is added after the other.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn process(&mut self, process: &Process) {
+        let Process { uptime, events_dropped, open_fds, threads, resident } = *process;
+        self.one(
+            "cloud_hypervisor_uptime_seconds",
+            "gauge",
+            "Seconds since the program started.",
+            uptime.as_secs_f64(),
+        );
+        let help = "Events that --event-monitor names a too slow reader for, or none.";
+        self.one("cloud_hypervisor_events_dropped_total", "counter", help, events_dropped);
+        let gauges = [
+            ("process_open_fds", "Open file descriptors.", open_fds),
+            ("process_threads", "Threads.", threads),
+            ("process_resident_memory_bytes", "Resident memory, with the guest's.", resident),
+        ];
+        for (name, help, value) in gauges {
+            if let Some(value) = value {
+                self.one(name, "gauge", help, value);
+            }
+        }
+    }
+
+    fn state(&mut self, state: Option<VmState>) {
+        let name = "cloud_hypervisor_vm_state";
+        self.family(name, "gauge", "1 for the state that the VM is in, if there is a VM.");
+        for known in STATES {
+            self.sample(name, &[("state", format!("{known:?}"))], u8::from(state == Some(known)));
+        }
+    }
+
+    fn pools(&mut self, pools: &[Pool]) {
+        let name = "cloud_hypervisor_sriov_vfs_reserved";
+        self.family(name, "gauge", "VFs that a physical function reserves (TotalVFs).");
+        pools.iter().for_each(|pool| self.sample(name, &pool.labels, pool.reserved));
+        let name = "cloud_hypervisor_sriov_vfs_enabled";
+        self.family(name, "gauge", "VFs that the guest has enabled.");
+        pools.iter().for_each(|pool| self.sample(name, &pool.labels, pool.enabled));
+    }
+
+    fn functions(&mut self, functions: &[Function]) {
+        let name = "cloud_hypervisor_driver_up";
+        self.family(name, "gauge", "1 while a driver of the guest runs the function.");
+        functions.iter().for_each(|function| self.sample(name, &function.labels, u8::from(function.driver_up)));
+        let name = "cloud_hypervisor_link_up";
+        self.family(name, "gauge", "1 while the network function has a link.");
+        for function in functions {
+            if let Some(up) = function.link_up {
+                self.sample(name, &function.labels, u8::from(up));
+            }
+        }
+        for kind in ["net", "block", "rng"] {
+            let functions: Vec<_> = functions.iter().filter(|function| function.kind == kind).collect();
+            let Some(first) = functions.first() else { continue };
+            for (n, (counter, _)) in first.counters.iter().enumerate() {
+                let name = format!("cloud_hypervisor_{kind}_{counter}_total");
+                self.family(&name, "counter", &format!("{counter} of vm.counters, since the device was added."));
+                for function in &functions {
+                    if let Some((_, value)) = function.counters.get(n) {
+                        self.sample(&name, &function.labels, value);
+                    }
+                }
+            }
+        }
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+
+    /// Begins a family, whose samples follow.
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail, here and below.
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, String)], value: impl Display) {
+        self.0.push_str(name);
+        for (n, (label, text)) in labels.iter().enumerate() {
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{}{label}=\"{text}\"", if n == 0 { '{' } else { ',' });
+        }
+        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashSet};
+
+    use super::*;
+
+    /// The samples by name and labels. Each family is announced once, before its samples and with them in one place.
+    fn parse(text: &str) -> BTreeMap<String, f64> {
+        let (mut families, mut samples) = (HashSet::new(), BTreeMap::new());
+        let mut family = "";
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert!(families.insert(name) && ["gauge", "counter"].contains(&kind), "{line}");
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+                family = name;
+            } else if !line.starts_with("# HELP ") {
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                assert_eq!(series.split('{').next(), Some(family), "{line}");
+                assert!(samples.insert(series.to_string(), value.parse().unwrap()).is_none(), "{line}");
+            }
+        }
+        assert!(text.ends_with('\n'));
+        samples
+    }
+
+    fn function(vf: Option<u16>, counters: &[(&'static str, u64)]) -> Function {
+        let labels = labels("pf0", vf.map(VfIndex));
+        Function { labels, driver_up: vf.is_none(), link_up: Some(true), kind: "net", counters: counters.to_vec() }
+    }
+
+    #[test]
+    fn counters_of_a_pf_and_its_vfs_are_told_apart_by_labels() {
+        let mut text = Text::default();
+        let counters = |n| [("rx_bytes", n), ("tx_filtered", 10 * n)];
+        text.functions(&[function(None, &counters(1)), function(Some(0), &[]), function(Some(3), &counters(2))]);
+        let samples = parse(&text.0);
+        assert_eq!(samples[r#"cloud_hypervisor_net_rx_bytes_total{device="pf0"}"#], 1.0);
+        assert_eq!(samples[r#"cloud_hypervisor_net_rx_bytes_total{device="pf0",vf="3"}"#], 2.0);
+        assert_eq!(samples[r#"cloud_hypervisor_net_tx_filtered_total{device="pf0",vf="3"}"#], 20.0);
+        assert_eq!(samples[r#"cloud_hypervisor_driver_up{device="pf0"}"#], 1.0);
+        assert_eq!(samples[r#"cloud_hypervisor_driver_up{device="pf0",vf="0"}"#], 0.0);
+        assert_eq!(samples[r#"cloud_hypervisor_link_up{device="pf0",vf="0"}"#], 1.0);
+        assert!(!samples.contains_key(r#"cloud_hypervisor_net_rx_bytes_total{device="pf0",vf="0"}"#));
+    }
+
+    #[test]
+    fn a_program_without_a_vm_has_metrics() {
+        let samples = parse(&metrics(&Process::this(Duration::from_millis(1500), 7), None));
+        assert_eq!(samples["cloud_hypervisor_uptime_seconds"], 1.5);
+        assert_eq!(samples["cloud_hypervisor_events_dropped_total"], 7.0);
+        assert_eq!(samples[r#"cloud_hypervisor_vm_state{state="Running"}"#], 0.0);
+        for some in ["process_open_fds", "process_threads", "process_resident_memory_bytes"] {
+            assert!(samples[some] >= 1.0, "{some}");
+        }
+    }
+
+    #[test]
+    fn a_label_can_be_any_text() {
+        let mut text = Text::default();
+        text.sample("x", &[("device", "a\"b\\c\nd".to_string())], 1);
+        assert_eq!(text.0, "x{device=\"a\\\"b\\\\c\\nd\"} 1\n");
+    }
+}
