@@ -98,7 +98,7 @@ impl Connection {
         self.used = Instant::now();
         let mut exchange = self.exchange.lock();
         Some(match exchange.phase {
-            Phase::Answering(since) if exchange.is_blocked => Wait::Room(since + self.patience),
+            Phase::Answering(since) if exchange.is_unsent => Wait::Room(since + self.patience),
             Phase::Receiving(since) => Wait::Rest(since + self.patience),
             Phase::Answering(_) | Phase::Idle => {
                 exchange.phase = Phase::Idle;
@@ -178,7 +178,13 @@ impl Read for Socket {
         if received.flags.contains(ReturnFlags::CTRUNC) {
             exchange.descriptors.lose();
         }
-        if received.bytes > 0 && exchange.phase == Phase::Idle {
+        // Also the beginning of the next request may come while this one's connection is advanced.
+        let is_between = match exchange.phase {
+            Phase::Idle => true,
+            Phase::Receiving(_) => false,
+            Phase::Answering(_) => !exchange.is_unsent,
+        };
+        if received.bytes > 0 && is_between {
             exchange.phase = Phase::Receiving(Instant::now());
         }
         buffer.put_slice(room.get(..received.bytes).unwrap_or_default());
@@ -194,8 +200,8 @@ impl Write for Socket {
         if !matches!(exchange.phase, Phase::Answering(_)) && !bytes.starts_with(CONTINUE) {
             return Poll::Ready(Ok(bytes.len()));
         }
+        exchange.is_unsent = true;
         let sent = send(&*self.stream, bytes, SEND);
-        exchange.is_blocked = sent == Err(Errno::AGAIN);
         match sent {
             Ok(count) => Poll::Ready(Ok(count)),
             Err(Errno::AGAIN | Errno::INTR) => Poll::Pending,
@@ -203,7 +209,9 @@ impl Write for Socket {
         }
     }
 
+    /// Called when all has been written.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
+        self.exchange.lock().is_unsent = false;
         Poll::Ready(Ok(()))
     }
 

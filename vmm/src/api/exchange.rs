@@ -92,7 +92,7 @@ pub(crate) enum Phase {
     Idle,
     /// A part of a request has come, the first of it then.
     Receiving(Instant),
-    /// The answer is decided, and is being written since then.
+    /// The answer is decided, and is being written since then; or it was the last thing that happened.
     Answering(Instant),
 }
 
@@ -100,8 +100,8 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     pub phase: Phase,
-    /// Whether the last write found no room.
-    pub is_blocked: bool,
+    /// Whether there are bytes of the answer that the socket has not taken.
+    pub is_unsent: bool,
     /// Whether a request was answered on this connection.
     pub has_answered: bool,
     pub descriptors: Descriptors,
@@ -109,7 +109,7 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     pub fn new(budget: Arc<Budget>) -> Self {
-        Self { phase: Phase::Idle, is_blocked: false, has_answered: false, descriptors: Descriptors::new(budget) }
+        Self { phase: Phase::Idle, is_unsent: false, has_answered: false, descriptors: Descriptors::new(budget) }
     }
 }
 

@@ -58,6 +58,7 @@ pub(crate) async fn answer(
     };
     let mut exchange = exchange.lock();
     exchange.phase = Phase::Answering(Instant::now());
+    exchange.is_unsent = true;
     exchange.has_answered = true;
     Ok(Answer { close: close || !is_read, ..answer }.into_http())
 }

@@ -139,6 +139,30 @@ fn a_half_request_is_given_up_and_an_idle_connection_is_not() {
 }
 
 #[test]
+fn the_beginning_of_a_request_that_comes_with_the_one_before_is_given_up_too() {
+    let half = "GET /api/v1/vmm.ping HT";
+    let server = serve_with(Duration::from_millis(300), |action| {
+        // Time for the half request to come.
+        std::thread::sleep(Duration::from_millis(100));
+        plain(action)
+    });
+    let mut client = server.client();
+    client.send(request("GET", "/api/v1/vmm.ping", ""));
+    std::thread::sleep(Duration::from_millis(50));
+    client.send(half);
+    assert_eq!(client.answer().status, 200);
+    assert!(client.try_answer().is_none());
+    // And what is no request is told so, however early it comes.
+    let mut client = server.client();
+    client.send(request("GET", "/api/v1/vmm.ping", ""));
+    std::thread::sleep(Duration::from_millis(50));
+    client.send("no request\r\n\r\n");
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut client.0, &mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 \r\n") && text.contains("HTTP/1.1 400 \r\n"), "{text}");
+}
+
+#[test]
 fn a_client_that_does_not_take_its_answer_is_given_up() {
     let server = serve_with(Duration::from_millis(300), |_| Ok(Reply::Json(format!("\"{}\"", "x".repeat(8 << 20)))));
     let mut client = server.client();
