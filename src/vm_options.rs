@@ -28,7 +28,7 @@ pub struct VmOptions {
         value_name = "mode",
         requires = "kernel",
         help_heading = DEVICES,
-        long_help = "Virtio console: off or null, until there is one [default: off]"
+        long_help = format!("Virtio console (hvc0 in the guest): {CONSOLE_MODES} [default: off]")
     )]
     console: Option<String>,
 

@@ -139,10 +139,10 @@ fn a_vm_without_cpus_or_memory_is_refused() {
 }
 
 #[test]
-fn a_console_that_comes_later_is_refused() {
+fn a_terminal_is_not_given_to_two_consoles() {
     assert_eq!(
-        wrong(&["--console", "tty"]),
-        "--console tty: the virtio console is not in this version yet; use --serial"
+        wrong(&["--console", "tty", "--serial", "tty"]),
+        "--console tty: the terminal is the serial port's (--serial tty); give one of them another mode"
     );
 }
 

@@ -74,10 +74,11 @@ impl VmConfig {
         self.memory.check()?;
         self.payload.check()?;
         self.serial.check_serial()?;
-        self.console.check_console()?;
+        self.console.check_console(&self.serial)?;
         let plan = VmPlan {
             nets: config_sriov::plan(&self.net, self.cpus.boot_vcpus)?,
             disks: DiskPlan::of(&self.disks, self.cpus.boot_vcpus)?,
+            console: self.console.mode != ConsoleMode::Off,
             rng: self.rng.plan()?,
         };
         plan.check_apart()?;

@@ -56,18 +56,14 @@ impl ConsoleConfig {
         self.check_path("--serial")
     }
 
-    /// Checks it as the virtio console.
-    pub(crate) fn check_console(&self) -> Result<(), ConfigError> {
+    /// Checks it as the virtio console of a VM with this serial port.
+    pub(crate) fn check_console(&self, serial: &Self) -> Result<(), ConfigError> {
         self.check_path("--console")?;
-        match self.mode {
-            ConsoleMode::Off | ConsoleMode::Null => Ok(()),
-            _ => self.not_yet("--console", "the virtio console is", "use --serial"),
+        if self.mode == ConsoleMode::Tty && serial.mode == ConsoleMode::Tty {
+            let what = "the terminal is the serial port's (--serial tty); give one of them another mode".to_string();
+            return Err(ConfigError::new(format!("--console {self}"), Problem::Conflict(what)));
         }
-    }
-
-    fn not_yet(&self, option: &str, what: &str, remedy: &str) -> Result<(), ConfigError> {
-        let problem = Problem::NotYet { what: what.to_string(), remedy: remedy.to_string() };
-        Err(ConfigError::new(format!("{option} {self}"), problem))
+        Ok(())
     }
 
     /// A path is there if and only if the mode has one.

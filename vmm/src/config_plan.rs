@@ -15,9 +15,14 @@ pub struct VmPlan {
     pub nets: Vec<NetPlan>,
     /// The disks.
     pub disks: Vec<DiskPlan>,
+    /// Whether there is a virtio console.
+    pub console: bool,
     /// The entropy device.
     pub rng: RngPlan,
 }
+
+/// What the virtio console is called.
+const CONSOLE: &str = "__console";
 
 /// One device of bus 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +31,8 @@ pub enum DevicePlan {
     Net(NetPlan),
     /// A disk.
     Disk(DiskPlan),
+    /// The virtio console.
+    Console,
     /// The entropy device.
     Rng(RngPlan),
 }
@@ -36,7 +43,8 @@ impl VmPlan {
     pub fn devices(&self) -> Vec<DevicePlan> {
         let nets = self.nets.iter().cloned().map(DevicePlan::Net);
         let disks = self.disks.iter().cloned().map(DevicePlan::Disk);
-        nets.chain(disks).chain([DevicePlan::Rng(self.rng.clone())]).collect()
+        let console = self.console.then_some(DevicePlan::Console);
+        nets.chain(disks).chain(console).chain([DevicePlan::Rng(self.rng.clone())]).collect()
     }
 
     /// Removes the device called `id`, if there is one.
@@ -73,6 +81,7 @@ impl DevicePlan {
         match self {
             Self::Net(net) => &net.id,
             Self::Disk(disk) => &disk.id,
+            Self::Console => CONSOLE,
             Self::Rng(rng) => &rng.id,
         }
     }
@@ -82,6 +91,7 @@ impl DevicePlan {
         match self {
             Self::Net(net) => net.pci_device_id,
             Self::Disk(disk) => disk.pci_device_id,
+            Self::Console => None,
             Self::Rng(rng) => rng.pci_device_id,
         }
     }
@@ -90,7 +100,7 @@ impl DevicePlan {
     pub fn total_vfs(&self) -> u16 {
         match self {
             Self::Net(net) => u16::try_from(net.vfs.len()).unwrap_or(u16::MAX),
-            Self::Disk(_) | Self::Rng(_) => 0,
+            Self::Disk(_) | Self::Console | Self::Rng(_) => 0,
         }
     }
 
@@ -99,6 +109,7 @@ impl DevicePlan {
         let option = match self {
             Self::Net(_) => "--net",
             Self::Disk(_) => "--disk",
+            Self::Console => return "--console".to_string(),
             Self::Rng(_) => "--rng",
         };
         format!("{option} id={}", self.id())
@@ -106,7 +117,7 @@ impl DevicePlan {
 
     /// Whether it can be removed from a VM: what every VM has cannot.
     pub const fn is_removable(&self) -> bool {
-        !matches!(self, Self::Rng(_))
+        !matches!(self, Self::Console | Self::Rng(_))
     }
 
     /// Its name, and those of its VFs.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use pci::{HostBridge, Placement, Rid, TopologyError};
 use virtio_devices::{
-    Block, BlockCounters, BlockError, BlockSpec, FunctionError, Memory, Net, NetCounters, NetError, NetSpec, NetSriov,
-    NetSriovError, Rng, RngCounters, RngError, RngSpec, Tap, TapError, TapSpec, VirtioDevice, VirtioFunction,
-    VirtioPci,
+    Block, BlockCounters, BlockError, BlockSpec, CharDevice, Console, ConsoleCounters, ConsoleSize, FunctionError,
+    Memory, Net, NetCounters, NetError, NetSpec, NetSriov, NetSriovError, Rng, RngCounters, RngError, RngSpec, Tap,
+    TapError, TapSpec, VirtioDevice, VirtioFunction, VirtioPci,
 };
 
 use crate::bus::Bus;
@@ -57,6 +57,9 @@ pub enum Error {
         /// Why.
         error: BlockError,
     },
+    /// A virtio console is planned whose other end was not opened.
+    #[error("--console: it is not open")]
+    NoConsole,
     /// The source of random bytes cannot be used.
     #[error("{option}: {error}")]
     Rng {
@@ -105,9 +108,20 @@ pub enum Error {
 /// The devices of a machine. They outlive the KVM VMs that a guest's reboots make of it.
 pub struct Devices {
     bus: Arc<Bus>,
-    apertures: Apertures,
-    events: Events,
+    host: Host,
     plugged: Vec<Plugged>,
+}
+
+/// What devices are given by their machine.
+pub struct Host {
+    /// The guest's memory.
+    pub memory: Memory,
+    /// Where BARs may be.
+    pub apertures: Apertures,
+    /// The other end of the virtio console, and its size, if there is one.
+    pub console: Option<(Arc<CharDevice>, Option<ConsoleSize>)>,
+    /// Who is told what the guest does to them.
+    pub events: Events,
 }
 
 /// A device in its slot.
@@ -126,6 +140,8 @@ pub enum Counters {
     Net(Vec<Arc<NetCounters>>),
     /// Of a disk.
     Disk(Arc<BlockCounters>),
+    /// Of the virtio console.
+    Console(Arc<ConsoleCounters>),
     /// Of the entropy device.
     Rng(Arc<RngCounters>),
 }
@@ -166,19 +182,19 @@ impl Plugged {
 }
 
 impl Devices {
-    /// Opens what the plans name and makes devices of it. `memory` is the guest's; what it does to them is told to `events`.
+    /// Opens what the plans name and makes devices of it.
     ///
     /// # Errors
     ///
     /// When something cannot be opened or be a device. What was opened or created until then is closed and gone.
-    pub fn new(plans: &[DevicePlan], memory: &Memory, apertures: Apertures, events: Events) -> Result<Self, Error> {
-        let mut devices = Self { bus: Arc::new(Bus::new()), apertures, events, plugged: Vec::new() };
+    pub fn new(plans: &[DevicePlan], host: Host) -> Result<Self, Error> {
+        let mut devices = Self { bus: Arc::new(Bus::new()), host, plugged: Vec::new() };
         let placement = devices.place(Some(0), 0, "host bridge")?;
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
         devices.plug(placement, slot, "host bridge")?;
         // In the order of the configuration, so that the buses of VFs do not depend on who chose a slot.
         for (plan, slot) in plans.iter().zip(slots(plans)) {
-            devices.open(plan, slot, memory)?;
+            devices.open(plan, slot)?;
         }
         Ok(devices)
     }
@@ -204,7 +220,7 @@ impl Devices {
     ///
     /// When the BARs need more addresses than there are.
     pub fn attach(&self, vm: Arc<Vm>) -> Result<(), Error> {
-        Ok(self.bus.attach(vm, self.apertures.clone())?)
+        Ok(self.bus.attach(vm, self.host.apertures.clone())?)
     }
 
     /// Stops the queues of all devices where they are.
@@ -222,8 +238,8 @@ impl Devices {
     /// # Errors
     ///
     /// As [`Self::new`]: nothing is left of it then.
-    pub fn add(&mut self, plan: &DevicePlan, memory: &Memory) -> Result<Rid, Error> {
-        Ok(self.open(plan, plan.pci_device_id(), memory)?.rid)
+    pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, Error> {
+        Ok(self.open(plan, plan.pci_device_id())?.rid)
     }
 
     /// Notes that the guest is asked to let the device called `id` go, and returns its slot.
@@ -248,13 +264,13 @@ impl Devices {
         slots.into_iter().filter_map(|slot| self.remove(slot)).collect()
     }
 
-    fn open(&mut self, plan: &DevicePlan, slot: Option<u8>, memory: &Memory) -> Result<Placement, Error> {
+    fn open(&mut self, plan: &DevicePlan, slot: Option<u8>) -> Result<Placement, Error> {
         let option = plan.option();
         let placement = self.place(slot, plan.total_vfs(), &option)?;
-        let (device, counters) = open(plan, placement, memory)?;
+        let (device, counters) = open(plan, placement, &self.host)?;
         let slot = self.slot(device, placement, &option)?;
         self.plug(placement, Arc::clone(&slot), &option)?;
-        DeviceWatch::begin(plan.id(), &slot, &self.events);
+        DeviceWatch::begin(plan.id(), &slot, &self.host.events);
         self.plugged.push(Plugged { plan: plan.clone(), placement, slot, counters, going: false });
         Ok(placement)
     }
@@ -283,9 +299,15 @@ fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
 type Opened = (Box<dyn VirtioPci>, Counters);
 
 /// Opens what `plan` names and makes a device of it.
-fn open(plan: &DevicePlan, placement: Placement, memory: &Memory) -> Result<Opened, Error> {
-    let option = plan.option();
+fn open(plan: &DevicePlan, placement: Placement, host: &Host) -> Result<Opened, Error> {
+    let (option, memory) = (plan.option(), &host.memory);
     match plan {
+        DevicePlan::Console => {
+            let (end, size) = host.console.clone().ok_or(Error::NoConsole)?;
+            let console = Console::new(plan.id(), end, size);
+            let counters = Counters::Console(console.counters());
+            Ok((plain(console, &option, placement, memory)?, counters))
+        }
         DevicePlan::Net(plan) => open_net(plan, &option, placement, memory),
         DevicePlan::Disk(plan) => {
             let block = open_disk(plan).map_err(|error| Error::Disk { option: option.clone(), error })?;

@@ -47,8 +47,9 @@ fn kind(error: &devices::Error) -> FailureKind {
         devices::Error::Fd { .. } | devices::Error::Net { .. } | devices::Error::Rng { .. } => FailureKind::BadRequest,
         devices::Error::Disk { .. } => FailureKind::BadRequest,
         devices::Error::Place { .. } | devices::Error::NoRoom(_) => FailureKind::Conflict,
-        devices::Error::Function { .. } | devices::Error::Sriov { .. } | devices::Error::Pages { .. } => {
-            FailureKind::Internal
-        }
+        devices::Error::Function { .. }
+        | devices::Error::Sriov { .. }
+        | devices::Error::Pages { .. }
+        | devices::Error::NoConsole => FailureKind::Internal,
     }
 }

@@ -97,6 +97,7 @@ fn functions(plugged: &Plugged) -> Vec<Function> {
     let (kind, counters): (_, Vec<Vec<_>>) = match plugged.counters() {
         Counters::Net(counters) => ("net", counters.iter().map(|counters| counters.iter().collect()).collect()),
         Counters::Disk(counters) => ("block", vec![counters.iter().collect()]),
+        Counters::Console(counters) => ("console", vec![counters.iter().collect()]),
         Counters::Rng(counters) => ("rng", vec![counters.iter().collect()]),
     };
     let id = plugged.plan().id();

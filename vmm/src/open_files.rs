@@ -14,6 +14,8 @@ const OTHERS: u64 = 64;
 
 /// Of each queue of a disk the doorbell, an MSI-X vector, an io_uring and an eventfd for its completions.
 const OF_DISK_QUEUE: u64 = 4;
+/// The other end of a console (a socket, who waits for it, and its client), its doorbell, and three MSI-X vectors.
+const OF_CONSOLE: u64 = 7;
 /// The source of the entropy device, its doorbell, and two MSI-X vectors.
 const OF_RNG: u64 = 4;
 
@@ -42,6 +44,7 @@ fn of_device(plan: &DevicePlan) -> u64 {
     match plan {
         DevicePlan::Net(NetPlan { pf, vfs, .. }) => std::iter::once(pf).chain(vfs).map(of_function).sum(),
         DevicePlan::Disk(DiskPlan { queues, .. }) => 1 + u64::from(*queues) * OF_DISK_QUEUE + 1,
+        DevicePlan::Console => OF_CONSOLE,
         DevicePlan::Rng(_) => OF_RNG,
     }
 }

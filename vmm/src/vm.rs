@@ -3,6 +3,7 @@
 //! What the host gave — files, memory, terminal, taps — is had once and lasts as long as the [`Vm`]. What is KVM's lasts from one
 //! power-on or reset of the guest to the next: a machine that starts again gets a new KVM VM, and nothing of the old one's state.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use pci::Rid;
@@ -17,6 +18,7 @@ use crate::boot::Payload;
 use crate::bus::Bus;
 use crate::config::{DevicePlan, VmConfig, VmPlan};
 use crate::console::{Console, SerialPort};
+use crate::console_end::ConsoleEnd;
 use crate::cpu::{self, Stop, StopSignal, Vcpus};
 use crate::devices::{self, Devices};
 use crate::error::Error;
@@ -33,7 +35,8 @@ pub struct Vm {
     // Dropped in this order: the guest ends before its devices, and devices end before the memory that they use.
     running: Option<Running>,
     devices: Devices,
-    console: Option<Console>,
+    serial: Option<Console>,
+    console: Option<ConsoleEnd>,
     ram: GuestRam,
     payload: Payload,
     acpi: Vec<u8>,
@@ -70,16 +73,23 @@ impl Vm {
         let stop = Arc::new(StopSignal::new().map_err(host)?);
         let events = Arc::new(EventDevice::new(Arc::clone(stop.event())).map_err(host)?);
         let ram = GuestRam::new(&config.memory, &layout, false)?;
-        let apertures = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() };
-        let devices = Devices::new(&plans, ram.memory(), apertures, told)?;
-        let console = Console::open(&config.serial)?;
-        let described = acpi::Machine { layout: &layout, vcpus, serial: console.is_some() };
+        let serial = Console::open(&config.serial)?;
+        let console = ConsoleEnd::open("--console", &config.console)?;
+        let host = devices::Host {
+            memory: ram.memory().clone(),
+            apertures: Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() },
+            console: console.as_ref().map(|end| (Arc::clone(end.device()), end.size())),
+            events: told,
+        };
+        let devices = Devices::new(&plans, host)?;
+        let described = acpi::Machine { layout: &layout, vcpus, serial: serial.is_some() };
         let acpi = acpi::tables(&described, layout::ACPI);
         let running = None;
         let triple_faults = 0;
         Ok(Self {
             running,
             devices,
+            serial,
             console,
             ram,
             payload,
@@ -101,6 +111,9 @@ impl Vm {
     ///
     /// When the terminal cannot be set.
     pub fn take_terminal(&mut self) -> Result<(), Error> {
+        if let Some(serial) = &mut self.serial {
+            serial.take_terminal()?;
+        }
         if let Some(console) = &mut self.console {
             console.take_terminal()?;
         }
@@ -128,10 +141,7 @@ impl Vm {
         let vcpus = self.vcpus(&powered.vm, entry)?;
         let machine = Arc::new(cpu::Machine {
             mmio: Arc::clone(self.devices.bus()) as _,
-            ports: Ports::new(
-                self.console.as_ref().map(|console| Arc::clone(console.port())),
-                Arc::clone(&self.events),
-            ),
+            ports: Ports::new(self.serial.as_ref().map(|serial| Arc::clone(serial.port())), Arc::clone(&self.events)),
             stop: Arc::clone(&self.stop),
         });
         self.running = Some(Running { vcpus: Vcpus::start(vcpus, &machine)?, _powered: powered, paused: false });
@@ -208,6 +218,12 @@ impl Vm {
         self.events.press_power_button();
     }
 
+    /// The pseudo-terminals of the serial port and of the virtio console, where they have one.
+    pub fn ptys(&self) -> [Option<&Path>; 2] {
+        let serial = self.serial.as_ref().and_then(|serial| serial.end().device().pty());
+        [serial, self.console.as_ref().and_then(|end| end.device().pty())]
+    }
+
     /// The devices.
     pub const fn devices(&self) -> &Devices {
         &self.devices
@@ -220,7 +236,7 @@ impl Vm {
     /// When it cannot be. Nothing is left of it then.
     pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, Error> {
         open_files::reserve(std::slice::from_ref(plan), 0)?;
-        let rid = self.devices.add(plan, self.ram.memory())?;
+        let rid = self.devices.add(plan)?;
         self.events.plugged(rid.device());
         Ok(rid)
     }
@@ -272,7 +288,7 @@ impl Vm {
             // longer than this VM and its vCPUs last.
             unsafe { vm.set_memory(slot, region.start_addr().0, region.as_ptr(), region.len())? };
         }
-        let serial = self.console.as_ref().map(|console| Arc::clone(console.port()));
+        let serial = self.serial.as_ref().map(|serial| Arc::clone(serial.port()));
         let wire = |what, eventfd, gsi| {
             vm.attach_irqfd(eventfd, gsi).map_err(|error| kvm::Error::Ioctl { action: what, error })
         };

@@ -12,10 +12,17 @@ use crate::api::info::{
 use crate::config::{BackendPlan, DevicePlan, MacAddress, NicPlan};
 use crate::devices::{Counters, Plugged};
 use crate::instance::Instance;
+use crate::vm::Vm;
 
 /// What `vm.info` tells.
 pub fn info(instance: &Instance) -> VmInfo {
-    let config = instance.config().clone();
+    let mut config = instance.config().clone();
+    let [serial, console] = instance.vm().map(Vm::ptys).unwrap_or_default();
+    for (console, pty) in [(&mut config.serial, serial), (&mut config.console, console)] {
+        if let Some(pty) = pty {
+            console.file = Some(pty.to_path_buf());
+        }
+    }
     let devices = || instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
     VmInfo {
         state: state(instance),
@@ -52,6 +59,7 @@ fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
             names.zip(counters.iter().map(|counters| counters.iter().map(named).collect())).collect()
         }
         (_, Counters::Disk(counters)) => vec![(id, counters.iter().map(named).collect())],
+        (_, Counters::Console(counters)) => vec![(id, counters.iter().map(named).collect())],
         (_, Counters::Rng(counters)) => vec![(id, counters.iter().map(named).collect())],
         _ => Vec::new(),
     }

@@ -41,8 +41,8 @@ fn wrong_huge_pages_are_refused() {
 #[test]
 fn a_console_that_cannot_be_is_refused() {
     assert_eq!(
-        with(|vm| vm.console = "tty".parse().unwrap()),
-        "--console tty: the virtio console is not in this version yet; use --serial"
+        with(|vm| (vm.console, vm.serial) = ("tty".parse().unwrap(), "tty".parse().unwrap())),
+        "--console tty: the terminal is the serial port's (--serial tty); give one of them another mode"
     );
     assert_eq!(
         with(|vm| vm.serial.file = Some("x".into())),
