@@ -2,7 +2,7 @@
 
 use std::io::Read as _;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use vmm::api::{Link, RemoveDevice, Resize, SetVf};
@@ -22,89 +22,171 @@ pub struct Prepared {
     pub fds: Vec<OwnedFd>,
 }
 
-impl From<Call> for Prepared {
-    fn from(call: Call) -> Self {
-        Self { call, fds: Vec::new() }
-    }
-}
-
-/// The call of a command. The options of devices are read by the grammar of the VMM's own command line.
+/// The call of a command. Options of devices are read by the grammar of the VMM's own command line.
 ///
 /// # Errors
 ///
 /// What cannot be read.
 pub fn prepare(command: Command) -> Result<Prepared, Error> {
-    let call = match command {
-        Command::AddDisk { disk } => put("vm.add-disk", &disk.parse::<DiskConfig>()?)?,
-        Command::AddNet { net, vf } => return add_net(&net, &vf),
-        Command::AddVdpa { vdpa } => put("vm.add-vdpa", &vdpa.parse::<VdpaConfig>()?)?,
-        Command::Create { file, vm } => {
-            let body = match file {
-                None if vm.is_given() => serde_json::to_string(&vm.into_config()?)?,
-                None => read(Path::new("-"))?,
-                Some(path) => read(&path)?,
-            };
-            Call { body: Some(body), ..Call::new("PUT", "vm.create") }
+    let (method, endpoint) = endpoint(&command);
+    let (mut call, mut fds) = (Call::new(method, endpoint), Vec::new());
+    match command {
+        Command::Metrics => call.path = "/metrics".to_string(),
+        Command::AddNet { net, vf } => {
+            let mut net: NetConfig = net.parse()?;
+            fds = std::mem::take(&mut net.fds).into_iter().map(duplicate).collect::<Result<_, _>>()?;
+            for vf in vf {
+                net.vfs.push(vf.parse::<VfConfig>()?);
+            }
+            call.body = Some(json(&net)?);
         }
-        Command::RemoveDevice { id } => put("vm.remove-device", &RemoveDevice { id })?,
-        Command::Resize { cpus, memory, balloon } => {
-            let resize = Resize { desired_vcpus: cpus, desired_ram: memory, desired_balloon: balloon };
-            put("vm.resize", &resize)?
-        }
-        Command::ResizeDisk { disk, size } => {
-            put("vm.resize-disk", &serde_json::json!({"id": disk, "desired_size": size}))?
-        }
-        Command::ResizeZone { id, size } => {
-            put("vm.resize-zone", &serde_json::json!({"id": id, "desired_ram": size}))?
-        }
-        Command::SetVf { pf, index, link, mac } => {
-            let link = link.map(|link| if link == LinkState::Up { Link::Up } else { Link::Down });
-            put("vm.set-vf", &SetVf { pf, index, link, mac })?
-        }
-        Command::Snapshot(to) => put("vm.snapshot", &serde_json::json!({"destination_url": to.url}))?,
-        Command::Coredump(to) => put("vm.coredump", &serde_json::json!({"destination_url": to.url}))?,
-        Command::Metrics => Call { path: "/metrics".to_string(), ..Call::new("GET", "") },
-        other => bare(&other),
-    };
-    Ok(call.into())
+        command => call.body = body(command)?,
+    }
+    Ok(Prepared { call, fds })
 }
 
-/// The call of a command that has no body, or none yet: what the VMM says then is that it has no such endpoint.
-fn bare(command: &Command) -> Call {
+/// The method and the name of a command's endpoint.
+const fn endpoint(command: &Command) -> (&'static str, &'static str) {
     match command {
-        Command::Info | Command::Vfs { .. } => Call::new("GET", "vm.info"),
-        Command::Counters => Call::new("GET", "vm.counters"),
-        Command::Ping => Call::new("GET", "vmm.ping"),
-        Command::Boot => Call::new("PUT", "vm.boot"),
-        Command::Delete => Call::new("PUT", "vm.delete"),
-        Command::Nmi => Call::new("PUT", "vm.nmi"),
-        Command::Pause => Call::new("PUT", "vm.pause"),
-        Command::PowerButton => Call::new("PUT", "vm.power-button"),
-        Command::Reboot => Call::new("PUT", "vm.reboot"),
-        Command::Resume => Call::new("PUT", "vm.resume"),
-        Command::Shutdown => Call::new("PUT", "vm.shutdown"),
-        Command::ShutdownVmm => Call::new("PUT", "vmm.shutdown"),
-        Command::AddDevice(_) => Call::new("PUT", "vm.add-device"),
-        Command::AddFs(_) => Call::new("PUT", "vm.add-fs"),
-        Command::AddGenericVhostUser(_) => Call::new("PUT", "vm.add-generic-vhost-user"),
-        Command::AddPmem(_) => Call::new("PUT", "vm.add-pmem"),
-        Command::AddUserDevice(_) => Call::new("PUT", "vm.add-user-device"),
-        Command::AddVsock(_) => Call::new("PUT", "vm.add-vsock"),
-        Command::ReceiveMigration(_) => Call::new("PUT", "vm.receive-migration"),
-        Command::Restore(_) => Call::new("PUT", "vm.restore"),
-        Command::SendMigration(_) => Call::new("PUT", "vm.send-migration"),
-        // These have bodies, and are made in `prepare`.
-        Command::AddDisk { .. } => Call::new("PUT", "vm.add-disk"),
-        Command::AddNet { .. } => Call::new("PUT", "vm.add-net"),
-        Command::AddVdpa { .. } => Call::new("PUT", "vm.add-vdpa"),
-        Command::Coredump(_) => Call::new("PUT", "vm.coredump"),
-        Command::Create { .. } => Call::new("PUT", "vm.create"),
-        Command::Metrics => Call::new("GET", ""),
-        Command::RemoveDevice { .. } => Call::new("PUT", "vm.remove-device"),
-        Command::Resize { .. } => Call::new("PUT", "vm.resize"),
-        Command::ResizeDisk { .. } => Call::new("PUT", "vm.resize-disk"),
-        Command::ResizeZone { .. } => Call::new("PUT", "vm.resize-zone"),
-        Command::SetVf { .. } => Call::new("PUT", "vm.set-vf"),
-        Command::Snapshot(_) => Call::new("PUT", "vm.snapshot"),
+        Command::Counters => ("GET", "vm.counters"),
+        Command::Info | Command::Vfs { .. } => ("GET", "vm.info"),
+        Command::Metrics => ("GET", "metrics"),
+        Command::Ping => ("GET", "vmm.ping"),
+        Command::AddDevice(_) => ("PUT", "vm.add-device"),
+        Command::AddDisk { .. } => ("PUT", "vm.add-disk"),
+        Command::AddFs(_) => ("PUT", "vm.add-fs"),
+        Command::AddGenericVhostUser(_) => ("PUT", "vm.add-generic-vhost-user"),
+        Command::AddNet { .. } => ("PUT", "vm.add-net"),
+        Command::AddPmem(_) => ("PUT", "vm.add-pmem"),
+        Command::AddUserDevice(_) => ("PUT", "vm.add-user-device"),
+        Command::AddVdpa { .. } => ("PUT", "vm.add-vdpa"),
+        Command::AddVsock(_) => ("PUT", "vm.add-vsock"),
+        Command::Boot => ("PUT", "vm.boot"),
+        Command::Coredump(_) => ("PUT", "vm.coredump"),
+        Command::Create { .. } => ("PUT", "vm.create"),
+        Command::Delete => ("PUT", "vm.delete"),
+        Command::Nmi => ("PUT", "vm.nmi"),
+        Command::Pause => ("PUT", "vm.pause"),
+        Command::PowerButton => ("PUT", "vm.power-button"),
+        Command::Reboot => ("PUT", "vm.reboot"),
+        Command::ReceiveMigration(_) => ("PUT", "vm.receive-migration"),
+        Command::RemoveDevice { .. } => ("PUT", "vm.remove-device"),
+        Command::Resize { .. } => ("PUT", "vm.resize"),
+        Command::ResizeDisk { .. } => ("PUT", "vm.resize-disk"),
+        Command::ResizeZone { .. } => ("PUT", "vm.resize-zone"),
+        Command::Restore(_) => ("PUT", "vm.restore"),
+        Command::Resume => ("PUT", "vm.resume"),
+        Command::SendMigration(_) => ("PUT", "vm.send-migration"),
+        Command::SetVf { .. } => ("PUT", "vm.set-vf"),
+        Command::Shutdown => ("PUT", "vm.shutdown"),
+        Command::ShutdownVmm => ("PUT", "vmm.shutdown"),
+        Command::Snapshot(_) => ("PUT", "vm.snapshot"),
+    }
+}
+
+/// The body of a command's call. One whose endpoint is not there yet has none: the VMM says so whatever it is sent.
+fn body(command: Command) -> Result<Option<String>, Error> {
+    let body = match command {
+        Command::AddDisk { disk } => json(&disk.parse::<DiskConfig>()?),
+        Command::AddVdpa { vdpa } => json(&vdpa.parse::<VdpaConfig>()?),
+        Command::Create { file: None, vm } if vm.is_given() => json(&vm.into_config()?),
+        Command::Create { file, .. } => read(&file.unwrap_or_else(|| PathBuf::from("-"))),
+        Command::RemoveDevice { id } => json(&RemoveDevice { id }),
+        Command::Resize { cpus, memory, balloon } => {
+            json(&Resize { desired_vcpus: cpus, desired_ram: memory, desired_balloon: balloon })
+        }
+        Command::ResizeDisk { disk, size } => json(&serde_json::json!({"id": disk, "desired_size": size})),
+        Command::ResizeZone { id, size } => json(&serde_json::json!({"id": id, "desired_ram": size})),
+        Command::SetVf { pf, index, link, mac } => {
+            let link = link.map(|link| if link == LinkState::Up { Link::Up } else { Link::Down });
+            json(&SetVf { pf, index, link, mac })
+        }
+        Command::Snapshot(to) | Command::Coredump(to) => json(&serde_json::json!({"destination_url": to.url})),
+        _ => return Ok(None),
+    };
+    body.map(Some)
+}
+
+fn json(body: &impl Serialize) -> Result<String, Error> {
+    Ok(serde_json::to_string(body)?)
+}
+
+fn read(path: &Path) -> Result<String, Error> {
+    let mut text = String::new();
+    let read = match path.to_str() {
+        Some("-") => std::io::stdin().read_to_string(&mut text).map(drop),
+        _ => std::fs::read_to_string(path).map(|read| text = read),
+    };
+    read.map_err(|error| format!("create {}: cannot be read: {error}", path.display()))?;
+    Ok(text)
+}
+
+/// A descriptor of our own for one that was passed to this program by number.
+fn duplicate(fd: i32) -> Result<OwnedFd, Error> {
+    let missing = || format!("add-net fd={fd}: there is no such open file descriptor; open the tap before starting ch-remote");
+    // The three below are this program's own.
+    if fd < 3 {
+        return Err(missing().into());
+    }
+    // SAFETY: the number is only used for this one call, which fails if it is not open.
+    let passed = unsafe { BorrowedFd::borrow_raw(fd) };
+    passed.try_clone_to_owned().map_err(|_| missing().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::{Value, json};
+
+    use super::super::command::Cli;
+    use super::*;
+
+    fn call(arguments: &[&str]) -> (String, Option<Value>) {
+        let cli = Cli::try_parse_from([&["ch-remote", "--api-socket", "s"], arguments].concat()).unwrap();
+        let Call { method, path, body } = prepare(cli.command).unwrap().call;
+        (format!("{method} {path}"), body.map(|body| serde_json::from_str(&body).unwrap()))
+    }
+
+    #[test]
+    fn a_command_is_a_call_of_its_endpoint() {
+        assert_eq!(call(&["info"]), ("GET /api/v1/vm.info".to_string(), None));
+        assert_eq!(call(&["metrics"]), ("GET /metrics".to_string(), None));
+        assert_eq!(call(&["shutdown-vmm"]), ("PUT /api/v1/vmm.shutdown".to_string(), None));
+        assert_eq!(call(&["add-fs", "tag=x"]), ("PUT /api/v1/vm.add-fs".to_string(), None));
+        assert_eq!(
+            call(&["resize", "--cpus", "2", "--memory", "1G"]).1,
+            Some(json!({"desired_vcpus": 2, "desired_ram": 1 << 30}))
+        );
+        assert_eq!(
+            call(&["set-vf", "pf0", "3", "--link", "down"]).1,
+            Some(json!({"pf": "pf0", "index": 3, "link": "down"}))
+        );
+    }
+
+    #[test]
+    fn a_nic_is_read_as_by_the_vmm() {
+        let (_, body) = call(&["add-net", "id=pf0,tap=t0,sriov_vfs=2", "--vf", "index=1,tap=t1"]);
+        let body = body.unwrap();
+        assert_eq!((&body["id"], &body["sriov_vfs"], &body["vfs"][0]["tap"]), (&json!("pf0"), &json!(2), &json!("t1")));
+        serde_json::from_value::<NetConfig>(body).unwrap();
+    }
+
+    #[test]
+    fn a_vm_is_described_by_the_options_of_the_vmm() {
+        let (path, body) = call(&["create", "--kernel", "k", "--net", "id=a", "--memory", "size=1G"]);
+        assert_eq!(path, "PUT /api/v1/vm.create");
+        let config = vmm::config::VmConfig::from_json(body.unwrap().to_string().as_bytes()).unwrap();
+        assert_eq!((config.memory.size, config.net.len()), (1 << 30, 1));
+    }
+
+    #[test]
+    fn descriptors_are_passed_and_not_named() {
+        let refused = prepare(Command::AddNet { net: "fd=[1]".to_string(), vf: Vec::new() }).unwrap_err().to_string();
+        assert!(refused.starts_with("add-net fd=1: there is no such open file descriptor"), "{refused}");
+        let open = std::fs::File::open("/dev/null").unwrap();
+        let net = format!("id=a,fd=[{}]", std::os::fd::AsRawFd::as_raw_fd(&open));
+        let prepared = prepare(Command::AddNet { net, vf: Vec::new() }).unwrap();
+        assert_eq!(prepared.fds.len(), 1);
+        assert!(!prepared.call.body.unwrap().contains("fds"));
     }
 }

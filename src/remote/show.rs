@@ -1,0 +1,99 @@
+//! Answers for people.
+
+use std::fmt::Write as _;
+
+use vmm::api::info::{VmCounters, VmInfo};
+
+/// A table whose columns are as wide as they must be; the first row is its head.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<_> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells: Vec<_> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(text, "{}", cells.join("  ").trim_end());
+    }
+    text
+}
+
+/// What `info` shows.
+pub fn info(info: &VmInfo) -> String {
+    let config = &info.config;
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<8}{value}");
+    line("state", format!("{:?}", info.state));
+    line("cpus", config.cpus.boot_vcpus.to_string());
+    line("memory", format!("{} MiB", info.memory_actual_size >> 20));
+    let kernel = config.payload.kernel.as_ref().map_or("none".to_string(), |kernel| kernel.display().to_string());
+    line("kernel", kernel);
+    if let Some(initramfs) = &config.payload.initramfs {
+        line("initrd", initramfs.display().to_string());
+    }
+    if let Some(cmdline) = &config.payload.cmdline {
+        line("cmdline", cmdline.clone());
+    }
+    line("serial", config.serial.to_string());
+    line("console", config.console.to_string());
+    let devices = devices(info);
+    if devices.len() > 1 {
+        text += "\n";
+        text += &table(&devices);
+    }
+    text
+}
+
+/// The devices with their addresses; before the VM is booted, as far as the configuration has them.
+fn devices(info: &VmInfo) -> Vec<Vec<String>> {
+    let bdf = |id: &str| {
+        let carrier = info.device_tree.get(&format!("_virtio-pci-{id}"));
+        carrier.and_then(|carrier| carrier.pci_bdf.clone()).unwrap_or_else(|| "-".to_string())
+    };
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let mut rows = vec![["DEVICE", "ADDRESS", "KIND", ""].map(str::to_string).to_vec()];
+    for net in &info.config.net {
+        let id = text(&net.id);
+        let pool = info.sriov.iter().find(|pool| pool.id == id);
+        let vfs = match (pool, net.sriov_vfs) {
+            (_, 0) => String::new(),
+            (Some(pool), total) => format!(", {} of {total} VFs", if pool.enabled { pool.num_vfs } else { 0 }),
+            (None, total) => format!(", {total} VFs reserved"),
+        };
+        let mac = net.mac.map(|mac| mac.to_string()).unwrap_or_default();
+        rows.push(vec![id.clone(), bdf(&id), "net".to_string(), format!("{mac}{vfs}")]);
+    }
+    for disk in &info.config.disks {
+        let (id, path) = (text(&disk.id), disk.path.as_ref().map(|path| path.display().to_string()));
+        rows.push(vec![id.clone(), bdf(&id), "disk".to_string(), path.unwrap_or_default()]);
+    }
+    rows
+}
+
+/// What `counters` shows: for each device, what it has counted at all.
+pub fn counters(counters: &VmCounters) -> String {
+    let mut rows = vec![["DEVICE", "COUNTER", "VALUE"].map(str::to_string).to_vec()];
+    for (device, counters) in counters {
+        let counted = counters.iter().filter(|(_, value)| **value > 0);
+        rows.extend(counted.map(|(name, value)| vec![device.clone(), name.clone(), value.to_string()]));
+    }
+    table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = [["A", "LONG"], ["value", "b"]].map(|row| row.map(str::to_string).to_vec());
+        assert_eq!(table(&rows), "A      LONG\nvalue  b\n");
+    }
+
+    #[test]
+    fn only_what_was_counted_is_shown() {
+        let text = r#"{"pf0": {"rx_frames": 3, "tx_frames": 0}, "pf0v0": {"kicks": 0}}"#;
+        let shown = counters(&serde_json::from_str(text).unwrap());
+        assert_eq!(shown, "DEVICE  COUNTER    VALUE\npf0     rx_frames  3\n");
+    }
+}

@@ -1,0 +1,221 @@
+//! The table of PFs and VFs, and the rates of their traffic.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+use vmm::api::Link;
+use vmm::api::info::{BackendInfo, BackendKind, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
+
+use super::show::table;
+
+/// A PF or a VF.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The PF's id.
+    pub pf: String,
+    /// Which VF, from 0; none for the PF itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u16>,
+    /// Its address, as `0000:01:00.0`.
+    pub bdf: String,
+    /// What it is doing: `reserved`, `enabled` or `running`; for a PF how many VFs are enabled.
+    pub state: String,
+    /// Its MAC address.
+    pub mac: String,
+    /// Where its packets go.
+    pub backend: String,
+    /// `up` or `down`; a PF's is not told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link: Option<&'static str>,
+    /// What it received and sent between two looks; none if the VM does not run.
+    #[serde(flatten)]
+    pub rates: Option<Rates>,
+}
+
+/// What a function received and sent, as the guest sees it, a second.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// Bits received.
+    pub rx_bits_per_second: f64,
+    /// Frames received.
+    pub rx_frames_per_second: f64,
+    /// Bits sent.
+    pub tx_bits_per_second: f64,
+    /// Frames sent.
+    pub tx_frames_per_second: f64,
+}
+
+/// Two readings of the counters, and the time in between.
+#[derive(Debug)]
+pub struct Readings {
+    /// The earlier one.
+    pub before: VmCounters,
+    /// The later one.
+    pub after: VmCounters,
+    /// Between them.
+    pub between: Duration,
+}
+
+impl Readings {
+    fn rates(&self, function: &str) -> Option<Rates> {
+        let empty = BTreeMap::new();
+        let after = self.after.get(function)?;
+        // One that was not there before has counted all of it in between.
+        let before = self.before.get(function).unwrap_or(&empty);
+        let rate = |name: &str| {
+            let value = |counters: &BTreeMap<String, u64>| counters.get(name).copied().unwrap_or_default();
+            value(after).saturating_sub(value(before)) as f64 / self.between.as_secs_f64().max(f64::MIN_POSITIVE)
+        };
+        Some(Rates {
+            rx_bits_per_second: 8.0 * rate("rx_bytes"),
+            rx_frames_per_second: rate("rx_frames"),
+            tx_bits_per_second: 8.0 * rate("tx_bytes"),
+            tx_frames_per_second: rate("tx_frames"),
+        })
+    }
+}
+
+/// All PFs, each with its VFs after it.
+pub fn rows(info: &VmInfo, readings: Option<&Readings>) -> Vec<Row> {
+    let rates = |function: &str| readings.and_then(|readings| readings.rates(function));
+    let mut rows = Vec::new();
+    for pf in &info.sriov {
+        rows.push(Row { rates: rates(&pf.id), ..of_pf(info, pf) });
+        let vf = |vf: &VfInfo| Row { rates: rates(&format!("{}v{}", pf.id, vf.index)), ..of_vf(pf, vf) };
+        rows.extend(pf.vfs.iter().map(vf));
+    }
+    rows
+}
+
+fn of_pf(info: &VmInfo, pf: &SriovInfo) -> Row {
+    let net = info.config.net.iter().find(|net| net.id.as_deref() == Some(&pf.id));
+    let enabled = if pf.enabled { pf.num_vfs } else { 0 };
+    let backend = net.map(|net| match &net.tap {
+        Some(tap) => format!("tap {tap}"),
+        None => "fd".to_string(),
+    });
+    Row {
+        pf: pf.id.clone(),
+        index: None,
+        bdf: pf.bdf.clone(),
+        state: format!("{enabled} of {} enabled", pf.total_vfs),
+        mac: net.and_then(|net| net.mac).map(|mac| mac.to_string()).unwrap_or_default(),
+        backend: backend.unwrap_or_default(),
+        link: None,
+        rates: None,
+    }
+}
+
+fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
+    Row {
+        pf: pf.id.clone(),
+        index: Some(vf.index),
+        bdf: vf.bdf.clone(),
+        state: match vf.state {
+            VfState::Reserved => "reserved",
+            VfState::Enabled => "enabled",
+            VfState::Running => "running",
+        }
+        .to_string(),
+        mac: vf.mac.to_string(),
+        backend: backend(&vf.backend),
+        link: Some(if vf.link == Link::Up { "up" } else { "down" }),
+        rates: None,
+    }
+}
+
+fn backend(backend: &BackendInfo) -> String {
+    let kind = match backend.kind {
+        BackendKind::Tap => "tap",
+        BackendKind::Fd => "fd",
+        BackendKind::VhostNet => "vhost-net",
+        BackendKind::VhostUser => "vhost-user",
+        BackendKind::Vdpa => "vdpa",
+    };
+    [Some(kind), backend.name.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+/// The rows for people.
+pub fn text(rows: &[Row]) -> String {
+    if rows.is_empty() {
+        return "no PFs; a NIC is one with sriov_vfs, in a VM that is booted\n".to_string();
+    }
+    let head = ["PF", "VF", "ADDRESS", "STATE", "MAC", "BACKEND", "LINK", "RX", "TX"].map(str::to_string).to_vec();
+    let cells = |row: &Row| {
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
+        let traffic = |bits: f64, frames: f64| format!("{}b/s {}f/s", scaled(bits), scaled(frames));
+        vec![
+            row.pf.clone(),
+            or_dash(row.index.map(|index| index.to_string())),
+            row.bdf.clone(),
+            row.state.clone(),
+            row.mac.clone(),
+            row.backend.clone(),
+            or_dash(row.link.map(str::to_string)),
+            or_dash(row.rates.map(|rates| traffic(rates.rx_bits_per_second, rates.rx_frames_per_second))),
+            or_dash(row.rates.map(|rates| traffic(rates.tx_bits_per_second, rates.tx_frames_per_second))),
+        ]
+    };
+    table(&[head].into_iter().chain(rows.iter().map(cells)).collect::<Vec<_>>())
+}
+
+/// A number with a prefix of its unit, as 1.5M.
+fn scaled(number: f64) -> String {
+    let (scaled, prefix) = match number {
+        ..1e3 => return format!("{number:.0} "),
+        ..1e6 => (number / 1e3, 'k'),
+        ..1e9 => (number / 1e6, 'M'),
+        _ => (number / 1e9, 'G'),
+    };
+    format!("{scaled:.1} {prefix}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> VmInfo {
+        serde_json::from_value(serde_json::json!({
+            "config": {"net": [{"id": "pf0", "tap": "t0", "mac": "52:54:00:00:00:01", "sriov_vfs": 2}]},
+            "state": "Running", "memory_actual_size": 1 << 29,
+            "sriov": [{"id": "pf0", "bdf": "0000:00:01.0", "total_vfs": 2, "num_vfs": 2, "enabled": true, "vfs": [
+                {"index": 0, "bdf": "0000:01:00.0", "mac": "52:54:00:00:01:00", "link": "up", "state": "running",
+                 "backend": {"kind": "tap", "name": "t0v0"}},
+                {"index": 1, "bdf": "0000:01:00.1", "mac": "52:54:00:00:01:01", "link": "down", "state": "enabled",
+                 "backend": {"kind": "fd"}},
+            ]}],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn each_pf_and_each_of_its_vfs_has_a_line() {
+        let shown = text(&rows(&info(), None));
+        let lines: Vec<_> = shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(
+            lines,
+            [
+                "PF VF ADDRESS STATE MAC BACKEND LINK RX TX",
+                "pf0 - 0000:00:01.0 2 of 2 enabled 52:54:00:00:00:01 tap t0 - - -",
+                "pf0 0 0000:01:00.0 running 52:54:00:00:01:00 tap t0v0 up - -",
+                "pf0 1 0000:01:00.1 enabled 52:54:00:00:01:01 fd down - -",
+            ]
+        );
+    }
+
+    #[test]
+    fn rates_are_what_was_counted_between_two_readings() {
+        let counters = |bytes: u64| serde_json::from_value(serde_json::json!({"pf0v0": {"rx_bytes": bytes}})).unwrap();
+        let readings = Readings { before: counters(1000), after: counters(251_000), between: Duration::from_secs(2) };
+        let rows = rows(&info(), Some(&readings));
+        assert_eq!(rows[1].rates.unwrap().rx_bits_per_second, 1_000_000.0);
+        assert_eq!((rows[0].rates, rows[2].rates), (None, None));
+        assert!(text(&rows).contains("1.0 Mb/s 0 f/s"));
+    }
+
+    #[test]
+    fn a_number_is_scaled_to_its_unit() {
+        assert_eq!([0.0, 999.4, 1500.0, 2.5e6, 3e12].map(scaled), ["0 ", "999 ", "1.5 k", "2.5 M", "3000.0 G"]);
+    }
+}
