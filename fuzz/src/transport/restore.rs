@@ -60,7 +60,7 @@ fn tamper(state: &mut DeviceState, input: &mut Input<'_>) {
         3 => queue.size = value,
         4 => queue.enabled = !queue.enabled,
         5 => queue.descriptor = value.into(),
-        6 => queue.device = u64::from(value) << n % 48,
+        6 => queue.device = u64::from(value) << (n % 48),
         7 => queue.vector = value,
         8 => transport.vectors.push(VectorState { vector: value, signalled: n % 2 == 0 }),
         9 => drop(transport.vectors.pop()),
