@@ -88,13 +88,10 @@ fn an_unknown_option_is_a_usage_error() {
 #[test]
 fn an_option_that_comes_later_is_a_usage_error_by_name() {
     assert_eq!(
-        usage(&["--kernel", "k", "--disk", "path=a.raw"]),
-        "--disk: disks are not in this version yet; leave it out"
+        usage(&["--kernel", "k", "--fs", "tag=x,socket=y"]),
+        "--fs: shared file systems are not in this version yet; leave it out"
     );
-    assert_eq!(
-        usage(&["--api-socket", "/tmp/s"]),
-        "--api-socket: the REST API is not in this version yet; leave it out"
-    );
+    assert_eq!(usage(&["--tpm", "socket=/tmp/s"]), "--tpm: TPMs are not in this version yet; leave it out");
 }
 
 #[test]

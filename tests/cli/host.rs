@@ -296,7 +296,7 @@ fn the_log_file_tells_what_happens_to_this_user_alone() {
         assert_eq!(vm.terminate().code(), Some(0));
         assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
         let text = fs::read_to_string(&log).unwrap();
-        let told = text.contains("INFO vmm::vm: stopped by a signal");
+        let told = text.contains("INFO vmm::vmm: stopped by a signal");
         assert_eq!(told, !verbose.is_empty(), "{verbose:?}: {text}");
         assert!(!interfaces().contains(&"clilog".to_string()));
     }

@@ -73,7 +73,6 @@ impl Vm {
         let stop = Arc::new(StopSignal::new().map_err(host)?);
         let events = Arc::new(EventDevice::new(Arc::clone(stop.event())).map_err(host)?);
         let ram = GuestRam::new(&config.memory, &layout, false)?;
-        let serial = Console::open(&config.serial)?;
         let console = ConsoleEnd::open("--console", &config.console)?;
         let host = devices::Host {
             memory: ram.memory().clone(),
@@ -82,6 +81,7 @@ impl Vm {
             events: told,
         };
         let devices = Devices::new(&plans, host)?;
+        let serial = Console::open(&config.serial)?;
         let described = acpi::Machine { layout: &layout, vcpus, serial: serial.is_some() };
         let acpi = acpi::tables(&described, layout::ACPI);
         let running = None;
