@@ -121,7 +121,8 @@ impl Remote {
         let call = Call::new("GET", endpoint);
         let answer = self.client.call(&call, &[]).map_err(named)?;
         let body = self.succeeded(&call, answer)?;
-        serde_json::from_str(&body).map_err(|error| named(format!("{endpoint}: the answer is not as expected: {error}")))
+        serde_json::from_str(&body)
+            .map_err(|error| named(format!("{endpoint}: the answer is not as expected: {error}")))
     }
 
     /// The body of an answer, unless that tells a failure.

@@ -123,7 +123,8 @@ fn read(path: &Path) -> Result<String, Error> {
 
 /// A descriptor of our own for one that was passed to this program by number.
 fn duplicate(fd: i32) -> Result<OwnedFd, Error> {
-    let missing = || format!("add-net fd={fd}: there is no such open file descriptor; open the tap before starting ch-remote");
+    let missing =
+        || format!("add-net fd={fd}: there is no such open file descriptor; open the tap before starting ch-remote");
     // The three below are this program's own.
     if fd < 3 {
         return Err(missing().into());

@@ -180,9 +180,9 @@ mod tests {
             "config": {"net": [{"id": "pf0", "tap": "t0", "mac": "52:54:00:00:00:01", "sriov_vfs": 2}]},
             "state": "Running", "memory_actual_size": 1 << 29,
             "sriov": [{"id": "pf0", "bdf": "0000:00:01.0", "total_vfs": 2, "num_vfs": 2, "enabled": true, "vfs": [
-                {"index": 0, "bdf": "0000:01:00.0", "mac": "52:54:00:00:01:00", "link": "up", "state": "running",
+                {"index": 0, "bdf": "0000:01:00.0", "mac": "52:54:00:00:01:00", "link": "up", "state": "Running",
                  "backend": {"kind": "tap", "name": "t0v0"}},
-                {"index": 1, "bdf": "0000:01:00.1", "mac": "52:54:00:00:01:01", "link": "down", "state": "enabled",
+                {"index": 1, "bdf": "0000:01:00.1", "mac": "52:54:00:00:01:01", "link": "down", "state": "Enabled",
                  "backend": {"kind": "fd"}},
             ]}],
         }))

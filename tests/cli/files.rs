@@ -42,6 +42,12 @@ impl Files {
         self.kernel(&[0x0f, 0x0b]) // ud2
     }
 
+    /// A kernel that switches the machine off at once.
+    pub fn off_kernel(&self) -> String {
+        // mov dx, 0x600; mov al, 0x34; out dx, al; hlt: the sleep control register takes S5.
+        self.kernel(&[0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xf4])
+    }
+
     fn kernel(&self, code: &[u8]) -> String {
         self.write("vmlinux", &kernel(code))
     }

@@ -301,3 +301,13 @@ fn the_log_file_tells_what_happens_to_this_user_alone() {
         assert!(!interfaces().contains(&"clilog".to_string()));
     }
 }
+
+// The guest's end.
+
+#[test]
+fn a_guest_that_switches_itself_off_ends_the_program() {
+    let files = Files::new();
+    let kernel = files.off_kernel();
+    let mut run = Run::new(&["--kernel", &kernel, "--memory", "size=64M"]);
+    assert!(run.command.output().unwrap().status.success());
+}

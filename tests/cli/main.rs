@@ -5,4 +5,5 @@
 mod command;
 mod files;
 mod host;
+mod options;
 mod run;

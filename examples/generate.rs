@@ -1,0 +1,38 @@
+//! Writes shell completions and man pages, made of the definitions of the command lines: `cargo run --example generate -- FOLDER`.
+
+#[path = "../src/cli.rs"]
+#[expect(dead_code, reason = "only the definition of the command line is needed")]
+mod cli;
+#[path = "../src/remote/command.rs"]
+mod command;
+#[path = "../src/vm_options.rs"]
+mod vm_options;
+
+use std::env::args_os;
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::CommandFactory;
+use clap_complete::{Shell, generate_to};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let folder = PathBuf::from(args_os().nth(1).ok_or("usage: generate FOLDER")?);
+    for command in [cli::Cli::command(), command::Cli::command()] {
+        generate(command, &folder)?;
+    }
+    Ok(())
+}
+
+/// Completions for each shell, and a page for the command and for each of its subcommands.
+fn generate(mut command: clap::Command, folder: &Path) -> Result<(), Box<dyn Error>> {
+    let name = command.get_name().to_string();
+    let (completions, pages) = (folder.join("completions"), folder.join("man"));
+    fs::create_dir_all(&completions)?;
+    fs::create_dir_all(&pages)?;
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        generate_to(shell, &mut command, &name, &completions)?;
+    }
+    clap_mangen::generate_to(command, &pages)?;
+    Ok(())
+}

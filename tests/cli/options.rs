@@ -1,0 +1,151 @@
+//! The options of the program itself, and a VM that is described by a file.
+
+use serde_json::Value;
+
+use crate::files::Files;
+use crate::run::{Run, USAGE, WRONG};
+
+fn usage(arguments: &[&str]) -> String {
+    Run::new(arguments).refused(USAGE)
+}
+
+fn printed(arguments: &[&str]) -> String {
+    let output = Run::new(arguments).command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), said.as_str()), (Some(0), ""));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn help_is_by_topic() {
+    let text = printed(&["--help"]);
+    let at = |text_of: &str| text.find(text_of).unwrap_or_else(|| panic!("{text_of} in {text}"));
+    assert!(at("What the guest boots:") < at("--kernel <"));
+    assert!(at("The machine:") < at("--cpus <") && at("Devices:") < at("--net <"));
+    assert!(at("API and events:") < at("--event-monitor <") && at("The program:") < at("--print-config"));
+}
+
+#[test]
+fn the_printed_configuration_is_whole_and_can_be_given_again() {
+    let text = printed(&[
+        "--kernel",
+        "/nonexistent/vmlinux",
+        "--cmdline",
+        "console=ttyS0",
+        "--memory",
+        "size=1G",
+        "--disk",
+        "path=/nonexistent/disk",
+        "--rng",
+        "src=/dev/hwrng",
+        "--net",
+        "id=pf0,sriov_vfs=4",
+        "--net-vf",
+        "pf=pf0,index=3,tap=clitest3",
+        "--print-config",
+    ]);
+    let config: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(config["memory"]["size"], Value::from(1u64 << 30));
+    assert_eq!((&config["net"][0]["id"], &config["net"][0]["vfs"][0]["index"]), (&"pf0".into(), &3.into()));
+    assert!(config["net"][0]["mac"].is_string());
+    assert_eq!(config["disks"][0]["id"], Value::from("_disk0"));
+    assert_eq!(config["rng"]["src"], Value::from("/dev/hwrng"));
+    let files = Files::new();
+    let file = files.write("vm.json", text.as_bytes());
+    assert_eq!(printed(&["--config", &file, "--print-config"]), text);
+    let mut run = Run::new(&["--config", "-", "--print-config"]);
+    let output = run.command.write_stdin(text.clone()).output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), text);
+}
+
+#[test]
+fn a_wrong_configuration_is_not_printed() {
+    let said = Run::new(&["--kernel", "k", "--cpus", "boot=0", "--print-config"]).refused(WRONG);
+    assert_eq!(said, "--cpus boot=0: a VM needs a vCPU; give 1 or more");
+    assert_eq!(
+        usage(&["--api-socket", "s", "--print-config"]),
+        "--print-config: no VM is described; give --kernel or --config"
+    );
+}
+
+#[test]
+fn a_file_is_the_whole_vm() {
+    let files = Files::new();
+    let file = files.write("vm.json", br#"{"payload": {"kernel": "/nonexistent/vmlinux"}}"#);
+    for more in ["--cpus", "--kernel", "--net"] {
+        let said = usage(&["--config", &file, more, "x"]);
+        assert!(said.starts_with("the argument '--config <path>' cannot be used with"), "{said}");
+    }
+    assert_eq!(
+        Run::new(&["--config", &file]).refused(WRONG),
+        "--kernel /nonexistent/vmlinux: cannot be read: No such file or directory (os error 2)"
+    );
+    let none = files.write("none.json", b"{}");
+    assert_eq!(
+        Run::new(&["--config", &none]).refused(WRONG),
+        "--kernel: has to be given: the path of a bzImage or of a vmlinux"
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_named_by_its_path() {
+    let files = Files::new();
+    let said = |text: &str| {
+        let file = files.write("vm.json", text.as_bytes());
+        usage(&["--config", &file]).replace(&file, "F")
+    };
+    assert!(said("{").starts_with("--config F: the document: not JSON: "));
+    assert!(said(r#"{"colour": 1}"#).contains("unknown field `colour`"));
+    assert!(said(r#"{"net": [{"sriov_vf": 1}]}"#).starts_with("--config F: net[0]"));
+    let missing = Run::new(&["--config", "/nonexistent/vm.json"]).refused(WRONG);
+    assert_eq!(missing, "--config /nonexistent/vm.json: cannot be read: No such file or directory (os error 2)");
+    let later = files.write("later.json", br#"{"fs": [{"tag": "x"}]}"#);
+    assert_eq!(
+        Run::new(&["--config", &later]).refused(WRONG).replace(&later, "F"),
+        "--config F: fs: shared file systems are not in this version yet; leave it out"
+    );
+}
+
+#[test]
+fn there_has_to_be_something_to_run() {
+    assert_eq!(usage(&["--log-file", "log"]), "there is nothing to run; give --kernel, --config or --api-socket");
+}
+
+#[test]
+fn where_events_go_is_a_path_or_a_descriptor() {
+    for bare in ["events", "", "path=", "fd=1", "fd=x", "path=a,fd=3"] {
+        assert_eq!(
+            usage(&["--api-socket", "s", "--event-monitor", bare]),
+            format!("--event-monitor {bare}: give path=<path> or fd=<number>")
+        );
+    }
+    let wrong = |monitor: &str| Run::new(&["--kernel", "k", "--event-monitor", monitor]).refused(WRONG);
+    assert_eq!(
+        wrong("path=/nonexistent/events"),
+        "--event-monitor path=/nonexistent/events: cannot be written: No such file or directory (os error 2); give a file \
+         or a named pipe that can be"
+    );
+    assert_eq!(
+        wrong("fd=99"),
+        "--event-monitor fd=99: not an open file descriptor that can be written; open it before the program starts"
+    );
+}
+
+#[test]
+fn where_the_api_is_found_is_a_path_or_a_descriptor() {
+    for malformed in ["", "fd=2", "fd=x", "path=", "port=80"] {
+        assert_eq!(
+            usage(&["--api-socket", malformed]),
+            format!("--api-socket {malformed}: give path=<path>, a path alone, or fd=<number>")
+        );
+    }
+    assert!(Run::new(&["--api-socket", "fd=99"]).refused(WRONG).starts_with("--api-socket fd=99: not a Unix socket"));
+}
+
+#[test]
+fn a_disk_and_an_entropy_device_are_read_by_their_keys() {
+    let malformed = |option: &str, text: &str| usage(&["--kernel", "k", option, text]);
+    assert_eq!(malformed("--disk", "size=1G"), "--disk size=1G: unknown key; --help lists those of --disk");
+    assert_eq!(malformed("--disk", "readonly=maybe"), "--disk readonly=maybe: give on or off");
+    assert_eq!(malformed("--rng", "source=x"), "--rng source=x: unknown key; --help lists those of --rng");
+}

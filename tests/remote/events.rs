@@ -1,0 +1,97 @@
+//! What `--event-monitor` tells of a VM whose guest does nothing.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+use crate::files::Files;
+use crate::vmm::{Vmm, wait_for};
+
+fn events(text: &str) -> Vec<Value> {
+    serde_json::Deserializer::from_str(text).into_iter().map(Result::unwrap).collect()
+}
+
+fn names(events: &[Value]) -> Vec<String> {
+    let name = |event: &Value| format!("{}:{}", event["source"].as_str().unwrap(), event["event"].as_str().unwrap());
+    events.iter().map(name).collect()
+}
+
+fn monitor(path: &Path) -> String {
+    format!("path={}", path.display())
+}
+
+#[test]
+fn the_life_of_a_vm_is_told() {
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("events");
+    let vmm = Vmm::start(&["--event-monitor", &monitor(&file)]);
+    let files = Files::new();
+    let kernel = files.idle_kernel();
+    vmm.done(&["create", "--kernel", &kernel, "--memory", "size=64M"]);
+    vmm.done(&["boot"]);
+    vmm.done(&["add-net", "id=n0,tap=rme0,pci_device_id=9"]);
+    for command in ["pause", "resume", "resize", "reboot", "shutdown", "delete", "shutdown-vmm"] {
+        vmm.done(&[command]);
+    }
+    assert_eq!(vmm.end(), Some(0));
+    let told = events(&fs::read_to_string(&file).unwrap());
+    let expected = "vmm:starting vm:booting vm:booted vm:device-added vm:pausing vm:paused vm:resuming vm:resumed \
+                    vm:resizing vm:resized vm:rebooting vm:rebooted vm:shutdown vm:deleted vmm:shutdown";
+    assert_eq!(names(&told).join(" "), expected);
+    assert_eq!(told[3]["properties"], json!({"id": "n0", "bdf": "0000:00:09.0"}));
+    assert_eq!(told[2]["properties"], Value::Null);
+    let at =
+        |event: &Value| (event["timestamp"]["secs"].as_u64().unwrap(), event["timestamp"]["nanos"].as_u64().unwrap());
+    assert!(told.is_sorted_by_key(at));
+}
+
+#[test]
+fn a_pipe_may_be_read_before_the_vmm_starts_or_after() {
+    for late in [false, true] {
+        let folder = tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let read = {
+            let pipe = pipe.clone();
+            move || thread::spawn(move || fs::read_to_string(pipe).unwrap())
+        };
+        let early = if late { None } else { Some(read.clone()()) };
+        let vmm = Vmm::start(&["--event-monitor", &monitor(&pipe)]);
+        vmm.done(&["ping"]);
+        let reader = early.unwrap_or_else(read);
+        vmm.done(&["shutdown-vmm"]);
+        assert_eq!(vmm.end(), Some(0));
+        assert_eq!(names(&events(&reader.join().unwrap())), ["vmm:starting", "vmm:shutdown"], "late: {late}");
+    }
+}
+
+#[test]
+fn a_vmm_whose_events_nobody_reads_serves_and_ends() {
+    let folder = tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let vmm = Vmm::start(&["--event-monitor", &monitor(&pipe)]);
+    vmm.done(&["shutdown-vmm"]);
+    assert_eq!(vmm.end(), Some(0));
+}
+
+#[test]
+fn a_signal_ends_the_vm_and_the_vmm() {
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("events");
+    let vmm = Vmm::start(&["--event-monitor", &monitor(&file)]);
+    let files = Files::new();
+    let kernel = files.idle_kernel();
+    vmm.done(&["create", "--kernel", &kernel, "--memory", "size=64M"]);
+    vmm.done(&["boot"]);
+    let pid = rustix::process::Pid::from_child(&vmm.process);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    wait_for("the last event", || fs::read_to_string(&file).unwrap().contains("\"vmm\",\n  \"event\": \"shutdown\""));
+    assert_eq!(vmm.end(), Some(0));
+    let told = names(&events(&fs::read_to_string(&file).unwrap()));
+    assert_eq!(told, ["vmm:starting", "vm:booting", "vm:booted", "vm:shutdown", "vmm:shutdown"]);
+}

@@ -1,0 +1,203 @@
+//! The life of a VM by `ch-remote`. Most of it needs no guest; what does needs /dev/kvm and the right to make taps.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::files::Files;
+use crate::vmm::{REMOTE, VMM, Vmm, wait_for};
+
+fn json_of(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+#[test]
+fn a_vm_is_created_changed_and_deleted() {
+    let vmm = Vmm::start(&[]);
+    assert!(json_of(&vmm.done(&["ping"]))["version"].is_string());
+    assert_eq!(vmm.done(&["create", "--kernel", "k", "--memory", "size=1G", "--net", "id=n0,tap=rmt0"]), "");
+    assert_eq!(vmm.done(&["add-net", "id=pf0,tap=rmt1,sriov_vfs=2", "--vf", "index=1,tap=rmt2"]), "");
+    let info = json_of(&vmm.done(&["info"]));
+    assert_eq!((&info["state"], &info["memory_actual_size"]), (&json!("Created"), &json!(1 << 30)));
+    assert_eq!(info["config"]["net"][1]["vfs"][0]["tap"], json!("rmt2"));
+    let shown = vmm.done(&["info", "--text"]);
+    assert!(shown.contains("state   Created\n") && shown.contains("2 VFs reserved"), "{shown}");
+    assert_eq!(vmm.done(&["remove-device", "n0"]), "");
+    assert_eq!(json_of(&vmm.done(&["info"]))["config"]["net"].as_array().unwrap().len(), 1);
+    assert_eq!(vmm.done(&["delete"]), "");
+    assert!(vmm.refused(&["info"]).contains("(status 404)"));
+    assert_eq!(vmm.done(&["shutdown-vmm"]), "");
+    assert_eq!(vmm.end(), Some(0));
+}
+
+#[test]
+fn a_vm_is_created_of_a_file() {
+    let vmm = Vmm::start(&[]);
+    let file = vmm.path("vm.json");
+    fs::write(&file, r#"{"payload": {"kernel": "k"}, "cpus": {"boot_vcpus": 3, "max_vcpus": 3}}"#).unwrap();
+    vmm.done(&["create", file.to_str().unwrap()]);
+    assert_eq!(json_of(&vmm.done(&["info"]))["config"]["cpus"]["boot_vcpus"], json!(3));
+    vmm.done(&["delete"]);
+    let status = vmm.remote_command(&["create", "-"]).stdin(File::open(&file).unwrap()).status().unwrap();
+    assert!(status.success());
+    assert_eq!(json_of(&vmm.done(&["info"]))["config"]["cpus"]["boot_vcpus"], json!(3));
+}
+
+#[test]
+fn what_the_vmm_refuses_is_told_with_its_reasons() {
+    let vmm = Vmm::start(&[]);
+    let said = vmm.refused(&["boot"]);
+    assert!(said.starts_with("ch-remote: vm.boot: ") && said.contains("vm.create"), "{said}");
+    let said = vmm.refused(&["--json", "boot"]);
+    assert!(json_of(&said)[0].is_string(), "{said}");
+    vmm.done(&["create", "--kernel", "k", "--net", "id=a"]);
+    let said = vmm.refused(&["add-net", "id=a"]);
+    assert!(said.contains("in use") && said.ends_with("(status 409)"), "{said}");
+    let said = vmm.refused(&["add-net", "num_queues=3"]);
+    assert!(said.contains("queues come in pairs"), "{said}");
+    // The same grammar as the VMM's, without asking it.
+    assert_eq!(
+        vmm.refused(&["add-net", "tapp=x"]),
+        "ch-remote: --net tapp=x: unknown key; --help lists those of --net"
+    );
+}
+
+#[test]
+fn what_comes_later_is_refused_by_the_vmm() {
+    let vmm = Vmm::start(&[]);
+    for arguments in [
+        &["add-device", "path=/sys/bus/pci/devices/0000:01:00.0"][..],
+        &["add-fs", "tag=x,socket=s"],
+        &["add-generic-vhost-user", "socket=s"],
+        &["add-pmem", "file=x"],
+        &["add-user-device", "socket=s"],
+        &["add-vsock", "cid=3,socket=s"],
+        &["coredump", "file:///tmp/x"],
+        &["receive-migration", "receiver_url=x"],
+        &["resize-disk", "--disk", "d", "--size", "1G"],
+        &["resize-zone", "--id", "z", "--size", "1G"],
+        &["restore", "source_url=file:///tmp/x"],
+        &["send-migration", "destination_url=x"],
+        &["snapshot", "file:///tmp/x"],
+    ] {
+        let said = vmm.refused(arguments);
+        assert!(said.ends_with("not in this version yet (status 501)"), "{said}");
+    }
+}
+
+#[test]
+fn a_vmm_that_is_not_there_is_named() {
+    let vmm = Vmm::start(&[]);
+    fs::remove_file(vmm.path("socket")).unwrap();
+    let said = vmm.refused(&["ping"]);
+    assert!(said.contains("is cloud-hypervisor running with this --api-socket?"), "{said}");
+}
+
+#[test]
+fn a_command_line_that_cannot_be_read_has_a_status_of_its_own() {
+    let vmm = Vmm::start(&[]);
+    for wrong in
+        [&["no-such"][..], &["resize", "--memory", "1T"], &["set-vf", "pf0", "0"], &["create", "f", "--kernel", "k"]]
+    {
+        assert_eq!(vmm.remote(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_descriptor_that_is_no_tap_is_refused_by_the_one_who_got_it() {
+    let vmm = Vmm::start(&[]);
+    let files = Files::new();
+    vmm.done(&["create", "--kernel", &files.idle_kernel(), "--memory", "size=64M"]);
+    // A descriptor without close-on-exec, for the client to pass on.
+    let file = File::open("/dev/null").unwrap();
+    let passed = rustix::io::dup(&file).unwrap();
+    let net = format!("id=a,fd=[{}]", passed.as_raw_fd());
+    vmm.done(&["add-net", &net]);
+    // It came: that it is no tap is found when the VM is booted.
+    let said = vmm.refused(&["boot"]);
+    assert!(said.contains("--net id=a"), "{said}");
+}
+
+#[test]
+fn the_vfs_of_a_running_vm_are_shown_and_changed() {
+    let vmm = Vmm::start(&[]);
+    let files = Files::new();
+    let kernel = files.idle_kernel();
+    vmm.done(&["create", "--kernel", &kernel, "--memory", "size=64M", "--net", "id=pf0,tap=rmv0,sriov_vfs=2"]);
+    assert_eq!(vmm.done(&["vfs", "--text"]), "no PFs; a NIC is one with sriov_vfs, in a VM that is booted\n");
+    vmm.done(&["boot"]);
+    let rows = json_of(&vmm.done(&["vfs"]));
+    let index = |n: usize| rows[n]["index"].as_u64();
+    assert_eq!((index(0), index(1), index(2)), (None, Some(0), Some(1)));
+    assert_eq!((&rows[2]["state"], &rows[2]["link"]), (&json!("reserved"), &json!("up")));
+    assert_eq!(rows[2]["rx_bits_per_second"], json!(0.0));
+    vmm.done(&["set-vf", "pf0", "1", "--link", "down"]);
+    let shown = vmm.done(&["vfs", "--text"]);
+    assert!(shown.lines().nth(3).unwrap().contains("tap rmv0v1  down"), "{shown}");
+    assert!(vmm.refused(&["set-vf", "pf0", "7", "--link", "down"]).contains("reserves 2 VFs"));
+    let added = json_of(&vmm.done(&["add-net", "id=pf1,tap=rmv1,sriov_vfs=1"]));
+    assert_eq!(added["id"], json!("pf1"));
+    assert!(json_of(&vmm.done(&["counters"]))["pf1"]["rx_frames"].is_u64());
+    vmm.done(&["pause"]);
+    assert_eq!(json_of(&vmm.done(&["info"]))["state"], json!("Paused"));
+    vmm.done(&["resume"]);
+    vmm.done(&["shutdown"]);
+    assert_eq!(json_of(&vmm.done(&["info"]))["state"], json!("Shutdown"));
+}
+
+#[test]
+fn vfs_are_shown_again_and_again() {
+    let vmm = Vmm::start(&[]);
+    vmm.done(&["create", "--kernel", "k"]);
+    let mut watching = vmm.remote_command(&["vfs", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "[]");
+    assert_eq!(lines.next().unwrap().unwrap(), "[]");
+    watching.kill().unwrap();
+    watching.wait().unwrap();
+}
+
+#[test]
+fn the_vmm_stays_after_its_guest_if_it_is_told_to() {
+    let files = Files::new();
+    let kernel = files.off_kernel();
+    let vmm = Vmm::start(&["--no-shutdown", "--kernel", &kernel, "--memory", "size=64M"]);
+    wait_for("the guest's end", || json_of(&vmm.done(&["info"]))["state"] == json!("Shutdown"));
+    vmm.done(&["boot"]);
+    wait_for("the guest's end", || json_of(&vmm.done(&["info"]))["state"] == json!("Shutdown"));
+    vmm.done(&["shutdown-vmm"]);
+    assert_eq!(vmm.end(), Some(0));
+}
+
+/// Readiness is told by a datagram, when clients are served; the socket may come from who starts the program.
+#[test]
+fn a_service_manager_passes_the_socket_and_hears_when_all_is_ready() {
+    let folder = tempfile::tempdir().unwrap();
+    let notify = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+    notify.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let socket = folder.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    // A descriptor without close-on-exec.
+    let passed = rustix::io::dup(&listener).unwrap();
+    let mut command = Command::new(VMM);
+    command.arg("--api-socket").arg(format!("fd={}", passed.as_raw_fd()));
+    let mut vmm = command.env("NOTIFY_SOCKET", folder.path().join("notify")).spawn().unwrap();
+    let mut told = [0; 64];
+    let count = notify.recv(&mut told).unwrap();
+    assert_eq!(&told[..count], b"READY=1\n");
+    let remote = |subcommand: &str| {
+        let status =
+            Command::new(REMOTE).arg("--api-socket").arg(&socket).arg(subcommand).stdout(Stdio::null()).status();
+        assert!(status.unwrap().success(), "{subcommand}");
+    };
+    remote("ping");
+    remote("shutdown-vmm");
+    assert!(vmm.wait().unwrap().success());
+    let count = notify.recv(&mut told).unwrap();
+    assert_eq!(&told[..count], b"STOPPING=1\n");
+}

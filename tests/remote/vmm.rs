@@ -1,0 +1,98 @@
+//! A VMM with an API socket, and its client.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::{TempDir, tempdir};
+
+pub const VMM: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
+pub const REMOTE: &str = env!("CARGO_BIN_EXE_ch-remote");
+
+/// How long something may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A VMM without a VM, which ends with it.
+pub struct Vmm {
+    pub process: Child,
+    home: TempDir,
+}
+
+impl Vmm {
+    /// Starts it with further arguments, and waits for its socket.
+    pub fn start(arguments: &[&str]) -> Self {
+        let home = tempdir().unwrap();
+        let log = File::create(home.path().join("log")).unwrap();
+        let socket = home.path().join("socket");
+        let mut command = Command::new(VMM);
+        command.arg("--api-socket").arg(&socket).args(arguments);
+        let process = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        let vmm = Self { process, home };
+        wait_for("the socket", || socket.exists());
+        vmm
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// What `ch-remote` with these arguments did.
+    pub fn remote(&self, arguments: &[&str]) -> Output {
+        self.remote_command(arguments).output().unwrap()
+    }
+
+    pub fn remote_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(REMOTE);
+        command.arg("--api-socket").arg(self.path("socket")).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// What it printed, which must have worked.
+    pub fn done(&self, arguments: &[&str]) -> String {
+        let output = self.remote(arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.as_str()), (Some(0), ""), "{arguments:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The line that it said, which must have failed.
+    pub fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.remote(arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{arguments:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        said.trim_end().to_string()
+    }
+
+    /// Waits for its end.
+    pub fn end(mut self) -> Option<i32> {
+        let mut status = None;
+        wait_for("the VMM's end", || {
+            status = self.process.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap().code()
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if std::thread::panicking() {
+            let mut log = String::new();
+            let _ = File::open(self.path("log")).and_then(|mut file| file.read_to_string(&mut log));
+            eprintln!("the VMM said:\n{log}");
+        }
+    }
+}
+
+pub fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_there() {
+        assert!(Instant::now() < until, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
