@@ -216,7 +216,7 @@ impl Vmm {
                     "--vdpa path={}: vDPA devices are not in this version yet; use a tap (vm.add-net)",
                     vdpa.path.display()
                 );
-                Err(Failure::new(FailureKind::Internal, line).in_context("the vDPA device cannot be added"))
+                Err(Failure::new(FailureKind::NotImplemented, line).in_context("the vDPA device cannot be added"))
             }
             Action::Metrics => {
                 let process = Process::this(self.began.elapsed(), self.events.dropped());
