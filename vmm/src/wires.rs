@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::Bound;
+use std::ops::{Bound, RangeBounds};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub enum Scope {
 
 impl Scope {
     /// The keys of these functions, where the second part of a key is `least` to `most`.
-    fn keys<T>(self, least: T, most: T) -> (Bound<(Rid, T)>, Bound<(Rid, T)>) {
+    fn keys<T>(self, least: T, most: T) -> impl RangeBounds<(Rid, T)> {
         match self {
             Self::Device => (Bound::Unbounded, Bound::Unbounded),
             Self::Vf(rid) => (Bound::Included((rid, least)), Bound::Included((rid, most))),
