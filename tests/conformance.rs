@@ -3,7 +3,7 @@
 //! A test cites the checks that it makes in a line of its own: `///` or `//`, the numbers, a colon, a few words. The table in
 //! docs/testing.md lists each check with the number of tests that cite it. A check without a test needs a reason in
 //! docs/sriov.md. `CH_BLESS=1 cargo test --test conformance` writes the counts anew.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::fs;
