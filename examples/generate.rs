@@ -1,7 +1,8 @@
 //! Writes shell completions and man pages, made of the definitions of the command lines: `cargo run --example generate -- FOLDER`.
 
+#![expect(dead_code, reason = "only the definitions of the command lines are needed")]
+
 #[path = "../src/cli.rs"]
-#[expect(dead_code, reason = "only the definition of the command line is needed")]
 mod cli;
 #[path = "../src/remote/command.rs"]
 mod command;
@@ -19,7 +20,7 @@ use clap_complete::{Shell, generate_to};
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = PathBuf::from(args_os().nth(1).ok_or("usage: generate FOLDER")?);
     for command in [cli::Cli::command(), command::Cli::command()] {
-        generate(command, &folder)?;
+        generate(command.disable_help_subcommand(true), &folder)?;
     }
     Ok(())
 }

@@ -24,6 +24,16 @@ pub struct Binaries {
     pub tests: Vec<(String, PathBuf)>,
 }
 
+/// Builds the commands that are delivered, static and optimised.
+pub fn commands(workspace: &Path) -> Result<Vec<PathBuf>> {
+    let built = build(
+        workspace,
+        "the commands, static and optimised",
+        &["build", "--release", "--package", "cloud-hypervisor", "--bins"],
+    )?;
+    Ok(built.into_iter().map(|executable| executable.path).collect())
+}
+
 /// Builds the command, the lab's programs, and with `tests` the integration tests.
 pub fn static_binaries(workspace: &Path, tests: bool) -> Result<Binaries> {
     let vmm =

@@ -11,6 +11,7 @@ mod contract;
 mod coverage;
 mod cpio;
 mod demo;
+mod dist;
 mod error;
 mod fuzz;
 mod images;
@@ -73,6 +74,8 @@ enum Task {
         #[arg(long, short)]
         verbose: bool,
     },
+    /// Fills target/dist with static binaries, shell completions, man pages and unit files
+    Dist,
     /// Lets the fuzz targets look for what must not be, and says how to reproduce what they find
     Fuzz {
         /// Runs only this target; each in turn if it is not given
@@ -144,6 +147,7 @@ fn main() -> ExitCode {
             let filter = filter.unwrap_or_default();
             test(&workspace, part, &IntegrationOptions { filter, lab, bless, verbose })
         }
+        Task::Dist => dist::run(&workspace).map(|()| true),
         Task::Fuzz { coverage: true, .. } => coverage::print(&workspace).map(|()| true),
         Task::Fuzz { target, time, .. } => fuzz::run(&workspace, target.as_deref(), Duration::from_secs(time)),
         Task::Lab { what } => lab_task(&workspace, &what),

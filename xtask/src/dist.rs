@@ -1,0 +1,41 @@
+//! What a package of the commands is made of: `cargo xtask dist`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::build::{cargo, commands};
+use crate::error::{Context, Error, Result};
+use crate::progress::{Step, note};
+
+/// Fills `target/dist` with static binaries, shell completions, man pages and unit files.
+pub fn run(workspace: &Path) -> Result<()> {
+    let folder = workspace.join("target/dist");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).context("removing what an earlier run left")?;
+    }
+    fs::create_dir_all(folder.join("bin")).context("making target/dist")?;
+    for binary in commands(workspace)? {
+        copy(&binary, &folder.join("bin"))?;
+    }
+    let step = Step::begin("write", "completions and man pages");
+    let mut generate = cargo(workspace);
+    generate.args(["run", "--quiet", "--example", "generate", "--"]).arg(&folder);
+    let status = generate.stdout(Stdio::null()).status().context("running cargo")?;
+    if !status.success() {
+        return Err(Error::new("completions and man pages cannot be made"));
+    }
+    step.done();
+    let units = folder.join("systemd");
+    fs::create_dir_all(&units).context("making target/dist/systemd")?;
+    for unit in fs::read_dir(workspace.join("contrib/systemd")).context("reading contrib/systemd")? {
+        copy(&unit.context("reading contrib/systemd")?.path(), &units)?;
+    }
+    note("done", folder.display());
+    Ok(())
+}
+
+fn copy(file: &Path, folder: &Path) -> Result<()> {
+    let name = file.file_name().unwrap_or_default();
+    fs::copy(file, folder.join(name)).map(drop).context("copying a file")
+}
