@@ -47,12 +47,6 @@ impl VmPlan {
         nets.chain(disks).chain(console).chain([DevicePlan::Rng(self.rng.clone())]).collect()
     }
 
-    /// Removes the device called `id`, if there is one.
-    pub fn remove(&mut self, id: &str) {
-        self.nets.retain(|net| net.id != id);
-        self.disks.retain(|disk| disk.id != id);
-    }
-
     /// Checks that no two devices of different kinds have one name or one slot. Those of one kind have been compared.
     pub(crate) fn check_apart(&self) -> Result<(), ConfigError> {
         let (mut names, mut slots) = (HashMap::new(), HashMap::new());

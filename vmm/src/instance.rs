@@ -17,9 +17,8 @@ use crate::vm_info::bdf;
 
 /// A virtual machine, whether it runs or not.
 pub struct Instance {
-    /// As it was given, with all that was left out filled in.
+    /// As it was given, with all that was left out filled in: it can be planned, always in the same way.
     config: VmConfig,
-    plan: VmPlan,
     /// Taps that clients passed, by the id of their NIC.
     fds: HashMap<String, Vec<OwnedFd>>,
     vm: Option<Vm>,
@@ -55,7 +54,7 @@ impl Instance {
     pub fn new(mut config: VmConfig, events: Events) -> Result<Self, Error> {
         let plan = config.plan()?;
         config.resolve(&plan);
-        Ok(Self { config, plan, fds: HashMap::new(), vm: None, has_run: false, events })
+        Ok(Self { config, fds: HashMap::new(), vm: None, has_run: false, events })
     }
 
     /// As it was given, with all that was left out filled in.
@@ -76,7 +75,7 @@ impl Instance {
     pub fn open(&mut self) -> Result<(), Error> {
         self.config.payload.check_present()?;
         self.events.vm("booting");
-        let vm = Vm::new(&self.config, &self.plan, self.events.clone())?;
+        let vm = Vm::new(&self.config, &self.config.plan()?, self.events.clone())?;
         for plugged in vm.devices().iter() {
             self.config.set_slot(plugged.plan().id(), plugged.placement().rid.device());
         }
@@ -217,7 +216,7 @@ impl Instance {
                 added = Some(Added { id: id.clone(), rid });
             }
         }
-        (self.config, self.plan) = (config, plan);
+        self.config = config;
         Ok((id, added))
     }
 
@@ -227,19 +226,17 @@ impl Instance {
     ///
     /// When there is no such device.
     pub fn remove_device(&mut self, id: &str) -> Result<(), Failure> {
-        if self.plan.devices().iter().any(|device| device.id() == id && !device.is_removable()) {
+        let devices = self.config.plan()?.devices();
+        let device = devices.iter().find(|device| device.id() == id).ok_or_else(|| no_device(id))?;
+        if !device.is_removable() {
             let line = format!("{id} is a part of every VM and cannot be removed");
             return Err(Failure::new(FailureKind::BadRequest, line));
         }
-        let known = match &mut self.vm {
+        match &mut self.vm {
             Some(vm) => vm.unplug(id),
-            None => {
-                let known = self.plan.devices().iter().any(|device| device.id() == id);
-                self.forget_device(id);
-                known
-            }
-        };
-        known.then_some(()).ok_or_else(|| no_device(id))
+            None => self.forget_device(id),
+        }
+        Ok(())
     }
 
     /// Changes how many vCPUs and how much memory the guest has, which it cannot yet.
@@ -310,7 +307,6 @@ impl Instance {
     }
 
     fn forget_device(&mut self, id: &str) {
-        self.plan.remove(id);
         self.config.remove(id);
         self.fds.remove(id);
     }
@@ -319,4 +315,78 @@ impl Instance {
 fn no_device(id: &str) -> Failure {
     let line = format!("there is no device called {id}; vm.info lists those that there are");
     Failure::new(FailureKind::NotFound, line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(config: &str) -> Instance {
+        Instance::new(serde_json::from_str(config).unwrap(), Events::default()).unwrap()
+    }
+
+    fn net(text: &str) -> NetConfig {
+        text.parse().unwrap()
+    }
+
+    fn ids(instance: &Instance) -> Vec<&str> {
+        instance.config().net.iter().filter_map(|net| net.id.as_deref()).collect()
+    }
+
+    #[test]
+    fn what_is_left_out_is_decided_once() {
+        let mut instance = instance(r#"{"net":[{"sriov_vfs":2},{"id":"b"}]}"#);
+        let before = instance.config().clone();
+        assert!(before.net.iter().all(|net| net.mac.is_some()));
+        assert_eq!(instance.add_net(net("id=c"), Vec::new()).unwrap(), None);
+        assert_eq!(instance.config().net[..2], before.net);
+        assert_eq!(ids(&instance), ["_net0", "b", "c"]);
+        instance.remove_device("_net0").unwrap();
+        assert_eq!(instance.config().net[0], before.net[1]);
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_leaves_no_trace() {
+        let mut instance = instance(r#"{"net":[{"id":"a","tap":"a0"}]}"#);
+        let before = instance.config().clone();
+        for wrong in ["id=a", "tap=a0", "mtu=1", "pci_device_id=32", "id=__x", "num_queues=3", "sriov_vfs=65535"] {
+            assert!(instance.add_net(net(wrong), Vec::new()).is_err(), "{wrong}");
+        }
+        assert!(instance.add_disk("id=a,path=/x".parse().unwrap()).is_err(), "a name is one of all devices");
+        assert_eq!(instance.config(), &before);
+    }
+
+    #[test]
+    fn what_is_not_there_or_in_every_vm_is_not_removed() {
+        let mut instance = instance("{}");
+        let kind = |instance: &mut Instance, id| instance.remove_device(id).unwrap_err().kind;
+        assert_eq!(kind(&mut instance, "nobody"), FailureKind::NotFound);
+        assert_eq!(kind(&mut instance, "__rng"), FailureKind::BadRequest);
+    }
+
+    #[test]
+    fn taps_that_were_passed_are_kept_as_long_as_their_nic() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut instance = instance("{}");
+        // The numbers of the request mean nothing here.
+        instance.add_net(net("id=a,fd=[3]"), vec![ours.into()]).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let gone = || std::io::Read::read(&mut &theirs, &mut [0]).is_ok_and(|len| len == 0);
+        assert!(!gone());
+        instance.remove_device("a").unwrap();
+        assert!(gone());
+    }
+
+    #[test]
+    fn a_size_that_was_not_reserved_is_refused() {
+        let instance = instance(r#"{"cpus":{"boot_vcpus":2,"max_vcpus":2}}"#);
+        let resize = |desired_vcpus, desired_ram, desired_balloon| {
+            instance.resize(&Resize { desired_vcpus, desired_ram, desired_balloon }).map_err(|failure| failure.kind)
+        };
+        assert_eq!(resize(None, None, None), Ok(()));
+        assert_eq!(resize(Some(2), Some(512 << 20), Some(0)), Ok(()));
+        for wrong in [resize(Some(3), None, None), resize(None, Some(1 << 20), None), resize(None, None, Some(1))] {
+            assert_eq!(wrong, Err(FailureKind::BadRequest));
+        }
+    }
 }

@@ -61,7 +61,8 @@ impl Vm {
     /// When the host lacks something. Nothing is left behind then.
     pub fn new(config: &VmConfig, plan: &VmPlan, told: Events) -> Result<Self, Error> {
         let plans = plan.devices();
-        open_files::reserve(&plans, config.cpus.boot_vcpus)?;
+        let other_files = open_files::already_open();
+        open_files::reserve(&plans, config.cpus.boot_vcpus, other_files)?;
         let kvm = Kvm::open()?;
         let vcpus = vcpus(&kvm, config.cpus.boot_vcpus)?;
         let supported = kvm.supported_cpuid()?;
@@ -101,6 +102,7 @@ impl Vm {
             stop,
             events,
             triple_faults,
+            other_files,
         })
     }
 
@@ -235,17 +237,19 @@ impl Vm {
     ///
     /// When it cannot be. Nothing is left of it then.
     pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, Error> {
-        open_files::reserve(std::slice::from_ref(plan), 0)?;
+        // What VFs will need that their guest has not enabled yet must be left for them.
+        let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
+        open_files::reserve(plans, self.vcpus.into(), self.other_files)?;
         let rid = self.devices.add(plan)?;
         self.events.plugged(rid.device());
         Ok(rid)
     }
 
-    /// Asks the guest to let the device called `id` go. False if there is none.
-    pub fn unplug(&mut self, id: &str) -> bool {
-        let Some(slot) = self.devices.unplug(id) else { return false };
-        self.events.unplug(slot);
-        true
+    /// Asks the guest to let the device called `id` go.
+    pub fn unplug(&mut self, id: &str) {
+        if let Some(slot) = self.devices.unplug(id) {
+            self.events.unplug(slot);
+        }
     }
 
     /// Removes the devices that the guest has let go, and returns their names and addresses.

@@ -241,5 +241,12 @@ proptest! {
         let macs: std::collections::HashSet<_> = functions.iter().map(|nic| nic.mac).collect();
         let ids: std::collections::HashSet<_> = functions.iter().map(|nic| &nic.id).collect();
         prop_assert_eq!((macs.len(), ids.len()), (functions.len(), functions.len()));
+        // What was decided once stays, also when one more device comes.
+        let plan = config.plan().unwrap();
+        config.resolve(&plan);
+        prop_assert_eq!(&config.plan().unwrap(), &plan);
+        config.net.push(NetConfig::default());
+        let grown = config.plan().unwrap();
+        prop_assert_eq!(&grown.nets[..plan.nets.len()], &plan.nets[..]);
     }
 }
