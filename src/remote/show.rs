@@ -36,12 +36,7 @@ pub fn info(info: &VmInfo) -> String {
     }
     line("serial", config.serial.to_string());
     line("console", config.console.to_string());
-    let devices = devices(info);
-    if devices.len() > 1 {
-        text += "\n";
-        text += &table(&devices);
-    }
-    text
+    text + "\n" + &table(&devices(info))
 }
 
 /// The devices with their addresses; before the VM is booted, as far as the configuration has them.
@@ -67,6 +62,9 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
         let (id, path) = (text(&disk.id), disk.path.as_ref().map(|path| path.display().to_string()));
         rows.push(vec![id.clone(), bdf(&id), "disk".to_string(), path.unwrap_or_default()]);
     }
+    let rng = &info.config.rng;
+    let id = text(&rng.id);
+    rows.push(vec![id.clone(), bdf(&id), "rng".to_string(), rng.src.display().to_string()]);
     rows
 }
 

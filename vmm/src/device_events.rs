@@ -72,8 +72,8 @@ impl Watched for DeviceWatch {
         if !self.changed.swap(false, Ordering::AcqRel) {
             return;
         }
-        let Some(slot) = self.slot.upgrade() else { return };
-        let now = slot.with(|device| State::of(device));
+        // The slot is let go at once: telling may take long, and a device that is removed has to let its tap go.
+        let Some(now) = self.slot.upgrade().map(|slot| slot.with(|device| State::of(device))) else { return };
         let mut told = self.told.lock();
         for change in told.changes(&now) {
             let (source, event, property) = change.event();

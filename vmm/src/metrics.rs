@@ -132,7 +132,7 @@ impl Text {
             "Seconds since the program started.",
             uptime.as_secs_f64(),
         );
-        let help = "Events that --event-monitor names a too slow reader for, or none.";
+        let help = "Events that nobody hears of: the reader of --event-monitor is too slow, or gone.";
         self.one("cloud_hypervisor_events_dropped_total", "counter", help, events_dropped);
         let gauges = [
             ("process_open_fds", "Open file descriptors.", open_fds),

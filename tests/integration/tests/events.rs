@@ -1,0 +1,82 @@
+//! What `--event-monitor` tells of what a guest does to its NIC.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use integration::{Guest, Kernel, Pf, predicted_vf_address, spec_with_vfs};
+use rstest::rstest;
+use serde_json::Value;
+
+/// How long an event may take after what it tells of.
+const EVENT_LIMIT: Duration = Duration::from_secs(10);
+
+/// The file of events, which goes with it.
+struct Events(PathBuf);
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// The events so far: source, name and, but for the entropy device, properties. The last one may be half written.
+fn told(path: &Path) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap();
+    let events = serde_json::Deserializer::from_str(&text).into_iter::<Value>().map_while(Result::ok);
+    let line = |event: Value| {
+        let word = |name: &str| event[name].as_str().unwrap().to_string();
+        let properties = event["properties"].as_object().cloned().unwrap_or_default();
+        let properties = properties.iter().map(|(name, value)| format!(" {name}={}", value.as_str().unwrap()));
+        format!("{}:{}{}", word("source"), word("event"), properties.collect::<String>())
+    };
+    events.map(line).filter(|line| !line.contains("__rng")).collect()
+}
+
+fn wait_for(path: &Path, event: &str) {
+    let deadline = Instant::now() + EVENT_LIMIT;
+    while told(path).last().is_none_or(|last| last != event) {
+        assert!(Instant::now() < deadline, "{event} is not told last: {:?}", told(path));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn what_a_guest_does_with_its_vfs_is_told(#[case] kernel: Kernel) {
+    let events = Events(std::env::temp_dir().join(format!("events-{}-{kernel:?}", std::process::id())));
+    let argument = format!("path={}", events.0.display());
+    let mut guest = Guest::boot(spec_with_vfs(kernel, 2).arguments(&["--event-monitor", &argument]));
+    wait_for(&events.0, "virtio-device:activated id=pf0");
+    let pf = Pf::at("0000:00:01.0");
+    pf.set_num_vfs(&mut guest, 2);
+    wait_for(&events.0, "sriov:vf-driver-ok id=pf0 index=1");
+    guest.unbind(&predicted_vf_address(1));
+    wait_for(&events.0, "sriov:vf-reset id=pf0 index=1");
+    guest.bind(&predicted_vf_address(1));
+    wait_for(&events.0, "sriov:vf-driver-ok id=pf0 index=1");
+    pf.set_num_vfs(&mut guest, 0);
+    wait_for(&events.0, "sriov:vfs-disabled id=pf0 num_vfs=2");
+    assert_eq!(guest.power_off().code, Some(0));
+    let told = told(&events.0);
+    let of_vfs: Vec<_> = told.iter().filter(|event| event.starts_with("sriov:")).map(String::as_str).collect();
+    // While VFs are disabled, Linux takes their drivers away one by one.
+    let resets = of_vfs.iter().filter(|event| event.contains("vf-reset")).count();
+    assert!((1..=3).contains(&resets), "{of_vfs:?}");
+    let others: Vec<_> = of_vfs.into_iter().filter(|event| !event.contains("vf-reset")).collect();
+    assert_eq!(
+        others,
+        [
+            "sriov:vfs-enabled id=pf0 num_vfs=2",
+            "sriov:vf-driver-ok id=pf0 index=0",
+            "sriov:vf-driver-ok id=pf0 index=1",
+            "sriov:vf-driver-ok id=pf0 index=1",
+            "sriov:vfs-disabled id=pf0 num_vfs=2",
+        ]
+    );
+    assert_eq!((told[0].as_str(), told[1].as_str(), told[2].as_str()), ("vmm:starting", "vm:booting", "vm:booted"));
+    assert!(told.ends_with(&["vm:shutdown".to_string(), "vmm:shutdown".to_string()]), "{told:?}");
+}
