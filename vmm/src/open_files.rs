@@ -5,7 +5,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::config::{DevicePlan, DiskPlan, NetPlan, NicPlan};
+use crate::config::{BackendPlan, DevicePlan, DiskPlan, NetPlan, NicPlan};
 use crate::error::Error;
 
 /// What a VM has open whatever its devices are: KVM, memory, payload, console, log, signals, and room for what is open for a
@@ -23,19 +23,26 @@ const OF_RNG: u64 = 4;
 ///
 /// # Errors
 ///
-/// [`Error::OpenFiles`] when that is too little for a VM with these devices and vCPUs.
-pub fn reserve(devices: &[DevicePlan], vcpus: u32) -> Result<(), Error> {
+/// [`Error::OpenFiles`] when that is too little for a VM with all these devices and vCPUs, beside the `others` that were open
+/// before there was one.
+pub fn reserve<'a>(devices: impl IntoIterator<Item = &'a DevicePlan>, vcpus: u32, others: u64) -> Result<(), Error> {
     let given = getrlimit(Resource::Nofile);
     // Where this is forbidden, what there is may be enough.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: given.maximum, maximum: given.maximum });
-    let needed = already_open() + OTHERS + u64::from(vcpus) + devices.iter().map(of_device).sum::<u64>();
+    let needed = needed(devices, vcpus, others);
     match getrlimit(Resource::Nofile).current {
         Some(limit) if limit < needed => Err(Error::OpenFiles { needed, limit }),
         _ => Ok(()),
     }
 }
 
-fn already_open() -> u64 {
+/// How many files a VM may have open at once. Those of VFs that are not enabled yet are among them.
+fn needed<'a>(devices: impl IntoIterator<Item = &'a DevicePlan>, vcpus: u32, others: u64) -> u64 {
+    others + OTHERS + u64::from(vcpus) + devices.into_iter().map(of_device).sum::<u64>()
+}
+
+/// How many files this process has open.
+pub fn already_open() -> u64 {
     // Without /proc nothing is known of what was passed in, and nearly always there is nothing.
     std::fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64)
 }
@@ -50,9 +57,37 @@ fn of_device(plan: &DevicePlan) -> u64 {
 }
 
 /// Of each pair of queues the tap's and the doorbell, and one for each MSI-X vector: those of the queues, of the control queue
-/// and of configuration changes.
+/// and of configuration changes. Of a tap that was passed in there is what was passed, and the NIC's own.
 fn of_function(plan: &NicPlan) -> u64 {
     let pairs = u64::from(plan.queue_pairs);
-    let (taps, doorbells, vectors) = (pairs, pairs, 2 * pairs + 2);
+    let (doorbells, vectors) = (pairs, 2 * pairs + 2);
+    let taps = match plan.backend {
+        BackendPlan::Tap { .. } => pairs,
+        BackendPlan::Fds(_) => 2 * pairs,
+    };
     taps + doorbells + vectors
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::VmConfig;
+
+    use super::*;
+
+    fn devices(nets: &[&str]) -> Vec<DevicePlan> {
+        let mut config = VmConfig { net: nets.iter().map(|net| net.parse().unwrap()).collect(), ..VmConfig::default() };
+        config.payload.kernel = Some("vmlinux".into());
+        config.plan().unwrap().devices()
+    }
+
+    #[test]
+    fn each_function_counts_whether_its_vf_is_enabled_or_not() {
+        let with = |nets: &[&str]| needed(&devices(nets), 1, 10);
+        let (none, one) = (with(&[]), with(&["sriov_vfs=63"]));
+        assert_eq!(none, 10 + OTHERS + 1 + OF_RNG);
+        // A tap, a doorbell and 4 interrupts.
+        assert_eq!(one - none, 64 * 6);
+        assert_eq!(with(&["sriov_vfs=63", "sriov_vfs=63"]) - none, 2 * (one - none));
+        assert_eq!(with(&["fd=7"]) - none, 7);
+    }
 }

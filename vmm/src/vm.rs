@@ -20,7 +20,7 @@ use crate::config::{DevicePlan, VmConfig, VmPlan};
 use crate::console::{Console, SerialPort};
 use crate::console_end::ConsoleEnd;
 use crate::cpu::{self, Stop, StopSignal, Vcpus};
-use crate::devices::{self, Devices};
+use crate::devices::{self, Devices, Plugged};
 use crate::error::Error;
 use crate::event_device::EventDevice;
 use crate::events::Events;
@@ -47,6 +47,8 @@ pub struct Vm {
     stop: Arc<StopSignal>,
     events: Arc<EventDevice>,
     triple_faults: u64,
+    /// How many files were open before there was this VM.
+    other_files: u64,
 }
 
 impl Vm {
