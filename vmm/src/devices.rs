@@ -85,7 +85,7 @@ pub enum Error {
         error: NetSriovError,
     },
     /// There is no place for the device.
-    #[error("{option}: {error}")]
+    #[error("{option}: {error}; {}", place_remedy(.error))]
     Place {
         /// The device.
         option: String,
@@ -103,6 +103,15 @@ pub enum Error {
     /// The BARs do not fit.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
+}
+
+/// What to do when there is no place for a device.
+const fn place_remedy(error: &TopologyError) -> &'static str {
+    match error {
+        TopologyError::NoSuchSlot(_) | TopologyError::SlotTaken(_) => "give another, or leave pci_device_id out",
+        TopologyError::NoSlot => "remove a device, or give a NIC VFs (sriov_vfs=) in place of more NICs",
+        TopologyError::NoBuses { .. } => "reserve fewer",
+    }
 }
 
 /// The devices of a machine. They outlive the KVM VMs that a guest's reboots make of it.

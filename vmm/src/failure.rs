@@ -41,7 +41,10 @@ fn kind(error: &devices::Error) -> FailureKind {
             | TapError::Queues { .. }
             | TapError::IsMultiQueue(_)
             | TapError::IsSingleQueue(_)
-            | TapError::NotATapInterface(_) => FailureKind::BadRequest,
+            | TapError::NotATapInterface(_)
+            | TapError::NotATap { .. }
+            | TapError::WrongFlags { .. }
+            | TapError::DifferentTaps { .. } => FailureKind::BadRequest,
             _ => FailureKind::Internal,
         },
         devices::Error::Fd { .. } | devices::Error::Net { .. } | devices::Error::Rng { .. } => FailureKind::BadRequest,

@@ -100,7 +100,7 @@ pub enum TapError {
         source: io::Error,
     },
     /// A descriptor that was passed in is something else.
-    #[error("file descriptor {index} (counted from 0) of fd= is no tap: {source}")]
+    #[error("file descriptor {index} (counted from 0) of fd= is no tap ({source}); pass /dev/net/tun after TUNSETIFF")]
     NotATap {
         /// Its position.
         index: usize,
