@@ -1,0 +1,107 @@
+//! A client that keeps its connection, and can send file descriptors.
+
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde_json::Value;
+
+/// The most descriptors that one of these tests sends.
+const MOST_FDS: usize = 4;
+
+/// A connection.
+pub struct Client(UnixStream);
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// The status code.
+    pub status: u16,
+    /// The body; null if there is none.
+    pub body: Value,
+}
+
+impl Client {
+    /// Connects to the socket at `path`.
+    pub fn connect(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Self(stream)
+    }
+
+    /// Asks for an endpoint by GET.
+    pub fn get(&mut self, endpoint: &str) -> Answer {
+        self.ask("GET", endpoint, None, &[])
+    }
+
+    /// Asks for an endpoint by PUT, without a body.
+    pub fn put(&mut self, endpoint: &str) -> Answer {
+        self.ask("PUT", endpoint, None, &[])
+    }
+
+    /// Asks for an endpoint by PUT with a body.
+    pub fn put_json(&mut self, endpoint: &str, body: &Value) -> Answer {
+        self.ask("PUT", endpoint, Some(body), &[])
+    }
+
+    /// Asks for an endpoint with descriptors beside the request.
+    pub fn ask(&mut self, method: &str, endpoint: &str, body: Option<&Value>, fds: &[OwnedFd]) -> Answer {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let length = body.len();
+        let request = format!(
+            "{method} /api/v1/{endpoint} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        self.send(request.as_bytes(), fds);
+        self.answer()
+    }
+
+    fn send(&mut self, request: &[u8], fds: &[OwnedFd]) {
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        }
+        let sent = sendmsg(&self.0, &[IoSlice::new(request)], &mut control, SendFlags::empty()).unwrap();
+        self.0.write_all(&request[sent..]).unwrap();
+    }
+
+    fn answer(&mut self) -> Answer {
+        let mut bytes = Vec::new();
+        let head = loop {
+            if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+                break end;
+            }
+            self.read_on(&mut bytes);
+        };
+        let text = String::from_utf8(bytes[..head].to_vec()).unwrap();
+        let status = text.strip_prefix("HTTP/1.1 ").unwrap().split(' ').next().unwrap().parse().unwrap();
+        let length = text.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+        let length: usize = length.map_or(0, |length| length.parse().unwrap());
+        while bytes.len() < head + 4 + length {
+            self.read_on(&mut bytes);
+        }
+        let body = &bytes[head + 4..];
+        let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(body).unwrap() };
+        Answer { status, body }
+    }
+
+    fn read_on(&mut self, bytes: &mut Vec<u8>) {
+        let mut chunk = [0; 16 << 10];
+        let count = self.0.read(&mut chunk).unwrap();
+        assert!(count > 0, "the connection is closed after {:?}", String::from_utf8_lossy(bytes));
+        bytes.extend_from_slice(&chunk[..count]);
+    }
+}
+
+impl Answer {
+    /// What was answered with this status.
+    pub fn expect(self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.body);
+        self.body
+    }
+}

@@ -1,0 +1,275 @@
+//! Devices that cannot be added to a VM that runs, each asked for 20 times: the client is told what is wrong and what to do, in
+//! one sentence and with the right status; nothing is left; and what was refused is done once its cause is gone.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Client};
+use crate::tap::{self, Kept, Queues};
+use crate::vmm::{BINARY, Vmm, reasons, taps};
+
+const TIMES: usize = 20;
+
+const NET: &str = "vm.add-net";
+const BAD_REQUEST: u16 = 400;
+const CONFLICT: u16 = 409;
+const HOST: u16 = 500;
+const NOT_YET: u16 = 501;
+
+/// A request that is made again and again.
+struct Asked<'a> {
+    vmm: &'a Vmm,
+    client: Client,
+    endpoint: &'static str,
+    body: Value,
+    fds: Vec<OwnedFd>,
+}
+
+/// What a program has of the host, and what it tells of its VM.
+#[derive(Debug, PartialEq)]
+struct Held {
+    taps: Vec<String>,
+    files: usize,
+    threads: Vec<String>,
+    info: Value,
+}
+
+impl<'a> Asked<'a> {
+    /// A request of a VM with these NICs, which is booted.
+    fn new(vmm: &'a Vmm, nets: Value, endpoint: &'static str, body: Value) -> Self {
+        Self { vmm, client: vmm.boot(nets), endpoint, body, fds: Vec::new() }
+    }
+
+    fn net(vmm: &'a Vmm, nets: Value, body: Value) -> Self {
+        Self::new(vmm, nets, NET, body)
+    }
+
+    fn ask(&mut self) -> Answer {
+        self.client.ask("PUT", self.endpoint, Some(&self.body), &self.fds)
+    }
+
+    /// Asks, is refused each time, and nothing changes. The names of all taps of the VM begin with `prefix`.
+    fn is_refused(&mut self, prefix: &str, status: u16, sentence: &str) {
+        let before = self.held(prefix);
+        let context = match self.endpoint {
+            NET => "the NIC cannot be added",
+            "vm.add-disk" => "the disk cannot be added",
+            _ => "the vDPA device cannot be added",
+        };
+        for time in 0..TIMES {
+            let answer = self.ask();
+            assert_eq!((answer.status, reasons(&answer)), (status, vec![context, sentence]));
+            assert_eq!(self.held(prefix), before, "after time {time}");
+        }
+    }
+
+    /// Asks, and gets it.
+    fn is_done(&mut self) {
+        let added = self.ask().expect(200);
+        let id = added["id"].as_str().unwrap();
+        let info = self.client.get("vm.info").expect(200);
+        assert!(info["device_tree"][id].is_object(), "{id} in {info}");
+    }
+
+    fn held(&mut self, prefix: &str) -> Held {
+        Held {
+            taps: taps(prefix),
+            files: self.vmm.open_files(),
+            threads: self.vmm.threads(),
+            info: self.client.get("vm.info").expect(200),
+        }
+    }
+
+    /// Removes a device whose guest does not let go before it starts again.
+    fn remove(&mut self, id: &str) {
+        self.client.put_json("vm.remove-device", &json!({"id": id})).expect(204);
+        self.client.put("vm.reboot").expect(204);
+    }
+}
+
+#[test]
+fn a_tap_name_that_cannot_be() {
+    let vmm = Vmm::start();
+    let mut asked = Asked::net(&vmm, json!([{"tap": "ara0"}]), json!({"id": "n", "tap": "ara a tap", "sriov_vfs": 2}));
+    asked.is_refused(
+        "ara",
+        BAD_REQUEST,
+        "--net id=n,tap=ara a tap: ' ' cannot be part of the name of an interface; leave it out",
+    );
+    asked.body["tap"] = json!("ara1");
+    asked.is_done();
+}
+
+#[test]
+fn a_tap_that_may_not_be_created() {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-net_admin", "--inh-caps=-net_admin", BINARY]);
+    let vmm = Vmm::of(command);
+    let mut asked = Asked::net(&vmm, json!([]), json!({"id": "n", "tap": "arb0"}));
+    asked.is_refused(
+        "arb",
+        HOST,
+        "--net id=n: no right to create the tap arb0: create it for this user (ip tuntap add arb0 mode tap user USER), or \
+         run with CAP_NET_ADMIN",
+    );
+    let _tap = Kept::new("arb0");
+    asked.is_done();
+}
+
+#[test]
+fn an_id_that_is_used() {
+    let vmm = Vmm::start();
+    let mut asked = Asked::net(&vmm, json!([{"id": "n", "tap": "arc0"}]), json!({"id": "n", "tap": "arc1"}));
+    asked.is_refused("arc", CONFLICT, "--net id=n: this id is in use by another NIC already; give each NIC its own");
+    asked.remove("n");
+    asked.is_done();
+}
+
+#[test]
+fn a_mac_address_that_is_used() {
+    let vmm = Vmm::start();
+    let body = json!({"id": "pf", "tap": "ard1", "sriov_vfs": 2, "vfs": [{"index": 1, "mac": "52:54:00:00:00:01"}]});
+    let mut asked = Asked::net(&vmm, json!([{"id": "n", "tap": "ard0", "mac": "52:54:00:00:00:01"}]), body);
+    asked.is_refused(
+        "ard",
+        CONFLICT,
+        "--net-vf pf=pf,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is in use by n already; give each NIC \
+         and each VF its own",
+    );
+    asked.remove("n");
+    asked.is_done();
+}
+
+#[test]
+fn a_device_for_which_there_is_no_slot() {
+    let vmm = Vmm::start();
+    // With the entropy device there are 31.
+    let nets: Vec<_> = (0..30).map(|n| json!({"id": format!("n{n}"), "tap": format!("are{n}")})).collect();
+    let mut asked = Asked::net(&vmm, json!(nets), json!({"id": "more", "tap": "aremore", "sriov_vfs": 1}));
+    asked.is_refused("are", CONFLICT, "--net id=more: all slots of bus 0 are taken; remove a device, or give a NIC VFs (sriov_vfs=) in place of more NICs");
+    asked.remove("n7");
+    asked.is_done();
+}
+
+#[test]
+fn a_slot_that_is_used() {
+    let vmm = Vmm::start();
+    let mut asked = Asked::net(
+        &vmm,
+        json!([{"id": "n", "tap": "arf0", "pci_device_id": 9}]),
+        json!({"id": "m", "tap": "arf1", "pci_device_id": 9}),
+    );
+    asked.is_refused(
+        "arf",
+        CONFLICT,
+        "--net id=m,pci_device_id=9: slot 9 is in use by n already; give another, or leave pci_device_id out",
+    );
+    asked.remove("n");
+    asked.is_done();
+}
+
+#[test]
+fn vfs_for_which_there_are_no_buses() {
+    let vmm = Vmm::start();
+    let mut asked = Asked::net(
+        &vmm,
+        json!([{"id": "pf0", "tap": "arg0", "sriov_vfs": 1}]),
+        json!({"id": "pf1", "tap": "arg1", "sriov_vfs": 32_512}),
+    );
+    asked.is_refused("arg", BAD_REQUEST, "--net id=pf1,sriov_vfs=32512: needs 127 of the 127 buses for VFs (256 on each), and 126 are left; reserve fewer");
+    asked.body["sriov_vfs"] = json!(4);
+    asked.is_done();
+}
+
+/// How many open files are said to be enough.
+fn enough(asked: &mut Asked<'_>) -> u64 {
+    let answer = asked.ask();
+    let words = reasons(&answer)[1].strip_prefix("this VM needs up to ").unwrap();
+    words.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn vfs_that_need_more_open_files_than_there_may_be() {
+    let vmm = Vmm::limited(300);
+    let mut asked = Asked::net(
+        &vmm,
+        json!([{"id": "pf0", "tap": "arh0", "sriov_vfs": 16}]),
+        json!({"id": "pf1", "tap": "arh1", "sriov_vfs": 24}),
+    );
+    let needed = enough(&mut asked);
+    asked.is_refused(
+        "arh",
+        HOST,
+        &format!(
+            "this VM needs up to {needed} open files, and the limit is 300; raise that (ulimit -n {needed}, or \
+             LimitNOFILE={needed} in a systemd unit), or reserve fewer VFs"
+        ),
+    );
+    asked.remove("pf0");
+    asked.is_done();
+}
+
+#[test]
+fn a_disk_without_an_image() {
+    let vmm = Vmm::start();
+    let image = vmm.files.path("image");
+    let mut asked = Asked::new(&vmm, json!([]), "vm.add-disk", json!({"id": "d", "path": &image}));
+    let shown = image.display();
+    let sentence = format!("--disk id=d: path={shown}: does not exist; create it: truncate -s 10G {shown}");
+    asked.is_refused("ari", BAD_REQUEST, &sentence);
+    vmm.files.sparse("image", 1 << 20);
+    asked.is_done();
+}
+
+#[test]
+fn a_tap_that_another_process_has() {
+    let other = Vmm::start();
+    let mut others = other.boot(json!([{"tap": "arj1"}]));
+    let vmm = Vmm::start();
+    // VF 0's tap is made, and goes again.
+    let body = json!({"id": "pf", "tap": "arj0", "sriov_vfs": 2, "vfs": [{"index": 1, "tap": "arj1"}]});
+    let mut asked = Asked::net(&vmm, json!([]), body);
+    asked.is_refused(
+        "arj",
+        CONFLICT,
+        "--net-vf pf=pf,index=1: arj1 is in use by another process: stop that one, or name another tap",
+    );
+    others.put("vm.delete").expect(204);
+    asked.is_done();
+}
+
+#[test]
+fn a_vdpa_device() {
+    let vmm = Vmm::start();
+    let mut asked = Asked::new(&vmm, json!([]), "vm.add-vdpa", json!({"id": "v", "path": "/dev/vhost-vdpa-0"}));
+    asked.is_refused(
+        "ark",
+        NOT_YET,
+        "--vdpa path=/dev/vhost-vdpa-0: vDPA devices are not in this version yet; use a tap (vm.add-net)",
+    );
+}
+
+#[test]
+fn descriptors_that_are_too_few() {
+    let vmm = Vmm::start();
+    let mut asked = Asked::net(&vmm, json!([]), json!({"id": "n", "num_queues": 4}));
+    asked.fds.push(tap::queue("arl0", Queues::Many));
+    let said = reasons(&asked.ask())[1].to_string();
+    assert!(said.ends_with(": 1 file descriptors for num_queues=4; pass one for each pair of queues"), "{said}");
+    asked.is_refused("arl", BAD_REQUEST, &said);
+    asked.fds.push(tap::queue("arl0", Queues::Many));
+    asked.is_done();
+}
+
+#[test]
+fn a_descriptor_that_is_no_tap() {
+    let vmm = Vmm::start();
+    let mut asked = Asked::net(&vmm, json!([]), json!({"id": "n"}));
+    asked.fds.push(File::open("/dev/null").unwrap().into());
+    asked.is_refused("arm", BAD_REQUEST, "--net id=n: file descriptor 0 (counted from 0) of fd= is no tap (Inappropriate ioctl for device (os error 25)); pass /dev/net/tun after TUNSETIFF");
+    asked.fds = vec![tap::queue("arm0", Queues::One)];
+    asked.is_done();
+}

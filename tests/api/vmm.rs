@@ -1,0 +1,144 @@
+//! The real command with an API socket, and what it has of the host.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Client};
+use crate::files::Files;
+
+pub const BINARY: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
+/// How long something may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that ends with this.
+pub struct Kill(pub Child);
+
+impl Drop for Kill {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program that serves the API, which ends with this.
+pub struct Vmm {
+    process: Kill,
+    pub files: Files,
+}
+
+impl Vmm {
+    /// Starts it.
+    pub fn start() -> Self {
+        Self::of(Command::new(BINARY))
+    }
+
+    /// Starts it by `command`, of which only `--api-socket` is missing.
+    pub fn of(mut command: Command) -> Self {
+        let files = Files::new();
+        let (socket, log) = (files.path("socket"), File::create(files.path("log")).unwrap());
+        command.arg("--api-socket").arg(&socket).current_dir(files.path(""));
+        let process = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        let vmm = Self { process: Kill(process), files };
+        wait_for("the socket", || socket.exists());
+        vmm
+    }
+
+    /// Starts it with open files up to `limit`.
+    pub fn limited(limit: u64) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {limit} && exec \"$@\""), "sh", BINARY]);
+        Self::of(command)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.files.path("socket")
+    }
+
+    pub fn client(&self) -> Client {
+        Client::connect(&self.socket())
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.0.id()
+    }
+
+    /// A VM of a tiny guest that never ends, with these NICs.
+    pub fn config(&self, net: Value) -> Value {
+        json!({
+            "payload": {"kernel": self.files.idle_kernel()},
+            "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
+            "memory": {"size": 64 << 20},
+            "net": net,
+        })
+    }
+
+    /// Creates such a VM and boots it.
+    pub fn boot(&self, net: Value) -> Client {
+        let mut client = self.client();
+        client.put_json("vm.create", &self.config(net)).expect(204);
+        client.put("vm.boot").expect(204);
+        // A thread has its name a moment after it was started.
+        wait_for("the vCPUs", || ["vcpu0\n", "vcpu1\n"].iter().all(|name| self.threads().contains(&name.to_string())));
+        client
+    }
+
+    /// How many files it has open.
+    pub fn open_files(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+
+    /// The names of its threads, without those that the kernel gives a process with KVM.
+    pub fn threads(&self) -> Vec<String> {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        let mut names: Vec<_> =
+            threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok()).collect();
+        names.retain(|name| !name.starts_with("kvm-"));
+        names.sort();
+        names
+    }
+
+    /// Waits for its end, and returns the exit code.
+    pub fn end(mut self) -> Option<i32> {
+        let mut status = None;
+        wait_for("the program's end", || {
+            status = self.process.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap().code()
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the program said:\n{}", fs::read_to_string(self.files.path("log")).unwrap_or_default());
+        }
+    }
+}
+
+/// Why nothing was done: the strings of an error, outermost first.
+pub fn reasons(answer: &Answer) -> Vec<&str> {
+    answer.body.as_array().into_iter().flatten().map(|reason| reason.as_str().unwrap()).collect()
+}
+
+/// Waits until something is there.
+pub fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_there() {
+        assert!(Instant::now() < until, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The host's interfaces whose names start with `prefix`.
+pub fn taps(prefix: &str) -> Vec<String> {
+    let all = fs::read_dir("/sys/class/net").unwrap();
+    let mut taps: Vec<_> = all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    taps.retain(|name| name.starts_with(prefix));
+    taps.sort();
+    taps
+}
