@@ -16,6 +16,8 @@ pub struct Binaries {
     pub vmm: PathBuf,
     /// The demonstration.
     pub demo: PathBuf,
+    /// A PF that comes to a guest and goes.
+    pub hotplug: PathBuf,
     /// The measurement of starts and memory.
     pub measure: PathBuf,
     /// VFs that come and go.
@@ -52,6 +54,7 @@ pub fn static_binaries(workspace: &Path, tests: bool) -> Result<Binaries> {
     Ok(Binaries {
         vmm: only(&vmm, "cloud-hypervisor")?,
         demo: only(&programs, "demo")?,
+        hotplug: only(&programs, "hotplug")?,
         measure: only(&programs, "measure")?,
         stress: only(&programs, "stress")?,
         tests: test_binaries

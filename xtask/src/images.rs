@@ -10,6 +10,7 @@ use crate::error::{Context, Error, Result};
 use crate::lab::Lab;
 
 const GUEST_INIT: &str = include_str!("init/guest.sh");
+const DISK_ROOT_INIT: &str = include_str!("init/disk-root.sh");
 const FIRST_LEVEL_INIT: &str = include_str!("init/first-level.sh");
 
 /// The libraries of `lspci`, all found below one folder of the unpacked packages.
@@ -37,6 +38,12 @@ pub fn build(lab: &Lab) -> Result<()> {
         let mut with_lspci = userland(lab, &applets, GUEST_INIT, kernel)?;
         add_lspci(lab, &mut with_lspci)?;
         write_if_changed(&lab.image(&format!("guest-{kernel}-lspci.cpio")), &with_lspci.finish())?;
+        let mut with_modules = userland(lab, &applets, GUEST_INIT, kernel)?;
+        add_modules(lab, kernel, &mut with_modules)?;
+        write_if_changed(&lab.image(&format!("guest-{kernel}-modules.cpio")), &with_modules.finish())?;
+        let mut disk_root = userland(lab, &applets, DISK_ROOT_INIT, kernel)?;
+        add_modules(lab, kernel, &mut disk_root)?;
+        write_if_changed(&lab.image(&format!("disk-root-{kernel}.cpio")), &disk_root.finish())?;
     }
     let first_level = userland(lab, &applets, FIRST_LEVEL_INIT, "first-level")?;
     write_if_changed(&lab.image("first-level.cpio"), &first_level.finish())
@@ -65,6 +72,19 @@ fn userland(lab: &Lab, applets: &[String], init: &str, kernel: &str) -> Result<C
 fn applets(lab: &Lab) -> Result<Vec<String>> {
     let list = output(Command::new(lab.tool("bin/busybox")).arg("--list"))?;
     Ok(list.lines().filter(|name| !matches!(*name, "busybox" | "init" | "linuxrc")).map(str::to_owned).collect())
+}
+
+/// The modules that tests load: `/extra/<module>` holds it and what it needs, in load order. The folder of one that is built in is
+/// empty.
+fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio) -> Result<()> {
+    archive.directory("extra");
+    for (module, files) in lab.extra_modules(kernel)? {
+        archive.directory(&format!("extra/{module}"));
+        for (name, image) in files {
+            archive.file(&format!("extra/{module}/{name}"), 0o644, &image);
+        }
+    }
+    Ok(())
 }
 
 fn add_lspci(lab: &Lab, archive: &mut Cpio) -> Result<()> {

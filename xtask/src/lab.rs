@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::apt::{self, Apt};
 use crate::error::{Context, Error, Result};
 use crate::images;
-use crate::kernel::{ModuleTree, vmlinux_of};
+use crate::kernel::{Module, ModuleTree, vmlinux_of};
 use crate::progress::Step;
 
 /// A kernel of the lab, by the package it comes from.
@@ -20,18 +20,36 @@ struct Kernel {
     series: &'static str,
     /// The modules that the lab loads, without what they depend on.
     modules: &'static [&'static str],
+    /// The modules that tests may load, without what they depend on.
+    extra: &'static [&'static str],
 }
+
+/// What guests load when a test wants it: every guest would boot the longer for it.
+const GUEST_EXTRA: &[&str] = &["virtio_blk", "virtio_console", "virtio_rng", "button", "evdev"];
 
 /// The kernels that guests run, and the one that runs the guests in the nested lab: only Debian's generic kernels have
 /// 9p, by which the first-level machine sees the checkout.
 const KERNELS: [Kernel; 3] = [
-    Kernel { name: "6.1", meta: "linux-image-cloud-amd64", series: "6.1.", modules: &["virtio_pci", "virtio_net"] },
-    Kernel { name: "6.12", meta: "linux-image-cloud-amd64", series: "6.12.", modules: &["virtio_pci", "virtio_net"] },
+    Kernel {
+        name: "6.1",
+        meta: "linux-image-cloud-amd64",
+        series: "6.1.",
+        modules: &["virtio_pci", "virtio_net"],
+        extra: GUEST_EXTRA,
+    },
+    Kernel {
+        name: "6.12",
+        meta: "linux-image-cloud-amd64",
+        series: "6.12.",
+        modules: &["virtio_pci", "virtio_net"],
+        extra: GUEST_EXTRA,
+    },
     Kernel {
         name: "first-level",
         meta: "linux-image-amd64",
         series: "6.12.",
         modules: &["kvm-amd", "tun", "9pnet_virtio", "9p"],
+        extra: &[],
     },
 ];
 
@@ -89,9 +107,19 @@ impl Lab {
         self.folder.join("images").join(name)
     }
 
-    /// The modules of a kernel, in load order: `(file name, ELF image)`.
+    /// The modules that guests of a kernel load at boot, in load order: `(file name, ELF image)`.
     pub fn modules(&self, kernel: &str) -> Result<BTreeMap<String, Vec<u8>>> {
-        let folder = self.kernel(kernel, "modules");
+        self.modules_in(kernel, "modules")
+    }
+
+    /// The modules that tests may load, in load order: `(module, the same of all that it needs beyond what guests load at boot)`.
+    pub fn extra_modules(&self, kernel: &str) -> Result<Vec<(&'static str, BTreeMap<String, Vec<u8>>)>> {
+        let wanted = KERNELS.iter().filter(|known| known.name == kernel).flat_map(|known| known.extra);
+        wanted.map(|&module| Ok((module, self.modules_in(kernel, &format!("extra/{module}"))?))).collect()
+    }
+
+    fn modules_in(&self, kernel: &str, folder: &str) -> Result<BTreeMap<String, Vec<u8>>> {
+        let folder = self.kernel(kernel, folder);
         let mut modules = BTreeMap::new();
         for entry in fs::read_dir(&folder).context(folder.display())?.flatten() {
             let image = fs::read(entry.path()).context(entry.path().display())?;
@@ -107,7 +135,7 @@ impl Lab {
     }
 
     fn fetch_kernel(&self, kernel: &Kernel, apt: &mut Option<Apt>) -> Result<()> {
-        let wanted = kernel.modules.join(" ");
+        let wanted = [kernel.modules, kernel.extra].concat().join(" ");
         let record = self.kernel(kernel.name, "package");
         let modules_record = self.kernel(kernel.name, "wanted-modules");
         if record.exists() && fs::read_to_string(&modules_record).is_ok_and(|have| have == wanted) {
@@ -120,19 +148,26 @@ impl Lab {
         let names = apt.unpack(&package, &[&format!("{package}={version}")], &unpacked)?;
 
         let step = Step::begin("unpack", format!("kernel {} and its modules", kernel.name));
-        let folder = self.kernel(kernel.name, "");
+        // The old folder may be in use until the new one is whole.
+        let folder = self.kernel(&format!("{}.new", kernel.name), "");
         let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(folder.join("modules")).context(format!("making {}", folder.display()))?;
+        fs::create_dir_all(&folder).context(format!("making {}", folder.display()))?;
         let bzimage = read_one(&unpacked.join("boot"), "vmlinuz-")?;
         fs::write(folder.join("vmlinux"), vmlinux_of(&bzimage)?).context("writing vmlinux")?;
         fs::write(folder.join("bzImage"), bzimage).context("writing bzImage")?;
         let tree = ModuleTree::open(&modules_folder(&unpacked)?)?;
-        for (number, module) in tree.load_order(kernel.modules)?.into_iter().enumerate() {
-            let path = folder.join(format!("modules/{number:02}-{}.ko", module.name));
-            fs::write(&path, module.image).context(path.display())?;
+        let loaded = tree.load_order(kernel.modules)?;
+        write_modules(&folder.join("modules"), loaded.iter())?;
+        for extra in kernel.extra {
+            let needed = tree.load_order(&[extra])?;
+            let missing = needed.iter().filter(|module| loaded.iter().all(|loaded| loaded.name != module.name));
+            write_modules(&folder.join("extra").join(extra), missing)?;
         }
-        fs::write(modules_record, wanted).context("recording the kernel's modules")?;
-        fs::write(record, names).context("recording the kernel's version")?;
+        fs::write(folder.join("wanted-modules"), wanted).context("recording the kernel's modules")?;
+        fs::write(folder.join("package"), names).context("recording the kernel's version")?;
+        let place = self.kernel(kernel.name, "");
+        let _ = fs::remove_dir_all(&place);
+        fs::rename(&folder, &place).context(format!("making {}", place.display()))?;
         let _ = fs::remove_dir_all(&unpacked);
         step.done();
         Ok(())
@@ -157,6 +192,16 @@ impl Lab {
         };
         Ok(apt.insert(ready))
     }
+}
+
+/// Writes modules into a new folder, under names whose order is theirs.
+fn write_modules<'a>(folder: &Path, modules: impl Iterator<Item = &'a Module>) -> Result<()> {
+    fs::create_dir_all(folder).context(format!("making {}", folder.display()))?;
+    for (number, module) in modules.enumerate() {
+        let path = folder.join(format!("{number:02}-{}.ko", module.name));
+        fs::write(&path, &module.image).context(path.display())?;
+    }
+    Ok(())
 }
 
 fn read_one(folder: &Path, prefix: &str) -> Result<Vec<u8>> {

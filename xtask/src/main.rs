@@ -10,10 +10,12 @@ mod check;
 mod contract;
 mod coverage;
 mod cpio;
+mod debian;
 mod demo;
 mod dist;
 mod error;
 mod fuzz;
+mod hotplug;
 mod images;
 mod kernel;
 mod lab;
@@ -137,6 +139,18 @@ enum LabTask {
         #[arg(long, default_value_t = 100)]
         cycles: u32,
     },
+    /// Lets a PF with 8 VFs come to a guest and go, while the VFs of another one carry traffic
+    Hotplug {
+        /// How often
+        #[arg(long, default_value_t = 50)]
+        rounds: u32,
+    },
+    /// Boots a whole Debian from a disk up to its login
+    Debian {
+        /// The lab's kernel: 6.1 or 6.12
+        #[arg(long, default_value = "6.12", value_parser = ["6.1", "6.12"])]
+        kernel: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -235,6 +249,8 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
         }
         LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
         LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
+        LabTask::Debian { kernel } => debian::run(&lab, workspace, kernel)?,
+        LabTask::Hotplug { rounds } => hotplug::run(&lab, workspace, *rounds)?,
     }
     Ok(true)
 }

@@ -5,12 +5,15 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// How long the VMM may take to make its socket.
 const SOCKET_LIMIT: Duration = Duration::from_secs(10);
 /// How long it may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a guest may take to let a device go.
+const EJECT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Where a VMM's API is.
 #[derive(Clone, Debug)]
@@ -64,6 +67,17 @@ impl Api {
     /// Whether there is a device called `id`.
     pub fn has_device(&self, id: &str) -> bool {
         self.info()["device_tree"].get(id).is_some()
+    }
+
+    /// Asks the guest to let the device `id` go, and waits until it has.
+    pub fn remove_device(&self, id: &str) {
+        let answer = self.put_json("vm.remove-device", &json!({ "id": id }));
+        assert_eq!((answer.status, answer.body), (204, Value::Null));
+        let deadline = Instant::now() + EJECT_LIMIT;
+        while self.has_device(id) {
+            assert!(Instant::now() < deadline, "the guest never lets {id} go");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     fn request(&self, method: &str, endpoint: &str, body: Option<&Value>) -> Answer {

@@ -1,8 +1,7 @@
-//! A guest's serial console: the VMM's standard streams. The guest's init answers one command a line; the protocol is
+//! A guest's serial console: the VMM's standard streams, or a client of it. The guest's init answers one command a line; the protocol is
 //! described in `xtask/src/init/guest.sh`.
 
 use std::io::{Read, Write};
-use std::process::{ChildStdin, ChildStdout};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,7 +38,7 @@ pub(crate) enum Silence {
 
 /// Both directions of the console.
 pub(crate) struct Console {
-    input: ChildStdin,
+    input: Box<dyn Write + Send>,
     received: Arc<Received>,
     /// How much of what was received was consumed.
     position: usize,
@@ -65,7 +64,7 @@ struct Reply {
 }
 
 impl Console {
-    pub(crate) fn new(input: ChildStdin, mut output: ChildStdout) -> Console {
+    pub(crate) fn new(input: impl Write + Send + 'static, mut output: impl Read + Send + 'static) -> Console {
         let received = Arc::new(Received::default());
         let sink = Arc::clone(&received);
         thread::spawn(move || {
@@ -77,7 +76,7 @@ impl Console {
             sink.state.lock().closed = true;
             sink.more.notify_all();
         });
-        Console { input, received, position: 0, next_command: 1 }
+        Console { input: Box::new(input), received, position: 0, next_command: 1 }
     }
 
     /// Waits for the mark by which a guest says that it is up. Returns the guest's own uptime in seconds.

@@ -3,8 +3,9 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use crate::client::Client;
 use crate::console::{Console, Output, Silence};
-use crate::lab::{self, Image, Kernel};
+use crate::lab::{self, Image, Kernel, Userland};
 use crate::vmm::{Exit, Vmm, VmmCommand};
 
 /// How long a guest may take to its init. The nested lab needs 5 s, and twice that under load.
@@ -23,7 +24,9 @@ pub struct GuestSpec {
     cpus: u32,
     memory: String,
     cmdline: String,
-    with_lspci: bool,
+    userland: Userland,
+    serial: String,
+    has_console: bool,
     arguments: Vec<String>,
     inherited: Vec<OwnedFd>,
 }
@@ -37,7 +40,9 @@ impl GuestSpec {
             cpus: 1,
             memory: "size=256M".into(),
             cmdline: CMDLINE.into(),
-            with_lspci: false,
+            userland: Userland::Plain,
+            serial: "tty".into(),
+            has_console: false,
             arguments: Vec::new(),
             inherited: Vec::new(),
         }
@@ -70,8 +75,31 @@ impl GuestSpec {
 
     /// Puts the real `lspci` into the guest.
     pub fn with_lspci(mut self) -> GuestSpec {
-        self.with_lspci = true;
+        self.userland = Userland::Lspci;
         self
+    }
+
+    /// Puts the modules that [`Guest::load`] loads into the guest.
+    pub fn with_modules(mut self) -> GuestSpec {
+        self.userland = Userland::Modules;
+        self
+    }
+
+    /// Sets the value of `--serial`, for a guest that [`Guest::boot_over`] boots.
+    pub fn serial(mut self, serial: &str) -> GuestSpec {
+        self.serial = serial.into();
+        self
+    }
+
+    /// Adds a virtio console, by the value of `--console`.
+    pub fn console(mut self, value: &str) -> GuestSpec {
+        self.has_console = true;
+        self.arguments(&["--console", value])
+    }
+
+    /// Adds a disk, by the value of `--disk`.
+    pub fn disk(self, value: &str) -> GuestSpec {
+        self.arguments(&["--disk", value])
     }
 
     /// Adds a NIC, by the value of `--net`.
@@ -103,10 +131,11 @@ impl GuestSpec {
             .arg("--kernel")
             .arg(lab::kernel_file(self.kernel, self.image))
             .arg("--initramfs")
-            .arg(lab::initramfs(self.kernel, self.with_lspci))
-            .args(["--cmdline", &self.cmdline, "--serial", "tty", "--console", "off"])
+            .arg(lab::initramfs(self.kernel, self.userland))
+            .args(["--cmdline", &self.cmdline, "--serial", &self.serial])
             .args(["--cpus", &format!("boot={}", self.cpus), "--memory", &self.memory])
             .args(self.arguments);
+        let command = if self.has_console { command } else { command.args(["--console", "off"]) };
         self.inherited.into_iter().fold(command, VmmCommand::inherit)
     }
 }
@@ -123,6 +152,18 @@ impl Guest {
     pub fn boot(spec: GuestSpec) -> Guest {
         let mut vmm = spec.command().spawn();
         let console = Console::new(vmm.take_stdin(), vmm.take_stdout());
+        Guest::await_init(vmm, console)
+    }
+
+    /// As [`Guest::boot`], over a serial port whose other end is not the VMM's streams: `connect` reaches it, once the VMM runs.
+    pub fn boot_over(spec: GuestSpec, connect: impl FnOnce() -> Client) -> Guest {
+        let vmm = spec.command().spawn();
+        let client = connect();
+        let console = Console::new(client.writer(), client);
+        Guest::await_init(vmm, console)
+    }
+
+    fn await_init(vmm: Vmm, console: Console) -> Guest {
         let mut guest = Guest { vmm, console, boot_time: Duration::ZERO };
         guest.wait_until_ready();
         guest.boot_time = guest.vmm.started().elapsed();
@@ -168,6 +209,11 @@ impl Guest {
         while self.run(command).status != 0 {
             assert!(Instant::now() < deadline, "`{command}` in the guest never succeeded");
         }
+    }
+
+    /// Loads a module and what it needs. The guest was made [`GuestSpec::with_modules`].
+    pub fn load(&mut self, module: &str) {
+        self.ok(&format!("for file in /extra/{module}/*; do [ ! -e $file ] || insmod $file || exit 1; done"));
     }
 
     /// Restarts the guest from inside and waits until it is up again.

@@ -22,7 +22,7 @@ impl Guest {
     pub fn kexec(&mut self, program: &Path, kernel: Kernel, subnet: Subnet) {
         self.take_file(program, "/tmp/kexec", subnet);
         self.take_file(&lab::kernel_file(kernel, Image::BzImage), "/tmp/kernel", subnet);
-        self.take_file(&lab::initramfs(kernel, false), "/tmp/initramfs", subnet);
+        self.take_file(&lab::initramfs(kernel, lab::Userland::Plain), "/tmp/initramfs", subnet);
         self.ok("chmod +x /tmp/kexec && /tmp/kexec /tmp/kernel /tmp/initramfs \"$(cat /proc/cmdline) by-kexec\"");
         self.restart_by("/tmp/kexec");
         self.ok("grep -q by-kexec /proc/cmdline");

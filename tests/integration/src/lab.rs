@@ -22,6 +22,18 @@ pub enum Image {
     BzImage,
 }
 
+/// What a guest has besides busybox. More takes longer to boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Userland {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// The real `lspci`.
+    Lspci,
+    /// The modules that [`crate::Guest::load`] loads.
+    Modules,
+}
+
 impl Kernel {
     /// The folder of it in the lab, and how its release begins.
     pub fn version(self) -> &'static str {
@@ -41,16 +53,20 @@ pub fn kernel_file(kernel: Kernel, image: Image) -> PathBuf {
     existing(lab().join("kernels").join(kernel.version()).join(name))
 }
 
-/// The initramfs for guests of `kernel`; the one with `lspci` is larger and takes longer to boot.
-pub fn initramfs(kernel: Kernel, with_lspci: bool) -> PathBuf {
-    let suffix = if with_lspci { "-lspci" } else { "" };
+/// The initramfs for guests of `kernel`.
+pub fn initramfs(kernel: Kernel, userland: Userland) -> PathBuf {
+    let suffix = match userland {
+        Userland::Plain => "",
+        Userland::Lspci => "-lspci",
+        Userland::Modules => "-modules",
+    };
     existing(lab().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
 }
 
 /// Reads the files of guests of `kernel` once. A clock that counts instructions leaps while the machine waits for its disk: what is
 /// measured by it must be in memory.
 pub fn read_into_memory(kernel: Kernel) {
-    for file in [kernel_file(kernel, Image::Vmlinux), initramfs(kernel, false), vmm_binary()] {
+    for file in [kernel_file(kernel, Image::Vmlinux), initramfs(kernel, Userland::Plain), vmm_binary()] {
         fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     }
 }

@@ -10,6 +10,7 @@
 
 mod api;
 mod arp_traffic;
+mod client;
 mod console;
 mod expected;
 mod flood;
@@ -27,13 +28,14 @@ mod vmm;
 
 pub use api::{Answer, Api};
 pub use arp_traffic::ArpTraffic;
+pub use client::{Client, Place};
 pub use console::Output;
 pub use expected::{assert_matches_file, without_what_varies};
 pub use flood::Flood;
 pub use guest::{Guest, GuestSpec};
 pub use kvm_statistics::KvmExits;
 pub use kvm_trace::{KvmEvents, KvmObjects, KvmTrace};
-pub use lab::{Image, Kernel, initramfs, kernel_file, read_into_memory};
+pub use lab::{Image, Kernel, Userland, initramfs, kernel_file, read_into_memory};
 pub use mode::DeviceMode;
 pub use sriov::{Pf, Vf, boot_with_vfs, predicted_vf_address, spec_with_vfs, vf_mac, vf_taps};
 pub use tap::{Counters, HostTap, Subnet, interface_exists};

@@ -1,13 +1,11 @@
 //! Devices that come to a guest that runs, and go.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use integration::{Api, Flood, Guest, HostTap, Kernel, Pf, Subnet, Usage, spec_with_vfs, vf_mac, vf_taps};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-/// How long a guest may take to let a device go.
-const EJECT_LIMIT: Duration = Duration::from_secs(60);
 /// How often a PF comes and goes.
 const ROUNDS: usize = 2;
 
@@ -30,17 +28,6 @@ fn add_hot_pf(guest: &mut Guest, api: &Api, vfs: usize) -> Pf {
     // The netdev comes last.
     guest.wait_for(&format!("ls {}", pf.file("virtio*/net/*/address")));
     pf
-}
-
-/// Asks the guest to let `id` go, and waits until it has.
-fn remove(api: &Api, id: &str) {
-    let answer = api.put_json("vm.remove-device", &json!({ "id": id }));
-    assert_eq!((answer.status, answer.body), (204, Value::Null));
-    let deadline = Instant::now() + EJECT_LIMIT;
-    while api.has_device(id) {
-        assert!(Instant::now() < deadline, "the guest never lets {id} go");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// G48, G49, B11: the VFs of a PF that is there stay as they are and carry traffic; a PF that is removed with its VFs enabled and
@@ -69,7 +56,7 @@ fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case]
             vf.ping_through(&mut guest, &taps, vf.index, Subnet(100 + vf.index as u8));
         }
         assert_eq!(api.info()["sriov"][1]["vfs"][3]["state"], "Running");
-        remove(&api, "hp0");
+        api.remove_device("hp0");
         assert!(!integration::interface_exists("hp0") && !integration::interface_exists("hp0v3"));
         assert_ne!(guest.run("ls -d /sys/bus/pci/devices/0000:00:09.0 /sys/bus/pci/devices/0000:02:*").status, 0);
         usages.push(Usage::of(guest.vmm()));

@@ -1,0 +1,166 @@
+//! A PF with 8 VFs comes to a guest that runs and goes with its VFs enabled and bound, time and again, while the VFs of another PF
+//! carry pings. What the VMM has of its host and of KVM must be the same after the last time as after the first, and the pings must
+//! lose no more than they lose without it.
+//!
+//! Run by `cargo xtask lab hotplug` in a first-level machine. Argument: how many times.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use integration::{
+    Api, Guest, HostTap, Kernel, KvmObjects, KvmTrace, Pf, Subnet, Usage, Vf, read_into_memory, resident,
+    spec_with_vfs, vf_taps,
+};
+use serde_json::json;
+
+/// VFs of the PF that stays, which carry the pings.
+const STAYING: usize = 2;
+/// VFs of the PF that comes and goes.
+const COMING: usize = 8;
+/// Where that PF is plugged in, and the subnet of its first VF.
+const SLOT: &str = "0000:00:09.0";
+const FIRST_SUBNET: u8 = 100;
+/// How long the pings run without anything coming or going.
+const QUIET: Duration = Duration::from_secs(30);
+/// The guest's memory, which is not the VMM's.
+const GUEST_KIB: u64 = 256 * 1024;
+/// Rounds between two lines of the report.
+const REPORT: usize = 10;
+
+/// All that is counted, which must be the same each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sample {
+    usage: Usage,
+    objects: KvmObjects,
+}
+
+struct Hotplug {
+    guest: Guest,
+    api: Api,
+    vfs: Vec<Vf>,
+    trace: KvmTrace,
+}
+
+fn main() {
+    let rounds: usize = std::env::args().nth(1).and_then(|rounds| rounds.parse().ok()).unwrap_or(0);
+    assert!(rounds > 0, "usage: hotplug ROUNDS");
+    let mut hotplug = Hotplug::boot();
+    println!("| {COMING} VFs | files | threads | ioeventfds | irqfds | routes | slots | resident |");
+    println!("|---|---|---|---|---|---|---|---|");
+    let never = hotplug.sample();
+    hotplug.print("never there", &never);
+    hotplug.start_pings();
+    thread::sleep(QUIET);
+    let quiet = hotplug.end_pings();
+
+    hotplug.start_pings();
+    let started = Instant::now();
+    let first = hotplug.round("round 1", true);
+    let first_resident = hotplug.resident();
+    let mut differ = 0;
+    for round in 2..=rounds {
+        let name = format!("round {round}");
+        let counted = hotplug.round(&name, round % REPORT == 0 || round == rounds);
+        if counted != first {
+            differ += 1;
+            println!("{name} differs: {counted:?}, and not {first:?}");
+        }
+    }
+    let (took, grown) = (started.elapsed().as_secs_f64(), hotplug.resident() - first_resident);
+    let busy = hotplug.end_pings();
+    hotplug.guest.assert_kernel_has_no_complaint();
+    println!("{rounds} rounds in {took:.0} s of the machine's time; counts differed after {differ} of them");
+    println!("pings of the VFs that stay, sent and answered: {quiet:?} while nothing came, {busy:?} during the rounds");
+    println!("resident memory grew by {grown:.2} MB from the first round to the last");
+    assert_eq!(hotplug.guest.vmm().errors(), "", "the VMM complains");
+    assert_eq!(hotplug.guest.power_off().code, Some(0));
+    let lost = |pings: &[(u64, u64)]| pings.iter().map(|(sent, answered)| sent - answered).max();
+    if differ > 0 || lost(&busy) > lost(&quiet) {
+        std::process::exit(1);
+    }
+}
+
+impl Hotplug {
+    fn boot() -> Hotplug {
+        read_into_memory(Kernel::V6_12);
+        let (trace, api) = (KvmTrace::start(), Api::new("hotplug"));
+        let spec = spec_with_vfs(Kernel::V6_12, STAYING).kernel_argument("tsc=reliable");
+        let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+        println!("the guest is up after {:.1} s", guest.boot_time().as_secs_f64());
+        let pf = Pf::at("0000:00:01.0");
+        pf.set_num_vfs(&mut guest, STAYING);
+        let vfs = pf.vfs(&mut guest);
+        let taps = vf_taps(STAYING);
+        for vf in &vfs {
+            vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
+        }
+        Hotplug { guest, api, vfs, trace }
+    }
+
+    /// A loop of pings through each VF that stays, in the guest.
+    fn start_pings(&mut self) {
+        for vf in &self.vfs {
+            let (interface, index, host) = (vf.interface(), vf.index, Subnet(vf.index as u8).host());
+            self.guest.ok(&format!("ping -q -i 0.2 -I {interface} {host} > /tmp/pings{index} 2>&1 &"));
+        }
+    }
+
+    /// How many each has sent and how many were answered.
+    fn end_pings(&mut self) -> Vec<(u64, u64)> {
+        self.guest.ok("killall -INT ping");
+        let vfs: Vec<_> = self.vfs.iter().map(|vf| vf.index).collect();
+        vfs.into_iter()
+            .map(|index| {
+                self.guest.wait_for(&format!("grep -q transmitted /tmp/pings{index}"));
+                let text = self.guest.ok(&format!("grep transmitted /tmp/pings{index}"));
+                let mut numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok());
+                let (Some(sent), Some(answered)) = (numbers.next(), numbers.next()) else { panic!("pings in {text}") };
+                (sent, answered)
+            })
+            .collect()
+    }
+
+    /// A PF comes, its VFs are enabled and each passes pings, and it goes. Returns what there was while the VFs were on, and after
+    /// it, and prints it if `print`.
+    fn round(&mut self, name: &str, print: bool) -> (Sample, Sample) {
+        let hot = json!({ "id": "hp0", "tap": "hp0", "sriov_vfs": COMING, "pci_device_id": 9 });
+        let answer = self.api.put_json("vm.add-net", &hot);
+        assert_eq!(answer.status, 200, "{name}: {}", answer.body);
+        let pf = Pf::at(SLOT);
+        self.guest.wait_for(&format!("ls {}", pf.file("virtio*/net/*/address")));
+        pf.set_num_vfs(&mut self.guest, COMING);
+        let vfs = pf.vfs(&mut self.guest);
+        assert_eq!(vfs.len(), COMING);
+        let taps: Vec<_> = (0..COMING).map(|index| HostTap::existing(&format!("hp0v{index}"))).collect();
+        for vf in &vfs {
+            vf.ping_through(&mut self.guest, &taps, vf.index, Subnet(FIRST_SUBNET + vf.index as u8));
+        }
+        let on = self.sample();
+        if print {
+            self.print(&format!("{name}, on"), &on);
+        }
+        self.api.remove_device("hp0");
+        let off = self.sample();
+        if print {
+            self.print(&format!("{name}, off"), &off);
+        }
+        (on, off)
+    }
+
+    fn sample(&mut self) -> Sample {
+        Sample { usage: Usage::of(self.guest.vmm()), objects: self.trace.objects() }
+    }
+
+    fn resident(&self) -> f64 {
+        resident(self.guest.vmm(), GUEST_KIB)
+    }
+
+    fn print(&self, what: &str, sample: &Sample) {
+        let Sample { usage: Usage { files, threads }, objects } = sample;
+        let KvmObjects { ioeventfds, irqfds, routes, slots } = objects;
+        let resident = self.resident();
+        println!("| {what} | {files} | {threads} | {ioeventfds} | {irqfds} | {routes} | {slots} | {resident:.2} MB |");
+    }
+}

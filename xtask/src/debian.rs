@@ -1,0 +1,83 @@
+//! A whole Debian on a disk, as a cloud's image is: its own init and its login, and not the lab's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::apt::{self, output};
+use crate::build;
+use crate::error::{Context, Error, Result};
+use crate::lab::Lab;
+use crate::nested::{Clock, FirstLevel};
+use crate::progress::{Step, note};
+use crate::suite::quote;
+
+/// How long the guest may take until it asks who is there, in seconds: systemd takes minutes under two levels of emulation.
+const LOGIN_LIMIT: u64 = 600;
+/// The size of the disk. The file is sparse.
+const DISK: &str = "640M";
+/// What is left out, to fetch and unpack less.
+const WITHOUT: [&str; 3] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"];
+
+/// Boots Debian from a disk with the lab's `kernel`, and ends when it asks for a login.
+pub fn run(lab: &Lab, workspace: &Path, kernel: &str) -> Result<()> {
+    apt::install_missing(&[
+        ("qemu-system-x86_64", "qemu-system-x86"),
+        ("mmdebstrap", "mmdebstrap"),
+        ("mke2fs", "e2fsprogs"),
+    ])?;
+    let disk = disk(lab)?;
+    let binaries = build::static_binaries(workspace, false)?;
+    note("debian", format!("Linux {kernel}"));
+    let mut machine = FirstLevel::boot(lab, workspace, 6, Clock::Real)?;
+    let command = command(lab, &binaries.vmm, kernel, &disk);
+    // The copy of the disk comes before.
+    let limit = Duration::from_secs(LOGIN_LIMIT + 300);
+    match machine.run(&command, limit, &mut |line| println!("{line}")) {
+        Ok(0) => Ok(()),
+        Ok(_) => Err(Error::new("Debian did not come to its login")),
+        Err(lost) => Err(Error::new(format!("the run did not end: {}", lost.explain(limit)))),
+    }
+}
+
+/// The shell command that boots the guest from a copy of `disk`, waits for the login, and shows the guest's console.
+fn command(lab: &Lab, vmm: &Path, kernel: &str, disk: &Path) -> String {
+    let image = lab.image(&format!("disk-root-{kernel}.cpio"));
+    format!(
+        "cp {disk} /tmp/root.raw || exit 1; \
+         {vmm} --kernel {kernel} --initramfs {image} --cmdline 'console=ttyS0 root=/dev/vda quiet systemd.show_status=1' \
+         --disk path=/tmp/root.raw --cpus boot=1 --memory size=512M --serial file=/tmp/serial --console off & \
+         vmm=$!; waited=0; \
+         until grep -qs ' login: ' /tmp/serial; do \
+         sleep 1; waited=$((waited + 1)); [ $waited -lt {LOGIN_LIMIT} ] && kill -0 $vmm || break; done; \
+         cat /tmp/serial; echo; kill $vmm; echo \"after $waited s\"; grep -q ' login: ' /tmp/serial",
+        disk = quote(disk),
+        vmm = quote(vmm),
+        kernel = quote(&lab.kernel(kernel, "vmlinux")),
+        image = quote(&image),
+    )
+}
+
+/// The disk, which is made once.
+fn disk(lab: &Lab) -> Result<PathBuf> {
+    let folder = lab.folder().join("debian");
+    let disk = folder.join("root.raw");
+    if disk.exists() {
+        return Ok(disk);
+    }
+    let step = Step::begin("make", format!("a disk with Debian {}", apt::RELEASE_6_1));
+    let (root, unfinished) = (folder.join("root"), folder.join("root.raw.new"));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).context(folder.display())?;
+    let mut command = Command::new("mmdebstrap");
+    command.args(["--variant=minbase", "--include=systemd-sysv,udev"]);
+    command.args(WITHOUT.map(|path| format!("--dpkgopt=path-exclude={path}")));
+    command.args(["--customize-hook=echo debian > \"$1/etc/hostname\"", apt::RELEASE_6_1]);
+    output(command.arg(&root))?;
+    output(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(&unfinished).arg(DISK))?;
+    fs::remove_dir_all(&root).context(root.display())?;
+    fs::rename(&unfinished, &disk).context(disk.display())?;
+    step.done();
+    Ok(disk)
+}
