@@ -43,7 +43,7 @@ pub struct Receive<'q> {
     checksum: bool,
     /// How many bytes of buffers are prepared before a frame is read.
     prepared: usize,
-    /// What exceeds the prepared buffers.
+    /// What exceeds the prepared buffers; empty before the first run.
     spill: Box<[u8]>,
     /// A frame that waits for further buffers.
     waiting: Option<Frame>,
@@ -85,14 +85,23 @@ impl<'q> Receive<'q> {
             mergeable: has(features, VIRTIO_NET_F_MRG_RXBUF),
             checksum: has(features, VIRTIO_NET_F_GUEST_CSUM),
             prepared: MIN_PREPARED,
-            // Zeroed pages cost nothing before the first long frame.
-            spill: vec![0; MAX_READ].into(),
+            spill: Box::default(),
             waiting: None,
             storage: Storage::default(),
             chains: VecDeque::new(),
             capacity: 0,
             used: Vec::new(),
         }
+    }
+
+    /// Takes over the memory of [`Self::take_spill`] of an earlier queue.
+    pub fn set_spill(&mut self, spill: Box<[u8]>) {
+        self.spill = spill;
+    }
+
+    /// The memory for what exceeds the prepared buffers, when the queue has run for the last time.
+    pub fn take_spill(&mut self) -> Box<[u8]> {
+        std::mem::take(&mut self.spill)
     }
 
     /// Whether a frame that was read still waits for buffers.
@@ -111,6 +120,10 @@ impl<'q> Receive<'q> {
     /// Receives up to [`BATCH`] frames.
     pub fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
         self.ring.suppress_doorbells(pass.memory)?;
+        if self.spill.is_empty() {
+            // Zeroed pages cost nothing before the first long frame.
+            self.spill = vec![0; MAX_READ].into();
+        }
         let mut storage = std::mem::take(&mut self.storage);
         let result = self.batch(&mut IoVecs::new(&mut storage), pass);
         self.storage = storage;

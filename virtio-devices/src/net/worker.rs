@@ -100,6 +100,9 @@ impl Pair {
         let Some(mut tap) = self.own_tap() else { return };
         let mut tally = Tally::new();
         let mut queues = self.open(shared, &mut tally);
+        if let Some((receive, _)) = &mut queues.receive {
+            receive.set_spill(tap.take_spill());
+        }
         // They are the whole tap's, and the first pair's worker is the one that changes them when the driver commands.
         if self.index == 0 {
             set_offloads(&tap, shared.state.offloads());
@@ -133,6 +136,7 @@ impl Pair {
         }
         if let Some((receive, _)) = &mut queues.receive {
             receive.give_up(&mut tally);
+            tap.keep_spill(receive.take_spill());
         }
         tally.flush(&shared.counters);
         // The first queue stays, so that the tap keeps its carrier.

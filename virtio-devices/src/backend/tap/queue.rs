@@ -35,12 +35,24 @@ pub struct TapQueue {
     fd: OwnedFd,
     multi_queue: bool,
     attached: bool,
+    spill: Box<[u8]>,
 }
 
 impl TapQueue {
     /// A queue of a tap; `attached` says whether it is one that the tap gives frames now.
     pub(super) fn new(fd: OwnedFd, multi_queue: bool, attached: bool) -> Self {
-        Self { fd, multi_queue, attached }
+        Self { fd, multi_queue, attached, spill: Box::default() }
+    }
+
+    /// What [`Self::keep_spill`] was given, or nothing.
+    pub fn take_spill(&mut self) -> Box<[u8]> {
+        std::mem::take(&mut self.spill)
+    }
+
+    /// Keeps the memory for what exceeds a driver's buffers until the queue runs again. Freed, it would come back from the allocator
+    /// to be zeroed, all of it resident from then on, though it is hardly ever used.
+    pub fn keep_spill(&mut self, spill: Box<[u8]>) {
+        self.spill = spill;
     }
 
     /// Whether the tap gives it frames.

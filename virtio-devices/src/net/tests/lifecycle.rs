@@ -9,7 +9,7 @@ use virtio_bindings::virtio_net::*;
 
 use super::super::counters::Counter;
 use super::super::testing::*;
-use super::super::{Net, NetError, spawn_all};
+use super::super::{MAX_FRAME, Net, NetError, spawn_all};
 use crate::VirtioDevice;
 use crate::backend::Tap;
 
@@ -79,6 +79,26 @@ fn frames_pass_both_ways_and_go_on_after_a_stop_without_a_reset() {
         guest.stop();
     }
     assert_eq!(nonzero(&guest.net.counters()).iter().filter(|(c, _)| c.name().contains("bad")).count(), 0);
+}
+
+#[test]
+fn the_memory_for_long_frames_stays_when_the_driver_starts_again() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    let mut run = || {
+        guest.start(features);
+        check_traffic(&mut guest, 60);
+        guest.stop();
+        guest.net.reset();
+        let mut tap = guest.net.backend().queues()[0].lock();
+        let spill = tap.take_spill();
+        let place = (spill.as_ptr(), spill.len());
+        tap.keep_spill(spill);
+        place
+    };
+    let first = run();
+    assert!(first.1 > MAX_FRAME);
+    assert_eq!(run(), first);
 }
 
 #[test]
