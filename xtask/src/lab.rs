@@ -73,6 +73,9 @@ pub struct Lab {
     folder: PathBuf,
 }
 
+/// Modules in load order: file names and ELF images.
+pub type Modules = BTreeMap<String, Vec<u8>>;
+
 impl Lab {
     /// Fetches and builds what is missing. When nothing is, no network is needed and this takes a moment.
     pub fn prepare(workspace: &Path) -> Result<Lab> {
@@ -107,18 +110,18 @@ impl Lab {
         self.folder.join("images").join(name)
     }
 
-    /// The modules that guests of a kernel load at boot, in load order: `(file name, ELF image)`.
-    pub fn modules(&self, kernel: &str) -> Result<BTreeMap<String, Vec<u8>>> {
+    /// The modules that guests of a kernel load at boot.
+    pub fn modules(&self, kernel: &str) -> Result<Modules> {
         self.modules_in(kernel, "modules")
     }
 
-    /// The modules that tests may load, in load order: `(module, the same of all that it needs beyond what guests load at boot)`.
-    pub fn extra_modules(&self, kernel: &str) -> Result<Vec<(&'static str, BTreeMap<String, Vec<u8>>)>> {
+    /// The modules that tests may load, each with all that it needs beyond what guests load at boot.
+    pub fn extra_modules(&self, kernel: &str) -> Result<Vec<(&'static str, Modules)>> {
         let wanted = KERNELS.iter().filter(|known| known.name == kernel).flat_map(|known| known.extra);
         wanted.map(|&module| Ok((module, self.modules_in(kernel, &format!("extra/{module}"))?))).collect()
     }
 
-    fn modules_in(&self, kernel: &str, folder: &str) -> Result<BTreeMap<String, Vec<u8>>> {
+    fn modules_in(&self, kernel: &str, folder: &str) -> Result<Modules> {
         let folder = self.kernel(kernel, folder);
         let mut modules = BTreeMap::new();
         for entry in fs::read_dir(&folder).context(folder.display())?.flatten() {
