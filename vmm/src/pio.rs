@@ -1,5 +1,5 @@
-//! The I/O ports: the serial port, the sleep and reset registers of ACPI, the generic event device, and the keyboard controller's
-//! reset line, which is what `reboot=k` on a Linux command line means.
+//! The I/O ports: the serial port, the sleep and reset registers of ACPI, the generic event device, the status port of NMIs, and the
+//! keyboard controller's reset line, which is what `reboot=k` on a Linux command line means.
 //!
 //! Nothing else is there, and reads all-ones; that includes the configuration ports 0xcf8 and 0xcfc, without which Linux uses
 //! the ECAM for everything.
@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use crate::arch::x86_64::layout::{
-    EVENT_PORT, KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT,
-    SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
+    EVENT_PORT, KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, NMI_STATUS, NMI_STATUS_PORT, RESET_PORT, RESET_VALUE,
+    S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
 };
 use crate::console::SerialPort;
 use crate::event_device::{self, EventDevice};
@@ -61,6 +61,7 @@ impl Ports {
             (SERIAL_PORT..=SERIAL_LAST, Some(serial)) => serial.read((port - SERIAL_PORT) as u8),
             (SLEEP_CONTROL_PORT | SLEEP_STATUS_PORT | RESET_PORT, _) => 0,
             (EVENT_PORT..=EVENT_LAST, _) => self.events.read(port - EVENT_PORT),
+            (NMI_STATUS_PORT, _) => NMI_STATUS,
             _ => 0xff,
         }
     }
@@ -105,11 +106,23 @@ mod tests {
     #[test]
     fn a_port_that_does_not_exist_reads_all_ones_and_ignores_writes() {
         let ports = ports(None);
-        for port in [0, 0x60, 0x3f8, 0xcf8, 0xcfc, 0xffff] {
+        for port in [0, 0x62, 0x3f8, 0xcf8, 0xcfc, 0xffff] {
             let mut data = [0; 4];
             ports.read(port, &mut data);
             assert_eq!(data, [0xff; 4], "{port:#x}");
             assert_eq!(ports.write(port, &[0xff; 4]), None, "{port:#x}");
+        }
+    }
+
+    /// Linux takes all-ones for an error on the PCI bus, and no such NMI for a wish to crash (`kernel.unknown_nmi_panic`).
+    #[test]
+    fn an_nmi_is_nobodys_error() {
+        let ports = ports(None);
+        for written in [0, 0xff] {
+            assert_eq!(ports.write(0x61, &[written]), None);
+            let mut data = [0xff];
+            ports.read(0x61, &mut data);
+            assert_eq!(data, [0x20]);
         }
     }
 

@@ -68,6 +68,11 @@ pub const SLEEP_STATUS_PORT: u16 = 0x601;
 pub const RESET_PORT: u16 = 0x602;
 /// What software writes to the reset register.
 pub const RESET_VALUE: u8 = 1;
+/// The port that tells why there is an NMI, besides what PCs have had in it.
+pub const NMI_STATUS_PORT: u16 = 0x61;
+/// Neither SERR# nor IOCHK#: an NMI is nobody's error. The output of timer 2 is high, as it is at the end of a count that software waits
+/// for, because there is no such timer.
+pub const NMI_STATUS: u8 = 1 << 5;
 /// The command port of the keyboard controller, which is not there but for its reset line.
 pub const KEYBOARD_COMMAND_PORT: u16 = 0x64;
 /// The command that pulses the reset line.
