@@ -1,5 +1,7 @@
 //! What a guest has besides NICs: disks, random numbers, consoles, and what the host tells it by events.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers, too")]
+
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
