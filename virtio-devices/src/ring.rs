@@ -7,7 +7,7 @@
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 
@@ -46,14 +46,13 @@ pub struct Ring<'q> {
 }
 
 impl<'q> Ring<'q> {
-    /// Locks `queue`, waiting for a predecessor's end, and checks that its rings lie in guest memory.
+    /// Takes a queue that its worker owns, and checks that its rings lie in guest memory.
     pub fn open(
         index: u16,
-        queue: &'q Mutex<Queue>,
+        mut queue: MutexGuard<'q, Queue>,
         event_idx: bool,
         memory: &GuestMemoryMmap,
     ) -> Result<Self, BrokenRing> {
-        let mut queue = queue.lock();
         queue.set_event_idx(event_idx);
         let size = u64::from(queue.size());
         // The rings' last words are `used_event` and `avail_event`.

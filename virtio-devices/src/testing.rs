@@ -10,6 +10,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 pub use crate::net::steps::{NetSteps, Step, StepQueue};
+use crate::worker::own;
 use crate::{DeviceSpecific, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, VirtioPci, Worker};
 
 /// A feature of [`FakeDevice`] that is its own.
@@ -89,7 +90,8 @@ impl FakeDevice {
 }
 
 fn run(queues: &[(u16, SharedQueue)], interrupts: &Interrupts, kick: &EventFd, stop: &AtomicBool, counters: &Counters) {
-    let mut queues: Vec<_> = queues.iter().map(|(index, queue)| (*index, queue.lock())).collect();
+    let owned = queues.iter().map(|(index, queue)| own(queue, stop).map(|queue| (*index, queue)));
+    let Some(mut queues) = owned.collect::<Option<Vec<_>>>() else { return };
     counters.workers.fetch_add(1, Ordering::AcqRel);
     while kick.read().is_ok() && !stop.load(Ordering::Acquire) {
         for (index, queue) in &mut queues {

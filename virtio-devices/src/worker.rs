@@ -1,9 +1,11 @@
 //! Threads that run queues: their names, and how a device starts them.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::Worker;
 
@@ -11,6 +13,20 @@ use crate::Worker;
 const THREAD_NAME: usize = 15;
 /// A worker's stack in bytes. Nothing in it recurses or keeps frames there.
 const STACK: usize = 128 * 1024;
+
+/// How long a worker waits for its predecessor before it looks whether it is to end itself.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// Locks what a worker owns while it runs, waiting for its predecessor's end. `None` once the worker is told to stop: who waits for
+/// it must not have to wait for a successor that was faster.
+pub fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<MutexGuard<'o, T>> {
+    while !stop.load(Ordering::Acquire) {
+        if let Some(guard) = owned.try_lock_for(PATIENCE) {
+            return Some(guard);
+        }
+    }
+    None
+}
 
 /// Starts a thread of a worker's size.
 pub fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
@@ -52,6 +68,22 @@ pub fn thread_name(id: &str, kind: &str, number: u16) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_that_is_told_to_stop_does_not_wait_for_a_successor_that_was_faster() {
+        let (queue, stop) = (Mutex::new(()), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let successor = queue.lock();
+            let worker = scope.spawn(|| own(&queue, &stop).is_some());
+            thread::sleep(2 * PATIENCE);
+            assert!(!worker.is_finished());
+            stop.store(true, Ordering::Release);
+            assert!(!worker.join().unwrap(), "it ends while the other one owns the queue");
+            drop(successor);
+            assert!(own(&queue, &stop).is_none());
+            assert!(own(&queue, &AtomicBool::new(false)).is_some());
+        });
+    }
 
     #[test]
     fn a_thread_name_ends_in_its_pair_and_has_15_bytes_at_most() {

@@ -291,3 +291,7 @@ fn join(workers: Vec<JoinHandle<()>>) {
 #[cfg(test)]
 #[path = "slot_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "slot_race_tests.rs"]
+mod race_tests;

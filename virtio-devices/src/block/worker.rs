@@ -17,6 +17,7 @@ use super::image::Image;
 use super::requests::{Disk, Next, Requests, Room};
 use crate::features::has;
 use crate::ring::{BrokenRing, Ring};
+use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
 
 /// The most requests of a queue that are carried out at a time.
@@ -78,7 +79,8 @@ impl Part {
 
     fn serve(&self, shared: &Shared, tally: &mut Tally) -> Result<(), BrokenRing> {
         let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
-        let mut ring = Ring::open(self.index, &self.queue, event_idx, &shared.memory.memory())?;
+        let Some(queue) = own(&self.queue, &self.stop) else { return Ok(()) };
+        let mut ring = Ring::open(self.index, queue, event_idx, &shared.memory.memory())?;
         let depth = ring.size().clamp(1, MAX_DEPTH);
         let mut engine = Engine::new(&shared.id, Arc::clone(&shared.image), depth, shared.io_uring);
         let mut room: Vec<_> = (0..depth).map(|_| Room::default()).collect();

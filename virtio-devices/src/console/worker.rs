@@ -14,6 +14,7 @@ use crate::chardev::CharDevice;
 use crate::features::has;
 use crate::iovecs::{IoVecs, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
+use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
 
 /// How much is passed on at once in bytes.
@@ -83,7 +84,7 @@ impl Part {
 
     fn open<'q>(&self, index: u16, queue: Option<&'q SharedQueue>, tally: &mut Tally) -> Option<Running<'q>> {
         let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
-        let ring = Ring::open(index, queue?, event_idx, &self.memory.memory());
+        let ring = Ring::open(index, own(queue?, &self.stop)?, event_idx, &self.memory.memory());
         let ring = ring.inspect_err(|BrokenRing| self.give_up(tally)).ok()?;
         Some(Running { ring, storage: Storage::default() })
     }

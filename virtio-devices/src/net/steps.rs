@@ -72,7 +72,7 @@ impl NetSteps {
     }
 
     fn ring<'q>(&self, index: u16, queue: &'q SharedQueue) -> Option<Ring<'q>> {
-        Ring::open(index, queue, has(self.features, VIRTIO_RING_F_EVENT_IDX), &self.memory).ok()
+        Ring::open(index, queue.lock(), has(self.features, VIRTIO_RING_F_EVENT_IDX), &self.memory).ok()
     }
 
     /// A receive queue, which is locked until it is dropped; `None` if its rings do not lie in guest memory.

@@ -65,7 +65,7 @@ impl Rig {
     }
 
     pub fn ring<'q>(&self, driver: &'q SharedQueue, index: u16, event_idx: bool) -> Ring<'q> {
-        Ring::open(index, driver, event_idx, &self.memory).unwrap()
+        Ring::open(index, driver.lock(), event_idx, &self.memory).unwrap()
     }
 
     pub fn count(&self, counter: Counter) -> u64 {

@@ -3,7 +3,6 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -19,12 +18,11 @@ use super::state::NetState;
 use super::transmit::Transmit;
 use crate::backend::{Offloads, TapQueue};
 use crate::ring::{BrokenRing, Ring};
+use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
 
 /// The most frames that are dropped because they arrived before the driver was ready: a tap holds 1,000 unless told otherwise.
 const MAX_STALE: u32 = 4096;
-/// How long a worker waits for its predecessor before it looks whether it shall still begin.
-const PATIENCE: Duration = Duration::from_millis(10);
 
 /// What the workers of one start have in common.
 pub struct Shared {
@@ -148,14 +146,7 @@ impl Pair {
     /// Locks the backend's queue. None if told to stop before that: a successor may have been faster, and whoever waits for this
     /// worker's end must not have to wait for that one's.
     fn own_tap(&self) -> Option<MutexGuard<'_, TapQueue>> {
-        loop {
-            if self.stop.load(Ordering::Acquire) {
-                return None;
-            }
-            if let Some(tap) = self.tap.try_lock_for(PATIENCE) {
-                return Some(tap);
-            }
-        }
+        own(&self.tap, &self.stop)
     }
 
     /// Locks the queues. One that makes no sense is given up.
@@ -205,7 +196,8 @@ fn set_offloads(tap: &TapQueue, offloads: Offloads) {
 fn ring<'q>(queue: &'q Option<(u16, SharedQueue)>, shared: &Shared, tally: &mut Tally) -> Option<Ring<'q>> {
     let (index, queue) = queue.as_ref()?;
     let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
-    Ring::open(*index, queue, event_idx, &shared.memory.memory())
+    // Who owned it had the tap, too.
+    Ring::open(*index, queue.lock(), event_idx, &shared.memory.memory())
         .inspect_err(|BrokenRing| give_up(tally, &shared.interrupts))
         .ok()
 }

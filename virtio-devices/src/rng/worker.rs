@@ -14,6 +14,7 @@ use super::{RngCounter, RngCounters, Tally};
 use crate::features::has;
 use crate::iovecs::{IoVecs, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
+use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
 
 /// The most bytes that one buffer gets, so that none takes long. A driver takes what it gets (`virtio 1.4 §5.4.6.1`).
@@ -69,7 +70,8 @@ impl Part {
 
     fn serve(&self, tally: &mut Tally) -> Result<(), BrokenRing> {
         let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
-        let mut ring = Ring::open(self.index, &self.queue, event_idx, &self.memory.memory())?;
+        let Some(queue) = own(&self.queue, &self.stop) else { return Ok(()) };
+        let mut ring = Ring::open(self.index, queue, event_idx, &self.memory.memory())?;
         let mut storage = Storage::default();
         while !self.stop.load(Ordering::Acquire) {
             let next = self.fill(&mut ring, &self.memory.memory(), &mut storage, tally)?;
