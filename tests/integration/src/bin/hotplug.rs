@@ -4,7 +4,7 @@
 //!
 //! Run by `cargo xtask lab hotplug` in a first-level machine. Argument: how many times.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
+#![expect(clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
 
 use std::thread;
 use std::time::{Duration, Instant};
