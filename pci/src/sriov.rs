@@ -11,7 +11,7 @@
 
 use crate::bar::{BarError, BarSet};
 use crate::spec::{extended_capability_id, sriov};
-use crate::{BarIndex, BarKind, Dword, DwordWrite, Effects, Rid, VfChange, VfIndex, Window, WindowId};
+use crate::{BarIndex, BarKind, Dword, DwordWrite, Effects, Rid, VfChange, VfIndex, VfPlacement, Window, WindowId};
 
 /// What the SR-IOV capability of a PF says of its VFs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,7 +123,8 @@ impl Sriov {
     /// The routing ID of VF `index` of the PF `pf`, whether it exists now or not; `None` for an index of TotalVFs and more.
     pub fn vf_rid(&self, pf: Rid, index: VfIndex) -> Option<Rid> {
         let SriovShape { total_vfs, first_vf_offset, vf_stride, .. } = self.shape;
-        (index.0 < total_vfs).then(|| pf.wrapping_add(first_vf_offset).wrapping_add(vf_stride.wrapping_mul(index.0)))
+        let vfs = VfPlacement { total_vfs, first_vf_offset, vf_stride };
+        (index.0 < total_vfs).then(|| vfs.vf_rid(pf, index))
     }
 
     /// The VF of the PF `pf` that has the routing ID `rid` and exists now.

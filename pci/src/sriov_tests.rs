@@ -1,4 +1,4 @@
-//! The rules of the SR-IOV capability. `G` and `B` numbers: docs/testing.md, Conformance.
+//! The rules of the SR-IOV capability: its registers. `G` and `B` numbers: docs/testing.md, Conformance.
 #![expect(unused_must_use, reason = "most writes here are made for the registers that they change")]
 
 use super::*;
@@ -213,187 +213,6 @@ fn lspci_finds_what_the_shape_says() {
     assert_eq!(read(&other, NUM_VFS), 0x0005_0000, "a PF that is function 5 says so");
 }
 
-/// G11, G12: VF BARs are sized as BARs are, and say how much one VF takes.
-#[test]
-fn sizing_a_vf_bar_tells_the_slice_of_one_vf() {
-    let mut sriov = Sriov::new(SriovShape {
-        bars: vec![(bar(0), BarKind::Memory32 { size: 0x4000 }), (bar(2), shape(1).bars[0].1)],
-        ..shape(8)
-    })
-    .unwrap();
-    let power_on = [0, 0, 0xc, 0, 0, 0];
-    let sized = [0xffff_c000, 0, 0xffff_e00c, 0xffff_ffff, 0, 0];
-    for (n, (power_on, sized)) in (0..6).zip(power_on.into_iter().zip(sized)) {
-        let offset = sriov::VF_BAR0 + 4 * n;
-        assert_eq!(read(&sriov, offset), power_on, "VF BAR {n}");
-        write(&mut sriov, offset, u32::MAX);
-        assert_eq!(read(&sriov, offset), sized, "VF BAR {n}");
-    }
-    // The upper half has no type bits: bit 0 is an address bit there.
-    write(&mut sriov, sriov::VF_BAR0 + 12, 1);
-    assert_eq!(read(&sriov, sriov::VF_BAR0 + 12), 1);
-}
-
-/// G13: slices are as large as the page, for every supported one.
-#[test]
-fn a_larger_page_size_spreads_the_vfs() {
-    for bit in [0, 1, 4, 6, 8, 10] {
-        let mut sriov = sriov(8);
-        write(&mut sriov, PAGE_SIZE, 1 << bit);
-        write(&mut sriov, sriov::VF_BAR0 + 8, u32::MAX);
-        let aperture = 0x2000.max(0x1000 << bit);
-        assert_eq!(sriov.aperture(bar(2)), aperture);
-        assert_eq!(u64::from(read(&sriov, sriov::VF_BAR0 + 8)), 0xffff_ffff & !(aperture - 1) | 0xc);
-        word(&mut sriov, NUM_VFS, 8);
-        word(&mut sriov, CONTROL, 1);
-        for index in 0..8 {
-            let offset = u64::from(index) * aperture;
-            assert_eq!(sriov.locate(bar(2), offset + 5), Some((VfIndex(index), 5)));
-            assert_eq!(sriov.locate(bar(2), offset + aperture - 1), Some((VfIndex(index), aperture - 1)));
-        }
-        assert_eq!(sriov.locate(bar(2), 8 * aperture), None);
-    }
-}
-
-/// G14: VF BARs after a new System Page Size. The standard leaves it open; Linux restores BARs before the page size.
-#[test]
-fn a_new_page_size_keeps_the_types_and_the_addresses_as_far_as_they_are_aligned() {
-    let mut sriov = sriov(8);
-    write(&mut sriov, sriov::VF_BAR0 + 8, 0x1234_6000);
-    write(&mut sriov, sriov::VF_BAR0 + 12, 1);
-    write(&mut sriov, PAGE_SIZE, 1);
-    assert_eq!(read(&sriov, sriov::VF_BAR0 + 8), 0x1234_600c);
-    write(&mut sriov, PAGE_SIZE, 0x10);
-    assert_eq!((read(&sriov, sriov::VF_BAR0 + 8), read(&sriov, sriov::VF_BAR0 + 12)), (0x1234_000c, 1));
-}
-
-#[test]
-fn a_guest_with_large_pages_can_restore_its_bars_before_its_page_size() {
-    let mut sriov = sriov(8);
-    write(&mut sriov, sriov::VF_BAR0 + 8, 0x1235_0000);
-    write(&mut sriov, PAGE_SIZE, 0x10);
-    assert_eq!(read(&sriov, sriov::VF_BAR0 + 8), 0x1235_000c);
-}
-
-/// G16: what VFs decode with each of VF Enable and VF MSE.
-#[test]
-fn vfs_decode_only_with_vf_enable_and_vf_mse() {
-    for (control, decodes) in [(0, false), (1, false), (8, false), (9, true)] {
-        let mut sriov = enabled(8, 3);
-        word(&mut sriov, CONTROL, control);
-        assert_eq!(windows(&sriov).len(), if decodes { 2 } else { 0 }, "{control}");
-    }
-}
-
-#[test]
-fn a_window_is_as_long_as_the_vfs_that_exist() {
-    let expected = [
-        Window { id: WindowId::VfBar(bar(2)), base: 0x80_1000_0000, len: 3 * 0x2000 },
-        Window { id: WindowId::VfBar(bar(4)), base: 0x2000_0000, len: 3 * 0x1000 },
-    ];
-    assert_eq!(windows(&enabled(8, 3)), expected);
-}
-
-/// B14: the slice that sizing tells, the one that is decoded and the one that an access is in.
-#[test]
-fn the_last_byte_of_the_last_vf_is_where_sizing_says() {
-    for (total, page) in [(1, 1), (127, 1), (127, 0x10), (255, 0x400)] {
-        let mut sriov = sriov(total);
-        write(&mut sriov, PAGE_SIZE, page);
-        for bar in [bar(2), bar(4)] {
-            let offset = sriov::VF_BAR0 + 4 * u16::from(bar.get());
-            write(&mut sriov, offset, u32::MAX);
-            let sized = u64::from(!(read(&sriov, offset) & !0xf)) + 1;
-            write(&mut sriov, offset, 0);
-            word(&mut sriov, NUM_VFS, total);
-            word(&mut sriov, CONTROL, 9);
-            let window = windows(&sriov).into_iter().find(|window| window.id == WindowId::VfBar(bar)).unwrap();
-            assert_eq!(window.len, sized * u64::from(total));
-            assert_eq!(sriov.locate(bar, window.len - 1), Some((VfIndex(total - 1), sized - 1)));
-            assert_eq!(sriov.locate(bar, window.len), None);
-            word(&mut sriov, CONTROL, 0);
-        }
-    }
-}
-
-/// G17: a VF BAR that moves.
-#[test]
-fn a_moved_vf_bar_moves_all_vfs_at_once() {
-    let mut sriov = enabled(8, 3);
-    assert!(write(&mut sriov, sriov::VF_BAR0 + 12, 0x90).windows);
-    assert_eq!(windows(&sriov)[0].base, 0x90_1000_0000);
-    assert!(!write(&mut sriov, sriov::VF_BAR0 + 12, 0x90).windows);
-    // A BAR of 64 bits is written in two steps, and decodes what the registers say after each of them.
-    let bases = |sriov: &Sriov| windows(sriov).iter().map(|window| window.base).collect::<Vec<_>>();
-    write(&mut sriov, sriov::VF_BAR0 + 8, 0xffff_c000);
-    write(&mut sriov, sriov::VF_BAR0 + 12, 0);
-    assert_eq!(windows(&sriov)[0], Window { id: WindowId::VfBar(bar(2)), base: 0xffff_c000, len: 0x6000 });
-    write(&mut sriov, sriov::VF_BAR0 + 8, 0x2000);
-    assert_eq!(bases(&sriov), [0x2000, 0x2000_0000]);
-    write(&mut sriov, sriov::VF_BAR0 + 12, 1);
-    assert_eq!(bases(&sriov), [0x1_0000_2000, 0x2000_0000]);
-    // Past the end of the address space nothing decodes.
-    write(&mut sriov, sriov::VF_BAR0 + 12, u32::MAX);
-    write(&mut sriov, sriov::VF_BAR0 + 8, u32::MAX);
-    assert_eq!(windows(&sriov).len(), 1);
-}
-
-/// G20: which routing IDs exist.
-#[test]
-fn exactly_the_enabled_vfs_have_routing_ids() {
-    for num_vfs in [0, 1, 2, 255, 300] {
-        let sriov = enabled(300, num_vfs);
-        let answering: Vec<_> = (0..=u16::MAX)
-            .map(Rid::from_bits)
-            .filter_map(|rid| sriov.vf_index(pf(), rid).map(|index| (index, rid)))
-            .collect();
-        let expected: Vec<_> = (0..num_vfs).map(|i| (VfIndex(i), Rid::from_bits(0x100 + i))).collect();
-        assert_eq!(answering, expected);
-    }
-}
-
-/// G22: VFs beyond devfn FFh.
-#[test]
-fn the_256th_vf_is_on_the_next_bus() {
-    let sriov = enabled(300, 300);
-    assert_eq!(sriov.vf_rid(pf(), VfIndex(255)).unwrap().to_string(), "01:1f.7");
-    assert_eq!(sriov.vf_rid(pf(), VfIndex(256)).unwrap().to_string(), "02:00.0");
-    assert_eq!(sriov.vf_rid(pf(), VfIndex(300)), None);
-}
-
-/// B15: numbers of VFs that do not fit a byte.
-#[test]
-fn counts_around_a_byte_are_counts() {
-    for total in [1, 127, 128, 255, 256, 1024] {
-        let sriov = enabled(total, total);
-        assert_eq!(sriov.num_visible(), total);
-        assert_eq!(windows(&sriov)[0].len, u64::from(total) * 0x2000);
-        let last = VfIndex(total - 1);
-        assert_eq!(sriov.vf_index(pf(), sriov.vf_rid(pf(), last).unwrap()), Some(last));
-        assert_eq!(sriov.locate(bar(2), u64::from(total) * 0x2000 - 1), Some((last, 0x1fff)));
-    }
-}
-
-/// B18: one VF, stride 0.
-#[test]
-fn a_single_vf_may_have_stride_0() {
-    let mut sriov = Sriov::new(SriovShape { vf_stride: 0, ..shape(1) }).unwrap();
-    word(&mut sriov, NUM_VFS, 1);
-    word(&mut sriov, CONTROL, 9);
-    assert_eq!(sriov.vf_index(pf(), Rid::from_bits(0x100)), Some(VfIndex(0)));
-    assert_eq!(sriov.vf_index(pf(), Rid::from_bits(0x101)), None);
-    assert_eq!(sriov.vf_index(pf(), pf()), None);
-}
-
-#[test]
-fn a_stride_skips_the_functions_between() {
-    let mut sriov = Sriov::new(SriovShape { vf_stride: 2, ..shape(4) }).unwrap();
-    word(&mut sriov, NUM_VFS, 4);
-    word(&mut sriov, CONTROL, 1);
-    let present: Vec<_> = (0x100..0x10a).filter(|&rid| sriov.vf_index(pf(), Rid::from_bits(rid)).is_some()).collect();
-    assert_eq!(present, [0x100, 0x102, 0x104, 0x106]);
-}
-
 /// G26: writes of the value that VF Enable has.
 #[test]
 fn writing_the_same_control_again_changes_nothing() {
@@ -434,3 +253,9 @@ fn impossible_shapes_are_refused() {
     assert!(matches!(error(|shape| shape.vf_stride = 0xffff), SriovError::RoutingIds { .. }));
     assert!(matches!(error(|shape| shape.bars.push((bar(3), BarKind::Memory32 { size: 16 }))), SriovError::Bar(_)));
 }
+
+#[path = "sriov_tests/routing_ids.rs"]
+mod routing_ids;
+
+#[path = "sriov_tests/slices.rs"]
+mod slices;

@@ -4,7 +4,7 @@
 //! that are free when the PF is plugged: VF i is function `i % 256` of the `i / 256`-th of them. All of that is fixed at plug
 //! time, so that no routing ID ever changes hands while a guest runs.
 
-use crate::Rid;
+use crate::{Rid, VfIndex};
 
 /// VFs on one bus: all its functions.
 const VFS_PER_BUS: u16 = 256;
@@ -55,13 +55,20 @@ pub struct VfPlacement {
     pub vf_stride: u16,
 }
 
+impl VfPlacement {
+    /// The routing ID of VF `index`, which is below [`Self::total_vfs`], of the PF `pf` (`PCIe 6.2 §9.3.3.9, §9.3.3.10`).
+    #[must_use]
+    pub const fn vf_rid(self, pf: Rid, index: VfIndex) -> Rid {
+        pf.wrapping_add(self.first_vf_offset).wrapping_add(self.vf_stride.wrapping_mul(index.0))
+    }
+}
+
 impl Placement {
     fn vf_buses(&self) -> std::ops::RangeInclusive<u8> {
         match self.vfs {
             Some(vfs) => {
-                let first = self.rid.wrapping_add(vfs.first_vf_offset);
-                let last = first.wrapping_add(vfs.vf_stride.wrapping_mul(vfs.total_vfs.saturating_sub(1)));
-                first.bus()..=last.bus()
+                let last = VfIndex(vfs.total_vfs.saturating_sub(1));
+                vfs.vf_rid(self.rid, VfIndex(0)).bus()..=vfs.vf_rid(self.rid, last).bus()
             }
             #[expect(clippy::reversed_empty_ranges, reason = "no bus at all")]
             None => 1..=0,
@@ -215,10 +222,7 @@ mod tests {
         let first = plug(&mut topology, None, 8, 1);
         let second = plug(&mut topology, Some(9), 300, 2);
         let third = plug(&mut topology, None, 1, 3);
-        let vf = |placement: Placement, index| {
-            let vfs = placement.vfs.unwrap();
-            placement.rid.wrapping_add(vfs.first_vf_offset + index * vfs.vf_stride).to_string()
-        };
+        let vf = |placement: Placement, index| placement.vfs.unwrap().vf_rid(placement.rid, VfIndex(index)).to_string();
         assert_eq!(
             (first.rid.to_string(), vf(first, 0), vf(first, 7)),
             ("00:01.0".into(), "01:00.0".into(), "01:00.7".into())
