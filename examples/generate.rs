@@ -34,6 +34,16 @@ fn generate(mut command: clap::Command, folder: &Path) -> Result<(), Box<dyn Err
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         generate_to(shell, &mut command, &name, &completions)?;
     }
-    clap_mangen::generate_to(command, &pages)?;
+    clap_mangen::generate_to(with_short_version(command), &pages)?;
     Ok(())
+}
+
+/// The version is part of a page's title, which is one line, and gets a `v` of its own below.
+fn with_short_version(command: clap::Command) -> clap::Command {
+    let line = command.get_version().and_then(|version| version.lines().next());
+    match line.map(|line| line.trim_start_matches('v').to_string()) {
+        // For the rest of this short run.
+        Some(version) => command.version(&*version.leak()),
+        None => command,
+    }
 }

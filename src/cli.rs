@@ -53,7 +53,6 @@ const LATER: &[(&str, &str)] = &[
     ("--seccomp", "system call filters are"),
     ("--tpm", "TPMs are"),
     ("--user-device", "vfio-user devices are"),
-    ("--vdpa", "vDPA devices are"),
     ("--vsock", "vsock devices are"),
     ("--watchdog", "the watchdog is"),
 ];

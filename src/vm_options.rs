@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 use vmm::config::{
     ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options, PayloadConfig,
-    Problem, RngConfig, VmConfig, help,
+    Problem, RngConfig, VdpaConfig, VmConfig, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -115,6 +115,18 @@ pub struct VmOptions {
         long_help = format!("Serial port: {CONSOLE_MODES} [default: null]")
     )]
     serial: Option<String>,
+
+    /// NICs that are a vDPA device of the host each
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = keys::<VdpaConfig>("NICs that are a vDPA device of the host each; --net with vdpa has more keys. Repeat for more")
+    )]
+    vdpa: Vec<String>,
 }
 
 /// The help of an option, made of the table that its parser is made of.
@@ -161,6 +173,9 @@ impl VmOptions {
         }
         for vf in self.net_vf {
             vf.parse::<NetVf>()?.add_to(&mut config.net)?;
+        }
+        for vdpa in self.vdpa {
+            config.vdpa.push(vdpa.parse()?);
         }
         Ok(config)
     }

@@ -35,6 +35,8 @@ fn completions_and_pages_name_every_option_and_subcommand() {
         let options: Vec<_> = options.filter(|option| !option.ends_with('-')).collect();
         assert!(options.len() > 3, "{help}");
         let (bash, page) = (read(format!("completions/{name}.bash")), read(format!("man/{name}.1")));
+        let title: Vec<_> = page.lines().skip_while(|line| !line.starts_with(".TH")).take(2).collect();
+        assert!(title[0].matches('"').count() == 2 && title[1] == ".SH NAME", "{title:?}");
         for option in options {
             assert!(bash.contains(option), "{option} in completions of {name}");
             assert!(page.contains(&option.replace('-', "\\-")), "{option} in the page of {name}");

@@ -5,8 +5,8 @@
 //! each page of configuration space that the VM shows holds what a read would find; and the VM has been told of the doorbells in
 //! the windows, and of the messages that may be sent, each with a route of its own. After a reset nothing of it is left.
 
+mod seeds;
 mod shared;
-mod vm;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,11 +19,11 @@ use virtio_devices::testing::{FakeDevice, memory};
 use virtio_devices::{Memory, NetSriov, VirtioFunction, VirtioPci};
 use vm_memory::Bytes;
 use vmm::arch::x86_64::layout;
-use vmm::testing::{Apertures, Machine, PAGE, Shown, Slot, place_bars};
+use vmm::testing::{Apertures, Machine, PAGE, Record, RecordingVm, Refuse, Shown, Slot, place_bars};
 
-use crate::input::{Input, Seed};
+use crate::input::Input;
+pub use seeds::seeds;
 use shared::{DOORBELLS_AT, DOORBELLS_STEP, Shared};
-use vm::{Record, Vm};
 
 /// The queues of each kind of function, and the VFs of each PF.
 const QUEUES: [&[u16]; 3] = [&[256, 256, 64], &[64, 64, 64, 64, 64], &[16]];
@@ -127,7 +127,7 @@ impl Guest {
     /// Wires the devices to a new VM, and gives their BARs addresses if that is to be done.
     fn boot(&self) {
         *self.record.lock() = Record::default();
-        self.machine.set_wiring(Some(Box::new(Vm(Arc::clone(&self.record)))));
+        self.machine.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&self.record)))));
         if !self.firmware {
             return;
         }
@@ -221,7 +221,7 @@ impl Guest {
             }
         }
         self.check_address(&decoded, somewhere);
-        if !self.record.lock().refuse {
+        if self.record.lock().refuse == Refuse::Nothing {
             self.check_messages();
             self.check_doorbells(&decoded);
             self.check_shown(somewhere);
@@ -320,7 +320,7 @@ impl Guest {
     /// All pages that are shown.
     fn check_pages(&self) {
         let record = self.record.lock();
-        for pages in record.pages.values().filter(|_| !record.refuse) {
+        for pages in record.pages.values().filter(|_| record.refuse == Refuse::Nothing) {
             (0..pages.len / PAGE).for_each(|n| self.check_page(pages, n as u16));
         }
     }
@@ -359,7 +359,7 @@ impl Guest {
                 self.boot();
             }
             REFUSE => {
-                let refuse = input.u8() & 1 == 1;
+                let refuse = if input.u8() & 1 == 1 { Refuse::All } else { Refuse::Nothing };
                 self.record.lock().refuse = refuse;
                 // What was refused is tried again.
                 self.slots.iter().for_each(|(_, slot)| slot.reconcile());
@@ -373,7 +373,7 @@ impl Guest {
         let refused = std::mem::take(&mut self.record.lock().refuse);
         self.slots.iter().for_each(|(_, slot)| slot.reset());
         assert_eq!(self.machine.mmio.window_count(), 0, "a reset leaves nothing decoded");
-        if !refused {
+        if refused == Refuse::Nothing {
             let record = self.record.lock();
             assert!(record.irqfds.is_empty() && record.ioeventfds.is_empty(), "a reset leaves nothing wired");
         }
@@ -405,55 +405,4 @@ fn run_to_end(input: &[u8]) -> (usize, usize, u64) {
     };
     guest.part();
     ends
-}
-
-fn config(seed: Seed, device: u8, function: u8, offset: u16, value: u32) -> Seed {
-    let register = REGISTERS.iter().position(|register| *register == offset).unwrap_or(usize::from(offset));
-    seed.with([CONFIG, device, function, register as u8, 2]).with(value.to_le_bytes())
-}
-
-/// Enables VFs where the BARs are.
-fn enable(seed: Seed, device: u8, num_vfs: u32) -> Seed {
-    let seed = config(seed, device, 0, COMMAND, 6);
-    config(config(seed, device, 0, SRIOV + 0x10, num_vfs), device, 0, SRIOV + 8, 9)
-}
-
-/// Seeds: VFs of both PFs, BARs that move onto each other and away, D3hot, a driver that comes up, a VM that refuses.
-pub fn seeds() -> Vec<Vec<u8>> {
-    let placed = || Seed::new().with([1]);
-    let both = || enable(enable(placed(), 0, 5), 1, 2);
-    let moved = [(0x2c, 0x4000_0000), (0x30, 1), (0x34, 0x4000_4000), (0x38, 1)];
-    let moved = moved.into_iter().fold(both(), |seed, (offset, value)| config(seed, 0, 0, SRIOV + offset, value));
-    let moved = config(config(moved, 1, 0, 0x18, 0x4000_1000), 1, 0, 0x1c, 1);
-    let end = config(config(both(), 2, 0, COMMAND, 2), 2, 0, 0x1c, u32::MAX);
-    let end = config(end, 2, 0, 0x18, u32::MAX);
-    let page = config(enable(config(placed(), 0, 0, SRIOV + 0x20, 0x10), 0, 5), 0, 0, SRIOV + 8, 0);
-    let asleep = config(both(), 0, 0, 0x8c, 3);
-    // The plain NIC: MSI-X, its vector 0 for the configuration, DRIVER_OK. The first window is BAR 2, the second BAR 4.
-    let write = |seed: Seed, window: u8, offset: u16, len: u8, value: u64| {
-        seed.with([MMIO_WRITE, 2, window]).with(offset.to_le_bytes()).with([len]).with(value.to_le_bytes())
-    };
-    let driver = config(config(placed(), 2, 0, COMMAND, 6), 2, 0, 0x7c, 0x8000_0000);
-    let driver = write(write(write(driver, 1, 0, 4, 0xfee0_0000), 1, 8, 4, 0x41), 1, 12, 4, 0);
-    let features = [(0x14, 1, 1), (0x14, 1, 3), (0x08, 4, 1), (0x0c, 4, 1), (0x14, 1, 11), (0x10, 2, 0), (0x14, 1, 15)];
-    let driver = || features.into_iter().fold(driver.clone(), |seed, (at, len, value)| write(seed, 0, at, len, value));
-    let masked = config(driver(), 2, 0, 0x7c, 0xc000_0000);
-    let refused = enable(driver().with([REFUSE, 0, 1]), 0, 4).with([REFUSE, 0, 0]);
-    let rebooted = driver().with([REBOOT, 0]);
-    [both(), moved, end, page, asleep, driver(), masked, refused, rebooted, both().with([RESET, 0])]
-        .map(Seed::done)
-        .into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seeds_decode_and_send() {
-        let ends: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
-        let both = (8, 0, 9);
-        let driven = [(2, 1, 1), (2, 0, 1), (6, 1, 1), (0, 0, 0)];
-        assert_eq!(ends, [&[both, both, (9, 0, 10), (2, 0, 1), (4, 0, 9)], &driven[..], &[(4, 0, 4)]].concat());
-    }
 }

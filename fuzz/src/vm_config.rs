@@ -75,7 +75,7 @@ fn plan(config: &VmConfig) -> Option<usize> {
         .iter()
         .filter_map(|nic| match &nic.backend {
             BackendPlan::Tap { name, .. } => name.as_ref(),
-            BackendPlan::Fds(_) => None,
+            _ => None,
         })
         .collect();
     assert_eq!(taps.iter().collect::<HashSet<_>>().len(), taps.len(), "a tap is used twice");
@@ -145,6 +145,7 @@ fn every_key<T: Options>() -> String {
         "<address>" | "<mask>" => "192.168.249.1",
         "[<fd>,...]" => "[3,5-6]",
         "on|off" => "on",
+        "on|off|auto" => "auto",
         "client|server" => "server",
         _ => "\"a,b\"",
     };

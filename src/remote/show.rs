@@ -24,7 +24,8 @@ pub fn info(info: &VmInfo) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<8}{value}");
     line("state", format!("{:?}", info.state));
-    line("cpus", config.cpus.boot_vcpus.to_string());
+    let (vcpus, max) = (config.cpus.boot_vcpus, config.cpus.max_vcpus);
+    line("cpus", if max == vcpus { vcpus.to_string() } else { format!("{vcpus}, at most {max}") });
     line("memory", format!("{} MiB", info.memory_actual_size >> 20));
     let kernel = config.payload.kernel.as_ref().map_or("none".to_string(), |kernel| kernel.display().to_string());
     line("kernel", kernel);
@@ -55,8 +56,15 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
             (Some(pool), total) => format!(", {} of {total} VFs", if pool.enabled { pool.num_vfs } else { 0 }),
             (None, total) => format!(", {total} VFs reserved"),
         };
-        let mac = net.mac.map(|mac| mac.to_string()).unwrap_or_default();
-        rows.push(vec![id.clone(), bdf(&id), "net".to_string(), format!("{mac}{vfs}")]);
+        // A vDPA device has an address of its own.
+        let mac = net.mac.or(pool.map(|pool| pool.mac)).map(|mac| mac.to_string());
+        let device = net.vdpa.as_ref().map(|path| path.display().to_string());
+        let about = mac.or(device).unwrap_or_default();
+        rows.push(vec![id.clone(), bdf(&id), "net".to_string(), format!("{about}{vfs}")]);
+    }
+    for vdpa in &info.config.vdpa {
+        let id = text(&vdpa.id);
+        rows.push(vec![id.clone(), bdf(&id), "vdpa".to_string(), vdpa.path.display().to_string()]);
     }
     for disk in &info.config.disks {
         let (id, path) = (text(&disk.id), disk.path.as_ref().map(|path| path.display().to_string()));
@@ -93,5 +101,21 @@ mod tests {
         let text = r#"{"pf0": {"rx_frames": 3, "tx_frames": 0}, "pf0v0": {"kicks": 0}}"#;
         let shown = counters(&serde_json::from_str(text).unwrap());
         assert_eq!(shown, "DEVICE  COUNTER    VALUE\npf0     rx_frames  3\n");
+    }
+
+    #[test]
+    fn a_nic_is_told_by_its_address_or_by_the_device_that_has_one() {
+        let told = serde_json::json!({
+            "config": {
+                "net": [{"id": "a", "mac": "52:54:00:00:00:01"}, {"id": "b", "vdpa": "/dev/vhost-vdpa-0"}],
+                "vdpa": [{"id": "v", "path": "/dev/vhost-vdpa-1"}],
+            },
+            "state": "Created", "memory_actual_size": 1 << 29,
+        });
+        let shown: Vec<_> = devices(&serde_json::from_value(told).unwrap()).iter().map(|row| row.join(" ")).collect();
+        assert_eq!(
+            shown[1..4],
+            ["a - net 52:54:00:00:00:01", "b - net /dev/vhost-vdpa-0", "v - vdpa /dev/vhost-vdpa-1"]
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! Devices that cannot be added to a VM that runs, each asked for 20 times: the client is told what is wrong and what to do, in
 //! one sentence and with the right status; nothing is left; and what was refused is done once its cause is gone.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -17,7 +18,6 @@ const NET: &str = "vm.add-net";
 const BAD_REQUEST: u16 = 400;
 const CONFLICT: u16 = 409;
 const HOST: u16 = 500;
-const NOT_YET: u16 = 501;
 
 /// A request that is made again and again.
 struct Asked<'a> {
@@ -40,7 +40,12 @@ struct Held {
 impl<'a> Asked<'a> {
     /// A request of a VM with these NICs, which is booted.
     fn new(vmm: &'a Vmm, nets: Value, endpoint: &'static str, body: Value) -> Self {
-        Self { vmm, client: vmm.boot(nets), endpoint, body, fds: Vec::new() }
+        Self::of(vmm, vmm.boot(nets), endpoint, body)
+    }
+
+    /// A request of the VM that `client` has booted.
+    fn of(vmm: &'a Vmm, client: Client, endpoint: &'static str, body: Value) -> Self {
+        Self { vmm, client, endpoint, body, fds: Vec::new() }
     }
 
     fn net(vmm: &'a Vmm, nets: Value, body: Value) -> Self {
@@ -241,14 +246,90 @@ fn a_tap_that_another_process_has() {
     asked.is_done();
 }
 
+/// Why a device with this backend cannot be added to a VM that is booted with private memory.
+fn private_memory(option: &str) -> String {
+    format!(
+        "{option}: its backend has to map the guest's memory, and that of this VM is private; boot the VM with --memory \
+         shared=on, or with such a backend"
+    )
+}
+
 #[test]
-fn a_vdpa_device() {
+fn a_backend_that_cannot_reach_the_memory() {
     let vmm = Vmm::start();
-    let mut asked = Asked::new(&vmm, json!([]), "vm.add-vdpa", json!({"id": "v", "path": "/dev/vhost-vdpa-0"}));
+    let vdpa = json!({"id": "v", "path": "/dev/vhost-vdpa-none"});
+    let mut asked = Asked::new(&vmm, json!([]), "vm.add-vdpa", vdpa);
+    asked.is_refused("ark", BAD_REQUEST, &private_memory("--vdpa id=v"));
+    asked.endpoint = NET;
+    for body in [
+        json!({"id": "n", "vhost_user": true, "vhost_socket": "/nonexistent/s"}),
+        json!({"id": "n", "tap": "ark0", "sriov_vfs": 2, "vfs": [{"index": 1, "vdpa": "/dev/vhost-vdpa-none"}]}),
+    ] {
+        asked.body = body;
+        asked.is_refused("ark", BAD_REQUEST, &private_memory("--net id=n"));
+    }
+    asked.body["vfs"] = json!([]);
+    asked.is_done();
+}
+
+#[test]
+fn a_vdpa_device_that_is_missing() {
+    let vmm = Vmm::start();
+    let vdpa = json!({"id": "v", "path": "/dev/vhost-vdpa-none", "num_queues": 3});
+    let mut asked = Asked::of(&vmm, vmm.boot_shared(json!([])), "vm.add-vdpa", vdpa);
+    let missing = "no such device; make one (vdpa dev add name NAME mgmtdev DEVICE) and load the module vhost_vdpa \
+                   (modprobe vhost_vdpa)";
+    asked.is_refused("aro", BAD_REQUEST, &format!("--vdpa id=v,path=/dev/vhost-vdpa-none: {missing}"));
+    asked.endpoint = NET;
+    // The taps are made, and go again.
+    asked.body =
+        json!({"id": "n", "tap": "aro0", "sriov_vfs": 2, "vfs": [{"index": 1, "vdpa": "/dev/vhost-vdpa-none"}]});
+    let option = "--net-vf pf=n,index=1,vdpa=/dev/vhost-vdpa-none";
+    asked.is_refused("aro", BAD_REQUEST, &format!("{option}: {missing}"));
+    asked.body["vfs"] = json!([]);
+    asked.is_done();
+}
+
+#[test]
+fn a_vhost_user_socket_that_is_missing_or_deserted() {
+    let vmm = Vmm::start();
+    let socket = vmm.files.path("backend");
+    let body = json!({"id": "n", "vhost_user": true, "vhost_socket": socket});
+    let mut asked = Asked::of(&vmm, vmm.boot_shared(json!([])), NET, body);
+    let option = format!("--net id=n,socket={}", socket.display());
+    let missing = "no such file; start the backend first, or give the path of its socket";
+    asked.is_refused("arp", BAD_REQUEST, &format!("{option}: {missing}"));
+    drop(UnixListener::bind(&socket).unwrap());
+    let deserted = "nobody listens there (Connection refused); start the backend first";
+    asked.is_refused("arp", BAD_REQUEST, &format!("{option}: {deserted}"));
+}
+
+/// The command in a /dev that has what it needs, and not vhost-net.
+const WITHOUT_VHOST_NET: &str = "mkdir -p dev/net
+    for node in kvm net/tun null random urandom; do touch dev/$node && mount --bind /dev/$node dev/$node; done
+    mount --rbind dev /dev && exec \"$@\"";
+
+#[test]
+fn a_kernel_without_vhost_net() {
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-ec", WITHOUT_VHOST_NET, "sh", BINARY]);
+    let vmm = Vmm::of(command);
+    let body = json!({"id": "n", "tap": "arq0", "sriov_vfs": 2, "vhost": "auto", "vfs": [{"index": 1, "vhost": true}]});
+    let mut asked = Asked::net(&vmm, json!([]), body);
     asked.is_refused(
-        "ark",
-        NOT_YET,
-        "--vdpa path=/dev/vhost-vdpa-0: vDPA devices are not in this version yet; use a tap (vm.add-net)",
+        "arq",
+        HOST,
+        "--net-vf pf=n,index=1,vhost=on: there is no /dev/vhost-net; load the module (modprobe vhost_net), or leave vhost out",
+    );
+    asked.body["vfs"] = json!([]);
+    asked.is_done();
+    let info = asked.client.get("vm.info").expect(200);
+    assert_eq!(info["sriov"][0]["backend"], json!({"kind": "tap", "name": "arq0"}));
+    let log = fs::read_to_string(vmm.files.path("log")).unwrap();
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("vhost=auto")).collect();
+    assert!(
+        warnings.len() == TIMES + 1 && warnings.iter().all(|line| line.contains("carries the packets itself")),
+        "{log}"
     );
 }
 
@@ -257,9 +338,9 @@ fn descriptors_that_are_too_few() {
     let vmm = Vmm::start();
     let mut asked = Asked::net(&vmm, json!([]), json!({"id": "n", "num_queues": 4}));
     asked.fds.push(tap::queue("arl0", Queues::Many));
-    let said = reasons(&asked.ask())[1].to_string();
-    assert!(said.ends_with(": 1 file descriptors for num_queues=4; pass one for each pair of queues"), "{said}");
-    asked.is_refused("arl", BAD_REQUEST, &said);
+    let said = "--net id=n,num_queues=4: needs as many file descriptors (fd=) as pairs of queues, 2 and not 1; pass one for each \
+                pair";
+    asked.is_refused("arl", BAD_REQUEST, said);
     asked.fds.push(tap::queue("arl0", Queues::Many));
     asked.is_done();
 }

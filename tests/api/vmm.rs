@@ -78,8 +78,19 @@ impl Vmm {
 
     /// Creates such a VM and boots it.
     pub fn boot(&self, net: Value) -> Client {
+        self.boot_config(&self.config(net))
+    }
+
+    /// Creates such a VM whose memory others can map, and boots it.
+    pub fn boot_shared(&self, net: Value) -> Client {
+        let mut config = self.config(net);
+        config["memory"]["shared"] = json!(true);
+        self.boot_config(&config)
+    }
+
+    fn boot_config(&self, config: &Value) -> Client {
         let mut client = self.client();
-        client.put_json("vm.create", &self.config(net)).expect(204);
+        client.put_json("vm.create", config).expect(204);
         client.put("vm.boot").expect(204);
         // A thread has its name a moment after it was started.
         wait_for("the vCPUs", || ["vcpu0\n", "vcpu1\n"].iter().all(|name| self.threads().contains(&name.to_string())));
@@ -93,6 +104,16 @@ impl Vmm {
 
     /// The names of its threads, without those that the kernel gives a process with KVM.
     pub fn threads(&self) -> Vec<String> {
+        let mut names = self.named_threads();
+        // A thread has the name of its process until it has given itself its own.
+        wait_for("the names of threads", || {
+            names = self.named_threads();
+            names.iter().filter(|name| name.starts_with("cloud-hyperviso")).count() == 1
+        });
+        names
+    }
+
+    fn named_threads(&self) -> Vec<String> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         let mut names: Vec<_> =
             threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok()).collect();

@@ -56,6 +56,7 @@ fn help_tells_every_option_and_every_key() {
         "--net-vf",
         "--serial",
         "--console",
+        "--vdpa",
         "--log-file",
     ] {
         assert!(text.contains(&format!("{option} <")), "{option} in {text}");
@@ -126,7 +127,7 @@ fn an_option_whose_text_cannot_be_read_is_a_usage_error() {
 
 #[test]
 fn a_rule_that_a_well_formed_option_breaks_is_no_usage_error() {
-    assert_eq!(wrong(&["--net", "mtu=1"]), "--net mtu=1: not an MTU that a tap can have; give 1280 to 65521");
+    assert_eq!(wrong(&["--net", "mtu=1"]), "--net mtu=1: not an MTU that a NIC can have; give 1280 to 65521");
 }
 
 #[test]
@@ -230,11 +231,22 @@ fn queue_counts_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_backend_that_comes_later_is_refused_by_name() {
+fn backends_that_exclude_each_other_are_refused() {
     assert_eq!(
-        wrong_vf("pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2"),
-        "--net-vf pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2: vDPA backends are not in this version yet; use tap= or fd= instead"
+        wrong_vf("pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2,tap=clitest2"),
+        "--net-vf pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2: a vDPA device is the whole backend, and there is no tap; \
+         leave tap out"
     );
+    assert_eq!(
+        wrong(&["--net", "socket=/run/s", "--vdpa", "path=/dev/vhost-vdpa-0"]),
+        "--net socket=/run/s: a socket is a vhost-user backend's; add vhost_user=on, or leave socket out"
+    );
+    assert_eq!(
+        wrong(&["--vdpa", "path=/dev/vhost-vdpa-0", "path=/dev/vhost-vdpa-0,id=v"]),
+        "--vdpa id=v,path=/dev/vhost-vdpa-0: this device is in use by _vdpa0 already; give each NIC and each VF its own"
+    );
+    assert_eq!(malformed("--net", "vhost=perhaps"), "--net vhost=perhaps: give on, off or auto");
+    assert_eq!(malformed("--vdpa", "num_queues=2"), "--vdpa: path has to be given");
 }
 
 // The log.

@@ -48,7 +48,8 @@ impl Files {
         self.kernel(&[0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xf4])
     }
 
-    fn kernel(&self, code: &[u8]) -> String {
+    /// A kernel of these instructions.
+    pub fn kernel(&self, code: &[u8]) -> String {
         self.write("vmlinux", &kernel(code))
     }
 }

@@ -58,6 +58,35 @@ fn a_kernel_that_is_neither_elf_nor_bzimage_is_refused() {
 }
 
 #[test]
+fn a_backend_that_is_missing_is_refused() {
+    let files = Files::new();
+    let kernel = files.idle_kernel();
+    let refused = |options: &[&str]| {
+        Run::new(&[&["--kernel", kernel.as_str()], options].concat()).with_taps("climiss").refused(WRONG)
+    };
+    let no_device = "no such device; make one (vdpa dev add name NAME mgmtdev DEVICE) and load the module vhost_vdpa \
+                     (modprobe vhost_vdpa)";
+    assert_eq!(
+        refused(&["--vdpa", "id=v,path=/dev/vhost-vdpa-none"]),
+        format!("--vdpa id=v,path=/dev/vhost-vdpa-none: {no_device}")
+    );
+    // The PF's tap and that of VF 0 are made before, and gone again.
+    let pf = ["--net", "id=pf0,tap=climiss,sriov_vfs=2", "--net-vf"];
+    assert_eq!(
+        refused(&[&pf[..], &["pf=pf0,index=1,vdpa=/dev/vhost-vdpa-none"]].concat()),
+        format!("--net-vf pf=pf0,index=1,vdpa=/dev/vhost-vdpa-none: {no_device}")
+    );
+    assert_eq!(
+        refused(&[&pf[..], &["pf=pf0,index=1,vhost_user=on,socket=/nonexistent/s"]].concat()),
+        "--net-vf pf=pf0,index=1,socket=/nonexistent/s: no such file; start the backend first, or give the path of its socket"
+    );
+    assert_eq!(
+        refused(&["--net", "vhost_user=on,socket=/nonexistent/s,vhost_mode=server"]),
+        "--net id=_net0,socket=/nonexistent/s: its folder does not exist; create it"
+    );
+}
+
+#[test]
 fn an_initramfs_larger_than_memory_is_refused() {
     let files = Files::new();
     let (kernel, initramfs) = (files.idle_kernel(), files.sparse("initramfs", 128 << 20));

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use crate::files::Files;
-use crate::vmm::{Vmm, wait_for};
+use crate::vmm::{VMM, Vmm, wait_for};
 
 fn events(text: &str) -> Vec<Value> {
     serde_json::Deserializer::from_str(text).into_iter().map(Result::unwrap).collect()
@@ -47,6 +48,20 @@ fn the_life_of_a_vm_is_told() {
     let at =
         |event: &Value| (event["timestamp"]["secs"].as_u64().unwrap(), event["timestamp"]["nanos"].as_u64().unwrap());
     assert!(told.is_sorted_by_key(at));
+}
+
+#[test]
+fn a_program_whose_socket_is_in_use_leaves_the_events_of_the_other_alone() {
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("events");
+    let vmm = Vmm::start(&["--event-monitor", &monitor(&file)]);
+    let mut second = Command::new(VMM);
+    second.arg("--api-socket").arg(vmm.path("socket")).args(["--event-monitor", &monitor(&file)]);
+    assert!(!second.output().unwrap().status.success());
+    vmm.done(&["shutdown-vmm"]);
+    assert_eq!(vmm.end(), Some(0));
+    let told = events(&fs::read_to_string(&file).unwrap());
+    assert_eq!(names(&told).join(" "), "vmm:starting vmm:shutdown");
 }
 
 #[test]

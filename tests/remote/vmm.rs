@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -30,7 +31,8 @@ impl Vmm {
         command.arg("--api-socket").arg(&socket).args(arguments);
         let process = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         let vmm = Self { process, home };
-        wait_for("the socket", || socket.exists());
+        // It is there a moment before somebody listens.
+        wait_for("the socket", || UnixStream::connect(&socket).is_ok());
         vmm
     }
 

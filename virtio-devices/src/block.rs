@@ -22,6 +22,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use log::debug;
 use parking_lot::Mutex;
@@ -33,6 +34,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
+use crate::rate_limiter::{RateLimiter, RateLimits};
 use crate::worker::{spawn, spawn_all, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 use config::{Config, WRITEBACK};
@@ -83,6 +85,8 @@ pub struct BlockSpec {
     pub queue_size: u16,
     /// The serial number that the guest reads, at most 20 bytes. Without one it is the beginning of the id.
     pub serial: Option<String>,
+    /// How much its queues together may do. Discarding and zeroing count as operations only.
+    pub limits: RateLimits,
     /// Tries io_uring. Without it a queue's requests are carried out one at a time.
     pub io_uring: bool,
 }
@@ -102,6 +106,8 @@ pub struct Block {
     negotiated: u64,
     /// Whether a write is complete only when it is on the medium: for the workers.
     stable: Arc<AtomicBool>,
+    /// What it may still do. A reset does not refill it.
+    limiter: Option<Arc<Mutex<RateLimiter>>>,
 }
 
 impl Block {
@@ -142,6 +148,7 @@ impl Block {
             writeback: true,
             negotiated: 0,
             stable: Arc::new(AtomicBool::new(false)),
+            limiter: RateLimiter::new(spec.limits, Instant::now()).map(|limiter| Arc::new(Mutex::new(limiter))),
             spec,
         })
     }
@@ -199,6 +206,7 @@ impl Block {
             features: start.features,
             counters: Arc::clone(&self.counters),
             interrupts: Arc::clone(&start.interrupts),
+            limiter: self.limiter.clone(),
             complete: Mutex::new(false),
         })
     }
@@ -208,7 +216,7 @@ impl Block {
         let shared = Arc::clone(shared);
         let name = thread_name(&self.spec.id, "q", part.index);
         let thread = spawn(name, move || part.run(&shared))?;
-        Ok(Worker { queues, kick, stop, thread })
+        Ok(Worker::new(queues, kick, stop, thread))
     }
 }
 

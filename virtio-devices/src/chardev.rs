@@ -154,7 +154,7 @@ impl CharDevice {
         while !bytes.is_empty() {
             let Some((end, part)) = self.reader() else { return };
             let patience = if self.stuck.load(Ordering::Relaxed) { Duration::ZERO } else { self.patience };
-            let taken = is_writable(end.as_fd(), patience);
+            let taken = is_ready(end.as_fd(), PollFlags::OUT, patience);
             self.stuck.store(!taken, Ordering::Relaxed);
             if !taken {
                 return;
@@ -188,11 +188,17 @@ impl CharDevice {
         let nothing = Err(io::ErrorKind::WouldBlock.into());
         match &self.kind {
             Kind::Null => Ok(0),
-            Kind::Streams { input, .. } => match input.as_ref().map(|input| rustix::io::read(input, bytes)) {
-                None => Ok(0),
-                Some(Err(Errno::INTR)) => nothing,
-                Some(result) => Ok(result?),
-            },
+            Kind::Streams { input, .. } => {
+                let Some(input) = input else { return Ok(0) };
+                // It may be shared with other programs, and must not be made not to wait.
+                if !is_ready(input.as_fd(), PollFlags::IN, Duration::ZERO) {
+                    return nothing;
+                }
+                match rustix::io::read(input, bytes) {
+                    Err(Errno::INTR) => nothing,
+                    result => Ok(result?),
+                }
+            }
             Kind::Pty(pty) => match rustix::io::read(pty, bytes) {
                 // Nobody has it open.
                 Ok(0) | Err(Errno::IO | Errno::AGAIN | Errno::INTR) => nothing,
@@ -246,10 +252,11 @@ impl CharDevice {
     }
 }
 
-/// Whether `fd` takes output within `patience`. A signal ends the wait: it may be the one that stops a vCPU.
-fn is_writable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
+/// Whether `fd` takes output or has input, as `direction` says, within `patience`. A signal ends the wait: it may be the one that
+/// stops a vCPU.
+fn is_ready(fd: BorrowedFd<'_>, direction: PollFlags, patience: Duration) -> bool {
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
-    // A reader that is gone shows as an error, which the write then finds.
+    let mut fds = [PollFd::from_borrowed_fd(fd, direction)];
+    // Somebody who is gone shows as an error, which the write or read then finds.
     matches!(poll(&mut fds, Some(&timeout)), Ok(1..))
 }

@@ -12,6 +12,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use parking_lot::Mutex;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -19,6 +20,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::chardev::CharDevice;
 use crate::counters::{Losses, counters, log_losses};
+use crate::features::has;
 use crate::worker::{spawn, thread_name};
 use crate::{Interrupts, Start, VirtioDevice, Worker};
 use worker::Part;
@@ -72,29 +74,60 @@ pub struct ConsoleSize {
     pub rows: u16,
 }
 
+/// The terminal that a console is shown in, whose size may change while the guest runs: one for a console and for who watches the
+/// terminal.
+#[derive(Debug)]
+pub struct ConsoleWindow(Mutex<WindowState>);
+
+#[derive(Debug)]
+struct WindowState {
+    size: ConsoleSize,
+    generation: u8,
+    /// Where a change is signalled while a driver runs that negotiated the size.
+    interrupts: Option<Arc<Interrupts>>,
+}
+
+impl ConsoleWindow {
+    /// A terminal that has `size`.
+    pub fn new(size: ConsoleSize) -> Self {
+        Self(Mutex::new(WindowState { size, generation: 0, interrupts: None }))
+    }
+
+    /// Tells the driver that the terminal has another size now.
+    pub fn resize(&self, size: ConsoleSize) {
+        let interrupts = {
+            let mut state = self.0.lock();
+            if state.size == size {
+                return;
+            }
+            state.size = size;
+            state.generation = state.generation.wrapping_add(1);
+            state.interrupts.clone()
+        };
+        if let Some(interrupts) = interrupts {
+            interrupts.signal_config();
+        }
+    }
+}
+
 /// A virtio console. It outlives resets of the device and reboots of the guest.
 pub struct Console {
     id: String,
     device: Arc<CharDevice>,
-    size: Option<ConsoleSize>,
-    generation: u8,
+    window: Option<Arc<ConsoleWindow>>,
     counters: Arc<ConsoleCounters>,
     losses: Losses,
-    /// Where a change of the size is signalled while the driver runs.
-    interrupts: Option<Arc<Interrupts>>,
 }
 
 impl Console {
-    /// A console called `id` whose other end is `device`; `size` if that is a terminal.
-    pub fn new(id: &str, device: Arc<CharDevice>, size: Option<ConsoleSize>) -> Self {
+    /// A console called `id` whose other end is `device`, in `window` if that is a terminal.
+    pub fn new(id: &str, device: Arc<CharDevice>, window: Option<Arc<ConsoleWindow>>) -> Self {
         Self {
             id: id.to_string(),
             device,
-            size,
-            generation: 0,
+            window,
             counters: Arc::new(ConsoleCounters::new()),
             losses: Losses::default(),
-            interrupts: None,
         }
     }
 
@@ -113,14 +146,14 @@ impl Console {
         Arc::clone(&self.counters)
     }
 
-    /// Tells the driver that the terminal has another size now. A console that is none keeps having no size.
-    pub fn set_size(&mut self, size: ConsoleSize) {
-        if self.size.is_none_or(|old| old == size) {
-            return;
-        }
-        self.size = Some(size);
-        self.generation = self.generation.wrapping_add(1);
-        if let Some(interrupts) = &self.interrupts {
+    /// Tells the driver that there is a size to read, and signals changes to `interrupts` from now on; nobody is told if `None`.
+    ///
+    /// Linux 6.1 and others read no size before they are told of one that changed (`virtio 1.4 §5.3.6`). Those that have read it
+    /// read the same one again.
+    fn signal_to(&self, interrupts: Option<Arc<Interrupts>>) {
+        let Some(ConsoleWindow(state)) = self.window.as_deref() else { return };
+        state.lock().interrupts.clone_from(&interrupts);
+        if let Some(interrupts) = interrupts {
             interrupts.signal_config();
         }
     }
@@ -139,7 +172,7 @@ impl VirtioDevice for Console {
         1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
             | 1 << VIRTIO_RING_F_EVENT_IDX
-            | u64::from(self.size.is_some()) << F_SIZE
+            | u64::from(self.window.is_some()) << F_SIZE
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -149,7 +182,8 @@ impl VirtioDevice for Console {
     /// Columns and rows (`virtio 1.4 §5.3.4`, `struct virtio_console_config`).
     fn config_read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
-        let ConsoleSize { columns, rows } = self.size.unwrap_or_default();
+        let size = self.window.as_ref().map(|window| window.0.lock().size);
+        let ConsoleSize { columns, rows } = size.unwrap_or_default();
         let ([a, b], [c, d]) = (columns.to_le_bytes(), rows.to_le_bytes());
         let bytes = [a, b, c, d];
         let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
@@ -160,7 +194,7 @@ impl VirtioDevice for Console {
     fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn config_generation(&self) -> u8 {
-        self.generation
+        self.window.as_ref().map_or(0, |window| window.0.lock().generation)
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
@@ -185,13 +219,13 @@ impl VirtioDevice for Console {
             stop: Arc::clone(&stop),
         };
         let thread = spawn(thread_name(&self.id, "q", 0), move || part.run())?;
-        self.interrupts = Some(start.interrupts);
-        Ok(vec![Worker { queues, kick, stop, thread }])
+        self.signal_to(has(start.features, F_SIZE).then_some(start.interrupts));
+        Ok(vec![Worker::new(queues, kick, stop, thread)])
     }
 
     fn reset(&mut self) {
         log_losses(&self.id, self.losses.doubled(&self.counters.losses()));
-        self.interrupts = None;
+        self.signal_to(None);
     }
 }
 

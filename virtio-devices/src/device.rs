@@ -95,8 +95,9 @@ pub struct Start {
 
 /// A thread that runs queues.
 pub struct Worker {
-    /// The indices of the queues that it runs: a write to one of their doorbells signals `kick`.
-    pub queues: Vec<u16>,
+    /// The queues that it answers for, and what a write to the doorbell of each signals: its own `kick`, or what wakes whoever runs
+    /// the queue in its place.
+    pub doorbells: Vec<(u16, Arc<EventFd>)>,
     /// Wakes the worker.
     pub kick: Arc<EventFd>,
     /// Set, before a last kick, to make the worker end after at most the buffers it has in hand.
@@ -106,11 +107,27 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// A thread that runs `queues` itself.
+    pub fn new(
+        queues: impl IntoIterator<Item = u16>,
+        kick: Arc<EventFd>,
+        stop: Arc<AtomicBool>,
+        thread: JoinHandle<()>,
+    ) -> Self {
+        let doorbells = queues.into_iter().map(|queue| (queue, Arc::clone(&kick))).collect();
+        Self { doorbells, kick, stop, thread }
+    }
+
+    /// Wakes it, to look again at what it does not own.
+    pub fn wake(&self) {
+        // A full counter has woken the worker already.
+        let _ = self.kick.write(1);
+    }
+
     /// Tells the worker to end, and returns what to join. It touches neither guest memory nor its backend after that.
     pub fn stop(self) -> JoinHandle<()> {
         self.stop.store(true, Ordering::Release);
-        // A full counter has woken the worker already.
-        let _ = self.kick.write(1);
+        self.wake();
         self.thread
     }
 }

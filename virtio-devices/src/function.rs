@@ -202,7 +202,10 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         match self.layout.locate(bar, offset, data.len()) {
             Some(Place::Common(offset)) => match self.transport.write(offset, data) {
                 Change::None => Effects::NONE,
-                Change::Vectors => Effects { messages: true, ..Effects::NONE },
+                Change::Vectors => {
+                    self.run.iter().for_each(Run::wake);
+                    Effects { messages: true, ..Effects::NONE }
+                }
                 // With the first start of its queues the function has messages to send.
                 Change::Status => Effects { queues: true, messages: true, ..Effects::NONE },
                 Change::Reset => {

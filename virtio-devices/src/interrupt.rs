@@ -1,7 +1,6 @@
 //! Where a device's workers signal the driver.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
@@ -9,6 +8,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::eventfd::borrow;
 use crate::state::{StateError, VectorState};
 
 /// No vector (`virtio 1.4 §4.1.4.3`, `VIRTIO_MSI_NO_VECTOR`).
@@ -181,8 +181,7 @@ impl Interrupts {
 
 /// Whether a signal waits in `eventfd`. It is left alone: whoever else waits for it would be woken by what is put back.
 fn is_signalled(eventfd: &EventFd) -> bool {
-    // SAFETY: the eventfd is open as long as it is borrowed.
-    let fd = unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) };
+    let fd = borrow(eventfd);
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
@@ -217,8 +216,7 @@ mod tests {
         let interrupts = Interrupts::new(0, 1);
         interrupts.set_config_vector(0);
         let eventfd = interrupts.eventfd(0).unwrap();
-        // SAFETY: the eventfd is open as long as it is borrowed.
-        let fd = unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) };
+        let fd = borrow(&eventfd);
         assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         assert!(rustix::fs::fcntl_getfl(fd).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
     }

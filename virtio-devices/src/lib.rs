@@ -8,6 +8,7 @@ mod chardev;
 mod console;
 mod counters;
 mod device;
+mod eventfd;
 mod features;
 mod function;
 mod host;
@@ -16,8 +17,10 @@ mod iovecs;
 mod net;
 mod net_sriov;
 mod port;
+mod rate_limiter;
 mod ring;
 mod rng;
+mod spill;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -25,11 +28,13 @@ mod transport;
 mod worker;
 
 pub use backend::{
-    InterfaceNameError, Offloads, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask,
+    Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, InterfaceNameError, Locking, Offload,
+    OffloadError, OffloadQueue, OffloadRun, Offloads, Tap, TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault,
+    VdpaSpec, VhostNet, VhostNetError, VhostUser, VhostUserError, VhostUserSpec, check_interface_name, is_network_mask,
 };
 pub use block::{Block, BlockCounter, BlockCounters, BlockError, BlockSpec};
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
-pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize};
+pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::{Memory, SharedQueue, Start, VirtioDevice, Worker};
 pub use function::{FunctionError, VirtioFunction};
 pub use host::{Doorbell, Message, VirtioPci};
@@ -37,6 +42,7 @@ pub use interrupt::{Interrupts, NO_VECTOR};
 pub use net::{Counter, Net, NetCounters, NetError, NetSpec};
 pub use net_sriov::{NetSriov, NetSriovError};
 pub use port::{FunctionStatus, MacError, Port, SriovStatus};
+pub use rate_limiter::{RateLimit, RateLimits};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use state::{
     AddressesState, DeviceSpecific, DeviceState, FunctionState, NicState, PositionState, QueueState, STATE_VERSION,

@@ -1,6 +1,7 @@
-//! virtio-net over a tap (`virtio 1.4 §5.1`).
+//! virtio-net (`virtio 1.4 §5.1`).
 //!
-//! Each queue pair has a thread that owns its queues while the driver runs them; the first pair's serves the control queue, too.
+//! Over a tap, each queue pair has a thread that owns its queues while the driver runs them; the first pair's serves the control
+//! queue, too. Over a backend that runs the queues itself there is one thread, for the backend and the control queue.
 //! What the driver gets wrong is dropped and counted, never logged, and ends nothing but the queue concerned.
 
 mod config;
@@ -9,6 +10,7 @@ mod counters;
 mod features;
 mod filter;
 mod header;
+mod offload;
 mod receive;
 mod saved;
 mod state;
@@ -29,20 +31,27 @@ use std::sync::atomic::AtomicBool;
 use log::debug;
 use parking_lot::Mutex;
 use thiserror::Error;
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
-use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ};
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ,
+};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::backend::{Offloads, Tap};
+use crate::backend::{Ability, Backend, BackendKind, BackendObserver, Health, Offload, Offloads, Tap};
 use crate::counters::{Losses, log_losses};
 use crate::worker::{spawn, spawn_all, thread_name};
 use crate::{DeviceSpecific, Interrupts, MacError, Port, Start, StateError, VirtioDevice, Worker};
 use config::Config;
 pub use counters::{Counter, NetCounters};
 use features::has;
+pub(crate) use features::{offered_by, offload_features, served_for_any};
 use filter::is_multicast;
 pub(crate) use header::HEADER;
+use offload::{Given, Offloaded};
+pub(crate) use receive::MAX_READ;
 use state::NetState;
+pub(crate) use worker::MAX_STALE;
 use worker::{Pair, Shared};
 
 /// The longest frame: a TCP or UDP packet of 64 KiB (`virtio 1.4 §5.1.6.3.1`), an Ethernet header and two VLAN tags.
@@ -54,7 +63,7 @@ const MIN_MTU: u16 = 68;
 /// The size of the control queue.
 const CONTROL_SIZE: u16 = 64;
 /// The largest size of a virtqueue (`virtio 1.4 §2.7`).
-const MAX_SIZE: u16 = 32_768;
+pub(crate) const MAX_QUEUE_SIZE: u16 = 32_768;
 /// A network controller, Ethernet.
 const CLASS: [u8; 3] = [0x02, 0x00, 0x00];
 
@@ -96,6 +105,39 @@ pub enum NetError {
         /// The backend's.
         queues: usize,
     },
+    /// The backend has too few queues.
+    #[error("num_queues={}: {name} has {has} pairs of queues; give num_queues={} or less", 2 * u32::from(*.pairs), 2 * u32::from(*.has))]
+    TooFewPairs {
+        /// The backend.
+        name: String,
+        /// The NIC's.
+        pairs: u16,
+        /// The backend's.
+        has: u16,
+    },
+    /// The backend's queues are too small.
+    #[error("queue_size={size}: {name} has queues of at most {has}; give queue_size={has} or less")]
+    TooLarge {
+        /// The backend.
+        name: String,
+        /// The NIC's.
+        size: u16,
+        /// The backend's.
+        has: u16,
+    },
+    /// The backend's MTU is smaller.
+    #[error("mtu={mtu}: {name} has an MTU of {has}; give {has} or less, or leave mtu out")]
+    Mtu {
+        /// The backend.
+        name: String,
+        /// The NIC's.
+        mtu: u16,
+        /// The backend's.
+        has: u16,
+    },
+    /// The backend cannot run the queues of a modern driver.
+    #[error("{0} does not offer VIRTIO_F_VERSION_1; it is no backend for a virtio 1 device")]
+    Legacy(String),
 }
 
 struct Hex<'a>(&'a [u8; 6]);
@@ -107,10 +149,19 @@ impl std::fmt::Display for Hex<'_> {
     }
 }
 
-/// A virtio network device. It and its tap outlive resets of the device and reboots of the guest.
+/// What runs the queues.
+enum Engine {
+    /// Workers of this process, a pair of queues each.
+    Tap(Tap),
+    /// The backend itself.
+    Offload(Ability, Arc<Mutex<Box<dyn Offload>>>),
+}
+
+/// A virtio network device. It and its backend outlive resets of the device and reboots of the guest.
 pub struct Net {
     spec: NetSpec,
-    backend: Tap,
+    engine: Engine,
+    health: Arc<Health>,
     features: u64,
     queue_sizes: Vec<u16>,
     counters: Arc<NetCounters>,
@@ -118,6 +169,8 @@ pub struct Net {
     state: Arc<NetState>,
     /// Where a change of the configuration is signalled while the driver runs.
     interrupts: Option<Arc<Interrupts>>,
+    /// What wakes the worker of a backend that runs the queues, while the driver runs.
+    wake: Option<Arc<EventFd>>,
     /// The queues have not been started since the last reset.
     fresh: bool,
 }
@@ -128,31 +181,32 @@ impl Net {
     /// # Errors
     ///
     /// [`NetError`], when `spec` is no NIC or not one of this backend.
-    pub fn new(spec: NetSpec, backend: Tap) -> Result<Self, NetError> {
-        if is_multicast(&spec.mac) || spec.mac == [0; 6] {
-            return Err(NetError::Mac(spec.mac));
-        }
-        if !spec.queue_size.is_power_of_two() || !(2..=MAX_SIZE).contains(&spec.queue_size) {
+    pub fn new(spec: NetSpec, backend: impl Into<Backend>) -> Result<Self, NetError> {
+        if !spec.queue_size.is_power_of_two() || !(2..=MAX_QUEUE_SIZE).contains(&spec.queue_size) {
             return Err(NetError::QueueSize(spec.queue_size));
         }
-        let queues = backend.queues().len();
-        if queues != usize::from(spec.queue_pairs) || queues == 0 {
-            return Err(NetError::QueuePairs { pairs: spec.queue_pairs, queues });
+        let (engine, offered) = match backend.into() {
+            Backend::Tap(tap) => over_tap(&spec, tap)?,
+            Backend::Offload(backend) => over_offload(&spec, backend)?,
+        };
+        let mac = offered.mac.unwrap_or(spec.mac);
+        if is_multicast(&mac) || mac == [0; 6] {
+            return Err(NetError::Mac(mac));
         }
-        let offloads = offloads(&spec) & backend.offloads();
-        let mtu = spec.mtu.or(backend.mtu()).filter(|mtu| *mtu >= MIN_MTU);
-        let mut queue_sizes = vec![spec.queue_size; 2 * queues];
+        let mut queue_sizes = vec![spec.queue_size; 2 * usize::from(spec.queue_pairs)];
         queue_sizes.push(CONTROL_SIZE);
         Ok(Self {
-            features: features::offered(offloads, mtu.is_some(), queues > 1),
+            features: offered.features,
             queue_sizes,
             counters: Arc::new(NetCounters::new()),
             losses: Losses::default(),
-            state: Arc::new(NetState::new(spec.mac, true, 0)),
+            health: Arc::default(),
+            state: Arc::new(NetState::new(mac, true, 0)),
             interrupts: None,
+            wake: None,
             fresh: true,
-            spec: NetSpec { mtu, ..spec },
-            backend,
+            spec: NetSpec { mac, mtu: offered.mtu, ..spec },
+            engine,
         })
     }
 
@@ -161,9 +215,17 @@ impl Net {
         &self.spec.id
     }
 
-    /// Its backend.
-    pub fn backend(&self) -> &Tap {
-        &self.backend
+    /// Has `observer` told when its backend is lost, and when it is back.
+    pub fn observe_backend(&self, observer: BackendObserver) {
+        self.health.observe(observer);
+    }
+
+    #[cfg(test)]
+    fn tap(&self) -> Option<&Tap> {
+        match &self.engine {
+            Engine::Tap(tap) => Some(tap),
+            Engine::Offload(..) => None,
+        }
     }
 
     /// What it has done so far.
@@ -178,11 +240,11 @@ impl Net {
 
     /// Sorts the driver's queues by pair. The control queue follows the last pair that the driver knows of
     /// (`virtio 1.4 §5.1.2`). Pairs of which no queue is enabled have no worker.
-    fn pairs_to_run(&self, start: &Start) -> io::Result<Vec<Pair>> {
+    fn pairs_to_run(&self, tap: &Tap, start: &Start) -> io::Result<Vec<Pair>> {
         let count = self.pairs(start.features);
         let queue = |index| start.queues.iter().find(|(other, _)| *other == index).cloned();
         let mut pairs = Vec::with_capacity(count.into());
-        for (index, tap) in (0..count).zip(self.backend.queues()) {
+        for (index, tap) in (0..count).zip(tap.queues()) {
             let (receive, transmit) = (queue(2 * index), queue(2 * index + 1));
             let control = if index == 0 { queue(2 * count) } else { None };
             if receive.is_none() && transmit.is_none() && control.is_none() {
@@ -194,7 +256,7 @@ impl Net {
                 transmit,
                 control,
                 tap: Arc::clone(tap),
-                kick: Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?),
+                kick: eventfd()?,
                 stop: Arc::new(AtomicBool::new(false)),
                 peers: Vec::new(),
             });
@@ -221,13 +283,98 @@ impl Net {
 
     fn spawn(&self, pair: Pair, shared: &Arc<Shared>) -> io::Result<Worker> {
         let queues = [&pair.receive, &pair.transmit, &pair.control];
-        let queues = queues.into_iter().flatten().map(|(index, _)| *index).collect();
+        let queues: Vec<_> = queues.into_iter().flatten().map(|(index, _)| *index).collect();
         let (kick, stop) = (Arc::clone(&pair.kick), Arc::clone(&pair.stop));
         let shared = Arc::clone(shared);
         let name = thread_name(&self.spec.id, "qp", pair.index);
         let thread = spawn(name, move || pair.run(&shared))?;
-        Ok(Worker { queues, kick, stop, thread })
+        Ok(Worker::new(queues, kick, stop, thread))
     }
+
+    /// The one worker of a backend that runs the queues itself.
+    fn start_offload(
+        &self,
+        ability: &Ability,
+        backend: &Arc<Mutex<Box<dyn Offload>>>,
+        start: &Start,
+    ) -> io::Result<Worker> {
+        let control = 2 * self.pairs(start.features);
+        // A driver that does not know of the control queue has none, whatever it enables.
+        let passed_on = ability.control_queue && has(start.features, VIRTIO_NET_F_CTRL_VQ);
+        let data = start.queues.iter().filter(|(index, _)| *index < control || passed_on && *index == control);
+        let given = data.map(|(index, queue)| Ok(Given { index: *index, queue: Arc::clone(queue), kick: eventfd()? }));
+        let given = given.collect::<io::Result<Vec<_>>>()?;
+        let control = start.queues.iter().find(|(index, _)| *index == control && !ability.control_queue).cloned();
+        let (kick, stop) = (eventfd()?, Arc::new(AtomicBool::new(false)));
+        let mut doorbells: Vec<_> = given.iter().map(|given| (given.index, Arc::clone(&given.kick))).collect();
+        doorbells.extend(control.iter().map(|(index, _)| (*index, Arc::clone(&kick))));
+        let offloaded = Offloaded {
+            id: self.spec.id.clone(),
+            given,
+            control,
+            backend: Arc::clone(backend),
+            health: Arc::clone(&self.health),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let shared = self.shared(start);
+        *shared.complete.lock() = true;
+        let thread = spawn(thread_name(&self.spec.id, "vq", 0), move || offloaded.run(&shared))?;
+        Ok(Worker { doorbells, kick, stop, thread })
+    }
+}
+
+fn eventfd() -> io::Result<Arc<EventFd>> {
+    Ok(Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?))
+}
+
+/// What a NIC is because of its backend.
+struct Offered {
+    features: u64,
+    mtu: Option<u16>,
+    /// The backend's own address.
+    mac: Option<[u8; 6]>,
+}
+
+fn over_tap(spec: &NetSpec, tap: Tap) -> Result<(Engine, Offered), NetError> {
+    let queues = tap.queues().len();
+    if queues != usize::from(spec.queue_pairs) || queues == 0 {
+        return Err(NetError::QueuePairs { pairs: spec.queue_pairs, queues });
+    }
+    let offloads = offloads(spec) & tap.offloads();
+    let mtu = known(spec.mtu.or(tap.mtu()));
+    let features = features::offered(offloads, mtu.is_some(), queues > 1);
+    Ok((Engine::Tap(tap), Offered { features, mtu, mac: None }))
+}
+
+fn over_offload(spec: &NetSpec, backend: Box<dyn Offload>) -> Result<(Engine, Offered), NetError> {
+    let ability = backend.ability();
+    let (name, pairs) = (ability.name.clone(), spec.queue_pairs);
+    if pairs > ability.queue_pairs || pairs == 0 {
+        return Err(NetError::TooFewPairs { name, pairs, has: ability.queue_pairs });
+    }
+    if spec.queue_size > ability.queue_size {
+        return Err(NetError::TooLarge { name, size: spec.queue_size, has: ability.queue_size });
+    }
+    if !has(ability.features, VIRTIO_F_VERSION_1) {
+        return Err(NetError::Legacy(name));
+    }
+    if let (Some(mtu), Some(has)) = (spec.mtu, ability.mtu)
+        && mtu > has
+    {
+        return Err(NetError::Mtu { name, mtu, has });
+    }
+    let mtu = known(spec.mtu.or(ability.mtu));
+    let unable = u64::from(!ability.switches_offloads && !ability.control_queue) << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
+    let features = offered_by(ability.features & !unable, offloads(spec), mtu.is_some(), pairs > 1);
+    // A vDPA device may filter frames by its address, and was told of one that the user gave. Of a process the configuration knows better.
+    let mac = ability.mac.filter(|_| ability.kind == BackendKind::Vdpa);
+    Ok((Engine::Offload(ability, Arc::new(Mutex::new(backend))), Offered { features, mtu, mac }))
+}
+
+/// An MTU that a driver may be told.
+fn known(mtu: Option<u16>) -> Option<u16> {
+    mtu.filter(|mtu| *mtu >= MIN_MTU)
 }
 
 fn offloads(spec: &NetSpec) -> Offloads {
@@ -242,8 +389,26 @@ fn offloads(spec: &NetSpec) -> Offloads {
 }
 
 impl Port for Net {
+    fn backend_kind(&self) -> BackendKind {
+        match &self.engine {
+            Engine::Tap(_) => BackendKind::Tap,
+            Engine::Offload(ability, _) => ability.kind,
+        }
+    }
+
     fn backend_name(&self) -> &str {
-        self.backend.name()
+        match &self.engine {
+            Engine::Tap(tap) => tap.name(),
+            Engine::Offload(ability, _) => &ability.name,
+        }
+    }
+
+    fn backend_lost(&self) -> bool {
+        self.health.is_lost()
+    }
+
+    fn backend_losses(&self) -> u64 {
+        self.health.losses()
     }
 
     fn mac(&self) -> [u8; 6] {
@@ -263,14 +428,19 @@ impl Port for Net {
     }
 
     fn link_up(&self) -> bool {
-        self.state.link_up()
+        self.state.link_up() && self.health.link_up()
     }
 
     fn set_link(&mut self, up: bool) {
-        if self.state.set_link_up(up)
-            && let Some(interrupts) = &self.interrupts
-        {
+        if !self.state.set_link_up(up) {
+            return;
+        }
+        if let Some(interrupts) = &self.interrupts {
             interrupts.signal_config();
+        }
+        if let Some(wake) = &self.wake {
+            // A full counter has woken the worker already.
+            let _ = wake.write(1);
         }
     }
 }
@@ -295,7 +465,7 @@ impl VirtioDevice for Net {
     fn config_read(&self, offset: u64, data: &mut [u8]) {
         let config = Config {
             mac: self.state.mac(),
-            link_up: self.state.link_up(),
+            link_up: self.link_up(),
             queue_pairs: self.spec.queue_pairs,
             mtu: self.spec.mtu.unwrap_or(0),
         };
@@ -310,16 +480,24 @@ impl VirtioDevice for Net {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        let pairs = self.pairs_to_run(&start)?;
-        let shared = self.shared(&start);
         if self.fresh {
             self.state.set_offloads(features::guest_offloads(start.features));
         }
         if has(start.features, VIRTIO_NET_F_CTRL_VLAN) {
             self.state.change_filter(filter::Filter::enable_vlans);
         }
-        let workers = spawn_all(pairs, &shared.complete, |pair| self.spawn(pair, &shared))?;
-        debug!("{}: {} queue pairs over {}", self.spec.id, workers.len(), self.backend.name());
+        let workers = match &self.engine {
+            Engine::Tap(tap) => {
+                let (pairs, shared) = (self.pairs_to_run(tap, &start)?, self.shared(&start));
+                spawn_all(pairs, &shared.complete, |pair| self.spawn(pair, &shared))?
+            }
+            Engine::Offload(ability, backend) => vec![self.start_offload(ability, backend, &start)?],
+        };
+        debug!("{}: {} workers over {}", self.spec.id, workers.len(), self.backend_name());
+        self.wake = match self.engine {
+            Engine::Tap(_) => None,
+            Engine::Offload(..) => workers.first().map(|worker| Arc::clone(&worker.kick)),
+        };
         self.interrupts = Some(start.interrupts);
         self.fresh = false;
         Ok(workers)
@@ -330,12 +508,25 @@ impl VirtioDevice for Net {
     }
 
     fn reset(&mut self) {
-        let Self { spec, backend: _, features: _, queue_sizes: _, counters, losses, state, interrupts, fresh } = self;
+        let Self {
+            spec,
+            engine: _,
+            health: _,
+            features: _,
+            queue_sizes: _,
+            counters,
+            losses,
+            state,
+            interrupts,
+            wake,
+            fresh,
+        } = self;
         // What workers that are still ending have yet to count is told another time.
         log_losses(&spec.id, losses.doubled(&counters.losses()));
         // The workers that are still ending keep the old state. The link is the host's business and stays as it is.
         *state = Arc::new(NetState::new(spec.mac, state.link_up(), state.generation().wrapping_add(1)));
         *interrupts = None;
+        *wake = None;
         *fresh = true;
     }
 
@@ -360,6 +551,7 @@ impl VirtioDevice for Net {
         self.state = Arc::new(saved::restored(state)?);
         // The driver has seen the frames of before its start dropped already, and told which offloads it takes.
         self.fresh = started.is_none();
+        self.state.set_fresh(self.fresh);
         Ok(())
     }
 }

@@ -97,8 +97,7 @@ impl<D: VirtioDevice> NetSriov<D> {
         let role = Role::Pf(shape);
         let pf = VirtioFunction::new(pf, placement.rid, role, memory.clone()).map_err(NetSriovError::Pf)?;
         let vfs = (0..).map(VfIndex).zip(vfs).map(|(index, device)| {
-            let distance = place.first_vf_offset.wrapping_add(place.vf_stride.wrapping_mul(index.0));
-            VirtioFunction::new(device, placement.rid.wrapping_add(distance), Role::Vf, memory.clone())
+            VirtioFunction::new(device, place.vf_rid(placement.rid, index), Role::Vf, memory.clone())
                 .map_err(|error| NetSriovError::Vf { index, error })
         });
         Ok(Self { pf, vfs: vfs.collect::<Result<_, _>>()?, stopping: Vec::new() })

@@ -1,10 +1,19 @@
 //! What the host sees and changes of a device's functions while a guest has them.
 
-use crate::Status;
+use crate::{BackendKind, Status};
 
 /// A network function's end of its link, as the host has it.
 pub trait Port {
-    /// The name of its backend: of a tap, its interface.
+    /// What its backend is.
+    fn backend_kind(&self) -> BackendKind;
+
+    /// Whether its backend was lost, and is not back yet.
+    fn backend_lost(&self) -> bool;
+
+    /// How often its backend was lost since it was plugged in.
+    fn backend_losses(&self) -> u64;
+
+    /// The name of its backend: the interface of a tap, the path of a socket or device.
     fn backend_name(&self) -> &str;
 
     /// Its Ethernet address now: the driver may have changed it.

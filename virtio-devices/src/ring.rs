@@ -37,6 +37,21 @@ pub struct Used {
     pub len: u32,
 }
 
+/// Checks that a queue's rings lie in guest memory.
+pub fn check(queue: &Queue, memory: &GuestMemoryMmap) -> Result<(), BrokenRing> {
+    let size = u64::from(queue.size());
+    // The rings' last words are `used_event` and `avail_event`.
+    let areas = [
+        (queue.desc_table(), DESCRIPTOR * size, Permissions::Read),
+        (queue.avail_ring(), RING_HEADER + 2 * size + 2, Permissions::Read),
+        (queue.used_ring(), RING_HEADER + USED_ELEMENT * size + 2, Permissions::Write),
+    ];
+    let reachable = areas.iter().all(|&(base, len, access)| {
+        usize::try_from(len).is_ok_and(|len| GuestMemory::check_range(memory, GuestAddress(base), len, access))
+    });
+    if queue.ready() && reachable { Ok(()) } else { Err(BrokenRing) }
+}
+
 /// A queue, locked for as long as its worker runs it.
 pub struct Ring<'q> {
     index: u16,
@@ -53,19 +68,10 @@ impl<'q> Ring<'q> {
         event_idx: bool,
         memory: &GuestMemoryMmap,
     ) -> Result<Self, BrokenRing> {
+        check(&queue, memory)?;
         queue.set_event_idx(event_idx);
-        let size = u64::from(queue.size());
-        // The rings' last words are `used_event` and `avail_event`.
-        let areas = [
-            (queue.desc_table(), DESCRIPTOR * size, Permissions::Read),
-            (queue.avail_ring(), RING_HEADER + 2 * size + 2, Permissions::Read),
-            (queue.used_ring(), RING_HEADER + USED_ELEMENT * size + 2, Permissions::Write),
-        ];
-        let reachable = areas.iter().all(|&(base, len, access)| {
-            usize::try_from(len).is_ok_and(|len| GuestMemory::check_range(memory, GuestAddress(base), len, access))
-        });
         let considered = Wrapping(queue.next_used());
-        if queue.ready() && reachable { Ok(Self { index, queue, considered }) } else { Err(BrokenRing) }
+        Ok(Self { index, queue, considered })
     }
 
     /// The queue's index.

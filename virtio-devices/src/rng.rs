@@ -165,7 +165,7 @@ impl VirtioDevice for Rng {
             stop: Arc::clone(&stop),
         };
         let thread = spawn(thread_name(&self.spec.id, "q", index), move || part.run())?;
-        Ok(vec![Worker { queues: vec![index], kick, stop, thread }])
+        Ok(vec![Worker::new([index], kick, stop, thread)])
     }
 
     fn reset(&mut self) {

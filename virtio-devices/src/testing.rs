@@ -80,12 +80,12 @@ impl FakeDevice {
     fn worker(&self, start: Start) -> io::Result<Worker> {
         let kick = Arc::new(EventFd::new(0)?);
         let stop = Arc::new(AtomicBool::new(false));
-        let queues = start.queues.iter().map(|(index, _)| *index).collect();
+        let queues: Vec<_> = start.queues.iter().map(|(index, _)| *index).collect();
         let thread = std::thread::Builder::new().spawn({
             let (kick, stop, counters) = (Arc::clone(&kick), Arc::clone(&stop), Arc::clone(&self.counters));
             move || run(&start.queues, &start.interrupts, &kick, &stop, &counters)
         })?;
-        Ok(Worker { queues, kick, stop, thread })
+        Ok(Worker::new(queues, kick, stop, thread))
     }
 }
 

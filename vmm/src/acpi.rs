@@ -18,6 +18,7 @@ use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 
 use crate::acpi_hotplug::Hotplug;
+use crate::acpi_processors::Processors;
 use crate::arch::x86_64::layout::{
     self, ECAM, LAST_BUS, Layout, MMIO32, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT,
     SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
@@ -39,8 +40,10 @@ const BOOT_ARCHITECTURE: u16 = 1 << 2 | 1 << 5;
 pub struct Machine<'a> {
     /// The addresses.
     pub layout: &'a Layout,
-    /// How many vCPUs; their local APIC IDs are 0 and up. At most 254.
+    /// How many vCPUs there are when the guest starts; their local APIC IDs are 0 and up.
     pub vcpus: u8,
+    /// How many there can be, 1 to 254, with local APIC IDs that go on.
+    pub max_vcpus: u8,
     /// Whether there is a serial port.
     pub serial: bool,
 }
@@ -55,7 +58,7 @@ pub fn tables(machine: &Machine, base: u64) -> Vec<u8> {
         address
     };
     let dsdt = place(&dsdt(machine));
-    let entries = [place(&fadt(dsdt)), place(&madt(machine.vcpus)), place(&mcfg())];
+    let entries = [place(&fadt(dsdt)), place(&madt(machine)), place(&mcfg())];
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE, OEM_REVISION);
     for entry in entries {
         xsdt.add_entry(entry);
@@ -90,13 +93,15 @@ fn fadt(dsdt: u64) -> impl Aml {
     fadt.finalize()
 }
 
-fn madt(vcpus: u8) -> impl Aml {
+/// The interrupt controllers. A vCPU that can come is told apart by its flag (`ACPI 6.5 §5.2.12.2`).
+fn madt(machine: &Machine) -> impl Aml {
     let mut madt = Sdt::new(*b"APIC", 36, MADT_REVISION, OEM_ID, OEM_TABLE, OEM_REVISION);
     madt.append_slice(&layout::LOCAL_APIC.to_le_bytes());
     // No flags: there is no second pair of interrupt controllers for Linux to switch off.
     madt.append_slice(&0u32.to_le_bytes());
-    for id in 0..vcpus {
-        madt.append_slice(&bytes(&ProcessorLocalApic::new(id, id, EnabledStatus::Enabled)));
+    for id in 0..machine.max_vcpus {
+        let status = if id < machine.vcpus { EnabledStatus::Enabled } else { EnabledStatus::DisabledOnlineCapable };
+        madt.append_slice(&bytes(&ProcessorLocalApic::new(id, id, status)));
     }
     madt.append_slice(&bytes(&IoApic::new(0, layout::IOAPIC, 0)));
     madt
@@ -112,6 +117,7 @@ fn dsdt(machine: &Machine) -> impl Aml {
     let mut dsdt = Sdt::new(*b"DSDT", 36, DSDT_REVISION, OEM_ID, OEM_TABLE, OEM_REVISION);
     dsdt.append_slice(&bytes(&HostBridge(machine.layout)));
     dsdt.append_slice(&bytes(&Motherboard));
+    dsdt.append_slice(&bytes(&Processors(machine.max_vcpus)));
     dsdt.append_slice(&bytes(&Hotplug));
     if machine.serial {
         dsdt.append_slice(&bytes(&SerialPort));
@@ -229,7 +235,7 @@ mod tests {
 
     fn tables_of(vcpus: u8, serial: bool) -> Vec<u8> {
         let layout = Layout::new(5 << 30, 46).unwrap();
-        tables(&Machine { layout: &layout, vcpus, serial }, BASE)
+        tables(&Machine { layout: &layout, vcpus, max_vcpus: vcpus, serial }, BASE)
     }
 
     fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -282,9 +288,10 @@ mod tests {
 
     #[test]
     fn the_madt_lists_every_vcpu_and_the_ioapic() {
-        let tables = tables_of(254, true);
+        let layout = Layout::new(1 << 30, 46).unwrap();
+        let tables = tables(&Machine { layout: &layout, vcpus: 200, max_vcpus: 254, serial: true }, BASE);
         let madt = find(&tables, b"APIC");
-        assert_eq!(u32_at(madt, 36), 0xfee0_0000);
+        assert_eq!((u32_at(madt, 36), madt[8]), (0xfee0_0000, 5));
         let mut apics = Vec::new();
         let mut ioapics = Vec::new();
         let mut at = 44;
@@ -296,7 +303,9 @@ mod tests {
             }
             at += usize::from(madt[at + 1]);
         }
-        assert_eq!(apics, (0..254).map(|id| (id, 1)).collect::<Vec<_>>());
+        let (enabled, online_capable) = (1, 2);
+        let flag = |id| if id < 200 { enabled } else { online_capable };
+        assert_eq!(apics, (0..254).map(|id| (id, flag(id))).collect::<Vec<_>>());
         assert_eq!(ioapics, [(0xfec0_0000, 0)]);
     }
 

@@ -5,12 +5,13 @@
 
 use acpi_tables::aml::{
     And, Device, EISAName, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Interrupt, Local,
-    Method, Name, Notify, OpRegion, OpRegionSpace, Path, ResourceTemplate, Scope, Store, ZERO,
+    Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path, ResourceTemplate, Scope, Store, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
 
+use crate::acpi_processors;
 use crate::arch::x86_64::layout::{EVENT_GSI, EVENT_PORT};
-use crate::event_device::{EJECT, EVENTS, PCI_EVENT, PLUGGED, PORTS, POWER_BUTTON_EVENT, UNPLUGGED};
+use crate::event_device::{EJECT, EVENTS, PCI_EVENT, PLUGGED, PORTS, POWER_BUTTON_EVENT, PROCESSOR_EVENT, UNPLUGGED};
 
 /// The slots of bus 0 whose devices can come and go: all but the host bridge's.
 const SLOTS: std::ops::RangeInclusive<u32> = 1..=31;
@@ -124,6 +125,8 @@ impl Aml for Event {
         let (events, button) = (Local(0), Path::new("\\_SB_.PWRB"));
         Store::new(&events, &Path::new("EVTS")).to_aml_bytes(sink);
         If::new(&And::new(&ZERO, &events, &PCI_EVENT), vec![&Slots(Local(1))]).to_aml_bytes(sink);
+        let scan = MethodCall::new(Path::new(acpi_processors::SCAN), Vec::new());
+        If::new(&And::new(&ZERO, &events, &PROCESSOR_EVENT), vec![&scan]).to_aml_bytes(sink);
         let pressed = Notify::new(&button, &BUTTON_PRESSED);
         If::new(&And::new(&ZERO, &events, &POWER_BUTTON_EVENT), vec![&pressed]).to_aml_bytes(sink);
     }

@@ -11,12 +11,14 @@ pub use crate::config_console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config_disk::{DiskConfig, DiskPlan, ImageType};
 pub use crate::config_error::{ConfigError, Problem};
 pub use crate::config_mac::{MacAddress, ParseMacError};
-pub use crate::config_net::{NetConfig, NetVf, RateLimiterConfig, TokenBucketConfig, VfConfig, VhostMode};
+pub use crate::config_net::{NetConfig, NetVf, VfConfig};
 pub use crate::config_plan::{DevicePlan, VmPlan};
+pub use crate::config_rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config_rng::{RngConfig, RngPlan};
 pub use crate::config_sriov::{BackendPlan, NetPlan, NicPlan};
 pub use crate::config_value::{Key, Options, help};
 pub use crate::config_vdpa::VdpaConfig;
+pub use crate::config_vhost::{Vhost, VhostMode};
 
 use crate::config_sriov;
 use crate::config_value::{Value, options};
@@ -37,6 +39,9 @@ pub struct VmConfig {
     /// The NICs, in the order of their slots.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub net: Vec<NetConfig>,
+    /// NICs that are a vDPA device of the host each, in the order of their slots, which follow those of the other NICs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub vdpa: Vec<VdpaConfig>,
     /// The entropy device.
     pub rng: RngConfig,
     /// The serial port: `--serial`.
@@ -53,6 +58,7 @@ impl Default for VmConfig {
             payload: PayloadConfig::default(),
             disks: Vec::new(),
             net: Vec::new(),
+            vdpa: Vec::new(),
             rng: RngConfig::default(),
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::off(),
@@ -75,8 +81,11 @@ impl VmConfig {
         self.payload.check()?;
         self.serial.check_serial()?;
         self.console.check_console(&self.serial)?;
+        let mut nets = config_sriov::plan(&self.net, &self.vdpa, self.cpus.boot_vcpus)?;
+        let vdpas = nets.split_off(self.net.len());
         let plan = VmPlan {
-            nets: config_sriov::plan(&self.net, self.cpus.boot_vcpus)?,
+            nets,
+            vdpas,
             disks: DiskPlan::of(&self.disks, self.cpus.boot_vcpus)?,
             console: self.console.mode != ConsoleMode::Off,
             rng: self.rng.plan()?,
@@ -86,14 +95,21 @@ impl VmConfig {
     }
 
     /// Fills in what was left out and decided by the plan: ids, MAC addresses and, where they follow from the position of a NIC,
-    /// names of taps. What is planned of the result is `plan`, also when there are further devices.
+    /// names of taps. What is planned of the result is `plan`, also when there are further devices, but for MAC addresses that their
+    /// backends know better.
     pub fn resolve(&mut self, plan: &VmPlan) {
         for (net, plan) in self.net.iter_mut().zip(&plan.nets) {
             net.id = Some(plan.id.clone());
-            net.mac = Some(MacAddress(plan.pf.mac));
+            match &plan.pf.backend {
+                backend if backend.has_own_mac() => net.keep_vf_macs(plan),
+                _ => net.mac = Some(MacAddress(plan.pf.mac)),
+            }
             if let BackendPlan::Tap { name: Some(name), .. } = &plan.pf.backend {
                 net.tap = Some(name.clone());
             }
+        }
+        for (vdpa, plan) in self.vdpa.iter_mut().zip(&plan.vdpas) {
+            vdpa.id = Some(plan.id.clone());
         }
         for (disk, plan) in self.disks.iter_mut().zip(&plan.disks) {
             disk.id = Some(plan.id.clone());
@@ -105,8 +121,9 @@ impl VmConfig {
     pub fn set_slot(&mut self, id: &str, device: u8) {
         let nets = self.net.iter_mut().map(|net| (&net.id, &mut net.pci_device_id));
         let disks = self.disks.iter_mut().map(|disk| (&disk.id, &mut disk.pci_device_id));
+        let vdpas = self.vdpa.iter_mut().map(|vdpa| (&vdpa.id, &mut vdpa.pci_device_id));
         let rng = (&self.rng.id, &mut self.rng.pci_device_id);
-        for (name, slot) in nets.chain(disks).chain([rng]) {
+        for (name, slot) in nets.chain(vdpas).chain(disks).chain([rng]) {
             if name.as_deref() == Some(id) {
                 *slot = Some(device);
             }
@@ -116,6 +133,7 @@ impl VmConfig {
     /// Removes the device called `id`, if there is one.
     pub fn remove(&mut self, id: &str) {
         self.net.retain(|net| net.id.as_deref() != Some(id));
+        self.vdpa.retain(|vdpa| vdpa.id.as_deref() != Some(id));
         self.disks.retain(|disk| disk.id.as_deref() != Some(id));
     }
 }
@@ -125,7 +143,7 @@ options! {
     pub struct CpusConfig for "--cpus" {
         /// Number of vCPUs at boot.
         "boot" = "<number>" => boot_vcpus: u32 = 1;
-        /// Largest number of vCPUs; only that of boot so far, which it is if it is left out.
+        /// Largest number of vCPUs, which are added and removed while the guest runs; if it is left out, those at boot.
         "max" = "<number>" => max_vcpus: u32 = boot_vcpus, derived;
     }
     later {
@@ -184,20 +202,19 @@ const MOST_VCPUS: u32 = 254;
 impl CpusConfig {
     fn check(&self) -> Result<(), ConfigError> {
         let Self { boot_vcpus: boot, max_vcpus: max } = *self;
-        let fail = |key: &str, value, problem| Err(ConfigError::new(format!("--cpus {key}={value}"), problem));
+        let fail = |what: String, problem| Err(ConfigError::new(format!("--cpus {what}"), problem));
         if boot == 0 {
-            return fail("boot", boot, Problem::Value("a VM needs a vCPU; give 1 or more".to_string()));
+            return fail("boot=0".to_string(), Problem::Value("a VM needs a vCPU; give 1 or more".to_string()));
         }
-        if boot > MOST_VCPUS {
-            return fail("boot", boot, Problem::Limit(format!("a VM has at most {MOST_VCPUS} vCPUs; give fewer")));
+        for (key, value) in [("boot", boot), ("max", max)] {
+            if value > MOST_VCPUS {
+                let what = format!("a VM has at most {MOST_VCPUS} vCPUs; give fewer");
+                return fail(format!("{key}={value}"), Problem::Limit(what));
+            }
         }
         if max < boot {
-            let what = format!("fewer than the {boot} vCPUs at boot; leave max out");
-            return fail("max", max, Problem::Conflict(what));
-        }
-        if max > boot {
-            let what = "vCPUs that are added later are".to_string();
-            return fail("max", max, Problem::NotYet { what, remedy: "leave max out".to_string() });
+            let what = format!("fewer at most than at boot; give max={boot} or more, or leave it out");
+            return fail(format!("boot={boot},max={max}"), Problem::Conflict(what));
         }
         Ok(())
     }

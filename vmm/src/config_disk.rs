@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use virtio_devices::RateLimits;
 
 use crate::config_error::{ConfigError, Problem};
 use crate::config_names::{check_id, numbered};
-use crate::config_net::RateLimiterConfig;
 use crate::config_nic::{QUEUE_SIZES, Subject};
+use crate::config_rate::RateLimiterConfig;
 use crate::config_value::{Value, options};
 
 /// Slots of bus 0 for devices.
@@ -41,8 +42,10 @@ options! {
         "pci_device_id" = "<number>" => pci_device_id: Option<u8> = None;
         /// Whether the device is behind a virtual IOMMU; only off so far.
         "iommu" = "on|off" => iommu: bool = false;
-        /// How much may be read and written.
-        rate_limiter_config: Option<RateLimiterConfig> = None;
+    }
+    parts {
+        /// How much may be read and written, by all queues together.
+        rate_limiter_config: RateLimiterConfig;
     }
     later {
         "vhost_user" | "socket" => "disks behind vhost-user are";
@@ -50,8 +53,6 @@ options! {
         "queue_affinity" => "pinning of queues is";
         "backing_files" => "images with backing files are";
         "lock_granularity" => "a choice of locks is";
-        "bw_size" | "bw_one_time_burst" | "bw_refill_time" | "ops_size" | "ops_one_time_burst" | "ops_refill_time"
-            => "rate limits are";
         "sparse" => "a choice of sparse images is";
     }
 }
@@ -116,6 +117,8 @@ pub struct DiskPlan {
     pub queue_size: u16,
     /// The serial number that the guest reads, at most 20 bytes.
     pub serial: Option<String>,
+    /// How much its queues together may do.
+    pub limits: RateLimits,
 }
 
 impl DiskPlan {
@@ -127,17 +130,17 @@ impl DiskPlan {
     pub fn of(disks: &[DiskConfig], vcpus: u32) -> Result<Vec<Self>, ConfigError> {
         let subject =
             |index: usize, disk: &DiskConfig| Subject::device("--disk", disk.id.as_deref(), index, disks.len());
-        for (index, disk) in disks.iter().enumerate() {
-            disk.check(&subject(index, disk), vcpus)?;
-        }
+        let limits = |(index, disk): (usize, &DiskConfig)| disk.check(&subject(index, disk), vcpus);
+        let limits = disks.iter().enumerate().map(limits).collect::<Result<Vec<_>, _>>()?;
         check_apart(disks, subject)?;
         let ids = numbered("_disk", disks.iter().map(|disk| disk.id.as_deref()));
-        Ok(disks.iter().zip(ids).map(|(disk, id)| disk.plan(id)).collect())
+        Ok(disks.iter().zip(ids).zip(limits).map(|((disk, id), limits)| disk.plan(id, limits)).collect())
     }
 }
 
 impl DiskConfig {
-    fn check(&self, subject: &Subject, vcpus: u32) -> Result<(), ConfigError> {
+    /// Checks all but the rate limits, and plans those.
+    fn check(&self, subject: &Subject, vcpus: u32) -> Result<RateLimits, ConfigError> {
         let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
         if let Some(id) = &self.id {
             check_id(id).map_err(|problem| ConfigError::new(format!("--disk id={id}"), problem))?;
@@ -169,7 +172,7 @@ impl DiskConfig {
             let what = format!("bus 0 has slots {} to {} for devices; give one of them", SLOTS.start(), SLOTS.end());
             return fail("pci_device_id", slot.to_string(), Problem::Value(what));
         }
-        Ok(())
+        self.rate_limiter_config.as_ref().map_or(Ok(RateLimits::default()), |config| config.plan(subject))
     }
 
     fn check_supported(&self, subject: &Subject) -> Result<(), ConfigError> {
@@ -185,10 +188,6 @@ impl DiskConfig {
             let segment = self.pci_segment.to_string();
             return not_yet("pci_segment", segment, "further PCI segments are", leave_out("pci_segment"));
         }
-        if self.rate_limiter_config.is_some() {
-            let key = "rate_limiter_config";
-            return not_yet(key, "{...}".to_string(), "rate limits are", leave_out(key));
-        }
         match self.image_type {
             None | Some(ImageType::Raw | ImageType::Unknown) => Ok(()),
             Some(other) => {
@@ -199,7 +198,7 @@ impl DiskConfig {
         }
     }
 
-    fn plan(&self, id: String) -> DiskPlan {
+    fn plan(&self, id: String, limits: RateLimits) -> DiskPlan {
         DiskPlan {
             id,
             pci_device_id: self.pci_device_id,
@@ -210,6 +209,7 @@ impl DiskConfig {
             queues: self.num_queues,
             queue_size: self.queue_size,
             serial: self.serial.clone().filter(|serial| !serial.is_empty()),
+            limits,
         }
     }
 }
@@ -271,6 +271,7 @@ mod tests {
             queues: 1,
             queue_size: 128,
             serial: None,
+            limits: RateLimits::default(),
         };
         assert_eq!(plan(&["path=/a"]).unwrap(), [expected]);
         let plans =
@@ -316,7 +317,15 @@ mod tests {
                 "path=/a,pci_segment=1",
                 "--disk pci_segment=1: further PCI segments are not in this version yet; leave pci_segment out",
             ),
-            ("path=/a,bw_size=1", "--disk bw_size=1: rate limits are not in this version yet; leave bw_size out"),
+            (
+                "path=/a,rate_limit_group=x",
+                "--disk rate_limit_group=x: groups of rate limits are not in this version yet; \
+                 leave rate_limit_group out",
+            ),
+            (
+                "path=/a,id=x,ops_size=0,ops_refill_time=1",
+                "--disk id=x,ops_size=0: lets nothing through; give 1 or more, or 0 for ops_refill_time too",
+            ),
             (
                 "path=/a,image_type=qcow2",
                 "--disk image_type=qcow2: images that are not raw are not in this version yet; \
@@ -327,7 +336,8 @@ mod tests {
         }
         let limited = r#"{"path": "/a", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
         let limited = [serde_json::from_str(limited).unwrap()];
-        assert!(DiskPlan::of(&limited, 1).unwrap_err().to_string().contains("rate limits are not in this version yet"));
+        let RateLimits { bandwidth, ops } = DiskPlan::of(&limited, 1).unwrap()[0].limits;
+        assert_eq!((bandwidth, ops.unwrap().size), (None, 1));
     }
 
     #[test]

@@ -64,7 +64,6 @@ pub(crate) const VM: Object = Object {
         later("debug_console", Harmless::Object(&DEBUG_CONSOLE), "debug consoles are"),
         later("devices", Harmless::Empty, "VFIO devices are"),
         later("user_devices", Harmless::Empty, "vfio-user devices are"),
-        later("vdpa", Harmless::Empty, "vDPA devices are"),
         later("vsock", Harmless::Null, "vsock devices are"),
         later("numa", Harmless::Empty, "NUMA nodes are"),
         later("iommu", Harmless::Is(false), "virtual IOMMUs are"),
@@ -83,6 +82,7 @@ pub(crate) const VM: Object = Object {
     ],
     objects: &[
         ("net", &WHOLE),
+        ("vdpa", &WHOLE),
         ("rng", &WHOLE),
         ("cpus", &CPUS),
         ("memory", &MEMORY),

@@ -11,6 +11,8 @@ use crate::config_mac::MacAddress;
 use crate::config_net::{NetConfig, VfConfig};
 use crate::config_nic::Subject;
 use crate::config_sriov::Pool;
+use crate::config_value::Options;
+use crate::config_vdpa::VdpaConfig;
 
 /// The names of a NIC and of its VFs.
 #[derive(Debug)]
@@ -36,6 +38,7 @@ impl Names {
         let macs = macs(pools, &ids)?;
         let taps = taps(pools, &ids)?;
         check_fds(pools, &ids)?;
+        check_paths(pools, &ids)?;
         let nics = pools.iter().zip(ids).zip(macs).zip(taps);
         let names = nics.map(|(((pool, id), mac), taps)| {
             let vf = |((index, config), tap)| (vf_id(&id, index), vf_mac(config, mac, index), tap);
@@ -126,7 +129,7 @@ fn check_ids(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
     let mut used = HashSet::new();
     for pool in pools {
         let Some(id) = &pool.config.id else { continue };
-        let subject = || format!("--net id={id}");
+        let subject = || pool.subject.bare().to_string();
         check_id(id).map_err(|problem| ConfigError::new(subject(), problem))?;
         if !used.insert(id.clone()) {
             return Err(in_use(subject(), "this id".to_string(), "another NIC".to_string(), "give each NIC its own"));
@@ -236,7 +239,7 @@ fn pool_taps(pool: &Pool<'_>, nic: usize, claims: &mut Claims<'_, String>) -> Re
     let mut vfs = Vec::with_capacity(pool.vfs.len());
     for (index, config) in pool.vfs_by_index() {
         let tap = match config {
-            Some(vf) if !vf.fds.is_empty() => None,
+            Some(vf) if !vf.fds.is_empty() || vf.vhost_user || vf.vdpa.is_some() => None,
             Some(VfConfig { tap: Some(tap), .. }) => Some(tap.clone()),
             _ => {
                 let tap = vf_tap(pool, &pf, index)?;
@@ -285,6 +288,32 @@ fn check_fds(pools: &[Pool<'_>], ids: &[String]) -> Result<(), ConfigError> {
             for fd in fds {
                 claims.claim(*fd, function).map_err(|user| {
                     in_use(subject.key("fd", fd), "this descriptor".to_string(), user, "open a tap's queue for each")
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A vDPA device is one function's, and so is what a vhost-user socket leads to. Whether two paths lead to one of them shows when they
+/// are opened.
+fn check_paths(pools: &[Pool<'_>], ids: &[String]) -> Result<(), ConfigError> {
+    let mut claims = Claims::new(ids);
+    for (nic, pool) in pools.iter().enumerate() {
+        let NetConfig { vhost_socket, vdpa, .. } = pool.config;
+        let pf = (pool.subject.clone(), Function { nic, vf: None }, vhost_socket, vdpa);
+        let vfs =
+            pool.config.vfs.iter().map(|vf| {
+                (pool.vf_subject(vf.index), Function { nic, vf: Some(vf.index) }, &vf.vhost_socket, &vf.vdpa)
+            });
+        for (subject, function, socket, vdpa) in std::iter::once(pf).chain(vfs) {
+            let device = if pool.option == VdpaConfig::OPTION { "path" } else { "vdpa" };
+            let paths = [("socket", socket, "this socket"), (device, vdpa, "this device")];
+            for (key, path, what) in paths.into_iter().filter_map(|(key, path, what)| Some((key, path.as_ref()?, what)))
+            {
+                claims.claim(path.clone(), function).map_err(|user| {
+                    let remedy = "give each NIC and each VF its own";
+                    in_use(subject.key(key, path.display()), what.to_string(), user, remedy)
                 })?;
             }
         }

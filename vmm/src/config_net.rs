@@ -4,13 +4,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
 use crate::config_error::{ConfigError, Problem};
 use crate::config_mac::MacAddress;
 use crate::config_names::ids;
 use crate::config_options::pairs;
-use crate::config_value::{Key, Options, Unset, Value, options, read};
+use crate::config_rate::RateLimiterConfig;
+use crate::config_sriov::NetPlan;
+use crate::config_value::{Key, Options, options, read};
+use crate::config_vhost::{Vhost, VhostMode};
 
 options! {
     /// A NIC, which is an SR-IOV physical function when it reserves virtual functions.
@@ -47,12 +48,16 @@ options! {
         "pci_device_id" = "<number>" => pci_device_id: Option<u8> = None;
         /// Whether the device is behind a virtual IOMMU; only off so far.
         "iommu" = "on|off" => iommu: bool = false;
-        /// Whether the backend is a vhost-user socket; only off so far.
+        /// Whether the host's kernel carries the tap's packets (vhost-net); auto: if it can.
+        "vhost" = "on|off|auto" => vhost: Vhost = Vhost::Off;
+        /// Whether another process carries the packets, in place of a tap; needs socket.
         "vhost_user" = "on|off" => vhost_user: bool = false;
-        /// Socket of the vhost-user backend; not yet.
+        /// Unix socket of the vhost-user backend.
         "socket" = "<path>" => vhost_socket: Option<PathBuf> = None;
-        /// Who listens on the vhost-user socket; only client so far.
+        /// client: the vhost-user backend listens on the socket; server: this program does.
         "vhost_mode" = "client|server" => vhost_mode: VhostMode = VhostMode::Client;
+        /// vDPA device of the host, as /dev/vhost-vdpa-0, in place of a tap; its own MAC address applies if mac is left out.
+        "vdpa" = "<path>" => vdpa: Option<PathBuf> = None;
         /// Limits of bandwidth and packet rate; not yet.
         rate_limiter_config: Option<RateLimiterConfig> = None;
         /// Number of SR-IOV virtual functions to reserve, up to 32512; the guest enables them by sriov_numvfs.
@@ -63,6 +68,25 @@ options! {
     later {
         "bw_size" | "bw_one_time_burst" | "bw_refill_time" | "ops_size" | "ops_one_time_burst" | "ops_refill_time"
             => "rate limits are";
+    }
+}
+
+impl NetConfig {
+    /// The configuration of VF `index`, which there is from now on if there was none.
+    pub(crate) fn vf_mut(&mut self, index: u16) -> &mut VfConfig {
+        let position = self.vfs.iter().position(|vf| vf.index == index).unwrap_or_else(|| {
+            self.vfs.push(VfConfig { index, ..VfConfig::default() });
+            self.vfs.len() - 1
+        });
+        &mut self.vfs[position]
+    }
+
+    /// Fills in the MAC addresses of VFs that `plan` made of a PF's that is not kept.
+    pub(crate) fn keep_vf_macs(&mut self, plan: &NetPlan) {
+        let vfs = (0..).zip(&plan.vfs);
+        for (index, vf) in vfs.filter(|(_, vf)| !vf.backend.has_own_mac()) {
+            self.vf_mut(index).mac = Some(MacAddress(vf.mac));
+        }
     }
 }
 
@@ -96,16 +120,16 @@ options! {
         "offload_ufo" = "on|off" => offload_ufo: Option<bool> = None;
         /// As for --net; if it is left out, the PF's.
         "offload_csum" = "on|off" => offload_csum: Option<bool> = None;
-        /// Whether the backend is a vhost-user socket; only off so far.
+        /// As for --net, and this VF's alone.
+        "vhost" = "on|off|auto" => vhost: Vhost = Vhost::Off;
+        /// Whether another process carries the packets, in place of a tap; needs socket.
         "vhost_user" = "on|off" => vhost_user: bool = false;
-        /// Socket of the vhost-user backend; not yet.
+        /// Unix socket of the vhost-user backend.
         "socket" = "<path>" => vhost_socket: Option<PathBuf> = None;
-        /// Who listens on the vhost-user socket; only client so far.
+        /// client: the vhost-user backend listens on the socket; server: this program does.
         "vhost_mode" = "client|server" => vhost_mode: VhostMode = VhostMode::Client;
-        /// vDPA device of the host; not yet.
+        /// vDPA device of the host, as /dev/vhost-vdpa-0, in place of a tap; its own MAC address applies if mac is left out.
         "vdpa" = "<path>" => vdpa: Option<PathBuf> = None;
-        /// Whether the host's kernel moves the tap's packets; only off so far.
-        "vhost" = "on|off" => vhost: bool = false;
     }
     later {}
 }
@@ -166,57 +190,4 @@ impl FromStr for NetVf {
         let missing = || wrong("pf= has to be given: the id of the NIC that the VF belongs to".to_string());
         Ok(Self { pf: pf.ok_or_else(missing)?, vf: VfConfig::from_pairs(rest)? })
     }
-}
-
-/// Who listens on a vhost-user socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum VhostMode {
-    /// The backend listens and this program connects.
-    Client,
-    /// This program listens and the backend connects.
-    Server,
-}
-
-impl Value for VhostMode {
-    fn parse(text: &str) -> Result<Self, String> {
-        match text.to_ascii_lowercase().as_str() {
-            "client" => Ok(Self::Client),
-            "server" => Ok(Self::Server),
-            _ => Err("give client or server".to_string()),
-        }
-    }
-
-    fn print(&self) -> Option<String> {
-        Some(match self {
-            Self::Client => "client".to_string(),
-            Self::Server => "server".to_string(),
-        })
-    }
-}
-
-impl Unset for VhostMode {}
-
-/// Limits of a NIC's bandwidth and packet rate.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RateLimiterConfig {
-    /// Bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bandwidth: Option<TokenBucketConfig>,
-    /// Packets.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ops: Option<TokenBucketConfig>,
-}
-
-/// A limit that refills.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TokenBucketConfig {
-    /// What is let through before the limit acts, in bytes or packets.
-    pub size: u64,
-    /// What is let through once, in addition.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub one_time_burst: Option<u64>,
-    /// Milliseconds until `size` is available again.
-    pub refill_time: u64,
 }

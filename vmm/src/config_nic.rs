@@ -9,8 +9,9 @@ use virtio_devices::{check_interface_name, is_network_mask};
 
 use crate::config_error::{ConfigError, Problem};
 use crate::config_mac::MacAddress;
-use crate::config_net::{NetConfig, VfConfig, VhostMode};
+use crate::config_net::{NetConfig, VfConfig};
 use crate::config_sriov::BackendPlan;
+use crate::config_vhost::{Vhost, VhostMode};
 
 /// The MTUs of a NIC in bytes: from what IPv6 needs (`RFC 8200 §5`) to what Linux gives a tap, 65535 less an Ethernet header.
 const MTUS: RangeInclusive<u16> = 1280..=65_521;
@@ -52,6 +53,9 @@ impl Subject {
     }
 }
 
+/// The longest path of a Unix socket in bytes: `sun_path` of unix(7), less the zero at its end.
+const LONGEST_SOCKET: usize = 107;
+
 /// One network function as it is wanted: what it says itself, and what it has from its PF.
 #[derive(Debug)]
 pub(crate) struct Nic<'a> {
@@ -68,9 +72,11 @@ pub(crate) struct Nic<'a> {
     pub tso: bool,
     pub ufo: bool,
     pub csum: bool,
+    vhost: Vhost,
     vhost_user: bool,
     vhost_socket: Option<&'a Path>,
     vhost_mode: VhostMode,
+    vdpa: Option<&'a Path>,
 }
 
 impl<'a> Nic<'a> {
@@ -90,9 +96,11 @@ impl<'a> Nic<'a> {
             tso: config.offload_tso,
             ufo: config.offload_ufo,
             csum: config.offload_csum,
+            vhost: config.vhost,
             vhost_user: config.vhost_user,
             vhost_socket: config.vhost_socket.as_deref(),
             vhost_mode: config.vhost_mode,
+            vdpa: config.vdpa.as_deref(),
         }
     }
 
@@ -112,16 +120,18 @@ impl<'a> Nic<'a> {
             tso: config.offload_tso.unwrap_or(pf.offload_tso),
             ufo: config.offload_ufo.unwrap_or(pf.offload_ufo),
             csum: config.offload_csum.unwrap_or(pf.offload_csum),
+            vhost: config.vhost,
             vhost_user: config.vhost_user,
             vhost_socket: config.vhost_socket.as_deref(),
             vhost_mode: config.vhost_mode,
+            vdpa: config.vdpa.as_deref(),
         }
     }
 
     /// Checks all that concerns this function alone, in a VM of `vcpus` vCPUs. Names and addresses that others may have too
     /// are compared by the caller.
     pub fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
-        self.check_supported()?;
+        self.check_backend()?;
         self.check_queues(vcpus)?;
         self.check_link()?;
         self.check_tap()
@@ -129,11 +139,19 @@ impl<'a> Nic<'a> {
 
     /// Where its packets go. A tap without a name has `name`.
     pub fn backend(&self, name: Option<String>) -> BackendPlan {
-        if !self.fds.is_empty() {
-            return BackendPlan::Fds(self.fds.to_vec());
+        let vhost = self.vhost;
+        match (self.vdpa, self.vhost_socket) {
+            (Some(path), _) => BackendPlan::Vdpa { path: path.into(), mac: self.mac.map(|mac| mac.0) },
+            (None, Some(socket)) => BackendPlan::VhostUser { socket: socket.into(), mode: self.vhost_mode },
+            _ if !self.fds.is_empty() => BackendPlan::Fds { fds: self.fds.to_vec(), vhost },
+            _ => BackendPlan::Tap {
+                name: self.tap.map(str::to_string).or(name),
+                ip: self.ip,
+                mask: self.mask,
+                host_mac: self.host_mac.map(|mac| mac.0),
+                vhost,
+            },
         }
-        let name = self.tap.map(str::to_string).or(name);
-        BackendPlan::Tap { name, ip: self.ip, mask: self.mask, host_mac: self.host_mac.map(|mac| mac.0) }
     }
 
     /// Pairs of a receive and a transmit queue.
@@ -145,21 +163,65 @@ impl<'a> Nic<'a> {
         Err(ConfigError::new(self.subject.key(key, value), problem))
     }
 
-    fn check_supported(&self) -> Result<(), ConfigError> {
-        let not_yet = || Problem::NotYet {
-            what: "vhost-user backends are".to_string(),
-            remedy: "use tap= or fd= instead".to_string(),
-        };
-        if self.vhost_user {
-            return self.error("vhost_user", "on", not_yet());
+    /// There is one backend, and what is said of it is all there and about one of its kind.
+    fn check_backend(&self) -> Result<(), ConfigError> {
+        let conflict = |what: &str| Problem::Conflict(what.to_string());
+        match (self.vdpa, self.vhost_user) {
+            (Some(path), _) => self.check_no_tap("vdpa", &path.display(), "a vDPA device is the whole backend")?,
+            (None, true) => self.check_no_tap("vhost_user", &"on", "another process is the whole backend")?,
+            (None, false) => {}
         }
-        if let Some(socket) = self.vhost_socket {
-            return self.error("socket", socket.display(), not_yet());
+        if let Some(path) = self.vdpa.filter(|path| path.as_os_str().is_empty()) {
+            let what = "no path; give the device, as /dev/vhost-vdpa-0".to_string();
+            return self.error("vdpa", path.display(), Problem::Value(what));
         }
-        if self.vhost_mode != VhostMode::Client {
-            return self.error("vhost_mode", "server", not_yet());
+        match (self.vhost_user, self.vhost_socket) {
+            (true, None) => {
+                let what = "the backend's socket is missing; add socket=<path>".to_string();
+                self.error("vhost_user", "on", Problem::Missing(what))
+            }
+            (true, Some(socket)) => self.check_socket(socket),
+            (false, Some(socket)) => {
+                let what = "a socket is a vhost-user backend's; add vhost_user=on, or leave socket out";
+                self.error("socket", socket.display(), conflict(what))
+            }
+            (false, None) if self.vhost_mode == VhostMode::Server => {
+                let what = "only a vhost-user backend has a mode; add vhost_user=on,socket=<path>, or leave it out";
+                self.error("vhost_mode", "server", conflict(what))
+            }
+            (false, None) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// A NIC whose backend is told by `key` has no tap.
+    fn check_no_tap(&self, key: &str, value: &dyn Display, why: &str) -> Result<(), ConfigError> {
+        let other_backend = self.vdpa.is_some() && (self.vhost_user || self.vhost_socket.is_some());
+        let settings = [
+            ("tap", self.tap.is_some()),
+            ("fd", !self.fds.is_empty()),
+            ("vhost", self.vhost != Vhost::Off),
+            ("ip", self.ip.is_some()),
+            ("mask", self.mask.is_some()),
+            ("host_mac", self.host_mac.is_some()),
+            ("vhost_user", other_backend),
+        ];
+        match settings.iter().find(|(_, given)| *given) {
+            Some((other, _)) => {
+                self.error(key, value, Problem::Conflict(format!("{why}, and there is no tap; leave {other} out")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_socket(&self, socket: &Path) -> Result<(), ConfigError> {
+        let fail = |what| self.error("socket", socket.display(), Problem::Value(what));
+        match socket.as_os_str().len() {
+            0 => fail("no path; give the backend's socket".to_string()),
+            len if len > LONGEST_SOCKET => fail(format!(
+                "{len} bytes, and the path of a Unix socket has at most {LONGEST_SOCKET}; take a shorter one"
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn check_queues(&self, vcpus: u32) -> Result<(), ConfigError> {
@@ -186,7 +248,7 @@ impl<'a> Nic<'a> {
 
     fn check_link(&self) -> Result<(), ConfigError> {
         if let Some(mtu) = self.mtu.filter(|mtu| !MTUS.contains(mtu)) {
-            let what = format!("not an MTU that a tap can have; give {} to {}", MTUS.start(), MTUS.end());
+            let what = format!("not an MTU that a NIC can have; give {} to {}", MTUS.start(), MTUS.end());
             return self.error("mtu", mtu, Problem::Value(what));
         }
         for (key, mac) in [("mac", self.mac), ("host_mac", self.host_mac)] {
@@ -238,25 +300,30 @@ impl<'a> Nic<'a> {
     }
 
     fn check_fds(&self) -> Result<(), ConfigError> {
-        let Some(first) = self.fds.first() else { return Ok(()) };
-        let numbers: Vec<_> = self.fds.iter().map(i32::to_string).collect();
-        let fail = |problem| self.error("fd", format_args!("[{}]", numbers.join(",")), problem);
+        if self.fds.is_empty() {
+            return Ok(());
+        }
         if let Some(fd) = self.fds.iter().find(|fd| **fd <= 2) {
+            let numbers: Vec<_> = self.fds.iter().map(i32::to_string).collect();
             let what = format!("{fd} is not the number of a tap: 0 to 2 are the standard streams; pass 3 or more");
-            return fail(Problem::Value(what));
+            return self.error("fd", format_args!("[{}]", numbers.join(",")), Problem::Value(what));
         }
-        if self.fds.len() != usize::from(self.queue_pairs()) {
+        // A client that sent descriptors knows nothing of the numbers that they have here.
+        let (fds, pairs) = (self.fds.len(), self.queue_pairs());
+        if fds != usize::from(pairs) {
             let what = format!(
-                "{} file descriptors for num_queues={}; pass one for each pair of queues",
-                self.fds.len(),
-                self.num_queues
+                "needs as many file descriptors (fd=) as pairs of queues, {pairs} and not {fds}; pass one for each pair"
             );
-            return fail(Problem::Conflict(what));
+            return self.error("num_queues", self.num_queues, Problem::Conflict(what));
         }
-        let settings = [("tap", self.tap.is_some()), ("ip", self.ip.is_some()), ("host_mac", self.host_mac.is_some())];
-        if let Some((key, _)) = settings.iter().find(|(_, given)| *given) {
-            let what = format!("descriptor {first} is a tap that is set up already; leave {key} out");
-            return fail(Problem::Conflict(what));
+        let settings = [
+            ("tap", self.tap.map(str::to_string)),
+            ("ip", self.ip.map(|ip| ip.to_string())),
+            ("host_mac", self.host_mac.map(|mac| mac.to_string())),
+        ];
+        if let Some((key, value)) = settings.into_iter().find_map(|(key, value)| Some((key, value?))) {
+            let what = format!("a file descriptor (fd=) is a tap that is set up already; leave {key} out");
+            return self.error(key, value, Problem::Conflict(what));
         }
         Ok(())
     }

@@ -1,7 +1,10 @@
 //! The grammar of `key=value,key=value`.
 //!
 //! A comma separates, unless it stands in double quotes or in brackets. A doubled quote inside quotes is a quote. Blanks around
-//! a value do not count. Nothing here knows any key.
+//! a value do not count. Nothing here knows any key but those of [`path_or_fd`].
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
 
 /// One `key=value` of an option. A value without quotes removed, so that a list can be taken apart by the same rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,6 +13,26 @@ pub(crate) struct Pair {
     pub key: String,
     /// What stands after it, or `None` without a `=`.
     pub value: Option<String>,
+}
+
+/// Something of the host that is named by where it is, or is open already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PathOrFd {
+    /// Where it is; not empty.
+    Path(PathBuf),
+    /// A descriptor of the process, above 2.
+    Fd(RawFd),
+}
+
+/// Reads `path=<path>` or `fd=<number>`; `None` if the text is neither.
+pub(crate) fn path_or_fd(text: &str) -> Option<PathOrFd> {
+    let [Pair { key, value: Some(value) }] = &pairs(text).ok()?[..] else { return None };
+    let value = unquote(value).ok()?;
+    match key.as_str() {
+        "path" if !value.is_empty() => Some(PathOrFd::Path(value.into())),
+        "fd" => value.parse().ok().filter(|fd| *fd > 2).map(PathOrFd::Fd),
+        _ => None,
+    }
 }
 
 /// Takes an option apart. Nothing between two commas is skipped.

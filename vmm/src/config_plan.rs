@@ -6,13 +6,15 @@ use std::collections::HashMap;
 use crate::config_disk::DiskPlan;
 use crate::config_error::{ConfigError, Problem};
 use crate::config_rng::RngPlan;
-use crate::config_sriov::NetPlan;
+use crate::config_sriov::{NetPlan, NicPlan};
 
 /// The devices of a VM, and nothing that has to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmPlan {
     /// The NICs.
     pub nets: Vec<NetPlan>,
+    /// The NICs of `--vdpa`.
+    pub vdpas: Vec<NetPlan>,
     /// The disks.
     pub disks: Vec<DiskPlan>,
     /// Whether there is a virtio console.
@@ -41,10 +43,16 @@ impl VmPlan {
     /// All devices, in the order in which slots are given: NICs first, so that their addresses do not depend on what else there
     /// is.
     pub fn devices(&self) -> Vec<DevicePlan> {
-        let nets = self.nets.iter().cloned().map(DevicePlan::Net);
+        let nets = self.nets.iter().chain(&self.vdpas).cloned().map(DevicePlan::Net);
         let disks = self.disks.iter().cloned().map(DevicePlan::Disk);
         let console = self.console.then_some(DevicePlan::Console);
         nets.chain(disks).chain(console).chain([DevicePlan::Rng(self.rng.clone())]).collect()
+    }
+
+    /// Whether a backend needs guest memory that others than this process can map.
+    pub fn needs_shared_memory(&self) -> bool {
+        let nets = self.nets.iter().chain(&self.vdpas);
+        nets.flat_map(NetPlan::functions).any(|function| function.backend.needs_shared_memory())
     }
 
     /// Checks that no two devices of different kinds have one name or one slot. Those of one kind have been compared.
@@ -98,10 +106,19 @@ impl DevicePlan {
         }
     }
 
+    /// Its functions, if it is a NIC: its own first, and then its VFs by index.
+    pub fn nics(&self) -> impl Iterator<Item = &NicPlan> {
+        let net = match self {
+            Self::Net(net) => Some(net),
+            Self::Disk(_) | Self::Console | Self::Rng(_) => None,
+        };
+        net.into_iter().flat_map(NetPlan::functions)
+    }
+
     /// How a user would name it: `--net id=pf0`.
     pub fn option(&self) -> String {
         let option = match self {
-            Self::Net(_) => "--net",
+            Self::Net(net) => net.option,
             Self::Disk(_) => "--disk",
             Self::Console => return "--console".to_string(),
             Self::Rng(_) => "--rng",
@@ -117,7 +134,7 @@ impl DevicePlan {
     /// Its name, and those of its VFs.
     fn names(&self) -> Vec<String> {
         match self {
-            Self::Net(net) => std::iter::once(&net.id).chain(net.vfs.iter().map(|vf| &vf.id)).cloned().collect(),
+            Self::Net(net) => net.functions().map(|function| function.id.clone()).collect(),
             _ => vec![self.id().to_string()],
         }
     }

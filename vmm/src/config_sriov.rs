@@ -3,12 +3,16 @@
 
 use std::net::IpAddr;
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 
 use crate::config_error::{ConfigError, Problem};
 use crate::config_mac::MacAddress;
-use crate::config_names::{Names, ids};
+use crate::config_names::{Names, ids, numbered};
 use crate::config_net::{NetConfig, VfConfig};
 use crate::config_nic::{Nic, Subject};
+use crate::config_value::Options;
+use crate::config_vdpa::VdpaConfig;
+use crate::config_vhost::{Vhost, VhostMode};
 
 /// Buses that can carry VFs: all of segment 0 but bus 0.
 const VF_BUSES: usize = 127;
@@ -22,7 +26,9 @@ const SLOTS: usize = 31;
 /// One device of bus 0: a NIC, or a PF and its VFs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetPlan {
-    /// The device's name in the VM: what the user gave, or `_net<N>`.
+    /// The option that describes it: `--net` or `--vdpa`.
+    pub option: &'static str,
+    /// The device's name in the VM: what the user gave, or `_net<N>` or `_vdpa<N>`.
     pub id: String,
     /// The device number on bus 0, 1 to 31; `None` for the lowest that is free.
     pub pci_device_id: Option<u8>,
@@ -37,7 +43,7 @@ pub struct NetPlan {
 pub struct NicPlan {
     /// The function's name, from which its threads take theirs: `_net0` or `pf0v3`. Unique in the VM.
     pub id: String,
-    /// The MAC address in the guest. Unique in the VM.
+    /// The MAC address in the guest, unless its backend has one of its own. Unique in the VM.
     pub mac: [u8; 6],
     /// The MTU that the guest is told, 1280 to 65521 bytes.
     pub mtu: Option<u16>,
@@ -68,20 +74,71 @@ pub enum BackendPlan {
         mask: Option<IpAddr>,
         /// The interface's own MAC address.
         host_mac: Option<[u8; 6]>,
+        /// Whether the host's kernel carries its packets.
+        vhost: Vhost,
     },
-    /// Taps that were opened before the program started, one for each pair of queues. Each number is above 2, and no other
-    /// function of the VM has it.
-    Fds(Vec<RawFd>),
+    /// Taps that were opened before the program started.
+    Fds {
+        /// One for each pair of queues. Each number is above 2, and no other function of the VM has it.
+        fds: Vec<RawFd>,
+        /// Whether the host's kernel carries their packets.
+        vhost: Vhost,
+    },
+    /// Another process.
+    VhostUser {
+        /// The socket to it. No other function of the VM has it.
+        socket: PathBuf,
+        /// Who listens there.
+        mode: VhostMode,
+    },
+    /// A vDPA device of the host.
+    Vdpa {
+        /// The device. No other function of the VM has it.
+        path: PathBuf,
+        /// The MAC address that the user gave; else the device's own counts.
+        mac: Option<[u8; 6]>,
+    },
 }
 
-/// Plans the network devices of a VM with `vcpus` vCPUs.
-pub(crate) fn plan(nets: &[NetConfig], vcpus: u32) -> Result<Vec<NetPlan>, ConfigError> {
-    check_slots(nets)?;
-    check_buses(nets)?;
-    let mut pools = Vec::with_capacity(nets.len());
-    for ((index, config), id) in nets.iter().enumerate().zip(ids(nets)) {
-        pools.push(Pool::new(config, id, Subject::net(config, index, nets.len()))?);
+impl BackendPlan {
+    /// Whether others than this process have to map the guest's memory, so that it must be shared.
+    pub const fn needs_shared_memory(&self) -> bool {
+        matches!(self, Self::VhostUser { .. } | Self::Vdpa { .. })
     }
+
+    /// Whether the host's devices may reach pages of the guest's memory as they are now, so that these must stay its pages.
+    pub const fn pins_memory(&self) -> bool {
+        matches!(self, Self::Vdpa { .. })
+    }
+
+    /// Whether it has a MAC address of its own, which counts where the user gave none.
+    pub const fn has_own_mac(&self) -> bool {
+        matches!(self, Self::Vdpa { mac: None, .. })
+    }
+}
+
+impl NetPlan {
+    /// The NIC or PF, and the VFs by index.
+    pub fn functions(&self) -> impl Iterator<Item = &NicPlan> {
+        std::iter::once(&self.pf).chain(&self.vfs)
+    }
+}
+
+/// Plans the network devices of a VM with `vcpus` vCPUs: first those of `nets`, then those of `vdpas`.
+pub(crate) fn plan(nets: &[NetConfig], vdpas: &[VdpaConfig], vcpus: u32) -> Result<Vec<NetPlan>, ConfigError> {
+    let made: Vec<_> = vdpas.iter().map(VdpaConfig::to_net).collect();
+    let mut pools = Vec::with_capacity(nets.len() + made.len());
+    for ((index, config), id) in nets.iter().enumerate().zip(ids(nets)) {
+        pools.push(Pool::new("--net", config, id, Subject::net(config, index, nets.len()))?);
+    }
+    let ids = numbered("_vdpa", vdpas.iter().map(|vdpa| vdpa.id.as_deref()));
+    for (((index, vdpa), config), id) in vdpas.iter().enumerate().zip(&made).zip(ids) {
+        let subject = Subject::device(VdpaConfig::OPTION, vdpa.id.as_deref(), index, vdpas.len());
+        vdpa.check(&subject)?;
+        pools.push(Pool::new(VdpaConfig::OPTION, config, id, subject)?);
+    }
+    check_slots(&pools)?;
+    check_buses(&pools)?;
     for pool in &pools {
         pool.check(vcpus)?;
     }
@@ -90,22 +147,22 @@ pub(crate) fn plan(nets: &[NetConfig], vcpus: u32) -> Result<Vec<NetPlan>, Confi
 }
 
 /// Each device of bus 0 has a slot.
-fn check_slots(nets: &[NetConfig]) -> Result<(), ConfigError> {
-    if nets.len() > SLOTS {
+fn check_slots(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
+    if pools.len() > SLOTS {
         let what = format!("bus 0 has slots for {SLOTS} devices; give a NIC VFs (sriov_vfs=) in place of more NICs");
-        return Err(ConfigError::new(format!("--net ({} of them)", nets.len()), Problem::Limit(what)));
+        return Err(ConfigError::new(format!("--net ({} of them)", pools.len()), Problem::Limit(what)));
     }
     let mut users: [Option<usize>; SLOTS + 1] = [None; SLOTS + 1];
-    for (index, config) in nets.iter().enumerate() {
-        let Some(slot) = config.pci_device_id else { continue };
-        let subject = Subject::net(config, index, nets.len()).key("pci_device_id", slot);
+    for (index, pool) in pools.iter().enumerate() {
+        let Some(slot) = pool.config.pci_device_id else { continue };
+        let subject = pool.subject.key("pci_device_id", slot);
         let free = users.get_mut(usize::from(slot)).filter(|_| slot != 0);
         match free {
             Some(user @ None) => *user = Some(index),
             Some(Some(user)) => {
-                let user = nets
+                let user = pools
                     .get(*user)
-                    .and_then(|net| net.id.clone())
+                    .and_then(|pool| pool.config.id.clone())
                     .unwrap_or_else(|| format!("NIC number {}", *user + 1));
                 let what = format!("slot {slot}");
                 let remedy = "give another, or leave pci_device_id out".to_string();
@@ -121,10 +178,10 @@ fn check_slots(nets: &[NetConfig]) -> Result<(), ConfigError> {
 }
 
 /// Each PF with VFs has whole buses for them.
-fn check_buses(nets: &[NetConfig]) -> Result<(), ConfigError> {
+fn check_buses(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
     let mut left = VF_BUSES;
-    for (index, config) in nets.iter().enumerate() {
-        let subject = || Subject::net(config, index, nets.len()).key("sriov_vfs", config.sriov_vfs);
+    for Pool { config, subject, .. } in pools {
+        let subject = || subject.key("sriov_vfs", config.sriov_vfs);
         if config.sriov_vfs > MOST_VFS {
             let what = format!("a VM has buses for {MOST_VFS} VFs; reserve fewer");
             return Err(ConfigError::new(subject(), Problem::Limit(what)));
@@ -142,6 +199,8 @@ fn check_buses(nets: &[NetConfig]) -> Result<(), ConfigError> {
 
 /// A NIC with all its VFs, also those that the configuration does not mention.
 pub(crate) struct Pool<'a> {
+    /// The option that describes it: `--net` or `--vdpa`.
+    pub option: &'static str,
     pub config: &'a NetConfig,
     /// What the NIC is called, by the user or by number.
     pub id: String,
@@ -153,8 +212,9 @@ pub(crate) struct Pool<'a> {
 }
 
 impl<'a> Pool<'a> {
-    fn new(config: &'a NetConfig, id: String, subject: Subject) -> Result<Self, ConfigError> {
-        let mut pool = Self { config, id, subject, vfs: vec![None; usize::from(config.sriov_vfs)], vf_queues: 2 };
+    fn new(option: &'static str, config: &'a NetConfig, id: String, subject: Subject) -> Result<Self, ConfigError> {
+        let vfs = vec![None; usize::from(config.sriov_vfs)];
+        let mut pool = Self { option, config, id, subject, vfs, vf_queues: 2 };
         for vf in &config.vfs {
             let subject = pool.vf_subject(vf.index);
             let name = &pool.id;
@@ -237,26 +297,9 @@ impl<'a> Pool<'a> {
         if config.rate_limiter_config.is_some() {
             return not_yet("rate_limiter_config", "{...}".to_string(), "rate limits are");
         }
-        self.nic().check(vcpus)?;
-        for vf in &config.vfs {
-            self.check_vf(vf, vcpus)?;
-        }
-        Ok(())
-    }
-
-    fn check_vf(&self, vf: &VfConfig, vcpus: u32) -> Result<(), ConfigError> {
-        let not_yet = |key: &str, value: String, what: &str| {
-            let remedy = "use tap= or fd= instead".to_string();
-            let subject = self.vf_subject(vf.index).key(key, value);
-            Err(ConfigError::new(subject, Problem::NotYet { what: what.to_string(), remedy }))
-        };
-        if let Some(path) = &vf.vdpa {
-            return not_yet("vdpa", path.display().to_string(), "vDPA backends are");
-        }
-        if vf.vhost {
-            return not_yet("vhost", "on".to_string(), "vhost-net is");
-        }
-        self.vf_nic(vf).check(vcpus)
+        // A vDPA device's queues were counted for the device, and a driver takes as many as it has vCPUs for.
+        self.nic().check(if self.option == VdpaConfig::OPTION { u32::MAX } else { vcpus })?;
+        config.vfs.iter().try_for_each(|vf| self.vf_nic(vf).check(vcpus))
     }
 
     fn plan(&self, names: Names) -> NetPlan {
@@ -268,6 +311,7 @@ impl<'a> Pool<'a> {
             nic_plan(&nic, id, mac, tap)
         });
         NetPlan {
+            option: self.option,
             vfs: vfs.collect(),
             pf: nic_plan(&self.nic(), id.clone(), mac, tap),
             id,

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use crate::config_error::ConfigError;
 use crate::config_mac::MacAddress;
-use crate::config_options::{list, quote, unquote};
+use crate::config_options::{Pair, list, quote, unquote};
 
 /// The type of a key's value on the command line.
 pub(crate) trait Value: Sized {
@@ -66,7 +67,7 @@ impl Value for bool {
 impl Unset for bool {}
 
 /// Decimal digits alone: `parse` of the standard library would take a sign.
-fn digits(text: &str) -> Option<&str> {
+pub(crate) fn digits(text: &str) -> Option<&str> {
     (!text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())).then_some(text)
 }
 
@@ -217,6 +218,22 @@ pub trait Options: Sized {
     fn keys() -> Vec<Key>;
 }
 
+/// What several keys of an option describe, and one object in JSON.
+pub(crate) trait Part: Sized {
+    /// Its keys, in the order of the help.
+    fn keys() -> Vec<Key>;
+
+    /// Takes its own keys out of those of `option`, and says what they make and which are left.
+    ///
+    /// # Errors
+    ///
+    /// A value that is wrong, or keys that make nothing together.
+    fn take(pairs: Vec<Pair>, option: &str) -> Result<(Option<Self>, Vec<Pair>), ConfigError>;
+
+    /// Its keys and values, as they read back.
+    fn print(&self) -> Vec<(&'static str, String)>;
+}
+
 /// The help text of an option: a line for each key and its description below.
 pub fn help<T: Options>() -> String {
     let paragraph = |key: Key| {
@@ -230,7 +247,8 @@ pub fn help<T: Options>() -> String {
 ///
 /// A line is `"key" = "<syntax>" => field: Type = default;`. The key is the command line's name and `field` JSON's. Without
 /// `"key" = "<syntax>" =>` only JSON has the field. `, required` after the default makes a value that has to be given. A default
-/// may name the fields above it, and says so by `, derived`: the help then shows none. `later` lists keys that Cloud Hypervisor has and this version has not.
+/// may name the fields above it, and says so by `, derived`: the help then shows none. `parts` lists fields that
+/// are each a [`Part`] with keys of its own. `later` lists keys that Cloud Hypervisor has and this version has not.
 macro_rules! options {
     (
         $(#[doc = $about:literal])+
@@ -240,6 +258,7 @@ macro_rules! options {
                 $($key:literal = $syntax:literal =>)? $field:ident : $ty:ty = $default:expr $(, $kind:ident)? ;
             )*
         }
+        $( parts { $( $(#[doc = $part_doc:literal])+ $part:ident : $part_ty:ty; )* } )?
         later { $( $($later:literal)|+ => $what:literal; )* }
     ) => {
         $(#[doc = $about])+
@@ -250,6 +269,11 @@ macro_rules! options {
                 #[serde(skip_serializing_if = "crate::config_value::Unset::is_unset")]
                 pub $field: $ty,
             )*
+            $( $(
+                $(#[doc = $part_doc])+
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub $part: Option<$part_ty>,
+            )* )?
         }
 
         const _: () = {
@@ -265,6 +289,10 @@ macro_rules! options {
                     #[serde(default)]
                     $field: Option<$ty>,
                 )*
+                $( $(
+                    #[serde(default)]
+                    $part: Option<$part_ty>,
+                )* )?
             }
 
             impl Given {
@@ -275,7 +303,7 @@ macro_rules! options {
                             None => options!(@default $option, $field, $default $(, $kind)?),
                         };
                     )*
-                    Ok($name { $($field),* })
+                    Ok($name { $($field,)* $( $($part: self.$part,)* )? })
                 }
             }
 
@@ -284,6 +312,10 @@ macro_rules! options {
                 #[allow(dead_code, reason = "only some options share their text with another type")]
                 pub(crate) fn from_pairs(pairs: Vec<Pair>) -> Result<Self, ConfigError> {
                     let mut given = Given::default();
+                    $( $(
+                        let (part, pairs) = <$part_ty as crate::config_value::Part>::take(pairs, $option)?;
+                        given.$part = part;
+                    )* )?
                     for Pair { key, value } in pairs {
                         let Some(value) = value else {
                             let what = "a key without a value; write key=value".to_string();
@@ -310,7 +342,7 @@ macro_rules! options {
             impl Default for $name {
                 fn default() -> Self {
                     $( let $field: $ty = $default; )*
-                    Self { $($field),* }
+                    Self { $($field,)* $( $($part: None,)* )? }
                 }
             }
 
@@ -330,6 +362,7 @@ macro_rules! options {
                             about: [$($doc),+].map(str::trim).join(" "),
                         }));
                     )*
+                    $( $( keys.extend(<$part_ty as crate::config_value::Part>::keys()); )* )?
                     keys
                 }
             }
@@ -347,6 +380,10 @@ macro_rules! options {
                 fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                     let mut parts: Vec<String> = Vec::new();
                     $($( parts.extend(self.$field.print().map(|value| format!("{}={value}", $key))); )?)*
+                    $( $(
+                        let keys = self.$part.iter().flat_map(crate::config_value::Part::print);
+                        parts.extend(keys.map(|(key, value)| format!("{key}={value}")));
+                    )* )?
                     f.write_str(&parts.join(","))
                 }
             }

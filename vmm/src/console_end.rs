@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use thiserror::Error;
-use virtio_devices::{CharDevice, CharError, CharSpec, ConsoleSize};
+use virtio_devices::{CharDevice, CharError, CharSpec, ConsoleSize, ConsoleWindow};
 
 use crate::config::{ConsoleConfig, ConsoleMode};
 use crate::terminal::{RawTerminal, is_background};
@@ -43,6 +43,7 @@ pub struct ConsoleEnd {
     option: &'static str,
     mode: ConsoleMode,
     device: Arc<CharDevice>,
+    window: Option<Arc<ConsoleWindow>>,
     terminal: Option<RawTerminal>,
 }
 
@@ -67,7 +68,9 @@ impl ConsoleEnd {
                 CharDevice::open(&spec).map_err(|error| Error::End { option, error })?
             }
         };
-        Ok(Some(Self { option, mode: config.mode, device: Arc::new(device), terminal: None }))
+        let size = if config.mode == ConsoleMode::Tty { terminal_size() } else { None };
+        let window = size.map(|size| Arc::new(ConsoleWindow::new(size)));
+        Ok(Some(Self { option, mode: config.mode, device: Arc::new(device), window, terminal: None }))
     }
 
     /// In mode `tty`, makes the terminal a raw one until this is dropped. The caller keeps signals from ending the process before
@@ -100,16 +103,24 @@ impl ConsoleEnd {
         &self.device
     }
 
-    /// The size of the terminal that output goes to, if it goes to one.
-    pub fn size(&self) -> Option<ConsoleSize> {
-        if self.mode != ConsoleMode::Tty {
-            return None;
-        }
-        let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
-        // One that does not know its size says 0.
-        let known = size.ws_col != 0 && size.ws_row != 0;
-        known.then_some(ConsoleSize { columns: size.ws_col, rows: size.ws_row })
+    /// The terminal that output goes to, if it goes to one that has a size.
+    pub const fn window(&self) -> Option<&Arc<ConsoleWindow>> {
+        self.window.as_ref()
     }
+
+    /// Tells the guest the size that the terminal has now.
+    pub fn follow_size(&self) {
+        if let (Some(window), Some(size)) = (&self.window, terminal_size()) {
+            window.resize(size);
+        }
+    }
+}
+
+/// The size of the terminal that is the program's output; `None` if that is none, or one that does not know its size and says 0.
+fn terminal_size() -> Option<ConsoleSize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    let known = size.ws_col != 0 && size.ws_row != 0;
+    known.then_some(ConsoleSize { columns: size.ws_col, rows: size.ws_row })
 }
 
 /// The program's own streams; without input if they are another job's.
@@ -138,7 +149,7 @@ mod tests {
         for mode in [ConsoleMode::Null, ConsoleMode::Pty] {
             let end = ConsoleEnd::open("--console", &ConsoleConfig::new(mode)).unwrap().unwrap();
             assert_eq!(end.device().pty().is_some(), mode == ConsoleMode::Pty);
-            assert_eq!((end.size(), end.has_input()), (None, mode == ConsoleMode::Pty));
+            assert_eq!((end.window().is_some(), end.has_input()), (false, mode == ConsoleMode::Pty));
         }
         assert!(ConsoleEnd::open("--console", &ConsoleConfig::off()).unwrap().is_none());
     }

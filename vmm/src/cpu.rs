@@ -1,6 +1,7 @@
 //! The vCPUs: a thread each, which runs the guest and serves its exits.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
@@ -133,17 +134,30 @@ pub struct Machine {
     pub stop: Arc<StopSignal>,
 }
 
-/// The running vCPUs of a VM. Dropping them stops them.
+/// The vCPUs of a VM: those that run, and those that do not any more. Dropping them stops them.
 pub struct Vcpus {
-    threads: Vec<JoinHandle<()>>,
-    orders: Arc<Orders>,
+    cpus: BTreeMap<u32, Cpu>,
+    machine: Arc<Machine>,
+    gate: Arc<Gate>,
+    /// How many threads were ever started. One that has ended stands at the gate for ever.
+    started: usize,
 }
 
-/// What the threads are told.
+/// A vCPU that KVM has, which is until the VM's end.
+struct Cpu {
+    /// Locked by its thread.
+    vcpu: Arc<Mutex<Vcpu>>,
+    orders: Arc<Orders>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread of a vCPU is told.
+#[derive(Default)]
 struct Orders {
-    gate: Gate,
-    /// For each vCPU, whether it is to get a non-maskable interrupt.
-    nmis: Box<[AtomicBool]>,
+    /// It is to get a non-maskable interrupt.
+    nmi: AtomicBool,
+    /// It is to end.
+    dismissed: AtomicBool,
 }
 
 impl Vcpus {
@@ -154,52 +168,104 @@ impl Vcpus {
     /// When a thread cannot be had; those that were started are stopped again.
     pub fn start(vcpus: Vec<Vcpu>, machine: &Arc<Machine>) -> Result<Self, Error> {
         register_signal_handler(SIGRTMIN(), leave_guest).map_err(|error| Error::Signal(error.into()))?;
-        let orders = Orders { gate: Gate::default(), nmis: vcpus.iter().map(|_| AtomicBool::new(false)).collect() };
-        let mut running = Self { threads: Vec::with_capacity(vcpus.len()), orders: Arc::new(orders) };
-        for (id, vcpu) in (0..).zip(vcpus) {
-            let (machine, orders) = (Arc::clone(machine), Arc::clone(&running.orders));
-            let thread = std::thread::Builder::new()
-                .name(format!("vcpu{id}"))
-                .stack_size(STACK)
-                .spawn(move || run(id, vcpu, &machine, &orders))
-                .map_err(|error| Error::Spawn { vcpu: id, error })?;
-            running.threads.push(thread);
+        let cpus = (0..).zip(vcpus).map(|(id, vcpu)| (id, Cpu::new(vcpu))).collect();
+        let mut vcpus = Self { cpus, machine: Arc::clone(machine), gate: Arc::default(), started: 0 };
+        let ids: Vec<_> = vcpus.cpus.keys().copied().collect();
+        ids.into_iter().try_for_each(|id| vcpus.spawn(id))?;
+        Ok(vcpus)
+    }
+
+    /// Whether there is a vCPU `id`, which runs or does not any more.
+    pub fn has(&self, id: u32) -> bool {
+        self.cpus.contains_key(&id)
+    }
+
+    /// Keeps a vCPU that does not run yet.
+    pub fn keep(&mut self, id: u32, vcpu: Vcpu) {
+        self.cpus.insert(id, Cpu::new(vcpu));
+    }
+
+    /// Runs vCPU `id`, which does not run. It waits for the guest to wake it; until then, nothing has changed for the guest.
+    ///
+    /// # Errors
+    ///
+    /// When it is not there, its thread cannot be had, or KVM fails.
+    pub fn add(&mut self, id: u32) -> Result<(), Error> {
+        if let Some(cpu) = self.cpus.get(&id) {
+            cpu.vcpu.lock().await_startup().map_err(|error| Error::Kvm { vcpu: id, error })?;
         }
-        Ok(running)
+        self.spawn(id)
+    }
+
+    /// Ends the thread of vCPU `id`, whatever the guest does there. The vCPU is kept, since KVM keeps it, too.
+    pub fn remove(&mut self, id: u32) {
+        if let Some(cpu) = self.cpus.get_mut(&id) {
+            self.gate.dismiss(&cpu.orders.dismissed);
+            cpu.kick();
+            cpu.join();
+        }
+    }
+
+    fn spawn(&mut self, id: u32) -> Result<(), Error> {
+        let failed = |error| Error::Spawn { vcpu: id, error };
+        let cpu = self.cpus.get_mut(&id).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        cpu.orders = Arc::default();
+        let (vcpu, orders) = (Arc::clone(&cpu.vcpu), Arc::clone(&cpu.orders));
+        let (machine, gate) = (Arc::clone(&self.machine), Arc::clone(&self.gate));
+        let thread = std::thread::Builder::new().name(format!("vcpu{id}")).stack_size(STACK);
+        cpu.thread = Some(thread.spawn(move || run(id, &mut vcpu.lock(), &machine, &gate, &orders)).map_err(failed)?);
+        self.started += 1;
+        Ok(())
     }
 
     /// Stops the guest between two instructions, and returns when it stands still.
     pub fn pause(&self) {
-        self.orders.gate.hold(self.threads.len(), || self.kick());
+        self.gate.hold(self.started, || self.kick());
     }
 
     /// Lets the guest go on after [`Self::pause`].
     pub fn resume(&self) {
-        self.orders.gate.release();
+        self.gate.release();
     }
 
-    /// Gives each vCPU a non-maskable interrupt.
+    /// Gives each vCPU that runs a non-maskable interrupt.
     pub fn nmi(&self) {
-        for nmi in &self.orders.nmis {
-            nmi.store(true, Ordering::SeqCst);
+        for cpu in self.cpus.values() {
+            cpu.orders.nmi.store(true, Ordering::SeqCst);
         }
         self.kick();
     }
 
     /// Makes each vCPU leave the guest for a moment.
     fn kick(&self) {
-        for thread in &self.threads {
-            // SAFETY: a thread is joined only by the drop, so that its handle is valid also if it has ended by itself.
-            unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGRTMIN()) };
-        }
+        self.cpus.values().for_each(Cpu::kick);
     }
 }
 
 impl Drop for Vcpus {
     fn drop(&mut self) {
-        self.orders.gate.quit();
+        self.gate.quit();
         self.kick();
-        for thread in self.threads.drain(..) {
+        self.cpus.values_mut().for_each(Cpu::join);
+    }
+}
+
+impl Cpu {
+    fn new(vcpu: Vcpu) -> Self {
+        Self { vcpu: Arc::new(Mutex::new(vcpu)), orders: Arc::default(), thread: None }
+    }
+
+    /// Makes it leave the guest for a moment, if it runs.
+    fn kick(&self) {
+        if let Some(thread) = &self.thread {
+            // SAFETY: the handle was not joined, so that it is valid also if the thread has ended by itself.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGRTMIN()) };
+        }
+    }
+
+    /// Returns when its thread has ended.
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
             // A thread that panicked has ended, too.
             let _ = thread.join();
         }
@@ -244,26 +310,26 @@ impl Drop for InGuest<'_> {
     }
 }
 
-fn run(id: u32, mut vcpu: Vcpu, machine: &Machine, orders: &Orders) {
-    let Orders { gate, nmis } = orders;
-    // Dropped before the vCPU, also in a panic.
-    let _in_guest = InGuest::new(id, &mut vcpu, &machine.stop, gate);
-    let nmi = nmis.get(id as usize);
+fn run(id: u32, vcpu: &mut Vcpu, machine: &Machine, gate: &Gate, orders: &Orders) {
+    // Dropped before the vCPU is left to others, also in a panic.
+    let _in_guest = InGuest::new(id, vcpu, &machine.stop, gate);
     // Who gives an order does so before the signal: either it is seen here, or the signal finds the pointer that is set.
-    while gate.pass() {
-        if nmi.is_some_and(|nmi| nmi.swap(false, Ordering::SeqCst))
+    while gate.pass(&orders.dismissed) {
+        if orders.nmi.swap(false, Ordering::SeqCst)
             && let Err(error) = vcpu.nmi()
         {
             log::warn!("vCPU {id}: no non-maskable interrupt: {error}");
         }
-        if let Some(stop) = step(id, &mut vcpu, machine) {
+        if let Some(stop) = step(id, vcpu, machine) {
             if let Stop::Failed(_) = &stop {
                 log::debug!("vCPU {id}: {:x?} {:x?}", vcpu.regs(), vcpu.sregs());
             }
             machine.stop.send(stop);
-            break;
+            return;
         }
     }
+    // Whoever runs it next would complete the access.
+    vcpu.settle();
 }
 
 /// Runs the guest up to its next exit and serves that.
@@ -297,99 +363,5 @@ fn step(id: u32, vcpu: &mut Vcpu, machine: &Machine) -> Option<Stop> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend};
-
-    use super::*;
-    use crate::arch::x86_64::layout::{self, Layout};
-    use crate::arch::x86_64::regs::Entry;
-    use crate::config::MemoryConfig;
-    use crate::event_device::EventDevice;
-    use crate::memory::GuestRam;
-
-    /// Memory that panics when it is touched.
-    struct Broken;
-
-    impl MmioHandler for Broken {
-        fn read(&self, _: u64, _: &mut [u8]) {
-            panic!("on purpose");
-        }
-
-        fn write(&self, _: u64, _: &[u8]) {}
-    }
-
-    /// A VM of 2 MiB with a vCPU that is about to run `code`.
-    fn vcpu(code: &[u8]) -> (GuestRam, Vcpu) {
-        let config = MemoryConfig { size: 2 << 20, ..MemoryConfig::default() };
-        let ram = GuestRam::new(&config, &Layout::new(config.size, 46).unwrap(), false).unwrap();
-        let vm = kvm::Kvm::open().unwrap().create_vm(layout::KVM_TSS).unwrap();
-        let memory = ram.memory().memory();
-        memory.write_slice(code, GuestAddress(0x1000)).unwrap();
-        // SAFETY: the memory is returned together with the vCPU, and lasts for as long as the tests use that.
-        unsafe { vm.set_memory(0, 0, memory.get_host_address(GuestAddress(0)).unwrap(), config.size) }.unwrap();
-        let vcpu = vm.create_vcpu(0).unwrap();
-        let mut sregs = vcpu.sregs().unwrap();
-        Entry::Pvh(0x1000).set_sregs(&mut sregs);
-        vcpu.set_sregs(&sregs).unwrap();
-        vcpu.set_regs(&Entry::Pvh(0x1000).regs()).unwrap();
-        (ram, vcpu)
-    }
-
-    #[test]
-    fn a_panic_of_a_vcpus_thread_ends_the_guest() {
-        // mov eax, [0xd0000000]
-        let (_ram, vcpu) = vcpu(&[0xa1, 0x00, 0x00, 0x00, 0xd0]);
-        let stop = Arc::new(StopSignal::new().unwrap());
-        let ports = Ports::new(None, Arc::new(EventDevice::new(Arc::clone(stop.event())).unwrap()));
-        let machine = Arc::new(Machine { mmio: Arc::new(Broken), ports, stop: Arc::clone(&stop) });
-        let _vcpus = Vcpus::start(vec![vcpu], &machine).unwrap();
-        let stopped = std::iter::repeat_with(|| {
-            std::thread::sleep(Duration::from_millis(1));
-            stop.take()
-        });
-        let reason = stopped.take(60_000).flatten().next().unwrap();
-        assert!(matches!(reason, Stop::Failed(Error::Panicked(0))), "{reason:?}");
-    }
-
-    #[test]
-    fn a_paused_guest_stands_still_and_goes_on() {
-        // again: inc dword [0x2000]; jmp again
-        let (ram, vcpu) = vcpu(&[0xff, 0x05, 0x00, 0x20, 0x00, 0x00, 0xeb, 0xf8]);
-        let stop = Arc::new(StopSignal::new().unwrap());
-        let ports = Ports::new(None, Arc::new(EventDevice::new(Arc::clone(stop.event())).unwrap()));
-        let machine = Arc::new(Machine { mmio: Arc::new(Broken), ports, stop });
-        let count = || ram.memory().memory().read_obj::<u32>(GuestAddress(0x2000)).unwrap();
-        let moves_on_from = |before| {
-            std::iter::repeat_with(|| {
-                std::thread::sleep(Duration::from_millis(1));
-                count()
-            })
-            .take(60_000)
-            .any(|now| now != before)
-        };
-        let vcpus = Vcpus::start(vec![vcpu], &machine).unwrap();
-        for _ in 0..5 {
-            assert!(moves_on_from(count()));
-            vcpus.pause();
-            let before = count();
-            std::thread::sleep(Duration::from_millis(20));
-            assert_eq!(count(), before);
-            vcpus.resume();
-        }
-    }
-
-    #[test]
-    fn the_first_to_stop_is_heard_once() {
-        let signal = StopSignal::new().unwrap();
-        assert!(signal.take().is_none());
-        signal.send(Stop::PowerOff);
-        signal.send(Stop::Reset);
-        assert!(matches!(signal.take(), Some(Stop::PowerOff)));
-        assert!(signal.take().is_none());
-        assert!(signal.event().read().is_err());
-        signal.send(Stop::Reset);
-        assert!(matches!(signal.take(), Some(Stop::Reset)));
-    }
-}
+#[path = "cpu_tests.rs"]
+mod tests;

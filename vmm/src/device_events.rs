@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pci::{Effects, VfIndex};
-use virtio_devices::{Status, VirtioPci};
+use virtio_devices::{BackendChange, BackendObserver, Net, Port as _, Status, VirtioPci};
 
 use crate::events::{Events, Source, Tell, Watched};
 use crate::slot::Slot;
@@ -64,6 +64,27 @@ impl DeviceWatch {
             self.events.look();
         }
     }
+}
+
+/// Begins to tell when the backend of `net`, which is VF `vf` of the device called `id` or that device itself, is lost, and when it is
+/// back. That is no guest's doing: it is told at once.
+pub fn tell_backend(net: &Net, id: &str, vf: Option<VfIndex>, events: &Events) {
+    net.observe_backend(observer(id, vf, net.backend_name(), events));
+}
+
+fn observer(id: &str, vf: Option<VfIndex>, backend: &str, events: &Events) -> BackendObserver {
+    let (id, index) = (id.to_string(), vf.map(|vf| vf.to_string()));
+    let (backend, events) = (backend.to_string(), events.clone());
+    Box::new(move |change| {
+        let event = match change {
+            BackendChange::Lost => "backend-lost",
+            BackendChange::Restored => "backend-restored",
+        };
+        let index = index.as_deref().map(|index| ("index", index));
+        let properties: Vec<_> =
+            [("id", id.as_str())].into_iter().chain(index).chain([("backend", backend.as_str())]).collect();
+        events.tell(Source::Sriov, event, &properties);
+    })
 }
 
 impl Watched for DeviceWatch {
@@ -135,7 +156,11 @@ impl Change {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::event_monitor::EventMonitor;
+    use crate::events::EventStream;
 
     fn state(driver: bool, running: &[bool]) -> State {
         State { driver, enabled: u16::try_from(running.len()).unwrap(), running: running.to_vec() }
@@ -154,6 +179,30 @@ mod tests {
         assert_eq!(running.changes(&up), [Change::VfsDisabled(2)]);
         assert_eq!(running.changes(&off), [Change::VfsDisabled(2), Change::Reset]);
         assert_eq!(running.changes(&running), []);
+    }
+
+    #[test]
+    fn a_backend_that_is_lost_or_back_is_told_with_its_function_and_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events");
+        let output = EventMonitor::Path(path.clone()).open().unwrap();
+        let (stream, events) = EventStream::start(output, std::time::Instant::now()).unwrap();
+        observer("pf0", Some(VfIndex(3)), "/run/s", &events)(BackendChange::Lost);
+        observer("n", None, "/dev/vhost-vdpa-0", &events)(BackendChange::Restored);
+        drop(stream);
+        let text = std::fs::read_to_string(path).unwrap();
+        let told = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();
+        let told = told.map(Result::unwrap).map(|mut event| {
+            let mut take = |key: &str| event[key].take();
+            (take("source"), take("event"), take("properties"))
+        });
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            [
+                ("sriov".into(), "backend-lost".into(), json!({"id": "pf0", "index": "3", "backend": "/run/s"})),
+                ("sriov".into(), "backend-restored".into(), json!({"id": "n", "backend": "/dev/vhost-vdpa-0"})),
+            ]
+        );
     }
 
     #[test]

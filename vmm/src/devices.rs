@@ -1,22 +1,23 @@
 //! From a plan to devices in their slots: the one place that knows both.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use pci::{HostBridge, Placement, Rid, TopologyError};
+use pci::{HostBridge, Placement, Rid, TopologyError, VfIndex};
 use virtio_devices::{
-    Block, BlockCounters, BlockError, BlockSpec, CharDevice, Console, ConsoleCounters, ConsoleSize, FunctionError,
-    Memory, Net, NetCounters, NetError, NetSpec, NetSriov, NetSriovError, Rng, RngCounters, RngError, RngSpec, Tap,
-    TapError, TapSpec, VirtioDevice, VirtioFunction, VirtioPci,
+    Block, BlockCounters, BlockError, BlockSpec, CharDevice, Console, ConsoleCounters, ConsoleWindow, FunctionError,
+    Memory, Net, NetError, NetSpec, NetSriov, NetSriovError, Rng, RngCounters, RngError, RngSpec, VirtioDevice,
+    VirtioFunction, VirtioPci,
 };
 
+use crate::backends;
 use crate::bus::Bus;
-use crate::config::{BackendPlan, DevicePlan, DiskPlan, NetPlan, NicPlan};
-use crate::device_events::DeviceWatch;
+use crate::config::{DevicePlan, DiskPlan, NetPlan, NicPlan};
+use crate::device_events::{DeviceWatch, tell_backend};
 use crate::events::Events;
 use crate::firmware::{Apertures, NoRoom};
 use crate::kvm::Vm;
+use crate::nic_counters::NicCounters;
 use crate::slot::Slot;
 
 /// The host bridge that guests of Cloud Hypervisor see.
@@ -25,21 +26,13 @@ const HOST_BRIDGE: HostBridge = HostBridge::new(0x8086, 0x0d57);
 /// Why a device cannot be. `option` is how the user named it: `--net id=pf0` or `--net-vf pf=pf0,index=3`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its tap cannot be used.
-    #[error("{option}: {error}")]
-    Tap {
+    /// Its backend cannot be used.
+    #[error("{option}{error}")]
+    Backend {
         /// The network function.
         option: String,
         /// Why.
-        error: TapError,
-    },
-    /// A file descriptor passed in is not open.
-    #[error("{option},fd={fd}: there is no such open file descriptor; open the tap before starting the VMM")]
-    Fd {
-        /// The network function.
-        option: String,
-        /// The file descriptor.
-        fd: i32,
+        error: backends::Error,
     },
     /// The network function cannot be.
     #[error("{option}: {error}")]
@@ -127,8 +120,8 @@ pub struct Host {
     pub memory: Memory,
     /// Where BARs may be.
     pub apertures: Apertures,
-    /// The other end of the virtio console, and its size, if there is one.
-    pub console: Option<(Arc<CharDevice>, Option<ConsoleSize>)>,
+    /// The other end of the virtio console, and its window where that is a terminal, if there is a console.
+    pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
     /// Who is told what the guest does to them.
     pub events: Events,
 }
@@ -144,15 +137,24 @@ pub struct Plugged {
 }
 
 /// What a device counts.
-pub enum Counters {
+enum Counters {
     /// Of a NIC: its own function's, and those of its VFs by index.
-    Net(Vec<Arc<NetCounters>>),
+    Net(Vec<NicCounters>),
     /// Of a disk.
     Disk(Arc<BlockCounters>),
     /// Of the virtio console.
     Console(Arc<ConsoleCounters>),
     /// Of the entropy device.
     Rng(Arc<RngCounters>),
+}
+
+/// What a device has counted until now.
+pub struct Counted {
+    /// What kind of device counts so, in names of metrics.
+    pub kind: &'static str,
+    /// The counters of each function by name, the device's own function first and then its VFs by index. Those of which nothing is
+    /// known are left out.
+    pub functions: Vec<Vec<(&'static str, u64)>>,
 }
 
 /// A device that is gone.
@@ -175,9 +177,15 @@ impl Plugged {
         self.placement
     }
 
-    /// What it counts.
-    pub const fn counters(&self) -> &Counters {
-        &self.counters
+    /// What it has counted until now.
+    pub fn counted(&self) -> Counted {
+        let (kind, functions) = match &self.counters {
+            Counters::Net(counters) => ("net", NicCounters::counted(counters)),
+            Counters::Disk(counters) => ("block", vec![counters.iter().collect()]),
+            Counters::Console(counters) => ("console", vec![counters.iter().collect()]),
+            Counters::Rng(counters) => ("rng", vec![counters.iter().collect()]),
+        };
+        Counted { kind, functions }
     }
 
     /// The device as the machine has it.
@@ -240,6 +248,11 @@ impl Devices {
     /// Lets the queues go on.
     pub fn resume(&self) {
         self.plugged.iter().for_each(|plugged| plugged.slot.resume());
+    }
+
+    /// Whether the host's devices may reach pages of the guest's memory as they are now.
+    pub fn pin_memory(&self) -> bool {
+        self.plugged.iter().flat_map(|plugged| plugged.plan.nics()).any(|nic| nic.backend.pins_memory())
     }
 
     /// Adds the device of `plan` to those of a guest that runs, and returns where its own function is. Its BARs are the guest's to place.
@@ -312,12 +325,12 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host) -> Result<Opened, 
     let (option, memory) = (plan.option(), &host.memory);
     match plan {
         DevicePlan::Console => {
-            let (end, size) = host.console.clone().ok_or(Error::NoConsole)?;
-            let console = Console::new(plan.id(), end, size);
+            let (end, window) = host.console.clone().ok_or(Error::NoConsole)?;
+            let console = Console::new(plan.id(), end, window);
             let counters = Counters::Console(console.counters());
             Ok((plain(console, &option, placement, memory)?, counters))
         }
-        DevicePlan::Net(plan) => open_net(plan, &option, placement, memory),
+        DevicePlan::Net(plan) => open_net(plan, &option, placement, host),
         DevicePlan::Disk(plan) => {
             let block = open_disk(plan).map_err(|error| Error::Disk { option: option.clone(), error })?;
             let counters = Counters::Disk(block.counters());
@@ -353,25 +366,33 @@ fn open_disk(plan: &DiskPlan) -> Result<Block, BlockError> {
         queues: plan.queues,
         queue_size: plan.queue_size,
         serial: plan.serial.clone(),
+        limits: plan.limits,
         io_uring: true,
     })
 }
 
-fn open_net(plan: &NetPlan, option: &str, placement: Placement, memory: &Memory) -> Result<Opened, Error> {
-    let pf = nic(&plan.pf, option)?;
-    let mut counters = vec![pf.counters()];
+fn open_net(plan: &NetPlan, option: &str, placement: Placement, host: &Host) -> Result<Opened, Error> {
+    let Host { memory, events, .. } = host;
+    let pf = nic(&plan.pf, option, memory)?;
+    tell_backend(&pf, &plan.id, None, events);
     if plan.vfs.is_empty() {
+        let counters = NicCounters::of([(&pf, &plan.pf.backend)].into_iter());
         return Ok((plain(pf, option, placement, memory)?, Counters::Net(counters)));
     }
-    let vf = |(index, vf)| nic(vf, &format!("--net-vf pf={},index={index}", plan.id));
-    let vfs = plan.vfs.iter().enumerate().map(vf).collect::<Result<Vec<_>, _>>()?;
-    counters.extend(vfs.iter().map(Net::counters));
+    let vf = |(index, vf): (VfIndex, &NicPlan)| {
+        let vf = nic(vf, &format!("--net-vf pf={},index={index}", plan.id), memory)?;
+        tell_backend(&vf, &plan.id, Some(index), events);
+        Ok(vf)
+    };
+    let vfs = (0..).map(VfIndex).zip(&plan.vfs).map(vf).collect::<Result<Vec<_>, Error>>()?;
+    let nets = std::iter::once(&pf).chain(&vfs);
+    let counters = NicCounters::of(nets.zip(plan.functions().map(|function| &function.backend)));
     let device = NetSriov::new(pf, vfs, placement, memory);
     let device = device.map_err(|error| Error::Sriov { option: option.to_string(), error })?;
     Ok((Box::new(device), Counters::Net(counters)))
 }
 
-fn nic(plan: &NicPlan, option: &str) -> Result<Net, Error> {
+fn nic(plan: &NicPlan, option: &str, memory: &Memory) -> Result<Net, Error> {
     let spec = NetSpec {
         id: plan.id.clone(),
         mac: plan.mac,
@@ -382,37 +403,9 @@ fn nic(plan: &NicPlan, option: &str) -> Result<Net, Error> {
         offload_ufo: plan.offload_ufo,
         offload_csum: plan.offload_csum,
     };
-    Net::new(spec, tap(plan, option)?).map_err(|error| Error::Net { option: option.to_string(), error })
-}
-
-fn tap(plan: &NicPlan, option: &str) -> Result<Tap, Error> {
-    let tap = match &plan.backend {
-        BackendPlan::Tap { name, ip, mask, host_mac } => Tap::open(&TapSpec {
-            name: name.clone(),
-            ip: *ip,
-            mask: *mask,
-            host_mac: *host_mac,
-            mtu: plan.mtu,
-            queue_pairs: plan.queue_pairs,
-        }),
-        BackendPlan::Fds(fds) => {
-            let fds = fds.iter().map(|fd| duplicate(*fd, option)).collect::<Result<_, _>>()?;
-            Tap::from_fds(fds)
-        }
-    };
-    tap.map_err(|error| Error::Tap { option: option.to_string(), error })
-}
-
-/// A file descriptor of our own for one that was passed in by number.
-fn duplicate(fd: i32, option: &str) -> Result<OwnedFd, Error> {
-    let missing = || Error::Fd { option: option.to_string(), fd };
-    // The configuration allows nothing below 3.
-    if fd < 0 {
-        return Err(missing());
-    }
-    // SAFETY: the number is only used for this one call, which fails if it is not open.
-    let passed = unsafe { BorrowedFd::borrow_raw(fd) };
-    passed.try_clone_to_owned().map_err(|_| missing())
+    let backend = backends::open(plan, option, memory);
+    let backend = backend.map_err(|error| Error::Backend { option: option.to_string(), error })?;
+    Net::new(spec, backend).map_err(|error| Error::Net { option: option.to_string(), error })
 }
 
 #[cfg(test)]

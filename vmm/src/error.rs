@@ -36,6 +36,15 @@ pub enum Error {
         /// How many there are.
         bits: u8,
     },
+    /// A device was to be added whose backend cannot reach the guest's memory.
+    #[error(
+        "{option}: its backend has to map the guest's memory, and that of this VM is private; boot the VM with --memory \
+         shared=on, or with such a backend"
+    )]
+    PrivateMemory {
+        /// The device.
+        option: String,
+    },
     /// The process may not have as many files open as the VM may need.
     #[error(
         "this VM needs up to {needed} open files, and the limit is {limit}; raise that (ulimit -n {needed}, or \
@@ -46,6 +55,15 @@ pub enum Error {
         needed: u64,
         /// How many it may have.
         limit: u64,
+    },
+    /// vCPUs were to be added while the guest has not answered whether it lets one go.
+    #[error(
+        "the guest was asked to let vCPU {vcpu} go, and has not answered yet; try again once it has, ask for fewer vCPUs \
+         again, or start it again (vm.reboot)"
+    )]
+    VcpuLeaving {
+        /// The vCPU.
+        vcpu: u8,
     },
     /// The serial port cannot be had.
     #[error(transparent)]

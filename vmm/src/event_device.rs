@@ -1,5 +1,5 @@
-//! The generic event device (`ACPI 6.5 §5.6.9`): how the machine tells its guest that a device came, that one should go, or that
-//! somebody pressed the power button; and how the guest says that it has let a device go.
+//! The generic event device (`ACPI 6.5 §5.6.9`): how the machine tells its guest that a device or a vCPU came, that one should go, or
+//! that somebody pressed the power button; and how the guest says that it has let a device or a vCPU go.
 //!
 //! The registers are I/O ports that only the code of the ACPI tables uses (`acpi.rs`):
 //!
@@ -10,13 +10,16 @@
 //! | 8 | slots whose device should go, which the read clears | nothing |
 //! | 12 | 0 | slots whose device the guest has let go |
 //!
-//! Reads and writes are of single bytes, which are the register's bits `8 * n` to `8 * n + 7`.
+//! Reads and writes are of single bytes, which are the register's bits `8 * n` to `8 * n + 7`. vCPUs have ports of their own
+//! (`processors.rs`).
 
 use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::processors::Processors;
 
 /// Registers of this many ports.
 pub const PORTS: u16 = 16;
@@ -32,6 +35,8 @@ pub const EJECT: u16 = 12;
 pub const PCI_EVENT: u8 = 1 << 0;
 /// The event that the power button was pressed.
 pub const POWER_BUTTON_EVENT: u8 = 1 << 1;
+/// The event that vCPUs came or should go.
+pub const PROCESSOR_EVENT: u8 = 1 << 2;
 
 /// What the guest has not been told yet, and what the machine has not been told yet.
 #[derive(Debug, Default)]
@@ -46,19 +51,21 @@ struct Pending {
 #[derive(Debug)]
 pub struct EventDevice {
     pending: Mutex<Pending>,
+    processors: Mutex<Processors>,
     interrupt: EventFd,
-    /// Signalled for what [`Self::take_ejected`] gives.
+    /// Signalled for what [`Self::take_ejected`] and [`Processors::take_ejected`] give.
     machine: Arc<EventFd>,
 }
 
 impl EventDevice {
-    /// Nothing is pending. `machine` is signalled when the guest has let a device go.
+    /// Nothing is pending, and there are no vCPUs. `machine` is signalled when the guest has let a device or a vCPU go.
     ///
     /// # Errors
     ///
     /// When there is no file descriptor left.
     pub fn new(machine: Arc<EventFd>) -> io::Result<Self> {
-        Ok(Self { pending: Mutex::default(), interrupt: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?, machine })
+        let interrupt = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        Ok(Self { pending: Mutex::default(), processors: Mutex::default(), interrupt, machine })
     }
 
     /// The device's interrupt, which is edge-triggered.
@@ -81,6 +88,18 @@ impl EventDevice {
         self.tell(POWER_BUTTON_EVENT, |_| {});
     }
 
+    /// Looks at the vCPUs or changes them, and tells the guest what it should know of them.
+    pub fn with_processors<R>(&self, change: impl FnOnce(&mut Processors) -> R) -> R {
+        let (result, has_news) = {
+            let mut processors = self.processors.lock();
+            (change(&mut processors), processors.has_news())
+        };
+        if has_news {
+            self.tell(PROCESSOR_EVENT, |_| {});
+        }
+        result
+    }
+
     fn tell(&self, event: u8, change: impl FnOnce(&mut Pending)) {
         {
             let mut pending = self.pending.lock();
@@ -96,9 +115,10 @@ impl EventDevice {
         std::mem::take(&mut self.pending.lock().ejected)
     }
 
-    /// Forgets everything that is pending.
+    /// Forgets everything that is pending, and all vCPUs.
     pub fn reset(&self) {
         *self.pending.lock() = Pending::default();
+        *self.processors.lock() = Processors::default();
         let _ = self.interrupt.read();
     }
 
@@ -122,6 +142,18 @@ impl EventDevice {
             let _ = self.machine.write(1);
         }
     }
+
+    /// Reads the port of the vCPUs at `offset`.
+    pub fn read_processors(&self, offset: u16) -> u8 {
+        self.processors.lock().read(offset)
+    }
+
+    /// Writes the port of the vCPUs at `offset`.
+    pub fn write_processors(&self, offset: u16, value: u8) {
+        if self.processors.lock().write(offset, value) {
+            let _ = self.machine.write(1);
+        }
+    }
 }
 
 fn bit(slot: u8) -> u32 {
@@ -138,6 +170,7 @@ fn take_byte(register: &mut u32, n: u16) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::processors::{self, ADDED, PRESENT};
 
     fn device() -> (EventDevice, Arc<EventFd>) {
         let machine = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
@@ -193,6 +226,24 @@ mod tests {
         device.reset();
         assert!((0..PORTS).all(|offset| device.read(offset) == 0));
         assert!(device.take_ejected() == 0 && device.interrupt().read().is_err());
+    }
+
+    #[test]
+    fn the_guest_is_told_of_vcpus_and_the_machine_of_those_that_went() {
+        let (device, machine) = device();
+        device.with_processors(|processors| *processors = Processors::new(1, 2));
+        assert!(device.interrupt().read().is_err(), "those of the start are no news");
+        device.with_processors(|processors| processors.add(1));
+        assert!(device.interrupt().read().is_ok());
+        assert_eq!(device.read(EVENTS), PROCESSOR_EVENT);
+        assert_eq!([PRESENT, ADDED, ADDED].map(|register| device.read_processors(register)), [3, 2, 0]);
+        device.write_processors(processors::EJECT, 1);
+        assert!(machine.read().is_err(), "the first one stays");
+        device.write_processors(processors::EJECT, 2);
+        assert!(machine.read().is_ok());
+        assert_eq!(device.with_processors(|processors| processors.take_ejected().collect::<Vec<_>>()), [1]);
+        device.reset();
+        assert_eq!(device.read_processors(PRESENT), 0);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use thiserror::Error;
 
-use crate::config_options::{Pair, pairs, unquote};
+use crate::config_options::{PathOrFd, path_or_fd};
 
 /// Where events go: `path=<path>` or `fd=<number>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,13 +46,10 @@ impl FromStr for EventMonitor {
     type Err = MonitorError;
 
     fn from_str(text: &str) -> Result<Self, MonitorError> {
-        let wrong = || MonitorError::Syntax(text.to_string());
-        let [Pair { key, value: Some(value) }] = &pairs(text).map_err(|_| wrong())?[..] else { return Err(wrong()) };
-        let value = unquote(value).map_err(|_| wrong())?;
-        match key.as_str() {
-            "path" if !value.is_empty() => Ok(Self::Path(value.into())),
-            "fd" => value.parse().ok().filter(|fd| *fd > 2).map(Self::Fd).ok_or_else(wrong),
-            _ => Err(wrong()),
+        match path_or_fd(text) {
+            Some(PathOrFd::Path(path)) => Ok(Self::Path(path)),
+            Some(PathOrFd::Fd(fd)) => Ok(Self::Fd(fd)),
+            None => Err(MonitorError::Syntax(text.to_string())),
         }
     }
 }

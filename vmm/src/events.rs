@@ -29,6 +29,8 @@ const MOST_WAITING: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest text of a property, in characters: escaped, each takes up to 12 bytes.
 const LONGEST_TEXT: usize = 256;
+/// What the texts of all properties of an event may take together, in bytes: the rest of it fits into what is left of 4 KiB.
+const LONGEST_PROPERTIES: usize = 3600;
 /// How long nothing is looked at for each event that the last look had to tell: what guests cause is bounded.
 const PACE: Duration = Duration::from_millis(10);
 
@@ -280,8 +282,24 @@ fn properties<S: serde::Serializer>(properties: &Properties<'_>, serializer: S) 
     if properties.is_empty() {
         return serializer.serialize_none();
     }
-    let shortened = |text: &str| text.chars().take(LONGEST_TEXT).collect::<String>();
+    let mut left = LONGEST_PROPERTIES;
+    let mut fits = |c: &char| {
+        let rest = left.checked_sub(escaped_len(*c));
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    };
+    let mut shortened = |text: &str| text.chars().take(LONGEST_TEXT).take_while(&mut fits).collect::<String>();
     serializer.collect_map(properties.iter().map(|(name, text)| (name, shortened(text))))
+}
+
+/// How many bytes [`plain`] makes of a character of a string.
+fn escaped_len(c: char) -> usize {
+    match c {
+        '"' | '\\' => 2,
+        '{' | '}' => 6,
+        c if c.is_ascii_control() || !c.is_ascii() => 6 * c.len_utf16(),
+        _ => 1,
+    }
 }
 
 fn text(since: Duration, source: Source, event: &'static str, properties: Properties<'_>) -> String {

@@ -57,6 +57,18 @@ proptest! {
 }
 
 #[test]
+fn an_event_with_two_names_of_the_longest_escapes_fits_a_page() {
+    let long = "\u{1f980}".repeat(10_000);
+    let properties = [("id", long.as_str()), ("index", "65535"), ("backend", &long)];
+    let text = text(Duration::MAX, Source::Sriov, "backend-restored", &properties);
+    assert!(text.len() < 4096, "{}", text.len());
+    let value: Value = serde_json::from_str(&text).unwrap();
+    let shown = |name: &str| value["properties"][name].as_str().unwrap().chars().count();
+    assert_eq!((shown("id"), shown("index")), (LONGEST_TEXT, 5));
+    assert!(shown("backend") > 40);
+}
+
+#[test]
 fn an_id_of_braces_and_of_the_longest_escapes_fits_a_page() {
     for id in ["{".repeat(10_000), "\u{1f980}".repeat(10_000), "\\\"{".repeat(10_000)] {
         let text = text(Duration::MAX, Source::Vm, "device-removed", &[("id", &id), ("bdf", "0000:00:1f.0")]);

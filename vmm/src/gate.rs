@@ -1,6 +1,6 @@
 //! What vCPU threads do between two runs of the guest: go on, stand still, or end.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -17,22 +17,24 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns true when the guest may run, which may be after a long time, and false when the thread should end.
-    pub fn pass(&self) -> bool {
+    /// Returns true when the guest may run, which may be after a long time, and false when the thread should end: with all others,
+    /// or because `dismissed` is set.
+    pub fn pass(&self, dismissed: &AtomicBool) -> bool {
         loop {
             match self.orders.load(Ordering::SeqCst) {
+                _ if dismissed.load(Ordering::SeqCst) => return false,
                 0 => return true,
-                HOLD => self.stand(),
+                HOLD => self.stand(dismissed),
                 _ => return false,
             }
         }
     }
 
-    fn stand(&self) {
+    fn stand(&self, dismissed: &AtomicBool) {
         let mut held = self.held.lock();
         *held += 1;
         self.changed.notify_all();
-        while self.orders.load(Ordering::SeqCst) == HOLD {
+        while self.orders.load(Ordering::SeqCst) == HOLD && !dismissed.load(Ordering::SeqCst) {
             self.changed.wait(&mut held);
         }
         *held -= 1;
@@ -44,7 +46,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Closes the gate, and returns when `threads` threads stand at it. `kick` makes those that run the guest come.
+    /// Closes the gate, and returns when `threads` threads stand at it, those that have ended among them. `kick` makes those that run the guest come.
     pub fn hold(&self, threads: usize, kick: impl FnOnce()) {
         self.orders.fetch_or(HOLD, Ordering::SeqCst);
         kick();
@@ -58,6 +60,13 @@ impl Gate {
     pub fn release(&self) {
         let _held = self.held.lock();
         self.orders.fetch_and(!HOLD, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Sets `dismissed`, which makes the thread that passes with it end, also if it stands at the gate.
+    pub fn dismiss(&self, dismissed: &AtomicBool) {
+        let _held = self.held.lock();
+        dismissed.store(true, Ordering::SeqCst);
         self.changed.notify_all();
     }
 
@@ -83,7 +92,7 @@ mod tests {
             .map(|_| {
                 let (gate, steps) = (Arc::clone(&gate), Arc::clone(&steps));
                 std::thread::spawn(move || {
-                    while gate.pass() {
+                    while gate.pass(&AtomicBool::new(false)) {
                         steps.fetch_add(1, Ordering::SeqCst);
                         std::thread::yield_now();
                     }
@@ -106,5 +115,29 @@ mod tests {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         // Threads that have ended are not waited for.
         gate.hold(3, || {});
+    }
+
+    #[test]
+    fn one_thread_is_dismissed_whether_the_gate_is_open_or_closed() {
+        for closed in [false, true] {
+            let (gate, dismissed) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
+            let thread = {
+                let (gate, dismissed) = (Arc::clone(&gate), Arc::clone(&dismissed));
+                std::thread::spawn(move || {
+                    while gate.pass(&dismissed) {
+                        std::thread::yield_now();
+                    }
+                    gate.leave();
+                })
+            };
+            if closed {
+                gate.hold(1, || {});
+            }
+            gate.dismiss(&dismissed);
+            thread.join().unwrap();
+            assert!(closed || gate.pass(&AtomicBool::new(false)), "others are not");
+            // It is not waited for.
+            gate.hold(1, || {});
+        }
     }
 }

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use pci::{Rid, VfIndex};
-use virtio_devices::MacError;
+use virtio_devices::{BackendKind, MacError};
 
 use crate::api::{Failure, FailureKind, Link, Resize, SetVf};
-use crate::config::{DevicePlan, DiskConfig, NetConfig, VmConfig, VmPlan};
+use crate::config::{DevicePlan, DiskConfig, MacAddress, NetConfig, VdpaConfig, VmConfig, VmPlan};
 use crate::cpu::Stop;
 use crate::devices::Removed;
 use crate::error::Error;
@@ -19,6 +19,9 @@ use crate::vm_info::bdf;
 pub struct Instance {
     /// As it was given, with all that was left out filled in: it can be planned, always in the same way.
     config: VmConfig,
+    /// How many vCPUs it has or should have, which is what it has at its next start. The configuration keeps those that it was given,
+    /// which the queues of its devices were planned for.
+    vcpus: u32,
     /// Taps that clients passed, by the id of their NIC.
     fds: HashMap<String, Vec<OwnedFd>>,
     vm: Option<Vm>,
@@ -54,12 +57,18 @@ impl Instance {
     pub fn new(mut config: VmConfig, events: Events) -> Result<Self, Error> {
         let plan = config.plan()?;
         config.resolve(&plan);
-        Ok(Self { config, fds: HashMap::new(), vm: None, has_run: false, events })
+        let vcpus = config.cpus.boot_vcpus;
+        Ok(Self { config, vcpus, fds: HashMap::new(), vm: None, has_run: false, events })
     }
 
     /// As it was given, with all that was left out filled in.
     pub const fn config(&self) -> &VmConfig {
         &self.config
+    }
+
+    /// How many vCPUs it has or should have.
+    pub const fn vcpus(&self) -> u32 {
+        self.vcpus
     }
 
     /// Whether it was ever started.
@@ -75,7 +84,9 @@ impl Instance {
     pub fn open(&mut self) -> Result<(), Error> {
         self.config.payload.check_present()?;
         self.events.vm("booting");
-        let vm = Vm::new(&self.config, &self.config.plan()?, self.events.clone())?;
+        let mut config = self.config.clone();
+        config.cpus.boot_vcpus = self.vcpus;
+        let vm = Vm::new(&config, &self.config.plan()?, self.events.clone())?;
         for plugged in vm.devices().iter() {
             self.config.set_slot(plugged.plan().id(), plugged.placement().rid.device());
         }
@@ -184,6 +195,17 @@ impl Instance {
         Ok(added)
     }
 
+    /// Adds a vDPA device, to the guest if it runs.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be. Nothing is left of it then.
+    pub fn add_vdpa(&mut self, vdpa: VdpaConfig) -> Result<Option<Added>, Error> {
+        let added =
+            self.add(|config| config.vdpa.push(vdpa), |plan| plan.vdpas.last().cloned().map(DevicePlan::Net))?;
+        Ok(added.1)
+    }
+
     /// Adds a disk, to the guest if it runs.
     ///
     /// # Errors
@@ -239,36 +261,28 @@ impl Instance {
         Ok(())
     }
 
-    /// Changes how many vCPUs and how much memory the guest has, which it cannot yet.
+    /// Changes how many vCPUs the guest has, at once or once it has let some go, and at its next start. Memory stays as it is.
     ///
     /// # Errors
     ///
-    /// When that is anything else than it has.
-    pub fn resize(&self, resize: &Resize) -> Result<(), Failure> {
-        let VmConfig { cpus, memory, .. } = &self.config;
-        let refuse = |what: String| Err(Failure::new(FailureKind::BadRequest, what));
-        match *resize {
-            Resize { desired_vcpus: Some(vcpus), .. } if vcpus != cpus.boot_vcpus => refuse(format!(
-                "desired_vcpus={vcpus}: this VM has {} vCPUs, and none are reserved at boot; leave it out",
-                cpus.boot_vcpus
-            )),
-            Resize { desired_ram: Some(ram), .. } if ram != memory.size => refuse(format!(
-                "desired_ram={ram}: this VM has {} bytes, and no more are reserved at boot; leave it out",
-                memory.size
-            )),
-            Resize { desired_balloon: Some(bytes @ 1..), .. } => {
-                refuse(format!("desired_balloon={bytes}: this VM has no balloon; leave it out"))
-            }
-            _ => Ok(()),
+    /// When that is more than was reserved, the guest has not answered to an earlier change, or the host cannot. Nothing is changed
+    /// then.
+    pub fn resize(&mut self, resize: &Resize) -> Result<(), Failure> {
+        let Some(vcpus) = resize.vcpus(&self.config)? else { return Ok(()) };
+        if let Some(vm) = &mut self.vm {
+            vm.resize(vcpus)
+                .map_err(|error| Failure::from(error).in_context(format!("the VM cannot have {vcpus} vCPUs now")))?;
         }
+        self.vcpus = vcpus.into();
+        Ok(())
     }
 
-    /// Changes a VF's link or address.
+    /// Changes a VF's link or address. The address is the VF's in the configuration then, too.
     ///
     /// # Errors
     ///
-    /// When there is no such VF, or its guest could not follow.
-    pub fn set_vf(&self, change: &SetVf) -> Result<(), Failure> {
+    /// When there is no such VF, another function has the address, or its guest could not follow. Nothing is changed then.
+    pub fn set_vf(&mut self, change: &SetVf) -> Result<(), Failure> {
         let SetVf { pf, index, link, mac } = change;
         let vm = self.vm.as_ref().ok_or_else(|| {
             Failure::new(
@@ -277,13 +291,27 @@ impl Instance {
             )
         })?;
         let plugged = vm.devices().find(pf).ok_or_else(|| no_device(pf))?;
+        let reserved = plugged.plan().total_vfs();
+        let no_vf = || {
+            let line = format!("pf={pf},index={index}: {pf} reserves {reserved} VFs; they are counted from 0");
+            Failure::new(FailureKind::NotFound, line)
+        };
+        if *index >= reserved {
+            return Err(no_vf());
+        }
+        let config = mac.map(|mac| self.config_with_vf_mac(pf, *index, mac)).transpose()?;
         plugged.slot().with(|device| {
-            let port = device.port(Some(VfIndex(*index))).ok_or_else(|| {
-                let reserved = plugged.plan().total_vfs();
-                let line = format!("pf={pf},index={index}: {pf} reserves {reserved} VFs; they are counted from 0");
-                Failure::new(FailureKind::NotFound, line)
-            })?;
+            let port = device.port(Some(VfIndex(*index))).ok_or_else(no_vf)?;
             if let Some(mac) = mac {
+                // The device has been told its address, and filters by it.
+                if port.backend_kind() == BackendKind::Vdpa && port.mac() != mac.0 {
+                    let device = port.backend_name();
+                    let line = format!(
+                        "pf={pf},index={index},mac={mac}: the address is that of {device}; give the VF another where it is \
+                         described, before the PF is added"
+                    );
+                    return Err(Failure::new(FailureKind::Conflict, line));
+                }
                 port.set_mac(mac.0).map_err(|error| {
                     let kind = match error {
                         MacError::NotUnicast => FailureKind::BadRequest,
@@ -295,8 +323,26 @@ impl Instance {
             if let Some(link) = link {
                 port.set_link(*link == Link::Up);
             }
-            Ok(())
-        })
+            Ok::<_, Failure>(())
+        })?;
+        if let Some(config) = config {
+            self.config = config;
+        }
+        Ok(())
+    }
+
+    /// The configuration in which VF `index` of `pf` has the address `mac`.
+    fn config_with_vf_mac(&self, pf: &str, index: u16, mac: MacAddress) -> Result<VmConfig, Failure> {
+        let mut config = self.config.clone();
+        let net = config.net.iter_mut().find(|net| net.id.as_deref() == Some(pf)).ok_or_else(|| no_device(pf))?;
+        net.vf_mut(index).mac = Some(mac);
+        match config.plan() {
+            Ok(_) => Ok(config),
+            Err(error) => {
+                let line = format!("pf={pf},index={index},mac={mac}: {}", error.problem);
+                Err(Failure::new(Failure::from(error).kind, line))
+            }
+        }
     }
 
     fn forget(&mut self, removed: &[Removed]) {
@@ -378,15 +424,24 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_was_not_reserved_is_refused() {
-        let instance = instance(r#"{"cpus":{"boot_vcpus":2,"max_vcpus":2}}"#);
-        let resize = |desired_vcpus, desired_ram, desired_balloon| {
-            instance.resize(&Resize { desired_vcpus, desired_ram, desired_balloon }).map_err(|failure| failure.kind)
-        };
-        assert_eq!(resize(None, None, None), Ok(()));
-        assert_eq!(resize(Some(2), Some(512 << 20), Some(0)), Ok(()));
-        for wrong in [resize(Some(3), None, None), resize(None, Some(1 << 20), None), resize(None, None, Some(1))] {
-            assert_eq!(wrong, Err(FailureKind::BadRequest));
+    fn an_address_that_a_vf_is_given_is_its_own_in_the_configuration() {
+        let instance = instance(
+            r#"{"net":[{"id":"a","mac":"52:54:00:00:00:01","sriov_vfs":3,"vfs":[{"index":2,"mac":"52:54:00:00:01:02"}]},
+                {"id":"b","mac":"52:54:00:00:00:02"}]}"#,
+        );
+        let given = |index, mac: &str| instance.config_with_vf_mac("a", index, mac.parse().unwrap());
+        for index in 0..3 {
+            let (mut expected, config) =
+                (instance.config().plan().unwrap(), given(index, "52:54:00:77:77:77").unwrap());
+            expected.nets[0].vfs[usize::from(index)].mac = [0x52, 0x54, 0, 0x77, 0x77, 0x77];
+            assert_eq!(config.plan().unwrap(), expected);
         }
+        given(2, "52:54:00:00:01:02").unwrap();
+        let derived = instance.config().plan().unwrap().nets[0].vfs[1].mac;
+        for used in ["52:54:00:00:00:01", "52:54:00:00:00:02", "52:54:00:00:01:02", &MacAddress(derived).to_string()] {
+            let failure = given(0, used).unwrap_err();
+            assert_eq!(failure.kind, FailureKind::Conflict, "{failure:?}");
+        }
+        assert_eq!(given(0, "01:00:00:00:00:01").unwrap_err().kind, FailureKind::BadRequest);
     }
 }

@@ -8,22 +8,18 @@ use std::sync::Arc;
 
 use kvm_bindings::{
     CpuId, KVM_CAP_EXT_CPUID, KVM_CAP_IMMEDIATE_EXIT, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
-    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_USER_MEMORY, KVM_IRQ_ROUTING_IRQCHIP,
-    KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MAX_CPUID_ENTRIES,
-    KVM_MEM_READONLY, KVM_MSI_VALID_DEVID, KvmIrqRouting, Msrs, kvm_irq_routing_entry, kvm_regs, kvm_run, kvm_sregs,
-    kvm_userspace_memory_region,
+    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_USER_MEMORY, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY,
+    KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_mp_state, kvm_regs, kvm_run, kvm_sregs, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use parking_lot::Mutex;
-use pci::Rid;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::kvm_error::API_VERSION;
 pub use crate::kvm_error::Error;
-
-/// The pins of the one IOAPIC, which are GSIs 0 to 23. GSIs of messages start after them.
-pub const IOAPIC_PINS: u32 = 24;
+use crate::kvm_routes;
+pub use crate::kvm_routes::{IOAPIC_PINS, MsiRoute};
 
 /// What must be there: all of it since Linux 5.4 at the latest.
 const CAPABILITIES: [(u32, &str); 8] = [
@@ -108,19 +104,6 @@ impl Kvm {
     }
 }
 
-/// A message that an irqfd sends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MsiRoute {
-    /// The global system interrupt that stands for it, [`IOAPIC_PINS`] or more.
-    pub gsi: u32,
-    /// The message address.
-    pub address: u64,
-    /// The message data.
-    pub data: u32,
-    /// The routing ID of the function that sends it.
-    pub requester: Rid,
-}
-
 /// A KVM virtual machine.
 #[derive(Debug)]
 pub struct Vm {
@@ -197,23 +180,8 @@ impl Vm {
     ///
     /// When there are more routes than KVM can hold (4,096), or the ioctl fails. The old table is in force then.
     pub fn set_irq_routes(&self, msi: &[MsiRoute]) -> io::Result<()> {
-        let pins = (0..IOAPIC_PINS).flat_map(pin_routes);
-        let entries: Vec<_> = pins.chain(msi.iter().map(|route| self.msi_route(route))).collect();
-        let table = KvmIrqRouting::from_entries(&entries)
-            .map_err(|_| io::Error::new(io::ErrorKind::QuotaExceeded, "more than 4,096 interrupt routes"))?;
+        let table = kvm_routes::table(msi, self.msi_device_ids)?;
         Ok(self.fd.set_gsi_routing(&table)?)
-    }
-
-    fn msi_route(&self, route: &MsiRoute) -> kvm_irq_routing_entry {
-        let mut entry = kvm_irq_routing_entry { gsi: route.gsi, type_: KVM_IRQ_ROUTING_MSI, ..Default::default() };
-        entry.u.msi.address_lo = (route.address & 0xffff_ffff) as u32;
-        entry.u.msi.address_hi = (route.address >> 32) as u32;
-        entry.u.msi.data = route.data;
-        if self.msi_device_ids {
-            entry.flags = KVM_MSI_VALID_DEVID;
-            entry.u.msi.__bindgen_anon_1.devid = u32::from(route.requester.to_bits());
-        }
-        entry
     }
 
     /// Makes a signal on `fd` an interrupt on `gsi`. A signal that is pending already counts.
@@ -251,22 +219,6 @@ impl Vm {
     pub fn detach_ioeventfd(&self, fd: &EventFd, address: u64) -> io::Result<()> {
         Ok(self.fd.unregister_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)?)
     }
-}
-
-/// The routes that KVM has at first: GSIs 0 to 15 are pins of the PICs and the IOAPIC, 16 to 23 of the IOAPIC alone.
-fn pin_routes(gsi: u32) -> impl Iterator<Item = kvm_irq_routing_entry> {
-    let route = move |irqchip, pin| {
-        let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
-        entry.u.irqchip.irqchip = irqchip;
-        entry.u.irqchip.pin = pin;
-        entry
-    };
-    let pic = match gsi {
-        0..8 => Some(route(KVM_IRQCHIP_PIC_MASTER, gsi)),
-        8..16 => Some(route(KVM_IRQCHIP_PIC_SLAVE, gsi - 8)),
-        _ => None,
-    };
-    pic.into_iter().chain([route(KVM_IRQCHIP_IOAPIC, gsi)])
 }
 
 /// Why a vCPU left the guest.
@@ -371,6 +323,23 @@ impl Vcpu {
         self.fd.set_sregs(sregs).map_err(failed("set a vCPU's system registers"))
     }
 
+    /// Makes the vCPU wait for INIT and a start-up message, as all but the first do at power-on.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn await_startup(&self) -> Result<(), Error> {
+        let waiting = kvm_mp_state { mp_state: KVM_MP_STATE_UNINITIALIZED };
+        self.fd.set_mp_state(waiting).map_err(failed("stop a vCPU"))
+    }
+
+    /// Completes the access of the last exit without running the guest.
+    pub fn settle(&mut self) {
+        self.fd.get_kvm_run().immediate_exit = 1;
+        // The exit says that it was interrupted, or is another access that nobody waits for.
+        let _ = self.run();
+    }
+
     /// Gives the guest a non-maskable interrupt.
     ///
     /// # Errors
@@ -451,18 +420,6 @@ fn mmio(run: &mut kvm_run) -> Exit<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_pins_are_routed_to_the_pics_and_the_ioapic() {
-        let entries: Vec<_> = (0..IOAPIC_PINS).flat_map(pin_routes).collect();
-        assert_eq!(entries.len(), 16 + 24);
-        // SAFETY: the routes of pins have this member.
-        let of = |gsi| entries.iter().filter(move |entry| entry.gsi == gsi).map(|entry| unsafe { entry.u.irqchip });
-        let pins = |gsi| of(gsi).map(|entry| (entry.irqchip, entry.pin)).collect::<Vec<_>>();
-        assert_eq!(pins(4), [(KVM_IRQCHIP_PIC_MASTER, 4), (KVM_IRQCHIP_IOAPIC, 4)]);
-        assert_eq!(pins(9), [(KVM_IRQCHIP_PIC_SLAVE, 1), (KVM_IRQCHIP_IOAPIC, 9)]);
-        assert_eq!(pins(16), [(KVM_IRQCHIP_IOAPIC, 16)]);
-    }
 
     #[test]
     fn a_vm_is_shared_between_threads() {

@@ -12,15 +12,19 @@ mod config_net;
 mod config_nic;
 mod config_options;
 mod config_plan;
+mod config_rate;
 mod config_rng;
 mod config_sriov;
 mod config_value;
 mod config_vdpa;
+mod config_vhost;
 
 pub mod acpi;
 mod acpi_hotplug;
+mod acpi_processors;
 pub mod api;
 pub mod arch;
+mod backends;
 pub mod boot;
 mod bus;
 pub mod console;
@@ -36,10 +40,16 @@ mod gate;
 mod instance;
 pub mod kvm;
 mod kvm_error;
+mod kvm_routes;
 pub mod memory;
 mod metrics;
+mod nic_counters;
 mod open_files;
 pub mod pio;
+pub mod processors;
+#[cfg(any(test, feature = "testing"))]
+mod recording_vm;
+mod resize;
 mod signals;
 mod terminal;
 mod vm;
@@ -66,5 +76,6 @@ pub mod testing {
     pub use crate::firmware::{Apertures, NoRoom, place_bars};
     pub use crate::interrupt::Wiring;
     pub use crate::mmio::MmioMap;
+    pub use crate::recording_vm::{Record, RecordingVm, Refuse};
     pub use crate::slot::{Machine, Slot};
 }

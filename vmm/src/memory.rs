@@ -111,21 +111,28 @@ impl GuestRam {
         &self.memory
     }
 
-    /// Makes all memory zero, as it was at first. The mappings stay, and so do those of other processes.
+    /// Whether other processes can map it.
+    pub fn is_shared(&self) -> bool {
+        self.memory.memory().iter().all(|region| region.file_offset().is_some())
+    }
+
+    /// Makes all memory zero, as it was at first. The mappings stay, and so do those of other processes. With `keep_pages` the same
+    /// pages of the host stay the guest's: those that the host's devices have been told of.
     ///
     /// # Errors
     ///
     /// When the host does not do it; the memory's contents are undefined then.
-    pub fn clear(&self) -> Result<(), Error> {
+    pub fn clear(&self, keep_pages: bool) -> Result<(), Error> {
         for region in self.memory.memory().iter() {
             let discarded = match region.file_offset() {
+                _ if keep_pages => Err(rustix::io::Errno::BUSY),
                 Some(file) => {
                     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                     rustix::fs::fallocate(file.file(), punch, file.start(), region.len())
                 }
                 None => advise(region, Advice::LinuxDontNeed),
             };
-            // Linux before 5.18 cannot discard private huge pages.
+            // Linux before 5.18 cannot discard private huge pages, either.
             if discarded.is_err() {
                 fill_with_zeros(region).map_err(Error::Clear)?;
             }
@@ -303,7 +310,13 @@ mod tests {
 
     #[test]
     fn cleared_memory_is_zero_and_at_the_same_place() {
-        for (shared, prefault) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (shared, prefault, keep_pages) in [
+            (false, false, false),
+            (true, false, false),
+            (false, true, false),
+            (true, true, false),
+            (true, false, true),
+        ] {
             let ram = ram(&MemoryConfig { shared, prefault, ..config(4 << 20) }).unwrap();
             let host = || ram.memory().memory().get_host_address(GuestAddress(0)).unwrap();
             let before = host();
@@ -311,12 +324,27 @@ mod tests {
             for address in [GuestAddress(0), last] {
                 ram.memory().memory().write_obj(u64::MAX, address).unwrap();
             }
-            ram.clear().unwrap();
+            ram.clear(keep_pages).unwrap();
             assert_eq!(host(), before);
             for address in [GuestAddress(0), last] {
                 assert_eq!(ram.memory().memory().read_obj::<u64>(address).unwrap(), 0);
             }
         }
+    }
+
+    #[test]
+    fn pages_that_are_kept_are_those_of_before() {
+        let ram = ram(&MemoryConfig { shared: true, ..config(4 << 20) }).unwrap();
+        let memory = ram.memory().memory();
+        let blocks =
+            || rustix::fs::fstat(memory.iter().next().unwrap().file_offset().unwrap().file()).unwrap().st_blocks;
+        assert!(ram.is_shared());
+        memory.write_obj(u64::MAX, GuestAddress(0)).unwrap();
+        let written = blocks();
+        ram.clear(true).unwrap();
+        assert!(written > 0 && blocks() >= written);
+        ram.clear(false).unwrap();
+        assert_eq!(blocks(), 0);
     }
 
     #[test]

@@ -3,15 +3,16 @@
 //! A function of a device has the labels `device`, its PF's id or its own, and for a VF `vf`, its index. A VF that has counted nothing
 //! has no counters here: most of a large pool is only reserved.
 
+use std::collections::BTreeSet;
 use std::fmt::{Display, Write as _};
 use std::fs;
 use std::time::Duration;
 
 use pci::VfIndex;
-use virtio_devices::Status;
+use virtio_devices::{BackendKind, Status};
 
 use crate::api::info::VmState;
-use crate::devices::{Counters, Plugged};
+use crate::devices::{Counted, Plugged};
 use crate::instance::Instance;
 use crate::vm_info;
 
@@ -87,6 +88,8 @@ struct Function {
     driver_up: bool,
     /// Whether it has a link, if it can have one.
     link_up: Option<bool>,
+    /// Whether its backend is lost, and how often it was, if it has one that can be.
+    lost: Option<(bool, u64)>,
     /// The kind of the device, in names of metrics.
     kind: &'static str,
     counters: Vec<(&'static str, u64)>,
@@ -94,12 +97,7 @@ struct Function {
 
 /// The functions of a device, its own first.
 fn functions(plugged: &Plugged) -> Vec<Function> {
-    let (kind, counters): (_, Vec<Vec<_>>) = match plugged.counters() {
-        Counters::Net(counters) => ("net", counters.iter().map(|counters| counters.iter().collect()).collect()),
-        Counters::Disk(counters) => ("block", vec![counters.iter().collect()]),
-        Counters::Console(counters) => ("console", vec![counters.iter().collect()]),
-        Counters::Rng(counters) => ("rng", vec![counters.iter().collect()]),
-    };
+    let Counted { kind, functions } = plugged.counted();
     let id = plugged.plan().id();
     plugged.slot().with(|device| {
         let vfs = std::iter::once(None).chain((0..=u16::MAX).map(VfIndex).map(Some));
@@ -107,10 +105,14 @@ fn functions(plugged: &Plugged) -> Vec<Function> {
             labels: labels(id, vf),
             driver_up: device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER_OK)),
             link_up: device.port(vf).map(|port| port.link_up()),
+            lost: device
+                .port(vf)
+                .filter(|port| port.backend_kind() != BackendKind::Tap)
+                .map(|port| (port.backend_lost(), port.backend_losses())),
             kind,
             counters: if vf.is_some() && counters.iter().all(|(_, value)| *value == 0) { Vec::new() } else { counters },
         };
-        vfs.zip(counters).map(function).collect()
+        vfs.zip(functions).map(function).collect()
     })
 }
 
@@ -174,19 +176,35 @@ impl Text {
                 self.sample(name, &function.labels, u8::from(up));
             }
         }
-        for kind in ["net", "block", "rng"] {
+        self.backends(functions);
+        let kinds: BTreeSet<_> = functions.iter().map(|function| function.kind).collect();
+        for kind in kinds {
             let functions: Vec<_> = functions.iter().filter(|function| function.kind == kind).collect();
-            let Some(first) = functions.first() else { continue };
-            for (n, (counter, _)) in first.counters.iter().enumerate() {
+            let counters = functions.iter().flat_map(|function| &function.counters).map(|(counter, _)| *counter);
+            for counter in counters.collect::<BTreeSet<_>>() {
                 let name = format!("cloud_hypervisor_{kind}_{counter}_total");
                 self.family(&name, "counter", &format!("{counter} of vm.counters, since the device was added."));
                 for function in &functions {
-                    if let Some((_, value)) = function.counters.get(n) {
+                    if let Some((_, value)) = function.counters.iter().find(|(other, _)| *other == counter) {
                         self.sample(&name, &function.labels, value);
                     }
                 }
             }
         }
+    }
+
+    fn backends(&mut self, functions: &[Function]) {
+        let lost = || functions.iter().filter_map(|function| Some((&function.labels, function.lost?)));
+        let name = "cloud_hypervisor_backend_lost";
+        self.family(
+            name,
+            "gauge",
+            "1 while the network function's backend is lost: the process, device or kernel that runs it.",
+        );
+        lost().for_each(|(labels, (lost, _))| self.sample(name, labels, u8::from(lost)));
+        let name = "cloud_hypervisor_backend_losses_total";
+        self.family(name, "counter", "How often the network function's backend was lost since the device was added.");
+        lost().for_each(|(labels, (_, losses))| self.sample(name, labels, losses));
     }
 
     fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
@@ -238,14 +256,16 @@ mod tests {
 
     fn function(vf: Option<u16>, counters: &[(&'static str, u64)]) -> Function {
         let labels = labels("pf0", vf.map(VfIndex));
-        Function { labels, driver_up: vf.is_none(), link_up: Some(true), kind: "net", counters: counters.to_vec() }
+        let (driver_up, lost) = (vf.is_none(), vf.map(|vf| (vf == 3, 2)));
+        Function { labels, driver_up, link_up: Some(true), lost, kind: "net", counters: counters.to_vec() }
     }
 
     #[test]
     fn counters_of_a_pf_and_its_vfs_are_told_apart_by_labels() {
         let mut text = Text::default();
         let counters = |n| [("rx_bytes", n), ("tx_filtered", 10 * n)];
-        text.functions(&[function(None, &counters(1)), function(Some(0), &[]), function(Some(3), &counters(2))]);
+        let known = [("control_commands", 5), ("rx_bytes", 2), ("tx_filtered", 20)];
+        text.functions(&[function(None, &counters(1)), function(Some(0), &[]), function(Some(3), &known)]);
         let samples = parse(&text.0);
         assert_eq!(samples[r#"cloud_hypervisor_net_rx_bytes_total{device="pf0"}"#], 1.0);
         assert_eq!(samples[r#"cloud_hypervisor_net_rx_bytes_total{device="pf0",vf="3"}"#], 2.0);
@@ -254,6 +274,23 @@ mod tests {
         assert_eq!(samples[r#"cloud_hypervisor_driver_up{device="pf0",vf="0"}"#], 0.0);
         assert_eq!(samples[r#"cloud_hypervisor_link_up{device="pf0",vf="0"}"#], 1.0);
         assert!(!samples.contains_key(r#"cloud_hypervisor_net_rx_bytes_total{device="pf0",vf="0"}"#));
+        assert_eq!(samples[r#"cloud_hypervisor_net_control_commands_total{device="pf0",vf="3"}"#], 5.0);
+        assert!(!samples.contains_key(r#"cloud_hypervisor_net_control_commands_total{device="pf0"}"#));
+        assert_eq!(samples[r#"cloud_hypervisor_backend_lost{device="pf0",vf="3"}"#], 1.0);
+        assert_eq!(samples[r#"cloud_hypervisor_backend_lost{device="pf0",vf="0"}"#], 0.0);
+        assert_eq!(samples[r#"cloud_hypervisor_backend_losses_total{device="pf0",vf="0"}"#], 2.0);
+        assert!(!samples.contains_key(r#"cloud_hypervisor_backend_lost{device="pf0"}"#));
+    }
+
+    #[test]
+    fn a_device_of_any_kind_has_its_counters() {
+        let mut text = Text::default();
+        let device = |kind, id| Function { kind, labels: labels(id, None), ..function(None, &[("bytes", 1)]) };
+        text.functions(&[device("console", "a"), device("rng", "b"), device("console", "c"), device("other", "d")]);
+        let samples = parse(&text.0);
+        for (kind, id) in [("console", "a"), ("rng", "b"), ("console", "c"), ("other", "d")] {
+            assert_eq!(samples[&format!(r#"cloud_hypervisor_{kind}_bytes_total{{device="{id}"}}"#)], 1.0);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::config::{BackendPlan, DevicePlan, DiskPlan, NetPlan, NicPlan};
+use crate::config::{BackendPlan, DevicePlan, DiskPlan, NicPlan, Vhost};
 use crate::error::Error;
 
 /// What a VM has open whatever its devices are: KVM, memory, payload, console, log, signals, and room for what is open for a
@@ -16,6 +16,8 @@ const OTHERS: u64 = 64;
 const OF_DISK_QUEUE: u64 = 4;
 /// The other end of a console (a socket, who waits for it, and its client), its doorbell, and three MSI-X vectors.
 const OF_CONSOLE: u64 = 7;
+/// A socket with who listens there, what comes from its other end, what it keeps there for a reconnection; or a device.
+const OF_SOCKET_OR_DEVICE: u64 = 4;
 /// The source of the entropy device, its doorbell, and two MSI-X vectors.
 const OF_RNG: u64 = 4;
 
@@ -49,23 +51,34 @@ pub fn already_open() -> u64 {
 
 fn of_device(plan: &DevicePlan) -> u64 {
     match plan {
-        DevicePlan::Net(NetPlan { pf, vfs, .. }) => std::iter::once(pf).chain(vfs).map(of_function).sum(),
+        DevicePlan::Net(net) => net.functions().map(of_function).sum(),
         DevicePlan::Disk(DiskPlan { queues, .. }) => 1 + u64::from(*queues) * OF_DISK_QUEUE + 1,
         DevicePlan::Console => OF_CONSOLE,
         DevicePlan::Rng(_) => OF_RNG,
     }
 }
 
-/// Of each pair of queues the tap's and the doorbell, and one for each MSI-X vector: those of the queues, of the control queue
-/// and of configuration changes. Of a tap that was passed in there is what was passed, and the NIC's own.
+/// One for each MSI-X vector: those of the queues, of the control queue and of configuration changes; and what the backend has. Of a
+/// tap that was passed in there is what was passed, and the NIC's own.
 fn of_function(plan: &NicPlan) -> u64 {
     let pairs = u64::from(plan.queue_pairs);
-    let (doorbells, vectors) = (pairs, 2 * pairs + 2);
-    let taps = match plan.backend {
-        BackendPlan::Tap { .. } => pairs,
-        BackendPlan::Fds(_) => 2 * pairs,
+    let backend = match plan.backend {
+        BackendPlan::Tap { vhost, .. } => pairs + of_worker(pairs, vhost),
+        BackendPlan::Fds { vhost, .. } => 2 * pairs + of_worker(pairs, vhost),
+        BackendPlan::VhostUser { .. } | BackendPlan::Vdpa { .. } => OF_SOCKET_OR_DEVICE + of_offloaded(pairs),
     };
-    taps + doorbells + vectors
+    backend + 2 * pairs + 2
+}
+
+/// Of each pair of a tap's queues the doorbell. The kernel's worker has two doorbells for it, and a device and a copy of the tap's queue.
+fn of_worker(pairs: u64, vhost: Vhost) -> u64 {
+    if vhost == Vhost::Off { pairs } else { of_offloaded(pairs) + 2 * pairs }
+}
+
+/// Of a backend that runs the queues by itself the doorbell of each, the worker's and that of the control queue, a stand-in for
+/// interrupts and one for errors.
+const fn of_offloaded(pairs: u64) -> u64 {
+    2 * pairs + 4
 }
 
 #[cfg(test)]
@@ -89,5 +102,9 @@ mod tests {
         assert_eq!(one - none, 64 * 6);
         assert_eq!(with(&["sriov_vfs=63", "sriov_vfs=63"]) - none, 2 * (one - none));
         assert_eq!(with(&["fd=7"]) - none, 7);
+        // A tap, a kernel's device and what it has of the tap, 2 doorbells, 4 of the worker, and 4 interrupts.
+        assert_eq!(with(&["vhost=on"]) - none, 13);
+        assert_eq!(with(&["vhost_user=on,socket=/s"]) - none, 14);
+        assert_eq!(with(&["vdpa=/d"]) - none, 14);
     }
 }

@@ -1,5 +1,5 @@
-//! The I/O ports: the serial port, the sleep and reset registers of ACPI, the generic event device, the status port of NMIs, and the
-//! keyboard controller's reset line, which is what `reboot=k` on a Linux command line means.
+//! The I/O ports: the serial port, the sleep and reset registers of ACPI, the generic event device, the registers of vCPUs, the status
+//! port of NMIs, and the keyboard controller's reset line, which is what `reboot=k` on a Linux command line means.
 //!
 //! Nothing else is there, and reads all-ones; that includes the configuration ports 0xcf8 and 0xcfc, without which Linux uses
 //! the ECAM for everything.
@@ -7,11 +7,12 @@
 use std::sync::Arc;
 
 use crate::arch::x86_64::layout::{
-    EVENT_PORT, KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, NMI_STATUS, NMI_STATUS_PORT, RESET_PORT, RESET_VALUE,
-    S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
+    EVENT_PORT, KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, NMI_STATUS, NMI_STATUS_PORT, PROCESSOR_PORT, RESET_PORT,
+    RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
 };
 use crate::console::SerialPort;
 use crate::event_device::{self, EventDevice};
+use crate::processors;
 
 /// How many ports a serial port takes.
 const SERIAL_PORTS: u16 = 8;
@@ -19,6 +20,8 @@ const SERIAL_PORTS: u16 = 8;
 const SERIAL_LAST: u16 = SERIAL_PORT + SERIAL_PORTS - 1;
 /// The last port of the generic event device.
 const EVENT_LAST: u16 = EVENT_PORT + event_device::PORTS - 1;
+/// The last port of the vCPUs' registers.
+const PROCESSOR_LAST: u16 = PROCESSOR_PORT + processors::PORTS - 1;
 /// The bit of the sleep control register that starts the sleep.
 const SLEEP_ENABLE: u8 = 1 << 5;
 
@@ -61,6 +64,7 @@ impl Ports {
             (SERIAL_PORT..=SERIAL_LAST, Some(serial)) => serial.read((port - SERIAL_PORT) as u8),
             (SLEEP_CONTROL_PORT | SLEEP_STATUS_PORT | RESET_PORT, _) => 0,
             (EVENT_PORT..=EVENT_LAST, _) => self.events.read(port - EVENT_PORT),
+            (PROCESSOR_PORT..=PROCESSOR_LAST, _) => self.events.read_processors(port - PROCESSOR_PORT),
             (NMI_STATUS_PORT, _) => NMI_STATUS,
             _ => 0xff,
         }
@@ -74,6 +78,10 @@ impl Ports {
             }
             (EVENT_PORT..=EVENT_LAST, _) => {
                 self.events.write(port - EVENT_PORT, value);
+                None
+            }
+            (PROCESSOR_PORT..=PROCESSOR_LAST, _) => {
+                self.events.write_processors(port - PROCESSOR_PORT, value);
                 None
             }
             (SLEEP_CONTROL_PORT, _) => {
@@ -106,7 +114,7 @@ mod tests {
     #[test]
     fn a_port_that_does_not_exist_reads_all_ones_and_ignores_writes() {
         let ports = ports(None);
-        for port in [0, 0x62, 0x3f8, 0xcf8, 0xcfc, 0xffff] {
+        for port in [0, 0x62, 0x3f8, 0xcf8, 0xcfc, 0xaffc, 0xb0a0, 0xffff] {
             let mut data = [0; 4];
             ports.read(port, &mut data);
             assert_eq!(data, [0xff; 4], "{port:#x}");

@@ -1,15 +1,16 @@
-//! The signals that end the program, as something to wait for.
+//! Signals as something to wait for: those that end the program, and the one that tells of another size of the terminal.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use signal_hook::SigId;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 
-/// SIGINT, SIGTERM, SIGHUP and SIGQUIT, as something to wait for. Dropping it lets them do what they did before.
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT, and SIGWINCH apart. Dropping it lets them do what they did before.
 pub struct Signals {
-    receiver: UnixStream,
+    end: UnixStream,
+    window: UnixStream,
     caught: Vec<SigId>,
 }
 
@@ -20,9 +21,12 @@ impl Signals {
     ///
     /// When there is no file descriptor left.
     pub fn catch() -> io::Result<Self> {
-        let (receiver, sender) = UnixStream::pair()?;
-        let mut signals = Self { receiver, caught: Vec::new() };
-        for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
+        let (end, end_sender) = UnixStream::pair()?;
+        let (window, window_sender) = UnixStream::pair()?;
+        window.set_nonblocking(true)?;
+        let mut signals = Self { end, window, caught: Vec::new() };
+        let ends = [SIGINT, SIGTERM, SIGHUP, SIGQUIT].map(|signal| (signal, &end_sender));
+        for (signal, sender) in ends.into_iter().chain([(SIGWINCH, &window_sender)]) {
             // A program that is started with a signal ignored, as by nohup, leaves it so.
             if !is_ignored(signal) {
                 signals.caught.push(signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?);
@@ -31,9 +35,20 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Readable once one of them came.
+    /// Readable once one came that ends the program.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.receiver.as_fd()
+        self.end.as_fd()
+    }
+
+    /// Readable while a SIGWINCH came that has not been taken.
+    pub fn window(&self) -> BorrowedFd<'_> {
+        self.window.as_fd()
+    }
+
+    /// Takes each SIGWINCH that came.
+    pub fn take_window(&self) {
+        let mut bytes = [0; 64];
+        while matches!((&self.window).read(&mut bytes), Ok(1..)) {}
     }
 }
 
@@ -52,5 +67,30 @@ impl Drop for Signals {
         for id in self.caught.drain(..) {
             signal_hook::low_level::unregister(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_readable(fd: BorrowedFd<'_>) -> bool {
+        poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1
+    }
+
+    #[test]
+    fn another_size_of_the_terminal_ends_nothing_and_is_told_until_it_is_taken() {
+        let signals = Signals::catch().unwrap();
+        for _ in 0..3 {
+            assert!(!is_readable(signals.window()));
+            for _ in 0..100 {
+                signal_hook::low_level::raise(SIGWINCH).unwrap();
+            }
+            assert!(is_readable(signals.window()));
+            signals.take_window();
+        }
+        assert!(!is_readable(signals.fd()));
     }
 }

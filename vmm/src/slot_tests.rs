@@ -1,7 +1,6 @@
 //! A device that wants what the test says, wired to a VM that records what it is told.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::os::fd::AsRawFd;
 
 use virtio_devices::{Doorbell, Message};
@@ -10,6 +9,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::*;
 use crate::interrupt::{MESSAGES, RouteChange};
 use crate::kvm::MsiRoute;
+use crate::recording_vm::Refuse::{All, Irqfds, Nothing};
+use crate::recording_vm::{Record, RecordingVm};
 
 /// What the device wants, shared with the test.
 #[derive(Default)]
@@ -91,79 +92,15 @@ impl VirtioPci for Fake {
     }
 }
 
-/// What a VM was told.
-#[derive(Default)]
-struct Record {
-    routes: Vec<(u32, u32)>,
-    commits: usize,
-    irqfds: BTreeSet<(i32, u32)>,
-    ioeventfds: BTreeSet<(i32, u64)>,
-    refuse: Refuse,
+/// Commits of routes, and what is attached.
+fn counts(record: &Mutex<Record>) -> (usize, usize, usize) {
+    let record = record.lock();
+    (record.commits, record.irqfds.len(), record.ioeventfds.len())
 }
 
-#[derive(Clone, Copy, Default, PartialEq)]
-enum Refuse {
-    #[default]
-    Nothing,
-    Irqfds,
-    All,
-}
-use Refuse::{All, Irqfds, Nothing};
-
-impl Record {
-    fn counts(record: &Mutex<Self>) -> (usize, usize, usize) {
-        let record = record.lock();
-        (record.commits, record.irqfds.len(), record.ioeventfds.len())
-    }
-}
-
-struct Vm(Arc<Mutex<Record>>);
-
-impl Vm {
-    fn accepts_irqfds(&self) -> io::Result<()> {
-        if self.0.lock().refuse == Irqfds { Err(io::Error::other("refused")) } else { Ok(()) }
-    }
-
-    fn told(&self, tell: impl FnOnce(&mut Record) -> bool) -> io::Result<()> {
-        let mut record = self.0.lock();
-        if record.refuse == All {
-            return Err(io::Error::other("refused"));
-        }
-        assert!(tell(&mut record), "told twice, or to undo what was never done");
-        Ok(())
-    }
-}
-
-impl Wiring for Vm {
-    fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()> {
-        self.told(|record| {
-            record.routes = routes.iter().map(|route| (route.gsi, route.data)).collect();
-            record.commits += 1;
-            true
-        })
-    }
-
-    fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
-        self.accepts_irqfds()?;
-        self.told(|record| record.irqfds.insert((eventfd.as_raw_fd(), gsi)))
-    }
-
-    fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
-        self.accepts_irqfds()?;
-        self.told(|record| record.irqfds.remove(&(eventfd.as_raw_fd(), gsi)))
-    }
-
-    fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
-        self.told(|record| record.ioeventfds.insert((eventfd.as_raw_fd(), address)))
-    }
-
-    fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
-        self.told(|record| record.ioeventfds.remove(&(eventfd.as_raw_fd(), address)))
-    }
-
-    fn show_config(&self, _slot: u32, _pages: Option<&Shown>) -> io::Result<()> {
-        Ok(())
-    }
+/// The GSIs that have routes, and the data of their messages.
+fn routes(record: &Mutex<Record>) -> Vec<(u32, u32)> {
+    record.lock().routes.values().map(|route| (route.gsi, route.data)).collect()
 }
 
 struct Rig {
@@ -176,7 +113,7 @@ struct Rig {
 fn rig() -> Rig {
     let (wants, record) = (Arc::default(), Arc::default());
     let machine = Arc::new(Machine::default());
-    machine.set_wiring(Some(Box::new(Vm(Arc::clone(&record)))));
+    machine.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&record)))));
     let placement = Placement { rid: PF, vfs: None };
     let slot = Slot::new(Box::new(Fake(Arc::clone(&wants))), placement, Arc::clone(&machine)).unwrap();
     Rig { wants, record, machine, slot }
@@ -242,13 +179,13 @@ fn messages_that_come_together_are_routed_together() {
     let Rig { wants, record, slot, machine } = rig();
     wants.lock().messages = (0..3).map(message).collect();
     slot.reconcile();
-    assert_eq!(Record::counts(&record), (1, 3, 0));
-    assert_eq!(record.lock().routes, [(24, 0), (25, 1), (26, 2)]);
+    assert_eq!(counts(&record), (1, 3, 0));
+    assert_eq!(routes(&record), [(24, 0), (25, 1), (26, 2)]);
     slot.reconcile();
-    assert_eq!(Record::counts(&record), (1, 3, 0));
+    assert_eq!(counts(&record), (1, 3, 0));
     wants.lock().messages.clear();
     slot.reconcile();
-    assert_eq!((Record::counts(&record), machine.routes.len()), ((1, 0, 0), 0));
+    assert_eq!((counts(&record), machine.routes.len()), ((1, 0, 0), 0));
 }
 
 #[test]
@@ -258,10 +195,10 @@ fn a_masked_vector_keeps_its_route_until_its_eventfd_goes() {
     for _ in 0..3 {
         wants.lock().messages = vec![vector.clone()];
         slot.reconcile();
-        assert_eq!(Record::counts(&record), (1, 1, 0));
+        assert_eq!(counts(&record), (1, 1, 0));
         wants.lock().messages.clear();
         slot.reconcile();
-        assert_eq!((Record::counts(&record), machine.routes.len()), ((1, 0, 0), 1));
+        assert_eq!((counts(&record), machine.routes.len()), ((1, 0, 0), 1));
     }
     drop(vector);
     slot.reconcile();
@@ -273,7 +210,7 @@ fn a_full_table_still_lets_a_wired_vector_be_masked_changed_and_unmasked() {
     let Rig { wants, record, slot, machine } = rig();
     let route = MsiRoute { gsi: 0, address: 0, data: 0, requester: Rid::from_bits(0) };
     let others = RouteChange { add: vec![route; MESSAGES - 1], ..RouteChange::default() };
-    machine.routes.commit(others, &Vm(Arc::clone(&record))).unwrap();
+    machine.routes.commit(others, &RecordingVm(Arc::clone(&record))).unwrap();
     let (vector, unlucky) = (message(1), message(2));
     wants.lock().messages = vec![vector.clone()];
     slot.reconcile();
@@ -283,7 +220,7 @@ fn a_full_table_still_lets_a_wired_vector_be_masked_changed_and_unmasked() {
     wants.lock().messages = vec![Message { data: 9, ..vector }, unlucky];
     slot.reconcile();
     assert_eq!((record.lock().irqfds.len(), machine.routes.len()), (1, MESSAGES));
-    assert_eq!(record.lock().routes.last(), Some(&(24 + MESSAGES as u32 - 1, 9)));
+    assert_eq!(routes(&record).last(), Some(&(24 + MESSAGES as u32 - 1, 9)));
 }
 
 #[test]
@@ -294,7 +231,7 @@ fn a_changed_message_keeps_its_gsi() {
     let before = record.lock().irqfds.clone();
     wants.lock().messages[1].data = 9;
     slot.reconcile();
-    assert_eq!(record.lock().routes, [(24, 1), (25, 9)]);
+    assert_eq!(routes(&record), [(24, 1), (25, 9)]);
     assert_eq!(record.lock().commits, 2);
     assert_eq!(record.lock().irqfds, before);
 }
@@ -314,22 +251,22 @@ fn what_the_host_refuses_is_tried_again_and_undone_only_if_it_was_done() {
     assert_eq!(machine.routes.len(), 0);
     record.lock().refuse = Irqfds;
     slot.reconcile();
-    assert_eq!(Record::counts(&record), (1, 0, 1));
+    assert_eq!(counts(&record), (1, 0, 1));
     record.lock().refuse = Nothing;
     slot.reconcile();
-    assert_eq!(Record::counts(&record), (1, 1, 1));
+    assert_eq!(counts(&record), (1, 1, 1));
     record.lock().refuse = Irqfds;
     wants.lock().messages.clear();
     slot.reconcile();
     record.lock().refuse = Nothing;
     slot.reconcile();
-    assert_eq!(Record::counts(&record), (1, 0, 1));
+    assert_eq!(counts(&record), (1, 0, 1));
     record.lock().refuse = All;
     wants.lock().doorbells.clear();
     slot.reconcile();
     record.lock().refuse = Nothing;
     slot.reconcile();
-    assert_eq!(Record::counts(&record), (1, 0, 0));
+    assert_eq!(counts(&record), (1, 0, 0));
 }
 
 #[test]
@@ -340,15 +277,15 @@ fn a_new_vm_is_wired_from_the_start() {
     machine.set_wiring(None);
     slot.forget_wiring();
     *record.lock() = Record::default();
-    machine.set_wiring(Some(Box::new(Vm(Arc::clone(&record)))));
+    machine.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&record)))));
     slot.reconcile();
-    assert_eq!(Record::counts(&record), (1, 1, 0));
+    assert_eq!(counts(&record), (1, 1, 0));
 }
 
 #[test]
 fn as_many_messages_are_routed_as_there_are_routes() {
     let Rig { record, machine, .. } = rig();
-    let wiring = Vm(record);
+    let wiring = RecordingVm(record);
     let route = MsiRoute { gsi: 0, address: 0, data: 0, requester: Rid::from_bits(0) };
     let add = |count| RouteChange { add: vec![route; count], ..RouteChange::default() };
     assert_eq!(machine.routes.commit(add(4000), &wiring).unwrap().len(), 4000);
@@ -365,7 +302,7 @@ fn a_signal_that_waits_is_passed_on_after_the_wire_is_there() {
     vector.eventfd.write(5).unwrap();
     wants.lock().messages = vec![vector.clone()];
     slot.reconcile();
-    assert_eq!(Record::counts(&record), (1, 1, 0));
+    assert_eq!(counts(&record), (1, 1, 0));
     assert_eq!(vector.eventfd.read().unwrap(), 1, "one signal, made once the wire was there");
 }
 
@@ -382,7 +319,7 @@ fn what_is_written_to_a_vf_is_made_good_for_that_vf_alone() {
         ..Says::default()
     };
     slot.reconcile();
-    assert_eq!(Record::counts(&record), (1, 2, 2));
+    assert_eq!(counts(&record), (1, 2, 2));
     wants.lock().asked = (0, 0);
 
     // The PF wants nothing any more, and nobody has asked it.
@@ -394,13 +331,13 @@ fn what_is_written_to_a_vf_is_made_good_for_that_vf_alone() {
     slot.mmio_write(bar(), SLICE, &[0]);
     assert_eq!(wants.lock().asked, (0, 1));
     assert_eq!(record.lock().ioeventfds, BTreeSet::from([(pf_kick.as_raw_fd(), 0x10_0000)]));
-    assert_eq!(record.lock().routes, [(24, 1), (25, 3)], "the PF's, and in place of the VF's old one its new one");
+    assert_eq!(routes(&record), [(24, 1), (25, 3)], "the PF's, and in place of the VF's old one its new one");
 
     slot.config_write(VF, Dword::containing(4), DwordWrite::full(0));
     assert_eq!(wants.lock().asked, (0, 2));
     slot.mmio_write(bar(), 0, &[0]);
     assert_eq!(wants.lock().asked, (1, 2));
-    assert_eq!(Record::counts(&record), (2, 1, 0));
+    assert_eq!(counts(&record), (2, 1, 0));
     // A window that has moved meanwhile concerns all.
     wants.lock().windows.clear();
     slot.mmio_write(bar(), SLICE, &[0]);

@@ -16,7 +16,7 @@ use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::boot::Payload;
 use crate::bus::Bus;
-use crate::config::{DevicePlan, VmConfig, VmPlan};
+use crate::config::{CpusConfig, DevicePlan, VmConfig, VmPlan};
 use crate::console::{Console, SerialPort};
 use crate::console_end::ConsoleEnd;
 use crate::cpu::{self, Stop, StopSignal, Vcpus};
@@ -29,6 +29,7 @@ use crate::kvm::{self, Kvm, Vcpu};
 use crate::memory::GuestRam;
 use crate::open_files;
 use crate::pio::Ports;
+use crate::processors::{Change, Processors};
 
 /// A virtual machine with all that it has from the host. Dropping it ends it: whatever was opened or created is closed and gone.
 pub struct Vm {
@@ -39,10 +40,11 @@ pub struct Vm {
     console: Option<ConsoleEnd>,
     ram: GuestRam,
     payload: Payload,
-    acpi: Vec<u8>,
     layout: Layout,
     cpuid: Template,
+    /// How many there should be, now and when the guest starts again.
     vcpus: u8,
+    max_vcpus: u8,
     kvm: Kvm,
     stop: Arc<StopSignal>,
     events: Arc<EventDevice>,
@@ -64,29 +66,27 @@ impl Vm {
     pub fn new(config: &VmConfig, plan: &VmPlan, told: Events) -> Result<Self, Error> {
         let plans = plan.devices();
         let other_files = open_files::already_open();
-        open_files::reserve(&plans, config.cpus.boot_vcpus, other_files)?;
+        open_files::reserve(&plans, config.cpus.max_vcpus, other_files)?;
         let kvm = Kvm::open()?;
-        let vcpus = vcpus(&kvm, config.cpus.boot_vcpus)?;
+        let (vcpus, max_vcpus) = vcpus(&kvm, &config.cpus)?;
         let supported = kvm.supported_cpuid()?;
-        let cpuid = Template::new(&supported, vcpus.into(), kvm.has_tsc_deadline());
+        let cpuid = Template::new(&supported, max_vcpus.into(), kvm.has_tsc_deadline());
         let (size, bits) = (config.memory.size, cpuid::address_bits(&supported));
         let layout = Layout::new(size, bits).ok_or(Error::AddressBits { size, bits })?;
         let payload = Payload::open(&config.payload, &layout)?;
         let host = |error| Error::Host { action: "make an eventfd", error };
         let stop = Arc::new(StopSignal::new().map_err(host)?);
         let events = Arc::new(EventDevice::new(Arc::clone(stop.event())).map_err(host)?);
-        let ram = GuestRam::new(&config.memory, &layout, false)?;
+        let ram = GuestRam::new(&config.memory, &layout, plan.needs_shared_memory())?;
         let console = ConsoleEnd::open("--console", &config.console)?;
         let host = devices::Host {
             memory: ram.memory().clone(),
             apertures: Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() },
-            console: console.as_ref().map(|end| (Arc::clone(end.device()), end.size())),
+            console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             events: told,
         };
         let devices = Devices::new(&plans, host)?;
         let serial = Console::open(&config.serial)?;
-        let described = acpi::Machine { layout: &layout, vcpus, serial: serial.is_some() };
-        let acpi = acpi::tables(&described, layout::ACPI);
         let running = None;
         let triple_faults = 0;
         Ok(Self {
@@ -96,10 +96,10 @@ impl Vm {
             console,
             ram,
             payload,
-            acpi,
             layout,
             cpuid,
             vcpus,
+            max_vcpus,
             kvm,
             stop,
             events,
@@ -140,7 +140,11 @@ impl Vm {
     ///
     /// When the payload cannot be read, or KVM fails. The guest does not run then.
     pub fn power_on(&mut self) -> Result<(), Error> {
-        let entry = self.payload.load(&self.ram.memory().memory(), &self.layout, &self.acpi)?;
+        let Self { layout, vcpus, max_vcpus, .. } = self;
+        let machine = acpi::Machine { layout, vcpus: *vcpus, max_vcpus: *max_vcpus, serial: self.serial.is_some() };
+        let acpi = acpi::tables(&machine, layout::ACPI);
+        let entry = self.payload.load(&self.ram.memory().memory(), layout, &acpi)?;
+        self.events.with_processors(|processors| *processors = Processors::new(*vcpus, *max_vcpus));
         let powered = self.power()?;
         let vcpus = self.vcpus(&powered.vm, entry)?;
         let machine = Arc::new(cpu::Machine {
@@ -148,7 +152,7 @@ impl Vm {
             ports: Ports::new(self.serial.as_ref().map(|serial| Arc::clone(serial.port())), Arc::clone(&self.events)),
             stop: Arc::clone(&self.stop),
         });
-        self.running = Some(Running { vcpus: Vcpus::start(vcpus, &machine)?, _powered: powered, paused: false });
+        self.running = Some(Running { vcpus: Vcpus::start(vcpus, &machine)?, powered, paused: false });
         Ok(())
     }
 
@@ -158,10 +162,10 @@ impl Vm {
     ///
     /// As [`Self::power_on`]. The guest does not run then.
     pub fn reset(&mut self) -> Result<(), Error> {
-        self.running = None;
+        self.end_guest();
         // Another vCPU may have said something until it was stopped.
         self.stop.take();
-        self.ram.clear()?;
+        self.ram.clear(self.devices.pin_memory())?;
         self.power_on()
     }
 
@@ -222,6 +226,11 @@ impl Vm {
         self.events.press_power_button();
     }
 
+    /// Tells the guest the size of the terminal that its virtio console is shown in, if it is shown in one.
+    pub fn follow_terminal(&self) {
+        self.console.iter().for_each(ConsoleEnd::follow_size);
+    }
+
     /// The pseudo-terminals of the serial port and of the virtio console, where they have one.
     pub fn ptys(&self) -> [Option<&Path>; 2] {
         let serial = self.serial.as_ref().and_then(|serial| serial.end().device().pty());
@@ -239,9 +248,12 @@ impl Vm {
     ///
     /// When it cannot be. Nothing is left of it then.
     pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, Error> {
+        if !self.ram.is_shared() && plan.nics().any(|nic| nic.backend.needs_shared_memory()) {
+            return Err(Error::PrivateMemory { option: plan.option() });
+        }
         // What VFs will need that their guest has not enabled yet must be left for them.
         let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
-        open_files::reserve(plans, self.vcpus.into(), self.other_files)?;
+        open_files::reserve(plans, self.max_vcpus.into(), self.other_files)?;
         let rid = self.devices.add(plan)?;
         self.events.plugged(rid.device());
         Ok(rid)
@@ -254,27 +266,83 @@ impl Vm {
         }
     }
 
-    /// Removes the devices that the guest has let go, and returns their names and addresses.
+    /// Gives the guest `vcpus` vCPUs, at least 1 and no more than there can be, or asks it to let some go. It has so many when it
+    /// starts again, too.
+    ///
+    /// # Errors
+    ///
+    /// When vCPUs should come while the guest has not answered for one that should go, or the host cannot run more. It has those that
+    /// it had then.
+    pub fn resize(&mut self, vcpus: u8) -> Result<(), Error> {
+        self.stop_ejected();
+        match self.events.with_processors(|processors| processors.resize(vcpus)) {
+            Change::Asked => {}
+            Change::Add(ids) => self.add_vcpus(&ids)?,
+            Change::Unanswered(vcpu) => return Err(Error::VcpuLeaving { vcpu }),
+        }
+        self.vcpus = vcpus;
+        Ok(())
+    }
+
+    /// Runs the vCPUs `ids`, which do not run, and tells the guest. KVM's are made when they are first needed, and then kept.
+    fn add_vcpus(&mut self, ids: &[u8]) -> Result<(), Error> {
+        let Some(mut running) = self.running.take() else { return Ok(()) };
+        let added = self.run_vcpus(&mut running, ids);
+        if added.is_err() {
+            ids.iter().for_each(|id| running.vcpus.remove((*id).into()));
+        }
+        self.running = Some(running);
+        added?;
+        self.events.with_processors(|processors| ids.iter().for_each(|id| processors.add(*id)));
+        Ok(())
+    }
+
+    fn run_vcpus(&self, running: &mut Running, ids: &[u8]) -> Result<(), Error> {
+        for id in ids.iter().copied().map(u32::from) {
+            if !running.vcpus.has(id) {
+                running.vcpus.keep(id, self.vcpu(&running.powered.vm, id)?);
+            }
+            running.vcpus.add(id)?;
+        }
+        Ok(())
+    }
+
+    /// Stops the vCPUs that the guest has let go.
+    fn stop_ejected(&mut self) {
+        let ejected = self.events.with_processors(Processors::take_ejected);
+        if let Some(running) = &mut self.running {
+            ejected.for_each(|id| running.vcpus.remove(id.into()));
+        }
+    }
+
+    /// Stops the vCPUs and removes the devices that the guest has let go, and returns the devices' names and addresses.
     pub fn take_ejected(&mut self) -> Vec<devices::Removed> {
+        self.stop_ejected();
         let slots = self.events.take_ejected();
         (0..32).filter(|slot| slots >> slot & 1 != 0).filter_map(|slot| self.devices.remove(slot)).collect()
     }
 
     /// Removes the devices that the guest was asked to let go, whether it has or not: nobody uses them any more.
     pub fn remove_unplugged(&mut self) -> Vec<devices::Removed> {
-        self.running = None;
+        self.end_guest();
         self.devices.remove_unplugged()
+    }
+
+    /// Ends the guest, whether it runs or stands still. Its devices are in their state of power-on then, and not paused: the next
+    /// guest's queues run.
+    fn end_guest(&mut self) {
+        let paused = self.is_paused();
+        self.running = None;
+        if paused {
+            self.devices.resume();
+        }
     }
 
     /// The vCPUs of `vm`, the first of which is to start at `entry`, and the others when that one wakes them.
     fn vcpus(&self, vm: &kvm::Vm, entry: Entry) -> Result<Vec<Vcpu>, Error> {
-        let msrs = regs::msrs().ok_or(kvm::Error::Capability("room for two MSRs"))?;
         (0..u32::from(self.vcpus))
             .map(|id| {
-                let vcpu = vm.create_vcpu(id)?;
-                let cpuid = self.cpuid.vcpu(id).ok_or(kvm::Error::Capability("room for its own CPUID leaves"))?;
-                vcpu.set_cpuid(&cpuid)?;
-                vcpu.set_msrs(&msrs)?;
+                let vcpu = self.vcpu(vm, id)?;
                 if id == 0 {
                     let mut sregs = vcpu.sregs()?;
                     entry.set_sregs(&mut sregs);
@@ -284,6 +352,16 @@ impl Vm {
                 Ok(vcpu)
             })
             .collect()
+    }
+
+    /// vCPU `id` of `vm` as at power-on.
+    fn vcpu(&self, vm: &kvm::Vm, id: u32) -> Result<Vcpu, Error> {
+        let msrs = regs::msrs().ok_or(kvm::Error::Capability("room for two MSRs"))?;
+        let vcpu = vm.create_vcpu(id)?;
+        let cpuid = self.cpuid.vcpu(id).ok_or(kvm::Error::Capability("room for its own CPUID leaves"))?;
+        vcpu.set_cpuid(&cpuid)?;
+        vcpu.set_msrs(&msrs)?;
+        Ok(vcpu)
     }
 
     /// A KVM VM with the machine's memory and devices.
@@ -309,18 +387,21 @@ impl Vm {
     }
 }
 
-/// How many vCPUs there are, if this host can run so many.
-fn vcpus(kvm: &Kvm, requested: u32) -> Result<u8, Error> {
+/// How many vCPUs there are and can be, if this host can run so many.
+fn vcpus(kvm: &Kvm, cpus: &CpusConfig) -> Result<(u8, u8), Error> {
     let limit = kvm.max_vcpus().min(cpuid::MAX_VCPUS);
-    let possible = u8::try_from(requested).ok().filter(|vcpus| u32::from(*vcpus) <= limit && *vcpus > 0);
-    Ok(possible.ok_or(kvm::Error::Vcpus { requested, limit })?)
+    let possible = |key, requested| {
+        let possible = u8::try_from(requested).ok().filter(|vcpus| u32::from(*vcpus) <= limit && *vcpus > 0);
+        possible.ok_or(kvm::Error::Vcpus { key, requested, limit })
+    };
+    Ok((possible("boot", cpus.boot_vcpus)?, possible("max", cpus.max_vcpus)?))
 }
 
 /// A guest that runs, or stands still. Dropping it ends it.
 struct Running {
     // The vCPUs end before their VM.
     vcpus: Vcpus,
-    _powered: Powered,
+    powered: Powered,
     paused: bool,
 }
 

@@ -3,20 +3,21 @@
 use std::collections::BTreeMap;
 
 use pci::{Rid, VfIndex, WindowId};
-use virtio_devices::Status;
+use virtio_devices::{Port, Status};
 
 use crate::api::Link;
 use crate::api::info::{
     BackendInfo, BackendKind, BarType, DeviceNode, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo, VmState,
 };
 use crate::config::{BackendPlan, DevicePlan, MacAddress, NicPlan};
-use crate::devices::{Counters, Plugged};
+use crate::devices::Plugged;
 use crate::instance::Instance;
 use crate::vm::Vm;
 
 /// What `vm.info` tells.
 pub fn info(instance: &Instance) -> VmInfo {
     let mut config = instance.config().clone();
+    config.cpus.boot_vcpus = instance.vcpus();
     let [serial, console] = instance.vm().map(Vm::ptys).unwrap_or_default();
     for (console, pty) in [(&mut config.serial, serial), (&mut config.console, console)] {
         if let Some(pty) = pty {
@@ -51,18 +52,13 @@ pub fn counters(instance: &Instance) -> VmCounters {
 
 /// What each function of a device has counted, its own first, by its name.
 fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
+    let names: Vec<_> = match plugged.plan() {
+        DevicePlan::Net(plan) => std::iter::once(&plan.pf).chain(&plan.vfs).map(|nic| nic.id.clone()).collect(),
+        plan => vec![plan.id().to_string()],
+    };
     let named = |(name, value): (&str, u64)| (name.to_string(), value);
-    let id = plugged.plan().id().to_string();
-    match (plugged.plan(), plugged.counters()) {
-        (DevicePlan::Net(plan), Counters::Net(counters)) => {
-            let names = std::iter::once(&plan.pf).chain(&plan.vfs).map(|nic| nic.id.clone());
-            names.zip(counters.iter().map(|counters| counters.iter().map(named).collect())).collect()
-        }
-        (_, Counters::Disk(counters)) => vec![(id, counters.iter().map(named).collect())],
-        (_, Counters::Console(counters)) => vec![(id, counters.iter().map(named).collect())],
-        (_, Counters::Rng(counters)) => vec![(id, counters.iter().map(named).collect())],
-        _ => Vec::new(),
-    }
+    let counted = plugged.counted().functions.into_iter().map(|counters| counters.into_iter().map(named).collect());
+    names.into_iter().zip(counted).collect()
 }
 
 /// The address of a function as people write it.
@@ -101,18 +97,21 @@ fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
     let DevicePlan::Net(plan) = plugged.plan() else { return None };
     let placement = plugged.placement();
     let vfs = placement.vfs?;
-    let status = plugged.slot().with(|device| device.sriov_status())?;
-    let vf = |(index, plan): (u16, &NicPlan)| {
-        let rid = placement.rid.wrapping_add(vfs.first_vf_offset.wrapping_add(vfs.vf_stride.wrapping_mul(index)));
-        vf(plugged, VfIndex(index), rid, plan)
-    };
+    let (status, mac, backend) = plugged.slot().with(|device| {
+        let status = device.sriov_status()?;
+        let port = device.port(None)?;
+        Some((status, MacAddress(port.mac()), backend(&plan.pf, port)))
+    })?;
+    let vf = |(index, plan)| vf(plugged, index, vfs.vf_rid(placement.rid, index), plan);
     Some(SriovInfo {
         id: plan.id.clone(),
         bdf: bdf(placement.rid),
+        mac,
+        backend,
         total_vfs: vfs.total_vfs,
         num_vfs: status.num_vfs,
         enabled: status.vf_enable,
-        vfs: (0..).zip(&plan.vfs).filter_map(vf).collect(),
+        vfs: (0..).map(VfIndex).zip(&plan.vfs).filter_map(vf).collect(),
     })
 }
 
@@ -124,7 +123,7 @@ fn vf(plugged: &Plugged, index: VfIndex, rid: Rid, plan: &NicPlan) -> Option<VfI
             index: index.0,
             bdf: bdf(rid),
             mac: MacAddress(port.mac()),
-            backend: backend(plan, port.backend_name()),
+            backend: backend(plan, port),
             link: if port.link_up() { Link::Up } else { Link::Down },
             state: match status.driver {
                 _ if !status.exists => VfState::Reserved,
@@ -135,9 +134,15 @@ fn vf(plugged: &Plugged, index: VfIndex, rid: Rid, plan: &NicPlan) -> Option<VfI
     })
 }
 
-fn backend(plan: &NicPlan, name: &str) -> BackendInfo {
-    match plan.backend {
-        BackendPlan::Tap { .. } => BackendInfo { kind: BackendKind::Tap, name: Some(name.to_string()) },
-        BackendPlan::Fds(_) => BackendInfo { kind: BackendKind::Fd, name: None },
-    }
+fn backend(plan: &NicPlan, port: &dyn Port) -> BackendInfo {
+    let was_passed = matches!(plan.backend, BackendPlan::Fds { .. });
+    let kind = match port.backend_kind() {
+        virtio_devices::BackendKind::Tap if was_passed => BackendKind::Fd,
+        virtio_devices::BackendKind::Tap => BackendKind::Tap,
+        virtio_devices::BackendKind::VhostNet => BackendKind::VhostNet,
+        virtio_devices::BackendKind::VhostUser => BackendKind::VhostUser,
+        virtio_devices::BackendKind::Vdpa => BackendKind::Vdpa,
+    };
+    let name = (!was_passed).then(|| port.backend_name().to_string());
+    BackendInfo { kind, name, lost: port.backend_lost() }
 }

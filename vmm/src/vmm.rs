@@ -11,7 +11,7 @@ use serde::Serialize;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
-use crate::api::{Action, ApiSocket, Failure, FailureKind, Reply, Resize, Server};
+use crate::api::{Action, ApiSocket, Claim, Failure, FailureKind, Reply, Resize, Server};
 use crate::config::VmConfig;
 use crate::control::{self, Requests};
 use crate::error::Error;
@@ -46,17 +46,19 @@ pub struct Options {
 pub fn run(options: Options) -> Result<(), Error> {
     let began = Instant::now();
     let host = |action| move |error| Error::Host { action, error };
+    // First, so that a program that cannot run leaves the events of the one that does alone.
+    let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
     let stream = output.map(|output| EventStream::start(output, began)).transpose();
     let (_stream, events) = stream.map_err(host("start the thread that tells events"))?.unzip();
     let events = events.unwrap_or_default();
     events.vmm("starting");
-    let ended = serve(options, &events, began);
+    let ended = serve(options, claim, &events, began);
     events.vmm("shutdown");
     ended
 }
 
-fn serve(options: Options, events: &Events, began: Instant) -> Result<(), Error> {
+fn serve(options: Options, claim: Option<Claim>, events: &Events, began: Instant) -> Result<(), Error> {
     let mut instance = options.vm.map(|config| Instance::new(config, events.clone())).transpose()?;
     if let Some(instance) = &mut instance {
         instance.open()?;
@@ -66,7 +68,7 @@ fn serve(options: Options, events: &Events, began: Instant) -> Result<(), Error>
     let host = |action| move |error| Error::Host { action, error };
     let signals = Signals::catch().map_err(host("catch signals"))?;
     let (control, requests) = control::pair().map_err(host("make an eventfd"))?;
-    let bound = options.api.as_ref().map(ApiSocket::listen).transpose()?;
+    let bound = claim.map(Claim::listen).transpose()?;
     let (events, no_shutdown) = (events.clone(), options.no_shutdown);
     let mut vmm = Vmm { instance, requests, signals, events, began, no_shutdown };
     if let Some(instance) = &mut vmm.instance {
@@ -107,6 +109,7 @@ struct Vmm {
 #[derive(Debug, Clone, Copy)]
 struct Woken {
     signal: bool,
+    window: bool,
     guest: bool,
     client: bool,
 }
@@ -122,11 +125,17 @@ impl Vmm {
     }
 
     fn serve(&mut self) -> Result<(), Error> {
+        // It may have changed before that was watched.
+        self.follow_terminal();
         loop {
             let woken = self.wait()?;
             if woken.signal {
                 log::info!("stopped by a signal");
                 return Ok(());
+            }
+            if woken.window {
+                self.signals.take_window();
+                self.follow_terminal();
             }
             if woken.guest && self.guest()? == Next::End {
                 return Ok(());
@@ -146,9 +155,15 @@ impl Vmm {
         }
     }
 
+    fn follow_terminal(&self) {
+        if let Some(vm) = self.instance.as_ref().and_then(Instance::vm) {
+            vm.follow_terminal();
+        }
+    }
+
     fn wait(&self) -> Result<Woken, Error> {
         let guest = self.instance.as_ref().and_then(Instance::vm).map(|vm| vm.event());
-        let mut fds: Vec<_> = [self.signals.fd(), borrow(self.requests.event())]
+        let mut fds: Vec<_> = [self.signals.fd(), self.signals.window(), borrow(self.requests.event())]
             .into_iter()
             .chain(guest.map(borrow))
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
@@ -158,7 +173,7 @@ impl Vmm {
             Err(error) => return Err(Error::Host { action: "wait for the guest", error: error.into() }),
         }
         let ready = |n: usize| fds.get(n).is_some_and(|fd| !fd.revents().is_empty());
-        Ok(Woken { signal: ready(0), client: ready(1), guest: ready(2) })
+        Ok(Woken { signal: ready(0), window: ready(1), client: ready(2), guest: ready(3) })
     }
 
     /// Looks at what the guest did.
@@ -212,11 +227,8 @@ impl Vmm {
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the disk cannot be added"))
             }
             Action::AddVdpa(vdpa) => {
-                let line = format!(
-                    "--vdpa path={}: vDPA devices are not in this version yet; use a tap (vm.add-net)",
-                    vdpa.path.display()
-                );
-                Err(Failure::new(FailureKind::NotImplemented, line).in_context("the vDPA device cannot be added"))
+                let added = self.created()?.add_vdpa(*vdpa);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the vDPA device cannot be added"))
             }
             Action::Metrics => {
                 let process = Process::this(self.began.elapsed(), self.events.dropped());

@@ -3,7 +3,8 @@
 use virtio_devices::testing::FakeDevice;
 use virtio_devices::{DeviceState, PositionState, VectorState, VirtioFunction, VirtioPci};
 
-use super::{DRIVER_OK, FAILED, NEEDS_RESET, Pair, QUEUE_SIZES};
+use super::pair::Pair;
+use super::rules::{DRIVER_OK, FAILED, NEEDS_RESET, QUEUE_SIZES};
 use crate::input::Input;
 
 impl Pair {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::client::Client;
 use crate::console::{Console, Output, Silence};
 use crate::lab::{self, Image, Kernel, Userland};
+use crate::terminal::Terminal;
 use crate::vmm::{Exit, Vmm, VmmCommand};
 
 /// How long a guest may take to its init. The nested lab needs 5 s, and twice that under load.
@@ -22,6 +23,7 @@ pub struct GuestSpec {
     kernel: Kernel,
     image: Image,
     cpus: u32,
+    max_cpus: Option<u32>,
     memory: String,
     cmdline: String,
     userland: Userland,
@@ -29,6 +31,8 @@ pub struct GuestSpec {
     has_console: bool,
     arguments: Vec<String>,
     inherited: Vec<OwnedFd>,
+    open_files: Option<u64>,
+    user: Option<u32>,
 }
 
 impl GuestSpec {
@@ -38,6 +42,7 @@ impl GuestSpec {
             kernel,
             image: Image::Vmlinux,
             cpus: 1,
+            max_cpus: None,
             memory: "size=256M".into(),
             cmdline: CMDLINE.into(),
             userland: Userland::Plain,
@@ -45,6 +50,8 @@ impl GuestSpec {
             has_console: false,
             arguments: Vec::new(),
             inherited: Vec::new(),
+            open_files: None,
+            user: None,
         }
     }
 
@@ -57,6 +64,12 @@ impl GuestSpec {
     /// Gives the guest `cpus` vCPUs.
     pub fn cpus(mut self, cpus: u32) -> GuestSpec {
         self.cpus = cpus;
+        self
+    }
+
+    /// Lets the guest have up to `cpus` vCPUs later.
+    pub fn max_cpus(mut self, cpus: u32) -> GuestSpec {
+        self.max_cpus = Some(cpus);
         self
     }
 
@@ -119,6 +132,18 @@ impl GuestSpec {
         self.net(&format!("fd=[{}],{value}", numbers.join(",")))
     }
 
+    /// Lets the VMM have `limit` files open and no more.
+    pub fn open_files(mut self, limit: u64) -> GuestSpec {
+        self.open_files = Some(limit);
+        self
+    }
+
+    /// Lets the VMM run as the user `uid` with no group and no capability.
+    pub fn user(mut self, uid: u32) -> GuestSpec {
+        self.user = Some(uid);
+        self
+    }
+
     /// Adds arguments to the command line.
     pub fn arguments(mut self, arguments: &[&str]) -> GuestSpec {
         self.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
@@ -127,16 +152,19 @@ impl GuestSpec {
 
     /// The command line of this guest.
     pub fn command(self) -> VmmCommand {
+        let max = self.max_cpus.map_or(String::new(), |cpus| format!(",max={cpus}"));
         let command = VmmCommand::new()
             .arg("--kernel")
             .arg(lab::kernel_file(self.kernel, self.image))
             .arg("--initramfs")
             .arg(lab::initramfs(self.kernel, self.userland))
             .args(["--cmdline", &self.cmdline, "--serial", &self.serial])
-            .args(["--cpus", &format!("boot={}", self.cpus), "--memory", &self.memory])
+            .args(["--cpus", &format!("boot={}{max}", self.cpus), "--memory", &self.memory])
             .args(self.arguments);
         let command = if self.has_console { command } else { command.args(["--console", "off"]) };
-        self.inherited.into_iter().fold(command, VmmCommand::inherit)
+        let command = self.inherited.into_iter().fold(command, VmmCommand::inherit);
+        let command = self.user.into_iter().fold(command, VmmCommand::user);
+        self.open_files.into_iter().fold(command, VmmCommand::open_files)
     }
 }
 
@@ -158,6 +186,14 @@ impl Guest {
     /// As [`Guest::boot`], over a serial port whose other end is not the VMM's streams: `connect` reaches it, once the VMM runs.
     pub fn boot_over(spec: GuestSpec, connect: impl FnOnce() -> Client) -> Guest {
         let vmm = spec.command().spawn();
+        let client = connect();
+        let console = Console::new(client.writer(), client);
+        Guest::await_init(vmm, console)
+    }
+
+    /// As [`Guest::boot_over`], in `terminal`, which is not the one that init speaks over.
+    pub fn boot_in(terminal: &Terminal, spec: GuestSpec, connect: impl FnOnce() -> Client) -> Guest {
+        let vmm = terminal.spawn(spec.command());
         let client = connect();
         let console = Console::new(client.writer(), client);
         Guest::await_init(vmm, console)

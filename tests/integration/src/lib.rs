@@ -10,6 +10,7 @@
 
 mod api;
 mod arp_traffic;
+mod backends;
 mod client;
 mod console;
 mod expected;
@@ -20,14 +21,17 @@ mod kvm_statistics;
 mod kvm_trace;
 mod lab;
 mod mode;
+mod peers;
 mod sriov;
 mod tap;
 mod terminal;
+mod transfer;
 mod usage;
 mod vmm;
 
 pub use api::{Answer, Api};
 pub use arp_traffic::ArpTraffic;
+pub use backends::{Backend, Backends};
 pub use client::{Client, Place};
 pub use console::Output;
 pub use expected::{assert_matches_file, without_what_varies};
@@ -37,6 +41,7 @@ pub use kvm_statistics::KvmExits;
 pub use kvm_trace::{KvmEvents, KvmObjects, KvmTrace};
 pub use lab::{Image, Kernel, Userland, initramfs, kernel_file, read_into_memory};
 pub use mode::DeviceMode;
+pub use peers::{Passt, Testpmd};
 pub use sriov::{Pf, Vf, boot_with_vfs, predicted_vf_address, spec_with_vfs, vf_mac, vf_taps};
 pub use tap::{Counters, HostTap, Subnet, interface_exists};
 pub use terminal::Terminal;

@@ -50,6 +50,13 @@ impl Terminal {
         self.settings().flags[3] & libc::ICANON != 0
     }
 
+    /// Gives it a size in characters. Programs that run in it are not told: nobody's controlling terminal is this one.
+    pub fn set_size(&self, columns: u16, rows: u16) {
+        let size = libc::winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the call only reads the size, which outlives it.
+        assert_eq!(unsafe { libc::ioctl(self.person.as_raw_fd(), libc::TIOCSWINSZ, &size) }, 0);
+    }
+
     /// Starts a VMM in it.
     pub fn spawn(&self, mut command: VmmCommand) -> Vmm {
         command.stdio(|| Stdio::from(self.program.try_clone().expect("a descriptor can be duplicated")));

@@ -50,6 +50,22 @@ impl VmmCommand {
         self
     }
 
+    /// Lets the VMM have `limit` files open and no more, as after `ulimit -n`.
+    pub fn open_files(mut self, limit: u64) -> VmmCommand {
+        let lower = move || {
+            let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+            // SAFETY: `limit` outlives the call, which only reads it.
+            if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0 {
+                Ok(())
+            } else {
+                Err(std::io::Error::last_os_error())
+            }
+        };
+        // SAFETY: the closure only makes a system call, which is sound between fork and exec.
+        unsafe { self.command.pre_exec(lower) };
+        self
+    }
+
     /// Hides `/dev/kvm` from the VMM, as on a machine without KVM.
     pub fn without_kvm(mut self) -> VmmCommand {
         let hide = || {

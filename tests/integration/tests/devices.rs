@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use integration::{Api, Guest, GuestSpec, Kernel, Place};
+use integration::{Api, Guest, GuestSpec, Kernel, Place, Terminal};
 use rstest::rstest;
 use serde_json::json;
 
@@ -170,6 +170,55 @@ fn both_consoles_carry_characters_both_ways(#[case] kernel: Kernel, #[case] seri
     client.wait_for(&lines.concat());
     let long = "x".repeat(3000);
     assert_eq!(guest.ok(&format!("echo {long}")), long, "the serial port takes and gives long lines");
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn the_console_in_a_terminal_carries_characters_both_ways(#[case] kernel: Kernel) {
+    let terminal = Terminal::new();
+    let mut guest = boot_in(&terminal, kernel, "typed");
+    // Nothing is typed until this has come out: output does not wait for input.
+    let reader = "stty raw -echo; echo 'this is hvc0'; while read -r line; do echo \"the guest read $line\"; done";
+    guest.ok(&format!("({reader}) < /dev/hvc0 > /dev/hvc0 2>&1 &"));
+    terminal.wait_for("this is hvc0");
+    terminal.send("one line\nanother line\n");
+    terminal.wait_for("the guest read another line");
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+    assert!(terminal.is_canonical(), "the terminal is left as it was found");
+}
+
+/// A guest whose virtio console is in `terminal`, with a name of its own for the socket that its init speaks over.
+fn boot_in(terminal: &Terminal, kernel: Kernel, name: &str) -> Guest {
+    let api = Api::new(name);
+    let spec = GuestSpec::new(kernel)
+        .with_modules()
+        .serial(&Place::Socket.argument(name))
+        .console("tty")
+        .arguments(&["--api-socket", &api.argument()]);
+    let mut guest = Guest::boot_in(terminal, spec, || Place::Socket.connect(name, &api));
+    guest.load("virtio_console");
+    guest
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn the_console_is_as_large_as_the_terminal_and_follows_it(#[case] kernel: Kernel) {
+    let terminal = Terminal::new();
+    terminal.set_size(80, 25);
+    let mut guest = boot_in(&terminal, kernel, "window");
+    // Linux sets the size of what is open.
+    guest.ok("sleep 1000 < /dev/hvc0 > /dev/null 2>&1 &");
+    guest.wait_for("[ \"$(stty size < /dev/hvc0)\" = '25 80' ]");
+    for (columns, rows) in [(132, 50), (300, 7)] {
+        terminal.set_size(columns, rows);
+        guest.vmm().signal(libc::SIGWINCH);
+        guest.wait_for(&format!("[ \"$(stty size < /dev/hvc0)\" = '{rows} {columns}' ]"));
+    }
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }

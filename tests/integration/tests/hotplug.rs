@@ -72,7 +72,8 @@ fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case]
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// A device that the guest never let go is gone after a reboot, and one that came is still there.
+/// A device that the guest never let go is gone after a reboot, and one that came is still there. A guest that stood still when it was
+/// started again runs, and so do the queues of its devices.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -90,6 +91,9 @@ fn what_came_is_there_after_a_reboot_and_what_was_removed_is_not(#[case] kernel:
     assert_eq!(api.put("vm.reboot").status, 204);
     assert!(!api.has_device("hp0") && !integration::interface_exists("hp0"));
     add_hot_pf_after_reboot(&mut guest, &api);
+    let pf = Pf::at("0000:00:01.0");
+    pf.set_num_vfs(&mut guest, 2);
+    pf.vfs(&mut guest)[1].ping_through(&mut guest, &vf_taps(2), 1, Subnet(1));
     assert_eq!(guest.power_off().code, Some(0));
 }
 
@@ -154,6 +158,7 @@ fn the_host_takes_the_link_of_one_vf_down_and_up(#[case] kernel: Kernel) {
     assert_eq!(set(json!({ "pf": "pf0", "index": 1, "mac": mac })), 409);
     pf.set_num_vfs(&mut guest, 0);
     assert_eq!(set(json!({ "pf": "pf0", "index": 1, "mac": mac })), 204);
+    assert_eq!(set(json!({ "pf": "pf0", "index": 0, "mac": mac })), 409, "VF 1 has it");
     pf.set_num_vfs(&mut guest, 2);
     assert_eq!(pf.vfs(&mut guest)[1].mac, mac);
     assert_eq!(guest.power_off().code, Some(0));

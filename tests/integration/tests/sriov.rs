@@ -6,8 +6,8 @@ use std::fs;
 use std::time::Duration;
 
 use integration::{
-    Guest, GuestSpec, HostTap, Kernel, Output, Pf, Subnet, Vf, boot_with_vfs, interface_exists, predicted_vf_address,
-    spec_with_vfs, vf_mac, vf_taps,
+    Guest, GuestSpec, HostTap, Kernel, Output, Pf, Subnet, Usage, Vf, boot_with_vfs, interface_exists,
+    predicted_vf_address, spec_with_vfs, vf_mac, vf_taps,
 };
 use rstest::rstest;
 
@@ -110,6 +110,44 @@ fn sixty_four_vfs_come_with_their_mac_and_address_and_carry_traffic(#[case] kern
     for vf in &vfs {
         vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
     }
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// What shells and units usually allow is enough for 64 VFs that are all in use.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_nic_whose_driver_is_up_has_8_files_and_a_thread_at_most_and_64_vfs_do_with_1024_files(#[case] kernel: Kernel) {
+    let without = Guest::boot(GuestSpec::new(kernel).cpus(2));
+    let base = Usage::of(without.vmm());
+    assert_eq!(without.power_off().code, Some(0));
+
+    let mut guest = Guest::boot(spec_with_vfs(kernel, 64).cpus(2).open_files(1024));
+    let limits = fs::read_to_string(format!("/proc/{}/limits", guest.vmm().id())).unwrap();
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    assert_eq!(limit.split_whitespace().collect::<Vec<_>>(), ["1024", "1024", "files"]);
+    let pf = Pf::find(&mut guest);
+    pf.set_num_vfs(&mut guest, 64);
+    let vfs = pf.vfs(&mut guest);
+    assert_each_is_a_netdev_with_its_mac_at_its_address(&vfs, 64);
+    // IFF_UP | IFF_BROADCAST | IFF_MULTICAST, without a process for each.
+    let up = "for flags in /sys/class/net/eth*/flags; do echo 0x1003 > $flags || exit 1; done";
+    guest.ok_within(up, Duration::from_secs(120));
+    let taps = vf_taps(64);
+    for index in [0, 31, 63] {
+        vfs[index].ping_through(&mut guest, &taps, index, Subnet(index as u8));
+    }
+
+    let nics = 65;
+    let usage = Usage::of(guest.vmm());
+    let (files, threads) = (usage.files - base.files, usage.threads - base.threads);
+    println!("{nics} NICs have {files} files and {threads} threads; the VMM has {usage:?}, and {base:?} without NICs");
+    assert!(files <= nics * 8, "{files} files of {nics} NICs");
+    assert!(threads <= nics, "{threads} threads of {nics} NICs");
+    // All are in use: each has a tap, a doorbell and a vector at the least, and a thread.
+    assert!(files >= nics * 3 && threads == nics, "{usage:?}, and {base:?} without NICs");
+    assert_eq!(guest.vmm().errors(), "", "the VMM complains");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }

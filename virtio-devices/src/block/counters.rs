@@ -24,6 +24,8 @@ counters! {
     WriteZeroesOps = "write_zeroes_ops",
     /// Requests that went through a buffer, because the driver's are not aligned as `direct` needs it.
     BouncedOps = "bounced_ops",
+    /// Waits of a queue with requests in it, because a rate limit was reached.
+    RateWaits = "rate_waits",
     /// Wake-ups by the driver's doorbells.
     Kicks = "kicks",
     /// Interrupts that were signalled.

@@ -2,7 +2,9 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
@@ -13,6 +15,7 @@ use super::image::Image;
 use super::request::{HEADER, Operation, Refusal, SEGMENT};
 use crate::Interrupts;
 use crate::iovecs::{IoVecs, Storage, divide};
+use crate::rate_limiter::RateLimiter;
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 
 /// The most requests that are looked at in one turn, before others are completed or a stop is looked at.
@@ -36,6 +39,16 @@ pub struct Disk<'d> {
     pub counters: &'d BlockCounters,
     /// Where the driver is interrupted.
     pub interrupts: &'d Interrupts,
+    /// What all queues together may do.
+    pub limiter: Option<&'d Mutex<RateLimiter>>,
+}
+
+impl Disk<'_> {
+    /// How long it is until another request may be begun; `None` if that is now.
+    fn limited_for(&self) -> Option<Duration> {
+        let wait = self.limiter?.lock().wait(Instant::now());
+        (!wait.is_zero()).then_some(wait)
+    }
 }
 
 /// What a turn ended with.
@@ -45,6 +58,8 @@ pub enum Next {
     More,
     /// A doorbell, or a completion.
     Wait,
+    /// What is available is not begun before so much time has passed. Doorbells do not come meanwhile.
+    Limited(Duration),
 }
 
 /// The segments' storage of one request at a time, to be used again for the next.
@@ -116,8 +131,13 @@ impl<'r, 'm> Requests<'r, 'm> {
         ring.suppress_doorbells(self.memory)?;
         self.reap(tally);
         let mut drained = false;
+        let mut limited = None;
         for _ in 0..BATCH {
             let Some(slot) = self.next_slot() else { break };
+            limited = self.disk.limited_for();
+            if limited.is_some() {
+                break;
+            }
             let Some(chain) = ring.next(self.memory)? else {
                 drained = true;
                 break;
@@ -126,6 +146,14 @@ impl<'r, 'm> Requests<'r, 'm> {
         }
         self.engine.submit();
         self.give_back(ring, tally)?;
+        if let Some(wait) = limited {
+            if !ring.expect_doorbell(self.memory)? {
+                return Ok(Next::Wait);
+            }
+            ring.suppress_doorbells(self.memory)?;
+            tally.count(BlockCounter::RateWaits);
+            return Ok(Next::Limited(wait));
+        }
         // Without a free slot only a completion helps, and a doorbell that is missed meanwhile is no loss.
         let more = if drained { ring.expect_doorbell(self.memory)? } else { self.next_slot().is_some() };
         Ok(if more { Next::More } else { Next::Wait })
@@ -183,6 +211,8 @@ impl<'r, 'm> Requests<'r, 'm> {
     fn begin(&mut self, index: usize, chain: Chain<'m>, tally: &mut Tally) {
         let Some(slot) = self.slots.get_mut(index) else { return };
         let head = chain.head_index();
+        // What is refused took time as well.
+        self.disk.limiter.iter().for_each(|limiter| limiter.lock().take_op(Instant::now()));
         let mut header = [0; HEADER];
         slot.readable.clear();
         slot.writable.clear();
@@ -220,6 +250,9 @@ impl<'r, 'm> Requests<'r, 'm> {
             Ok(operation) => {
                 let segments = if let Operation::Read(_) = operation { &slot.writable } else { &slot.readable };
                 let bytes = segments.bytes();
+                if let (Some(limiter), true) = (self.disk.limiter, operation.is_transfer()) {
+                    limiter.lock().take_bytes(bytes as u64, Instant::now());
+                }
                 let bounced = operation.is_transfer() && !is_aligned(segments.segments(), self.disk.image.alignment);
                 tally.add(BlockCounter::BouncedOps, bounced.into());
                 slot.request = Some(Request { operation, bytes, bounced, ..request });

@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::counters::BlockCounter;
 use super::{Block, BlockSpec};
 pub use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
-use crate::{Interrupts, Memory, Start, VirtioDevice, Worker};
+use crate::{Interrupts, Memory, RateLimits, Start, VirtioDevice, Worker};
 
 /// The size of the image in bytes.
 pub const SIZE: usize = 1 << 20;
@@ -42,6 +42,7 @@ pub fn spec(io_uring: bool) -> BlockSpec {
         queues: 1,
         queue_size: 64,
         serial: Some("serial-1".into()),
+        limits: RateLimits::default(),
         io_uring,
     }
 }
@@ -81,8 +82,8 @@ impl Guest {
     }
 
     pub fn kick(&self, queue: u16) {
-        let worker = self.workers.iter().find(|worker| worker.queues.contains(&queue)).unwrap();
-        worker.kick.write(1).unwrap();
+        let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
+        doorbells.find(|(index, _)| *index == queue).unwrap().1.write(1).unwrap();
     }
 
     pub fn count(&self, counter: BlockCounter) -> u64 {

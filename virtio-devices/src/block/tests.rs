@@ -2,5 +2,6 @@
 
 mod hostile;
 mod lifecycle;
+mod limits;
 mod model;
 mod requests;

@@ -1,8 +1,8 @@
 //! The thread of a queue.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,7 +15,9 @@ use super::counters::{BlockCounter, BlockCounters, Tally};
 use super::engine::Engine;
 use super::image::Image;
 use super::requests::{Disk, Next, Requests, Room};
+use crate::eventfd::borrow;
 use crate::features::has;
+use crate::rate_limiter::RateLimiter;
 use crate::ring::{BrokenRing, Ring};
 use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
@@ -23,7 +25,7 @@ use crate::{Interrupts, Memory, SharedQueue};
 /// The most requests of a queue that are carried out at a time.
 const MAX_DEPTH: u16 = 128;
 /// How long to wait before the kernel is told again of what it had no memory for.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What the workers of one start have in common.
 pub struct Shared {
@@ -45,6 +47,8 @@ pub struct Shared {
     pub counters: Arc<BlockCounters>,
     /// Where the driver is interrupted.
     pub interrupts: Arc<Interrupts>,
+    /// What all queues together may do.
+    pub limiter: Option<Arc<Mutex<RateLimiter>>>,
     /// Whether all workers have been spawned. Locked until that is known: before it, none of them touches anything.
     pub complete: Mutex<bool>,
 }
@@ -93,13 +97,16 @@ impl Part {
                 stable: &shared.stable,
                 counters: &shared.counters,
                 interrupts: &shared.interrupts,
+                limiter: shared.limiter.as_deref(),
             };
             let mut requests = Requests::new(disk, &mut engine, &memory, &mut room);
             while !self.stop.load(Ordering::Acquire) && requests.is_in(&shared.memory.memory()) {
                 let next = requests.turn(&mut ring, tally)?;
                 tally.flush(&shared.counters);
-                if next == Next::Wait {
-                    self.wait(requests.engine(), tally);
+                match next {
+                    Next::More => {}
+                    Next::Wait => self.wait(requests.engine(), None, tally),
+                    Next::Limited(wait) => self.wait(requests.engine(), Some(wait), tally),
                 }
             }
             requests.finish(&mut ring, tally)?;
@@ -107,11 +114,12 @@ impl Part {
         Ok(())
     }
 
-    /// Waits for a doorbell, a stop or a completion.
-    fn wait(&self, engine: &mut Engine, tally: &mut Tally) {
-        let timeout = engine.has_backlog().then_some(PAUSE);
-        // SAFETY: the eventfd is open as long as `self`.
-        let kick = unsafe { BorrowedFd::borrow_raw(self.kick.as_raw_fd()) };
+    /// Waits for a doorbell, a stop or a completion, and no longer than `limit`.
+    fn wait(&self, engine: &mut Engine, limit: Option<Duration>, tally: &mut Tally) {
+        let timeout = [engine.has_backlog().then_some(PAUSE), limit].into_iter().flatten().min();
+        // Without end is what is too long for the kernel.
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let kick = borrow(&self.kick);
         let watched = [Some(kick), engine.completions()].into_iter().flatten();
         let mut fds: Vec<_> = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // Interrupted by a signal, or without memory for the call: the queue is looked at, and it is tried again.

@@ -77,6 +77,23 @@ fn input_of_a_stream_has_an_end() {
 }
 
 #[test]
+fn input_that_has_not_come_is_not_waited_for() {
+    let (reader, writer) = io::pipe().unwrap();
+    let (_output, sink) = io::pipe().unwrap();
+    let device = CharDevice::over(Some(reader.into()), sink.into()).unwrap();
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| device.read(&mut [0; 8]));
+        let start = Instant::now();
+        while !reading.is_finished() && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // A read that waits ends with its input, as `Ok(0)`.
+        drop(writer);
+        assert_eq!(reading.join().unwrap().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    });
+}
+
+#[test]
 fn a_wait_ends_for_others_and_leaves_input_alone_that_is_not_asked_for() {
     let (reader, mut writer) = io::pipe().unwrap();
     let (other, mut wake) = io::pipe().unwrap();

@@ -9,6 +9,7 @@ use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memor
 
 struct Guest {
     console: Console,
+    window: Arc<ConsoleWindow>,
     receive: DriverQueue,
     transmit: DriverQueue,
     interrupts: Arc<Interrupts>,
@@ -27,8 +28,10 @@ impl Guest {
         let interrupts = Arc::new(Interrupts::new(2, 3));
         (0..2).for_each(|queue| interrupts.set_queue_vector(queue, queue));
         interrupts.set_config_vector(2);
+        let window = Arc::new(ConsoleWindow::new(ConsoleSize { columns: 80, rows: 25 }));
         let mut guest = Self {
-            console: Console::new("__console", device, Some(ConsoleSize { columns: 80, rows: 25 })),
+            console: Console::new("__console", device, Some(Arc::clone(&window))),
+            window,
             receive: DriverQueue::new(&map, RECEIVE, 16),
             transmit: DriverQueue::new(&map, TRANSMIT, 16),
             interrupts,
@@ -41,10 +44,14 @@ impl Guest {
     }
 
     fn start(&mut self) {
+        self.start_with(self.console.features());
+    }
+
+    fn start_with(&mut self, features: u64) {
         let queues = [(RECEIVE, &self.receive), (TRANSMIT, &self.transmit)];
         let start = Start {
             memory: Memory::new(self.receive.memory.clone()),
-            features: self.console.features(),
+            features,
             queues: queues.map(|(index, queue)| (index, Arc::clone(&queue.queue))).to_vec(),
             interrupts: Arc::clone(&self.interrupts),
         };
@@ -61,6 +68,11 @@ impl Guest {
 
     fn count(&self, counter: ConsoleCounter) -> u64 {
         self.console.counters().get(counter)
+    }
+
+    /// Whether the driver was told since the last call that the size changed.
+    fn told(&self) -> bool {
+        self.interrupts.eventfd(2).unwrap().read().is_ok()
     }
 
     fn type_in(&mut self, text: &[u8]) {
@@ -92,6 +104,8 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
+        // A worker that waits for input ends, too, so that a test that fails does not hang.
+        self.input = None;
         self.stop();
     }
 }
@@ -207,22 +221,45 @@ fn the_size_is_offered_for_a_terminal_and_changes_are_told() {
         data
     };
     assert_eq!(read(&guest.console), [80, 0, 25, 0, 0, 0, 0, 0]);
-    guest.console.set_size(ConsoleSize { columns: 80, rows: 25 });
-    assert_eq!(guest.console.config_generation(), 0);
-    guest.console.set_size(ConsoleSize { columns: 300, rows: 50 });
+    assert!(guest.told(), "there are drivers that read no size before");
+    guest.window.resize(ConsoleSize { columns: 80, rows: 25 });
+    assert_eq!((guest.told(), guest.console.config_generation()), (false, 0));
+    guest.window.resize(ConsoleSize { columns: 300, rows: 50 });
     assert_eq!((read(&guest.console), guest.console.config_generation()), ([44, 1, 50, 0, 0, 0, 0, 0], 1));
-    assert!(guest.interrupts.eventfd(2).unwrap().read().is_ok());
+    assert!(guest.told());
+    // After a reset there is nobody to tell, and the next driver reads what there is.
+    guest.stop();
+    guest.console.reset();
+    guest.window.resize(ConsoleSize { columns: 81, rows: 26 });
+    assert!(!guest.told());
+    assert_eq!(read(&guest.console)[..4], [81, 0, 26, 0]);
+    guest.start();
+    assert!(guest.told());
     let device = Arc::clone(guest.console.device());
-    let mut other = Console::new("__console", device, None);
-    other.set_size(ConsoleSize { columns: 80, rows: 25 });
+    let other = Console::new("__console", device, None);
     assert_eq!((other.features() & 1, read(&other)), (0, [0; 8]));
 }
 
 #[test]
-fn a_stop_is_not_kept_waiting_by_input_or_its_absence() {
+fn a_driver_that_did_not_negotiate_the_size_is_not_told_of_it() {
+    let mut guest = Guest::new();
+    guest.stop();
+    guest.console.reset();
+    assert!(guest.told());
+    guest.start_with(guest.console.features() & !(1 << F_SIZE));
+    guest.window.resize(ConsoleSize { columns: 300, rows: 50 });
+    assert!(!guest.told());
+}
+
+#[test]
+fn neither_output_nor_a_stop_is_kept_waiting_by_the_absence_of_input() {
     let mut guest = Guest::new();
     guest.provide(1, 16);
-    for _ in 0..20 {
+    for round in 1..=20 {
+        guest.transmit.send(BUFFERS, b"x", &[]);
+        guest.kick();
+        // It is counted after the worker has looked for input.
+        eventually("output", || guest.count(ConsoleCounter::TxBytes) == round);
         let start = Instant::now();
         guest.stop();
         assert!(start.elapsed() < Duration::from_secs(1));

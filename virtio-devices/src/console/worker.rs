@@ -1,7 +1,6 @@
 //! The thread of both queues.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,6 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{ConsoleCounter, ConsoleCounters, RECEIVE, TRANSMIT, Tally};
 use crate::chardev::CharDevice;
+use crate::eventfd::borrow;
 use crate::features::has;
 use crate::iovecs::{IoVecs, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
@@ -208,8 +208,7 @@ impl Part {
 
     /// Waits for a doorbell, a stop, or input if `input`.
     fn wait(&self, input: bool, tally: &mut Tally) {
-        // SAFETY: the eventfd is open as long as `self`.
-        let kick = unsafe { BorrowedFd::borrow_raw(self.kick.as_raw_fd()) };
+        let kick = borrow(&self.kick);
         // Without memory for the call: the queues are looked at, and it is tried again.
         let _ = self.device.wait([kick], input);
         if self.kick.read().is_ok() {

@@ -39,9 +39,9 @@ impl Run {
     /// When the device cannot; the queues do not run then.
     pub fn start(&mut self, device: &mut impl VirtioDevice, start: Start) -> io::Result<()> {
         let workers = device.start(start)?;
-        for worker in &workers {
-            // A doorbell that rang while the queues stood still was not heard.
-            kick(worker);
+        for (_, doorbell) in workers.iter().flat_map(|worker| &worker.doorbells) {
+            // One that rang while the queues stood still was not heard.
+            ring(doorbell);
         }
         self.workers = Some(workers);
         Ok(())
@@ -58,14 +58,19 @@ impl Run {
 
     /// The driver rings the doorbell of `queue`.
     pub fn ring(&self, queue: u16) {
-        if let Some(worker) = self.workers().find(|worker| worker.queues.contains(&queue)) {
-            kick(worker);
+        if let Some((_, doorbell)) = self.doorbells().find(|(index, _)| *index == queue) {
+            ring(doorbell);
         }
+    }
+
+    /// Has the workers look again at where they signal the driver.
+    pub fn wake(&self) {
+        self.workers().for_each(Worker::wake);
     }
 
     /// The queues that run, and what a doorbell of theirs signals.
     pub fn doorbells(&self) -> impl Iterator<Item = (u16, &Arc<EventFd>)> {
-        self.workers().flat_map(|worker| worker.queues.iter().map(|queue| (*queue, &worker.kick)))
+        self.workers().flat_map(|worker| worker.doorbells.iter().map(|(queue, eventfd)| (*queue, eventfd)))
     }
 }
 
@@ -77,7 +82,7 @@ impl Drop for Run {
     }
 }
 
-fn kick(worker: &Worker) {
-    // A full counter has woken the worker already.
-    let _ = worker.kick.write(1);
+fn ring(doorbell: &EventFd) {
+    // A full counter has woken whoever waits for it already.
+    let _ = doorbell.write(1);
 }

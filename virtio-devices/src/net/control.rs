@@ -1,5 +1,6 @@
 //! The control queue (`virtio 1.4 §5.1.6.5`).
 
+use std::io;
 use std::sync::Arc;
 
 use virtio_bindings::virtio_net::*;
@@ -9,7 +10,9 @@ use vmm_sys_util::eventfd::EventFd;
 use super::counters::Counter;
 use super::features::{guest_offload_bits, guest_offloads, has};
 use super::filter::{Addresses, Mac, Mode, is_multicast};
+use super::state::NetState;
 use super::worker::Pass;
+use crate::backend::{Offload, Offloads, TapQueue};
 use crate::iovecs::{IoVecs, Storage, divide};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 
@@ -17,6 +20,28 @@ use crate::ring::{BrokenRing, Chain, Ring, Used};
 const BATCH: usize = 16;
 /// The longest command in bytes: tables of some ten thousand addresses. No driver has as many.
 const MAX_COMMAND: usize = 64 * 1024;
+
+/// A backend that the driver's commands reach.
+pub trait Commanded {
+    /// Has it deliver offloaded frames of these kinds only.
+    ///
+    /// # Errors
+    ///
+    /// When it refuses; it goes on as before then.
+    fn set_offloads(&self, offloads: Offloads) -> io::Result<()>;
+}
+
+impl Commanded for TapQueue {
+    fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
+        self.set_offloads(offloads)
+    }
+}
+
+impl Commanded for dyn Offload {
+    fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
+        self.set_offloads(offloads)
+    }
+}
 
 /// A control queue.
 pub struct Control<'q> {
@@ -39,7 +64,7 @@ impl<'q> Control<'q> {
     }
 
     /// Carries out the commands that the driver has made available. Returns whether there may be more.
-    pub fn run(&mut self, pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
+    pub fn run(&mut self, pass: &mut Pass<'_, impl Commanded + ?Sized>) -> Result<bool, BrokenRing> {
         for _ in 0..BATCH {
             let Some(chain) = self.ring.next(pass.memory)? else {
                 pass.interrupt(&mut self.ring)?;
@@ -54,7 +79,12 @@ impl<'q> Control<'q> {
     }
 
     /// Carries out one command and writes its result, if there is a byte for it. Returns the bytes written.
-    fn answer<'m>(&mut self, chain: Chain<'m>, memory: &'m GuestMemoryMmap, pass: &mut Pass<'_>) -> u32 {
+    fn answer<'m>(
+        &mut self,
+        chain: Chain<'m>,
+        memory: &'m GuestMemoryMmap,
+        pass: &mut Pass<'_, impl Commanded + ?Sized>,
+    ) -> u32 {
         let mut storage = std::mem::take(&mut self.storage);
         let [readable, writable] = &mut storage;
         let (mut command, mut reply) = (IoVecs::new(readable), IoVecs::new(writable));
@@ -73,7 +103,7 @@ impl<'q> Control<'q> {
         written as u32
     }
 
-    fn carry_out(&self, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+    fn carry_out(&self, command: &mut IoVecs<'_, '_>, pass: &Pass<'_, impl Commanded + ?Sized>) -> Result<(), Refused> {
         let [class, number] = take(command)?;
         let (class, number) = (u32::from(class), u32::from(number));
         self.need(match class {
@@ -87,12 +117,12 @@ impl<'q> Control<'q> {
             _ => return Err(Refused),
         })?;
         match (class, number) {
-            (VIRTIO_NET_CTRL_RX, number) => set_mode(number, command, pass),
-            (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_TABLE_SET) => set_table(command, pass),
-            (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_ADDR_SET) => set_mac(command, pass),
-            (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_ADD) => set_vlan(true, command, pass),
-            (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_DEL) => set_vlan(false, command, pass),
-            (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => self.set_pairs(command, pass),
+            (VIRTIO_NET_CTRL_RX, number) => set_mode(number, command, pass.state),
+            (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_TABLE_SET) => set_table(command, pass.state),
+            (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_ADDR_SET) => set_mac(command, pass.state),
+            (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_ADD) => set_vlan(true, command, pass.state),
+            (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_DEL) => set_vlan(false, command, pass.state),
+            (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => self.set_pairs(command, pass.state),
             (VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET) => self.set_offloads(command, pass),
             _ => Err(Refused),
         }
@@ -102,12 +132,12 @@ impl<'q> Control<'q> {
         if has(self.features, feature) { Ok(()) } else { Err(Refused) }
     }
 
-    fn set_pairs(&self, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+    fn set_pairs(&self, command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
         let pairs = u16::from_le_bytes(take(command)?);
         if !(1..=self.pairs).contains(&pairs) {
             return Err(Refused);
         }
-        pass.state.set_active_pairs(pairs);
+        state.set_active_pairs(pairs);
         // Each worker attaches or detaches its own queue of the backend.
         for peer in &self.peers {
             // A full counter wakes as well.
@@ -116,13 +146,17 @@ impl<'q> Control<'q> {
         Ok(())
     }
 
-    fn set_offloads(&self, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+    fn set_offloads(
+        &self,
+        command: &mut IoVecs<'_, '_>,
+        pass: &Pass<'_, impl Commanded + ?Sized>,
+    ) -> Result<(), Refused> {
         let wanted = u64::from_le_bytes(take(command)?);
         if wanted & !(self.features & guest_offload_bits()) != 0 {
             return Err(Refused);
         }
         let offloads = guest_offloads(wanted);
-        pass.tap.set_offloads(offloads).map_err(|_| Refused)?;
+        pass.backend.set_offloads(offloads).map_err(|_| Refused)?;
         pass.state.set_offloads(offloads);
         Ok(())
     }
@@ -133,7 +167,7 @@ fn take<const N: usize>(command: &mut IoVecs<'_, '_>) -> Result<[u8; N], Refused
     if command.take_front(&mut data) { Ok(data) } else { Err(Refused) }
 }
 
-fn set_mode(number: u32, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+fn set_mode(number: u32, command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
     let mode = match number {
         VIRTIO_NET_CTRL_RX_PROMISC => Mode::Promiscuous,
         VIRTIO_NET_CTRL_RX_ALLMULTI => Mode::AllMulticast,
@@ -144,15 +178,15 @@ fn set_mode(number: u32, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Resul
         _ => return Err(Refused),
     };
     let [on] = take(command)?;
-    pass.state.change_filter(|filter| filter.set_mode(mode, on != 0));
+    state.change_filter(|filter| filter.set_mode(mode, on != 0));
     Ok(())
 }
 
 /// Both tables or none: nothing changes before the whole command has been read.
-fn set_table(command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+fn set_table(command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
     let unicast = take_addresses(command)?;
     let multicast = take_addresses(command)?;
-    pass.state.change_filter(|filter| {
+    state.change_filter(|filter| {
         filter.unicast = unicast.clone();
         filter.multicast = multicast.clone();
     });
@@ -169,22 +203,22 @@ fn take_addresses(command: &mut IoVecs<'_, '_>) -> Result<Addresses, Refused> {
     Ok(addresses)
 }
 
-fn set_mac(command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+fn set_mac(command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
     let mac: Mac = take(command)?;
     if is_multicast(&mac) || mac == [0; 6] {
         return Err(Refused);
     }
-    pass.state.set_mac(mac);
+    state.set_mac(mac);
     Ok(())
 }
 
-fn set_vlan(wanted: bool, command: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Refused> {
+fn set_vlan(wanted: bool, command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
     let id = u16::from_le_bytes(take(command)?);
     // An id that does not exist is refused before the filter is copied.
     if id >= 4096 {
         return Err(Refused);
     }
-    pass.state.change_filter(|filter| {
+    state.change_filter(|filter| {
         filter.set_vlan(id, wanted);
     });
     Ok(())

@@ -37,12 +37,54 @@ const OFFLOADS: &[(u32, u32, Offloads)] = &[
 
 /// The bits that a NIC offers with these offloads. `mtu` and `multi_queue` say whether it knows its MTU and has several pairs.
 pub fn offered(offloads: Offloads, mtu: bool, multi_queue: bool) -> u64 {
-    let always = ALWAYS.iter().fold(0, |features, bit| features | 1 << bit);
-    let offloads =
-        OFFLOADS.iter().filter(|(_, _, offload)| offloads.contains(*offload)).fold(0, |features, (guest, host, _)| {
-            features | 1 << guest | 1 << host | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS
-        });
-    always | offloads | u64::from(mtu) << VIRTIO_NET_F_MTU | u64::from(multi_queue) << VIRTIO_NET_F_MQ
+    let always = bits(ALWAYS);
+    always | offload_features(offloads) | u64::from(mtu) << VIRTIO_NET_F_MTU | u64::from(multi_queue) << VIRTIO_NET_F_MQ
+}
+
+/// The bits of the rings and of the frames, which whoever runs the queues has to know.
+const DATA: &[u32] =
+    &[VIRTIO_F_VERSION_1, VIRTIO_RING_F_INDIRECT_DESC, VIRTIO_RING_F_EVENT_IDX, VIRTIO_NET_F_MRG_RXBUF];
+/// The commands of the control queue but for those about offloads and pairs.
+const COMMANDS: &[u32] =
+    &[VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_RX_EXTRA, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_MAC_ADDR];
+
+/// As [`offered`], over a backend that runs the queues and can do `able`.
+pub fn offered_by(able: u64, offloads: Offloads, mtu: bool, multi_queue: bool) -> u64 {
+    let data = bits(DATA);
+    let offloaded = offload_features(offloads) & !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS);
+    // What a segment needs may be what the backend lacks (`virtio 1.4 §5.1.3.1`).
+    let mut taken = able & (data | offloaded);
+    if !has(taken, VIRTIO_NET_F_CSUM) {
+        taken &= !(1 << VIRTIO_NET_F_HOST_TSO4 | 1 << VIRTIO_NET_F_HOST_TSO6 | 1 << VIRTIO_NET_F_HOST_ECN);
+        taken &= !(1 << VIRTIO_NET_F_HOST_UFO | 1 << VIRTIO_NET_F_HOST_USO);
+    }
+    if !has(taken, VIRTIO_NET_F_GUEST_CSUM) {
+        taken &= !(guest_offload_bits() & !(1 << VIRTIO_NET_F_GUEST_CSUM));
+    }
+    let wanted = bits(COMMANDS) | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS | u64::from(multi_queue) << VIRTIO_NET_F_MQ;
+    let mut commands = if has(able, VIRTIO_NET_F_CTRL_VQ) { able & wanted } else { 0 };
+    if taken & guest_offload_bits() == 0 {
+        commands &= !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS);
+    }
+    let control = u64::from(commands != 0) << VIRTIO_NET_F_CTRL_VQ;
+    let own = bits(&[VIRTIO_NET_F_MAC, VIRTIO_NET_F_STATUS, VIRTIO_NET_F_SPEED_DUPLEX]);
+    taken | commands | control | own | u64::from(mtu) << VIRTIO_NET_F_MTU
+}
+
+/// The bits that stand for `offloads`, in both directions, and for their switch.
+pub fn offload_features(offloads: Offloads) -> u64 {
+    let taken = OFFLOADS.iter().filter(|(_, _, offload)| offloads.contains(*offload));
+    taken.fold(0, |bits, (guest, host, _)| bits | 1 << guest | 1 << host | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS)
+}
+
+/// What a NIC does by itself for a backend that passes all frames: commands about the receive filter, which is best effort
+/// (`virtio 1.4 §5.1.6.5.1`), about the address, and the number of pairs.
+pub fn served_for_any() -> u64 {
+    bits(COMMANDS) | bits(&[VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ])
+}
+
+fn bits(bits: &[u32]) -> u64 {
+    bits.iter().fold(0, |features, bit| features | 1 << bit)
 }
 
 /// The offloaded frames that a driver with these features takes.

@@ -19,9 +19,10 @@ use super::worker::Pass;
 use super::{BATCH, MAX_FRAME};
 use crate::iovecs::{Extent, IoVecs, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
+use crate::spill::Spill;
 
 /// The most bytes that are read for one frame.
-const MAX_READ: usize = HEADER + MAX_FRAME;
+pub const MAX_READ: usize = HEADER + MAX_FRAME;
 /// The fewest bytes that buffers are prepared for: a header and a usual frame.
 const MIN_PREPARED: usize = 2048;
 
@@ -43,8 +44,8 @@ pub struct Receive<'q> {
     checksum: bool,
     /// How many bytes of buffers are prepared before a frame is read.
     prepared: usize,
-    /// What exceeds the prepared buffers; empty before the first run.
-    spill: Box<[u8]>,
+    /// What exceeds the prepared buffers.
+    spill: Spill,
     /// A frame that waits for further buffers.
     waiting: Option<Frame>,
     storage: Storage,
@@ -78,14 +79,14 @@ enum Shortage {
 }
 
 impl<'q> Receive<'q> {
-    /// Puts frames into `ring`.
-    pub fn new(ring: Ring<'q>, features: u64) -> Self {
+    /// Puts frames into `ring`, by way of `spill` if they exceed its buffers.
+    pub fn new(ring: Ring<'q>, features: u64, spill: Spill) -> Self {
         Self {
             ring,
             mergeable: has(features, VIRTIO_NET_F_MRG_RXBUF),
             checksum: has(features, VIRTIO_NET_F_GUEST_CSUM),
             prepared: MIN_PREPARED,
-            spill: Box::default(),
+            spill,
             waiting: None,
             storage: Storage::default(),
             chains: VecDeque::new(),
@@ -94,14 +95,9 @@ impl<'q> Receive<'q> {
         }
     }
 
-    /// Takes over the memory of [`Self::take_spill`] of an earlier queue.
-    pub fn set_spill(&mut self, spill: Box<[u8]>) {
-        self.spill = spill;
-    }
-
     /// The memory for what exceeds the prepared buffers, when the queue has run for the last time.
-    pub fn take_spill(&mut self) -> Box<[u8]> {
-        std::mem::take(&mut self.spill)
+    pub fn into_spill(self) -> Spill {
+        self.spill
     }
 
     /// Whether a frame that was read still waits for buffers.
@@ -120,10 +116,6 @@ impl<'q> Receive<'q> {
     /// Receives up to [`BATCH`] frames.
     pub fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
         self.ring.suppress_doorbells(pass.memory)?;
-        if self.spill.is_empty() {
-            // Zeroed pages cost nothing before the first long frame.
-            self.spill = vec![0; MAX_READ].into();
-        }
         let mut storage = std::mem::take(&mut self.storage);
         let result = self.batch(&mut IoVecs::new(&mut storage), pass);
         self.storage = storage;
@@ -226,7 +218,7 @@ impl<'q> Receive<'q> {
     }
 
     fn read(&mut self, iovecs: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<Frame, Failure> {
-        match iovecs.receive(pass.tap.as_fd(), &mut self.spill) {
+        match iovecs.receive(pass.backend.as_fd(), self.spill.bytes()) {
             Ok(0) => Err(Failure::Backend),
             Ok(len) => Ok(Frame { len, placed: self.capacity.min(len) }),
             Err(error) => Err(failure(&error)),
@@ -247,7 +239,7 @@ impl<'q> Receive<'q> {
         self.prepared = MAX_READ;
         let shortage = self.prepare(frame.len, iovecs, pass)?;
         if frame.len <= self.capacity {
-            iovecs.write_at(frame.placed, &self.spill[..frame.len - frame.placed]);
+            iovecs.write_at(frame.placed, &self.spill.bytes()[..frame.len - frame.placed]);
             return Ok(Placed::Whole);
         }
         let more_may_come = self.mergeable && self.chains.len() < usize::from(self.ring.size());

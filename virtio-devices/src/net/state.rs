@@ -18,6 +18,8 @@ pub struct NetState {
     offloads: AtomicU32,
     link_up: AtomicBool,
     generation: AtomicU8,
+    /// No backend that runs the queues itself has been started for this driver, or its link was down since.
+    fresh: AtomicBool,
 }
 
 impl NetState {
@@ -30,6 +32,7 @@ impl NetState {
             offloads: AtomicU32::new(Offloads::empty().bits()),
             link_up: AtomicBool::new(link_up),
             generation: AtomicU8::new(generation),
+            fresh: AtomicBool::new(true),
         }
     }
 
@@ -98,6 +101,22 @@ impl NetState {
             self.generation.fetch_add(1, Ordering::Release);
         }
         changed
+    }
+
+    /// Something that the driver reads in the configuration has changed elsewhere.
+    pub fn changed(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether what a backend that runs the queues itself has for the driver is older than the driver, or than its link. It outlives
+    /// workers: one may have been told to stop before its backend was there.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh.load(Ordering::Acquire)
+    }
+
+    /// Changes [`Self::is_fresh`].
+    pub fn set_fresh(&self, fresh: bool) {
+        self.fresh.store(fresh, Ordering::Release);
     }
 
     /// The configuration's generation.

@@ -11,12 +11,13 @@ use super::control::Control;
 use super::counters::{Counter, NetCounters, Tally};
 use super::features::has;
 use super::filter::{Filter, HEAD, Mac, Mode};
-use super::receive::{Next, Receive};
+use super::receive::{MAX_READ, Next, Receive};
 use super::state::NetState;
 use super::transmit::Transmit;
 use super::worker::Pass;
 use crate::backend::Tap;
 use crate::ring::Ring;
+use crate::spill::Spill;
 use crate::{Interrupts, SharedQueue};
 
 /// A queue that is run step by step.
@@ -77,7 +78,7 @@ impl NetSteps {
 
     /// A receive queue, which is locked until it is dropped; `None` if its rings do not lie in guest memory.
     pub fn receive<'q>(&self, queue: &'q SharedQueue) -> Option<StepQueue<'q>> {
-        Some(StepQueue(Kind::Receive(Receive::new(self.ring(0, queue)?, self.features))))
+        Some(StepQueue(Kind::Receive(Receive::new(self.ring(0, queue)?, self.features, Spill::new(MAX_READ).ok()?))))
     }
 
     /// As [`Self::receive`], a transmit queue.
@@ -94,7 +95,7 @@ impl NetSteps {
     pub fn step(&mut self, queue: &mut StepQueue<'_>) -> Step {
         let Self { memory, backend, state, tally, counters, interrupts, features: _ } = self;
         let Some(tap) = backend.queues().first().map(|tap| tap.lock()) else { return Step::Broken };
-        let mut pass = Pass { memory, tap: &tap, state, tally, interrupts };
+        let mut pass = Pass { memory, backend: &*tap, state, tally, interrupts };
         let busy = |busy| if busy { Step::More } else { Step::Doorbell };
         let result = match &mut queue.0 {
             Kind::Receive(receive) => receive.run(&mut pass).map(|next| match next {

@@ -10,11 +10,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::counters::{Counter, NetCounters, Tally};
+use super::receive::MAX_READ;
 use super::state::NetState;
 use super::worker::Pass;
 use super::{Net, NetSpec};
-use crate::backend::{Tap, TapQueue};
+use crate::backend::{Backend, Tap, TapQueue};
 use crate::ring::Ring;
+use crate::spill::Spill;
 use crate::{Interrupts, Memory, SharedQueue, Start, VirtioDevice, Worker};
 
 pub use driver::*;
@@ -58,8 +60,8 @@ impl Rig {
     /// Runs `step`, and publishes what it counted.
     pub fn pass<T>(&mut self, step: impl FnOnce(&mut Pass<'_>) -> T) -> T {
         let Self { memory, tap, state, tally, counters, interrupts, .. } = self;
-        let tap: &TapQueue = &tap.queues()[0].lock();
-        let result = step(&mut Pass { memory, tap, state, tally, interrupts });
+        let backend: &TapQueue = &tap.queues()[0].lock();
+        let result = step(&mut Pass { memory, backend, state, tally, interrupts });
         tally.flush(counters);
         result
     }
@@ -80,6 +82,11 @@ impl Rig {
     pub fn interrupted(&self, queue: u16) -> bool {
         self.interrupts.eventfd(queue).unwrap().read().is_ok()
     }
+}
+
+/// Memory for what exceeds the driver's buffers.
+pub fn spill() -> Spill {
+    Spill::new(MAX_READ).unwrap()
 }
 
 pub fn nonzero(counters: &NetCounters) -> Vec<(Counter, u64)> {
@@ -145,16 +152,27 @@ impl Guest {
     }
 
     pub fn with(spec: NetSpec) -> Self {
+        let (near, peers): (Vec<_>, Vec<_>) = (0..spec.queue_pairs).map(|_| sockets()).unzip();
+        let mut guest = Self::over(spec, Tap::over_sockets(near));
+        guest.peers = peers;
+        guest
+    }
+
+    /// A NIC over `backend`, which has no peers that this side knows of.
+    pub fn over(spec: NetSpec, backend: impl Into<Backend>) -> Self {
+        Self::in_memory(spec, backend, memory())
+    }
+
+    /// As [`Self::over`], with `map` for guest memory, of at least the size of [`memory`].
+    pub fn in_memory(spec: NetSpec, backend: impl Into<Backend>, map: GuestMemoryMmap) -> Self {
         let pairs = spec.queue_pairs;
-        let (near, peers): (Vec<_>, Vec<_>) = (0..pairs).map(|_| sockets()).unzip();
-        let net = Net::new(spec, Tap::over_sockets(near)).unwrap();
-        let map = memory();
+        let net = Net::new(spec, backend).unwrap();
         let interrupts = Arc::new(Interrupts::new(2 * pairs + 1, 2 * pairs + 2));
         let queues = net.queue_sizes().iter().enumerate();
         let queues: Vec<_> = queues.map(|(index, size)| DriverQueue::new(&map, index as u16, *size)).collect();
         (0..2 * pairs + 1).for_each(|queue| interrupts.set_queue_vector(queue, queue));
         interrupts.set_config_vector(2 * pairs + 1);
-        Self { net, queues, peers, interrupts, workers: Vec::new(), memory: Memory::new(map) }
+        Self { net, queues, peers: Vec::new(), interrupts, workers: Vec::new(), memory: Memory::new(map) }
     }
 
     /// Starts the queues, and waits until frames are no longer from before that.
@@ -165,7 +183,7 @@ impl Guest {
         }
         let fresh = self.net.fresh;
         self.start_at_once(features);
-        let receiving = self.workers.iter().filter(|worker| worker.queues[0] % 2 == 0).count() as u64;
+        let receiving = self.workers.iter().filter(|worker| worker.doorbells[0].0 % 2 == 0).count() as u64;
         eventually("the start", || !fresh || self.count(Counter::RxStale) == stale + receiving);
     }
 
@@ -198,8 +216,8 @@ impl Guest {
 
     /// Rings the doorbell of `queue`.
     pub fn kick(&self, queue: u16) {
-        let worker = self.workers.iter().find(|worker| worker.queues.contains(&queue)).unwrap();
-        worker.kick.write(1).unwrap();
+        let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
+        doorbells.find(|(index, _)| *index == queue).unwrap().1.write(1).unwrap();
     }
 
     pub fn count(&self, counter: Counter) -> u64 {

@@ -2,6 +2,7 @@
 
 mod control;
 mod lifecycle;
+mod offload;
 mod properties;
 mod receive;
 mod saved;

@@ -77,7 +77,7 @@ impl<'q> Transmit<'q> {
         if !pass.state.link_up() {
             return Err(Counter::TxLinkDown);
         }
-        iovecs.send(pass.tap.as_fd(), &header).map_err(|error| reason(&error))?;
+        iovecs.send(pass.backend.as_fd(), &header).map_err(|error| reason(&error))?;
         Ok(len)
     }
 }

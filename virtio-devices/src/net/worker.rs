@@ -1,6 +1,5 @@
 //! The thread of a queue pair.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,12 +16,13 @@ use super::receive::{Next, Receive};
 use super::state::NetState;
 use super::transmit::Transmit;
 use crate::backend::{Offloads, TapQueue};
+use crate::eventfd::borrow;
 use crate::ring::{BrokenRing, Ring};
 use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
 
 /// The most frames that are dropped because they arrived before the driver was ready: a tap holds 1,000 unless told otherwise.
-const MAX_STALE: u32 = 4096;
+pub const MAX_STALE: u32 = 4096;
 
 /// What the workers of one start have in common.
 pub struct Shared {
@@ -64,12 +64,12 @@ pub struct Pair {
     pub peers: Vec<Arc<EventFd>>,
 }
 
-/// What one turn of a worker's loop works with.
-pub struct Pass<'m> {
+/// What one turn of a worker's loop works with. Who carries no frames itself has another backend than a tap's queue.
+pub struct Pass<'m, B: ?Sized = TapQueue> {
     /// The guest's memory.
     pub memory: &'m GuestMemoryMmap,
     /// The backend.
-    pub tap: &'m TapQueue,
+    pub backend: &'m B,
     /// What the driver changes at run time.
     pub state: &'m NetState,
     /// What is counted.
@@ -78,7 +78,7 @@ pub struct Pass<'m> {
     pub interrupts: &'m Interrupts,
 }
 
-impl Pass<'_> {
+impl<B: ?Sized> Pass<'_, B> {
     /// Interrupts the driver if it wants that.
     pub fn interrupt(&mut self, ring: &mut Ring<'_>) -> Result<(), BrokenRing> {
         if ring.wants_interrupt(self.memory)? {
@@ -97,10 +97,7 @@ impl Pair {
         }
         let Some(mut tap) = self.own_tap() else { return };
         let mut tally = Tally::new();
-        let mut queues = self.open(shared, &mut tally);
-        if let Some((receive, _)) = &mut queues.receive {
-            receive.set_spill(tap.take_spill());
-        }
+        let mut queues = self.open(&mut tap, shared, &mut tally);
         // They are the whole tap's, and the first pair's worker is the one that changes them when the driver commands.
         if self.index == 0 {
             set_offloads(&tap, shared.state.offloads());
@@ -118,7 +115,7 @@ impl Pair {
             let memory = shared.memory.memory();
             let mut pass = Pass {
                 memory: &memory,
-                tap: &tap,
+                backend: &*tap,
                 state: &shared.state,
                 tally: &mut tally,
                 interrupts: &shared.interrupts,
@@ -132,9 +129,9 @@ impl Pair {
                 events = self.wait(&tap, queues.waits_for_frame(), &mut tally);
             }
         }
-        if let Some((receive, _)) = &mut queues.receive {
+        if let Some((mut receive, _)) = queues.receive {
             receive.give_up(&mut tally);
-            tap.keep_spill(receive.take_spill());
+            tap.keep_spill(receive.into_spill());
         }
         tally.flush(&shared.counters);
         // The first queue stays, so that the tap keeps its carrier.
@@ -150,10 +147,15 @@ impl Pair {
     }
 
     /// Locks the queues. One that makes no sense is given up.
-    fn open(&self, shared: &Shared, tally: &mut Tally) -> Queues<'_> {
+    fn open(&self, tap: &mut TapQueue, shared: &Shared, tally: &mut Tally) -> Queues<'_> {
         let features = shared.features;
+        let receive = ring(&self.receive, shared, tally).and_then(|ring| {
+            // Without memory the driver has to try again later.
+            let spill = tap.take_spill().inspect_err(|_| give_up(tally, &shared.interrupts)).ok()?;
+            Some((Receive::new(ring, features, spill), Next::More))
+        });
         Queues {
-            receive: ring(&self.receive, shared, tally).map(|ring| (Receive::new(ring, features), Next::More)),
+            receive,
             transmit: ring(&self.transmit, shared, tally).map(|ring| Transmit::new(ring, features)),
             control: ring(&self.control, shared, tally)
                 .map(|ring| Control::new(ring, features, shared.pairs, self.peers.clone())),
@@ -169,8 +171,7 @@ impl Pair {
     /// Waits for a doorbell, a stop, or a frame if `frame`.
     fn wait(&self, tap: &TapQueue, frame: bool, tally: &mut Tally) -> Events {
         let frame = frame && tap.attached();
-        // SAFETY: the eventfd is open as long as `self`.
-        let kick = unsafe { BorrowedFd::borrow_raw(self.kick.as_raw_fd()) };
+        let kick = borrow(&self.kick);
         let mut fds = [PollFd::new(&kick, PollFlags::IN), PollFd::new(tap, PollFlags::IN)];
         let watched = if frame { &mut fds[..] } else { &mut fds[..1] };
         // Interrupted by a signal, or without memory for the call: the queues are looked at, and it is tried again.
@@ -227,7 +228,7 @@ impl Queues<'_> {
             busy |= attempt(&mut self.transmit, pass, |transmit, pass| transmit.run(pass));
             busy |= attempt(&mut self.control, pass, |control, pass| control.run(pass));
         }
-        let receivable = pass.tap.attached()
+        let receivable = pass.backend.attached()
             && match self.receive {
                 Some((_, Next::Doorbell)) => events.kicked,
                 Some(_) => events.frame,
@@ -258,7 +259,7 @@ fn attempt<Q>(
 }
 
 /// A ring makes no sense. The other queues go on until the driver resets the device, as it is asked to.
-fn give_up(tally: &mut Tally, interrupts: &Interrupts) {
+pub fn give_up(tally: &mut Tally, interrupts: &Interrupts) {
     tally.count(Counter::BrokenRings);
     interrupts.ask_for_reset();
 }

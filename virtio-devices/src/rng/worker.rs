@@ -1,6 +1,6 @@
 //! The thread of the queue.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,6 +11,7 @@ use vm_memory::{GuestAddressSpace, GuestMemoryMmap, Permissions};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{RngCounter, RngCounters, Tally};
+use crate::eventfd::borrow;
 use crate::features::has;
 use crate::iovecs::{IoVecs, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
@@ -139,8 +140,7 @@ impl Part {
 
     /// Waits for a doorbell or a stop.
     fn wait(&self, timeout: Option<Timespec>, tally: &mut Tally) {
-        // SAFETY: the eventfd is open as long as `self`.
-        let kick = unsafe { BorrowedFd::borrow_raw(self.kick.as_raw_fd()) };
+        let kick = borrow(&self.kick);
         let mut fds = [PollFd::from_borrowed_fd(kick, PollFlags::IN)];
         // Interrupted by a signal, or without memory for the call: the queue is looked at, and it is tried again.
         let _ = poll(&mut fds, timeout.as_ref());

@@ -53,7 +53,7 @@ impl Machine {
         let interrupts = Arc::clone(&self.interrupts);
         self.workers = self.net.start(Start { memory: self.memory.clone(), features, queues, interrupts }).unwrap();
         // What is answered has been started: frames are no longer from before that. And the host's own multicast stays away.
-        let control = self.workers[0].queues.last().copied().unwrap();
+        let control = self.workers[0].doorbells.last().unwrap().0;
         assert_eq!(self.command(control, &[0, 0, 0]), 0);
     }
 
@@ -70,7 +70,8 @@ impl Machine {
     }
 
     fn kick(&self, queue: u16) {
-        self.workers.iter().find(|worker| worker.queues.contains(&queue)).unwrap().kick.write(1).unwrap();
+        let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
+        doorbells.find(|(index, _)| *index == queue).unwrap().1.write(1).unwrap();
     }
 
     fn count(&self, counter: Counter) -> u64 {

@@ -103,6 +103,10 @@ pub struct SriovInfo {
     pub id: String,
     /// The PF's address, as `0000:00:04.0`.
     pub bdf: String,
+    /// The MAC address that the PF's driver finds.
+    pub mac: MacAddress,
+    /// Where the PF's own packets go.
+    pub backend: BackendInfo,
     /// How many VFs are reserved.
     pub total_vfs: u16,
     /// The NumVFs register.
@@ -138,6 +142,9 @@ pub struct BackendInfo {
     /// The tap's name, or the path of the socket or device; left out for descriptors that were given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Whether it was lost and is not back yet. Left out while it is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
 }
 
 /// The kind of a backend.

@@ -21,4 +21,4 @@ pub use exchange::MOST_FDS;
 pub use request::{ROUTES, Refusal, Request, Route};
 pub use server::{MOST_CONNECTIONS, MOST_WORKERS, Server};
 pub use service::MOST_BODY;
-pub use socket::{ApiSocket, BoundSocket, SocketError};
+pub use socket::{ApiSocket, BoundSocket, Claim, SocketError};

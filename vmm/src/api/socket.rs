@@ -13,7 +13,7 @@ use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use thiserror::Error;
 
-use crate::config_options::{Pair, pairs, unquote};
+use crate::config_options::{PathOrFd, path_or_fd};
 
 /// Where clients find the API: `path=<path>`, a path alone, or `fd=<number>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,19 +55,17 @@ impl FromStr for ApiSocket {
     type Err = SocketError;
 
     fn from_str(text: &str) -> Result<Self, SocketError> {
-        let wrong = || SocketError::Syntax(text.to_string());
-        let Some((key, _)) = text.split_once('=') else {
-            return if text.is_empty() { Err(wrong()) } else { Ok(Self::Path(text.into())) };
+        let is_path = match text.split_once('=') {
+            Some((key, _)) => key.contains('/'),
+            None => !text.is_empty(),
         };
-        if key.contains('/') {
+        if is_path {
             return Ok(Self::Path(text.into()));
         }
-        let [Pair { key, value: Some(value) }] = &pairs(text).map_err(|_| wrong())?[..] else { return Err(wrong()) };
-        let value = unquote(value).map_err(|_| wrong())?;
-        match key.as_str() {
-            "path" if !value.is_empty() => Ok(Self::Path(value.into())),
-            "fd" => value.parse().ok().filter(|fd| *fd > 2).map(Self::Fd).ok_or_else(wrong),
-            _ => Err(wrong()),
+        match path_or_fd(text) {
+            Some(PathOrFd::Path(path)) => Ok(Self::Path(path)),
+            Some(PathOrFd::Fd(fd)) => Ok(Self::Fd(fd)),
+            None => Err(SocketError::Syntax(text.to_string())),
         }
     }
 }
@@ -92,42 +90,82 @@ impl Drop for BoundSocket {
 }
 
 impl ApiSocket {
-    /// Makes the socket, or takes the one that is given. What comes with it is to be kept as long as it is served.
+    /// Makes sure that no other program has the place: each locks `<path>.lock`.
     ///
-    /// A socket that is left of a program which has ended is removed. Two programs never have one path: each locks
-    /// `<path>.lock`.
+    /// # Errors
+    ///
+    /// See [`SocketError`]. Nothing is left behind but the lock file.
+    pub fn claim(&self) -> Result<Claim, SocketError> {
+        match self {
+            Self::Path(path) => lock(path).map(|lock| Claim(Claimed::Path(path.clone(), lock))),
+            Self::Fd(fd) => take(*fd).map(|listener| Claim(Claimed::Listener(listener))).ok_or(SocketError::Fd(*fd)),
+        }
+    }
+
+    /// Claims the place and makes the socket there, as [`Claim::listen`] does.
     ///
     /// # Errors
     ///
     /// See [`SocketError`]. Nothing is left behind but the lock file.
     pub fn listen(&self) -> Result<(UnixListener, Option<BoundSocket>), SocketError> {
-        match self {
-            Self::Path(path) => bind(path).map(|(listener, bound)| (listener, Some(bound))),
-            Self::Fd(fd) => take(*fd).map(|listener| (listener, None)).ok_or(SocketError::Fd(*fd)),
+        self.claim()?.listen()
+    }
+}
+
+/// A place for clients to find. No other program has it as long as this one keeps the claim, or the socket made of it.
+#[derive(Debug)]
+pub struct Claim(Claimed);
+
+#[derive(Debug)]
+enum Claimed {
+    Path(PathBuf, File),
+    Listener(UnixListener),
+}
+
+impl Claim {
+    /// Makes the socket, or takes the one that was given. What comes with it is to be kept as long as it is served.
+    ///
+    /// A socket that is left of a program which has ended is removed.
+    ///
+    /// # Errors
+    ///
+    /// See [`SocketError`]. Nothing is left behind but the lock file.
+    pub fn listen(self) -> Result<(UnixListener, Option<BoundSocket>), SocketError> {
+        match self.0 {
+            Claimed::Path(path, lock) => bind(path, lock).map(|(listener, bound)| (listener, Some(bound))),
+            Claimed::Listener(listener) => Ok((listener, None)),
         }
     }
 }
 
-fn bind(path: &Path) -> Result<(UnixListener, BoundSocket), SocketError> {
-    let fail = |action| move |error| SocketError::Path { path: path.to_owned(), action, error };
+/// How an error of the file system is told of the socket at `path`.
+fn fail(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> SocketError {
+    let path = path.to_owned();
+    move |error| SocketError::Path { path, action, error }
+}
+
+fn lock(path: &Path) -> Result<File, SocketError> {
     let mut lock_path = path.as_os_str().to_owned();
     lock_path.push(".lock");
     let lock = OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(lock_path);
-    let lock = lock.map_err(fail("open its lock file"))?;
+    let lock = lock.map_err(fail(path, "open its lock file"))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Err(rustix::io::Errno::AGAIN) => return Err(SocketError::InUse(path.to_owned())),
-        locked => locked.map_err(|error| fail("lock its lock file")(error.into()))?,
+        Err(rustix::io::Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),
+        locked => locked.map(|()| lock).map_err(|error| fail(path, "lock its lock file")(error.into())),
     }
-    match fs::symlink_metadata(path) {
+}
+
+fn bind(path: PathBuf, lock: File) -> Result<(UnixListener, BoundSocket), SocketError> {
+    match fs::symlink_metadata(&path) {
         Ok(file) if file.file_type().is_socket() => {
-            fs::remove_file(path).map_err(fail("remove the socket that an earlier program left"))?;
+            fs::remove_file(&path).map_err(fail(&path, "remove the socket that an earlier program left"))?;
         }
-        Ok(_) => return Err(SocketError::NoSocket(path.to_owned())),
+        Ok(_) => return Err(SocketError::NoSocket(path)),
         Err(_) => {}
     }
-    let listener = UnixListener::bind(path).map_err(fail("make the socket"))?;
-    let inode = inode(path).map_err(fail("find the socket just made"))?;
-    Ok((listener, BoundSocket { path: path.to_owned(), inode, _lock: lock }))
+    let listener = UnixListener::bind(&path).map_err(fail(&path, "make the socket"))?;
+    let inode = inode(&path).map_err(fail(&path, "find the socket just made"))?;
+    Ok((listener, BoundSocket { path, inode, _lock: lock }))
 }
 
 fn inode(path: &Path) -> io::Result<(u64, u64)> {

@@ -8,7 +8,14 @@ use crate::{vm, with};
 fn a_vm_without_vcpus_memory_or_kernel_is_refused() {
     assert_eq!(with(|vm| vm.cpus.boot_vcpus = 0), "--cpus boot=0: a VM needs a vCPU; give 1 or more");
     assert_eq!(with(|vm| vm.cpus.boot_vcpus = 255), "--cpus boot=255: a VM has at most 254 vCPUs; give fewer");
-    assert_eq!(with(|vm| vm.cpus.max_vcpus = 3), "--cpus max=3: fewer than the 4 vCPUs at boot; leave max out");
+    assert_eq!(
+        with(|vm| vm.cpus.max_vcpus = 3),
+        "--cpus boot=4,max=3: fewer at most than at boot; give max=4 or more, or leave it out"
+    );
+    assert_eq!(with(|vm| vm.cpus.max_vcpus = 255), "--cpus max=255: a VM has at most 254 vCPUs; give fewer");
+    let mut most = vm(&[], &[]).unwrap();
+    most.cpus.max_vcpus = 254;
+    assert!(most.plan().is_ok());
     assert_eq!(with(|vm| vm.memory.size = 0), "--memory size=0: a VM needs memory; give a size, as 512M");
     assert_eq!(
         with(|vm| vm.memory.size = 1 << 46),

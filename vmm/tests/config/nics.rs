@@ -64,7 +64,7 @@ fn a_nic_without_an_id_is_found_by_what_it_is_called() {
     let plan = plan(&["id=_net0,tap=a,sriov_vfs=1", "tap=b", "tap=c,sriov_vfs=2"], &vfs).unwrap();
     let tap = |backend: &BackendPlan| match backend {
         BackendPlan::Tap { name, .. } => name.clone().unwrap(),
-        BackendPlan::Fds(_) => "fds".to_string(),
+        _ => "no tap".to_string(),
     };
     assert_eq!((tap(&plan[2].vfs[1].backend), tap(&plan[0].vfs[0].backend)), ("u".to_string(), "v".to_string()));
     assert_eq!(
@@ -272,7 +272,7 @@ fn an_mtu_out_of_range_is_refused() {
     for mtu in [0, 1279, 65522, 65535] {
         assert_eq!(
             pf(&format!("mtu={mtu}")),
-            format!("--net id=pf0,mtu={mtu}: not an MTU that a tap can have; give 1280 to 65521")
+            format!("--net id=pf0,mtu={mtu}: not an MTU that a NIC can have; give 1280 to 65521")
         );
     }
     assert!(plan(&["mtu=1280", "mtu=65521"], &[]).is_ok());
@@ -312,11 +312,135 @@ fn descriptors_that_cannot_be_taps_are_refused() {
     );
     assert_eq!(
         vf("fd=[5-7]"),
-        "--net-vf pf=pf0,index=3,fd=[5,6,7]: 3 file descriptors for num_queues=2; pass one for each pair of queues"
+        "--net-vf pf=pf0,index=3,num_queues=2: needs as many file descriptors (fd=) as pairs of queues, 1 and not 3; pass one for \
+         each pair"
     );
     assert_eq!(
         vf("fd=[5],tap=x"),
-        "--net-vf pf=pf0,index=3,fd=[5]: descriptor 5 is a tap that is set up already; leave tap out"
+        "--net-vf pf=pf0,index=3,tap=x: a file descriptor (fd=) is a tap that is set up already; leave tap out"
+    );
+}
+
+// Backends.
+
+#[test]
+fn a_backend_that_is_not_asked_for_may_be_given_as_off() {
+    let off = "vhost=off,vhost_user=off,socket=,vhost_mode=client,vdpa=";
+    assert!(plan(&[&format!("id=a,sriov_vfs=1,{off}")], &[&format!("pf=a,index=0,{off}")]).is_ok());
+}
+
+#[test]
+fn a_tap_beside_another_backend_is_refused() {
+    let vdpa = "--net-vf pf=pf0,index=3,vdpa=/d: a vDPA device is the whole backend, and there is no tap; leave";
+    for (key, setting) in [
+        ("tap", "tap=x"),
+        ("fd", "fd=7"),
+        ("vhost", "vhost=on"),
+        ("vhost", "vhost=auto"),
+        ("ip", "ip=10.0.0.1,mask=255.0.0.0"),
+        ("mask", "mask=255.0.0.0"),
+        ("host_mac", "host_mac=52:54:00:00:00:01"),
+        ("vhost_user", "vhost_user=on,socket=/s"),
+    ] {
+        assert_eq!(vf(&format!("vdpa=/d,{setting}")), format!("{vdpa} {key} out"));
+        if key != "vhost_user" {
+            assert_eq!(
+                refusal(&[&format!("id=a,vhost_user=on,socket=/s,{setting}")], &[]),
+                format!(
+                    "--net id=a,vhost_user=on: another process is the whole backend, and there is no tap; leave {key} out"
+                )
+            );
+        }
+    }
+    assert!(plan(&["fd=7,vhost=on", "tap=t,ip=10.0.0.1,mask=255.0.0.0,vhost=auto"], &[]).is_ok());
+}
+
+#[test]
+fn half_a_vhost_user_backend_is_refused() {
+    assert_eq!(
+        pf("vhost_user=on"),
+        "--net id=pf0,vhost_user=on: another process is the whole backend, and there is no tap; leave tap out"
+    );
+    assert_eq!(
+        vf("vhost_user=on"),
+        "--net-vf pf=pf0,index=3,vhost_user=on: the backend's socket is missing; add socket=<path>"
+    );
+    assert_eq!(
+        vf("socket=/s"),
+        "--net-vf pf=pf0,index=3,socket=/s: a socket is a vhost-user backend's; add vhost_user=on, or leave socket out"
+    );
+    assert_eq!(
+        vf("vhost_mode=server"),
+        "--net-vf pf=pf0,index=3,vhost_mode=server: only a vhost-user backend has a mode; add \
+         vhost_user=on,socket=<path>, or leave it out"
+    );
+}
+
+#[test]
+fn paths_that_cannot_be_are_refused() {
+    let long = format!("/{}", "s".repeat(107));
+    assert_eq!(
+        vf(&format!("vhost_user=on,socket={long}")),
+        format!(
+            "--net-vf pf=pf0,index=3,socket={long}: 108 bytes, and the path of a Unix socket has at most 107; \
+             take a shorter one"
+        )
+    );
+    assert!(plan(&[&format!("vhost_user=on,socket={}", &long[1..])], &[]).is_ok());
+    let empty = |json: &str| with(|vm| vm.net.push(serde_json::from_str(json).unwrap()));
+    assert_eq!(empty(r#"{"vdpa":""}"#), "--net vdpa=: no path; give the device, as /dev/vhost-vdpa-0");
+    assert_eq!(empty(r#"{"vhost_user":true,"vhost_socket":""}"#), "--net socket=: no path; give the backend's socket");
+}
+
+#[test]
+fn a_device_or_socket_used_twice_is_refused() {
+    let remedy = "already; give each NIC and each VF its own";
+    assert_eq!(
+        refusal(&["id=a,sriov_vfs=4"], &["pf=a,index=1,vdpa=/d", "pf=a,index=3,vdpa=/d"]),
+        format!("--net-vf pf=a,index=3,vdpa=/d: this device is in use by VF 1 of a {remedy}")
+    );
+    assert_eq!(
+        refusal(&["id=a,vhost_user=on,socket=/s", "id=b,sriov_vfs=1"], &["pf=b,index=0,vhost_user=on,socket=/s"]),
+        format!("--net-vf pf=b,index=0,socket=/s: this socket is in use by a {remedy}")
+    );
+    assert_eq!(
+        with(|vm| {
+            vm.net.push("id=a,vdpa=/d".parse().unwrap());
+            vm.vdpa.push("path=/d".parse().unwrap());
+        }),
+        format!("--vdpa path=/d: this device is in use by a {remedy}")
+    );
+}
+
+#[test]
+fn a_vdpa_device_that_cannot_be_is_refused() {
+    let vdpa = |text: &str| with(|vm| vm.vdpa.push(text.parse().unwrap()));
+    assert_eq!(
+        vdpa("id=v,path=/d,num_queues=0"),
+        "--vdpa id=v,num_queues=0: a NIC needs queues; give 1 or more, or leave num_queues out"
+    );
+    assert_eq!(
+        with(|vm| vm.vdpa.push(serde_json::from_str(r#"{"path":""}"#).unwrap())),
+        "--vdpa path=: no path; give the device, as /dev/vhost-vdpa-0"
+    );
+    assert_eq!(
+        vdpa("path=/d,iommu=on"),
+        "--vdpa iommu=on: virtual IOMMUs are not in this version yet; leave iommu out"
+    );
+    assert_eq!(
+        vdpa("path=/d,pci_device_id=32"),
+        "--vdpa pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them"
+    );
+    assert_eq!(
+        vdpa("path=/d,id=__v"),
+        "--vdpa id=__v: not a name for a device; two underscores at the start are kept for the VM's own"
+    );
+    assert_eq!(
+        with(|vm| {
+            vm.net.push("id=a".parse().unwrap());
+            vm.vdpa.push("id=a,path=/d".parse().unwrap());
+        }),
+        "--vdpa id=a: this id is in use by another NIC already; give each NIC its own"
     );
 }
 
@@ -324,28 +448,12 @@ fn descriptors_that_cannot_be_taps_are_refused() {
 
 #[test]
 fn what_comes_later_is_refused_by_name() {
-    let vhost_user = "vhost-user backends are not in this version yet; use tap= or fd= instead";
-    assert_eq!(pf("vhost_user=on"), format!("--net id=pf0,vhost_user=on: {vhost_user}"));
-    assert_eq!(vf("socket=/run/s"), format!("--net-vf pf=pf0,index=3,socket=/run/s: {vhost_user}"));
-    assert_eq!(vf("vhost_mode=server"), format!("--net-vf pf=pf0,index=3,vhost_mode=server: {vhost_user}"));
-    assert_eq!(
-        vf("vdpa=/dev/vhost-vdpa-0"),
-        "--net-vf pf=pf0,index=3,vdpa=/dev/vhost-vdpa-0: vDPA backends are not in this version yet; use tap= or fd= instead"
-    );
-    assert_eq!(
-        vf("vhost=on"),
-        "--net-vf pf=pf0,index=3,vhost=on: vhost-net is not in this version yet; use tap= or fd= instead"
-    );
     assert_eq!(pf("iommu=on"), "--net id=pf0,iommu=on: virtual IOMMUs are not in this version yet; leave iommu out");
     assert_eq!(
         pf("pci_segment=1"),
         "--net id=pf0,pci_segment=1: further PCI segments are not in this version yet; leave pci_segment out"
     );
     assert_eq!(pf("bw_size=1000"), "--net bw_size=1000: rate limits are not in this version yet; leave bw_size out");
-    assert_eq!(
-        with(|vm| vm.cpus.max_vcpus = 8),
-        "--cpus max=8: vCPUs that are added later are not in this version yet; leave max out"
-    );
     let json = r#"{"rate_limiter_config":{"ops":{"size":1,"refill_time":1}}}"#;
     assert_eq!(
         with(|vm| vm.net.push(serde_json::from_str(json).unwrap())),
@@ -355,6 +463,5 @@ fn what_comes_later_is_refused_by_name() {
 
 #[test]
 fn what_comes_later_may_be_given_as_off() {
-    let off = "iommu=off,vhost_user=off,socket=,pci_segment=0,vhost_mode=client,bw_size=";
-    assert!(plan(&[&format!("id=a,sriov_vfs=1,{off}")], &["pf=a,index=0,vhost=off,vdpa="]).is_ok());
+    assert!(plan(&["id=a,iommu=off,pci_segment=0,bw_size="], &[]).is_ok());
 }

@@ -1,11 +1,15 @@
 //! What is decided where a configuration says nothing.
 
-use vmm::config::BackendPlan;
+use vmm::config::{BackendPlan, MacAddress, NetConfig, Vhost, VhostMode, VmConfig};
 
 use crate::{plan, vm};
 
 fn tap(name: &str) -> BackendPlan {
-    BackendPlan::Tap { name: Some(name.to_string()), ip: None, mask: None, host_mac: None }
+    BackendPlan::Tap { name: Some(name.to_string()), ip: None, mask: None, host_mac: None, vhost: Vhost::Off }
+}
+
+fn fds(fds: &[i32]) -> BackendPlan {
+    BackendPlan::Fds { fds: fds.to_vec(), vhost: Vhost::Off }
 }
 
 #[test]
@@ -33,6 +37,7 @@ fn a_vf_is_as_it_is_told_to_be() {
         ip: Some("10.0.0.1".parse().unwrap()),
         mask: Some("255.255.255.0".parse().unwrap()),
         host_mac: Some([0x52, 0x54, 0, 0, 2, 0]),
+        vhost: Vhost::Off,
     };
     assert_eq!(vf.backend, backend);
     // What one VF says of its queues holds for all.
@@ -65,7 +70,10 @@ fn a_nic_without_a_mac_gets_another_local_one_each_time() {
 #[test]
 fn a_nic_without_a_tap_name_takes_any() {
     let plan = plan(&[""], &[]).unwrap();
-    assert_eq!(plan[0].pf.backend, BackendPlan::Tap { name: None, ip: None, mask: None, host_mac: None });
+    assert_eq!(
+        plan[0].pf.backend,
+        BackendPlan::Tap { name: None, ip: None, mask: None, host_mac: None, vhost: Vhost::Off }
+    );
 }
 
 #[test]
@@ -74,13 +82,97 @@ fn a_pf_without_a_tap_name_gets_one_that_its_vfs_follow() {
     let pid = std::process::id();
     assert_eq!(plan[1].pf.backend, tap(&format!("vm{pid:x}b")));
     assert_eq!(plan[1].vfs[1].backend, tap(&format!("vm{pid:x}bv1")));
-    assert_eq!(plan[2].pf.backend, BackendPlan::Fds(vec![5]));
+    assert_eq!(plan[2].pf.backend, fds(&[5]));
     assert_eq!(plan[2].vfs[0].backend, tap(&format!("vm{pid:x}cv0")));
 }
 
 #[test]
 fn descriptors_are_handed_on() {
     let plan = plan(&["id=a,fd=[5-6],num_queues=4,sriov_vfs=2"], &["pf=a,index=1,fd=9"]).unwrap();
-    assert_eq!(plan[0].pf.backend, BackendPlan::Fds(vec![5, 6]));
-    assert_eq!(plan[0].vfs[1].backend, BackendPlan::Fds(vec![9]));
+    assert_eq!(plan[0].pf.backend, fds(&[5, 6]));
+    assert_eq!(plan[0].vfs[1].backend, fds(&[9]));
+}
+
+#[test]
+fn each_function_has_the_backend_that_it_names_and_else_a_tap() {
+    let vfs = [
+        "pf=pf0,index=1,vhost=on",
+        "pf=pf0,index=2,vhost_user=on,socket=/run/s",
+        "pf=pf0,index=3,vhost_user=on,socket=/run/t,vhost_mode=server",
+        "pf=pf0,index=4,vdpa=/dev/vhost-vdpa-0",
+        "pf=pf0,index=5,vdpa=/dev/vhost-vdpa-1,mac=52:54:00:00:01:00",
+        "pf=pf0,index=6,fd=9,vhost=auto",
+    ];
+    let plan = plan(&["id=pf0,tap=t,vhost=auto,sriov_vfs=8"], &vfs).unwrap();
+    let carried = |name: &str, vhost| match tap(name) {
+        BackendPlan::Tap { name, ip, mask, host_mac, .. } => BackendPlan::Tap { name, ip, mask, host_mac, vhost },
+        other => other,
+    };
+    let vhost_user = |socket: &str, mode| BackendPlan::VhostUser { socket: socket.into(), mode };
+    let vdpa = |path: &str, mac| BackendPlan::Vdpa { path: path.into(), mac };
+    let backends: Vec<_> = plan[0].functions().map(|function| function.backend.clone()).collect();
+    assert_eq!(
+        backends,
+        [
+            carried("t", Vhost::Auto),
+            tap("tv0"),
+            carried("tv1", Vhost::On),
+            vhost_user("/run/s", VhostMode::Client),
+            vhost_user("/run/t", VhostMode::Server),
+            vdpa("/dev/vhost-vdpa-0", None),
+            vdpa("/dev/vhost-vdpa-1", Some([0x52, 0x54, 0, 0, 1, 0])),
+            BackendPlan::Fds { fds: vec![9], vhost: Vhost::Auto },
+            tap("tv7"),
+        ]
+    );
+    assert!(plan[0].vfs.iter().all(|vf| vf.queue_pairs == 1));
+}
+
+#[test]
+fn memory_is_shared_if_a_backend_of_any_function_has_to_map_it() {
+    let shared = |nets: &[&str], vfs: &[&str]| vm(nets, vfs).unwrap().plan().unwrap().needs_shared_memory();
+    assert!(!shared(&["vhost=on", "id=pf,sriov_vfs=2"], &["pf=pf,index=1,vhost=auto"]));
+    assert!(shared(&["vhost_user=on,socket=/s"], &[]));
+    assert!(shared(&["id=pf,sriov_vfs=2"], &["pf=pf,index=1,vdpa=/d"]));
+    let mut config = vm(&[], &[]).unwrap();
+    config.vdpa.push("path=/d".parse().unwrap());
+    assert!(config.plan().unwrap().needs_shared_memory());
+}
+
+#[test]
+fn a_vdpa_device_is_a_plain_nic_after_the_others() {
+    let mut config = vm(&["id=a", "tap=b"], &[]).unwrap();
+    for vdpa in ["path=/d0", "path=/d1,num_queues=3,id=v", "path=/d2,num_queues=16,pci_device_id=9"] {
+        config.vdpa.push(vdpa.parse().unwrap());
+    }
+    let plan = config.plan().unwrap();
+    let ids: Vec<_> = plan.devices().iter().map(|device| device.option()).collect();
+    assert_eq!(ids[..5], ["--net id=a", "--net id=_net0", "--vdpa id=_vdpa0", "--vdpa id=v", "--vdpa id=_vdpa1"]);
+    // Queues are the device's, its control queue included or not, and may be more than vCPUs can use.
+    let pairs: Vec<_> = plan.vdpas.iter().map(|vdpa| vdpa.pf.queue_pairs).collect();
+    assert_eq!(pairs, [1, 1, 8]);
+    assert!(plan.vdpas.iter().all(|vdpa| vdpa.vfs.is_empty() && vdpa.pf.backend.has_own_mac()));
+    config.resolve(&plan);
+    config.set_slot("_vdpa0", 4);
+    assert_eq!((config.vdpa[0].id.as_deref(), config.vdpa[0].pci_device_id), (Some("_vdpa0"), Some(4)));
+    config.remove("v");
+    assert_eq!(config.vdpa.len(), 2);
+    assert_eq!(config.plan().unwrap().vdpas[1].id, "_vdpa1");
+}
+
+#[test]
+fn an_address_that_a_device_knows_is_not_made_up_and_vfs_keep_theirs() {
+    let mut config = vm(&["id=a,vdpa=/d,sriov_vfs=3"], &["pf=a,index=1,vdpa=/e"]).unwrap();
+    let first = config.plan().unwrap();
+    config.resolve(&first);
+    let second = config.plan().unwrap();
+    assert_eq!(config.net[0].mac, None);
+    let (before, after) = (&first.nets[0].vfs, &second.nets[0].vfs);
+    assert_eq!((&before[0], &before[2]), (&after[0], &after[2]));
+    assert_eq!(config.net[0].vfs.iter().map(|vf| vf.mac.is_some()).collect::<Vec<_>>(), [false, true, true]);
+    assert!(after[1].backend.has_own_mac());
+    // A MAC address that is given is told to the device.
+    let net = NetConfig { mac: Some(MacAddress([2, 0, 0, 0, 0, 1])), ..config.net[0].clone() };
+    let given = VmConfig { net: vec![net], ..VmConfig::default() }.plan().unwrap();
+    assert_eq!(given.nets[0].pf.backend, BackendPlan::Vdpa { path: "/d".into(), mac: Some([2, 0, 0, 0, 0, 1]) });
 }

@@ -1,17 +1,39 @@
-//! The demonstration: a guest enables the 8 VFs of its NIC, and each carries traffic over a tap of its own.
+//! The demonstration: a guest enables the 8 VFs of its NIC, and each carries traffic over a backend of its own.
 //!
-//! Run by `cargo xtask demo`, which provides a KVM that works and the kernels.
+//! Run by `cargo xtask demo`, which provides a KVM that works and the kernels. With `--passt` each NIC has a passt in place of a tap:
+//! nothing of that needs a privilege.
 
+use std::env;
 use std::time::Instant;
 
-use integration::{Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Vf};
+use integration::{Guest, GuestSpec, HostTap, Kernel, Passt, Pf, Subnet, Vf};
+use tempfile::TempDir;
 
 const VFS: usize = 8;
-const NET: &str = "id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=8";
+const PF: &str = "id=pf0,mac=52:54:00:00:00:01,sriov_vfs=8";
+/// Bytes that pass each way where there is no tap to ping. They are checked.
+const LEN: usize = 64 << 10;
+
+/// Where the packets of the PF and its VFs go.
+enum Backends {
+    /// To taps, which the VMM makes.
+    Taps,
+    /// To processes of the user who runs this: a passt for each VF, and the last one for the PF.
+    Passts {
+        passts: Vec<Passt>,
+        // The folder of their sockets.
+        _sockets: TempDir,
+    },
+}
 
 fn main() {
-    println!("\n$ cloud-hypervisor --kernel vmlinux --initramfs … --cpus boot=1 --memory size=256M --net {NET}");
-    let mut guest = Guest::boot(GuestSpec::new(Kernel::V6_12).with_lspci().net(NET));
+    let by_passt = env::args().any(|argument| argument == "--passt");
+    let backends = if by_passt { Backends::passts() } else { Backends::Taps };
+    println!(
+        "\n$ cloud-hypervisor --kernel vmlinux --initramfs … --cpus boot=1 --memory size=256M {}",
+        backends.shown()
+    );
+    let mut guest = Guest::boot(backends.give(GuestSpec::new(Kernel::V6_12).with_lspci()));
     println!("A Debian guest is up after {:.1} s: Linux {}", guest.boot_time().as_secs_f64(), guest.ok("uname -r"));
     let pf = Pf::find(&mut guest);
 
@@ -21,38 +43,85 @@ fn main() {
     println!("(done in {:.1} s)", started.elapsed().as_secs_f64());
     println!("\nguest# lspci -tv\n{}", guest.ok("lspci -tv"));
 
-    println!("\n{:4}{:14}{:19}{:11}{:9}ping", "VF", "address", "MAC", "netdev", "tap");
-    let taps: Vec<HostTap> = (0..VFS).map(|index| HostTap::existing(&format!("pf0v{index}"))).collect();
-    let pinged = ping_all(&mut guest, &pf, &taps);
+    println!("\n{:4}{:14}{:19}{:11}{:9}traffic", "VF", "address", "MAC", "netdev", "backend");
+    let reached = backends.reach_all(&mut guest, &pf);
 
     println!("\nguest# echo 0 > {}", pf.file("sriov_numvfs"));
     pf.set_num_vfs(&mut guest, 0);
     println!("{} VFs left", pf.vfs(&mut guest).len());
     println!("\nguest# echo {VFS} > {}    # again", pf.file("sriov_numvfs"));
     pf.set_num_vfs(&mut guest, VFS);
-    let again = ping_all(&mut guest, &pf, &taps);
+    let again = backends.reach_all(&mut guest, &pf);
     guest.assert_kernel_has_no_complaint();
 
     println!("\nguest# poweroff");
     let exit = guest.power_off();
     println!("The VMM ended with exit code {}", exit.code.map_or("none".into(), |code| code.to_string()));
-    println!("\n{pinged} of {VFS} VFs pinged, {again} of {VFS} after they were disabled and enabled again");
-    if (pinged, again, exit.code) != (VFS, VFS, Some(0)) {
+    println!("\n{reached} of {VFS} VFs reached the host, {again} of {VFS} after they were disabled and enabled again");
+    if (reached, again, exit.code) != (VFS, VFS, Some(0)) {
         std::process::exit(1);
     }
 }
 
-/// Pings through each VF, which must use its own tap and none other, and prints a line for each.
-fn ping_all(guest: &mut Guest, pf: &Pf, taps: &[HostTap]) -> usize {
-    let vfs = pf.vfs(guest);
-    for vf in &vfs {
-        let subnet = Subnet(vf.index as u8);
-        vf.ping_through(guest, taps, vf.index, subnet);
-        let times = guest.ping(vf.interface(), subnet);
-        let Vf { index, address, mac, .. } = vf;
-        println!("{index:<4}{address:14}{mac:19}{:11}{:9}{}", vf.interface(), taps[*index].name(), round_trip(&times));
+impl Backends {
+    #[expect(clippy::expect_used, reason = "without a folder there is nothing to show")]
+    fn passts() -> Backends {
+        let sockets = tempfile::tempdir().expect("a folder for sockets can be made");
+        let passts = (0..=VFS).map(|index| Passt::start(sockets.path(), Subnet(index as u8), None)).collect();
+        Backends::Passts { passts, _sockets: sockets }
     }
-    vfs.len()
+
+    /// The options of the NIC as a person would give them.
+    fn shown(&self) -> String {
+        match self {
+            Backends::Taps => format!("--net {PF},tap=pf0"),
+            Backends::Passts { .. } => format!(
+                "--net {PF},vhost_user=on,socket=passt{VFS}.sock --net-vf pf=pf0,index=0,vhost_user=on,socket=passt0.sock …"
+            ),
+        }
+    }
+
+    /// Gives the guest its NIC.
+    fn give(&self, spec: GuestSpec) -> GuestSpec {
+        match self {
+            Backends::Taps => spec.net(&format!("{PF},tap=pf0")),
+            Backends::Passts { passts, .. } => {
+                let spec = spec.net(&format!("{PF},{}", passts[VFS].net()));
+                let vfs = passts[..VFS].iter().enumerate();
+                vfs.fold(spec, |spec, (index, passt)| spec.net_vf(&format!("pf=pf0,index={index},{}", passt.net())))
+            }
+        }
+    }
+
+    /// Reaches the host through each VF, which must use its own backend and none other, and prints a line for each.
+    fn reach_all(&self, guest: &mut Guest, pf: &Pf) -> usize {
+        let vfs = pf.vfs(guest);
+        for vf in &vfs {
+            let (backend, traffic) = match self {
+                Backends::Taps => ping(guest, vf),
+                Backends::Passts { passts, .. } => transfer(guest, vf, &passts[vf.index]),
+            };
+            let Vf { index, address, mac, .. } = vf;
+            println!("{index:<4}{address:14}{mac:19}{:11}{backend:9}{traffic}", vf.interface());
+        }
+        vfs.len()
+    }
+}
+
+/// Pings the host. Only the VF's own tap may be used. Returns the tap's name, and how long it took.
+fn ping(guest: &mut Guest, vf: &Vf) -> (String, String) {
+    let taps: Vec<HostTap> = (0..VFS).map(|index| HostTap::existing(&format!("pf0v{index}"))).collect();
+    let subnet = Subnet(vf.index as u8);
+    vf.ping_through(guest, &taps, vf.index, subnet);
+    let times = guest.ping(vf.interface(), subnet);
+    (taps[vf.index].name().to_owned(), format!("ping {}", round_trip(&times)))
+}
+
+/// Asks for an address and moves data. The host's address is that of this VF's passt, and of none other. Returns the passt's name, and
+/// what passed.
+fn transfer(guest: &mut Guest, vf: &Vf, passt: &Passt) -> (String, String) {
+    passt.join_and_transfer(guest, vf.interface(), LEN);
+    (format!("passt{}", vf.index), format!("DHCP {}, TCP {} KiB each way", passt.subnet().guest(), LEN >> 10))
 }
 
 /// The shortest round trip in what `ping` printed.

@@ -24,6 +24,23 @@ const FRAME_PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration
 /// Cycles between two lines of the report.
 const REPORT: usize = 50;
 
+/// The machine's own time of each step of a cycle.
+struct Stopwatch {
+    last: Instant,
+    laps: Vec<String>,
+}
+
+impl Stopwatch {
+    fn start() -> Stopwatch {
+        Stopwatch { last: Instant::now(), laps: Vec::new() }
+    }
+
+    fn lap(&mut self, name: &str) {
+        self.laps.push(format!("{name} {:.1} s", self.last.elapsed().as_secs_f64()));
+        self.last = Instant::now();
+    }
+}
+
 /// All that is counted, which must be the same each time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
@@ -110,21 +127,28 @@ impl Stress {
     /// while they were on, and after it, and prints it if `print`.
     fn cycle(&mut self, name: &str, print: bool) -> (Sample, Sample) {
         let pf_before = self.pf_tap.counters();
+        let mut clock = Stopwatch::start();
         self.set_num_vfs(self.vf_taps.len());
+        clock.lap("enabled");
         let bound = self.guest.ok(&format!("set -- {}; echo $#", self.pf.file("virtfn*/virtio*/net/*")));
         assert_eq!(bound, self.vf_taps.len().to_string(), "VFs with a netdev");
         // IFF_UP | IFF_BROADCAST | IFF_MULTICAST, without a process for each.
         let up = "for flags in /sys/class/net/eth*/flags; do echo 0x1003 > $flags || exit 1; done";
         self.guest.ok_within(up, COMMAND_LIMIT);
+        clock.lap("up");
         self.await_traffic();
+        clock.lap("traffic");
         let on = self.sample();
+        clock.lap("counted");
         if print {
             self.print(&format!("{name}, on"), &on);
         }
         self.set_num_vfs(0);
+        clock.lap("disabled");
         let off = self.sample();
         if print {
             self.print(&format!("{name}, off"), &off);
+            println!("{name}: {}", clock.laps.join(", "));
         }
         assert!(self.pf_tap.counters().from_guest > pf_before.from_guest, "the PF sends");
         (on, off)

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bitflags::bitflags;
 
 use super::request::{Request, call_with_ref, call_with_value};
-use crate::net::HEADER;
+use crate::net::{HEADER, MAX_READ};
+use crate::spill::Spill;
 
 bitflags! {
     /// Frames that are left for the receiver to complete, as `TUNSETOFFLOAD` has them.
@@ -35,24 +36,27 @@ pub struct TapQueue {
     fd: OwnedFd,
     multi_queue: bool,
     attached: bool,
-    spill: Box<[u8]>,
+    spill: Option<Spill>,
 }
 
 impl TapQueue {
     /// A queue of a tap; `attached` says whether it is one that the tap gives frames now.
     pub(super) fn new(fd: OwnedFd, multi_queue: bool, attached: bool) -> Self {
-        Self { fd, multi_queue, attached, spill: Box::default() }
+        Self { fd, multi_queue, attached, spill: None }
     }
 
-    /// What [`Self::keep_spill`] was given, or nothing.
-    pub fn take_spill(&mut self) -> Box<[u8]> {
-        std::mem::take(&mut self.spill)
+    /// The memory for what exceeds a driver's buffers: that of [`Self::keep_spill`], or a new one.
+    ///
+    /// # Errors
+    ///
+    /// When the host gives none.
+    pub fn take_spill(&mut self) -> io::Result<Spill> {
+        self.spill.take().map_or_else(|| Spill::new(MAX_READ), Ok)
     }
 
-    /// Keeps the memory for what exceeds a driver's buffers until the queue runs again. Freed, it would come back from the allocator
-    /// to be zeroed, all of it resident from then on, though it is hardly ever used.
-    pub fn keep_spill(&mut self, spill: Box<[u8]>) {
-        self.spill = spill;
+    /// Keeps that memory until the queue runs again.
+    pub fn keep_spill(&mut self, spill: Spill) {
+        self.spill = Some(spill);
     }
 
     /// Whether the tap gives it frames.

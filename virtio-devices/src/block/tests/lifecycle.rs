@@ -69,7 +69,7 @@ fn each_queue_has_a_worker_that_is_named_after_it_if_the_driver_knows_several() 
         }
         guest.stop();
         guest.start(features & !(1 << VIRTIO_BLK_F_MQ));
-        assert_eq!(guest.workers.iter().map(|worker| worker.queues.clone()).collect::<Vec<_>>(), [[0]]);
+        assert_eq!(guest.workers.iter().map(|worker| worker.doorbells[0].0).collect::<Vec<_>>(), [0]);
     }
 }
 

@@ -10,8 +10,8 @@ use virtio_bindings::virtio_net::*;
 use super::super::counters::Counter;
 use super::super::testing::*;
 use super::super::{MAX_FRAME, Net, NetError, spawn_all};
-use crate::VirtioDevice;
 use crate::backend::Tap;
+use crate::{VirtioDevice, Worker};
 
 const RECEIVE: u16 = 0;
 const TRANSMIT: u16 = 1;
@@ -90,15 +90,19 @@ fn the_memory_for_long_frames_stays_when_the_driver_starts_again() {
         check_traffic(&mut guest, 60);
         guest.stop();
         guest.net.reset();
-        let mut tap = guest.net.backend().queues()[0].lock();
-        let spill = tap.take_spill();
-        let place = (spill.as_ptr(), spill.len());
+        let mut tap = guest.net.tap().unwrap().queues()[0].lock();
+        let mut spill = tap.take_spill().unwrap();
+        let place = (spill.bytes().as_ptr(), spill.bytes().len());
         tap.keep_spill(spill);
         place
     };
     let first = run();
     assert!(first.1 > MAX_FRAME);
     assert_eq!(run(), first);
+}
+
+fn queues(worker: &Worker) -> Vec<u16> {
+    worker.doorbells.iter().map(|(queue, _)| *queue).collect()
 }
 
 #[test]
@@ -110,7 +114,7 @@ fn a_pair_has_one_thread_and_one_eventfd_and_the_first_serves_the_control_queue(
     ] {
         let mut guest = Guest::new(pairs, 16);
         guest.start(features);
-        assert_eq!(guest.workers.iter().map(|worker| worker.queues.clone()).collect::<Vec<_>>(), expected);
+        assert_eq!(guest.workers.iter().map(queues).collect::<Vec<_>>(), expected);
         let names: Vec<_> = guest.workers.iter().map(|w| w.thread.thread().name().unwrap().to_owned()).collect();
         let expected: Vec<_> = (0..names.len()).map(|pair| format!("_net0_qp{pair}")).collect();
         assert_eq!(names, expected);
@@ -123,7 +127,7 @@ fn queues_that_the_driver_did_not_enable_are_left_alone() {
     let features = features(&guest);
     guest.queues.truncate(1);
     guest.start(features);
-    assert_eq!(guest.workers[0].queues, [0]);
+    assert_eq!(queues(&guest.workers[0]), [0]);
     guest.provide(RECEIVE, 1, 2048);
     send(&guest.peers[0], &with_header(&frame(MAC, 60)));
     eventually("reception", || guest.count(Counter::RxFrames) == 1);
@@ -179,14 +183,15 @@ fn a_start_that_fails_leaves_no_worker_and_has_touched_nothing() {
 
     let start = guest.to_start(features);
     let shared = guest.net.shared(&start);
-    let refused = spawn_all(guest.net.pairs_to_run(&start).unwrap(), &shared.complete, |pair| {
-        if pair.index < 3 {
-            return guest.net.spawn(pair, &shared);
-        }
-        // The others have the time to do harm.
-        thread::sleep(Duration::from_millis(100));
-        Err(io::ErrorKind::WouldBlock.into())
-    });
+    let refused =
+        spawn_all(guest.net.pairs_to_run(guest.net.tap().unwrap(), &start).unwrap(), &shared.complete, |pair| {
+            if pair.index < 3 {
+                return guest.net.spawn(pair, &shared);
+            }
+            // The others have the time to do harm.
+            thread::sleep(Duration::from_millis(100));
+            Err(io::ErrorKind::WouldBlock.into())
+        });
     assert_eq!(refused.map(|_| ()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     assert_eq!(Arc::strong_count(&shared), 1, "no thread is left that could have another");
     assert!(receive(&guest.peers[0]).is_none() && !guest.is_drained(0));

@@ -72,7 +72,7 @@ proptest! {
         let mut driver = DriverQueue::new(&rig.memory, 0, 8);
         let queue = driver.queue.clone();
         let features = u64::from(merged) << VIRTIO_NET_F_MRG_RXBUF;
-        let mut receive = Receive::new(rig.ring(&queue, 0, event_idx), features);
+        let mut receive = Receive::new(rig.ring(&queue, 0, event_idx), features, spill());
         let mut frames = 0;
         'ops: for op in &ops {
             match op {
@@ -94,7 +94,7 @@ proptest! {
         let seen = rig.count(Counter::RxFrames)
             + RX_DROPS.iter().map(|counter| rig.count(*counter)).sum::<u64>()
             + u64::from(receive.has_waiting());
-        let left = rig.pass(|pass| pass.tap.discard(u32::MAX));
+        let left = rig.pass(|pass| pass.backend.discard(u32::MAX));
         prop_assert_eq!(frames, seen + left, "{:?}", rig.counts());
     }
 

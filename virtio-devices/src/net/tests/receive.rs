@@ -21,7 +21,7 @@ fn rig(size: u16) -> (Rig, DriverQueue) {
 /// Lets the device receive until there is nothing more to do. A new queue each time: a stop loses no position.
 fn run(rig: &mut Rig, driver: &DriverQueue, features: u64) -> Result<Next, BrokenRing> {
     let queue = driver.queue.clone();
-    let mut receive = Receive::new(rig.ring(&queue, 0, false), features);
+    let mut receive = Receive::new(rig.ring(&queue, 0, false), features, spill());
     settle(rig, &mut receive)
 }
 
@@ -120,7 +120,7 @@ fn without_buffers_frames_wait_in_the_backend() {
 fn a_frame_longer_than_the_buffers_at_hand_waits_for_more() {
     let (mut rig, mut driver) = rig(16);
     let queue = driver.queue.clone();
-    let mut receive = Receive::new(rig.ring(&queue, 0, true), MERGED);
+    let mut receive = Receive::new(rig.ring(&queue, 0, true), MERGED, spill());
     let mut buffers = provide(&mut driver, 2, 1500);
     send(&rig.peer, &with_header(&frame(MAC, 5000)));
     assert_eq!(settle(&mut rig, &mut receive), Ok(Next::Doorbell));

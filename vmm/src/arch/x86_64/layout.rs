@@ -58,6 +58,8 @@ pub const SERIAL_PORT: u16 = 0x3f8;
 pub const SERIAL_GSI: u32 = 4;
 /// The registers of the generic event device.
 pub const EVENT_PORT: u16 = 0x610;
+/// The registers by which vCPUs come and go.
+pub const PROCESSOR_PORT: u16 = 0xb000;
 /// The interrupt of the generic event device.
 pub const EVENT_GSI: u32 = 5;
 /// The port of the ACPI sleep control register (`ACPI 6.5 §4.8.3.7`).

@@ -1,4 +1,4 @@
-//! The VM's side: what it has been told of eventfds, messages and pages.
+//! A VM that records what it is told, for tests of those who tell it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -6,53 +6,77 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmm::kvm::MsiRoute;
-use vmm::testing::{Shown, Wiring};
 use vmm_sys_util::eventfd::EventFd;
+
+use crate::config_pages::Shown;
+use crate::interrupt::Wiring;
+use crate::kvm::MsiRoute;
 
 /// What a VM has been told.
 #[derive(Default)]
 pub struct Record {
     /// By GSI.
     pub routes: BTreeMap<u32, MsiRoute>,
+    /// How often it was told routes.
+    pub commits: usize,
     /// Eventfds and the GSIs that they raise.
     pub irqfds: BTreeSet<(i32, u32)>,
     /// Eventfds and the guest addresses that signal them.
     pub ioeventfds: BTreeSet<(i32, u64)>,
     /// By slot.
     pub pages: BTreeMap<u32, Shown>,
-    /// Whether it refuses all that it is told.
-    pub refuse: bool,
+    /// What it refuses to do.
+    pub refuse: Refuse,
+}
+
+/// What a VM refuses to do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Refuse {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// To attach or detach irqfds.
+    Irqfds,
+    /// All that it is told.
+    All,
 }
 
 /// A VM that records what it is told, and insists on being told nothing twice.
-pub struct Vm(pub Arc<Mutex<Record>>);
+pub struct RecordingVm(pub Arc<Mutex<Record>>);
 
-impl Vm {
+impl RecordingVm {
     fn told(&self, tell: impl FnOnce(&mut Record) -> bool) -> io::Result<()> {
         let mut record = self.0.lock();
-        if record.refuse {
+        if record.refuse == Refuse::All {
             return Err(io::Error::other("refused"));
         }
         assert!(tell(&mut record), "told twice, or to undo what was never done");
         Ok(())
     }
+
+    fn told_of_irqfds(&self, tell: impl FnOnce(&mut Record) -> bool) -> io::Result<()> {
+        if self.0.lock().refuse == Refuse::Irqfds {
+            return Err(io::Error::other("refused"));
+        }
+        self.told(tell)
+    }
 }
 
-impl Wiring for Vm {
+impl Wiring for RecordingVm {
     fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()> {
         self.told(|record| {
+            record.commits += 1;
             record.routes = routes.iter().map(|route| (route.gsi, *route)).collect();
             record.routes.len() == routes.len()
         })
     }
 
     fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
-        self.told(|record| record.irqfds.insert((eventfd.as_raw_fd(), gsi)))
+        self.told_of_irqfds(|record| record.irqfds.insert((eventfd.as_raw_fd(), gsi)))
     }
 
     fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
-        self.told(|record| record.irqfds.remove(&(eventfd.as_raw_fd(), gsi)))
+        self.told_of_irqfds(|record| record.irqfds.remove(&(eventfd.as_raw_fd(), gsi)))
     }
 
     fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {

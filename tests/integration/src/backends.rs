@@ -1,0 +1,180 @@
+//! A PF whose VFs have backends of every kind.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fixtures::process::Process;
+use tempfile::TempDir;
+
+use crate::api::Api;
+use crate::guest::{Guest, GuestSpec};
+use crate::lab::Kernel;
+use crate::sriov::{Pf, vf_mac};
+use crate::tap::HostTap;
+
+/// How long it may take until the VMM has noticed what became of a backend.
+const NOTICE: Duration = Duration::from_secs(60);
+
+/// What a VF has for a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// A tap that the VMM carries the frames of.
+    Tap,
+    /// A tap that the host's kernel carries the frames of.
+    VhostNet,
+    /// The fixture, over a socket.
+    VhostUser,
+    /// The fixture, as a vDPA device.
+    Vdpa,
+}
+
+/// The processes and taps behind the VFs of [`BackendsSpec`]. Whatever a VF's backend is, the host's side of it is a tap.
+pub struct Backends {
+    kinds: Vec<Backend>,
+    sockets: TempDir,
+    vhost_user: Option<Process>,
+    vduse: Option<Process>,
+    persistent: Vec<HostTap>,
+}
+
+impl Backends {
+    /// Starts what the backends `kinds`, by VF, need. `vhost_user` and `vduse` are options of the fixtures.
+    pub fn start_with(kinds: &[Backend], vhost_user: &[&str], vduse: &[&str]) -> Backends {
+        let sockets = tempfile::tempdir().expect("a folder for sockets");
+        let mut backends =
+            Backends { kinds: kinds.to_vec(), sockets, vhost_user: None, vduse: None, persistent: Vec::new() };
+        let by_fixtures = |kind: &Backend| matches!(kind, Backend::VhostUser | Backend::Vdpa);
+        for (index, _) in kinds.iter().enumerate().filter(|(_, kind)| by_fixtures(kind)) {
+            backends.persistent.push(HostTap::persistent(&tap_name(index)));
+        }
+        if kinds.contains(&Backend::VhostUser) {
+            backends.start_vhost_user(vhost_user);
+        }
+        if kinds.contains(&Backend::Vdpa) {
+            backends.start_vduse(vduse);
+        }
+        backends
+    }
+
+    /// As [`Backends::start_with`], with fixtures that do all that they can.
+    pub fn start(kinds: &[Backend]) -> Backends {
+        Backends::start_with(kinds, &[], &[])
+    }
+
+    /// Starts the vhost-user fixture, for the first time or again.
+    pub fn start_vhost_user(&mut self, options: &[&str]) {
+        let sockets = self.of(Backend::VhostUser).map(|index| {
+            format!("socket={},name=vf{index},tap={},mac={}", self.socket(index), tap_name(index), vf_mac(index))
+        });
+        let arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).chain(sockets).collect();
+        self.vhost_user = Some(Process::vhost_user_net(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
+    }
+
+    fn start_vduse(&mut self, options: &[&str]) {
+        let devices =
+            self.of(Backend::Vdpa).map(|index| format!("name=vf{index},tap={},mac={}", tap_name(index), vf_mac(index)));
+        let arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).chain(devices).collect();
+        self.vduse = Some(Process::vduse_net(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
+    }
+
+    fn of(&self, wanted: Backend) -> impl Iterator<Item = usize> {
+        self.kinds.iter().enumerate().filter(move |(_, kind)| **kind == wanted).map(|(index, _)| index)
+    }
+
+    fn socket(&self, index: usize) -> String {
+        self.sockets.path().join(format!("vf{index}.sock")).display().to_string()
+    }
+
+    /// The value of `--net-vf` for VF `index`.
+    pub fn vf(&self, index: usize) -> String {
+        let backend = match self.kinds[index] {
+            Backend::Tap => format!("tap={}", tap_name(index)),
+            Backend::VhostNet => format!("tap={},vhost=on", tap_name(index)),
+            Backend::VhostUser => format!("vhost_user=on,socket={}", self.socket(index)),
+            Backend::Vdpa => format!("vdpa={}", self.node(index).display()),
+        };
+        format!("pf=pf0,index={index},mac={},{backend}", vf_mac(index))
+    }
+
+    /// The vDPA device of VF `index`.
+    pub fn node(&self, index: usize) -> std::path::PathBuf {
+        self.vduse.as_ref().expect("there are vDPA devices").node(&format!("vf{index}"))
+    }
+
+    /// A guest whose PF `pf0` has VFs over these backends.
+    pub fn spec(&self, kernel: Kernel) -> GuestSpec {
+        let vfs = self.kinds.len();
+        let spec = GuestSpec::new(kernel).net(&format!("id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs={vfs}"));
+        (0..vfs).fold(spec, |spec, index| spec.net_vf(&self.vf(index)))
+    }
+
+    /// The host's sides of the VFs, while the guest runs.
+    pub fn taps(&self) -> Vec<HostTap> {
+        (0..self.kinds.len()).map(|index| HostTap::existing(&tap_name(index))).collect()
+    }
+
+    /// The process that serves the vhost-user sockets.
+    pub fn vhost_user(&mut self) -> &mut Process {
+        self.vhost_user.as_mut().expect("there are vhost-user sockets")
+    }
+
+    /// The process that serves the vDPA devices.
+    pub fn vduse(&mut self) -> &mut Process {
+        self.vduse.as_mut().expect("there are vDPA devices")
+    }
+
+    /// Kills the process that serves the vhost-user sockets.
+    pub fn kill_vhost_user(&mut self) {
+        self.vhost_user.take().expect("there are vhost-user sockets").kill();
+    }
+
+    /// Kills the process that serves the vDPA devices.
+    pub fn kill_vduse(&mut self) {
+        self.vduse.take().expect("there are vDPA devices").kill();
+    }
+}
+
+fn tap_name(index: usize) -> String {
+    format!("pf0v{index}")
+}
+
+impl Api {
+    /// What `vm.info` says of VF `index` of the first PF.
+    pub fn vf(&self, index: usize) -> serde_json::Value {
+        self.info()["sriov"][0]["vfs"][index].clone()
+    }
+
+    /// Waits until `vm.info` says that the backend of VF `index` is lost, or that it is there.
+    pub fn await_lost(&self, index: usize, lost: bool) {
+        let deadline = Instant::now() + NOTICE;
+        loop {
+            let vf = self.vf(index);
+            if vf["backend"]["lost"].as_bool().unwrap_or(false) == lost {
+                return;
+            }
+            assert!(Instant::now() < deadline, "VF {index} is to have lost={lost}: {vf}");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Guest {
+    /// Waits until the link of `interface` is up, or down.
+    pub fn await_carrier(&mut self, interface: &str, up: bool) {
+        self.wait_for(&format!("[ $(cat /sys/class/net/{interface}/carrier) = {} ]", u8::from(up)));
+    }
+
+    /// Resets the function at `address`, and binds its driver again.
+    pub fn reset_function(&mut self, address: &str) {
+        self.unbind(address);
+        self.ok(&format!("echo 1 > /sys/bus/pci/devices/{address}/reset"));
+        self.bind(address);
+    }
+}
+
+impl Pf {
+    /// Waits until all of `count` VFs have a netdev.
+    pub fn await_netdevs(&self, guest: &mut Guest, count: usize) {
+        guest.wait_for(&format!("[ $(ls -d {} | wc -l) = {count} ]", self.file("virtfn*/virtio*/net/*")));
+    }
+}

@@ -1,0 +1,129 @@
+//! The tests, and what is made of their figures.
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use integration::Guest;
+
+use crate::container::Container;
+
+/// How long a test may take in the machine's own time, for each second of virtual time, and besides.
+const LIMITS: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(120));
+
+/// The host's end of the measurement, until this is dropped.
+pub struct Server(Child);
+
+impl Server {
+    /// Returns when clients can connect.
+    pub fn start() -> Server {
+        let program = env::current_exe().unwrap().with_file_name("netbench");
+        let mut child = Command::new(program).arg("server").stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Server(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The tests that are done in `guest`.
+pub struct Bench<'g> {
+    /// The guest.
+    pub guest: &'g mut Guest,
+    /// How many seconds a test takes.
+    pub seconds: f64,
+    /// How often it is done.
+    pub runs: usize,
+    /// The only test that is done; all if there is none.
+    pub only: Option<&'g str>,
+}
+
+impl Bench<'_> {
+    /// Does all tests between `container` and the host, and prints a row of the table for each figure.
+    pub fn measure(&mut self, what: &str, container: &Container) {
+        let only = self.only;
+        for (test, figures) in [
+            ("tcp-out", &["TCP bulk out, Mbit/s"][..]),
+            ("tcp-in", &["TCP bulk in, Mbit/s"]),
+            ("tcp-rr", &["TCP request/response a second", "its 99th percentile, us"]),
+            ("udp-out", &["UDP 64 bytes, Mbit/s"]),
+        ]
+        .into_iter()
+        .filter(|(test, _)| only.is_none_or(|only| only == *test))
+        {
+            let mut values = vec![Vec::new(); figures.len()];
+            let mut shares = Vec::new();
+            for _ in 0..self.runs {
+                let before = Processor::now();
+                let found = self.run(test, container);
+                shares.push(Processor::now().since(&before));
+                values.iter_mut().zip(found).for_each(|(values, found)| values.push(found));
+            }
+            for (figure, values) in figures.iter().zip(values) {
+                let [guest, kernel, user] =
+                    [0, 1, 2].map(|part| Spread::of(shares.iter().map(|share| share[part]).collect()).median);
+                let spread = Spread::of(values);
+                println!("| {what} | {figure} | {spread} | {guest:.0} / {kernel:.0} / {user:.0} |");
+            }
+        }
+    }
+
+    fn run(&mut self, test: &str, container: &Container) -> Vec<f64> {
+        let command = container.inside(&format!("netbench client {} {test} {}", container.host, self.seconds));
+        let printed = self.guest.ok_within(&command, LIMITS.0.mul_f64(self.seconds) + LIMITS.1);
+        printed.split_whitespace().map(|value| value.parse().unwrap()).collect()
+    }
+}
+
+/// The median of some figures, with the least and the most.
+struct Spread {
+    least: f64,
+    median: f64,
+    most: f64,
+}
+
+impl Spread {
+    fn of(mut figures: Vec<f64>) -> Spread {
+        figures.sort_by(f64::total_cmp);
+        Spread { least: figures[0], median: figures[figures.len() / 2], most: figures[figures.len() - 1] }
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let digits = if self.most < 100.0 { 1 } else { 0 };
+        write!(f, "{:.digits$} | {:.digits$} to {:.digits$}", self.median, self.least, self.most)
+    }
+}
+
+/// What the first-level machine's processor did so far, in ticks: ran the guest, its own kernel, its own programs, and all.
+struct Processor([f64; 4]);
+
+impl Processor {
+    fn now() -> Processor {
+        let stat = fs::read_to_string("/proc/stat").unwrap();
+        let ticks: Vec<f64> =
+            stat.lines().next().unwrap().split_whitespace().skip(1).map(|ticks| ticks.parse().unwrap()).collect();
+        // user nice system idle iowait irq softirq steal guest guest_nice; the guest's are the user's, too.
+        let [user, nice, system, idle, iowait, irq, softirq, steal, guest, _] = ticks[..10] else {
+            panic!("ten columns: {stat}");
+        };
+        let kernel = system + irq + softirq;
+        Processor([guest, kernel, user + nice - guest, user + nice + kernel + idle + iowait + steal])
+    }
+
+    /// The shares of the guest, the kernel and programs since `before`, in per cent.
+    fn since(&self, before: &Processor) -> [f64; 3] {
+        let all = self.0[3] - before.0[3];
+        [0, 1, 2].map(|part| (self.0[part] - before.0[part]) / all * 100.0)
+    }
+}

@@ -1,0 +1,71 @@
+//! Throughput and latency between a container of a guest and its host, by kind of backend or by kind of network.
+//!
+//! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions: its figures then depend on no machine and no
+//! load, and as all that happens shares one processor, a better figure means fewer instructions. Arguments: the backend, or
+//! `containers`, how many seconds a test takes, how often it is done, and the only test that is
+//! done, if not all are.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
+
+mod container;
+mod figures;
+mod networks;
+
+use std::env;
+use std::thread;
+use std::time::Duration;
+
+use integration::{Backend, Backends, Guest, Kernel, Pf, Subnet};
+
+use container::Container;
+use figures::{Bench, Server};
+
+/// Between two wake-ups of a thread that does nothing else. Where the clock counts instructions, an emulated machine in which nothing
+/// else was due has been seen to stand still.
+const TICK: Duration = Duration::from_millis(50);
+/// Succeeds when the guest has been idle for half a second, but for this. After a boot, its kernel is busy for some seconds.
+const IDLE: &str = "idle() { read -r cpu user nice system idle rest < /proc/stat; }; \
+                    idle; before=$idle; sleep 0.5; idle; [ $((idle - before)) -ge 40 ]";
+/// The network of the VF.
+const SUBNET: Subnet = Subnet(0);
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let [what, seconds, runs, only @ ..] = arguments.as_slice() else {
+        panic!("usage: bench BACKEND|containers SECONDS RUNS [TEST]")
+    };
+    let only = only.first().map(String::as_str);
+    thread::spawn(|| {
+        loop {
+            thread::sleep(TICK);
+        }
+    });
+    let backends = Backends::start(&[backend(what)]);
+    let mut guest = Guest::boot(backends.spec(Kernel::V6_12).kernel_argument("tsc=reliable"));
+    let pf = Pf::find(&mut guest);
+    pf.set_num_vfs(&mut guest, 1);
+    guest.wait_for(IDLE);
+    let _server = Server::start();
+    let interface = pf.vfs(&mut guest)[0].interface().to_owned();
+    backends.taps()[0].join(SUBNET);
+    let container = Container::new(&mut guest, "vf", SUBNET.host());
+    container.give(&mut guest, &interface, &format!("{}/24", SUBNET.guest()));
+    let mut bench = Bench { guest: &mut guest, seconds: seconds.parse().unwrap(), runs: runs.parse().unwrap(), only };
+    if what == "containers" {
+        bench.measure("a VF", &container);
+        networks::measure(&mut bench, &pf);
+    } else {
+        bench.measure(what, &container);
+    }
+    guest.power_off();
+}
+
+fn backend(name: &str) -> Backend {
+    match name {
+        "tap" | "containers" => Backend::Tap,
+        "vhost-net" => Backend::VhostNet,
+        "vhost-user" => Backend::VhostUser,
+        "vdpa" => Backend::Vdpa,
+        _ => panic!("{name} is no kind of backend"),
+    }
+}

@@ -1,0 +1,167 @@
+//! Programs of others that serve NICs over vhost-user, from `PATH`: passt, and DPDK's testpmd.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::guest::Guest;
+use crate::tap::Subnet;
+
+/// How long a program may take until NICs can use it. DPDK needs 5 s in the nested lab, and more under load.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// What udhcpc runs with what it learnt.
+const DHCP_SCRIPT: &str = "/tmp/dhcp";
+
+/// A program that serves NICs. It is killed when this is dropped, or when the thread that started it ends.
+struct Peer {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Peer {
+    /// Starts `command`, which logs to the file `log`.
+    fn start(mut command: Command, log: PathBuf) -> Peer {
+        let sink = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
+        let other = sink.try_clone().expect("a file can be shared");
+        // SAFETY: the closure makes one system call without memory effects, which is sound between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let started = command.stdout(sink).stderr(other).spawn();
+        let child = started.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().to_string_lossy()));
+        Peer { child, log }
+    }
+
+    /// Waits until `ready`, and panics with what the program logged when that does not come.
+    fn wait_until(&mut self, ready: impl Fn() -> bool) {
+        let deadline = Instant::now() + START_LIMIT;
+        while !ready() {
+            let ended = self.child.try_wait().expect("the program is our child");
+            let log = || fs::read_to_string(&self.log).unwrap_or_default();
+            assert!(ended.is_none() && Instant::now() < deadline, "it serves nobody ({ended:?}):\n{}", log());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A passt, which has the guest's connections go out as its own and so needs no privilege. It serves one NIC.
+pub struct Passt {
+    _peer: Peer,
+    socket: PathBuf,
+    subnet: Subnet,
+}
+
+impl Passt {
+    /// Starts a passt for a NIC that is to be the guest's end of `subnet`, as the user `uid` or as the one who calls this. Its socket is in
+    /// `folder`, which that user can write to.
+    pub fn start(folder: &Path, subnet: Subnet, uid: Option<u32>) -> Passt {
+        let socket = folder.join(format!("passt{}.sock", subnet.0));
+        // One that was killed leaves its socket behind, which would pass for the new one's.
+        let _ = fs::remove_file(&socket);
+        let mut command = Command::new("passt");
+        if let Some(uid) = uid {
+            command.uid(uid).gid(uid);
+        }
+        command.args(["--foreground", "--quiet", "--vhost-user", "--socket"]).arg(&socket).args(Passt::network(subnet));
+        command.stdin(Stdio::null());
+        let mut peer = Peer::start(command, socket.with_extension("log"));
+        peer.wait_until(|| socket.exists());
+        Passt { _peer: peer, socket, subnet }
+    }
+
+    /// The network that the guest finds, which does not depend on those of the host: only the host's loopback is behind it.
+    fn network(subnet: Subnet) -> [String; 11] {
+        let [guest, host] = [subnet.guest(), subnet.host()].map(|address| address.to_string());
+        let words = ["--ipv4-only", "-a", &guest, "-n", "24", "-g", &host, "-i", "lo", "-o", "127.0.0.1"];
+        words.map(str::to_owned)
+    }
+
+    /// The part of `--net` or `--net-vf` that gives a NIC this backend.
+    pub fn net(&self) -> String {
+        format!("vhost_user=on,socket={}", self.socket.display())
+    }
+
+    /// The network between it and the guest. Whoever connects to the host's address in it reaches the host's loopback.
+    pub fn subnet(&self) -> Subnet {
+        self.subnet
+    }
+
+    /// Has `interface` of the guest ask for its address, and sends `len` checked bytes each way.
+    pub fn join_and_transfer(&self, guest: &mut Guest, interface: &str, len: usize) {
+        guest.join_by_dhcp(interface, self.subnet);
+        self.transfer(guest, len);
+    }
+
+    /// Sends `len` checked bytes from the host to the guest and back.
+    pub fn transfer(&self, guest: &mut Guest, len: usize) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the loopback has its address");
+        guest.transfer_by(listener, self.subnet, len);
+    }
+}
+
+/// DPDK's testpmd, which moves frames between two ports, and between two more, and so on.
+pub struct Testpmd {
+    _peer: Peer,
+    // It ends when its input does.
+    _input: ChildStdin,
+}
+
+impl Testpmd {
+    /// Starts it with `ports`, such as `net_vhost0,iface=/tmp/socket` and `net_tap0,iface=tap0`, each two of which are a pair. Returns when
+    /// it has started them, the last of which has the network interface `last`. It logs to `log`.
+    pub fn start(ports: &[String], last: &str, log: PathBuf) -> Testpmd {
+        let mut command = Command::new("dpdk-testpmd");
+        command.args(["--no-huge", "-m", "256", "--no-pci", "--lcores", "0@0,1@0"]);
+        for port in ports {
+            command.args(["--vdev", port]);
+        }
+        // It would wait 9 s for guests to bring their links up, and touch all of their memory before it answers that it has it.
+        command.args(["--", "--total-num-mbufs=2048", "--disable-link-check", "--no-mlockall", "--auto-start"]);
+        command.stdin(Stdio::piped());
+        let mut peer = Peer::start(command, log);
+        let input = peer.child.stdin.take().expect("it was piped");
+        // What it prints comes when its buffer is full.
+        let carrier = Path::new("/sys/class/net").join(last).join("carrier");
+        peer.wait_until(|| fs::read_to_string(&carrier).is_ok_and(|up| up.starts_with('1')));
+        give_way(peer.child.id(), "dpdk-worker1");
+        Testpmd { _peer: peer, _input: input }
+    }
+}
+
+/// Lets a thread of a process have only what nobody else wants of the processor: one that polls would take half of it from the guest where
+/// there is but one.
+fn give_way(process: u32, thread: &str) {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("the process runs");
+    let named =
+        |task: &fs::DirEntry| fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == thread);
+    let found = tasks.flatten().find(named).unwrap_or_else(|| panic!("the process has no thread {thread}"));
+    let id: libc::id_t = found.file_name().to_string_lossy().parse().expect("a thread is a number");
+    // SAFETY: setpriority has no memory effects.
+    assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, id, 19) }, 0, "a thread of ours gives way");
+}
+
+impl Guest {
+    /// Brings `interface` up and has it ask for an address, which must be the guest's in `subnet`.
+    pub fn join_by_dhcp(&mut self, interface: &str, subnet: Subnet) {
+        let script = "#!/bin/sh\n[ $1 != bound ] || ip addr add $ip/$mask dev $interface\n".replace('\n', "\\n");
+        self.ok(&format!("printf '{script}' > {DHCP_SCRIPT} && chmod +x {DHCP_SCRIPT}"));
+        self.ok(&format!("ip addr flush dev {interface} && ip link set {interface} up"));
+        self.ok(&format!("udhcpc -i {interface} -n -q -f -s {DHCP_SCRIPT}"));
+        let addresses = self.ok(&format!("ip -o -4 addr show dev {interface}"));
+        assert!(addresses.contains(&format!("{}/24", subnet.guest())), "{interface} has: {addresses}");
+    }
+}

@@ -1,0 +1,126 @@
+//! vCPUs that come to a guest that runs, and go.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers, too")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use integration::{Api, Flood, Guest, Kernel, Pf, Subnet, spec_with_vfs, vf_taps};
+use rstest::rstest;
+use serde_json::json;
+
+/// How long the guest may take to let vCPUs go.
+const EJECT_LIMIT: Duration = Duration::from_secs(60);
+/// The vCPUs of the guest's that are used, as Linux writes them.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+
+fn resize(api: &Api, vcpus: u32) {
+    let answer = api.put_json("vm.resize", &json!({ "desired_vcpus": vcpus }));
+    assert_eq!(answer.status, 204, "{vcpus}: {}", answer.body);
+    assert_eq!(api.info()["config"]["cpus"], json!({ "boot_vcpus": vcpus, "max_vcpus": 4 }));
+}
+
+/// How many vCPUs the VMM runs.
+fn running(guest: &Guest) -> usize {
+    let threads = fs::read_dir(format!("/proc/{}/task", guest.vmm().id())).unwrap();
+    let name = |path: PathBuf| fs::read_to_string(path.join("comm")).unwrap_or_default();
+    threads.filter(|thread| name(thread.as_ref().unwrap().path()).starts_with("vcpu")).count()
+}
+
+/// Gives the guest more vCPUs, up to the one with the number `last`, and brings them up, as udev does where it is told to.
+fn add(guest: &mut Guest, api: &Api, last: u32) {
+    resize(api, last + 1);
+    assert_eq!(running(guest), last as usize + 1);
+    let cpu = |n: u32| format!("/sys/devices/system/cpu/cpu{n}/online");
+    for n in 1..=last {
+        guest.wait_for(&format!("[ -e {} ]", cpu(n)));
+        guest.ok(&format!("read on < {0}; [ $on = 1 ] || echo 1 > {0}", cpu(n)));
+    }
+    assert_are_used(guest, last);
+}
+
+/// Panics unless vCPUs 0 to `last` are used and no others, and each runs a busy loop that is bound to it.
+fn assert_are_used(guest: &mut Guest, last: u32) {
+    let all = if last == 0 { "0".to_owned() } else { format!("0-{last}") };
+    assert_eq!(guest.ok(&format!("cat {ONLINE}")), all);
+    assert_eq!(guest.ok("cat /sys/devices/system/cpu/present"), all);
+    assert_eq!(guest.ok("cat /sys/devices/system/cpu/possible"), "0-3");
+    for cpu in 0..=last {
+        // The field is the vCPU that ran it last.
+        let busy = "i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done; cut -d\" \" -f39 /proc/self/stat";
+        assert_eq!(guest.ok(&format!("taskset -c {cpu} sh -c '{busy}'")), cpu.to_string());
+    }
+}
+
+/// Asks the guest for its vCPUs but those up to the one with the number `last`, and waits until it has let them go.
+fn remove(guest: &mut Guest, api: &Api, last: u32) {
+    resize(api, last + 1);
+    wait_until_it_has_let_go(guest, last);
+}
+
+/// Waits until the guest has let go all vCPUs but those up to the one with the number `last`.
+fn wait_until_it_has_let_go(guest: &mut Guest, last: u32) {
+    let deadline = Instant::now() + EJECT_LIMIT;
+    while running(guest) > last as usize + 1 {
+        assert!(Instant::now() < deadline, "the guest never lets its vCPUs go: {}", guest.run("dmesg | tail").text);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_are_used(guest, last);
+}
+
+fn assert_kernel_has_no_complaint(guest: &mut Guest) {
+    guest.assert_kernel_has_no_complaint();
+    // Linux says so of code that it cannot run.
+    assert_eq!(guest.run("dmesg | grep -E \"ACPI( BIOS)? (Error|Warning)|ACPI Exception\"").text, "");
+}
+
+/// A guest that reserves more vCPUs than it starts with gets them and lets them go, again and again, over a pause and a reboot, while its
+/// VFs carry traffic.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn vcpus_come_and_go_while_vfs_carry_traffic(#[case] kernel: Kernel) {
+    let api = Api::new("cpus");
+    let spec = spec_with_vfs(kernel, 2).max_cpus(4).arguments(&["--api-socket", &api.argument()]);
+    let mut guest = Guest::boot(spec);
+    assert_are_used(&mut guest, 0);
+    let pf = Pf::at("0000:00:01.0");
+    pf.set_num_vfs(&mut guest, 2);
+    let vfs = pf.vfs(&mut guest);
+    let floods = Flood::through(&mut guest, &vfs, &vf_taps(2));
+
+    add(&mut guest, &api, 2);
+    // The interrupts of VF 0 go where they are lost if they stay.
+    guest.ok(
+        "for irq in $(grep virtio /proc/interrupts | cut -d: -f1); do echo 4 > /proc/irq/$irq/smp_affinity; done; true",
+    );
+    assert_eq!(api.put_json("vm.resize", &json!({ "desired_vcpus": 5 })).status, 400);
+    // A guest may let go what it was not asked for, and gets it back when it is given as many again.
+    guest.ok("echo 1 > /sys/bus/acpi/devices/ACPI0007:02/eject");
+    wait_until_it_has_let_go(&mut guest, 1);
+    add(&mut guest, &api, 2);
+    remove(&mut guest, &api, 0);
+    assert_eq!(api.put("vm.pause").status, 204);
+    resize(&api, 2);
+    assert_eq!(api.put("vm.resume").status, 204);
+    add(&mut guest, &api, 1);
+    drop(floods);
+    for vf in &vfs {
+        guest.ping(vf.interface(), Subnet(vf.index as u8));
+    }
+    assert_eq!(api.put("vm.nmi").status, 204);
+    assert_kernel_has_no_complaint(&mut guest);
+
+    guest.reboot();
+    assert_eq!(running(&guest), 2);
+    assert_are_used(&mut guest, 1);
+    remove(&mut guest, &api, 0);
+    add(&mut guest, &api, 3);
+    pf.set_num_vfs(&mut guest, 2);
+    for vf in &pf.vfs(&mut guest) {
+        vf.ping_through(&mut guest, &vf_taps(2), vf.index, Subnet(vf.index as u8));
+    }
+    assert_kernel_has_no_complaint(&mut guest);
+    assert_eq!(guest.power_off().code, Some(0));
+}

@@ -1,0 +1,99 @@
+//! VFs over backends that others wrote: what is right by our own fixtures may still be wrong by them.
+
+use std::os::unix::fs::chown;
+use std::path::Path;
+
+use integration::{DeviceMode, Guest, GuestSpec, HostTap, Kernel, Passt, Pf, Subnet, Testpmd, vf_mac};
+use rstest::rstest;
+
+/// A user with no rights.
+const NOBODY: u32 = 65534;
+/// Checked bytes that pass each way.
+const LEN: usize = 1 << 20;
+const VFS: usize = 2;
+
+/// The passt of VF `index`, or of the PF with the index behind the last VF's.
+fn passt(folder: &Path, index: usize) -> Passt {
+    Passt::start(folder, Subnet(index as u8), Some(NOBODY))
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn an_ordinary_user_runs_a_guest_whose_pf_and_vfs_have_a_passt_each(#[case] kernel: Kernel) {
+    let _kvm = DeviceMode::set("/dev/kvm", 0o666);
+    let folder = tempfile::tempdir().unwrap();
+    chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let pf_passt = passt(folder.path(), VFS);
+    let mut passts: Vec<Passt> = (0..VFS).map(|index| passt(folder.path(), index)).collect();
+    let net = format!("id=pf0,mac=52:54:00:00:00:01,sriov_vfs={VFS},{}", pf_passt.net());
+    let spec = GuestSpec::new(kernel).user(NOBODY).net(&net);
+    let vf = |(index, passt): (usize, &Passt)| format!("pf=pf0,index={index},mac={},{}", vf_mac(index), passt.net());
+    let mut guest = Guest::boot(passts.iter().enumerate().map(vf).fold(spec, |spec, vf| spec.net_vf(&vf)));
+
+    let pf = Pf::find(&mut guest);
+    pf_passt.join_and_transfer(&mut guest, "eth0", LEN);
+    for enabled in ["at first", "again"] {
+        pf.set_num_vfs(&mut guest, VFS);
+        for vf in pf.vfs(&mut guest) {
+            assert_eq!(vf.mac, vf_mac(vf.index), "VFs enabled {enabled}");
+            passts[vf.index].join_and_transfer(&mut guest, vf.interface(), LEN);
+        }
+        pf.set_num_vfs(&mut guest, 0);
+    }
+
+    pf.set_num_vfs(&mut guest, VFS);
+    let vfs = pf.vfs(&mut guest);
+    for (vf, passt) in vfs.iter().zip(&passts) {
+        passt.join_and_transfer(&mut guest, vf.interface(), LEN);
+    }
+    drop(passts.remove(0));
+    guest.await_carrier(vfs[0].interface(), false);
+    passts[0].transfer(&mut guest, LEN);
+    passts.insert(0, passt(folder.path(), 0));
+    guest.await_carrier(vfs[0].interface(), true);
+    for passt in &passts {
+        passt.transfer(&mut guest, LEN);
+    }
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+#[test]
+fn vfs_over_dpdk_carry_traffic_whichever_side_listens() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = |index: usize| folder.path().join(format!("vf{index}.sock")).display().to_string();
+    let ports = [
+        format!("net_vhost0,iface={}", socket(0)),
+        "net_tap0,iface=dpdk0".to_owned(),
+        format!("net_vhost1,iface={},client=1", socket(1)),
+        "net_tap1,iface=dpdk1".to_owned(),
+    ];
+    let _testpmd = Testpmd::start(&ports, "dpdk1", folder.path().join("testpmd.log"));
+    let vf = |index: usize, mode: &str| {
+        let (mac, socket) = (vf_mac(index), socket(index));
+        format!("pf=pf0,index={index},mac={mac},vhost_user=on,socket={socket},vhost_mode={mode}")
+    };
+    let spec = GuestSpec::new(Kernel::V6_12).net("id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=2");
+    let mut guest = Guest::boot(spec.net_vf(&vf(0, "client")).net_vf(&vf(1, "server")));
+    let pf = Pf::find(&mut guest);
+    let taps = [HostTap::existing("dpdk0"), HostTap::existing("dpdk1")];
+    for _ in 0..2 {
+        pf.set_num_vfs(&mut guest, VFS);
+        let vfs = pf.vfs(&mut guest);
+        for vf in &vfs {
+            guest.join(vf.interface(), Subnet(vf.index as u8));
+            // On one busy processor testpmd may answer too late: it is lost then, and back soon.
+            guest.await_carrier(vf.interface(), true);
+        }
+        for vf in &vfs {
+            vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
+        }
+        for vf in &vfs {
+            guest.transfer(Subnet(vf.index as u8), LEN);
+        }
+        pf.set_num_vfs(&mut guest, 0);
+    }
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}

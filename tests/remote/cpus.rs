@@ -1,0 +1,129 @@
+//! vCPUs that come to a guest that runs, and go. These need /dev/kvm.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::files::Files;
+use crate::vmm::{Vmm, wait_for};
+
+/// The registers by which vCPUs come and go, as the ACPI tables have them: those that came, those that should go, and those that went.
+const ADDED: u16 = 0xb020;
+const LEAVING: u16 = 0xb040;
+const EJECT: u16 = 0xb060;
+
+const INTERRUPT_COMMAND: u32 = 0xfee0_0300;
+const SPURIOUS_INTERRUPT: u32 = 0xfee0_00f0;
+const ALL_OTHERS: u32 = 3 << 18;
+
+/// `mov dword [address], value`
+fn store(address: u32, value: u32) -> Vec<u8> {
+    [&[0xc7, 0x05][..], &address.to_le_bytes(), &value.to_le_bytes()].concat()
+}
+
+/// `mov dx, port; in al, dx; test al, al; jz` by as much
+fn unless_zero(port: u16, jump: i8) -> Vec<u8> {
+    let [low, high] = port.to_le_bytes();
+    vec![0x66, 0xba, low, high, 0xec, 0x84, 0xc0, 0x74, jump as u8]
+}
+
+/// A guest that wakes all other vCPUs when one comes, and lets go at once what it should let go. A vCPU that wakes writes its APIC ID to
+/// the serial port.
+fn guest() -> Vec<u8> {
+    // In real mode at 0x8000: mov eax, 1; cpuid; shr ebx, 24; add bl, '0'; mov dx, 0x3f8; mov al, bl; out dx, al; hlt; jmp to it
+    let awake = b"\x66\xb8\x01\0\0\0\x0f\xa2\x66\xc1\xeb\x18\x80\xc3\x30\xba\xf8\x03\x88\xd8\xee\xf4\xeb\xfd";
+    let mut code = store(SPURIOUS_INTERRUPT, 0x1ff);
+    for (n, dword) in (0u32..).zip(awake.as_chunks().0) {
+        code.extend(store(0x8000 + 4 * n, u32::from_le_bytes(*dword)));
+    }
+    let wake = [0x4500, 0x4608, 0x4608].map(|message| store(INTERRUPT_COMMAND, ALL_OTHERS | message)).concat();
+    let mut again = [unless_zero(ADDED, wake.len() as i8), wake].concat();
+    let back = |len: usize| -(len as i8);
+    again.extend(unless_zero(LEAVING, back(again.len() + 9)));
+    // mov dx, EJECT; out dx, al; jmp again
+    let [low, high] = EJECT.to_le_bytes();
+    again.extend([0x66, 0xba, low, high, 0xee, 0xeb]);
+    again.push(back(again.len() + 1) as u8);
+    [code, again].concat()
+}
+
+/// The vCPUs that run.
+fn running(vmm: &Vmm) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{}/task", vmm.process.id())).unwrap();
+    let name = |path: std::path::PathBuf| fs::read_to_string(path.join("comm")).unwrap_or_default().trim().to_string();
+    let mut names: Vec<_> = threads.map(|thread| name(thread.unwrap().path())).collect();
+    names.retain(|name| name.starts_with("vcpu"));
+    names.sort();
+    names
+}
+
+fn cpus(vmm: &Vmm) -> Value {
+    let info: Value = serde_json::from_str(&vmm.done(&["info"])).unwrap();
+    info["config"]["cpus"].clone()
+}
+
+#[test]
+fn vcpus_come_to_a_guest_that_runs_and_go() {
+    let files = Files::new();
+    let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
+    let serial_file = format!("file={}", serial.display());
+    let options = ["--kernel", &kernel, "--memory", "size=64M", "--cpus", "boot=1,max=4", "--serial", &serial_file];
+    let vmm = Vmm::start(&options);
+    let woken = |id: char| fs::read_to_string(&serial).unwrap_or_default().matches(id).count();
+    assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 1, "max_vcpus": 4 }));
+    wait_for("its vCPU", || running(&vmm) == ["vcpu0"]);
+
+    vmm.done(&["resize", "--cpus", "3"]);
+    wait_for("three vCPUs", || running(&vmm) == ["vcpu0", "vcpu1", "vcpu2"]);
+    assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 3, "max_vcpus": 4 }));
+    wait_for("both", || woken('1') > 0 && woken('2') > 0);
+    assert!(vmm.done(&["info", "--text"]).contains("cpus    3, at most 4\n"));
+
+    let said = vmm.refused(&["resize", "--cpus", "5"]);
+    assert!(said.contains("desired_vcpus=5") && said.contains("max=4") && said.ends_with("(status 400)"), "{said}");
+    assert!(vmm.refused(&["resize", "--cpus", "0"]).ends_with("(status 400)"));
+    assert!(vmm.refused(&["resize", "--memory", "128M"]).ends_with("(status 400)"));
+
+    // A guest that stands still does not answer.
+    vmm.done(&["pause"]);
+    vmm.done(&["resize", "--cpus", "1"]);
+    let said = vmm.refused(&["resize", "--cpus", "2"]);
+    assert!(said.contains("vCPU 1") && said.ends_with("(status 429)"), "{said}");
+    wait_for("three vCPUs", || running(&vmm).len() == 3);
+    vmm.done(&["resume"]);
+    wait_for("those that go", || running(&vmm) == ["vcpu0"]);
+    vmm.done(&["nmi"]);
+    vmm.done(&["shutdown"]);
+
+    // It has so many at its next start.
+    fs::remove_file(&serial).unwrap();
+    vmm.done(&["boot"]);
+    assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 1, "max_vcpus": 4 }));
+    // A thread has its name a moment after it has been started.
+    wait_for("its vCPU", || running(&vmm) == ["vcpu0"]);
+    vmm.done(&["resize", "--cpus", "4"]);
+    wait_for("the last", || woken('3') > 0);
+    vmm.done(&["resize", "--cpus", "2"]);
+    wait_for("those that go", || running(&vmm) == ["vcpu0", "vcpu1"]);
+    // What went comes again, also to a guest that stands still.
+    let before = woken('2');
+    vmm.done(&["pause"]);
+    vmm.done(&["resize", "--cpus", "3"]);
+    wait_for("three vCPUs", || running(&vmm).len() == 3);
+    vmm.done(&["resume"]);
+    wait_for("the one that came again", || woken('2') > before);
+    vmm.done(&["reboot"]);
+    assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 3, "max_vcpus": 4 }));
+    wait_for("three vCPUs", || running(&vmm).len() == 3);
+    vmm.done(&["shutdown-vmm"]);
+    assert_eq!(vmm.end(), Some(0));
+}
+
+#[test]
+fn a_vm_that_does_not_run_is_resized_for_its_start() {
+    let vmm = Vmm::start(&[]);
+    vmm.done(&["create", "--kernel", "k", "--cpus", "boot=1,max=4"]);
+    vmm.done(&["resize", "--cpus", "2"]);
+    assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 2, "max_vcpus": 4 }));
+    assert!(vmm.refused(&["resize", "--cpus", "5"]).contains("max=4"));
+}

@@ -1,0 +1,95 @@
+//! Whether a NIC's backend is there.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+/// What has become of a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendChange {
+    /// It is gone, and its queues stand still.
+    Lost,
+    /// It is back.
+    Restored,
+}
+
+/// Is told what becomes of a backend. Called on the thread of a NIC's worker.
+pub type BackendObserver = Box<dyn Fn(BackendChange) + Send>;
+
+/// What a NIC's worker knows of the backend, for all who ask.
+#[derive(Default)]
+pub struct Health {
+    lost: AtomicBool,
+    link_down: AtomicBool,
+    losses: AtomicU64,
+    observer: Mutex<Option<BackendObserver>>,
+}
+
+impl Health {
+    /// Whether the link is up as far as the backend is concerned.
+    pub fn link_up(&self) -> bool {
+        !self.is_lost() && !self.link_down.load(Ordering::Acquire)
+    }
+
+    /// Whether the backend is gone.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// How often it was lost.
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Relaxed)
+    }
+
+    /// Has `observer` told what becomes of the backend from now on.
+    pub fn observe(&self, observer: BackendObserver) {
+        *self.observer.lock() = Some(observer);
+    }
+
+    /// Notes what the backend says of its link. Returns whether that changes it.
+    pub fn set_link(&self, up: bool) -> bool {
+        self.link_down.swap(!up, Ordering::AcqRel) == up
+    }
+
+    /// Notes that the backend is gone or back, and tells it. Returns whether that is a change.
+    pub fn set_lost(&self, lost: bool) -> bool {
+        if self.lost.swap(lost, Ordering::AcqRel) == lost {
+            return false;
+        }
+        if lost {
+            self.losses.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(observer) = &*self.observer.lock() {
+            observer(if lost { BackendChange::Lost } else { BackendChange::Restored });
+        }
+        true
+    }
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health").field("lost", &self.is_lost()).field("losses", &self.losses()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn each_change_is_told_once_and_the_link_is_down_while_the_backend_is_lost() {
+        let (health, told) = (Health::default(), Arc::new(Mutex::new(Vec::new())));
+        let seen = Arc::clone(&told);
+        health.observe(Box::new(move |change| seen.lock().push(change)));
+        assert!(health.link_up());
+        assert!(health.set_lost(true) && !health.set_lost(true));
+        assert!(!health.link_up());
+        assert!(health.set_link(false) && !health.set_link(false));
+        assert!(health.set_lost(false) && !health.link_up());
+        assert!(health.set_link(true) && health.link_up());
+        assert_eq!((&*told.lock(), health.losses()), (&vec![BackendChange::Lost, BackendChange::Restored], 1));
+    }
+}

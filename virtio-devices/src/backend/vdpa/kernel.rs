@@ -1,0 +1,300 @@
+//! What the kernel does for a vDPA device: `/dev/vhost-vdpa-N` (Linux, `include/uapi/linux/vhost.h`).
+
+use std::fs::File;
+use std::io;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use vhost::vdpa::VhostVdpa;
+use vhost::vhost_kern::VhostKernFeatures;
+use vhost::vhost_kern::vdpa::VhostKernVdpa;
+use vhost::{VhostAccess, VhostBackend, VhostIotlbBackend, VhostIotlbMsg, VhostIotlbType};
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::ioctl::ioctl;
+use vmm_sys_util::ioctl_io_nr;
+
+use super::mapping::Mapping;
+use crate::Memory;
+use crate::backend::OffloadQueue;
+use crate::backend::vhost_common::{io_error, rings};
+
+const VHOST: u32 = 0xaf;
+ioctl_io_nr!(VHOST_VDPA_RESUME, VHOST, 0x7e);
+
+/// A device that has been opened. Dropped, it is reset and its mappings are gone.
+pub trait Kernel: Send {
+    /// Makes this process its owner.
+    fn set_owner(&self) -> io::Result<()>;
+    /// Its kind (`virtio 1.4 §5`).
+    fn device_id(&self) -> io::Result<u32>;
+    /// What the kernel can do for it, a bit for each [`BackendFeature`].
+    fn backend_features(&self) -> io::Result<u64>;
+    /// Chooses among these.
+    fn set_backend_features(&mut self, features: u64) -> io::Result<()>;
+    /// The feature bits that it offers.
+    fn features(&self) -> io::Result<u64>;
+    /// Negotiates these.
+    fn set_features(&self, features: u64) -> io::Result<()>;
+    /// Its status (`virtio 1.4 §2.1`).
+    fn status(&self) -> io::Result<u8>;
+    /// Adds bits to its status; 0 resets it. The kernel hides that a device did not take them.
+    fn set_status(&self, status: u8) -> io::Result<()>;
+    /// The length of its configuration in bytes.
+    fn config_size(&self) -> io::Result<u32>;
+    /// Reads its configuration at `offset`.
+    fn config(&self, offset: u32, data: &mut [u8]) -> io::Result<()>;
+    /// Writes its configuration at `offset`. What is read-only stays as it is.
+    fn set_config(&self, offset: u32, data: &[u8]) -> io::Result<()>;
+    /// Has `call` signalled when its configuration changes. A reset ends that.
+    fn set_config_call(&self, call: &EventFd) -> io::Result<()>;
+    /// The number of its queues, the control queue among them.
+    fn queue_count(&self) -> io::Result<u32>;
+    /// The largest size of a queue.
+    fn queue_size(&self) -> io::Result<u16>;
+    /// The addresses that it can reach.
+    fn iova_range(&self) -> io::Result<RangeInclusive<u64>>;
+    /// Changes what it reaches.
+    fn map(&self, message: Iotlb<'_>) -> io::Result<()>;
+    /// The size of a queue.
+    fn set_queue_size(&self, queue: &OffloadQueue) -> io::Result<()>;
+    /// Where the rings of a queue are, as the device sees memory.
+    fn set_queue_rings(&self, queue: &OffloadQueue) -> io::Result<()>;
+    /// Where a queue goes on.
+    fn set_queue_position(&self, queue: &OffloadQueue) -> io::Result<()>;
+    /// What the driver's doorbell signals.
+    fn set_queue_kick(&self, queue: &OffloadQueue) -> io::Result<()>;
+    /// What to signal for `queue`.
+    fn set_queue_call(&self, queue: u16, call: &EventFd) -> io::Result<()>;
+    /// Lets the device run a queue.
+    fn enable_queue(&self, queue: u16) -> io::Result<()>;
+    /// Where a queue would go on. Asks whoever runs it, so that it tells whether somebody does.
+    fn queue_position(&self, queue: u16) -> io::Result<u16>;
+    /// Has it end what it has in hand and touch its queues no more, and keep all its state.
+    fn suspend(&self) -> io::Result<()>;
+    /// Has it go on after [`Kernel::suspend`].
+    fn resume(&self) -> io::Result<()>;
+    /// The version of Linux: major and minor number.
+    fn release(&self) -> (u32, u32);
+}
+
+/// A change of what a device reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Iotlb<'a> {
+    /// What follows becomes effective at once, at [`Iotlb::End`].
+    Begin,
+    /// It reaches this, too.
+    Update(&'a Mapping),
+    /// It reaches this no more.
+    Invalidate(&'a Mapping),
+    /// The end of a batch.
+    End,
+}
+
+/// What a kernel can do for a device: bit numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum BackendFeature {
+    /// Messages of the second kind for [`Iotlb`].
+    MessagesV2 = 1,
+    /// [`Iotlb::Begin`] and [`Iotlb::End`].
+    Batch = 2,
+    /// [`Kernel::suspend`].
+    Suspend = 4,
+    /// [`Kernel::resume`].
+    Resume = 5,
+    /// [`Kernel::enable_queue`] while the device runs.
+    EnableAfterDriverOk = 6,
+    /// A reset keeps what the device reaches.
+    IotlbPersist = 8,
+}
+
+impl BackendFeature {
+    /// All that are of use here.
+    const ALL: [Self; 6] =
+        [Self::MessagesV2, Self::Batch, Self::Suspend, Self::Resume, Self::EnableAfterDriverOk, Self::IotlbPersist];
+
+    /// The bits of [`Self::ALL`].
+    pub fn wanted() -> u64 {
+        Self::ALL.iter().fold(0, |bits, feature| bits | feature.bit())
+    }
+
+    fn bit(self) -> u64 {
+        1 << self as u8
+    }
+
+    /// Whether `features` has it.
+    pub fn is_in(self, features: u64) -> bool {
+        features & self.bit() != 0
+    }
+}
+
+/// The kernel itself.
+pub struct Character(VhostKernVdpa<Memory>);
+
+impl Character {
+    /// Opens the device at `path`, which resets it.
+    pub fn open(path: &Path) -> io::Result<Box<dyn Kernel>> {
+        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
+        // Addresses go to the device as the guest has them: nothing is looked up in a map of memory.
+        let memory = Memory::new(GuestMemoryMmap::new());
+        Ok(Box::new(Self(VhostKernVdpa::with(File::from(fd), memory, 0))))
+    }
+}
+
+impl Kernel for Character {
+    fn set_owner(&self) -> io::Result<()> {
+        self.0.set_owner().map_err(io_error)
+    }
+
+    fn device_id(&self) -> io::Result<u32> {
+        self.0.get_device_id().map_err(io_error)
+    }
+
+    fn backend_features(&self) -> io::Result<u64> {
+        self.0.get_backend_features().map_err(io_error)
+    }
+
+    fn set_backend_features(&mut self, features: u64) -> io::Result<()> {
+        self.0.set_backend_features(features).map_err(io_error)
+    }
+
+    fn features(&self) -> io::Result<u64> {
+        self.0.get_features().map_err(io_error)
+    }
+
+    fn set_features(&self, features: u64) -> io::Result<()> {
+        self.0.set_features(features).map_err(io_error)
+    }
+
+    fn status(&self) -> io::Result<u8> {
+        self.0.get_status().map_err(io_error)
+    }
+
+    fn set_status(&self, status: u8) -> io::Result<()> {
+        self.0.set_status(status).map_err(io_error)
+    }
+
+    fn config_size(&self) -> io::Result<u32> {
+        self.0.get_config_size().map_err(io_error)
+    }
+
+    fn config(&self, offset: u32, data: &mut [u8]) -> io::Result<()> {
+        self.0.get_config(offset, data).map_err(io_error)
+    }
+
+    fn set_config(&self, offset: u32, data: &[u8]) -> io::Result<()> {
+        self.0.set_config(offset, data).map_err(io_error)
+    }
+
+    fn set_config_call(&self, call: &EventFd) -> io::Result<()> {
+        self.0.set_config_call(call).map_err(io_error)
+    }
+
+    fn queue_count(&self) -> io::Result<u32> {
+        self.0.get_vqs_count().map_err(io_error)
+    }
+
+    fn queue_size(&self) -> io::Result<u16> {
+        self.0.get_vring_num().map_err(io_error)
+    }
+
+    fn iova_range(&self) -> io::Result<RangeInclusive<u64>> {
+        let range = self.0.get_iova_range().map_err(io_error)?;
+        Ok(range.first..=range.last)
+    }
+
+    fn map(&self, message: Iotlb<'_>) -> io::Result<()> {
+        let (msg_type, mapping) = match message {
+            Iotlb::Begin => (VhostIotlbType::BatchBegin, &Mapping::default()),
+            Iotlb::Update(mapping) => (VhostIotlbType::Update, mapping),
+            Iotlb::Invalidate(mapping) => (VhostIotlbType::Invalidate, mapping),
+            Iotlb::End => (VhostIotlbType::BatchEnd, &Mapping::default()),
+        };
+        let Mapping { iova, size, host } = *mapping;
+        let message = VhostIotlbMsg { iova, size, userspace_addr: host, perm: VhostAccess::ReadWrite, msg_type };
+        self.0.send_iotlb_msg(&message).map_err(io_error)
+    }
+
+    fn set_queue_size(&self, queue: &OffloadQueue) -> io::Result<()> {
+        self.0.set_vring_num(queue.index.into(), queue.size).map_err(io_error)
+    }
+
+    fn set_queue_rings(&self, queue: &OffloadQueue) -> io::Result<()> {
+        // The method of the type, which passes the addresses on. The trait's of the same name makes host addresses of them.
+        VhostKernVdpa::set_vring_addr(&self.0, queue.index.into(), &rings(queue)).map_err(io_error)
+    }
+
+    fn set_queue_position(&self, queue: &OffloadQueue) -> io::Result<()> {
+        self.0.set_vring_base(queue.index.into(), queue.position).map_err(io_error)
+    }
+
+    fn set_queue_kick(&self, queue: &OffloadQueue) -> io::Result<()> {
+        self.0.set_vring_kick(queue.index.into(), &queue.kick).map_err(io_error)
+    }
+
+    fn set_queue_call(&self, queue: u16, call: &EventFd) -> io::Result<()> {
+        self.0.set_vring_call(queue.into(), call).map_err(io_error)
+    }
+
+    fn enable_queue(&self, queue: u16) -> io::Result<()> {
+        self.0.set_vring_enable(queue.into(), true).map_err(io_error)
+    }
+
+    fn queue_position(&self, queue: u16) -> io::Result<u16> {
+        // The kernel keeps 16 bits of it in the lower half.
+        self.0.get_vring_base(queue.into()).map(|base| base as u16).map_err(io_error)
+    }
+
+    fn suspend(&self) -> io::Result<()> {
+        self.0.suspend().map_err(io_error)
+    }
+
+    fn resume(&self) -> io::Result<()> {
+        // SAFETY: the request has no argument, and its result is looked at.
+        if unsafe { ioctl(&self.0, VHOST_VDPA_RESUME()) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn release(&self) -> (u32, u32) {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        parse_release(&release)
+    }
+}
+
+/// Major and minor number; 0.0 of what is no version.
+fn parse_release(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_two_numbers_whatever_follows() {
+        for (text, version) in [
+            ("6.12.95+deb13-amd64\n", (6, 12)),
+            ("6.1.0-37-cloud-amd64", (6, 1)),
+            ("5.14.0-427.el9", (5, 14)),
+            ("7.2-rc1", (7, 2)),
+            ("", (0, 0)),
+        ] {
+            assert_eq!(parse_release(text), version, "{text}");
+        }
+    }
+
+    #[test]
+    fn feature_bits_are_where_the_kernel_has_them() {
+        assert_eq!(BackendFeature::wanted(), 0b1_0111_0110);
+        assert!(BackendFeature::IotlbPersist.is_in(1 << 8) && !BackendFeature::Batch.is_in(1 << 8));
+    }
+
+    #[test]
+    fn what_is_no_vdpa_device_refuses_the_first_request() {
+        let kernel = Character::open(Path::new("/dev/null")).unwrap();
+        assert_eq!(kernel.set_owner().unwrap_err().raw_os_error(), Some(libc::ENOTTY));
+        assert!(Character::open(Path::new("/nonexistent")).is_err());
+    }
+}

@@ -1,0 +1,31 @@
+//! A vDPA device over a scripted kernel: what is asked in which order, and what becomes of each answer.
+
+mod lifecycle;
+mod refusals;
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_STATUS;
+use vm_memory::GuestAddressSpace;
+
+use super::testing::*;
+use super::{Vdpa, VdpaSpec};
+use crate::Memory;
+use crate::backend::{Offload, OffloadError, OffloadQueue, OffloadRun, Offloads};
+
+const NEGOTIATED: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_STATUS;
+
+fn spec(queue_pairs: u16) -> VdpaSpec {
+    VdpaSpec { path: PATH.into(), mac: None, queue_pairs }
+}
+
+/// Starts both queues of a pair.
+fn start(vdpa: &mut Vdpa, positions: [u16; 2], fresh: bool) -> Result<(), OffloadError> {
+    start_with(vdpa, &[queue(0, positions[0]), queue(1, positions[1])], NEGOTIATED, fresh)
+}
+
+fn start_with(vdpa: &mut Vdpa, queues: &[OffloadQueue], features: u64, fresh: bool) -> Result<(), OffloadError> {
+    let memory = Memory::clone(&vdpa.memory);
+    let memory = memory.memory();
+    let offloads = Offloads::empty();
+    vdpa.start(&OffloadRun { queues, features, memory: &memory, offloads, active_pairs: 1, fresh })
+}

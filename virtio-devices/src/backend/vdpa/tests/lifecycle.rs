@@ -1,0 +1,403 @@
+use std::os::fd::AsRawFd;
+use std::time::Instant;
+
+use virtio_bindings::virtio_config::VIRTIO_F_SR_IOV;
+use virtio_bindings::virtio_net::*;
+
+use super::*;
+use crate::backend::{Attention, Backend};
+use crate::features::has;
+use crate::net::testing::{Guest, eventually};
+use crate::{Port, VirtioDevice};
+
+const SUSPENDS: u64 = PLAIN | PERSIST | 1 << 4;
+const RESUMES: u64 = SUSPENDS | 1 << 5;
+
+/// What starting both queues of a pair asks from the features on.
+fn setup(positions: [u16; 2]) -> Vec<String> {
+    let mut asked: Vec<String> =
+        ["status 3", "set-features 0x300010000", "status 11", "config-call"].map(Into::into).into();
+    for (index, position) in positions.iter().enumerate() {
+        let base = 0x1_0000 * (index + 1);
+        asked.push(format!("size {index} 128"));
+        asked.push(format!("rings {index} {base:#x} {:#x} {:#x}", base + 0x1000, base + 0x2000));
+        asked.push(format!("position {index} {position}"));
+        asked.push(format!("kick {index}"));
+        asked.push(format!("call {index}"));
+    }
+    asked.extend(["enable 0", "enable 1", "status 15"].map(Into::into));
+    asked
+}
+
+#[test]
+fn opening_owns_the_device_and_maps_all_memory_in_one_batch() {
+    let kernel = Scripted::new(|script| script.backend_features = RESUMES | 1 << 3 | 1 << 7);
+    let vdpa = kernel.open().unwrap();
+    let expected = [
+        "open",
+        "owner",
+        "device-id",
+        "features",
+        "config",
+        "queue-count",
+        "queue-size",
+        "iova-range",
+        "backend-features",
+        // Address spaces (3) and groups for descriptors (7) are of no use here.
+        "set-backend-features 0x136",
+        "batch-begin",
+        "map 0x0+0x100000",
+        "map 0x100000000+0x200000",
+        "batch-end",
+    ];
+    assert_eq!(kernel.asked(), expected);
+    let ability = vdpa.ability();
+    assert_eq!((ability.mac, ability.mtu, ability.queue_pairs), (Some(OWN_MAC), Some(1450), 1));
+    assert_eq!((ability.queue_size, ability.name.as_str()), (256, PATH));
+    assert!(vdpa.watched().is_empty(), "it says nothing before it runs");
+    drop(vdpa);
+    assert_eq!((kernel.asked(), kernel.0.lock().open), (vec!["close".to_string()], 0));
+}
+
+#[test]
+fn a_kernel_without_batches_is_given_each_part_alone() {
+    let kernel = Scripted::new(|script| script.backend_features = 1 << 1);
+    let _vdpa = kernel.open().unwrap();
+    let asked = kernel.asked();
+    assert_eq!(asked[asked.len() - 2..], ["map 0x0+0x100000", "map 0x100000000+0x200000"]);
+    assert!(!asked.contains(&"batch-begin".to_string()));
+}
+
+#[test]
+fn a_start_negotiates_sets_the_queues_up_and_lets_the_device_run() {
+    let kernel = Scripted::default();
+    let mut vdpa = kernel.open().unwrap();
+    kernel.asked();
+    // What the device does not know is the NIC's own, and is not told: that its function has VFs.
+    let features = NEGOTIATED | 1 << VIRTIO_F_SR_IOV | 1 << VIRTIO_NET_F_SPEED_DUPLEX;
+    start_with(&mut vdpa, &[queue(0, 7), queue(1, 9)], features, true).unwrap();
+    assert_eq!(kernel.asked(), setup([7, 9]));
+    assert_eq!(vdpa.watched().len(), 2);
+    assert_eq!(vdpa.stop(), [None, None]);
+    assert_eq!(kernel.asked(), ["status 0"]);
+    assert!(vdpa.watched().is_empty());
+    assert_eq!((vdpa.stop(), kernel.asked()), (Vec::new(), Vec::new()), "one that does not run is not reset");
+}
+
+#[test]
+fn starts_and_stops_change_nothing_of_what_the_device_reaches() {
+    for (backend_features, release) in
+        [(PLAIN | PERSIST, (6, 12)), (PLAIN, (6, 12)), (PLAIN, (6, 7)), (PLAIN | PERSIST, (5, 14))]
+    {
+        let kernel = Scripted::new(|script| (script.backend_features, script.release) = (backend_features, release));
+        let mut vdpa = kernel.open().unwrap();
+        assert_eq!(kernel.iotlb_updates(), 2);
+        kernel.asked();
+        for _ in 0..5 {
+            start(&mut vdpa, [0, 0], true).unwrap();
+            vdpa.stop();
+        }
+        assert_eq!(kernel.iotlb_updates(), 0, "{backend_features:#x} {release:?}");
+    }
+}
+
+#[test]
+fn on_a_linux_that_may_forget_them_the_mappings_are_made_again_after_a_reset() {
+    let kernel = Scripted::new(|script| script.release = (6, 6));
+    let mut vdpa = kernel.open().unwrap();
+    kernel.asked();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    assert_eq!(kernel.iotlb_updates(), 0, "there was no reset yet");
+    vdpa.stop();
+    kernel.asked();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    let expected = [
+        "batch-begin",
+        "unmap 0x0+0x100000",
+        "map 0x0+0x100000",
+        "unmap 0x100000000+0x200000",
+        "map 0x100000000+0x200000",
+        "batch-end",
+        "status 3",
+    ];
+    assert_eq!(kernel.asked()[..expected.len()], expected);
+}
+
+#[test]
+fn a_device_that_can_only_be_suspended_is_suspended_and_then_reset() {
+    let kernel = Scripted::new(|script| script.backend_features = SUSPENDS);
+    let mut vdpa = kernel.open().unwrap();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    kernel.asked();
+    vdpa.stop();
+    assert_eq!(kernel.asked(), ["suspend", "status 0"]);
+}
+
+#[test]
+fn a_pause_keeps_what_the_device_knows_and_a_reset_does_not() {
+    let kernel = Scripted::new(|script| script.backend_features = RESUMES);
+    let mut vdpa = kernel.open().unwrap();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    kernel.asked();
+    assert_eq!(vdpa.stop(), [None, None]);
+    assert_eq!(kernel.asked(), ["suspend"]);
+    // A new worker has other eventfds.
+    start(&mut vdpa, [3, 4], false).unwrap();
+    assert_eq!(kernel.asked(), ["kick 0", "call 0", "kick 1", "call 1", "resume"]);
+    vdpa.stop();
+    kernel.asked();
+    // The host has taken the link down for a while: what the driver commanded still holds.
+    start(&mut vdpa, [0, 4], true).unwrap();
+    assert_eq!(kernel.asked().last().map(String::as_str), Some("resume"));
+    vdpa.stop();
+    kernel.asked();
+    let reset_first = |positions| [vec!["status 0".to_string()], setup(positions)].concat();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    assert_eq!(kernel.asked(), reset_first([0, 0]), "after a reset");
+    vdpa.stop();
+    kernel.asked();
+    let moved = OffloadQueue { size: 64, ..queue(0, 5) };
+    start_with(&mut vdpa, &[moved, queue(1, 6)], NEGOTIATED, false).unwrap();
+    assert_eq!(kernel.asked()[..2], ["status 0", "status 3"], "with other queues");
+    vdpa.stop();
+    kernel.fail("resume", libc::EOPNOTSUPP);
+    kernel.asked();
+    let other = OffloadQueue { size: 64, ..queue(0, 8) };
+    start_with(&mut vdpa, &[other, queue(1, 8)], NEGOTIATED, false).unwrap();
+    assert!(kernel.asked().contains(&"position 0 8".to_string()), "where it cannot be resumed after all");
+}
+
+#[test]
+fn the_link_is_the_devices_and_a_change_of_it_is_heard() {
+    let kernel = Scripted::default();
+    let mut vdpa = kernel.open().unwrap();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    assert_eq!(vdpa.attend().unwrap(), Attention::Link(true));
+    kernel.set_link(false);
+    let heard = vdpa.config_call.as_raw_fd();
+    assert!(vdpa.watched().iter().any(|fd| fd.as_raw_fd() == heard));
+    assert_eq!(vdpa.attend().unwrap(), Attention::Link(false));
+    assert!(vdpa.config_call.read().is_err(), "what was heard is not said again");
+    // A reset ends the notifications, so that each start asks for them.
+    vdpa.stop();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    assert!(kernel.0.lock().config_call.is_some());
+}
+
+#[test]
+fn a_device_without_a_status_has_its_link_up() {
+    let kernel = Scripted::new(|script| script.features = FEATURES & !(1 << VIRTIO_NET_F_STATUS));
+    let mut vdpa = kernel.open().unwrap();
+    kernel.set_link(false);
+    start(&mut vdpa, [0, 0], true).unwrap();
+    assert_eq!(vdpa.attend().unwrap(), Attention::Link(true));
+}
+
+#[test]
+fn a_device_that_gives_no_sign_of_life_is_closed_and_opened_again_when_it_is_back() {
+    let kernel = Scripted::default();
+    let mut vdpa = kernel.open().unwrap();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    kernel.asked();
+    kernel.fail("probe", libc::EIO);
+    vdpa.attend().unwrap();
+    assert_eq!(kernel.asked(), ["config"], "it is not asked all the time");
+    vdpa.pulse = Instant::now();
+    assert!(vdpa.attend().unwrap_err().to_string().starts_with("cannot reach the device"));
+    assert_eq!(kernel.asked(), ["probe 0", "close"]);
+    assert!(vdpa.watched().is_empty());
+    assert_eq!(vdpa.stop(), [None, None]);
+    kernel.fail("open", libc::ENOENT);
+    assert!(vdpa.recover().unwrap_err().to_string().contains("no such device"));
+    assert!(start(&mut vdpa, [0, 0], false).is_err());
+    kernel.mend();
+    kernel.asked();
+    vdpa.recover().unwrap();
+    let asked = kernel.asked();
+    assert_eq!(
+        (asked.first().map(String::as_str), asked.last().map(String::as_str)),
+        (Some("open"), Some("batch-end"))
+    );
+    start(&mut vdpa, [5, 5], false).unwrap();
+    vdpa.recover().unwrap();
+    assert_eq!(kernel.0.lock().open, 1);
+}
+
+#[test]
+fn a_device_that_cannot_answer_such_a_question_is_not_lost() {
+    for errno in [libc::EOPNOTSUPP, libc::EINVAL] {
+        let kernel = Scripted::default();
+        let mut vdpa = kernel.open().unwrap();
+        start(&mut vdpa, [0, 0], true).unwrap();
+        kernel.fail("probe", errno);
+        vdpa.pulse = Instant::now();
+        assert_eq!(vdpa.attend().unwrap(), Attention::Link(true), "{errno}");
+        assert!(vdpa.pulse > Instant::now());
+    }
+}
+
+#[test]
+fn a_device_that_stops_by_itself_is_lost() {
+    for status in [0, 11] {
+        let kernel = Scripted::default();
+        let mut vdpa = kernel.open().unwrap();
+        start(&mut vdpa, [0, 0], true).unwrap();
+        kernel.0.lock().status = status;
+        assert!(vdpa.attend().is_err(), "{status}");
+        assert_eq!(kernel.0.lock().open, 0);
+    }
+}
+
+/// Opened anew it would meet the same ring: it is the driver that has to do something.
+#[test]
+fn a_device_that_asks_for_a_reset_is_not_lost_and_its_driver_is_asked() {
+    let kernel = Scripted::default();
+    let mut vdpa = kernel.open().unwrap();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    kernel.0.lock().status = 15 | 64;
+    assert_eq!(vdpa.attend().unwrap(), Attention::BrokenRing);
+    assert_eq!(kernel.0.lock().open, 1);
+}
+
+#[test]
+fn a_device_that_does_not_start_is_reset_and_one_that_cannot_be_reset_is_closed() {
+    let kernel = Scripted::default();
+    let mut vdpa = kernel.open().unwrap();
+    for request in ["set-features", "rings", "enable", "status 15"] {
+        kernel.fail(request, libc::EINVAL);
+        start(&mut vdpa, [0, 0], true).unwrap_err();
+        assert_eq!(
+            (kernel.asked().last().map(String::as_str), kernel.0.lock().open),
+            (Some("status 0"), 1),
+            "{request}"
+        );
+        kernel.mend();
+        vdpa.recover().unwrap();
+        assert!(!kernel.asked().contains(&"open".to_string()));
+        start(&mut vdpa, [0, 0], true).unwrap();
+        vdpa.stop();
+    }
+    // The kernel hides that a device does not take its status.
+    kernel.0.lock().deaf = true;
+    assert!(start(&mut vdpa, [0, 0], true).unwrap_err().to_string().starts_with("cannot start the device"));
+    kernel.fail("status 0", libc::EIO);
+    start(&mut vdpa, [0, 0], true).unwrap_err();
+    assert_eq!(kernel.0.lock().open, 0);
+}
+
+#[test]
+fn a_device_that_cannot_be_stopped_is_closed() {
+    let kernel = Scripted::default();
+    let mut vdpa = kernel.open().unwrap();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    kernel.fail("status", libc::EIO);
+    assert_eq!(vdpa.stop(), [None, None]);
+    assert_eq!(kernel.0.lock().open, 0);
+}
+
+#[test]
+fn a_device_that_comes_back_as_another_one_is_not_taken() {
+    type Change = fn(&mut Script);
+    let changes: [Change; 4] = [
+        |script| script.config[5] ^= 1,
+        |script| script.features &= !(1 << VIRTIO_NET_F_MRG_RXBUF),
+        |script| script.features |= 1 << VIRTIO_NET_F_CTRL_VQ,
+        |script| script.device_id = 2,
+    ];
+    for change in changes {
+        let kernel = Scripted::new(|script| script.queue_count = 3);
+        let mut vdpa = kernel.open().unwrap();
+        start(&mut vdpa, [0, 0], true).unwrap();
+        kernel.0.lock().status = 0;
+        vdpa.attend().unwrap_err();
+        change(&mut kernel.0.lock());
+        vdpa.recover().unwrap_err();
+        assert_eq!(kernel.0.lock().open, 0);
+    }
+}
+
+#[test]
+fn an_address_that_the_device_was_given_is_given_to_it_again_after_a_reset() {
+    let kernel = Scripted::new(|script| script.config_is_read_only = false);
+    let mac = [2, 0, 0, 0, 0, 9];
+    let mut vdpa = kernel.open_as(VdpaSpec { mac: Some(mac), ..spec(1) }).unwrap();
+    assert_eq!(vdpa.ability().mac, Some(mac));
+    kernel.asked();
+    start(&mut vdpa, [0, 0], true).unwrap();
+    assert_eq!(kernel.asked()[0], format!("set-config {mac:x?}"));
+}
+
+#[test]
+fn a_nic_over_it_offers_what_the_device_does_and_serves_no_filter_beside_it() {
+    let kernel = Scripted::default();
+    let nic = crate::net::testing::spec(1, 128);
+    let mut guest = Guest::over(nic, Backend::from(kernel.open().unwrap()));
+    let features = guest.net.features();
+    assert!(has(features, VIRTIO_NET_F_MRG_RXBUF) && has(features, VIRTIO_NET_F_MTU));
+    assert!(!has(features, VIRTIO_NET_F_CTRL_VQ) && !has(features, VIRTIO_NET_F_CSUM));
+    assert_eq!(Port::mac(&guest.net), OWN_MAC);
+    kernel.asked();
+    for _ in 0..5 {
+        guest.start_at_once(NEGOTIATED);
+        eventually("the start", || kernel.0.lock().status == 15);
+        guest.stop();
+        assert_eq!(kernel.0.lock().status, 0);
+        guest.net.reset();
+    }
+    let asked = kernel.asked();
+    assert_eq!(asked.iter().filter(|asked| *asked == "status 15").count(), 5);
+    assert!(!asked.iter().any(|asked| asked.contains("map")));
+}
+
+#[test]
+fn a_nic_over_it_is_lost_and_restored_with_its_device() {
+    let kernel = Scripted::default();
+    let nic = crate::net::testing::spec(1, 128);
+    let mut guest = Guest::over(nic, Backend::from(kernel.open().unwrap()));
+    guest.start_at_once(NEGOTIATED);
+    eventually("the start", || kernel.0.lock().status == 15);
+    {
+        let mut script = kernel.0.lock();
+        script.status = 64;
+        script.fails.push(("open", libc::EIO));
+        script.config_call.as_ref().map(|call| call.write(1));
+    }
+    eventually("the loss", || guest.net.backend_lost() && !guest.net.link_up());
+    kernel.mend();
+    eventually("the return", || !guest.net.backend_lost() && guest.net.link_up());
+}
+
+#[test]
+fn a_device_without_an_address_has_its_commands_served_by_the_nic() {
+    let bare = FEATURES & !(1 << VIRTIO_NET_F_MAC);
+    for (features, config) in [(bare, OWN_MAC), (FEATURES, [0; 6])] {
+        let kernel = Scripted::new(|script| {
+            script.features = features | 1 << VIRTIO_NET_F_MQ | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
+            script.config[..6].copy_from_slice(&config);
+        });
+        let ability = kernel.open().unwrap().ability();
+        assert_eq!((ability.mac, ability.control_queue), (None, false));
+        for served in [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_MAC_ADDR] {
+            assert!(has(ability.features, served), "{served}");
+        }
+        assert!(!has(ability.features, VIRTIO_NET_F_MQ) && !has(ability.features, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS));
+    }
+}
+
+#[test]
+fn a_control_queue_of_the_device_is_run_by_it() {
+    let kernel = Scripted::new(|script| {
+        script.features |= 1 << VIRTIO_NET_F_CTRL_VQ | 1 << VIRTIO_NET_F_CTRL_RX | 1 << VIRTIO_NET_F_MQ;
+        (script.queue_count, script.config[8]) = (5, 2);
+    });
+    for pairs in [1, 2] {
+        let mut vdpa = kernel.open_as(spec(pairs)).unwrap();
+        let ability = vdpa.ability();
+        assert!(ability.control_queue && has(ability.features, VIRTIO_NET_F_CTRL_RX));
+        assert!(!has(ability.features, VIRTIO_NET_F_CTRL_MAC_ADDR), "what the device does not do is not made up");
+        kernel.asked();
+        let queues: Vec<_> = (0..=2 * pairs).map(|index| queue(index, 0)).collect();
+        start_with(&mut vdpa, &queues, NEGOTIATED, true).unwrap();
+        assert!(kernel.asked().contains(&format!("enable {}", 2 * pairs)));
+    }
+}

@@ -1,0 +1,292 @@
+//! A tap whose frames the host's kernel carries, by vhost-net.
+//!
+//! The kernel takes doorbells from eventfds and signals interrupts by eventfds, so that no thread of this process is on the way of a
+//! frame. It knows nothing of the control queue: filters are best effort (`virtio 1.4 §5.1.6.5.1`), and a driver gets all that the tap
+//! has for it.
+//!
+//! A device of the kernel's serves one pair of queues. It is opened when the queues start and closed when they stop: a function whose
+//! driver is not up has none of its threads.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use thiserror::Error;
+use vhost::net::VhostNet as _;
+use vhost::vhost_kern::VhostKernBackend;
+use vhost::vhost_kern::net::Net;
+use vhost::vhost_kern::vhost_binding::VHOST_SET_VRING_ADDR;
+use vhost::{Error as VhostError, VhostBackend, VhostUserMemoryRegionInfo};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+
+use super::vhost_common::{io_error, rings};
+use super::{Ability, Attention, Backend, BackendKind, Offload, OffloadError, OffloadQueue, OffloadRun, Offloads, Tap};
+use crate::eventfd::borrow;
+use crate::net::{MAX_QUEUE_SIZE, MAX_STALE, offload_features, served_for_any};
+
+/// The kernel's own index of a pair's queue: receive, transmit.
+const QUEUES_PER_DEVICE: u16 = 2;
+
+/// Why the kernel cannot carry a tap's frames: one line, to follow the option's name.
+#[derive(Debug, Error)]
+pub enum VhostNetError {
+    /// There is no such device.
+    #[error("vhost=on: there is no /dev/vhost-net; load the module (modprobe vhost_net), or leave vhost out")]
+    Missing,
+    /// This user may not use it.
+    #[error("vhost=on: no right to open /dev/vhost-net; it takes read and write access to it, or leave vhost out")]
+    NoRight,
+    /// Something else is wrong with it.
+    #[error("vhost=on: cannot use /dev/vhost-net: {0}")]
+    Device(io::Error),
+    /// The kernel is too old.
+    #[error("vhost=on: this kernel's vhost-net knows no virtio 1 devices; leave vhost out")]
+    Legacy,
+}
+
+/// A tap whose frames the kernel carries.
+pub struct VhostNet {
+    tap: Tap,
+    /// The feature bits that the kernel knows.
+    known: u64,
+    devices: Vec<Device>,
+    /// Signalled when the kernel finds that rings make no sense.
+    broken: Option<EventFd>,
+}
+
+/// What serves one pair.
+struct Device {
+    pair: u16,
+    net: Net<Arc<GuestMemoryMmap>>,
+    /// The pair's queues that the driver enabled, by the kernel's index.
+    queues: Vec<u16>,
+    active: bool,
+}
+
+impl VhostNet {
+    /// Finds out what the kernel can do for `tap`.
+    ///
+    /// # Errors
+    ///
+    /// When there is no vhost-net, or not for this user.
+    pub fn open(tap: Tap) -> Result<Self, VhostNetError> {
+        let net = Net::new(Arc::new(GuestMemoryMmap::<()>::new())).map_err(|error| unusable(io_error(error)))?;
+        let known = net.get_features().map_err(|error| VhostNetError::Device(io_error(error)))?;
+        if known & 1 << VIRTIO_F_VERSION_1 == 0 {
+            return Err(VhostNetError::Legacy);
+        }
+        Ok(Self { tap, known, devices: Vec::new(), broken: None })
+    }
+
+    fn start_device(&self, pair: u16, run: &OffloadRun<'_>, memory: &Arc<GuestMemoryMmap>) -> vhost::Result<Device> {
+        let net = Net::new(Arc::clone(memory))?;
+        net.set_owner()?;
+        net.set_features(run.features & self.known)?;
+        net.set_mem_table(&regions(memory)?)?;
+        let mut queues = Vec::with_capacity(QUEUES_PER_DEVICE.into());
+        for queue in run.queues.iter().filter(|queue| queue.index / QUEUES_PER_DEVICE == pair) {
+            let index = queue.index % QUEUES_PER_DEVICE;
+            self.set_up(&net, index, queue)?;
+            queues.push(index);
+        }
+        Ok(Device { pair, net, queues, active: false })
+    }
+
+    fn set_up(&self, net: &Net<Arc<GuestMemoryMmap>>, index: u16, queue: &OffloadQueue) -> vhost::Result<()> {
+        let index = usize::from(index);
+        net.set_vring_num(index, queue.size)?;
+        set_rings(net, index, queue)?;
+        net.set_vring_base(index, queue.position)?;
+        net.set_vring_kick(index, &queue.kick)?;
+        net.set_vring_call(index, &queue.call)?;
+        self.broken.as_ref().map_or(Ok(()), |broken| net.set_vring_err(index, broken))
+    }
+
+    /// Starts all pairs, or none.
+    fn start_all(&mut self, run: &OffloadRun<'_>) -> Result<(), OffloadError> {
+        let broken = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(OffloadError::of("get an eventfd"))?;
+        self.broken = Some(broken);
+        let memory = Arc::new(run.memory.clone());
+        let mut pairs: Vec<_> = run.queues.iter().map(|queue| queue.index / QUEUES_PER_DEVICE).collect();
+        pairs.dedup();
+        for pair in pairs {
+            let device = self.start_device(pair, run, &memory);
+            self.devices.push(device.map_err(|error| OffloadError::of("set up vhost-net")(io_error(error)))?);
+        }
+        if let Some(first) = self.tap.queues().first() {
+            let first = first.lock();
+            // A tap that refuses both is gone, and delivers nothing.
+            let _ = first.set_offloads(run.offloads).or_else(|_| first.set_offloads(Offloads::empty()));
+        }
+        if run.fresh {
+            for queue in self.tap.queues() {
+                queue.lock().discard(MAX_STALE);
+            }
+        }
+        self.activate(run.active_pairs)
+    }
+
+    /// Gives the kernel the tap's queues of the first `pairs` pairs, and takes the others away from it.
+    fn activate(&mut self, pairs: u16) -> Result<(), OffloadError> {
+        for device in &mut self.devices {
+            let Some(queue) = self.tap.queues().get(usize::from(device.pair)) else { continue };
+            let mut queue = queue.lock();
+            let wanted = device.pair < pairs;
+            if wanted == device.active {
+                continue;
+            }
+            if wanted {
+                queue.set_attached(true).map_err(OffloadError::of("attach a queue of the tap"))?;
+            }
+            let what = "give vhost-net a queue of the tap";
+            let file = wanted.then(|| queue.as_fd().try_clone_to_owned().map(File::from));
+            let file = file.transpose().map_err(OffloadError::of(what))?;
+            for index in &device.queues {
+                let given = device.net.set_backend((*index).into(), file.as_ref());
+                given.map_err(|error| OffloadError::of(what)(io_error(error)))?;
+            }
+            device.active = wanted;
+            // The first queue stays attached, so that the tap keeps its carrier.
+            if !wanted && device.pair > 0 {
+                queue.set_attached(false).map_err(OffloadError::of("detach a queue of the tap"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Offload for VhostNet {
+    fn ability(&self) -> Ability {
+        Ability {
+            kind: BackendKind::VhostNet,
+            name: self.tap.name().to_owned(),
+            features: self.known | offload_features(self.tap.offloads()) | served_for_any(),
+            queue_pairs: u16::try_from(self.tap.queues().len()).unwrap_or(u16::MAX),
+            queue_size: MAX_QUEUE_SIZE,
+            mac: None,
+            mtu: self.tap.mtu(),
+            control_queue: false,
+            switches_offloads: true,
+        }
+    }
+
+    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), OffloadError> {
+        self.start_all(run).inspect_err(|_| drop(self.stop()))
+    }
+
+    fn stop(&mut self) -> Vec<Option<u16>> {
+        // What the kernel refuses ends with its device, below, at the latest; and must not keep other pairs running.
+        for device in &self.devices {
+            device.queues.iter().for_each(|index| drop(device.net.set_backend((*index).into(), None)));
+        }
+        let _ = self.activate(0);
+        let mut positions = Vec::new();
+        for device in self.devices.drain(..) {
+            // The kernel keeps 16 bits of it in the lower half.
+            positions.extend(
+                device.queues.iter().map(|index| Some(device.net.get_vring_base((*index).into()).ok()? as u16)),
+            );
+        }
+        self.broken = None;
+        positions
+    }
+
+    fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), OffloadError> {
+        let device = self.devices.iter().find(|device| device.pair == queue / QUEUES_PER_DEVICE);
+        device.map_or(Ok(()), |device| {
+            let set = device.net.set_vring_call((queue % QUEUES_PER_DEVICE).into(), call);
+            set.map_err(|error| OffloadError::of("change an interrupt of vhost-net")(io_error(error)))
+        })
+    }
+
+    fn set_active_pairs(&mut self, pairs: u16) -> Result<(), OffloadError> {
+        self.activate(pairs)
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
+        let first = self.tap.queues().first().ok_or(io::ErrorKind::NotFound)?;
+        first.lock().set_offloads(offloads)
+    }
+
+    fn watched(&self) -> Vec<BorrowedFd<'_>> {
+        self.broken.iter().map(borrow).collect()
+    }
+
+    fn attend(&mut self) -> Result<Attention, OffloadError> {
+        let broken = self.broken.as_ref().is_some_and(|broken| broken.read().is_ok());
+        Ok(if broken { Attention::BrokenRing } else { Attention::Nothing })
+    }
+
+    /// The kernel is there, and so is the tap: it is tried again.
+    fn recover(&mut self) -> Result<(), OffloadError> {
+        Ok(())
+    }
+}
+
+impl From<VhostNet> for Backend {
+    fn from(net: VhostNet) -> Self {
+        Self::Offload(Box::new(net))
+    }
+}
+
+/// As the method of the same purpose in `vhost`, which refuses rings that end where a region of guest memory does. That they lie in it
+/// has been checked, and the kernel checks it again.
+fn set_rings(net: &Net<Arc<GuestMemoryMmap>>, index: usize, queue: &OffloadQueue) -> vhost::Result<()> {
+    let rings = rings(queue).to_vhost_vring_addr(index, net.mem())?;
+    // SAFETY: the kernel reads one structure of this type.
+    let set = unsafe { ioctl_with_ref(net, VHOST_SET_VRING_ADDR(), &rings) };
+    if set < 0 { Err(VhostError::IoctlError(io::Error::last_os_error())) } else { Ok(()) }
+}
+
+fn regions(memory: &GuestMemoryMmap) -> vhost::Result<Vec<VhostUserMemoryRegionInfo>> {
+    let region = |region: &<GuestMemoryMmap as GuestMemoryBackend>::R| {
+        let address = region.get_host_address(MemoryRegionAddress(0));
+        let address = address.map_err(|_| vhost::Error::InvalidGuestMemory)?;
+        Ok(VhostUserMemoryRegionInfo {
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: region.len(),
+            userspace_addr: address as u64,
+            mmap_offset: 0,
+            mmap_handle: -1,
+        })
+    };
+    memory.iter().map(region).collect()
+}
+
+fn unusable(error: io::Error) -> VhostNetError {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => VhostNetError::Missing,
+        Some(libc::EACCES | libc::EPERM) => VhostNetError::NoRight,
+        _ => VhostNetError::Device(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vhost_net_that_is_missing_or_closed_to_us_is_told_apart() {
+        let told = |errno| unusable(io::Error::from_raw_os_error(errno)).to_string();
+        assert!(told(libc::ENOENT).contains("modprobe vhost_net"));
+        assert!(told(libc::EACCES).contains("no right"));
+        assert!(told(libc::EMFILE).contains("Too many open files"));
+    }
+
+    #[test]
+    fn all_guest_memory_is_in_the_table() {
+        let memory = GuestMemoryMmap::from_ranges(&[
+            (vm_memory::GuestAddress(0), 0x10_000),
+            (vm_memory::GuestAddress(1 << 32), 0x20_000),
+        ]);
+        let memory = memory.unwrap();
+        let table = regions(&memory).unwrap();
+        let shape: Vec<_> = table.iter().map(|region| (region.guest_phys_addr, region.memory_size)).collect();
+        assert_eq!(shape, [(0, 0x10_000), (1 << 32, 0x20_000)]);
+        assert!(table.iter().all(|region| region.userspace_addr != 0));
+    }
+}

@@ -1,0 +1,123 @@
+//! The channel by which the peer makes requests of its own.
+
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno;
+
+use super::connection::receive;
+use super::message::{CONFIG_CHANGE, HEADER, Header, MAX_ANSWER, NEED_REPLY, REPLY, longs};
+
+/// Our end of the channel.
+#[derive(Debug)]
+pub struct Channel(UnixStream);
+
+/// What came by the channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing that matters here.
+    Nothing,
+    /// The device configuration has changed.
+    ConfigChange,
+    /// The peer has closed its end, or says what makes no sense.
+    End,
+}
+
+impl Channel {
+    /// A channel, and the peer's end of it.
+    pub fn new() -> std::io::Result<(Self, UnixStream)> {
+        let (near, far) = UnixStream::pair()?;
+        near.set_nonblocking(true)?;
+        Ok((Self(near), far))
+    }
+
+    /// Hears one request, if there is one, and answers it.
+    pub fn hear(&mut self) -> Heard {
+        let mut header = [0; HEADER];
+        match self.read(&mut header) {
+            Ok(HEADER) => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Heard::Nothing,
+            _ => return Heard::End,
+        }
+        let Some(header) = Header::parse(header).filter(|header| header.len as usize <= MAX_ANSWER) else {
+            return Heard::End;
+        };
+        let mut payload = vec![0; header.len as usize];
+        if !payload.is_empty() && self.read(&mut payload) != Ok(payload.len()) {
+            return Heard::End;
+        }
+        let known = header.request == CONFIG_CHANGE;
+        if header.flags & NEED_REPLY != 0 {
+            let answer = Header { flags: REPLY, len: 8, ..header };
+            // A peer that does not read its answers has to do without.
+            let _ = self.0.write(&[answer.bytes(), longs(&[u64::from(!known)])].concat());
+        }
+        if known { Heard::ConfigChange } else { Heard::Nothing }
+    }
+
+    /// Descriptors that come along are closed: no request that brings one is known.
+    fn read(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
+        receive(self.0.as_fd(), bytes, &mut Vec::<OwnedFd>::new())
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    fn heard(messages: &[u8]) -> (Vec<Heard>, Vec<u8>) {
+        let (mut channel, mut peer) = Channel::new().unwrap();
+        peer.write_all(messages).unwrap();
+        peer.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut heard = Vec::new();
+        while heard.last() != Some(&Heard::End) {
+            heard.push(channel.hear());
+        }
+        drop(channel);
+        let mut answers = Vec::new();
+        peer.read_to_end(&mut answers).unwrap();
+        (heard, answers)
+    }
+
+    fn request(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+        [Header { request, flags, len: payload.len() as u32 }.bytes(), payload.to_vec()].concat()
+    }
+
+    #[test]
+    fn a_change_of_the_configuration_is_heard_and_acknowledged_where_that_is_wanted() {
+        let (told, answers) = heard(&[request(2, 0, &[]), request(2, NEED_REPLY, &[])].concat());
+        assert_eq!(told, [Heard::ConfigChange, Heard::ConfigChange, Heard::End]);
+        assert_eq!(answers, [request(2, REPLY, &[0; 8])].concat());
+    }
+
+    #[test]
+    fn another_request_is_refused_where_an_answer_is_wanted() {
+        let (told, answers) = heard(&[request(6, 0, &[1; 16]), request(6, NEED_REPLY, &[1; 16])].concat());
+        assert_eq!(told, [Heard::Nothing, Heard::Nothing, Heard::End]);
+        assert_eq!(answers, request(6, REPLY, &[1, 0, 0, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn what_makes_no_sense_ends_the_channel() {
+        let too_long = Header { request: 2, flags: 0, len: 1 << 20 }.bytes();
+        let cut_off = &request(2, 0, &[1; 16])[..20];
+        for nonsense in [&[0; HEADER][..], &too_long, cut_off, &[1; 5]] {
+            assert_eq!(heard(nonsense).0, [Heard::End], "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_to_hear_is_no_end() {
+        let (mut channel, _peer) = Channel::new().unwrap();
+        assert_eq!(channel.hear(), Heard::Nothing);
+    }
+}

@@ -1,0 +1,203 @@
+//! A connection to the peer: requests, their answers, and how long both may take.
+//!
+//! The `vhost` crate's frontend is no choice here: it reads on when a time-out of the socket is over, so that a peer that never
+//! answers would hold the thread for ever.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use thiserror::Error;
+
+use super::message::{HEADER, Header, MAX_ANSWER, MAX_FDS, REPLY, Request};
+
+/// How long an answer may take.
+pub const ANSWER: Duration = Duration::from_secs(2);
+
+/// What is wrong with a peer.
+#[derive(Debug, Error)]
+#[error("{request}: {fault}")]
+pub struct PeerError {
+    /// What it was asked.
+    pub request: Request,
+    /// What came of that.
+    pub fault: Fault,
+}
+
+/// What came of a request.
+#[derive(Debug, Error)]
+pub enum Fault {
+    /// Nothing, in time.
+    #[error("no answer within {} s", ANSWER.as_secs())]
+    NoAnswer,
+    /// Answers, but altogether too late.
+    #[error("it has taken {} s to get this far", .0.as_secs())]
+    Slow(Duration),
+    /// The peer has closed the connection.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The peer says that it did not do it.
+    #[error("the peer refuses it")]
+    Refused,
+    /// An answer that is none.
+    #[error("the answer makes no sense")]
+    Nonsense,
+    /// The system does not let it happen.
+    #[error("{0}")]
+    System(io::Error),
+}
+
+impl From<Errno> for Fault {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::PIPE | Errno::CONNRESET => Self::Closed,
+            errno => Self::System(errno.into()),
+        }
+    }
+}
+
+/// An answer: its payload, and the descriptor that came with it.
+#[derive(Debug)]
+pub struct Answer {
+    /// The payload.
+    pub payload: Vec<u8>,
+    /// The first descriptor.
+    pub fd: Option<OwnedFd>,
+}
+
+/// A connection. After an error it is of no use any more: an answer that comes late would be taken for another one.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    /// How long all that happens since [`Self::allow`] may take, and when that is over.
+    allowed: (Duration, Instant),
+}
+
+impl Connection {
+    /// Over a connected socket.
+    pub fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, allowed: (Duration::ZERO, Instant::now()) })
+    }
+
+    /// Everything from now on, until this is called again, may take `time`.
+    pub fn allow(&mut self, time: Duration) {
+        self.allowed = (time, Instant::now() + time);
+    }
+
+    /// Sends a request.
+    pub fn send(
+        &mut self,
+        request: Request,
+        flags: u32,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), PeerError> {
+        self.try_send(request, flags, payload, fds).map_err(|fault| PeerError { request, fault })
+    }
+
+    fn try_send(&self, request: Request, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Fault> {
+        let len = u32::try_from(payload.len()).map_err(|_| Fault::Nonsense)?;
+        let message = [Header { request: request.0, flags, len }.bytes(), payload.to_vec()].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(Fault::System(io::ErrorKind::ArgumentListTooLong.into()));
+        }
+        let until = Instant::now() + ANSWER;
+        let mut rest = message.as_slice();
+        while !rest.is_empty() {
+            match sendmsg(&self.stream, &[IoSlice::new(rest)], &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(sent) => {
+                    rest = rest.get(sent..).unwrap_or_default();
+                    // They went with the first byte.
+                    ancillary.clear();
+                }
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, until)?,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the answer to `request`.
+    pub fn answer(&mut self, request: Request) -> Result<Answer, PeerError> {
+        self.try_answer(request).map_err(|fault| PeerError { request, fault })
+    }
+
+    fn try_answer(&self, request: Request) -> Result<Answer, Fault> {
+        let until = Instant::now() + ANSWER;
+        let mut fds = Vec::new();
+        let mut header = [0; HEADER];
+        self.fill(&mut header, &mut fds, until)?;
+        let header = Header::parse(header).ok_or(Fault::Nonsense)?;
+        let len = header.len as usize;
+        if header.request != request.0 || header.flags & REPLY == 0 || len > MAX_ANSWER {
+            return Err(Fault::Nonsense);
+        }
+        let mut payload = vec![0; len];
+        self.fill(&mut payload, &mut fds, until)?;
+        Ok(Answer { payload, fd: fds.into_iter().next() })
+    }
+
+    fn fill(&self, mut bytes: &mut [u8], fds: &mut Vec<OwnedFd>, until: Instant) -> Result<(), Fault> {
+        while !bytes.is_empty() {
+            match receive(self.stream.as_fd(), bytes, fds) {
+                Ok(0) => return Err(Fault::Closed),
+                Ok(received) => bytes = bytes.get_mut(received..).unwrap_or_default(),
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN, until)?,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the socket can be read or written.
+    fn wait(&self, events: PollFlags, until: Instant) -> Result<(), Fault> {
+        let (time, end) = self.allowed;
+        let left = until.min(end).saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(if end < until { Fault::Slow(time) } else { Fault::NoAnswer });
+        }
+        let left = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(&self.stream, events)], left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Whether the peer is still there. It says nothing unless it is asked: one that does is as good as gone.
+    pub fn is_alive(&self) -> bool {
+        let mut byte = [0];
+        matches!(rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT), Err(Errno::AGAIN))
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Receives what there is, with its descriptors.
+pub fn receive(from: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(from, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    Ok(received.bytes)
+}

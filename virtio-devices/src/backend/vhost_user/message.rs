@@ -1,0 +1,140 @@
+//! What the vhost-user protocol's messages are made of: a header, a payload, and descriptors beside them. Numbers are in the host's
+//! byte order (vhost-user protocol, "Message Specification").
+
+use std::fmt;
+
+/// The length of a header: request, flags, length of the payload.
+pub const HEADER: usize = 12;
+/// The most descriptors that a message carries: one for each of as many regions of memory.
+pub const MAX_FDS: usize = 8;
+/// The longest payload that an answer may have. Those that are asked for have 24 bytes at most.
+pub const MAX_ANSWER: usize = 256;
+
+/// The protocol's version, in the flags.
+const VERSION: u32 = 1;
+const VERSION_MASK: u32 = 3;
+/// The flag of an answer.
+pub const REPLY: u32 = 1 << 2;
+/// The flag of a request that wants an acknowledgement.
+pub const NEED_REPLY: u32 = 1 << 3;
+/// In the payload of a request about a descriptor: there is none.
+pub const NO_FD: u64 = 1 << 8;
+
+/// The bit of the device's features by which a peer says that it has protocol features.
+pub const F_PROTOCOL_FEATURES: u32 = 30;
+
+/// Several pairs of queues.
+pub const PROTOCOL_F_MQ: u32 = 0;
+/// Each request can be acknowledged.
+pub const PROTOCOL_F_REPLY_ACK: u32 = 3;
+/// The peer has a channel for requests of its own.
+pub const PROTOCOL_F_BACKEND_REQ: u32 = 5;
+/// The peer has a device configuration.
+pub const PROTOCOL_F_CONFIG: u32 = 9;
+/// The peer keeps what it has taken from the rings and not given back in memory that outlives it.
+pub const PROTOCOL_F_INFLIGHT_SHMFD: u32 = 12;
+/// The peer knows the device status.
+pub const PROTOCOL_F_STATUS: u32 = 16;
+
+/// A request to the peer: its number and its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request(pub u32, &'static str);
+
+impl Request {
+    pub const GET_FEATURES: Self = Self(1, "GET_FEATURES");
+    pub const SET_FEATURES: Self = Self(2, "SET_FEATURES");
+    pub const SET_OWNER: Self = Self(3, "SET_OWNER");
+    pub const SET_MEM_TABLE: Self = Self(5, "SET_MEM_TABLE");
+    pub const SET_VRING_NUM: Self = Self(8, "SET_VRING_NUM");
+    pub const SET_VRING_ADDR: Self = Self(9, "SET_VRING_ADDR");
+    pub const SET_VRING_BASE: Self = Self(10, "SET_VRING_BASE");
+    pub const GET_VRING_BASE: Self = Self(11, "GET_VRING_BASE");
+    pub const SET_VRING_KICK: Self = Self(12, "SET_VRING_KICK");
+    pub const SET_VRING_CALL: Self = Self(13, "SET_VRING_CALL");
+    pub const SET_VRING_ERR: Self = Self(14, "SET_VRING_ERR");
+    pub const GET_PROTOCOL_FEATURES: Self = Self(15, "GET_PROTOCOL_FEATURES");
+    pub const SET_PROTOCOL_FEATURES: Self = Self(16, "SET_PROTOCOL_FEATURES");
+    pub const GET_QUEUE_NUM: Self = Self(17, "GET_QUEUE_NUM");
+    pub const SET_VRING_ENABLE: Self = Self(18, "SET_VRING_ENABLE");
+    pub const SET_BACKEND_REQ_FD: Self = Self(21, "SET_BACKEND_REQ_FD");
+    pub const GET_CONFIG: Self = Self(24, "GET_CONFIG");
+    pub const GET_INFLIGHT_FD: Self = Self(31, "GET_INFLIGHT_FD");
+    pub const SET_INFLIGHT_FD: Self = Self(32, "SET_INFLIGHT_FD");
+    pub const SET_STATUS: Self = Self(39, "SET_STATUS");
+    pub const GET_STATUS: Self = Self(40, "GET_STATUS");
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.1)
+    }
+}
+
+/// A request of the peer's: its device configuration has changed.
+pub const CONFIG_CHANGE: u32 = 2;
+
+/// A message's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// The request's number.
+    pub request: u32,
+    /// [`REPLY`], [`NEED_REPLY`]; the version goes with them.
+    pub flags: u32,
+    /// The length of the payload in bytes.
+    pub len: u32,
+}
+
+impl Header {
+    /// As it is sent.
+    pub fn bytes(self) -> Vec<u8> {
+        numbers(&[self.request, self.flags | VERSION, self.len])
+    }
+
+    /// What was received. `None` if it is of another version of the protocol.
+    pub fn parse(bytes: [u8; HEADER]) -> Option<Self> {
+        let [request, flags, len] = [0, 4, 8].map(|at| u32_at(&bytes, at).unwrap_or(0));
+        (flags & VERSION_MASK == VERSION).then_some(Self { request, flags: flags & !VERSION_MASK, len })
+    }
+}
+
+/// A payload of numbers of 32 bits.
+pub fn numbers(numbers: &[u32]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
+}
+
+/// A payload of numbers of 64 bits.
+pub fn longs(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
+}
+
+/// The number of 32 bits at an offset of a payload.
+pub fn u32_at(payload: &[u8], offset: usize) -> Option<u32> {
+    payload.get(offset..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// The number of 64 bits at an offset of a payload.
+pub fn u64_at(payload: &[u8], offset: usize) -> Option<u64> {
+    payload.get(offset..)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_comes_back_as_it_was_sent_and_another_version_does_not() {
+        let header = Header { request: 24, flags: NEED_REPLY, len: 12 };
+        let bytes: [u8; HEADER] = header.bytes().try_into().unwrap();
+        assert_eq!(bytes, [24, 0, 0, 0, 9, 0, 0, 0, 12, 0, 0, 0]);
+        assert_eq!(Header::parse(bytes), Some(header));
+        assert_eq!(Header::parse([24, 0, 0, 0, 2, 0, 0, 0, 12, 0, 0, 0]), None);
+    }
+
+    #[test]
+    fn a_number_beyond_the_payload_is_none() {
+        let payload = longs(&[1, 0x0002_0003_0004_0005]);
+        assert_eq!((u64_at(&payload, 0), u64_at(&payload, 8)), (Some(1), Some(0x0002_0003_0004_0005)));
+        assert_eq!((u64_at(&payload, 9), u32_at(&payload, 13), u32_at(&payload, 17)), (None, None, None));
+        assert_eq!((u32_at(&payload, 12), u32_at(&payload, 8)), (Some(0x0002_0003), Some(0x0004_0005)));
+    }
+}

@@ -1,0 +1,149 @@
+//! Where the peer is: a socket that it listens on, or one that it connects to.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use super::error::VhostUserError;
+
+/// How long a peer that is to connect is waited for when the NIC is plugged in.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A socket's path. One that is listened on is removed when this is dropped.
+#[derive(Debug)]
+pub struct Socket {
+    path: PathBuf,
+    listener: Option<UnixListener>,
+}
+
+impl Socket {
+    /// A socket that the peer listens on.
+    pub fn of_peer(path: PathBuf) -> Self {
+        Self { path, listener: None }
+    }
+
+    /// Listens at `path`. A socket that a program left behind there is removed.
+    ///
+    /// # Errors
+    ///
+    /// When another program listens there, or nobody can.
+    pub fn listen(path: PathBuf) -> Result<Self, VhostUserError> {
+        match std::fs::symlink_metadata(&path) {
+            Ok(found) if !found.file_type().is_socket() => return Err(VhostUserError::NotASocket(name(&path))),
+            Ok(_) => match connect(&path) {
+                Err(Errno::CONNREFUSED) => std::fs::remove_file(&path).map_err(|error| unusable(&path, error))?,
+                Err(Errno::ACCESS) => return Err(VhostUserError::NoRight(name(&path))),
+                // Also one that is too busy, or a socket of another type.
+                _ => return Err(VhostUserError::InUse(name(&path))),
+            },
+            // That it cannot be looked at shows when it is bound, too.
+            Err(_) => {}
+        }
+        let listener = UnixListener::bind(&path).map_err(|error| unusable(&path, error))?;
+        let socket = Self { path, listener: Some(listener) };
+        if let Some(listener) = &socket.listener {
+            listener.set_nonblocking(true).map_err(|error| unusable(&socket.path, error))?;
+        }
+        Ok(socket)
+    }
+
+    /// Its path, as users read it.
+    pub fn name(&self) -> String {
+        name(&self.path)
+    }
+
+    /// What is readable when a peer wants to connect.
+    pub fn listener(&self) -> Option<BorrowedFd<'_>> {
+        self.listener.as_ref().map(AsFd::as_fd)
+    }
+
+    /// A connection to a peer that is there.
+    ///
+    /// # Errors
+    ///
+    /// What the system says; [`io::ErrorKind::WouldBlock`] when nobody waits to be accepted, or too many.
+    pub fn connect(&self) -> io::Result<UnixStream> {
+        match &self.listener {
+            Some(listener) => listener.accept().map(|(stream, _)| stream),
+            None => Ok(connect(&self.path)?),
+        }
+    }
+
+    /// A connection when the NIC is plugged in: a peer that is to connect is waited for as long as `patience`.
+    ///
+    /// # Errors
+    ///
+    /// A line that says what to do.
+    pub fn first(&self, patience: Duration) -> Result<UnixStream, VhostUserError> {
+        let end = Instant::now() + patience;
+        while let Some(listener) = &self.listener {
+            match listener.accept() {
+                Ok((stream, _)) => return Ok(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // A peer that is gone again.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(source) => return Err(VhostUserError::Socket { path: self.name(), source }),
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(VhostUserError::NobodyCame { path: self.name() });
+            }
+            let left = Timespec::try_from(left).ok();
+            // Interrupted by a signal: it is tried again.
+            let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], left.as_ref());
+        }
+        connect(&self.path).map_err(|errno| self.unreachable(errno))
+    }
+
+    pub(super) fn unreachable(&self, errno: Errno) -> VhostUserError {
+        let path = self.name();
+        let is_socket = std::fs::metadata(&self.path).is_ok_and(|found| found.file_type().is_socket());
+        match errno {
+            Errno::NOENT | Errno::NOTDIR => VhostUserError::Missing(path),
+            Errno::ACCESS | Errno::PERM => VhostUserError::NoRight(path),
+            Errno::CONNREFUSED if is_socket => VhostUserError::Refused(path),
+            Errno::CONNREFUSED | Errno::PROTOTYPE => VhostUserError::NotASocket(path),
+            Errno::AGAIN => VhostUserError::Busy(path),
+            errno => VhostUserError::Socket { path, source: errno.into() },
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.listener.is_some() {
+            // Somebody may have removed it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Connects without waiting: where others wait already, it does not join them.
+fn connect(path: &Path) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+/// Why nobody can listen at `path`.
+fn unusable(path: &Path, source: io::Error) -> VhostUserError {
+    let name = name(path);
+    match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => VhostUserError::NoFolder(name),
+        io::ErrorKind::PermissionDenied => VhostUserError::NoRight(name),
+        io::ErrorKind::AddrInUse => VhostUserError::InUse(name),
+        _ => VhostUserError::Socket { path: name, source },
+    }
+}
+
+fn name(path: &Path) -> String {
+    path.display().to_string()
+}

@@ -1,0 +1,143 @@
+//! What is agreed with a peer before a driver runs, and which peers are refused.
+
+use std::time::{Duration, Instant};
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::*;
+
+use super::super::message::*;
+use super::*;
+use crate::Offload;
+use crate::features::has;
+
+#[test]
+fn a_peer_is_asked_what_it_can_do_before_it_is_given_anything() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script::new(1));
+    let ability = rig.connect(1).unwrap().ability();
+    let expected = [
+        "GET_FEATURES",
+        "GET_PROTOCOL_FEATURES",
+        "SET_PROTOCOL_FEATURES 0x11229",
+        "SET_OWNER",
+        "GET_CONFIG",
+        "SET_BACKEND_REQ_FD",
+        "GET_QUEUE_NUM",
+    ];
+    assert_eq!(peer.heard(), expected);
+    assert_eq!((ability.name.as_str(), ability.queue_pairs), (rig.path().to_str().unwrap(), 1));
+    assert_eq!((ability.mac, ability.mtu), (Some([0x52, 0x54, 0, 0, 0, 9]), Some(1400)));
+    assert!(has(ability.features, VIRTIO_F_VERSION_1) && has(ability.features, VIRTIO_NET_F_CSUM));
+    assert!(has(ability.features, VIRTIO_NET_F_CTRL_VQ), "the NIC serves it");
+    assert!(!has(ability.features, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS), "offloads follow from features");
+    assert!(!ability.control_queue && !ability.switches_offloads);
+}
+
+#[test]
+fn a_peer_without_protocol_features_is_asked_for_none_and_runs_one_pair() {
+    let rig = Rig::new();
+    let mut script = Script::new(2);
+    script.features &= !(1 << F_PROTOCOL_FEATURES);
+    let peer = rig.peer(script);
+    let ability = rig.connect(1).unwrap().ability();
+    assert_eq!(peer.await_heard("SET_OWNER"), ["GET_FEATURES", "SET_OWNER"]);
+    assert_eq!((ability.mac, ability.mtu), (None, None));
+    assert!(matches!(rig.connect(2), Err(VhostUserError::TooFewQueues { wanted: 2, .. })));
+}
+
+#[test]
+fn a_channel_is_opened_only_for_changes_of_a_link_that_the_peer_has() {
+    let rig = Rig::new();
+    let mut no_link = Script::new(1);
+    no_link.features &= !(1 << VIRTIO_NET_F_STATUS);
+    for script in [no_link, Script::new(1).without(&[PROTOCOL_F_CONFIG])] {
+        let peer = rig.peer(script);
+        rig.connect(1).unwrap();
+        assert!(!peer.heard().iter().any(|heard| heard == "SET_BACKEND_REQ_FD"));
+    }
+}
+
+#[test]
+fn a_number_of_queues_is_one_of_queues_or_of_pairs() {
+    let rig = Rig::new();
+    let connect = |queue_num, queues, pairs, without: &[u32]| {
+        let peer = rig.peer(Script { queue_num, queues, ..Script::new(1).without(without) });
+        let connected = match rig.connect(pairs) {
+            Ok(_) => true,
+            Err(VhostUserError::TooFewQueues { wanted, .. }) if wanted == pairs => false,
+            Err(error) => panic!("{error}"),
+        };
+        (connected, peer.heard().iter().any(|heard| heard.ends_with(" none")))
+    };
+    for without in [&[][..], &[PROTOCOL_F_REPLY_ACK]] {
+        assert_eq!(connect(4, 4, 2, without), (true, false));
+        assert_eq!(connect(2, 4, 2, without), (true, true), "it counts pairs");
+        assert_eq!(connect(2, 2, 2, without), (false, true), "it counts queues");
+        assert_eq!(connect(3, 3, 2, without), (false, true), "it lacks one");
+        assert_eq!(connect(1, 1, 1, without), (false, true), "it lacks one");
+        assert_eq!(connect(1, 2, 2, without), (false, false));
+        assert_eq!(connect(4, 4, 1, without), (true, false));
+    }
+    let _peer = rig.peer(Script { queue_num: 1, ..Script::new(1) });
+    let refused = rig.connect(4).unwrap_err().to_string();
+    assert!(refused.ends_with("fewer than 4 pairs of queues; give num_queues=6 or less, or start it with more"));
+    let _peer = rig.peer(Script { queue_num: 0, ..Script::new(1) });
+    assert_eq!(rig.refusal(), "socket=PATH: the backend has fewer than one pair of queues; start it with more");
+}
+
+#[test]
+fn a_peer_that_never_answers_is_refused_within_three_seconds() {
+    let rig = Rig::new();
+    for (request, without) in [(Request::GET_FEATURES, &[][..]), (Request::SET_OWNER, &[]), (Request::GET_CONFIG, &[3])]
+    {
+        let _peer = rig.peer(Script { mute: vec![request], ..Script::new(1).without(without) });
+        let start = Instant::now();
+        let refused = rig.refusal();
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        let expected =
+            format!("socket=PATH: {request}: no answer within 2 s; is a vhost-user backend there, and not stuck?");
+        assert_eq!(refused, expected);
+    }
+}
+
+#[test]
+fn a_peer_that_is_none_for_this_nic_is_refused_in_one_line() {
+    let rig = Rig::new();
+    let mut legacy = Script::new(1);
+    legacy.features &= !(1 << VIRTIO_F_VERSION_1);
+    let peer = rig.peer(legacy);
+    assert!(rig.refusal().starts_with("socket=PATH: the backend does not offer VIRTIO_F_VERSION_1;"));
+    drop(peer);
+    let _peer = rig.peer(Script { refused: vec![Request::SET_OWNER], ..Script::new(1) });
+    assert!(rig.refusal().starts_with("socket=PATH: SET_OWNER: the peer refuses it;"));
+}
+
+#[test]
+fn memory_that_the_peer_cannot_map_is_refused_before_anything_is_sent() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script::new(1));
+    let connect = |map: GuestMemoryMmap| {
+        let refused = VhostUser::connect(rig.spec(1), &Memory::new(map)).unwrap_err().to_string();
+        refused.replace(rig.path().to_str().unwrap(), "PATH")
+    };
+    let expected = "socket=PATH: the backend cannot reach guest memory; add --memory shared=on";
+    assert_eq!(connect(memory()), expected);
+    let file = FileOffset::new(tempfile::tempfile().unwrap(), 0);
+    file.file().set_len(MEMORY).unwrap();
+    let private = vm_memory::MmapRegion::build(
+        Some(file),
+        MEMORY as usize,
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_NORESERVE,
+    );
+    let private = vm_memory::GuestRegionMmap::new(private.unwrap(), GuestAddress(0)).unwrap();
+    assert_eq!(connect(GuestMemoryMmap::from_regions(vec![private]).unwrap()), expected);
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(9 * 4096).unwrap();
+    let file = Arc::new(file);
+    let piece = |n: u64| (GuestAddress(n << 20), 4096, Some(FileOffset::from_arc(Arc::clone(&file), n * 4096)));
+    let pieces: Vec<_> = (0..9).map(piece).collect();
+    let refused = connect(GuestMemoryMmap::from_ranges_with_files(pieces).unwrap());
+    assert_eq!(refused, "socket=PATH: guest memory has 9 regions, and vhost-user takes 8; give it fewer");
+    assert_eq!((peer.connections(), peer.heard().len()), (0, 0));
+}

@@ -1,0 +1,340 @@
+//! A vhost-user backend that does as it is told.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::*;
+
+use super::super::connection::receive;
+use super::super::message::*;
+use super::rings::Rings;
+use crate::net::testing::eventually;
+
+/// How often a thread looks whether it shall end.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+
+/// What a peer offers, and what it does with requests.
+#[derive(Clone)]
+pub struct Script {
+    pub features: u64,
+    pub protocol: u64,
+    /// The answer to `GET_QUEUE_NUM`.
+    pub queue_num: u64,
+    /// The queues that there are.
+    pub queues: usize,
+    pub config: [u8; 12],
+    /// Requests that are heard and not answered.
+    pub mute: Vec<Request>,
+    /// Requests that are answered with a refusal.
+    pub refused: Vec<Request>,
+    /// Buffers of the transmit queues are taken and not given back.
+    pub keeps_buffers: bool,
+    /// Features never become agreed.
+    pub denies_features: bool,
+}
+
+/// The configuration of a NIC with its link up.
+pub const CONFIG: [u8; 12] = [0x52, 0x54, 0, 0, 0, 9, 1, 0, 1, 0, 0x78, 0x05];
+
+impl Script {
+    /// A peer with all protocol features, for `pairs` pairs of queues, which counts queues.
+    pub fn new(pairs: usize) -> Self {
+        let bits = [
+            VIRTIO_F_VERSION_1,
+            VIRTIO_NET_F_MRG_RXBUF,
+            VIRTIO_NET_F_CSUM,
+            VIRTIO_NET_F_MAC,
+            VIRTIO_NET_F_MTU,
+            VIRTIO_NET_F_STATUS,
+            VIRTIO_NET_F_MQ,
+            VIRTIO_NET_F_CTRL_GUEST_OFFLOADS,
+            F_PROTOCOL_FEATURES,
+        ];
+        Self {
+            features: bits.iter().fold(0, |features, bit| features | 1 << bit),
+            protocol: u64::MAX,
+            queue_num: 2 * pairs as u64,
+            queues: 2 * pairs,
+            config: CONFIG,
+            mute: Vec::new(),
+            refused: Vec::new(),
+            keeps_buffers: false,
+            denies_features: false,
+        }
+    }
+
+    /// One that has none of the protocol features `bits`.
+    pub fn without(mut self, bits: &[u32]) -> Self {
+        bits.iter().for_each(|bit| self.protocol &= !(1 << bit));
+        self
+    }
+}
+
+/// What the thread shares with the test.
+#[derive(Default)]
+struct Shared {
+    stop: bool,
+    /// Requests as they came.
+    heard: Vec<String>,
+    channel: Option<OwnedFd>,
+    connections: u32,
+    /// The configuration to show from now on.
+    config: Option<[u8; 12]>,
+    /// Rings are to be called broken.
+    breaks: bool,
+    /// Buffers that were taken and not given back.
+    kept: usize,
+}
+
+/// A peer in a thread. It dies when this is dropped, and leaves its socket behind as a process that is killed does.
+pub struct TestPeer {
+    shared: Arc<Mutex<Shared>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TestPeer {
+    /// One that listens at `path`, where another may have been. Frames go to and come from `wire`.
+    pub fn listen(path: &Path, script: Script, wire: Arc<OwnedFd>) -> Self {
+        let _ = std::fs::remove_file(path);
+        let listener = UnixListener::bind(path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Self::spawn(script, wire, move || {
+            let _ = poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&TICK));
+            Some(listener.accept().ok()?.0)
+        })
+    }
+
+    /// One that connects to `path`, as soon as somebody listens there.
+    pub fn call(path: PathBuf, script: Script, wire: Arc<OwnedFd>) -> Self {
+        Self::spawn(script, wire, move || {
+            std::thread::sleep(Duration::from_millis(5));
+            UnixStream::connect(&path).ok()
+        })
+    }
+
+    fn spawn(script: Script, wire: Arc<OwnedFd>, connect: impl Fn() -> Option<UnixStream> + Send + 'static) -> Self {
+        let shared = Arc::<Mutex<Shared>>::default();
+        let seen = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            while !seen.lock().stop {
+                if let Some(stream) = connect() {
+                    seen.lock().connections += 1;
+                    let mut session = Session { script: &script, shared: &seen, rings: Rings::new(script.queues) };
+                    session.serve(&stream, wire.as_fd());
+                    seen.lock().channel = None;
+                }
+            }
+        });
+        Self { shared, thread: Some(thread) }
+    }
+
+    /// What was asked since the last call, in order.
+    pub fn heard(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.lock().heard)
+    }
+
+    /// What was asked since the last call of [`Self::heard`], once that ends with `last`.
+    pub fn await_heard(&self, last: &str) -> Vec<String> {
+        let mut heard = Vec::new();
+        eventually(last, || {
+            heard.extend(self.heard());
+            heard.last().is_some_and(|heard| heard == last)
+        });
+        heard
+    }
+
+    pub fn connections(&self) -> u32 {
+        self.shared.lock().connections
+    }
+
+    pub fn kept(&self) -> usize {
+        self.shared.lock().kept
+    }
+
+    /// Changes the configuration, and says so.
+    pub fn set_config(&self, config: [u8; 12]) {
+        let mut shared = self.shared.lock();
+        shared.config = Some(config);
+        let header = Header { request: CONFIG_CHANGE, flags: 0, len: 0 }.bytes();
+        rustix::net::send(shared.channel.as_ref().unwrap(), &header, SendFlags::empty()).unwrap();
+    }
+
+    /// Says that a ring makes no sense.
+    pub fn call_rings_broken(&self) {
+        self.shared.lock().breaks = true;
+    }
+}
+
+impl Drop for TestPeer {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        let result = self.thread.take().unwrap().join();
+        assert!(result.is_ok() || std::thread::panicking(), "the peer's thread has panicked");
+    }
+}
+
+/// A connection of a peer.
+struct Session<'a> {
+    script: &'a Script,
+    shared: &'a Mutex<Shared>,
+    rings: Rings,
+}
+
+impl Session<'_> {
+    fn serve(&mut self, stream: &UnixStream, wire: BorrowedFd<'_>) {
+        loop {
+            let readable = {
+                let mut fds = vec![PollFd::new(stream, PollFlags::IN), PollFd::from_borrowed_fd(wire, PollFlags::IN)];
+                // Without a buffer for it a frame stays where it is.
+                let waited = if self.rings.can_receive() { 2 } else { 1 };
+                fds.truncate(waited);
+                self.rings.kicks().for_each(|kick| fds.push(PollFd::from_borrowed_fd(kick, PollFlags::IN)));
+                let _ = poll(&mut fds, Some(&TICK));
+                !fds[0].revents().is_empty()
+            };
+            if self.shared.lock().stop {
+                return;
+            }
+            if std::mem::take(&mut self.shared.lock().breaks) {
+                self.rings.call_broken();
+            }
+            if readable && !self.answer_one(stream) {
+                return;
+            }
+            let kept = self.rings.carry(wire, self.script.keeps_buffers);
+            self.shared.lock().kept += kept;
+        }
+    }
+
+    /// Hears one request. Returns whether the other side is still there.
+    fn answer_one(&mut self, stream: &UnixStream) -> bool {
+        let (mut header, mut fds) = ([0; HEADER], Vec::new());
+        // A request comes in one piece: it is sent in one piece, and is small.
+        if receive(stream.as_fd(), &mut header, &mut fds) != Ok(HEADER) {
+            return false;
+        }
+        let header = Header::parse(header).expect("a request of version 1");
+        let mut payload = vec![0; header.len as usize];
+        if !payload.is_empty() {
+            let received = rustix::net::recv(stream, &mut payload, RecvFlags::WAITALL).unwrap();
+            assert_eq!(received.0, header.len as usize);
+        }
+        let (name, answer, fd) = self.obey(header.request, &payload, fds);
+        self.shared.lock().heard.push(name);
+        let is = |requests: &[Request]| requests.iter().any(|request| request.0 == header.request);
+        if is(&self.script.mute) {
+            return true;
+        }
+        let answer = match answer {
+            Ok(Some(answer)) => answer,
+            done if header.flags & NEED_REPLY != 0 => longs(&[u64::from(done.is_err() || is(&self.script.refused))]),
+            // Who cannot refuse hangs up.
+            Err(()) => return false,
+            Ok(None) => return true,
+        };
+        respond(stream, header.request, &answer, fd);
+        true
+    }
+
+    /// Does what was asked. Returns how it is called, and the answer, if it has one.
+    fn obey(
+        &mut self,
+        request: u32,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> (String, Result<Option<Vec<u8>>, ()>, Option<OwnedFd>) {
+        let long = || u64_at(payload, 0).unwrap();
+        let queue = || (long() & 0xff) as usize;
+        let (index, number) = (u32_at(payload, 0).unwrap_or(0), u32_at(payload, 4).unwrap_or(0));
+        let named = |name: &str, answer: Option<Vec<u8>>| (name.to_owned(), Ok(answer), None);
+        let count = fds.len();
+        let mut fd = fds.into_iter();
+        match request {
+            1 => named("GET_FEATURES", Some(longs(&[self.script.features]))),
+            2 => named(&format!("SET_FEATURES {:#x}", long()), None),
+            3 => named("SET_OWNER", None),
+            5 => {
+                self.rings.map(payload, fd.collect());
+                named(&format!("SET_MEM_TABLE {index} fds={count}"), None)
+            }
+            8 => named(&format!("NUM {index}={number}"), self.rings.set(index, |ring| ring.size = number as u16)),
+            9 => {
+                let [descriptors, used, available] = [8, 16, 24].map(|at| u64_at(payload, at).unwrap());
+                let known = self.rings.set(index, |ring| ring.addresses = [descriptors, available, used]);
+                named(&format!("ADDR {index}"), known)
+            }
+            10 => named(&format!("BASE {index}={number}"), self.rings.set(index, |ring| ring.base = number as u16)),
+            11 => {
+                let base = self.rings.stop(index);
+                named(&format!("GET_BASE {index}"), Some(numbers(&[index, base.into()])))
+            }
+            12 => {
+                self.rings.start(queue(), fd.next().unwrap());
+                named(&format!("KICK {}", queue()), None)
+            }
+            13 => {
+                let name = format!("CALL {}{}", queue(), if long() & NO_FD == 0 { "" } else { " none" });
+                let known = queue() < self.script.queues;
+                if known {
+                    self.rings.set(queue() as u32, |ring| ring.call = fd.next());
+                }
+                (name, if known { Ok(None) } else { Err(()) }, None)
+            }
+            14 => named(&format!("ERR {}", queue()), self.rings.set(queue() as u32, |ring| ring.error = fd.next())),
+            15 => named("GET_PROTOCOL_FEATURES", Some(longs(&[self.script.protocol]))),
+            16 => named(&format!("SET_PROTOCOL_FEATURES {:#x}", long()), None),
+            17 => named("GET_QUEUE_NUM", Some(longs(&[self.script.queue_num]))),
+            18 => named(&format!("ENABLE {index}={number}"), self.rings.set(index, |ring| ring.enabled = number == 1)),
+            21 => {
+                self.shared.lock().channel = fd.next();
+                named("SET_BACKEND_REQ_FD", None)
+            }
+            24 => {
+                let config = self.shared.lock().config.unwrap_or(self.script.config);
+                named("GET_CONFIG", Some([&payload[..12], &config].concat()))
+            }
+            31 => {
+                let file = rustix::fs::memfd_create("inflight", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+                let shape = [&longs(&[4096, 0]), &payload[16..]].concat();
+                (format!("GET_INFLIGHT {}", shape_of(payload)), Ok(Some(shape)), Some(file))
+            }
+            32 => named(&format!("SET_INFLIGHT {} size={} fds={count}", shape_of(payload), long()), None),
+            39 => {
+                self.rings.status = long();
+                named(&format!("STATUS {}", long()), None)
+            }
+            40 => {
+                let denied = if self.script.denies_features { 8 } else { 0 };
+                named("GET_STATUS", Some(longs(&[self.rings.status & !denied])))
+            }
+            other => panic!("request {other}"),
+        }
+    }
+}
+
+fn shape_of(payload: &[u8]) -> String {
+    let counts = u32_at(payload, 16).unwrap();
+    assert_eq!(payload.len(), 24);
+    format!("queues={} of {}", counts & 0xffff, counts >> 16)
+}
+
+fn respond(stream: &UnixStream, request: u32, payload: &[u8], fd: Option<OwnedFd>) {
+    let header = Header { request, flags: REPLY, len: payload.len() as u32 };
+    let message = [header.bytes(), payload.to_vec()].concat();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+    if !fds.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+    }
+    // The other side may have given up.
+    let _ = rustix::net::sendmsg(stream, &[std::io::IoSlice::new(&message)], &mut ancillary, SendFlags::NOSIGNAL);
+}

@@ -1,0 +1,152 @@
+//! The rings as a peer sees them: mapped by itself, named by addresses of another process.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+
+use super::super::message::{u32_at, u64_at};
+
+/// A ring, as far as it is known.
+#[derive(Default)]
+pub struct PeerRing {
+    pub size: u16,
+    pub base: u16,
+    /// Descriptor table, available ring, used ring.
+    pub addresses: [u64; 3],
+    pub call: Option<OwnedFd>,
+    pub error: Option<OwnedFd>,
+    pub enabled: bool,
+    kick: Option<OwnedFd>,
+    queue: Option<Queue>,
+}
+
+/// All rings of a peer, and the memory that they are in.
+pub struct Rings {
+    rings: Vec<PeerRing>,
+    memory: Option<GuestMemoryMmap>,
+    /// What an address of the other process is more than the guest's.
+    offset: u64,
+    /// The device status.
+    pub status: u64,
+}
+
+impl Rings {
+    pub fn new(queues: usize) -> Self {
+        Self { rings: (0..queues).map(|_| PeerRing::default()).collect(), memory: None, offset: 0, status: 0 }
+    }
+
+    /// Changes a ring. One that does not exist is a bug of the test's or of the frontend's.
+    pub fn set(&mut self, index: u32, change: impl FnOnce(&mut PeerRing)) -> Option<Vec<u8>> {
+        change(&mut self.rings[index as usize]);
+        None
+    }
+
+    /// Maps guest memory, of one region.
+    pub fn map(&mut self, table: &[u8], files: Vec<OwnedFd>) {
+        assert_eq!((u32_at(table, 0), files.len()), (Some(1), 1));
+        let [address, size, user, offset] = [8, 16, 24, 32].map(|at| u64_at(table, at).unwrap());
+        let file = files.into_iter().next().map(|file| FileOffset::new(File::from(file), offset));
+        let range = (GuestAddress(address), size as usize, file);
+        self.memory = Some(GuestMemoryMmap::from_ranges_with_files([range]).unwrap());
+        self.offset = user - address;
+    }
+
+    /// Starts a ring with its doorbell.
+    pub fn start(&mut self, index: usize, kick: OwnedFd) {
+        let memory = self.memory.as_ref().expect("memory comes before rings start");
+        let ring = &mut self.rings[index];
+        assert!(ring.call.is_some() && ring.size > 0, "a ring is complete when it starts");
+        let [descriptors, available, used] = ring.addresses.map(|address| (address - self.offset) as u32);
+        let mut queue = Queue::new(ring.size).unwrap();
+        queue.set_desc_table_address(Some(descriptors), None);
+        queue.set_avail_ring_address(Some(available), None);
+        queue.set_used_ring_address(Some(used), None);
+        queue.set_next_avail(ring.base);
+        queue.set_next_used(memory.read_obj(GuestAddress(u64::from(used) + 2)).unwrap());
+        queue.set_ready(true);
+        (ring.kick, ring.queue) = (Some(kick), Some(queue));
+    }
+
+    /// Stops a ring, and returns where it goes on.
+    pub fn stop(&mut self, index: u32) -> u16 {
+        let ring = &mut self.rings[index as usize];
+        assert!(!ring.enabled, "a ring is disabled before it is stopped");
+        (ring.kick, ring.call) = (None, None);
+        ring.queue.take().unwrap().next_avail()
+    }
+
+    /// The doorbells that matter now.
+    pub fn kicks(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.rings.iter().filter(|ring| ring.enabled).filter_map(|ring| ring.kick.as_ref()).map(AsFd::as_fd)
+    }
+
+    pub fn can_receive(&self) -> bool {
+        self.rings.first().is_some_and(|ring| ring.enabled && ring.queue.is_some())
+    }
+
+    pub fn call_broken(&self) {
+        rustix::io::write(self.rings[0].error.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Carries frames between the wire and those rings that are enabled. Returns how many buffers were taken to be kept.
+    pub fn carry(&mut self, wire: BorrowedFd<'_>, keeps_buffers: bool) -> usize {
+        let Some(memory) = &self.memory else { return 0 };
+        let mut kept = 0;
+        for (index, ring) in self.rings.iter_mut().enumerate().filter(|(_, ring)| ring.enabled) {
+            let Some(queue) = &mut ring.queue else { continue };
+            let _ = rustix::io::read(ring.kick.as_ref().unwrap(), &mut [0; 8]);
+            let done = match index {
+                0 => fill(queue, memory, wire),
+                index if index % 2 == 1 && keeps_buffers => {
+                    kept += std::iter::from_fn(|| queue.pop_descriptor_chain(memory)).count();
+                    false
+                }
+                index if index % 2 == 1 => send(queue, memory, wire),
+                _ => false,
+            };
+            if done {
+                rustix::io::write(ring.call.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
+            }
+        }
+        kept
+    }
+}
+
+/// Writes frames that have come to the driver's buffers.
+fn fill(queue: &mut Queue, memory: &GuestMemoryMmap, wire: BorrowedFd<'_>) -> bool {
+    let mut done = false;
+    while queue.avail_idx(memory, std::sync::atomic::Ordering::Acquire).unwrap().0 != queue.next_avail() {
+        let mut frame = vec![0; 4096];
+        let Ok(len) = rustix::io::read(wire, &mut frame) else { break };
+        let chain = queue.pop_descriptor_chain(memory).unwrap();
+        let (head, mut rest) = (chain.head_index(), &frame[..len]);
+        for descriptor in chain {
+            let piece = rest.len().min(descriptor.len() as usize);
+            memory.write_slice(&rest[..piece], descriptor.addr()).unwrap();
+            rest = &rest[piece..];
+        }
+        assert!(rest.is_empty(), "the frame fits");
+        queue.add_used(memory, head, len as u32).unwrap();
+        done = true;
+    }
+    done
+}
+
+/// Sends the frames that the driver has made available.
+fn send(queue: &mut Queue, memory: &GuestMemoryMmap, wire: BorrowedFd<'_>) -> bool {
+    let mut done = false;
+    while let Some(chain) = queue.pop_descriptor_chain(memory) {
+        let (head, mut frame) = (chain.head_index(), Vec::new());
+        for descriptor in chain {
+            let mut piece = vec![0; descriptor.len() as usize];
+            memory.read_slice(&mut piece, descriptor.addr()).unwrap();
+            frame.extend(piece);
+        }
+        rustix::io::write(wire, &frame).unwrap();
+        queue.add_used(memory, head, 0).unwrap();
+        done = true;
+    }
+    done
+}

@@ -1,0 +1,349 @@
+//! A driver over a peer that runs its queues, dies and comes back.
+
+use std::time::{Duration, Instant};
+
+use virtio_bindings::virtio_net::*;
+use virtio_queue::QueueT;
+
+use super::super::message::*;
+use super::peer::CONFIG;
+use super::*;
+use crate::{Offload, VirtioDevice};
+
+/// The configuration with the link down.
+fn link_down() -> [u8; 12] {
+    let mut config = CONFIG;
+    config[6] = 0;
+    config
+}
+
+/// A guest whose driver runs over a peer with one pair.
+fn run(rig: &Rig, script: Script) -> (TestPeer, Guest) {
+    let peer = rig.peer(script);
+    let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
+    peer.heard();
+    guest.start_at_once(guest.net.features());
+    (peer, guest)
+}
+
+fn positions(guest: &Guest) -> [(u16, u16); 2] {
+    [0, 1].map(|n: usize| {
+        let queue = guest.queues[n].queue.lock();
+        (queue.next_avail(), queue.next_used())
+    })
+}
+
+#[test]
+fn rings_are_set_up_before_they_are_enabled_and_stopped_before_they_are_let_go() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script::new(1));
+    // VERSION_1 and protocol features, checksums, MTU, address, merged buffers and link; not the control queue.
+    let mut expected = vec!["SET_FEATURES 0x140018029", "STATUS 11", "GET_STATUS", "SET_MEM_TABLE 1 fds=1"];
+    expected.extend(["GET_INFLIGHT queues=2 of 16", "SET_INFLIGHT queues=2 of 16 size=4096 fds=1"]);
+    expected.extend(["NUM 0=16", "BASE 0=0", "ADDR 0", "CALL 0", "ERR 0", "KICK 0"]);
+    expected.extend(["NUM 1=16", "BASE 1=0", "ADDR 1", "CALL 1", "ERR 1", "KICK 1"]);
+    expected.extend(["ENABLE 0=1", "ENABLE 1=1", "STATUS 15"]);
+    assert_eq!(peer.await_heard("STATUS 15"), expected);
+    guest.stop();
+    assert_eq!(peer.heard(), ["ENABLE 0=0", "GET_BASE 0", "ENABLE 1=0", "GET_BASE 1", "STATUS 0"]);
+}
+
+#[test]
+fn without_acknowledgements_a_last_question_shows_that_all_was_done() {
+    let rig = Rig::new();
+    let script = Script::new(1).without(&[PROTOCOL_F_REPLY_ACK, PROTOCOL_F_STATUS, PROTOCOL_F_INFLIGHT_SHMFD]);
+    let (peer, mut guest) = run(&rig, script);
+    let heard = peer.await_heard("GET_FEATURES");
+    assert_eq!(heard[..2], ["SET_FEATURES 0x140018029", "SET_MEM_TABLE 1 fds=1"]);
+    assert_eq!(heard.len(), 2 + 12 + 2 + 1);
+    rig.check_traffic(&mut guest, 60);
+}
+
+#[test]
+fn frames_pass_both_ways_and_go_on_after_a_stop_without_a_reset() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script::new(1));
+    for round in 0..20 {
+        rig.check_traffic(&mut guest, 60 + usize::from(round));
+        guest.stop();
+        assert_eq!(positions(&guest), [(round + 1, round + 1); 2]);
+        peer.heard();
+        guest.start_at_once(guest.net.features());
+        assert!(peer.await_heard("STATUS 15").contains(&format!("BASE 1={}", round + 1)));
+    }
+    guest.net.reset();
+    assert_eq!(peer.connections(), 1);
+}
+
+#[test]
+fn buffers_that_a_peer_holds_when_it_stops_are_not_taken_again() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script { keeps_buffers: true, ..Script::new(1) });
+    guest.queues[1].send(BUFFERS, &with_header(&frame(OTHER, 60)), &[12]);
+    guest.kick(1);
+    eventually("the buffer's taking", || peer.kept() == 1);
+    guest.stop();
+    assert_eq!(positions(&guest), [(0, 0), (1, 0)]);
+}
+
+#[test]
+fn a_peer_that_dies_takes_the_link_down_and_one_that_comes_brings_it_back_with_the_same_queues() {
+    let rig = Rig::new();
+    let (mut peer, mut guest) = run(&rig, Script::new(1));
+    for round in 1..4 {
+        rig.check_traffic(&mut guest, 60);
+        drop(peer);
+        await_loss(&guest, true);
+        assert!(!guest.net.link_up());
+        peer = rig.peer(Script::new(1));
+        await_loss(&guest, false);
+        assert!(guest.net.link_up());
+        rig.check_traffic(&mut guest, 1000);
+        assert!(peer.heard().contains(&format!("BASE 0={}", 2 * round - 1)));
+    }
+}
+
+#[test]
+fn what_a_dead_peer_has_taken_and_not_given_back_its_successor_does() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script { keeps_buffers: true, ..Script::new(1) });
+    guest.queues[1].send(BUFFERS, &with_header(&frame(OTHER, 77)), &[12]);
+    guest.kick(1);
+    eventually("the buffer's taking", || peer.kept() == 1);
+    drop(peer);
+    await_loss(&guest, true);
+    while guest.interrupts.eventfd(0).unwrap().read().is_ok() {}
+    let successor = rig.peer(Script::new(1));
+    eventually("the frame", || receive(&rig.wire) == Some(with_header(&frame(OTHER, 77))));
+    eventually("the buffer's return", || guest.queues[1].take_used().len() == 1);
+    let heard = successor.heard();
+    assert!(!heard.iter().any(|heard| heard.starts_with("GET_INFLIGHT")), "{heard:?}");
+    assert!(heard.contains(&"SET_INFLIGHT queues=2 of 16 size=4096 fds=1".to_owned()));
+    eventually("a word for what may have gone unsaid", || guest.interrupts.eventfd(0).unwrap().read().is_ok());
+}
+
+#[test]
+fn memory_for_what_is_in_flight_is_new_for_a_new_driver() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script::new(1));
+    peer.await_heard("STATUS 15");
+    drop(peer);
+    await_loss(&guest, true);
+    guest.stop();
+    guest.net.reset();
+    let successor = rig.peer(Script::new(1));
+    guest.start_at_once(guest.net.features());
+    let heard = successor.await_heard("STATUS 15");
+    assert!(heard.contains(&"GET_INFLIGHT queues=2 of 16".to_owned()), "{heard:?}");
+}
+
+#[test]
+fn a_peer_that_comes_back_with_less_is_refused_and_one_with_as_much_taken() {
+    let rig = Rig::new();
+    let path = rig.path().display().to_string();
+    record_log();
+    let (peer, mut guest) = run(&rig, Script::new(1));
+    rig.check_traffic(&mut guest, 60);
+    drop(peer);
+    let mut less = Script::new(1);
+    less.features &= !(1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_MRG_RXBUF);
+    let peer = rig.peer(less);
+    eventually("three attempts", || peer.connections() == 3);
+    eventually("a refusal", || logged(&path).len() == 2);
+    let lacks = |times| {
+        format!("{path}: the backend that came back is refused ({times} times so far): it lacks the feature bits 0, 15")
+    };
+    assert_eq!(logged(&path), [lacks(1), lacks(2)]);
+    assert!(guest.net.backend_lost());
+    drop(peer);
+    let _peer = rig.peer(Script::new(1));
+    await_loss(&guest, false);
+    rig.check_traffic(&mut guest, 60);
+}
+
+#[test]
+fn features_pairs_and_mtu_have_to_come_back() {
+    let rig = Rig::new();
+    let first = rig.peer(Script::new(2));
+    let mut backend = rig.connect(2).unwrap();
+    drop(first);
+    let mut comes_back = |change: fn(&mut Script)| {
+        let mut script = Script::new(2);
+        change(&mut script);
+        let _peer = rig.peer(script);
+        backend.recover().map_err(|error| error.to_string())
+    };
+    let lacks = |what: &str| Err(format!("cannot negotiate with the backend: it lacks {what}"));
+    assert_eq!(comes_back(|script| script.features &= !(1 << VIRTIO_NET_F_CSUM)), lacks("the feature bits 0"));
+    assert_eq!(comes_back(|script| script.config[10] = 0x77), lacks("an MTU of 1400: its own is 1399"));
+    assert_eq!(comes_back(|script| script.queue_num = 1), lacks("2 pairs of queues"));
+    // More is welcome, and what no NIC is offered does not matter.
+    assert_eq!(comes_back(|script| script.features |= 1 << 26), Ok(()));
+    assert_eq!(comes_back(|script| script.features &= !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS)), Ok(()));
+    assert_eq!(comes_back(|script| script.config[10] = 0x79), Ok(()));
+}
+
+#[test]
+fn a_server_keeps_its_socket_for_peers_that_come_later() {
+    let rig = Rig::new();
+    let call = || TestPeer::call(rig.path(), Script::new(1), Arc::clone(&rig.near));
+    let mut peer = call();
+    let spec = VhostUserSpec { server: true, ..rig.spec(1) };
+    let mut guest = rig.guest(VhostUser::connect(spec, &Memory::new(rig.map.clone())).unwrap(), 1);
+    guest.start_at_once(guest.net.features());
+    for _ in 0..3 {
+        rig.check_traffic(&mut guest, 60);
+        drop(peer);
+        await_loss(&guest, true);
+        let start = Instant::now();
+        peer = call();
+        await_loss(&guest, false);
+        assert!(start.elapsed() < Duration::from_millis(900), "it is not waited for: {:?}", start.elapsed());
+    }
+    rig.check_traffic(&mut guest, 60);
+    assert!(rig.path().exists());
+    drop(guest);
+    eventually("the socket's end", || !rig.path().exists());
+}
+
+#[test]
+fn a_peer_that_calls_again_and_again_and_cannot_be_taken_is_heard_once_a_second() {
+    let rig = Rig::new();
+    let call = |script| TestPeer::call(rig.path(), script, Arc::clone(&rig.near));
+    let peer = call(Script::new(1));
+    let spec = VhostUserSpec { server: true, ..rig.spec(1) };
+    let mut guest = rig.guest(VhostUser::connect(spec, &Memory::new(rig.map.clone())).unwrap(), 1);
+    guest.start_at_once(guest.net.features());
+    rig.check_traffic(&mut guest, 60);
+    drop(peer);
+    await_loss(&guest, true);
+    let start = Instant::now();
+    let unfit = call(Script { features: 0, ..Script::new(1) });
+    let questions = || unfit.heard().iter().filter(|heard| *heard == "GET_FEATURES").count();
+    let mut asked = 0;
+    eventually("three attempts", || {
+        asked += questions();
+        asked >= 3
+    });
+    assert!(start.elapsed() > Duration::from_millis(1900), "{:?}", start.elapsed());
+    drop(unfit);
+    let _peer = call(Script::new(1));
+    await_loss(&guest, false);
+    rig.check_traffic(&mut guest, 60);
+}
+
+#[test]
+fn a_peer_s_link_is_the_driver_s() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script::new(1));
+    peer.await_heard("STATUS 15");
+    assert!(guest.net.link_up());
+    let told = |guest: &Guest| guest.interrupts.eventfd(guest.interrupts.config_vector()).unwrap().read().is_ok();
+    peer.set_config(link_down());
+    eventually("the link", || !guest.net.link_up());
+    eventually("its interrupt", || told(&guest));
+    peer.set_config(CONFIG);
+    eventually("the link", || guest.net.link_up());
+    drop(peer);
+    await_loss(&guest, true);
+    let peer = rig.peer(Script { config: link_down(), ..Script::new(1) });
+    await_loss(&guest, false);
+    eventually("the link", || !guest.net.link_up());
+    peer.set_config(CONFIG);
+    eventually("the link", || guest.net.link_up());
+    rig.check_traffic(&mut guest, 60);
+}
+
+#[test]
+fn a_ring_that_makes_no_sense_to_the_peer_has_the_driver_asked_for_a_reset() {
+    let rig = Rig::new();
+    let (peer, guest) = run(&rig, Script::new(1));
+    peer.await_heard("STATUS 15");
+    peer.call_rings_broken();
+    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    assert!(!guest.net.backend_lost());
+}
+
+#[test]
+fn pairs_that_the_driver_does_not_use_are_disabled() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script::new(2));
+    let mut guest = rig.guest(rig.connect(2).unwrap(), 2);
+    guest.start_at_once(guest.net.features());
+    let heard = peer.await_heard("STATUS 15");
+    assert_eq!(heard[heard.len() - 5..], ["ENABLE 0=1", "ENABLE 1=1", "ENABLE 2=0", "ENABLE 3=0", "STATUS 15"]);
+    assert_eq!(guest.command(4, &[4, 0, 2, 0]), 0);
+    assert_eq!(peer.await_heard("ENABLE 3=1"), ["ENABLE 0=1", "ENABLE 1=1", "ENABLE 2=1", "ENABLE 3=1"]);
+    guest.queues[3].send(BUFFERS, &with_header(&frame(OTHER, 60)), &[12]);
+    guest.kick(3);
+    eventually("transmission", || receive(&rig.wire).is_some());
+}
+
+#[test]
+fn an_interrupt_follows_its_vector() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script::new(1));
+    peer.await_heard("STATUS 15");
+    guest.interrupts.set_queue_vector(1, 2);
+    guest.workers[0].wake();
+    assert_eq!(peer.await_heard("CALL 1"), ["CALL 1"]);
+    rig.check_traffic(&mut guest, 60);
+    eventually("the interrupt", || guest.interrupts.eventfd(2).unwrap().read().is_ok());
+}
+
+#[test]
+fn a_peer_that_hangs_when_it_is_to_stop_is_given_up_in_time() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script { mute: vec![Request::GET_VRING_BASE], ..Script::new(1) });
+    rig.check_traffic(&mut guest, 60);
+    let start = Instant::now();
+    guest.stop();
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert_eq!(positions(&guest), [(1, 1); 2]);
+    // It is connected to again, without a word to anybody: no driver was there.
+    guest.start_at_once(guest.net.features());
+    rig.check_traffic(&mut guest, 60);
+    assert_eq!(peer.connections(), 2);
+}
+
+#[test]
+fn a_peer_that_was_replaced_while_no_driver_ran_is_no_loss() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script::new(1));
+    rig.check_traffic(&mut guest, 60);
+    guest.net.observe_backend(Box::new(|change| panic!("{change:?}")));
+    guest.stop();
+    drop(peer);
+    let _successor = rig.peer(Script::new(1));
+    guest.start_at_once(guest.net.features());
+    rig.check_traffic(&mut guest, 60);
+    guest.stop();
+}
+
+#[test]
+fn a_peer_that_dies_while_the_host_has_the_link_down_is_noticed() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script::new(1));
+    peer.await_heard("STATUS 15");
+    guest.net.set_link(false);
+    peer.await_heard("STATUS 0");
+    drop(peer);
+    await_loss(&guest, true);
+    let successor = rig.peer(Script::new(1));
+    await_loss(&guest, false);
+    assert!(!guest.net.link_up());
+    assert!(!successor.heard().iter().any(|heard| heard.starts_with("KICK")));
+    guest.net.set_link(true);
+    rig.check_traffic(&mut guest, 60);
+}
+
+#[test]
+fn features_that_a_peer_does_not_take_are_a_loss_until_one_comes_that_does() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script { denies_features: true, ..Script::new(1) });
+    await_loss(&guest, true);
+    drop(peer);
+    let _peer = rig.peer(Script::new(1));
+    await_loss(&guest, false);
+    rig.check_traffic(&mut guest, 60);
+}

@@ -1,0 +1,101 @@
+//! Paths at which nobody is, or the wrong one.
+
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+
+use super::super::socket::Socket;
+use super::*;
+
+fn server(rig: &Rig) -> Result<Socket, String> {
+    let path = rig.path().display().to_string();
+    Socket::listen(rig.path()).map_err(|error| error.to_string().replace(&path, "PATH"))
+}
+
+#[test]
+fn a_path_at_which_nobody_is_is_refused_with_the_way_out() {
+    let rig = Rig::new();
+    assert_eq!(rig.refusal(), "socket=PATH: no such file; start the backend first, or give the path of its socket");
+    drop(UnixListener::bind(rig.path()).unwrap());
+    assert_eq!(
+        rig.refusal(),
+        "socket=PATH: nobody listens there (Connection refused); start the backend first",
+        "its owner is gone"
+    );
+    std::fs::remove_file(rig.path()).unwrap();
+    let not_a_socket = "socket=PATH: not a stream socket; give the path of the backend's socket";
+    let _datagrams = UnixDatagram::bind(rig.path()).unwrap();
+    assert_eq!(rig.refusal(), not_a_socket);
+    std::fs::remove_file(rig.path()).unwrap();
+    std::fs::write(rig.path(), "").unwrap();
+    assert_eq!(rig.refusal(), not_a_socket);
+    std::fs::remove_file(rig.path()).unwrap();
+    std::fs::create_dir(rig.path()).unwrap();
+    assert_eq!(rig.refusal(), not_a_socket);
+}
+
+#[test]
+fn a_path_that_no_socket_can_have_or_that_is_closed_to_us_is_told_apart() {
+    let long = Socket::of_peer("x".repeat(200).into()).first(Duration::ZERO).unwrap_err().to_string();
+    assert!(long.contains("File name too long"), "{long}");
+    // A test that runs as root is let in anywhere.
+    let closed = Socket::of_peer("/run/vf1.sock".into()).unreachable(Errno::ACCESS).to_string();
+    assert!(closed.starts_with("socket=/run/vf1.sock: no right to use it; give this user write access"), "{closed}");
+}
+
+#[test]
+fn a_backend_that_lets_connections_wait_is_not_waited_for() {
+    let rig = Rig::new();
+    let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(rig.path()).unwrap()).unwrap();
+    listen(&listener, 0).unwrap();
+    let _waiting = UnixStream::connect(rig.path()).unwrap();
+    assert!(rig.refusal().starts_with("socket=PATH: the backend does not accept connections, and others wait;"));
+}
+
+#[test]
+fn a_socket_that_somebody_listens_on_is_left_alone_and_one_that_was_left_behind_is_replaced() {
+    let rig = Rig::new();
+    let owner = UnixListener::bind(rig.path()).unwrap();
+    assert!(server(&rig).unwrap_err().starts_with("socket=PATH: another program listens there;"));
+    assert!(rig.path().exists());
+    drop(owner);
+    let ours = server(&rig).unwrap();
+    UnixStream::connect(rig.path()).unwrap();
+    drop(ours);
+    assert!(!rig.path().exists());
+    std::fs::write(rig.path(), "precious").unwrap();
+    assert!(server(&rig).unwrap_err().starts_with("socket=PATH: not a stream socket;"));
+    assert_eq!(std::fs::read(rig.path()).unwrap(), b"precious");
+}
+
+#[test]
+fn a_socket_in_a_folder_that_does_not_exist_is_refused() {
+    let rig = Rig::new();
+    let refused = Socket::listen(rig.path().join("x")).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.ends_with("its folder does not exist; create it"), "{refused}");
+}
+
+#[test]
+fn a_server_waits_for_its_peer_only_so_long() {
+    let rig = Rig::new();
+    let socket = server(&rig).unwrap();
+    let refused = socket.first(Duration::from_millis(20)).unwrap_err().to_string();
+    assert!(refused.contains("no backend connected within 10 s; start it in client mode"), "{refused}");
+    let caller = UnixStream::connect(rig.path()).unwrap();
+    assert!(socket.first(Duration::ZERO).is_ok());
+    drop(caller);
+}
+
+#[test]
+fn a_server_whose_set_up_fails_leaves_no_socket_behind() {
+    let rig = Rig::new();
+    let mut legacy = Script::new(1);
+    legacy.features = 0;
+    let _peer = TestPeer::call(rig.path(), legacy, Arc::clone(&rig.near));
+    let spec = VhostUserSpec { server: true, ..rig.spec(1) };
+    assert!(matches!(VhostUser::connect(spec, &Memory::new(rig.map.clone())), Err(VhostUserError::Legacy(_))));
+    assert!(!rig.path().exists());
+}

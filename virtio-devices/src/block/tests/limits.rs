@@ -1,0 +1,109 @@
+//! What limits of bandwidth and operations do to requests.
+
+use std::time::{Duration, Instant};
+
+use virtio_bindings::virtio_blk::*;
+
+use super::super::BlockSpec;
+use super::super::counters::BlockCounter;
+use super::super::testing::*;
+use crate::{RateLimit, RateLimits, VirtioDevice};
+
+/// Longer than any test.
+const NEVER: Duration = Duration::from_secs(3600);
+
+fn limit(size: u64, one_time_burst: u64, refill: Duration) -> Option<RateLimit> {
+    Some(RateLimit { size, one_time_burst, refill })
+}
+
+fn limited(io_uring: bool, queues: u16, limits: RateLimits) -> Guest {
+    Guest::with(BlockSpec { limits, queues, ..spec(io_uring) })
+}
+
+impl Guest {
+    /// Makes `count` requests for a sector available, and rings.
+    fn ask(&mut self, queue: u16, count: usize) {
+        self.put_header(VIRTIO_BLK_T_IN, 0);
+        for _ in 0..count {
+            let chain = [(HEADER_AT, 16, 0), (BUFFERS, 512, WRITE), (STATUS_AT, 1, WRITE)];
+            self.queues[usize::from(queue)].add(&chain);
+        }
+        self.kick(queue);
+    }
+}
+
+#[test]
+fn no_more_is_begun_than_the_limit_of_operations_lets_through() {
+    for io_uring in ENGINES {
+        let ops = limit(4, 2, NEVER);
+        let mut guest = limited(io_uring, 1, RateLimits { ops, bandwidth: None });
+        guest.ask(0, 10);
+        assert_eq!(guest.wait_used(0, 6).len(), 6);
+        eventually("wait", || guest.count(BlockCounter::RateWaits) > 0);
+        // A worker that waits is stopped at once, and neither a new start nor a reset refills the bucket.
+        let features = guest.block.features();
+        for _ in 0..3 {
+            let waits = guest.count(BlockCounter::RateWaits);
+            let began = Instant::now();
+            guest.stop();
+            assert!(began.elapsed() < Duration::from_secs(60));
+            guest.block.reset();
+            guest.start(features);
+            guest.kick(0);
+            eventually("wait", || guest.count(BlockCounter::RateWaits) > waits);
+        }
+        assert_eq!(guest.queues[0].take_used(), []);
+        assert_eq!(guest.count(BlockCounter::ReadOps), 6);
+    }
+}
+
+#[test]
+fn what_waits_is_carried_out_as_the_bucket_refills() {
+    for io_uring in ENGINES {
+        let ops = limit(2, 0, Duration::from_millis(20));
+        let began = Instant::now();
+        let mut guest = limited(io_uring, 1, RateLimits { ops, bandwidth: None });
+        guest.ask(0, 20);
+        // One doorbell was rung, and no other is needed.
+        assert_eq!(guest.wait_used(0, 20).len(), 20);
+        assert!(began.elapsed() >= Duration::from_millis(180), "two at once, and one in each 10 ms: {began:?}");
+        assert!(guest.count(BlockCounter::RateWaits) > 0);
+    }
+}
+
+#[test]
+fn a_request_above_the_bandwidth_is_carried_out_and_the_next_one_waits() {
+    for io_uring in ENGINES {
+        let bandwidth = limit(512, 0, NEVER);
+        let mut guest = limited(io_uring, 1, RateLimits { bandwidth, ops: None });
+        assert_eq!(guest.write(0, &pattern(4096, 1)), (OK, 1));
+        guest.ask(0, 1);
+        eventually("wait", || guest.count(BlockCounter::RateWaits) > 0);
+        assert_eq!((guest.queues[0].take_used(), guest.count(BlockCounter::ReadOps)), (vec![], 0));
+    }
+}
+
+#[test]
+fn what_moves_no_data_has_no_bandwidth_and_what_is_refused_is_an_operation() {
+    let limits = RateLimits { bandwidth: limit(512, 0, NEVER), ops: limit(4, 0, NEVER) };
+    let mut guest = limited(true, 1, limits);
+    assert_eq!(guest.request(VIRTIO_BLK_T_FLUSH, 0, &[]), (OK, 1));
+    assert_eq!(guest.request(VIRTIO_BLK_T_GET_ID, 0, &[(BUFFERS, 20, WRITE)]), (OK, 21));
+    assert_eq!(guest.request(99, 0, &[]).0, UNSUPP);
+    assert_eq!(guest.read(0, 512).0, OK);
+    assert_eq!(guest.count(BlockCounter::RateWaits), 0);
+    guest.ask(0, 1);
+    eventually("wait", || guest.count(BlockCounter::RateWaits) > 0);
+}
+
+#[test]
+fn all_queues_of_a_disk_share_its_limits() {
+    let ops = limit(6, 0, NEVER);
+    let mut guest = limited(true, 2, RateLimits { ops, bandwidth: None });
+    guest.ask(0, 4);
+    assert_eq!(guest.wait_used(0, 4).len(), 4);
+    guest.ask(1, 4);
+    assert_eq!(guest.wait_used(1, 2).len(), 2);
+    eventually("wait", || guest.count(BlockCounter::RateWaits) > 0);
+    assert_eq!(guest.count(BlockCounter::ReadOps), 6);
+}

@@ -1,0 +1,224 @@
+//! How much a device may do in a time: token buckets.
+//!
+//! A bucket holds `size` tokens and refills evenly, from empty to full in `refill`. What is begun takes its tokens at once, also
+//! more than there are: the bucket is then empty for as long as it takes to make up for that. So the mean is kept whatever the
+//! size of one request is, and none is too large ever to be let through.
+
+use std::time::{Duration, Instant};
+
+/// A limit that refills.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RateLimit {
+    /// The tokens of a full bucket, 1 or more.
+    pub size: u64,
+    /// Tokens that are there once, in addition, and are taken first.
+    pub one_time_burst: u64,
+    /// How long an empty bucket takes to be full; above 0.
+    pub refill: Duration,
+}
+
+/// The limits of a device. The default is none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RateLimits {
+    /// Of bytes.
+    pub bandwidth: Option<RateLimit>,
+    /// Of operations.
+    pub ops: Option<RateLimit>,
+}
+
+/// What a device may still do. It knows no clock: who asks says what time it is.
+#[derive(Debug)]
+pub struct RateLimiter {
+    bandwidth: Option<Bucket>,
+    ops: Option<Bucket>,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    limit: RateLimit,
+    /// What is left of the one-time burst.
+    burst: u64,
+    /// When it is full: what is missing until then is how empty it is.
+    full_at: Instant,
+}
+
+impl RateLimiter {
+    /// Full buckets, at the time `now`. `None` where nothing is limited.
+    pub fn new(limits: RateLimits, now: Instant) -> Option<Self> {
+        let bucket = |limit: RateLimit| Bucket { limit, burst: limit.one_time_burst, full_at: now };
+        let RateLimits { bandwidth, ops } = limits;
+        (bandwidth.is_some() || ops.is_some()).then(|| Self { bandwidth: bandwidth.map(bucket), ops: ops.map(bucket) })
+    }
+
+    /// How long it is from `now` until something may be begun; zero if that is now.
+    pub fn wait(&self, now: Instant) -> Duration {
+        let buckets = [&self.bandwidth, &self.ops].into_iter().flatten();
+        buckets.map(|bucket| bucket.wait(now)).max().unwrap_or_default()
+    }
+
+    /// Takes what an operation costs.
+    pub fn take_op(&mut self, now: Instant) {
+        self.ops.iter_mut().for_each(|bucket| bucket.take(1, now));
+    }
+
+    /// Takes what the transfer of `bytes` costs.
+    pub fn take_bytes(&mut self, bytes: u64, now: Instant) {
+        self.bandwidth.iter_mut().for_each(|bucket| bucket.take(bytes, now));
+    }
+}
+
+impl Bucket {
+    /// How long it takes to refill `tokens`; less than a nanosecond is left out.
+    fn time_of(&self, tokens: u64) -> Duration {
+        let nanos =
+            u128::from(tokens).saturating_mul(self.limit.refill.as_nanos()) / u128::from(self.limit.size.max(1));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// A whole token is what a waiter waits for.
+    fn wait(&self, now: Instant) -> Duration {
+        if self.burst > 0 {
+            return Duration::ZERO;
+        }
+        let missing = self.full_at.saturating_duration_since(now);
+        missing.saturating_add(self.time_of(1)).saturating_sub(self.limit.refill)
+    }
+
+    fn take(&mut self, tokens: u64, now: Instant) {
+        let of_burst = tokens.min(self.burst);
+        self.burst -= of_burst;
+        let full_at = self.full_at.max(now);
+        // Beyond what the clock can say nothing is begun any more anyway.
+        self.full_at = full_at.checked_add(self.time_of(tokens - of_burst)).unwrap_or(full_at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn limit(size: u64, one_time_burst: u64, refill: Duration) -> Option<RateLimit> {
+        Some(RateLimit { size, one_time_burst, refill })
+    }
+
+    fn ops(limit: Option<RateLimit>, now: Instant) -> RateLimiter {
+        RateLimiter::new(RateLimits { ops: limit, bandwidth: None }, now).unwrap()
+    }
+
+    /// How many operations are let through at `now`.
+    fn let_through(limiter: &mut RateLimiter, now: Instant) -> u64 {
+        let mut count = 0;
+        while limiter.wait(now).is_zero() {
+            limiter.take_op(now);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn a_device_without_limits_has_no_limiter() {
+        assert!(RateLimiter::new(RateLimits::default(), Instant::now()).is_none());
+    }
+
+    #[test]
+    fn a_full_bucket_lets_its_size_through_and_then_one_each_time_one_is_there() {
+        let start = Instant::now();
+        let mut limiter = ops(limit(10, 0, ms(1000)), start);
+        assert_eq!(let_through(&mut limiter, start), 10);
+        assert_eq!(limiter.wait(start), ms(100));
+        assert_eq!(let_through(&mut limiter, start + ms(99)), 0);
+        assert_eq!(limiter.wait(start + ms(99)), ms(1));
+        assert_eq!(let_through(&mut limiter, start + ms(100)), 1);
+        assert_eq!(let_through(&mut limiter, start + ms(350)), 2);
+        assert_eq!(let_through(&mut limiter, start + ms(400)), 1, "half a token was kept");
+    }
+
+    #[test]
+    fn a_bucket_is_never_more_than_full() {
+        let start = Instant::now();
+        let mut limiter = ops(limit(10, 0, ms(1000)), start);
+        assert_eq!(let_through(&mut limiter, start + ms(1_000_000)), 10);
+        assert_eq!(let_through(&mut limiter, start + ms(2_000_000)), 10);
+    }
+
+    #[test]
+    fn the_one_time_burst_is_taken_first_and_comes_once() {
+        let start = Instant::now();
+        let mut limiter = ops(limit(10, 5, ms(1000)), start);
+        assert_eq!(let_through(&mut limiter, start), 15);
+        assert_eq!(let_through(&mut limiter, start + ms(5000)), 10);
+    }
+
+    #[test]
+    fn a_request_that_is_larger_than_the_bucket_is_let_through_and_made_up_for() {
+        let start = Instant::now();
+        let limits = RateLimits { bandwidth: limit(1000, 500, ms(1000)), ops: None };
+        let mut limiter = RateLimiter::new(limits, start).unwrap();
+        limiter.take_bytes(4500, start);
+        // 500 of the burst, 1000 of the bucket; 3000 are missing, and one has to be there.
+        assert_eq!(limiter.wait(start), ms(3001));
+        assert_eq!(limiter.wait(start + ms(3000)), ms(1));
+        assert!(limiter.wait(start + ms(3001)).is_zero());
+    }
+
+    #[test]
+    fn both_limits_hold() {
+        let start = Instant::now();
+        let limits = RateLimits { bandwidth: limit(100, 0, ms(1000)), ops: limit(2, 0, ms(1000)) };
+        let mut limiter = RateLimiter::new(limits, start).unwrap();
+        limiter.take_op(start);
+        limiter.take_bytes(100, start);
+        assert_eq!(limiter.wait(start), ms(10), "for a byte");
+        limiter.take_op(start);
+        assert_eq!(limiter.wait(start), ms(500), "for an operation, which takes longer");
+    }
+
+    #[test]
+    fn no_limit_overflows() {
+        let start = Instant::now();
+        for refill in [Duration::from_nanos(1), ms(u64::MAX), Duration::MAX] {
+            for size in [1, u64::MAX] {
+                let limits = RateLimits { bandwidth: limit(size, u64::MAX, refill), ops: None };
+                let mut limiter = RateLimiter::new(limits, start).unwrap();
+                for _ in 0..4 {
+                    limiter.take_bytes(u64::MAX, start);
+                }
+                let _ = limiter.wait(start + ms(1));
+            }
+        }
+    }
+
+    proptest! {
+        /// Whatever comes, in no time more passes than the bucket, its burst, what refills, and one request beyond.
+        #[test]
+        fn the_mean_is_kept(
+            size in 1_u64..100_000,
+            burst in 0_u64..1_000,
+            refill in 1_u64..10_000,
+            requests in prop::collection::vec((0_u64..200_000, 0_u64..500), 1..200),
+        ) {
+            let start = Instant::now();
+            let limits = RateLimits { bandwidth: limit(size, burst, ms(refill)), ops: None };
+            let mut limiter = RateLimiter::new(limits, start).unwrap();
+            let (mut elapsed, mut passed) = (0, 0);
+            for (bytes, pause) in requests {
+                elapsed += pause;
+                let now = start + ms(elapsed);
+                let refilled = u128::from(elapsed) * u128::from(size) / u128::from(refill);
+                if limiter.wait(now).is_zero() {
+                    // Each request before may have been charged a nanosecond too little.
+                    let slack = 2 + 200 * u128::from(size) / (u128::from(refill) * 1_000_000);
+                    prop_assert!(passed < u128::from(size + burst) + refilled + slack);
+                    limiter.take_bytes(bytes, now);
+                    passed += u128::from(bytes);
+                }
+            }
+        }
+    }
+}
