@@ -24,13 +24,23 @@ pub struct Apt {
 impl Apt {
     /// Prepares the configuration in `folder`. Nothing is fetched yet.
     pub fn new(folder: &Path) -> Result<Apt> {
-        for part in ["lists/partial", "cache/archives/partial", "packages"] {
-            fs::create_dir_all(folder.join(part)).context(format!("making {}", folder.display()))?;
-        }
         let mirrors = Mirrors::of_this_machine()?;
         let mut list = mirrors.archive.line(RELEASE_6_1) + &mirrors.archive.line(RELEASE_6_12);
         if let Some(security) = mirrors.security {
             list += &security.line(&format!("{RELEASE_6_1}-security"));
+        }
+        Apt::of(folder, &list)
+    }
+
+    /// As [`Self::new`], for the newer of both releases and its backports.
+    pub fn with_backports(folder: &Path) -> Result<Apt> {
+        let archive = Mirrors::of_this_machine()?.archive;
+        Apt::of(folder, &(archive.line(RELEASE_6_12) + &archive.line(&format!("{RELEASE_6_12}-backports"))))
+    }
+
+    fn of(folder: &Path, list: &str) -> Result<Apt> {
+        for part in ["lists/partial", "cache/archives/partial", "packages"] {
+            fs::create_dir_all(folder.join(part)).context(format!("making {}", folder.display()))?;
         }
         let path = |name: &str| folder.join(name).display().to_string();
         fs::write(path("sources.list"), list).context("writing the lab's sources.list")?;
@@ -70,6 +80,29 @@ impl Apt {
         Err(Error::new(format!("the mirror has no {meta} of version {series}x")))
     }
 
+    /// The newest version of `package` with `part` in it.
+    pub fn version(&mut self, package: &str, part: &str) -> Result<String> {
+        self.update()?;
+        let text = output(Command::new("apt-cache").args(&self.options).args(["show", package]))?;
+        let mut versions = text.lines().filter_map(|line| line.strip_prefix("Version: "));
+        let found = versions.find(|version| version.contains(part)).map(str::to_owned);
+        found.ok_or_else(|| Error::new(format!("the mirror has no {package} of a version with {part}")))
+    }
+
+    /// `packages` of `release`, each with the libraries that they need, as `name=version`. Nothing else that they depend on is in
+    /// the list: a program that is only unpacked has no use for it.
+    pub fn with_libraries(&mut self, packages: &[&str], release: &str) -> Result<Vec<String>> {
+        self.update()?;
+        let mut command = Command::new("apt-get");
+        command.args(&self.options).args(["install", "--simulate", "--no-install-recommends", "--target-release"]);
+        let plan = output(command.arg(release).args(packages))?;
+        let planned = plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split_once(" ("));
+        let wanted = planned.filter(|(name, _)| {
+            packages.contains(name) || (name.starts_with("lib") && !name.ends_with("-dev") && !name.contains("-meta-"))
+        });
+        Ok(wanted.filter_map(|(name, rest)| Some(format!("{name}={}", rest.split(' ').next()?))).collect())
+    }
+
     /// Downloads `packages` (each a name, or `name/release`) and unpacks them into `target`. Returns the names of the
     /// files, which hold the versions, one a line. `what` is how the step is announced.
     pub fn unpack(&mut self, what: &str, packages: &[&str], target: &Path) -> Result<String> {
@@ -94,7 +127,7 @@ impl Apt {
 
     fn update(&mut self) -> Result<()> {
         if !self.updated {
-            let step = Step::begin("fetch", format!("package lists of Debian {RELEASE_6_1} and {RELEASE_6_12}"));
+            let step = Step::begin("fetch", "package lists of Debian");
             output(Command::new("apt-get").args(&self.options).arg("update"))?;
             step.done();
             self.updated = true;

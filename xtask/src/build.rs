@@ -14,14 +14,20 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 pub struct Binaries {
     /// The command under test, optimised.
     pub vmm: PathBuf,
+    /// The measurement of throughput and latency.
+    pub bench: PathBuf,
     /// The demonstration.
     pub demo: PathBuf,
     /// A PF that comes to a guest and goes.
     pub hotplug: PathBuf,
     /// The measurement of starts and memory.
     pub measure: PathBuf,
+    /// Both ends of what [`Self::bench`] measures.
+    pub netbench: PathBuf,
     /// VFs that come and go.
     pub stress: PathBuf,
+    /// The folder of the fixtures: backends that guests' NICs have.
+    pub fixtures: PathBuf,
     /// Each file of integration tests: its name, and the test binary.
     pub tests: Vec<(String, PathBuf)>,
 }
@@ -41,9 +47,16 @@ pub fn static_binaries(workspace: &Path, tests: bool) -> Result<Binaries> {
     let vmm =
         build(workspace, "the command, static and optimised", &["build", "--release", "--bin", "cloud-hypervisor"])?;
     let programs = build(workspace, "the lab's programs", &["build", "--package", "integration", "--bins"])?;
+    // What serves a guest's NIC is measured, too.
+    let fixtures = build(workspace, "the fixtures", &["build", "--release", "--package", "fixtures", "--bins"])?;
+    let netbench = ["build", "--release", "--package", "integration", "--bin", "netbench"];
+    let netbench = build(workspace, "the measuring program", &netbench)?;
     let test_binaries = if tests {
         let arguments = ["test", "--no-run", "--package", "integration", "--tests"];
-        build(workspace, "the integration tests", &arguments)?
+        let mut tests = build(workspace, "the integration tests", &arguments)?;
+        let arguments = ["test", "--no-run", "--package", "fixtures", "--test", "vduse"];
+        tests.extend(build(workspace, "the tests of VDUSE devices", &arguments)?);
+        tests
     } else {
         Vec::new()
     };
@@ -53,10 +66,13 @@ pub fn static_binaries(workspace: &Path, tests: bool) -> Result<Binaries> {
     };
     Ok(Binaries {
         vmm: only(&vmm, "cloud-hypervisor")?,
+        bench: only(&programs, "bench")?,
         demo: only(&programs, "demo")?,
         hotplug: only(&programs, "hotplug")?,
         measure: only(&programs, "measure")?,
+        netbench: only(&netbench, "netbench")?,
         stress: only(&programs, "stress")?,
+        fixtures: only(&fixtures, "vhost-user-net")?.parent().map(Path::to_owned).unwrap_or_default(),
         tests: test_binaries
             .into_iter()
             .filter(|executable| executable.kind == "test")

@@ -17,6 +17,9 @@ use crate::suite::quote;
 const LOGIN_LIMIT: u64 = 600;
 /// The size of the disk. The file is sparse.
 const DISK: &str = "640M";
+/// What systemd waits for, it waits for as long as the lab does: on a busy machine its own 90 s are too short for udev to show the
+/// serial port, and without that there is no login.
+const PATIENCE: &str = "[Manager]\\nDefaultTimeoutStartSec=900\\nDefaultDeviceTimeoutSec=900\\n";
 /// What is left out, to fetch and unpack less.
 const WITHOUT: [&str; 3] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"];
 
@@ -62,18 +65,22 @@ fn command(lab: &Lab, vmm: &Path, kernel: &str, disk: &Path) -> String {
 /// The disk, which is made once.
 fn disk(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("debian");
-    let disk = folder.join("root.raw");
+    let disk = folder.join("patient.raw");
     if disk.exists() {
         return Ok(disk);
     }
     let step = Step::begin("make", format!("a disk with Debian {}", apt::RELEASE_6_1));
-    let (root, unfinished) = (folder.join("root"), folder.join("root.raw.new"));
+    let (root, unfinished) = (folder.join("root"), folder.join("unfinished.raw"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).context(folder.display())?;
     let mut command = Command::new("mmdebstrap");
     command.args(["--variant=minbase", "--include=systemd-sysv,udev"]);
     command.args(WITHOUT.map(|path| format!("--dpkgopt=path-exclude={path}")));
-    command.args(["--customize-hook=echo debian > \"$1/etc/hostname\"", apt::RELEASE_6_1]);
+    let patience = format!(
+        "mkdir -p \"$1/etc/systemd/system.conf.d\" && printf '{PATIENCE}' > \"$1/etc/systemd/system.conf.d/patience.conf\""
+    );
+    command.arg("--customize-hook=echo debian > \"$1/etc/hostname\"").arg(format!("--customize-hook={patience}"));
+    command.arg(apt::RELEASE_6_1);
     output(command.arg(&root))?;
     output(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(&unfinished).arg(DISK))?;
     fs::remove_dir_all(&root).context(root.display())?;

@@ -45,8 +45,13 @@ pub fn build(lab: &Lab) -> Result<()> {
         add_modules(lab, kernel, &mut disk_root)?;
         write_if_changed(&lab.image(&format!("disk-root-{kernel}.cpio")), &disk_root.finish())?;
     }
-    let first_level = userland(lab, &applets, FIRST_LEVEL_INIT, "first-level")?;
-    write_if_changed(&lab.image("first-level.cpio"), &first_level.finish())
+    first_level(lab, "first-level")
+}
+
+/// Writes the image of first-level machines that run `kernel`.
+pub fn first_level(lab: &Lab, kernel: &str) -> Result<()> {
+    let image = userland(lab, &applets(lab)?, FIRST_LEVEL_INIT, kernel)?;
+    write_if_changed(&lab.image(&format!("{kernel}.cpio")), &image.finish())
 }
 
 /// Busybox with a link per applet, the modules of `kernel`, and `init`.

@@ -22,10 +22,18 @@ struct Kernel {
     modules: &'static [&'static str],
     /// The modules that tests may load, without what they depend on.
     extra: &'static [&'static str],
+    /// The modules of networks of containers that are measured, without what they depend on.
+    containers: &'static [&'static str],
 }
 
 /// What guests load when a test wants it: every guest would boot the longer for it.
 const GUEST_EXTRA: &[&str] = &["virtio_blk", "virtio_console", "virtio_rng", "button", "evdev"];
+
+/// What a first-level machine loads.
+const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_net", "vhost_vdpa", "vduse"];
+
+/// What networks of containers are made of where there are no VFs.
+const CONTAINERS: &[&str] = &["veth", "bridge", "vxlan", "nft_chain_nat", "nft_masq"];
 
 /// The kernels that guests run, and the one that runs the guests in the nested lab: only Debian's generic kernels have
 /// 9p, by which the first-level machine sees the checkout.
@@ -36,6 +44,7 @@ const KERNELS: [Kernel; 3] = [
         series: "6.1.",
         modules: &["virtio_pci", "virtio_net"],
         extra: GUEST_EXTRA,
+        containers: &[],
     },
     Kernel {
         name: "6.12",
@@ -43,13 +52,15 @@ const KERNELS: [Kernel; 3] = [
         series: "6.12.",
         modules: &["virtio_pci", "virtio_net"],
         extra: GUEST_EXTRA,
+        containers: CONTAINERS,
     },
     Kernel {
         name: "first-level",
         meta: "linux-image-amd64",
         series: "6.12.",
-        modules: &["kvm-amd", "tun", "9pnet_virtio", "9p"],
+        modules: FIRST_LEVEL,
         extra: &[],
+        containers: &["vxlan"],
     },
 ];
 
@@ -67,6 +78,9 @@ const TOOLS: [&str; 11] = [
     "liblzma5",
     "libssl3",
 ];
+
+/// Programs of others that serve NICs of guests, or make what serves them. The first-level machine has them in `PATH`.
+const PEERS: [&str; 5] = ["passt", "dpdk-dev", "ibverbs-providers", "iproute2", "zlib1g"];
 
 /// The folder `target/lab`, complete.
 pub struct Lab {
@@ -86,6 +100,7 @@ impl Lab {
             lab.fetch_kernel(kernel, &mut apt)?;
         }
         lab.fetch_tools(&mut apt)?;
+        lab.fetch_peers(&mut apt)?;
         images::build(&lab)?;
         Ok(lab)
     }
@@ -105,6 +120,11 @@ impl Lab {
         self.folder.join("tools").join(path)
     }
 
+    /// The root of the programs of others.
+    pub fn peers(&self) -> PathBuf {
+        self.folder.join("peers")
+    }
+
     /// An initramfs.
     pub fn image(&self, name: &str) -> PathBuf {
         self.folder.join("images").join(name)
@@ -121,6 +141,11 @@ impl Lab {
         wanted.map(|&module| Ok((module, self.modules_in(kernel, &format!("extra/{module}"))?))).collect()
     }
 
+    /// The modules of networks of containers, with all that they need beyond what is loaded at boot.
+    pub fn container_modules(&self, kernel: &str) -> Result<Modules> {
+        self.modules_in(kernel, "containers")
+    }
+
     fn modules_in(&self, kernel: &str, folder: &str) -> Result<Modules> {
         let folder = self.kernel(kernel, folder);
         let mut modules = BTreeMap::new();
@@ -133,12 +158,15 @@ impl Lab {
 
     /// The packages that the lab was made of, a line each.
     pub fn versions(&self) -> String {
-        let records = KERNELS.iter().map(|kernel| self.kernel(kernel.name, "package")).chain([self.tool("package")]);
+        let records = KERNELS
+            .iter()
+            .map(|kernel| self.kernel(kernel.name, "package"))
+            .chain([self.tool("package"), self.peers().join("package")]);
         records.filter_map(|path| fs::read_to_string(path).ok()).collect()
     }
 
     fn fetch_kernel(&self, kernel: &Kernel, apt: &mut Option<Apt>) -> Result<()> {
-        let wanted = [kernel.modules, kernel.extra].concat().join(" ");
+        let wanted = [kernel.modules, kernel.extra, kernel.containers].concat().join(" ");
         let record = self.kernel(kernel.name, "package");
         let modules_record = self.kernel(kernel.name, "wanted-modules");
         if record.exists() && fs::read_to_string(&modules_record).is_ok_and(|have| have == wanted) {
@@ -161,11 +189,15 @@ impl Lab {
         let tree = ModuleTree::open(&modules_folder(&unpacked)?)?;
         let loaded = tree.load_order(kernel.modules)?;
         write_modules(&folder.join("modules"), loaded.iter())?;
-        for extra in kernel.extra {
-            let needed = tree.load_order(&[extra])?;
+        let write_missing = |folder: &Path, wanted: &[&str]| {
+            let needed = tree.load_order(wanted)?;
             let missing = needed.iter().filter(|module| loaded.iter().all(|loaded| loaded.name != module.name));
-            write_modules(&folder.join("extra").join(extra), missing)?;
+            write_modules(folder, missing)
+        };
+        for extra in kernel.extra {
+            write_missing(&folder.join("extra").join(extra), &[extra])?;
         }
+        write_missing(&folder.join("containers"), kernel.containers)?;
         fs::write(folder.join("wanted-modules"), wanted).context("recording the kernel's modules")?;
         fs::write(folder.join("package"), names).context("recording the kernel's version")?;
         let place = self.kernel(kernel.name, "");
@@ -174,6 +206,22 @@ impl Lab {
         let _ = fs::remove_dir_all(&unpacked);
         step.done();
         Ok(())
+    }
+
+    /// Makes a kernel for first-level machines of an unpacked package, with `driver` besides the modules that they have anyway.
+    pub fn unpack_kernel(&self, name: &str, unpacked: &Path, package: &str, driver: Option<&Path>) -> Result<()> {
+        let _ = fs::remove_dir_all(self.kernel(name, ""));
+        let modules = self.kernel(name, "modules");
+        let tree = ModuleTree::open(&modules_folder(unpacked)?)?;
+        write_modules(&modules, tree.load_order(FIRST_LEVEL)?.iter())?;
+        if let Some(driver) = driver {
+            let file = driver.file_name().unwrap_or_default().to_string_lossy();
+            // Behind all others in load order.
+            fs::copy(driver, modules.join(format!("99-{file}"))).context(driver.display())?;
+        }
+        let bzimage = read_one(&unpacked.join("boot"), "vmlinuz-")?;
+        fs::write(self.kernel(name, "bzImage"), bzimage).context("writing bzImage")?;
+        fs::write(self.kernel(name, "package"), package).context("recording the kernel's version")
     }
 
     fn fetch_tools(&self, apt: &mut Option<Apt>) -> Result<()> {
@@ -186,6 +234,23 @@ impl Lab {
         let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
         let names = self.apt(apt)?.unpack("busybox, lspci and its libraries", &packages, &self.tool(""))?;
         fs::write(record, names).context("recording the versions of the tools")
+    }
+
+    fn fetch_peers(&self, apt: &mut Option<Apt>) -> Result<()> {
+        let (record, wanted) = (self.peers().join("wanted"), PEERS.join(" "));
+        if fs::read_to_string(&record).is_ok_and(|have| have == wanted) {
+            return Ok(());
+        }
+        let _ = fs::remove_dir_all(self.peers());
+        let apt = self.apt(apt)?;
+        let packages = apt.with_libraries(&PEERS, apt::RELEASE_6_12)?;
+        let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+        apt.unpack(&format!("{} and their libraries", PEERS.join(", ")), &packages, &self.peers())?;
+        let versions =
+            packages.iter().filter(|package| PEERS.iter().any(|peer| package.starts_with(&format!("{peer}="))));
+        let versions: String = versions.map(|package| format!("{package}\n")).collect();
+        fs::write(self.peers().join("package"), versions).context("recording the versions of the peers")?;
+        fs::write(record, wanted).context("recording the peers")
     }
 
     fn apt<'a>(&self, apt: &'a mut Option<Apt>) -> Result<&'a mut Apt> {

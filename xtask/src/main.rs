@@ -4,6 +4,7 @@
 //! that cannot run a stock kernel, in a first-level machine under emulation. It knows nothing of the VMM's inside.
 
 mod apt;
+mod bench;
 mod boot_time;
 mod build;
 mod check;
@@ -26,6 +27,7 @@ mod sources;
 mod splice;
 mod stress;
 mod suite;
+mod vp_vdpa;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -76,6 +78,21 @@ enum Task {
         #[arg(long, short)]
         verbose: bool,
     },
+    /// Measures throughput and latency of a container with a VF, in virtual time, and prints a table
+    Bench {
+        /// What carries the frames; each in turn if it is not given
+        #[arg(value_enum)]
+        backend: Option<bench::Backend>,
+        /// How many seconds of virtual time a test takes: each takes minutes of the machine's own
+        #[arg(long, default_value_t = 0.3)]
+        seconds: f64,
+        /// How often each test is done
+        #[arg(long, default_value_t = 3)]
+        runs: usize,
+        /// Measures QEMU instead, as a yardstick: fetches it first
+        #[arg(long)]
+        qemu: bool,
+    },
     /// Fills target/dist with static binaries, shell completions, man pages and unit files
     Dist,
     /// Lets the fuzz targets look for what must not be, and says how to reproduce what they find
@@ -121,6 +138,15 @@ enum LabTask {
         /// The command
         command: String,
     },
+    /// Runs one shell command in a first-level machine whose NICs are vDPA devices that pin memory, by the driver vp_vdpa
+    VpVdpa {
+        /// How many NICs
+        #[arg(long, default_value_t = 2)]
+        nics: usize,
+        /// The command
+        #[arg(default_value = "vdpa dev show; ls -l /dev/vhost-vdpa-*")]
+        command: String,
+    },
     /// Measures starts, VFs and the VMM's resident memory in virtual time
     BootTime {
         /// How often each is measured
@@ -160,6 +186,10 @@ fn main() -> ExitCode {
         Task::Test { part, filter, lab, bless, verbose } => {
             let filter = filter.unwrap_or_default();
             test(&workspace, part, &IntegrationOptions { filter, lab, bless, verbose })
+        }
+        Task::Bench { backend, seconds, runs, qemu } => {
+            let options = bench::Options { backend, seconds, runs, qemu };
+            Lab::prepare(&workspace).and_then(|lab| bench::run(&lab, &workspace, &options)).map(|()| true)
         }
         Task::Dist => dist::run(&workspace).map(|()| true),
         Task::Fuzz { coverage: true, .. } => coverage::print(&workspace).map(|()| true),
@@ -247,6 +277,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
                 status.map_err(|lost| Error::new(format!("the command did not end: {}", lost.explain(RUN_LIMIT))))?;
             return Ok(status == 0);
         }
+        LabTask::VpVdpa { nics, command } => return Ok(vp_vdpa::run(&lab, workspace, *nics, command)? == 0),
         LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
         LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
         LabTask::Debian { kernel } => debian::run(&lab, workspace, kernel)?,

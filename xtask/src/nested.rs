@@ -26,6 +26,23 @@ pub enum Clock {
     Instructions,
 }
 
+/// What a first-level machine is.
+pub struct Machine<'a> {
+    /// Its kernel in the lab.
+    pub kernel: &'a str,
+    /// How it keeps time.
+    pub clock: Clock,
+    /// How many virtio NICs behind an IOMMU it has.
+    pub nics: usize,
+}
+
+impl Machine<'_> {
+    /// The machine that guests run in.
+    const fn plain(clock: Clock) -> Machine<'static> {
+        Machine { kernel: "first-level", clock, nics: 0 }
+    }
+}
+
 /// A first-level machine that waits for commands.
 pub struct FirstLevel {
     qemu: Child,
@@ -58,6 +75,11 @@ impl Lost {
 impl FirstLevel {
     /// Boots a machine that sees `workspace` at the same path. `number` tells apart those that run at the same time.
     pub fn boot(lab: &Lab, workspace: &Path, number: usize, clock: Clock) -> Result<FirstLevel> {
+        FirstLevel::boot_as(lab, workspace, number, &Machine::plain(clock))
+    }
+
+    /// As [`FirstLevel::boot`], with another machine.
+    pub fn boot_as(lab: &Lab, workspace: &Path, number: usize, machine: &Machine) -> Result<FirstLevel> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
         if !workspace.display().to_string().chars().all(plain) {
             let path = workspace.display();
@@ -69,7 +91,7 @@ impl FirstLevel {
         fs::create_dir_all(&folder).context(folder.display())?;
         let log = |kind: &str| folder.join(format!("first-level-{number}-{kind}.log"));
         let errors = fs::File::create(log("qemu")).context("making QEMU's log")?;
-        let mut command = qemu(lab, workspace, clock, "");
+        let mut command = qemu(lab, workspace, machine, "");
         command.arg("-serial").arg(format!("file:{}", log("console").display())).args(["-serial", "stdio"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
         let mut qemu = command.spawn().context("starting qemu-system-x86_64")?;
@@ -150,7 +172,7 @@ impl Drop for FirstLevel {
 
 /// Runs a shell of the first-level machine in this terminal until it ends.
 pub fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
-    let mut command = qemu(lab, workspace, Clock::Real, "lab.shell");
+    let mut command = qemu(lab, workspace, &Machine::plain(Clock::Real), "lab.shell");
     let status = command.args(["-serial", "mon:stdio"]).status().context("starting qemu-system-x86_64")?;
     if status.success() { Ok(()) } else { Err(Error::new(format!("QEMU: {status}"))) }
 }
@@ -161,15 +183,17 @@ pub fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
 /// allocator is built on it, crashed so, and none of 110 without it.
 const CPU: &str = "EPYC,check=off,+svm,-cx16,-xsave,-avx,-avx2,-fma,-f16c";
 
-fn qemu(lab: &Lab, workspace: &Path, clock: Clock, extra: &str) -> Command {
+fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Command {
     let share = workspace.display();
     // On a busy machine the check of the timer at boot counts too few ticks, and Linux gives up.
     let mut append = format!("console=ttyS0 panic=-1 quiet no_timer_check ipv6.disable=1 lab.share={share} {extra}");
     let mut command = Command::new("qemu-system-x86_64");
-    command.args(["-machine", "q35", "-cpu", CPU, "-m", "6144", "-display", "none", "-nodefaults"]);
+    // Linux drives AMD's IOMMU with cmpxchg16b only.
+    let cpu = if machine.nics > 0 { CPU.replace(",-cx16", "") } else { CPU.to_owned() };
+    command.args(["-machine", "q35", "-cpu", &cpu, "-m", "6144", "-display", "none", "-nodefaults"]);
     // Two processors hung QEMU 7.2 in one of ten nested boots: the lab runs two machines of one each instead.
     command.args(["-no-reboot", "-smp", "1"]);
-    match clock {
+    match machine.clock {
         Clock::Real => command.args(["-accel", "tcg,thread=multi"]),
         Clock::Instructions => {
             append += " tsc=reliable";
@@ -178,8 +202,16 @@ fn qemu(lab: &Lab, workspace: &Path, clock: Clock, extra: &str) -> Command {
     };
     command.arg("-fsdev").arg(format!("local,id=checkout,path={share},security_model=none"));
     command.args(["-device", "virtio-9p-pci,fsdev=checkout,mount_tag=checkout"]);
-    command.arg("-kernel").arg(lab.kernel("first-level", "bzImage"));
-    command.arg("-initrd").arg(lab.image("first-level.cpio"));
+    if machine.nics > 0 {
+        command.args(["-device", "amd-iommu"]);
+    }
+    for nic in 0..machine.nics {
+        command.arg("-netdev").arg(format!("user,id=nic{nic},net=10.{nic}.0.0/24,host=10.{nic}.0.1"));
+        let device = "virtio-net-pci,disable-legacy=on,iommu_platform=on,romfile=,netdev";
+        command.arg("-device").arg(format!("{device}=nic{nic}"));
+    }
+    command.arg("-kernel").arg(lab.kernel(machine.kernel, "bzImage"));
+    command.arg("-initrd").arg(lab.image(&format!("{}.cpio", machine.kernel)));
     command.arg("-append").arg(append);
     command
 }

@@ -29,8 +29,17 @@ pub enum Place {
 }
 
 impl Place {
-    /// The place asked for, or else the one that a probe finds. The probe's answer holds until the machine restarts.
+    /// The place asked for, or else the one that a probe finds, for what makes taps.
     pub fn decide(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
+        if asked.is_none() && !is_root() {
+            note("probe", "making taps on this machine needs root: guests run in the nested lab");
+            return Ok(Place::Nested);
+        }
+        Place::decide_without_taps(asked, lab, vmm)
+    }
+
+    /// As [`Place::decide`], for what needs no more than the use of `/dev/kvm`. The probe's answer holds until the machine restarts.
+    pub fn decide_without_taps(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
         if let Some(place) = asked {
             return Ok(place);
         }
@@ -77,7 +86,13 @@ impl Place {
     }
 }
 
-/// Something that runs shell commands as root, next to a KVM that works.
+/// Whether this program runs as root.
+pub fn is_root() -> bool {
+    // SAFETY: geteuid has no precondition and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Something that runs shell commands next to a KVM that works, as root or on this machine as who runs this.
 pub enum Worker {
     /// This machine.
     Host,
@@ -147,10 +162,6 @@ impl Drop for Running {
 fn probe(lab: &Lab, vmm: &Path) -> Result<()> {
     let kvm = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
     kvm.map_err(|error| Error::new(format!("/dev/kvm: {error}")))?;
-    // SAFETY: geteuid has no precondition and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        return Err(Error::new("making taps on this machine needs root"));
-    }
     let mut command = Command::new(vmm);
     command.arg("--kernel").arg(lab.kernel("6.1", "vmlinux")).arg("--initramfs").arg(lab.image("guest-6.1.cpio"));
     command.args(["--cmdline", "console=ttyS0 quiet", "--cpus", "boot=1", "--memory", "size=256M"]);

@@ -196,7 +196,8 @@ impl Suite<'_> {
 /// The front of a shell command: the variables by which the harness finds the lab and the command under test. The shell
 /// becomes what follows, so that nothing is left when that is killed.
 pub fn environment(lab: &Lab, binaries: &Binaries) -> String {
-    format!("exec env CH_LAB={} CH_BINARY={} ", quote(lab.folder()), quote(&binaries.vmm))
+    let (lab, vmm, fixtures) = (quote(lab.folder()), quote(&binaries.vmm), quote(&binaries.fixtures));
+    format!("exec env CH_LAB={lab} CH_BINARY={vmm} CH_FIXTURES={fixtures} ")
 }
 
 /// A path as one word of a shell command.

@@ -2,8 +2,18 @@
 # The init of the first-level machine of the nested lab. The kernel's console is the first serial port. The second one
 # carries commands, one a line, and what they print; a line that starts with a record separator is ours.
 
-export PATH=/bin:/usr/bin HOME=/root TERM=dumb
-mount -t devtmpfs dev /dev
+export PATH=/bin:/usr/bin:/usr/sbin HOME=/root TERM=dumb
+
+# Programs that shut themselves in, such as passt, change their root, which is not possible from an initramfs.
+if [ ! -e /switched ]; then
+    mkdir /switched
+    mount -t tmpfs -o mode=755 root /switched
+    cp -a /bin /etc /init /modules /switched
+    mkdir /switched/dev /switched/proc /switched/root /switched/run /switched/switched /switched/sys /switched/tmp
+    mount -t devtmpfs dev /switched/dev
+    exec switch_root /switched /init
+fi
+
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t tmpfs tmp /tmp
@@ -19,6 +29,15 @@ ip link set lo up
 share=$(sed -n 's/.*lab\.share=\([^ ]*\).*/\1/p' /proc/cmdline)
 mkdir -p "$share"
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose checkout "$share" || echo "cannot mount $share"
+
+# Programs of others, with the libraries that they are linked against.
+ln -s "$share/target/lab/peers/usr" /usr
+ln -s usr/lib /lib
+ln -s usr/lib64 /lib64
+mkdir /var
+ln -s ../run /var/run
+printf '%s\n' root:x:0:0::/root:/bin/sh nobody:x:65534:65534::/:/bin/false > /etc/passwd
+printf '%s\n' root:x:0: nogroup:x:65534: > /etc/group
 
 cd "$share" || cd /
 

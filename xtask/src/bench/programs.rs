@@ -1,0 +1,100 @@
+//! Programs of Debian's packages with the libraries that they are linked against, to run where nothing else of Debian is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::apt::{self, Apt, output};
+use crate::error::{Context, Error, Result};
+use crate::lab::Lab;
+
+/// What starts programs, which names itself in none of them.
+const LOADER: &str = "ld-linux-x86-64.so.2";
+
+/// What makes networks of containers in a guest: the folder of `ip` and `nft`, fetched if it is missing, with their libraries in `lib`.
+pub fn of_containers(lab: &Lab) -> Result<PathBuf> {
+    let folder = lab.folder().join("containers");
+    let record = lab.folder().join("containers.package");
+    if !record.exists() {
+        let unpacked = lab.folder().join("containers.unpacked");
+        let _ = fs::remove_dir_all(&unpacked);
+        let mut apt = Apt::with_backports(&lab.folder().join("apt-backports"))?;
+        let packages = apt.with_libraries(&["iproute2", "nftables", "zlib1g"], apt::RELEASE_6_12)?;
+        let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+        let names = apt.unpack("iproute2, nftables and their libraries", &packages, &unpacked)?;
+        collect(&unpacked, &["usr/sbin/nft", "usr/bin/ip"], &folder)?;
+        fs::write(&record, names).context("recording the versions of the programs")?;
+        let _ = fs::remove_dir_all(&unpacked);
+    }
+    Ok(folder)
+}
+
+/// Fills `folder` with `programs` of the unpacked packages below `root`, and its folder `lib` with their libraries and the loader.
+pub fn collect(root: &Path, programs: &[&str], folder: &Path) -> Result<()> {
+    apt::install_missing(&[("objdump", "binutils")])?;
+    let _ = fs::remove_dir_all(folder);
+    let available = libraries(&root.join("usr/lib/x86_64-linux-gnu"))?;
+    let mut wanted: Vec<PathBuf> = programs.iter().map(|program| root.join(program)).collect();
+    for program in &wanted {
+        copy(program, folder)?;
+    }
+    let mut found = BTreeSet::new();
+    while let Some(file) = wanted.pop() {
+        for name in needed(&file)?.into_iter().chain([LOADER.to_owned()]) {
+            let path = available.get(&name);
+            let path = path.ok_or_else(|| Error::new(format!("the packages of {} lack {name}", file.display())))?;
+            if found.insert(name) {
+                copy(path, &folder.join("lib"))?;
+                wanted.push(path.clone());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies a file, or what a link points to, into `folder`.
+pub fn copy(file: &Path, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).context(format!("making {}", folder.display()))?;
+    let name = file.file_name().unwrap_or_default();
+    fs::copy(file, folder.join(name)).map(drop).context(file.display())
+}
+
+/// The libraries of a folder and of those below it, by name. What is nearer to the folder comes first.
+fn libraries(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).context(folder.display())?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(entry.path());
+            } else if name.contains(".so") {
+                found.entry(name).or_insert_with(|| entry.path());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The names of the libraries that `file` is linked against.
+fn needed(file: &Path) -> Result<Vec<String>> {
+    let text = output(Command::new("objdump").arg("-p").arg(file))?;
+    Ok(text.lines().filter_map(library).collect())
+}
+
+/// The library that a line of `objdump -p` names.
+fn library(line: &str) -> Option<String> {
+    Some(line.trim().strip_prefix("NEEDED")?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_line_of_a_needed_library_names_one() {
+        assert_eq!(library("  NEEDED               libc.so.6").as_deref(), Some("libc.so.6"));
+        assert_eq!(library("  SONAME               libz.so.1"), None);
+    }
+}

@@ -1,0 +1,36 @@
+#!/bin/sh
+# QEMU under the command line of cloud-hypervisor, as far as the measurements of `cargo xtask bench` use it: a PF with one VF, over
+# taps, on a bus below a root port. What it has not been taught it refuses.
+
+root=${0%/*}/qemu
+kernel= initramfs= cmdline= memory= pf= vf=
+
+value_of() { # KEY of LIST, which is key=value,key=value
+    echo "$2" | tr , '\n' | sed -n "s/^$1=//p"
+}
+
+tap() { # ID LIST: a tap as a netdev
+    echo "tap,id=$1,ifname=$(value_of tap "$2"),script=no,downscript=no,vhost=$([ "$(value_of vhost "$2")" = on ] && echo on || echo off)"
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+    --kernel) kernel=${2%/*}/bzImage ;;
+    --initramfs) initramfs=$2 ;;
+    --cmdline) cmdline=$2 ;;
+    --memory) memory=$(value_of size "$2") ;;
+    --net) pf=$2 ;;
+    --net-vf) vf=$2 ;;
+    --serial | --console | --cpus) ;;
+    *) echo "qemu.sh: $1 is not known" >&2; exit 1 ;;
+    esac
+    shift 2
+done
+
+exec "$root/lib/ld-linux-x86-64.so.2" --library-path "$root/lib" "$root/qemu-system-x86_64" -L "$root/share" \
+    -machine q35,accel=kvm -cpu host -smp 1 -m "$memory" -nodefaults -display none -no-reboot -serial stdio \
+    -kernel "$kernel" -initrd "$initramfs" -append "$cmdline" \
+    -device pcie-root-port,id=rp0,chassis=1,slot=1 \
+    -netdev "$(tap pf "$pf")" -netdev "$(tap vf "$vf")" \
+    -device virtio-net-pci,bus=rp0,addr=0x0.1,netdev=vf,mac="$(value_of mac "$vf")",sriov-pf=pf,romfile= \
+    -device virtio-net-pci,bus=rp0,addr=0x0.0,netdev=pf,mac="$(value_of mac "$pf")",id=pf,romfile=
