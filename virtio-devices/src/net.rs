@@ -552,6 +552,9 @@ impl VirtioDevice for Net {
         // The driver has seen the frames of before its start dropped already, and told which offloads it takes.
         self.fresh = started.is_none();
         self.state.set_fresh(self.fresh);
+        if started.is_some() {
+            self.state.set_touched();
+        }
         Ok(())
     }
 }

@@ -138,6 +138,8 @@ pub struct OffloadRun<'a> {
     pub active_pairs: u16,
     /// Frames that came before are not for the driver: it is its first start since a reset, or its link was down.
     pub fresh: bool,
+    /// No start has been tried for the driver since its reset: nobody has taken anything from its rings.
+    pub untouched: bool,
 }
 
 /// What a backend has to say.

@@ -183,7 +183,7 @@ impl Offload for VhostUser {
         }
         // A signal of before that is no word about these rings.
         let _ = self.broken.read();
-        let mut inflight = self.inflight.take().filter(|_| !run.fresh);
+        let mut inflight = self.inflight.take().filter(|_| !run.untouched);
         let broken = self.broken.try_clone().map_err(OffloadError::of("get an eventfd"))?;
         let started = self.ask("start the queues", |peer| peer.start(run, &mut inflight, &broken));
         self.inflight = inflight;

@@ -165,8 +165,8 @@ impl<'q> Session<'q> {
 
     fn start(&mut self, tally: &mut Tally) {
         let memory = self.shared.memory.memory();
-        let fresh = self.shared.state.is_fresh();
-        if std::mem::take(&mut self.adrift) && !fresh {
+        let touched = self.shared.state.is_touched();
+        if std::mem::take(&mut self.adrift) && touched {
             self.queues.iter_mut().for_each(|(_, queue)| settle_position(queue, None, &memory));
         }
         let calls: Vec<_> = self.queues.iter().map(|(given, _)| self.call(given.index)).collect();
@@ -179,15 +179,18 @@ impl<'q> Session<'q> {
             memory: &memory,
             offloads: self.shared.state.offloads(),
             active_pairs: self.active_pairs,
-            fresh,
+            fresh: self.shared.state.is_fresh(),
+            untouched: !touched,
         };
+        // One that fails may do so after it has begun.
+        self.shared.state.set_touched();
         if let Err(error) = self.backend.start(&run) {
             self.service = Service::Idle;
             return self.lose(&error);
         }
         self.service = Service::Runs;
         self.shared.state.set_fresh(false);
-        if !fresh {
+        if touched {
             // One that was lost may have given buffers back without saying so. A signal too many is harmless.
             self.started.iter().for_each(|queue| drop(queue.call.write(1)));
         }

@@ -20,6 +20,8 @@ pub struct NetState {
     generation: AtomicU8,
     /// No backend that runs the queues itself has been started for this driver, or its link was down since.
     fresh: AtomicBool,
+    /// A backend that runs the queues itself may have taken something from this driver's rings.
+    touched: AtomicBool,
 }
 
 impl NetState {
@@ -33,6 +35,7 @@ impl NetState {
             link_up: AtomicBool::new(link_up),
             generation: AtomicU8::new(generation),
             fresh: AtomicBool::new(true),
+            touched: AtomicBool::new(false),
         }
     }
 
@@ -117,6 +120,17 @@ impl NetState {
     /// Changes [`Self::is_fresh`].
     pub fn set_fresh(&self, fresh: bool) {
         self.fresh.store(fresh, Ordering::Release);
+    }
+
+    /// Whether a backend that runs the queues itself may have taken something from the driver's rings: one was started, whether it said
+    /// that it runs or not. It outlives workers, too.
+    pub fn is_touched(&self) -> bool {
+        self.touched.load(Ordering::Acquire)
+    }
+
+    /// A backend is about to look at the driver's rings, or has done so before.
+    pub fn set_touched(&self) {
+        self.touched.store(true, Ordering::Release);
     }
 
     /// The configuration's generation.

@@ -104,7 +104,7 @@ impl Device {
     /// When it does not do it. It is to be reset then.
     pub fn start(&mut self, run: &OffloadRun<'_>, config_call: &EventFd) -> Result<(), OffloadError> {
         if let State::Suspended(setup) = &self.state {
-            if !was_reset(run) && *setup == Setup::of(run) && self.go_on(run).is_ok() {
+            if !run.untouched && *setup == Setup::of(run) && self.go_on(run).is_ok() {
                 self.state = State::Runs(Setup::of(run));
                 return Ok(());
             }
@@ -228,11 +228,6 @@ impl Setup {
         let place = |queue: &OffloadQueue| (queue.index, queue.size, [queue.descriptors, queue.available, queue.used]);
         Self { features: run.features, queues: run.queues.iter().map(place).collect() }
     }
-}
-
-/// Whether the driver may have reset the device since the queues stood still. They start at 0 then, the control queue with them.
-fn was_reset(run: &OffloadRun<'_>) -> bool {
-    run.fresh && run.queues.iter().all(|queue| queue.position == 0)
 }
 
 /// Chooses what the kernel shall do for the device: all that is of use and that it can.

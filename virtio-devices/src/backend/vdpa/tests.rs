@@ -19,13 +19,13 @@ fn spec(queue_pairs: u16) -> VdpaSpec {
 }
 
 /// Starts both queues of a pair.
-fn start(vdpa: &mut Vdpa, positions: [u16; 2], fresh: bool) -> Result<(), OffloadError> {
-    start_with(vdpa, &[queue(0, positions[0]), queue(1, positions[1])], NEGOTIATED, fresh)
+fn start(vdpa: &mut Vdpa, positions: [u16; 2], untouched: bool) -> Result<(), OffloadError> {
+    start_with(vdpa, &[queue(0, positions[0]), queue(1, positions[1])], NEGOTIATED, untouched)
 }
 
-fn start_with(vdpa: &mut Vdpa, queues: &[OffloadQueue], features: u64, fresh: bool) -> Result<(), OffloadError> {
+fn start_with(vdpa: &mut Vdpa, queues: &[OffloadQueue], features: u64, untouched: bool) -> Result<(), OffloadError> {
     let memory = Memory::clone(&vdpa.memory);
     let memory = memory.memory();
     let offloads = Offloads::empty();
-    vdpa.start(&OffloadRun { queues, features, memory: &memory, offloads, active_pairs: 1, fresh })
+    vdpa.start(&OffloadRun { queues, features, memory: &memory, offloads, active_pairs: 1, fresh: untouched, untouched })
 }

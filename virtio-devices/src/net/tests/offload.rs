@@ -386,6 +386,22 @@ fn a_driver_is_new_to_the_backend_until_the_backend_has_been_started_for_it() {
 }
 
 #[test]
+fn buffers_that_a_backend_gave_back_before_its_start_failed_are_not_given_back_twice() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    backend.script.lock().refuses_start = true;
+    backend.script.lock().stays_lost = true;
+    guest.start_at_once(FEATURES);
+    eventually("the loss", || guest.net.backend_lost());
+    guest.queues[0].write(guest.queues[0].used() + 2, 3u16.to_le_bytes());
+    backend.asked();
+    backend.script.lock().refuses_start = false;
+    backend.script.lock().stays_lost = false;
+    backend.speaks.write(1).unwrap();
+    backend.await_asked("start [(0, 3), (1, 0)] pairs=1 fresh=true");
+}
+
+#[test]
 fn a_lost_backend_that_still_gives_buffers_back_does_not_give_them_back_twice() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);

@@ -123,6 +123,18 @@ fn what_a_dead_peer_has_taken_and_not_given_back_its_successor_does() {
 }
 
 #[test]
+fn what_a_peer_has_noted_before_its_start_failed_its_successor_goes_by() {
+    let rig = Rig::new();
+    let (peer, guest) = run(&rig, Script { refused: vec![Request::SET_VRING_ENABLE], ..Script::new(1) });
+    await_loss(&guest, true);
+    assert!(peer.heard().contains(&"GET_INFLIGHT queues=2 of 16".to_owned()));
+    drop(peer);
+    let successor = rig.peer(Script::new(1));
+    let heard = successor.await_heard("STATUS 15");
+    assert!(!heard.iter().any(|heard| heard.starts_with("GET_INFLIGHT")), "{heard:?}");
+}
+
+#[test]
 fn memory_for_what_is_in_flight_is_new_for_a_new_driver() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
