@@ -15,7 +15,7 @@ use crate::progress::{Step, note, seconds};
 use crate::suite::{environment, quote};
 
 /// How long the demonstration may take once the lab is up.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Sets up what is needed and runs the demonstration. It tells whether it passed.
 pub fn run(workspace: &Path, asked: Option<Place>) -> Result<bool> {

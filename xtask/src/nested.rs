@@ -13,7 +13,7 @@ use crate::error::{Context, Error, Result};
 use crate::lab::Lab;
 
 /// How long the first-level machine may take to its init. It takes 3 to 6 s.
-const BOOT_LIMIT: Duration = Duration::from_secs(60);
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// What starts a line of the first-level machine's own, as opposed to a command's output.
 const RECORD: u8 = 0x1e;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 /// How long the VMM may take to make its socket.
-const SOCKET_LIMIT: Duration = Duration::from_secs(10);
+const SOCKET_LIMIT: Duration = Duration::from_secs(30);
 /// How long it may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::api::Api;
 
 /// How long the VMM may take to listen, and a guest to say something.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What is at the other end of a console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

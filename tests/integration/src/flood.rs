@@ -19,7 +19,7 @@ const DISCARD: u16 = 9;
 /// How many frames must pass in each direction before traffic counts as flowing.
 const ENOUGH: u64 = 50;
 /// How long they may take.
-const FLOW_LIMIT: Duration = Duration::from_secs(20);
+const FLOW_LIMIT: Duration = Duration::from_secs(60);
 
 /// Traffic through one of a guest's NICs: pings from the guest, each as soon as the last one is answered, and datagrams from
 /// the host. The guest stops when the NIC's netdev is gone, the host when this is dropped.

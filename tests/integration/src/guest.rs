@@ -10,11 +10,11 @@ use crate::terminal::Terminal;
 use crate::vmm::{Exit, Vmm, VmmCommand};
 
 /// How long a guest may take to its init. The nested lab needs 5 s, and twice that under load.
-const BOOT_LIMIT: Duration = Duration::from_secs(60);
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// How long a command in the guest may take, unless the test says otherwise.
-const COMMAND_LIMIT: Duration = Duration::from_secs(30);
+const COMMAND_LIMIT: Duration = Duration::from_secs(90);
 /// How long the VMM may take to end once the guest is off.
-const EXIT_LIMIT: Duration = Duration::from_secs(20);
+const EXIT_LIMIT: Duration = Duration::from_secs(60);
 /// Guests speak IPv4 only: every frame on a tap is then one that the test caused.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
 

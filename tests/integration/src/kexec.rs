@@ -14,7 +14,7 @@ use crate::tap::Subnet;
 /// The port at which the guest takes a file.
 const PORT: u16 = 5000;
 /// How long the guest may take to listen there, and to take some of the file.
-const TRANSFER_LIMIT: Duration = Duration::from_secs(20);
+const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
 
 impl Guest {
     /// Boots `kernel` with its initramfs from within the running one, with the same command line, and waits until it is up. A

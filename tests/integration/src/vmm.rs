@@ -125,10 +125,10 @@ impl VmmCommand {
         Vmm { child, errors, reader: Some(reader), started }
     }
 
-    /// Runs it to its end, which must come within 20 s. Its standard input is empty.
+    /// Runs it to its end, which must come within 60 s. Its standard input is empty.
     pub fn run(mut self) -> Exit {
         self.command.stdin(Stdio::null()).stdout(Stdio::null());
-        self.spawn_as_it_is().wait(Duration::from_secs(20))
+        self.spawn_as_it_is().wait(Duration::from_secs(60))
     }
 }
 
