@@ -7,6 +7,7 @@
 mod config;
 mod control;
 mod counters;
+mod engine;
 mod features;
 mod filter;
 mod header;
@@ -26,33 +27,28 @@ mod tests;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use log::debug;
-use parking_lot::Mutex;
 use thiserror::Error;
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
-use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ,
-};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VLAN;
+use vmm_sys_util::eventfd::EventFd;
 
-use crate::backend::{Ability, Backend, BackendKind, BackendObserver, Health, Offload, Offloads, Tap};
+#[cfg(test)]
+use crate::backend::Tap;
+use crate::backend::{Backend, BackendKind, BackendObserver, Health};
 use crate::counters::{Losses, log_losses};
-use crate::worker::{spawn, spawn_all, thread_name};
 use crate::{DeviceSpecific, Interrupts, MacError, Port, Start, StateError, VirtioDevice, Worker};
 use config::Config;
 pub use counters::{Counter, NetCounters};
+use engine::Engine;
 use features::has;
 pub(crate) use features::{offered_by, offload_features, served_for_any};
 use filter::is_multicast;
 pub(crate) use header::HEADER;
-use offload::{Given, Offloaded};
 pub(crate) use receive::MAX_READ;
 use state::NetState;
 pub(crate) use worker::MAX_STALE;
-use worker::{Pair, Shared};
 
 /// The longest frame: a TCP or UDP packet of 64 KiB (`virtio 1.4 §5.1.6.3.1`), an Ethernet header and two VLAN tags.
 const MAX_FRAME: usize = 65_550 + 8;
@@ -149,14 +145,6 @@ impl std::fmt::Display for Hex<'_> {
     }
 }
 
-/// What runs the queues.
-enum Engine {
-    /// Workers of this process, a pair of queues each.
-    Tap(Tap),
-    /// The backend itself.
-    Offload(Ability, Arc<Mutex<Box<dyn Offload>>>),
-}
-
 /// A virtio network device. It and its backend outlive resets of the device and reboots of the guest.
 pub struct Net {
     spec: NetSpec,
@@ -185,10 +173,7 @@ impl Net {
         if !spec.queue_size.is_power_of_two() || !(2..=MAX_QUEUE_SIZE).contains(&spec.queue_size) {
             return Err(NetError::QueueSize(spec.queue_size));
         }
-        let (engine, offered) = match backend.into() {
-            Backend::Tap(tap) => over_tap(&spec, tap)?,
-            Backend::Offload(backend) => over_offload(&spec, backend)?,
-        };
+        let (engine, offered) = Engine::new(&spec, backend.into())?;
         let mac = offered.mac.unwrap_or(spec.mac);
         if is_multicast(&mac) || mac == [0; 6] {
             return Err(NetError::Mac(mac));
@@ -232,175 +217,15 @@ impl Net {
     pub fn counters(&self) -> Arc<NetCounters> {
         Arc::clone(&self.counters)
     }
-
-    /// The queue pairs that a driver with these features may use.
-    fn pairs(&self, features: u64) -> u16 {
-        if has(features, VIRTIO_NET_F_MQ) { self.spec.queue_pairs } else { 1 }
-    }
-
-    /// Sorts the driver's queues by pair. The control queue follows the last pair that the driver knows of
-    /// (`virtio 1.4 §5.1.2`). Pairs of which no queue is enabled have no worker.
-    fn pairs_to_run(&self, tap: &Tap, start: &Start) -> io::Result<Vec<Pair>> {
-        let count = self.pairs(start.features);
-        let queue = |index| start.queues.iter().find(|(other, _)| *other == index).cloned();
-        let mut pairs = Vec::with_capacity(count.into());
-        for (index, tap) in (0..count).zip(tap.queues()) {
-            let (receive, transmit) = (queue(2 * index), queue(2 * index + 1));
-            let control = if index == 0 { queue(2 * count) } else { None };
-            if receive.is_none() && transmit.is_none() && control.is_none() {
-                continue;
-            }
-            pairs.push(Pair {
-                index,
-                receive,
-                transmit,
-                control,
-                tap: Arc::clone(tap),
-                kick: eventfd()?,
-                stop: Arc::new(AtomicBool::new(false)),
-                peers: Vec::new(),
-            });
-        }
-        let peers = pairs.iter().filter(|pair| pair.index > 0).map(|pair| Arc::clone(&pair.kick)).collect();
-        if let Some(first) = pairs.first_mut().filter(|pair| pair.index == 0) {
-            first.peers = peers;
-        }
-        Ok(pairs)
-    }
-
-    fn shared(&self, start: &Start) -> Arc<Shared> {
-        Arc::new(Shared {
-            memory: start.memory.clone(),
-            features: start.features,
-            pairs: self.pairs(start.features),
-            state: Arc::clone(&self.state),
-            counters: Arc::clone(&self.counters),
-            interrupts: Arc::clone(&start.interrupts),
-            fresh: self.fresh,
-            complete: Mutex::new(false),
-        })
-    }
-
-    fn spawn(&self, pair: Pair, shared: &Arc<Shared>) -> io::Result<Worker> {
-        let queues = [&pair.receive, &pair.transmit, &pair.control];
-        let queues: Vec<_> = queues.into_iter().flatten().map(|(index, _)| *index).collect();
-        let (kick, stop) = (Arc::clone(&pair.kick), Arc::clone(&pair.stop));
-        let shared = Arc::clone(shared);
-        let name = thread_name(&self.spec.id, "qp", pair.index);
-        let thread = spawn(name, move || pair.run(&shared))?;
-        Ok(Worker::new(queues, kick, stop, thread))
-    }
-
-    /// The one worker of a backend that runs the queues itself.
-    fn start_offload(
-        &self,
-        ability: &Ability,
-        backend: &Arc<Mutex<Box<dyn Offload>>>,
-        start: &Start,
-    ) -> io::Result<Worker> {
-        let control = 2 * self.pairs(start.features);
-        // A driver that does not know of the control queue has none, whatever it enables.
-        let passed_on = ability.control_queue && has(start.features, VIRTIO_NET_F_CTRL_VQ);
-        let data = start.queues.iter().filter(|(index, _)| *index < control || passed_on && *index == control);
-        let given = data.map(|(index, queue)| Ok(Given { index: *index, queue: Arc::clone(queue), kick: eventfd()? }));
-        let given = given.collect::<io::Result<Vec<_>>>()?;
-        let control = start.queues.iter().find(|(index, _)| *index == control && !ability.control_queue).cloned();
-        let (kick, stop) = (eventfd()?, Arc::new(AtomicBool::new(false)));
-        let mut doorbells: Vec<_> = given.iter().map(|given| (given.index, Arc::clone(&given.kick))).collect();
-        doorbells.extend(control.iter().map(|(index, _)| (*index, Arc::clone(&kick))));
-        let offloaded = Offloaded {
-            id: self.spec.id.clone(),
-            given,
-            control,
-            backend: Arc::clone(backend),
-            health: Arc::clone(&self.health),
-            kick: Arc::clone(&kick),
-            stop: Arc::clone(&stop),
-        };
-        let shared = self.shared(start);
-        *shared.complete.lock() = true;
-        let thread = spawn(thread_name(&self.spec.id, "vq", 0), move || offloaded.run(&shared))?;
-        Ok(Worker { doorbells, kick, stop, thread })
-    }
-}
-
-fn eventfd() -> io::Result<Arc<EventFd>> {
-    Ok(Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?))
-}
-
-/// What a NIC is because of its backend.
-struct Offered {
-    features: u64,
-    mtu: Option<u16>,
-    /// The backend's own address.
-    mac: Option<[u8; 6]>,
-}
-
-fn over_tap(spec: &NetSpec, tap: Tap) -> Result<(Engine, Offered), NetError> {
-    let queues = tap.queues().len();
-    if queues != usize::from(spec.queue_pairs) || queues == 0 {
-        return Err(NetError::QueuePairs { pairs: spec.queue_pairs, queues });
-    }
-    let offloads = offloads(spec) & tap.offloads();
-    let mtu = known(spec.mtu.or(tap.mtu()));
-    let features = features::offered(offloads, mtu.is_some(), queues > 1);
-    Ok((Engine::Tap(tap), Offered { features, mtu, mac: None }))
-}
-
-fn over_offload(spec: &NetSpec, backend: Box<dyn Offload>) -> Result<(Engine, Offered), NetError> {
-    let ability = backend.ability();
-    let (name, pairs) = (ability.name.clone(), spec.queue_pairs);
-    if pairs > ability.queue_pairs || pairs == 0 {
-        return Err(NetError::TooFewPairs { name, pairs, has: ability.queue_pairs });
-    }
-    if spec.queue_size > ability.queue_size {
-        return Err(NetError::TooLarge { name, size: spec.queue_size, has: ability.queue_size });
-    }
-    if !has(ability.features, VIRTIO_F_VERSION_1) {
-        return Err(NetError::Legacy(name));
-    }
-    if let (Some(mtu), Some(has)) = (spec.mtu, ability.mtu)
-        && mtu > has
-    {
-        return Err(NetError::Mtu { name, mtu, has });
-    }
-    let mtu = known(spec.mtu.or(ability.mtu));
-    let unable = u64::from(!ability.switches_offloads && !ability.control_queue) << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
-    let features = offered_by(ability.features & !unable, offloads(spec), mtu.is_some(), pairs > 1);
-    // A vDPA device may filter frames by its address, and was told of one that the user gave. Of a process the configuration knows better.
-    let mac = ability.mac.filter(|_| ability.kind == BackendKind::Vdpa);
-    Ok((Engine::Offload(ability, Arc::new(Mutex::new(backend))), Offered { features, mtu, mac }))
-}
-
-/// An MTU that a driver may be told.
-fn known(mtu: Option<u16>) -> Option<u16> {
-    mtu.filter(|mtu| *mtu >= MIN_MTU)
-}
-
-fn offloads(spec: &NetSpec) -> Offloads {
-    // Segments have checksums to be filled in (`virtio 1.4 §5.1.3.1`).
-    if !spec.offload_csum {
-        return Offloads::empty();
-    }
-    let mut offloads = Offloads::CHECKSUM;
-    offloads.set(Offloads::TSO4 | Offloads::TSO6 | Offloads::ECN, spec.offload_tso);
-    offloads.set(Offloads::UFO | Offloads::USO4 | Offloads::USO6, spec.offload_ufo);
-    offloads
 }
 
 impl Port for Net {
     fn backend_kind(&self) -> BackendKind {
-        match &self.engine {
-            Engine::Tap(_) => BackendKind::Tap,
-            Engine::Offload(ability, _) => ability.kind,
-        }
+        self.engine.kind()
     }
 
     fn backend_name(&self) -> &str {
-        match &self.engine {
-            Engine::Tap(tap) => tap.name(),
-            Engine::Offload(ability, _) => &ability.name,
-        }
+        self.engine.name()
     }
 
     fn backend_lost(&self) -> bool {
@@ -486,13 +311,7 @@ impl VirtioDevice for Net {
         if has(start.features, VIRTIO_NET_F_CTRL_VLAN) {
             self.state.change_filter(filter::Filter::enable_vlans);
         }
-        let workers = match &self.engine {
-            Engine::Tap(tap) => {
-                let (pairs, shared) = (self.pairs_to_run(tap, &start)?, self.shared(&start));
-                spawn_all(pairs, &shared.complete, |pair| self.spawn(pair, &shared))?
-            }
-            Engine::Offload(ability, backend) => vec![self.start_offload(ability, backend, &start)?],
-        };
+        let workers = self.start_workers(&start)?;
         debug!("{}: {} workers over {}", self.spec.id, workers.len(), self.backend_name());
         self.wake = match self.engine {
             Engine::Tap(_) => None,

@@ -9,8 +9,9 @@ use virtio_bindings::virtio_net::*;
 
 use super::super::counters::Counter;
 use super::super::testing::*;
-use super::super::{MAX_FRAME, Net, NetError, spawn_all};
+use super::super::{MAX_FRAME, Net, NetError};
 use crate::backend::Tap;
+use crate::worker::spawn_all;
 use crate::{VirtioDevice, Worker};
 
 const RECEIVE: u16 = 0;
