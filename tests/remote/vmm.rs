@@ -13,7 +13,7 @@ pub const VMM: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
 pub const REMOTE: &str = env!("CARGO_BIN_EXE_ch-remote");
 
 /// How long something may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A VMM without a VM, which ends with it.
 pub struct Vmm {

@@ -225,7 +225,7 @@ fn a_tap_that_is_deleted_ends_its_frames_and_nothing_else() {
     assert!(machine.count(Counter::RxBackendErrors) < 10);
     let start = Instant::now();
     machine.stop();
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
@@ -240,13 +240,13 @@ fn only_the_pairs_that_the_driver_uses_have_a_queue_of_the_tap() {
     assert_eq!(machine.command(8, &[4, 0, 4, 0]), 0);
     machine.provide(0, 32, 2048);
     // The other workers attach their queues when they hear of it.
-    std::thread::sleep(Duration::from_millis(200));
-    (0..64).for_each(|flow| machine.wire.send(&flow_frame(flow)));
-    eventually("reception", || used(&machine) >= 60);
-    let pairs = (1..4).filter(|pair| !machine.queues[2 * pair].take_used().is_empty()).count();
-    assert!(pairs > 0, "frames of several flows go to several pairs");
+    eventually("frames of several flows in several pairs", || {
+        (0..16).for_each(|flow| machine.wire.send(&flow_frame(flow)));
+        (1..4).any(|pair| !machine.queues[2 * pair].take_used().is_empty())
+    });
     assert_eq!(machine.command(8, &[4, 0, 1, 0]), 0);
-    std::thread::sleep(Duration::from_millis(200));
+    std::thread::sleep(Duration::from_secs(1));
+    machine.provide(0, 32, 2048);
     (2..8).step_by(2).for_each(|queue| drop(machine.queues[queue].take_used()));
     (0..16).for_each(|flow| machine.wire.send(&flow_frame(flow)));
     machine.received(0);

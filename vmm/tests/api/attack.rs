@@ -11,7 +11,7 @@ use crate::client::{Client, Fixture, Probe, plain, request, serve, serve_with};
 fn assert_serves(server: &Fixture) {
     let started = Instant::now();
     assert_eq!(server.ask("GET", "/api/v1/vmm.ping", "").status, 200);
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_client_that_does_not_take_its_answer_is_given_up() {
     let server = serve_with(Duration::from_millis(300), |_| Ok(Reply::Json(format!("\"{}\"", "x".repeat(8 << 20)))));
     let mut client = server.client();
     client.send(request("GET", "/api/v1/vm.info", ""));
-    std::thread::sleep(Duration::from_millis(800));
+    std::thread::sleep(Duration::from_secs(2));
     let mut taken = Vec::new();
     std::io::Read::read_to_end(&mut client.0, &mut taken).unwrap();
     assert!(taken.len() < 8 << 20, "{}", taken.len());
@@ -202,7 +202,7 @@ fn large_bodies_at_the_same_time_are_few() {
         client.send(" ".repeat(200 << 10));
     }
     // Until those two are known to be under way, a third one could be one of the two.
-    std::thread::sleep(Duration::from_millis(200));
+    std::thread::sleep(Duration::from_secs(1));
     let answer = server.ask("PUT", "/api/v1/vm.create", &format!("{}{{}}", " ".repeat(200 << 10)));
     assert_eq!(answer.status, 429, "{answer:?}");
     assert_eq!(server.ask("PUT", "/api/v1/vm.create", "{}").status, 204);

