@@ -14,13 +14,13 @@ use crate::suite::{environment, quote};
 /// What the start may take, and what each round may take, under load.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(90));
 
-/// Runs `rounds` rounds in a first-level machine.
-pub fn run(lab: &Lab, workspace: &Path, rounds: u32) -> Result<()> {
+/// Runs `rounds` rounds in a first-level machine, with a guest of the kernel `kernel`.
+pub fn run(lab: &Lab, workspace: &Path, kernel: &str, rounds: u32) -> Result<()> {
     apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
     let binaries = build::static_binaries(workspace, false)?;
-    note("hotplug", format!("{rounds} rounds"));
+    note("hotplug", format!("{rounds} rounds, Linux {kernel}"));
     let mut machine = FirstLevel::boot(lab, workspace, 7, Clock::Real)?;
-    let command = format!("{}{} {rounds}", environment(lab, &binaries), quote(&binaries.hotplug));
+    let command = format!("{}{} {kernel} {rounds}", environment(lab, &binaries), quote(&binaries.hotplug));
     let limit = LIMITS.0 + LIMITS.1 * rounds;
     match machine.run(&command, limit, &mut |line| println!("{line}")) {
         Ok(0) => Ok(()),

@@ -167,6 +167,9 @@ enum LabTask {
     },
     /// Lets a PF with 8 VFs come to a guest and go, while the VFs of another one carry traffic
     Hotplug {
+        /// The guest's kernel: 6.1 or 6.12
+        #[arg(long, default_value = "6.12", value_parser = ["6.1", "6.12"])]
+        kernel: String,
         /// How often
         #[arg(long, default_value_t = 50)]
         rounds: u32,
@@ -281,7 +284,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
         LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
         LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
         LabTask::Debian { kernel } => debian::run(&lab, workspace, kernel)?,
-        LabTask::Hotplug { rounds } => hotplug::run(&lab, workspace, *rounds)?,
+        LabTask::Hotplug { kernel, rounds } => hotplug::run(&lab, workspace, kernel, *rounds)?,
     }
     Ok(true)
 }

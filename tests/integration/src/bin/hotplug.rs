@@ -2,7 +2,7 @@
 //! carry pings. What the VMM has of its host and of KVM must be the same after the last time as after the first, and the pings must
 //! lose no more than they lose without it.
 //!
-//! Run by `cargo xtask lab hotplug` in a first-level machine. Argument: how many times.
+//! Run by `cargo xtask lab hotplug` in a first-level machine. Arguments: the guest's kernel, and how many times.
 
 #![expect(clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
 
@@ -44,9 +44,15 @@ struct Hotplug {
 }
 
 fn main() {
-    let rounds: usize = std::env::args().nth(1).and_then(|rounds| rounds.parse().ok()).unwrap_or(0);
-    assert!(rounds > 0, "usage: hotplug ROUNDS");
-    let mut hotplug = Hotplug::boot();
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let kernel = |version: &str| [Kernel::V6_1, Kernel::V6_12].into_iter().find(|kernel| kernel.version() == version);
+    let (Some(kernel), Some(rounds @ 1..)) = (
+        arguments.first().and_then(|version| kernel(version)),
+        arguments.get(1).and_then(|rounds| rounds.parse::<usize>().ok()),
+    ) else {
+        panic!("usage: hotplug 6.1|6.12 ROUNDS")
+    };
+    let mut hotplug = Hotplug::boot(kernel);
     println!("| {COMING} VFs | files | threads | ioeventfds | irqfds | routes | slots | resident |");
     println!("|---|---|---|---|---|---|---|---|");
     let never = hotplug.sample();
@@ -83,10 +89,10 @@ fn main() {
 }
 
 impl Hotplug {
-    fn boot() -> Hotplug {
-        read_into_memory(Kernel::V6_12);
+    fn boot(kernel: Kernel) -> Hotplug {
+        read_into_memory(kernel);
         let (trace, api) = (KvmTrace::start(), Api::new("hotplug"));
-        let spec = spec_with_vfs(Kernel::V6_12, STAYING).kernel_argument("tsc=reliable");
+        let spec = spec_with_vfs(kernel, STAYING).kernel_argument("tsc=reliable");
         let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
         println!("the guest is up after {:.1} s", guest.boot_time().as_secs_f64());
         let pf = Pf::at("0000:00:01.0");
