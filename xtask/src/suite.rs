@@ -142,7 +142,7 @@ impl Suite<'_> {
             let Some(test) = queue.lock().pop_front() else { return };
             let ready = match worker.take() {
                 Some(ready) => Ok(ready),
-                None => self.place.worker(self.lab, self.workspace, number),
+                None => self.worker(number),
             };
             let report = match ready {
                 Ok(ready) => self.run_one(test, worker.insert(ready)),
@@ -162,6 +162,15 @@ impl Suite<'_> {
                 return;
             }
         }
+    }
+
+    /// A place for tests. One that does not come up is tried once more.
+    fn worker(&self, number: usize) -> Result<Worker> {
+        let worker = || self.place.worker(self.lab, self.workspace, number);
+        worker().or_else(|error| {
+            note("retry", error);
+            worker()
+        })
     }
 
     fn run_one(&self, test: Test, worker: &mut Worker) -> Report {
