@@ -22,7 +22,7 @@ const TRAFFIC_LIMIT: Duration = Duration::from_secs(300);
 /// Between two frames into the tap of a VF, unless there are so many VFs that frames would follow on each other too fast.
 const FRAME_PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(4));
 /// Cycles between two lines of the report.
-const REPORT: usize = 50;
+const REPORT: usize = 10;
 
 /// The machine's own time of each step of a cycle.
 struct Stopwatch {
