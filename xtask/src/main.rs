@@ -14,6 +14,7 @@ mod cpio;
 mod debian;
 mod demo;
 mod dist;
+mod emulator;
 mod error;
 mod fuzz;
 mod hotplug;

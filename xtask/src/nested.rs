@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::emulator;
 use crate::error::{Context, Error, Result};
 use crate::lab::Lab;
 
@@ -91,7 +92,7 @@ impl FirstLevel {
         fs::create_dir_all(&folder).context(folder.display())?;
         let log = |kind: &str| folder.join(format!("first-level-{number}-{kind}.log"));
         let errors = fs::File::create(log("qemu")).context("making QEMU's log")?;
-        let mut command = qemu(lab, workspace, machine, "");
+        let mut command = qemu(lab, workspace, machine, "")?;
         command.arg("-serial").arg(format!("file:{}", log("console").display())).args(["-serial", "stdio"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
         let mut qemu = command.spawn().context("starting qemu-system-x86_64")?;
@@ -172,7 +173,7 @@ impl Drop for FirstLevel {
 
 /// Runs a shell of the first-level machine in this terminal until it ends.
 pub fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
-    let mut command = qemu(lab, workspace, &Machine::plain(Clock::Real), "lab.shell");
+    let mut command = qemu(lab, workspace, &Machine::plain(Clock::Real), "lab.shell")?;
     let status = command.args(["-serial", "mon:stdio"]).status().context("starting qemu-system-x86_64")?;
     if status.success() { Ok(()) } else { Err(Error::new(format!("QEMU: {status}"))) }
 }
@@ -183,11 +184,14 @@ pub fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
 /// allocator is built on it, crashed so, and none of 110 without it.
 const CPU: &str = "EPYC,check=off,+svm,-cx16,-xsave,-avx,-avx2,-fma,-f16c";
 
-fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Command {
+fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Result<Command> {
     let share = workspace.display();
     // On a busy machine the check of the timer at boot counts too few ticks, and Linux gives up.
     let mut append = format!("console=ttyS0 panic=-1 quiet no_timer_check ipv6.disable=1 lab.share={share} {extra}");
-    let mut command = Command::new("qemu-system-x86_64");
+    let mut command = match machine.clock {
+        Clock::Real => Command::new(emulator::PROGRAM),
+        Clock::Instructions => emulator::command(lab)?,
+    };
     // Linux drives AMD's IOMMU with cmpxchg16b only.
     let cpu = if machine.nics > 0 { CPU.replace(",-cx16", "") } else { CPU.to_owned() };
     command.args(["-machine", "q35", "-cpu", &cpu, "-m", "6144", "-display", "none", "-nodefaults"]);
@@ -213,5 +217,5 @@ fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Command 
     command.arg("-kernel").arg(lab.kernel(machine.kernel, "bzImage"));
     command.arg("-initrd").arg(lab.image(&format!("{}.cpio", machine.kernel)));
     command.arg("-append").arg(append);
-    command
+    Ok(command)
 }
