@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::ops::Range;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -38,17 +38,21 @@ pub fn command(lab: &Lab) -> Result<Command> {
     };
     let fault = place.start..place.start + NOTHING.len();
     image[fault].copy_from_slice(&NOTHING);
-    let mut command = Command::new(install(&lab.folder().join("emulator"), &image)?);
-    for folder in apt::output(Command::new(program).args(["-L", "help"]))?.lines() {
-        command.args(["-L", folder]);
-    }
-    Ok(command)
+    install(&lab.folder().join("emulator"), &program, &image).map(Command::new)
 }
 
-/// Makes `image` a program of `folder`. One that runs keeps the file that it was started from.
-fn install(folder: &Path, image: &[u8]) -> Result<PathBuf> {
-    let (target, new) = (folder.join(PROGRAM), folder.join(format!("new-{}", std::process::id())));
-    fs::create_dir_all(folder).context(folder.display())?;
+/// Makes `image` a program below `folder`, in place of `program`. QEMU looks for its modules and firmware from where it is itself.
+fn install(folder: &Path, program: &Path, image: &[u8]) -> Result<PathBuf> {
+    let bin = folder.join("bin");
+    let (target, new) = (bin.join(PROGRAM), bin.join(format!("new-{}", std::process::id())));
+    fs::create_dir_all(&bin).context(bin.display())?;
+    for name in ["lib", "share"] {
+        let (link, place) = (folder.join(name), program.parent().unwrap_or(program).join("..").join(name));
+        if fs::symlink_metadata(&link).is_err() {
+            symlink(&place, &link).context(link.display())?;
+        }
+    }
+    // One that runs keeps the file that it was started from.
     fs::write(&new, image).context(new.display())?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).context(new.display())?;
     fs::rename(&new, &target).context(target.display())?;

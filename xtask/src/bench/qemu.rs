@@ -22,7 +22,7 @@ pub fn fetch(lab: &Lab) -> Result<PathBuf> {
         let _ = fs::remove_dir_all(&unpacked);
         let mut apt = Apt::with_backports(&lab.folder().join("apt-backports"))?;
         let release = format!("{RELEASE_6_12}-backports");
-        let packages = apt.with_libraries(&["qemu-system-x86", "qemu-system-data", "seabios"], &release)?;
+        let packages = apt.with_libraries(&["qemu-system-x86", "qemu-system-data", "seabios", "zlib1g"], &release)?;
         let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
         let names = apt.unpack("QEMU and its libraries", &packages, &unpacked)?;
         programs::collect(&unpacked, &["usr/bin/qemu-system-x86_64"], &folder)?;
