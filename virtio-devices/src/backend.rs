@@ -1,5 +1,6 @@
 //! Where a NIC's frames come from and go to.
 
+mod doorbell_page;
 mod health;
 mod offload;
 mod tap;
@@ -8,6 +9,7 @@ mod vhost_common;
 mod vhost_net;
 mod vhost_user;
 
+pub use doorbell_page::{DOORBELL_PAGE, DoorbellPage, DoorbellPages};
 pub use health::{BackendChange, BackendObserver, Health};
 pub use offload::{Ability, Attention, Offload, OffloadError, OffloadQueue, OffloadRun};
 pub use tap::{InterfaceNameError, Offloads, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask};

@@ -10,6 +10,7 @@ use virtio_queue::Queue;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::backend::DoorbellPages;
 use crate::interrupt::Interrupts;
 use crate::port::Port;
 use crate::{DeviceSpecific, StateError};
@@ -56,6 +57,12 @@ pub trait VirtioDevice: Send {
 
     /// A network device's end of its link.
     fn port(&mut self) -> Option<&mut dyn Port> {
+        None
+    }
+
+    /// The doorbells that a guest may be given as pages while the queues run, if there can ever be any. That there can is the same for
+    /// the life of the device: where its doorbells are follows from it.
+    fn doorbell_pages(&self) -> Option<&DoorbellPages> {
         None
     }
 

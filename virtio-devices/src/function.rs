@@ -15,12 +15,12 @@ use pci::{
 };
 
 use self::layout::Place;
-pub(crate) use self::layout::{Layout, REGISTERS_BAR};
+pub(crate) use self::layout::{Layout, REGISTERS_BAR, Spacing};
 use self::run::Run;
 use crate::transport::{Change, Transport};
 use crate::{
-    DeviceState, Doorbell, FunctionStatus, Memory, Message, Port, QueueError, Start, StateError, Status, VirtioDevice,
-    VirtioPci,
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Memory, Message, Port, QueueError, Start, StateError,
+    Status, VirtioDevice, VirtioPci,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -72,14 +72,20 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     ///
     /// When the device's queues cannot be.
     pub fn plain(device: D, rid: Rid, memory: Memory) -> Result<Self, FunctionError> {
-        Self::new(device, rid, Role::Plain, memory)
+        let spacing = Spacing::of([&device]);
+        Self::new(device, rid, (Role::Plain, spacing), memory)
     }
 
-    /// A function with a role. The BARs of a VF are its PF's to decode.
-    pub(crate) fn new(device: D, rid: Rid, role: Role, memory: Memory) -> Result<Self, FunctionError> {
+    /// A function with a role, whose doorbells are as far apart as `spacing` says. The BARs of a VF are its PF's to decode.
+    pub(crate) fn new(
+        device: D,
+        rid: Rid,
+        (role, spacing): (Role, Spacing),
+        memory: Memory,
+    ) -> Result<Self, FunctionError> {
         let queue_sizes = device.queue_sizes();
         let count = u16::try_from(queue_sizes.len()).map_err(|_| QueueError::Count(queue_sizes.len()))?;
-        let layout = Layout::new(count);
+        let layout = Layout::new(count, spacing);
         let sr_iov = matches!(role, Role::Pf(_));
         let transport = Transport::new(device.features(), sr_iov, queue_sizes, layout.msix().vectors)?;
         let id = device_id(device.device_type());
@@ -99,9 +105,9 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     }
 
     /// The BARs that a function of this device decodes.
-    pub(crate) fn bars(device: &D) -> Result<Vec<(BarIndex, BarKind)>, QueueError> {
+    pub(crate) fn bars(device: &D, spacing: Spacing) -> Result<Vec<(BarIndex, BarKind)>, QueueError> {
         let count = device.queue_sizes().len();
-        Ok(Layout::new(u16::try_from(count).map_err(|_| QueueError::Count(count))?).bars())
+        Ok(Layout::new(u16::try_from(count).map_err(|_| QueueError::Count(count))?, spacing).bars())
     }
 
     /// The routing ID.
@@ -290,12 +296,22 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// Appends the doorbells of the queues that run. The function's registers are at `base` of `window`.
     pub(crate) fn doorbells(&self, window: WindowId, base: u64, out: &mut Vec<Doorbell>) {
+        let pages = self.device.doorbell_pages();
         out.extend(self.run.iter().flat_map(Run::doorbells).map(|(queue, eventfd)| Doorbell {
             function: self.rid,
             window,
             offset: base.saturating_add(self.layout.doorbell(queue)),
             eventfd: Arc::clone(eventfd),
+            page: pages.and_then(|pages| pages.get(queue)),
         }));
+    }
+
+    /// Has `observer` told that this function's doorbells have changed by themselves.
+    pub(crate) fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
+        if let Some(pages) = self.device.doorbell_pages() {
+            let (rid, observer) = (self.rid, Arc::clone(observer));
+            pages.observe(Box::new(move || observer(rid)));
+        }
     }
 
     /// Appends the messages that the function may send.
@@ -363,6 +379,10 @@ impl<D: VirtioDevice> VirtioPci for VirtioFunction<D> {
 
     fn messages(&self, out: &mut Vec<Message>) {
         self.messages(out);
+    }
+
+    fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
+        self.observe_doorbells(observer);
     }
 
     fn num_visible(&self) -> u16 {

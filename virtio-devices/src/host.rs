@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use pci::{Rid, VfIndex, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{DeviceState, FunctionStatus, Port, SriovStatus, StateError};
+use crate::{DeviceState, DoorbellPage, FunctionStatus, Port, SriovStatus, StateError};
 
 /// A PCI device with doorbells, messages and queues that run.
 pub trait VirtioPci: pci::Device {
@@ -30,6 +30,10 @@ pub trait VirtioPci: pci::Device {
 
     /// Appends what [`Self::doorbells`] and [`Self::messages`] say of the VF `rid`; of one that does not exist that is nothing.
     fn vf_wants(&self, _rid: Rid, _doorbells: &mut Vec<Doorbell>, _messages: &mut Vec<Message>) {}
+
+    /// Has `observer` told of each function whose doorbells change by themselves from now on, and not by an access. The first one
+    /// stays. It is called on threads of the device's own, which hold none of its locks that the other methods need.
+    fn observe_doorbells(&self, _observer: &Arc<DoorbellObserver>) {}
 
     /// How many VFs exist now.
     fn num_visible(&self) -> u16;
@@ -120,7 +124,12 @@ pub struct Doorbell {
     pub offset: u64,
     /// What a write to it signals. Several doorbells may share one.
     pub eventfd: Arc<EventFd>,
+    /// What the guest may be given there instead: `offset` is that of a page then, which has nothing but this doorbell in it.
+    pub page: Option<Arc<DoorbellPage>>,
 }
+
+/// Is told that the doorbells of a function have changed.
+pub type DoorbellObserver = dyn Fn(Rid) + Send + Sync;
 
 /// A signal on `eventfd` sends this message.
 #[derive(Debug, Clone)]

@@ -28,16 +28,17 @@ mod transport;
 mod worker;
 
 pub use backend::{
-    Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, InterfaceNameError, Locking, Offload,
-    OffloadError, OffloadQueue, OffloadRun, Offloads, Tap, TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault,
-    VdpaSpec, VhostNet, VhostNetError, VhostUser, VhostUserError, VhostUserSpec, check_interface_name, is_network_mask,
+    Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, DOORBELL_PAGE, DoorbellPage,
+    DoorbellPages, InterfaceNameError, Locking, Offload, OffloadError, OffloadQueue, OffloadRun, Offloads, Tap,
+    TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostNet, VhostNetError, VhostUser,
+    VhostUserError, VhostUserSpec, check_interface_name, is_network_mask,
 };
 pub use block::{Block, BlockCounter, BlockCounters, BlockError, BlockSpec};
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::{Memory, SharedQueue, Start, VirtioDevice, Worker};
 pub use function::{FunctionError, VirtioFunction};
-pub use host::{Doorbell, Message, VirtioPci};
+pub use host::{Doorbell, DoorbellObserver, Message, VirtioPci};
 pub use interrupt::{Interrupts, NO_VECTOR};
 pub use net::{Counter, Net, NetCounters, NetError, NetSpec};
 pub use net_sriov::{NetSriov, NetSriovError};

@@ -36,7 +36,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 #[cfg(test)]
 use crate::backend::Tap;
-use crate::backend::{Backend, BackendKind, BackendObserver, Health};
+use crate::backend::{Backend, BackendKind, BackendObserver, DoorbellPages, Health};
 use crate::counters::{Losses, log_losses};
 use crate::{DeviceSpecific, Interrupts, MacError, Port, Start, StateError, VirtioDevice, Worker};
 use config::Config;
@@ -149,6 +149,7 @@ impl std::fmt::Display for Hex<'_> {
 pub struct Net {
     spec: NetSpec,
     engine: Engine,
+    doorbells: Option<Arc<DoorbellPages>>,
     health: Arc<Health>,
     features: u64,
     queue_sizes: Vec<u16>,
@@ -192,6 +193,7 @@ impl Net {
             fresh: true,
             spec: NetSpec { mac, mtu: offered.mtu, ..spec },
             engine,
+            doorbells: offered.doorbells,
         })
     }
 
@@ -326,10 +328,15 @@ impl VirtioDevice for Net {
         Some(self)
     }
 
+    fn doorbell_pages(&self) -> Option<&DoorbellPages> {
+        self.doorbells.as_deref()
+    }
+
     fn reset(&mut self) {
         let Self {
             spec,
             engine: _,
+            doorbells: _,
             health: _,
             features: _,
             queue_sizes: _,

@@ -5,6 +5,7 @@
 
 mod state;
 
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use pci::{
@@ -12,9 +13,10 @@ use pci::{
     VfIndex, Window, WindowId,
 };
 
-use crate::function::{FunctionError, REGISTERS_BAR, VirtioFunction, device_id};
+use crate::function::{FunctionError, REGISTERS_BAR, Spacing, VirtioFunction, device_id};
 use crate::{
-    DeviceState, Doorbell, FunctionStatus, Memory, Message, Port, SriovStatus, StateError, VirtioDevice, VirtioPci,
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Memory, Message, Port, SriovStatus, StateError,
+    VirtioDevice, VirtioPci,
 };
 
 /// Why devices cannot be a PF and its VFs.
@@ -84,7 +86,9 @@ impl<D: VirtioDevice> NetSriov<D> {
             let reserved = placement.vfs.map_or(0, |place| place.total_vfs);
             return Err(NetSriovError::Count { vfs: vfs.len(), reserved });
         };
-        let bars = VirtioFunction::bars(first)
+        // All VFs look alike, whatever the backend of each.
+        let spacing = Spacing::of(&vfs);
+        let bars = VirtioFunction::bars(first, spacing)
             .map_err(|error| NetSriovError::Vf { index: VfIndex(0), error: FunctionError::Queue(error) })?;
         let shape = SriovShape {
             total_vfs: place.total_vfs,
@@ -95,9 +99,11 @@ impl<D: VirtioDevice> NetSriov<D> {
             function_dependency_link: placement.rid.function(),
         };
         let role = Role::Pf(shape);
+        let role = (role, Spacing::of([&pf]));
         let pf = VirtioFunction::new(pf, placement.rid, role, memory.clone()).map_err(NetSriovError::Pf)?;
         let vfs = (0..).map(VfIndex).zip(vfs).map(|(index, device)| {
-            VirtioFunction::new(device, place.vf_rid(placement.rid, index), Role::Vf, memory.clone())
+            let rid = place.vf_rid(placement.rid, index);
+            VirtioFunction::new(device, rid, (Role::Vf, spacing), memory.clone())
                 .map_err(|error| NetSriovError::Vf { index, error })
         });
         Ok(Self { pf, vfs: vfs.collect::<Result<_, _>>()?, stopping: Vec::new() })
@@ -309,6 +315,10 @@ impl<D: VirtioDevice> VirtioPci for NetSriov<D> {
         if self.powered() {
             vf.messages(messages);
         }
+    }
+
+    fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
+        std::iter::once(&self.pf).chain(&self.vfs).for_each(|function| function.observe_doorbells(observer));
     }
 
     fn num_visible(&self) -> u16 {

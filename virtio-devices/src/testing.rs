@@ -11,7 +11,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use crate::net::steps::{NetSteps, Step, StepQueue};
 use crate::worker::own;
-use crate::{DeviceSpecific, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, VirtioPci, Worker};
+use crate::{
+    DeviceSpecific, DoorbellPages, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, VirtioPci, Worker,
+};
 
 /// A feature of [`FakeDevice`] that is its own.
 pub const FAKE_FEATURE: u64 = 1 << 5;
@@ -52,6 +54,8 @@ pub struct FakeDevice {
     pub config: [u8; 8],
     /// What its workers count.
     pub counters: Arc<Counters>,
+    /// The doorbells that its guest may have as pages.
+    pub pages: Option<DoorbellPages>,
 }
 
 impl FakeDevice {
@@ -68,6 +72,7 @@ impl FakeDevice {
             refuse: false,
             config: [0; 8],
             counters: Arc::default(),
+            pages: None,
         }
     }
 
@@ -119,6 +124,10 @@ impl VirtioDevice for FakeDevice {
 
     fn queue_sizes(&self) -> &[u16] {
         &self.queue_sizes
+    }
+
+    fn doorbell_pages(&self) -> Option<&DoorbellPages> {
+        self.pages.as_ref()
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {

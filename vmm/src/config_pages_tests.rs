@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use pci::testing::{OP_LEN, Op, Target};
 use pci::{Access, ConfigTarget, DwordWrite, Topology};
 use proptest::prelude::*;
-use virtio_devices::NetSriov;
 use virtio_devices::testing::{FakeDevice, memory};
+use virtio_devices::{DoorbellPage, NetSriov};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
@@ -41,6 +41,11 @@ impl Wiring for Vm {
     }
 
     fn detach_ioeventfd(&self, _eventfd: &EventFd, _address: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn show_doorbell(&self, _slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
+        assert!(page.is_none(), "the device has no such page");
         Ok(())
     }
 

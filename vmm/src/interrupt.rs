@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use virtio_devices::DoorbellPage;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch::x86_64::layout;
@@ -23,6 +24,8 @@ pub trait Wiring: Send + Sync {
     fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
     /// Undoes [`Self::attach_ioeventfd`].
     fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
+    /// Shows `page` at a guest address, for the guest to write to, instead of what `slot` showed before, or nothing.
+    fn show_doorbell(&self, slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()>;
     /// Shows `pages` in the ECAM instead of what `slot` showed before, or nothing.
     fn show_config(&self, slot: u32, pages: Option<&Shown>) -> io::Result<()>;
 }
@@ -46,6 +49,10 @@ impl Wiring for Arc<Vm> {
 
     fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
         Vm::detach_ioeventfd(self, eventfd, address)
+    }
+
+    fn show_doorbell(&self, slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
+        self.set_doorbell_page(slot, page)
     }
 
     fn show_config(&self, slot: u32, pages: Option<&Shown>) -> io::Result<()> {

@@ -13,6 +13,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use parking_lot::Mutex;
+use virtio_devices::{DOORBELL_PAGE, DoorbellPage};
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -100,7 +101,7 @@ impl Kvm {
         fd.set_tss_address(tss as usize).map_err(failed("place the TSS"))?;
         fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
         let msi_device_ids = fd.check_extension(Cap::MsiDevid);
-        Ok(Vm { fd, msi_device_ids, read_only: Mutex::default() })
+        Ok(Vm { fd, msi_device_ids, read_only: Mutex::default(), doorbells: Mutex::default() })
     }
 }
 
@@ -111,6 +112,8 @@ pub struct Vm {
     msi_device_ids: bool,
     /// What is shown as read-only memory, by slot, so that it stays mapped. Behind `fd`, which is dropped first.
     read_only: Mutex<BTreeMap<u32, Arc<MmapRegion>>>,
+    /// Doorbells of devices, by slot; likewise.
+    doorbells: Mutex<BTreeMap<u32, Arc<DoorbellPage>>>,
 }
 
 impl Vm {
@@ -160,6 +163,27 @@ impl Vm {
             // slot is removed or the VM is dropped.
             unsafe { self.set_slot(slot, guest, memory.as_ptr() as u64, len, KVM_MEM_READONLY)? };
             read_only.insert(slot, Arc::clone(memory));
+        }
+        Ok(())
+    }
+
+    /// Shows `page` at a guest address, as memory that the guest can write to, and hides what `slot` showed before.
+    ///
+    /// # Errors
+    ///
+    /// When something else is at that address, or the ioctl fails. What `slot` showed before may be hidden then.
+    pub fn set_doorbell_page(&self, slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
+        let mut doorbells = self.doorbells.lock();
+        if doorbells.contains_key(&slot) {
+            // SAFETY: a slot without memory refers to none.
+            unsafe { self.set_slot(slot, 0, 0, 0, 0)? };
+            doorbells.remove(&slot);
+        }
+        if let Some((guest, page)) = page {
+            // SAFETY: the mapping has a page, of which it gives out no references, and it lives in `doorbells` until the slot is removed or
+            // the VM is dropped.
+            unsafe { self.set_slot(slot, guest, page.address() as u64, DOORBELL_PAGE, 0)? };
+            doorbells.insert(slot, Arc::clone(page));
         }
         Ok(())
     }

@@ -63,6 +63,7 @@ pub use vmm::{Options, run};
 mod config_pages;
 mod device_events;
 mod devices;
+mod doorbell_slots;
 mod firmware;
 mod interrupt;
 mod mmio;

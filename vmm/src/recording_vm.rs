@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use virtio_devices::DoorbellPage;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config_pages::Shown;
@@ -23,6 +24,8 @@ pub struct Record {
     pub irqfds: BTreeSet<(i32, u32)>,
     /// Eventfds and the guest addresses that signal them.
     pub ioeventfds: BTreeSet<(i32, u64)>,
+    /// The guest addresses of doorbells that are pages, and where this process has these, by slot.
+    pub doorbells: BTreeMap<u32, (u64, usize)>,
     /// By slot.
     pub pages: BTreeMap<u32, Shown>,
     /// What it refuses to do.
@@ -37,6 +40,8 @@ pub enum Refuse {
     Nothing,
     /// To attach or detach irqfds.
     Irqfds,
+    /// To show doorbells, or to hide them.
+    Doorbells,
     /// All that it is told.
     All,
 }
@@ -85,6 +90,19 @@ impl Wiring for RecordingVm {
 
     fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
         self.told(|record| record.ioeventfds.remove(&(eventfd.as_raw_fd(), address)))
+    }
+
+    fn show_doorbell(&self, slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
+        if self.0.lock().refuse == Refuse::Doorbells {
+            return Err(io::Error::other("refused"));
+        }
+        self.told(|record| match page {
+            Some((address, page)) => {
+                let free = record.doorbells.values().all(|(other, _)| *other != address);
+                free && record.doorbells.insert(slot, (address, page.address() as usize)).is_none()
+            }
+            None => record.doorbells.remove(&slot).is_some(),
+        })
     }
 
     fn show_config(&self, slot: u32, pages: Option<&Shown>) -> io::Result<()> {

@@ -13,10 +13,11 @@ use std::thread::JoinHandle;
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, ResetKind, Rid, Window, WindowId};
-use virtio_devices::VirtioPci;
+use virtio_devices::{DoorbellObserver, VirtioPci};
 
 use crate::config_pages::{ConfigPages, Shown, Touched};
 use crate::device_events::DeviceWatch;
+use crate::doorbell_slots::DoorbellSlots;
 use crate::interrupt::{Routes, Wiring};
 use crate::mmio::MmioMap;
 use crate::wires::{Scope, Tools, Wants, Wires};
@@ -33,6 +34,7 @@ pub struct Machine {
     /// The windows of all devices.
     pub mmio: MmioMap<Arc<Slot>>,
     routes: Routes,
+    doorbell_slots: DoorbellSlots,
     /// The VM, while there is one.
     wiring: ArcSwapOption<Box<dyn Wiring>>,
 }
@@ -41,6 +43,7 @@ impl Machine {
     /// Sets the VM that devices are wired to, or none; the wires of the former one must be gone with it.
     pub fn set_wiring(&self, wiring: Option<Box<dyn Wiring>>) {
         self.routes.clear();
+        self.doorbell_slots.clear();
         self.wiring.store(wiring.map(Arc::new));
     }
 }
@@ -84,15 +87,26 @@ impl Slot {
     pub fn new(device: Box<dyn VirtioPci>, placement: Placement, machine: Arc<Machine>) -> io::Result<Arc<Self>> {
         let mut inner = Inner { device, pages: ConfigPages::new(placement)? };
         let _ = inner.pages.refresh(inner.device.as_ref(), Touched::All);
-        Ok(Arc::new_cyclic(|this| Self {
-            inner: Mutex::new(inner),
-            placement,
-            wired: Mutex::new(Wired::default()),
-            machine,
-            complaints: AtomicU32::new(0),
-            watch: OnceLock::new(),
-            this: this.clone(),
+        Ok(Arc::new_cyclic(|this: &Weak<Self>| {
+            let slot = this.clone();
+            let observer = move |rid| slot.upgrade().iter().for_each(|slot| slot.reconcile_in(slot.scope(rid)));
+            let observer: Arc<DoorbellObserver> = Arc::new(observer);
+            inner.device.observe_doorbells(&observer);
+            Self {
+                inner: Mutex::new(inner),
+                placement,
+                wired: Mutex::new(Wired::default()),
+                machine,
+                complaints: AtomicU32::new(0),
+                watch: OnceLock::new(),
+                this: this.clone(),
+            }
         }))
+    }
+
+    /// What a change of the function `rid` may touch: one of a VF that VF alone, one of its PF them all.
+    fn scope(&self, rid: Rid) -> Scope {
+        if rid == self.placement.rid { Scope::Device } else { Scope::Vf(rid) }
     }
 
     /// Lets `watch` hear of changes from now on. The first one stays.
@@ -215,7 +229,8 @@ impl Slot {
         if let Some(wiring) = &*self.machine.wiring.load() {
             let wiring = wiring.as_ref().as_ref();
             let complain = |what: &str, error: &io::Error| self.complain(what, error);
-            let tools = Tools { routes: &self.machine.routes, wiring, complain: &complain };
+            let Machine { routes, doorbell_slots: slots, .. } = &*self.machine;
+            let tools = Tools { routes, slots, wiring, complain: &complain };
             wired.wires.update(scope, wants, &windows, &tools);
             self.show(&mut wired, shown, wiring);
         }
@@ -273,8 +288,7 @@ impl ConfigTarget for Slot {
     }
 
     fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite) {
-        // A write to a VF changes that VF alone, one to its PF may change them all.
-        let scope = if rid == self.placement.rid { Scope::Device } else { Scope::Vf(rid) };
+        let scope = self.scope(rid);
         self.access(Touched::Function(rid), |device| (device.config_write(rid, reg, write), scope));
     }
 }

@@ -9,7 +9,7 @@ use pci::{Device, Topology};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use virtio_devices::testing::{Driver, FakeDevice, memory};
-use virtio_devices::{Doorbell, Message, NetSriov};
+use virtio_devices::{Doorbell, DoorbellPage, Message, NetSriov};
 use vm_memory::{Bytes, VolatileMemory};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -64,6 +64,11 @@ impl Wiring for Vm {
 
     fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
         assert!(self.0.lock().ioeventfds.remove(&(eventfd.as_raw_fd(), address)), "never attached");
+        Ok(())
+    }
+
+    fn show_doorbell(&self, _slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
+        assert!(page.is_none(), "the device has no such page");
         Ok(())
     }
 

@@ -18,6 +18,8 @@ struct Says {
     windows: Vec<Window>,
     doorbells: Vec<Doorbell>,
     messages: Vec<Message>,
+    /// Who is told that doorbells have changed by themselves.
+    observer: Option<Arc<DoorbellObserver>>,
     /// How often it was asked for all of its functions, and for one VF.
     asked: (usize, usize),
 }
@@ -79,6 +81,10 @@ impl VirtioPci for Fake {
         messages.extend(says.messages.iter().filter(|message| message.requester == rid).cloned());
     }
 
+    fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
+        self.0.lock().observer = Some(Arc::clone(observer));
+    }
+
     fn num_visible(&self) -> u16 {
         0
     }
@@ -136,7 +142,7 @@ fn window(base: u64) -> Window {
 }
 
 fn doorbell(offset: u64, eventfd: &Arc<EventFd>) -> Doorbell {
-    Doorbell { function: PF, window: bar(), offset, eventfd: Arc::clone(eventfd) }
+    Doorbell { function: PF, window: bar(), offset, eventfd: Arc::clone(eventfd), page: None }
 }
 
 #[test]
@@ -343,3 +349,6 @@ fn what_is_written_to_a_vf_is_made_good_for_that_vf_alone() {
     slot.mmio_write(bar(), SLICE, &[0]);
     assert_eq!(wants.lock().asked, (2, 2));
 }
+
+#[path = "slot_doorbell_tests.rs"]
+mod doorbells;

@@ -1,4 +1,5 @@
-//! Wires between a device and its VM: doorbells, which are ioeventfds, and messages, which are irqfds with a route.
+//! Wires between a device and its VM: doorbells, which are ioeventfds, those of a device of the host's that are pages of memory, too,
+//! and messages, which are irqfds with a route.
 //!
 //! What the device wants is compared with what has been done for it, and the difference is made good; what the host refuses is
 //! tried again the next time.
@@ -10,9 +11,10 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use pci::{Rid, Window};
-use virtio_devices::{Doorbell, Message};
+use virtio_devices::{Doorbell, DoorbellPage, Message};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::doorbell_slots::DoorbellSlots;
 use crate::interrupt::{RouteChange, Routes, Wiring};
 use crate::kvm::MsiRoute;
 
@@ -48,6 +50,8 @@ pub struct Wants {
 pub struct Tools<'a> {
     /// The routes of the VM.
     pub routes: &'a Routes,
+    /// The slots of the VM's for doorbells.
+    pub slots: &'a DoorbellSlots,
     /// The VM.
     pub wiring: &'a dyn Wiring,
     /// Told what the host refused to do.
@@ -77,26 +81,64 @@ impl Wire {
 #[derive(Default)]
 pub struct Wires {
     doorbells: BTreeMap<DoorbellKey, Arc<EventFd>>,
+    /// What lies over some of these, with its slot.
+    pages: BTreeMap<DoorbellKey, (Arc<DoorbellPage>, u32)>,
     messages: BTreeMap<MessageKey, Wire>,
 }
 
 impl Wires {
     /// Makes the wires of the functions in `scope` what they want, with `windows` decoded.
     pub fn update(&mut self, scope: Scope, wants: Wants, windows: &[Window], tools: &Tools<'_>) {
-        self.update_doorbells(scope, addresses(windows, wants.doorbells), tools);
+        let doorbells = addresses(windows, wants.doorbells);
+        let pages = doorbells.iter().filter_map(|(key, doorbell)| Some((*key, doorbell.page.clone()?))).collect();
+        self.hide_pages(scope, &pages, tools);
+        self.update_doorbells(scope, doorbells, tools);
+        self.show_pages(pages, tools);
         self.update_messages(scope, wants.messages, tools);
     }
 
     /// Forgets all wires, which are gone with their VM.
     pub fn clear(&mut self) {
-        let Self { doorbells, messages } = self;
+        let Self { doorbells, pages, messages } = self;
         doorbells.clear();
+        pages.clear();
         messages.clear();
     }
 
-    fn update_doorbells(&mut self, scope: Scope, wanted: BTreeMap<DoorbellKey, Arc<EventFd>>, tools: &Tools<'_>) {
+    /// Takes from the guest the pages that it shall not have where they are. Writes come to their eventfds then.
+    fn hide_pages(&mut self, scope: Scope, wanted: &BTreeMap<DoorbellKey, Arc<DoorbellPage>>, tools: &Tools<'_>) {
+        let is_gone = |key: &DoorbellKey, (page, slot): &mut (Arc<DoorbellPage>, u32)| {
+            !wanted.get(key).is_some_and(|wanted| Arc::ptr_eq(wanted, page))
+                && tools
+                    .wiring
+                    .show_doorbell(*slot, None)
+                    .inspect_err(|error| (tools.complain)("take a doorbell's page from the guest", error))
+                    .is_ok()
+        };
+        let gone = self.pages.extract_if(scope.keys(0, u64::MAX), is_gone);
+        gone.for_each(|(_, (_, slot))| tools.slots.give_back(slot));
+    }
+
+    fn show_pages(&mut self, wanted: BTreeMap<DoorbellKey, Arc<DoorbellPage>>, tools: &Tools<'_>) {
+        for (key, page) in wanted {
+            if self.pages.contains_key(&key) {
+                continue;
+            }
+            // Without a slot, or if the host refuses, the doorbell's eventfd goes on to do.
+            let Some(slot) = tools.slots.take() else { return };
+            match tools.wiring.show_doorbell(slot, Some((key.1, &page))) {
+                Ok(()) => drop(self.pages.insert(key, (page, slot))),
+                Err(error) => {
+                    tools.slots.give_back(slot);
+                    (tools.complain)("give the guest a doorbell's page", &error);
+                }
+            }
+        }
+    }
+
+    fn update_doorbells(&mut self, scope: Scope, wanted: BTreeMap<DoorbellKey, Doorbell>, tools: &Tools<'_>) {
         let is_stale = |key: &DoorbellKey, eventfd: &mut Arc<EventFd>| {
-            !wanted.get(key).is_some_and(|wanted| Arc::ptr_eq(wanted, eventfd))
+            !wanted.get(key).is_some_and(|wanted| Arc::ptr_eq(&wanted.eventfd, eventfd))
         };
         // All of them first: another may have their address next. What the host refuses to remove is still there.
         let is_gone = |key: &DoorbellKey, eventfd: &mut Arc<EventFd>| {
@@ -108,7 +150,7 @@ impl Wires {
                     .is_ok()
         };
         self.doorbells.extract_if(scope.keys(0, u64::MAX), is_gone).for_each(drop);
-        for (key, eventfd) in wanted {
+        for (key, Doorbell { eventfd, .. }) in wanted {
             if self.doorbells.contains_key(&key) {
                 continue;
             }
@@ -200,11 +242,11 @@ fn route(message: &Message, gsi: u32) -> MsiRoute {
 }
 
 /// The guest address of each doorbell whose window is decoded.
-fn addresses(windows: &[Window], doorbells: Vec<Doorbell>) -> BTreeMap<DoorbellKey, Arc<EventFd>> {
+fn addresses(windows: &[Window], doorbells: Vec<Doorbell>) -> BTreeMap<DoorbellKey, Doorbell> {
     let address = |doorbell: &Doorbell| {
         let window = windows.iter().find(|window| window.id == doorbell.window)?;
         (doorbell.offset < window.len).then(|| window.base + doorbell.offset)
     };
-    let keyed = |doorbell: Doorbell| Some(((doorbell.function, address(&doorbell)?), doorbell.eventfd));
+    let keyed = |doorbell: Doorbell| Some(((doorbell.function, address(&doorbell)?), doorbell));
     doorbells.into_iter().filter_map(keyed).collect()
 }

@@ -8,7 +8,7 @@ use thiserror::Error;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{BackendKind, Offloads};
+use super::{BackendKind, DoorbellPages, Offloads};
 
 /// A backend that runs a NIC's queues by itself. Its NIC sees to the device's registers, to the control queue unless the backend has
 /// one, and to the link.
@@ -55,6 +55,12 @@ pub trait Offload: Send {
     /// When it cannot; it goes on as before then.
     fn set_offloads(&self, _offloads: Offloads) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The doorbells that it lets the guest write to by itself, while it runs queues. The same for the life of the NIC; `None` if there
+    /// never are any.
+    fn doorbell_pages(&self) -> Option<Arc<DoorbellPages>> {
+        None
     }
 
     /// The descriptors that become readable when the backend has something to say. What was lost is not among them: it would be

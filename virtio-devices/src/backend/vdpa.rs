@@ -19,6 +19,10 @@
 //! and resumed is not reset by a pause, and keeps what its control queue has brought about. One that can neither be resumed nor take a queue's
 //! position, as virtio devices behind the driver vp_vdpa (`virtio 1.4` has no such register), is lost after a pause until its driver resets it.
 //!
+//! A device may have a page for each queue's doorbell, and nothing else there. The guest is given those of queues that run, and rings them
+//! without leaving itself; until then, and after that, its doorbells are eventfds as with any other backend. A page keeps the device
+//! open: one that is lost can be opened again once the machine has taken the pages from the guest.
+//!
 //! Nobody tells when a process that runs a device is gone: it is asked for a sign of life now and then. If none comes, the device is closed,
 //! so that it can be removed, and it is opened again once there is one under its name. VDUSE gives up a device whose process does not
 //! answer within `/sys/class/vduse/NAME/msg_timeout` seconds (30); before that, another process may take the device over, and nothing is
@@ -37,13 +41,14 @@ mod tests;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::debug;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
-use super::{Ability, Attention, Backend, Offload, OffloadError, OffloadRun};
+use super::{Ability, Attention, Backend, DoorbellPages, Offload, OffloadError, OffloadQueue, OffloadRun};
 use crate::Memory;
 use device::Device;
 pub use error::{VdpaError, VdpaFault};
@@ -83,6 +88,8 @@ pub struct Vdpa {
     timer: TimerFd,
     /// When that is.
     pulse: Instant,
+    /// What the guest may ring by itself.
+    doorbells: Option<Arc<DoorbellPages>>,
 }
 
 impl Vdpa {
@@ -106,6 +113,7 @@ impl Vdpa {
         })();
         let (device, ability, config_call, timer) =
             opened.map_err(|fault| VdpaError { path: spec.path.clone(), fault })?;
+        let doorbells = (!device.doorbells().is_empty()).then(Arc::default);
         Ok(Self {
             spec,
             memory: memory.clone(),
@@ -116,6 +124,7 @@ impl Vdpa {
             config_call,
             timer,
             pulse: Instant::now(),
+            doorbells,
         })
     }
 
@@ -154,7 +163,28 @@ impl Vdpa {
 
     /// Closes the device, whatever it was doing: the kernel ends that, and what it reaches is no more than before.
     fn close(&mut self) {
+        self.take_doorbells();
         self.device = None;
+    }
+
+    /// Lets the guest ring the doorbells of `queues`, which run, by itself.
+    fn give_doorbells(&self, queues: &[OffloadQueue]) {
+        let (Some(doorbells), Some(device)) = (&self.doorbells, &self.device) else { return };
+        let pages = queues.iter().filter_map(|queue| {
+            let page = device.doorbells().get(usize::from(queue.index))?;
+            // What was rung until now has come to nobody. It also makes the page one that the kernel lets a guest read: a guest that
+            // reads one that has never been written to stops its vCPU for good.
+            page.ring(queue.index);
+            Some((queue.index, Arc::clone(page)))
+        });
+        doorbells.set(pages);
+    }
+
+    /// Lets it ring none.
+    fn take_doorbells(&self) {
+        if let Some(doorbells) = &self.doorbells {
+            doorbells.set([]);
+        }
     }
 }
 
@@ -172,12 +202,14 @@ impl Offload for Vdpa {
             return Err(error);
         }
         self.running = Some(run.queues.len());
+        self.give_doorbells(run.queues);
         self.set_pulse();
         Ok(())
     }
 
     fn stop(&mut self) -> Vec<Option<u16>> {
         let queues = self.running.take().unwrap_or(0);
+        self.take_doorbells();
         if let Some(device) = &mut self.device
             && let Err(error) = device.stop()
         {
@@ -194,6 +226,10 @@ impl Offload for Vdpa {
     /// A device of several pairs has a control queue, by which its driver chooses.
     fn set_active_pairs(&mut self, _pairs: u16) -> Result<(), OffloadError> {
         Ok(())
+    }
+
+    fn doorbell_pages(&self) -> Option<Arc<DoorbellPages>> {
+        self.doorbells.clone()
     }
 
     fn watched(&self) -> Vec<BorrowedFd<'_>> {

@@ -7,14 +7,18 @@
 //! | 2 | 0 | common configuration, 64 bytes |
 //! | 2 | 0x100 | ISR status, 1 byte |
 //! | 2 | 0x200 | device configuration, to 0xfff |
-//! | 2 | 0x1000 | doorbells, 4 bytes a queue |
+//! | 2 | 0x1000 | doorbells, 4 bytes a queue, or a page each |
 //! | 4 | 0 | MSI-X table |
 //! | 4 | 0x800, or after the table | MSI-X pending bits |
+//!
+//! Doorbells have pages of their own where a backend may let the guest write to those of a device: what is shown to a guest is pages.
 //!
 //! MSI-X has a BAR of its own because nothing may share a page of the system's size with it (`PCIe 6.2 §7.7.2`, `§9.3.3.13`).
 
 use pci::{BarIndex, BarKind, MsixShape, VendorCapability};
 
+use crate::VirtioDevice;
+use crate::backend::DOORBELL_PAGE;
 use crate::transport::Register;
 
 /// The BAR of virtio's registers.
@@ -28,8 +32,6 @@ pub const CONFIG_ACCESS: usize = 4;
 const ISR: u64 = 0x100;
 const DEVICE_CONFIG: u64 = 0x200;
 const NOTIFY: u64 = 0x1000;
-/// `notify_off_multiplier`: bytes from one queue's doorbell to the next one's.
-const NOTIFY_MULTIPLIER: u64 = 4;
 /// Where the pending bits are at least, so that small tables all look alike.
 const PBA_MIN: u64 = 0x800;
 /// The least size of a BAR: a page.
@@ -56,20 +58,46 @@ pub enum Place {
     Hole,
 }
 
+/// How far apart doorbells are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spacing {
+    /// 4 bytes.
+    Dwords,
+    /// Each has a page of its own.
+    Pages,
+}
+
+impl Spacing {
+    /// That of functions that have to look alike, one for each of `devices`: pages if any of them has use for it.
+    pub fn of<'d, D: VirtioDevice + 'd>(devices: impl IntoIterator<Item = &'d D>) -> Self {
+        let paged = devices.into_iter().any(|device| device.doorbell_pages().is_some());
+        if paged { Self::Pages } else { Self::Dwords }
+    }
+
+    /// `notify_off_multiplier`: bytes from one queue's doorbell to the next one's (`virtio 1.4 §4.1.4.4`).
+    const fn multiplier(self) -> u64 {
+        match self {
+            Self::Dwords => 4,
+            Self::Pages => DOORBELL_PAGE,
+        }
+    }
+}
+
 /// The layout of a function with some number of queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     queues: u16,
+    spacing: Spacing,
     msix: MsixShape,
 }
 
 impl Layout {
     /// A vector for each queue and one for changes of the configuration, as far as there can be so many.
-    pub fn new(queues: u16) -> Self {
+    pub fn new(queues: u16, spacing: Spacing) -> Self {
         let vectors = queues.saturating_add(1).min(VECTORS_MAX);
         let table = MsixShape { vectors, table: (MSIX_BAR, 0), pba: (MSIX_BAR, 0) };
         let pba = u32::try_from(table.table_len().max(PBA_MIN)).unwrap_or(u32::MAX);
-        Self { queues, msix: MsixShape { pba: (MSIX_BAR, pba), ..table } }
+        Self { queues, spacing, msix: MsixShape { pba: (MSIX_BAR, pba), ..table } }
     }
 
     /// The MSI-X structures.
@@ -95,12 +123,12 @@ impl Layout {
 
     fn notify_len(&self) -> u64 {
         // A structure of no length would have no place.
-        u64::from(self.queues).max(1) * NOTIFY_MULTIPLIER
+        u64::from(self.queues).max(1) * self.spacing.multiplier()
     }
 
     /// The offset of a queue's doorbell in [`REGISTERS_BAR`].
     pub fn doorbell(&self, queue: u16) -> u64 {
-        NOTIFY + u64::from(queue) * NOTIFY_MULTIPLIER
+        NOTIFY + u64::from(queue) * self.spacing.multiplier()
     }
 
     /// What an access of `len` bytes at `offset` of `bar` hits; `None` if any of it is outside of the function's BARs.
@@ -109,7 +137,7 @@ impl Layout {
         if offset >= self.bar_len(bar) || end > self.bar_len(bar) {
             return None;
         }
-        let pba = u64::from(self.msix.pba.1);
+        let (pba, multiplier) = (u64::from(self.msix.pba.1), self.spacing.multiplier());
         Some(if bar == MSIX_BAR {
             match offset {
                 offset if offset < self.msix.table_len() => Place::Table(offset),
@@ -121,12 +149,10 @@ impl Layout {
                 0..Register::SPACE => Place::Common(offset),
                 ISR => Place::Isr,
                 DEVICE_CONFIG..NOTIFY => Place::DeviceConfig(offset - DEVICE_CONFIG),
-                NOTIFY.. if offset.is_multiple_of(NOTIFY_MULTIPLIER) => {
-                    match u16::try_from((offset - NOTIFY) / NOTIFY_MULTIPLIER) {
-                        Ok(queue) if queue < self.queues => Place::Doorbell(queue),
-                        _ => Place::Hole,
-                    }
-                }
+                NOTIFY.. if offset.is_multiple_of(multiplier) => match u16::try_from((offset - NOTIFY) / multiplier) {
+                    Ok(queue) if queue < self.queues => Place::Doorbell(queue),
+                    _ => Place::Hole,
+                },
                 _ => Place::Hole,
             }
         })
@@ -134,7 +160,7 @@ impl Layout {
 
     /// The capabilities that tell the driver of this layout, all five that there are (`virtio 1.4 §4.1.4`).
     pub fn capabilities(&self) -> Vec<VendorCapability> {
-        let multiplier = lower(NOTIFY_MULTIPLIER).to_le_bytes();
+        let multiplier = lower(self.spacing.multiplier()).to_le_bytes();
         vec![
             structure(1, 0, Register::SPACE, &[]),
             structure(2, NOTIFY, self.notify_len(), &multiplier),
@@ -165,7 +191,7 @@ fn config_access() -> VendorCapability {
     VendorCapability { body, writable }
 }
 
-/// Offsets and lengths within a BAR of at most 512 KiB.
+/// Offsets and lengths within a BAR of at most 512 MiB.
 fn lower(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
@@ -176,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_function_of_three_queues_takes_8_and_4_kib() {
-        let layout = Layout::new(3);
+        let layout = Layout::new(3, Spacing::Dwords);
         let sizes: Vec<_> = layout.bars().iter().map(|(bar, kind)| (bar.get(), kind.size())).collect();
         assert_eq!(sizes, [(2, 0x2000), (4, 0x1000)]);
         assert_eq!(layout.msix(), MsixShape { vectors: 4, table: (MSIX_BAR, 0), pba: (MSIX_BAR, 0x800) });
@@ -185,8 +211,11 @@ mod tests {
     /// G35, G36: structures of functions of any size.
     #[test]
     fn structures_of_any_function_lie_within_their_bar_and_apart() {
-        for queues in [0, 1, 127, 128, 1023, 1024, 1025, 2047, 2048, 65535] {
-            let layout = Layout::new(queues);
+        let queues = [0, 1, 127, 128, 1023, 1024, 1025, 2047, 2048, 65535];
+        let shapes =
+            [Spacing::Dwords, Spacing::Pages].into_iter().flat_map(|spacing| queues.map(|queues| (queues, spacing)));
+        for (queues, spacing) in shapes {
+            let layout = Layout::new(queues, spacing);
             let msix = layout.msix();
             assert_eq!(msix.vectors, (queues.saturating_add(1)).min(2048));
             assert!(msix.table_len() <= msix.pba.1.into());
@@ -207,8 +236,20 @@ mod tests {
     }
 
     #[test]
+    fn doorbells_with_pages_of_their_own_are_where_the_multiplier_says() {
+        let layout = Layout::new(3, Spacing::Pages);
+        let sizes: Vec<_> = layout.bars().iter().map(|(bar, kind)| (bar.get(), kind.size())).collect();
+        assert_eq!(sizes, [(2, 0x4000), (4, 0x1000)]);
+        assert_eq!(layout.msix(), Layout::new(3, Spacing::Dwords).msix());
+        assert_eq!(layout.capabilities()[1].body[14..], 0x1000_u32.to_le_bytes());
+        assert_eq!([0, 1, 2].map(|queue| layout.doorbell(queue)), [0x1000, 0x2000, 0x3000]);
+        assert_eq!(layout.locate(REGISTERS_BAR, 0x3000, 2), Some(Place::Doorbell(2)));
+        assert_eq!(layout.locate(REGISTERS_BAR, 0x3004, 2), Some(Place::Hole), "the rest of a page is nobody's");
+    }
+
+    #[test]
     fn an_access_that_leaves_its_bar_hits_nothing() {
-        let layout = Layout::new(3);
+        let layout = Layout::new(3, Spacing::Dwords);
         assert_eq!(layout.locate(REGISTERS_BAR, 0x1ffc, 4), Some(Place::Hole));
         assert_eq!(layout.locate(REGISTERS_BAR, 0x1ffe, 4), None);
         assert_eq!(layout.locate(REGISTERS_BAR, u64::MAX, 4), None);

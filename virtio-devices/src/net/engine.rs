@@ -14,7 +14,7 @@ use super::features::{self, has, offered_by};
 use super::offload::{Given, Offloaded};
 use super::worker::{Pair, Shared};
 use super::{MIN_MTU, Net, NetError, NetSpec};
-use crate::backend::{Ability, Backend, BackendKind, Offload, Offloads, Tap};
+use crate::backend::{Ability, Backend, BackendKind, DoorbellPages, Offload, Offloads, Tap};
 use crate::worker::{spawn, spawn_all, thread_name};
 use crate::{Start, Worker};
 
@@ -34,6 +34,8 @@ pub struct Offered {
     pub mtu: Option<u16>,
     /// The backend's own address.
     pub mac: Option<[u8; 6]>,
+    /// The doorbells that the backend lets the guest write to by itself.
+    pub doorbells: Option<Arc<DoorbellPages>>,
 }
 
 impl Engine {
@@ -181,7 +183,7 @@ fn over_tap(spec: &NetSpec, tap: Tap) -> Result<(Engine, Offered), NetError> {
     let offloads = offloads(spec) & tap.offloads();
     let mtu = known(spec.mtu.or(tap.mtu()));
     let features = features::offered(offloads, mtu.is_some(), queues > 1);
-    Ok((Engine::Tap(tap), Offered { features, mtu, mac: None }))
+    Ok((Engine::Tap(tap), Offered { features, mtu, mac: None, doorbells: None }))
 }
 
 fn over_offload(spec: &NetSpec, backend: Box<dyn Offload>) -> Result<(Engine, Offered), NetError> {
@@ -206,7 +208,8 @@ fn over_offload(spec: &NetSpec, backend: Box<dyn Offload>) -> Result<(Engine, Of
     let features = offered_by(ability.features & !unable, offloads(spec), mtu.is_some(), pairs > 1);
     // A vDPA device may filter frames by its address, and was told of one that the user gave. Of a process the configuration knows better.
     let mac = ability.mac.filter(|_| ability.kind == BackendKind::Vdpa);
-    Ok((Engine::Offload(ability, Arc::new(Mutex::new(backend))), Offered { features, mtu, mac }))
+    let doorbells = backend.doorbell_pages();
+    Ok((Engine::Offload(ability, Arc::new(Mutex::new(backend))), Offered { features, mtu, mac, doorbells }))
 }
 
 /// An MTU that a driver may be told.

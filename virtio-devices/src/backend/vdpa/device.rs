@@ -1,6 +1,7 @@
 //! A vDPA device that is open, owned by this process, and reaches the guest's memory.
 
 use std::io;
+use std::sync::Arc;
 
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK,
@@ -15,7 +16,7 @@ use super::identity::{self, Identity};
 use super::kernel::{BackendFeature, Kernel};
 use super::mapping::{self, Locking, Mapping};
 use crate::Memory;
-use crate::backend::{Ability, Attention, OffloadError, OffloadQueue, OffloadRun};
+use crate::backend::{Ability, Attention, DoorbellPage, OffloadError, OffloadQueue, OffloadRun};
 
 const DRIVER: u8 = (VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER) as u8;
 const FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK as u8;
@@ -31,6 +32,8 @@ pub struct Device {
     features: u64,
     backend_features: u64,
     mappings: Vec<Mapping>,
+    /// The doorbells of all queues, if the device lets others ring them.
+    doorbells: Vec<Arc<DoorbellPage>>,
     /// The address that it was given here: a reset may bring its own back.
     given_mac: Option<[u8; 6]>,
     /// A reset may make it forget its mappings.
@@ -83,10 +86,14 @@ impl Device {
             if locking.falls_short() { VdpaFault::MemoryLock(locking) } else { VdpaFault::Map(error) }
         })?;
         let forgets = !BackendFeature::IotlbPersist.is_in(backend_features) && kernel.release() < PERSISTENT;
+        let queues = 2 * ability.queue_pairs + u16::from(ability.control_queue);
+        // Most devices have none.
+        let doorbells = (0..queues).map(|queue| kernel.doorbell_page(queue).map(Arc::new)).collect::<io::Result<_>>();
         let device = Self {
             features: identity.features,
             backend_features,
             mappings,
+            doorbells: doorbells.unwrap_or_default(),
             given_mac: identity.mac.filter(|_| identity.mac != own_mac),
             forgets,
             forgotten: false,
@@ -164,6 +171,11 @@ impl Device {
             return Ok(());
         }
         self.reset()
+    }
+
+    /// The doorbells of its queues, in the order of these, if it has pages for them. They keep it open.
+    pub fn doorbells(&self) -> &[Arc<DoorbellPage>] {
+        &self.doorbells
     }
 
     /// Resets it.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
@@ -17,8 +18,8 @@ use vmm_sys_util::ioctl_io_nr;
 
 use super::mapping::Mapping;
 use crate::Memory;
-use crate::backend::OffloadQueue;
 use crate::backend::vhost_common::{io_error, rings};
+use crate::backend::{DoorbellPage, OffloadQueue};
 
 const VHOST: u32 = 0xaf;
 ioctl_io_nr!(VHOST_VDPA_RESUME, VHOST, 0x7e);
@@ -69,6 +70,8 @@ pub trait Kernel: Send {
     fn set_queue_call(&self, queue: u16, call: &EventFd) -> io::Result<()>;
     /// Lets the device run a queue.
     fn enable_queue(&self, queue: u16) -> io::Result<()>;
+    /// The page that has the doorbell of `queue`, for whoever rings it without the kernel.
+    fn doorbell_page(&self, queue: u16) -> io::Result<DoorbellPage>;
     /// Where a queue would go on. Asks whoever runs it, so that it tells whether somebody does.
     fn queue_position(&self, queue: u16) -> io::Result<u16>;
     /// Has it end what it has in hand and touch its queues no more, and keep all its state.
@@ -240,6 +243,11 @@ impl Kernel for Character {
 
     fn enable_queue(&self, queue: u16) -> io::Result<()> {
         self.0.set_vring_enable(queue.into(), true).map_err(io_error)
+    }
+
+    fn doorbell_page(&self, queue: u16) -> io::Result<DoorbellPage> {
+        // SAFETY: the descriptor is open as long as it is borrowed.
+        DoorbellPage::map(unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }, queue)
     }
 
     fn queue_position(&self, queue: u16) -> io::Result<u16> {

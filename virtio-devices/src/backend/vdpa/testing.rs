@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::kernel::{Iotlb, Kernel};
 use super::{Vdpa, VdpaError, VdpaSpec};
 use crate::Memory;
-use crate::backend::OffloadQueue;
+use crate::backend::{DOORBELL_PAGE, DoorbellPage, OffloadQueue};
 
 pub const PATH: &str = "/dev/vhost-vdpa-7";
 pub const OWN_MAC: [u8; 6] = [0x52, 0x54, 0, 0xd, 0xd, 7];
@@ -48,6 +49,8 @@ pub struct Script {
     pub deaf: bool,
     pub status: u8,
     pub config_call: Option<EventFd>,
+    /// Its doorbells, if they have pages.
+    pub doorbells: Option<std::fs::File>,
     /// How many are open.
     pub open: usize,
 }
@@ -72,6 +75,7 @@ impl Default for Script {
             deaf: false,
             status: 0,
             config_call: None,
+            doorbells: None,
             open: 0,
         }
     }
@@ -132,6 +136,23 @@ impl Scripted {
         let mut script = self.0.lock();
         script.config[6] = up.into();
         script.config_call.as_ref().map(|call| call.write(1));
+    }
+
+    /// Gives each queue's doorbell a page.
+    pub fn give_doorbells(&self) {
+        let file = rustix::fs::memfd_create("doorbells", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 3 * DOORBELL_PAGE).unwrap();
+        self.0.lock().doorbells = Some(file.into());
+    }
+
+    /// What was last written to the doorbell of `queue`, which is forgotten.
+    pub fn rung(&self, queue: u64) -> u16 {
+        let script = self.0.lock();
+        let (file, at) = (script.doorbells.as_ref().unwrap(), queue * DOORBELL_PAGE);
+        let mut value = [0; 2];
+        file.read_exact_at(&mut value, at).unwrap();
+        file.write_all_at(&[0; 2], at).unwrap();
+        u16::from_le_bytes(value)
     }
 
     fn ask(&self, request: String) -> io::Result<()> {
@@ -266,6 +287,12 @@ impl Kernel for Opened {
 
     fn enable_queue(&self, queue: u16) -> io::Result<()> {
         self.ask(format!("enable {queue}")).map(drop)
+    }
+
+    fn doorbell_page(&self, queue: u16) -> io::Result<DoorbellPage> {
+        let script = self.ask(format!("doorbell {queue}"))?;
+        let doorbells = script.doorbells.as_ref().ok_or_else(|| io::Error::from_raw_os_error(524))?;
+        DoorbellPage::map(doorbells, queue)
     }
 
     fn queue_position(&self, queue: u16) -> io::Result<u16> {

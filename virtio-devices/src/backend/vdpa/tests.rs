@@ -1,5 +1,6 @@
 //! A vDPA device over a scripted kernel: what is asked in which order, and what becomes of each answer.
 
+mod doorbells;
 mod lifecycle;
 mod refusals;
 
@@ -27,5 +28,13 @@ fn start_with(vdpa: &mut Vdpa, queues: &[OffloadQueue], features: u64, untouched
     let memory = Memory::clone(&vdpa.memory);
     let memory = memory.memory();
     let offloads = Offloads::empty();
-    vdpa.start(&OffloadRun { queues, features, memory: &memory, offloads, active_pairs: 1, fresh: untouched, untouched })
+    vdpa.start(&OffloadRun {
+        queues,
+        features,
+        memory: &memory,
+        offloads,
+        active_pairs: 1,
+        fresh: untouched,
+        untouched,
+    })
 }

@@ -1,6 +1,9 @@
 //! What VFs want wired: doorbells and messages.
 
+use parking_lot::Mutex;
+
 use super::*;
+use crate::{DOORBELL_PAGE, DoorbellPage, DoorbellPages};
 
 #[test]
 fn doorbells_of_vfs_lie_in_their_slices() {
@@ -23,6 +26,47 @@ fn doorbells_of_vfs_lie_in_their_slices() {
     assert_eq!(doorbells.len(), 3, "the PF's");
     let _ = device.reset(ResetKind::Conventional);
     assert_eq!(join(&mut device), 3);
+}
+
+#[test]
+fn all_vfs_have_pages_for_their_doorbells_if_one_can_use_them() {
+    let mut vfs = vec![FakeDevice::with_worker(QUEUES), FakeDevice::with_worker(QUEUES)];
+    vfs[1].pages = Some(DoorbellPages::default());
+    let mut device = NetSriov::new(FakeDevice::new(QUEUES), vfs, placement(2), &memory()).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&told);
+    let observer: Arc<DoorbellObserver> = Arc::new(move |rid| heard.lock().push(rid));
+    device.observe_doorbells(&observer);
+    let _ = enable(&mut device, 2);
+    assert!(windows(&device).contains(&(WindowId::VfBar(BarIndex::ALL[2]), 2 * 0x4000)));
+    assert_eq!(pf(&mut device).structure(2).unwrap().length, 3 * 4);
+    for index in 0..2 {
+        let slice = u64::from(index) * 0x4000;
+        let mut vf = Driver::of_vf(&mut device, vf_rid(index), slice);
+        assert_eq!(vf.structure(2).unwrap().length, 3 * 0x1000);
+        vf.init();
+        let mut doorbells = Vec::new();
+        device.vf_wants(vf_rid(index), &mut doorbells, &mut Vec::new());
+        let places: Vec<_> = doorbells.iter().map(|doorbell| (doorbell.offset, doorbell.page.is_some())).collect();
+        assert_eq!(places, [0x1000, 0x2000, 0x3000].map(|offset| (slice + offset, false)));
+    }
+    let file = rustix::fs::memfd_create("doorbell", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 2 * DOORBELL_PAGE).unwrap();
+    let page = Arc::new(DoorbellPage::map(&file, 1).unwrap());
+    device.vf(VfIndex(1)).unwrap().device().pages.as_ref().unwrap().set([(1, page)]);
+    assert_eq!(*told.lock(), [vf_rid(1)]);
+    let mut doorbells = Vec::new();
+    device.doorbells(&mut doorbells);
+    let paged: Vec<_> = doorbells.iter().filter(|doorbell| doorbell.page.is_some()).collect();
+    assert_eq!(
+        paged.iter().map(|doorbell| (doorbell.function, doorbell.offset)).collect::<Vec<_>>(),
+        [(vf_rid(1), 0x6000)]
+    );
+    let _ = disable(&mut device);
+    doorbells.clear();
+    device.doorbells(&mut doorbells);
+    assert!(doorbells.is_empty());
+    assert_eq!(join(&mut device), 2);
 }
 
 /// B10: the requester of a VF's messages.

@@ -49,8 +49,10 @@ fn opening_owns_the_device_and_maps_all_memory_in_one_batch() {
         "map 0x0+0x100000",
         "map 0x100000000+0x200000",
         "batch-end",
+        "doorbell 0",
     ];
     assert_eq!(kernel.asked(), expected);
+    assert!(vdpa.doorbell_pages().is_none(), "a device without such pages");
     let ability = vdpa.ability();
     assert_eq!((ability.mac, ability.mtu, ability.queue_pairs), (Some(OWN_MAC), Some(1450), 1));
     assert_eq!((ability.queue_size, ability.name.as_str()), (256, PATH));
@@ -64,7 +66,7 @@ fn a_kernel_without_batches_is_given_each_part_alone() {
     let kernel = Scripted::new(|script| script.backend_features = 1 << 1);
     let _vdpa = kernel.open().unwrap();
     let asked = kernel.asked();
-    assert_eq!(asked[asked.len() - 2..], ["map 0x0+0x100000", "map 0x100000000+0x200000"]);
+    assert_eq!(asked[asked.len() - 3..], ["map 0x0+0x100000", "map 0x100000000+0x200000", "doorbell 0"]);
     assert!(!asked.contains(&"batch-begin".to_string()));
 }
 
@@ -216,7 +218,7 @@ fn a_device_that_gives_no_sign_of_life_is_closed_and_opened_again_when_it_is_bac
     let asked = kernel.asked();
     assert_eq!(
         (asked.first().map(String::as_str), asked.last().map(String::as_str)),
-        (Some("open"), Some("batch-end"))
+        (Some("open"), Some("doorbell 0"))
     );
     start(&mut vdpa, [5, 5], false).unwrap();
     vdpa.recover().unwrap();

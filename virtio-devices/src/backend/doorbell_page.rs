@@ -1,0 +1,152 @@
+//! Pages of a device in which its doorbells are, for a NIC's guest to write to by itself.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// The length of such a page, in bytes. It is at most the page size of any host that has them.
+pub const DOORBELL_PAGE: u64 = 4096;
+
+/// The doorbell of one queue of a device: a page that has nothing else in it. It is mapped, and what it is a part of stays open, as long
+/// as this lives.
+pub struct DoorbellPage(NonNull<u8>);
+
+// SAFETY: the mapping belongs to the process and not to a thread, and it has no state that a write could leave half done.
+unsafe impl Send for DoorbellPage {}
+// SAFETY: as above; nothing but aligned stores of 2 bytes is ever done to it.
+unsafe impl Sync for DoorbellPage {}
+
+impl DoorbellPage {
+    /// Maps the page of `queue`: pages of a device are in the order of its queues (Linux, `vhost_vdpa_mmap`).
+    ///
+    /// # Errors
+    ///
+    /// When the device has none, which is `ENOTSUPP` (524), or there is no room.
+    pub fn map(device: impl AsFd, queue: u16) -> io::Result<Self> {
+        let len = DOORBELL_PAGE as usize;
+        // SAFETY: the kernel chooses the address, so that no other mapping is touched.
+        let address = unsafe {
+            // Linux gives pages to be written, and none to be read.
+            mmap(ptr::null_mut(), len, ProtFlags::WRITE, MapFlags::SHARED, device, u64::from(queue) * DOORBELL_PAGE)
+        }?;
+        NonNull::new(address.cast()).map(Self).ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    /// Where this process has it.
+    pub fn address(&self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    /// Tells the device that `queue`, which this is the doorbell of, has something for it (`virtio 1.4 §4.1.5.2`).
+    pub fn ring(&self, queue: u16) {
+        // SAFETY: the page is mapped, for writing, and longer than 2 bytes; nothing has a reference into it.
+        unsafe { self.0.cast::<u16>().write_volatile(queue.to_le()) };
+    }
+}
+
+impl Drop for DoorbellPage {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length, and whoever has shown it to a guest holds on to this value.
+        let unmapped = unsafe { munmap(self.0.as_ptr().cast(), DOORBELL_PAGE as usize) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+impl fmt::Debug for DoorbellPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DoorbellPage({:p})", self.0)
+    }
+}
+
+/// Is told when a backend has other pages to give. Called on the thread of a NIC's worker, which holds nothing but the backend.
+pub type PagesObserver = Box<dyn Fn() + Send + Sync>;
+
+/// The doorbells that a NIC's backend lets the guest write to by itself at the moment: those of queues that it runs. The backend says, the
+/// machine looks.
+#[derive(Default)]
+pub struct DoorbellPages {
+    pages: Mutex<BTreeMap<u16, Arc<DoorbellPage>>>,
+    observer: OnceLock<PagesObserver>,
+}
+
+impl DoorbellPages {
+    /// Has `observer` told of changes from now on. The first one stays.
+    pub fn observe(&self, observer: PagesObserver) {
+        let _ = self.observer.set(observer);
+    }
+
+    /// That of `queue`.
+    pub fn get(&self, queue: u16) -> Option<Arc<DoorbellPage>> {
+        self.pages.lock().get(&queue).cloned()
+    }
+
+    /// Gives `pages`, by queue, and no others. When this returns the guest has those, and the others only if the host has failed.
+    pub(crate) fn set(&self, pages: impl IntoIterator<Item = (u16, Arc<DoorbellPage>)>) {
+        let pages: BTreeMap<_, _> = pages.into_iter().collect();
+        let before = std::mem::replace(&mut *self.pages.lock(), pages);
+        let now_empty = self.pages.lock().is_empty();
+        if !(before.is_empty() && now_empty)
+            && let Some(observer) = self.observer.get()
+        {
+            observer();
+        }
+    }
+}
+
+impl fmt::Debug for DoorbellPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DoorbellPages").field(&*self.pages.lock()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn device() -> std::fs::File {
+        let file = rustix::fs::memfd_create("doorbells", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4 * DOORBELL_PAGE).unwrap();
+        file.into()
+    }
+
+    #[test]
+    fn a_ring_is_the_queues_number_in_its_own_page() {
+        let device = device();
+        DoorbellPage::map(&device, 2).unwrap().ring(0x102);
+        let mut pages = vec![0; 4 * DOORBELL_PAGE as usize];
+        device.read_exact_at(&mut pages, 0).unwrap();
+        let rung: Vec<_> = pages.iter().enumerate().filter(|(_, byte)| **byte != 0).collect();
+        assert_eq!(rung, [(0x2000, &2), (0x2001, &1)]);
+    }
+
+    #[test]
+    fn what_has_no_pages_is_an_error() {
+        let pipe = rustix::pipe::pipe().unwrap().0;
+        assert!(DoorbellPage::map(&pipe, 0).is_err());
+    }
+
+    #[test]
+    fn changes_are_told_when_they_can_be_seen() {
+        let (pages, told) = (Arc::new(DoorbellPages::default()), Arc::new(AtomicUsize::new(0)));
+        let (seen, count) = (Arc::downgrade(&pages), Arc::clone(&told));
+        pages.observe(Box::new(move || {
+            let given = seen.upgrade().is_some_and(|pages| pages.get(1).is_some());
+            count.fetch_add(if given { 1 } else { 10 }, Ordering::Relaxed);
+        }));
+        pages.set([]);
+        assert_eq!(told.load(Ordering::Relaxed), 0, "nothing has changed");
+        pages.set([(1, Arc::new(DoorbellPage::map(device(), 1).unwrap()))]);
+        assert_eq!((told.load(Ordering::Relaxed), pages.get(0).is_none()), (1, true));
+        pages.set([]);
+        assert_eq!((told.load(Ordering::Relaxed), pages.get(1).is_none()), (11, true));
+    }
+}
