@@ -11,11 +11,11 @@ mod vhost_user;
 
 pub use doorbell_page::{DOORBELL_PAGE, DoorbellPage, DoorbellPages};
 pub use health::{BackendChange, BackendObserver, Health};
-pub use offload::{Ability, Attention, Offload, OffloadError, OffloadQueue, OffloadRun};
+pub use offload::{Ability, Attention, Offload, OffloadError, OffloadQueue, OffloadRun, StartError};
 pub use tap::{InterfaceNameError, Offloads, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask};
 pub use vdpa::{Locking, Vdpa, VdpaError, VdpaFault, VdpaSpec};
-pub use vhost_net::{VhostNet, VhostNetError};
-pub use vhost_user::{VhostUser, VhostUserError, VhostUserSpec};
+pub use vhost_net::{VhostKernel, VhostNet, VhostNetError};
+pub use vhost_user::{VhostUser, VhostUserError, VhostUserSocket, VhostUserSpec};
 
 /// A NIC's backend.
 pub enum Backend {

@@ -36,6 +36,11 @@ pub trait VirtioDevice: Send {
     /// The feature bits that the device offers. The transport adds those that are its own, as `VIRTIO_F_SR_IOV`.
     fn features(&self) -> u64;
 
+    /// Pairs of feature bits, the first of which a driver may not accept without the second.
+    fn feature_requirements(&self) -> &'static [(u32, u32)] {
+        &[]
+    }
+
     /// The largest size of each queue, a power of two, in the order of their indices.
     fn queue_sizes(&self) -> &[u16];
 

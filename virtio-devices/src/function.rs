@@ -88,6 +88,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         let layout = Layout::new(count, spacing);
         let sr_iov = matches!(role, Role::Pf(_));
         let transport = Transport::new(device.features(), sr_iov, queue_sizes, layout.msix().vectors)?;
+        let transport = transport.requiring(device.feature_requirements());
         let id = device_id(device.device_type());
         let identity = Identity {
             vendor: VENDOR,

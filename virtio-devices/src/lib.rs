@@ -30,8 +30,8 @@ mod worker;
 pub use backend::{
     Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, DOORBELL_PAGE, DoorbellPage,
     DoorbellPages, InterfaceNameError, Locking, Offload, OffloadError, OffloadQueue, OffloadRun, Offloads, Tap,
-    TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostNet, VhostNetError, VhostUser,
-    VhostUserError, VhostUserSpec, check_interface_name, is_network_mask,
+    TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
+    VhostUserError, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
 };
 pub use block::{Block, BlockCounter, BlockCounters, BlockError, BlockSpec};
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};

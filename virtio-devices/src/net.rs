@@ -180,7 +180,7 @@ impl Net {
             return Err(NetError::Mac(mac));
         }
         let mut queue_sizes = vec![spec.queue_size; 2 * usize::from(spec.queue_pairs)];
-        queue_sizes.push(CONTROL_SIZE);
+        queue_sizes.push(offered.control_size);
         Ok(Self {
             features: offered.features,
             queue_sizes,
@@ -283,6 +283,10 @@ impl VirtioDevice for Net {
 
     fn features(&self) -> u64 {
         self.features
+    }
+
+    fn feature_requirements(&self) -> &'static [(u32, u32)] {
+        features::REQUIREMENTS
     }
 
     fn queue_sizes(&self) -> &[u16] {

@@ -17,6 +17,7 @@ use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 
+use crate::features::has;
 use crate::{Interrupts, SharedQueue};
 pub use register::{Area, Half, Register};
 
@@ -126,6 +127,8 @@ impl QueueRegisters {
 #[derive(Debug)]
 pub struct Transport {
     offered: u64,
+    /// See [`Self::requiring`].
+    requirements: &'static [(u32, u32)],
     vectors: u16,
     interrupts: Arc<Interrupts>,
     queues: Box<[QueueRegisters]>,
@@ -152,6 +155,7 @@ impl Transport {
         }
         Ok(Self {
             offered: features & !NOT_THE_DEVICES | 1 << VIRTIO_F_VERSION_1 | u64::from(sr_iov) << VIRTIO_F_SR_IOV,
+            requirements: &[],
             vectors,
             interrupts: Arc::new(Interrupts::new(count, vectors)),
             queues: queue_sizes.iter().map(|size| QueueRegisters::new(*size)).collect(),
@@ -163,10 +167,17 @@ impl Transport {
         })
     }
 
+    /// One that accepts no features of which one needs another that is not among them: pairs of bits, the first of which needs the
+    /// second (`virtio 1.4 §2.2.1`, `§2.2.2`).
+    pub fn requiring(self, requirements: &'static [(u32, u32)]) -> Self {
+        Self { requirements, ..self }
+    }
+
     /// Returns to the state of power-on.
     pub fn reset(&mut self) {
         let Self {
             offered: _,
+            requirements: _,
             vectors,
             interrupts,
             queues,
@@ -293,9 +304,11 @@ impl Transport {
         if changed { Change::Status } else { Change::None }
     }
 
-    /// Whether the driver chose only what is offered, and no legacy interface (`virtio 1.4 §6.1`, `§6.2`).
+    /// Whether the driver chose only what is offered, with what that needs, and no legacy interface (`virtio 1.4 §6.1`, `§6.2`).
     fn acceptable(&self) -> bool {
-        self.driver_features & !u128::from(self.offered) == 0 && self.accepted() & 1 << VIRTIO_F_VERSION_1 != 0
+        let chosen = self.accepted();
+        let complete = self.requirements.iter().all(|(bit, needed)| !has(chosen, *bit) || has(chosen, *needed));
+        self.driver_features & !u128::from(self.offered) == 0 && has(chosen, VIRTIO_F_VERSION_1) && complete
     }
 
     fn write_32(&mut self, register: Register, value: u32) {

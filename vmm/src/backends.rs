@@ -1,10 +1,13 @@
 //! From a plan to an open backend of a NIC.
 
+use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Instant;
 
 use virtio_devices::{
-    Backend, Memory, Tap, TapError, TapSpec, Vdpa, VdpaError, VdpaSpec, VhostNet, VhostNetError, VhostUser,
-    VhostUserError, VhostUserSpec,
+    Backend, Memory, Tap, TapError, TapSpec, Vdpa, VdpaError, VdpaSpec, VhostKernel, VhostNet, VhostNetError,
+    VhostUser, VhostUserError, VhostUserSocket, VhostUserSpec,
 };
 
 use crate::config::{BackendPlan, NicPlan, Options as _, VdpaConfig, Vhost, VhostMode};
@@ -19,7 +22,7 @@ pub enum Error {
     #[error(",fd={0}: there is no such open file descriptor; open the tap before starting the VMM")]
     Fd(i32),
     /// The host's kernel does not carry its tap's packets.
-    #[error(",{0}")]
+    #[error(",vhost=on: {0}")]
     VhostNet(#[from] VhostNetError),
     /// The process that should carry its packets does not.
     #[error(",{0}")]
@@ -34,50 +37,91 @@ pub enum Error {
     },
 }
 
-/// Opens the backend of `plan`, which `option` names, for a guest with this memory.
+/// Opens backends, those of one start of a VM or those of a device that comes later.
 ///
-/// # Errors
-///
-/// When there is none, or another one has it. What was opened or made for it is closed and gone then.
-pub fn open(plan: &NicPlan, option: &str, memory: &Memory) -> Result<Backend, Error> {
-    match &plan.backend {
-        BackendPlan::Tap { name, ip, mask, host_mac, vhost } => {
-            let (name, ip, mask, host_mac) = (name.clone(), *ip, *mask, *host_mac);
-            let spec = TapSpec { name, ip, mask, host_mac, mtu: plan.mtu, queue_pairs: plan.queue_pairs };
-            carried(|| Ok(Tap::open(&spec)?), *vhost, option)
-        }
-        BackendPlan::Fds { fds, vhost } => {
-            let duplicates = || fds.iter().map(|fd| duplicate(*fd)).collect::<Result<_, _>>();
-            carried(|| Ok(Tap::from_fds(duplicates()?)?), *vhost, option)
-        }
-        BackendPlan::VhostUser { socket, mode } => {
-            let (socket, server) = (socket.clone(), *mode == VhostMode::Server);
-            let spec = VhostUserSpec { socket, server, queue_pairs: plan.queue_pairs };
-            Ok(VhostUser::connect(spec, memory)?.into())
-        }
-        BackendPlan::Vdpa { path, mac } => {
-            let spec = VdpaSpec { path: path.clone(), mac: *mac, queue_pairs: plan.queue_pairs };
-            let key = if option.starts_with(VdpaConfig::OPTION) { "path" } else { "vdpa" };
-            Ok(Vdpa::open(spec, memory).map_err(|error| Error::Vdpa { key, error })?.into())
-        }
-    }
+/// Sockets that backends connect to all listen before the first of these is waited for: whoever starts the backends need not know an
+/// order, and one deadline is enough for all.
+pub struct Opener<'a> {
+    /// The guest's memory.
+    memory: &'a Memory,
+    /// Sockets that listen and have not been waited at yet.
+    listening: HashMap<PathBuf, VhostUserSocket>,
+    /// Until when backends may connect, once the first of them has been waited for.
+    until: Option<Instant>,
+    /// Why the kernel does not carry packets that it should carry if it can.
+    without_vhost: Option<VhostNetError>,
 }
 
-/// A tap, whose packets the kernel carries if `vhost` says so.
-fn carried(tap: impl Fn() -> Result<Tap, Error>, vhost: Vhost, option: &str) -> Result<Backend, Error> {
-    match vhost {
-        Vhost::Off => Ok(tap()?.into()),
-        Vhost::On => Ok(VhostNet::open(tap()?)?.into()),
-        Vhost::Auto => match VhostNet::open(tap()?) {
-            Ok(carried) => Ok(carried.into()),
-            Err(error) => {
-                let error = error.to_string();
-                let reason = error.trim_start_matches("vhost=on: ");
-                log::warn!("{option},vhost=auto: this program carries the packets itself: {reason}");
-                // The first one went with what could not have it.
-                Ok(tap()?.into())
+impl<'a> Opener<'a> {
+    /// Opens backends for a guest with this memory.
+    pub fn new(memory: &'a Memory) -> Self {
+        Self { memory, listening: HashMap::new(), until: None, without_vhost: None }
+    }
+
+    /// Listens for the backend of `plan` if it is one that connects.
+    ///
+    /// # Errors
+    ///
+    /// When nobody can listen there.
+    pub fn listen(&mut self, plan: &NicPlan) -> Result<(), Error> {
+        if let BackendPlan::VhostUser { socket, mode: VhostMode::Server } = &plan.backend {
+            self.listening.insert(socket.clone(), VhostUserSocket::listen(socket.clone())?);
+        }
+        Ok(())
+    }
+
+    /// Opens the backend of `plan`, which `option` names.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or another one has it. What was opened or made for it is closed and gone then.
+    pub fn open(&mut self, plan: &NicPlan, option: &str) -> Result<Backend, Error> {
+        match &plan.backend {
+            BackendPlan::Tap { name, ip, mask, host_mac, vhost } => {
+                let (name, ip, mask, host_mac) = (name.clone(), *ip, *mask, *host_mac);
+                let spec = TapSpec { name, ip, mask, host_mac, mtu: plan.mtu, queue_pairs: plan.queue_pairs };
+                self.carried(Tap::open(&spec)?, *vhost)
             }
-        },
+            BackendPlan::Fds { fds, vhost } => {
+                let duplicates = fds.iter().map(|fd| duplicate(*fd)).collect::<Result<_, _>>()?;
+                self.carried(Tap::from_fds(duplicates)?, *vhost)
+            }
+            BackendPlan::VhostUser { socket, .. } => {
+                let listening = self.listening.remove(socket);
+                let until = match listening {
+                    Some(_) => *self.until.get_or_insert_with(|| Instant::now() + VhostUserSocket::PATIENCE),
+                    None => Instant::now(),
+                };
+                let socket = listening.unwrap_or_else(|| VhostUserSocket::of_peer(socket.clone()));
+                let spec = VhostUserSpec { socket, queue_pairs: plan.queue_pairs, until };
+                Ok(VhostUser::connect(spec, self.memory)?.into())
+            }
+            BackendPlan::Vdpa { path, mac } => {
+                let spec = VdpaSpec { path: path.clone(), mac: *mac, queue_pairs: plan.queue_pairs };
+                let key = if option.starts_with(VdpaConfig::OPTION) { "path" } else { "vdpa" };
+                Ok(Vdpa::open(spec, self.memory).map_err(|error| Error::Vdpa { key, error })?.into())
+            }
+        }
+    }
+
+    /// `tap`, whose packets the kernel carries if `vhost` says so.
+    fn carried(&mut self, tap: Tap, vhost: Vhost) -> Result<Backend, Error> {
+        if vhost == Vhost::Off {
+            return Ok(tap.into());
+        }
+        match VhostKernel::ask() {
+            Ok(kernel) => Ok(VhostNet::new(tap, kernel).into()),
+            Err(error) if vhost == Vhost::On => Err(error.into()),
+            Err(error) => {
+                self.without_vhost.get_or_insert(error);
+                Ok(tap.into())
+            }
+        }
+    }
+
+    /// Why the kernel does not carry the packets of a tap with `vhost=auto` that was opened since the last call, if there is one.
+    pub fn take_without_vhost(&mut self) -> Option<VhostNetError> {
+        self.without_vhost.take()
     }
 }
 

@@ -10,7 +10,7 @@ use virtio_devices::{
     VirtioFunction, VirtioPci,
 };
 
-use crate::backends;
+use crate::backends::{self, Opener};
 use crate::bus::Bus;
 use crate::config::{DevicePlan, DiskPlan, NetPlan, NicPlan};
 use crate::device_events::{DeviceWatch, tell_backend};
@@ -209,9 +209,11 @@ impl Devices {
         let placement = devices.place(Some(0), 0, "host bridge")?;
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
         devices.plug(placement, slot, "host bridge")?;
+        let memory = devices.host.memory.clone();
+        let mut opener = listening(plans, &memory)?;
         // In the order of the configuration, so that the buses of VFs do not depend on who chose a slot.
         for (plan, slot) in plans.iter().zip(slots(plans)) {
-            devices.open(plan, slot)?;
+            devices.open(plan, slot, &mut opener)?;
         }
         Ok(devices)
     }
@@ -261,7 +263,9 @@ impl Devices {
     ///
     /// As [`Self::new`]: nothing is left of it then.
     pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, Error> {
-        Ok(self.open(plan, plan.pci_device_id())?.rid)
+        let memory = self.host.memory.clone();
+        let mut opener = listening(std::slice::from_ref(plan), &memory)?;
+        Ok(self.open(plan, plan.pci_device_id(), &mut opener)?.rid)
     }
 
     /// Notes that the guest is asked to let the device called `id` go, and returns its slot.
@@ -286,10 +290,10 @@ impl Devices {
         slots.into_iter().filter_map(|slot| self.remove(slot)).collect()
     }
 
-    fn open(&mut self, plan: &DevicePlan, slot: Option<u8>) -> Result<Placement, Error> {
+    fn open(&mut self, plan: &DevicePlan, slot: Option<u8>, opener: &mut Opener<'_>) -> Result<Placement, Error> {
         let option = plan.option();
         let placement = self.place(slot, plan.total_vfs(), &option)?;
-        let (device, counters) = open(plan, placement, &self.host)?;
+        let (device, counters) = open(plan, placement, &self.host, opener)?;
         let slot = self.slot(device, placement, &option)?;
         self.plug(placement, Arc::clone(&slot), &option)?;
         DeviceWatch::begin(plan.id(), &slot, &self.host.events);
@@ -320,8 +324,27 @@ fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
 /// A device, and what it counts.
 type Opened = (Box<dyn VirtioPci>, Counters);
 
+/// Listens for all backends of `plans` that connect, before any of them is waited for.
+fn listening<'a>(plans: &[DevicePlan], memory: &'a Memory) -> Result<Opener<'a>, Error> {
+    let mut opener = Opener::new(memory);
+    for plan in plans {
+        for (vf, nic) in std::iter::once(None).chain((0..).map(VfIndex).map(Some)).zip(plan.nics()) {
+            opener.listen(nic).map_err(|error| Error::Backend { option: function_option(plan, vf), error })?;
+        }
+    }
+    Ok(opener)
+}
+
+/// How the user named the device of `plan`, or its VF `vf`.
+fn function_option(plan: &DevicePlan, vf: Option<VfIndex>) -> String {
+    match vf {
+        Some(index) => format!("--net-vf pf={},index={index}", plan.id()),
+        None => plan.option(),
+    }
+}
+
 /// Opens what `plan` names and makes a device of it.
-fn open(plan: &DevicePlan, placement: Placement, host: &Host) -> Result<Opened, Error> {
+fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opener<'_>) -> Result<Opened, Error> {
     let (option, memory) = (plan.option(), &host.memory);
     match plan {
         DevicePlan::Console => {
@@ -330,7 +353,7 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host) -> Result<Opened, 
             let counters = Counters::Console(console.counters());
             Ok((plain(console, &option, placement, memory)?, counters))
         }
-        DevicePlan::Net(plan) => open_net(plan, &option, placement, host),
+        DevicePlan::Net(net) => open_net(net, plan, placement, host, opener),
         DevicePlan::Disk(plan) => {
             let block = open_disk(plan).map_err(|error| Error::Disk { option: option.clone(), error })?;
             let counters = Counters::Disk(block.counters());
@@ -371,28 +394,36 @@ fn open_disk(plan: &DiskPlan) -> Result<Block, BlockError> {
     })
 }
 
-fn open_net(plan: &NetPlan, option: &str, placement: Placement, host: &Host) -> Result<Opened, Error> {
+fn open_net(
+    net: &NetPlan,
+    plan: &DevicePlan,
+    placement: Placement,
+    host: &Host,
+    opener: &mut Opener<'_>,
+) -> Result<Opened, Error> {
     let Host { memory, events, .. } = host;
-    let pf = nic(&plan.pf, option, memory)?;
-    tell_backend(&pf, &plan.id, None, events);
-    if plan.vfs.is_empty() {
-        let counters = NicCounters::of([(&pf, &plan.pf.backend)].into_iter());
-        return Ok((plain(pf, option, placement, memory)?, Counters::Net(counters)));
-    }
-    let vf = |(index, vf): (VfIndex, &NicPlan)| {
-        let vf = nic(vf, &format!("--net-vf pf={},index={index}", plan.id), memory)?;
-        tell_backend(&vf, &plan.id, Some(index), events);
-        Ok(vf)
+    let option = plan.option();
+    let mut function = |vf: Option<VfIndex>, of: &NicPlan| {
+        let nic = nic(of, function_option(plan, vf), opener)?;
+        tell_backend(&nic, &net.id, vf, events);
+        Ok(nic)
     };
-    let vfs = (0..).map(VfIndex).zip(&plan.vfs).map(vf).collect::<Result<Vec<_>, Error>>()?;
+    let pf = function(None, &net.pf)?;
+    let vfs = (0..).map(VfIndex).zip(&net.vfs).map(|(index, vf)| function(Some(index), vf));
+    let vfs = vfs.collect::<Result<Vec<_>, Error>>()?;
+    if let Some(error) = opener.take_without_vhost() {
+        log::warn!("{option}: vhost=auto: this program carries the packets itself: {error}");
+    }
     let nets = std::iter::once(&pf).chain(&vfs);
-    let counters = NicCounters::of(nets.zip(plan.functions().map(|function| &function.backend)));
-    let device = NetSriov::new(pf, vfs, placement, memory);
-    let device = device.map_err(|error| Error::Sriov { option: option.to_string(), error })?;
+    let counters = NicCounters::of(nets.zip(net.functions().map(|function| &function.backend)));
+    if vfs.is_empty() {
+        return Ok((plain(pf, &option, placement, memory)?, Counters::Net(counters)));
+    }
+    let device = NetSriov::new(pf, vfs, placement, memory).map_err(|error| Error::Sriov { option, error })?;
     Ok((Box::new(device), Counters::Net(counters)))
 }
 
-fn nic(plan: &NicPlan, option: &str, memory: &Memory) -> Result<Net, Error> {
+fn nic(plan: &NicPlan, option: String, opener: &mut Opener<'_>) -> Result<Net, Error> {
     let spec = NetSpec {
         id: plan.id.clone(),
         mac: plan.mac,
@@ -403,9 +434,9 @@ fn nic(plan: &NicPlan, option: &str, memory: &Memory) -> Result<Net, Error> {
         offload_ufo: plan.offload_ufo,
         offload_csum: plan.offload_csum,
     };
-    let backend = backends::open(plan, option, memory);
-    let backend = backend.map_err(|error| Error::Backend { option: option.to_string(), error })?;
-    Net::new(spec, backend).map_err(|error| Error::Net { option: option.to_string(), error })
+    let backend = opener.open(plan, &option);
+    let backend = backend.map_err(|error| Error::Backend { option: option.clone(), error })?;
+    Net::new(spec, backend).map_err(|error| Error::Net { option, error })
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ pub struct Health {
     lost: AtomicBool,
     link_down: AtomicBool,
     losses: AtomicU64,
+    refusals: AtomicU64,
     observer: Mutex<Option<BackendObserver>>,
 }
 
@@ -40,6 +41,11 @@ impl Health {
     /// How often it was lost.
     pub fn losses(&self) -> u64 {
         self.losses.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the backend does not run what a driver has set up. Returns how often that was so.
+    pub fn count_refusal(&self) -> u64 {
+        self.refusals.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Has `observer` told what becomes of the backend from now on.

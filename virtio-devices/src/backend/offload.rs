@@ -20,12 +20,16 @@ pub trait Offload: Send {
     /// has to be able to do as much.
     fn ability(&self) -> Ability;
 
+    /// The NIC has told drivers that they may negotiate `features`, and `mtu` if it told one: whoever takes the place of the backend's
+    /// other end has to be able to do so much, and need not be able to do more.
+    fn promise(&mut self, _features: u64, _mtu: Option<u16>) {}
+
     /// Starts the queues of `run`: at DRIVER_OK, and again after [`Self::stop`] or [`Self::recover`].
     ///
     /// # Errors
     ///
     /// When the backend does not do it. It touches neither the queues nor guest memory then.
-    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), OffloadError>;
+    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError>;
 
     /// Stops the queues that were started. After that the backend touches neither them nor guest memory.
     ///
@@ -157,6 +161,17 @@ pub enum Attention {
     Link(bool),
     /// The driver's rings make no sense to it.
     BrokenRing,
+}
+
+/// Why a backend does not run a driver's queues.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// It is lost. It is recovered next.
+    #[error(transparent)]
+    Lost(#[from] OffloadError),
+    /// It is there, and what the driver has set up makes no sense to it: the driver has to reset the device.
+    #[error(transparent)]
+    Refused(OffloadError),
 }
 
 /// Why a backend does not do what it was asked.

@@ -61,6 +61,8 @@ pub struct Tap {
     mtu: Option<u16>,
     offloads: Offloads,
     queues: Vec<Arc<Mutex<TapQueue>>>,
+    /// How it was opened, unless that was somebody else's doing.
+    spec: Option<TapSpec>,
 }
 
 impl Tap {
@@ -82,7 +84,30 @@ impl Tap {
         let link = Link::new(&name).map_err(TapError::Socket)?;
         link.configure(spec)?;
         let mtu = link.mtu().ok();
-        Self::set_up(name, mtu, fds, spec.queue_pairs > 1)
+        let spec = TapSpec { name: Some(name.clone()), ..spec.clone() };
+        let tap = Self::set_up(name, mtu, fds, spec.queue_pairs > 1)?;
+        Ok(Self { spec: Some(spec), ..tap })
+    }
+
+    /// Whether it was deleted.
+    pub fn is_gone(&self) -> bool {
+        self.queues.first().is_some_and(|queue| queue.lock().is_gone())
+    }
+
+    /// Opens the tap that has come under the name of this one, which was deleted, and sets it up alike. None is created: who deleted it
+    /// knows why.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError::Gone`] when there is none, or this one was opened by somebody else; else as [`Self::open`].
+    pub fn reopen(&self) -> Result<Self, TapError> {
+        let gone = || TapError::Gone(self.name.clone());
+        // The driver was told this MTU.
+        let spec = TapSpec { mtu: self.mtu, ..self.spec.clone().ok_or_else(gone)? };
+        if !Link::new(&self.name).map_err(TapError::Socket)?.exists() {
+            return Err(gone());
+        }
+        Self::open(&spec)
     }
 
     /// Takes a tap that somebody else has opened, one descriptor a queue, and set up.
@@ -132,7 +157,7 @@ impl Tap {
             queues.push(queue);
         }
         let queues = queues.into_iter().map(|queue| Arc::new(Mutex::new(queue))).collect();
-        Ok(Self { name, mtu, offloads, queues })
+        Ok(Self { name, mtu, offloads, queues, spec: None })
     }
 
     /// Its name.
@@ -159,7 +184,7 @@ impl Tap {
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn over_sockets(sockets: Vec<OwnedFd>) -> Self {
         let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
-        Self { name: "sockets".into(), mtu: Some(1500), offloads: Offloads::all(), queues }
+        Self { name: "sockets".into(), mtu: Some(1500), offloads: Offloads::all(), queues, spec: None }
     }
 }
 

@@ -48,7 +48,9 @@ use log::debug;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
-use super::{Ability, Attention, Backend, DoorbellPages, Offload, OffloadError, OffloadQueue, OffloadRun};
+use super::{
+    Ability, Attention, Backend, DoorbellPages, Offload, OffloadError, OffloadQueue, OffloadRun, StartError,
+};
 use crate::Memory;
 use device::Device;
 pub use error::{VdpaError, VdpaFault};
@@ -193,13 +195,13 @@ impl Offload for Vdpa {
         self.ability.clone()
     }
 
-    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), OffloadError> {
+    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError> {
         let device = self.device.as_mut().ok_or_else(lost)?;
         if let Err(error) = device.start(run, &self.config_call) {
             if device.reset().is_err() {
                 self.close();
             }
-            return Err(error);
+            return Err(error.into());
         }
         self.running = Some(run.queues.len());
         self.give_doorbells(run.queues);

@@ -6,11 +6,15 @@
 //!
 //! A device of the kernel's serves one pair of queues. It is opened when the queues start and closed when they stop: a function whose
 //! driver is not up has none of its threads.
+//!
+//! The kernel does not tell when the tap is deleted, so it is looked at now and then. (Its descriptor would tell by becoming readable, as it
+//! does with each frame.) A new one of the same name takes its place.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 use vhost::net::VhostNet as _;
@@ -22,40 +26,74 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::timerfd::TimerFd;
 
 use super::vhost_common::{io_error, rings};
-use super::{Ability, Attention, Backend, BackendKind, Offload, OffloadError, OffloadQueue, OffloadRun, Offloads, Tap};
+use super::{
+    Ability, Attention, Backend, BackendKind, Offload, OffloadError, OffloadQueue, OffloadRun, Offloads, StartError,
+    Tap, TapError,
+};
 use crate::eventfd::borrow;
+use crate::features::has;
 use crate::net::{MAX_QUEUE_SIZE, MAX_STALE, offload_features, served_for_any};
 
 /// The kernel's own index of a pair's queue: receive, transmit.
 const QUEUES_PER_DEVICE: u16 = 2;
+/// How often a tap whose queues run is looked at.
+const PULSE: Duration = Duration::from_secs(2);
 
-/// Why the kernel cannot carry a tap's frames: one line, to follow the option's name.
+/// Why the kernel cannot carry a tap's frames: one line, to follow the option's name and value.
 #[derive(Debug, Error)]
 pub enum VhostNetError {
     /// There is no such device.
-    #[error("vhost=on: there is no /dev/vhost-net; load the module (modprobe vhost_net), or leave vhost out")]
+    #[error("there is no /dev/vhost-net; load the module (modprobe vhost_net), or leave vhost out")]
     Missing,
     /// This user may not use it.
-    #[error("vhost=on: no right to open /dev/vhost-net; it takes read and write access to it, or leave vhost out")]
+    #[error("no right to open /dev/vhost-net; it takes read and write access to it, or leave vhost out")]
     NoRight,
     /// Something else is wrong with it.
-    #[error("vhost=on: cannot use /dev/vhost-net: {0}")]
+    #[error("cannot use /dev/vhost-net: {0}")]
     Device(io::Error),
     /// The kernel is too old.
-    #[error("vhost=on: this kernel's vhost-net knows no virtio 1 devices; leave vhost out")]
+    #[error("this kernel's vhost-net knows no virtio 1 devices; leave vhost out")]
     Legacy,
+}
+
+/// The kernel's vhost-net.
+#[derive(Debug, Clone, Copy)]
+pub struct VhostKernel {
+    /// The feature bits that it knows.
+    known: u64,
+}
+
+impl VhostKernel {
+    /// Finds out what the kernel can do.
+    ///
+    /// # Errors
+    ///
+    /// When there is no vhost-net, or not for this user.
+    pub fn ask() -> Result<Self, VhostNetError> {
+        let net = Net::new(Arc::new(GuestMemoryMmap::<()>::new())).map_err(|error| unusable(io_error(error)))?;
+        let known = net.get_features().map_err(|error| VhostNetError::Device(io_error(error)))?;
+        if has(known, VIRTIO_F_VERSION_1) { Ok(Self { known }) } else { Err(VhostNetError::Legacy) }
+    }
 }
 
 /// A tap whose frames the kernel carries.
 pub struct VhostNet {
     tap: Tap,
-    /// The feature bits that the kernel knows.
-    known: u64,
+    kernel: VhostKernel,
     devices: Vec<Device>,
+    /// What tells while queues run.
+    signals: Option<Signals>,
+}
+
+/// What tells of queues that run.
+struct Signals {
     /// Signalled when the kernel finds that rings make no sense.
-    broken: Option<EventFd>,
+    broken: EventFd,
+    /// Expires when it is time to look at the tap.
+    timer: TimerFd,
 }
 
 /// What serves one pair.
@@ -68,54 +106,50 @@ struct Device {
 }
 
 impl VhostNet {
-    /// Finds out what the kernel can do for `tap`.
-    ///
-    /// # Errors
-    ///
-    /// When there is no vhost-net, or not for this user.
-    pub fn open(tap: Tap) -> Result<Self, VhostNetError> {
-        let net = Net::new(Arc::new(GuestMemoryMmap::<()>::new())).map_err(|error| unusable(io_error(error)))?;
-        let known = net.get_features().map_err(|error| VhostNetError::Device(io_error(error)))?;
-        if known & 1 << VIRTIO_F_VERSION_1 == 0 {
-            return Err(VhostNetError::Legacy);
-        }
-        Ok(Self { tap, known, devices: Vec::new(), broken: None })
+    /// Has `kernel` carry the frames of `tap`.
+    pub fn new(tap: Tap, kernel: VhostKernel) -> Self {
+        Self { tap, kernel, devices: Vec::new(), signals: None }
     }
 
-    fn start_device(&self, pair: u16, run: &OffloadRun<'_>, memory: &Arc<GuestMemoryMmap>) -> vhost::Result<Device> {
-        let net = Net::new(Arc::clone(memory))?;
-        net.set_owner()?;
-        net.set_features(run.features & self.known)?;
-        net.set_mem_table(&regions(memory)?)?;
+    fn start_device(
+        &self,
+        pair: u16,
+        run: &OffloadRun<'_>,
+        memory: &Arc<GuestMemoryMmap>,
+    ) -> Result<Device, StartError> {
+        let lost = |error| StartError::Lost(OffloadError::of("set up vhost-net")(io_error(error)));
+        let net = Net::new(Arc::clone(memory)).map_err(lost)?;
+        net.set_owner().map_err(lost)?;
+        net.set_features(run.features & self.kernel.known).map_err(lost)?;
+        net.set_mem_table(&regions(memory).map_err(lost)?).map_err(lost)?;
         let mut queues = Vec::with_capacity(QUEUES_PER_DEVICE.into());
         for queue in run.queues.iter().filter(|queue| queue.index / QUEUES_PER_DEVICE == pair) {
             let index = queue.index % QUEUES_PER_DEVICE;
-            self.set_up(&net, index, queue)?;
+            place(&net, index.into(), queue).map_err(refused)?;
+            self.connect(&net, index.into(), queue).map_err(lost)?;
             queues.push(index);
         }
         Ok(Device { pair, net, queues, active: false })
     }
 
-    fn set_up(&self, net: &Net<Arc<GuestMemoryMmap>>, index: u16, queue: &OffloadQueue) -> vhost::Result<()> {
-        let index = usize::from(index);
-        net.set_vring_num(index, queue.size)?;
-        set_rings(net, index, queue)?;
-        net.set_vring_base(index, queue.position)?;
+    /// Gives the kernel the eventfds of `queue`.
+    fn connect(&self, net: &Net<Arc<GuestMemoryMmap>>, index: usize, queue: &OffloadQueue) -> vhost::Result<()> {
         net.set_vring_kick(index, &queue.kick)?;
         net.set_vring_call(index, &queue.call)?;
-        self.broken.as_ref().map_or(Ok(()), |broken| net.set_vring_err(index, broken))
+        self.signals.as_ref().map_or(Ok(()), |signals| net.set_vring_err(index, &signals.broken))
     }
 
     /// Starts all pairs, or none.
-    fn start_all(&mut self, run: &OffloadRun<'_>) -> Result<(), OffloadError> {
-        let broken = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(OffloadError::of("get an eventfd"))?;
-        self.broken = Some(broken);
+    fn start_all(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError> {
+        // It may have been deleted while no driver was there to notice.
+        self.recover()?;
+        self.signals = Some(Signals::new()?);
         let memory = Arc::new(run.memory.clone());
         let mut pairs: Vec<_> = run.queues.iter().map(|queue| queue.index / QUEUES_PER_DEVICE).collect();
         pairs.dedup();
         for pair in pairs {
             let device = self.start_device(pair, run, &memory);
-            self.devices.push(device.map_err(|error| OffloadError::of("set up vhost-net")(io_error(error)))?);
+            self.devices.push(device?);
         }
         if let Some(first) = self.tap.queues().first() {
             let first = first.lock();
@@ -127,7 +161,7 @@ impl VhostNet {
                 queue.lock().discard(MAX_STALE);
             }
         }
-        self.activate(run.active_pairs)
+        Ok(self.activate(run.active_pairs)?)
     }
 
     /// Gives the kernel the tap's queues of the first `pairs` pairs, and takes the others away from it.
@@ -164,7 +198,7 @@ impl Offload for VhostNet {
         Ability {
             kind: BackendKind::VhostNet,
             name: self.tap.name().to_owned(),
-            features: self.known | offload_features(self.tap.offloads()) | served_for_any(),
+            features: self.kernel.known | offload_features(self.tap.offloads()) | served_for_any(),
             queue_pairs: u16::try_from(self.tap.queues().len()).unwrap_or(u16::MAX),
             queue_size: MAX_QUEUE_SIZE,
             mac: None,
@@ -174,7 +208,7 @@ impl Offload for VhostNet {
         }
     }
 
-    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), OffloadError> {
+    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError> {
         self.start_all(run).inspect_err(|_| drop(self.stop()))
     }
 
@@ -191,7 +225,7 @@ impl Offload for VhostNet {
                 device.queues.iter().map(|index| Some(device.net.get_vring_base((*index).into()).ok()? as u16)),
             );
         }
-        self.broken = None;
+        self.signals = None;
         positions
     }
 
@@ -213,23 +247,61 @@ impl Offload for VhostNet {
     }
 
     fn watched(&self) -> Vec<BorrowedFd<'_>> {
-        self.broken.iter().map(borrow).collect()
+        let Some(Signals { broken, timer }) = &self.signals else { return Vec::new() };
+        // SAFETY: the timer is open as long as it is borrowed.
+        let timer = unsafe { BorrowedFd::borrow_raw(timer.as_raw_fd()) };
+        vec![borrow(broken), timer]
     }
 
     fn attend(&mut self) -> Result<Attention, OffloadError> {
-        let broken = self.broken.as_ref().is_some_and(|broken| broken.read().is_ok());
+        if let Some(Signals { timer, .. }) = &mut self.signals {
+            // It begins anew. Without a timer, the tap is looked at when something else happens.
+            let _ = timer.reset(PULSE, None);
+        }
+        if self.tap.is_gone() {
+            return Err(OffloadError::of("go on")(io::Error::other(TapError::Gone(self.tap.name().into()))));
+        }
+        let broken = self.signals.as_ref().is_some_and(|signals| signals.broken.read().is_ok());
         Ok(if broken { Attention::BrokenRing } else { Attention::Nothing })
     }
 
-    /// The kernel is there, and so is the tap: it is tried again.
+    /// The kernel is there. Unless the tap is not, it is tried again.
     fn recover(&mut self) -> Result<(), OffloadError> {
+        if self.tap.is_gone() {
+            let again = self.tap.reopen();
+            self.tap = again.map_err(|error| OffloadError::of("open the tap again")(io::Error::other(error)))?;
+        }
         Ok(())
+    }
+}
+
+impl Signals {
+    fn new() -> Result<Self, OffloadError> {
+        let broken = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(OffloadError::of("get an eventfd"))?;
+        let timer = TimerFd::new().map_err(OffloadError::of("get a timer"))?;
+        Ok(Self { broken, timer })
     }
 }
 
 impl From<VhostNet> for Backend {
     fn from(net: VhostNet) -> Self {
         Self::Offload(Box::new(net))
+    }
+}
+
+/// Tells the kernel where the rings of `queue` are, and where it goes on.
+fn place(net: &Net<Arc<GuestMemoryMmap>>, index: usize, queue: &OffloadQueue) -> vhost::Result<()> {
+    net.set_vring_num(index, queue.size)?;
+    set_rings(net, index, queue)?;
+    net.set_vring_base(index, queue.position)
+}
+
+/// Why the kernel does not take a queue: these are the errors that it has for rings that make no sense, `EINVAL` and `EFAULT`, or others.
+fn refused(error: vhost::Error) -> StartError {
+    let error = OffloadError::of("set up a queue of vhost-net")(io_error(error));
+    match error.source.raw_os_error() {
+        Some(libc::EINVAL | libc::EFAULT) => StartError::Refused(error),
+        _ => StartError::Lost(error),
     }
 }
 

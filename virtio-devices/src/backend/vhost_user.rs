@@ -17,9 +17,9 @@ mod socket;
 mod tests;
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use log::warn;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
@@ -27,35 +27,42 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{Ability, Attention, Backend, BackendKind, Offload, OffloadError, OffloadRun, Offloads};
+use super::{Ability, Attention, Backend, BackendKind, Offload, OffloadError, OffloadRun, Offloads, StartError};
 use crate::Memory;
 use crate::eventfd::borrow;
 use crate::features::has;
 use crate::net::{MAX_QUEUE_SIZE, offered_by, served_for_any};
-use connection::PeerError;
+use connection::{ANSWER, Fault, PeerError};
 pub use error::VhostUserError;
+use message::Request;
 use peer::Peer;
 use rings::Inflight;
-use socket::{PATIENCE, Socket};
+pub use socket::VhostUserSocket;
 
-/// Where a vhost-user backend is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Which vhost-user backend to use.
+#[derive(Debug)]
 pub struct VhostUserSpec {
-    /// The path of the socket.
-    pub socket: PathBuf,
-    /// This process listens on the socket, and the backend connects. Otherwise it is the other way round.
-    pub server: bool,
-    /// The pairs of queues that the backend has to run.
+    /// Where it is.
+    pub socket: VhostUserSocket,
+    /// The pairs of queues that it has to run.
     pub queue_pairs: u16,
+    /// Until when it is waited for if it is to connect.
+    pub until: Instant,
 }
 
 /// A vhost-user backend.
 #[derive(Debug)]
 pub struct VhostUser {
-    socket: Socket,
+    socket: VhostUserSocket,
+    /// The guest's memory, which stays what it is.
+    memory: Memory,
     ability: Ability,
+    /// The feature bits that drivers were promised, and the MTU.
+    promised: (u64, Option<u16>),
     /// The peer, unless it is lost.
     peer: Option<Peer>,
+    /// A peer that is to be the next one, as long as it maps guest memory, and until when it may.
+    mapping: Option<(Peer, Instant)>,
     /// What the peer has taken and not given back, where it keeps that.
     inflight: Option<Inflight>,
     /// Signalled when a ring makes no sense to the peer.
@@ -71,30 +78,36 @@ pub struct VhostUser {
 }
 
 impl VhostUser {
-    /// Connects to the backend, or waits up to 10 s for it to connect, and finds out what it can do.
+    /// Connects to the backend, or waits for it to connect, finds out what it can do, and has it map the guest's memory.
     ///
     /// # Errors
     ///
     /// One line that says what to do; see [`VhostUserError`]. A socket that was listened on is gone then.
     pub fn connect(spec: VhostUserSpec, memory: &Memory) -> Result<Self, VhostUserError> {
-        let name = spec.socket.display().to_string();
-        memory::check(&memory.memory(), &name)?;
+        let VhostUserSpec { socket, queue_pairs, until } = spec;
+        let name = socket.name();
+        let map = memory.memory();
+        memory::check(&map, &name)?;
         let eventfd = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
         let broken = eventfd.map_err(|source| VhostUserError::Socket { path: name.clone(), source })?;
-        let socket = if spec.server { Socket::listen(spec.socket)? } else { Socket::of_peer(spec.socket) };
         let fault = |error| VhostUserError::of_peer(&name, error);
-        let mut peer = Peer::negotiate(socket.first(PATIENCE)?).map_err(fault)?;
+        let mut peer = Peer::negotiate(socket.first(until)?).map_err(fault)?;
         if !has(peer.features, VIRTIO_F_VERSION_1) {
             return Err(VhostUserError::Legacy(name));
         }
-        if !peer.runs(spec.queue_pairs).map_err(fault)? {
-            return Err(VhostUserError::TooFewQueues { path: name, wanted: spec.queue_pairs });
+        if !peer.runs(queue_pairs).map_err(fault)? {
+            return Err(VhostUserError::TooFewQueues { path: name, wanted: queue_pairs });
+        }
+        peer.map(&map).map_err(fault)?;
+        let patience = memory::patience(&map);
+        if !peer.has_mapped(patience).map_err(fault)? {
+            return Err(fault(too_slow(patience)));
         }
         let ability = Ability {
             kind: BackendKind::VhostUser,
             name,
             features: able(peer.features),
-            queue_pairs: spec.queue_pairs,
+            queue_pairs,
             // There is no way to ask.
             queue_size: MAX_QUEUE_SIZE,
             mac: peer.mac(),
@@ -104,8 +117,11 @@ impl VhostUser {
         };
         Ok(Self {
             socket,
+            memory: memory.clone(),
+            promised: (every_offer(ability.features), ability.mtu),
             ability,
             peer: Some(peer),
+            mapping: None,
             inflight: None,
             broken,
             started: Vec::new(),
@@ -115,15 +131,15 @@ impl VhostUser {
         })
     }
 
-    /// What a peer that came later can do less than the first one, or `None` if it can do as much.
+    /// What a peer that came later can do less than drivers were promised, or `None` if it can do as much.
     fn lacks(&self, peer: &mut Peer) -> Result<Option<String>, PeerError> {
-        let offered = |features| offered_by(features, Offloads::all(), false, false);
-        let missing = offered(self.ability.features) & !offered(able(peer.features));
+        let (promised, mtu) = self.promised;
+        let missing = promised & !every_offer(able(peer.features));
         if missing != 0 {
             let bits: Vec<_> = (0..u64::BITS).filter(|bit| has(missing, *bit)).map(|bit| bit.to_string()).collect();
             return Ok(Some(format!("the feature bits {}", bits.join(", "))));
         }
-        if let (Some(told), Some(mtu)) = (self.ability.mtu, peer.mtu())
+        if let (Some(told), Some(mtu)) = (mtu, peer.mtu())
             && mtu < told
         {
             return Ok(Some(format!("an MTU of {told}: its own is {mtu}")));
@@ -132,11 +148,12 @@ impl VhostUser {
         Ok((!peer.runs(pairs)?).then(|| format!("{pairs} pairs of queues")))
     }
 
-    /// Takes `stream`'s peer for the one that was lost.
-    fn take_back(&mut self, stream: UnixStream) -> Result<(), OffloadError> {
+    /// A peer at the other end of `stream` that can do as much as the one that was lost, and has been asked to map guest memory.
+    fn successor(&mut self, stream: UnixStream) -> Result<Peer, OffloadError> {
         let what = "negotiate with the backend";
         let negotiated = Peer::negotiate(stream).and_then(|mut peer| Ok((self.lacks(&mut peer)?, peer)));
-        let (lacks, peer) = negotiated.map_err(|error| OffloadError { what, source: io::Error::other(error) })?;
+        let failed = |error| OffloadError { what, source: io::Error::other(error) };
+        let (lacks, mut peer) = negotiated.map_err(failed)?;
         if let Some(lacks) = lacks {
             self.unfit += 1;
             // A peer can come as often as it likes; the log grows with the logarithm of that.
@@ -146,8 +163,26 @@ impl VhostUser {
             }
             return Err(OffloadError { what, source: io::Error::other(format!("it lacks {lacks}")) });
         }
-        self.peer = Some(peer);
-        Ok(())
+        peer.map(&self.memory.memory()).map_err(failed)?;
+        Ok(peer)
+    }
+
+    /// Takes the peer that maps guest memory if it has done so within `time`.
+    fn take_mapped(&mut self, time: Duration) -> Result<(), OffloadError> {
+        let what = "have the backend map the guest's memory";
+        let (mut peer, until) =
+            self.mapping.take().ok_or_else(|| OffloadError { what, source: io::ErrorKind::NotConnected.into() })?;
+        let failed = |error| OffloadError { what, source: io::Error::other(error) };
+        if peer.has_mapped(time).map_err(failed)? {
+            self.peer = Some(peer);
+            self.discouraged = false;
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(failed(too_slow(memory::patience(&self.memory.memory()))));
+        }
+        self.mapping = Some((peer, until));
+        Err(OffloadError { what, source: io::Error::new(io::ErrorKind::TimedOut, "it is not done yet") })
     }
 
     /// Asks the peer. One that does not do it is lost: what it answers later would be taken for something else.
@@ -165,6 +200,16 @@ impl VhostUser {
     }
 }
 
+/// All that a NIC over a backend with these features could offer.
+fn every_offer(features: u64) -> u64 {
+    offered_by(features, Offloads::all(), true, true)
+}
+
+/// The error of a peer that has not mapped guest memory within `patience`.
+fn too_slow(patience: Duration) -> PeerError {
+    PeerError { request: Request::SET_MEM_TABLE, fault: Fault::NoAnswer(patience) }
+}
+
 /// What a NIC over a peer with these features can offer. The NIC serves the control queue, and the peer's own commands do not count: it
 /// is never asked for them.
 fn able(features: u64) -> u64 {
@@ -176,18 +221,32 @@ impl Offload for VhostUser {
         self.ability.clone()
     }
 
-    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), OffloadError> {
+    fn promise(&mut self, features: u64, mtu: Option<u16>) {
+        self.promised = (features, mtu);
+    }
+
+    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError> {
         // It may have gone and come back while no driver was there to notice.
         if !self.peer.as_ref().is_some_and(Peer::is_alive) {
             self.recover()?;
         }
         // A signal of before that is no word about these rings.
         let _ = self.broken.read();
-        let mut inflight = self.inflight.take().filter(|_| !run.untouched);
-        let broken = self.broken.try_clone().map_err(OffloadError::of("get an eventfd"))?;
-        let started = self.ask("start the queues", |peer| peer.start(run, &mut inflight, &broken));
-        self.inflight = inflight;
-        started?;
+        let what = "start the queues";
+        let peer =
+            self.peer.as_mut().ok_or_else(|| OffloadError { what, source: io::ErrorKind::NotConnected.into() })?;
+        if run.untouched {
+            self.inflight = None;
+        }
+        if let Err(error) = peer.start(run, &mut self.inflight, &self.broken) {
+            let refused = error.is_about_a_ring();
+            let error = OffloadError { what, source: io::Error::other(error) };
+            if refused {
+                return Err(StartError::Refused(error));
+            }
+            self.peer = None;
+            return Err(error.into());
+        }
         self.started = run.queues.iter().map(|queue| queue.index).collect();
         Ok(())
     }
@@ -218,6 +277,9 @@ impl Offload for VhostUser {
     }
 
     fn watched(&self) -> Vec<BorrowedFd<'_>> {
+        if let Some((peer, _)) = &self.mapping {
+            return vec![peer.connection.as_fd()];
+        }
         let Some(peer) = &self.peer else {
             return self.socket.listener().filter(|_| !self.discouraged).into_iter().collect();
         };
@@ -242,14 +304,18 @@ impl Offload for VhostUser {
     fn recover(&mut self) -> Result<(), OffloadError> {
         // The old connection ends before there is another.
         self.peer = None;
+        if self.mapping.is_some() {
+            return self.take_mapped(Duration::ZERO);
+        }
         // Who comes again and again keeps nobody busy.
         self.discouraged = true;
         let stream = self.socket.connect().inspect_err(|error| {
             self.discouraged = error.kind() != io::ErrorKind::WouldBlock;
         });
-        self.take_back(stream.map_err(OffloadError::of("connect to the backend"))?)?;
-        self.discouraged = false;
-        Ok(())
+        let peer = self.successor(stream.map_err(OffloadError::of("connect to the backend"))?)?;
+        self.mapping = Some((peer, Instant::now() + memory::patience(&self.memory.memory())));
+        // Most have done it at once. Those that take longer are not waited for: a driver may have commands in the meantime.
+        self.take_mapped(ANSWER)
     }
 }
 

@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::features::{self, has, offered_by};
 use super::offload::{Given, Offloaded};
 use super::worker::{Pair, Shared};
-use super::{MIN_MTU, Net, NetError, NetSpec};
+use super::{CONTROL_SIZE, MIN_MTU, Net, NetError, NetSpec};
 use crate::backend::{Ability, Backend, BackendKind, DoorbellPages, Offload, Offloads, Tap};
 use crate::worker::{spawn, spawn_all, thread_name};
 use crate::{Start, Worker};
@@ -32,6 +32,8 @@ pub struct Offered {
     pub features: u64,
     /// The MTU that the driver is told, in bytes.
     pub mtu: Option<u16>,
+    /// The size of the control queue.
+    pub control_size: u16,
     /// The backend's own address.
     pub mac: Option<[u8; 6]>,
     /// The doorbells that the backend lets the guest write to by itself.
@@ -183,10 +185,10 @@ fn over_tap(spec: &NetSpec, tap: Tap) -> Result<(Engine, Offered), NetError> {
     let offloads = offloads(spec) & tap.offloads();
     let mtu = known(spec.mtu.or(tap.mtu()));
     let features = features::offered(offloads, mtu.is_some(), queues > 1);
-    Ok((Engine::Tap(tap), Offered { features, mtu, mac: None, doorbells: None }))
+    Ok((Engine::Tap(tap), Offered { features, mtu, control_size: CONTROL_SIZE, mac: None, doorbells: None }))
 }
 
-fn over_offload(spec: &NetSpec, backend: Box<dyn Offload>) -> Result<(Engine, Offered), NetError> {
+fn over_offload(spec: &NetSpec, mut backend: Box<dyn Offload>) -> Result<(Engine, Offered), NetError> {
     let ability = backend.ability();
     let (name, pairs) = (ability.name.clone(), spec.queue_pairs);
     if pairs > ability.queue_pairs || pairs == 0 {
@@ -206,10 +208,13 @@ fn over_offload(spec: &NetSpec, backend: Box<dyn Offload>) -> Result<(Engine, Of
     let mtu = known(spec.mtu.or(ability.mtu));
     let unable = u64::from(!ability.switches_offloads && !ability.control_queue) << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
     let features = offered_by(ability.features & !unable, offloads(spec), mtu.is_some(), pairs > 1);
+    backend.promise(features, mtu);
     // A vDPA device may filter frames by its address, and was told of one that the user gave. Of a process the configuration knows better.
     let mac = ability.mac.filter(|_| ability.kind == BackendKind::Vdpa);
-    let doorbells = backend.doorbell_pages();
-    Ok((Engine::Offload(ability, Arc::new(Mutex::new(backend))), Offered { features, mtu, mac, doorbells }))
+    // One that the backend runs is no larger than the backend's queues.
+    let control_size = if ability.control_queue { CONTROL_SIZE.min(ability.queue_size) } else { CONTROL_SIZE };
+    let offered = Offered { features, mtu, control_size, mac, doorbells: backend.doorbell_pages() };
+    Ok((Engine::Offload(ability, Arc::new(Mutex::new(backend))), offered))
 }
 
 /// An MTU that a driver may be told.

@@ -23,6 +23,15 @@ const ALWAYS: &[u32] = &[
     VIRTIO_NET_F_SPEED_DUPLEX,
 ];
 
+/// Features that need another (`virtio 1.4 §5.1.3.1`): those that are of no use without the control queue. Who runs the queues may refuse
+/// them otherwise. Of offloads it is not asked: some drivers take segments without checksums, and all goes well.
+pub const REQUIREMENTS: &[(u32, u32)] = &[
+    (VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VQ),
+    (VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ),
+    (VIRTIO_NET_F_MQ, VIRTIO_NET_F_CTRL_VQ),
+    (VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ),
+];
+
 /// Each feature that lets the device send offloaded frames to the driver, the one for the other direction, and what the backend
 /// must know of it (`virtio 1.4 §5.1.6.5.6.1` uses the same bits).
 const OFFLOADS: &[(u32, u32, Offloads)] = &[

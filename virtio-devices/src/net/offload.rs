@@ -18,7 +18,7 @@ use super::counters::{Counter, Tally};
 use super::features::has;
 use super::worker::{Pass, Shared, give_up};
 use crate::SharedQueue;
-use crate::backend::{Attention, Health, Offload, OffloadError, OffloadQueue, OffloadRun};
+use crate::backend::{Attention, Health, Offload, OffloadError, OffloadQueue, OffloadRun, StartError};
 use crate::eventfd::borrow;
 use crate::ring::{self, Ring};
 use crate::worker::own;
@@ -60,6 +60,8 @@ enum Service {
     Idle,
     /// It runs the queues.
     Runs,
+    /// Nothing, until the driver resets the device: what it has set up makes no sense to the backend.
+    Refused,
     /// It was lost; when to try again.
     Lost(Instant),
 }
@@ -79,7 +81,7 @@ struct Session<'q> {
     service: Service,
     /// The backend was lost, and may have given buffers back since: where the queues go on is to be read before the next start.
     adrift: bool,
-    /// The driver has been told that a ring makes no sense to the backend.
+    /// The driver has been told that what it has set up makes no sense to the backend.
     broken: bool,
 }
 
@@ -152,10 +154,12 @@ impl<'q> Session<'q> {
             }
             Service::Runs => self.follow(),
             Service::Lost(again) if again <= Instant::now() => match self.backend.recover() {
-                Ok(()) if wanted => self.start(tally),
                 Ok(()) => {
+                    // Started next, if it is wanted: a driver's commands go first, which have waited long enough.
                     self.service = Service::Idle;
-                    self.restored();
+                    if !wanted {
+                        self.restored();
+                    }
                 }
                 Err(_) => self.service = Service::Lost(Instant::now() + PATIENCE),
             },
@@ -184,9 +188,13 @@ impl<'q> Session<'q> {
         };
         // One that fails may do so after it has begun.
         self.shared.state.set_touched();
-        if let Err(error) = self.backend.start(&run) {
-            self.service = Service::Idle;
-            return self.lose(&error);
+        match self.backend.start(&run) {
+            Ok(()) => {}
+            Err(StartError::Lost(error)) => {
+                self.service = Service::Idle;
+                return self.lose(&error);
+            }
+            Err(StartError::Refused(error)) => return self.refuse(&error, tally),
         }
         self.service = Service::Runs;
         self.shared.state.set_fresh(false);
@@ -233,6 +241,29 @@ impl<'q> Session<'q> {
         }
     }
 
+    /// The backend is there, and does not run what the driver has set up.
+    fn refuse(&mut self, error: &OffloadError, tally: &mut Tally) {
+        self.service = Service::Refused;
+        let refusals = self.offloaded.health.count_refusal();
+        // A driver can try as often as it likes; the log grows with the logarithm of that.
+        if refusals.is_power_of_two() {
+            let name = self.backend.ability().name;
+            warn!(
+                "{}: {name} refuses what the driver has set up ({refusals} times so far): {error}",
+                self.offloaded.id
+            );
+        }
+        self.restored();
+        self.need_reset(tally);
+    }
+
+    /// Has the driver told, once, that it has to reset the device.
+    fn need_reset(&mut self, tally: &mut Tally) {
+        if !std::mem::replace(&mut self.broken, true) {
+            give_up(tally, &self.shared.interrupts);
+        }
+    }
+
     /// The backend is there, and may have been lost.
     fn restored(&self) {
         if self.offloaded.health.set_lost(false) {
@@ -252,11 +283,7 @@ impl<'q> Session<'q> {
                     self.tell_link();
                 }
             }
-            Ok(Attention::BrokenRing) => {
-                if !std::mem::replace(&mut self.broken, true) {
-                    give_up(tally, &self.shared.interrupts);
-                }
-            }
+            Ok(Attention::BrokenRing) => self.need_reset(tally),
             Err(error) => self.lose(&error),
         }
     }
@@ -338,7 +365,9 @@ impl<'q> Session<'q> {
         fds.extend(watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let timeout = match self.service {
             Service::Lost(again) => Timespec::try_from(again.saturating_duration_since(Instant::now())).ok(),
-            Service::Idle | Service::Runs => None,
+            // It has come back, and is started next.
+            Service::Idle if self.shared.state.link_up() => Some(Timespec::default()),
+            Service::Idle | Service::Runs | Service::Refused => None,
         };
         // Interrupted by a signal, or without memory for the call: all is looked at, and it is tried again.
         let _ = poll(&mut fds, timeout.as_ref());
@@ -356,7 +385,7 @@ impl<'q> Session<'q> {
             match self.service {
                 Service::Lost(_) => self.service = Service::Lost(Instant::now()),
                 // One whose queues stand still can be lost, too; what is not heard would be readable for ever.
-                Service::Runs | Service::Idle => self.attend(tally),
+                Service::Runs | Service::Idle | Service::Refused => self.attend(tally),
             }
         }
     }

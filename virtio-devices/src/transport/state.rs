@@ -14,6 +14,7 @@ impl Transport {
     pub fn save(&self) -> TransportState {
         let Self {
             offered: _,
+            requirements: _,
             vectors: _,
             interrupts,
             queues,
@@ -45,6 +46,7 @@ impl Transport {
     fn power_on(&self) -> Self {
         Self {
             offered: self.offered,
+            requirements: self.requirements,
             vectors: self.vectors,
             interrupts: Arc::new(Interrupts::new(queue_count(&self.queues), self.vectors)),
             queues: self.queues.iter().map(|queue| QueueRegisters::new(queue.max_size)).collect(),

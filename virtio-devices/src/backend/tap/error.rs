@@ -50,6 +50,9 @@ pub enum TapError {
          or run with CAP_NET_ADMIN"
     )]
     NoRightToCreate(String),
+    /// The tap was deleted, and there is no other one of its name.
+    #[error("{0} was deleted: create it again (ip tuntap add {0} mode tap user USER)")]
+    Gone(String),
     /// The tap is a multi-queue one and one queue was asked for.
     #[error("{0} is a multi-queue tap: add num_queues=4 or more, or create it without multi_queue")]
     IsMultiQueue(String),

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bitflags::bitflags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::request::{Request, call_with_ref, call_with_value};
 use crate::net::{HEADER, MAX_READ};
@@ -62,6 +63,13 @@ impl TapQueue {
     /// Whether the tap gives it frames.
     pub fn attached(&self) -> bool {
         self.attached
+    }
+
+    /// Whether the tap was deleted: nothing comes or goes by the queue any more.
+    pub fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::empty())];
+        // The kernel says so unasked.
+        poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
     }
 
     /// Gives the queue frames, or none; the kernel drops those that it holds. The only queue of a tap is always attached.

@@ -11,7 +11,7 @@ use vm_memory::GuestAddressSpace;
 use super::testing::*;
 use super::{Vdpa, VdpaSpec};
 use crate::Memory;
-use crate::backend::{Offload, OffloadError, OffloadQueue, OffloadRun, Offloads};
+use crate::backend::{Offload, OffloadQueue, OffloadRun, Offloads, StartError};
 
 const NEGOTIATED: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_STATUS;
 
@@ -20,11 +20,11 @@ fn spec(queue_pairs: u16) -> VdpaSpec {
 }
 
 /// Starts both queues of a pair.
-fn start(vdpa: &mut Vdpa, positions: [u16; 2], untouched: bool) -> Result<(), OffloadError> {
+fn start(vdpa: &mut Vdpa, positions: [u16; 2], untouched: bool) -> Result<(), StartError> {
     start_with(vdpa, &[queue(0, positions[0]), queue(1, positions[1])], NEGOTIATED, untouched)
 }
 
-fn start_with(vdpa: &mut Vdpa, queues: &[OffloadQueue], features: u64, untouched: bool) -> Result<(), OffloadError> {
+fn start_with(vdpa: &mut Vdpa, queues: &[OffloadQueue], features: u64, untouched: bool) -> Result<(), StartError> {
     let memory = Memory::clone(&vdpa.memory);
     let memory = memory.memory();
     let offloads = Offloads::empty();

@@ -32,12 +32,21 @@ pub struct PeerError {
     pub fault: Fault,
 }
 
+impl PeerError {
+    /// Whether the peer goes on, and is only against a ring as the driver has set it up.
+    pub fn is_about_a_ring(&self) -> bool {
+        let request = self.request;
+        matches!(request, Request::SET_VRING_NUM | Request::SET_VRING_BASE | Request::SET_VRING_ADDR)
+            && matches!(self.fault, Fault::Refused | Fault::NotInMemory)
+    }
+}
+
 /// What came of a request.
 #[derive(Debug, Error)]
 pub enum Fault {
     /// Nothing, in time.
-    #[error("no answer within {} s", ANSWER.as_secs())]
-    NoAnswer,
+    #[error("no answer within {} s", .0.as_secs())]
+    NoAnswer(Duration),
     /// Answers, but altogether too late.
     #[error("it has taken {} s to get this far", .0.as_secs())]
     Slow(Duration),
@@ -47,6 +56,9 @@ pub enum Fault {
     /// The peer says that it did not do it.
     #[error("the peer refuses it")]
     Refused,
+    /// It is not even asked.
+    #[error("the ring does not lie in one region of guest memory")]
+    NotInMemory,
     /// An answer that is none.
     #[error("the answer makes no sense")]
     Nonsense,
@@ -162,12 +174,26 @@ impl Connection {
         Ok(())
     }
 
+    /// Waits up to `time` until the peer says something, or is gone. Returns whether it is so.
+    pub fn is_readable_within(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let waited = poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Timespec::try_from(left).ok().as_ref());
+            match waited {
+                Ok(ready) => return ready > 0,
+                Err(Errno::INTR) if !left.is_zero() => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
     /// Waits until the socket can be read or written.
     fn wait(&self, events: PollFlags, until: Instant) -> Result<(), Fault> {
         let (time, end) = self.allowed;
         let left = until.min(end).saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(if end < until { Fault::Slow(time) } else { Fault::NoAnswer });
+            return Err(if end < until { Fault::Slow(time) } else { Fault::NoAnswer(ANSWER) });
         }
         let left = Timespec::try_from(left).ok();
         match poll(&mut [PollFd::new(&self.stream, events)], left.as_ref()) {

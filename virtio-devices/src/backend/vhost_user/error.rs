@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::connection::{Fault, PeerError};
 use super::message::MAX_FDS;
-use super::socket::PATIENCE;
+use super::socket::VhostUserSocket;
 
 /// Why a vhost-user backend cannot be used: one line, to follow the option's name.
 #[derive(Debug, Error)]
@@ -35,7 +35,7 @@ pub enum VhostUserError {
     /// No backend came.
     #[error(
         "socket={path}: no backend connected within {} s; start it in client mode, or use vhost_mode=client if it listens",
-        PATIENCE.as_secs()
+        VhostUserSocket::PATIENCE.as_secs()
     )]
     NobodyCame {
         /// The socket's path.

@@ -144,10 +144,20 @@ impl Peer {
 
     /// Has the peer do something, and waits until it has, if it can say so.
     pub(super) fn set(&mut self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), PeerError> {
-        if !has(self.protocol, PROTOCOL_F_REPLY_ACK) {
+        if !self.acknowledges() {
             return self.connection.send(request, 0, payload, fds);
         }
         self.connection.send(request, NEED_REPLY, payload, fds)?;
+        self.acknowledged(request)
+    }
+
+    /// Whether it says when it has done a request.
+    pub(super) fn acknowledges(&self) -> bool {
+        has(self.protocol, PROTOCOL_F_REPLY_ACK)
+    }
+
+    /// Waits until the peer says that it has done `request`.
+    pub(super) fn acknowledged(&mut self, request: Request) -> Result<(), PeerError> {
         let answer = self.connection.answer(request)?;
         match u64_at(&answer.payload, 0) {
             Some(0) => Ok(()),
@@ -158,7 +168,7 @@ impl Peer {
 
     /// Waits until the peer has done all that it was asked, if it could not say so.
     pub(super) fn barrier(&mut self) -> Result<(), PeerError> {
-        if !has(self.protocol, PROTOCOL_F_REPLY_ACK) {
+        if !self.acknowledges() {
             self.get_u64(Request::GET_FEATURES)?;
         }
         Ok(())

@@ -1,6 +1,5 @@
 //! The rings that a peer runs.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -45,17 +44,16 @@ impl Peer {
     ) -> Result<(), PeerError> {
         self.connection.allow(START);
         self.set_features(run.features)?;
-        let request = Request::SET_MEM_TABLE;
-        let (table, files) = memory::table(run.memory).ok_or(PeerError { request, fault: unmappable() })?;
-        self.set(request, &table, &files)?;
         self.share_inflight(run, inflight)?;
         for queue in run.queues {
             self.set_up(queue, run)?;
             let payload = longs(&[queue.index.into()]);
             self.set(Request::SET_VRING_CALL, &payload, &[borrow(&queue.call)])?;
             self.set(Request::SET_VRING_ERR, &payload, &[borrow(broken)])?;
-            // The ring runs from here on, if it is enabled.
-            self.set(Request::SET_VRING_KICK, &payload, &[borrow(&queue.kick)])?;
+        }
+        // A ring runs from here on, if it is enabled. Until now any of them could be refused, with none to be stopped.
+        for queue in run.queues {
+            self.set(Request::SET_VRING_KICK, &longs(&[queue.index.into()]), &[borrow(&queue.kick)])?;
         }
         for queue in run.queues {
             self.enable(queue.index, queue.index / 2 < run.active_pairs)?;
@@ -157,8 +155,8 @@ impl Peer {
         let index = u32::from(queue.index);
         let size = u64::from(queue.size);
         let address = |at, len| {
-            let address = memory::address(run.memory, at, len);
-            address.map_err(|error| PeerError { request: Request::SET_VRING_ADDR, fault: Fault::System(error) })
+            let request = Request::SET_VRING_ADDR;
+            memory::address(run.memory, at, len).ok_or(PeerError { request, fault: Fault::NotInMemory })
         };
         // As long as the driver may make them (`virtio 1.4 §2.7`), with `used_event` and `avail_event`.
         let descriptors = address(queue.descriptors, 16 * size)?;
@@ -177,8 +175,4 @@ impl Peer {
             false => Ok(()),
         }
     }
-}
-
-fn unmappable() -> Fault {
-    Fault::System(io::Error::new(io::ErrorKind::InvalidInput, "guest memory is not shared, or in too many regions"))
 }

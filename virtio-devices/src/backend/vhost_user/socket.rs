@@ -13,17 +13,17 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 
 use super::error::VhostUserError;
 
-/// How long a peer that is to connect is waited for when the NIC is plugged in.
-pub const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A socket's path. One that is listened on is removed when this is dropped.
+/// Where a vhost-user backend is: a path. A socket that is listened on is removed when this is dropped.
 #[derive(Debug)]
-pub struct Socket {
+pub struct VhostUserSocket {
     path: PathBuf,
     listener: Option<UnixListener>,
 }
 
-impl Socket {
+impl VhostUserSocket {
+    /// How long peers that are to connect are waited for when their NICs are plugged in.
+    pub const PATIENCE: Duration = Duration::from_secs(10);
+
     /// A socket that the peer listens on.
     pub fn of_peer(path: PathBuf) -> Self {
         Self { path, listener: None }
@@ -55,12 +55,12 @@ impl Socket {
     }
 
     /// Its path, as users read it.
-    pub fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         name(&self.path)
     }
 
     /// What is readable when a peer wants to connect.
-    pub fn listener(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
         self.listener.as_ref().map(AsFd::as_fd)
     }
 
@@ -69,20 +69,19 @@ impl Socket {
     /// # Errors
     ///
     /// What the system says; [`io::ErrorKind::WouldBlock`] when nobody waits to be accepted, or too many.
-    pub fn connect(&self) -> io::Result<UnixStream> {
+    pub(super) fn connect(&self) -> io::Result<UnixStream> {
         match &self.listener {
             Some(listener) => listener.accept().map(|(stream, _)| stream),
             None => Ok(connect(&self.path)?),
         }
     }
 
-    /// A connection when the NIC is plugged in: a peer that is to connect is waited for as long as `patience`.
+    /// A connection when the NIC is plugged in: a peer that is to connect is waited for until `end`.
     ///
     /// # Errors
     ///
     /// A line that says what to do.
-    pub fn first(&self, patience: Duration) -> Result<UnixStream, VhostUserError> {
-        let end = Instant::now() + patience;
+    pub(super) fn first(&self, end: Instant) -> Result<UnixStream, VhostUserError> {
         while let Some(listener) = &self.listener {
             match listener.accept() {
                 Ok((stream, _)) => return Ok(stream),
@@ -116,7 +115,7 @@ impl Socket {
     }
 }
 
-impl Drop for Socket {
+impl Drop for VhostUserSocket {
     fn drop(&mut self) {
         if self.listener.is_some() {
             // Somebody may have removed it.

@@ -12,14 +12,18 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
-use super::{VhostUser, VhostUserError, VhostUserSpec};
+use super::{VhostUser, VhostUserError, VhostUserSocket, VhostUserSpec};
 use crate::net::testing::*;
 use crate::{Memory, Port};
 use peer::{Script, TestPeer};
+
+/// How long a peer that is to connect is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A folder for sockets, what is shared with the peer, and the far end of the wire behind it.
 struct Rig {
@@ -46,7 +50,13 @@ impl Rig {
     }
 
     fn spec(&self, queue_pairs: u16) -> VhostUserSpec {
-        VhostUserSpec { socket: self.path(), server: false, queue_pairs }
+        let socket = VhostUserSocket::of_peer(self.path());
+        VhostUserSpec { socket, queue_pairs, until: Instant::now() + PATIENCE }
+    }
+
+    /// As [`Self::spec`], where the peer is to connect.
+    fn server_spec(&self) -> VhostUserSpec {
+        VhostUserSpec { socket: VhostUserSocket::listen(self.path()).unwrap(), ..self.spec(1) }
     }
 
     fn connect(&self, queue_pairs: u16) -> Result<VhostUser, VhostUserError> {

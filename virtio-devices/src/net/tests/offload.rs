@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::super::counters::Counter;
 use super::super::testing::*;
 use super::super::{Net, NetError};
-use crate::backend::{Ability, Attention, Offload, OffloadError, OffloadQueue, OffloadRun, Offloads};
+use crate::backend::{Ability, Attention, Offload, OffloadError, OffloadQueue, OffloadRun, Offloads, StartError};
 use crate::{Backend, BackendChange, BackendKind, NO_VECTOR, Port, VirtioDevice};
 
 const CONTROL: u16 = 2;
@@ -28,6 +28,8 @@ struct Script {
     positions: Vec<Option<u16>>,
     says: Option<Result<Attention, ()>>,
     refuses_start: bool,
+    refuses_rings: bool,
+    promised: (u64, Option<u16>),
     stays_lost: bool,
 }
 
@@ -87,12 +89,20 @@ impl Offload for Scripted {
         self.ability.clone()
     }
 
-    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), OffloadError> {
+    fn promise(&mut self, features: u64, mtu: Option<u16>) {
+        self.script.lock().promised = (features, mtu);
+    }
+
+    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError> {
         let mut script = self.script.lock();
         let queues: Vec<_> = run.queues.iter().map(|queue| (queue.index, queue.position)).collect();
         script.asked.push(format!("start {queues:?} pairs={} fresh={}", run.active_pairs, run.fresh));
         script.queues = run.queues.to_vec();
-        if script.refuses_start { Err(lost()) } else { Ok(()) }
+        match () {
+            () if script.refuses_start => Err(lost().into()),
+            () if script.refuses_rings => Err(StartError::Refused(lost())),
+            () => Ok(()),
+        }
     }
 
     fn stop(&mut self) -> Vec<Option<u16>> {
@@ -284,6 +294,28 @@ fn a_backend_that_refuses_to_start_is_tried_again() {
 }
 
 #[test]
+fn what_a_driver_has_set_up_wrong_is_its_own_mistake_and_no_loss() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.net.observe_backend(Box::new(|change| panic!("{change:?}")));
+    backend.script.lock().refuses_rings = true;
+    guest.start_at_once(FEATURES);
+    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    assert!(link_up(&guest.net) && !guest.net.backend_lost());
+    // It is not tried again, whatever happens, until the driver resets the device.
+    guest.net.set_link(false);
+    guest.net.set_link(true);
+    assert_eq!(guest.command(CONTROL, &[0, 0, 1]), 1, "not negotiated, and answered");
+    guest.stop();
+    assert_eq!(guest.count(Counter::BrokenRings), 1);
+    assert_eq!(backend.asked(), ["start [(0, 0), (1, 0)] pairs=1 fresh=true"]);
+    backend.script.lock().refuses_rings = false;
+    guest.net.reset();
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+}
+
+#[test]
 fn what_the_backend_says_of_its_link_the_driver_reads() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
@@ -337,6 +369,25 @@ fn a_backend_that_can_do_less_than_the_nic_needs_is_refused() {
     assert_eq!(refused(|able| able.queue_pairs = 1), NetError::TooFewPairs { name: name(), pairs: 2, has: 1 });
     assert_eq!(refused(|able| able.queue_size = 128), NetError::TooLarge { name: name(), size: 256, has: 128 });
     assert_eq!(refused(|able| able.features = 0), NetError::Legacy(name()));
+}
+
+#[test]
+fn the_backend_learns_what_drivers_are_promised() {
+    let backend = Scripted::new(1);
+    let spec =
+        crate::NetSpec { offload_csum: false, offload_tso: false, offload_ufo: false, mtu: Some(1400), ..spec(1, 256) };
+    let net = Net::new(spec, Backend::Offload(Box::new(backend.clone()))).unwrap();
+    assert_eq!(backend.script.lock().promised, (net.features(), Some(1400)));
+}
+
+#[test]
+fn a_control_queue_that_the_backend_runs_is_no_larger_than_its_queues() {
+    let control_size = |control_queue, queue_size| {
+        let mut backend = Scripted::new(1);
+        (backend.ability.control_queue, backend.ability.queue_size) = (control_queue, queue_size);
+        *Net::new(spec(1, 16), Backend::Offload(Box::new(backend))).unwrap().queue_sizes().last().unwrap()
+    };
+    assert_eq!([control_size(true, 32), control_size(false, 32), control_size(true, 256)], [32, 64, 64]);
 }
 
 #[test]

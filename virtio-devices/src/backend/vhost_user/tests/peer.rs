@@ -39,6 +39,8 @@ pub struct Script {
     pub keeps_buffers: bool,
     /// Features never become agreed.
     pub denies_features: bool,
+    /// Guest memory is mapped only once [`TestPeer::let_map`] says so.
+    pub maps_late: bool,
 }
 
 /// The configuration of a NIC with its link up.
@@ -68,6 +70,7 @@ impl Script {
             refused: Vec::new(),
             keeps_buffers: false,
             denies_features: false,
+            maps_late: false,
         }
     }
 
@@ -92,6 +95,8 @@ struct Shared {
     breaks: bool,
     /// Buffers that were taken and not given back.
     kept: usize,
+    /// A peer that maps late may go on.
+    may_map: bool,
 }
 
 /// A peer in a thread. It dies when this is dropped, and leaves its socket behind as a process that is killed does.
@@ -165,6 +170,11 @@ impl TestPeer {
         shared.config = Some(config);
         let header = Header { request: CONFIG_CHANGE, flags: 0, len: 0 }.bytes();
         rustix::net::send(shared.channel.as_ref().unwrap(), &header, SendFlags::empty()).unwrap();
+    }
+
+    /// Lets a peer that maps late do so.
+    pub fn let_map(&self) {
+        self.shared.lock().may_map = true;
     }
 
     /// Says that a ring makes no sense.
@@ -262,6 +272,9 @@ impl Session<'_> {
             2 => named(&format!("SET_FEATURES {:#x}", long()), None),
             3 => named("SET_OWNER", None),
             5 => {
+                while self.script.maps_late && !self.shared.lock().may_map && !self.shared.lock().stop {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
                 self.rings.map(payload, fd.collect());
                 named(&format!("SET_MEM_TABLE {index} fds={count}"), None)
             }
