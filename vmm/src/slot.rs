@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, ResetKind, Rid, Window, WindowId};
+use pci::{ConfigTarget, Dword, DwordWrite, Effects, HostBridge, Placement, ResetKind, Rid, Window, WindowId};
 use virtio_devices::{DoorbellObserver, VirtioPci};
 
 use crate::config_pages::{ConfigPages, Shown, Touched};
@@ -24,6 +24,9 @@ use crate::wires::{Scope, Tools, Wants, Wires};
 
 /// The queues began or ceased to run.
 const QUEUES: Effects = Effects { queues: true, ..Effects::NONE };
+
+/// What is in a slot whose device is gone: a function without windows and queues, which nobody can reach.
+const NOBODY: HostBridge = HostBridge::new(0xffff, 0xffff);
 
 /// Complaints about the host that a slot logs before it falls silent: a guest can repeat what causes them.
 const MAX_COMPLAINTS: u32 = 16;
@@ -160,13 +163,16 @@ impl Slot {
         });
     }
 
-    /// Ends all that the device does, for good: it is in its state of power-on, and nothing is ever wired to it again, whatever
-    /// accesses are on their way to it.
+    /// Ends all that the device does, for good, and closes what it has of the host: accesses that are on their way to it find nothing,
+    /// and nothing is ever wired to it again.
     pub fn retire(&self) {
         self.wired.lock().retired = true;
         self.reset();
         // A device that was in its state of power-on already has no effects.
         self.reconcile();
+        // Not when the last access ends that found the slot: who is told that the device is gone may use its tap.
+        let device = std::mem::replace(&mut self.inner.lock().device, Box::new(NOBODY));
+        drop(device);
     }
 
     /// Makes an access that touches registers of configuration space as `touched` says, and all of its effects, before it

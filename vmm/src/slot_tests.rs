@@ -350,5 +350,16 @@ fn what_is_written_to_a_vf_is_made_good_for_that_vf_alone() {
     assert_eq!(wants.lock().asked, (2, 2));
 }
 
+#[test]
+fn a_retired_slot_has_let_its_device_go_whoever_still_has_the_slot() {
+    let Rig { wants, slot, .. } = rig();
+    let access = Arc::clone(&slot);
+    slot.retire();
+    assert_eq!(Arc::strong_count(&wants), 1);
+    access.mmio_write(bar(), 0, &[1]);
+    let mut data = [0; 4];
+    access.mmio_read(bar(), 0, &mut data);
+}
+
 #[path = "slot_doorbell_tests.rs"]
 mod doorbells;
