@@ -7,7 +7,8 @@ use virtio_devices::{Port, Status};
 
 use crate::api::Link;
 use crate::api::info::{
-    BackendInfo, BackendKind, BarType, DeviceNode, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo, VmState,
+    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo,
+    VmState,
 };
 use crate::config::{BackendPlan, DevicePlan, MacAddress, NicPlan};
 use crate::devices::Plugged;
@@ -29,6 +30,7 @@ pub fn info(instance: &Instance) -> VmInfo {
         state: state(instance),
         memory_actual_size: config.memory.size,
         device_tree: devices().flat_map(nodes).map(|node| (node.id.clone(), node)).collect(),
+        nics: devices().filter_map(nic).collect(),
         sriov: devices().filter_map(sriov).collect(),
         config,
     }
@@ -93,6 +95,29 @@ fn resources(plugged: &Plugged) -> Vec<Resource> {
         .collect()
 }
 
+/// What is told of a NIC without VFs.
+fn nic(plugged: &Plugged) -> Option<NicInfo> {
+    let DevicePlan::Net(plan) = plugged.plan() else { return None };
+    let placement = plugged.placement();
+    if placement.vfs.is_some() {
+        return None;
+    }
+    plugged.slot().with(|device| {
+        let port = device.port(None)?;
+        Some(NicInfo {
+            id: plan.id.clone(),
+            bdf: bdf(placement.rid),
+            mac: MacAddress(port.mac()),
+            backend: backend(&plan.pf, port),
+            link: link(port),
+        })
+    })
+}
+
+fn link(port: &dyn Port) -> Link {
+    if port.link_up() { Link::Up } else { Link::Down }
+}
+
 fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
     let DevicePlan::Net(plan) = plugged.plan() else { return None };
     let placement = plugged.placement();
@@ -124,7 +149,7 @@ fn vf(plugged: &Plugged, index: VfIndex, rid: Rid, plan: &NicPlan) -> Option<VfI
             bdf: bdf(rid),
             mac: MacAddress(port.mac()),
             backend: backend(plan, port),
-            link: if port.link_up() { Link::Up } else { Link::Down },
+            link: link(port),
             state: match status.driver {
                 _ if !status.exists => VfState::Reserved,
                 driver if driver.contains(Status::DRIVER_OK) => VfState::Running,

@@ -32,6 +32,9 @@ pub struct VmInfo {
     /// The devices by name. Empty, and left out, until the VM is booted.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub device_tree: BTreeMap<String, DeviceNode>,
+    /// The NICs that have no VFs. Empty, and left out, if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<NicInfo>,
     /// The physical functions with their VFs. Empty, and left out, if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sriov: Vec<SriovInfo>,
@@ -94,6 +97,21 @@ pub enum BarType {
     Mmio32,
     /// Memory anywhere.
     Mmio64,
+}
+
+/// A NIC without VFs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicInfo {
+    /// Its name.
+    pub id: String,
+    /// Its address, as `0000:00:04.0`.
+    pub bdf: String,
+    /// The MAC address that its driver finds.
+    pub mac: MacAddress,
+    /// Where its packets go.
+    pub backend: BackendInfo,
+    /// Whether it has a link.
+    pub link: Link,
 }
 
 /// A physical function with its VFs.

@@ -139,6 +139,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<VmmPingResponse>(all, "VmmPingResponse", None);
     assert_fields::<VmInfo>(all, "VmInfo", None);
     assert_fields::<DeviceNode>(all, "DeviceNode", None);
+    assert_fields::<NicInfo>(all, "NicInfo", None);
     assert_fields::<SriovInfo>(all, "SriovInfo", None);
     assert_fields::<VfInfo>(all, "VfInfo", None);
     assert_fields::<BackendInfo>(all, "BackendInfo", None);
