@@ -15,6 +15,9 @@ use thiserror::Error;
 
 use crate::config_options::{PathOrFd, path_or_fd};
 
+/// The longest path of a Unix socket in bytes: `sun_path` of unix(7), less the zero at its end.
+const LONGEST: usize = 107;
+
 /// Where clients find the API: `path=<path>`, a path alone, or `fd=<number>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApiSocket {
@@ -156,16 +159,37 @@ fn lock(path: &Path) -> Result<File, SocketError> {
 }
 
 fn bind(path: PathBuf, lock: File) -> Result<(UnixListener, BoundSocket), SocketError> {
-    match fs::symlink_metadata(&path) {
-        Ok(file) if file.file_type().is_socket() => {
-            fs::remove_file(&path).map_err(fail(&path, "remove the socket that an earlier program left"))?;
-        }
-        Ok(_) => return Err(SocketError::NoSocket(path)),
-        Err(_) => {}
+    if is_socket(&path) == Some(false) {
+        return Err(SocketError::NoSocket(path));
     }
-    let listener = UnixListener::bind(&path).map_err(fail(&path, "make the socket"))?;
-    let inode = inode(&path).map_err(fail(&path, "find the socket just made"))?;
+    // A socket that is bound and does not listen yet refuses clients. Under the lock, the place beside it is this program's, too.
+    let beside = beside(&path);
+    let made_at = beside.as_ref().unwrap_or(&path);
+    if is_socket(made_at) == Some(true) {
+        fs::remove_file(made_at).map_err(fail(&path, "remove the socket that an earlier program left"))?;
+    }
+    let listener = UnixListener::bind(made_at).map_err(fail(&path, "make the socket"))?;
+    let inode = inode(made_at).map_err(fail(&path, "find the socket just made"))?;
+    if let Some(beside) = &beside {
+        fs::rename(beside, &path).map_err(|error| {
+            // What cannot be removed either is replaced by the next start.
+            let _ = fs::remove_file(beside);
+            fail(&path, "put the socket in its place")(error)
+        })?;
+    }
     Ok((listener, BoundSocket { path, inode, _lock: lock }))
+}
+
+/// Where the socket for `path` is made. `None` if such a path is too long for a socket: it is made in its place then.
+fn beside(path: &Path) -> Option<PathBuf> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    (beside.len() <= LONGEST).then(|| beside.into())
+}
+
+/// Whether what is at `path` is a socket; `None` if there is nothing.
+fn is_socket(path: &Path) -> Option<bool> {
+    fs::symlink_metadata(path).ok().map(|file| file.file_type().is_socket())
 }
 
 fn inode(path: &Path) -> io::Result<(u64, u64)> {

@@ -1,8 +1,11 @@
 //! Where clients find the API.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use vmm::api::ApiSocket;
 
@@ -111,4 +114,50 @@ fn a_descriptor_that_does_not_listen_is_refused() {
         let error = ApiSocket::Fd(fd).listen().unwrap_err().to_string();
         assert!(error.starts_with(&format!("--api-socket fd={fd}: not a Unix socket that listens")), "{error}");
     }
+}
+
+#[test]
+fn nobody_is_refused_once_there_is_a_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api.sock");
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                if let Err(error) = UnixStream::connect(&path) {
+                    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+                }
+            }
+        });
+        for _ in 0..500 {
+            let (listener, bound) = ApiSocket::Path(path.clone()).listen().unwrap();
+            // The name goes first, as the end of the program has it.
+            drop(bound);
+            drop(listener);
+        }
+        stop.store(true, Ordering::Relaxed);
+        client.join().unwrap();
+    });
+}
+
+#[test]
+fn a_path_that_has_no_room_beside_it_is_served_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let room = 107 - directory.path().as_os_str().len() - 1;
+    let path = directory.path().join("x".repeat(room));
+    let (_listener, _bound) = ApiSocket::Path(path.clone()).listen().unwrap();
+    UnixStream::connect(&path).unwrap();
+}
+
+#[test]
+fn what_a_program_that_was_killed_left_half_made_is_replaced_and_a_file_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, beside) = (directory.path().join("api.sock"), directory.path().join("api.sock.new"));
+    drop(UnixListener::bind(&beside).unwrap());
+    drop(ApiSocket::Path(path.clone()).listen().unwrap());
+    assert!(!beside.exists());
+    fs::write(&beside, "data").unwrap();
+    let error = ApiSocket::Path(path).listen().unwrap_err().to_string();
+    assert!(error.contains("cannot make the socket"), "{error}");
+    assert_eq!(fs::read_to_string(&beside).unwrap(), "data");
 }
