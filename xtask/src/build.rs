@@ -26,6 +26,8 @@ pub struct Binaries {
     pub netbench: PathBuf,
     /// VFs that come and go.
     pub stress: PathBuf,
+    /// VFs over vDPA devices that pin memory.
+    pub vp_vdpa: PathBuf,
     /// The folder of the fixtures: backends that guests' NICs have.
     pub fixtures: PathBuf,
     /// Each file of integration tests: its name, and the test binary.
@@ -72,6 +74,7 @@ pub fn static_binaries(workspace: &Path, tests: bool) -> Result<Binaries> {
         measure: only(&programs, "measure")?,
         netbench: only(&netbench, "netbench")?,
         stress: only(&programs, "stress")?,
+        vp_vdpa: only(&programs, "vp_vdpa")?,
         fixtures: only(&fixtures, "vhost-user-net")?.parent().map(Path::to_owned).unwrap_or_default(),
         tests: test_binaries
             .into_iter()

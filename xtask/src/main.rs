@@ -139,14 +139,13 @@ enum LabTask {
         /// The command
         command: String,
     },
-    /// Runs one shell command in a first-level machine whose NICs are vDPA devices that pin memory, by the driver vp_vdpa
+    /// Checks VFs over vDPA devices that pin memory: NICs of a first-level machine, by the driver vp_vdpa
     VpVdpa {
         /// How many NICs
         #[arg(long, default_value_t = 2)]
         nics: usize,
-        /// The command
-        #[arg(default_value = "vdpa dev show; ls -l /dev/vhost-vdpa-*")]
-        command: String,
+        /// Runs this shell command there instead
+        command: Option<String>,
     },
     /// Measures starts, VFs and the VMM's resident memory in virtual time
     BootTime {
@@ -281,7 +280,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
                 status.map_err(|lost| Error::new(format!("the command did not end: {}", lost.explain(RUN_LIMIT))))?;
             return Ok(status == 0);
         }
-        LabTask::VpVdpa { nics, command } => return Ok(vp_vdpa::run(&lab, workspace, *nics, command)? == 0),
+        LabTask::VpVdpa { nics, command } => return Ok(vp_vdpa::run(&lab, workspace, *nics, command.as_deref())? == 0),
         LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
         LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
         LabTask::Debian { kernel } => debian::run(&lab, workspace, kernel)?,

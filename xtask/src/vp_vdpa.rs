@@ -7,11 +7,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::apt::{self, Apt, output};
+use crate::build;
 use crate::error::{Context, Error, Result};
 use crate::images;
 use crate::lab::Lab;
 use crate::nested::{Clock, FirstLevel, Machine};
 use crate::progress::Step;
+use crate::suite::{environment, quote};
 
 /// The kernel's folder in the lab.
 pub const KERNEL: &str = "vp-vdpa";
@@ -29,8 +31,9 @@ const BIND: &str = "ulimit -l unlimited; for nic in /sys/bus/pci/devices/*; do \
     echo vp-vdpa > $nic/driver_override; [ ! -e $nic/driver ] || echo $name > $nic/driver/unbind; \
     echo $name > /sys/bus/pci/drivers_probe; vdpa dev add name vp$((n++)) mgmtdev pci/$name; done; ";
 
-/// Boots a machine with `nics` such devices, runs `command`, and returns its exit status.
-pub fn run(lab: &Lab, workspace: &Path, nics: usize, command: &str) -> Result<i32> {
+/// Boots a machine with `nics` such devices, every other one of which has pages for its doorbells, runs `command` or else a guest with a VF
+/// over each, and returns its exit status.
+pub fn run(lab: &Lab, workspace: &Path, nics: usize, command: Option<&str>) -> Result<i32> {
     apt::install_missing(&[
         ("qemu-system-x86_64", "qemu-system-x86"),
         ("gcc", "gcc"),
@@ -39,6 +42,15 @@ pub fn run(lab: &Lab, workspace: &Path, nics: usize, command: &str) -> Result<i3
     ])?;
     prepare(lab)?;
     images::first_level(lab, KERNEL)?;
+    let command = match command {
+        Some(command) => command.to_owned(),
+        None => {
+            let binaries = build::static_binaries(workspace, false)?;
+            let version = output(Command::new("qemu-system-x86_64").arg("--version"))?;
+            let emulator = version.lines().next().unwrap_or_default().replace(['(', ')'], "");
+            format!("{}{} {nics} '{emulator}'", environment(lab, &binaries), quote(&binaries.vp_vdpa))
+        }
+    };
     let mut machine = FirstLevel::boot_as(lab, workspace, 6, &Machine { kernel: KERNEL, clock: Clock::Real, nics })?;
     let command = format!("{BIND}{command}");
     machine
