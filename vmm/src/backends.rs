@@ -135,3 +135,53 @@ fn duplicate(fd: i32) -> Result<OwnedFd, Error> {
     let passed = unsafe { BorrowedFd::borrow_raw(fd) };
     passed.try_clone_to_owned().map_err(|_| Error::Fd(fd))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use rustix::fs::MemfdFlags;
+    use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+
+    use super::*;
+    use crate::config::{NetVf, VmConfig};
+
+    fn memory() -> Memory {
+        let file = File::from(rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(4096).unwrap();
+        let range = (GuestAddress(0), 4096, Some(FileOffset::new(file, 0)));
+        Memory::new(GuestMemoryMmap::from_ranges_with_files([range]).unwrap())
+    }
+
+    /// The functions of a PF and a VF whose backends connect to sockets in `folder`.
+    fn plans(folder: &Path) -> Vec<NicPlan> {
+        let folder = folder.display();
+        let server = |name: &str| format!("vhost_user=on,vhost_mode=server,socket={folder}/{name}");
+        let mut config = VmConfig::default();
+        config.net.push(format!("id=pf0,sriov_vfs=1,{}", server("pf.sock")).parse().unwrap());
+        config.net[0].vfs.push(format!("pf=pf0,index=0,{}", server("vf.sock")).parse::<NetVf>().unwrap().vf);
+        config.memory.shared = true;
+        config.plan().unwrap().nets[0].functions().cloned().collect()
+    }
+
+    #[test]
+    fn all_sockets_listen_before_the_first_is_waited_for_and_one_deadline_is_for_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plans, memory) = (plans(folder.path()), memory());
+        let mut opener = Opener::new(&memory);
+        plans.iter().for_each(|plan| opener.listen(plan).unwrap());
+        // A backend of the last one may come first. It goes at once, so that nothing comes of it.
+        drop(UnixStream::connect(folder.path().join("vf.sock")).unwrap());
+        let begun = Instant::now();
+        opener.until = Some(begun);
+        let error = opener.open(&plans[0], "--net id=pf0").map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("no backend connected within 10 s"), "{error}");
+        let error = opener.open(&plans[1], "--net-vf pf=pf0,index=0").map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("the peer closed the connection"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "nobody was waited for");
+        assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "no socket is left");
+    }
+}

@@ -129,8 +129,8 @@ impl Testpmd {
         for port in ports {
             command.args(["--vdev", port]);
         }
-        // It would wait 9 s for guests to bring their links up, and touch all of their memory before it answers that it has it.
-        command.args(["--", "--total-num-mbufs=2048", "--disable-link-check", "--no-mlockall", "--auto-start"]);
+        // It would wait 9 s for guests to bring their links up.
+        command.args(["--", "--total-num-mbufs=2048", "--disable-link-check", "--auto-start"]);
         command.stdin(Stdio::piped());
         let mut peer = Peer::start(command, log);
         let input = peer.child.stdin.take().expect("it was piped");

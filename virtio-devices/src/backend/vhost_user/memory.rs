@@ -13,7 +13,7 @@ use super::peer::Peer;
 use crate::backend::vhost_common::is_shared;
 
 /// How long a peer may take to map guest memory, whatever its size.
-const MAPPING: Duration = Duration::from_secs(20);
+const MAPPING: Duration = Duration::from_secs(30);
 /// How long it may take for each GiB of it.
 const MAPPING_A_GIB: Duration = Duration::from_secs(2);
 
