@@ -234,8 +234,7 @@ fn queue_counts_that_cannot_be_are_refused() {
 fn backends_that_exclude_each_other_are_refused() {
     assert_eq!(
         wrong_vf("pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2,tap=clitest2"),
-        "--net-vf pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2: a vDPA device is the whole backend, and there is no tap; \
-         leave tap out"
+        "--net-vf pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2: the backend is a vDPA device alone; leave tap out, or vdpa"
     );
     assert_eq!(
         wrong(&["--net", "socket=/run/s", "--vdpa", "path=/dev/vhost-vdpa-0"]),

@@ -167,8 +167,8 @@ impl<'a> Nic<'a> {
     fn check_backend(&self) -> Result<(), ConfigError> {
         let conflict = |what: &str| Problem::Conflict(what.to_string());
         match (self.vdpa, self.vhost_user) {
-            (Some(path), _) => self.check_no_tap("vdpa", &path.display(), "a vDPA device is the whole backend")?,
-            (None, true) => self.check_no_tap("vhost_user", &"on", "another process is the whole backend")?,
+            (Some(path), _) => self.check_no_tap("vdpa", &path.display(), "a vDPA device")?,
+            (None, true) => self.check_no_tap("vhost_user", &"on", "another process")?,
             (None, false) => {}
         }
         if let Some(path) = self.vdpa.filter(|path| path.as_os_str().is_empty()) {
@@ -193,8 +193,8 @@ impl<'a> Nic<'a> {
         }
     }
 
-    /// A NIC whose backend is told by `key` has no tap.
-    fn check_no_tap(&self, key: &str, value: &dyn Display, why: &str) -> Result<(), ConfigError> {
+    /// A NIC whose backend is `kind`, as `key` says, has no other one.
+    fn check_no_tap(&self, key: &str, value: &dyn Display, kind: &str) -> Result<(), ConfigError> {
         let other_backend = self.vdpa.is_some() && (self.vhost_user || self.vhost_socket.is_some());
         let settings = [
             ("tap", self.tap.is_some()),
@@ -207,7 +207,8 @@ impl<'a> Nic<'a> {
         ];
         match settings.iter().find(|(_, given)| *given) {
             Some((other, _)) => {
-                self.error(key, value, Problem::Conflict(format!("{why}, and there is no tap; leave {other} out")))
+                let what = format!("the backend is {kind} alone; leave {other} out, or {key}");
+                self.error(key, value, Problem::Conflict(what))
             }
             None => Ok(()),
         }

@@ -1,6 +1,7 @@
 //! VFs over every kind of backend, and what becomes of them when a backend goes.
 
 use std::net::UdpSocket;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -102,6 +103,38 @@ fn a_vhost_user_peer_that_is_killed_takes_its_link_down_and_brings_it_up_when_it
     assert_eq!(pf.vfs(&mut guest), vfs, "the drivers were not touched");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
+}
+
+#[test]
+fn a_tap_that_is_deleted_under_vhost_net_is_a_loss_until_there_is_one_of_its_name() {
+    let backends = Backends::start(&[Backend::VhostNet, Backend::Tap]);
+    let api = Api::new("deleted");
+    let mut guest = Guest::boot(backends.spec(Kernel::V6_12).arguments(&["--api-socket", &api.argument()]));
+    let pf = Pf::find(&mut guest);
+    pf.set_num_vfs(&mut guest, 2);
+    let vfs = pf.vfs(&mut guest);
+    let taps = backends.taps();
+    vfs.iter().for_each(|vf| vf.ping_through(&mut guest, &taps, vf.index, subnet(vf.index)));
+    let name = taps[0].name();
+    ip(&["link", "delete", name]);
+    api.await_lost(0, true);
+    assert_eq!(api.vf(0)["link"], "down");
+    guest.await_carrier(vfs[0].interface(), false);
+    guest.ping(vfs[1].interface(), subnet(1));
+    ip(&["tuntap", "add", "name", name, "mode", "tap"]);
+    api.await_lost(0, false);
+    guest.await_carrier(vfs[0].interface(), true);
+    taps[0].join(subnet(0));
+    guest.ping(vfs[0].interface(), subnet(0));
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+    ip(&["link", "delete", name]);
+}
+
+/// Runs iproute2's command: busybox has one of the same name, which can do less.
+fn ip(arguments: &[&str]) {
+    let status = Command::new("/usr/sbin/ip").args(arguments).status().unwrap();
+    assert!(status.success(), "ip {}", arguments.join(" "));
 }
 
 #[test]

@@ -48,9 +48,7 @@ use log::debug;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
-use super::{
-    Ability, Attention, Backend, DoorbellPages, Offload, OffloadError, OffloadQueue, OffloadRun, StartError,
-};
+use super::{Ability, Attention, Backend, DoorbellPages, Offload, OffloadError, OffloadQueue, OffloadRun, StartError};
 use crate::Memory;
 use device::Device;
 pub use error::{VdpaError, VdpaFault};

@@ -350,6 +350,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tap_that_is_gone_is_a_loss_and_none_is_made_in_its_place() {
+        let (near, far) = crate::net::testing::sockets();
+        let mut net = VhostNet::new(Tap::over_sockets(vec![near]), VhostKernel { known: 1 << VIRTIO_F_VERSION_1 });
+        assert_eq!(net.attend().unwrap(), Attention::Nothing);
+        net.recover().unwrap();
+        drop(far);
+        assert!(net.attend().unwrap_err().to_string().starts_with("cannot go on: sockets was deleted"));
+        assert!(net.recover().unwrap_err().to_string().starts_with("cannot open the tap again: sockets was deleted"));
+    }
+
+    #[test]
+    fn rings_that_make_no_sense_to_the_kernel_are_the_driver_s_mistake_and_all_else_is_a_loss() {
+        let told = |errno| refused(VhostError::IoctlError(io::Error::from_raw_os_error(errno)));
+        assert!(matches!((told(libc::EINVAL), told(libc::EFAULT)), (StartError::Refused(_), StartError::Refused(_))));
+        assert!(matches!((told(libc::EBADF), told(libc::ENOMEM)), (StartError::Lost(_), StartError::Lost(_))));
+    }
+
+    #[test]
     fn all_guest_memory_is_in_the_table() {
         let memory = GuestMemoryMmap::from_ranges(&[
             (vm_memory::GuestAddress(0), 0x10_000),

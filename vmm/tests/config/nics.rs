@@ -331,7 +331,7 @@ fn a_backend_that_is_not_asked_for_may_be_given_as_off() {
 
 #[test]
 fn a_tap_beside_another_backend_is_refused() {
-    let vdpa = "--net-vf pf=pf0,index=3,vdpa=/d: a vDPA device is the whole backend, and there is no tap; leave";
+    let vdpa = "--net-vf pf=pf0,index=3,vdpa=/d: the backend is a vDPA device alone; leave";
     for (key, setting) in [
         ("tap", "tap=x"),
         ("fd", "fd=7"),
@@ -342,12 +342,12 @@ fn a_tap_beside_another_backend_is_refused() {
         ("host_mac", "host_mac=52:54:00:00:00:01"),
         ("vhost_user", "vhost_user=on,socket=/s"),
     ] {
-        assert_eq!(vf(&format!("vdpa=/d,{setting}")), format!("{vdpa} {key} out"));
+        assert_eq!(vf(&format!("vdpa=/d,{setting}")), format!("{vdpa} {key} out, or vdpa"));
         if key != "vhost_user" {
             assert_eq!(
                 refusal(&[&format!("id=a,vhost_user=on,socket=/s,{setting}")], &[]),
                 format!(
-                    "--net id=a,vhost_user=on: another process is the whole backend, and there is no tap; leave {key} out"
+                    "--net id=a,vhost_user=on: the backend is another process alone; leave {key} out, or vhost_user"
                 )
             );
         }
@@ -359,7 +359,7 @@ fn a_tap_beside_another_backend_is_refused() {
 fn half_a_vhost_user_backend_is_refused() {
     assert_eq!(
         pf("vhost_user=on"),
-        "--net id=pf0,vhost_user=on: another process is the whole backend, and there is no tap; leave tap out"
+        "--net id=pf0,vhost_user=on: the backend is another process alone; leave tap out, or vhost_user"
     );
     assert_eq!(
         vf("vhost_user=on"),

@@ -15,6 +15,9 @@ pub enum VhostUserError {
     /// There is something else of that name.
     #[error("socket={0}: not a stream socket; give the path of the backend's socket")]
     NotASocket(String),
+    /// There is something else where a socket is to be listened on.
+    #[error("socket={0}: there is something that is no socket; give another path, or remove it")]
+    Occupied(String),
     /// The socket is there, and its owner is gone.
     #[error("socket={0}: nobody listens there (Connection refused); start the backend first")]
     Refused(String),

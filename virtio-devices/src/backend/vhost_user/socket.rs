@@ -36,7 +36,7 @@ impl VhostUserSocket {
     /// When another program listens there, or nobody can.
     pub fn listen(path: PathBuf) -> Result<Self, VhostUserError> {
         match std::fs::symlink_metadata(&path) {
-            Ok(found) if !found.file_type().is_socket() => return Err(VhostUserError::NotASocket(name(&path))),
+            Ok(found) if !found.file_type().is_socket() => return Err(VhostUserError::Occupied(name(&path))),
             Ok(_) => match connect(&path) {
                 Err(Errno::CONNREFUSED) => std::fs::remove_file(&path).map_err(|error| unusable(&path, error))?,
                 Err(Errno::ACCESS) => return Err(VhostUserError::NoRight(name(&path))),

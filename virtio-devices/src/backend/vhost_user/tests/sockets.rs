@@ -65,7 +65,7 @@ fn a_socket_that_somebody_listens_on_is_left_alone_and_one_that_was_left_behind_
     drop(ours);
     assert!(!rig.path().exists());
     std::fs::write(rig.path(), "precious").unwrap();
-    assert!(server(&rig).unwrap_err().starts_with("socket=PATH: not a stream socket;"));
+    assert!(server(&rig).unwrap_err().starts_with("socket=PATH: there is something that is no socket;"));
     assert_eq!(std::fs::read(rig.path()).unwrap(), b"precious");
 }
 
