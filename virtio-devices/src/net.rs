@@ -10,6 +10,7 @@ mod counters;
 mod engine;
 mod features;
 mod filter;
+mod given;
 mod header;
 mod offload;
 mod receive;

@@ -11,7 +11,8 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::features::{self, has, offered_by};
-use super::offload::{Given, Offloaded};
+use super::given::Given;
+use super::offload::Offloaded;
 use super::worker::{Pair, Shared};
 use super::{CONTROL_SIZE, MIN_MTU, Net, NetError, NetSpec};
 use crate::backend::{Ability, Backend, BackendKind, DoorbellPages, Offload, Offloads, Tap};

@@ -9,13 +9,14 @@ use log::{info, warn};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use virtio_queue::{Queue, QueueT};
-use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryMmap};
+use virtio_queue::Queue;
+use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::control::Control;
 use super::counters::{Counter, Tally};
 use super::features::has;
+use super::given::{Given, settle_position};
 use super::worker::{Pass, Shared, give_up};
 use crate::SharedQueue;
 use crate::backend::{Attention, Health, Offload, OffloadError, OffloadQueue, OffloadRun, StartError};
@@ -25,16 +26,6 @@ use crate::worker::own;
 
 /// How long to wait before a backend that was lost is tried again.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// A queue that the backend runs.
-pub struct Given {
-    /// Its index.
-    pub index: u16,
-    /// The queue.
-    pub queue: SharedQueue,
-    /// What the driver's doorbell signals.
-    pub kick: Arc<EventFd>,
-}
 
 /// A NIC's queues, and what runs them.
 pub struct Offloaded {
@@ -395,29 +386,4 @@ impl<'q> Session<'q> {
             self.shared.interrupts.signal_queue(queue);
         }
     }
-}
-
-impl Given {
-    fn describe(&self, queue: &Queue, call: Arc<EventFd>) -> OffloadQueue {
-        OffloadQueue {
-            index: self.index,
-            size: queue.size(),
-            descriptors: GuestAddress(queue.desc_table()),
-            available: GuestAddress(queue.avail_ring()),
-            used: GuestAddress(queue.used_ring()),
-            position: queue.next_avail(),
-            kick: Arc::clone(&self.kick),
-            call,
-        }
-    }
-}
-
-/// Notes where a queue that was stopped goes on.
-fn settle_position(queue: &mut Queue, position: Option<u16>, memory: &GuestMemoryMmap) {
-    // The rings have been checked, so it can be read.
-    let used = queue.used_idx(memory, Ordering::Acquire).map_or(queue.next_used(), |used| used.0);
-    queue.set_next_used(used);
-    // It cannot have taken more than a ring holds.
-    let plausible = position.filter(|position| position.wrapping_sub(used) <= queue.size());
-    queue.set_next_avail(plausible.unwrap_or(used));
 }
