@@ -37,6 +37,7 @@ mod mapping;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod vduse;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -44,7 +45,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::debug;
+use log::{debug, warn};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
@@ -88,6 +89,8 @@ pub struct Vdpa {
     timer: TimerFd,
     /// When that is.
     pulse: Instant,
+    /// How often it did not stop.
+    stop_failures: u64,
     /// What the guest may ring by itself.
     doorbells: Option<Arc<DoorbellPages>>,
 }
@@ -105,7 +108,10 @@ impl Vdpa {
     fn open_by(opener: Opener, spec: VdpaSpec, memory: &Memory) -> Result<Self, VdpaError> {
         let opened = (|| {
             let kernel = opener(&spec.path).map_err(VdpaFault::opening)?;
-            let (device, ability) = Device::open(kernel, &spec, memory)?;
+            if let Some(complaint) = kernel.message_timeout().and_then(|timeout| timeout.complaint()) {
+                warn!("vdpa={}: {complaint}", spec.path.display());
+            }
+            let (device, ability) = Device::open(kernel, &spec, memory, |_| true)?;
             let request = |what| move |source| VdpaFault::Request { what, source };
             let config_call = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(request("get an eventfd"))?;
             let timer = TimerFd::new().map_err(|error| request("get a timer")(error.into()))?;
@@ -124,6 +130,7 @@ impl Vdpa {
             config_call,
             timer,
             pulse: Instant::now(),
+            stop_failures: 0,
             doorbells,
         })
     }
@@ -133,14 +140,12 @@ impl Vdpa {
         let kernel = (self.opener)(&self.spec.path).map_err(VdpaFault::opening)?;
         // The driver knows the NIC by the address that it had.
         let spec = VdpaSpec { mac: self.ability.mac, ..self.spec.clone() };
-        let (device, ability) = Device::open(kernel, &spec, &self.memory)?;
         let Ability { features, queue_size, mac, control_queue, .. } = self.ability;
-        let as_able = ability.features & features == features && ability.queue_size >= queue_size;
-        if as_able && (ability.mac, ability.control_queue) == (mac, control_queue) {
-            Ok(device)
-        } else {
-            Err(VdpaFault::Changed)
-        }
+        let suffices = |ability: &Ability| {
+            let as_able = ability.features & features == features && ability.queue_size >= queue_size;
+            as_able && (ability.mac, ability.control_queue) == (mac, control_queue)
+        };
+        Ok(Device::open(kernel, &spec, &self.memory, suffices)?.0)
     }
 
     fn set_pulse(&mut self) {
@@ -213,7 +218,14 @@ impl Offload for Vdpa {
         if let Some(device) = &mut self.device
             && let Err(error) = device.stop()
         {
-            debug!("{}: cannot stop the device: {error}", self.ability.name);
+            self.stop_failures += 1;
+            // A driver can stop it as often as it likes; the log grows with the logarithm of that.
+            if self.stop_failures.is_power_of_two() {
+                let (name, times) = (&self.ability.name, self.stop_failures);
+                warn!(
+                    "{name}: the device does not stop ({times} times so far): {error}; it is closed, and opened again when it is needed"
+                );
+            }
             self.close();
         }
         vec![None; queues]

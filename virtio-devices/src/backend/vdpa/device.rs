@@ -64,18 +64,27 @@ struct Setup {
 type Place = (u16, u16, [GuestAddress; 3]);
 
 impl Device {
-    /// Takes possession of a device that has just been opened, and lets it reach the guest's memory. Returns what it can do, too.
+    /// Takes possession of a device that has just been opened, and lets it reach the guest's memory. Returns what it can do, too, which
+    /// has to do for `suffices`: one that does not reaches nothing.
     ///
     /// # Errors
     ///
     /// [`VdpaFault`]. Nothing of it is left when `kernel` has been dropped.
-    pub fn open(mut kernel: Box<dyn Kernel>, spec: &VdpaSpec, memory: &Memory) -> Result<(Self, Ability), VdpaFault> {
+    pub fn open(
+        mut kernel: Box<dyn Kernel>,
+        spec: &VdpaSpec,
+        memory: &Memory,
+        suffices: impl FnOnce(&Ability) -> bool,
+    ) -> Result<(Self, Ability), VdpaFault> {
         let mappings = mapping::mappings(&memory.memory())?;
         kernel.set_owner().map_err(VdpaFault::of("own the device"))?;
         let mut identity = Identity::ask(&*kernel)?;
         let own_mac = identity.mac;
         identity.give_mac(&*kernel, spec.mac)?;
         let ability = identity.ability(spec)?;
+        if !suffices(&ability) {
+            return Err(VdpaFault::Changed);
+        }
         let range = kernel.iova_range().map_err(VdpaFault::of("read the addresses that the device reaches"))?;
         mapping::check_reach(&mappings, range)?;
         let backend_features = choose(&mut *kernel)?;

@@ -17,6 +17,7 @@ use vmm_sys_util::ioctl::ioctl;
 use vmm_sys_util::ioctl_io_nr;
 
 use super::mapping::Mapping;
+use super::vduse::MessageTimeout;
 use crate::Memory;
 use crate::backend::vhost_common::{io_error, rings};
 use crate::backend::{DoorbellPage, OffloadQueue};
@@ -78,6 +79,8 @@ pub trait Kernel: Send {
     fn suspend(&self) -> io::Result<()>;
     /// Has it go on after [`Kernel::suspend`].
     fn resume(&self) -> io::Result<()>;
+    /// How long the kernel waits for the process that drives the device, if there is one.
+    fn message_timeout(&self) -> Option<MessageTimeout>;
     /// The version of Linux: major and minor number.
     fn release(&self) -> (u32, u32);
 }
@@ -262,6 +265,11 @@ impl Kernel for Character {
     fn resume(&self) -> io::Result<()> {
         // SAFETY: the request has no argument, and its result is looked at.
         if unsafe { ioctl(&self.0, VHOST_VDPA_RESUME()) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn message_timeout(&self) -> Option<MessageTimeout> {
+        // SAFETY: the descriptor is open as long as it is borrowed.
+        MessageTimeout::of(unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) })
     }
 
     fn release(&self) -> (u32, u32) {

@@ -15,6 +15,7 @@ use vm_memory::{Address, FileOffset, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::kernel::{Iotlb, Kernel};
+use super::vduse::MessageTimeout;
 use super::{Vdpa, VdpaError, VdpaSpec};
 use crate::Memory;
 use crate::backend::{DOORBELL_PAGE, DoorbellPage, OffloadQueue};
@@ -305,6 +306,10 @@ impl Kernel for Opened {
 
     fn resume(&self) -> io::Result<()> {
         self.ask("resume").map(drop)
+    }
+
+    fn message_timeout(&self) -> Option<MessageTimeout> {
+        None
     }
 
     fn release(&self) -> (u32, u32) {

@@ -294,7 +294,7 @@ fn a_device_that_cannot_be_stopped_is_closed() {
     start(&mut vdpa, [0, 0], true).unwrap();
     kernel.fail("status", libc::EIO);
     assert_eq!(vdpa.stop(), [None, None]);
-    assert_eq!(kernel.0.lock().open, 0);
+    assert_eq!((kernel.0.lock().open, vdpa.stop_failures), (0, 1));
 }
 
 #[test]
@@ -313,7 +313,9 @@ fn a_device_that_comes_back_as_another_one_is_not_taken() {
         kernel.0.lock().status = 0;
         vdpa.attend().unwrap_err();
         change(&mut kernel.0.lock());
+        kernel.asked();
         vdpa.recover().unwrap_err();
+        assert_eq!(kernel.iotlb_updates(), 0, "it has never reached the guest's memory");
         assert_eq!(kernel.0.lock().open, 0);
     }
 }
