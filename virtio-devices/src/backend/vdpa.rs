@@ -17,7 +17,8 @@
 //!
 //! Queues go on where their used ring ends, since a device that was reset has forgotten the buffers that it held. One that can be suspended
 //! and resumed is not reset by a pause, and keeps what its control queue has brought about. One that can neither be resumed nor take a queue's
-//! position, as virtio devices behind the driver vp_vdpa (`virtio 1.4` has no such register), is lost after a pause until its driver resets it.
+//! position, as virtio devices behind the driver vp_vdpa (`virtio 1.4` has no such register), does not go on after a pause, and its driver is asked to
+//! reset the NIC. So is one whose own control queue was given commands before the device was reset or lost: nobody else knows these.
 //!
 //! A device may have a page for each queue's doorbell, and nothing else there. The guest is given those of queues that run, and rings them
 //! without leaving itself; until then, and after that, its doorbells are eventfds as with any other backend. A page keeps the device
@@ -204,7 +205,7 @@ impl Offload for Vdpa {
             if device.reset().is_err() {
                 self.close();
             }
-            return Err(error.into());
+            return Err(error);
         }
         self.running = Some(run.queues.len());
         self.give_doorbells(run.queues);

@@ -7,6 +7,7 @@ use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK,
     VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_ACCESS_PLATFORM,
 };
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
 use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -16,7 +17,8 @@ use super::identity::{self, Identity};
 use super::kernel::{BackendFeature, Kernel};
 use super::mapping::{self, Locking, Mapping};
 use crate::Memory;
-use crate::backend::{Ability, Attention, DoorbellPage, OffloadError, OffloadQueue, OffloadRun};
+use crate::backend::{Ability, Attention, DoorbellPage, OffloadError, OffloadQueue, OffloadRun, StartError};
+use crate::features::has;
 
 const DRIVER: u8 = (VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER) as u8;
 const FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK as u8;
@@ -31,6 +33,8 @@ pub struct Device {
     kernel: Box<dyn Kernel>,
     features: u64,
     backend_features: u64,
+    queue_pairs: u16,
+    control_queue: bool,
     mappings: Vec<Mapping>,
     /// The doorbells of all queues, if the device lets others ring them.
     doorbells: Vec<Arc<DoorbellPage>>,
@@ -101,6 +105,8 @@ impl Device {
         let device = Self {
             features: identity.features,
             backend_features,
+            queue_pairs: ability.queue_pairs,
+            control_queue: ability.control_queue,
             mappings,
             doorbells: doorbells.unwrap_or_default(),
             given_mac: identity.mac.filter(|_| identity.mac != own_mac),
@@ -117,8 +123,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// When it does not do it. It is to be reset then.
-    pub fn start(&mut self, run: &OffloadRun<'_>, config_call: &EventFd) -> Result<(), OffloadError> {
+    /// When it does not do it. It is to be reset then. It refuses to go on after a reset if it cannot be told where its queues stood, or if
+    /// it was given commands, by its own control queue, that nobody else knows.
+    pub fn start(&mut self, run: &OffloadRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
         if let State::Suspended(setup) = &self.state {
             if !run.untouched && *setup == Setup::of(run) && self.go_on(run).is_ok() {
                 self.state = State::Runs(Setup::of(run));
@@ -126,12 +133,25 @@ impl Device {
             }
             self.reset().map_err(OffloadError::of("reset the device"))?;
         }
+        if !run.untouched && self.was_commanded(run) {
+            let what = "bring back what its driver had commanded, which has to reset the device";
+            return Err(StartError::Refused(OffloadError {
+                what,
+                source: io::Error::other("the device has been reset"),
+            }));
+        }
         self.set_up(run, config_call)?;
         self.state = State::Runs(Setup::of(run));
         Ok(())
     }
 
-    fn set_up(&mut self, run: &OffloadRun<'_>, config_call: &EventFd) -> Result<(), OffloadError> {
+    /// Whether the driver has given commands to the device itself.
+    fn was_commanded(&self, run: &OffloadRun<'_>) -> bool {
+        let pairs = if has(run.features, VIRTIO_NET_F_MQ) { self.queue_pairs } else { 1 };
+        self.control_queue && run.queues.iter().any(|queue| queue.index == 2 * pairs && queue.position != 0)
+    }
+
+    fn set_up(&mut self, run: &OffloadRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
         let kernel = &*self.kernel;
         if self.forgotten {
             let batch = BackendFeature::Batch.is_in(self.backend_features);
@@ -151,14 +171,13 @@ impl Device {
         for queue in run.queues {
             kernel.set_queue_size(queue).map_err(OffloadError::of("set the size of a queue"))?;
             kernel.set_queue_rings(queue).map_err(OffloadError::of("set the rings of a queue"))?;
-            let placed = kernel.set_queue_position(queue);
-            placed.map_err(OffloadError::of("have the device go on where a queue stood"))?;
+            kernel.set_queue_position(queue).map_err(|source| unplaced(queue, source))?;
             connect(kernel, queue)?;
         }
         for queue in run.queues {
             kernel.enable_queue(queue.index).map_err(OffloadError::of("enable a queue"))?;
         }
-        reach(kernel, DRIVER | FEATURES_OK | DRIVER_OK).map_err(OffloadError::of("let the device run"))
+        Ok(reach(kernel, DRIVER | FEATURES_OK | DRIVER_OK).map_err(OffloadError::of("let the device run"))?)
     }
 
     /// After a time of standing still.
@@ -263,6 +282,15 @@ fn choose(kernel: &mut dyn Kernel) -> Result<u64, VdpaFault> {
 fn reach(kernel: &dyn Kernel, status: u8) -> io::Result<()> {
     kernel.set_status(status)?;
     if kernel.status()? & status == status { Ok(()) } else { Err(broken()) }
+}
+
+/// The device does not take a queue's position. One that never does can only begin at the beginning (`virtio 1.4` has no register for it).
+fn unplaced(queue: &OffloadQueue, source: io::Error) -> StartError {
+    if queue.position != 0 && source.raw_os_error() == Some(libc::EOPNOTSUPP) {
+        let what = "have the device go on where a queue stood before a pause or a loss; its driver has to reset it";
+        return StartError::Refused(OffloadError { what, source });
+    }
+    OffloadError { what: "have the device go on where a queue stood", source }.into()
 }
 
 fn connect(kernel: &dyn Kernel, queue: &OffloadQueue) -> Result<(), OffloadError> {

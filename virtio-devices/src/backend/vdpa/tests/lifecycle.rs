@@ -5,7 +5,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_SR_IOV;
 use virtio_bindings::virtio_net::*;
 
 use super::*;
-use crate::backend::{Attention, Backend};
+use crate::backend::{Attention, Backend, StartError};
 use crate::features::has;
 use crate::net::testing::{Guest, eventually};
 use crate::{Port, VirtioDevice};
@@ -167,6 +167,40 @@ fn a_pause_keeps_what_the_device_knows_and_a_reset_does_not() {
     let other = OffloadQueue { size: 64, ..queue(0, 8) };
     start_with(&mut vdpa, &[other, queue(1, 8)], NEGOTIATED, false).unwrap();
     assert!(kernel.asked().contains(&"position 0 8".to_string()), "where it cannot be resumed after all");
+}
+
+#[test]
+fn a_device_that_takes_no_position_refuses_to_go_on_and_starts_for_a_new_driver() {
+    let kernel = Scripted::default();
+    let mut vdpa = kernel.open().unwrap();
+    kernel.fail("position 0 5", libc::EOPNOTSUPP);
+    start(&mut vdpa, [0, 0], true).unwrap();
+    vdpa.stop();
+    let error = start(&mut vdpa, [5, 0], false).unwrap_err();
+    assert!(matches!(error, StartError::Refused(_)) && error.to_string().contains("its driver has to reset it"));
+    assert_eq!((kernel.asked().last().map(String::as_str), kernel.0.lock().open), (Some("status 0"), 1), "it is there");
+    start(&mut vdpa, [0, 0], true).unwrap();
+    vdpa.stop();
+    kernel.mend();
+    kernel.fail("position 0 5", libc::EIO);
+    assert!(matches!(start(&mut vdpa, [5, 0], false), Err(StartError::Lost(_))), "any other failure is a loss");
+}
+
+#[test]
+fn a_device_that_was_given_commands_refuses_to_go_on_after_a_reset_that_lost_them() {
+    let kernel = Scripted::new(|script| {
+        script.features |= 1 << VIRTIO_NET_F_CTRL_VQ;
+        script.queue_count = 3;
+    });
+    let mut vdpa = kernel.open().unwrap();
+    let queues = |positions: [u16; 3]| [0, 1, 2].map(|index| queue(index, positions[usize::from(index)]));
+    start_with(&mut vdpa, &queues([0; 3]), NEGOTIATED, true).unwrap();
+    vdpa.stop();
+    start_with(&mut vdpa, &queues([7, 9, 0]), NEGOTIATED, false).unwrap();
+    vdpa.stop();
+    let error = start_with(&mut vdpa, &queues([7, 9, 1]), NEGOTIATED, false).unwrap_err();
+    assert!(matches!(error, StartError::Refused(_)) && error.to_string().contains("commanded"), "{error}");
+    start_with(&mut vdpa, &queues([0; 3]), NEGOTIATED, true).unwrap();
 }
 
 #[test]
