@@ -98,8 +98,8 @@ pub fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Does each test of one kind in a first-level machine of its own: one whose clock counts instructions now and then stands still, in a
-/// guest of whatever VMM. It is then tried again, and never silently.
+/// Does each test of one kind in a first-level machine of its own. One that does not end, as with an emulator whose fault could not be
+/// taken out, is tried again, and never silently.
 fn measure(lab: &Lab, workspace: &Path, prepare: &str, what: &str, options: &Options) -> Result<()> {
     note("measure", format!("{what}, {} times {} s of virtual time a test", options.runs, options.seconds));
     let limit = LIMITS.0 + LIMITS.1.mul_f64(options.seconds * options.runs as f64 * networks(what));
