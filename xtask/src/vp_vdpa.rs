@@ -25,8 +25,9 @@ const BUILT_FOR: &str = "~deb12";
 const DRIVER: &str = "drivers/vdpa/virtio_pci/vp_vdpa.c";
 /// How long a command may take.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Gives each NIC to the driver, and makes a vDPA device of it. Their memory is pinned, and counted against a limit.
-const BIND: &str = "ulimit -l unlimited; for nic in /sys/bus/pci/devices/*; do \
+/// Gives each NIC to the driver, and makes a vDPA device of it. Their memory is pinned, and counted against a limit; and a device has a limited
+/// number of pieces of it (vhost's `max_iotlb_entries`), so that they are to be large.
+const BIND: &str = "ulimit -l unlimited; echo always > /sys/kernel/mm/transparent_hugepage/shmem_enabled; for nic in /sys/bus/pci/devices/*; do \
     [ $(cat $nic/vendor):$(cat $nic/device) = 0x1af4:0x1041 ] || continue; name=${nic##*/}; \
     echo vp-vdpa > $nic/driver_override; [ ! -e $nic/driver ] || echo $name > $nic/driver/unbind; \
     echo $name > /sys/bus/pci/drivers_probe; vdpa dev add name vp$((n++)) mgmtdev pci/$name; done; ";

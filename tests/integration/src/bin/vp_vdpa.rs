@@ -1,6 +1,6 @@
 //! A guest whose VFs are vDPA devices that pin memory and go through an IOMMU: each VF reaches what its device is connected with, also
-//! after it was reset, disabled and enabled, and after the guest started again. The guest rings the doorbells of a device that has pages for
-//! them without leaving itself.
+//! after it was reset, disabled and enabled, after the guest started again, and after a pause once its driver has reset it. The guest
+//! rings the doorbells of a device that has pages for them without leaving itself.
 //!
 //! Run by `cargo xtask lab vp-vdpa` in a first-level machine, whose NIC N answers at 10.N.0.1. Arguments: how many NICs, and what emulates
 //! them.
@@ -9,7 +9,7 @@
 
 use std::fs;
 
-use integration::{DoorbellExits, Guest, GuestSpec, Kernel, Pf};
+use integration::{Api, DoorbellExits, Guest, GuestSpec, Kernel, Pf};
 
 /// Pings of each VF whose doorbells are counted.
 const PINGS: u64 = 20;
@@ -21,6 +21,7 @@ const WITHOUT_CMPXCHG16B: &str = "clearcpuid=cx16";
 
 struct Check {
     guest: Guest,
+    api: Api,
     nics: usize,
     exits: DoorbellExits,
 }
@@ -44,7 +45,9 @@ impl Check {
         let spec = GuestSpec::new(kernel).memory(&format!("size={MEMORY_MIB}M")).kernel_argument(WITHOUT_CMPXCHG16B);
         let spec = spec.net(&format!("id=pf0,tap=pf0,sriov_vfs={nics}"));
         let spec = (0..nics).fold(spec, |spec, n| spec.net_vf(&format!("pf=pf0,index={n},vdpa=/dev/vhost-vdpa-{n}")));
-        Check { guest: Guest::boot(spec), nics, exits: DoorbellExits::count() }
+        let api = Api::new("vp-vdpa");
+        let guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+        Check { guest, api, nics, exits: DoorbellExits::count() }
     }
 
     fn run(mut self) {
@@ -65,8 +68,31 @@ impl Check {
         pf.set_num_vfs(&mut self.guest, self.nics);
         self.assert_all_answer(&pf, "after the guest started again", false);
         assert_eq!(self.guest.vmm().errors(), "", "the VMM complains");
+        self.pause();
+        for vf in pf.vfs(&mut self.guest) {
+            self.guest.reset_function(&vf.address);
+        }
+        self.assert_all_answer(&pf, "paused, and reset by their drivers", false);
         self.guest.assert_kernel_has_no_complaint();
         assert_eq!(self.guest.power_off().code, Some(0));
+    }
+
+    /// Pauses the guest. No device can go on where its queues stood, so that each VF asks for a reset.
+    fn pause(&mut self) {
+        for endpoint in ["vm.pause", "vm.resume"] {
+            let answer = self.api.put(endpoint);
+            assert_eq!(answer.status, 204, "{endpoint}: {}", answer.body);
+        }
+        // Device status (virtio 1.4, section 2.1): DEVICE_NEEDS_RESET.
+        let needing =
+            "n=0; for f in /sys/bus/virtio/devices/*/status; do [ $(($(cat $f) & 0x40)) = 0 ] || n=$((n + 1)); done";
+        self.guest.wait_for(&format!("{needing}; [ $n = {} ]", self.nics));
+        let errors = self.guest.vmm().errors();
+        assert_eq!(
+            errors.lines().filter(|line| line.contains("refuses what the driver")).count(),
+            self.nics,
+            "{errors}"
+        );
     }
 
     /// Pings the host of each VF, and compares how often the guest left itself to ring with what its device has.
