@@ -96,7 +96,13 @@ impl VirtioPci for Shared {
                 Some(vf) => (WindowId::VfBar(bar), u64::from(vf) * DOORBELLS_STEP + DOORBELLS_AT),
                 None => (WindowId::Bar(bar), DOORBELLS_AT),
             };
-            out.push(Doorbell { function: self.rid(function), window, offset, eventfd: self.doorbell(function), page: None });
+            out.push(Doorbell {
+                function: self.rid(function),
+                window,
+                offset,
+                eventfd: self.doorbell(function),
+                page: None,
+            });
         }
     }
 
