@@ -30,8 +30,10 @@ share=$(sed -n 's/.*lab\.share=\([^ ]*\).*/\1/p' /proc/cmdline)
 mkdir -p "$share"
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose checkout "$share" || echo "cannot mount $share"
 
-# Programs of others, with the libraries that they are linked against.
-ln -s "$share/target/lab/peers/usr" /usr
+# Programs of others, with the libraries that they are linked against. No link: DPDK loads nothing below a folder that anybody can
+# write to, and the checkout may be in /tmp.
+mkdir /usr
+mount -o bind "$share/target/lab/peers/usr" /usr || echo "cannot show the programs of others"
 ln -s usr/lib /lib
 ln -s usr/lib64 /lib64
 mkdir /var
