@@ -114,7 +114,7 @@ fn nobody_waits_for_a_reader_that_never_comes() {
     for _ in 0..10 * MOST_WAITING {
         events.vm("resized");
     }
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     assert_eq!(events.dropped(), 9 * MOST_WAITING as u64);
     let ending = Instant::now();
     drop(stream);

@@ -225,7 +225,7 @@ fn a_tap_that_is_deleted_ends_its_frames_and_nothing_else() {
     assert!(machine.count(Counter::RxBackendErrors) < 10);
     let start = Instant::now();
     machine.stop();
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(start.elapsed() < Duration::from_secs(1));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::client::{Client, Fixture, Probe, plain, request, serve, serve_with};
 fn assert_serves(server: &Fixture) {
     let started = Instant::now();
     assert_eq!(server.ask("GET", "/api/v1/vmm.ping", "").status, 200);
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }
 
 #[test]

@@ -88,14 +88,14 @@ fn a_number_of_queues_is_one_of_queues_or_of_pairs() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_refused_in_time() {
+fn a_peer_that_never_answers_is_refused_within_three_seconds() {
     let rig = Rig::new();
     for (request, without) in [(Request::GET_FEATURES, &[][..]), (Request::SET_OWNER, &[]), (Request::GET_CONFIG, &[3])]
     {
         let _peer = rig.peer(Script { mute: vec![request], ..Script::new(1).without(without) });
         let start = Instant::now();
         let refused = rig.refusal();
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
         let expected =
             format!("socket=PATH: {request}: no answer within 2 s; is a vhost-user backend there, and not stuck?");
         assert_eq!(refused, expected);

@@ -289,21 +289,19 @@ fn a_ring_that_the_peer_refuses_is_the_driver_s_mistake_and_no_loss() {
 fn a_server_keeps_its_socket_for_peers_that_come_later() {
     let rig = Rig::new();
     let call = || TestPeer::call(rig.path(), Script::new(1), Arc::clone(&rig.near));
-    let mut peer = Some(call());
+    let mut peer = call();
     let spec = rig.server_spec();
     let mut guest = rig.guest(VhostUser::connect(spec, &Memory::new(rig.map.clone())).unwrap(), 1);
     guest.start_at_once(guest.net.features());
-    let returns = [(); 5].map(|()| {
+    for _ in 0..3 {
         rig.check_traffic(&mut guest, 60);
-        let _ = peer.take();
+        drop(peer);
         await_loss(&guest, true);
         let start = Instant::now();
-        peer = Some(call());
+        peer = call();
         await_loss(&guest, false);
-        start.elapsed()
-    });
-    // Tried once a second it would take that long each time. A machine that is busy may be late, but not always.
-    assert!(returns.iter().min() < Some(&Duration::from_millis(900)), "it is not waited for: {returns:?}");
+        assert!(start.elapsed() < Duration::from_millis(900), "it is not waited for: {:?}", start.elapsed());
+    }
     rig.check_traffic(&mut guest, 60);
     assert!(rig.path().exists());
     drop(guest);
@@ -402,7 +400,7 @@ fn a_peer_that_hangs_when_it_is_to_stop_is_given_up_in_time() {
     rig.check_traffic(&mut guest, 60);
     let start = Instant::now();
     guest.stop();
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     assert_eq!(positions(&guest), [(1, 1); 2]);
     // It is connected to again, without a word to anybody: no driver was there.
     guest.start_at_once(guest.net.features());
