@@ -2,12 +2,15 @@
 //! virtualisation support from the machine, because QEMU emulates AMD's, nested paging included.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::emulator;
 use crate::error::{Context, Error, Result};
@@ -15,6 +18,9 @@ use crate::lab::Lab;
 
 /// How long the first-level machine may take to its init. It takes 3 to 6 s.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// How often a machine with [`Clock::Real`] is woken. QEMU 7.2 now and then loses the interrupt of the first level's timer, and with
+/// it every timer that Linux has: the machine stands still until another interrupt comes, such as that of its serial port.
+const WAKE_INTERVAL: Duration = Duration::from_secs(5);
 /// What starts a line of the first-level machine's own, as opposed to a command's output.
 const RECORD: u8 = 0x1e;
 
@@ -47,7 +53,7 @@ impl Machine<'_> {
 /// A first-level machine that waits for commands.
 pub struct FirstLevel {
     qemu: Child,
-    commands: ChildStdin,
+    commands: Arc<Mutex<ChildStdin>>,
     output: Receiver<Vec<u8>>,
 }
 
@@ -111,15 +117,20 @@ impl FirstLevel {
             // What the machine's firmware printed after the last line, if anything, is of no use to anyone.
             let _ = reader.read_to_end(&mut line);
         });
-        let mut machine = FirstLevel { qemu, commands, output };
-        machine.await_record(Instant::now() + BOOT_LIMIT, &mut |_| {}).map_err(|lost| {
+        let commands = Arc::new(Mutex::new(commands));
+        let mut booted = FirstLevel { qemu, commands, output };
+        booted.await_record(Instant::now() + BOOT_LIMIT, &mut |_| {}).map_err(|lost| {
             let why = match lost {
                 Lost::TimedOut => format!("was not up after {} s", BOOT_LIMIT.as_secs()),
                 Lost::MachineEnded | Lost::MachineBroken(_) => "ended while it booted".to_owned(),
             };
             Error::new(format!("the first-level machine {why}; see {}", log("console").display()))
         })?;
-        Ok(machine)
+        if machine.clock == Clock::Real {
+            let commands = Arc::clone(&booted.commands);
+            thread::spawn(move || keep_awake(&commands));
+        }
+        Ok(booted)
     }
 
     /// Runs one shell command to its end and hands each line that it prints to `on_line`. Returns its exit status.
@@ -130,8 +141,7 @@ impl FirstLevel {
         on_line: &mut dyn FnMut(&str),
     ) -> std::result::Result<i32, Lost> {
         let deadline = Instant::now() + limit;
-        let sent = writeln!(self.commands, "{command}").and_then(|()| self.commands.flush());
-        if sent.is_err() {
+        if send(&self.commands, command).is_err() {
             return Err(Lost::MachineEnded);
         }
         let record = self.await_record(deadline, on_line)?;
@@ -168,6 +178,20 @@ impl Drop for FirstLevel {
         // It holds nothing that is worth an orderly end: what it wrote to the checkout is on the machine already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
+    }
+}
+
+/// Sends a line to the init of a first-level machine.
+fn send(commands: &Mutex<ChildStdin>, line: &str) -> io::Result<()> {
+    let mut commands = commands.lock();
+    writeln!(commands, "{line}")?;
+    commands.flush()
+}
+
+/// Wakes a first-level machine every [`WAKE_INTERVAL`] until it ends. Its init takes no notice of an empty line.
+fn keep_awake(commands: &Mutex<ChildStdin>) {
+    while send(commands, "").is_ok() {
+        thread::sleep(WAKE_INTERVAL);
     }
 }
 

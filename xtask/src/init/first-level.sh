@@ -1,6 +1,7 @@
 #!/bin/sh
 # The init of the first-level machine of the nested lab. The kernel's console is the first serial port. The second one
-# carries commands, one a line, and what they print; a line that starts with a record separator is ours.
+# carries commands, one a line, and what they print; a line that starts with a record separator is ours. An empty line only wakes
+# the machine.
 
 export PATH=/bin:/usr/bin:/usr/sbin HOME=/root TERM=dumb
 
@@ -52,6 +53,7 @@ stty -F /dev/ttyS1 raw -echo
 exec < /dev/ttyS1 > /dev/ttyS1 2>&1
 printf '\036ready\n'
 while read -r command; do
+    [ -n "$command" ] || continue
     sh -c "$command" < /dev/null
     printf '\n\036exit %d\n' $?
 done
