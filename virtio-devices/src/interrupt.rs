@@ -89,14 +89,18 @@ impl Interrupts {
         self.vectors.get(usize::from(vector))?.lock().clone()
     }
 
-    /// The driver has something to see in `queue`.
+    /// The driver has something to see in `queue`. Without a vector it can only poll the ISR status.
     pub fn signal_queue(&self, queue: u16) {
-        self.signal(self.queue_vector(queue), ISR_QUEUE);
+        if !self.signal(self.queue_vector(queue)) {
+            self.isr.fetch_or(ISR_QUEUE, Ordering::AcqRel);
+        }
     }
 
-    /// The device configuration or the device status changed.
+    /// The device configuration or the device status changed. The ISR status says so, with a vector as without (`virtio 1.4
+    /// §4.1.4.5.1`): a driver that gives the vector to something else as well looks there what it was, as DPDK's does.
     pub fn signal_config(&self) {
-        self.signal(self.config_vector(), ISR_CONFIG);
+        self.isr.fetch_or(ISR_CONFIG, Ordering::AcqRel);
+        self.signal(self.config_vector());
     }
 
     /// The device has met an error that only a reset ends: it says so in the device status, and tells the driver
@@ -116,13 +120,14 @@ impl Interrupts {
         self.needs_reset.load(Ordering::Acquire)
     }
 
-    fn signal(&self, vector: u16, isr: u8) {
-        match self.eventfd(vector) {
+    /// Signals `vector`, unless nothing is mapped to it, and returns whether something is.
+    fn signal(&self, vector: u16) -> bool {
+        let eventfd = self.eventfd(vector);
+        if let Some(eventfd) = &eventfd {
             // A full counter is a signal that is pending already.
-            Some(eventfd) => drop(eventfd.write(1)),
-            // Without a vector the driver can only poll.
-            None => drop(self.isr.fetch_or(isr, Ordering::AcqRel)),
+            let _ = eventfd.write(1);
         }
+        eventfd.is_some()
     }
 
     /// Whether a signal waits in the eventfd of `vector`.
@@ -209,6 +214,16 @@ mod tests {
         interrupts.signal_queue(1);
         assert_eq!(interrupts.eventfd(2).unwrap().read().unwrap(), 2);
         assert_eq!(interrupts.take_isr(), 0);
+    }
+
+    /// virtio 1.4 §4.1.4.5.1: whether MSI-X is enabled makes a difference for queues only.
+    #[test]
+    fn a_change_of_configuration_is_in_the_isr_status_although_it_has_a_vector() {
+        let interrupts = Interrupts::new(1, 1);
+        interrupts.set_config_vector(0);
+        interrupts.signal_config();
+        assert_eq!(interrupts.eventfd(0).unwrap().read().unwrap(), 1);
+        assert_eq!((interrupts.take_isr(), interrupts.take_isr()), (ISR_CONFIG, 0));
     }
 
     #[test]

@@ -122,7 +122,7 @@ fn signals_that_wait_come_back_as_pending_bits_the_isr_and_needs_reset() {
     let mut new = restored(&save(&mut old));
     let mut driver = driver(&mut new);
     assert_eq!(driver.bar_read(4, 0x800, 4), 0b101, "queue 1's, though nothing is mapped to it any more, and config's");
-    assert_eq!((driver.bar_read(2, 0x100, 1), driver.status()), (1, 15 | 64));
+    assert_eq!((driver.bar_read(2, 0x100, 1), driver.status()), (1 | 2, 15 | 64));
     VirtioPci::resume(&mut new);
     assert!(!new.is_running(), "its driver must reset it first");
 }
