@@ -59,7 +59,7 @@ mod tests {
     fn initiate_flr_reads_zero() {
         let mut pcie = Pcie::new(false);
         assert!(pcie.write(CONTROL, DwordWrite::new(0xffff, 0b0011)));
-        assert_eq!(pcie.read(CONTROL), 0x78ff);
+        assert_eq!(pcie.read(CONTROL), 0x781f);
         assert!(!pcie.write(CONTROL, DwordWrite::new(0x00ff, 0b0001)));
         pcie.reset();
         assert_eq!(pcie, Pcie::new(false));

@@ -99,8 +99,9 @@ pub mod pcie {
     /// Initiate Function Level Reset, in Device Control; reads 0.
     pub const INITIATE_FLR: u32 = 1 << 15;
     /// What software may set in Device Control besides Initiate FLR: error reporting enables 3:0, Enable Relaxed Ordering 4,
-    /// Max_Payload_Size 7:5, Enable No Snoop 11, Max_Read_Request_Size 14:12.
-    pub const DEVICE_CONTROL_RW: u32 = 0x78ff;
+    /// Enable No Snoop 11, Max_Read_Request_Size 14:12. Max_Payload_Size 7:5 is 128 bytes for good, the most that Device Capabilities
+    /// tells of (`§7.5.3.4`).
+    pub const DEVICE_CONTROL_RW: u32 = 0x781f;
     /// Device Control at power-on: relaxed ordering and no snoop enabled, 512 bytes maximum read request.
     pub const DEVICE_CONTROL_RESET: u32 = 0x2810;
 }

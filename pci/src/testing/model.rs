@@ -85,7 +85,7 @@ impl Function {
         }
         put(writable, COMMAND, &0x0546u16.to_le_bytes());
         put(writable, CACHE_LINE_SIZE, &[0xff]);
-        put(writable, self.pcie + 8, &0x78ffu16.to_le_bytes());
+        put(writable, self.pcie + 8, &0x781fu16.to_le_bytes());
         put(writable, CONTROL, &0x0009u16.to_le_bytes());
         put(writable, NUM_VFS, &0xffffu16.to_le_bytes());
         put(writable, PAGE_SIZE, &0xffff_ffffu32.to_le_bytes());
