@@ -70,20 +70,6 @@ impl DwordWrite {
         let mask = self.mask & writable;
         old & !mask | self.value & mask
     }
-
-    /// `old` without the bits that are written as 1 and are in `clearable` (RW1C, `PCIe 6.2 §7.4`).
-    #[must_use]
-    pub const fn clear(self, old: u32, clearable: u32) -> u32 {
-        old & !(self.value() & clearable)
-    }
-
-    /// The part of the write that falls on the 16-bit register in the low (`high` false) or high half of the dword, as a
-    /// write whose bytes 0 and 1 are that register; `None` if the register is not written at all.
-    pub const fn half(self, high: bool) -> Option<Self> {
-        let shift = if high { 16 } else { 0 };
-        let mask = self.mask >> shift & 0xffff;
-        if mask == 0 { None } else { Some(Self { value: self.value >> shift & mask, mask }) }
-    }
 }
 
 /// A configuration access of 1, 2 or 4 bytes that stays within one dword.
@@ -163,19 +149,5 @@ mod tests {
         assert_eq!(access.dword().offset(), 8);
         assert_eq!(access.write(&[0xab]).apply(0x4433_2211, u32::MAX), 0x4433_ab11);
         assert_eq!(access.write(&[0xab]).apply(0x4433_2211, 0x0000_0f00), 0x4433_2b11);
-    }
-
-    #[test]
-    fn a_one_clears_only_where_it_is_written() {
-        let low = Access::decode(0, 2).unwrap().write(&[0xff, 0xff]);
-        assert_eq!(low.clear(0xffff_ffff, 0x00ff_00ff), 0xffff_ff00);
-    }
-
-    #[test]
-    fn a_half_that_is_not_written_is_none() {
-        let low = Access::decode(0x10, 2).unwrap().write(&[0x34, 0x12]);
-        assert_eq!(low.half(false).map(DwordWrite::value), Some(0x1234));
-        assert_eq!(low.half(true), None);
-        assert_eq!(DwordWrite::full(0x5678_1234).half(true).map(DwordWrite::value), Some(0x5678));
     }
 }

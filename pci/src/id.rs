@@ -77,7 +77,7 @@ impl Rid {
         self.devfn() & 7
     }
 
-    /// The routing ID `offset` further on, modulo 2^16, as VF routing IDs are computed (`PCIe 6.2 §9.3.3.8`).
+    /// The routing ID `offset` further on, modulo 2^16, as VF routing IDs are computed (`PCIe 6.2 §9.3.3.9`, `§9.3.3.10`).
     #[must_use]
     pub const fn wrapping_add(self, offset: u16) -> Self {
         Self(self.0.wrapping_add(offset))
