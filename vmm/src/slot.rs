@@ -182,11 +182,8 @@ impl Slot {
             let mut inner = self.inner.lock();
             let Inner { device, pages } = &mut *inner;
             let (effects, scope) = access(device.as_mut());
-            // What a PF's register changes may be in its VFs, too.
-            let touched = match touched {
-                Touched::Function(rid) if rid == self.placement.rid && !effects.is_none() => Touched::All,
-                touched => touched,
-            };
+            // Which VFs there are is the only thing of theirs that a PF's registers change.
+            let touched = if effects.vfs.is_some() { Touched::All } else { touched };
             let shown = pages.refresh(device.as_ref(), touched);
             (effects, shown, scope, device.take_stopping())
         };
