@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use pci::{Rid, VfIndex};
-use virtio_devices::{BackendKind, MacError};
+use virtio_devices::{BackendKind, MacError, Status};
 
 use crate::api::{Failure, FailureKind, Link, Resize, SetVf};
 use crate::config::{DevicePlan, DiskConfig, MacAddress, NetConfig, VdpaConfig, VmConfig, VmPlan};
@@ -293,7 +293,10 @@ impl Instance {
         let plugged = vm.devices().find(pf).ok_or_else(|| no_device(pf))?;
         let reserved = plugged.plan().total_vfs();
         let no_vf = || {
-            let line = format!("pf={pf},index={index}: {pf} reserves {reserved} VFs; they are counted from 0");
+            let line = match reserved.checked_sub(1) {
+                Some(last) => format!("pf={pf},index={index}: {pf} reserves {reserved} VFs; index must be 0 to {last}"),
+                None => format!("pf={pf},index={index}: {pf} reserves no VFs; name a NIC with sriov_vfs"),
+            };
             Failure::new(FailureKind::NotFound, line)
         };
         if *index >= reserved {
@@ -301,7 +304,9 @@ impl Instance {
         }
         let config = mac.map(|mac| self.config_with_vf_mac(pf, *index, mac)).transpose()?;
         plugged.slot().with(|device| {
-            let port = device.port(Some(VfIndex(*index))).ok_or_else(no_vf)?;
+            let vf = Some(VfIndex(*index));
+            let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
+            let port = device.port(vf).ok_or_else(no_vf)?;
             if let Some(mac) = mac {
                 // The device has been told its address, and filters by it.
                 if port.backend_kind() == BackendKind::Vdpa && port.mac() != mac.0 {
@@ -312,7 +317,9 @@ impl Instance {
                     );
                     return Err(Failure::new(FailureKind::Conflict, line));
                 }
-                port.set_mac(mac.0).map_err(|error| {
+                // It has read its address when it says so, or is about to; its queues may not run before long.
+                let set = if driven { Err(MacError::InUse) } else { port.set_mac(mac.0) };
+                set.map_err(|error| {
                     let kind = match error {
                         MacError::NotUnicast => FailureKind::BadRequest,
                         MacError::InUse => FailureKind::Conflict,

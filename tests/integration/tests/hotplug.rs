@@ -160,6 +160,16 @@ fn the_host_takes_the_link_of_one_vf_down_and_up(#[case] kernel: Kernel) {
     assert_eq!(set(json!({ "pf": "pf0", "index": 1, "mac": mac })), 204);
     assert_eq!(set(json!({ "pf": "pf0", "index": 0, "mac": mac })), 409, "VF 1 has it");
     pf.set_num_vfs(&mut guest, 2);
-    assert_eq!(pf.vfs(&mut guest)[1].mac, mac);
+    let vf = &pf.vfs(&mut guest)[1];
+    assert_eq!(vf.mac, mac);
+
+    // A driver that has begun reads it long before its queues run.
+    guest.unbind(&vf.address);
+    let status = format!("$(($(sed -n '3s/ .*//p' /sys/bus/pci/devices/{}/resource) + 0x14))", vf.address);
+    let other = json!({ "pf": "pf0", "index": 1, "mac": "52:54:00:77:77:78" });
+    guest.ok(&format!("devmem {status} 8 3"));
+    assert_eq!(set(other.clone()), 409);
+    guest.ok(&format!("devmem {status} 8 0"));
+    assert_eq!(set(other), 204);
     assert_eq!(guest.power_off().code, Some(0));
 }
