@@ -91,7 +91,7 @@ fn resources(plugged: &Plugged) -> Vec<Resource> {
         WindowId::Bar(bar) => Some((bar.get(), window.base, window.len)),
         WindowId::VfBar(_) => None,
     });
-    bars.map(|(index, base, size)| Resource::PciBar { index, base, size, type_: BarType::Mmio64, prefetchable: false })
+    bars.map(|(index, base, size)| Resource::PciBar { index, base, size, type_: BarType::Mmio64, prefetchable: true })
         .collect()
 }
 
