@@ -123,14 +123,13 @@ fn read(path: &Path) -> Result<String, Error> {
 
 /// A descriptor of our own for one that was passed to this program by number.
 fn duplicate(fd: i32) -> Result<OwnedFd, Error> {
-    let missing =
-        || format!("add-net fd={fd}: there is no such open file descriptor; open the tap before starting ch-remote");
-    // The three below are this program's own.
     if fd < 3 {
-        return Err(missing().into());
+        return Err(format!("add-net fd={fd}: 0 to 2 are the standard streams; pass the tap as 3 or above").into());
     }
     // SAFETY: the number is only used for this one call, which fails if it is not open.
     let passed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let missing =
+        || format!("add-net fd={fd}: there is no such open file descriptor; open the tap before starting ch-remote");
     passed.try_clone_to_owned().map_err(|_| missing().into())
 }
 
@@ -183,7 +182,7 @@ mod tests {
     #[test]
     fn descriptors_are_passed_and_not_named() {
         let refused = prepare(Command::AddNet { net: "fd=[1]".to_string(), vf: Vec::new() }).unwrap_err().to_string();
-        assert!(refused.starts_with("add-net fd=1: there is no such open file descriptor"), "{refused}");
+        assert_eq!(refused, "add-net fd=1: 0 to 2 are the standard streams; pass the tap as 3 or above");
         let open = std::fs::File::open("/dev/null").unwrap();
         let net = format!("id=a,fd=[{}]", std::os::fd::AsRawFd::as_raw_fd(&open));
         let prepared = prepare(Command::AddNet { net, vf: Vec::new() }).unwrap();

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use vmm::api::info::{VmCounters, VmInfo};
+use vmm::config::{ConsoleConfig, ConsoleMode};
 
 /// A table whose columns are as wide as they must be; the first row is its head.
 pub fn table(rows: &[Vec<String>]) -> String {
@@ -35,9 +36,17 @@ pub fn info(info: &VmInfo) -> String {
     if let Some(cmdline) = &config.payload.cmdline {
         line("cmdline", cmdline.clone());
     }
-    line("serial", config.serial.to_string());
-    line("console", config.console.to_string());
+    line("serial", console(&config.serial));
+    line("console", console(&config.console));
     text + "\n" + &table(&devices(info))
+}
+
+/// A console, and the pseudo-terminal that it has.
+fn console(config: &ConsoleConfig) -> String {
+    match (config.mode, &config.file) {
+        (ConsoleMode::Pty, Some(path)) => format!("pty {}", path.display()),
+        _ => config.to_string(),
+    }
 }
 
 /// The devices with their addresses; before the VM is booted, as far as the configuration has them.
@@ -101,6 +110,14 @@ mod tests {
         let text = r#"{"pf0": {"rx_frames": 3, "tx_frames": 0}, "pf0v0": {"kicks": 0}}"#;
         let shown = counters(&serde_json::from_str(text).unwrap());
         assert_eq!(shown, "DEVICE  COUNTER    VALUE\npf0     rx_frames  3\n");
+    }
+
+    #[test]
+    fn a_console_that_is_a_pseudo_terminal_is_told_with_its_path() {
+        let shown = |json: serde_json::Value| console(&serde_json::from_value(json).unwrap());
+        assert_eq!(shown(serde_json::json!({"mode": "Pty", "file": "/dev/pts/7"})), "pty /dev/pts/7");
+        assert_eq!(shown(serde_json::json!({"mode": "Pty"})), "pty");
+        assert_eq!(shown(serde_json::json!({"mode": "File", "file": "/tmp/log"})), "file=/tmp/log");
     }
 
     #[test]

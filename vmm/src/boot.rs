@@ -77,7 +77,7 @@ pub enum Error {
         needed: u64,
     },
     /// The command line is too long.
-    #[error("--cmdline: {len} bytes long; this kernel takes at most {limit}")]
+    #[error("--cmdline: {len} bytes long; this kernel takes at most {limit}; shorten it")]
     CmdlineTooLong {
         /// Its length in bytes.
         len: usize,
@@ -85,7 +85,7 @@ pub enum Error {
         limit: u64,
     },
     /// The command line contains a NUL byte.
-    #[error("--cmdline: contains a NUL byte")]
+    #[error("--cmdline: contains a NUL byte; leave that out")]
     CmdlineNul,
     /// What was found good at first cannot be loaded.
     #[error("--kernel {}: cannot be loaded: {error}", path.display())]

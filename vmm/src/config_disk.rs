@@ -1,6 +1,6 @@
 //! Disks: `--disk`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -217,30 +217,36 @@ impl DiskConfig {
 /// No two disks have one id or one slot, and none has an image that another one writes.
 fn check_apart(disks: &[DiskConfig], subject: impl Fn(usize, &DiskConfig) -> Subject) -> Result<(), ConfigError> {
     let ids = numbered("_disk", disks.iter().map(|disk| disk.id.as_deref()));
-    let in_use = |subject: String, what: String, user: usize, remedy: &str| {
-        let user = ids.get(user).cloned().unwrap_or_default();
+    let name = |user: usize| ids.get(user).cloned().unwrap_or_default();
+    let in_use = |subject: String, what: String, user: String, remedy: &str| {
         Err(ConfigError::new(subject, Problem::InUse { what, user, remedy: remedy.to_string() }))
     };
-    let (mut names, mut slots) = (HashMap::new(), HashMap::new());
+    let (mut names, mut slots) = (HashSet::new(), HashMap::new());
     let mut images: HashMap<&Path, (usize, bool)> = HashMap::new();
     for (index, disk) in disks.iter().enumerate() {
         if let Some(id) = &disk.id
-            && let Some(user) = names.insert(id, index)
+            && !names.insert(id)
         {
+            let user = "another disk".to_string();
             return in_use(format!("--disk id={id}"), "this id".to_string(), user, "give each disk its own");
         }
         if let Some(slot) = disk.pci_device_id
             && let Some(user) = slots.insert(slot, index)
         {
             let subject = subject(index, disk).key("pci_device_id", slot);
-            return in_use(subject, format!("slot {slot}"), user, "give another, or leave pci_device_id out");
+            return in_use(subject, format!("slot {slot}"), name(user), "give another, or leave pci_device_id out");
         }
         let Some(path) = &disk.path else { continue };
         if let Some((user, read_only)) = images.insert(path, (index, disk.readonly))
             && !(read_only && disk.readonly)
         {
             let subject = subject(index, disk).key("path", path.display());
-            return in_use(subject, "this image".to_string(), user, "give each its own, or add readonly=on to both");
+            return in_use(
+                subject,
+                "this image".to_string(),
+                name(user),
+                "give each its own, or add readonly=on to both",
+            );
         }
     }
     Ok(())
@@ -344,7 +350,7 @@ mod tests {
     fn disks_have_nothing_in_common_but_what_is_only_read() {
         assert_eq!(
             refusal(&["path=/a,id=x", "path=/b,id=x"]),
-            "--disk id=x: this id is in use by x already; give each disk its own"
+            "--disk id=x: this id is in use by another disk already; give each disk its own"
         );
         assert_eq!(
             refusal(&["path=/a,pci_device_id=3", "path=/b,pci_device_id=3"]),

@@ -105,13 +105,18 @@ impl Value for u64 {
     }
 
     fn print(&self) -> Option<String> {
-        Some(match self.trailing_zeros() {
-            _ if *self == 0 => "0".to_string(),
-            0..10 => self.to_string(),
-            10..20 => format!("{}K", self >> 10),
-            20..30 => format!("{}M", self >> 20),
-            _ => format!("{}G", self >> 30),
-        })
+        Some(bytes(*self))
+    }
+}
+
+/// A number of bytes, as a user would write it: `1536M`.
+pub(crate) fn bytes(number: u64) -> String {
+    match number.trailing_zeros() {
+        _ if number == 0 => "0".to_string(),
+        0..10 => number.to_string(),
+        10..20 => format!("{}K", number >> 10),
+        20..30 => format!("{}M", number >> 20),
+        _ => format!("{}G", number >> 30),
     }
 }
 

@@ -4,6 +4,7 @@ use std::io;
 
 use crate::api::SocketError;
 use crate::config::ConfigError;
+use crate::config_value::bytes;
 use crate::event_monitor::MonitorError;
 use crate::{boot, console, cpu, devices, kvm, memory};
 
@@ -29,7 +30,7 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] memory::Error),
     /// The guest's memory is more than the CPU can address.
-    #[error("--memory size={size}: a guest on this CPU has {bits} address bits, too few for so much memory; give less")]
+    #[error("--memory size={}: a guest on this CPU has {bits} address bits, too few for so much memory; give less", bytes(*.size))]
     AddressBits {
         /// The size that was asked for, in bytes.
         size: u64,

@@ -29,7 +29,7 @@ pub enum Error {
     #[error("/dev/kvm: lacks {0}; a newer Linux is needed")]
     Capability(&'static str),
     /// More vCPUs than the host can run in one VM.
-    #[error("--cpus {key}={requested}: this host runs at most {limit} vCPUs in a VM")]
+    #[error("--cpus {key}={requested}: this host runs at most {limit} vCPUs in a VM; give {limit} or fewer")]
     Vcpus {
         /// The key that asks for them.
         key: &'static str,

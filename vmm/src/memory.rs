@@ -17,6 +17,7 @@ use vm_memory::{
 
 use crate::arch::x86_64::layout::Layout;
 use crate::config::MemoryConfig;
+use crate::config_value::bytes;
 
 /// The size of a page of the host.
 const PAGE: u64 = 4096;
@@ -27,7 +28,7 @@ const HUGE_PAGE: usize = 2 << 20;
 #[derive(Debug, Error)]
 pub enum Error {
     /// The size is not a whole number of pages.
-    #[error("--memory size={size}: not a multiple of the page size; make it a multiple of {page}")]
+    #[error("--memory size={}: not a multiple of the page size; make it a multiple of {}", bytes(*.size), bytes(*.page))]
     Unaligned {
         /// The size that was asked for, in bytes.
         size: u64,
@@ -36,13 +37,16 @@ pub enum Error {
     },
     /// The host has no huge pages of this size.
     #[error(
-        "--memory hugepage_size={0}: this host has no pages of that size; /sys/kernel/mm/hugepages lists those it has"
+        "--memory hugepage_size={}: this host has no pages of that size; /sys/kernel/mm/hugepages lists those it has",
+        bytes(*.0)
     )]
     HugePageSize(u64),
     /// The host has set aside too few huge pages.
     #[error(
-        "--memory size={size},hugepages=on: the host has not enough huge pages free; {needed} of {page} bytes are needed, see \
-         /proc/sys/vm/nr_hugepages"
+        "--memory size={},hugepages=on: the host has not enough huge pages free; {needed} of {} are needed, see \
+         /proc/sys/vm/nr_hugepages",
+        bytes(*.size),
+        bytes(*.page)
     )]
     HugePages {
         /// The size that was asked for, in bytes.
@@ -53,7 +57,7 @@ pub enum Error {
         needed: u64,
     },
     /// The host does not give the memory.
-    #[error("--memory size={size}: the host does not give the memory: {error}")]
+    #[error("--memory size={}: the host does not give the memory: {error}; give less", bytes(*.size))]
     Map {
         /// The size that was asked for, in bytes.
         size: u64,

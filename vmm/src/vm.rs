@@ -89,7 +89,7 @@ impl Vm {
         let serial = Console::open(&config.serial)?;
         let running = None;
         let triple_faults = 0;
-        Ok(Self {
+        let vm = Self {
             running,
             devices,
             serial,
@@ -105,7 +105,13 @@ impl Vm {
             events,
             triple_faults,
             other_files,
-        })
+        };
+        for (option, pty) in ["--serial", "--console"].into_iter().zip(vm.ptys()) {
+            if let Some(pty) = pty {
+                log::info!("{option} pty: it is {}", pty.display());
+            }
+        }
+        Ok(vm)
     }
 
     /// Makes the terminal the guest's, if its console is there, until the VM is dropped. Signals do not end the process any more

@@ -262,7 +262,9 @@ impl Vmm {
     fn pause(&mut self) -> Result<Reply, Failure> {
         let events = self.events.clone();
         match self.guest_mut()? {
-            vm if vm.is_paused() => Err(Failure::new(FailureKind::Conflict, "the VM is paused already")),
+            vm if vm.is_paused() => {
+                Err(Failure::new(FailureKind::Conflict, "the VM is paused already; vm.resume lets it go on"))
+            }
             vm => {
                 events.vm("pausing");
                 vm.pause();

@@ -62,7 +62,10 @@ fn what_fails_leaves_no_tap() {
     let address = |text: &str| Some(text.parse::<IpAddr>().unwrap());
     let mut wrong = spec("tap0", 2);
     (wrong.ip, wrong.mask) = (address("10.0.0.1"), address("255.0.255.0"));
-    assert_eq!(error(Tap::open(&wrong)), "255.0.255.0 is no mask for 10.0.0.1");
+    assert_eq!(
+        error(Tap::open(&wrong)),
+        "255.0.255.0 is no mask for 10.0.0.1: give one of its family, as 255.255.255.0"
+    );
     (wrong.ip, wrong.mask) = (address("10.0.0.1"), address("ffff::"));
     assert!(error(Tap::open(&wrong)).contains("no mask"));
     wrong = TapSpec { mtu: Some(20), ..spec("tap0", 2) };

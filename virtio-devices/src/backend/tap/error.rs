@@ -86,7 +86,7 @@ pub enum TapError {
         source: io::Error,
     },
     /// The address and its mask are not of one family, or the mask has holes.
-    #[error("{mask} is no mask for {ip}")]
+    #[error("{mask} is no mask for {ip}: give one of its family, as 255.255.255.0")]
     Mask {
         /// The address.
         ip: std::net::IpAddr,

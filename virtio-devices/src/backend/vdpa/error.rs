@@ -45,7 +45,7 @@ pub enum VdpaFault {
     #[error("this is no vhost-vdpa device; name one of /dev/vhost-vdpa-*")]
     NotVdpa,
     /// It is another kind of virtio device.
-    #[error("this is a virtio device of type {0}, and no network device (type 1)")]
+    #[error("this is a virtio device of type {0}, and no network device (type 1); name one of those")]
     NotNet(u32),
     /// It is a device of before virtio 1, or one that bypasses the host's protection of memory.
     #[error("the device does not offer {0}, which every vDPA device needs")]

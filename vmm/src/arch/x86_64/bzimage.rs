@@ -54,7 +54,7 @@ pub enum Error {
     #[error("a Linux kernel of 32 bits or older than 3.8; give one of 64 bits that is newer")]
     TooOld,
     /// Its header makes no sense.
-    #[error("a bzImage with a malformed header")]
+    #[error("a bzImage with a malformed header; is it whole?")]
     Malformed,
 }
 

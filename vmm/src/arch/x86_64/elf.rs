@@ -41,10 +41,10 @@ pub enum Error {
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
     /// It is for another machine.
-    #[error("an ELF file, but not of a 64-bit x86 kernel")]
+    #[error("an ELF file, but not of a 64-bit x86 kernel; give one of x86_64")]
     Machine,
     /// Its headers make no sense.
-    #[error("an ELF file with malformed headers")]
+    #[error("an ELF file with malformed headers; is it whole?")]
     Malformed,
     /// It has no PVH entry.
     #[error("an ELF file without a PVH entry; give a bzImage, or a vmlinux of a kernel that is built with CONFIG_PVH")]
