@@ -1,7 +1,8 @@
 //! Where a console's characters go to and come from: nowhere, a file, the program's own streams, a pseudo-terminal or a socket.
 //!
 //! Output never waits for good: if nobody takes it, who writes waits up to [`PATIENCE`], once, and what follows is dropped until
-//! somebody takes it again. Where nobody is at the other end it is dropped at once. Input that nobody asks for stays where it is.
+//! somebody takes it again. Where nobody is at the other end it is dropped at once, but for a FIFO, which keeps what fits in until
+//! somebody reads it. Opening never waits for anybody. Input that nobody asks for stays where it is.
 
 mod error;
 mod pty;
@@ -10,16 +11,17 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 pub use error::CharError;
@@ -38,7 +40,7 @@ const PIPE_PART: usize = 4096;
 pub enum CharSpec {
     /// Output is dropped, and there is no input.
     Null,
-    /// Output is written to this file, from its beginning.
+    /// Output is written to this file, from its beginning. It may be a FIFO that nobody reads yet, or a terminal.
     File(PathBuf),
     /// A pseudo-terminal of its own.
     Pty,
@@ -98,7 +100,7 @@ impl CharDevice {
             CharSpec::Null => Kind::Null,
             CharSpec::File(path) => {
                 let fail = |error| CharError::File { path: path.clone(), error };
-                return Self::over(None, File::create(path).map_err(fail)?.into()).map_err(fail);
+                return Self::over(None, create(path).map_err(fail)?.into()).map_err(fail);
             }
             CharSpec::Pty => Kind::Pty(Pty::open().map_err(CharError::Pty)?),
             CharSpec::Socket(path) => Kind::Socket(Socket::listen(path)?),
@@ -250,6 +252,15 @@ impl CharDevice {
             Kind::Socket(socket) => Some(End::Own(socket.as_fd())),
         }
     }
+}
+
+/// Creates or truncates the file at `path`, without waiting for anybody.
+fn create(path: &Path) -> io::Result<File> {
+    // A terminal must not become this program's, nor be waited for until somebody dials in.
+    let flags = i32::try_from((OFlags::NOCTTY | OFlags::NONBLOCK).bits()).unwrap_or_default();
+    // Linux refuses to open a FIFO for writing that nobody reads: this program may read it, too, and never does.
+    let is_fifo = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
+    OpenOptions::new().read(is_fifo).write(true).create(true).truncate(true).custom_flags(flags).open(path)
 }
 
 /// Whether `fd` takes output or has input, as `direction` says, within `patience`. A signal ends the wait: it may be the one that

@@ -2,14 +2,16 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::error::CharError;
 
@@ -21,6 +23,8 @@ const NO_DATA: epoll::EventData = epoll::EventData::new_u64(0);
 pub struct Socket {
     listener: UnixListener,
     path: PathBuf,
+    /// Which file it is: somebody may put another one in its place.
+    inode: (u64, u64),
     client: Mutex<Option<Arc<OwnedFd>>>,
     /// The last client could not be let in, for want of a descriptor.
     pub short: AtomicBool,
@@ -38,19 +42,20 @@ impl Socket {
         let fail = |error: io::Error| CharError::Socket { path: path.to_owned(), error };
         match std::fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(CharError::NotASocket(path.to_owned())),
-            Ok(_) if UnixStream::connect(path).is_ok() => return Err(CharError::SocketInUse(path.to_owned())),
-            Ok(_) => std::fs::remove_file(path).map_err(fail)?,
+            Ok(_) => match probe(path) {
+                Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(fail)?,
+                // Also one that is too busy, or a socket of another type.
+                Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(CharError::SocketInUse(path.to_owned())),
+                Err(errno) => return Err(fail(errno.into())),
+            },
             // That it cannot be looked at shows when it is bound, too.
             Err(_) => {}
         }
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| fail(errno.into()))?;
         let listener = UnixListener::bind(path).map_err(fail)?;
-        let events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| {
-            // There is no socket yet that would do it when it is dropped.
-            let _ = std::fs::remove_file(path);
-            fail(errno.into())
-        })?;
-        let socket =
-            Self { listener, path: path.to_owned(), client: Mutex::new(None), short: AtomicBool::new(false), events };
+        let inode = inode(path).map_err(fail)?;
+        let (path, client) = (path.to_owned(), Mutex::new(None));
+        let socket = Self { listener, path, inode, client, short: AtomicBool::new(false), events };
         socket.listener.set_nonblocking(true).map_err(fail)?;
         epoll::add(&socket.events, &socket.listener, NO_DATA, epoll::EventFlags::IN)
             .map_err(|errno| fail(errno.into()))?;
@@ -100,7 +105,20 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Somebody may have removed it.
-        let _ = std::fs::remove_file(&self.path);
+        if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
+            // If it cannot be removed, the next start does.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Whether somebody listens at `path`: connects without waiting. A program that does not accept its clients would hold this one up.
+fn probe(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }

@@ -1,9 +1,11 @@
 //! Both ends of a console.
 
 use std::io::{PipeReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::time::Instant;
 
+use rustix::fs::{CWD, Mode, mknodat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen};
 use rustix::termios::{LocalModes, tcgetattr};
 
 use super::*;
@@ -46,6 +48,36 @@ fn a_file_is_written_from_its_beginning() {
     assert_eq!(std::fs::read(&path).unwrap(), b"hello world");
     let error = CharDevice::open(&CharSpec::File(path.join("below a file"))).unwrap_err().to_string();
     assert!(error.starts_with("file=") && !error.contains('\n'), "{error}");
+}
+
+/// What becomes of opening `spec`, which must not wait for anybody.
+fn open_at_once(spec: CharSpec) -> Result<CharDevice, CharError> {
+    let opening = std::thread::spawn(move || CharDevice::open(&spec));
+    let start = Instant::now();
+    while !opening.is_finished() {
+        assert!(start.elapsed() < PATIENCE, "opening waits for somebody");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    opening.join().unwrap()
+}
+
+#[test]
+fn a_fifo_that_nobody_reads_does_not_hold_up_the_start_and_is_heard_once_somebody_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("fifo");
+    mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let device = open_at_once(CharSpec::File(path.clone())).unwrap().with_patience(Duration::from_millis(100));
+    for word in [b"one", b"two"] {
+        // That a reader leaves between the two changes nothing.
+        device.write(word);
+        let mut bytes = [0; 3];
+        File::open(&path).unwrap().read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, word);
+    }
+    let start = Instant::now();
+    device.write(&[b'x'; 300_000]);
+    (0..1000).for_each(|_| device.write(b"y"));
+    assert!(start.elapsed() < PATIENCE);
 }
 
 #[test]
@@ -198,6 +230,35 @@ fn a_socket_is_taken_over_from_the_dead_only_and_removed_at_the_end() {
     let long = directory.path().join("x".repeat(200));
     let error = refused(&long).to_string();
     assert!(error.contains("cannot be listened on") && !error.contains('\n'), "{error}");
+}
+
+#[test]
+fn a_socket_of_another_type_or_too_busy_is_left_alone_and_not_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("datagrams");
+    let _datagrams = UnixDatagram::bind(&path).unwrap();
+    assert!(matches!(open_at_once(CharSpec::Socket(path.clone())), Err(CharError::SocketInUse(_))));
+    assert!(path.exists());
+    let path = directory.path().join("busy");
+    let busy = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&busy, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&busy, 0).unwrap();
+    let _waiting = UnixStream::connect(&path).unwrap();
+    assert!(matches!(open_at_once(CharSpec::Socket(path.clone())), Err(CharError::SocketInUse(_))));
+    assert!(path.exists());
+}
+
+#[test]
+fn a_file_that_took_the_place_of_a_socket_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("console");
+    let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let next = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
+    drop(device);
+    UnixStream::connect(&path).unwrap();
+    drop(next);
+    assert!(!path.exists());
 }
 
 #[test]
