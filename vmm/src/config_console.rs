@@ -18,7 +18,7 @@ pub enum ConsoleMode {
     Pty,
     /// The terminal of this program.
     Tty,
-    /// A file, written from its beginning.
+    /// A file, written from its beginning. A FIFO need not be read yet.
     File,
     /// A Unix socket that this program listens on.
     Socket,
@@ -59,11 +59,22 @@ impl ConsoleConfig {
     /// Checks it as the virtio console of a VM with this serial port.
     pub(crate) fn check_console(&self, serial: &Self) -> Result<(), ConfigError> {
         self.check_path("--console")?;
-        if self.mode == ConsoleMode::Tty && serial.mode == ConsoleMode::Tty {
-            let what = "the terminal is the serial port's (--serial tty); give one of them another mode".to_string();
-            return Err(ConfigError::new(format!("--console {self}"), Problem::Conflict(what)));
+        if self.mode != serial.mode {
+            return Ok(());
         }
-        Ok(())
+        let (shared, way_out) = match self.mode {
+            ConsoleMode::Tty => ("terminal", "mode"),
+            // Each would overwrite the other. Not so with a device, as /dev/null.
+            ConsoleMode::File if self.file == serial.file && !self.is_device() => ("file", "path"),
+            ConsoleMode::Socket if self.socket == serial.socket => ("socket", "path"),
+            _ => return Ok(()),
+        };
+        let what = format!("the {shared} is the serial port's (--serial {serial}); give one of them another {way_out}");
+        Err(ConfigError::new(format!("--console {self}"), Problem::Conflict(what)))
+    }
+
+    fn is_device(&self) -> bool {
+        self.file.as_ref().is_some_and(|path| path.starts_with("/dev"))
     }
 
     /// A path is there if and only if the mode has one.

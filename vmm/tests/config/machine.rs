@@ -51,6 +51,15 @@ fn a_console_that_cannot_be_is_refused() {
         with(|vm| (vm.console, vm.serial) = ("tty".parse().unwrap(), "tty".parse().unwrap())),
         "--console tty: the terminal is the serial port's (--serial tty); give one of them another mode"
     );
+    let both = |text: &str| (text.parse::<ConsoleConfig>().unwrap(), text.parse().unwrap());
+    assert_eq!(
+        with(|vm| (vm.console, vm.serial) = both("file=/tmp/f")),
+        "--console file=/tmp/f: the file is the serial port's (--serial file=/tmp/f); give one of them another path"
+    );
+    assert_eq!(
+        with(|vm| (vm.console, vm.serial) = both("socket=/tmp/s")),
+        "--console socket=/tmp/s: the socket is the serial port's (--serial socket=/tmp/s); give one of them another path"
+    );
     assert_eq!(
         with(|vm| vm.serial.file = Some("x".into())),
         "--serial null: only mode File has a file; leave file out"
@@ -61,6 +70,19 @@ fn a_console_that_cannot_be_is_refused() {
         with(|vm| vm.serial = json(r#"{"mode":"Pty","socket":"/tmp/s"}"#)),
         "--serial pty: only mode Socket has a socket; leave socket out"
     );
+}
+
+#[test]
+fn two_consoles_may_be_the_same_where_neither_takes_anything_from_the_other() {
+    let each =
+        [("file=/dev/null", "file=/dev/null"), ("null", "null"), ("pty", "pty"), ("file=/tmp/x", "socket=/tmp/x")];
+    for (console, serial) in
+        each.into_iter().chain([("file=/tmp/f", "file=/tmp/g"), ("socket=/tmp/s", "socket=/tmp/t")])
+    {
+        let mut config = vm(&[], &[]).unwrap();
+        (config.console, config.serial) = (console.parse().unwrap(), serial.parse().unwrap());
+        assert!(config.plan().is_ok(), "{console} {serial}");
+    }
 }
 
 #[test]
