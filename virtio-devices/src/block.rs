@@ -100,10 +100,11 @@ pub struct Block {
     queue_sizes: Vec<u16>,
     counters: Arc<BlockCounters>,
     losses: Losses,
-    /// Whether the driver wants writes to wait in the host's cache until a flush (`virtio 1.4 §5.2.4`).
-    writeback: bool,
-    /// The features of the last start, which say what `writeback` means.
-    negotiated: u64,
+    /// What the driver wrote into `writeback` since the reset: whether it wants writes to wait in the host's cache until a flush
+    /// (`virtio 1.4 §5.2.4`).
+    chosen: Option<bool>,
+    /// The features of the last start, which say what `writeback` means. There are none between a reset and a start.
+    negotiated: Option<u64>,
     /// Whether a write is complete only when it is on the medium: for the workers.
     stable: Arc<AtomicBool>,
     /// What it may still do. A reset does not refill it.
@@ -145,8 +146,8 @@ impl Block {
             serial,
             counters: Arc::new(BlockCounters::new()),
             losses: Losses::default(),
-            writeback: true,
-            negotiated: 0,
+            chosen: None,
+            negotiated: None,
             stable: Arc::new(AtomicBool::new(false)),
             limiter: RateLimiter::new(spec.limits, Instant::now()).map(|limiter| Arc::new(Mutex::new(limiter))),
             spec,
@@ -170,13 +171,17 @@ impl Block {
 
     /// Tells the workers whether writes have to be stable (`virtio 1.4 §5.2.6.2`): if the driver said so, or if it never flushes
     /// because it did not negotiate that.
-    fn settle_cache(&self) {
-        let stable = if has(self.negotiated, VIRTIO_BLK_F_CONFIG_WCE) {
-            !self.writeback
-        } else {
-            !has(self.negotiated, VIRTIO_BLK_F_FLUSH)
-        };
+    fn settle_cache(&self, features: u64) {
+        let stable =
+            if has(features, VIRTIO_BLK_F_CONFIG_WCE) { !self.writeback() } else { !has(features, VIRTIO_BLK_F_FLUSH) };
         self.stable.store(stable, Ordering::Release);
+    }
+
+    /// The field that the driver reads. Without its choice there is a cache, unless it is known that the driver, which could turn the
+    /// cache off, cannot flush it (`virtio 1.4 §5.2.5.2`).
+    fn writeback(&self) -> bool {
+        let unflushed = |features| has(features, VIRTIO_BLK_F_CONFIG_WCE) && !has(features, VIRTIO_BLK_F_FLUSH);
+        self.chosen.unwrap_or(!self.negotiated.is_some_and(unflushed))
     }
 
     fn parts(&self, start: &Start) -> io::Result<Vec<Part>> {
@@ -241,22 +246,23 @@ impl VirtioDevice for Block {
         let config = Config {
             geometry: self.image.abilities.geometry,
             segments: self.spec.queue_size.saturating_sub(2).clamp(1, MAX_SEGMENTS).into(),
-            writeback: self.writeback,
+            writeback: self.writeback(),
             queues: self.spec.queues,
             discard: self.image.abilities.discard,
         };
         config.read(offset, data);
     }
 
-    /// All fields but `writeback` are read-only, and that is, too, to a driver that does not know it.
+    /// All fields but `writeback` are read-only, and that is, too, to a driver that does not know it. Whether it does shows at the
+    /// start, and it may write before that (`virtio 1.4 §3.1.1`).
     fn config_write(&mut self, offset: u64, data: &[u8]) {
-        if !has(self.negotiated, VIRTIO_BLK_F_CONFIG_WCE) {
+        if self.negotiated.is_some_and(|features| !has(features, VIRTIO_BLK_F_CONFIG_WCE)) {
             return;
         }
         let byte = WRITEBACK.checked_sub(offset).and_then(|skip| data.get(usize::try_from(skip).ok()?));
         if let Some(byte) = byte {
-            self.writeback = *byte != 0;
-            self.settle_cache();
+            self.chosen = Some(*byte != 0);
+            self.negotiated.iter().for_each(|features| self.settle_cache(*features));
         }
     }
 
@@ -266,8 +272,11 @@ impl VirtioDevice for Block {
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         let parts = self.parts(&start)?;
-        self.negotiated = start.features;
-        self.settle_cache();
+        self.negotiated = Some(start.features);
+        if !has(start.features, VIRTIO_BLK_F_CONFIG_WCE) {
+            self.chosen = None;
+        }
+        self.settle_cache(start.features);
         let shared = self.shared(&start);
         let workers = spawn_all(parts, &shared.complete, |part| self.spawn(part, &shared))?;
         debug!("{}: {} queues over {}", self.spec.id, workers.len(), self.spec.path.display());
@@ -279,25 +288,26 @@ impl VirtioDevice for Block {
         log_losses(&spec.id, losses.doubled(&counters.losses()));
         // The workers that are still ending keep what they were told.
         self.stable = Arc::new(AtomicBool::new(false));
-        self.writeback = true;
-        self.negotiated = 0;
+        self.chosen = None;
+        self.negotiated = None;
     }
 
     fn save(&self) -> DeviceSpecific {
-        if self.writeback { DeviceSpecific::PowerOn } else { DeviceSpecific::Config(vec![0]) }
+        self.chosen.map_or(DeviceSpecific::PowerOn, |writeback| DeviceSpecific::Config(vec![writeback.into()]))
     }
 
     fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
-        self.writeback = match (state, started) {
-            (DeviceSpecific::PowerOn, _) => true,
-            (DeviceSpecific::Config(config), Some(features)) if has(features, VIRTIO_BLK_F_CONFIG_WCE) => {
-                match config[..] {
-                    [byte] => byte != 0,
-                    _ => return Err(StateError::Shape("configuration lengths")),
-                }
-            }
+        let may_choose = started.is_none_or(|features| has(features, VIRTIO_BLK_F_CONFIG_WCE));
+        self.chosen = match state {
+            DeviceSpecific::PowerOn => None,
+            DeviceSpecific::Config(config) if may_choose => match config[..] {
+                [byte] => Some(byte != 0),
+                _ => return Err(StateError::Shape("configuration lengths")),
+            },
             _ => return Err(StateError::Shape("kinds of device")),
         };
+        // Queues that stand still for want of bus mastering may do so for long, and the driver write the field meanwhile.
+        self.negotiated = started;
         Ok(())
     }
 }

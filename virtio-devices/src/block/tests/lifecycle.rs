@@ -1,6 +1,7 @@
 //! Starts, stops and resets.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use virtio_bindings::virtio_blk::*;
 
@@ -91,15 +92,20 @@ fn guest_memory_that_is_exchanged_is_used_from_then_on() {
     }
 }
 
+fn writeback(guest: &Guest) -> u8 {
+    let mut data = [0xee];
+    guest.block.config_read(32, &mut data);
+    data[0]
+}
+
+fn stable(guest: &Guest) -> bool {
+    guest.block.stable.load(Ordering::Acquire)
+}
+
 #[test]
 fn a_reset_returns_to_the_cache_of_power_on_and_keeps_the_image() {
     let mut guest = Guest::new(true);
     assert_eq!(guest.write(0, &pattern(512, 1)), (OK, 1));
-    let writeback = |guest: &Guest| {
-        let mut data = [0];
-        guest.block.config_read(32, &mut data);
-        data[0]
-    };
     guest.block.config_write(30, &[9, 9, 0, 9]);
     assert_eq!(writeback(&guest), 0);
     guest.block.config_write(33, &[1]);
@@ -123,11 +129,7 @@ fn a_disk_whose_writes_are_stable_has_them_stable_after_a_restore() {
     guest.stop();
     guest.block.reset();
     assert_eq!(guest.block.save(), DeviceSpecific::PowerOn);
-    // A driver that has negotiated nothing yet has nothing to write.
-    guest.block.config_write(32, &[0]);
-    assert_eq!(guest.block.save(), DeviceSpecific::PowerOn);
     for (state, started) in [
-        (&saved, None),
         (&saved, Some(features & !(1 << VIRTIO_BLK_F_CONFIG_WCE))),
         (&DeviceSpecific::Config(vec![0, 0]), Some(features)),
     ] {
@@ -135,6 +137,68 @@ fn a_disk_whose_writes_are_stable_has_them_stable_after_a_restore() {
     }
     guest.block.restore(&saved, Some(features)).unwrap();
     guest.start(features);
-    assert!(guest.block.stable.load(std::sync::atomic::Ordering::Acquire));
+    assert!(stable(&guest));
     assert_eq!(guest.write(0, &pattern(512, 1)), (OK, 1));
+}
+
+#[test]
+fn a_cache_that_is_turned_off_before_the_start_is_off_for_a_driver_that_knows_of_it() {
+    let mut guest = Guest::new(true);
+    let features = guest.block.features();
+    for saves in [false, true] {
+        guest.stop();
+        guest.block.reset();
+        guest.block.config_write(32, &[0]);
+        assert_eq!(writeback(&guest), 0);
+        if saves {
+            let saved = guest.block.save();
+            guest.block.reset();
+            guest.block.restore(&saved, None).unwrap();
+        }
+        guest.start(features);
+        assert_eq!((writeback(&guest), stable(&guest)), (0, true), "{saves}");
+        // A stop that is not a reset is not a new choice.
+        guest.stop();
+        guest.start(features);
+        assert_eq!((writeback(&guest), stable(&guest)), (0, true), "{saves}");
+    }
+    guest.stop();
+    guest.block.reset();
+    guest.block.config_write(32, &[0]);
+    guest.start(features & !(1 << VIRTIO_BLK_F_CONFIG_WCE));
+    assert_eq!((writeback(&guest), stable(&guest)), (1, false));
+    assert_eq!(guest.block.save(), DeviceSpecific::PowerOn);
+    guest.block.config_write(32, &[0]);
+    assert_eq!((writeback(&guest), stable(&guest)), (1, false));
+}
+
+#[test]
+fn a_driver_that_cannot_flush_the_cache_begins_without_it() {
+    let mut guest = Guest::new(true);
+    let features = guest.block.features() & !(1 << VIRTIO_BLK_F_FLUSH);
+    guest.stop();
+    guest.block.reset();
+    guest.start(features);
+    assert_eq!((writeback(&guest), stable(&guest)), (0, true));
+    guest.block.config_write(32, &[1]);
+    assert_eq!((writeback(&guest), stable(&guest)), (1, false));
+    let saved = guest.block.save();
+    guest.stop();
+    guest.block.reset();
+    guest.block.restore(&saved, Some(features)).unwrap();
+    guest.start(features);
+    assert_eq!((writeback(&guest), stable(&guest)), (1, false));
+}
+
+#[test]
+fn a_driver_whose_queues_stand_still_after_a_restore_chooses_as_it_negotiated() {
+    let mut guest = Guest::new(true);
+    let features = guest.block.features();
+    for (features, chosen) in [(features, 0), (features & !(1 << VIRTIO_BLK_F_CONFIG_WCE), 1)] {
+        guest.stop();
+        guest.block.reset();
+        guest.block.restore(&DeviceSpecific::PowerOn, Some(features)).unwrap();
+        guest.block.config_write(32, &[0]);
+        assert_eq!(writeback(&guest), chosen, "{features:#x}");
+    }
 }
