@@ -24,6 +24,8 @@ const MAX_READ: usize = 64 << 10;
 const BATCH: usize = 16;
 /// How long to wait for a source that has nothing at the moment: not every one can be waited for.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+/// How long to wait after a source failed: it may do so for ever, and the driver, whose buffer is waiting, need not ring again.
+const RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// The queue and what its worker works with.
 pub struct Part {
@@ -53,8 +55,8 @@ enum Next {
     More,
     /// A doorbell.
     Doorbell,
-    /// The source, or a doorbell.
-    Source,
+    /// The source, for so long, or a doorbell.
+    Source(Timespec),
 }
 
 impl Part {
@@ -80,7 +82,7 @@ impl Part {
             match next {
                 Next::More => {}
                 Next::Doorbell => self.wait(None, tally),
-                Next::Source => self.wait(Some(PAUSE), tally),
+                Next::Source(pause) => self.wait(Some(pause), tally),
             }
         }
         Ok(())
@@ -124,9 +126,8 @@ impl Part {
                     let waits =
                         result.is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)));
                     tally.add(RngCounter::BackendErrors, (!waits).into());
-                    // One that fails may do so for ever: it is asked again with the next doorbell.
                     ring.expect_doorbell(memory)?;
-                    next = if waits { Next::Source } else { Next::Doorbell };
+                    next = Next::Source(if waits { PAUSE } else { RETRY });
                     break;
                 }
             }
