@@ -18,7 +18,8 @@
 //! Queues go on where their used ring ends, since a device that was reset has forgotten the buffers that it held. One that can be suspended
 //! and resumed is not reset by a pause, and keeps what its control queue has brought about. One that can neither be resumed nor take a queue's
 //! position, as virtio devices behind the driver vp_vdpa (`virtio 1.4` has no such register), does not go on after a pause, and its driver is asked to
-//! reset the NIC. So is one whose own control queue was given commands before the device was reset or lost: nobody else knows these.
+//! reset the NIC. So is one whose own control queue was given commands before the device was reset or lost: nobody else knows these. The
+//! queues of both run on while the host has taken the link down.
 //!
 //! A device may have a page for each queue's doorbell, and nothing else there. The guest is given those of queues that run, and rings them
 //! without leaving itself; until then, and after that, its doorbells are eventfds as with any other backend. A page keeps the device
@@ -230,6 +231,11 @@ impl Offload for Vdpa {
             self.close();
         }
         vec![None; queues]
+    }
+
+    fn goes_on_after_stop(&self) -> bool {
+        // One that is lost has been stopped.
+        self.device.as_ref().is_none_or(Device::goes_on_after_stop)
     }
 
     fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), OffloadError> {

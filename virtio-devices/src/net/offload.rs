@@ -47,7 +47,7 @@ pub struct Offloaded {
 
 /// What the backend does.
 enum Service {
-    /// Nothing: it has not been started yet, or the host has taken the link down.
+    /// Nothing: it has not been started yet, or the host has taken the link down and it can go on after that.
     Idle,
     /// It runs the queues.
     Runs,
@@ -134,12 +134,17 @@ impl<'q> Session<'q> {
         Some(Self { offloaded, shared, backend, queues, started, unmapped, active_pairs, service, adrift, broken })
     }
 
+    /// Whether the backend shall run the queues: with a link that is down, too, if it could not go on once that is up. Linux's driver does
+    /// not hear that it has to reset the device.
+    fn is_wanted(&self) -> bool {
+        self.shared.state.link_up() || !self.backend.goes_on_after_stop()
+    }
+
     /// Has the backend run the queues or let them be, as the host's link says, and tries to get back one that was lost.
     fn settle(&mut self, tally: &mut Tally) {
-        let wanted = self.shared.state.link_up();
         match self.service {
-            Service::Idle if wanted => self.start(tally),
-            Service::Runs if !wanted => {
+            Service::Idle if self.is_wanted() => self.start(tally),
+            Service::Runs if !self.is_wanted() => {
                 self.stop();
                 self.shared.state.set_fresh(true);
             }
@@ -148,7 +153,7 @@ impl<'q> Session<'q> {
                 Ok(()) => {
                     // Started next, if it is wanted: a driver's commands go first, which have waited long enough.
                     self.service = Service::Idle;
-                    if !wanted {
+                    if !self.is_wanted() {
                         self.restored();
                     }
                 }
@@ -357,7 +362,7 @@ impl<'q> Session<'q> {
         let timeout = match self.service {
             Service::Lost(again) => Timespec::try_from(again.saturating_duration_since(Instant::now())).ok(),
             // It has come back, and is started next.
-            Service::Idle if self.shared.state.link_up() => Some(Timespec::default()),
+            Service::Idle if self.is_wanted() => Some(Timespec::default()),
             Service::Idle | Service::Runs | Service::Refused => None,
         };
         // Interrupted by a signal, or without memory for the call: all is looked at, and it is tried again.

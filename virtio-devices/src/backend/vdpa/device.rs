@@ -35,6 +35,8 @@ pub struct Device {
     backend_features: u64,
     queue_pairs: u16,
     control_queue: bool,
+    /// See [`Self::goes_on_after_stop`].
+    goes_on: bool,
     mappings: Vec<Mapping>,
     /// The doorbells of all queues, if the device lets others ring them.
     doorbells: Vec<Arc<DoorbellPage>>,
@@ -92,6 +94,8 @@ impl Device {
         let range = kernel.iova_range().map_err(VdpaFault::of("read the addresses that the device reaches"))?;
         mapping::check_reach(&mappings, range)?;
         let backend_features = choose(&mut *kernel)?;
+        // A driver uses a control queue if there is one, and what it commands there is lost by a reset.
+        let goes_on = can_resume(backend_features) || !ability.control_queue && takes_positions(&*kernel);
         let locking = Locking::reserve(&mappings);
         let batch = BackendFeature::Batch.is_in(backend_features);
         // The kernel says the same (EFAULT) whatever is wrong.
@@ -107,6 +111,7 @@ impl Device {
             backend_features,
             queue_pairs: ability.queue_pairs,
             control_queue: ability.control_queue,
+            goes_on,
             mappings,
             doorbells: doorbells.unwrap_or_default(),
             given_mac: identity.mac.filter(|_| identity.mac != own_mac),
@@ -171,7 +176,7 @@ impl Device {
         for queue in run.queues {
             kernel.set_queue_size(queue).map_err(OffloadError::of("set the size of a queue"))?;
             kernel.set_queue_rings(queue).map_err(OffloadError::of("set the rings of a queue"))?;
-            kernel.set_queue_position(queue).map_err(|source| unplaced(queue, source))?;
+            kernel.set_queue_position(queue.index, queue.position).map_err(|source| unplaced(queue, source))?;
             connect(kernel, queue)?;
         }
         for queue in run.queues {
@@ -194,11 +199,16 @@ impl Device {
     pub fn stop(&mut self) -> io::Result<()> {
         let State::Runs(setup) = std::mem::replace(&mut self.state, State::Reset) else { return Ok(()) };
         let suspended = BackendFeature::Suspend.is_in(self.backend_features) && self.kernel.suspend().is_ok();
-        if suspended && BackendFeature::Resume.is_in(self.backend_features) {
+        if suspended && can_resume(self.backend_features) {
             self.state = State::Suspended(setup);
             return Ok(());
         }
         self.reset()
+    }
+
+    /// Whether it can be expected to go on after [`Self::stop`].
+    pub fn goes_on_after_stop(&self) -> bool {
+        self.goes_on
     }
 
     /// The doorbells of its queues, in the order of these, if it has pages for them. They keep it open.
@@ -276,6 +286,17 @@ fn choose(kernel: &mut dyn Kernel) -> Result<u64, VdpaFault> {
     let features = kernel.backend_features().map_err(VdpaFault::of(what))? & BackendFeature::wanted();
     kernel.set_backend_features(features).map_err(VdpaFault::of(what))?;
     Ok(features)
+}
+
+/// Whether the device can stand still and go on.
+fn can_resume(backend_features: u64) -> bool {
+    BackendFeature::Suspend.is_in(backend_features) && BackendFeature::Resume.is_in(backend_features)
+}
+
+/// Whether the device can be told where a queue goes on. No feature bit says so, so that it is told now, while none runs, and then to begin
+/// at the beginning, as each start does anyway.
+fn takes_positions(kernel: &dyn Kernel) -> bool {
+    kernel.set_queue_position(0, 1).and_then(|()| kernel.set_queue_position(0, 0)).is_ok()
 }
 
 /// Sets the status. The kernel does not tell when the device does not take it.

@@ -63,8 +63,8 @@ pub trait Kernel: Send {
     fn set_queue_size(&self, queue: &OffloadQueue) -> io::Result<()>;
     /// Where the rings of a queue are, as the device sees memory.
     fn set_queue_rings(&self, queue: &OffloadQueue) -> io::Result<()>;
-    /// Where a queue goes on.
-    fn set_queue_position(&self, queue: &OffloadQueue) -> io::Result<()>;
+    /// Where `queue` goes on.
+    fn set_queue_position(&self, queue: u16, position: u16) -> io::Result<()>;
     /// What the driver's doorbell signals.
     fn set_queue_kick(&self, queue: &OffloadQueue) -> io::Result<()>;
     /// What to signal for `queue`.
@@ -232,8 +232,8 @@ impl Kernel for Character {
         VhostKernVdpa::set_vring_addr(&self.0, queue.index.into(), &rings(queue)).map_err(io_error)
     }
 
-    fn set_queue_position(&self, queue: &OffloadQueue) -> io::Result<()> {
-        self.0.set_vring_base(queue.index.into(), queue.position).map_err(io_error)
+    fn set_queue_position(&self, queue: u16, position: u16) -> io::Result<()> {
+        self.0.set_vring_base(queue.into(), position).map_err(io_error)
     }
 
     fn set_queue_kick(&self, queue: &OffloadQueue) -> io::Result<()> {

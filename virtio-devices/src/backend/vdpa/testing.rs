@@ -273,8 +273,8 @@ impl Kernel for Opened {
         self.ask(format!("rings {} {descriptors:#x} {available:#x} {used:#x}", queue.index)).map(drop)
     }
 
-    fn set_queue_position(&self, queue: &OffloadQueue) -> io::Result<()> {
-        self.ask(format!("position {} {}", queue.index, queue.position)).map(drop)
+    fn set_queue_position(&self, queue: u16, position: u16) -> io::Result<()> {
+        self.ask(format!("position {queue} {position}")).map(drop)
     }
 
     fn set_queue_kick(&self, queue: &OffloadQueue) -> io::Result<()> {

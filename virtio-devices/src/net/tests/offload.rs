@@ -31,6 +31,7 @@ struct Script {
     refuses_rings: bool,
     promised: (u64, Option<u16>),
     stays_lost: bool,
+    needs_reset_after_stop: bool,
 }
 
 #[derive(Clone)]
@@ -109,6 +110,10 @@ impl Offload for Scripted {
         let mut script = self.script.lock();
         script.asked.push("stop".into());
         script.positions.clone()
+    }
+
+    fn goes_on_after_stop(&self) -> bool {
+        !self.script.lock().needs_reset_after_stop
     }
 
     fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), OffloadError> {
@@ -248,6 +253,43 @@ fn the_host_s_link_stops_the_queues_and_starts_them_again() {
     guest.net.set_link(true);
     assert_eq!(backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true").len(), 1);
     assert!(link_up(&guest.net));
+}
+
+#[test]
+fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
+    let backend = Scripted::new(1);
+    backend.script.lock().needs_reset_after_stop = true;
+    let mut guest = backend.guest(1);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    guest.net.set_link(false);
+    // The worker has looked at the link when it has seen what was changed after that.
+    guest.interrupts.set_queue_vector(1, NO_VECTOR);
+    guest.workers[0].wake();
+    assert_eq!(backend.await_asked("call 1"), ["call 1"]);
+    assert!(!link_up(&guest.net) && config_interrupts(&guest) == 1);
+    guest.net.set_link(true);
+    assert!(link_up(&guest.net) && config_interrupts(&guest) == 1);
+    guest.stop();
+    assert_eq!(backend.asked(), ["stop"], "as any other by a pause");
+    // Else a driver's first command to a device that has the control queue would wait for the link.
+    guest.net.set_link(false);
+    guest.net.reset();
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+}
+
+#[test]
+fn a_backend_that_could_not_go_on_and_was_lost_is_back_although_the_host_s_link_is_down() {
+    let backend = Scripted::new(1);
+    backend.script.lock().needs_reset_after_stop = true;
+    let mut guest = backend.guest(1);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    guest.net.set_link(false);
+    backend.say(Err(()));
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=false");
+    eventually("the return", || !guest.net.backend_lost());
 }
 
 #[test]

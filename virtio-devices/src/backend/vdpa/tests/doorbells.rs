@@ -76,12 +76,14 @@ fn nothing_keeps_a_lost_device_open_and_one_that_is_back_gives_its_own_pages() {
 #[test]
 fn a_nic_over_it_has_the_pages_while_its_driver_is_up() {
     let kernel = with_pages();
+    // It can be suspended and resumed.
+    kernel.0.lock().backend_features |= 1 << 4 | 1 << 5;
     let nic = crate::net::testing::spec(1, 128);
     let mut guest = Guest::over(nic, Backend::from(kernel.open().unwrap()));
     assert_eq!(given(guest.net.doorbell_pages().unwrap()), [false; 3]);
     guest.start_at_once(NEGOTIATED);
     eventually("the start", || given(guest.net.doorbell_pages().unwrap()) == [true, true, false]);
-    // A host that takes the link down stops the device.
+    // A host that takes the link down stops a device that can go on after that.
     guest.net.set_link(false);
     eventually("the stop", || given(guest.net.doorbell_pages().unwrap()) == [false; 3]);
     guest.net.set_link(true);

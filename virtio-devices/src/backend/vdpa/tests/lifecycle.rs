@@ -204,6 +204,31 @@ fn a_device_that_was_given_commands_refuses_to_go_on_after_a_reset_that_lost_the
 }
 
 #[test]
+fn a_device_goes_on_after_a_stop_if_it_resumes_or_takes_positions_and_no_commands() {
+    let commanded = FEATURES | 1 << VIRTIO_NET_F_CTRL_VQ;
+    for (features, backend_features, position_error, goes_on) in [
+        (FEATURES, PLAIN, None, true),
+        (FEATURES, PLAIN, Some(libc::EOPNOTSUPP), false),
+        (FEATURES, SUSPENDS, Some(libc::EOPNOTSUPP), false),
+        (FEATURES, RESUMES, Some(libc::EOPNOTSUPP), true),
+        (commanded, PLAIN, None, false),
+        (commanded, SUSPENDS, None, false),
+        (commanded, RESUMES, None, true),
+    ] {
+        let kernel = Scripted::new(|script| {
+            (script.features, script.backend_features, script.queue_count) = (features, backend_features, 3);
+            script.fails.extend(position_error.map(|errno| ("position", errno)));
+        });
+        let vdpa = kernel.open().unwrap();
+        let case = format!("{features:#x} {backend_features:#x} {position_error:?}");
+        assert_eq!(vdpa.goes_on_after_stop(), goes_on, "{case}");
+        let asked = kernel.asked();
+        let told = asked.iter().rfind(|asked| asked.starts_with("position"));
+        assert!(told.is_none_or(|told| position_error.is_some() || told == "position 0 0"), "{case}: {told:?}");
+    }
+}
+
+#[test]
 fn the_link_is_the_devices_and_a_change_of_it_is_heard() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
@@ -385,6 +410,46 @@ fn a_nic_over_it_offers_what_the_device_does_and_serves_no_filter_beside_it() {
     let asked = kernel.asked();
     assert_eq!(asked.iter().filter(|asked| *asked == "status 15").count(), 5);
     assert!(!asked.iter().any(|asked| asked.contains("map")));
+}
+
+/// How the device fares, which has a control queue that was given a command, while the host takes the link down and up: what it was asked
+/// when the link was down, and when it was up again.
+fn cut_and_mend(backend_features: u64) -> [Vec<String>; 2] {
+    let kernel = Scripted::new(|script| {
+        script.features |= 1 << VIRTIO_NET_F_CTRL_VQ;
+        (script.backend_features, script.queue_count) = (backend_features, 3);
+    });
+    let mut guest = Guest::over(crate::net::testing::spec(1, 128), Backend::from(kernel.open().unwrap()));
+    guest.start_at_once(NEGOTIATED | 1 << VIRTIO_NET_F_CTRL_VQ);
+    eventually("the start", || kernel.0.lock().status == 15);
+    guest.queues[2].write(guest.queues[2].used() + 2, 1_u16.to_le_bytes());
+    kernel.asked();
+    let asked = [false, true].map(|up| {
+        guest.net.set_link(up);
+        // The worker has looked at the link when it has seen what was changed after that, or has done what it does about the link.
+        guest.interrupts.set_queue_vector(1, if up { 1 } else { crate::NO_VECTOR });
+        guest.workers[0].wake();
+        let done = |asked: &String| ["call 1", "suspend", "status 0", "resume"].contains(&asked.as_str());
+        eventually("the link", || kernel.0.lock().asked.iter().any(done));
+        assert_eq!(guest.net.link_up(), up);
+        kernel.asked()
+    });
+    assert!(!guest.interrupts.needs_reset() && kernel.0.lock().status == 15);
+    asked
+}
+
+#[test]
+fn a_device_that_would_lose_commands_runs_on_while_the_host_s_link_is_down() {
+    for asked in cut_and_mend(SUSPENDS) {
+        assert!(!asked.iter().any(|asked| asked == "suspend" || asked.starts_with("status")), "{asked:?}");
+    }
+}
+
+#[test]
+fn a_device_that_keeps_commands_stands_still_while_the_host_s_link_is_down() {
+    let [down, up] = cut_and_mend(RESUMES);
+    assert!(down.contains(&"suspend".to_string()), "{down:?}");
+    assert!(!down.iter().chain(&up).any(|asked| asked.starts_with("status")), "{down:?} {up:?}");
 }
 
 #[test]
