@@ -103,7 +103,7 @@ impl Rules {
         let [promiscuous, all_multicast, all_unicast, no_multicast, no_unicast, no_broadcast] = self.modes;
         let mac: [u8; 6] = head[..6].try_into().expect("6 bytes");
         let tag = u16::from_be_bytes([head[14], head[15]]) & 0xfff;
-        let tagged = matches!([head[12], head[13]], [0x81, 0] | [0x88, 0xa8]) && tag != 0;
+        let tagged = [head[12], head[13]] == [0x81, 0] && tag != 0;
         let listed = |table: &[[u8; 6]]| table.len() > TABLE || table.contains(&mac);
         let address = match mac {
             [0xff, 0xff, 0xff, 0xff, 0xff, 0xff] => !no_broadcast,
