@@ -211,9 +211,8 @@ impl Rules {
     }
 
     fn signal_config(&mut self) {
-        if self.config_vector == NO_VECTOR {
-            self.isr |= 2;
-        } else {
+        self.isr |= 2;
+        if self.config_vector != NO_VECTOR {
             self.pending.insert(self.config_vector);
         }
     }
