@@ -115,7 +115,8 @@ fn log_to(file: Option<&Path>, verbose: u8) -> Result<(), Box<dyn Error>> {
         2 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    let log = tracing_subscriber::fmt().with_max_level(level);
+    // It would tell of a line that it could not write on standard error, and a panic would end the guest if that is closed, too.
+    let log = tracing_subscriber::fmt().with_max_level(level).log_internal_errors(false);
     let started = match file {
         Some(path) => {
             let file = File::create(path).map_err(|error| {
