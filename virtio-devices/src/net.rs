@@ -59,6 +59,9 @@ const BATCH: usize = 64;
 const MIN_MTU: u16 = 68;
 /// The size of the control queue.
 const CONTROL_SIZE: u16 = 64;
+/// Receive queues shorter than this get no segments. Linux provides buffers again when half of a queue's, or 32, are used up, and none
+/// is while a segment of 64 KiB waits for 43 of them: what is left must be enough.
+const SEGMENT_QUEUE_SIZE: u16 = 128;
 /// The largest size of a virtqueue (`virtio 1.4 §2.7`).
 pub(crate) const MAX_QUEUE_SIZE: u16 = 32_768;
 /// A network controller, Ethernet.
@@ -182,8 +185,9 @@ impl Net {
         }
         let mut queue_sizes = vec![spec.queue_size; 2 * usize::from(spec.queue_pairs)];
         queue_sizes.push(offered.control_size);
+        let short = spec.queue_size < SEGMENT_QUEUE_SIZE;
         Ok(Self {
-            features: offered.features,
+            features: if short { features::without_received_segments(offered.features) } else { offered.features },
             queue_sizes,
             counters: Arc::new(NetCounters::new()),
             losses: Losses::default(),

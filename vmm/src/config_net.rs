@@ -32,7 +32,7 @@ options! {
         "mtu" = "<bytes>" => mtu: Option<u16> = None;
         /// Number of queues, receive and transmit counted apart: two for each vCPU at most.
         "num_queues" = "<number>" => num_queues: u16 = 2;
-        /// Entries of each queue: a power of two from 2 to 32768.
+        /// Entries of each queue: a power of two from 2 to 32768; below 128 the driver gets no segments of several frames.
         "queue_size" = "<number>" => queue_size: u16 = 256;
         /// Taps that are open already, a file descriptor above 2 for each pair of queues, in place of tap.
         "fd" = "[<fd>,...]" => fds: Vec<i32> = Vec::new();

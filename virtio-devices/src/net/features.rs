@@ -115,9 +115,24 @@ pub fn guest_offload_bits() -> u64 {
     OFFLOADS.iter().fold(0, |bits, (guest, _, _)| bits | 1 << guest)
 }
 
+/// `features` without those of segments that the driver receives.
+pub fn without_received_segments(features: u64) -> u64 {
+    let rest = features & !(guest_offload_bits() & !(1 << VIRTIO_NET_F_GUEST_CSUM));
+    if has(rest, VIRTIO_NET_F_GUEST_CSUM) { rest } else { rest & !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_received_segments_those_that_are_sent_and_checksums_are_left() {
+        let features = without_received_segments(offered(Offloads::all(), true, true));
+        assert_eq!(guest_offloads(features), Offloads::CHECKSUM);
+        assert!(has(features, VIRTIO_NET_F_HOST_TSO4) && has(features, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS));
+        let features = without_received_segments(offered(Offloads::TSO4, true, true));
+        assert!(!has(features, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS) && has(features, VIRTIO_NET_F_HOST_TSO4));
+    }
 
     #[test]
     fn without_offloads_nothing_about_checksums_or_segments_is_offered() {

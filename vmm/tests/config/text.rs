@@ -143,7 +143,12 @@ fn help_lists_every_key_with_its_grammar_and_default() {
     for line in ["tap=<interface>\n", "fd=[<fd>,...]\n", "sriov_vfs=<number>\n", "offload_tso=on|off\n"] {
         assert!(text.contains(line), "{text}");
     }
-    assert!(text.contains("a power of two from 2 to 32768. [default: 256]"), "{text}");
+    assert!(
+        text.contains(
+            "a power of two from 2 to 32768; below 128 the driver gets no segments of several frames. [default: 256]"
+        ),
+        "{text}"
+    );
     assert!(help::<NetVf>().starts_with("pf=<id>\n"));
     // What follows from another key has none.
     let (text, max) = (help::<CpusConfig>(), "if it is left out, those at boot.");

@@ -70,6 +70,16 @@ fn a_nic_says_what_it_is() {
     assert!(Guest::new(1, 256).net.features() & (1 << VIRTIO_NET_F_MQ) == 0);
 }
 
+/// Linux would wait for a used buffer, and a segment for more buffers.
+#[test]
+fn segments_are_for_receive_queues_that_hold_one_beside_what_a_driver_has_not_provided_again() {
+    let takes = |queue_size| {
+        let features = Guest::new(1, queue_size).net.features();
+        [VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_HOST_TSO4].map(|bit| features & (1 << bit) != 0)
+    };
+    assert_eq!((takes(64), takes(128)), ([false, true, true], [true; 3]));
+}
+
 #[test]
 fn frames_pass_both_ways_and_go_on_after_a_stop_without_a_reset() {
     let mut guest = Guest::new(1, 16);
