@@ -235,7 +235,7 @@ fn pool_taps(pool: &Pool<'_>, nic: usize, claims: &mut Claims<'_, String>) -> Re
     if pool.vfs.is_empty() {
         return Ok(Taps { pf: pool.config.tap.clone(), vfs: Vec::new() });
     }
-    let pf = pool.config.tap.clone().unwrap_or_else(|| own_tap(nic));
+    let pf = pool.config.tap.clone().unwrap_or_else(|| own_tap(nic, claims));
     let mut vfs = Vec::with_capacity(pool.vfs.len());
     for (index, config) in pool.vfs_by_index() {
         let tap = match config {
@@ -257,10 +257,14 @@ fn pool_taps(pool: &Pool<'_>, nic: usize, claims: &mut Claims<'_, String>) -> Re
 }
 
 /// The tap name of a PF that was given none, which the names of its VFs' taps are made of: `vm`, the number of this process in
-/// hexadecimal, and a letter for the NIC. With the largest process number (2^22) and the largest VF index it has 15 characters.
-fn own_tap(nic: usize) -> String {
-    let letter = ('a'..='z').chain('A'..='Z').nth(nic).unwrap_or('_');
-    format!("vm{:x}{letter}", std::process::id())
+/// hexadecimal, and a letter for the NIC, or the next one that no other NIC has: places change when NICs go. With the largest
+/// process number (2^22) and the largest VF index it has 15 characters.
+fn own_tap(nic: usize, claims: &mut Claims<'_, String>) -> String {
+    let letters = ('a'..='z').chain('A'..='Z');
+    let mut names = letters.cycle().skip(nic).take(52).map(|letter| format!("vm{:x}{letter}", std::process::id()));
+    let free = names.find(|name| claims.claim(name.clone(), Function { nic, vf: None }).is_ok());
+    // There are fewer slots than letters.
+    free.unwrap_or_default()
 }
 
 /// The tap name of a VF that was given none.

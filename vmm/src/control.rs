@@ -64,7 +64,10 @@ impl Requests {
     /// The next request, if there is one.
     pub fn take(&self) -> Option<Request> {
         let _ = self.wake.read();
-        self.requests.try_recv().ok()
+        let request = self.requests.try_recv().ok()?;
+        // There may be another.
+        let _ = self.wake.write(1);
+        Some(request)
     }
 }
 
@@ -92,6 +95,21 @@ mod tests {
         }
         assert_eq!(ping.join().unwrap(), Ok(Reply::Json("Ping".to_string())));
         assert_eq!(info.join().unwrap(), Ok(Reply::Json("Info".to_string())));
+    }
+
+    #[test]
+    fn a_request_that_waits_behind_another_is_told_of() {
+        let (control, requests) = pair().unwrap();
+        let (reply, _answer) = sync_channel(2);
+        for _ in 0..2 {
+            control.requests.send(Request { action: Action::Ping, reply: reply.clone() }).unwrap();
+        }
+        control.wake.write(1).unwrap();
+        assert!(requests.take().is_some());
+        assert_eq!(requests.event().read().unwrap(), 1);
+        requests.event().write(1).unwrap();
+        assert!(requests.take().is_some() && requests.take().is_none());
+        assert!(requests.event().read().is_err());
     }
 
     #[test]

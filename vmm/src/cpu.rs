@@ -14,7 +14,7 @@ use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-use crate::gate::Gate;
+use crate::gate::{Gate, Passage};
 use crate::kvm::{self, Exit, Vcpu};
 use crate::pio::{Ports, Request};
 
@@ -314,7 +314,10 @@ fn run(id: u32, vcpu: &mut Vcpu, machine: &Machine, gate: &Gate, orders: &Orders
     // Dropped before the vCPU is left to others, also in a panic.
     let _in_guest = InGuest::new(id, vcpu, &machine.stop, gate);
     // Who gives an order does so before the signal: either it is seen here, or the signal finds the pointer that is set.
-    while gate.pass(&orders.dismissed) {
+    while let Some(passage) = gate.pass(&orders.dismissed) {
+        if passage == Passage::AfterPause {
+            vcpu.tell_pause();
+        }
         if orders.nmi.swap(false, Ordering::SeqCst)
             && let Err(error) = vcpu.nmi()
         {

@@ -110,6 +110,16 @@ impl EventDevice {
         let _ = self.interrupt.write(1);
     }
 
+    /// Interrupts again for what has not been read, and returns whether there is anything. An interrupt that comes before the guest's
+    /// driver is up is lost, since it is an edge; what it came for would be read with the next one, and be done when nobody wants it.
+    pub fn remind(&self) -> bool {
+        let unread = self.pending.lock().events != 0;
+        if unread {
+            let _ = self.interrupt.write(1);
+        }
+        unread
+    }
+
     /// The slots, a bit each, whose devices the guest has let go since the last call.
     pub fn take_ejected(&self) -> u32 {
         std::mem::take(&mut self.pending.lock().ejected)
@@ -179,6 +189,17 @@ mod tests {
 
     fn read(device: &EventDevice, offset: u16) -> u32 {
         u32::from_le_bytes([0, 1, 2, 3].map(|n| device.read(offset + n)))
+    }
+
+    #[test]
+    fn what_is_not_read_interrupts_again() {
+        let (device, _) = device();
+        assert!(!device.remind() && device.interrupt().read().is_err());
+        device.press_power_button();
+        device.interrupt().read().unwrap();
+        assert!(device.remind() && device.interrupt().read().is_ok());
+        assert_eq!(device.read(EVENTS), POWER_BUTTON_EVENT);
+        assert!(!device.remind() && device.interrupt().read().is_err());
     }
 
     #[test]

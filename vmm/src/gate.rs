@@ -7,6 +7,15 @@ use parking_lot::{Condvar, Mutex};
 const HOLD: u8 = 1;
 const QUIT: u8 = 2;
 
+/// How a thread came through the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passage {
+    /// At once.
+    Straight,
+    /// It stood still for a while.
+    AfterPause,
+}
+
 /// The gate that each vCPU thread passes before it runs the guest.
 #[derive(Debug, Default)]
 pub struct Gate {
@@ -17,15 +26,19 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns true when the guest may run, which may be after a long time, and false when the thread should end: with all others,
-    /// or because `dismissed` is set.
-    pub fn pass(&self, dismissed: &AtomicBool) -> bool {
+    /// Returns when the guest may run, which may be after a long time; `None` when the thread should end: with all others, or
+    /// because `dismissed` is set.
+    pub fn pass(&self, dismissed: &AtomicBool) -> Option<Passage> {
+        let mut passage = Passage::Straight;
         loop {
             match self.orders.load(Ordering::SeqCst) {
-                _ if dismissed.load(Ordering::SeqCst) => return false,
-                0 => return true,
-                HOLD => self.stand(dismissed),
-                _ => return false,
+                _ if dismissed.load(Ordering::SeqCst) => return None,
+                0 => return Some(passage),
+                HOLD => {
+                    self.stand(dismissed);
+                    passage = Passage::AfterPause;
+                }
+                _ => return None,
             }
         }
     }
@@ -92,7 +105,7 @@ mod tests {
             .map(|_| {
                 let (gate, steps) = (Arc::clone(&gate), Arc::clone(&steps));
                 std::thread::spawn(move || {
-                    while gate.pass(&AtomicBool::new(false)) {
+                    while gate.pass(&AtomicBool::new(false)).is_some() {
                         steps.fetch_add(1, Ordering::SeqCst);
                         std::thread::yield_now();
                     }
@@ -118,13 +131,27 @@ mod tests {
     }
 
     #[test]
+    fn who_stood_at_the_gate_is_told_so_once() {
+        let gate = Arc::new(Gate::default());
+        gate.orders.fetch_or(HOLD, Ordering::SeqCst);
+        let thread = {
+            let gate = Arc::clone(&gate);
+            let pass = move || gate.pass(&AtomicBool::new(false));
+            std::thread::spawn(move || [pass(), pass()])
+        };
+        gate.hold(1, || {});
+        gate.release();
+        assert_eq!(thread.join().unwrap(), [Some(Passage::AfterPause), Some(Passage::Straight)]);
+    }
+
+    #[test]
     fn one_thread_is_dismissed_whether_the_gate_is_open_or_closed() {
         for closed in [false, true] {
             let (gate, dismissed) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
             let thread = {
                 let (gate, dismissed) = (Arc::clone(&gate), Arc::clone(&dismissed));
                 std::thread::spawn(move || {
-                    while gate.pass(&dismissed) {
+                    while gate.pass(&dismissed).is_some() {
                         std::thread::yield_now();
                     }
                     gate.leave();
@@ -135,7 +162,8 @@ mod tests {
             }
             gate.dismiss(&dismissed);
             thread.join().unwrap();
-            assert!(closed || gate.pass(&AtomicBool::new(false)), "others are not");
+            let other = || gate.pass(&AtomicBool::new(false));
+            assert!(closed || other() == Some(Passage::Straight), "others are not");
             // It is not waited for.
             gate.hold(1, || {});
         }

@@ -399,6 +399,15 @@ mod tests {
     }
 
     #[test]
+    fn a_pf_without_a_tap_gets_a_name_that_no_pf_has_although_another_has_gone() {
+        let mut instance = instance(r#"{"net":[{"id":"a","sriov_vfs":1},{"id":"b","sriov_vfs":1}]}"#);
+        instance.remove_device("a").unwrap();
+        instance.add_net(net("id=c,sriov_vfs=1"), Vec::new()).unwrap();
+        let taps: Vec<_> = instance.config().net.iter().map(|net| net.tap.clone().unwrap()).collect();
+        assert_ne!(taps[0], taps[1]);
+    }
+
+    #[test]
     fn a_device_that_cannot_be_leaves_no_trace() {
         let mut instance = instance(r#"{"net":[{"id":"a","tap":"a0"}]}"#);
         let before = instance.config().clone();

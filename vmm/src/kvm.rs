@@ -96,7 +96,13 @@ impl Kvm {
     ///
     /// When an ioctl fails.
     pub fn create_vm(&self, tss: u32) -> Result<Vm, Error> {
-        let fd = self.kvm.create_vm().map_err(failed("create a VM"))?;
+        // The kernel gives up at any signal that comes meanwhile, as that of a window whose size changes.
+        let fd = loop {
+            match self.kvm.create_vm() {
+                Err(error) if error.errno() == libc::EINTR => {}
+                made => break made.map_err(failed("create a VM"))?,
+            }
+        };
         fd.set_identity_map_address(u64::from(tss) + 3 * 4096).map_err(failed("place the identity map"))?;
         fd.set_tss_address(tss as usize).map_err(failed("place the TSS"))?;
         fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
@@ -362,6 +368,12 @@ impl Vcpu {
         self.fd.get_kvm_run().immediate_exit = 1;
         // The exit says that it was interrupted, or is another access that nobody waits for.
         let _ = self.run();
+    }
+
+    /// Tells the guest that it stood still, so that its watchdogs do not take that for a vCPU that hangs. Its clocks went on. A guest
+    /// that does not use KVM's clock cannot be told.
+    pub fn tell_pause(&self) {
+        let _ = self.fd.kvmclock_ctrl();
     }
 
     /// Gives the guest a non-maskable interrupt.

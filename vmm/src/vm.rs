@@ -227,6 +227,12 @@ impl Vm {
         }
     }
 
+    /// Interrupts the guest once more if it has not read yet what it was told last: its driver may not have been up. Returns whether
+    /// that is so.
+    pub fn remind_guest(&self) -> bool {
+        self.running.is_some() && self.events.remind()
+    }
+
     /// Asks the guest to switch itself off.
     pub fn press_power_button(&self) {
         self.events.press_power_button();

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use sd_notify::NotifyState;
 use serde::Serialize;
 use vmm_sys_util::eventfd::EventFd;
@@ -22,6 +22,9 @@ use crate::metrics::{Process, metrics};
 use crate::signals::Signals;
 use crate::vm::Vm;
 use crate::vm_info;
+
+/// How often a guest that does not read what it was told is interrupted again.
+const REMINDER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What the program does.
 #[derive(Debug, Default)]
@@ -140,7 +143,8 @@ impl Vmm {
             if woken.guest && self.guest()? == Next::End {
                 return Ok(());
             }
-            while woken.client
+            // One at a time: clients that never let up must not keep signals and the guest waiting.
+            if woken.client
                 && let Some(request) = self.requests.take()
             {
                 let mut next = Next::On;
@@ -168,7 +172,8 @@ impl Vmm {
             .chain(guest.map(borrow))
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        match rustix::event::poll(&mut fds, None) {
+        let unread = self.instance.as_ref().and_then(Instance::vm).is_some_and(|vm| vm.remind_guest());
+        match rustix::event::poll(&mut fds, unread.then_some(&REMINDER)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::Host { action: "wait for the guest", error: error.into() }),
         }
@@ -192,7 +197,13 @@ impl Vmm {
     fn apply(&mut self, action: Action) -> Result<Reply, Failure> {
         match action {
             Action::Ping => Ok(ping()),
-            Action::ShutdownVmm => Ok(Reply::Ok),
+            Action::ShutdownVmm => {
+                // Who has the answer may use what the guest had.
+                if let Some(instance) = &mut self.instance {
+                    instance.shutdown();
+                }
+                Ok(Reply::Ok)
+            }
             Action::Create(config) => self.create(*config),
             Action::Boot => self.boot(),
             Action::Delete => {

@@ -73,6 +73,11 @@ impl Api {
     pub fn remove_device(&self, id: &str) {
         let answer = self.put_json("vm.remove-device", &json!({ "id": id }));
         assert_eq!((answer.status, answer.body), (204, Value::Null));
+        self.await_removal(id);
+    }
+
+    /// Waits until the guest has let the device `id` go, which it was asked for.
+    pub fn await_removal(&self, id: &str) {
         let deadline = Instant::now() + EJECT_LIMIT;
         while self.has_device(id) {
             assert!(Instant::now() < deadline, "the guest never lets {id} go");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use integration::{Api, Flood, Guest, HostTap, Kernel, Pf, Subnet, Usage, spec_with_vfs, vf_mac, vf_taps};
+use integration::{Api, Flood, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Usage, spec_with_vfs, vf_mac, vf_taps};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -128,6 +128,31 @@ fn a_paused_guest_goes_on_with_its_vfs(#[case] kernel: Kernel) {
     for vf in &vfs {
         guest.ping(vf.interface(), Subnet(vf.index as u8));
     }
+    // Its watchdog, which barks after eight seconds without a sign of life now, hears that nobody is to blame.
+    guest.ok("echo 4 > /proc/sys/kernel/watchdog_thresh");
+    assert_eq!(api.put("vm.pause").status, 204);
+    std::thread::sleep(Duration::from_secs(12));
+    assert_eq!(api.put("vm.resume").status, 204);
+    guest.ok("sleep 2");
+    assert_eq!(guest.run("dmesg | grep -i lockup").text, "");
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// What a guest is asked before its drivers are up, it does when they are.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_device_that_should_go_while_the_guest_boots_goes_once_it_can(#[case] kernel: Kernel) {
+    let api = Api::new("early");
+    let early = api.clone();
+    let asked = std::thread::spawn(move || {
+        let status = early.put_json("vm.remove-device", &json!({ "id": "late" })).status;
+        (status, early.has_device("late"))
+    });
+    let spec = GuestSpec::new(kernel).net("id=late,tap=late").arguments(&["--api-socket", &api.argument()]);
+    let guest = Guest::boot(spec);
+    assert_eq!(asked.join().unwrap(), (204, true));
+    api.await_removal("late");
     assert_eq!(guest.power_off().code, Some(0));
 }
 
