@@ -38,8 +38,8 @@ pub trait Offload: Send {
     /// taken again.
     fn stop(&mut self) -> Vec<Option<u16>>;
 
-    /// Whether its queues go on when they are started again after [`Self::stop`], without a reset by the driver. If not, they run although
-    /// the host has taken the link down.
+    /// Whether its queues can stand still while a driver runs on, and go on after that without a reset by the driver. If not, they run
+    /// although the host has taken the link down.
     fn goes_on_after_stop(&self) -> bool {
         true
     }

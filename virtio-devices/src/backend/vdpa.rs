@@ -18,8 +18,9 @@
 //! Queues go on where their used ring ends, since a device that was reset has forgotten the buffers that it held. One that can be suspended
 //! and resumed is not reset by a pause, and keeps what its control queue has brought about. One that can neither be resumed nor take a queue's
 //! position, as virtio devices behind the driver vp_vdpa (`virtio 1.4` has no such register), does not go on after a pause, and its driver is asked to
-//! reset the NIC. So is one whose own control queue was given commands before the device was reset or lost: nobody else knows these. The
-//! queues of both run on while the host has taken the link down.
+//! reset the NIC. So is one whose own control queue was given commands before the device was reset or lost: nobody else knows these. While
+//! the host has taken the link down, the queues of the former and of all that have a control queue run on: a driver waits for the answer
+//! to a command, however long that takes.
 //!
 //! A device may have a page for each queue's doorbell, and nothing else there. The guest is given those of queues that run, and rings them
 //! without leaving itself; until then, and after that, its doorbells are eventfds as with any other backend. A page keeps the device

@@ -94,8 +94,9 @@ impl Device {
         let range = kernel.iova_range().map_err(VdpaFault::of("read the addresses that the device reaches"))?;
         mapping::check_reach(&mappings, range)?;
         let backend_features = choose(&mut *kernel)?;
-        // A driver uses a control queue if there is one, and what it commands there is lost by a reset.
-        let goes_on = can_resume(backend_features) || !ability.control_queue && takes_positions(&*kernel);
+        // A driver uses a control queue if there is one: what it commands there is lost by a reset, and it waits for the answer.
+        let can_go_on = can_resume(backend_features) || takes_positions(&*kernel);
+        let goes_on = !ability.control_queue && can_go_on;
         let locking = Locking::reserve(&mappings);
         let batch = BackendFeature::Batch.is_in(backend_features);
         // The kernel says the same (EFAULT) whatever is wrong.
@@ -206,7 +207,7 @@ impl Device {
         self.reset()
     }
 
-    /// Whether it can be expected to go on after [`Self::stop`].
+    /// Whether it can be expected to go on after [`Self::stop`], and no driver waits for it meanwhile.
     pub fn goes_on_after_stop(&self) -> bool {
         self.goes_on
     }
