@@ -9,7 +9,7 @@ use virtio_devices::{Counter, Interrupts, Memory, Net, NetSpec, Start, Tap, TapS
 use crate::driver::*;
 use crate::host::*;
 
-const SIZE: u16 = 64;
+const SIZE: u16 = 128;
 
 /// A NIC on the tap `tap0`, its driver, and the host's end.
 struct Machine {
