@@ -13,6 +13,8 @@ use crate::tap::Subnet;
 
 /// How long a program may take until NICs can use it. DPDK needs 5 s in the nested lab, and more under load.
 const START_LIMIT: Duration = Duration::from_secs(60);
+/// `__SO_ACCEPTCON`, as /proc/net/unix has it.
+const ACCEPTS: &str = "00010000";
 /// What udhcpc runs with what it learnt.
 const DHCP_SCRIPT: &str = "/tmp/dhcp";
 
@@ -79,7 +81,7 @@ impl Passt {
         command.args(["--foreground", "--quiet", "--vhost-user", "--socket"]).arg(&socket).args(Passt::network(subnet));
         command.stdin(Stdio::null());
         let mut peer = Peer::start(command, socket.with_extension("log"));
-        peer.wait_until(|| socket.exists());
+        peer.wait_until(|| is_listening(&socket));
         Passt { _peer: peer, socket, subnet }
     }
 
@@ -111,6 +113,15 @@ impl Passt {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the loopback has its address");
         guest.transfer_by(listener, self.subnet, len);
     }
+}
+
+/// Whether somebody listens at `path`: a socket is there a moment before. Nobody is connected, since a passt serves one client.
+fn is_listening(path: &Path) -> bool {
+    // Address, references, protocol, flags, type, state, inode, path.
+    let sockets = fs::read_to_string("/proc/net/unix").expect("Linux has Unix sockets");
+    let is_it =
+        |fields: &[&str]| fields.get(3) == Some(&ACCEPTS) && fields.get(7).is_some_and(|at| Path::new(at) == path);
+    sockets.lines().any(|line| is_it(&line.split_whitespace().collect::<Vec<_>>()))
 }
 
 /// DPDK's testpmd, which moves frames between two ports, and between two more, and so on.
