@@ -111,7 +111,7 @@ impl EventDevice {
     }
 
     /// Interrupts again for what has not been read, and returns whether there is anything. An interrupt that comes before the guest's
-    /// driver is up is lost, since it is an edge; what it came for would be read with the next one, and be done when nobody wants it.
+    /// driver is up may be lost, since it is an edge; what it came for would be read with the next one, and be done when nobody wants it.
     pub fn remind(&self) -> bool {
         let unread = self.pending.lock().events != 0;
         if unread {
