@@ -20,6 +20,7 @@ mod port;
 mod rate_limiter;
 mod ring;
 mod rng;
+mod socket_path;
 mod spill;
 mod state;
 #[cfg(any(test, feature = "testing"))]

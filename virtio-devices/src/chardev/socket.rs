@@ -2,18 +2,18 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::error::CharError;
+use crate::socket_path::{OwnPath, connect};
 
 /// Nobody asks which of the two it is.
 const NO_DATA: epoll::EventData = epoll::EventData::new_u64(0);
@@ -22,9 +22,7 @@ const NO_DATA: epoll::EventData = epoll::EventData::new_u64(0);
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
-    path: PathBuf,
-    /// Which file it is: somebody may put another one in its place.
-    inode: (u64, u64),
+    _path: OwnPath,
     client: Mutex<Option<Arc<OwnedFd>>>,
     /// The last client could not be let in, for want of a descriptor.
     pub short: AtomicBool,
@@ -42,10 +40,10 @@ impl Socket {
         let fail = |error: io::Error| CharError::Socket { path: path.to_owned(), error };
         match std::fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(CharError::NotASocket(path.to_owned())),
-            Ok(_) => match probe(path) {
+            Ok(_) => match connect(path) {
                 Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(fail)?,
                 // Also one that is too busy, or a socket of another type.
-                Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(CharError::SocketInUse(path.to_owned())),
+                Ok(_) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(CharError::SocketInUse(path.to_owned())),
                 Err(errno) => return Err(fail(errno.into())),
             },
             // That it cannot be looked at shows when it is bound, too.
@@ -53,9 +51,8 @@ impl Socket {
         }
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| fail(errno.into()))?;
         let listener = UnixListener::bind(path).map_err(fail)?;
-        let inode = inode(path).map_err(fail)?;
-        let (path, client) = (path.to_owned(), Mutex::new(None));
-        let socket = Self { listener, path, inode, client, short: AtomicBool::new(false), events };
+        let own = OwnPath::of(path.to_owned()).map_err(fail)?;
+        let socket = Self { listener, _path: own, client: Mutex::new(None), short: AtomicBool::new(false), events };
         socket.listener.set_nonblocking(true).map_err(fail)?;
         epoll::add(&socket.events, &socket.listener, NO_DATA, epoll::EventFlags::IN)
             .map_err(|errno| fail(errno.into()))?;
@@ -101,24 +98,4 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
-            // If it cannot be removed, the next start does.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Whether somebody listens at `path`: connects without waiting. A program that does not accept its clients would hold this one up.
-fn probe(path: &Path) -> Result<(), Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
-}
-
-fn inode(path: &Path) -> io::Result<(u64, u64)> {
-    std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }

@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::error::VhostUserError;
+use crate::socket_path::{OwnPath, connect};
 
 /// Where a vhost-user backend is: a path. A socket that is listened on is removed when this is dropped.
 #[derive(Debug)]
 pub struct VhostUserSocket {
     path: PathBuf,
     listener: Option<UnixListener>,
+    _own: Option<OwnPath>,
 }
 
 impl VhostUserSocket {
@@ -26,7 +27,7 @@ impl VhostUserSocket {
 
     /// A socket that the peer listens on.
     pub fn of_peer(path: PathBuf) -> Self {
-        Self { path, listener: None }
+        Self { path, listener: None, _own: None }
     }
 
     /// Listens at `path`. A socket that a program left behind there is removed.
@@ -47,11 +48,9 @@ impl VhostUserSocket {
             Err(_) => {}
         }
         let listener = UnixListener::bind(&path).map_err(|error| unusable(&path, error))?;
-        let socket = Self { path, listener: Some(listener) };
-        if let Some(listener) = &socket.listener {
-            listener.set_nonblocking(true).map_err(|error| unusable(&socket.path, error))?;
-        }
-        Ok(socket)
+        let own = OwnPath::of(path.clone()).map_err(|error| unusable(&path, error))?;
+        listener.set_nonblocking(true).map_err(|error| unusable(&path, error))?;
+        Ok(Self { path, listener: Some(listener), _own: Some(own) })
     }
 
     /// Its path, as users read it.
@@ -113,23 +112,6 @@ impl VhostUserSocket {
             errno => VhostUserError::Socket { path, source: errno.into() },
         }
     }
-}
-
-impl Drop for VhostUserSocket {
-    fn drop(&mut self) {
-        if self.listener.is_some() {
-            // Somebody may have removed it.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Connects without waiting: where others wait already, it does not join them.
-fn connect(path: &Path) -> Result<UnixStream, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket.into())
 }
 
 /// Why nobody can listen at `path`.

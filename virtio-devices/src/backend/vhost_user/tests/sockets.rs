@@ -64,6 +64,13 @@ fn a_socket_that_somebody_listens_on_is_left_alone_and_one_that_was_left_behind_
     UnixStream::connect(rig.path()).unwrap();
     drop(ours);
     assert!(!rig.path().exists());
+    let ours = server(&rig).unwrap();
+    std::fs::remove_file(rig.path()).unwrap();
+    let successor = UnixListener::bind(rig.path()).unwrap();
+    drop(ours);
+    assert!(rig.path().exists(), "it is another's");
+    drop(successor);
+    std::fs::remove_file(rig.path()).unwrap();
     std::fs::write(rig.path(), "precious").unwrap();
     assert!(server(&rig).unwrap_err().starts_with("socket=PATH: there is something that is no socket;"));
     assert_eq!(std::fs::read(rig.path()).unwrap(), b"precious");

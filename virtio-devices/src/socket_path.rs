@@ -1,0 +1,52 @@
+//! The path of a Unix socket.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+/// Connects to whoever listens at `path`, without waiting: where others wait already, it does not join them.
+///
+/// # Errors
+///
+/// What the system says: `CONNREFUSED` for a socket that a program left behind, `AGAIN` for one that is busy.
+pub fn connect(path: &Path) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+/// The path of a socket of this program's. Dropped, it removes the socket, unless somebody has put another file in its place.
+#[derive(Debug)]
+pub struct OwnPath {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl OwnPath {
+    /// The path of the socket that has just been bound there.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone already.
+    pub fn of(path: PathBuf) -> io::Result<Self> {
+        Ok(Self { inode: inode(&path)?, path })
+    }
+}
+
+impl Drop for OwnPath {
+    fn drop(&mut self) {
+        if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
+            // If it cannot be removed, the next start does.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+}
