@@ -255,14 +255,20 @@ fn the_host_s_link_stops_the_queues_and_starts_them_again() {
     assert!(link_up(&guest.net));
 }
 
-#[test]
-fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
-    let backend = Scripted::new(1);
+/// A guest over `backend` whose link the host has taken down.
+fn cut_one_that_could_not_go_on(backend: &Scripted) -> Guest {
     backend.script.lock().needs_reset_after_stop = true;
     let mut guest = backend.guest(1);
     guest.start_at_once(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     guest.net.set_link(false);
+    guest
+}
+
+#[test]
+fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
+    let backend = Scripted::new(1);
+    let mut guest = cut_one_that_could_not_go_on(&backend);
     // The worker has looked at the link when it has seen what was changed after that.
     guest.interrupts.set_queue_vector(1, NO_VECTOR);
     guest.workers[0].wake();
@@ -282,11 +288,7 @@ fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
 #[test]
 fn a_backend_that_could_not_go_on_and_was_lost_is_back_although_the_host_s_link_is_down() {
     let backend = Scripted::new(1);
-    backend.script.lock().needs_reset_after_stop = true;
-    let mut guest = backend.guest(1);
-    guest.start_at_once(FEATURES);
-    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
-    guest.net.set_link(false);
+    let guest = cut_one_that_could_not_go_on(&backend);
     backend.say(Err(()));
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=false");
     eventually("the return", || !guest.net.backend_lost());
