@@ -1,14 +1,14 @@
-//! How long the API takes to answer: the median and the 99th percentile of 200 calls each.
+//! Measures the latency of the API: median and 99th percentile over 200 calls of each kind.
 //!
-//! `cargo run --release --example api_latency [PROGRAM]`; without PROGRAM it is the `cloud-hypervisor` of the same build
-//! (`cargo build --release`). It needs /dev/kvm and the right to create taps.
+//! `cargo run --release --example api_latency [PROGRAM]`. PROGRAM defaults to the `cloud-hypervisor` of the same build
+//! (`cargo build --release`). Needs /dev/kvm and the privilege to create taps.
 
-#![expect(clippy::unwrap_used, reason = "what fails here ends the program")]
+#![expect(clippy::unwrap_used, reason = "a failure ends the program")]
 
 #[path = "../tests/api/client.rs"]
 mod client;
 #[path = "../tests/cli/files.rs"]
-#[expect(dead_code, reason = "one kernel of those that there are is needed here")]
+#[expect(dead_code, reason = "only one of its kernels is used here")]
 mod files;
 
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ fn measure(files: &Files, client: &mut Client) {
     tell("vm.info, running, a PF and 8 VFs", client, |client| timed(|| client.get("vm.info").expect(200)));
     tell("vm.add-net with 8 VFs, running", client, |client| {
         let time = timed(|| client.put_json("vm.add-net", &pf).expect(200));
-        // This guest lets go of nothing before it starts again.
+        // This guest releases devices only when it restarts.
         client.put_json("vm.remove-device", &gone).expect(204);
         client.put("vm.reboot").expect(204);
         time
@@ -73,7 +73,7 @@ fn timed<T>(call: impl FnOnce() -> T) -> Duration {
     start.elapsed()
 }
 
-/// Prints how long `call` takes on `client`.
+/// Prints the latency of `call` on `client`.
 fn tell(what: &str, client: &mut Client, call: impl Fn(&mut Client) -> Duration) {
     let mut times: Vec<_> = (0..CALLS).map(|_| call(client)).collect();
     times.sort();

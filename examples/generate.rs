@@ -1,4 +1,5 @@
-//! Writes shell completions and man pages, made of the definitions of the command lines: `cargo run --example generate -- FOLDER`.
+//! Writes shell completions and man pages from the definitions of the command lines:
+//! `cargo run --example generate -- FOLDER`.
 
 #![expect(dead_code, reason = "only the definitions of the command lines are needed")]
 
@@ -6,6 +7,8 @@
 mod cli;
 #[path = "../src/remote/command.rs"]
 mod command;
+#[path = "../src/error.rs"]
+mod error;
 #[path = "../src/vm_options.rs"]
 mod vm_options;
 
@@ -25,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Completions for each shell, and a page for the command and for each of its subcommands.
+/// Writes completions for each shell, and a man page for the command and each of its subcommands.
 fn generate(mut command: clap::Command, folder: &Path) -> Result<(), Box<dyn Error>> {
     let name = command.get_name().to_string();
     let (completions, pages) = (folder.join("completions"), folder.join("man"));
@@ -38,11 +41,11 @@ fn generate(mut command: clap::Command, folder: &Path) -> Result<(), Box<dyn Err
     Ok(())
 }
 
-/// The version is part of a page's title, which is one line, and gets a `v` of its own below.
+/// Reduces the version to its first line without `v`: the title of a page is one line, and clap_mangen adds the `v`.
 fn with_short_version(command: clap::Command) -> clap::Command {
     let line = command.get_version().and_then(|version| version.lines().next());
     match line.map(|line| line.trim_start_matches('v').to_string()) {
-        // For the rest of this short run.
+        // Leaked for the rest of this short run.
         Some(version) => command.version(&*version.leak()),
         None => command,
     }

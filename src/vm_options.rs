@@ -1,23 +1,23 @@
-//! The options that describe a virtual machine, of the command and of its API client alike.
+//! The options that describe a virtual machine, shared by cloud-hypervisor and ch-remote.
 
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
-use vmm::config::{
+use vm_api::config::{
     ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options, PayloadConfig,
     Problem, RngConfig, VdpaConfig, VmConfig, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
 
-const BOOT: &str = "What the guest boots";
-const MACHINE: &str = "The machine";
+const BOOT: &str = "Boot";
+const MACHINE: &str = "Machine";
 const DEVICES: &str = "Devices";
 
 /// A virtual machine.
 #[derive(Debug, Default, Args)]
 #[group(id = "vm", multiple = true)]
-pub struct VmOptions {
+pub(crate) struct VmOptions {
     /// Kernel command line
     #[arg(long, value_name = "text", requires = "kernel", help_heading = BOOT)]
     cmdline: Option<String>,
@@ -54,7 +54,7 @@ pub struct VmOptions {
     )]
     disk: Vec<String>,
 
-    /// Initial file system
+    /// Initial RAM file system
     #[arg(long, value_name = "path", requires = "kernel", help_heading = BOOT)]
     initramfs: Option<PathBuf>,
 
@@ -72,7 +72,7 @@ pub struct VmOptions {
     )]
     memory: Option<String>,
 
-    /// NICs; a NIC with sriov_vfs is an SR-IOV physical function
+    /// NICs. One with sriov_vfs is an SR-IOV physical function (PF)
     #[arg(
         long,
         value_name = "key=value,...",
@@ -80,11 +80,11 @@ pub struct VmOptions {
         action = ArgAction::Append,
         requires = "kernel",
         help_heading = DEVICES,
-        long_help = keys::<NetConfig>("NICs; one with sriov_vfs is an SR-IOV physical function. Repeat for more")
+        long_help = keys::<NetConfig>("NICs. One with sriov_vfs is an SR-IOV physical function (PF). Repeat for more")
     )]
     net: Vec<String>,
 
-    /// Virtual functions that are not as their NIC makes them
+    /// Per-VF overrides of the PF's defaults
     #[arg(
         long,
         value_name = "key=value,...",
@@ -92,7 +92,7 @@ pub struct VmOptions {
         action = ArgAction::Append,
         requires = "kernel",
         help_heading = DEVICES,
-        long_help = keys::<NetVf>("Virtual functions that are not as their NIC makes them. Repeat for more")
+        long_help = keys::<NetVf>("Per-VF overrides of the PF's defaults. Repeat for more")
     )]
     net_vf: Vec<String>,
 
@@ -102,7 +102,7 @@ pub struct VmOptions {
         value_name = "key=value,...",
         requires = "kernel",
         help_heading = DEVICES,
-        long_help = keys::<RngConfig>("Entropy device, which every VM has")
+        long_help = keys::<RngConfig>("Entropy device. Every VM has one")
     )]
     rng: Option<String>,
 
@@ -116,7 +116,7 @@ pub struct VmOptions {
     )]
     serial: Option<String>,
 
-    /// NICs that are a vDPA device of the host each
+    /// NICs that are vDPA devices of the host
     #[arg(
         long,
         value_name = "key=value,...",
@@ -124,19 +124,21 @@ pub struct VmOptions {
         action = ArgAction::Append,
         requires = "kernel",
         help_heading = DEVICES,
-        long_help = keys::<VdpaConfig>("NICs that are a vDPA device of the host each; --net with vdpa has more keys. Repeat for more")
+        long_help = keys::<VdpaConfig>(
+            "NICs that are vDPA devices of the host. --net with vdpa= has more keys. Repeat for more"
+        )
     )]
     vdpa: Vec<String>,
 }
 
-/// The help of an option, made of the table that its parser is made of.
-pub fn keys<T: Options>(about: &str) -> String {
+/// The help of an option, generated from the struct that it is parsed into.
+pub(crate) fn keys<T: Options>(about: &str) -> String {
     format!("{about}\n\n{}", help::<T>())
 }
 
 impl VmOptions {
-    /// Whether they describe a virtual machine.
-    pub const fn is_given(&self) -> bool {
+    /// Whether a virtual machine is described.
+    pub(crate) const fn is_given(&self) -> bool {
         self.kernel.is_some()
     }
 
@@ -144,8 +146,8 @@ impl VmOptions {
     ///
     /// # Errors
     ///
-    /// The first value that cannot be read. Whether the values fit together is not looked at.
-    pub fn into_config(self) -> Result<VmConfig, ConfigError> {
+    /// The first value that cannot be read. Whether the values fit together is not checked.
+    pub(crate) fn into_config(self) -> Result<VmConfig, ConfigError> {
         let mut config = VmConfig {
             payload: PayloadConfig { kernel: self.kernel, initramfs: self.initramfs, cmdline: self.cmdline },
             ..VmConfig::default()
@@ -182,7 +184,7 @@ impl VmOptions {
 }
 
 fn console(option: &str, mode: &str) -> Result<ConsoleConfig, ConfigError> {
-    mode.parse().map_err(|error: vmm::config::ParseConsoleError| ConfigError {
+    mode.parse().map_err(|error: vm_api::config::ParseConsoleError| ConfigError {
         subject: format!("{option} {mode}"),
         problem: Problem::Syntax(error.to_string()),
     })

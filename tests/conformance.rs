@@ -1,8 +1,7 @@
-//! What the tests claim to check is counted, and docs/testing.md says so.
+//! docs/conformance.md lists each check with the number of tests that cite it. Each has a test or a reason for none.
 //!
-//! A test cites the checks that it makes in a line of its own: `///` or `//`, the numbers, a colon, a few words. The table in
-//! docs/testing.md lists each check with the number of tests that cite it. A check without a test needs a reason in
-//! docs/sriov.md. `CH_BLESS=1 cargo test --test conformance` writes the counts anew.
+//! A test cites its checks in a line of its own: `///` or `//`, the numbers, a colon, a few words. A check without a
+//! test needs a reason in docs/sriov.md. `CH_BLESS=1 cargo test --test conformance` rewrites the counts.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -10,15 +9,15 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// The checks of the standard and of what Linux needs.
+/// What the standards and Linux require.
 const CHECKS: RangeInclusive<u8> = 1..=64;
-/// The pitfalls that other implementations fell into.
+/// Mistakes of other implementations.
 const PITFALLS: RangeInclusive<u8> = 1..=24;
 /// Where tests are.
 const FOLDERS: [&str; 5] = ["pci", "src", "tests", "virtio-devices", "vmm"];
-/// The section of docs/testing.md with the table of counts.
-const COUNTED: (&str, &str) = ("docs/testing.md", "## Conformance");
-/// The section of docs/sriov.md with the checks that have no test, and why.
+/// The document with the tables of counts.
+const COUNTED: &str = "docs/conformance.md";
+/// The section that says why some checks have no test.
 const EXCUSED: (&str, &str) = ("docs/sriov.md", "## Checks without a test");
 
 /// `G` or `B`, and a number.
@@ -50,7 +49,7 @@ fn citation(line: &str) -> Option<Vec<Number>> {
     numbers(text.split_once(':')?.0)
 }
 
-/// All Rust files under `folder`, without what builds leave.
+/// All Rust files under `folder`, except build output.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -122,13 +121,13 @@ fn excused() -> Vec<Number> {
         .collect()
 }
 
-/// docs/testing.md with the counts that there are, and the numbers of its rows.
+/// The document as it is, the document with the current counts, and the numbers of its rows.
 fn with_counts(counts: &BTreeMap<Number, usize>) -> (String, String, Vec<Number>) {
-    let (text, lines) = section(COUNTED);
+    let text = fs::read_to_string(root().join(COUNTED)).unwrap();
     let mut listed = Vec::new();
     let mut rewritten = String::new();
-    for (n, line) in text.lines().enumerate() {
-        match row(line).filter(|_| lines.contains(&n)) {
+    for line in text.lines() {
+        match row(line) {
             Some((number, cells)) => {
                 let [number] = number[..] else { panic!("one check a row: {line}") };
                 listed.push(number);
@@ -144,16 +143,16 @@ fn with_counts(counts: &BTreeMap<Number, usize>) -> (String, String, Vec<Number>
 #[test]
 fn the_table_counts_the_tests_that_there_are() {
     let (text, rewritten, listed) = with_counts(&counts());
-    assert_eq!(listed, all(), "{} lists each check once and in order", COUNTED.0);
+    assert_eq!(listed, all(), "{COUNTED} lists each check once and in order");
     if std::env::var_os("CH_BLESS").is_some() {
-        fs::write(root().join(COUNTED.0), &rewritten).unwrap();
+        fs::write(root().join(COUNTED), &rewritten).unwrap();
         return;
     }
     let changed: Vec<_> =
         text.lines().zip(rewritten.lines()).filter(|(old, new)| old != new).map(|(_, new)| new).collect();
     assert!(
         changed.is_empty(),
-        "`CH_BLESS=1 cargo test --test conformance` writes these rows:\n{}",
+        "`CH_BLESS=1 cargo test --test conformance` rewrites these rows:\n{}",
         changed.join("\n")
     );
 }

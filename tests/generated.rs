@@ -1,4 +1,4 @@
-//! Completions and man pages have all that the command lines have.
+//! Completions and man pages name every option and subcommand.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,13 +10,13 @@ use tempfile::tempdir;
 
 const COMMANDS: [&str; 2] = [env!("CARGO_BIN_EXE_cloud-hypervisor"), env!("CARGO_BIN_EXE_ch-remote")];
 
-/// The example, which cargo builds beside the commands when it builds tests.
+/// The example, which cargo builds next to the commands when it builds tests.
 fn generator() -> PathBuf {
     let folder = PathBuf::from(COMMANDS[0]);
     folder.parent().unwrap().join("examples/generate")
 }
 
-/// The words of `text` that begin as `begin` says, without what follows the name.
+/// The words of `text` that begin with `begin`, up to the end of the name.
 fn words<'a>(text: &'a str, begin: &'a str) -> impl Iterator<Item = &'a str> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-';
     text.split(move |c: char| !is_name(c)).filter(move |word| word.starts_with(begin) && word.len() > begin.len())
@@ -30,7 +30,7 @@ fn completions_and_pages_name_every_option_and_subcommand() {
     for command in COMMANDS {
         let name = command.rsplit('/').next().unwrap();
         let help = String::from_utf8(Command::new(command).arg("--help").output().unwrap().stdout).unwrap();
-        // Examples and descriptions of values may name options of the other command.
+        // Examples and value descriptions may name options of the other command.
         let options = help.lines().filter(|line| line.trim_start().starts_with('-')).flat_map(|line| words(line, "--"));
         let options: Vec<_> = options.filter(|option| !option.ends_with('-')).collect();
         assert!(options.len() > 3, "{help}");

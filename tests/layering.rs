@@ -1,8 +1,18 @@
-//! The layers stay apart: `pci` knows nothing but the standard, and KVM is behind one file.
+//! The layers stay apart: `pci` knows nothing but the standard, KVM is behind one file, and the files of a crate import
+//! each other in one direction.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "layering/imports.rs"]
+mod imports;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use imports::{Crate, circle, rooms};
+
+/// The crates whose files import each other in one direction.
+const CRATES: [&str; 4] = ["pci", "virtio-devices", "vm-api", "vmm"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -61,12 +71,36 @@ fn pci_forbids_unsafe_code() {
 fn dependencies_point_downward() {
     let ours = |manifest| {
         let mut ours = keys(manifest, "[dependencies]");
-        ours.retain(|key| ["pci", "virtio-devices", "vmm", "cloud-hypervisor"].contains(&key.as_str()));
+        ours.retain(|key| {
+            ["pci", "option-derive", "virtio-devices", "vm-api", "vmm", "cloud-hypervisor"].contains(&key.as_str())
+        });
         ours
     };
+    assert_eq!(ours("option-derive/Cargo.toml"), [""; 0]);
+    assert_eq!(ours("vm-api/Cargo.toml"), ["option-derive"]);
     assert_eq!(ours("pci/Cargo.toml"), [""; 0]);
     assert_eq!(ours("virtio-devices/Cargo.toml"), ["pci"]);
-    assert_eq!(ours("vmm/Cargo.toml"), ["pci", "virtio-devices"]);
+    assert_eq!(ours("vmm/Cargo.toml"), ["pci", "virtio-devices", "vm-api"]);
+}
+
+/// A dependency that nothing names is not linked.
+#[test]
+fn the_client_does_not_link_the_vmm() {
+    let mut files = vec![root().join("src/bin/ch-remote.rs"), root().join("src/vm_options.rs")];
+    sources(&root().join("src/remote"), &mut files);
+    assert!(files.len() > 5, "{files:?}");
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for crate_name in ["vmm::", "virtio_devices", "pci::", "kvm"] {
+            assert!(!text.contains(crate_name), "{} names {crate_name}", file.display());
+        }
+    }
+}
+
+#[test]
+fn what_client_and_vmm_share_opens_nothing() {
+    let expected = ["option-derive", "serde", "serde_json", "serde_path_to_error", "thiserror"];
+    assert_eq!(keys("vm-api/Cargo.toml", "[dependencies]"), expected);
 }
 
 #[test]
@@ -82,4 +116,52 @@ fn only_one_file_names_kvm_ioctls() {
 fn virtio_devices_knows_neither_kvm_nor_http() {
     let allowed = |key: &String| !["kvm-bindings", "kvm-ioctls", "hyper", "acpi_tables"].contains(&key.as_str());
     assert!(keys("virtio-devices/Cargo.toml", "[dependencies]").iter().all(allowed));
+}
+
+fn imports_of(name: &str) -> BTreeMap<String, BTreeSet<String>> {
+    Crate::read(&root().join(name).join("src/lib.rs")).imports()
+}
+
+#[test]
+fn no_file_of_a_crate_imports_one_that_imports_it() {
+    for name in CRATES {
+        let imports = imports_of(name);
+        assert!(imports.len() > 10, "{name} has more files than {imports:?}");
+        assert_eq!(circle(&imports), None, "{name}");
+    }
+}
+
+#[test]
+fn no_room_of_virtio_devices_imports_one_that_imports_it() {
+    let rooms = rooms(&imports_of("virtio-devices"));
+    for (upper, lower) in [("net", "backend"), ("net", "net_protocol"), ("backend", "net_protocol")] {
+        assert!(rooms[upper].contains(lower), "{upper} imports {lower}");
+    }
+    assert_eq!(circle(&rooms), None);
+}
+
+#[test]
+fn an_import_is_found_whatever_way_it_is_written() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("imports");
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("lib.rs", "mod a;\nmod b;\nmod c;\nmod d;\npub use b::{B, part::Part};\n");
+    write("a.rs", "use crate::{\n    Part, // crate::c\n};\n#[cfg(test)]\nmod tests {\n    use crate::c::C;\n}\n");
+    write("b.rs", "mod part;\nmod other;\npub use part::Part;\npub use other::Other;\nstruct B(Other);\n");
+    write("b/part.rs", "fn f() -> super::super::c::C { crate::d::D }\n");
+    write("b/other.rs", "pub struct Other;\n");
+    write("c.rs", "pub struct C;\n#[cfg(test)]\nuse crate::a::A;\n");
+    write("d.rs", "use super::B as Bee;\n");
+    let imports = Crate::read(&folder.join("lib.rs")).imports();
+    let of = |module: &str| imports[module].iter().map(String::as_str).collect::<Vec<_>>();
+    assert_eq!(of("a"), ["b::part"]);
+    assert_eq!(of("b"), ["b::other"]);
+    assert_eq!(of("b::part"), ["c", "d"]);
+    assert_eq!(of("c"), [""; 0]);
+    assert_eq!(of("d"), ["b"]);
+    assert_eq!(circle(&imports), None);
+    assert_eq!(circle(&rooms(&imports)), Some(vec!["b".into(), "d".into()]));
 }

@@ -1,9 +1,10 @@
-//! Two PFs with VFs and a plain NIC in a machine without a VM: a guest that moves their BARs as it likes, and a VM that records
-//! what it is told.
+//! Two PFs with VFs and a plain NIC in a machine without KVM: a guest moves their BARs as it likes, and a fake VM
+//! records its calls.
 //!
-//! After each operation the addresses that are decoded are those that the registers say, read through the ECAM like a guest does;
-//! each page of configuration space that the VM shows holds what a read would find; and the VM has been told of the doorbells in
-//! the windows, and of the messages that may be sent, each with a route of its own. After a reset nothing of it is left.
+//! After each operation, the decoded addresses must match the registers, read through the ECAM as a guest does; each
+//! page of configuration space that the VM maps must hold what a read would return; and the VM must know the
+//! doorbells in the windows and the messages that may be sent, each with a route of its own. A reset must leave
+//! nothing of this.
 
 mod seeds;
 mod shared;
@@ -19,13 +20,13 @@ use virtio_devices::testing::{FakeDevice, memory};
 use virtio_devices::{Memory, NetSriov, VirtioFunction, VirtioPci};
 use vm_memory::Bytes;
 use vmm::arch::x86_64::layout;
-use vmm::testing::{Apertures, Machine, PAGE, Record, RecordingVm, Refuse, Shown, Slot, place_bars};
+use vmm::testing::{Apertures, PAGE, PciHost, Record, RecordingVm, Refuse, Shown, Slot, place_bars};
 
 use crate::input::Input;
 pub use seeds::seeds;
 use shared::{DOORBELLS_AT, DOORBELLS_STEP, Shared};
 
-/// The queues of each kind of function, and the VFs of each PF.
+/// For each device, the queue sizes of its functions and the number of its VFs.
 const QUEUES: [&[u16]; 3] = [&[256, 256, 64], &[64, 64, 64, 64, 64], &[16]];
 const VFS: [u16; 3] = [5, 2, 0];
 const MEM64: Range<u64> = 0x1_4000_0000..0xff_0000_0000;
@@ -44,7 +45,7 @@ const COMMAND: u16 = 0x04;
 const BAR0: u16 = 0x10;
 const SRIOV: u16 = 0x100;
 
-/// The registers that decide what is decoded, of which an operation names one by number.
+/// The registers that decide what is decoded. An operation names one by its index here.
 const REGISTERS: [u16; 24] = [
     COMMAND,
     BAR0,
@@ -74,7 +75,7 @@ const REGISTERS: [u16; 24] = [
 
 static MEMORY: LazyLock<Memory> = LazyLock::new(memory);
 
-/// A window as the registers say.
+/// A window according to the registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Decoded {
     base: u64,
@@ -84,24 +85,24 @@ struct Decoded {
 }
 
 struct Guest {
-    machine: Arc<Machine>,
+    host: Arc<PciHost>,
     topology: Topology<Arc<Slot>>,
     slots: Vec<(Placement, Arc<Slot>)>,
-    /// The devices with queues, in the order of their slots.
+    /// The devices with queues, in slot order.
     devices: Vec<Shared>,
     record: Arc<Mutex<Record>>,
-    /// Whether BARs are given addresses before the guest runs. That takes most of the time that an input takes.
+    /// Whether BARs get addresses before the guest runs. This takes most of an input's time.
     firmware: bool,
 }
 
 impl Guest {
     fn new(firmware: bool) -> Self {
-        let machine = Arc::new(Machine::default());
+        let host = Arc::new(PciHost::default());
         let mut topology = Topology::new(layout::LAST_BUS);
         let (mut slots, mut devices) = (Vec::new(), Vec::new());
         let mut plug = |slot, total_vfs, device: &mut dyn FnMut(Placement) -> Box<dyn VirtioPci>| {
             let placement = topology.place(slot, total_vfs).expect("there is room");
-            let slot = Slot::new(device(placement), placement, Arc::clone(&machine)).expect("addresses for its pages");
+            let slot = Slot::new(device(placement), placement, Arc::clone(&host)).expect("addresses for its pages");
             topology.plug(placement, Arc::clone(&slot)).expect("there is room");
             slots.push((placement, slot));
         };
@@ -119,15 +120,15 @@ impl Guest {
             });
         }
         plug(Some(0), 0, &mut |_| Box::new(HostBridge::new(1, 2)));
-        let guest = Self { machine, topology, slots, devices, record: Arc::default(), firmware };
+        let guest = Self { host, topology, slots, devices, record: Arc::default(), firmware };
         guest.boot();
         guest
     }
 
-    /// Wires the devices to a new VM, and gives their BARs addresses if that is to be done.
+    /// Wires the devices to a new VM, and assigns their BARs if `firmware` is set.
     fn boot(&self) {
         *self.record.lock() = Record::default();
-        self.machine.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&self.record)))));
+        self.host.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&self.record)))));
         if !self.firmware {
             return;
         }
@@ -137,11 +138,11 @@ impl Guest {
         assert!(placed.is_sorted_by(|a, b| a.end <= b.start), "BARs overlap: {placed:x?}");
         for range in placed {
             let inside = |aperture: &Range<u64>| aperture.start <= range.start && range.end <= aperture.end;
-            assert!(inside(&layout::MMIO32) || inside(&MEM64), "{range:x?} is not the devices' to decode");
+            assert!(inside(&layout::MMIO32) || inside(&MEM64), "{range:x?} is outside the apertures");
         }
     }
 
-    /// What the BARs of a device would take with all VFs enabled.
+    /// The addresses of a device's BARs with all VFs enabled.
     fn placed(&self, placement: Placement) -> Vec<Range<u64>> {
         let total_vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
         let page = u64::from(self.read(placement.rid, SRIOV + 0x20)) << 12;
@@ -151,19 +152,19 @@ impl Guest {
         own.chain(vfs).map(|(base, len)| base..base + len).collect()
     }
 
-    /// The size of a BAR, which all functions of one shape have: doorbells in BAR 2, MSI-X in BAR 4.
+    /// The size of a BAR. All functions have the same layout: doorbells in BAR 2, MSI-X in BAR 4.
     fn size(&self, _function: Rid, bar: BarIndex) -> u64 {
         if bar.get() == 2 { 0x2000 } else { 0x1000 }
     }
 
-    /// The BARs from `first` on, and the addresses in them.
+    /// The BARs from register `first` on, with their addresses.
     fn bars(&self, rid: Rid, first: u16) -> Vec<(BarIndex, u64)> {
         let bar = |n: u8| {
             let low = self.read(rid, first + 4 * u16::from(n));
             let high = self.read(rid, first + 4 * u16::from(n) + 4);
             (low & 0xf == 0xc).then(|| (BarIndex::ALL[usize::from(n)], u64::from(high) << 32 | u64::from(low & !0xf)))
         };
-        // All BARs here have 64 bits, and none begins in an odd register.
+        // All BARs here are 64-bit, and none starts at an odd index.
         [0, 2, 4].into_iter().filter_map(bar).collect()
     }
 
@@ -177,12 +178,12 @@ impl Guest {
         ecam_write(&self.topology, u64::from(rid.to_bits()) << 12 | u64::from(offset), data);
     }
 
-    /// The windows that the registers say are decoded.
+    /// The windows that are decoded according to the registers.
     fn decoded(&self) -> Vec<Decoded> {
         let mut decoded = Vec::new();
         for (device, (placement, _)) in self.slots.iter().enumerate() {
             let rid = placement.rid;
-            // PowerState, of the devices here at 88h.
+            // The PowerState field. These devices have their PMCSR at 8Ch.
             let is_d0 = self.read(rid, 0x8c) & 3 == 0;
             if is_d0 && self.read(rid, COMMAND) & 2 != 0 {
                 let own = self.bars(rid, BAR0).into_iter();
@@ -204,16 +205,17 @@ impl Guest {
                 }));
             }
         }
-        // A window that would pass the end of the address space is not decoded.
+        // A window that would wrap around the address space is not decoded.
         decoded.retain(|window| window.len > 0 && window.base.checked_add(window.len).is_some());
         decoded.sort_unstable();
         decoded
     }
 
-    /// Checks all that is decoded, wired and shown, of the pages only that of one function of each device.
+    /// Checks everything that is decoded, wired and mapped. Of the configuration pages, checks only one function of
+    /// each device.
     fn check(&self, somewhere: u64) {
         let decoded = self.decoded();
-        assert_eq!(self.machine.mmio.window_count(), decoded.len(), "{decoded:x?}");
+        assert_eq!(self.host.mmio.window_count(), decoded.len(), "{decoded:x?}");
         for window in &decoded {
             let Decoded { base, len, .. } = *window;
             for address in [base.wrapping_sub(1), base, base + len / 2, base + len - 1, base + len] {
@@ -228,11 +230,11 @@ impl Guest {
         }
     }
 
-    /// An address belongs to the window around it; of several, to one with the highest base.
+    /// An address belongs to the window that contains it; of several, to one with the highest base.
     fn check_address(&self, decoded: &[Decoded], address: u64) {
         let around = |window: &&Decoded| window.base <= address && address - window.base < window.len;
         let highest = decoded.iter().filter(around).map(|window| window.base).max();
-        match (self.machine.mmio.find(address), highest) {
+        match (self.host.mmio.find(address), highest) {
             (None, None) => {}
             (Some((slot, id, offset)), Some(base)) => {
                 let owner = |window: &Decoded| Arc::ptr_eq(&self.slots[window.device].1, &slot) && window.id == id;
@@ -246,13 +248,13 @@ impl Guest {
         }
     }
 
-    /// Whether a function can send messages: MSI-X is enabled and not masked, Bus Master is, and the PF is in D0.
+    /// Whether a function may send messages: MSI-X enabled and not masked, Bus Master set, and its PF in D0.
     fn sends(&self, pf: Rid, rid: Rid) -> bool {
         let control = self.read(rid, 0x7c) >> 16;
         self.read(rid, COMMAND) & 4 != 0 && control & 0xc000 == 0x8000 && self.read(pf, 0x8c) & 3 == 0
     }
 
-    /// What may be sent has an eventfd and a route of its own, and what has one may be sent.
+    /// Messages that may be sent, and only these, have an eventfd and a route of their own.
     fn check_messages(&self) {
         let record = self.record.lock();
         let gsis: BTreeSet<_> = record.irqfds.iter().map(|(_, gsi)| *gsi).collect();
@@ -261,7 +263,7 @@ impl Guest {
             .irqfds
             .iter()
             .map(|(eventfd, gsi)| {
-                let route = record.routes.get(gsi).expect("an interrupt without a message");
+                let route = record.routes.get(gsi).expect("an interrupt has a message");
                 (*eventfd, route.requester, route.address, route.data)
             })
             .collect();
@@ -275,8 +277,8 @@ impl Guest {
         assert_eq!(wired, wanted);
     }
 
-    /// The doorbells of each window that is decoded are where it is, and no others. Which of two functions of a device has an
-    /// address that both would have, is the device's to say.
+    /// The doorbells of each decoded window, and no others, are at its addresses. If two functions of a device claim
+    /// an address, the device decides whose it is.
     fn check_doorbells(&self, decoded: &[Decoded]) {
         let mut wanted = BTreeMap::new();
         for window in decoded {
@@ -305,7 +307,7 @@ impl Guest {
         }
     }
 
-    /// The n-th page holds what reads would find.
+    /// The n-th page must hold what reads would return.
     fn check_page(&self, pages: &Shown, n: u16) {
         let rid = pages.first.wrapping_add(n);
         let mut page = [0; 0x180];
@@ -317,7 +319,7 @@ impl Guest {
         }
     }
 
-    /// All pages that are shown.
+    /// Checks all mapped pages.
     fn check_pages(&self) {
         let record = self.record.lock();
         for pages in record.pages.values().filter(|_| record.refuse == Refuse::Nothing) {
@@ -334,7 +336,7 @@ impl Guest {
                 let function = u16::from(input.u8()) % (placement.vfs.map_or(0, |vfs| vfs.total_vfs) + 1);
                 let (register, len) = (input.u8(), [1, 2, 4][usize::from(input.u8() % 3)]);
                 let value: [u8; 4] = input.array();
-                // By number, or any byte of the header and the first capabilities.
+                // By index, or any byte of the header and the first capabilities.
                 let offset = REGISTERS.get(usize::from(register)).copied().unwrap_or(register.into());
                 let rid = self.devices.get(n).map_or(placement.rid, |device| device.rid(function));
                 self.write(rid, offset, &value[..len]);
@@ -344,8 +346,7 @@ impl Guest {
                 let mut data: [u8; 8] = input.array();
                 let decoded = self.decoded();
                 let Some(n) = usize::from(choice).checked_rem(decoded.len()) else { return };
-                let Some((slot, window, offset)) = self.machine.mmio.find(decoded[n].base.saturating_add(offset))
-                else {
+                let Some((slot, window, offset)) = self.host.mmio.find(decoded[n].base.saturating_add(offset)) else {
                     return;
                 };
                 match kind {
@@ -361,23 +362,23 @@ impl Guest {
             REFUSE => {
                 let refuse = if input.u8() & 1 == 1 { Refuse::All } else { Refuse::Nothing };
                 self.record.lock().refuse = refuse;
-                // What was refused is tried again.
+                // Whatever the VM refused is tried again.
                 self.slots.iter().for_each(|(_, slot)| slot.reconcile());
             }
             _ => {}
         }
     }
 
-    /// Takes the devices from their VM, which must not know anything of them then.
+    /// Unplugs the devices from their VM, which must not know anything of them afterwards.
     fn part(&self) {
         let refused = std::mem::take(&mut self.record.lock().refuse);
         self.slots.iter().for_each(|(_, slot)| slot.reset());
-        assert_eq!(self.machine.mmio.window_count(), 0, "a reset leaves nothing decoded");
+        assert_eq!(self.host.mmio.window_count(), 0, "a reset leaves nothing decoded");
         if refused == Refuse::Nothing {
             let record = self.record.lock();
             assert!(record.irqfds.is_empty() && record.ioeventfds.is_empty(), "a reset leaves nothing wired");
         }
-        self.machine.set_wiring(None);
+        self.host.set_wiring(None);
         self.slots.iter().for_each(|(_, slot)| slot.forget_wiring());
     }
 }
@@ -387,7 +388,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`], and returns the number of windows, interrupts and shown pages in the end.
+/// As [`run`]. Returns the final numbers of windows, interrupts and mapped pages.
 fn run_to_end(input: &[u8]) -> (usize, usize, u64) {
     let mut input = Input::new(input);
     let guest = Guest::new(input.u8() & 1 == 1);
@@ -401,7 +402,7 @@ fn run_to_end(input: &[u8]) -> (usize, usize, u64) {
     let ends = {
         let record = guest.record.lock();
         let pages = record.pages.values().map(|pages| pages.len / PAGE).sum();
-        (guest.machine.mmio.window_count(), record.irqfds.len(), pages)
+        (guest.host.mmio.window_count(), record.irqfds.len(), pages)
     };
     guest.part();
     ends

@@ -1,29 +1,29 @@
 //! A PF with VFs: configuration space in every width and alignment, the windows of its BARs, and resets.
 //!
-//! After each operation the invariants of SR-IOV hold, what it wrote is what the model says, and what changed in what
-//! the device decodes or may send was told by an effect. Every few operations, and
-//! at the end, all functions are what the model says. A device that is restored to what another one saved takes its place in between.
+//! After each operation, the invariants of SR-IOV hold, the written register matches the model, and every change of
+//! decoded windows or allowed messages was reported by an effect. Every few operations and at the end, all functions
+//! are compared with the model. Now and then, a device restored from the saved state takes the device's place.
 //!
-//! The first byte of the input chooses the number of VFs; operations follow as `pci::testing::Op` decodes them, but for some resets,
-//! which are restores. The device behind the functions is one without a backend.
+//! The first byte of the input chooses the number of VFs. Operations follow, as `pci::testing::Op` decodes them,
+//! except that some resets are restores. The device behind the functions has no backend.
 
 use std::sync::LazyLock;
 
 use pci::testing::{Model, OP_LEN, Observed, Op, Target};
-use pci::{BarIndex, Device, Placement, Topology, WindowId};
+use pci::{BarIndex, Device, Placement, Reach, Topology, WindowId};
 use virtio_devices::testing::{FakeDevice, memory};
-use virtio_devices::{Memory, Message, NetSriov, VirtioPci};
+use virtio_devices::{Lifecycle, Memory, Message, NetSriov, Signals};
 
 use crate::input::Seed;
 
 const QUEUES: [u16; 3] = [256, 256, 64];
 
-/// All functions are compared after so many operations, and at the end: that is what takes the time.
+/// All functions are compared after this many operations and at the end, because that takes the most time.
 const WHOLE: usize = 32;
 
 static MEMORY: LazyLock<Memory> = LazyLock::new(memory);
 
-/// Mostly small numbers of VFs: a PF is made for each input.
+/// Mostly small numbers of VFs, since every input creates a PF.
 fn total_vfs(choice: u8) -> u16 {
     match choice {
         0xff => 257,
@@ -34,7 +34,7 @@ fn total_vfs(choice: u8) -> u16 {
 /// The messages that the device may send, without their eventfds.
 fn messages(device: &NetSriov<FakeDevice>) -> Vec<(pci::Rid, u64, u32)> {
     let mut messages = Vec::new();
-    device.messages(&mut messages);
+    device.messages(Reach::Device, &mut messages);
     let plain = |Message { requester, address, data, .. }: &Message| (*requester, *address, *data);
     messages.iter().map(plain).collect()
 }
@@ -51,21 +51,21 @@ fn device(placement: Placement) -> NetSriov<FakeDevice> {
     NetSriov::new(FakeDevice::new(&QUEUES), vfs, placement, &MEMORY).expect("a PF with VFs")
 }
 
-/// The operation that is a restore: a reset with an odd length, which means nothing for a reset.
+/// The operation for a restore: a reset with an odd length, which a reset ignores.
 const RESTORE: [u8; OP_LEN] = [0xf, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 fn is_restore(op: &[u8]) -> bool {
     matches!(op, [kind, len, ..] if kind & RESTORE[0] == RESTORE[0] && len & RESTORE[1] == RESTORE[1])
 }
 
-/// A device that is restored to what `old` saves.
+/// A device restored from the saved state of `old`.
 fn restored(old: &mut NetSriov<FakeDevice>, placement: Placement) -> NetSriov<FakeDevice> {
-    old.pause();
-    let state = old.save().expect("a device that is paused").expect("a device with registers");
+    let _ = old.pause();
+    let state = old.save().expect("the device is paused").expect("a device with registers");
     let mut new = device(placement);
-    new.restore(&state).expect("a state that was saved");
+    new.restore(&state).expect("the state was saved by this device");
     assert_eq!(new.save().expect("a restored device is paused"), Some(state));
-    new.resume();
+    let _ = new.resume();
     new
 }
 
@@ -74,7 +74,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`], and returns the number of VFs in the end, and of messages that may be sent.
+/// As [`run`]. Returns the final numbers of VFs and of messages that may be sent.
 fn run_to_end(input: &[u8]) -> (u16, usize) {
     let Some((choice, ops)) = input.split_first() else { return (0, 0) };
     let total_vfs = total_vfs(*choice);
@@ -91,7 +91,7 @@ fn run_to_end(input: &[u8]) -> (u16, usize) {
             continue;
         }
         let Some(op) = Op::decode(bytes).next() else { continue };
-        let effects = observed.apply(op);
+        let pci::Outcome { effects, stopping, .. } = observed.apply(op);
         model.apply(op);
         let compared = if n % WHOLE == WHOLE - 1 {
             model.compare(&observed.device, placement.rid)
@@ -105,7 +105,7 @@ fn run_to_end(input: &[u8]) -> (u16, usize) {
         assert!(effects.windows || before.0 == after.0, "{op:x?} changes windows without an effect: {after:x?}");
         assert!(effects.messages || before.1 == after.1, "{op:x?} changes messages without an effect: {after:x?}");
         before = after;
-        assert!(observed.device.take_stopping().is_empty(), "a device without a backend has no worker");
+        assert!(stopping.is_empty(), "a device without a backend has no worker");
     }
     if let Err(broken) = model.compare(&observed.device, placement.rid) {
         panic!("at the end: {broken}");
@@ -117,7 +117,7 @@ fn config(target: Target, offset: u16, len: u8, value: u32) -> Op {
     Op::ConfigWrite { target, offset, len, value }
 }
 
-/// What Linux does to enable VFs: System Page Size, sizes and addresses of the VF BARs, NumVFs, VF Enable and VF MSE.
+/// How Linux enables VFs: System Page Size, the VF BARs' sizes and addresses, NumVFs, VF Enable and VF MSE.
 fn enable(num_vfs: u16) -> Vec<Op> {
     let write = |offset, len, value| config(Target::Pf, offset, len, value);
     let mut ops = vec![write(4, 2, 6), write(0x120, 4, 1)];
@@ -130,7 +130,7 @@ fn enable(num_vfs: u16) -> Vec<Op> {
     ops
 }
 
-/// What a driver does to a VF: Bus Master, MSI-X with a vector, features, a queue, DRIVER_OK. `slice` is the VF's number.
+/// How a driver starts a VF: Bus Master, MSI-X with a vector, features, a queue, DRIVER_OK. `vf` counts from 0.
 fn drive(vf: u16) -> Vec<Op> {
     let registers = |offset: u64, len, value| Op::MmioWrite {
         window: WindowId::VfBar(BarIndex::ALL[2]),
@@ -144,7 +144,7 @@ fn drive(vf: u16) -> Vec<Op> {
         len: 4,
         value,
     };
-    // Features: nothing but VERSION_1, which is bit 0 of word 1. Then queue 0, enabled at address 0, with vector 1.
+    // Features: only VERSION_1, which is bit 0 of word 1. Then queue 0, enabled at address 0, with vector 1.
     let features = [(0x14, 1, 1), (0x14, 1, 3), (0x08, 4, 1), (0x0c, 4, 1), (0x14, 1, 11)];
     let queue = [(0x16, 2, 0), (0x1a, 2, 1), (0x20, 4, 0x1000), (0x28, 4, 0x2000), (0x30, 4, 0x3000), (0x1c, 2, 1)];
     let mut ops = vec![config(Target::Vf(vf), 4, 2, 4)];
@@ -154,7 +154,7 @@ fn drive(vf: u16) -> Vec<Op> {
     ops
 }
 
-/// Seeds: VFs enabled as by Linux, driven, reset in each way, restored, and disabled.
+/// Seeds: VFs enabled as by Linux, used by a driver, reset in each way, restored, and disabled.
 pub fn seeds() -> Vec<Vec<u8>> {
     let seed = |choice: u8, ops: &[Vec<Op>]| {
         ops.concat().into_iter().fold(Seed::new().with([choice]), |seed, op| seed.with(op.encode())).done()

@@ -1,8 +1,8 @@
-//! The two ways to configuration space, ECAM and the ports CF8h and CFCh, over a topology that changes.
+//! The two ways to access configuration space, the ECAM and the ports CF8h and CFCh, with a changing topology.
 //!
-//! The devices are memories, so that what an access should read is what was last written there. Each access, of any size at any
-//! address, is predicted from the numbers alone: which device has reserved the function, and whether it is a configuration request at
-//! all.
+//! The devices are plain memory, so a read must return what was last written there. The result of each access, of any
+//! size and at any address, is predicted from the numbers alone: which device reserves the function, and whether it
+//! is a configuration request at all.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const PLUG: u8 = 5;
 const UNPLUG: u8 = 6;
 const KINDS: u8 = 7;
 
-/// A device that remembers what is written where.
+/// A device that stores what is written.
 #[derive(Default)]
 struct Memory(RefCell<BTreeMap<(Rid, Dword), u32>>);
 
@@ -38,7 +38,7 @@ impl ConfigTarget for Memory {
     }
 }
 
-/// A device as the oracle knows it: its functions, and the bytes that were written to them by offset in ECAM.
+/// A device in the oracle: its functions, and the bytes written to them, by offset in the ECAM.
 struct Plugged {
     placement: Placement,
     bytes: BTreeMap<u64, u8>,
@@ -58,7 +58,7 @@ impl Plugged {
         }
     }
 
-    /// Whether accesses to this routing ID are the device's to answer: a bus of VFs belongs to one device as a whole.
+    /// Whether the device answers accesses to this routing ID. A bus of VFs belongs to one device as a whole.
     fn has(&self, rid: u32) -> bool {
         let total_vfs = self.total_vfs();
         rid == self.rid(0) || (total_vfs > 0 && (self.rid(1) >> 8..=self.rid(total_vfs) >> 8).contains(&(rid >> 8)))
@@ -72,7 +72,7 @@ struct Oracle {
 }
 
 impl Oracle {
-    /// The device that an access of `len` bytes at `offset` of the ECAM reaches.
+    /// The device that is reached by an access of `len` bytes at `offset` of the ECAM.
     fn target(&mut self, offset: u64, len: usize) -> Option<&mut Plugged> {
         let legal = matches!(len, 1 | 2 | 4) && offset.is_multiple_of(len as u64);
         let rid = u32::try_from(offset >> 12).ok().filter(|_| legal)?;
@@ -92,7 +92,7 @@ impl Oracle {
         }
     }
 
-    /// What an access to the data port means in the ECAM: the address register has bus, device, function and dword.
+    /// The ECAM offset of an access to the data port: the address register holds bus, device, function and dword.
     fn through_ports(&self, port: u64) -> Option<u64> {
         let [register, ..] = self.address.to_le_bytes();
         let rid = u64::from(self.address >> 8 & 0xffff);
@@ -102,7 +102,7 @@ impl Oracle {
     fn port_read(&mut self, port: u64, len: usize) -> Vec<u8> {
         match port {
             0 if len == 4 => self.address.to_le_bytes().into(),
-            // An access that goes beyond the port's dword is none.
+            // An access that crosses the port's dword is not a configuration request.
             4..8 if port as usize % 4 + len <= 4 => {
                 self.through_ports(port).map_or(vec![0xff; len], |offset| self.read(offset, len))
             }
@@ -122,7 +122,8 @@ impl Oracle {
         }
     }
 
-    /// Where there is room for a device: the lowest slot from 1, if it is not to be in `slot`, and the lowest buses from 1.
+    /// Where a device should be placed: in `slot`, or else in the lowest free slot from 1, with the lowest free buses
+    /// from 1.
     fn room(&self, slot: Option<u8>, total_vfs: u16) -> Option<Placement> {
         let has = |bus: u32, devfn: u32| self.devices.iter().any(|device| device.has(bus << 8 | devfn));
         let is_free = |slot: &u8| *slot < 32 && !has(0, u32::from(*slot) << 3);
@@ -144,7 +145,7 @@ impl Oracle {
         Some(Placement { rid, vfs })
     }
 
-    /// An offset in the ECAM: of a function that exists, or anywhere.
+    /// An offset in the ECAM: in a function that exists, or anywhere.
     fn offset(&self, input: &mut Input<'_>) -> u64 {
         let (choice, function, register) = (input.u8(), input.u16(), input.u16());
         let known = usize::from(choice).checked_rem(self.devices.len()).map(|n| &self.devices[n]);
@@ -192,7 +193,7 @@ impl Pair {
                 oracle.port_write(port, &data[..len]);
             }
             AGREE => {
-                // What the ports can name: the first 256 bytes of each function.
+                // Only what the ports can reach: the first 256 bytes of each function.
                 let offset = oracle.offset(input) & 0x0fff_f0ff;
                 let address = 1 << 31 | (offset >> 4 & 0xff_ff00 | offset & 0xfc) as u32;
                 ports.write(topology, 0, &address.to_le_bytes());
@@ -219,7 +220,7 @@ impl Pair {
         let Self { topology, oracle, .. } = self;
         let (slot, total_vfs) = (input.u8(), input.u16());
         let slot = (slot < 0xc0).then_some(slot % 34);
-        // Mostly a few VFs, and sometimes as many as a segment has, or more.
+        // Mostly a few VFs, sometimes as many as a segment has room for, or more.
         let total_vfs = if total_vfs & 0x8000 == 0 { total_vfs % 600 } else { total_vfs };
         let placement = topology.place(slot, total_vfs).ok();
         assert_eq!(placement, oracle.room(slot, total_vfs), "{slot:?}, {total_vfs} VFs");
@@ -227,14 +228,14 @@ impl Pair {
         let new = Plugged { placement, bytes: BTreeMap::new() };
         for function in [0, 1, total_vfs].into_iter().filter(|function| *function <= total_vfs) {
             let rid = new.rid(function);
-            assert!(!oracle.devices.iter().any(|device| device.has(rid)), "{rid:#x} is another's");
+            assert!(!oracle.devices.iter().any(|device| device.has(rid)), "{rid:#x} belongs to another device");
             assert_eq!(rid >> 8 == 0, function == 0, "VFs have buses of their own");
             assert!(rid >> 8 <= u32::from(LAST_BUS));
         }
         for device in &oracle.devices {
             assert!(![0, 1, device.total_vfs()].into_iter().any(|function| new.has(device.rid(function))));
         }
-        topology.plug(placement, Memory::default()).expect("what has a place can be plugged");
+        topology.plug(placement, Memory::default()).expect("a placed device can be plugged");
         oracle.devices.push(new);
     }
 }
@@ -244,7 +245,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`], and returns how many bytes were written to functions that exist.
+/// As [`run`]. Returns how many bytes were written to functions that exist.
 fn run_to_end(input: &[u8]) -> usize {
     let mut input = Input::new(input);
     let mut pair = Pair { topology: Topology::new(LAST_BUS), ports: ConfigPorts::default(), oracle: Oracle::default() };
@@ -263,12 +264,12 @@ fn access(seed: Seed, kind: u8, device: u8, function: u16, register: u16) -> See
     seed.with([kind, device]).with(function.to_le_bytes()).with(register.to_le_bytes())
 }
 
-/// A host bridge, a PF with 8 VFs and one with 300, on two buses.
+/// A host bridge, a PF with 8 VFs, and one with 300 VFs on two buses.
 fn machine() -> Seed {
     plug(plug(plug(Seed::new(), 0, 0), 3, 8), 0xff, 300)
 }
 
-/// Seeds: accesses to PFs and VFs both ways, odd sizes, a topology that is full, and one that changes.
+/// Seeds: accesses to PFs and VFs both ways, odd sizes, a full topology, and a changing one.
 pub fn seeds() -> Vec<Vec<u8>> {
     let write = |seed, device, function, register, len: u8| {
         access(seed, ECAM_WRITE, device, function, register).with([len, 1, 2, 3, 4, 5, 6, 7, 8])

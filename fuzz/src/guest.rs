@@ -1,4 +1,5 @@
-//! A guest's memory and one split virtqueue in it (`virtio 1.4 §2.7`), as a driver may write it, and as the standard reads it.
+//! A guest's memory with one split virtqueue (`virtio 1.4 §2.7`): written arbitrarily by a driver, and read as the
+//! standard says.
 
 mod chain;
 
@@ -13,19 +14,19 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use crate::input::{Input, Seed};
 pub use chain::{Chain, Segment, Verdict};
 
-/// Two regions that touch, a hole, and a third region.
+/// Two adjacent regions, a hole, and a third region.
 const REGIONS: [Range<usize>; 3] = [0..0x2000, 0x2000..0x5000, 0x6000..0x7000];
 /// The end of the last region.
 const END: usize = 0x7000;
 
-/// Where the queue's parts are, unless the input puts them elsewhere.
+/// The usual addresses of the queue's parts.
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x800;
-/// Where drivers put what a chain describes: nothing of the queue is above.
+/// The start of the buffers. All of the queue is below.
 pub const BUFFERS: u32 = 0x1000;
 
-/// More than the used ring of the largest queue takes.
+/// More bytes than the largest queue's used ring has.
 const USED_LEN: u64 = 6 + 8 * 16;
 
 // Flags of a descriptor.
@@ -40,11 +41,11 @@ pub const MEMORY: u8 = 2;
 pub const AVAILABLE_INDEX: u8 = 3;
 pub const USED_EVENT: u8 = 4;
 pub const FLAGS: u8 = 5;
-/// How many there are; targets number their own from here.
+/// The number of these kinds. Targets number their own from here.
 pub const KINDS: u8 = 6;
 
 thread_local! {
-    /// Made once, because making it takes longer than what an input does to it.
+    /// Created once, because that takes longer than running an input.
     static RAM: GuestMemoryMmap = {
         let ranges = REGIONS.map(|range| (GuestAddress(range.start as u64), range.len()));
         GuestMemoryMmap::from_ranges(&ranges).expect("memory for a guest")
@@ -56,7 +57,7 @@ thread_local! {
 pub struct Snapshot(Vec<u8>);
 
 impl Snapshot {
-    /// What is in guest memory now.
+    /// Takes a snapshot of guest memory.
     pub fn take() -> Self {
         let mut bytes = vec![0; END];
         for range in REGIONS {
@@ -79,7 +80,7 @@ impl Snapshot {
         self.0.get(Self::range(address, len)?)
     }
 
-    /// Writes what is expected to be there.
+    /// Writes expected contents.
     pub fn put(&mut self, address: u64, bytes: &[u8]) {
         let range = Self::range(address, bytes.len() as u64).expect("in guest memory");
         self.0[range].copy_from_slice(bytes);
@@ -89,14 +90,14 @@ impl Snapshot {
         self.get(address, 2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
     }
 
-    /// The first address outside of `allowed` where the two differ.
+    /// The first address outside `allowed` at which the two differ.
     pub fn differs_from(&self, other: &Self, allowed: &[Range<u64>]) -> Option<u64> {
         let mut mine = self.clone();
         for range in allowed {
             let range = range.start as usize..range.end as usize;
             mine.0[range.clone()].copy_from_slice(&other.0[range]);
         }
-        // Looked at byte by byte only where there is something to be found.
+        // Compare byte by byte only if there is a difference.
         if mine == *other {
             return None;
         }
@@ -104,11 +105,11 @@ impl Snapshot {
     }
 }
 
-/// One queue: the driver's side of it.
+/// The driver's side of one queue.
 pub struct Driver {
     pub queue: SharedQueue,
     pub size: u16,
-    /// Whether the queue is where drivers put it, or where the input says.
+    /// Whether the queue is at its usual address, or at one from the input.
     pub usual_place: bool,
     descriptors: u64,
     available: u64,
@@ -116,13 +117,13 @@ pub struct Driver {
     event_idx: bool,
     /// The driver's available index.
     index: u16,
-    /// Chains that the device has taken and given back, as far as the oracle knows.
+    /// How many chains the device has taken and returned, according to the oracle.
     pub taken: u16,
     pub given: u16,
 }
 
 impl Driver {
-    /// A queue of 4, 8 or 16 descriptors in memory that is all zeros, or a queue in an impossible place.
+    /// A queue of 4, 8 or 16 descriptors in zeroed memory, or a queue at an invalid address.
     pub fn new(input: &mut Input<'_>, event_idx: bool) -> Self {
         for range in REGIONS {
             let zeros = [0; REGIONS[1].end - REGIONS[1].start];
@@ -134,7 +135,7 @@ impl Driver {
         let usual_place = choice < 0xe0;
         let [descriptors, available, used] = match usual_place {
             true => [DESCRIPTORS, AVAILABLE, USED],
-            // The transport takes nothing that is not aligned.
+            // The transport accepts only aligned addresses.
             false => [16, 2, 4].map(|align| address(input) / align * align),
         };
         let mut queue = Queue::new(16).expect("a power of two");
@@ -155,11 +156,11 @@ impl Driver {
 
     /// Writes to guest memory.
     pub fn store(&self, address: u64, bytes: &[u8]) {
-        // A queue in an impossible place cannot be written to.
+        // A queue at an invalid address cannot be written.
         let _ = RAM.with(|ram| ram.write_slice(bytes, GuestAddress(address)));
     }
 
-    /// Does one of the driver's operations.
+    /// Performs one of the driver's operations.
     pub fn apply(&mut self, kind: u8, input: &mut Input<'_>) {
         match kind {
             DESCRIPTOR => {
@@ -198,12 +199,12 @@ impl Driver {
         self.describe(self.descriptors + 16 * u64::from(index), descriptor);
     }
 
-    /// A descriptor that is free for a driver that gives each chain four of them.
+    /// A free descriptor, for a driver that uses four per chain.
     pub fn next_free(&self) -> u16 {
         self.index.wrapping_mul(4) % self.size
     }
 
-    /// Makes all bytes of the buffers different from their neighbours.
+    /// Fills the buffers so that neighbouring bytes differ.
     pub fn fill_buffers(&self) {
         let bytes: Vec<u8> = (0..END - BUFFERS as usize).map(|n| (n % 251) as u8).collect();
         for range in REGIONS {
@@ -212,8 +213,8 @@ impl Driver {
         }
     }
 
-    /// Runs a queue in an impossible place: whatever it makes of it, nothing breaks. Where the device's part lies over the driver's,
-    /// what is given back is available at once, and there may be no end.
+    /// Runs a queue at an invalid address: whatever happens, nothing must break. If the device's part overlaps the
+    /// driver's, returned chains may become available at once without end, so the number of steps is limited.
     pub fn run_anyhow(mut step: impl FnMut() -> Step) {
         for _ in 0..100 {
             if step() != Step::More {
@@ -229,25 +230,25 @@ impl Driver {
         self.store(self.available + 2, &self.index.to_le_bytes());
     }
 
-    /// Where the driver's parts of the queue are.
+    /// The addresses of the driver's parts of the queue.
     pub fn drivers_part(&self) -> [Range<u64>; 2] {
         let size = u64::from(self.size);
         [self.descriptors..self.descriptors + 16 * size, self.available..self.available + 6 + 2 * size]
     }
 
-    /// Where the device's part is.
+    /// The addresses of the device's part.
     pub fn devices_part(&self) -> Range<u64> {
         self.used..self.used + USED_LEN.min(6 + 8 * u64::from(self.size))
     }
 
-    /// The chains that are available and not taken yet; `None` if the index makes no sense.
+    /// The chains that are available and not yet taken, or `None` if the index is invalid.
     pub fn waiting(&self, ram: &Snapshot) -> Option<Vec<Chain>> {
         let count = ram.u16(self.available + 2).wrapping_sub(self.taken);
         let head = |n: u16| ram.u16(self.available + 4 + 2 * u64::from(self.taken.wrapping_add(n) % self.size));
         (count <= self.size).then(|| (0..count).map(|n| self.chain(ram, head(n))).collect())
     }
 
-    /// The chain that begins at `head`.
+    /// The chain that starts at `head`.
     pub fn chain(&self, ram: &Snapshot, head: u16) -> Chain {
         let mut chain = Chain { head, segments: Vec::new(), tables: Vec::new(), verdict: Verdict::Sound };
         let (mut table, mut entries, mut index) = (self.descriptors, u64::from(self.size), u64::from(head));
@@ -260,12 +261,12 @@ impl Driver {
             let address = u64::from_le_bytes(descriptor[..8].try_into().expect("8 bytes"));
             let (flags, next) = (word(12), word(14));
             if flags & INDIRECT != 0 {
-                // A table in a table, and a table that is not the last: both are the driver's to avoid (§2.7.5.3.1).
+                // A table inside a table, or one that is not last: the driver must avoid both (§2.7.5.3.1).
                 if !chain.tables.is_empty() || flags & NEXT != 0 {
                     return chain.judge(Verdict::Undefined);
                 }
                 if len == 0 || len % 16 != 0 || ram.get(address, len).is_none() {
-                    // Only the entries that are read have to be memory.
+                    // Only the entries that are read must be in memory.
                     return chain.judge(if len % 16 == 0 { Verdict::Undefined } else { Verdict::Unsound });
                 }
                 chain.tables.push(address..address + len);
@@ -274,14 +275,14 @@ impl Driver {
             }
             chain.add(ram, Segment { address, len, writable: flags & WRITE != 0 });
             (length, total) = (length + 1, total + len);
-            // A driver makes no chain of more bytes (§2.7.5.2).
+            // A driver must not make a longer chain (§2.7.5.2).
             if total > u64::from(u32::MAX) {
                 return chain.judge(Verdict::Undefined);
             }
             if flags & NEXT == 0 {
                 break;
             }
-            // A loop, or a chain that is longer than the queue (§2.7.5.3.1).
+            // A loop, or a chain longer than the queue (§2.7.5.3.1).
             if length >= u64::from(self.size) {
                 let verdict = if chain.tables.is_empty() { Verdict::Unsound } else { Verdict::Undefined };
                 return chain.judge(verdict);
@@ -291,27 +292,28 @@ impl Driver {
         chain
     }
 
-    /// Adds an entry to the used ring of `ram`, as the device must. A head beyond the ring cannot be named.
+    /// Adds an entry to the used ring of `ram`, as the device must. A head beyond the ring cannot be represented.
     pub fn expect_used(&mut self, ram: &mut Snapshot, head: u16, len: u32) {
         if head < self.size {
             let at = self.used + 4 + 8 * u64::from(self.given % self.size);
             ram.put(at, &[u32::from(head).to_le_bytes(), len.to_le_bytes()].concat());
             self.given = self.given.wrapping_add(1);
         }
-        // Whatever the driver wrote there.
+        // The index is the device's, whatever the driver wrote there.
         ram.put(self.used + 2, &self.given.to_le_bytes());
     }
 
-    /// Takes back what the driver wrote over the used index: a driver that does so does not know what it is given.
+    /// Restores the used index after the driver has overwritten it. A driver that does so cannot tell what it is
+    /// given.
     pub fn mend_used_index(&self) {
         self.store(self.used + 2, &self.given.to_le_bytes());
     }
 
-    /// The entries of the used ring that the device has added since the last call: heads and lengths.
+    /// The entries that the device has added to the used ring since the last call: heads and lengths.
     pub fn take_used(&mut self, ram: &Snapshot) -> Vec<(u32, u32)> {
         let mut entries = Vec::new();
         let index = ram.u16(self.used + 2);
-        assert!(index.wrapping_sub(self.given) <= self.size, "more buffers are given back than there are");
+        assert!(index.wrapping_sub(self.given) <= self.size, "more buffers are returned than there are");
         while self.given != index {
             let at = self.used + 4 + 8 * u64::from(self.given % self.size);
             let entry = ram.get(at, 8).expect("the used ring is in memory");
@@ -322,7 +324,7 @@ impl Driver {
         entries
     }
 
-    /// Whether the driver wants an interrupt for what was given back since the used index was `old` (§2.7.7.2, §2.7.10).
+    /// Whether the driver wants an interrupt for chains returned since the used index was `old` (§2.7.7.2, §2.7.10).
     pub fn wants_interrupt(&self, ram: &Snapshot, old: u16) -> bool {
         let new = self.given;
         if !self.event_idx {
@@ -332,7 +334,7 @@ impl Driver {
         (0..new.wrapping_sub(old)).any(|n| old.wrapping_add(n) == event)
     }
 
-    /// Whether the device wants a doorbell with the next chain, after `seen` of them.
+    /// Whether the device wants a doorbell for the next chain, after `seen` chains.
     pub fn wants_doorbell(&self, ram: &Snapshot, seen: u16) -> bool {
         match self.event_idx {
             true => ram.u16(self.used + 4 + 8 * u64::from(self.size)) == seen,
@@ -341,26 +343,26 @@ impl Driver {
     }
 }
 
-/// An address: mostly of memory, sometimes just outside of it, or anywhere.
+/// An address: mostly in memory, sometimes just outside, or anywhere.
 fn address(input: &mut Input<'_>) -> u64 {
     let [low, middle, high] = input.array();
     let address = u64::from(u16::from_le_bytes([low, middle])) % (END as u64 + 0x100);
     if high >= 0xf0 { address | u64::from(high) << 56 } else { address }
 }
 
-/// A length: mostly short.
+/// A length, mostly a short one.
 fn length(input: &mut Input<'_>) -> u32 {
     let len = input.u16();
     if len >= 0xff00 { u32::from(len) << 16 } else { len.into() }
 }
 
-/// What [`Driver::apply`] makes a descriptor of.
+/// The bytes from which [`Driver::apply`] makes a descriptor.
 pub fn descriptor(seed: Seed, index: u8, (at, len, flags, next): (u32, u16, u16, u8)) -> Seed {
     let [a, b, c, _] = at.to_le_bytes();
     seed.with([DESCRIPTOR, index, a, b, c]).with(len.to_le_bytes()).with([flags as u8, next])
 }
 
-/// Writes `bytes` at an address.
+/// The bytes from which [`Driver::apply`] writes `bytes` to an address.
 pub fn memory(seed: Seed, at: u32, bytes: &[u8]) -> Seed {
     bytes.chunks(0xff).zip((at..).step_by(0xff)).fold(seed, |seed, (bytes, at)| {
         let [a, b, c, _] = at.to_le_bytes();

@@ -1,6 +1,6 @@
-//! An input as a row of decisions.
+//! An input as a sequence of decisions.
 
-/// What is left of an input. Past its end there are zeros, so that every input is valid.
+/// The rest of an input. After its end it yields zeros, so every input is valid.
 #[derive(Debug, Clone)]
 pub struct Input<'a>(&'a [u8]);
 
@@ -51,12 +51,12 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A seed under construction: what [`Input`] reads back.
+/// Builds a seed that [`Input`] reads back.
 #[derive(Debug, Clone, Default)]
 pub struct Seed(Vec<u8>);
 
 impl Seed {
-    /// An empty one.
+    /// An empty seed.
     pub fn new() -> Self {
         Self::default()
     }

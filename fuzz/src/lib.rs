@@ -1,8 +1,8 @@
-//! What a guest, or a user, may do to the crates, in any order, and what must hold after each step.
+//! What a guest or a user may do to the crates, in any order, and what must hold after each step.
 //!
-//! Each target is a module: `run` decodes an input into operations, does them, and panics when something does not hold; `seeds`
-//! are inputs that lead to where the interesting states are, as a real driver would. Targets have no threads, sockets or timers,
-//! and the same input does the same each time.
+//! Each target is a module. `run` decodes an input into operations, performs them, and panics if a check fails.
+//! `seeds` are inputs that lead to the interesting states, as a real driver would. Targets use no threads, sockets or
+//! timers, so the same input always has the same effect.
 
 pub mod bar_moves;
 pub mod config_space;
@@ -18,11 +18,11 @@ pub mod vm_config;
 
 /// A fuzz target.
 pub struct Target {
-    /// Its name, which is its binary's.
+    /// Its name, which is also its binary's.
     pub name: &'static str,
-    /// What it does with an input.
+    /// Runs an input.
     pub run: fn(&[u8]),
-    /// The inputs that it begins with.
+    /// Its seeds.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 

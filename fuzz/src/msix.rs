@@ -1,9 +1,9 @@
-//! MSI-X: its capability, its table and its pending bits, against a table of plain numbers.
+//! MSI-X: the capability, the table and the pending bits, compared with a table of plain numbers.
 //!
-//! The first byte chooses the number of vectors. After each access every vector's message is the one that the table and the masks
-//! say, and no message changes without an effect that tells.
+//! The first byte chooses the number of vectors. After each access, every vector's message must follow from the table
+//! and the masks, and no message may change without an effect that reports it.
 
-use pci::{BarIndex, Dword, DwordWrite, Msix, MsixShape};
+use pci::{BarIndex, BarKind, BarSet, Dword, DwordWrite, Msix, MsixShape};
 
 use crate::input::{Input, Seed};
 
@@ -21,7 +21,7 @@ const KINDS: u8 = 5;
 const ENABLE: u16 = 0x8000;
 const FUNCTION_MASK: u16 = 0x4000;
 
-/// The registers and the table, byte by byte.
+/// The registers, and the table as bytes.
 struct Table {
     control: u16,
     bytes: Vec<u8>,
@@ -65,7 +65,7 @@ impl Table {
         }
     }
 
-    /// The messages that a comparison looks at: all of a small table.
+    /// The vectors to compare: all of a small table, or a sample.
     fn sample(&self, offset: u64) -> impl Iterator<Item = u16> + use<> {
         let vectors = self.vectors();
         let touched = (offset / 16).min(0xfff0) as u16;
@@ -73,7 +73,7 @@ impl Table {
     }
 }
 
-/// What a read of `len` bytes at `offset` of `bytes` returns: bytes within a dword, whole dwords, or all-ones.
+/// What a read of `len` bytes at `offset` must return: bytes within a dword, whole dwords, or all-ones.
 fn expected_read(bytes: &[u8], offset: u64, len: usize) -> Vec<u8> {
     let dwords = offset.is_multiple_of(4) && len.is_multiple_of(4);
     let within = matches!(len, 1 | 2) && offset.is_multiple_of(len as u64);
@@ -84,7 +84,7 @@ fn expected_read(bytes: &[u8], offset: u64, len: usize) -> Vec<u8> {
     (u128::from(offset)..).take(len).map(byte).collect()
 }
 
-/// A place in the table or just outside of it, or anywhere.
+/// An offset in the table or just outside it, or anywhere.
 fn offset(input: &mut Input<'_>) -> u64 {
     let offset = input.u16();
     if offset & 0x8000 == 0 { u64::from(offset) } else { u64::from(offset) << 48 | u64::from(input.u32()) }
@@ -163,13 +163,14 @@ fn run_to_end(input: &[u8]) -> Msix {
     let mut input = Input::new(input);
     let vectors = VECTORS[usize::from(input.u8()) % VECTORS.len()];
     let bar = BarIndex::ALL[4];
-    let mut msix = Msix::new(MsixShape { vectors, table: (bar, 0), pba: (bar, PBA) });
+    let bars = BarSet::new(&[(bar, BarKind::Memory64 { size: 2 * u64::from(PBA), prefetchable: true })]).unwrap();
+    let mut msix = Msix::new(MsixShape { vectors, table: (bar, 0), pba: (bar, PBA) }, &bars).unwrap();
     let mut table = Table::new(vectors);
     compare(&msix, &table, 0);
     while !input.is_empty() {
         apply(&mut msix, &mut table, &mut input);
     }
-    // All of the table, byte by byte.
+    // Compare the whole table, byte by byte.
     let mut bytes = vec![0; table.bytes.len()];
     msix.table_read(0, &mut bytes);
     assert_eq!(bytes, table.bytes);
@@ -184,7 +185,7 @@ fn entry(seed: Seed, vector: u16, offset: u16, value: u64, len: u8) -> Seed {
     seed.with([TABLE_WRITE]).with((vector * 16 + offset).to_le_bytes()).with([len]).with(value.to_le_bytes())
 }
 
-/// What Linux does: enable with the function mask, fill and unmask each vector, take the function mask away.
+/// What Linux does: set MSI-X Enable and Function Mask, fill and unmask each vector, clear Function Mask.
 fn linux(choice: u8, vectors: u16) -> Seed {
     let seed = control(Seed::new().with([choice]), ENABLE | FUNCTION_MASK);
     let seed = (0..vectors).fold(seed, |seed, vector| {
@@ -195,7 +196,7 @@ fn linux(choice: u8, vectors: u16) -> Seed {
     control(seed, ENABLE)
 }
 
-/// Seeds: what Linux does, a mask and an unmask, accesses of 8 bytes, and pending bits.
+/// Seeds: what Linux does, masking and unmasking, accesses of 8 bytes, and pending bits.
 pub fn seeds() -> Vec<Vec<u8>> {
     let masked = entry(entry(linux(2, 4), 1, 12, 1, 4), 1, 12, 0, 4);
     let wide = entry(entry(control(Seed::new().with([4]), ENABLE), 32, 0, 0xfee0_1000, 8), 32, 8, 0x41, 8);

@@ -1,8 +1,8 @@
 //! The control queue of a NIC: any commands, in chains of any descriptors.
 //!
-//! Every command is carried out or refused as the standard says, from the bytes that are in guest memory: the answer, the address,
-//! the filter and the number of queue pairs are predicted, and the device writes nothing but its answer and the used ring. A
-//! device may make of some chains what it likes; the run ends with the first of those.
+//! Every command must be executed or refused as the standard says. The answer, the MAC address, the filter and the
+//! number of queue pairs are predicted from the bytes in guest memory, and the device may write only its answer and
+//! the used ring. Some chains leave the device free to do anything; the run ends with the first of those.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -15,11 +15,11 @@ use crate::input::{Input, Seed};
 
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 const PAIRS: u16 = 4;
-/// The most addresses of one kind before all of that kind are wanted.
+/// The most addresses of one kind; with more, all addresses of that kind are received.
 const TABLE: usize = 64;
 /// The longest command.
 const MAX_COMMAND: u64 = 64 * 1024;
-/// Commands that the device carries out in one step.
+/// Commands that the device executes in one step.
 const BATCH: usize = 16;
 
 // Feature bits (`virtio 1.4 §5.1.3`).
@@ -35,17 +35,18 @@ const COMMAND: u8 = guest::KINDS;
 const RUN: u8 = guest::KINDS + 1;
 const KINDS: u8 = guest::KINDS + 2;
 
-/// The NIC as its driver has set it.
+/// The state of the NIC as set by its driver.
 struct Rules {
     features: u64,
     mac: [u8; 6],
     pairs: u16,
-    /// Promiscuous, all multicast, all unicast, no multicast, no unicast, no broadcast: the numbers of the commands.
+    /// By the numbers of their commands: promiscuous, all multicast, all unicast, no multicast, no unicast, no
+    /// broadcast.
     modes: [bool; 6],
     unicast: Vec<[u8; 6]>,
     multicast: Vec<[u8; 6]>,
     vlans: BTreeSet<u16>,
-    /// The VLAN that a command named last.
+    /// The VLAN of the last command.
     vlan: u16,
     carried_out: u64,
     refused: u64,
@@ -56,7 +57,7 @@ impl Rules {
         self.features >> bit & 1 == 1
     }
 
-    /// Carries a command out; `None` if it is refused.
+    /// Executes a command. Returns `None` if it must be refused.
     fn command(&mut self, command: &[u8]) -> Option<()> {
         let (&[class, number], data) = command.split_first_chunk()?;
         let feature = match (class, number) {
@@ -65,7 +66,7 @@ impl Rules {
             (1, 1) => CTRL_MAC_ADDR,
             (2, 0 | 1) => CTRL_VLAN,
             (4, 0) => MQ,
-            // Offloads are a tap's, and there is none.
+            // Offloads need a tap, and there is none.
             _ => return None,
         };
         self.has(feature).then_some(())?;
@@ -128,15 +129,15 @@ struct Pair {
     steps: NetSteps,
 }
 
-/// What a step of the device must come to.
+/// The required result of a step.
 enum Expected {
     Step(Step, Snapshot),
-    /// A chain that a device may make of what it likes.
+    /// A chain that leaves the device free to do anything.
     Anything,
 }
 
 impl Pair {
-    /// Does to `ram` what the device must do to guest memory in one step.
+    /// Changes `ram` as the device must change guest memory in one step.
     fn predict(&mut self, mut ram: Snapshot) -> Expected {
         for _ in 0..BATCH {
             let Some(chains) = self.driver.waiting(&ram) else { return Expected::Step(Step::Broken, ram) };
@@ -149,7 +150,7 @@ impl Pair {
         Expected::Step(Step::More, ram)
     }
 
-    /// Returns whether the standard says what to do.
+    /// Executes the command in a chain. Returns whether the standard defines the result.
     fn answer(&mut self, chain: &Chain, ram: &mut Snapshot) -> bool {
         let answer = chain.segments.iter().find(|segment| segment.writable && segment.len > 0);
         let [descriptors, available] = self.driver.drivers_part();
@@ -168,7 +169,7 @@ impl Pair {
         true
     }
 
-    /// Runs the queue; returns whether it goes on.
+    /// Runs the queue. Returns whether the run continues.
     fn run(&mut self) -> bool {
         let shared = self.driver.queue.clone();
         let Some(mut queue) = self.steps.control(&shared, PAIRS) else {
@@ -200,10 +201,10 @@ impl Pair {
     }
 
     fn compare(&self, wanted: &Snapshot, after: &Snapshot) {
-        // Whether it wants doorbells is the device's to say, at either end of the used ring.
+        // The device may choose whether it wants doorbells, by a field at either end of the used ring.
         let used = self.driver.devices_part();
         let free = [used.start..used.start + 2, used.end - 2..used.end];
-        assert_eq!(after.differs_from(wanted, &free), None, "written where nothing was to be written");
+        assert_eq!(after.differs_from(wanted, &free), None, "the device wrote where it must not");
         let Rules { mac, pairs, carried_out, refused, .. } = self.rules;
         assert_eq!((self.steps.mac(), self.steps.active_pairs()), (mac, pairs));
         let counted = [Counter::ControlCommands, Counter::ControlRefused].map(|counter| self.steps.count(counter));
@@ -223,7 +224,7 @@ impl Pair {
 
     fn apply(&mut self, input: &mut Input<'_>) -> bool {
         match input.u8() % KINDS {
-            // A command that is meant: its bytes, cut into pieces, and a byte for the answer.
+            // A well-formed command: its bytes, cut into pieces, and a byte for the answer.
             COMMAND => {
                 let (at, len, pieces) =
                     (guest::BUFFERS, usize::from(input.u16() % 1024), usize::from(input.u8() % 3) + 1);
@@ -254,7 +255,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`], and returns the commands that were carried out and refused.
+/// As [`run`]. Returns the numbers of executed and refused commands.
 fn run_to_end(input: &[u8]) -> (u64, u64) {
     let mut input = Input::new(input);
     let [a, b, c, d] = input.array();
@@ -289,7 +290,7 @@ fn command(seed: Seed, pieces: u8, command: &[u8]) -> Seed {
     seed.with([COMMAND]).with((command.len() as u16).to_le_bytes()).with([pieces - 1]).with(command)
 }
 
-/// Seeds: every command, whole and in pieces; each without its feature; tables that are full; chains by hand.
+/// Seeds: every command, whole and in pieces; each without its feature; full tables; and chains made by hand.
 pub fn seeds() -> Vec<Vec<u8>> {
     const ALL: &[u32] = &[CTRL_RX, CTRL_VLAN, CTRL_RX_EXTRA, MQ, CTRL_MAC_ADDR];
     let tables =
@@ -312,7 +313,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let all = |seed: Seed, pieces| commands.iter().fold(seed, |seed, bytes| command(seed, pieces, bytes));
     let event_idx = all(start(&[ALL, &[EVENT_IDX]].concat()), 2);
     let (at, answer) = (guest::BUFFERS, guest::BUFFERS + 0x800);
-    // A command in an indirect table, one that loops, one whose answer has no place.
+    // A command in an indirect table, one that loops, and one without room for its answer.
     let indirect = guest::memory(start(ALL), at, &[0, 0, 1]);
     let mut entries = Vec::new();
     for (address, len, flags, next) in [(u64::from(at), 3u32, NEXT, 1u16), (answer.into(), 1, WRITE, 0)] {

@@ -1,7 +1,7 @@
-//! The receive and the transmit queue of a NIC, over rings and chains that a driver wrote as it liked, in guest memory.
+//! The receive and transmit queues of a NIC, over rings and chains in guest memory that a driver wrote arbitrarily.
 //!
-//! The first byte of the input chooses the queue, the next ones the features. A device may make of some chains what it likes; the
-//! run ends with the first of those.
+//! The first byte of the input chooses the queue, the next ones the features. Some chains leave the device free to do
+//! anything; the run ends with the first of those.
 
 mod receive;
 mod transmit;
@@ -31,16 +31,16 @@ const FRAME: u8 = guest::KINDS + 1;
 const LINK: u8 = guest::KINDS + 2;
 const KINDS: u8 = guest::KINDS + 3;
 
-// What the first byte chooses.
+// The choices of the first byte.
 const TRANSMIT: u8 = 0;
 const RECEIVE: u8 = 1;
 const RECEIVE_LONG: u8 = 3;
 
-/// How an input goes on after an operation.
+/// How the run continues after an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     GoesOn,
-    /// The ring is broken, or a device may do what it likes.
+    /// The ring is broken, or the device may do anything.
     Ends,
 }
 
@@ -53,7 +53,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`], and returns how many frames were sent or received, and how many dropped.
+/// As [`run`]. Returns how many frames were sent or received, and how many were dropped.
 fn run_to_end(input: &[u8]) -> (u64, u64) {
     let mut input = Input::new(input);
     let choice = input.u8();
@@ -73,28 +73,30 @@ fn start(choice: u8, features: &[u32]) -> Seed {
     Seed::new().with([choice]).with(features.to_le_bytes()).with([1])
 }
 
-/// A frame that is made available: its length, the pieces of it, flags, segmentation, segment size, checksum.
+/// Makes a frame available to the device: its length, its number of pieces, and its flags, GSO type, GSO size and
+/// checksum.
 fn frame(seed: Seed, len: u16, pieces: u8, [flags, gso, size, checksum]: [u8; 4]) -> Seed {
     seed.with([FRAME]).with(len.to_le_bytes()).with([pieces, flags, gso, size, checksum])
 }
 
-/// A frame that is sent before the next one.
+/// Makes a frame available, and sends it before the next one.
 fn send(seed: Seed, len: u16, pieces: u8, kind: [u8; 4]) -> Seed {
     frame(seed, len, pieces, kind).with([RUN])
 }
 
-/// A buffer to receive to, of descriptor `index`.
+/// Makes a receive buffer of descriptor `index` available.
 fn provide(seed: Seed, index: u8, len: u16) -> Seed {
     let at = guest::BUFFERS + u32::from(index) * 0x800;
     guest::descriptor(seed, index, (at, len, WRITE, 0)).with([OFFER, index])
 }
 
-/// A frame for the backend.
+/// Gives the backend a frame.
 fn arrive(seed: Seed, len: u16, choice: u8) -> Seed {
     seed.with([FRAME]).with(len.to_le_bytes()).with([choice])
 }
 
-/// Seeds: frames sent and received with and without merged buffers and events, long ones, and chains that make no sense.
+/// Seeds: frames sent and received with and without merged buffers and event indexes, long frames, and invalid
+/// chains.
 pub fn seeds() -> Vec<Vec<u8>> {
     const OFFLOADS: &[u32] = &[CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN, HOST_UFO, EVENT_IDX];
     let plain = frame(frame(start(TRANSMIT, &[]), 60, 1, [0; 4]), 1514, 3, [0; 4]).with([RUN]);

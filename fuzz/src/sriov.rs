@@ -1,23 +1,24 @@
-//! The SR-IOV capability alone, against the rules written out a second time.
+//! The SR-IOV capability alone, compared with a second implementation of its rules.
 //!
-//! The first bytes choose the shape of the capability, an impossible one too. Then come writes of any bytes of any register,
-//! resets, and states to restore. After each of them every register reads what it should, and the VFs, their routing IDs, windows
-//! and slices are those that follow from the registers.
+//! The first bytes choose the shape of the capability, which may be impossible. Writes of any bytes of any register
+//! follow, with resets and restores. After each of them, every register must read as expected, and the VFs, their
+//! routing IDs, windows and slices must follow from the registers.
 
 use pci::{
-    BarIndex, BarKind, Dword, DwordWrite, Rid, Sriov, SriovShape, SriovState, VfChange, VfIndex, Window, WindowId,
+    BarIndex, BarKind, Dword, DwordWrite, MemoryKind, PortType, Refused, ResetKind, Rid, Sriov, SriovShape, SriovState,
+    VfChange, VfIndex, Window, WindowId,
 };
 
 use crate::input::{Input, Seed};
 
 const PF: Rid = Rid::from_bits(3 << 3);
 
-// The registers by dword (`PCIe 6.2 §9.3.3`).
+// The registers, by dword (`PCIe 6.2 §9.3.3`).
 const CONTROL: usize = 2;
 const NUM_VFS: usize = 4;
 const PAGE_SIZE: usize = 8;
 const VF_BAR0: usize = 9;
-/// One more than there are.
+/// One more than the capability has.
 const DWORDS: usize = 17;
 
 const VF_ENABLE: u32 = 1;
@@ -32,7 +33,7 @@ const SAVE: u8 = 3;
 const LOOK_UP: u8 = 4;
 const KINDS: u8 = 5;
 
-/// What a register of the VF BARs is.
+/// The kind of a VF BAR register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Register {
     Unused,
@@ -40,7 +41,7 @@ enum Register {
     High { size: u64 },
 }
 
-/// The rules a second time.
+/// The second implementation of the rules.
 #[derive(Debug, Clone)]
 struct Rules {
     shape: SriovShape,
@@ -52,7 +53,7 @@ struct Rules {
 }
 
 impl Rules {
-    /// `None` for a shape that no capability can have.
+    /// The rules for a shape, or `None` if the shape is impossible.
     fn new(shape: SriovShape) -> Option<Self> {
         let SriovShape { total_vfs, first_vf_offset, vf_stride, .. } = shape;
         let last = u64::from(first_vf_offset) + u64::from(vf_stride) * u64::from(total_vfs.checked_sub(1)?);
@@ -65,7 +66,12 @@ impl Rules {
                 BarKind::Memory32 { size } => (u64::from(size), false, 0),
                 BarKind::Memory64 { size, prefetchable } => (size, true, if prefetchable { 0xc } else { 4 }),
             };
-            if size < 16 || size.count_ones() != 1 {
+            if size < 128 || size.count_ones() != 1 {
+                return None;
+            }
+            // All VFs have an address.
+            let all = u128::from(size.max(0x1000)) * u128::from(total_vfs);
+            if all > if is_64 { 1 << 64 } else { 1 << 32 } {
                 return None;
             }
             let n = usize::from(index.get());
@@ -78,7 +84,7 @@ impl Rules {
         Some(Self { shape, registers, control: 0, num_vfs: 0, page_size: 1, bars: [0; 6] })
     }
 
-    /// All that software can change.
+    /// The values that software can change.
     fn registers(&self) -> (u32, u32, u32, [u32; 6]) {
         (self.control, self.num_vfs, self.page_size, self.bars)
     }
@@ -120,7 +126,7 @@ impl Rules {
         size.max(u64::from(self.page_size) << 12)
     }
 
-    /// Writes the bytes of `value` that `enables` names.
+    /// Writes those bytes of `value` that are set in `enables`.
     fn write(&mut self, dword: usize, value: u32, enables: u8) {
         let mut bytes = self.read(dword).to_le_bytes();
         for (n, byte) in value.to_le_bytes().into_iter().enumerate().filter(|(n, _)| enables >> n & 1 == 1) {
@@ -155,19 +161,21 @@ impl Rules {
         }
     }
 
-    /// The window of each register, if it has one.
+    /// The window of each VF BAR, if it has one.
     fn windows(&self) -> [Option<Window>; 6] {
         if !self.enabled() || self.control & VF_MSE == 0 {
             return [None; 6];
         }
         [0, 1, 2, 3, 4, 5].map(|n| {
-            let Register::Low { size, is_64, .. } = self.registers[n] else { return None };
+            let Register::Low { size, is_64, type_bits } = self.registers[n] else { return None };
             let high = if is_64 { u128::from(self.bars[n + 1]) } else { 0 };
             let base = high << 32 | u128::from(self.bars[n]);
             let len = u128::from(self.slice(size)) * u128::from(self.visible());
             let end = if is_64 { u128::from(u64::MAX) } else { 1 << 32 };
             let (base, len) = (len > 0 && base + len <= end).then_some((base as u64, len as u64))?;
-            Some(Window { id: WindowId::VfBar(BarIndex::ALL[n]), base, len })
+            let memory64 = MemoryKind::Memory64 { prefetchable: type_bits & 8 != 0 };
+            let kind = if is_64 { memory64 } else { MemoryKind::Memory32 };
+            Some(Window { id: WindowId::VfBar(BarIndex::ALL[n]), base, len, kind })
         })
     }
 
@@ -182,7 +190,7 @@ impl Rules {
         }
     }
 
-    /// What software does to get to `state`, as far as it can.
+    /// Performs the writes by which software would reach `state`, as far as possible.
     fn follow(&mut self, state: &SriovState) {
         self.reset();
         self.write(PAGE_SIZE, state.system_page_size, 0xf);
@@ -198,7 +206,7 @@ impl Rules {
         Rid::from_bits((u32::from(PF.to_bits()) + distance) as u16)
     }
 
-    /// Whether a VF that exists has this routing ID.
+    /// Whether an existing VF has this routing ID.
     fn has(&self, rid: Rid) -> bool {
         let SriovShape { first_vf_offset, vf_stride, .. } = self.shape;
         let from_pf = (i32::from(rid.to_bits()) - i32::from(PF.to_bits())).rem_euclid(1 << 16);
@@ -214,7 +222,7 @@ impl Rules {
         }
     }
 
-    /// Compares what follows from the registers.
+    /// Compares the VFs, routing IDs, windows and slices.
     fn compare_vfs(&self, sriov: &Sriov) {
         let (visible, total) = (self.visible(), self.shape.total_vfs);
         assert_eq!((sriov.num_visible(), sriov.vf_enable()), (visible, self.enabled()));
@@ -245,7 +253,7 @@ impl Rules {
     }
 }
 
-/// A usual shape, or one of any bytes.
+/// A typical shape, or one from arbitrary bytes.
 fn shape(input: &mut Input<'_>) -> SriovShape {
     let bar = |n, kind| (BarIndex::new(n).unwrap(), kind);
     let choice = input.u8();
@@ -276,7 +284,7 @@ fn shape(input: &mut Input<'_>) -> SriovShape {
     shape
 }
 
-/// The capability and the rules side by side.
+/// The capability and the rules, side by side.
 struct Pair {
     sriov: Sriov,
     rules: Rules,
@@ -300,7 +308,7 @@ impl Pair {
                 self.write(usize::from(dword) % DWORDS, input.u32(), enables);
             }
             RESET => {
-                let effects = sriov.reset();
+                let effects = sriov.reset(ResetKind::Conventional);
                 let disabled = rules.enabled().then(|| VfChange::Disabled { num_vfs: rules.visible() });
                 assert_eq!(effects.vfs, disabled);
                 rules.reset();
@@ -316,7 +324,7 @@ impl Pair {
                 wanted.follow(&state);
                 match sriov.restore(&state) {
                     Ok(()) => *rules = wanted.clone(),
-                    Err(_) => assert_eq!(*sriov, before, "a state that is refused changes nothing"),
+                    Err(_) => assert_eq!(*sriov, before, "a refused state changes nothing"),
                 }
                 assert_eq!(wanted.state() == state, sriov.save() == state, "{state:x?}");
             }
@@ -351,6 +359,14 @@ impl Pair {
         assert_eq!(effects.vfs, expected, "dword {dword} = {value:#x}/{enables:#x}, {rules:x?}");
         assert!(effects.windows || windows == rules.windows(), "windows change without an effect, {rules:x?}");
         assert!(expected.is_none() || (effects.queues && effects.messages));
+        // What is refused leaves its register alone.
+        match effects.refused {
+            Some(Refused::VfEnable { num_vfs, total_vfs }) => assert!(num_vfs > total_vfs && !rules.enabled()),
+            Some(Refused::NumVfs { written }) => assert!(was_enabled && u32::from(written) != rules.num_vfs),
+            Some(Refused::SystemPageSizeLocked { written }) => assert!(was_enabled && written != rules.page_size),
+            Some(Refused::SystemPageSize { written }) => assert!(!was_enabled && written != rules.page_size),
+            refused => assert_eq!(refused, None),
+        }
     }
 }
 
@@ -359,11 +375,11 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`], and returns what came of it; `None` where there can be no such capability.
+/// As [`run`]. Returns the rules at the end, or `None` if the shape was impossible.
 fn run_to_end(input: &[u8]) -> Option<Rules> {
     let mut input = Input::new(input);
     let shape = shape(&mut input);
-    let (sriov, rules) = (Sriov::new(shape.clone()), Rules::new(shape));
+    let (sriov, rules) = (Sriov::new(shape.clone(), &PortType::RcIntegratedEndpoint), Rules::new(shape));
     assert_eq!(sriov.is_ok(), rules.is_some(), "{rules:x?}");
     let mut pair = Pair { sriov: sriov.ok()?, rules: rules? };
     pair.rules.compare(&pair.sriov);
@@ -378,7 +394,7 @@ fn write(seed: Seed, dword: usize, value: u32, enables: u8) -> Seed {
     seed.with([WRITE, dword as u8, enables]).with(value.to_le_bytes())
 }
 
-/// What Linux does when it finds the capability: System Page Size, and the sizes of the VF BARs.
+/// What Linux does when it finds the capability: System Page Size, and the VF BARs' sizes.
 fn probe(seed: Seed) -> Seed {
     let seed = write(seed, PAGE_SIZE, 1, 0xf);
     (0..6).fold(seed, |seed, n| write(write(seed, VF_BAR0 + n, u32::MAX, 0xf), VF_BAR0 + n, (n as u32) << 20, 0xf))
@@ -389,7 +405,7 @@ fn enable(seed: Seed, num_vfs: u16) -> Seed {
     write(write(seed, NUM_VFS, num_vfs.into(), 0b0011), CONTROL, VF_ENABLE | VF_MSE, 0b0011)
 }
 
-/// Seeds: the sequences of Linux, a shape of many VFs, one of BARs beyond 4 GiB, and a state to restore.
+/// Seeds: what Linux does, a shape with many VFs, one with BARs above 4 GiB, and a state to restore.
 pub fn seeds() -> Vec<Vec<u8>> {
     let linux = |choice: u8, num_vfs| enable(probe(Seed::new().with([choice])), num_vfs);
     let cycle = write(linux(3, 7), CONTROL, 0, 0b0011);

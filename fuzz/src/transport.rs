@@ -1,10 +1,11 @@
-//! A virtio function: the registers of the transport, by memory and by the PCI configuration access capability, its queues, and its
-//! vectors, against the rules of the standard written out a second time.
+//! A virtio function compared with a second implementation of the standard's rules: the transport's registers,
+//! reached through memory and through the PCI configuration access capability, its queues, and its vectors.
 //!
-//! The device behind it starts no thread: it takes whatever queues it is given, and the queues are the registers' own, nonsense
-//! included. After each operation the registers read what they should, the queues run if and only if they should, and what may be
-//! sent follows from the registers and was told by an effect. A function that is restored to what another one saved takes its place,
-//! and nobody can tell; one that is restored to a state with changes refuses it, or is what the state says.
+//! The device behind it starts no threads and accepts any queues, even nonsensical ones. After each operation the
+//! registers must read as expected, the queues must run exactly when they should, and the messages that may be sent
+//! must follow from the registers, with every change reported by an effect. Now and then a function restored from the
+//! saved state takes the function's place, which nothing must reveal; a function restored from a modified state
+//! either refuses it or matches it.
 
 mod pair;
 mod restore;
@@ -20,7 +21,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`], and returns the device status, whether the queues run, and how many messages may be sent.
+/// As [`run`]. Returns the device status, whether the queues run, and how many messages may be sent.
 fn run_to_end(input: &[u8]) -> (u8, bool, usize) {
     let mut input = Input::new(input);
     let mut pair = Pair::new();
@@ -28,7 +29,7 @@ fn run_to_end(input: &[u8]) -> (u8, bool, usize) {
     while !input.is_empty() {
         pair.apply(&mut input);
     }
-    // What cannot be read without being changed, and the registers of all queues.
+    // Compare what cannot be read without side effects, and the registers of all queues.
     pair.bar_read(REGISTERS_BAR, 0x100, 1);
     pair.bar_read(MSIX_BAR, PBA, 8);
     for queue in 0..4u16 {

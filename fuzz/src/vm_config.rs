@@ -1,7 +1,7 @@
-//! Command lines and JSON: whatever a user writes is read, or refused in one line.
+//! Command lines and JSON: whatever a user writes is either parsed or refused in one line.
 //!
-//! What is read prints as text that reads back as the same, and as JSON that does. A configuration that is planned has no address,
-//! id or tap twice.
+//! Anything parsed prints as text that parses back to the same value, and likewise as JSON. A plan uses no MAC
+//! address, id, tap or slot twice.
 
 use std::collections::HashSet;
 use std::fmt::{Debug, Display};
@@ -10,12 +10,12 @@ use std::str::FromStr;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use vmm::config::{
-    BackendPlan, ConsoleConfig, CpusConfig, MemoryConfig, NetConfig, NetVf, Options, VfConfig, VmConfig,
+    BackendPlan, ConsoleConfig, CpusConfig, MemoryConfig, NetConfig, NetVf, Options, VfConfig, VmConfig, VmPlan,
 };
 
 use crate::input::{Input, Seed};
 
-// What the text is.
+// The kinds of text.
 const NET: u8 = 0;
 const NET_VF: u8 = 1;
 const CPUS: u8 = 2;
@@ -25,13 +25,13 @@ const JSON: u8 = 5;
 const COMMAND_LINE: u8 = 6;
 const KINDS: u8 = 7;
 
-/// A report is one line that a terminal can show.
+/// An error must be one line that a terminal can show.
 fn check_report(error: &impl Display) {
     let text = error.to_string();
     assert!(!text.is_empty() && !text.contains(char::is_control), "{text:?}");
 }
 
-/// Reads a text, and what is printed of it. JSON refuses what it has no number for.
+/// Parses a text, and then its printed form and its JSON.
 fn read<T>(text: &str) -> Option<T>
 where
     T: FromStr<Err: Display> + Display + Serialize + DeserializeOwned + PartialEq + Debug,
@@ -40,7 +40,7 @@ where
     let printed = read.to_string();
     match printed.parse::<T>() {
         Ok(again) => assert_eq!(again, read, "{printed:?}"),
-        Err(error) => panic!("{text:?} is read, but not {printed:?}: {error}"),
+        Err(error) => panic!("{text:?} is parsed, but its printed form {printed:?} is not: {error}"),
     }
     check_json(&read);
     Some(read)
@@ -50,31 +50,31 @@ fn check_json<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) {
     let json = serde_json::to_string(value).expect("a configuration is JSON");
     match serde_json::from_str::<T>(&json) {
         Ok(again) => assert_eq!(again, *value, "{json}"),
-        Err(error) => panic!("{value:?} is written, but not read: {error}"),
+        Err(error) => panic!("{value:?} does not parse back from JSON: {error}"),
     }
 }
 
 fn read_vf(text: &str) -> Option<NetVf> {
     let read: NetVf = text.parse().inspect_err(check_report).ok()?;
     let vf: &VfConfig = &read.vf;
-    // The PF's name is not the VF's to print, and here it has to be one without a meaning in the grammar.
-    let printed: NetVf = format!("pf=pf0,{vf}").parse().unwrap_or_else(|error| panic!("{vf} is not read: {error}"));
+    // A VF does not print its PF's name, so prepend one that needs no quotes.
+    let printed: NetVf = format!("pf=pf0,{vf}").parse().unwrap_or_else(|error| panic!("{vf} is not parsed: {error}"));
     assert_eq!(printed.vf, *vf);
     check_json(vf);
     Some(read)
 }
 
-/// Plans a configuration; what is planned can be built.
+/// Plans a configuration. Whatever is planned must be buildable.
 fn plan(config: &VmConfig) -> Option<usize> {
-    let plans = config.plan().inspect_err(check_report).ok()?.nets;
+    let plans = VmPlan::of(config).inspect_err(check_report).ok()?.nets;
     let functions: Vec<_> = plans.iter().flat_map(|plan| std::iter::once(&plan.pf).chain(&plan.vfs)).collect();
     let distinct = |count: usize, what: &str| assert_eq!(count, functions.len(), "{what} is used twice");
-    distinct(functions.iter().map(|nic| nic.mac).collect::<HashSet<_>>().len(), "an address");
-    distinct(functions.iter().map(|nic| &nic.id).collect::<HashSet<_>>().len(), "an id");
+    distinct(functions.iter().map(|nic| nic.spec.mac).collect::<HashSet<_>>().len(), "an address");
+    distinct(functions.iter().map(|nic| &nic.spec.id).collect::<HashSet<_>>().len(), "an id");
     let taps: Vec<_> = functions
         .iter()
         .filter_map(|nic| match &nic.backend {
-            BackendPlan::Tap { name, .. } => name.as_ref(),
+            BackendPlan::Tap { spec, .. } => spec.name.as_ref(),
             _ => None,
         })
         .collect();
@@ -82,18 +82,18 @@ fn plan(config: &VmConfig) -> Option<usize> {
     let slots: Vec<_> = plans.iter().filter_map(|plan| plan.pci_device_id).collect();
     assert_eq!(slots.iter().collect::<HashSet<_>>().len(), slots.len(), "a slot is used twice");
     for nic in &functions {
-        assert!(nic.mac[0] & 1 == 0 && nic.mac != [0; 6], "{:x?} is no address of a NIC", nic.mac);
-        assert!(nic.queue_pairs > 0 && nic.queue_size.is_power_of_two(), "{nic:?}");
+        assert!(nic.spec.mac[0] & 1 == 0 && nic.spec.mac != [0; 6], "{:x?} is no address of a NIC", nic.spec.mac);
+        assert!(nic.spec.queue_pairs > 0 && nic.spec.queue_size.is_power_of_two(), "{nic:?}");
     }
     Some(functions.len())
 }
 
-/// The options of a command line, one a line: `net id=pf0` is `--net id=pf0`.
+/// The options of a command line, one per line: `net id=pf0` stands for `--net id=pf0`.
 fn command_line(text: &str) -> Option<VmConfig> {
     let mut config = VmConfig::default();
     config.payload.kernel = Some("vmlinux".into());
     let mut vfs: Vec<NetVf> = Vec::new();
-    // A VM has 31 slots; a list of options that is longer shows nothing new.
+    // A VM has 31 slots, so longer lists of options show nothing new.
     for line in text.lines().take(40) {
         let (option, value) = line.split_once(' ').unwrap_or((line, ""));
         match option {
@@ -113,12 +113,12 @@ fn command_line(text: &str) -> Option<VmConfig> {
     Some(config)
 }
 
-/// Reads what `input` says.
+/// Parses an input.
 pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`], and returns whether it was read, and how many functions were planned.
+/// As [`run`]. Returns whether the input was parsed, and how many functions were planned.
 fn run_to_end(input: &[u8]) -> (bool, usize) {
     let mut input = Input::new(input);
     let kind = input.u8() % KINDS;
@@ -136,7 +136,7 @@ fn run_to_end(input: &[u8]) -> (bool, usize) {
     (true, plan(&config).unwrap_or(0))
 }
 
-/// An option with each of its keys, and a value that its syntax shows.
+/// An option with all of its keys, each with a value that suits its syntax.
 fn every_key<T: Options>() -> String {
     let value = |syntax: &str| match syntax {
         "<number>" => "2",

@@ -1,8 +1,8 @@
 //! One configuration access, decoded once.
 //!
-//! Software reads and writes configuration space in 1, 2 or 4 bytes at natural alignment. Here, at the edge, an access
-//! becomes a dword number and byte enables, as it is on the wire (`PCIe 6.2 §2.2.5`); every register behind it then has a
-//! single read and a single write.
+//! Software reads and writes configuration space in 1, 2 or 4 bytes at natural alignment. Here an access becomes a
+//! dword number and byte enables, as on the wire (`PCIe 6.2 §2.2.5`), so that every register has one read and one
+//! write.
 
 /// The number of a dword of a function's configuration space, 0 to 1023.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,7 +64,7 @@ impl DwordWrite {
         self.mask
     }
 
-    /// `old` with the written bytes replaced, as far as `writable` allows.
+    /// `old` with the written bytes replaced where `writable` has bits.
     #[must_use]
     pub const fn apply(self, old: u32, writable: u32) -> u32 {
         let mask = self.mask & writable;
@@ -83,8 +83,8 @@ pub struct Access {
 impl Access {
     /// The access of `len` bytes at byte `offset` of a configuration space.
     ///
-    /// `None` for what no root complex turns into one configuration request: other lengths than 1, 2 and 4, offsets that are
-    /// not aligned to the length, and offsets beyond 4 KiB.
+    /// `None` where no root complex makes one configuration request of it: a length that is not 1, 2 or 4, an offset
+    /// that is not aligned to the length, or one beyond 4 KiB.
     pub fn decode(offset: u64, len: usize) -> Option<Self> {
         let offset = u16::try_from(offset).ok().filter(|offset| *offset < 0x1000)?;
         let len = u8::try_from(len).ok().filter(|len| matches!(len, 1 | 2 | 4))?;

@@ -1,19 +1,23 @@
-//! Base address registers, of a PF and of its VFs alike.
+//! Base address registers of a PF and of its VFs.
 
 use crate::spec::bar::{MEMORY64, PREFETCHABLE};
-use crate::{BarIndex, DwordWrite, Window, WindowId};
+use crate::{BarIndex, DwordWrite, MemoryKind, Window, WindowId};
 
-/// What a BAR decodes. I/O BARs do not exist here: a VF must not have one (`PCIe 6.2 §9.3.3.14`) and nothing needs one.
+/// The smallest BAR (`PCIe 6.2 §7.5.1.2.1`), in bytes.
+const SMALLEST: u64 = 128;
+
+/// What a BAR decodes. There are no I/O BARs: a VF must not have one (`PCIe 6.2 §9.3.3.14`), and no other function
+/// needs one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BarKind {
     /// Memory below 4 GiB.
     Memory32 {
-        /// Bytes, a power of two, at least 16.
+        /// Bytes, a power of two, at least 128.
         size: u32,
     },
     /// Memory at any 64-bit address; takes two registers.
     Memory64 {
-        /// Bytes, a power of two, at least 16.
+        /// Bytes, a power of two, at least 128.
         size: u64,
         /// Reads have no side effects.
         prefetchable: bool,
@@ -29,6 +33,14 @@ impl BarKind {
         }
     }
 
+    /// The kind of memory, without its size.
+    pub const fn memory(self) -> MemoryKind {
+        match self {
+            Self::Memory32 { .. } => MemoryKind::Memory32,
+            Self::Memory64 { prefetchable, .. } => MemoryKind::Memory64 { prefetchable },
+        }
+    }
+
     const fn type_bits(self) -> u32 {
         match self {
             Self::Memory32 { .. } => 0,
@@ -37,18 +49,18 @@ impl BarKind {
     }
 }
 
-/// Why a set of BARs cannot be.
+/// Why a set of BARs is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BarError {
-    /// The size is not a power of two or is below 16.
-    #[error("BAR {index}: {size} bytes is not a power of two of at least 16")]
+    /// The size is not a power of two, or is below 128.
+    #[error("BAR {index}: {size} bytes is not a power of two of at least 128")]
     Size {
         /// The BAR.
         index: BarIndex,
         /// Its size.
         size: u64,
     },
-    /// Two BARs take the same register, or a 64-bit BAR begins in the last one.
+    /// Two BARs take the same register, or a 64-bit BAR begins in the last register.
     #[error("BAR {index}: its registers are taken or do not exist")]
     Register {
         /// The BAR.
@@ -80,7 +92,7 @@ impl BarSet {
     ///
     /// # Errors
     ///
-    /// When sizes or registers are not those that BARs can have.
+    /// When a size or a register is not one that a BAR can have.
     pub fn new(bars: &[(BarIndex, BarKind)]) -> Result<Self, BarError> {
         let mut registers = [Register::Unused; 6];
         let mut take = |index: BarIndex, n: usize, register| match registers.get_mut(n) {
@@ -91,7 +103,7 @@ impl BarSet {
             _ => Err(BarError::Register { index }),
         };
         for &(index, kind) in bars {
-            if !kind.size().is_power_of_two() || kind.size() < 16 {
+            if !kind.size().is_power_of_two() || kind.size() < SMALLEST {
                 return Err(BarError::Size { index, size: kind.size() });
             }
             let n = usize::from(index.get());
@@ -140,12 +152,17 @@ impl BarSet {
         old != new
     }
 
+    /// The kind of BAR `index`; `None` where no BAR begins.
+    pub fn kind(&self, index: BarIndex) -> Option<BarKind> {
+        match self.register(u16::from(index.get())).0 {
+            Register::Low(kind) => Some(kind),
+            _ => None,
+        }
+    }
+
     /// The BARs and their kinds in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = (BarIndex, BarKind)> {
-        (0..6).filter_map(|n| match (self.register(u16::from(n)).0, BarIndex::new(n)) {
-            (Register::Low(kind), Ok(index)) => Some((index, kind)),
-            _ => None,
-        })
+        BarIndex::ALL.into_iter().filter_map(|index| Some((index, self.kind(index)?)))
     }
 
     /// The address in BAR `index`, a multiple of [`Self::aperture`]; `None` where no BAR begins.
@@ -162,25 +179,22 @@ impl BarSet {
 
     /// The bytes that BAR `index` takes per function: its size, or the granule where that is larger.
     pub fn aperture(&self, index: BarIndex) -> Option<u64> {
-        match self.register(u16::from(index.get())).0 {
-            Register::Low(kind) => Some(self.spacing(kind)),
-            _ => None,
-        }
+        self.kind(index).map(|kind| self.spacing(kind))
     }
 
-    /// Appends a window for each BAR: `count` slices of its aperture, one after the other. A BAR whose slices would pass the
-    /// end of its address space decodes nothing.
+    /// Appends a window for each BAR: `count` slices of its aperture, one after the other. A BAR whose slices would
+    /// pass the end of its address space decodes nothing.
     pub fn windows(&self, count: u16, id: fn(BarIndex) -> WindowId, out: &mut Vec<Window>) {
         out.extend(self.iter().filter_map(|(index, kind)| {
             let base = self.base(index)?;
             let len = self.aperture(index)?.checked_mul(u64::from(count)).filter(|len| *len > 0)?;
             let end = base.checked_add(len)?;
             let decodes = matches!(kind, BarKind::Memory64 { .. }) || end <= 1 << 32;
-            decodes.then_some(Window { id: id(index), base, len })
+            decodes.then_some(Window { id: id(index), base, len, kind: kind.memory() })
         }));
     }
 
-    /// Makes every BAR take at least `granule` bytes, a power of two. Addresses keep the bits that they still have.
+    /// Makes every BAR take at least `granule` bytes, a power of two. Addresses keep the bits that remain writable.
     pub fn set_granule(&mut self, granule: u64) {
         self.granule = granule;
         for n in 0..6 {
@@ -198,7 +212,7 @@ impl BarSet {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the lower half is what is asked for")]
+#[expect(clippy::cast_possible_truncation, reason = "the caller wants the lower half")]
 const fn lower(value: u64) -> u32 {
     value as u32
 }
@@ -257,7 +271,7 @@ mod tests {
         for n in [0, 2, 3] {
             bars.write(n, DwordWrite::full(u32::MAX));
         }
-        // The last 4 KiB below 4 GiB are the BAR's to have, and another slice behind them is not.
+        // The BAR may have the last 4 KiB below 4 GiB, but no second slice behind them.
         assert_eq!(windows(&bars, 1), [(0xffff_f000, 0x1000)]);
         assert_eq!(windows(&bars, 2), []);
         assert_eq!(windows(&bars, 0), []);
@@ -266,6 +280,17 @@ mod tests {
         assert_eq!(windows(&bars, 2), [], "the end of the address space is not an address");
         bars.reset();
         assert_eq!(windows(&bars, 3), [(0, 0x3000), (0, 0x6000)]);
+    }
+
+    #[test]
+    fn a_window_keeps_the_kind_of_its_memory() {
+        let plain = BarKind::Memory64 { size: 0x1000, prefetchable: false };
+        let bars = set(&[(0, BarKind::Memory32 { size: 0x1000 }), (2, PAIR), (4, plain)]);
+        let mut out = Vec::new();
+        bars.windows(1, WindowId::VfBar, &mut out);
+        let kinds: Vec<_> = out.iter().map(|window| window.kind).collect();
+        let memory64 = |prefetchable| MemoryKind::Memory64 { prefetchable };
+        assert_eq!(kinds, [MemoryKind::Memory32, memory64(true), memory64(false)]);
     }
 
     #[test]
@@ -286,9 +311,9 @@ mod tests {
             BarSet::new(&bars.iter().map(|&(n, kind)| (index(n), kind)).collect::<Vec<_>>()).unwrap_err()
         };
         assert_eq!(new(&[(5, PAIR)]), BarError::Register { index: index(5) });
-        assert_eq!(new(&[(2, PAIR), (3, BarKind::Memory32 { size: 16 })]), BarError::Register { index: index(3) });
-        assert_eq!(new(&[(0, BarKind::Memory32 { size: 24 })]), BarError::Size { index: index(0), size: 24 });
-        let too_small = new(&[(0, BarKind::Memory32 { size: 8 })]);
-        assert_eq!(too_small.to_string(), "BAR 0: 8 bytes is not a power of two of at least 16");
+        assert_eq!(new(&[(2, PAIR), (3, BarKind::Memory32 { size: 128 })]), BarError::Register { index: index(3) });
+        assert_eq!(new(&[(0, BarKind::Memory32 { size: 192 })]), BarError::Size { index: index(0), size: 192 });
+        let too_small = new(&[(0, BarKind::Memory32 { size: 64 })]);
+        assert_eq!(too_small.to_string(), "BAR 0: 64 bytes is not a power of two of at least 128");
     }
 }

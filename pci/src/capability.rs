@@ -1,26 +1,64 @@
-//! The chain of capabilities of a configuration space.
+//! The chains of capabilities of a configuration space.
 //!
-//! A capability does not know where it is nor which one is next: the chain places them, one after the other, and owns the next
-//! pointers (`PCIe 6.2 §7.5.1.1.11`).
+//! A capability does not know where it is, nor which one is next. The chain places them, one after the other, and owns
+//! the next pointers (`PCIe 6.2 §7.5.1.1.11`, `§7.6.3`).
 
-use crate::spec::{self, capability_id, header};
+use crate::spec::{capability_id, header};
 use crate::{Dword, DwordWrite};
 
-/// A vendor-specific capability, of which virtio has several (`virtio 1.4 §4.1.4`).
+/// A vendor-specific capability; virtio has several of them (`virtio 1.4 §4.1.4`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VendorCapability {
-    /// What follows the capability ID and the next pointer: begins with the length of the whole capability.
+    /// What follows the capability ID and the next pointer: a byte with the length of the whole capability, then its
+    /// data.
     pub body: Vec<u8>,
-    /// For each byte of `body`, the bits that software may write.
+    /// For each byte of `body`, the bits that software may write. The length byte has none.
     pub writable: Vec<u8>,
 }
 
-impl VendorCapability {
-    /// Bytes of the capability with its two header bytes.
-    fn len(&self) -> usize {
-        2 + self.body.len()
-    }
+/// Why a vendor-specific capability is impossible.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VendorError {
+    /// The body is empty.
+    #[error("it has no body; a body begins with the length byte")]
+    NoBody,
+    /// The length byte is wrong. It counts the capability ID and the next pointer too.
+    #[error("its length byte says {says} bytes, and it has {len}")]
+    Length {
+        /// The length byte.
+        says: u8,
+        /// The length of the capability: two more than that of the body.
+        len: usize,
+    },
+    /// The mask of writable bits is not as long as the body.
+    #[error("its writable mask has {mask} bytes, its body {body}")]
+    Mask {
+        /// The length of the mask.
+        mask: usize,
+        /// The length of the body.
+        body: usize,
+    },
+    /// Software could write the length byte.
+    #[error("its length byte is writable")]
+    WritableLength,
+}
 
+impl VendorCapability {
+    /// Checks the capability, and returns its length with the two header bytes.
+    pub(crate) fn check(&self) -> Result<u16, VendorError> {
+        let (body, mask) = (self.body.len(), self.writable.len());
+        let Some(&says) = self.body.first() else { return Err(VendorError::NoBody) };
+        if usize::from(says) != body + 2 {
+            return Err(VendorError::Length { says, len: body + 2 });
+        }
+        if mask != body {
+            return Err(VendorError::Mask { mask, body });
+        }
+        match self.writable.first() {
+            Some(0) => Ok(says.into()),
+            _ => Err(VendorError::WritableLength),
+        }
+    }
     /// Sets what software may write to what it is in `saved`, a body of the same length.
     pub(crate) fn restore(&mut self, saved: &[u8]) {
         for ((byte, writable), saved) in self.body.iter_mut().zip(&self.writable).zip(saved) {
@@ -52,7 +90,7 @@ impl VendorCapability {
     }
 }
 
-/// Which capability of a function a place in the chain belongs to.
+/// A capability of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Pcie,
@@ -60,6 +98,9 @@ pub(crate) enum Kind {
     Power,
     /// The n-th vendor-specific capability.
     Vendor(usize),
+    Sriov,
+    Ari,
+    Acs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +108,8 @@ struct Link {
     offset: u16,
     len: u16,
     kind: Kind,
+    /// The next pointer, where it is in the first dword.
+    next: u32,
 }
 
 /// Where each capability is.
@@ -81,24 +124,10 @@ pub(crate) struct Chain {
 pub struct ChainError;
 
 impl Chain {
-    /// Places the capabilities in order.
-    pub(crate) fn new(power: bool, vendor: &[VendorCapability]) -> Result<Self, ChainError> {
-        let mut links = Vec::with_capacity(3 + vendor.len());
-        let mut offset = header::FIRST_CAPABILITY;
-        let mut place = |kind, len: u16| {
-            let next = offset.checked_add(len.next_multiple_of(4)).filter(|next| *next <= 0x100).ok_or(ChainError)?;
-            links.push(Link { offset, len, kind });
-            offset = next;
-            Ok(())
-        };
-        place(Kind::Pcie, spec::pcie::LEN)?;
-        place(Kind::Msix, spec::msix::LEN)?;
-        if power {
-            place(Kind::Power, spec::power::LEN)?;
-        }
-        for (n, capability) in vendor.iter().enumerate() {
-            place(Kind::Vendor(n), u16::try_from(capability.len()).map_err(|_| ChainError)?)?;
-        }
+    /// Places capabilities and extended capabilities, of these lengths in bytes, in order.
+    pub(crate) fn new(capabilities: &[(Kind, u16)], extended: &[(Kind, u16)]) -> Result<Self, ChainError> {
+        let mut links = place(capabilities, header::FIRST_CAPABILITY, 0x100, 8)?;
+        links.extend(place(extended, header::FIRST_EXTENDED_CAPABILITY, 0x1000, 20)?);
         Ok(Self { links })
     }
 
@@ -112,12 +141,61 @@ impl Chain {
         self.links.iter().find(|link| link.kind == kind).map(|link| link.offset)
     }
 
-    /// The capability that `reg` belongs to, the dword within it, and, for its first dword, the offset of the next one.
-    pub(crate) fn locate(&self, reg: Dword) -> Option<(Kind, Dword, u16)> {
+    /// The capability that `reg` belongs to, the dword within it, and the next pointer, where `reg` holds it.
+    pub(crate) fn locate(&self, reg: Dword) -> Option<(Kind, Dword, u32)> {
         let offset = reg.offset();
-        let n = self.links.iter().position(|link| offset >= link.offset && offset - link.offset < link.len)?;
-        let link = self.links.get(n)?;
-        let next = if offset == link.offset { self.links.get(n + 1).map_or(0, |next| next.offset) } else { 0 };
+        let link = self.links.iter().find(|link| offset >= link.offset && offset - link.offset < link.len)?;
+        let next = if offset == link.offset { link.next } else { 0 };
         Some((link.kind, Dword::containing(offset - link.offset), next))
+    }
+}
+
+/// Places capabilities from `first` on, before `end`, with their next pointers from bit `shift` on.
+fn place(capabilities: &[(Kind, u16)], first: u16, end: u16, shift: u32) -> Result<Vec<Link>, ChainError> {
+    let mut links: Vec<Link> = Vec::with_capacity(capabilities.len());
+    let mut offset = first;
+    for &(kind, len) in capabilities {
+        let next = len.checked_next_multiple_of(4).and_then(|len| offset.checked_add(len));
+        let next = next.filter(|next| *next <= end).ok_or(ChainError)?;
+        if let Some(before) = links.last_mut() {
+            before.next = u32::from(offset) << shift;
+        }
+        links.push(Link { offset, len, kind, next: 0 });
+        offset = next;
+    }
+    Ok(links)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// B20: what cannot be is an error when it is configured.
+    #[test]
+    fn impossible_vendor_capabilities_are_refused() {
+        let check = |body: &[u8], writable: &[u8]| {
+            VendorCapability { body: body.to_vec(), writable: writable.to_vec() }.check().map_err(|e| e.to_string())
+        };
+        let refused = |what: &str| Err(what.to_string());
+        assert_eq!(check(&[3], &[0]), Ok(3));
+        assert_eq!(check(&[4, 0xaa], &[0, 0xff]), Ok(4));
+        assert_eq!(check(&[], &[]), refused("it has no body; a body begins with the length byte"));
+        assert_eq!(check(&[2, 0], &[0, 0]), refused("its length byte says 2 bytes, and it has 4"));
+        assert_eq!(check(&[4, 0], &[0]), refused("its writable mask has 1 bytes, its body 2"));
+        assert_eq!(check(&[4, 0], &[1, 0]), refused("its length byte is writable"));
+        let (body, writable) = (vec![2; 300], vec![0; 300]);
+        assert!(VendorCapability { body, writable }.check().is_err(), "no length byte says 302");
+    }
+
+    #[test]
+    fn both_chains_end_and_do_not_overlap() {
+        let chain = Chain::new(&[(Kind::Pcie, 0x3c), (Kind::Vendor(0), 3)], &[(Kind::Sriov, 0x40), (Kind::Ari, 8)]);
+        let chain = chain.unwrap();
+        let at = |offset| chain.locate(Dword::containing(offset)).map(|(kind, reg, next)| (kind, reg.offset(), next));
+        assert_eq!((chain.head(), chain.offset(Kind::Ari), chain.offset(Kind::Acs)), (0x40, Some(0x140), None));
+        assert_eq!([0x3c, 0x40, 0x44].map(at), [None, Some((Kind::Pcie, 0, 0x7c00)), Some((Kind::Pcie, 4, 0))]);
+        assert_eq!([0x7c, 0x80].map(at), [Some((Kind::Vendor(0), 0, 0)), None]);
+        assert_eq!([0x100, 0x140].map(at), [Some((Kind::Sriov, 0, 0x140 << 20)), Some((Kind::Ari, 0, 0))]);
+        assert_eq!(at(0x148), None);
     }
 }

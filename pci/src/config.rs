@@ -1,15 +1,16 @@
 //! A function's configuration space: type 0 header, BARs and capabilities (`PCIe 6.2 §7.5`).
 
 use crate::bar::{BarError, BarSet};
-use crate::capability::{Chain, ChainError, Kind, VendorCapability};
-use crate::msix::{Msix, MsixShape};
+use crate::capability::{Chain, ChainError, Kind, VendorCapability, VendorError};
+use crate::msix::{Msix, MsixError, MsixShape};
 use crate::pcie::Pcie;
+use crate::port::PortType;
 use crate::power::Power;
-use crate::spec::{self, command, header, status};
+use crate::spec::{self, acs, ari, command, extended_capability_id, header, status};
 use crate::sriov::{Sriov, SriovError, SriovShape};
 use crate::{BarIndex, BarKind, Dword, DwordWrite, Effects, ResetKind, Window, WindowId};
 
-/// The fixed registers that say what a function is.
+/// The fixed registers that identify a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Vendor ID; a VF reads FFFFh (`PCIe 6.2 §9.3.4.1.1`).
@@ -26,53 +27,87 @@ pub struct Identity {
     pub subsystem: u16,
 }
 
-/// What a function is to SR-IOV.
+/// The role of a function in SR-IOV.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
-    /// Nothing.
+    /// None.
     Plain,
     /// A physical function with these VFs.
     Pf(SriovShape),
-    /// A virtual function, whose BARs are in its PF.
+    /// A virtual function; the registers of its BARs are in its PF.
     Vf,
 }
 
 /// What a function's configuration space looks like.
+///
+/// ```
+/// use pci_sriov::{BarIndex, BarKind, ConfigShape, ConfigSpace, Identity, MsixShape, Role};
+///
+/// let identity =
+///     Identity {
+///         vendor: 0x1af4, device: 0x1041, revision: 1, class: [2, 0, 0], subsystem_vendor: 0x1af4, subsystem: 1
+///     };
+/// let bar = BarIndex::ALL[0];
+/// let space = ConfigSpace::new(ConfigShape {
+///     bars: vec![(bar, BarKind::Memory64 { size: 0x1000, prefetchable: true })],
+///     msix: Some(MsixShape { vectors: 2, table: (bar, 0), pba: (bar, 0x800) }),
+///     ..ConfigShape::new(identity, Role::Plain)
+/// });
+/// assert!(space.is_ok());
+/// ```
 #[derive(Debug, Clone)]
 pub struct ConfigShape {
     /// What the function is.
     pub identity: Identity,
-    /// What it is to SR-IOV.
+    /// Its role in SR-IOV.
     pub role: Role,
-    /// Its BARs; none for a VF.
+    /// How it is attached. VFs are attached as their PF is.
+    pub port: PortType,
+    /// What it decodes. For a VF, give the VF BARs of its PF: its own header has none, but its MSI-X structures lie in
+    /// them.
     pub bars: Vec<(BarIndex, BarKind)>,
     /// Its vendor-specific capabilities.
     pub vendor: Vec<VendorCapability>,
-    /// Its MSI-X.
-    pub msix: MsixShape,
+    /// Its MSI-X, if it has any.
+    pub msix: Option<MsixShape>,
 }
 
-/// Why a configuration space cannot be.
+impl ConfigShape {
+    /// A Root Complex Integrated Endpoint without BARs, vendor-specific capabilities and MSI-X.
+    pub fn new(identity: Identity, role: Role) -> Self {
+        Self { identity, role, port: PortType::default(), bars: Vec::new(), vendor: Vec::new(), msix: None }
+    }
+}
+
+/// Why a configuration space is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// The BARs cannot be.
+    /// The BARs are impossible.
     #[error(transparent)]
     Bar(#[from] BarError),
-    /// A VF has BARs of its own.
-    #[error("a VF has no BARs: they are in its PF")]
-    VfBars,
-    /// The SR-IOV capability cannot be.
+    /// The Vendor ID of a function that is not a VF is FFFFh, which means that there is no function.
+    #[error("Vendor ID ffff means that there is no function; give the vendor's own")]
+    VendorId,
+    /// The SR-IOV capability is impossible.
     #[error(transparent)]
     Sriov(#[from] SriovError),
+    /// MSI-X is impossible.
+    #[error(transparent)]
+    Msix(#[from] MsixError),
+    /// A vendor-specific capability is impossible.
+    #[error("vendor-specific capability {index}: {error}")]
+    Vendor {
+        /// Which one, counted from 0.
+        index: usize,
+        /// What is wrong with it.
+        error: VendorError,
+    },
     /// Too many capabilities.
     #[error(transparent)]
     Chain(#[from] ChainError),
-    /// MSI-X with no or more than 2048 vectors.
-    #[error("{0} MSI-X vectors; there must be 1 to 2048")]
-    Vectors(u16),
 }
 
-/// What software may write to Command: a VF has nothing but Bus Master Enable, the rest is its PF's (`§9.3.4.1.3`).
+/// What software may write to Command. A VF has only Bus Master Enable; the rest is its PF's (`§9.3.4.1.3`).
 const COMMAND_WRITABLE: u16 = command::MEMORY_SPACE
     | command::BUS_MASTER
     | command::PARITY_ERROR_RESPONSE
@@ -80,17 +115,19 @@ const COMMAND_WRITABLE: u16 = command::MEMORY_SPACE
     | command::INTERRUPT_DISABLE;
 const VF_COMMAND_WRITABLE: u16 = command::BUS_MASTER;
 
-/// The registers of a function. They are the only state: what the function decodes and whether it may send follows from them.
+/// The registers of a function. They are its only state: what it decodes, and whether it may send, follows from them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigSpace {
     identity: Identity,
     is_vf: bool,
+    port: PortType,
     command: u16,
     cache_line_size: u8,
+    /// Empty in a VF.
     bars: BarSet,
     chain: Chain,
     pcie: Pcie,
-    msix: Msix,
+    msix: Option<Msix>,
     /// A VF has none: it follows its PF (`§9.6`).
     power: Option<Power>,
     vendor: Vec<VendorCapability>,
@@ -101,35 +138,49 @@ pub struct ConfigSpace {
 
 impl ConfigSpace {
     /// Bytes from the start of configuration space beyond which every function reads 0.
-    pub const EXTENT: u16 = SRIOV_BASE + spec::sriov::LEN;
+    pub const EXTENT: u16 = header::FIRST_EXTENDED_CAPABILITY + spec::sriov::LEN + ari::LEN + acs::LEN;
 
     /// The state of power-on.
     ///
     /// # Errors
     ///
-    /// When a function cannot look so.
+    /// When no function can look like that.
     pub fn new(shape: ConfigShape) -> Result<Self, ShapeError> {
-        let ConfigShape { identity, role, bars, vendor, msix } = shape;
+        let ConfigShape { identity, role, port, bars, vendor, msix } = shape;
         let is_vf = role == Role::Vf;
-        if is_vf && !bars.is_empty() {
-            return Err(ShapeError::VfBars);
+        if !is_vf && identity.vendor == 0xffff {
+            return Err(ShapeError::VendorId);
         }
-        if msix.vectors == 0 || msix.vectors > spec::msix::MAX_VECTORS {
-            return Err(ShapeError::Vectors(msix.vectors));
-        }
+        let bars = BarSet::new(&bars)?;
+        let msix = msix.map(|shape| Msix::new(shape, &bars)).transpose()?;
         let sriov = match role {
-            Role::Pf(shape) => Some(Sriov::new(shape)?),
+            Role::Pf(shape) => Some(Sriov::new(shape, &port)?),
             Role::Plain | Role::Vf => None,
         };
+        let mut capabilities = vec![(Kind::Pcie, spec::pcie::LEN)];
+        capabilities.extend(msix.as_ref().map(|_| (Kind::Msix, spec::msix::LEN)));
+        capabilities.extend((!is_vf).then_some((Kind::Power, spec::power::LEN)));
+        for (index, vendor) in vendor.iter().enumerate() {
+            let len = vendor.check().map_err(|error| ShapeError::Vendor { index, error })?;
+            capabilities.push((Kind::Vendor(index), len));
+        }
+        // Software expects SR-IOV in the first place.
+        let mut extended = Vec::new();
+        extended.extend(sriov.as_ref().map(|_| (Kind::Sriov, spec::sriov::LEN)));
+        if let Some(endpoint) = port.endpoint() {
+            extended.extend(endpoint.ari.map(|_| (Kind::Ari, ari::LEN)));
+            extended.extend(endpoint.acs.then_some((Kind::Acs, acs::LEN)));
+        }
         Ok(Self {
             identity,
             is_vf,
+            port,
             command: 0,
             cache_line_size: 0,
-            bars: BarSet::new(&bars)?,
-            chain: Chain::new(!is_vf, &vendor)?,
-            pcie: Pcie::new(is_vf),
-            msix: Msix::new(msix),
+            bars: if is_vf { BarSet::new(&[])? } else { bars },
+            chain: Chain::new(&capabilities, &extended)?,
+            pcie: Pcie::new(&port, is_vf),
+            msix,
             power: (!is_vf).then(Power::default),
             vendor_reset: vendor.clone(),
             vendor,
@@ -137,14 +188,24 @@ impl ConfigSpace {
         })
     }
 
-    /// MSI-X.
-    pub fn msix(&self) -> &Msix {
-        &self.msix
+    /// Whether the function is a VF.
+    pub fn is_vf(&self) -> bool {
+        self.is_vf
+    }
+
+    /// How the function is attached.
+    pub fn port(&self) -> &PortType {
+        &self.port
+    }
+
+    /// MSI-X, if the function has it.
+    pub fn msix(&self) -> Option<&Msix> {
+        self.msix.as_ref()
     }
 
     /// MSI-X, to access its table.
-    pub fn msix_mut(&mut self) -> &mut Msix {
-        &mut self.msix
+    pub fn msix_mut(&mut self) -> Option<&mut Msix> {
+        self.msix.as_mut()
     }
 
     /// The SR-IOV capability of a PF.
@@ -168,34 +229,34 @@ impl ConfigSpace {
         self.chain.offset(Kind::Pcie).unwrap_or(0)
     }
 
-    pub(crate) fn msix_offset(&self) -> u16 {
-        self.chain.offset(Kind::Msix).unwrap_or(0)
+    pub(crate) fn msix_offset(&self) -> Option<u16> {
+        self.chain.offset(Kind::Msix)
     }
 
     pub(crate) fn power_offset(&self) -> Option<u16> {
         self.chain.offset(Kind::Power)
     }
 
-    /// The offset of the n-th vendor-specific capability; 0 if there are not so many.
+    /// The offset of the n-th vendor-specific capability, counted from 0; 0 if there are not that many.
     pub fn vendor_offset(&self, n: usize) -> u16 {
         self.chain.offset(Kind::Vendor(n)).unwrap_or(0)
     }
 
-    /// Whether the function may access memory and send messages: Bus Master Enable is set and it is in D0. For a VF, which
-    /// follows its PF, this does not know the PF's power state.
+    /// Whether the function may access memory and send messages: Bus Master Enable is set, and the function is in D0. A
+    /// VF follows its PF, whose power state this does not know.
     pub fn bus_master(&self) -> bool {
         self.command & command::BUS_MASTER != 0 && self.is_d0()
     }
 
-    /// Whether the function is in D0; a VF, which follows its PF, answers true.
+    /// Whether the function is in D0. Always true of a VF, which follows its PF.
     pub fn is_d0(&self) -> bool {
         self.power.as_ref().is_none_or(Power::is_d0)
     }
 
     /// Appends the windows that the function decodes, a PF with those of its VFs.
     ///
-    /// The PF's own BARs decode with its Memory Space Enable, the VF BARs with VF Enable and VF MSE (`§9.3.3.3.4`), and none
-    /// of them outside of D0.
+    /// The PF's own BARs decode with its Memory Space Enable, the VF BARs with VF Enable and VF MSE (`§9.3.3.3.4`).
+    /// Outside of D0 nothing decodes.
     pub fn windows(&self, out: &mut Vec<Window>) {
         if !self.is_d0() {
             return;
@@ -213,16 +274,23 @@ impl ConfigSpace {
         if let Some((kind, inner, next)) = self.chain.locate(reg) {
             let value = match kind {
                 Kind::Pcie => self.pcie.read(inner),
-                Kind::Msix => self.msix.read(inner),
+                Kind::Msix => self.msix.as_ref().map_or(0, |msix| msix.read(inner)),
                 Kind::Power => self.power.as_ref().map_or(0, |power| power.read(inner)),
                 Kind::Vendor(n) => self.vendor.get(n).map_or(0, |vendor| vendor.read(inner)),
+                Kind::Sriov => self.sriov.as_ref().map_or(0, |sriov| sriov.read(inner)),
+                // Next Function Number is 0: no function but VFs follows, and software finds these through their PF.
+                Kind::Ari => match inner.offset() {
+                    ari::HEADER => u32::from(extended_capability_id::ARI) | 1 << 16,
+                    _ => 0,
+                },
+                Kind::Acs => match inner.offset() {
+                    acs::HEADER => u32::from(extended_capability_id::ACS) | 1 << 16,
+                    _ => 0,
+                },
             };
-            return value | u32::from(next) << 8;
+            return value | next;
         }
-        match (reg.offset(), &self.sriov) {
-            (offset, Some(sriov)) if is_sriov(offset) => sriov.read(from_sriov(offset)),
-            (offset, _) => self.read_header(offset),
-        }
+        self.read_header(reg.offset())
     }
 
     fn read_header(&self, offset: u16) -> u32 {
@@ -242,34 +310,33 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes a dword. A function level reset that it initiates is done when this returns, as far as registers go.
+    /// Writes a dword. If it initiates a function level reset, all registers are reset when this returns.
     pub fn write(&mut self, reg: Dword, write: DwordWrite) -> Effects {
         if let Some((kind, inner, _)) = self.chain.locate(reg) {
             return match kind {
                 Kind::Pcie if self.pcie.write(inner, write) => self.reset(ResetKind::Flr),
                 Kind::Pcie => Effects::NONE,
-                Kind::Msix => self.msix.write(inner, write),
-                Kind::Power => {
-                    let changed = self.power.as_mut().is_some_and(|power| power.write(inner, write));
-                    Effects { windows: changed, messages: changed, queues: changed, ..Effects::NONE }
-                }
+                Kind::Msix => self.msix.as_mut().map_or(Effects::NONE, |msix| msix.write(inner, write)),
+                Kind::Power => self.power.as_mut().map_or(Effects::NONE, |power| power.write(inner, write)),
                 Kind::Vendor(n) => {
                     if let Some(vendor) = self.vendor.get_mut(n) {
                         vendor.write(inner, write);
                     }
                     Effects::NONE
                 }
+                Kind::Sriov => self.sriov.as_mut().map_or(Effects::NONE, |sriov| sriov.write(inner, write)),
+                // Neither has a feature that could be controlled.
+                Kind::Ari | Kind::Acs => Effects::NONE,
             };
         }
-        match (reg.offset(), &mut self.sriov) {
-            (offset, Some(sriov)) if is_sriov(offset) => sriov.write(from_sriov(offset), write),
-            (header::COMMAND_STATUS, _) => self.write_command(write),
-            (header::CACHE_LINE_HEADER_TYPE, _) if !self.is_vf => {
+        match reg.offset() {
+            header::COMMAND_STATUS => self.write_command(write),
+            header::CACHE_LINE_HEADER_TYPE if !self.is_vf => {
                 let [cache_line_size, ..] = write.apply(u32::from(self.cache_line_size), 0xff).to_le_bytes();
                 self.cache_line_size = cache_line_size;
                 Effects::NONE
             }
-            (offset @ header::BAR0..=header::BAR5, _) => {
+            offset @ header::BAR0..=header::BAR5 => {
                 let changed = self.bars.write((offset - header::BAR0) / 4, write);
                 Effects { windows: changed && self.command & command::MEMORY_SPACE != 0, ..Effects::NONE }
             }
@@ -297,6 +364,7 @@ impl ConfigSpace {
         let Self {
             identity: _,
             is_vf: _,
+            port: _,
             command,
             cache_line_size,
             bars,
@@ -311,26 +379,17 @@ impl ConfigSpace {
         *command = 0;
         *cache_line_size = 0;
         bars.reset();
-        pcie.reset();
-        msix.reset();
+        pcie.reset(kind);
+        if let Some(msix) = msix {
+            msix.reset();
+        }
         if let Some(power) = power {
             power.reset();
         }
         vendor.clone_from(vendor_reset);
-        let vfs = sriov.as_mut().map_or(Effects::NONE, Sriov::reset);
-        vfs.and(Effects { windows: true, messages: true, queues: true, vfs: None, reset: Some(kind) })
+        let vfs = sriov.as_mut().map_or(Effects::NONE, |sriov| sriov.reset(kind));
+        vfs.and(Effects { windows: true, messages: true, queues: true, reset: Some(kind), ..Effects::NONE })
     }
-}
-
-/// Where the SR-IOV capability is: the first and only extended capability of a PF.
-const SRIOV_BASE: u16 = header::FIRST_EXTENDED_CAPABILITY;
-
-fn is_sriov(offset: u16) -> bool {
-    (SRIOV_BASE..SRIOV_BASE + spec::sriov::LEN).contains(&offset)
-}
-
-fn from_sriov(offset: u16) -> Dword {
-    Dword::containing(offset - SRIOV_BASE)
 }
 
 #[cfg(test)]

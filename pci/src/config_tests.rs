@@ -2,6 +2,7 @@
 #![expect(unused_must_use, reason = "most writes here are made for the registers that they change")]
 
 use super::*;
+use crate::{Ari, EndpointShape, Link, LinkSpeed, LinkWidth, MsixStructure};
 
 fn bar(n: u8) -> BarIndex {
     BarIndex::new(n).unwrap()
@@ -26,10 +27,11 @@ fn shape(role: Role) -> ConfigShape {
             subsystem_vendor: 0x1af4,
             subsystem: 0x1041,
         },
-        bars: if role == Role::Vf { Vec::new() } else { pair() },
+        bars: pair(),
         role,
+        port: PortType::RcIntegratedEndpoint,
         vendor: vec![VendorCapability { body, writable }],
-        msix: MsixShape { vectors: 4, table: (bar(4), 0), pba: (bar(4), 0x800) },
+        msix: Some(MsixShape { vectors: 4, table: (bar(4), 0), pba: (bar(4), 0x800) }),
     }
 }
 
@@ -106,7 +108,7 @@ fn the_chain_holds_each_capability_once() {
 #[test]
 fn a_pf_has_sr_iov_as_its_first_and_only_extended_capability() {
     assert_eq!(extended_capabilities(&pf()), [(0x0010, 1, 0x100)]);
-    assert_eq!(ConfigSpace::EXTENT, 0x140);
+    assert_eq!(ConfigSpace::EXTENT, 0x150);
     assert!((0x140..0x1000).step_by(4).all(|offset| read(&pf(), offset) == 0), "nothing is behind it");
     assert_eq!(extended_capabilities(&space(Role::Plain)), []);
 }
@@ -306,19 +308,58 @@ fn a_vendor_capability_is_written_where_it_may_be() {
     assert_eq!(plain.vendor_offset(1), 0);
 }
 
+fn refused(change: fn(&mut ConfigShape), role: Role) -> ShapeError {
+    let mut shape = shape(role);
+    change(&mut shape);
+    ConfigSpace::new(shape).unwrap_err()
+}
+
 /// B20, B21: what cannot be is an error when it is configured.
 #[test]
-fn a_vf_with_a_bar_of_its_own_is_refused() {
-    let refused = |change: fn(&mut ConfigShape), role| {
-        let mut shape = shape(role);
-        change(&mut shape);
-        ConfigSpace::new(shape).unwrap_err()
-    };
-    assert_eq!(refused(|shape| shape.bars = pair(), Role::Vf), ShapeError::VfBars);
-    assert_eq!(refused(|shape| shape.msix.vectors = 0, Role::Vf), ShapeError::Vectors(0));
-    assert_eq!(refused(|shape| shape.msix.vectors = 2049, Role::Plain), ShapeError::Vectors(2049));
+fn shapes_that_no_function_has_are_refused() {
+    assert_eq!(
+        refused(|shape| shape.msix.as_mut().unwrap().vectors = 0, Role::Vf),
+        ShapeError::Msix(MsixError::Vectors(0))
+    );
+    assert_eq!(
+        refused(|shape| shape.msix.as_mut().unwrap().vectors = 2049, Role::Plain),
+        ShapeError::Msix(MsixError::Vectors(2049))
+    );
     let no_vfs = SriovShape { total_vfs: 0, ..sriov_shape() };
     assert_eq!(refused(|_| {}, Role::Pf(no_vfs)), ShapeError::Sriov(SriovError::NoVfs));
+    assert_eq!(refused(|shape| shape.identity.vendor = 0xffff, Role::Plain), ShapeError::VendorId);
+    assert!(matches!(refused(|shape| shape.bars.push((bar(3), pair()[0].1)), Role::Plain), ShapeError::Bar(_)));
+}
+
+/// G31: a VF has no BARs of its own, whatever it is made with: those are its PF's, and say where its MSI-X lies.
+#[test]
+fn the_vf_bars_place_a_vfs_msi_x_and_stay_out_of_its_header() {
+    let mut vf = space(Role::Vf);
+    for offset in (header::BAR0..=header::BAR5).step_by(4) {
+        assert!(write(&mut vf, offset, u32::MAX).is_none());
+        assert_eq!(read(&vf, offset), 0);
+    }
+    write(&mut vf, header::COMMAND_STATUS, u32::MAX);
+    assert!(windows(&vf).is_empty());
+    let no_bar = ShapeError::Msix(MsixError::NoBar { structure: MsixStructure::Table, bar: bar(4) });
+    assert_eq!(refused(|shape| shape.bars.clear(), Role::Vf), no_bar);
+}
+
+#[test]
+fn impossible_vendor_capabilities_are_refused_with_their_number() {
+    let error = refused(|shape| shape.vendor.push(VendorCapability { body: vec![], writable: vec![] }), Role::Plain);
+    assert_eq!(error, ShapeError::Vendor { index: 1, error: VendorError::NoBody });
+    let text = "vendor-specific capability 1: it has no body; a body begins with the length byte";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
+fn a_function_without_interrupts_has_no_msi_x() {
+    let mut plain = ConfigSpace::new(ConfigShape { msix: None, ..shape(Role::Plain) }).unwrap();
+    let ids: Vec<_> = capabilities(&plain).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ids, [0x10, 0x01, 0x09]);
+    assert!(plain.msix().is_none() && plain.msix_mut().is_none());
+    assert!(write(&mut plain, 0x48, 1 << 15).reset.is_some());
 }
 
 #[test]
@@ -326,4 +367,21 @@ fn too_many_capabilities_are_refused() {
     let mut shape = shape(Role::Plain);
     shape.vendor = vec![shape.vendor[0].clone(); 8];
     assert_eq!(ConfigSpace::new(shape).unwrap_err(), ShapeError::Chain(ChainError));
+}
+
+/// B9: no function follows the PF of an Endpoint, and its VFs are not in a chain.
+#[test]
+fn next_function_number_leads_nowhere() {
+    let link = Link { speed: LinkSpeed::Gt2_5, width: LinkWidth::X1 };
+    let port = PortType::Endpoint(EndpointShape { link, ari: Some(Ari { vfs: None }), acs: false });
+    let far = SriovShape { first_vf_offset: 0x100, ..sriov_shape() };
+    let space = |role| ConfigSpace::new(ConfigShape { port, ..shape(role) }).unwrap();
+    let (pf, vf) = (space(Role::Pf(far)), space(Role::Vf));
+    assert_eq!((pf.port(), vf.port()), (&port, &port));
+    assert_eq!(extended_capabilities(&pf), [(0x0010, 1, 0x100), (0x000e, 1, 0x140)]);
+    assert_eq!(extended_capabilities(&vf), [(0x000e, 1, 0x100)]);
+    assert_eq!((read(&pf, 0x144), read(&vf, 0x104)), (0, 0));
+    let hidden = Role::Pf(SriovShape { first_vf_offset: 8, ..sriov_shape() });
+    let error = ConfigSpace::new(ConfigShape { port, ..shape(hidden) }).unwrap_err();
+    assert!(matches!(error, ShapeError::Sriov(SriovError::Hidden { .. })));
 }

@@ -1,14 +1,14 @@
-//! The two ways to configuration space: ECAM (`PCIe 6.2 §7.2.2`) and ports CF8h and CFCh (`PCI 3.0 §3.2.2.3.2`).
+//! The two ways to reach configuration space: ECAM (`PCIe 6.2 §7.2.2`) and ports CF8h and CFCh (`PCI 3.0 §3.2.2.3.2`).
 //!
-//! A guest whose kernel is booted directly is not offered the ports: Linux would use them for every register below 256, at two
-//! exits an access.
+//! If you can, offer a directly booted guest only ECAM: Linux would use the ports for every register below 256, at two
+//! exits per access.
 
 use std::sync::Arc;
 
 use crate::spec::ALL_ONES;
 use crate::{Access, Dword, DwordWrite, Rid, Topology};
 
-/// A device in a topology, as accesses reach it: behind whatever lock its owner chose.
+/// A device in a topology as accesses reach it, behind the lock of its owner's choice.
 pub trait ConfigTarget {
     /// See [`Device::config_read`](crate::Device::config_read).
     fn config_read(&self, rid: Rid, reg: Dword) -> u32;
@@ -30,8 +30,8 @@ impl<T: ConfigTarget + ?Sized> ConfigTarget for Arc<T> {
 /// The address part of one bus in ECAM.
 pub const ECAM_BUS_LEN: u64 = 1 << 20;
 
-/// What byte `offset` of the ECAM of a segment means for an access of `len` bytes. `None` for what is no configuration request:
-/// odd sizes, unaligned accesses, and addresses beyond bus 255.
+/// Decodes an access of `len` bytes at byte `offset` of a segment's ECAM. `None` for odd sizes, unaligned accesses, and
+/// addresses beyond bus 255.
 fn decode(offset: u64, len: usize) -> Option<(Rid, Access)> {
     let rid = Rid::from_bits(u16::try_from(offset >> 12).ok()?);
     Some((rid, Access::decode(offset & 0xfff, len)?))
@@ -53,12 +53,12 @@ fn write<D: ConfigTarget>(topology: &Topology<D>, request: Option<(Rid, Access)>
     }
 }
 
-/// Reads `data.len()` bytes at byte `offset` of the ECAM. What no function answers reads all-ones.
+/// Reads `data.len()` bytes at byte `offset` of the ECAM. Without a function that answers, they read all-ones.
 pub fn ecam_read<D: ConfigTarget>(topology: &Topology<D>, offset: u64, data: &mut [u8]) {
     read(topology, decode(offset, data.len()), data);
 }
 
-/// Writes `data` at byte `offset` of the ECAM. What no function takes is dropped.
+/// Writes `data` at byte `offset` of the ECAM. Without a function that takes it, it is dropped.
 pub fn ecam_write<D: ConfigTarget>(topology: &Topology<D>, offset: u64, data: &[u8]) {
     write(topology, decode(offset, data.len()), data);
 }
@@ -72,7 +72,7 @@ pub struct ConfigPorts {
 impl ConfigPorts {
     /// The first port.
     pub const BASE: u16 = 0xcf8;
-    /// Ports taken.
+    /// The number of ports.
     pub const LEN: u16 = 8;
 
     const ENABLE: u32 = 1 << 31;

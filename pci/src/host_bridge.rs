@@ -1,23 +1,29 @@
-//! The host bridge: function 00:00.0, which says that there is a root bus and does nothing.
+//! The host bridge: function 00:00.0. It shows software that there is a root bus, and does nothing.
+
+use std::marker::PhantomData;
 
 use crate::spec::{self, header};
-use crate::{Device, Dword, DwordWrite, Effects, ResetKind, Rid, Window, WindowId};
+use crate::{Device, Dword, DwordWrite, Outcome, ResetKind, Rid, Window, WindowId};
 
-/// A host bridge without registers to write.
+/// A host bridge without writable registers. It never stops anything; `S` is what the other devices of the bus may
+/// stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostBridge {
+pub struct HostBridge<S> {
     vendor: u16,
     device: u16,
+    stops: PhantomData<fn() -> S>,
 }
 
-impl HostBridge {
+impl<S> HostBridge<S> {
     /// A host bridge with these IDs.
     pub const fn new(vendor: u16, device: u16) -> Self {
-        Self { vendor, device }
+        Self { vendor, device, stops: PhantomData }
     }
 }
 
-impl Device for HostBridge {
+impl<S> Device for HostBridge<S> {
+    type Stopping = S;
+
     fn config_read(&self, _rid: Rid, reg: Dword) -> u32 {
         match reg.offset() {
             header::ID => u32::from(self.vendor) | u32::from(self.device) << 16,
@@ -26,22 +32,22 @@ impl Device for HostBridge {
         }
     }
 
-    fn config_write(&mut self, _rid: Rid, _reg: Dword, _write: DwordWrite) -> Effects {
-        Effects::NONE
+    fn config_write(&mut self, _rid: Rid, _reg: Dword, _write: DwordWrite) -> Outcome<S> {
+        Outcome::none()
     }
 
     fn mmio_read(&mut self, _window: WindowId, _offset: u64, data: &mut [u8]) {
         data.fill(0xff);
     }
 
-    fn mmio_write(&mut self, _window: WindowId, _offset: u64, _data: &[u8]) -> Effects {
-        Effects::NONE
+    fn mmio_write(&mut self, _window: WindowId, _offset: u64, _data: &[u8]) -> Outcome<S> {
+        Outcome::none()
     }
 
     fn windows(&self, _out: &mut Vec<Window>) {}
 
-    fn reset(&mut self, _kind: ResetKind) -> Effects {
-        Effects::NONE
+    fn reset(&mut self, _kind: ResetKind) -> Outcome<S> {
+        Outcome::none()
     }
 }
 
@@ -51,9 +57,9 @@ mod tests {
 
     #[test]
     fn a_host_bridge_says_what_it_is_and_cannot_be_changed() {
-        let mut bridge = HostBridge::new(0x8086, 0x0d57);
+        let mut bridge = HostBridge::<()>::new(0x8086, 0x0d57);
         let rid = Rid::from_bits(0);
-        let image = |bridge: &HostBridge| Dword::all().map(|reg| bridge.config_read(rid, reg)).collect::<Vec<_>>();
+        let image = |bridge: &HostBridge<()>| Dword::all().map(|reg| bridge.config_read(rid, reg)).collect::<Vec<_>>();
         let before = image(&bridge);
         assert_eq!((before[0], before[2]), (0x0d57_8086, 0x0600_0000));
         assert!(before.iter().enumerate().all(|(n, value)| matches!(n, 0 | 2) || *value == 0));
@@ -64,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_host_bridge_decodes_no_memory() {
-        let mut bridge = HostBridge::new(0x8086, 0x0d57);
+        let mut bridge = HostBridge::<()>::new(0x8086, 0x0d57);
         let mut windows = Vec::new();
         bridge.windows(&mut windows);
         assert!(windows.is_empty());

@@ -1,4 +1,4 @@
-//! Names of things on a PCI hierarchy: routing IDs, addresses, VF numbers and BAR numbers.
+//! Routing IDs, addresses, VF numbers and BAR numbers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +23,7 @@ pub enum IdError {
 /// A routing ID: bus, device and function of one function of a segment (`PCIe 6.2 §2.2.4.2`).
 ///
 /// ```
-/// let pf = pci::Rid::new(0, 3, 0).unwrap();
+/// let pf = pci_sriov::Rid::new(0, 3, 0).unwrap();
 /// assert_eq!(pf.to_string(), "00:03.0");
 /// assert_eq!(pf.wrapping_add(0x100 - 0x18).to_string(), "01:00.0");
 /// ```
@@ -77,7 +77,8 @@ impl Rid {
         self.devfn() & 7
     }
 
-    /// The routing ID `offset` further on, modulo 2^16, as VF routing IDs are computed (`PCIe 6.2 §9.3.3.9`, `§9.3.3.10`).
+    /// The routing ID `offset` further on, modulo 2^16, as VF routing IDs are computed (`PCIe 6.2 §9.3.3.9`,
+    /// `§9.3.3.10`).
     #[must_use]
     pub const fn wrapping_add(self, offset: u16) -> Self {
         Self(self.0.wrapping_add(offset))

@@ -1,10 +1,4 @@
-//! PCI Express and SR-IOV, executable.
-//!
-//! This crate is the standard and nothing else: configuration space, BARs, capabilities, the SR-IOV extended capability,
-//! the topology of functions and the configuration access mechanisms. It knows no operating system, no hypervisor, no
-//! threads and no logging; what a write means for the world outside is returned as a value ([`Effects`]).
-//!
-//! No function that a guest can reach returns a `Result` or panics: a guest cannot cause an error, only an effect.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
@@ -13,30 +7,42 @@ mod bar;
 mod capability;
 mod config;
 mod ecam;
+mod effects;
 mod function;
 mod host_bridge;
 mod id;
 mod msix;
+mod outcome;
 mod pcie;
+mod pf_with_vfs;
+mod port;
 mod power;
+mod refused;
 pub mod spec;
 mod sriov;
 mod state;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod topology;
+mod window;
 
 pub use access::{Access, Dword, DwordWrite};
 pub use bar::{BarError, BarKind, BarSet};
-pub use capability::{ChainError, VendorCapability};
+pub use capability::{ChainError, VendorCapability, VendorError};
 pub use config::{ConfigShape, ConfigSpace, Identity, Role, ShapeError};
 pub use ecam::{ConfigPorts, ConfigTarget, ECAM_BUS_LEN, ecam_read, ecam_write};
-pub use function::{Device, Effects, ResetKind, VfChange, Window, WindowId};
+pub use effects::{Effects, ResetKind, VfChange};
+pub use function::{Device, Function};
 pub use host_bridge::HostBridge;
 pub use id::{BarIndex, Bdf, IdError, Rid, VfIndex};
-pub use msix::{Msix, MsixShape};
+pub use msix::{Msix, MsixError, MsixShape, MsixStructure};
+pub use outcome::{Outcome, Reach};
 pub use pcie::Pcie;
+pub use pf_with_vfs::{PfError, PfWithVfs};
+pub use port::{Ari, EndpointShape, Link, LinkSpeed, LinkWidth, PortType, VfRouting};
 pub use power::Power;
+pub use refused::Refused;
 pub use sriov::{Sriov, SriovError, SriovShape};
-pub use state::{ConfigState, MsixState, RestoreError, STATE_VERSION, SriovState};
-pub use topology::{Placement, Topology, TopologyError, VfPlacement};
+pub use state::{ConfigState, EndpointState, MsixState, RestoreError, STATE_VERSION, SriovState};
+pub use topology::{Capacity, Placement, Topology, TopologyError, VfPlacement};
+pub use window::{MemoryKind, Window, WindowId};

@@ -1,7 +1,9 @@
 //! MSI-X: the capability, its table and its pending bits (`PCIe 6.2 §7.7.2`).
 
+use std::fmt;
+
 use crate::spec::{capability_id, msix};
-use crate::{Access, BarIndex, Dword, DwordWrite, Effects};
+use crate::{Access, BarIndex, BarSet, Dword, DwordWrite, Effects, Refused};
 
 /// What MSI-X looks like in a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,17 +28,114 @@ impl MsixShape {
     }
 }
 
+/// One of the two structures in memory that MSI-X has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MsixStructure {
+    /// The table.
+    Table,
+    /// The pending bits (PBA).
+    PendingBits,
+}
+
+impl fmt::Display for MsixStructure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Table => "MSI-X table",
+            Self::PendingBits => "MSI-X PBA",
+        })
+    }
+}
+
+/// Why MSI-X is impossible in a function.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MsixError {
+    /// There is no vector, or there are more than 2048.
+    #[error("{0} MSI-X vectors; there must be 1 to 2048")]
+    Vectors(u16),
+    /// A structure is in a BAR that does not exist.
+    #[error("{structure}: there is no BAR {bar}")]
+    NoBar {
+        /// The structure.
+        structure: MsixStructure,
+        /// The BAR that it names.
+        bar: BarIndex,
+    },
+    /// The offset of a structure is not a multiple of 8.
+    #[error("{structure}: offset {offset:#x} is not a multiple of 8")]
+    Unaligned {
+        /// The structure.
+        structure: MsixStructure,
+        /// Its offset.
+        offset: u32,
+    },
+    /// A structure passes the end of its BAR.
+    #[error("{structure}: {len:#x} bytes at offset {offset:#x} pass the end of BAR {bar}, {size:#x} bytes")]
+    PastEnd {
+        /// The structure.
+        structure: MsixStructure,
+        /// Its BAR.
+        bar: BarIndex,
+        /// Its offset.
+        offset: u32,
+        /// Its length in bytes.
+        len: u64,
+        /// The size of the BAR in bytes.
+        size: u64,
+    },
+    /// Table and pending bits overlap.
+    #[error("MSI-X table and PBA overlap in BAR {bar}")]
+    Overlap {
+        /// Their BAR.
+        bar: BarIndex,
+    },
+}
+
+impl MsixShape {
+    /// Checks that a function with these BARs, or a VF with these VF BARs, can have it.
+    pub(crate) fn check(&self, bars: &BarSet) -> Result<(), MsixError> {
+        if self.vectors == 0 || self.vectors > msix::MAX_VECTORS {
+            return Err(MsixError::Vectors(self.vectors));
+        }
+        let (table, pba) = (self.table_len(), self.pba_len());
+        check_place(bars, MsixStructure::Table, self.table, table)?;
+        check_place(bars, MsixStructure::PendingBits, self.pba, pba)?;
+        let (table_at, pba_at) = (u64::from(self.table.1), u64::from(self.pba.1));
+        if self.table.0 == self.pba.0 && table_at < pba_at + pba && pba_at < table_at + table {
+            return Err(MsixError::Overlap { bar: self.table.0 });
+        }
+        Ok(())
+    }
+}
+
+fn check_place(
+    bars: &BarSet,
+    structure: MsixStructure,
+    (bar, offset): (BarIndex, u32),
+    len: u64,
+) -> Result<(), MsixError> {
+    let size = bars.kind(bar).ok_or(MsixError::NoBar { structure, bar })?.size();
+    if !offset.is_multiple_of(8) {
+        return Err(MsixError::Unaligned { structure, offset });
+    }
+    if u64::from(offset) + len > size {
+        return Err(MsixError::PastEnd { structure, bar, offset, len, size });
+    }
+    Ok(())
+}
+
 /// One entry: Message Address, Message Upper Address, Message Data, Vector Control.
 type Entry = [u32; 4];
 
 const ENTRY_RESET: Entry = [0, 0, 0, msix::VECTOR_MASK];
 
-/// The bits of each dword of an entry that hold a value: the address is dword aligned, of Vector Control only the mask exists.
+/// The bits of each dword of an entry that hold a value: the address is dword aligned, of Vector Control only the mask
+/// exists.
 const ENTRY_WRITABLE: Entry = [!0b11, u32::MAX, u32::MAX, msix::VECTOR_MASK];
 
 /// The registers of the capability, and its table.
 ///
-/// Pending bits are not state of this crate: who signals a masked vector knows them, and passes them to [`Self::pba_read`].
+/// Pending bits are not state of this crate. The device knows which masked vectors it wanted to signal, and passes that
+/// to [`Self::pba_read`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Msix {
     shape: MsixShape,
@@ -45,9 +144,14 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// MSI-X disabled, all vectors masked.
-    pub fn new(shape: MsixShape) -> Self {
-        Self { shape, control: 0, table: vec![ENTRY_RESET; usize::from(shape.vectors)].into() }
+    /// MSI-X disabled, all vectors masked, in a function with these BARs. For a VF they are the VF BARs of its PF.
+    ///
+    /// # Errors
+    ///
+    /// When the number of vectors, or the place of a structure, is impossible.
+    pub fn new(shape: MsixShape, bars: &BarSet) -> Result<Self, MsixError> {
+        shape.check(bars)?;
+        Ok(Self { shape, control: 0, table: vec![ENTRY_RESET; usize::from(shape.vectors)].into() })
     }
 
     /// What it looks like.
@@ -117,11 +221,11 @@ impl Msix {
         read_dwords(offset, data, |offset| self.table_dword(offset));
     }
 
-    /// Writes `data` to the table at `offset`. Software must write whole dwords or qwords (`§7.7.2`); other widths have no
-    /// effect.
+    /// Writes `data` to the table at `offset`. Software must write aligned dwords or qwords (`§7.7.2`). As hardware
+    /// does, this takes a qword as two dwords, at any multiple of 4; other widths and offsets are refused.
     pub fn table_write(&mut self, offset: u64, data: &[u8]) -> Effects {
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
-            return Effects::NONE;
+            return Effects::refused(Refused::MsixTable { offset, len: data.len() });
         }
         let mut changed = false;
         for (dword, value) in (0..).zip(data.chunks_exact(4)) {
@@ -136,11 +240,11 @@ impl Msix {
                 *slot = new;
             }
         }
-        // Linux fills the table while the function is masked: nobody needs to look at it before it is done.
+        // Linux fills the table while the function is masked; nobody needs to look at it before it is done.
         Effects { messages: changed && self.may_send(), ..Effects::NONE }
     }
 
-    /// Reads `data.len()` bytes of the pending bits at `offset`, of which `pending` tells each.
+    /// Reads `data.len()` bytes of the pending bits at `offset`; `pending` answers for each vector.
     pub fn pba_read(&self, offset: u64, data: &mut [u8], pending: impl Fn(u16) -> bool) {
         read_dwords(offset, data, |offset| {
             (0..32).fold(0, |dword, bit| {
@@ -176,12 +280,68 @@ fn read_dwords(offset: u64, data: &mut [u8], dword: impl Fn(u64) -> u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BarKind;
 
     const CONTROL: Dword = Dword::containing(0);
+    const BAR: BarIndex = BarIndex::ALL[4];
+    const SHAPE: MsixShape = MsixShape { vectors: 3, table: (BAR, 0), pba: (BAR, 0x800) };
+
+    /// 4 KiB in BAR 4, and 128 bytes in BAR 0.
+    fn bars() -> BarSet {
+        let large = BarKind::Memory64 { size: 0x1000, prefetchable: true };
+        BarSet::new(&[(BAR, large), (BarIndex::ALL[0], BarKind::Memory32 { size: 128 })]).unwrap()
+    }
 
     fn msix() -> Msix {
-        let bar = BarIndex::new(4).unwrap();
-        Msix::new(MsixShape { vectors: 3, table: (bar, 0), pba: (bar, 0x800) })
+        Msix::new(SHAPE, &bars()).unwrap()
+    }
+
+    fn refused(shape: MsixShape) -> String {
+        Msix::new(shape, &bars()).unwrap_err().to_string()
+    }
+
+    /// B20: what cannot be is an error when it is configured.
+    #[test]
+    fn numbers_of_vectors_that_msi_x_cannot_have_are_refused() {
+        assert_eq!(refused(MsixShape { vectors: 0, ..SHAPE }), "0 MSI-X vectors; there must be 1 to 2048");
+        assert_eq!(refused(MsixShape { vectors: 2049, ..SHAPE }), "2049 MSI-X vectors; there must be 1 to 2048");
+    }
+
+    /// G35, B20: table and pending bits lie within the BARs that there are.
+    #[test]
+    fn structures_outside_of_the_bars_are_refused() {
+        // The upper half of BAR 4 is no BAR.
+        for bar in [BarIndex::ALL[1], BarIndex::ALL[5]] {
+            assert_eq!(refused(MsixShape { table: (bar, 0), ..SHAPE }), format!("MSI-X table: there is no BAR {bar}"));
+            assert_eq!(refused(MsixShape { pba: (bar, 0), ..SHAPE }), format!("MSI-X PBA: there is no BAR {bar}"));
+        }
+        let table = MsixShape { table: (BAR, 0xfd8), ..SHAPE };
+        assert_eq!(refused(table), "MSI-X table: 0x30 bytes at offset 0xfd8 pass the end of BAR 4, 0x1000 bytes");
+        assert!(Msix::new(MsixShape { table: (BAR, 0xfd0), ..SHAPE }, &bars()).is_ok());
+        let pba = MsixShape { pba: (BarIndex::ALL[0], 128), ..SHAPE };
+        assert_eq!(refused(pba), "MSI-X PBA: 0x8 bytes at offset 0x80 pass the end of BAR 0, 0x80 bytes");
+        assert!(Msix::new(MsixShape { pba: (BarIndex::ALL[0], 120), ..SHAPE }, &bars()).is_ok());
+        assert!(refused(MsixShape { pba: (BAR, !7), ..SHAPE }).contains("pass the end"));
+    }
+
+    #[test]
+    fn structures_at_odd_offsets_are_refused() {
+        for offset in [1, 4, 0x7fc] {
+            let error = refused(MsixShape { table: (BAR, offset), ..SHAPE });
+            assert_eq!(error, format!("MSI-X table: offset {offset:#x} is not a multiple of 8"));
+            assert!(refused(MsixShape { pba: (BAR, offset), ..SHAPE }).starts_with("MSI-X PBA: offset"));
+        }
+    }
+
+    #[test]
+    fn a_table_that_overlaps_its_pending_bits_is_refused() {
+        let at = |table, pba| Msix::new(MsixShape { vectors: 3, table: (BAR, table), pba: (BAR, pba) }, &bars());
+        assert_eq!(at(0, 0x28).unwrap_err().to_string(), "MSI-X table and PBA overlap in BAR 4");
+        assert_eq!(at(0, 0).unwrap_err(), MsixError::Overlap { bar: BAR });
+        assert_eq!(at(0x100, 0x100).unwrap_err(), MsixError::Overlap { bar: BAR });
+        assert!(at(0, 0x30).is_ok() && at(8, 0).is_ok(), "next to each other");
+        let apart = MsixShape { table: (BAR, 0), pba: (BarIndex::ALL[0], 0), ..SHAPE };
+        assert!(Msix::new(apart, &bars()).is_ok(), "in two BARs");
     }
 
     fn enable(msix: &mut Msix, control: u16) -> Effects {
@@ -255,11 +415,24 @@ mod tests {
         let mut msix = msix();
         for len in [0, 1, 2, 3, 4, 5, 8, 12, 16] {
             for offset in [0, 1, 2, 4, 8, 40, 44, 47, 48, 0x7fc, u64::MAX - 7, u64::MAX] {
-                let _ = msix.table_write(offset, &vec![0xff; len]);
+                let effects = msix.table_write(offset, &vec![0xff; len]);
+                let whole = matches!(len, 4 | 8) && offset % 4 == 0;
+                let refused = (!whole).then_some(Refused::MsixTable { offset, len });
+                assert_eq!((effects.is_none(), effects.refused), (true, refused));
                 msix.table_read(offset, &mut vec![0; len]);
                 msix.pba_read(offset, &mut vec![0; len], |_| true);
             }
         }
+    }
+
+    #[test]
+    fn a_qword_is_two_dwords_at_any_multiple_of_4() {
+        let (mut qword, mut dwords) = (msix(), msix());
+        assert_eq!(qword.table_write(20, &[1, 2, 3, 4, 5, 6, 7, 8]).refused, None);
+        let _ = dwords.table_write(20, &[1, 2, 3, 4]);
+        let _ = dwords.table_write(24, &[5, 6, 7, 8]);
+        assert_eq!(qword, dwords);
+        assert_ne!(qword, msix());
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The PCI Power Management capability (`PCIe 6.2 §7.5.2`): D0 and D3hot, without PME.
 
 use crate::spec::{capability_id, power};
-use crate::{Dword, DwordWrite};
+use crate::{Dword, DwordWrite, Effects, Refused};
 
 /// The registers of the capability.
 ///
-/// No_Soft_Reset is set: a function comes back from D3hot as it went (`§5.3.1.4`), with its VFs.
+/// No_Soft_Reset is set: a function returns from D3hot as it was (`§5.3.1.4`), with its VFs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Power {
     state: u32,
@@ -26,20 +26,19 @@ impl Power {
         }
     }
 
-    /// Writes the dword at `reg`, and returns whether the power state changed. A state that is not supported is ignored
-    /// (`§7.5.2.2`).
-    #[must_use]
-    pub fn write(&mut self, reg: Dword, write: DwordWrite) -> bool {
+    /// Writes the dword at `reg`. A state that is not supported is refused (`§7.5.2.2`).
+    pub fn write(&mut self, reg: Dword, write: DwordWrite) -> Effects {
         if reg.offset() != power::CONTROL_STATUS {
-            return false;
+            return Effects::NONE;
         }
         let new = write.apply(self.state, power::STATE);
         if !matches!(new, power::D0 | power::D3_HOT) {
-            return false;
+            let [written, ..] = new.to_le_bytes();
+            return Effects::refused(Refused::PowerState { written });
         }
         let changed = new != self.state;
         self.state = new;
-        changed
+        Effects { windows: changed, messages: changed, queues: changed, ..Effects::NONE }
     }
 
     /// Returns to the state of power-on.
@@ -57,13 +56,15 @@ mod tests {
         let control = Dword::containing(power::CONTROL_STATUS);
         let mut power = Power::default();
         for (write, d0) in [(3, false), (1, false), (2, false), (0, true), (1, true)] {
-            let _ = power.write(control, DwordWrite::full(write));
-            assert_eq!(power.is_d0(), d0, "after {write}");
+            let refused = power.write(control, DwordWrite::full(write.into())).refused;
+            let expected = matches!(write, 1 | 2).then_some(Refused::PowerState { written: write });
+            assert_eq!((power.is_d0(), refused), (d0, expected), "after {write}");
         }
         assert_eq!(power.read(control), power::NO_SOFT_RESET);
         let _ = power.write(control, DwordWrite::full(u32::MAX));
         assert_eq!(power.read(control), power::NO_SOFT_RESET | power::D3_HOT, "and nothing else is writable");
-        assert!(!power.write(Dword::containing(power::CAPABILITIES), DwordWrite::full(0)), "the header is read-only");
+        let header = power.write(Dword::containing(power::CAPABILITIES), DwordWrite::full(0));
+        assert!(header.is_none(), "the header is read-only");
         assert_eq!(power.read(Dword::containing(power::CAPABILITIES)), 0x0003_0001);
         power.reset();
         assert!(power.is_d0());

@@ -1,4 +1,4 @@
-//! Offsets, identifiers and bit fields of configuration space, as the standard numbers them. No behaviour.
+//! Offsets, identifiers and bit fields of configuration space, as in the standard.
 //!
 //! Section numbers are those of the PCI Express Base Specification 6.2.
 
@@ -74,6 +74,10 @@ pub mod capability_id {
 
 /// Extended capability IDs (PCI Code and ID Assignment Specification §3).
 pub mod extended_capability_id {
+    /// Access Control Services.
+    pub const ACS: u16 = 0x000d;
+    /// Alternative Routing-ID Interpretation.
+    pub const ARI: u16 = 0x000e;
     /// Single Root I/O Virtualization.
     pub const SRIOV: u16 = 0x0010;
 }
@@ -86,10 +90,24 @@ pub mod pcie {
     pub const DEVICE_CAPABILITIES: u16 = 0x04;
     /// Device Control 15:0, Device Status 31:16.
     pub const DEVICE_CONTROL: u16 = 0x08;
+    /// Link Capabilities.
+    pub const LINK_CAPABILITIES: u16 = 0x0c;
+    /// Link Control 15:0, Link Status 31:16.
+    pub const LINK_CONTROL: u16 = 0x10;
+    /// Device Capabilities 2.
+    pub const DEVICE_CAPABILITIES_2: u16 = 0x24;
+    /// Device Control 2 15:0, Device Status 2 31:16.
+    pub const DEVICE_CONTROL_2: u16 = 0x28;
+    /// Link Capabilities 2.
+    pub const LINK_CAPABILITIES_2: u16 = 0x2c;
+    /// Link Control 2 15:0, Link Status 2 31:16.
+    pub const LINK_CONTROL_2: u16 = 0x30;
     /// Bytes of the capability, version 2.
     pub const LEN: u16 = 0x3c;
     /// Capability version 2, in the PCI Express Capabilities register.
     pub const VERSION_2: u16 = 2;
+    /// Device/Port Type, PCI Express Endpoint, in the PCI Express Capabilities register.
+    pub const TYPE_ENDPOINT: u16 = 0;
     /// Device/Port Type, Root Complex Integrated Endpoint, in the PCI Express Capabilities register.
     pub const TYPE_RC_INTEGRATED_ENDPOINT: u16 = 9 << 4;
     /// Role-Based Error Reporting, in Device Capabilities.
@@ -98,12 +116,51 @@ pub mod pcie {
     pub const FLR_CAPABLE: u32 = 1 << 28;
     /// Initiate Function Level Reset, in Device Control; reads 0.
     pub const INITIATE_FLR: u32 = 1 << 15;
-    /// What software may set in Device Control besides Initiate FLR: error reporting enables 3:0, Enable Relaxed Ordering 4,
-    /// Enable No Snoop 11, Max_Read_Request_Size 14:12. Max_Payload_Size 7:5 is 128 bytes for good, the most that Device Capabilities
-    /// tells of (`§7.5.3.4`).
+    /// What software may set in Device Control besides Initiate FLR: error reporting enables 3:0, Enable Relaxed
+    /// Ordering 4, Enable No Snoop 11, Max_Read_Request_Size 14:12. Max_Payload_Size 7:5 is always 128 bytes, the only
+    /// size that Device Capabilities offers (`§7.5.3.4`).
     pub const DEVICE_CONTROL_RW: u32 = 0x781f;
     /// Device Control at power-on: relaxed ordering and no snoop enabled, 512 bytes maximum read request.
     pub const DEVICE_CONTROL_RESET: u32 = 0x2810;
+    /// ASPM Optionality Compliance, in Link Capabilities; ASPM itself is not supported.
+    pub const ASPM_OPTIONALITY_COMPLIANCE: u32 = 1 << 22;
+    /// What software may set in Link Control of an Endpoint: ASPM Control 1:0, Read Completion Boundary 3, Common Clock
+    /// Configuration 6, Extended Synch 7. The rest belongs to ports, or to features that Link Capabilities does not
+    /// offer (`§7.5.3.7`).
+    pub const LINK_CONTROL_RW: u32 = 0x00cb;
+    /// Completion Timeout Disable Supported, in Device Capabilities 2, and Completion Timeout Disable, in Device
+    /// Control 2. Every Endpoint that issues requests has them.
+    pub const COMPLETION_TIMEOUT_DISABLE: u32 = 1 << 4;
+    /// 2.5 GT/s, in the Supported Link Speeds Vector of Link Capabilities 2.
+    pub const SPEED_2_5: u32 = 1 << 1;
+    /// 5.0 GT/s, in the Supported Link Speeds Vector of Link Capabilities 2.
+    pub const SPEED_5_0: u32 = 1 << 2;
+    /// What software may set in Link Control 2 of an Endpoint with 5.0 GT/s: Target Link Speed 3:0, Enter Compliance 4,
+    /// Transmit Margin 9:7, Enter Modified Compliance 10, Compliance SOS 11, Compliance Preset/De-emphasis 15:12. A
+    /// link of 2.5 GT/s has none of it (`§7.5.3.19`).
+    pub const LINK_CONTROL_2_RW: u32 = 0xff9f;
+    /// Target Link Speed 5.0 GT/s, in Link Control 2.
+    pub const TARGET_SPEED_5_0: u32 = 2;
+}
+
+/// The ARI extended capability (`§7.8.8`), byte offsets from its start.
+pub mod ari {
+    /// Extended capability header.
+    pub const HEADER: u16 = 0x00;
+    /// ARI Capability 15:0, with Next Function Number in 15:8, and ARI Control 31:16.
+    pub const CAPABILITY_CONTROL: u16 = 0x04;
+    /// Bytes of the capability.
+    pub const LEN: u16 = 0x08;
+}
+
+/// The ACS extended capability (`§7.7.11`), byte offsets from its start.
+pub mod acs {
+    /// Extended capability header.
+    pub const HEADER: u16 = 0x00;
+    /// ACS Capability 15:0, ACS Control 31:16. 0 without peer-to-peer between functions.
+    pub const CAPABILITY_CONTROL: u16 = 0x04;
+    /// Bytes of the capability, without an Egress Control Vector.
+    pub const LEN: u16 = 0x08;
 }
 
 /// The Power Management capability (`§7.5.2`), byte offsets from its start.
@@ -192,6 +249,11 @@ pub mod sriov {
     pub const VF_ENABLE: u16 = 1 << 0;
     /// VF Memory Space Enable, in SR-IOV Control.
     pub const VF_MSE: u16 = 1 << 3;
-    /// The page sizes that every PF must support, 4 KiB, 8 KiB, 64 KiB, 256 KiB, 1 MiB and 4 MiB: bit n is 2^(n+12) bytes.
+    /// ARI Capable Hierarchy, in SR-IOV Control of the lowest-numbered PF of an Endpoint.
+    pub const ARI_CAPABLE_HIERARCHY: u16 = 1 << 4;
+    /// ARI Capable Hierarchy Preserved, in SR-IOV Capabilities: the bit above outlives D3hot.
+    pub const ARI_CAPABLE_HIERARCHY_PRESERVED: u32 = 1 << 1;
+    /// The page sizes that every PF must support, 4 KiB, 8 KiB, 64 KiB, 256 KiB, 1 MiB and 4 MiB: bit n is 2^(n+12)
+    /// bytes.
     pub const PAGE_SIZES: u32 = 0x553;
 }

@@ -1,4 +1,4 @@
-//! The rules of the SR-IOV capability: its registers. `G` and `B` numbers: docs/testing.md, Conformance.
+//! The rules of the SR-IOV capability: its registers. `G` and `B` numbers: docs/conformance.md.
 #![expect(unused_must_use, reason = "most writes here are made for the registers that they change")]
 
 use super::*;
@@ -6,6 +6,7 @@ use super::*;
 const CONTROL: u16 = sriov::CONTROL_STATUS;
 const NUM_VFS: u16 = sriov::NUM_VFS_FDL;
 const PAGE_SIZE: u16 = sriov::SYSTEM_PAGE_SIZE;
+const RC: PortType = PortType::RcIntegratedEndpoint;
 
 fn bar(n: u8) -> BarIndex {
     BarIndex::new(n).unwrap()
@@ -26,7 +27,7 @@ fn shape(total_vfs: u16) -> SriovShape {
 }
 
 fn sriov(total_vfs: u16) -> Sriov {
-    Sriov::new(shape(total_vfs)).unwrap()
+    Sriov::new(shape(total_vfs), &RC).unwrap()
 }
 
 fn pf() -> Rid {
@@ -209,7 +210,7 @@ fn lspci_finds_what_the_shape_says() {
     ];
     assert_eq!(lines, expected);
     assert_eq!((sriov.shape(), sriov.total_vfs()), (&shape(8), 8));
-    let other = Sriov::new(SriovShape { function_dependency_link: 5, ..shape(8) }).unwrap();
+    let other = Sriov::new(SriovShape { function_dependency_link: 5, ..shape(8) }, &RC).unwrap();
     assert_eq!(read(&other, NUM_VFS), 0x0005_0000, "a PF that is function 5 says so");
 }
 
@@ -221,7 +222,7 @@ fn writing_the_same_control_again_changes_nothing() {
     let windows_alone = Effects { windows: true, ..Effects::NONE };
     assert_eq!(word(&mut sriov, CONTROL, 0x0001), windows_alone);
     assert_eq!(word(&mut sriov, CONTROL, 0x0009), windows_alone);
-    let all = Effects { windows: true, messages: true, queues: true, vfs: None, reset: None };
+    let all = Effects { windows: true, messages: true, queues: true, ..Effects::NONE };
     let gone = Effects { vfs: Some(VfChange::Disabled { num_vfs: 3 }), ..all };
     assert_eq!(word(&mut sriov, CONTROL, 0), gone);
     assert!(word(&mut sriov, CONTROL, 0).is_none());
@@ -234,9 +235,9 @@ fn reset_is_the_power_on_image() {
     word(&mut sriov, CONTROL, 0);
     write(&mut sriov, PAGE_SIZE, 0x400);
     word(&mut sriov, CONTROL, 9);
-    assert_eq!(sriov.reset().vfs, Some(VfChange::Disabled { num_vfs: 3 }));
+    assert_eq!(sriov.reset(ResetKind::Conventional).vfs, Some(VfChange::Disabled { num_vfs: 3 }));
     assert_eq!(sriov, self::sriov(8));
-    assert!(sriov.reset().is_none());
+    assert!(sriov.reset(ResetKind::Conventional).is_none());
 }
 
 /// B20, B21: what cannot be is an error when it is configured.
@@ -245,14 +246,32 @@ fn impossible_shapes_are_refused() {
     let error = |change: fn(&mut SriovShape)| {
         let mut shape = shape(2);
         change(&mut shape);
-        Sriov::new(shape).unwrap_err()
+        Sriov::new(shape, &RC).unwrap_err()
     };
     assert_eq!(error(|shape| shape.total_vfs = 0), SriovError::NoVfs);
     assert!(matches!(error(|shape| shape.first_vf_offset = 0), SriovError::Overlap { .. }));
     assert!(matches!(error(|shape| shape.vf_stride = 0), SriovError::Overlap { .. }));
     assert!(matches!(error(|shape| shape.vf_stride = 0xffff), SriovError::RoutingIds { .. }));
-    assert!(matches!(error(|shape| shape.bars.push((bar(3), BarKind::Memory32 { size: 16 }))), SriovError::Bar(_)));
+    assert_eq!(error(|shape| shape.function_dependency_link = 8), SriovError::FunctionDependencyLink(8));
+    assert!(matches!(error(|shape| shape.bars.push((bar(3), BarKind::Memory32 { size: 128 }))), SriovError::Bar(_)));
 }
+
+/// B20: a VF BAR that no address of the guest could hold.
+#[test]
+fn vf_bars_that_pass_the_address_space_are_refused() {
+    let with = |kind, total_vfs| Sriov::new(SriovShape { bars: vec![(bar(0), kind)], ..shape(total_vfs) }, &RC);
+    assert!(with(BarKind::Memory32 { size: 1 << 29 }, 8).is_ok(), "4 GiB in all");
+    let error = with(BarKind::Memory32 { size: 1 << 29 }, 9).unwrap_err();
+    assert_eq!(error.to_string(), "VF BAR 0: 9 VFs of 0x20000000 bytes do not fit its address space");
+    assert!(with(BarKind::Memory64 { size: 1 << 60, prefetchable: true }, 16).is_ok());
+    assert!(with(BarKind::Memory64 { size: 1 << 60, prefetchable: true }, 17).is_err());
+}
+
+#[path = "sriov_tests/ari.rs"]
+mod ari;
+
+#[path = "sriov_tests/refused.rs"]
+mod refused;
 
 #[path = "sriov_tests/routing_ids.rs"]
 mod routing_ids;

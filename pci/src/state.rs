@@ -1,9 +1,9 @@
-//! Saved state: versioned plain data, which is not trusted when it comes back.
+//! Saved state: versioned plain data that is not trusted when it comes back.
 //!
-//! A state holds what software can change and nothing else; the shape of a function comes from its configuration again. It comes
-//! back through the same write masks as software's own writes, and what does not survive them unchanged is refused. So whatever
-//! bytes a state is made of, what it is restored to is a state that software could have reached. Nothing is reset on the way, and
-//! no effect comes of it: VFs that were enabled are enabled, as they were.
+//! A state holds the bits that software can change, and nothing else; the shape of a function comes from its
+//! configuration. A state is restored through the same write masks as software's own writes, and a value that does not
+//! survive them unchanged is refused. Whatever bytes a state is made of, the result is a state that software could have
+//! reached. A restore has no effects: VFs that were enabled are enabled again, as they were.
 
 use crate::spec::{header, msix, pcie, power, sriov};
 use crate::{ConfigSpace, Dword, DwordWrite, ResetKind, Sriov};
@@ -11,16 +11,16 @@ use crate::{ConfigSpace, Dword, DwordWrite, ResetKind, Sriov};
 /// The version of the states that this crate saves.
 pub const STATE_VERSION: u16 = 1;
 
-/// Why a state cannot be restored. Nothing has changed then.
+/// Why a state cannot be restored. The function is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// The state is of a version that this crate does not know.
+    /// This crate does not know the version of the state.
     #[error("saved state of version {0}; this is version {STATE_VERSION}")]
     Version(u16),
-    /// The state is of a function with another shape.
-    #[error("saved state of a function with other {0}")]
+    /// The state belongs to a function of another shape.
+    #[error("saved state of a function with different {0}")]
     Shape(&'static str),
-    /// The state holds what software could not have written.
+    /// The state holds a value that software could not have written.
     #[error("saved state with an impossible value in {0}")]
     Value(&'static str),
 }
@@ -49,7 +49,22 @@ pub struct MsixState {
     pub table: Vec<[u32; 4]>,
 }
 
+/// The registers that only an Endpoint behind a port has.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+pub struct EndpointState {
+    /// Device Control 2.
+    pub device_control_2: u16,
+    /// Link Control.
+    pub link_control: u16,
+    /// Link Control 2.
+    pub link_control_2: u16,
+}
+
 /// A function's configuration space.
+///
+/// With the `serde` feature, `endpoint` is left out where there is none, so write states in a format that names its
+/// fields.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ConfigState {
@@ -65,12 +80,15 @@ pub struct ConfigState {
     pub device_control: u16,
     /// PowerState of the power management capability; 0 without one.
     pub power_state: u8,
-    /// MSI-X.
-    pub msix: MsixState,
+    /// MSI-X, of a function that has it.
+    pub msix: Option<MsixState>,
     /// The vendor-specific capabilities, from their length byte on.
     pub vendor: Vec<Vec<u8>>,
     /// SR-IOV, of a PF.
     pub sriov: Option<SriovState>,
+    /// What an Endpoint has in addition.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+    pub endpoint: Option<EndpointState>,
 }
 
 fn low(value: u32) -> u16 {
@@ -101,9 +119,9 @@ impl Sriov {
     /// When software could not have brought them there.
     pub fn restore(&mut self, state: &SriovState) -> Result<(), RestoreError> {
         let mut new = self.clone();
-        let _ = new.reset();
+        let _ = new.reset(ResetKind::Conventional);
         let mut write = |offset, value| {
-            // What changes is asked for by whoever restores the whole; nothing is to happen now.
+            // Whoever restores the device asks it for what it wants when all of it is restored.
             let _ = new.write(Dword::containing(offset), DwordWrite::full(value));
         };
         write(sriov::SYSTEM_PAGE_SIZE, state.system_page_size);
@@ -140,25 +158,37 @@ impl ConfigSpace {
             msix: self.save_msix(),
             vendor: self.vendor().iter().map(|vendor| vendor.body.clone()).collect(),
             sriov: self.sriov().map(Sriov::save),
+            endpoint: self.save_endpoint(),
         }
     }
 
-    fn save_msix(&self) -> MsixState {
-        let [_, _, a, b] = self.read(Dword::containing(self.msix_offset())).to_le_bytes();
-        let mut table = vec![[0; 4]; self.msix().vectors().into()];
+    fn save_msix(&self) -> Option<MsixState> {
+        let (msix, offset) = self.msix().zip(self.msix_offset())?;
+        let [_, _, a, b] = self.read(Dword::containing(offset)).to_le_bytes();
+        let mut table = vec![[0; 4]; msix.vectors().into()];
         for (offset, dword) in (0..).step_by(4).zip(table.iter_mut().flatten()) {
             let mut data = [0; 4];
-            self.msix().table_read(offset, &mut data);
+            msix.table_read(offset, &mut data);
             *dword = u32::from_le_bytes(data);
         }
-        MsixState { control: u16::from_le_bytes([a, b]), table }
+        Some(MsixState { control: u16::from_le_bytes([a, b]), table })
     }
 
-    /// Sets the registers to `state`, without effects: VFs that it says are enabled are not reset.
+    fn save_endpoint(&self) -> Option<EndpointState> {
+        let read = |offset| low(self.read(Dword::containing(self.pcie_offset() + offset)));
+        self.port().endpoint().map(|_| EndpointState {
+            device_control_2: read(pcie::DEVICE_CONTROL_2),
+            link_control: read(pcie::LINK_CONTROL),
+            link_control_2: read(pcie::LINK_CONTROL_2),
+        })
+    }
+
+    /// Sets the registers to `state`, without effects: VFs that are enabled in it are not reset.
     ///
     /// # Errors
     ///
-    /// When the state is of another function, or software could not have brought the registers there. Nothing has changed then.
+    /// When the state belongs to another function, or software could not have brought the registers there. The function
+    /// is unchanged then.
     pub fn restore(&mut self, state: &ConfigState) -> Result<(), RestoreError> {
         if state.version != STATE_VERSION {
             return Err(RestoreError::Version(state.version));
@@ -170,8 +200,9 @@ impl ConfigSpace {
             (None, None) => {}
             _ => return Err(RestoreError::Shape("SR-IOV")),
         }
-        new.restore_msix(&state.msix)?;
+        new.restore_msix(state.msix.as_ref())?;
         new.restore_vendor(&state.vendor)?;
+        new.restore_endpoint(state.endpoint.as_ref())?;
         let mut write = |offset, value| {
             let _ = new.write(Dword::containing(offset), DwordWrite::full(value));
         };
@@ -180,7 +211,7 @@ impl ConfigSpace {
         }
         write(header::CACHE_LINE_HEADER_TYPE, state.cache_line_size.into());
         write(header::COMMAND_STATUS, state.command.into());
-        // Initiate FLR would undo all of it; it is never saved, because it never reads as set.
+        // Initiate FLR would undo all of it. It never reads as set, so no state of ours has it.
         write(self.pcie_offset() + pcie::DEVICE_CONTROL, u32::from(state.device_control) & !pcie::INITIATE_FLR);
         if let Some(offset) = self.power_offset() {
             write(offset + power::CONTROL_STATUS, state.power_state.into());
@@ -192,17 +223,36 @@ impl ConfigSpace {
         Ok(())
     }
 
-    fn restore_msix(&mut self, state: &MsixState) -> Result<(), RestoreError> {
-        if state.table.len() != usize::from(self.msix().vectors()) {
-            return Err(RestoreError::Shape("MSI-X vectors"));
-        }
+    fn restore_msix(&mut self, state: Option<&MsixState>) -> Result<(), RestoreError> {
+        let offset = self.msix_offset();
+        let (msix, state) = match (self.msix_mut(), state) {
+            (Some(msix), Some(state)) if state.table.len() == usize::from(msix.vectors()) => (msix, state),
+            (None, None) => return Ok(()),
+            _ => return Err(RestoreError::Shape("MSI-X vectors")),
+        };
         for (entry, offset) in state.table.iter().zip((0..).step_by(16)) {
             for (dword, offset) in entry.iter().zip((offset..).step_by(4)) {
-                let _ = self.msix_mut().table_write(offset, &dword.to_le_bytes());
+                let _ = msix.table_write(offset, &dword.to_le_bytes());
             }
         }
-        let control = Dword::containing(self.msix_offset() + msix::CONTROL);
+        let control = Dword::containing(offset.unwrap_or(0) + msix::CONTROL);
         let _ = self.write(control, DwordWrite::full(u32::from(state.control) << 16));
+        Ok(())
+    }
+
+    fn restore_endpoint(&mut self, state: Option<&EndpointState>) -> Result<(), RestoreError> {
+        let (Some(_), Some(state)) = (self.port().endpoint(), state) else {
+            let alike = self.port().endpoint().is_none() && state.is_none();
+            return if alike { Ok(()) } else { Err(RestoreError::Shape("port type")) };
+        };
+        let pcie = self.pcie_offset();
+        for (offset, value) in [
+            (pcie::DEVICE_CONTROL_2, state.device_control_2),
+            (pcie::LINK_CONTROL, state.link_control),
+            (pcie::LINK_CONTROL_2, state.link_control_2),
+        ] {
+            let _ = self.write(Dword::containing(pcie + offset), DwordWrite::full(value.into()));
+        }
         Ok(())
     }
 

@@ -1,9 +1,12 @@
-//! What comes back from a state, and what does not.
+//! What a state restores, and what it does not.
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::{BarIndex, BarKind, ConfigShape, Effects, Identity, MsixShape, Role, SriovShape, VendorCapability, Window};
+use crate::{
+    Ari, BarIndex, BarKind, ConfigShape, Effects, EndpointShape, Identity, Link, LinkSpeed, LinkWidth, MsixShape,
+    PortType, Role, SriovShape, VendorCapability, VfRouting, Window,
+};
 
 fn bar(n: u8) -> BarIndex {
     BarIndex::new(n).unwrap()
@@ -17,8 +20,8 @@ fn bars() -> Vec<(BarIndex, BarKind)> {
     ]
 }
 
-fn space(role: Role) -> ConfigSpace {
-    ConfigSpace::new(ConfigShape {
+fn shape(role: Role) -> ConfigShape {
+    ConfigShape {
         identity: Identity {
             vendor: 0x1af4,
             device: 0x1041,
@@ -27,12 +30,16 @@ fn space(role: Role) -> ConfigSpace {
             subsystem_vendor: 0x1af4,
             subsystem: 0x1041,
         },
-        bars: if role == Role::Vf { Vec::new() } else { bars() },
+        bars: bars(),
         role,
+        port: PortType::RcIntegratedEndpoint,
         vendor: vec![VendorCapability { body: vec![8, 5, 0, 0, 0, 0], writable: vec![0, 0, 0xff, 0xff, 0xff, 0xff] }],
-        msix: MsixShape { vectors: 3, table: (bar(4), 0), pba: (bar(4), 0x800) },
-    })
-    .unwrap()
+        msix: Some(MsixShape { vectors: 3, table: (bar(4), 0), pba: (bar(4), 0x800) }),
+    }
+}
+
+fn space(role: Role) -> ConfigSpace {
+    ConfigSpace::new(shape(role)).unwrap()
 }
 
 fn pf() -> ConfigSpace {
@@ -72,7 +79,7 @@ fn used() -> ConfigSpace {
     ] {
         let _ = write(&mut pf, offset, value);
     }
-    let _ = pf.msix_mut().table_write(16, &[4, 0, 0xe0, 0xfe, 0, 0, 0, 0]);
+    let _ = pf.msix_mut().unwrap().table_write(16, &[4, 0, 0xe0, 0xfe, 0, 0, 0, 0]);
     let offset = pf.vendor_offset(0);
     let _ = write(&mut pf, offset + 4, 0x55aa);
     pf
@@ -120,16 +127,18 @@ fn a_function_in_d3hot_comes_back_in_d3hot() {
 
 #[test]
 fn what_software_could_not_have_written_is_refused_and_changes_nothing() {
-    let changes: [fn(&mut ConfigState); 12] = [
+    let changes: [fn(&mut ConfigState); 14] = [
         |state| state.version = 2,
         |state| state.command = 1,
         |state| state.bars[2] = 0x1000_0001,
         |state| state.bars[1] = 1,
         |state| state.device_control = 1 << 15,
         |state| state.power_state = 2,
-        |state| state.msix.control |= 1,
-        |state| state.msix.table[0][3] = 2,
-        |state| state.msix.table.truncate(2),
+        |state| state.msix.as_mut().unwrap().control |= 1,
+        |state| state.msix.as_mut().unwrap().table[0][3] = 2,
+        |state| state.msix.as_mut().unwrap().table.truncate(2),
+        |state| state.msix = None,
+        |state| state.endpoint = Some(EndpointState::default()),
         |state| state.vendor[0][0] = 9,
         |state| state.sriov = None,
         |state| state.vendor.clear(),
@@ -142,6 +151,55 @@ fn what_software_could_not_have_written_is_refused_and_changes_nothing() {
         assert_eq!(target, pf());
     }
     assert!(space(Role::Vf).restore(&used().save()).is_err());
+}
+
+#[test]
+fn a_function_without_msi_x_is_saved_without_it() {
+    let new = || ConfigSpace::new(ConfigShape { msix: None, ..shape(Role::Plain) }).unwrap();
+    let mut plain = new();
+    let _ = write(&mut plain, 0x04, 6);
+    let state = plain.save();
+    assert_eq!(state.msix, None);
+    let mut restored = new();
+    restored.restore(&state).unwrap();
+    assert_eq!(restored, plain);
+    let other = ConfigState { msix: Some(MsixState::default()), ..state };
+    assert_eq!(new().restore(&other), Err(RestoreError::Shape("MSI-X vectors")));
+}
+
+fn endpoint() -> ConfigSpace {
+    let link = Link { speed: LinkSpeed::Gt5_0, width: LinkWidth::X1 };
+    let vfs = Some(VfRouting { first_vf_offset: 1, vf_stride: 1 });
+    let port = PortType::Endpoint(EndpointShape { link, ari: Some(Ari { vfs }), acs: true });
+    let pf = pf().sriov().unwrap().shape().clone();
+    let role = Role::Pf(SriovShape { first_vf_offset: 0x100, ..pf });
+    ConfigSpace::new(ConfigShape { port, ..shape(role) }).unwrap()
+}
+
+#[test]
+fn an_endpoint_comes_back_with_its_link_and_ari() {
+    let mut used = endpoint();
+    for (offset, value) in [(0x50, 0x43), (0x68, 0x10), (0x70, 0x81), (0x110, 3), (0x108, 0x19)] {
+        let _ = write(&mut used, offset, value);
+    }
+    let state = used.save();
+    let expected = EndpointState { device_control_2: 0x10, link_control: 0x43, link_control_2: 0x81 };
+    assert_eq!((state.endpoint.as_ref(), state.sriov.as_ref().unwrap().control), (Some(&expected), 0x19));
+    let mut restored = endpoint();
+    restored.restore(&state).unwrap();
+    assert_eq!(restored, used);
+    let changes: [fn(&mut ConfigState); 4] = [
+        |state| state.endpoint = None,
+        |state| state.endpoint.as_mut().unwrap().link_control = 4,
+        |state| state.endpoint.as_mut().unwrap().device_control_2 = 1,
+        |state| state.endpoint.as_mut().unwrap().link_control_2 = 0x40,
+    ];
+    for (n, change) in changes.into_iter().enumerate() {
+        let (mut state, mut target) = (state.clone(), endpoint());
+        change(&mut state);
+        assert!(target.restore(&state).is_err(), "change {n}");
+        assert_eq!(target, endpoint());
+    }
 }
 
 /// B1: more VFs than there are, in a state.

@@ -1,16 +1,16 @@
 //! A guest's operations on a device, and what must hold after each of them.
 //!
-//! One type of operation serves unit tests, property tests and fuzz targets: they are decoded from bytes, of which every
-//! sequence is valid, so that what a fuzzer finds is a unit test by being pasted into one.
+//! One type of operation serves unit tests, property tests and fuzz targets. Operations are decoded from bytes, and
+//! every sequence of bytes is valid: paste what a fuzzer found, and it is a unit test.
 
 mod model;
 
 pub use model::Model;
 
 use crate::spec::{ALL_ONES, bar, command, header, power, sriov};
-use crate::{Access, BarIndex, Device, Dword, Effects, ResetKind, Rid, Window, WindowId};
+use crate::{Access, BarIndex, Device, Dword, Outcome, ResetKind, Rid, Window, WindowId};
 
-/// Which function of a device an operation is for.
+/// The function that an operation is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// The PF.
@@ -75,8 +75,8 @@ impl Op {
         bytes.chunks_exact(OP_LEN).filter_map(|chunk| chunk.try_into().ok().map(Self::decode_one))
     }
 
-    /// The bytes that stand for the operation, as [`Self::decode`] reads them. Lengths are those that can be decoded: up to 5 bytes
-    /// of configuration space, up to 16 of a window.
+    /// The bytes that [`Self::decode`] reads as this operation. It can decode lengths of up to 5 bytes of configuration
+    /// space, and up to 16 of a window.
     pub fn encode(self) -> [u8; OP_LEN] {
         let target = |target| match target {
             Target::Pf => (0, 0),
@@ -120,12 +120,14 @@ impl Op {
     }
 }
 
-/// A device under test, the routing IDs of its functions, and what of it must never change.
+/// A device under test, the routing ID of its PF, and the registers that must never change.
 pub struct Observed<D> {
     /// The device.
     pub device: D,
     pf: Rid,
     fixed: Vec<u32>,
+    /// Whether it has ARI, so that First VF Offset and VF Stride may follow ARI Capable Hierarchy.
+    has_ari: bool,
 }
 
 /// Registers of the SR-IOV capability that are read-only.
@@ -147,13 +149,15 @@ const MAX_LEN: usize = 16;
 impl<D: Device> Observed<D> {
     /// Observes `device`, whose PF is `pf`.
     pub fn new(device: D, pf: Rid) -> Self {
-        let mut this = Self { device, pf, fixed: Vec::new() };
+        let mut this = Self { device, pf, fixed: Vec::new(), has_ari: false };
+        this.has_ari = this.sriov(sriov::CAPABILITIES) & sriov::ARI_CAPABLE_HIERARCHY_PRESERVED != 0;
         this.fixed = this.read_fixed();
         this
     }
 
     fn read_fixed(&self) -> Vec<u32> {
-        FIXED.iter().map(|offset| self.sriov(*offset)).collect()
+        let fixed = FIXED.iter().filter(|offset| !(self.has_ari && **offset == sriov::OFFSET_STRIDE));
+        fixed.map(|offset| self.sriov(*offset)).collect()
     }
 
     fn sriov(&self, offset: u16) -> u32 {
@@ -188,32 +192,32 @@ impl<D: Device> Observed<D> {
     }
 
     /// Writes configuration space in any width.
-    pub fn config_write(&mut self, target: Target, offset: u16, data: &[u8]) -> Effects {
+    pub fn config_write(&mut self, target: Target, offset: u16, data: &[u8]) -> Outcome<D::Stopping> {
         match Access::decode(u64::from(offset), data.len()) {
             Some(access) => self.device.config_write(self.rid(target), access.dword(), access.write(data)),
-            None => Effects::NONE,
+            None => Outcome::none(),
         }
     }
 
-    /// Enables `num_vfs` VFs with their memory, as Linux does.
-    pub fn enable_vfs(&mut self, num_vfs: u16) -> Effects {
+    /// Enables `num_vfs` VFs and their memory, as Linux does.
+    pub fn enable_vfs(&mut self, num_vfs: u16) -> Outcome<D::Stopping> {
         let _ = self.config_write(Target::Pf, SRIOV + sriov::NUM_VFS_FDL, &num_vfs.to_le_bytes());
         let control = sriov::VF_ENABLE | sriov::VF_MSE;
         self.config_write(Target::Pf, SRIOV + sriov::CONTROL_STATUS, &control.to_le_bytes())
     }
 
     /// Disables all VFs, as Linux does.
-    pub fn disable_vfs(&mut self) -> Effects {
+    pub fn disable_vfs(&mut self) -> Outcome<D::Stopping> {
         self.config_write(Target::Pf, SRIOV + sriov::CONTROL_STATUS, &[0, 0])
     }
 
     /// Does what `op` says.
-    pub fn apply(&mut self, op: Op) -> Effects {
+    pub fn apply(&mut self, op: Op) -> Outcome<D::Stopping> {
         let mut data = [0; MAX_LEN];
         match op {
             Op::ConfigRead { target, offset, len } => {
                 self.config_read(target, offset, head(&mut data, len));
-                Effects::NONE
+                Outcome::none()
             }
             Op::ConfigWrite { target, offset, len, value } => {
                 fill(&mut data, value);
@@ -221,7 +225,7 @@ impl<D: Device> Observed<D> {
             }
             Op::MmioRead { window, offset, len } => {
                 self.device.mmio_read(window, offset, head(&mut data, len));
-                Effects::NONE
+                Outcome::none()
             }
             Op::MmioWrite { window, offset, len, value } => {
                 fill(&mut data, value);
@@ -241,7 +245,11 @@ impl<D: Device> Observed<D> {
         claim(self.read_fixed() == self.fixed, "a read-only register of SR-IOV changed")?;
         let ((control, status), (num_vfs, _)) = (self.halves(sriov::CONTROL_STATUS), self.halves(sriov::NUM_VFS_FDL));
         let (_, total_vfs) = self.halves(sriov::INITIAL_TOTAL_VFS);
-        claim(control & !(sriov::VF_ENABLE | sriov::VF_MSE) == 0 && status == 0, "a reserved bit of SR-IOV is set")?;
+        let ari = if self.has_ari { sriov::ARI_CAPABLE_HIERARCHY } else { 0 };
+        claim(
+            control & !(sriov::VF_ENABLE | sriov::VF_MSE | ari) == 0 && status == 0,
+            "a reserved bit of SR-IOV is set",
+        )?;
         let vf_enable = control & sriov::VF_ENABLE != 0;
         claim(!vf_enable || num_vfs <= total_vfs, "VF Enable is set with NumVFs above TotalVFs")?;
         let page_size = self.sriov(sriov::SYSTEM_PAGE_SIZE);

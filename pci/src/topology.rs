@@ -1,23 +1,65 @@
 //! Which device has reserved which routing ID of a segment.
 //!
-//! A device sits in a slot of bus 0, as a single function. The VFs of a PF sit on buses of their own, the lowest consecutive ones
-//! that are free when the PF is plugged: VF i is function `i % 256` of the `i / 256`-th of them. All of that is fixed at plug
-//! time, so that no routing ID ever changes hands while a guest runs.
+//! A device sits in a slot of bus 0, as a single function. The VFs of a PF sit on buses of their own: the lowest
+//! consecutive buses that are free when the PF is plugged. VF i is function `i % 256` of the `i / 256`-th of them. All
+//! of this is fixed at plug time, so no routing ID changes hands while a guest runs.
 
-use crate::{Rid, VfIndex};
+use std::ops::RangeInclusive;
 
-/// VFs on one bus: all its functions.
-const VFS_PER_BUS: u16 = 256;
+use crate::{Rid, VfIndex, VfRouting};
+
 /// Slots on bus 0.
 const SLOTS: u8 = 32;
+
+/// How many devices and VFs a segment has room for.
+///
+/// ```
+/// use pci_sriov::Capacity;
+///
+/// let capacity = Capacity::new(127);
+/// assert_eq!((capacity.vf_buses(), capacity.vfs()), (127, 32_512));
+/// assert_eq!(Capacity::buses_for(300), 2);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    last_bus: u8,
+}
+
+impl Capacity {
+    /// Slots of bus 0 that [`Topology::place`] gives by itself. Slot 0 has to be asked for; it is usually the host
+    /// bridge's.
+    pub const SLOTS: RangeInclusive<u8> = 1..=SLOTS - 1;
+    /// VFs on one bus: every function of it.
+    pub const VFS_PER_BUS: u16 = 256;
+
+    /// The capacity of a segment with buses 0 to `last_bus`.
+    pub const fn new(last_bus: u8) -> Self {
+        Self { last_bus }
+    }
+
+    /// Buses that can carry VFs: all but bus 0.
+    pub const fn vf_buses(self) -> u8 {
+        self.last_bus
+    }
+
+    /// VFs that the segment has routing IDs for, 0 to 65,280.
+    pub const fn vfs(self) -> u16 {
+        self.last_bus as u16 * Self::VFS_PER_BUS
+    }
+
+    /// Buses that the VFs of a PF with `total_vfs` VFs take, 0 to 256. VFs of two PFs never share a bus.
+    pub const fn buses_for(total_vfs: u16) -> u16 {
+        total_vfs.div_ceil(Self::VFS_PER_BUS)
+    }
+}
 
 /// Why a device has no place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
-    /// Bus 0 has 32 slots.
+    /// The slot number is above 31.
     #[error("there is no slot {0}; slots are 0 to 31")]
     NoSuchSlot(u8),
-    /// Another device is there.
+    /// Another device has this slot.
     #[error("slot {0} is taken")]
     SlotTaken(u8),
     /// All slots are taken. Slot 0 is only given when it is asked for.
@@ -29,9 +71,9 @@ pub enum TopologyError {
         /// How many VFs.
         total_vfs: u16,
         /// How many buses they need.
-        needed: u8,
+        needed: u16,
         /// The largest number of consecutive free buses.
-        free: u8,
+        free: u16,
     },
 }
 
@@ -56,15 +98,17 @@ pub struct VfPlacement {
 }
 
 impl VfPlacement {
-    /// The routing ID of VF `index`, which is below [`Self::total_vfs`], of the PF `pf` (`PCIe 6.2 §9.3.3.9, §9.3.3.10`).
+    /// The routing ID of VF `index`, which is below [`Self::total_vfs`], of the PF `pf` (`PCIe 6.2 §9.3.3.9,
+    /// §9.3.3.10`).
     #[must_use]
     pub const fn vf_rid(self, pf: Rid, index: VfIndex) -> Rid {
-        pf.wrapping_add(self.first_vf_offset).wrapping_add(self.vf_stride.wrapping_mul(index.0))
+        let Self { first_vf_offset, vf_stride, .. } = self;
+        VfRouting { first_vf_offset, vf_stride }.vf_rid(pf, index)
     }
 }
 
 impl Placement {
-    fn vf_buses(&self) -> std::ops::RangeInclusive<u8> {
+    fn vf_buses(&self) -> RangeInclusive<u8> {
         match self.vfs {
             Some(vfs) => {
                 let last = VfIndex(vfs.total_vfs.saturating_sub(1));
@@ -102,6 +146,11 @@ impl<D> Topology<D> {
         Self { last_bus, devices: Vec::new(), slots: [None; SLOTS as usize], buses }
     }
 
+    /// How many devices and VFs the segment has room for when it is empty.
+    pub const fn capacity(&self) -> Capacity {
+        Capacity::new(self.last_bus)
+    }
+
     /// The place that a device with `total_vfs` VFs would take: in `slot`, or in the lowest free one from 1.
     ///
     /// # Errors
@@ -110,7 +159,9 @@ impl<D> Topology<D> {
     pub fn place(&self, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
         let slot = match slot {
             Some(slot) => self.check_slot(slot)?,
-            None => (1..SLOTS).find(|slot| self.check_slot(*slot).is_ok()).ok_or(TopologyError::NoSlot)?,
+            None => {
+                Capacity::SLOTS.into_iter().find(|slot| self.check_slot(*slot).is_ok()).ok_or(TopologyError::NoSlot)?
+            }
         };
         let rid = Rid::from_bus_devfn(0, slot << 3);
         if total_vfs == 0 {
@@ -131,14 +182,15 @@ impl<D> Topology<D> {
 
     /// The first of the lowest consecutive free buses that hold `total_vfs` VFs.
     fn free_buses(&self, total_vfs: u16) -> Result<u8, TopologyError> {
-        let needed = u8::try_from(total_vfs.div_ceil(VFS_PER_BUS)).unwrap_or(u8::MAX);
-        let (mut run, mut longest) = (0, 0);
+        let needed = Capacity::buses_for(total_vfs);
+        let (mut run, mut longest) = (0u16, 0);
         for bus in 1..=self.last_bus {
             let free = self.buses.get(usize::from(bus)).is_some_and(Option::is_none);
             run = if free { run + 1 } else { 0 };
             longest = longest.max(run);
             if run == needed {
-                return Ok(bus + 1 - needed);
+                // The run ends at `bus`, so it fits a byte.
+                return Ok(u8::try_from(run - 1).map_or(bus, |before| bus - before));
             }
         }
         Err(TopologyError::NoBuses { total_vfs, needed, free: longest })
@@ -162,7 +214,7 @@ impl<D> Topology<D> {
         Ok(())
     }
 
-    /// Takes the device whose own function is `rid`; its routing IDs are free from now on.
+    /// Removes the device whose own function is `rid` and returns it; its routing IDs are free from now on.
     pub fn unplug(&mut self, rid: Rid) -> Option<D> {
         let n = self.devices.iter().position(|plugged| plugged.placement.rid == rid)?;
         let Plugged { placement, device } = self.devices.swap_remove(n);
@@ -235,6 +287,25 @@ mod tests {
     }
 
     #[test]
+    fn capacity_is_what_can_be_placed() {
+        for last_bus in [0, 1, 127, 255] {
+            let mut topology = Topology::new(last_bus);
+            let capacity = topology.capacity();
+            assert_eq!(u16::from(capacity.vf_buses()), Capacity::buses_for(capacity.vfs()));
+            assert!(topology.place(None, capacity.vfs() + 1).is_err(), "{last_bus}");
+            let placement = plug(&mut topology, None, capacity.vfs(), 0);
+            assert_eq!(owned(&topology, 0), usize::from(capacity.vfs()) + 1);
+            assert_eq!((placement.rid.device(), topology.place(None, 1).is_err()), (*Capacity::SLOTS.start(), true));
+            for device in 1..Capacity::SLOTS.count() {
+                plug(&mut topology, None, 0, u32::try_from(device).unwrap());
+            }
+            assert_eq!(topology.place(None, 0), Err(TopologyError::NoSlot));
+        }
+        assert_eq!(Capacity::new(255).vfs(), 65_280);
+        assert_eq!([0, 1, 256, 257, u16::MAX].map(Capacity::buses_for), [0, 1, 1, 2, 256]);
+    }
+
+    #[test]
     fn only_function_0_of_a_slot_is_reserved() {
         let mut topology = Topology::new(127);
         plug(&mut topology, Some(3), 0, 1);
@@ -300,7 +371,9 @@ mod tests {
     proptest! {
         /// G21: routing IDs of any devices in any places.
         #[test]
-        fn no_two_functions_share_a_routing_id(plugs in prop::collection::vec((prop::option::of(0u8..34), 0u16..1500), 0..12)) {
+        fn no_two_functions_share_a_routing_id(
+            plugs in prop::collection::vec((prop::option::of(0u8..34), 0u16..1500), 0..12),
+        ) {
             let mut topology = Topology::new(127);
             let mut expected = std::collections::BTreeMap::new();
             for (device, (slot, total_vfs)) in (0u32..).zip(plugs) {

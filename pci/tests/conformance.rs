@@ -1,18 +1,18 @@
 //! A PF and its VFs as a guest reaches them, through the topology and both ways to configuration space. `G` and `B`
-//! numbers: docs/testing.md, Conformance.
+//! numbers: docs/conformance.md.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use pci::spec::ALL_ONES;
-use pci::{
-    ConfigPorts, ConfigTarget, Device, Dword, DwordWrite, Effects, Placement, ResetKind, Rid, Topology, VfChange,
+use pci_sriov::spec::ALL_ONES;
+use pci_sriov::{
+    ConfigPorts, ConfigTarget, Device as _, Dword, DwordWrite, Effects, Placement, ResetKind, Rid, Topology, VfChange,
     VfIndex, Window, ecam_read, ecam_write,
 };
 
 mod bare;
-use bare::{Bare, PF};
+use bare::{Bare, Device, PF};
 
 /// The SR-IOV capability, from the start of configuration space.
 const SRIOV: u64 = 0x100;
@@ -21,7 +21,7 @@ const NUM_VFS: u64 = SRIOV + 0x10;
 
 /// A PF behind a lock of its own, as a VMM has it, and what its last write caused.
 struct Target {
-    device: RefCell<Bare>,
+    device: RefCell<Device>,
     last: RefCell<Effects>,
 }
 
@@ -33,7 +33,7 @@ impl ConfigTarget for Shared {
     }
 
     fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite) {
-        *self.0.last.borrow_mut() = self.0.device.borrow_mut().config_write(rid, reg, write);
+        *self.0.last.borrow_mut() = self.0.device.borrow_mut().config_write(rid, reg, write).effects;
     }
 }
 
@@ -48,7 +48,7 @@ impl Segment {
         let mut topology = Topology::new(127);
         let placement: Placement = topology.place(Some(3), total_vfs).unwrap();
         assert_eq!((placement.rid, placement.vfs.unwrap().first_vf_offset), (PF, 0xe8), "as the device has it");
-        let device = RefCell::new(Bare::new(total_vfs).device);
+        let device = RefCell::new(Bare::with_vfs(total_vfs).device);
         let pf = Rc::new(Target { device, last: RefCell::new(Effects::NONE) });
         topology.plug(placement, Shared(Rc::clone(&pf))).unwrap();
         Self { topology, pf }
@@ -221,7 +221,7 @@ fn each_reset_of_the_pf_leaves_the_image_of_power_on() {
         let effects = if flr {
             segment.write(PF, 0x48, 2, 0x8000)
         } else {
-            segment.pf.device.borrow_mut().reset(ResetKind::Conventional)
+            segment.pf.device.borrow_mut().reset(ResetKind::Conventional).effects
         };
         assert_eq!(effects.vfs, Some(VfChange::Disabled { num_vfs: 8 }));
         assert_eq!(segment.image(PF), power_on);
@@ -288,10 +288,10 @@ fn an_address_above_4_gib_belongs_to_the_vf_whose_slice_it_is_in() {
     let _ = segment.enable(5);
     let windows = segment.windows();
     let device = segment.pf.device.borrow();
-    let sriov = device.pf.sriov().unwrap();
+    let sriov = device.sriov().unwrap();
     for (id, base, slice) in [(2, 0x80_f000_0000, 0x2000), (4, 0x90_f000_0000, 0x1000)] {
-        let bar = pci::BarIndex::new(id).unwrap();
-        let window = windows.iter().find(|window| window.id == pci::WindowId::VfBar(bar)).unwrap();
+        let bar = pci_sriov::BarIndex::new(id).unwrap();
+        let window = windows.iter().find(|window| window.id == pci_sriov::WindowId::VfBar(bar)).unwrap();
         assert_eq!((window.base, window.len), (base, 5 * slice));
         for index in 0..5 {
             let address = base + u64::from(index) * slice + 0x123;

@@ -1,9 +1,13 @@
-//! The oracles of the property tests and the fuzz targets see what is wrong: each lie of a device is found by the
-//! invariants or by the model.
+//! The oracles of the property tests and fuzz targets work: each fault of a device is found by the invariants or by the
+//! model.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use pci::testing::{Model, Observed, Op, Target};
-use pci::{BarIndex, Device, Dword, DwordWrite, Effects, ResetKind, Rid, Window, WindowId};
+use std::convert::Infallible;
+
+use pci_sriov::testing::{Model, Observed, Op, Target};
+use pci_sriov::{
+    BarIndex, Device, Dword, DwordWrite, MemoryKind, Outcome, PfWithVfs, ResetKind, Rid, Window, WindowId,
+};
 
 mod bare;
 use bare::{Bare, PF};
@@ -31,14 +35,16 @@ enum Lie {
 }
 
 struct Liar {
-    honest: Bare,
+    honest: PfWithVfs<Bare>,
     lie: Lie,
 }
 
 impl Device for Liar {
+    type Stopping = Infallible;
+
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
         let truth = |rid| self.honest.config_read(rid, reg);
-        let visible = self.honest.pf.sriov().unwrap().num_visible();
+        let visible = self.honest.sriov().unwrap().num_visible();
         match self.lie {
             Lie::Register(offset, bits) if rid == PF && reg.offset() == offset => truth(rid) ^ bits,
             Lie::OfVfs(offset, bits) if (0x100..0x100 + visible).contains(&rid.to_bits()) && reg.offset() == offset => {
@@ -50,7 +56,7 @@ impl Device for Liar {
         }
     }
 
-    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Effects {
+    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Outcome<Infallible> {
         self.honest.config_write(rid, reg, write)
     }
 
@@ -58,7 +64,7 @@ impl Device for Liar {
         self.honest.mmio_read(window, offset, data);
     }
 
-    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Effects {
+    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Outcome<Infallible> {
         self.honest.mmio_write(window, offset, data)
     }
 
@@ -67,7 +73,9 @@ impl Device for Liar {
         let id = |n: usize| WindowId::VfBar(BarIndex::ALL[n]);
         match self.lie {
             Lie::NoWindow => out.retain(|window| window.id != id(2)),
-            Lie::UpperHalf => out.push(Window { id: id(3), base: 0x9000_0000, len: 0x1000 }),
+            Lie::UpperHalf => {
+                out.push(Window { id: id(3), base: 0x9000_0000, len: 0x1000, kind: MemoryKind::Memory32 })
+            }
             lie => {
                 for window in out.iter_mut().filter(|window| window.id == id(2)) {
                     match lie {
@@ -80,7 +88,7 @@ impl Device for Liar {
         }
     }
 
-    fn reset(&mut self, kind: ResetKind) -> Effects {
+    fn reset(&mut self, kind: ResetKind) -> Outcome<Infallible> {
         self.honest.reset(kind)
     }
 }
@@ -104,7 +112,7 @@ const LIES: [Lie; 14] = [
 
 /// An honest device with three of eight VFs enabled and its VF BARs placed, and its model.
 fn in_use() -> (Observed<Liar>, Model) {
-    let mut honest = Bare::new(8).device;
+    let mut honest = Bare::with_vfs(8).device;
     let mut model = Model::new(&mut honest, PF);
     let mut observed = Observed::new(Liar { honest, lie: Lie::None }, PF);
     let write = |offset, value| Op::ConfigWrite { target: Target::Pf, offset, len: 4, value };

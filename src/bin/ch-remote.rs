@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use serde::de::DeserializeOwned;
-use vmm::api::info::{VmCounters, VmInfo};
+use vm_api::info::{VmCounters, VmInfo};
 
 use crate::remote::client::{Answer, Call, Client};
 use crate::remote::command::{Cli, Command};
@@ -86,7 +86,7 @@ impl Remote {
         }
     }
 
-    /// Shows the PFs and VFs, with the rates between two looks; with `watch`, again and again.
+    /// Shows the PFs and VFs with the rates between two readings; with `watch`, again and again.
     fn vfs(&mut self, watch: bool, interval: Duration) -> Result<(), Box<dyn Error>> {
         let (mut before, mut at) = (self.counters()?, Instant::now());
         loop {
@@ -122,10 +122,10 @@ impl Remote {
         let answer = self.client.call(&call, &[]).map_err(named)?;
         let body = self.succeeded(&call, answer)?;
         serde_json::from_str(&body)
-            .map_err(|error| named(format!("{endpoint}: the answer is not as expected: {error}")))
+            .map_err(|error| named(format!("{endpoint}: unexpected answer: {error}; is the VMM of the same version?")))
     }
 
-    /// The body of an answer, unless that tells a failure.
+    /// The body of an answer, unless that reports a failure.
     fn succeeded(&self, call: &Call, answer: Answer) -> Result<String, Box<dyn Error>> {
         if answer.is_success() {
             return Ok(answer.body);
@@ -140,7 +140,7 @@ impl Remote {
     }
 }
 
-/// A document, if it is one: that of another VMM may have what this program does not know.
+/// Reads a document; `None` for one of another VMM that this program does not know.
 fn parse<T: DeserializeOwned>(body: &str) -> Option<T> {
     serde_json::from_str(body).ok()
 }

@@ -1,4 +1,4 @@
-//! HTTP over the API's socket, as far as this client needs it: one request after the other, with descriptors.
+//! The HTTP that this client needs, over the API's socket: one request at a time, with descriptors.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
@@ -10,14 +10,14 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 /// The longest line and headers of an answer, in bytes.
 const MOST_HEAD: usize = 64 << 10;
-/// The longest body of an answer, in bytes: that of `/metrics` of a VM with all the VFs that there can be is far below it.
+/// The longest body of an answer, in bytes, far above that of `/metrics` of a VM with the most VFs.
 const MOST_BODY: usize = 256 << 20;
 /// The descriptors that the kernel passes with one message (`SCM_MAX_FD`).
 const MOST_FDS: usize = 253;
 
-/// Why there is no answer.
+/// Why a call has no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub(crate) enum ClientError {
     /// Nobody listens there.
     #[error("--api-socket {}: {error}; is cloud-hypervisor running with this --api-socket?", path.display())]
     Connect {
@@ -29,38 +29,38 @@ pub enum ClientError {
     /// The connection was lost.
     #[error("the connection to the VMM was lost: {0}")]
     Lost(#[from] io::Error),
-    /// The answer is not HTTP, or longer than any that there is.
+    /// The answer is not HTTP, or too long.
     #[error("the VMM's answer cannot be read: {0}")]
     Answer(String),
-    /// More descriptors than can be passed.
-    #[error("{0} file descriptors; at most {MOST_FDS} can be passed with a request")]
+    /// There are more descriptors than can be passed.
+    #[error("{0} file descriptors; a request can carry at most {MOST_FDS}, pass fewer")]
     Fds(usize),
 }
 
 /// A connection to the API.
-pub struct Client(UnixStream);
+pub(crate) struct Client(UnixStream);
 
-/// What is asked for.
+/// A call of the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Call {
+pub(crate) struct Call {
     /// `GET` or `PUT`.
     pub method: &'static str,
-    /// The whole path, as `/api/v1/vm.info`.
+    /// The whole path, such as `/api/v1/vm.info`.
     pub path: String,
     /// A JSON document, if there is a body.
     pub body: Option<String>,
 }
 
 impl Call {
-    /// A call without a body, of an endpoint by its name, as `vm.info`.
-    pub fn new(method: &'static str, endpoint: &str) -> Self {
+    /// A call without a body, of an endpoint by its name, such as `vm.info`.
+    pub(crate) fn new(method: &'static str, endpoint: &str) -> Self {
         Self { method, path: format!("/api/v1/{endpoint}"), body: None }
     }
 }
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// The status code.
     pub status: u16,
     /// The body, empty if there is none.
@@ -68,8 +68,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Whether the call did what it asks for.
-    pub const fn is_success(&self) -> bool {
+    /// Whether the call succeeded.
+    pub(crate) const fn is_success(&self) -> bool {
         self.status / 100 == 2
     }
 }
@@ -80,16 +80,16 @@ impl Client {
     /// # Errors
     ///
     /// When nobody listens there.
-    pub fn connect(path: &Path) -> Result<Self, ClientError> {
+    pub(crate) fn connect(path: &Path) -> Result<Self, ClientError> {
         UnixStream::connect(path).map(Self).map_err(|error| ClientError::Connect { path: path.to_owned(), error })
     }
 
-    /// Asks, with these descriptors, and waits for the answer.
+    /// Sends a call with these descriptors, and waits for the answer.
     ///
     /// # Errors
     ///
-    /// When there is none. An answer that tells a failure is an answer.
-    pub fn call(&mut self, call: &Call, fds: &[BorrowedFd<'_>]) -> Result<Answer, ClientError> {
+    /// When there is no answer. One that reports a failure is an answer.
+    pub(crate) fn call(&mut self, call: &Call, fds: &[BorrowedFd<'_>]) -> Result<Answer, ClientError> {
         let Call { method, path, body } = call;
         let mut request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n");
         if let Some(body) = body {
@@ -120,7 +120,7 @@ impl Client {
                 if head.status >= 200 {
                     break head;
                 }
-                // One that only says that another follows.
+                // An interim answer: another one follows.
                 received.drain(..head.len);
                 continue;
             }
@@ -155,7 +155,7 @@ struct Head {
 }
 
 impl Head {
-    /// `None` as long as it is not complete.
+    /// `None` until it is complete.
     fn parse(received: &[u8]) -> Result<Option<Self>, ClientError> {
         let wrong = |what: &str| ClientError::Answer(what.to_string());
         let mut headers = [httparse::EMPTY_HEADER; 64];
@@ -166,11 +166,14 @@ impl Head {
         };
         let find = |name: &str| response.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
         if find("Transfer-Encoding").is_some() {
-            return Err(wrong("it comes in chunks"));
+            return Err(wrong("it is chunked"));
         }
         let body = match find("Content-Length").map(|header| std::str::from_utf8(header.value)) {
             None => 0,
-            Some(text) => text.ok().and_then(|text| text.trim().parse().ok()).ok_or_else(|| wrong("its length"))?,
+            Some(text) => text
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .ok_or_else(|| wrong("its Content-Length is not a number"))?,
         };
         if body > MOST_BODY {
             return Err(wrong("its body is too long"));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vmm::config::{DiskConfig, MacAddress, MemoryConfig, NetConfig, VdpaConfig, VfConfig};
+use vm_api::config::{DiskConfig, MacAddress, MemoryConfig, NetConfig, VdpaConfig, VfConfig};
 
 use crate::vm_options::{VmOptions, keys};
 
@@ -15,23 +15,23 @@ Examples:
   ch-remote --api-socket /run/vm.sock vfs --watch
 
 Exit code:
-  0  it is done
+  0  success
   1  the VMM refused, or cannot be reached
-  2  the command line cannot be read";
+  2  the command line is malformed";
 
-/// Controls a running cloud-hypervisor through its API.
+/// Control a running cloud-hypervisor through its API.
 #[derive(Debug, Parser)]
 #[command(name = "ch-remote", version, after_help = EXAMPLE, arg_required_else_help = true)]
-pub struct Cli {
+pub(crate) struct Cli {
     /// The API's Unix socket
     #[arg(long, value_name = "path")]
     pub api_socket: PathBuf,
 
-    /// Prints answers as JSON, which is what they are for programs anyway: when no terminal takes them
+    /// Print JSON. This is the default unless standard output is a terminal
     #[arg(long, global = true, conflicts_with = "text")]
     pub json: bool,
 
-    /// Prints answers for people, also when no terminal takes them
+    /// Print text for people, even if standard output is not a terminal
     #[arg(long, global = true)]
     pub text: bool,
 
@@ -41,167 +41,179 @@ pub struct Cli {
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Adds a VFIO device
+pub(crate) enum Command {
+    /// Add a VFIO device (not supported yet)
     AddDevice(Unknown),
-    /// Adds a disk
+    /// Add a disk
     AddDisk {
         /// The disk
-        #[arg(value_name = "key=value,...", long_help = keys::<DiskConfig>("The disk, as --disk of cloud-hypervisor"))]
+        #[arg(
+            value_name = "key=value,...",
+            long_help = keys::<DiskConfig>("The disk, as for --disk of cloud-hypervisor")
+        )]
         disk: String,
     },
-    /// Adds a shared file system
+    /// Add a shared file system (not supported yet)
     AddFs(Unknown),
-    /// Adds a vhost-user device
+    /// Add a vhost-user device (not supported yet)
     AddGenericVhostUser(Unknown),
-    /// Adds a NIC, with its VFs
+    /// Add a NIC with its VFs
     AddNet {
         /// The NIC
         #[arg(
             value_name = "key=value,...",
-            long_help = keys::<NetConfig>("The NIC, as --net of cloud-hypervisor. Descriptors of fd= are passed on")
+            long_help = keys::<NetConfig>(
+                "The NIC, as for --net of cloud-hypervisor. Descriptors of fd= are sent to the VMM"
+            )
         )]
         net: String,
-        /// A VF that is not as its NIC makes it; may be repeated
-        #[arg(long, value_name = "key=value,...", long_help = keys::<VfConfig>("A VF that is not as its NIC makes it. Repeat for more"))]
+        /// Overrides of the PF's defaults for one VF. Repeat for more
+        #[arg(
+            long,
+            value_name = "key=value,...",
+            long_help = keys::<VfConfig>("Overrides of the PF's defaults for one VF. Repeat for more")
+        )]
         vf: Vec<String>,
     },
-    /// Adds persistent memory
+    /// Add persistent memory (not supported yet)
     AddPmem(Unknown),
-    /// Adds a vfio-user device
+    /// Add a vfio-user device (not supported yet)
     AddUserDevice(Unknown),
-    /// Adds a vDPA device
+    /// Add a vDPA device
     AddVdpa {
         /// The device
-        #[arg(value_name = "key=value,...", long_help = keys::<VdpaConfig>("The device, as --vdpa of cloud-hypervisor"))]
+        #[arg(
+            value_name = "key=value,...",
+            long_help = keys::<VdpaConfig>("The device, as for --vdpa of cloud-hypervisor")
+        )]
         vdpa: String,
     },
-    /// Adds a vsock device
+    /// Add a vsock device (not supported yet)
     AddVsock(Unknown),
-    /// Boots the VM
+    /// Boot the VM
     Boot,
-    /// Writes the guest's memory to a file
+    /// Write the guest's memory to a file (not supported yet)
     Coredump(Destination),
-    /// Shows what the devices have counted
+    /// Show the counters of the devices
     Counters,
-    /// Creates the VM
+    /// Create the VM
     Create {
-        /// The JSON of the VM; - for standard input, which it is if no option describes the VM either
+        /// The VM as JSON, or - for standard input, the default if no option describes the VM
         #[arg(conflicts_with = "vm")]
         file: Option<PathBuf>,
         #[command(flatten)]
         vm: Box<VmOptions>,
     },
-    /// Deletes the VM
+    /// Delete the VM
     Delete,
-    /// Shows the VM
+    /// Show the VM and its state
     Info,
-    /// Prints metrics in Prometheus' text form
+    /// Print metrics in Prometheus' text format
     Metrics,
-    /// Gives each vCPU a non-maskable interrupt
+    /// Send each vCPU a non-maskable interrupt
     Nmi,
-    /// Stops the guest where it is
+    /// Pause the guest
     Pause,
-    /// Asks whether the VMM is there
+    /// Check that the VMM answers
     Ping,
-    /// Asks the guest to switch itself off
+    /// Ask the guest to power off
     PowerButton,
-    /// Starts the guest again
+    /// Reboot the guest
     Reboot,
-    /// Receives a VM that another host sends
+    /// Receive a VM from another host (not supported yet)
     ReceiveMigration(Unknown),
-    /// Removes a device
+    /// Remove a device
     RemoveDevice {
-        /// Its id
+        /// Id of the device
         id: String,
     },
-    /// Changes how many vCPUs and how much memory the guest has
+    /// Change the number of vCPUs
     Resize {
         /// Number of vCPUs
         #[arg(long)]
         cpus: Option<u32>,
-        /// Memory in bytes, or with K, M or G
+        /// Size of the memory in bytes, or with a unit K, M or G (not supported yet)
         #[arg(long, value_parser = bytes)]
         memory: Option<u64>,
-        /// Memory that the guest gives back, in bytes, or with K, M or G
+        /// Memory that the guest returns, in bytes, or with a unit K, M or G (not supported yet)
         #[arg(long, value_parser = bytes)]
         balloon: Option<u64>,
     },
-    /// Changes the size of a disk
+    /// Change the size of a disk (not supported yet)
     ResizeDisk {
-        /// Its id
+        /// Id of the disk
         #[arg(long)]
         disk: String,
-        /// Its size in bytes, or with K, M or G
+        /// New size in bytes, or with a unit K, M or G
         #[arg(long, value_parser = bytes)]
         size: u64,
     },
-    /// Changes the size of a zone of memory
+    /// Change the size of a memory zone (not supported yet)
     ResizeZone {
-        /// Its id
+        /// Id of the memory zone
         #[arg(long)]
         id: String,
-        /// Its size in bytes, or with K, M or G
+        /// New size in bytes, or with a unit K, M or G
         #[arg(long, value_parser = bytes)]
         size: u64,
     },
-    /// Makes a VM of a snapshot
+    /// Restore a VM from a snapshot (not supported yet)
     Restore(Unknown),
-    /// Lets the guest go on
+    /// Resume the guest
     Resume,
-    /// Sends the VM to another host
+    /// Send the VM to another host (not supported yet)
     SendMigration(Unknown),
-    /// Changes a VF of a running VM
+    /// Change a VF of a running VM
     SetVf {
-        /// The id of its PF
+        /// Id of the PF
         pf: String,
-        /// Its index, from 0
+        /// Index of the VF, from 0
         index: u16,
-        /// Whether it has a link
+        /// State of its link
         #[arg(long, required_unless_present = "mac")]
         link: Option<LinkState>,
-        /// Its MAC address
+        /// New MAC address
         #[arg(long)]
         mac: Option<MacAddress>,
     },
-    /// Switches the VM off at once
+    /// Power the VM off immediately
     Shutdown,
-    /// Ends the VM and the VMM
+    /// End the VM and the VMM
     ShutdownVmm,
-    /// Takes a snapshot
+    /// Take a snapshot (not supported yet)
     Snapshot(Destination),
-    /// Shows the PFs and VFs: address, state, MAC address, backend, link, rates
+    /// Show PFs and VFs: address, state, MAC address, backend, link and rates
     Vfs {
-        /// Shows them again and again
+        /// Repeat until interrupted
         #[arg(long)]
         watch: bool,
-        /// Seconds between two looks, from which rates are told
+        /// Seconds over which rates are measured
         #[arg(long, default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
         interval: u16,
     },
 }
 
-/// The text of an endpoint that there is not yet.
+/// The text of a command that is not supported yet.
 #[derive(Debug, Args)]
-pub struct Unknown {
-    /// What to add or do, as Cloud Hypervisor's ch-remote takes it
+pub(crate) struct Unknown {
+    /// As for Cloud Hypervisor's ch-remote
     #[arg(value_name = "key=value,...")]
     pub config: String,
 }
 
-/// Where something goes.
+/// A destination.
 #[derive(Debug, Args)]
-pub struct Destination {
-    /// Where to, as file:///path
+pub(crate) struct Destination {
+    /// Destination, such as file:///path
     pub url: String,
 }
 
 /// Whether a VF has a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LinkState {
-    /// It has
+pub(crate) enum LinkState {
+    /// The link is up
     Up,
-    /// It has none
+    /// The link is down
     Down,
 }
 
@@ -210,12 +222,15 @@ fn bytes(text: &str) -> Result<u64, String> {
     let is_one_value = text.bytes().all(|byte| byte.is_ascii_alphanumeric()) && !text.is_empty();
     let size = || format!("size={text}").parse::<MemoryConfig>().ok().map(|memory| memory.size);
     let size = if is_one_value { size() } else { None };
-    size.ok_or_else(|| "give a number of bytes, or one with K, M or G, as 512M".to_string())
+    size.ok_or_else(|| "give a number of bytes, with or without a unit K, M or G, such as 512M".to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use clap::CommandFactory;
+    use vm_api::config::unsupported;
 
     use super::*;
 
@@ -225,6 +240,16 @@ mod tests {
         let command = Cli::command();
         let names: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
         assert!(names.is_sorted(), "{names:?}");
+    }
+
+    #[test]
+    fn what_the_vmm_does_not_support_yet_says_so() {
+        let command = Cli::command();
+        let later = command.get_subcommands().filter(|command| {
+            command.get_about().is_some_and(|about| about.to_string().ends_with("(not supported yet)"))
+        });
+        let later: BTreeSet<_> = later.map(|command| format!("vm.{}", command.get_name())).collect();
+        assert_eq!(later, unsupported::endpoints().map(str::to_string).collect());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The client of the API: `ch-remote`.
 
-pub mod client;
-pub mod command;
-pub mod request;
-pub mod show;
-pub mod vfs;
+pub(crate) mod client;
+pub(crate) mod command;
+pub(crate) mod request;
+pub(crate) mod show;
+pub(crate) mod vfs;

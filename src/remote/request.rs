@@ -1,12 +1,12 @@
-//! From a command to the call that it makes.
+//! From a command to a call of the API.
 
 use std::io::Read as _;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use vmm::api::{Link, RemoveDevice, Resize, SetVf};
-use vmm::config::{DiskConfig, NetConfig, VdpaConfig, VfConfig};
+use vm_api::body::{Link, RemoveDevice, Resize, SetVf};
+use vm_api::config::{DiskConfig, NetConfig, VdpaConfig, VfConfig};
 
 use super::client::Call;
 use super::command::{Command, LinkState};
@@ -15,19 +15,19 @@ type Error = Box<dyn std::error::Error>;
 
 /// A call, and the descriptors that go with it.
 #[derive(Debug)]
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// The call.
     pub call: Call,
     /// Copies of the descriptors that were named.
     pub fds: Vec<OwnedFd>,
 }
 
-/// The call of a command. Options of devices are read by the grammar of the VMM's own command line.
+/// The call of a command. Devices are described as on the VMM's own command line.
 ///
 /// # Errors
 ///
 /// What cannot be read.
-pub fn prepare(command: Command) -> Result<Prepared, Error> {
+pub(crate) fn prepare(command: Command) -> Result<Prepared, Error> {
     let (method, endpoint) = endpoint(&command);
     let (mut call, mut fds) = (Call::new(method, endpoint), Vec::new());
     match command {
@@ -84,7 +84,8 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
     }
 }
 
-/// The body of a command's call. One whose endpoint is not there yet has none: the VMM says so whatever it is sent.
+/// The body of a command's call. One that is not supported yet has none, because the VMM refuses it whatever it
+/// carries.
 fn body(command: Command) -> Result<Option<String>, Error> {
     let body = match command {
         Command::AddDisk { disk } => json(&disk.parse::<DiskConfig>()?),
@@ -121,15 +122,14 @@ fn read(path: &Path) -> Result<String, Error> {
     Ok(text)
 }
 
-/// A descriptor of our own for one that was passed to this program by number.
+/// A copy of a descriptor that was passed to this program by number.
 fn duplicate(fd: i32) -> Result<OwnedFd, Error> {
     if fd < 3 {
-        return Err(format!("add-net fd={fd}: 0 to 2 are the standard streams; pass the tap as 3 or above").into());
+        return Err(format!("add-net fd={fd}: a standard stream, not a tap; open the tap as 3 or above").into());
     }
     // SAFETY: the number is only used for this one call, which fails if it is not open.
     let passed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let missing =
-        || format!("add-net fd={fd}: there is no such open file descriptor; open the tap before starting ch-remote");
+    let missing = || format!("add-net fd={fd}: not an open file descriptor; open the tap before starting ch-remote");
     passed.try_clone_to_owned().map_err(|_| missing().into())
 }
 
@@ -175,14 +175,14 @@ mod tests {
     fn a_vm_is_described_by_the_options_of_the_vmm() {
         let (path, body) = call(&["create", "--kernel", "k", "--net", "id=a", "--memory", "size=1G"]);
         assert_eq!(path, "PUT /api/v1/vm.create");
-        let config = vmm::config::VmConfig::from_json(body.unwrap().to_string().as_bytes()).unwrap();
+        let config = vm_api::config::VmConfig::from_json(body.unwrap().to_string().as_bytes()).unwrap();
         assert_eq!((config.memory.size, config.net.len()), (1 << 30, 1));
     }
 
     #[test]
     fn descriptors_are_passed_and_not_named() {
         let refused = prepare(Command::AddNet { net: "fd=[1]".to_string(), vf: Vec::new() }).unwrap_err().to_string();
-        assert_eq!(refused, "add-net fd=1: 0 to 2 are the standard streams; pass the tap as 3 or above");
+        assert_eq!(refused, "add-net fd=1: a standard stream, not a tap; open the tap as 3 or above");
         let open = std::fs::File::open("/dev/null").unwrap();
         let net = format!("id=a,fd=[{}]", std::os::fd::AsRawFd::as_raw_fd(&open));
         let prepared = prepare(Command::AddNet { net, vf: Vec::new() }).unwrap();

@@ -1,12 +1,12 @@
-//! Answers for people.
+//! Answers as text for people.
 
 use std::fmt::Write as _;
 
-use vmm::api::info::{VmCounters, VmInfo};
-use vmm::config::{ConsoleConfig, ConsoleMode};
+use vm_api::config::{ConsoleConfig, ConsoleMode};
+use vm_api::info::{VmCounters, VmInfo};
 
-/// A table whose columns are as wide as they must be; the first row is its head.
-pub fn table(rows: &[Vec<String>]) -> String {
+/// A table with columns as wide as their widest cell. The first row is its head.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<_> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
@@ -20,13 +20,13 @@ pub fn table(rows: &[Vec<String>]) -> String {
 }
 
 /// What `info` shows.
-pub fn info(info: &VmInfo) -> String {
+pub(crate) fn info(info: &VmInfo) -> String {
     let config = &info.config;
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<8}{value}");
     line("state", format!("{:?}", info.state));
     let (vcpus, max) = (config.cpus.boot_vcpus, config.cpus.max_vcpus);
-    line("cpus", if max == vcpus { vcpus.to_string() } else { format!("{vcpus}, at most {max}") });
+    line("cpus", if max == vcpus { vcpus.to_string() } else { format!("{vcpus} of at most {max}") });
     line("memory", format!("{} MiB", info.memory_actual_size >> 20));
     let kernel = config.payload.kernel.as_ref().map_or("none".to_string(), |kernel| kernel.display().to_string());
     line("kernel", kernel);
@@ -41,7 +41,7 @@ pub fn info(info: &VmInfo) -> String {
     text + "\n" + &table(&devices(info))
 }
 
-/// A console, and the pseudo-terminal that it has.
+/// A console, with the path of its pseudo-terminal.
 fn console(config: &ConsoleConfig) -> String {
     match (config.mode, &config.file) {
         (ConsoleMode::Pty, Some(path)) => format!("pty {}", path.display()),
@@ -49,7 +49,7 @@ fn console(config: &ConsoleConfig) -> String {
     }
 }
 
-/// The devices with their addresses; before the VM is booted, as far as the configuration has them.
+/// The devices, with their addresses once the VM is booted.
 fn devices(info: &VmInfo) -> Vec<Vec<String>> {
     let bdf = |id: &str| {
         let carrier = info.device_tree.get(&format!("_virtio-pci-{id}"));
@@ -85,8 +85,8 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
     rows
 }
 
-/// What `counters` shows: for each device, what it has counted at all.
-pub fn counters(counters: &VmCounters) -> String {
+/// What `counters` shows: the counters of each device that are not 0.
+pub(crate) fn counters(counters: &VmCounters) -> String {
     let mut rows = vec![["DEVICE", "COUNTER", "VALUE"].map(str::to_string).to_vec()];
     for (device, counters) in counters {
         let counted = counters.iter().filter(|(_, value)| **value > 0);

@@ -4,38 +4,38 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
-use vmm::api::Link;
-use vmm::api::info::{BackendInfo, BackendKind, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
+use vm_api::body::Link;
+use vm_api::info::{BackendInfo, BackendKind, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
 
 use super::show::table;
 
 /// A PF or a VF.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub(crate) struct Row {
     /// The PF's id.
     pub pf: String,
     /// Which VF, from 0; none for the PF itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<u16>,
-    /// Its address, as `0000:01:00.0`.
+    /// Its address, such as `0000:01:00.0`.
     pub bdf: String,
-    /// What it is doing: `reserved`, `enabled` or `running`; for a PF how many VFs are enabled.
+    /// Its state: `reserved`, `enabled` or `running`; for a PF how many VFs are enabled.
     pub state: String,
     /// Its MAC address.
     pub mac: String,
     /// Where its packets go.
     pub backend: String,
-    /// `up` or `down`; a PF's is not told.
+    /// `up` or `down`; none for a PF.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<&'static str>,
-    /// What it received and sent between two looks; none if the VM does not run, or its backend does not tell.
+    /// What it received and sent between two readings; none if the VM does not run, or the backend does not count.
     #[serde(flatten)]
     pub rates: Option<Rates>,
 }
 
 /// What a function received and sent, as the guest sees it, a second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Rates {
+pub(crate) struct Rates {
     /// Bits received.
     pub rx_bits_per_second: f64,
     /// Frames received.
@@ -48,7 +48,7 @@ pub struct Rates {
 
 /// Two readings of the counters, and the time in between.
 #[derive(Debug)]
-pub struct Readings {
+pub(crate) struct Readings {
     /// The earlier one.
     pub before: VmCounters,
     /// The later one.
@@ -61,9 +61,9 @@ impl Readings {
     fn rates(&self, function: &str) -> Option<Rates> {
         let empty = BTreeMap::new();
         let after = self.after.get(function)?;
-        // Of some backends nobody knows what they carry.
+        // Some backends do not count.
         after.get("rx_bytes")?;
-        // One that was not there before has counted all of it in between.
+        // One that is new has counted everything in between.
         let before = self.before.get(function).unwrap_or(&empty);
         let rate = |name: &str| {
             let value = |counters: &BTreeMap<String, u64>| counters.get(name).copied().unwrap_or_default();
@@ -79,7 +79,7 @@ impl Readings {
 }
 
 /// All PFs, each with its VFs after it.
-pub fn rows(info: &VmInfo, readings: Option<&Readings>) -> Vec<Row> {
+pub(crate) fn rows(info: &VmInfo, readings: Option<&Readings>) -> Vec<Row> {
     let rates = |function: &str| readings.and_then(|readings| readings.rates(function));
     let mut rows = Vec::new();
     for pf in &info.sriov {
@@ -135,9 +135,9 @@ fn backend(backend: &BackendInfo) -> String {
 }
 
 /// The rows for people.
-pub fn text(rows: &[Row]) -> String {
+pub(crate) fn text(rows: &[Row]) -> String {
     if rows.is_empty() {
-        return "no PFs; a NIC is one with sriov_vfs, in a VM that is booted\n".to_string();
+        return "there are no PFs; boot a VM with a NIC that has sriov_vfs=\n".to_string();
     }
     let head = ["PF", "VF", "ADDRESS", "STATE", "MAC", "BACKEND", "LINK", "RX", "TX"].map(str::to_string).to_vec();
     let cells = |row: &Row| {
@@ -158,7 +158,7 @@ pub fn text(rows: &[Row]) -> String {
     table(&[head].into_iter().chain(rows.iter().map(cells)).collect::<Vec<_>>())
 }
 
-/// A number with a prefix of its unit, as 1.5M.
+/// A number with a prefix of its unit, such as 1.5M.
 fn scaled(number: f64) -> String {
     let (scaled, prefix) = match number {
         ..1e3 => return format!("{number:.0} "),

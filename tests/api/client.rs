@@ -1,4 +1,4 @@
-//! A client that keeps its connection, and can send file descriptors.
+//! A client that keeps its connection open and can send file descriptors.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -10,15 +10,15 @@ use std::time::Duration;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
 
-/// The most descriptors that one of these tests sends.
+/// The most descriptors that a test here sends.
 const MOST_FDS: usize = 4;
 
 /// A connection.
-pub struct Client(UnixStream);
+pub(crate) struct Client(UnixStream);
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// The status code.
     pub status: u16,
     /// The body; null if there is none.
@@ -27,29 +27,29 @@ pub struct Answer {
 
 impl Client {
     /// Connects to the socket at `path`.
-    pub fn connect(path: &Path) -> Self {
+    pub(crate) fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Self(stream)
     }
 
-    /// Asks for an endpoint by GET.
-    pub fn get(&mut self, endpoint: &str) -> Answer {
+    /// Sends GET `endpoint`.
+    pub(crate) fn get(&mut self, endpoint: &str) -> Answer {
         self.ask("GET", endpoint, None, &[])
     }
 
-    /// Asks for an endpoint by PUT, without a body.
-    pub fn put(&mut self, endpoint: &str) -> Answer {
+    /// Sends PUT `endpoint` without a body.
+    pub(crate) fn put(&mut self, endpoint: &str) -> Answer {
         self.ask("PUT", endpoint, None, &[])
     }
 
-    /// Asks for an endpoint by PUT with a body.
-    pub fn put_json(&mut self, endpoint: &str, body: &Value) -> Answer {
+    /// Sends PUT `endpoint` with a body.
+    pub(crate) fn put_json(&mut self, endpoint: &str, body: &Value) -> Answer {
         self.ask("PUT", endpoint, Some(body), &[])
     }
 
-    /// Asks for an endpoint with descriptors beside the request.
-    pub fn ask(&mut self, method: &str, endpoint: &str, body: Option<&Value>, fds: &[OwnedFd]) -> Answer {
+    /// Sends a request with file descriptors attached.
+    pub(crate) fn ask(&mut self, method: &str, endpoint: &str, body: Option<&Value>, fds: &[OwnedFd]) -> Answer {
         let body = body.map(Value::to_string).unwrap_or_default();
         let length = body.len();
         let request = format!(
@@ -93,14 +93,14 @@ impl Client {
     fn read_on(&mut self, bytes: &mut Vec<u8>) {
         let mut chunk = [0; 16 << 10];
         let count = self.0.read(&mut chunk).unwrap();
-        assert!(count > 0, "the connection is closed after {:?}", String::from_utf8_lossy(bytes));
+        assert!(count > 0, "the connection was closed after {:?}", String::from_utf8_lossy(bytes));
         bytes.extend_from_slice(&chunk[..count]);
     }
 }
 
 impl Answer {
-    /// What was answered with this status.
-    pub fn expect(self, status: u16) -> Value {
+    /// The body of an answer that must have this status.
+    pub(crate) fn expect(self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.body);
         self.body
     }

@@ -1,26 +1,26 @@
-//! A VM stays within the number of files that it may have open, also when its guest uses all that it has.
+//! A VM stays within its limit of open files, even when its guest uses all its devices.
 
 use serde_json::json;
 
 use crate::vmm::{Vmm, reasons};
 
-/// Of each function a tap, a doorbell and 4 interrupts.
+/// Descriptors per function: a tap, a doorbell and 4 interrupts.
 const OF_FUNCTION: usize = 6;
 
-/// The usual limit of a login session.
+/// 1024 is the usual limit of a login session.
 #[test]
 fn sixty_four_vfs_fit_into_1024_open_files() {
     let vmm = Vmm::limited(1024);
     vmm.boot(json!([{"id": "pf0", "tap": "alf", "sriov_vfs": 64}]));
-    // Each function has its tap. What it has beyond, it gets when its driver is up.
+    // So far each function has its tap. It gets the other descriptors when its driver is up.
     let open = vmm.open_files();
     assert!((65..120).contains(&open), "{open}");
     assert!(open + 65 * (OF_FUNCTION - 1) <= 1024 / 2, "{open}");
 }
 
-/// What VFs will need once they are enabled is kept for them.
+/// The descriptors that reserved VFs will need are kept for them.
 #[test]
-fn a_pf_that_is_added_does_not_take_what_the_vfs_of_others_may_need() {
+fn an_added_pf_does_not_take_the_files_that_other_vfs_may_need() {
     let vmm = Vmm::limited(1024);
     let mut client = vmm.boot(json!([{"id": "pf0", "tap": "alg", "sriov_vfs": 64}]));
     let mut add = |id, tap| client.put_json("vm.add-net", &json!({"id": id, "tap": tap, "sriov_vfs": 64}));

@@ -1,11 +1,11 @@
-//! The REST API of the real command, as its clients meet it. What needs a guest has one of a few instructions, under the
-//! machine's own KVM.
+//! Tests of the REST API of the real command, as clients use it. Where a guest is needed, it consists of a few
+//! instructions and runs on the machine's own KVM.
 
-#![expect(clippy::unwrap_used, reason = "what fails here is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
 #[path = "../cli/files.rs"]
-#[expect(dead_code, reason = "these tests need one kernel of those that there are")]
+#[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
 mod limits;
 mod readme;

@@ -1,4 +1,6 @@
-//! The README's examples run as they are written: each block that is marked as `sh`. The first one is the program.
+//! The examples of README.md and docs/usage.md work as they are written. Every block marked `sh` is run; the first one
+//! starts the VMM. Other command lines of `cloud-hypervisor` are parsed and planned. The error that README shows is the
+//! one that is printed.
 
 use std::fs;
 use std::path::Path;
@@ -9,36 +11,46 @@ use serde_json::json;
 use crate::files::Files;
 use crate::vmm::{Kill, wait_for};
 
-/// The blocks of `text` that are marked as `sh`.
-fn blocks(text: &str) -> Vec<String> {
+/// The documents whose examples are tested.
+const DOCUMENTS: [&str; 2] = ["README.md", "docs/usage.md"];
+
+/// Both documents, concatenated.
+fn text() -> String {
+    DOCUMENTS.map(|name| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()).concat()
+}
+
+/// The code blocks of `text` that start with the line `mark`.
+fn blocks(text: &str, mark: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut lines = text.lines();
-    while lines.by_ref().any(|line| line == "```sh") {
-        blocks.push(lines.by_ref().take_while(|line| *line != "```").map(|line| format!("{line}\n")).collect());
+    while let Some(line) = lines.find(|line| line.starts_with("```")) {
+        let block = lines.by_ref().take_while(|line| *line != "```").map(|line| format!("{line}\n")).collect();
+        if line == mark {
+            blocks.push(block);
+        }
     }
     blocks
 }
 
-/// A shell that finds the commands under test, in `folder`.
+/// A shell in `folder`, with the commands under test in its PATH.
 fn shell(folder: &Path, script: &str) -> Command {
     let commands = Path::new(env!("CARGO_BIN_EXE_cloud-hypervisor")).parent().unwrap();
     let path = format!("{}:{}", commands.display(), std::env::var("PATH").unwrap());
-    // Taps of any name can come and go in a network namespace of its own.
+    // In a network namespace of its own, the tap names in the examples are free.
     let mut command = Command::new("unshare");
     command.args(["--net", "sh", "-e", "-c", script]).current_dir(folder).env("PATH", path).stdin(Stdio::null());
     command
 }
 
 #[test]
-fn the_examples_of_the_readme_run_as_they_are_written() {
-    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
-    let blocks = blocks(&readme);
-    let [program, requests @ ..] = blocks.as_slice() else { panic!("no example") };
+fn the_examples_of_readme_and_usage_run_as_they_are_written() {
+    let blocks = blocks(&text(), "```sh");
+    let [program, requests @ ..] = blocks.as_slice() else { panic!("there is no example") };
     assert!(requests.concat().contains("ch-remote ") && requests.concat().contains("curl "));
     let files = Files::new();
     fs::rename(files.idle_kernel(), files.path("vmlinuz")).unwrap();
     files.sparse("initrd.img", 4096);
-    // The shell gives way to the only command in it.
+    // `exec`, so that killing the child kills the VMM.
     let program = Kill(shell(&files.path(""), &format!("exec {program}")).spawn().unwrap());
     wait_for("the socket", || files.path("vm.sock").exists());
     for request in requests {
@@ -54,4 +66,28 @@ fn the_examples_of_the_readme_run_as_they_are_written() {
     assert_eq!((&of(1, 0, "backend")["name"], &of(2, 0, "mac")), (&json!("tenant-a"), &json!("52:54:00:00:02:00")));
     assert!(fs::read_to_string(files.path("events")).unwrap().contains("device-added"));
     drop(program);
+}
+
+#[test]
+fn the_command_lines_of_readme_and_usage_are_valid() {
+    let joined = blocks(&text(), "```").concat().replace("\\\n", " ");
+    let command_lines = joined.lines().filter_map(|line| Some(line.split_once("cloud-hypervisor --kernel ")?.1));
+    let command_lines: Vec<_> = command_lines.collect();
+    assert_eq!(command_lines.len(), DOCUMENTS.len(), "one per document: {command_lines:?}");
+    for arguments in command_lines {
+        let command = format!("cloud-hypervisor --print-config --kernel {arguments}");
+        let done = shell(Path::new("/"), &command).output().unwrap();
+        assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+        let vm: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+        assert!(vm["net"][0]["vfs"].as_array().is_some_and(|vfs| !vfs.is_empty()), "{vm}");
+    }
+}
+
+#[test]
+fn the_error_that_the_readme_shows_is_printed() {
+    let shown = blocks(&text(), "```").into_iter().find(|block| block.starts_with("--net-vf "));
+    let command = "cloud-hypervisor --print-config --kernel vmlinuz --net id=pf0,sriov_vfs=8 --net-vf pf=pf0,index=9";
+    let done = shell(Path::new("/"), command).output().unwrap();
+    let printed = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(Some(printed.as_str()), shown.map(|line| format!("cloud-hypervisor: {line}")).as_deref());
 }

@@ -1,5 +1,6 @@
-//! Devices that cannot be added to a VM that runs, each asked for 20 times: the client is told what is wrong and what to do, in
-//! one sentence and with the right status; nothing is left; and what was refused is done once its cause is gone.
+//! Devices that cannot be added to a running VM. Each test sends its request 20 times: the client is told in one
+//! sentence what is wrong and what to do, with the right status; nothing is left behind; and the request succeeds
+//! once the cause is gone.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -19,7 +20,7 @@ const BAD_REQUEST: u16 = 400;
 const CONFLICT: u16 = 409;
 const HOST: u16 = 500;
 
-/// A request that is made again and again.
+/// A request to be sent repeatedly.
 struct Asked<'a> {
     vmm: &'a Vmm,
     client: Client,
@@ -28,7 +29,7 @@ struct Asked<'a> {
     fds: Vec<OwnedFd>,
 }
 
-/// What a program has of the host, and what it tells of its VM.
+/// The host resources of the VMM, and what it reports of its VM.
 #[derive(Debug, PartialEq)]
 struct Held {
     taps: Vec<String>,
@@ -38,12 +39,12 @@ struct Held {
 }
 
 impl<'a> Asked<'a> {
-    /// A request of a VM with these NICs, which is booted.
+    /// A request to a VM that is booted with these NICs.
     fn new(vmm: &'a Vmm, nets: Value, endpoint: &'static str, body: Value) -> Self {
         Self::of(vmm, vmm.boot(nets), endpoint, body)
     }
 
-    /// A request of the VM that `client` has booted.
+    /// A request to the VM that `client` has booted.
     fn of(vmm: &'a Vmm, client: Client, endpoint: &'static str, body: Value) -> Self {
         Self { vmm, client, endpoint, body, fds: Vec::new() }
     }
@@ -56,7 +57,8 @@ impl<'a> Asked<'a> {
         self.client.ask("PUT", self.endpoint, Some(&self.body), &self.fds)
     }
 
-    /// Asks, is refused each time, and nothing changes. The names of all taps of the VM begin with `prefix`.
+    /// Sends the request repeatedly: it must be refused each time, and nothing may change. All taps of the VM have
+    /// names with this `prefix`.
     fn is_refused(&mut self, prefix: &str, status: u16, sentence: &str) {
         let before = self.held(prefix);
         let context = match self.endpoint {
@@ -67,11 +69,11 @@ impl<'a> Asked<'a> {
         for time in 0..TIMES {
             let answer = self.ask();
             assert_eq!((answer.status, reasons(&answer)), (status, vec![context, sentence]));
-            assert_eq!(self.held(prefix), before, "after time {time}");
+            assert_eq!(self.held(prefix), before, "after attempt {time}");
         }
     }
 
-    /// Asks, and gets it.
+    /// Sends the request, which must succeed.
     fn is_done(&mut self) {
         let added = self.ask().expect(200);
         let id = added["id"].as_str().unwrap();
@@ -88,7 +90,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// Removes a device whose guest does not let go before it starts again.
+    /// Removes a device. Its guest releases it only by a reboot.
     fn remove(&mut self, id: &str) {
         self.client.put_json("vm.remove-device", &json!({"id": id})).expect(204);
         self.client.put("vm.reboot").expect(204);
@@ -117,8 +119,9 @@ fn a_tap_that_may_not_be_created() {
     asked.is_refused(
         "arb",
         HOST,
-        "--net id=n: no right to create the tap arb0: create it for this user (ip tuntap add arb0 mode tap user USER), or \
-         run with CAP_NET_ADMIN",
+        "--net id=n: no permission to create the tap arb0; create it for this user (ip tuntap add arb0 mode tap user \
+         USER), \
+         or run with CAP_NET_ADMIN",
     );
     let _tap = Kept::new("arb0");
     asked.is_done();
@@ -128,7 +131,7 @@ fn a_tap_that_may_not_be_created() {
 fn an_id_that_is_used() {
     let vmm = Vmm::start();
     let mut asked = Asked::net(&vmm, json!([{"id": "n", "tap": "arc0"}]), json!({"id": "n", "tap": "arc1"}));
-    asked.is_refused("arc", CONFLICT, "--net id=n: this id is in use by another NIC already; give each NIC its own");
+    asked.is_refused("arc", CONFLICT, "--net id=n: this id is already in use by another NIC; give each NIC its own");
     asked.remove("n");
     asked.is_done();
 }
@@ -141,7 +144,8 @@ fn a_mac_address_that_is_used() {
     asked.is_refused(
         "ard",
         CONFLICT,
-        "--net-vf pf=pf,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is in use by n already; give each NIC \
+        "--net-vf pf=pf,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is already in use by n; give \
+         each NIC \
          and each VF its own",
     );
     asked.remove("n");
@@ -151,10 +155,12 @@ fn a_mac_address_that_is_used() {
 #[test]
 fn a_device_for_which_there_is_no_slot() {
     let vmm = Vmm::start();
-    // With the entropy device there are 31.
+    // 31 slots minus the one of the entropy device.
     let nets: Vec<_> = (0..30).map(|n| json!({"id": format!("n{n}"), "tap": format!("are{n}")})).collect();
     let mut asked = Asked::net(&vmm, json!(nets), json!({"id": "more", "tap": "aremore", "sriov_vfs": 1}));
-    asked.is_refused("are", CONFLICT, "--net id=more: all slots of bus 0 are taken; remove a device, or give a NIC VFs (sriov_vfs=) in place of more NICs");
+    let taken = "--net id=more: all slots of bus 0 are taken; remove a device, or give a NIC VFs (sriov_vfs=) in place \
+                 of more NICs";
+    asked.is_refused("are", CONFLICT, taken);
     asked.remove("n7");
     asked.is_done();
 }
@@ -170,7 +176,7 @@ fn a_slot_that_is_used() {
     asked.is_refused(
         "arf",
         CONFLICT,
-        "--net id=m,pci_device_id=9: slot 9 is in use by n already; give another, or leave pci_device_id out",
+        "--net id=m,pci_device_id=9: slot 9 is already in use by n; give another, or leave pci_device_id out",
     );
     asked.remove("n");
     asked.is_done();
@@ -184,12 +190,16 @@ fn vfs_for_which_there_are_no_buses() {
         json!([{"id": "pf0", "tap": "arg0", "sriov_vfs": 1}]),
         json!({"id": "pf1", "tap": "arg1", "sriov_vfs": 32_512}),
     );
-    asked.is_refused("arg", BAD_REQUEST, "--net id=pf1,sriov_vfs=32512: needs 127 of the 127 buses for VFs (256 on each), and 126 are left; reserve fewer");
+    asked.is_refused(
+        "arg",
+        BAD_REQUEST,
+        "--net id=pf1,sriov_vfs=32512: takes 127 of the VM's 127 buses for VFs, but 126 are free; reserve fewer",
+    );
     asked.body["sriov_vfs"] = json!(4);
     asked.is_done();
 }
 
-/// How many open files are said to be enough.
+/// How many open files the error says the VM needs.
 fn enough(asked: &mut Asked<'_>) -> u64 {
     let answer = asked.ask();
     let words = reasons(&answer)[1].strip_prefix("this VM needs up to ").unwrap();
@@ -209,7 +219,7 @@ fn vfs_that_need_more_open_files_than_there_may_be() {
         "arh",
         HOST,
         &format!(
-            "this VM needs up to {needed} open files, and the limit is 300; raise that (ulimit -n {needed}, or \
+            "this VM needs up to {needed} open files, and the limit is 300; raise it (ulimit -n {needed}, or \
              LimitNOFILE={needed} in a systemd unit), or reserve fewer VFs"
         ),
     );
@@ -234,22 +244,22 @@ fn a_tap_that_another_process_has() {
     let other = Vmm::start();
     let mut others = other.boot(json!([{"tap": "arj1"}]));
     let vmm = Vmm::start();
-    // VF 0's tap is made, and goes again.
+    // VF 0's tap is created and removed again.
     let body = json!({"id": "pf", "tap": "arj0", "sriov_vfs": 2, "vfs": [{"index": 1, "tap": "arj1"}]});
     let mut asked = Asked::net(&vmm, json!([]), body);
     asked.is_refused(
         "arj",
         CONFLICT,
-        "--net-vf pf=pf,index=1: arj1 is in use by another process: stop that one, or name another tap",
+        "--net-vf pf=pf,index=1: arj1 is in use by another process; stop that one, or name another tap",
     );
     others.put("vm.delete").expect(204);
     asked.is_done();
 }
 
-/// Why a device with this backend cannot be added to a VM that is booted with private memory.
+/// Why a device with this option cannot be added to a VM booted with private memory.
 fn private_memory(option: &str) -> String {
     format!(
-        "{option}: its backend has to map the guest's memory, and that of this VM is private; boot the VM with --memory \
+        "{option}: its backend must map the guest's memory, which is private in this VM; boot the VM with --memory \
          shared=on, or with such a backend"
     )
 }
@@ -277,11 +287,11 @@ fn a_vdpa_device_that_is_missing() {
     let vmm = Vmm::start();
     let vdpa = json!({"id": "v", "path": "/dev/vhost-vdpa-none", "num_queues": 3});
     let mut asked = Asked::of(&vmm, vmm.boot_shared(json!([])), "vm.add-vdpa", vdpa);
-    let missing = "no such device; make one (vdpa dev add name NAME mgmtdev DEVICE) and load the module vhost_vdpa \
+    let missing = "no such device; create one (vdpa dev add name NAME mgmtdev DEVICE) and load the module vhost_vdpa \
                    (modprobe vhost_vdpa)";
     asked.is_refused("aro", BAD_REQUEST, &format!("--vdpa id=v,path=/dev/vhost-vdpa-none: {missing}"));
     asked.endpoint = NET;
-    // The taps are made, and go again.
+    // The taps are created and removed again.
     asked.body =
         json!({"id": "n", "tap": "aro0", "sriov_vfs": 2, "vfs": [{"index": 1, "vdpa": "/dev/vhost-vdpa-none"}]});
     let option = "--net-vf pf=n,index=1,vdpa=/dev/vhost-vdpa-none";
@@ -300,11 +310,11 @@ fn a_vhost_user_socket_that_is_missing_or_deserted() {
     let missing = "no such file; start the backend first, or give the path of its socket";
     asked.is_refused("arp", BAD_REQUEST, &format!("{option}: {missing}"));
     drop(UnixListener::bind(&socket).unwrap());
-    let deserted = "nobody listens there (Connection refused); start the backend first";
+    let deserted = "nothing is listening there (Connection refused); start the backend first";
     asked.is_refused("arp", BAD_REQUEST, &format!("{option}: {deserted}"));
 }
 
-/// The command in a /dev that has what it needs, and not vhost-net.
+/// Runs the command with a /dev that has everything it needs except vhost-net.
 const WITHOUT_VHOST_NET: &str = "mkdir -p dev/net
     for node in kvm net/tun null random urandom; do touch dev/$node && mount --bind /dev/$node dev/$node; done
     mount --rbind dev /dev && exec \"$@\"";
@@ -319,7 +329,8 @@ fn a_kernel_without_vhost_net() {
     asked.is_refused(
         "arq",
         HOST,
-        "--net-vf pf=n,index=1,vhost=on: there is no /dev/vhost-net; load the module (modprobe vhost_net), or leave vhost out",
+        "--net-vf pf=n,index=1,vhost=on: there is no /dev/vhost-net; load the module (modprobe vhost_net), or leave \
+         vhost out",
     );
     asked.body["vfs"] = json!([{"index": 0, "vhost": "auto"}, {"index": 1, "vhost": "auto"}]);
     asked.is_done();
@@ -327,8 +338,9 @@ fn a_kernel_without_vhost_net() {
     assert_eq!(info["sriov"][0]["backend"], json!({"kind": "tap", "name": "arq0"}));
     let log = fs::read_to_string(vmm.files.path("log")).unwrap();
     let warnings: Vec<_> = log.lines().filter(|line| line.contains("vhost=auto")).collect();
+    let warning = "--net id=n: vhost=auto: this program moves the packets itself: ";
     assert!(
-        matches!(*warnings, [once] if once.contains("--net id=n: vhost=auto: this program carries the packets itself: ")),
+        matches!(*warnings, [once] if once.contains(warning)),
         "a device is warned about once, when it is there: {log}"
     );
 }
@@ -338,8 +350,7 @@ fn descriptors_that_are_too_few() {
     let vmm = Vmm::start();
     let mut asked = Asked::net(&vmm, json!([]), json!({"id": "n", "num_queues": 4}));
     asked.fds.push(tap::queue("arl0", Queues::Many));
-    let said = "--net id=n,num_queues=4: needs as many file descriptors (fd=) as pairs of queues, 2 and not 1; pass one for each \
-                pair";
+    let said = "--net id=n,num_queues=4: each queue pair needs a file descriptor (fd=); pass 2 instead of 1";
     asked.is_refused("arl", BAD_REQUEST, said);
     asked.fds.push(tap::queue("arl0", Queues::Many));
     asked.is_done();
@@ -350,7 +361,9 @@ fn a_descriptor_that_is_no_tap() {
     let vmm = Vmm::start();
     let mut asked = Asked::net(&vmm, json!([]), json!({"id": "n"}));
     asked.fds.push(File::open("/dev/null").unwrap().into());
-    asked.is_refused("arm", BAD_REQUEST, "--net id=n: file descriptor 0 (counted from 0) of fd= is no tap (Inappropriate ioctl for device (os error 25)); pass /dev/net/tun after TUNSETIFF");
+    let said = "--net id=n: file descriptor 0 (counted from 0) of fd= is not a tap (Inappropriate ioctl for device (os \
+                error 25)); pass /dev/net/tun after TUNSETIFF";
+    asked.is_refused("arm", BAD_REQUEST, said);
     asked.fds = vec![tap::queue("arm0", Queues::One)];
     asked.is_done();
 }

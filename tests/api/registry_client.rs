@@ -1,7 +1,7 @@
-//! `cloud-hypervisor-client` of the crates registry, which is generated from Cloud Hypervisor's description of its API, drives
-//! a VM through its life.
+//! `cloud-hypervisor-client` from the crates registry, generated from Cloud Hypervisor's description of its API,
+//! drives a VM through its life.
 //!
-//! Its types know no `sriov_vfs`, and it has no call for a body of one's own: what has VFs is asked for by hand.
+//! Its types lack `sriov_vfs`, and it cannot send a custom body, so requests for VFs are sent by our own client.
 
 use cloud_hypervisor_client::apis::{DefaultApi, Error};
 use cloud_hypervisor_client::models::{
@@ -38,10 +38,10 @@ async fn state(client: &SocketBasedApiClient) -> VmState {
     client.vm_info_get().await.unwrap().state
 }
 
-/// The device whose guest never lets it go stays, and is gone after a reboot.
+/// Removes a device whose guest does not release it: it stays until the reboot.
 async fn remove(client: &SocketBasedApiClient, id: &str) {
     client.vm_remove_device_put(VmRemoveDevice { id: Some(id.to_string()) }).await.unwrap();
-    assert!(ids(&client.vm_info_get().await.unwrap()).contains(&id), "{id} was taken from a guest that uses it");
+    assert!(ids(&client.vm_info_get().await.unwrap()).contains(&id), "{id} was removed while the guest used it");
     client.reboot_vm().await.unwrap();
     assert!(!ids(&client.vm_info_get().await.unwrap()).contains(&id), "{id} is still there after a reboot");
 }
@@ -86,9 +86,10 @@ fn a_vm_with_vfs_is_created_booted_changed_and_shut_down() {
     assert_eq!(vmm.end(), Some(0));
 }
 
-/// It reads a JSON document from every answer to an add, also from 204, which Cloud Hypervisor gives before a boot, too.
+/// This client parses a JSON document in every answer to an add. Before the boot the answer is 204 without a body, as
+/// Cloud Hypervisor's is, so the client reports an error.
 #[test]
-fn a_nic_that_is_added_before_the_boot_is_there_whatever_the_client_makes_of_the_answer() {
+fn a_nic_added_before_the_boot_is_there_although_the_client_cannot_parse_the_answer() {
     let vmm = Vmm::start();
     let client = socket_based_api_client(vmm.socket());
     runtime().block_on(async {

@@ -1,37 +1,37 @@
-//! Taps that somebody else than the program under test has.
+//! Taps of another process.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
 
-/// How many queues a tap can have.
+/// The queue mode of a tap.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Queues {
+pub(crate) enum Queues {
     One,
     Many,
 }
 
-/// A queue of the tap called `name`.
-pub fn queue(name: &str, queues: Queues) -> OwnedFd {
+/// Opens a queue of the tap `name`.
+pub(crate) fn queue(name: &str, queues: Queues) -> OwnedFd {
     let file = File::options().read(true).write(true).open("/dev/net/tun").unwrap();
-    // `struct ifreq`: a name of 16 bytes, and here flags, in 40 bytes.
+    // `struct ifreq`: the name in 16 bytes, followed by the flags, 40 bytes in all.
     let mut request = [0u8; 40];
     request[..name.len()].copy_from_slice(name.as_bytes());
     let many = if queues == Queues::Many { libc::IFF_MULTI_QUEUE } else { 0 };
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | many;
     request[16..18].copy_from_slice(&(flags as u16).to_ne_bytes());
-    // SAFETY: the kernel reads and writes at most a `struct ifreq`, which is as long as `request`.
+    // SAFETY: the kernel reads and writes a `struct ifreq`, which is as long as `request`.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
     assert_eq!(done, 0, "{name}: {}", std::io::Error::last_os_error());
     file.into()
 }
 
-/// A tap that stays, of root's, until this is dropped.
-pub struct Kept(String);
+/// A persistent tap of root, removed when this is dropped.
+pub(crate) struct Kept(String);
 
 impl Kept {
-    /// Creates it, and brings it up.
-    pub fn new(name: &str) -> Self {
+    /// Creates the tap and brings it up.
+    pub(crate) fn new(name: &str) -> Self {
         let tap = Self(name.to_string());
         ip(&["tuntap", "add", name, "mode", "tap", "user", "root", "vnet_hdr"]);
         ip(&["link", "set", name, "up"]);

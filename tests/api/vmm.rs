@@ -1,4 +1,4 @@
-//! The real command with an API socket, and what it has of the host.
+//! The real command with an API socket, and the host resources it uses.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use crate::client::{Answer, Client};
 use crate::files::Files;
 
-pub const BINARY: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
-/// How long something may take on a busy machine.
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
+/// How long anything may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A process that ends with this.
-pub struct Kill(pub Child);
+/// A process that is killed when this is dropped.
+pub(crate) struct Kill(pub Child);
 
 impl Drop for Kill {
     fn drop(&mut self) {
@@ -24,20 +24,20 @@ impl Drop for Kill {
     }
 }
 
-/// A program that serves the API, which ends with this.
-pub struct Vmm {
+/// A running command that serves the API. It is killed when this is dropped.
+pub(crate) struct Vmm {
     process: Kill,
     pub files: Files,
 }
 
 impl Vmm {
-    /// Starts it.
-    pub fn start() -> Self {
+    /// Starts the command.
+    pub(crate) fn start() -> Self {
         Self::of(Command::new(BINARY))
     }
 
-    /// Starts it by `command`, of which only `--api-socket` is missing.
-    pub fn of(mut command: Command) -> Self {
+    /// Starts it by `command`, which lacks only `--api-socket`.
+    pub(crate) fn of(mut command: Command) -> Self {
         let files = Files::new();
         let (socket, log) = (files.path("socket"), File::create(files.path("log")).unwrap());
         command.arg("--api-socket").arg(&socket).current_dir(files.path(""));
@@ -47,27 +47,27 @@ impl Vmm {
         vmm
     }
 
-    /// Starts it with open files up to `limit`.
-    pub fn limited(limit: u64) -> Self {
+    /// Starts it with a limit of open files.
+    pub(crate) fn limited(limit: u64) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {limit} && exec \"$@\""), "sh", BINARY]);
         Self::of(command)
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.files.path("socket")
     }
 
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::connect(&self.socket())
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.0.id()
     }
 
-    /// A VM of a tiny guest that never ends, with these NICs.
-    pub fn config(&self, net: Value) -> Value {
+    /// The configuration of a VM with these NICs and a tiny guest that never ends.
+    pub(crate) fn config(&self, net: Value) -> Value {
         json!({
             "payload": {"kernel": self.files.idle_kernel()},
             "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
@@ -76,13 +76,13 @@ impl Vmm {
         })
     }
 
-    /// Creates such a VM and boots it.
-    pub fn boot(&self, net: Value) -> Client {
+    /// Creates and boots such a VM.
+    pub(crate) fn boot(&self, net: Value) -> Client {
         self.boot_config(&self.config(net))
     }
 
-    /// Creates such a VM whose memory others can map, and boots it.
-    pub fn boot_shared(&self, net: Value) -> Client {
+    /// Creates and boots such a VM with shared memory.
+    pub(crate) fn boot_shared(&self, net: Value) -> Client {
         let mut config = self.config(net);
         config["memory"]["shared"] = json!(true);
         self.boot_config(&config)
@@ -92,20 +92,20 @@ impl Vmm {
         let mut client = self.client();
         client.put_json("vm.create", config).expect(204);
         client.put("vm.boot").expect(204);
-        // A thread has its name a moment after it was started.
+        // A thread sets its name shortly after it has started.
         wait_for("the vCPUs", || ["vcpu0\n", "vcpu1\n"].iter().all(|name| self.threads().contains(&name.to_string())));
         client
     }
 
-    /// How many files it has open.
-    pub fn open_files(&self) -> usize {
+    /// The number of its open files.
+    pub(crate) fn open_files(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
-    /// The names of its threads, without those that the kernel gives a process with KVM.
-    pub fn threads(&self) -> Vec<String> {
+    /// The names of its threads, without those that the kernel adds to a process that uses KVM.
+    pub(crate) fn threads(&self) -> Vec<String> {
         let mut names = self.named_threads();
-        // A thread has the name of its process until it has given itself its own.
+        // Until a thread has set its name, it has the process's name.
         wait_for("the names of threads", || {
             names = self.named_threads();
             names.iter().filter(|name| name.starts_with("cloud-hyperviso")).count() == 1
@@ -122,8 +122,8 @@ impl Vmm {
         names
     }
 
-    /// Waits for its end, and returns the exit code.
-    pub fn end(mut self) -> Option<i32> {
+    /// Waits until it exits, and returns the exit code.
+    pub(crate) fn end(mut self) -> Option<i32> {
         let mut status = None;
         wait_for("the program's end", || {
             status = self.process.0.try_wait().unwrap();
@@ -136,27 +136,27 @@ impl Vmm {
 impl Drop for Vmm {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the program said:\n{}", fs::read_to_string(self.files.path("log")).unwrap_or_default());
+            eprintln!("the program printed:\n{}", fs::read_to_string(self.files.path("log")).unwrap_or_default());
         }
     }
 }
 
-/// Why nothing was done: the strings of an error, outermost first.
-pub fn reasons(answer: &Answer) -> Vec<&str> {
+/// The strings of an error, outermost first.
+pub(crate) fn reasons(answer: &Answer) -> Vec<&str> {
     answer.body.as_array().into_iter().flatten().map(|reason| reason.as_str().unwrap()).collect()
 }
 
-/// Waits until something is there.
-pub fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
+/// Waits until `is_there` holds.
+pub(crate) fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !is_there() {
-        assert!(Instant::now() < until, "{what} does not come");
+        assert!(Instant::now() < until, "waiting for {what} took too long");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// The host's interfaces whose names start with `prefix`.
-pub fn taps(prefix: &str) -> Vec<String> {
+pub(crate) fn taps(prefix: &str) -> Vec<String> {
     let all = fs::read_dir("/sys/class/net").unwrap();
     let mut taps: Vec<_> = all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     taps.retain(|name| name.starts_with(prefix));

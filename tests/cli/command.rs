@@ -37,7 +37,7 @@ fn the_version_is_cloud_hypervisors_first_and_then_what_it_is() {
         assert_eq!(lines[0], "cloud-hypervisor v53.0.0");
         assert_eq!(
             lines[1],
-            "SR-IOV emulation 0.1.0; compatible with the command line of Cloud Hypervisor v53, and not a fork of it"
+            "SR-IOV emulation 0.1.0; compatible with the command line of Cloud Hypervisor v53, but not a fork of it"
         );
         assert_eq!(lines.len(), 2);
     }
@@ -90,9 +90,9 @@ fn an_unknown_option_is_a_usage_error() {
 fn an_option_that_comes_later_is_a_usage_error_by_name() {
     assert_eq!(
         usage(&["--kernel", "k", "--fs", "tag=x,socket=y"]),
-        "--fs: shared file systems are not in this version yet; leave it out"
+        "--fs: shared file systems are not supported yet; leave it out"
     );
-    assert_eq!(usage(&["--tpm", "socket=/tmp/s"]), "--tpm: TPMs are not in this version yet; leave it out");
+    assert_eq!(usage(&["--tpm", "socket=/tmp/s"]), "--tpm: TPMs are not supported yet; leave it out");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_kernel_has_to_be_given() {
 #[test]
 fn an_option_whose_text_cannot_be_read_is_a_usage_error() {
     assert_eq!(malformed("--net", "tapp=x"), "--net tapp=x: unknown key; --help lists those of --net");
-    assert_eq!(malformed("--memory", "1G"), "--memory 1G: a key without a value; write key=value");
+    assert_eq!(malformed("--memory", "1G"), "--memory 1G: the key has no value; write key=value");
     assert_eq!(malformed("--cpus", "boot=x"), "--cpus boot=x: give a whole number from 0 to 4294967295");
     assert_eq!(malformed("--memory", "shared=maybe"), "--memory shared=maybe: give on or off");
     assert_eq!(malformed("--net", "mac=52:54"), "--net mac=52:54: not a MAC address; write it as 52:54:00:12:34:56");
@@ -118,29 +118,26 @@ fn an_option_whose_text_cannot_be_read_is_a_usage_error() {
         malformed("--serial", "on"),
         "--serial on: not a console; give off, null, tty, pty, file=<path> or socket=<path>"
     );
-    assert_eq!(malformed("--net-vf", "pf=a"), "--net-vf: index has to be given");
-    assert_eq!(
-        malformed("--net-vf", "index=0"),
-        "--net-vf index=0: pf= has to be given: the id of the NIC that the VF belongs to"
-    );
+    assert_eq!(malformed("--net-vf", "pf=a"), "--net-vf: index is required; add it");
+    assert_eq!(malformed("--net-vf", "index=0"), "--net-vf index=0: pf= is required; add the id of the PF");
 }
 
 #[test]
 fn a_rule_that_a_well_formed_option_breaks_is_no_usage_error() {
-    assert_eq!(wrong(&["--net", "mtu=1"]), "--net mtu=1: not an MTU that a NIC can have; give 1280 to 65521");
+    assert_eq!(wrong(&["--net", "mtu=1"]), "--net mtu=1: not a valid MTU; give 1280 to 65521");
 }
 
 #[test]
 fn a_vm_without_cpus_or_memory_is_refused() {
     assert_eq!(wrong(&["--cpus", "boot=0"]), "--cpus boot=0: a VM needs a vCPU; give 1 or more");
-    assert_eq!(wrong(&["--memory", "size=0"]), "--memory size=0: a VM needs memory; give a size, as 512M");
+    assert_eq!(wrong(&["--memory", "size=0"]), "--memory size=0: a VM needs memory; give a size, such as 512M");
 }
 
 #[test]
 fn a_terminal_is_not_given_to_two_consoles() {
     assert_eq!(
         wrong(&["--console", "tty", "--serial", "tty"]),
-        "--console tty: the terminal is the serial port's (--serial tty); give one of them another mode"
+        "--console tty: the serial port has this terminal (--serial tty); give one of them another mode"
     );
 }
 
@@ -164,7 +161,7 @@ fn a_vf_index_used_twice_is_refused() {
 fn a_vf_of_no_pf_is_refused() {
     assert_eq!(
         wrong_vf("pf=pf1,index=0"),
-        "--net-vf pf=pf1,index=0: no NIC is called pf1; give one --net id=pf1,sriov_vfs=<number>"
+        "--net-vf pf=pf1,index=0: there is no NIC pf1; add --net id=pf1,sriov_vfs=<number>"
     );
 }
 
@@ -174,7 +171,7 @@ fn a_mac_used_twice_is_refused() {
     let arguments = ["--net", &format!("id=pf0,sriov_vfs=8,{mac}"), "--net-vf", &format!("pf=pf0,index=1,{mac}")];
     assert_eq!(
         wrong(&arguments),
-        "--net-vf pf=pf0,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is in use by pf0 already; \
+        "--net-vf pf=pf0,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is already in use by pf0; \
          give each NIC and each VF its own"
     );
 }
@@ -183,7 +180,7 @@ fn a_mac_used_twice_is_refused() {
 fn a_tap_used_twice_is_refused() {
     assert_eq!(
         wrong_vf("pf=pf0,index=1,tap=clitest"),
-        "--net-vf pf=pf0,index=1,tap=clitest: tap clitest is in use by pf0 already; give each NIC and each VF its own"
+        "--net-vf pf=pf0,index=1,tap=clitest: tap clitest is already in use by pf0; give each NIC and each VF its own"
     );
 }
 
@@ -204,7 +201,7 @@ fn more_vfs_than_buses_are_refused() {
     );
     assert_eq!(
         wrong(&["--net", "id=a,sriov_vfs=32512", "id=b,sriov_vfs=1"]),
-        "--net id=b,sriov_vfs=1: needs 1 of the 127 buses for VFs (256 on each), and 0 are left; reserve fewer"
+        "--net id=b,sriov_vfs=1: takes 1 of the VM's 127 buses for VFs, but 0 are free; reserve fewer"
     );
 }
 
@@ -213,7 +210,7 @@ fn vfs_of_different_shape_are_refused() {
     let vfs = ["pf=pf0,index=0,num_queues=2", "pf=pf0,index=1,num_queues=4"];
     assert_eq!(
         wrong(&["--cpus", "boot=2", "--net", "id=pf0,sriov_vfs=8", "--net-vf", vfs[0], vfs[1]]),
-        "--net-vf pf=pf0,index=1,num_queues=4: the VFs of a PF have the same number of queues, and VF 0 has 2; \
+        "--net-vf pf=pf0,index=1,num_queues=4: all VFs of a PF have the same number of queues, and VF 0 has 2; \
          make them equal"
     );
 }
@@ -226,7 +223,7 @@ fn queue_counts_that_cannot_be_are_refused() {
     );
     assert_eq!(
         wrong_vf("pf=pf0,index=0,num_queues=6"),
-        "--net-vf pf=pf0,index=0,num_queues=6: 3 pairs of queues for a VM with --cpus boot=2; give at most 4, or more vCPUs"
+        "--net-vf pf=pf0,index=0,num_queues=6: 3 queue pairs for 2 vCPUs (--cpus); give at most 4, or more vCPUs"
     );
 }
 
@@ -234,18 +231,19 @@ fn queue_counts_that_cannot_be_are_refused() {
 fn backends_that_exclude_each_other_are_refused() {
     assert_eq!(
         wrong_vf("pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2,tap=clitest2"),
-        "--net-vf pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2: the backend is a vDPA device alone; leave tap out, or vdpa"
+        "--net-vf pf=pf0,index=2,vdpa=/dev/vhost-vdpa-2: tap cannot be combined with a vDPA device; leave tap out, \
+         or vdpa"
     );
     assert_eq!(
         wrong(&["--net", "socket=/run/s", "--vdpa", "path=/dev/vhost-vdpa-0"]),
-        "--net socket=/run/s: a socket is a vhost-user backend's; add vhost_user=on, or leave socket out"
+        "--net socket=/run/s: only a vhost-user backend has a socket; add vhost_user=on, or leave socket out"
     );
     assert_eq!(
         wrong(&["--vdpa", "path=/dev/vhost-vdpa-0", "path=/dev/vhost-vdpa-0,id=v"]),
-        "--vdpa id=v,path=/dev/vhost-vdpa-0: this device is in use by _vdpa0 already; give each NIC and each VF its own"
+        "--vdpa id=v,path=/dev/vhost-vdpa-0: this device is already in use by _vdpa0; give each NIC and each VF its own"
     );
     assert_eq!(malformed("--net", "vhost=perhaps"), "--net vhost=perhaps: give on, off or auto");
-    assert_eq!(malformed("--vdpa", "num_queues=2"), "--vdpa: path has to be given");
+    assert_eq!(malformed("--vdpa", "num_queues=2"), "--vdpa: path is required; add it");
 }
 
 // The log.
@@ -254,7 +252,7 @@ fn backends_that_exclude_each_other_are_refused() {
 fn a_log_file_that_cannot_be_written_is_refused() {
     assert_eq!(
         wrong(&["--log-file", "/nonexistent/log"]),
-        "--log-file /nonexistent/log: cannot be written (No such file or directory (os error 2)); give a path that can be"
+        "--log-file /nonexistent/log: cannot be written (No such file or directory (os error 2)); give a writable path"
     );
 }
 

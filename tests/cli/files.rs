@@ -7,49 +7,49 @@ use std::path::PathBuf;
 use tempfile::{TempDir, tempdir};
 
 /// Files that a VM is made of, in a directory that others than root may read.
-pub struct Files(TempDir);
+pub(crate) struct Files(TempDir);
 
 impl Files {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let files = tempdir().unwrap();
         fs::set_permissions(files.path(), Permissions::from_mode(0o755)).unwrap();
         Self(files)
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    pub fn write(&self, name: &str, bytes: &[u8]) -> String {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> String {
         fs::write(self.path(name), bytes).unwrap();
         self.path(name).into_os_string().into_string().unwrap()
     }
 
     /// A file that takes no room on the disk.
-    pub fn sparse(&self, name: &str, len: u64) -> String {
+    pub(crate) fn sparse(&self, name: &str, len: u64) -> String {
         let path = self.write(name, b"");
         File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
         path
     }
 
     /// A kernel that does nothing, for as long as it is let.
-    pub fn idle_kernel(&self) -> String {
+    pub(crate) fn idle_kernel(&self) -> String {
         self.kernel(&[0xf4, 0xeb, 0xfd]) // hlt; jmp to it
     }
 
     /// A kernel that has a triple fault at once: there are no interrupt descriptors.
-    pub fn faulting_kernel(&self) -> String {
+    pub(crate) fn faulting_kernel(&self) -> String {
         self.kernel(&[0x0f, 0x0b]) // ud2
     }
 
     /// A kernel that switches the machine off at once.
-    pub fn off_kernel(&self) -> String {
+    pub(crate) fn off_kernel(&self) -> String {
         // mov dx, 0x600; mov al, 0x34; out dx, al; hlt: the sleep control register takes S5.
         self.kernel(&[0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xf4])
     }
 
     /// A kernel of these instructions.
-    pub fn kernel(&self, code: &[u8]) -> String {
+    pub(crate) fn kernel(&self, code: &[u8]) -> String {
         self.write("vmlinux", &kernel(code))
     }
 }

@@ -63,7 +63,7 @@ fn a_backend_that_is_missing_is_refused() {
     let refused = |options: &[&str]| {
         Run::new(&[&["--kernel", kernel.as_str()], options].concat()).with_taps("climiss").refused(WRONG)
     };
-    let no_device = "no such device; make one (vdpa dev add name NAME mgmtdev DEVICE) and load the module vhost_vdpa \
+    let no_device = "no such device; create one (vdpa dev add name NAME mgmtdev DEVICE) and load the module vhost_vdpa \
                      (modprobe vhost_vdpa)";
     assert_eq!(
         refused(&["--vdpa", "id=v,path=/dev/vhost-vdpa-none"]),
@@ -77,11 +77,12 @@ fn a_backend_that_is_missing_is_refused() {
     );
     assert_eq!(
         refused(&[&pf[..], &["pf=pf0,index=1,vhost_user=on,socket=/nonexistent/s"]].concat()),
-        "--net-vf pf=pf0,index=1,socket=/nonexistent/s: no such file; start the backend first, or give the path of its socket"
+        "--net-vf pf=pf0,index=1,socket=/nonexistent/s: no such file; start the backend first, or give the path of \
+         its socket"
     );
     assert_eq!(
         refused(&["--net", "vhost_user=on,socket=/nonexistent/s,vhost_mode=server"]),
-        "--net id=_net0,socket=/nonexistent/s: its folder does not exist; create it"
+        "--net id=_net0,socket=/nonexistent/s: its directory does not exist; create it"
     );
 }
 
@@ -157,7 +158,7 @@ fn no_right_to_create_a_tap_is_reported() {
     command.args(["--kernel", &files.idle_kernel(), "--net", "id=a,tap=cliright"]);
     assert_eq!(
         Run::of(command, tempdir().unwrap()).with_taps("cliright").refused(WRONG),
-        "--net id=a: no right to create the tap cliright: create it for this user \
+        "--net id=a: no permission to create the tap cliright; create it for this user \
          (ip tuntap add cliright mode tap user USER), or run with CAP_NET_ADMIN"
     );
 }
@@ -225,7 +226,7 @@ fn a_tap_that_another_vm_has_is_refused() {
     let _vm = Idle::start(&files, "clibusy", &[]);
     assert_eq!(
         Run::new(&["--kernel", &files.idle_kernel(), "--net", "id=b,tap=clibusy"]).refused(WRONG),
-        "--net id=b: clibusy is in use by another process: stop that one, or name another tap"
+        "--net id=b: clibusy is in use by another process; stop that one, or name another tap"
     );
 }
 
@@ -237,7 +238,7 @@ fn what_was_created_before_something_is_wrong_is_removed() {
     let arguments = ["--net", "id=a,tap=clileft,sriov_vfs=2", "--net-vf", "pf=a,index=1,tap=lo"];
     let said =
         Run::new(&[&["--kernel", &files.idle_kernel()], &arguments[..]].concat()).with_taps("clileft").refused(WRONG);
-    assert!(said.contains("lo exists and is no tap with a virtio header"), "{said}");
+    assert!(said.contains("lo exists and is not a tap with a virtio header"), "{said}");
 }
 
 /// The command under a limit of open files, soft and hard, with a PF whose taps are called after `tap`.
@@ -259,7 +260,7 @@ fn too_few_open_files_are_refused_with_what_would_be_enough() {
     // 301 functions of a tap, a doorbell and 4 interrupts each.
     assert!((1806..2500).contains(&needed), "{said}");
     let rest = format!(
-        " open files, and the limit is 256; raise that (ulimit -n {needed}, or LimitNOFILE={needed} in a systemd unit), \
+        " open files, and the limit is 256; raise it (ulimit -n {needed}, or LimitNOFILE={needed} in a systemd unit), \
          or reserve fewer VFs"
     );
     assert!(said.ends_with(&rest), "{said}");
@@ -324,7 +325,7 @@ fn the_log_file_tells_what_happens_to_this_user_alone() {
         assert_eq!(vm.terminate().code(), Some(0));
         assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
         let text = fs::read_to_string(&log).unwrap();
-        let told = text.contains("INFO vmm::vmm: stopped by a signal");
+        let told = text.contains("INFO vmm::control: stopped by a signal");
         assert_eq!(told, !verbose.is_empty(), "{verbose:?}: {text}");
         assert!(!interfaces().contains(&"clilog".to_string()));
     }

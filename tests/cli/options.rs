@@ -20,9 +20,9 @@ fn printed(arguments: &[&str]) -> String {
 fn help_is_by_topic() {
     let text = printed(&["--help"]);
     let at = |text_of: &str| text.find(text_of).unwrap_or_else(|| panic!("{text_of} in {text}"));
-    assert!(at("What the guest boots:") < at("--kernel <"));
-    assert!(at("The machine:") < at("--cpus <") && at("Devices:") < at("--net <"));
-    assert!(at("API and events:") < at("--event-monitor <") && at("The program:") < at("--print-config"));
+    assert!(at("\nBoot:") < at("--kernel <"));
+    assert!(at("\nMachine:") < at("--cpus <") && at("Devices:") < at("--net <"));
+    assert!(at("API and events:") < at("--event-monitor <") && at("Process:") < at("--print-config"));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_file_is_the_whole_vm() {
     let none = files.write("none.json", b"{}");
     assert_eq!(
         Run::new(&["--config", &none]).refused(WRONG),
-        "--kernel: has to be given: the path of a bzImage or of a vmlinux"
+        "--kernel: is required; give the path of a bzImage or a vmlinux"
     );
 }
 
@@ -102,13 +102,13 @@ fn what_is_wrong_with_a_file_is_named_by_its_path() {
     let later = files.write("later.json", br#"{"fs": [{"tag": "x"}]}"#);
     assert_eq!(
         Run::new(&["--config", &later]).refused(WRONG).replace(&later, "F"),
-        "--config F: fs: shared file systems are not in this version yet; leave it out"
+        "--config F: fs: shared file systems are not supported yet; leave it out"
     );
 }
 
 #[test]
 fn there_has_to_be_something_to_run() {
-    assert_eq!(usage(&["--log-file", "log"]), "there is nothing to run; give --kernel, --config or --api-socket");
+    assert_eq!(usage(&["--log-file", "log"]), "nothing to run; give --kernel, --config or --api-socket");
 }
 
 #[test]
@@ -122,12 +122,12 @@ fn where_events_go_is_a_path_or_a_descriptor() {
     let wrong = |monitor: &str| Run::new(&["--kernel", "k", "--event-monitor", monitor]).refused(WRONG);
     assert_eq!(
         wrong("path=/nonexistent/events"),
-        "--event-monitor path=/nonexistent/events: cannot be written: No such file or directory (os error 2); give a file \
-         or a named pipe that can be"
+        "--event-monitor path=/nonexistent/events: cannot be written: No such file or directory (os error 2); give a \
+         writable file or named pipe"
     );
     assert_eq!(
         wrong("fd=99"),
-        "--event-monitor fd=99: not an open file descriptor that can be written; open it before the program starts"
+        "--event-monitor fd=99: not a file descriptor open for writing; open it before the program starts"
     );
 }
 
@@ -139,7 +139,11 @@ fn where_the_api_is_found_is_a_path_or_a_descriptor() {
             format!("--api-socket {malformed}: give path=<path>, a path alone, or fd=<number>")
         );
     }
-    assert!(Run::new(&["--api-socket", "fd=99"]).refused(WRONG).starts_with("--api-socket fd=99: not a Unix socket"));
+    assert!(
+        Run::new(&["--api-socket", "fd=99"])
+            .refused(WRONG)
+            .starts_with("--api-socket fd=99: not a listening Unix socket")
+    );
 }
 
 #[test]

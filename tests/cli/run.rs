@@ -8,15 +8,15 @@ use assert_cmd::Command;
 use tempfile::{TempDir, tempdir};
 
 /// The command's own file.
-pub const BINARY: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
 
 /// The exit code of a configuration that cannot be run.
-pub const WRONG: i32 = 1;
+pub(crate) const WRONG: i32 = 1;
 /// The exit code of a command line that cannot be read, down to the keys and values of its options.
-pub const USAGE: i32 = 2;
+pub(crate) const USAGE: i32 = 2;
 
 /// The command, run in a directory of its own that must be as empty after it as before.
-pub struct Run {
+pub(crate) struct Run {
     pub command: Command,
     home: TempDir,
     /// What the names of its taps start with, and of no other test's that may run now.
@@ -25,7 +25,7 @@ pub struct Run {
 
 impl Run {
     /// The command with these arguments.
-    pub fn new(arguments: &[&str]) -> Self {
+    pub(crate) fn new(arguments: &[&str]) -> Self {
         let home = tempdir().unwrap();
         let mut command = StdCommand::new(BINARY);
         command.args(arguments);
@@ -33,20 +33,20 @@ impl Run {
     }
 
     /// Another way to start it, in this directory.
-    pub fn of(command: StdCommand, home: TempDir) -> Self {
+    pub(crate) fn of(command: StdCommand, home: TempDir) -> Self {
         let mut command = Command::from_std(command);
         command.current_dir(home.path()).timeout(Duration::from_secs(60));
         Self { command, home, taps: "clitest" }
     }
 
     /// Runs it with taps of this prefix.
-    pub fn with_taps(mut self, prefix: &'static str) -> Self {
+    pub(crate) fn with_taps(mut self, prefix: &'static str) -> Self {
         self.taps = prefix;
         self
     }
 
     /// Runs it; it must fail with `code`, say exactly one line on standard error and leave nothing behind.
-    pub fn refused(mut self, code: i32) -> String {
+    pub(crate) fn refused(mut self, code: i32) -> String {
         let output = self.command.output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(code), 0), "{said}");
@@ -61,7 +61,7 @@ impl Run {
 }
 
 /// The host's network interfaces.
-pub fn interfaces() -> Vec<String> {
+pub(crate) fn interfaces() -> Vec<String> {
     let all = fs::read_dir("/sys/class/net").unwrap();
     all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }

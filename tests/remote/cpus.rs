@@ -1,4 +1,4 @@
-//! vCPUs that come to a guest that runs, and go. These need /dev/kvm.
+//! vCPUs added to and removed from a running guest. These tests need /dev/kvm.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::files::Files;
 use crate::vmm::{Vmm, wait_for};
 
-/// The registers by which vCPUs come and go, as the ACPI tables have them: those that came, those that should go, and those that went.
+/// The registers for vCPU hotplug, as in the ACPI tables: added vCPUs, vCPUs to release, and released vCPUs.
 const ADDED: u16 = 0xb020;
 const LEAVING: u16 = 0xb040;
 const EJECT: u16 = 0xb060;
@@ -21,16 +21,17 @@ fn store(address: u32, value: u32) -> Vec<u8> {
     [&[0xc7, 0x05][..], &address.to_le_bytes(), &value.to_le_bytes()].concat()
 }
 
-/// `mov dx, port; in al, dx; test al, al; jz` by as much
+/// `mov dx, port; in al, dx; test al, al; jz jump`
 fn unless_zero(port: u16, jump: i8) -> Vec<u8> {
     let [low, high] = port.to_le_bytes();
     vec![0x66, 0xba, low, high, 0xec, 0x84, 0xc0, 0x74, jump as u8]
 }
 
-/// A guest that wakes all other vCPUs when one comes, and lets go at once what it should let go. A vCPU that wakes writes its APIC ID to
-/// the serial port.
+/// A guest that wakes all other vCPUs when one is added, and releases one at once when asked. A vCPU that wakes up
+/// writes its APIC ID to the serial port.
 fn guest() -> Vec<u8> {
-    // In real mode at 0x8000: mov eax, 1; cpuid; shr ebx, 24; add bl, '0'; mov dx, 0x3f8; mov al, bl; out dx, al; hlt; jmp to it
+    // In real mode at 0x8000: mov eax, 1; cpuid; shr ebx, 24; add bl, '0'; mov dx, 0x3f8; mov al, bl; out dx, al;
+    // again: hlt; jmp again
     let awake = b"\x66\xb8\x01\0\0\0\x0f\xa2\x66\xc1\xeb\x18\x80\xc3\x30\xba\xf8\x03\x88\xd8\xee\xf4\xeb\xfd";
     let mut code = store(SPURIOUS_INTERRUPT, 0x1ff);
     for (n, dword) in (0u32..).zip(awake.as_chunks().0) {
@@ -47,7 +48,7 @@ fn guest() -> Vec<u8> {
     [code, again].concat()
 }
 
-/// The vCPUs that run.
+/// The names of the vCPU threads.
 fn running(vmm: &Vmm) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{}/task", vmm.process.id())).unwrap();
     let name = |path: std::path::PathBuf| fs::read_to_string(path.join("comm")).unwrap_or_default().trim().to_string();
@@ -63,7 +64,7 @@ fn cpus(vmm: &Vmm) -> Value {
 }
 
 #[test]
-fn vcpus_come_to_a_guest_that_runs_and_go() {
+fn vcpus_are_added_to_a_running_guest_and_removed() {
     let files = Files::new();
     let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
     let serial_file = format!("file={}", serial.display());
@@ -77,41 +78,41 @@ fn vcpus_come_to_a_guest_that_runs_and_go() {
     wait_for("three vCPUs", || running(&vmm) == ["vcpu0", "vcpu1", "vcpu2"]);
     assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 3, "max_vcpus": 4 }));
     wait_for("both", || woken('1') > 0 && woken('2') > 0);
-    assert!(vmm.done(&["info", "--text"]).contains("cpus    3, at most 4\n"));
+    assert!(vmm.done(&["info", "--text"]).contains("cpus    3 of at most 4\n"));
 
     let said = vmm.refused(&["resize", "--cpus", "5"]);
     assert!(said.contains("desired_vcpus=5") && said.contains("max=4") && said.ends_with("(status 400)"), "{said}");
     assert!(vmm.refused(&["resize", "--cpus", "0"]).ends_with("(status 400)"));
     assert!(vmm.refused(&["resize", "--memory", "128M"]).ends_with("(status 400)"));
 
-    // A guest that stands still does not answer.
+    // A paused guest does not answer.
     vmm.done(&["pause"]);
     vmm.done(&["resize", "--cpus", "1"]);
     let said = vmm.refused(&["resize", "--cpus", "2"]);
     assert!(said.contains("vCPU 1") && said.ends_with("(status 429)"), "{said}");
     wait_for("three vCPUs", || running(&vmm).len() == 3);
     vmm.done(&["resume"]);
-    wait_for("those that go", || running(&vmm) == ["vcpu0"]);
+    wait_for("the removal", || running(&vmm) == ["vcpu0"]);
     vmm.done(&["nmi"]);
     vmm.done(&["shutdown"]);
 
-    // It has so many at its next start.
+    // After the reboot it has as many vCPUs as were asked for last.
     fs::remove_file(&serial).unwrap();
     vmm.done(&["boot"]);
     assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 1, "max_vcpus": 4 }));
-    // A thread has its name a moment after it has been started.
+    // A thread sets its name shortly after it has started.
     wait_for("its vCPU", || running(&vmm) == ["vcpu0"]);
     vmm.done(&["resize", "--cpus", "4"]);
-    wait_for("the last", || woken('3') > 0);
+    wait_for("the last vCPU", || woken('3') > 0);
     vmm.done(&["resize", "--cpus", "2"]);
-    wait_for("those that go", || running(&vmm) == ["vcpu0", "vcpu1"]);
-    // What went comes again, also to a guest that stands still.
+    wait_for("the removal", || running(&vmm) == ["vcpu0", "vcpu1"]);
+    // A removed vCPU can be added again, even to a paused guest.
     let before = woken('2');
     vmm.done(&["pause"]);
     vmm.done(&["resize", "--cpus", "3"]);
     wait_for("three vCPUs", || running(&vmm).len() == 3);
     vmm.done(&["resume"]);
-    wait_for("the one that came again", || woken('2') > before);
+    wait_for("the vCPU that was added again", || woken('2') > before);
     vmm.done(&["reboot"]);
     assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 3, "max_vcpus": 4 }));
     wait_for("three vCPUs", || running(&vmm).len() == 3);
@@ -120,7 +121,7 @@ fn vcpus_come_to_a_guest_that_runs_and_go() {
 }
 
 #[test]
-fn a_vm_that_does_not_run_is_resized_for_its_start() {
+fn a_vm_that_is_not_running_is_resized_for_its_boot() {
     let vmm = Vmm::start(&[]);
     vmm.done(&["create", "--kernel", "k", "--cpus", "boot=1,max=4"]);
     vmm.done(&["resize", "--cpus", "2"]);

@@ -1,4 +1,4 @@
-//! What `--event-monitor` tells of a VM whose guest does nothing.
+//! What `--event-monitor` reports of a VM whose guest is idle.
 
 use std::fs;
 use std::path::Path;
@@ -25,15 +25,20 @@ fn monitor(path: &Path) -> String {
     format!("path={}", path.display())
 }
 
+/// Boots a VM whose guest is idle, with its events in `file`. The guest's files must outlive it.
+fn boot_idle(file: &Path) -> (Vmm, Files) {
+    let vmm = Vmm::start(&["--event-monitor", &monitor(file)]);
+    let files = Files::new();
+    vmm.done(&["create", "--kernel", &files.idle_kernel(), "--memory", "size=64M"]);
+    vmm.done(&["boot"]);
+    (vmm, files)
+}
+
 #[test]
-fn the_life_of_a_vm_is_told() {
+fn the_life_of_a_vm_is_reported() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("events");
-    let vmm = Vmm::start(&["--event-monitor", &monitor(&file)]);
-    let files = Files::new();
-    let kernel = files.idle_kernel();
-    vmm.done(&["create", "--kernel", &kernel, "--memory", "size=64M"]);
-    vmm.done(&["boot"]);
+    let (vmm, _files) = boot_idle(&file);
     vmm.done(&["add-net", "id=n0,tap=rme0,pci_device_id=9"]);
     for command in ["pause", "resume", "resize", "reboot", "shutdown", "delete", "shutdown-vmm"] {
         vmm.done(&[command]);
@@ -51,7 +56,7 @@ fn the_life_of_a_vm_is_told() {
 }
 
 #[test]
-fn a_program_whose_socket_is_in_use_leaves_the_events_of_the_other_alone() {
+fn a_vmm_whose_socket_is_in_use_does_not_touch_the_events_of_the_other() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("events");
     let vmm = Vmm::start(&["--event-monitor", &monitor(&file)]);
@@ -65,7 +70,7 @@ fn a_program_whose_socket_is_in_use_leaves_the_events_of_the_other_alone() {
 }
 
 #[test]
-fn a_pipe_may_be_read_before_the_vmm_starts_or_after() {
+fn a_pipe_may_be_opened_before_the_vmm_starts_or_after() {
     for late in [false, true] {
         let folder = tempdir().unwrap();
         let pipe = folder.path().join("pipe");
@@ -85,7 +90,7 @@ fn a_pipe_may_be_read_before_the_vmm_starts_or_after() {
 }
 
 #[test]
-fn a_vmm_whose_events_nobody_reads_serves_and_ends() {
+fn a_vmm_whose_events_nobody_reads_still_serves_and_exits() {
     let folder = tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -98,11 +103,7 @@ fn a_vmm_whose_events_nobody_reads_serves_and_ends() {
 fn a_signal_ends_the_vm_and_the_vmm() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("events");
-    let vmm = Vmm::start(&["--event-monitor", &monitor(&file)]);
-    let files = Files::new();
-    let kernel = files.idle_kernel();
-    vmm.done(&["create", "--kernel", &kernel, "--memory", "size=64M"]);
-    vmm.done(&["boot"]);
+    let (vmm, _files) = boot_idle(&file);
     let pid = rustix::process::Pid::from_child(&vmm.process);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     wait_for("the last event", || fs::read_to_string(&file).unwrap().contains("\"vmm\",\n  \"event\": \"shutdown\""));

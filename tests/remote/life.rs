@@ -1,4 +1,4 @@
-//! The life of a VM by `ch-remote`. Most of it needs no guest; what does needs /dev/kvm and the right to make taps.
+//! The life of a VM, driven by `ch-remote`. Tests with a guest need /dev/kvm and the right to create taps.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -36,7 +36,7 @@ fn a_vm_is_created_changed_and_deleted() {
 }
 
 #[test]
-fn a_vm_is_created_of_a_file() {
+fn a_vm_is_created_from_a_file() {
     let vmm = Vmm::start(&[]);
     let file = vmm.path("vm.json");
     fs::write(&file, r#"{"payload": {"kernel": "k"}, "cpus": {"boot_vcpus": 3, "max_vcpus": 3}}"#).unwrap();
@@ -49,7 +49,7 @@ fn a_vm_is_created_of_a_file() {
 }
 
 #[test]
-fn what_the_vmm_refuses_is_told_with_its_reasons() {
+fn a_refusal_by_the_vmm_is_shown_with_its_reasons() {
     let vmm = Vmm::start(&[]);
     let said = vmm.refused(&["boot"]);
     assert!(said.starts_with("ch-remote: vm.boot: ") && said.contains("vm.create"), "{said}");
@@ -60,7 +60,7 @@ fn what_the_vmm_refuses_is_told_with_its_reasons() {
     assert!(said.contains("in use") && said.ends_with("(status 409)"), "{said}");
     let said = vmm.refused(&["add-net", "num_queues=3"]);
     assert!(said.contains("queues come in pairs"), "{said}");
-    // The same grammar as the VMM's, without asking it.
+    // ch-remote has the VMM's grammar and need not ask it.
     assert_eq!(
         vmm.refused(&["add-net", "tapp=x"]),
         "ch-remote: --net tapp=x: unknown key; --help lists those of --net"
@@ -68,7 +68,7 @@ fn what_the_vmm_refuses_is_told_with_its_reasons() {
 }
 
 #[test]
-fn what_comes_later_is_refused_by_the_vmm() {
+fn features_not_in_this_version_are_refused_by_the_vmm() {
     let vmm = Vmm::start(&[]);
     for arguments in [
         &["add-device", "path=/sys/bus/pci/devices/0000:01:00.0"][..],
@@ -86,12 +86,12 @@ fn what_comes_later_is_refused_by_the_vmm() {
         &["snapshot", "file:///tmp/x"],
     ] {
         let said = vmm.refused(arguments);
-        assert!(said.ends_with("not in this version yet (status 501)"), "{said}");
+        assert!(said.ends_with("not supported yet (status 501)"), "{said}");
     }
 }
 
 #[test]
-fn a_vmm_that_is_not_there_is_named() {
+fn a_vmm_that_cannot_be_reached_is_named() {
     let vmm = Vmm::start(&[]);
     fs::remove_file(vmm.path("socket")).unwrap();
     let said = vmm.refused(&["ping"]);
@@ -99,7 +99,7 @@ fn a_vmm_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_command_line_that_cannot_be_read_has_a_status_of_its_own() {
+fn an_invalid_command_line_has_its_own_exit_status() {
     let vmm = Vmm::start(&[]);
     for wrong in
         [&["no-such"][..], &["resize", "--memory", "1T"], &["set-vf", "pf0", "0"], &["create", "f", "--kernel", "k"]]
@@ -109,16 +109,16 @@ fn a_command_line_that_cannot_be_read_has_a_status_of_its_own() {
 }
 
 #[test]
-fn a_descriptor_that_is_no_tap_is_refused_by_the_one_who_got_it() {
+fn a_descriptor_that_is_no_tap_is_refused_by_the_vmm() {
     let vmm = Vmm::start(&[]);
     let files = Files::new();
     vmm.done(&["create", "--kernel", &files.idle_kernel(), "--memory", "size=64M"]);
-    // A descriptor without close-on-exec, for the client to pass on.
+    // A descriptor without close-on-exec, which ch-remote inherits and passes on.
     let file = File::open("/dev/null").unwrap();
     let passed = rustix::io::dup(&file).unwrap();
     let net = format!("id=a,fd=[{}]", passed.as_raw_fd());
     vmm.done(&["add-net", &net]);
-    // It came: that it is no tap is found when the VM is booted.
+    // The VMM got the descriptor: only the boot shows that it is no tap.
     let said = vmm.refused(&["boot"]);
     assert!(said.contains("--net id=a"), "{said}");
 }
@@ -129,7 +129,7 @@ fn the_vfs_of_a_running_vm_are_shown_and_changed() {
     let files = Files::new();
     let kernel = files.idle_kernel();
     vmm.done(&["create", "--kernel", &kernel, "--memory", "size=64M", "--net", "id=pf0,tap=rmv0,sriov_vfs=2"]);
-    assert_eq!(vmm.done(&["vfs", "--text"]), "no PFs; a NIC is one with sriov_vfs, in a VM that is booted\n");
+    assert_eq!(vmm.done(&["vfs", "--text"]), "there are no PFs; boot a VM with a NIC that has sriov_vfs=\n");
     vmm.done(&["boot"]);
     let rows = json_of(&vmm.done(&["vfs"]));
     let index = |n: usize| rows[n]["index"].as_u64();
@@ -151,7 +151,7 @@ fn the_vfs_of_a_running_vm_are_shown_and_changed() {
 }
 
 #[test]
-fn vfs_are_shown_again_and_again() {
+fn watched_vfs_are_shown_repeatedly() {
     let vmm = Vmm::start(&[]);
     vmm.done(&["create", "--kernel", "k"]);
     let mut watching = vmm.remote_command(&["vfs", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
@@ -163,18 +163,18 @@ fn vfs_are_shown_again_and_again() {
 }
 
 #[test]
-fn the_vmm_stays_after_its_guest_if_it_is_told_to() {
+fn with_no_shutdown_the_vmm_outlives_its_guest() {
     let files = Files::new();
     let kernel = files.off_kernel();
     let vmm = Vmm::start(&["--no-shutdown", "--kernel", &kernel, "--memory", "size=64M"]);
-    wait_for("the guest's end", || json_of(&vmm.done(&["info"]))["state"] == json!("Shutdown"));
+    wait_for("the guest's power-off", || json_of(&vmm.done(&["info"]))["state"] == json!("Shutdown"));
     vmm.done(&["boot"]);
-    wait_for("the guest's end", || json_of(&vmm.done(&["info"]))["state"] == json!("Shutdown"));
+    wait_for("the guest's power-off", || json_of(&vmm.done(&["info"]))["state"] == json!("Shutdown"));
     vmm.done(&["shutdown-vmm"]);
     assert_eq!(vmm.end(), Some(0));
 }
 
-/// Readiness is told by a datagram, when clients are served; the socket may come from who starts the program.
+/// The API socket may be passed by the service manager. A datagram tells it when clients are served.
 #[test]
 fn a_service_manager_passes_the_socket_and_hears_when_all_is_ready() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
-//! `ch-remote` against the real command, which need not run a guest for that.
+//! `ch-remote` with the real command. Most tests need no guest.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "what fails here is a failed test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod cpus;
 mod events;
 #[path = "../cli/files.rs"]
-#[expect(dead_code, reason = "these tests need one kernel of those that there are")]
+#[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
 mod life;
 mod metrics;

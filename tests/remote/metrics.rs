@@ -1,4 +1,4 @@
-//! `GET /metrics`, by `ch-remote` and read as Prometheus reads it.
+//! `GET /metrics`, requested by `ch-remote` and parsed as Prometheus does.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -25,7 +25,7 @@ fn parse(text: &str) -> HashMap<Series, f64> {
     });
     let parsed: Vec<_> = parsed.collect();
     let (count, map): (_, HashMap<_, _>) = (parsed.len(), parsed.into_iter().collect());
-    assert_eq!(map.len(), count, "a series twice: {text}");
+    assert_eq!(map.len(), count, "a series appears twice: {text}");
     map
 }
 

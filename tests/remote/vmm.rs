@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 
 use tempfile::{TempDir, tempdir};
 
-pub const VMM: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
-pub const REMOTE: &str = env!("CARGO_BIN_EXE_ch-remote");
+pub(crate) const VMM: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
+pub(crate) const REMOTE: &str = env!("CARGO_BIN_EXE_ch-remote");
 
-/// How long something may take on a busy machine.
+/// How long anything may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A VMM without a VM, which ends with it.
-pub struct Vmm {
+/// A VMM, started without a VM. It is killed when this is dropped.
+pub(crate) struct Vmm {
     pub process: Child,
     home: TempDir,
 }
 
 impl Vmm {
-    /// Starts it with further arguments, and waits for its socket.
-    pub fn start(arguments: &[&str]) -> Self {
+    /// Starts it with additional arguments, and waits for its socket.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
         let home = tempdir().unwrap();
         let log = File::create(home.path().join("log")).unwrap();
         let socket = home.path().join("socket");
@@ -31,36 +31,36 @@ impl Vmm {
         command.arg("--api-socket").arg(&socket).args(arguments);
         let process = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         let vmm = Self { process, home };
-        // It is there a moment before somebody listens.
+        // The socket exists a moment before anybody listens.
         wait_for("the socket", || UnixStream::connect(&socket).is_ok());
         vmm
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.home.path().join(name)
     }
 
-    /// What `ch-remote` with these arguments did.
-    pub fn remote(&self, arguments: &[&str]) -> Output {
+    /// Runs `ch-remote` with these arguments.
+    pub(crate) fn remote(&self, arguments: &[&str]) -> Output {
         self.remote_command(arguments).output().unwrap()
     }
 
-    pub fn remote_command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn remote_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(REMOTE);
         command.arg("--api-socket").arg(self.path("socket")).args(arguments).stdin(Stdio::null());
         command
     }
 
-    /// What it printed, which must have worked.
-    pub fn done(&self, arguments: &[&str]) -> String {
+    /// Runs `ch-remote`, which must succeed, and returns its output.
+    pub(crate) fn done(&self, arguments: &[&str]) -> String {
         let output = self.remote(arguments);
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), said.as_str()), (Some(0), ""), "{arguments:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The line that it said, which must have failed.
-    pub fn refused(&self, arguments: &[&str]) -> String {
+    /// Runs `ch-remote`, which must fail, and returns its error line.
+    pub(crate) fn refused(&self, arguments: &[&str]) -> String {
         let output = self.remote(arguments);
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{arguments:?}: {said}");
@@ -68,10 +68,10 @@ impl Vmm {
         said.trim_end().to_string()
     }
 
-    /// Waits for its end.
-    pub fn end(mut self) -> Option<i32> {
+    /// Waits until the VMM exits, and returns the exit code.
+    pub(crate) fn end(mut self) -> Option<i32> {
         let mut status = None;
-        wait_for("the VMM's end", || {
+        wait_for("the VMM's exit", || {
             status = self.process.try_wait().unwrap();
             status.is_some()
         });
@@ -86,15 +86,15 @@ impl Drop for Vmm {
         if std::thread::panicking() {
             let mut log = String::new();
             let _ = File::open(self.path("log")).and_then(|mut file| file.read_to_string(&mut log));
-            eprintln!("the VMM said:\n{log}");
+            eprintln!("the VMM printed:\n{log}");
         }
     }
 }
 
-pub fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !is_there() {
-        assert!(Instant::now() < until, "{what} does not come");
+        assert!(Instant::now() < until, "waiting for {what} took too long");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

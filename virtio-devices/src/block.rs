@@ -1,14 +1,17 @@
 //! virtio-blk over a raw image (`virtio 1.4 §5.2`).
 //!
-//! Each queue has a thread that owns it while the driver runs it. It leaves requests to the kernel, many at a time, and gives
-//! each back when it is complete. What the driver gets wrong has a status or is dropped, and is counted, never logged.
+//! Each queue has a thread, which owns the queue while the driver runs it. The thread hands many requests to the kernel
+//! at a time and completes each as its result arrives. A malformed request gets an error status or is dropped; it is
+//! counted and never logged.
 
+mod call;
 mod config;
 mod counters;
 mod engine;
 mod error;
+mod geometry;
 mod image;
-mod request;
+mod operation;
 mod requests;
 mod uring;
 mod worker;
@@ -41,16 +44,16 @@ use config::{Config, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
 pub use error::BlockError;
 use image::{Access, Image};
-use worker::{Part, Shared};
+use worker::{QueueWorker, Shared};
 
-/// A mass storage controller of no kind that there is another driver for.
+/// Mass storage controller, other: no other driver claims it.
 const CLASS: [u8; 3] = [0x01, 0x80, 0x00];
 /// The largest size of a virtqueue (`virtio 1.4 §2.7`).
 const MAX_SIZE: u16 = 32_768;
 /// The length of a serial number.
 const SERIAL: usize = VIRTIO_BLK_ID_BYTES as usize;
-/// The most segments of data that a driver is asked to use in a request: two of the queue's descriptors are for the header and the
-/// status, and each segment may be in two parts of guest memory.
+/// The most segments of data that a driver is asked to use in a request: two of the queue's descriptors are for the
+/// header and the status, and each segment may be in two parts of guest memory.
 const MAX_SEGMENTS: u16 = 254;
 
 /// What every disk offers.
@@ -77,7 +80,7 @@ pub struct BlockSpec {
     pub read_only: bool,
     /// It is read and written around the host's page cache.
     pub direct: bool,
-    /// It is raw though it begins as an image of another format does.
+    /// Treat it as raw even if it starts with another format's signature.
     pub surely_raw: bool,
     /// The number of its queues, 1 or more.
     pub queues: u16,
@@ -85,7 +88,7 @@ pub struct BlockSpec {
     pub queue_size: u16,
     /// The serial number that the guest reads, at most 20 bytes. Without one it is the beginning of the id.
     pub serial: Option<String>,
-    /// How much its queues together may do. Discarding and zeroing count as operations only.
+    /// Rate limits, shared by its queues. Discarding and zeroing count as operations only.
     pub limits: RateLimits,
     /// Tries io_uring. Without it a queue's requests are carried out one at a time.
     pub io_uring: bool,
@@ -100,8 +103,8 @@ pub struct Block {
     queue_sizes: Vec<u16>,
     counters: Arc<BlockCounters>,
     losses: Losses,
-    /// What the driver wrote into `writeback` since the reset: whether it wants writes to wait in the host's cache until a flush
-    /// (`virtio 1.4 §5.2.4`).
+    /// What the driver wrote into `writeback` since the reset: whether it wants writes to wait in the host's cache
+    /// until a flush (`virtio 1.4 §5.2.4`).
     chosen: Option<bool>,
     /// The features of the last start, which say what `writeback` means. There are none between a reset and a start.
     negotiated: Option<u64>,
@@ -161,36 +164,36 @@ impl Block {
 
     /// Its size in bytes.
     pub fn size(&self) -> u64 {
-        self.image.abilities.geometry.sectors.saturating_mul(request::SECTOR)
+        self.image.abilities.geometry.sectors.saturating_mul(geometry::SECTOR)
     }
 
-    /// What it has done so far.
+    /// Its counters.
     pub fn counters(&self) -> Arc<BlockCounters> {
         Arc::clone(&self.counters)
     }
 
-    /// Tells the workers whether writes have to be stable (`virtio 1.4 §5.2.6.2`): if the driver said so, or if it never flushes
-    /// because it did not negotiate that.
+    /// Tells the workers whether writes have to be stable (`virtio 1.4 §5.2.6.2`): if the driver said so, or if it
+    /// never flushes because it did not negotiate that.
     fn settle_cache(&self, features: u64) {
         let stable =
             if has(features, VIRTIO_BLK_F_CONFIG_WCE) { !self.writeback() } else { !has(features, VIRTIO_BLK_F_FLUSH) };
         self.stable.store(stable, Ordering::Release);
     }
 
-    /// The field that the driver reads. Without its choice there is a cache, unless it is known that the driver, which could turn the
-    /// cache off, cannot flush it (`virtio 1.4 §5.2.5.2`).
+    /// The field that the driver reads. Without its choice there is a cache, unless it is known that the driver, which
+    /// could turn the cache off, cannot flush it (`virtio 1.4 §5.2.5.2`).
     fn writeback(&self) -> bool {
         let unflushed = |features| has(features, VIRTIO_BLK_F_CONFIG_WCE) && !has(features, VIRTIO_BLK_F_FLUSH);
         self.chosen.unwrap_or(!self.negotiated.is_some_and(unflushed))
     }
 
-    fn parts(&self, start: &Start) -> io::Result<Vec<Part>> {
-        // A driver that does not know of several queues has one.
+    fn workers(&self, start: &Start) -> io::Result<Vec<QueueWorker>> {
+        // Without VIRTIO_BLK_F_MQ there is one queue.
         let count = if has(start.features, VIRTIO_BLK_F_MQ) { self.spec.queues } else { 1 };
         let queues = start.queues.iter().filter(|(index, _)| *index < count);
         queues
             .map(|(index, queue)| {
-                Ok(Part {
+                Ok(QueueWorker {
                     index: *index,
                     queue: Arc::clone(queue),
                     kick: Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?),
@@ -216,11 +219,11 @@ impl Block {
         })
     }
 
-    fn spawn(&self, part: Part, shared: &Arc<Shared>) -> io::Result<Worker> {
-        let (queues, kick, stop) = (vec![part.index], Arc::clone(&part.kick), Arc::clone(&part.stop));
+    fn spawn(&self, worker: QueueWorker, shared: &Arc<Shared>) -> io::Result<Worker> {
+        let (queues, kick, stop) = (vec![worker.index], Arc::clone(&worker.kick), Arc::clone(&worker.stop));
         let shared = Arc::clone(shared);
-        let name = thread_name(&self.spec.id, "q", part.index);
-        let thread = spawn(name, move || part.run(&shared))?;
+        let name = thread_name(&self.spec.id, "q", worker.index);
+        let thread = spawn(name, move || worker.run(&shared))?;
         Ok(Worker::new(queues, kick, stop, thread))
     }
 }
@@ -253,8 +256,8 @@ impl VirtioDevice for Block {
         config.read(offset, data);
     }
 
-    /// All fields but `writeback` are read-only, and that is, too, to a driver that does not know it. Whether it does shows at the
-    /// start, and it may write before that (`virtio 1.4 §3.1.1`).
+    /// All fields but `writeback` are read-only, and that is, too, to a driver that does not know it. Whether it does
+    /// shows at the start, and it may write before that (`virtio 1.4 §3.1.1`).
     fn config_write(&mut self, offset: u64, data: &[u8]) {
         if self.negotiated.is_some_and(|features| !has(features, VIRTIO_BLK_F_CONFIG_WCE)) {
             return;
@@ -271,14 +274,14 @@ impl VirtioDevice for Block {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        let parts = self.parts(&start)?;
+        let workers = self.workers(&start)?;
         self.negotiated = Some(start.features);
         if !has(start.features, VIRTIO_BLK_F_CONFIG_WCE) {
             self.chosen = None;
         }
         self.settle_cache(start.features);
         let shared = self.shared(&start);
-        let workers = spawn_all(parts, &shared.complete, |part| self.spawn(part, &shared))?;
+        let workers = spawn_all(workers, &shared.complete, |worker| self.spawn(worker, &shared))?;
         debug!("{}: {} queues over {}", self.spec.id, workers.len(), self.spec.path.display());
         Ok(workers)
     }
@@ -306,7 +309,8 @@ impl VirtioDevice for Block {
             },
             _ => return Err(StateError::Shape("kinds of device")),
         };
-        // Queues that stand still for want of bus mastering may do so for long, and the driver write the field meanwhile.
+        // Queues that are stopped for lack of bus mastering may stay so for long, and the driver write the field
+        // meanwhile.
         self.negotiated = started;
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! Where a console's characters go to and come from: nowhere, a file, the program's own streams, a pseudo-terminal or a socket.
+//! Character devices of the host: nothing, a file, the process's own streams, a pseudo-terminal or a socket.
 //!
-//! Output never waits for good: if nobody takes it, who writes waits up to [`PATIENCE`], once, and what follows is dropped until
-//! somebody takes it again. Where nobody is at the other end it is dropped at once, but for a FIFO, which keeps what fits in until
-//! somebody reads it. Opening never waits for anybody. Input that nobody asks for stays where it is.
+//! A write never blocks forever. If the other end takes no output, the first write waits up to [`PATIENCE`], and output
+//! is dropped until the other end takes some again. If the other end is not open, output is dropped at once, except
+//! that a FIFO keeps what fits until it is read. Opening never blocks. Input stays at its source until it is read.
 
 mod error;
 mod pty;
@@ -28,11 +28,11 @@ pub use error::CharError;
 use pty::Pty;
 use socket::Socket;
 
-/// How long output waits for somebody to take it.
+/// How long a write waits for the other end to take output.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How long until it is looked again whether somebody has opened a pseudo-terminal, which cannot be waited for, or can be let in.
+/// How often to check for what cannot be waited for: an opened pseudo-terminal, or a free descriptor for a client.
 const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
-/// What a pipe takes without waiting when it takes anything (`PIPE_BUF`).
+/// What a writable pipe takes without blocking (`PIPE_BUF`).
 const PIPE_PART: usize = 4096;
 
 /// The other end of a console.
@@ -40,11 +40,11 @@ const PIPE_PART: usize = 4096;
 pub enum CharSpec {
     /// Output is dropped, and there is no input.
     Null,
-    /// Output is written to this file, from its beginning. It may be a FIFO that nobody reads yet, or a terminal.
+    /// Output goes to this file, which is truncated. It may be a FIFO without a reader, or a terminal.
     File(PathBuf),
     /// A pseudo-terminal of its own.
     Pty,
-    /// A Unix socket that is listened on, for one client at a time.
+    /// A listening Unix socket, for one client at a time.
     Socket(PathBuf),
 }
 
@@ -53,7 +53,7 @@ pub enum CharSpec {
 pub struct CharDevice {
     kind: Kind,
     patience: Duration,
-    /// Nobody took output the last time.
+    /// The last output was not taken.
     stuck: AtomicBool,
 }
 
@@ -108,13 +108,13 @@ impl CharDevice {
         Ok(Self::of(kind))
     }
 
-    /// What is open already: the program's own streams, as a terminal is.
+    /// Descriptors that are open already: the process's own streams.
     ///
     /// # Errors
     ///
-    /// When the output cannot be looked at.
+    /// When the output cannot be inspected.
     pub fn over(input: Option<OwnedFd>, output: OwnedFd) -> io::Result<Self> {
-        // They may be shared with other programs, and must not be made not to wait: as much is written as never does.
+        // They may be shared with other programs, so they stay blocking; a write is small enough not to block.
         let part = match FileType::from_raw_mode(rustix::fs::fstat(&output)?.st_mode) {
             FileType::RegularFile => usize::MAX,
             FileType::Fifo => PIPE_PART,
@@ -127,13 +127,13 @@ impl CharDevice {
         Self { kind, patience: PATIENCE, stuck: AtomicBool::new(false) }
     }
 
-    /// The same, which waits for as long as this for somebody to take its output.
+    /// The same, with another limit for writes.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// The pseudo-terminal's path, which others open.
+    /// The path of the pseudo-terminal's other end.
     pub fn pty(&self) -> Option<&Path> {
         match &self.kind {
             Kind::Pty(pty) => Some(pty.path()),
@@ -141,7 +141,7 @@ impl CharDevice {
         }
     }
 
-    /// Who takes output now.
+    /// The descriptor that takes output now.
     fn reader(&self) -> Option<(End<'_>, usize)> {
         match &self.kind {
             Kind::Null => None,
@@ -151,7 +151,7 @@ impl CharDevice {
         }
     }
 
-    /// Writes `bytes`, or drops what nobody takes.
+    /// Writes `bytes`, or drops what the other end does not take.
     pub fn write(&self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let Some((end, part)) = self.reader() else { return };
@@ -164,7 +164,7 @@ impl CharDevice {
             match self.write_some(&end, &bytes[..bytes.len().min(part)]) {
                 Ok(written @ 1..) => bytes = &bytes[written.min(bytes.len())..],
                 Err(Errno::INTR) => {}
-                // What cannot be written is lost, as on a line that nobody listens to.
+                // Lost, as on an unconnected serial line.
                 _ => return,
             }
         }
@@ -181,18 +181,18 @@ impl CharDevice {
         result
     }
 
-    /// Reads input that is there. `Ok(0)` is its end; a client that leaves is none, as another one may come.
+    /// Reads available input. `Ok(0)` is its end. A client that leaves is not the end, because another may come.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if there is none now; others when there will not be any more.
+    /// `WouldBlock` if there is none now; any other means that no more will come.
     pub fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         let nothing = Err(io::ErrorKind::WouldBlock.into());
         match &self.kind {
             Kind::Null => Ok(0),
             Kind::Streams { input, .. } => {
                 let Some(input) = input else { return Ok(0) };
-                // It may be shared with other programs, and must not be made not to wait.
+                // It may be shared with other programs, so it stays blocking.
                 if !is_ready(input.as_fd(), PollFlags::IN, Duration::ZERO) {
                     return nothing;
                 }
@@ -202,7 +202,7 @@ impl CharDevice {
                 }
             }
             Kind::Pty(pty) => match rustix::io::read(pty, bytes) {
-                // Nobody has it open.
+                // The other end is not open.
                 Ok(0) | Err(Errno::IO | Errno::AGAIN | Errno::INTR) => nothing,
                 result => Ok(result?),
             },
@@ -227,7 +227,7 @@ impl CharDevice {
     /// When the system cannot wait.
     pub fn wait<const N: usize>(&self, others: [BorrowedFd<'_>; N], input: bool) -> io::Result<Woken<N>> {
         let end = if input { self.writer() } else { None };
-        // Where there is nobody who can be waited for, it is looked again after a while.
+        // Without a descriptor to wait for, this polls.
         let may_come = matches!(&self.kind, Kind::Pty(_) | Kind::Socket(_));
         let timeout = (input && may_come && end.is_none()).then_some(RETRY);
         let own = end.as_ref().map(AsFd::as_fd);
@@ -241,33 +241,33 @@ impl CharDevice {
         Ok(Woken { others: std::array::from_fn(readable), input: readable(N) })
     }
 
-    /// Where input comes from now, be it somebody who comes.
+    /// The descriptor that input, or a new client, comes from now.
     fn writer(&self) -> Option<End<'_>> {
         match &self.kind {
             Kind::Null => None,
             Kind::Streams { input, .. } => input.as_ref().map(|input| End::Own(input.as_fd())),
             Kind::Pty(pty) => pty.is_open().then(|| End::Own(pty.as_fd())),
-            // One that cannot be let in would wake at once, for ever.
+            // A client that cannot be accepted would wake this again and again.
             Kind::Socket(socket) if socket.short.swap(false, Ordering::Relaxed) => None,
             Kind::Socket(socket) => Some(End::Own(socket.as_fd())),
         }
     }
 }
 
-/// Creates or truncates the file at `path`, without waiting for anybody.
+/// Creates or truncates the file at `path`, without blocking.
 fn create(path: &Path) -> io::Result<File> {
-    // A terminal must not become this program's, nor be waited for until somebody dials in.
+    // A terminal must not become the controlling terminal, and a modem line must not block.
     let flags = i32::try_from((OFlags::NOCTTY | OFlags::NONBLOCK).bits()).unwrap_or_default();
-    // Linux refuses to open a FIFO for writing that nobody reads: this program may read it, too, and never does.
+    // Opening a FIFO without a reader for writing fails, so it is opened for reading, too, and never read.
     let is_fifo = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
     OpenOptions::new().read(is_fifo).write(true).create(true).truncate(true).custom_flags(flags).open(path)
 }
 
-/// Whether `fd` takes output or has input, as `direction` says, within `patience`. A signal ends the wait: it may be the one that
-/// stops a vCPU.
+/// Whether `fd` takes output or has input, as `direction` says, within `patience`. A signal ends the wait: it may be
+/// the one that stops a vCPU.
 fn is_ready(fd: BorrowedFd<'_>, direction: PollFlags, patience: Duration) -> bool {
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
     let mut fds = [PollFd::from_borrowed_fd(fd, direction)];
-    // Somebody who is gone shows as an error, which the write or read then finds.
+    // A hang-up also counts; the read or write then fails.
     matches!(poll(&mut fds, Some(&timeout)), Ok(1..))
 }

@@ -1,8 +1,9 @@
 //! virtio-console with one port, over a character device (`virtio 1.4 §5.3`).
 //!
-//! Both queues have one thread. Input that the driver has no buffers for stays where it is; output that nobody takes is dropped, as
-//! [`CharDevice`] says, so that a guest never waits for a person.
+//! One thread serves both queues. Input waits at its source until the driver provides buffers. Output that cannot be
+//! written is dropped, as [`CharDevice`] describes, so a guest never waits for its user.
 
+mod counters;
 mod worker;
 
 #[cfg(test)]
@@ -19,51 +20,18 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::chardev::CharDevice;
-use crate::counters::{Losses, counters, log_losses};
+use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::worker::{spawn, thread_name};
 use crate::{Interrupts, Start, VirtioDevice, Worker};
-use worker::Part;
+pub use counters::{ConsoleCounter, ConsoleCounters};
+use worker::{QueueWorker, RECEIVE, TRANSMIT};
 
 /// A simple communication controller of no kind that there is another driver for.
 const CLASS: [u8; 3] = [0x07, 0x80, 0x00];
-/// The queue that the driver receives from (`virtio 1.4 §5.3.2`).
-const RECEIVE: u16 = 0;
-/// The queue that the driver transmits to.
-const TRANSMIT: u16 = 1;
 const QUEUE_SIZES: &[u16] = &[256, 256];
 /// The configuration has the console's size (`virtio 1.4 §5.3.3`, `VIRTIO_CONSOLE_F_SIZE`).
 const F_SIZE: u32 = 0;
-
-counters! {
-    /// Something that is counted of a console. Directions are the guest's: what it receives is `Rx`.
-    pub enum ConsoleCounter;
-    /// The counters of one console since it was plugged in.
-    pub struct ConsoleCounters;
-
-    /// Bytes that the driver received.
-    RxBytes = "rx_bytes",
-    /// Bytes that the driver transmitted, taken or not.
-    TxBytes = "tx_bytes",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
-    /// Receive buffers that nothing can be written to.
-    RxBadChains = "rx_bad_chains",
-    /// Dropped: the chain's descriptors make no sense.
-    TxBadChains = "tx_bad_chains",
-    /// Dropped in part: more in one chain than any driver transmits.
-    TxTooLong = "tx_too_long",
-    /// Queues that were given up because their rings make no sense.
-    BrokenRings = "broken_rings",
-}
-
-impl ConsoleCounter {
-    fn is_loss(self) -> bool {
-        matches!(self, Self::RxBadChains | Self::TxBadChains | Self::TxTooLong | Self::BrokenRings)
-    }
-}
 
 /// The size of a terminal in characters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -74,8 +42,8 @@ pub struct ConsoleSize {
     pub rows: u16,
 }
 
-/// The terminal that a console is shown in, whose size may change while the guest runs: one for a console and for who watches the
-/// terminal.
+/// The terminal that a console is shown in, whose size may change while the guest runs: one for a console and for who
+/// watches the terminal.
 #[derive(Debug)]
 pub struct ConsoleWindow(Mutex<WindowState>);
 
@@ -93,7 +61,7 @@ impl ConsoleWindow {
         Self(Mutex::new(WindowState { size, generation: 0, interrupts: None }))
     }
 
-    /// Tells the driver that the terminal has another size now.
+    /// Tells the driver that the size of the terminal has changed.
     pub fn resize(&self, size: ConsoleSize) {
         let interrupts = {
             let mut state = self.0.lock();
@@ -141,14 +109,15 @@ impl Console {
         &self.device
     }
 
-    /// What it has done so far.
+    /// Its counters.
     pub fn counters(&self) -> Arc<ConsoleCounters> {
         Arc::clone(&self.counters)
     }
 
-    /// Tells the driver that there is a size to read, and signals changes to `interrupts` from now on; nobody is told if `None`.
+    /// Tells the driver that there is a size to read, and signals changes to `interrupts` from now on, or to nothing if
+    /// `None`.
     ///
-    /// Linux 6.1 and others read no size before they are told of one that changed (`virtio 1.4 §5.3.6`). Those that have read it
+    /// Linux 6.1 and others read no size until notified of a change (`virtio 1.4 §5.3.6`). Those that have read it
     /// read the same one again.
     fn signal_to(&self, interrupts: Option<Arc<Interrupts>>) {
         let Some(ConsoleWindow(state)) = self.window.as_deref() else { return };
@@ -207,7 +176,7 @@ impl VirtioDevice for Console {
         }
         let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
         let stop = Arc::new(AtomicBool::new(false));
-        let part = Part {
+        let worker = QueueWorker {
             receive,
             transmit,
             device: Arc::clone(&self.device),
@@ -218,7 +187,7 @@ impl VirtioDevice for Console {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(thread_name(&self.id, "q", 0), move || part.run())?;
+        let thread = spawn(thread_name(&self.id, "q", 0), move || worker.run())?;
         self.signal_to(has(start.features, F_SIZE).then_some(start.interrupts));
         Ok(vec![Worker::new(queues, kick, stop, thread)])
     }

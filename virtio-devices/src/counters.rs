@@ -1,9 +1,9 @@
-//! What a device's workers count, and how its losses are told.
+//! Counters of a device's workers, and how its losses are logged.
 
 /// Makes the counters of one kind of device: an enum of what is counted, the device's counts, and a worker's own.
 ///
-/// A device's counts are since it was plugged in. A worker adds its own to them after each batch: workers do not share a cache
-/// line with each buffer.
+/// A device's counts are since it was plugged in. A worker adds its own to them after each batch: workers do not share
+/// a cache line with each buffer.
 macro_rules! counters {
     (
         $(#[$enum_doc:meta])* pub enum $counter:ident;
@@ -87,21 +87,21 @@ macro_rules! counters {
 
 pub(crate) use counters;
 
-/// What has been told of a device's losses.
+/// How many of a device's losses have been reported.
 #[derive(Debug, Default)]
-pub struct Losses {
+pub(crate) struct Losses {
     told: u64,
 }
 
 impl Losses {
-    /// What was lost since the device was plugged in, in one line, if that is at least twice what has been told already: a guest
-    /// that loses buffers and resets its device again and again has it told less and less often.
-    pub fn doubled(&mut self, losses: &[(&'static str, u64)]) -> Option<String> {
+    /// What was lost since the device was plugged in, in one line, if that is at least twice what has been reported: a
+    /// guest that keeps losing buffers and resetting its device is reported less and less often.
+    pub(crate) fn doubled(&mut self, losses: &[(&'static str, u64)]) -> Option<String> {
         self.tell(losses, self.told.saturating_mul(2).max(1))
     }
 
-    /// The same, if that is more than has been told already.
-    pub fn untold(&mut self, losses: &[(&'static str, u64)]) -> Option<String> {
+    /// The same, if that is more than has been reported.
+    pub(crate) fn untold(&mut self, losses: &[(&'static str, u64)]) -> Option<String> {
         self.tell(losses, self.told.saturating_add(1))
     }
 
@@ -115,8 +115,8 @@ impl Losses {
     }
 }
 
-/// Logs what [`Losses`] has to tell of the device `id`.
-pub fn log_losses(id: &str, losses: Option<String>) {
+/// Logs what [`Losses`] has to report about the device `id`.
+pub(crate) fn log_losses(id: &str, losses: Option<String>) {
     if let Some(losses) = losses {
         log::info!("{id}: lost or refused so far: {losses}");
     }

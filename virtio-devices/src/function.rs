@@ -10,17 +10,18 @@ use std::thread::JoinHandle;
 
 use log::warn;
 use pci::{
-    BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Identity, ResetKind, Rid, Role,
-    ShapeError, VfIndex, Window, WindowId,
+    BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Function, Identity, Msix, Reach,
+    ResetKind, Rid, Role, ShapeError, VfIndex, Window, WindowId,
 };
 
 use self::layout::Place;
 pub(crate) use self::layout::{Layout, REGISTERS_BAR, Spacing};
 use self::run::Run;
+use crate::host::queues_changed;
 use crate::transport::{Change, Transport};
 use crate::{
-    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Memory, Message, Port, QueueError, Start, StateError,
-    Status, VirtioDevice, VirtioPci,
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory, Message, Outcome, Port,
+    QueueError, Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -35,21 +36,22 @@ pub(crate) fn device_id(device_type: u16) -> u16 {
     FIRST_DEVICE.saturating_add(device_type)
 }
 
-/// Why a device cannot be a function.
+/// Why a device cannot be made a function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FunctionError {
-    /// Its queues cannot be.
+    /// Its queues are impossible.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// Its configuration space cannot be.
+    /// Its configuration space is impossible.
     #[error(transparent)]
     Shape(#[from] ShapeError),
 }
 
 /// A virtio device, its transport and its configuration space.
 ///
-/// Its queues run as long as the driver wants them to (DRIVER_OK, and neither side has given up), Bus Master Enable is set,
-/// the function is in D0 and the host has not paused it. A stop that is not a reset keeps the queues and their positions.
+/// Its queues run while the driver wants them to (DRIVER_OK, without FAILED or DEVICE_NEEDS_RESET), Bus Master Enable
+/// is set, the function is in D0, and the host has not paused it. A stop without a reset keeps the queues and their
+/// positions.
 pub struct VirtioFunction<D> {
     rid: Rid,
     layout: Layout,
@@ -59,9 +61,8 @@ pub struct VirtioFunction<D> {
     memory: Memory,
     /// The queues, from the first time they run until a reset.
     run: Option<Run>,
-    /// The host wants the queues to stand still.
+    /// The host keeps the queues stopped.
     paused: bool,
-    stopping: Vec<JoinHandle<()>>,
     start_failures: u64,
 }
 
@@ -70,13 +71,14 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     ///
     /// # Errors
     ///
-    /// When the device's queues cannot be.
+    /// When the device's queues are impossible.
     pub fn plain(device: D, rid: Rid, memory: Memory) -> Result<Self, FunctionError> {
         let spacing = Spacing::of([&device]);
         Self::new(device, rid, (Role::Plain, spacing), memory)
     }
 
-    /// A function with a role, whose doorbells are as far apart as `spacing` says. The BARs of a VF are its PF's to decode.
+    /// A function with a role, whose doorbells are as far apart as `spacing` says. The BARs of a VF are its PF's to
+    /// decode.
     pub(crate) fn new(
         device: D,
         rid: Rid,
@@ -98,11 +100,14 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             subsystem_vendor: VENDOR,
             subsystem: id,
         };
-        let bars = if role == Role::Vf { Vec::new() } else { layout.bars() };
-        let config =
-            ConfigSpace::new(ConfigShape { identity, role, bars, vendor: layout.capabilities(), msix: layout.msix() })?;
-        let (run, paused, stopping, start_failures) = (None, false, Vec::new(), 0);
-        Ok(Self { rid, layout, config, transport, device, memory, run, paused, stopping, start_failures })
+        let config = ConfigSpace::new(ConfigShape {
+            bars: layout.bars(),
+            vendor: layout.capabilities(),
+            msix: Some(layout.msix()),
+            ..ConfigShape::new(identity, role)
+        })?;
+        let (run, paused, start_failures) = (None, false, 0);
+        Ok(Self { rid, layout, config, transport, device, memory, run, paused, start_failures })
     }
 
     /// The BARs that a function of this device decodes.
@@ -121,7 +126,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         &self.device
     }
 
-    /// The device, to change what is the host's to change.
+    /// The device, for changes that are the host's to make.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
@@ -136,48 +141,34 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.run.as_ref().is_some_and(Run::is_running)
     }
 
-    /// Whether there are queues, be it that they stand still at the moment: from DRIVER_OK to a reset.
-    pub(crate) fn has_queues(&self) -> bool {
-        self.run.is_some()
-    }
-
-    /// How often the queues could not be started, for want of a thread or a file descriptor.
+    /// How often the queues could not be started, because the host gave no thread or file descriptor.
     pub fn start_failures(&self) -> u64 {
         self.start_failures
     }
 
-    pub(crate) fn config(&self) -> &ConfigSpace {
-        &self.config
-    }
-
-    /// Reads a dword of configuration space.
-    pub(crate) fn config_read(&self, reg: Dword) -> u32 {
-        self.config_access_read(reg).unwrap_or_else(|| self.config.read(reg))
-    }
-
-    /// Writes a dword of configuration space. `powered` says whether what the function depends on for its power, a VF its PF,
-    /// is in D0.
-    pub(crate) fn config_write(&mut self, reg: Dword, write: DwordWrite, powered: bool) -> Effects {
-        let registers = self.config.write(reg, write);
-        let effects = registers.and(self.config_access_write(reg, write));
-        self.apply(effects, powered)
-    }
-
-    /// Does what is the function's own of `effects` and returns the rest.
-    fn apply(&mut self, effects: Effects, powered: bool) -> Effects {
-        if effects.reset.is_some() {
+    /// Makes a change that may start or stop the queues; for `powered` see [`Function`].
+    fn change(&mut self, powered: bool, change: impl FnOnce(&mut Self) -> Outcome) -> Outcome {
+        let had_queues = self.run.is_some();
+        let mut outcome = change(self);
+        if outcome.effects.reset.take().is_some() {
             self.transport.reset();
-            self.reset_device();
+            outcome.stopping.extend(self.reset_device());
         }
-        if effects.queues {
-            self.settle(powered);
+        if outcome.effects.queues {
+            outcome.stopping.extend(self.settle(powered));
         }
-        Effects { reset: None, ..effects }
+        if self.config.is_vf() && !had_queues && self.run.is_none() {
+            // Without queues a VF wants nothing of its host. Its driver makes a dozen writes until it has some, and
+            // each of them would cost a look at what it wants.
+            outcome.effects.messages = false;
+            outcome.effects.queues = false;
+        }
+        outcome.within(Reach::Function(self.rid))
     }
 
-    /// Reads `data.len()` bytes at `offset` of `bar`. What is outside of the BARs reads all-ones, what is between their
-    /// structures 0.
-    pub(crate) fn bar_read(&self, bar: BarIndex, offset: u64, data: &mut [u8]) {
+    /// Reads `data.len()` bytes at `offset` of `bar`. Outside of the BARs it reads all-ones, between their structures
+    /// 0.
+    fn bar_load(&self, bar: BarIndex, offset: u64, data: &mut [u8]) {
         let Some(place) = self.layout.locate(bar, offset, data.len()) else { return data.fill(0xff) };
         data.fill(0);
         match place {
@@ -188,85 +179,78 @@ impl<D: VirtioDevice> VirtioFunction<D> {
                 }
             }
             Place::DeviceConfig(offset) => self.device.config_read(offset, data),
-            Place::Table(offset) => self.config.msix().table_read(offset, data),
+            Place::Table(offset) => self.config.msix().into_iter().for_each(|msix| msix.table_read(offset, data)),
             Place::Pba(offset) => {
                 let interrupts = self.transport.interrupts();
-                // What may be sent now is not pending: its eventfd may still hold a signal that has been sent.
+                // A message that may be sent now is not pending; its eventfd may still hold a signal that was sent.
                 let pending = |vector| self.message(vector).is_none() && interrupts.is_signalled(vector);
-                self.config.msix().pba_read(offset, data, pending);
+                self.config.msix().into_iter().for_each(|msix| msix.pba_read(offset, data, pending));
             }
             Place::Doorbell(_) | Place::Hole => {}
         }
     }
 
-    /// Writes `data` at `offset` of `bar`; for `powered` see [`Self::config_write`].
-    pub(crate) fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8], powered: bool) -> Effects {
-        let effects = self.bar_store(bar, offset, data);
-        self.apply(effects, powered)
-    }
-
-    fn bar_store(&mut self, bar: BarIndex, offset: u64, data: &[u8]) -> Effects {
+    /// Writes `data` at `offset` of `bar`.
+    fn bar_store(&mut self, bar: BarIndex, offset: u64, data: &[u8]) -> Outcome {
         match self.layout.locate(bar, offset, data.len()) {
             Some(Place::Common(offset)) => match self.transport.write(offset, data) {
-                Change::None => Effects::NONE,
+                Change::None => Outcome::none(),
                 Change::Vectors => {
                     self.run.iter().for_each(Run::wake);
-                    Effects { messages: true, ..Effects::NONE }
+                    Effects::MESSAGES.into()
                 }
                 // With the first start of its queues the function has messages to send.
-                Change::Status => Effects { queues: true, messages: true, ..Effects::NONE },
+                Change::Status => Effects::QUEUES.and(Effects::MESSAGES).into(),
                 Change::Reset => {
-                    self.reset_device();
-                    Effects { queues: true, messages: true, ..Effects::NONE }
+                    Outcome { stopping: self.reset_device(), ..Effects::QUEUES.and(Effects::MESSAGES).into() }
                 }
             },
             Some(Place::DeviceConfig(offset)) => {
                 self.device.config_write(offset, data);
-                Effects::NONE
+                Outcome::none()
             }
-            // Usually an ioeventfd takes it; one that is not in place yet must not cost the signal.
+            // Usually an ioeventfd takes it; a write before that is in place must not lose the signal.
             Some(Place::Doorbell(queue)) if !data.is_empty() => {
                 self.run.iter().for_each(|run| run.ring(queue));
-                Effects::NONE
+                Outcome::none()
             }
-            Some(Place::Table(offset)) => self.config.msix_mut().table_write(offset, data),
-            _ => Effects::NONE,
+            Some(Place::Table(offset)) => {
+                self.config.msix_mut().map_or(Effects::NONE, |msix| msix.table_write(offset, data)).into()
+            }
+            _ => Outcome::none(),
         }
     }
 
-    /// Resets the function: its registers, its transport and its device.
-    pub(crate) fn reset_function(&mut self, kind: ResetKind) -> Effects {
-        let effects = self.config.reset(kind);
-        self.apply(effects, true)
-    }
-
-    /// Stops the queues for good, and resets the device.
-    fn reset_device(&mut self) {
-        if let Some(mut run) = self.run.take() {
-            run.stop(&mut self.stopping);
-        }
+    /// Stops the queues, forgets their positions, and resets the device.
+    #[must_use]
+    fn reset_device(&mut self) -> Vec<JoinHandle<()>> {
+        let stopping = self.run.take().map(|mut run| run.stop()).unwrap_or_default();
         self.device.reset();
+        stopping
     }
 
-    /// Lets the queues stand still until [`Self::resume`].
-    pub(crate) fn pause(&mut self) {
+    /// As [`Lifecycle::pause`], for this function alone.
+    #[must_use]
+    pub(crate) fn hold(&mut self) -> Vec<JoinHandle<()>> {
         self.paused = true;
-        self.settle(false);
+        self.settle(false)
     }
 
-    /// Lets the queues run again if the registers and `powered` say so.
-    pub(crate) fn resume(&mut self, powered: bool) {
+    /// As [`Lifecycle::resume`], for this function alone.
+    #[must_use]
+    pub(crate) fn release(&mut self, powered: bool) -> Vec<JoinHandle<()>> {
         self.paused = false;
-        self.settle(powered);
+        self.settle(powered)
     }
 
-    /// Makes the queues run or stand still, as the registers, the host and `powered` say.
-    pub(crate) fn settle(&mut self, powered: bool) {
+    /// Makes the queues run or stop, as the registers, the host and `powered` say.
+    #[must_use]
+    fn settle(&mut self, powered: bool) -> Vec<JoinHandle<()>> {
         if self.transport.ready() && self.config.bus_master() && powered && !self.paused {
             self.start();
-        } else if let Some(run) = &mut self.run {
-            run.stop(&mut self.stopping);
+            return Vec::new();
         }
+        self.run.as_mut().map(Run::stop).unwrap_or_default()
     }
 
     fn start(&mut self) {
@@ -284,7 +268,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         if let Err(error) = run.start(&mut self.device, start) {
             self.transport.interrupts().ask_for_reset();
             self.start_failures = self.start_failures.saturating_add(1);
-            // A guest can try again as often as it likes; the log grows with the logarithm of that.
+            // A guest can retry as often as it likes; the log grows with the logarithm of that.
             if self.start_failures.is_power_of_two() {
                 let times = self.start_failures;
                 warn!(
@@ -296,7 +280,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     }
 
     /// Appends the doorbells of the queues that run. The function's registers are at `base` of `window`.
-    pub(crate) fn doorbells(&self, window: WindowId, base: u64, out: &mut Vec<Doorbell>) {
+    pub(crate) fn doorbells_at(&self, window: WindowId, base: u64, out: &mut Vec<Doorbell>) {
         let pages = self.device.doorbell_pages();
         out.extend(self.run.iter().flat_map(Run::doorbells).map(|(queue, eventfd)| Doorbell {
             function: self.rid,
@@ -307,18 +291,10 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         }));
     }
 
-    /// Has `observer` told that this function's doorbells have changed by themselves.
-    pub(crate) fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
-        if let Some(pages) = self.device.doorbell_pages() {
-            let (rid, observer) = (self.rid, Arc::clone(observer));
-            pages.observe(Box::new(move || observer(rid)));
-        }
-    }
-
     /// Appends the messages that the function may send.
-    pub(crate) fn messages(&self, out: &mut Vec<Message>) {
+    pub(crate) fn sendable(&self, out: &mut Vec<Message>) {
         let interrupts = self.transport.interrupts();
-        out.extend((0..self.config.msix().vectors()).filter_map(|vector| {
+        out.extend((0..self.config.msix().map_or(0, Msix::vectors)).filter_map(|vector| {
             let (address, data) = self.message(vector)?;
             Some(Message { requester: self.rid, address, data, eventfd: interrupts.eventfd(vector)? })
         }));
@@ -326,28 +302,60 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// The address and data of `vector`, if the function may send its message now.
     fn message(&self, vector: u16) -> Option<(u64, u32)> {
-        // Before its queues have run for the first time the device has nothing to say: all its vectors are wired at once then, and
-        // not one by one while the driver sets them up.
+        // Before its queues first run, a device sends nothing. So all its vectors are wired at once then, not one by
+        // one while the driver sets them up.
         if self.run.is_none() || !self.config.bus_master() {
             return None;
         }
-        self.config.msix().message(vector)
+        self.config.msix()?.message(vector)
+    }
+}
+
+impl<D: VirtioDevice> Function for VirtioFunction<D> {
+    type Stopping = JoinHandle<()>;
+
+    fn config(&self) -> &ConfigSpace {
+        &self.config
     }
 
-    /// Moves the workers that were told to stop to `out`.
-    pub(crate) fn drain_stopping(&mut self, out: &mut Vec<JoinHandle<()>>) {
-        out.append(&mut self.stopping);
+    fn config_mut(&mut self) -> &mut ConfigSpace {
+        &mut self.config
+    }
+
+    fn changed(&mut self, effects: Effects, powered: bool) -> Outcome {
+        self.change(powered, |_| effects.into())
+    }
+
+    fn config_read(&self, reg: Dword) -> u32 {
+        self.config_access_read(reg).unwrap_or_else(|| self.config.read(reg))
+    }
+
+    fn config_write(&mut self, reg: Dword, write: DwordWrite, powered: bool) -> Outcome {
+        self.change(powered, |this| {
+            let registers = Outcome::from(this.config.write(reg, write));
+            registers.and(this.config_access_write(reg, write))
+        })
+    }
+
+    fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]) {
+        self.bar_load(bar, offset, data);
+    }
+
+    fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8], powered: bool) -> Outcome {
+        self.change(powered, |this| this.bar_store(bar, offset, data))
     }
 }
 
 /// A function that is neither a PF nor a VF is a device by itself.
 impl<D: VirtioDevice> Device for VirtioFunction<D> {
+    type Stopping = JoinHandle<()>;
+
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
-        if rid == self.rid { self.config_read(reg) } else { pci::spec::ALL_ONES }
+        if rid == self.rid { Function::config_read(self, reg) } else { pci::spec::ALL_ONES }
     }
 
-    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Effects {
-        if rid == self.rid { self.config_write(reg, write, true) } else { Effects::NONE }
+    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Outcome {
+        if rid == self.rid { Function::config_write(self, reg, write, true) } else { Outcome::none() }
     }
 
     fn mmio_read(&mut self, window: WindowId, offset: u64, data: &mut [u8]) {
@@ -357,10 +365,10 @@ impl<D: VirtioDevice> Device for VirtioFunction<D> {
         }
     }
 
-    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Effects {
+    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Outcome {
         match window {
             WindowId::Bar(bar) => self.bar_write(bar, offset, data, true),
-            WindowId::VfBar(_) => Effects::NONE,
+            WindowId::VfBar(_) => Outcome::none(),
         }
     }
 
@@ -368,50 +376,63 @@ impl<D: VirtioDevice> Device for VirtioFunction<D> {
         self.config.windows(out);
     }
 
-    fn reset(&mut self, kind: ResetKind) -> Effects {
-        self.reset_function(kind)
+    fn reset(&mut self, kind: ResetKind) -> Outcome {
+        Function::reset(self, kind, true)
     }
 }
 
-impl<D: VirtioDevice> VirtioPci for VirtioFunction<D> {
-    fn doorbells(&self, out: &mut Vec<Doorbell>) {
-        self.doorbells(WindowId::Bar(REGISTERS_BAR), 0, out);
+impl<D: VirtioDevice> VirtioFunction<D> {
+    fn is_in(&self, reach: Reach) -> bool {
+        reach == Reach::Device || reach == Reach::Function(self.rid)
+    }
+}
+
+impl<D: VirtioDevice> Signals for VirtioFunction<D> {
+    fn doorbells(&self, reach: Reach, out: &mut Vec<Doorbell>) {
+        if self.is_in(reach) {
+            self.doorbells_at(WindowId::Bar(REGISTERS_BAR), 0, out);
+        }
     }
 
-    fn messages(&self, out: &mut Vec<Message>) {
-        self.messages(out);
+    fn messages(&self, reach: Reach, out: &mut Vec<Message>) {
+        if self.is_in(reach) {
+            self.sendable(out);
+        }
     }
 
     fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
-        self.observe_doorbells(observer);
+        if let Some(pages) = self.device.doorbell_pages() {
+            let (rid, observer) = (self.rid, Arc::clone(observer));
+            pages.observe(Box::new(move || observer(rid)));
+        }
     }
+}
 
-    fn num_visible(&self) -> u16 {
-        0
-    }
-
+impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
     fn config_is_static(&self, _rid: Rid) -> bool {
-        self.config_is_static()
-    }
-
-    fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
-        std::mem::take(&mut self.stopping)
+        self.is_config_static()
     }
 
     fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
         vf.is_none().then(|| FunctionStatus { exists: true, driver: self.status() })
     }
 
+    fn sriov_status(&self) -> Option<SriovStatus> {
+        None
+    }
+
     fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port> {
         if vf.is_none() { self.device.port() } else { None }
     }
+}
 
-    fn pause(&mut self) {
-        self.pause();
+impl<D: VirtioDevice> Lifecycle for VirtioFunction<D> {
+    fn pause(&mut self) -> Outcome {
+        queues_changed(Reach::Function(self.rid), self.hold())
     }
 
-    fn resume(&mut self) {
-        self.resume(true);
+    fn resume(&mut self) -> Outcome {
+        queues_changed(Reach::Function(self.rid), self.release(true))
     }
 
     fn save(&self) -> Result<Option<DeviceState>, StateError> {

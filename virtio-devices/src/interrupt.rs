@@ -1,4 +1,4 @@
-//! Where a device's workers signal the driver.
+//! A device's interrupts: where its workers signal the driver.
 
 use std::io;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ const ISR_QUEUE: u8 = 1;
 /// The ISR bit of a change of the device configuration.
 const ISR_CONFIG: u8 = 2;
 
-/// The interrupts of one function: which MSI-X vector each queue signals, an eventfd per vector in use, the ISR status, and
-/// whether the device has asked for a reset.
+/// The interrupts of one function: which MSI-X vector each queue signals, an eventfd per vector in use, the ISR status,
+/// and whether the device has asked for a reset.
 ///
-/// Shared between the function, which maps vectors, and the workers, which signal. An eventfd that is signalled while its
-/// vector is masked keeps the signal: it is the vector's pending bit (`PCIe 6.2 §7.7.2.5`).
+/// Shared between the function, which maps vectors, and the workers, which signal. An eventfd that is signalled while
+/// its vector is masked keeps the signal: it is the vector's pending bit (`PCIe 6.2 §7.7.2.5`).
 #[derive(Debug)]
 pub struct Interrupts {
     config: AtomicU16,
@@ -89,28 +89,29 @@ impl Interrupts {
         self.vectors.get(usize::from(vector))?.lock().clone()
     }
 
-    /// The driver has something to see in `queue`. Without a vector it can only poll the ISR status.
+    /// Signals that `queue` has used buffers. Without a vector the driver can only poll the ISR status.
     pub fn signal_queue(&self, queue: u16) {
         if !self.signal(self.queue_vector(queue)) {
             self.isr.fetch_or(ISR_QUEUE, Ordering::AcqRel);
         }
     }
 
-    /// The device configuration or the device status changed. The ISR status says so, with a vector as without (`virtio 1.4
-    /// §4.1.4.5.1`): a driver that gives the vector to something else as well looks there what it was, as DPDK's does.
+    /// The device configuration or the device status changed. The ISR status says so, with a vector as without (`virtio
+    /// 1.4 §4.1.4.5.1`): a driver that gives the vector to something else as well looks there what it was, as DPDK's
+    /// does.
     pub fn signal_config(&self) {
         self.isr.fetch_or(ISR_CONFIG, Ordering::AcqRel);
         self.signal(self.config_vector());
     }
 
-    /// The device has met an error that only a reset ends: it says so in the device status, and tells the driver
+    /// The device has met an error that only a reset clears: it says so in the device status, and tells the driver
     /// (`virtio 1.4 §2.1.2`). For after DRIVER_OK, before which nothing runs.
     pub fn ask_for_reset(&self) {
         self.set_needs_reset();
         self.signal_config();
     }
 
-    /// The device has asked for a reset, and the driver been told.
+    /// The device has asked for a reset.
     pub(crate) fn set_needs_reset(&self) {
         self.needs_reset.store(true, Ordering::Release);
     }
@@ -124,7 +125,7 @@ impl Interrupts {
     fn signal(&self, vector: u16) -> bool {
         let eventfd = self.eventfd(vector);
         if let Some(eventfd) = &eventfd {
-            // A full counter is a signal that is pending already.
+            // A full counter means that a signal is pending already.
             let _ = eventfd.write(1);
         }
         eventfd.is_some()
@@ -169,7 +170,8 @@ impl Interrupts {
         self.isr.swap(0, Ordering::AcqRel)
     }
 
-    /// Unmaps everything, closes the eventfds, and clears the ISR status and the wish for a reset, as a reset of the device does.
+    /// Unmaps everything, closes the eventfds, and clears the ISR status and the wish for a reset, as a reset of the
+    /// device does.
     pub fn reset(&self) {
         let Self { config, queues, vectors, isr, needs_reset } = self;
         config.store(NO_VECTOR, Ordering::Relaxed);
@@ -184,7 +186,7 @@ impl Interrupts {
     }
 }
 
-/// Whether a signal waits in `eventfd`. It is left alone: whoever else waits for it would be woken by what is put back.
+/// Whether a signal waits in `eventfd`, without consuming it: restoring it would wake other waiters.
 fn is_signalled(eventfd: &EventFd) -> bool {
     let fd = borrow(eventfd);
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,4 +1,4 @@
-//! Guest memory as the segments of one vectored system call, without a copy in between.
+//! Guest memory as the segments of one vectored system call, without copying.
 
 use std::io;
 use std::marker::PhantomData;
@@ -9,27 +9,27 @@ use vm_memory::{Bytes, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice}
 
 use super::ring::Chain;
 
-/// The most segments of guest memory in one call. Linux takes 1,024 (`UIO_MAXIOV`): one is a frame's header, one catches what
-/// does not fit. A longer chain is refused; drivers use some 20 segments at most.
-pub const MAX_SEGMENTS: usize = 1022;
+/// The most segments of guest memory in one call. Linux takes 1,024 (`UIO_MAXIOV`): one is a frame's header, one
+/// catches what does not fit. A longer chain is refused; drivers use some 20 segments at most.
+pub(crate) const MAX_SEGMENTS: usize = 1022;
 
 /// The first iovec is kept free, for a header that is not in guest memory.
 const RESERVED: usize = 1;
 
-/// A chain that no buffer can be made of: empty, endless, with an address outside guest memory, in the wrong direction or in
-/// more than [`MAX_SEGMENTS`] pieces.
+/// A chain that no buffer can be made of: empty, endless, with an address outside guest memory, in the wrong direction
+/// or in more than [`MAX_SEGMENTS`] pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BadChain;
+pub(crate) struct BadChain;
 
 /// The storage of [`IoVecs`], to be used again for the next: no packet allocates.
 #[derive(Default)]
-pub struct Storage(Vec<libc::iovec>);
+pub(crate) struct Storage(Vec<libc::iovec>);
 
 /// Segments of guest memory, in order.
 ///
-/// The addresses stay valid as long as the memory is borrowed. Guest memory is shared with the guest, so it is only ever read
-/// and written through volatile accesses and system calls.
-pub struct IoVecs<'s, 'm> {
+/// The addresses stay valid as long as the memory is borrowed. Guest memory is shared with the guest, so it is only
+/// ever read and written through volatile accesses and system calls.
+pub(crate) struct IoVecs<'s, 'm> {
     iovecs: &'s mut Vec<libc::iovec>,
     /// The first segment that has not been consumed.
     first: usize,
@@ -38,16 +38,16 @@ pub struct IoVecs<'s, 'm> {
 
 impl<'s, 'm> IoVecs<'s, 'm> {
     /// No segments yet.
-    pub fn new(storage: &'s mut Storage) -> Self {
+    pub(crate) fn new(storage: &'s mut Storage) -> Self {
         let iovecs = &mut storage.0;
         iovecs.clear();
         iovecs.push(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
         Self { iovecs, first: RESERVED, memory: PhantomData }
     }
 
-    /// Appends the chain's segments, all of which must have the direction of `access`, and returns their number and length.
-    /// A chain that is refused appends nothing.
-    pub fn append(
+    /// Appends the chain's segments, which must all have the direction of `access`, and returns their number and
+    /// length. A chain that is refused appends nothing.
+    pub(crate) fn append(
         &mut self,
         memory: &'m GuestMemoryMmap,
         chain: Chain<'m>,
@@ -69,7 +69,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     ) -> Result<Extent, BadChain> {
         let mut total = Extent { segments: 0, bytes: 0 };
         let mut unfinished = true;
-        // An endless chain ends here too: each descriptor counts, be it empty.
+        // An endless chain ends here too: each descriptor counts, even if empty.
         for (count, descriptor) in chain.enumerate() {
             if descriptor.is_write_only() != access.has_write() || count == MAX_SEGMENTS {
                 return Err(BadChain);
@@ -106,18 +106,18 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// The sum of the segments' lengths.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.iovecs[self.first..].iter().map(|iovec| iovec.iov_len).sum()
     }
 
     /// Forgets the last `segments` segments.
-    pub fn remove_back(&mut self, segments: usize) {
+    pub(crate) fn remove_back(&mut self, segments: usize) {
         let rest = self.iovecs.len().saturating_sub(segments).max(self.first);
         self.iovecs.truncate(rest);
     }
 
     /// Forgets the first `segments` segments.
-    pub fn consume(&mut self, segments: usize) {
+    pub(crate) fn consume(&mut self, segments: usize) {
         self.first += segments.min(self.iovecs.len() - self.first);
         // The consumed ones are only moved away when they are many, which keeps the storage small and this cheap.
         if self.first > MAX_SEGMENTS {
@@ -127,18 +127,19 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// Forgets all segments.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.iovecs.truncate(RESERVED);
         self.first = RESERVED;
     }
 
-    /// The segments, for a system call. The addresses are as the memory: what the kernel writes there the guest may see at once.
-    pub fn segments(&self) -> &[libc::iovec] {
+    /// The segments, for a system call. The addresses are as the memory: what the kernel writes there the guest may see
+    /// at once.
+    pub(crate) fn segments(&self) -> &[libc::iovec] {
         &self.iovecs[self.first..]
     }
 
     /// Takes the first bytes off into `data`. Returns whether there were as many.
-    pub fn take_front(&mut self, data: &mut [u8]) -> bool {
+    pub(crate) fn take_front(&mut self, data: &mut [u8]) -> bool {
         if self.read_at(0, data) < data.len() {
             return false;
         }
@@ -147,7 +148,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// Forgets the first `bytes` bytes.
-    pub fn advance(&mut self, bytes: usize) {
+    pub(crate) fn advance(&mut self, bytes: usize) {
         let mut rest = bytes;
         while let Some(iovec) = self.iovecs.get_mut(self.first) {
             let part = rest.min(iovec.iov_len);
@@ -162,7 +163,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// Takes the last byte off; `None` if there is none.
-    pub fn take_last(&mut self) -> Option<VolatileSlice<'m>> {
+    pub(crate) fn take_last(&mut self) -> Option<VolatileSlice<'m>> {
         while self.iovecs.len() > self.first {
             let iovec = self.iovecs.last_mut()?;
             let Some(rest) = iovec.iov_len.checked_sub(1) else {
@@ -177,7 +178,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// Forgets what is beyond the first `bytes` bytes.
-    pub fn truncate(&mut self, bytes: usize) {
+    pub(crate) fn truncate(&mut self, bytes: usize) {
         let mut rest = bytes;
         let mut keep = self.first;
         for iovec in &mut self.iovecs[self.first..] {
@@ -192,7 +193,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// Reads at `offset`, and returns how many bytes there were.
-    pub fn read_at(&self, offset: usize, data: &mut [u8]) -> usize {
+    pub(crate) fn read_at(&self, offset: usize, data: &mut [u8]) -> usize {
         let mut done = 0;
         self.for_each_at(offset, data.len(), |slice| {
             done += slice.read(&mut data[done..], 0).unwrap_or(0);
@@ -201,7 +202,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// Writes at `offset`, and returns how many bytes there was room for.
-    pub fn write_at(&self, offset: usize, data: &[u8]) -> usize {
+    pub(crate) fn write_at(&self, offset: usize, data: &[u8]) -> usize {
         let mut done = 0;
         self.for_each_at(offset, data.len(), |slice| {
             done += slice.write(&data[done..], 0).unwrap_or(0);
@@ -220,7 +221,8 @@ impl<'s, 'm> IoVecs<'s, 'm> {
                 continue;
             }
             let part = len.min(iovec.iov_len - offset);
-            // SAFETY: the iovec is a slice of guest memory, or its end, which stays mapped as long as `'m`; the part lies in it.
+            // SAFETY: the iovec is a slice of guest memory, or its end, which stays mapped as long as `'m`; the part
+            // lies in it.
             access(unsafe { VolatileSlice::new(iovec.iov_base.cast::<u8>().add(offset), part) });
             len -= part;
             offset = 0;
@@ -228,25 +230,26 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// Writes `header` and then all segments to `fd` in one call.
-    pub fn send(&mut self, fd: BorrowedFd<'_>, header: &[u8]) -> io::Result<usize> {
+    pub(crate) fn send(&mut self, fd: BorrowedFd<'_>, header: &[u8]) -> io::Result<usize> {
         // There is always one before the first: the reserved one, or one that was consumed.
         let start = self.first - RESERVED;
         self.iovecs[start] = libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
         let iovecs = &self.iovecs[start..];
         let count = libc::c_int::try_from(iovecs.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the kernel reads `header`, which lives through the call, and guest memory that stays mapped as long as `'m`.
+        // SAFETY: the kernel reads `header`, which lives through the call, and guest memory that stays mapped as long
+        // as `'m`.
         let sent = unsafe { libc::writev(fd.as_raw_fd(), iovecs.as_ptr(), count) };
         self.iovecs[start] = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
     /// Reads from `fd` in one call into all segments, and what exceeds them into `spill`.
-    pub fn receive(&mut self, fd: BorrowedFd<'_>, spill: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn receive(&mut self, fd: BorrowedFd<'_>, spill: &mut [u8]) -> io::Result<usize> {
         self.iovecs.push(libc::iovec { iov_base: spill.as_mut_ptr().cast(), iov_len: spill.len() });
         let iovecs = &self.iovecs[self.first..];
         let received = match libc::c_int::try_from(iovecs.len()) {
-            // SAFETY: the kernel writes to `spill`, which is borrowed through the call, and to guest memory that stays mapped as
-            // long as `'m` and that no Rust reference covers.
+            // SAFETY: the kernel writes to `spill`, which is borrowed through the call, and to guest memory that stays
+            // mapped as long as `'m` and that no Rust reference covers.
             Ok(count) => unsafe { libc::readv(fd.as_raw_fd(), iovecs.as_ptr(), count) },
             Err(_) => return Err(io::ErrorKind::InvalidInput.into()),
         };
@@ -261,7 +264,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
 /// # Errors
 ///
 /// [`BadChain`], with what could be reached nevertheless.
-pub fn divide<'m>(
+pub(crate) fn divide<'m>(
     memory: &'m GuestMemoryMmap,
     chain: Chain<'m>,
     readable: &mut IoVecs<'_, 'm>,
@@ -287,7 +290,7 @@ pub fn divide<'m>(
 
 /// How much a chain holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
+pub(crate) struct Extent {
     /// The number of its segments.
     pub segments: usize,
     /// The sum of their lengths.

@@ -1,4 +1,4 @@
-//! virtio-pci functions and the devices behind them.
+//! Virtio devices as PCI functions.
 //!
 //! This crate knows guest memory, file descriptors and virtqueues. It does not know KVM, HTTP or ACPI.
 
@@ -8,13 +8,16 @@ mod chardev;
 mod console;
 mod counters;
 mod device;
+mod error_kind;
 mod eventfd;
 mod features;
 mod function;
 mod host;
 mod interrupt;
 mod iovecs;
+mod memory;
 mod net;
+mod net_protocol;
 mod net_sriov;
 mod port;
 mod rate_limiter;
@@ -30,18 +33,21 @@ mod worker;
 
 pub use backend::{
     Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, DOORBELL_PAGE, DoorbellPage,
-    DoorbellPages, InterfaceNameError, Locking, Offload, OffloadError, OffloadQueue, OffloadRun, Offloads, Tap,
-    TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
+    DoorbellPages, InterfaceNameError, Locking, QueueRun, QueueRunner, RunnerError, RunnerQueue, Tap, TapError,
+    TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
     VhostUserError, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
 };
 pub use block::{Block, BlockCounter, BlockCounters, BlockError, BlockSpec};
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
-pub use device::{Memory, SharedQueue, Start, VirtioDevice, Worker};
+pub use device::{Start, VirtioDevice, Worker};
+pub use error_kind::ErrorKind;
 pub use function::{FunctionError, VirtioFunction};
-pub use host::{Doorbell, DoorbellObserver, Message, VirtioPci};
+pub use host::{Doorbell, DoorbellObserver, Inspect, Lifecycle, Message, Outcome, Signals, VirtioPci};
 pub use interrupt::{Interrupts, NO_VECTOR};
+pub use memory::{Memory, SharedQueue};
 pub use net::{Counter, Net, NetCounters, NetError, NetSpec};
+pub use net_protocol::Offloads;
 pub use net_sriov::{NetSriov, NetSriovError};
 pub use port::{FunctionStatus, MacError, Port, SriovStatus};
 pub use rate_limiter::{RateLimit, RateLimits};

@@ -1,20 +1,21 @@
 //! virtio-net (`virtio 1.4 §5.1`).
 //!
-//! Over a tap, each queue pair has a thread that owns its queues while the driver runs them; the first pair's serves the control
-//! queue, too. Over a backend that runs the queues itself there is one thread, for the backend and the control queue.
-//! What the driver gets wrong is dropped and counted, never logged, and ends nothing but the queue concerned.
+//! Over a tap, each queue pair has a worker thread, which owns its queues while the driver runs them; the first also
+//! serves the control queue. Over a [`QueueRunner`](crate::QueueRunner), one worker serves the backend and the control
+//! queue. Malformed input is dropped and counted, never logged, and stops at most the queue it came from.
 
 mod config;
 mod control;
 mod counters;
 mod engine;
-mod features;
 mod filter;
-mod given;
-mod header;
-mod offload;
+mod lent_queue;
+mod pass;
 mod receive;
+mod runner;
 mod saved;
+mod spec;
+mod start;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
@@ -30,124 +31,30 @@ use std::io;
 use std::sync::Arc;
 
 use log::debug;
-use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
-use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VLAN;
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ};
 use vmm_sys_util::eventfd::EventFd;
 
 #[cfg(test)]
 use crate::backend::Tap;
 use crate::backend::{Backend, BackendKind, BackendObserver, DoorbellPages, Health};
 use crate::counters::{Losses, log_losses};
+use crate::features::has;
+use crate::net_protocol::{MAX_QUEUE_SIZE, features};
 use crate::{DeviceSpecific, Interrupts, MacError, Port, Start, StateError, VirtioDevice, Worker};
 use config::Config;
 pub use counters::{Counter, NetCounters};
 use engine::Engine;
-use features::has;
-pub(crate) use features::{offered_by, offload_features, served_for_any};
 use filter::is_multicast;
-pub(crate) use header::HEADER;
-pub(crate) use receive::MAX_READ;
+pub use spec::{NetError, NetSpec};
+use start::NetStart;
 use state::NetState;
-pub(crate) use worker::MAX_STALE;
 
-/// The longest frame: a TCP or UDP packet of 64 KiB (`virtio 1.4 §5.1.6.3.1`), an Ethernet header and two VLAN tags.
-const MAX_FRAME: usize = 65_550 + 8;
-/// The most frames that are handled in one direction before the other one, or a stop, is looked at.
-const BATCH: usize = 64;
-/// The smallest MTU that a device may tell (`virtio 1.4 §5.1.4.1`).
-const MIN_MTU: u16 = 68;
-/// The size of the control queue.
-const CONTROL_SIZE: u16 = 64;
-/// Receive queues shorter than this get no segments. Linux provides buffers again when half of a queue's, or 32, are used up, and none
-/// is while a segment of 64 KiB waits for 43 of them: what is left must be enough.
+/// Receive queues shorter than this get no segments. Linux provides buffers again when half of a queue's, or 32, are
+/// used up, and none is while a segment of 64 KiB waits for 43 of them: what is left must be enough.
 const SEGMENT_QUEUE_SIZE: u16 = 128;
-/// The largest size of a virtqueue (`virtio 1.4 §2.7`).
-pub(crate) const MAX_QUEUE_SIZE: u16 = 32_768;
 /// A network controller, Ethernet.
 const CLASS: [u8; 3] = [0x02, 0x00, 0x00];
-
-/// What a NIC is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NetSpec {
-    /// Its id, which its threads are named after.
-    pub id: String,
-    /// Its Ethernet address, a unicast one.
-    pub mac: [u8; 6],
-    /// The MTU that the driver is told, in bytes. Without one it is the backend's.
-    pub mtu: Option<u16>,
-    /// The number of its queue pairs, that of the backend's queues.
-    pub queue_pairs: u16,
-    /// The size of its queues, a power of two up to 32,768.
-    pub queue_size: u16,
-    /// Offers TCP segmentation offload in both directions, if checksums are offloaded.
-    pub offload_tso: bool,
-    /// Offers UDP fragmentation and segmentation offload in both directions, if checksums are offloaded.
-    pub offload_ufo: bool,
-    /// Offers checksum offload in both directions.
-    pub offload_csum: bool,
-}
-
-/// Why there cannot be such a NIC: one line, to follow the option's name.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum NetError {
-    /// The address is a group's or zero.
-    #[error("mac={} is no address for a NIC: its first byte must be even, and not all bytes zero", Hex(.0))]
-    Mac([u8; 6]),
-    /// The queue size is not one.
-    #[error("queue_size={0}: must be a power of two from 2 to 32768")]
-    QueueSize(u16),
-    /// The numbers of queue pairs differ.
-    #[error("{pairs} queue pairs need as many queues of the tap, which has {queues}")]
-    QueuePairs {
-        /// The NIC's.
-        pairs: u16,
-        /// The backend's.
-        queues: usize,
-    },
-    /// The backend has too few queues.
-    #[error("num_queues={}: {name} has {has} pairs of queues; give num_queues={} or less", 2 * u32::from(*.pairs), 2 * u32::from(*.has))]
-    TooFewPairs {
-        /// The backend.
-        name: String,
-        /// The NIC's.
-        pairs: u16,
-        /// The backend's.
-        has: u16,
-    },
-    /// The backend's queues are too small.
-    #[error("queue_size={size}: {name} has queues of at most {has}; give queue_size={has} or less")]
-    TooLarge {
-        /// The backend.
-        name: String,
-        /// The NIC's.
-        size: u16,
-        /// The backend's.
-        has: u16,
-    },
-    /// The backend's MTU is smaller.
-    #[error("mtu={mtu}: {name} has an MTU of {has}; give {has} or less, or leave mtu out")]
-    Mtu {
-        /// The backend.
-        name: String,
-        /// The NIC's.
-        mtu: u16,
-        /// The backend's.
-        has: u16,
-    },
-    /// The backend cannot run the queues of a modern driver.
-    #[error("{0} does not offer VIRTIO_F_VERSION_1; it is no backend for a virtio 1 device")]
-    Legacy(String),
-}
-
-struct Hex<'a>(&'a [u8; 6]);
-
-impl std::fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
 
 /// A virtio network device. It and its backend outlive resets of the device and reboots of the guest.
 pub struct Net {
@@ -207,20 +114,38 @@ impl Net {
         &self.spec.id
     }
 
-    /// Has `observer` told when its backend is lost, and when it is back.
+    /// Notifies `observer` when its backend is lost, and when it is back.
     pub fn observe_backend(&self, observer: BackendObserver) {
         self.health.observe(observer);
+    }
+
+    /// The queue pairs that a driver with these features may use.
+    fn pairs(&self, features: u64) -> u16 {
+        if has(features, VIRTIO_NET_F_MQ) { self.spec.queue_pairs } else { 1 }
+    }
+
+    fn starting<'n>(&'n self, start: &'n Start) -> NetStart<'n> {
+        NetStart {
+            engine: &self.engine,
+            id: &self.spec.id,
+            pairs: self.pairs(start.features),
+            state: &self.state,
+            counters: &self.counters,
+            health: &self.health,
+            fresh: self.fresh,
+            start,
+        }
     }
 
     #[cfg(test)]
     fn tap(&self) -> Option<&Tap> {
         match &self.engine {
             Engine::Tap(tap) => Some(tap),
-            Engine::Offload(..) => None,
+            Engine::Runner(..) => None,
         }
     }
 
-    /// What it has done so far.
+    /// Its counters.
     pub fn counters(&self) -> Arc<NetCounters> {
         Arc::clone(&self.counters)
     }
@@ -322,11 +247,11 @@ impl VirtioDevice for Net {
         if has(start.features, VIRTIO_NET_F_CTRL_VLAN) {
             self.state.change_filter(filter::Filter::enable_vlans);
         }
-        let workers = self.start_workers(&start)?;
+        let workers = self.starting(&start).workers()?;
         debug!("{}: {} workers over {}", self.spec.id, workers.len(), self.backend_name());
         self.wake = match self.engine {
             Engine::Tap(_) => None,
-            Engine::Offload(..) => workers.first().map(|worker| Arc::clone(&worker.kick)),
+            Engine::Runner(..) => workers.first().map(|worker| Arc::clone(&worker.kick)),
         };
         self.interrupts = Some(start.interrupts);
         self.fresh = false;

@@ -1,6 +1,6 @@
-//! What the host sees and changes of a device's functions while a guest has them.
+//! What the host can inspect and change in a network function while a guest uses it.
 
-use crate::{BackendKind, Status};
+use crate::{BackendKind, ErrorKind, Status};
 
 /// A network function's end of its link, as the host has it.
 pub trait Port {
@@ -29,8 +29,8 @@ pub trait Port {
     /// Whether the link is up.
     fn link_up(&self) -> bool;
 
-    /// Takes the link up or down, and tells the driver (`virtio 1.4 §5.1.4`). While it is down, frames are dropped in both
-    /// directions.
+    /// Takes the link up or down, and tells the driver (`virtio 1.4 §5.1.4`). While it is down, frames are dropped in
+    /// both directions.
     fn set_link(&mut self, up: bool);
 }
 
@@ -41,8 +41,18 @@ pub enum MacError {
     #[error("not an address that a NIC can have; give one whose first byte is even")]
     NotUnicast,
     /// A driver has read the one that it has, and nothing makes a driver read it again.
-    #[error("its driver has read its address already; unbind the driver, or disable the VFs, first")]
+    #[error("its driver has already read its address; unbind the driver or disable the VFs first")]
     InUse,
+}
+
+impl MacError {
+    /// Who has to act on it.
+    pub const fn kind(self) -> ErrorKind {
+        match self {
+            Self::NotUnicast => ErrorKind::Invalid,
+            Self::InUse => ErrorKind::Busy,
+        }
+    }
 }
 
 /// What a function is doing.
@@ -61,4 +71,12 @@ pub struct SriovStatus {
     pub num_vfs: u16,
     /// VF Enable.
     pub vf_enable: bool,
+}
+
+impl SriovStatus {
+    /// How many VFs exist now.
+    pub fn num_visible(self) -> u16 {
+        // NumVFs is at most TotalVFs while VF Enable is set.
+        if self.vf_enable { self.num_vfs } else { 0 }
+    }
 }

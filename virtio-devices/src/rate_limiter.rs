@@ -1,8 +1,8 @@
-//! How much a device may do in a time: token buckets.
+//! Rate limits: token buckets.
 //!
-//! A bucket holds `size` tokens and refills evenly, from empty to full in `refill`. What is begun takes its tokens at once, also
-//! more than there are: the bucket is then empty for as long as it takes to make up for that. So the mean is kept whatever the
-//! size of one request is, and none is too large ever to be let through.
+//! A bucket holds `size` tokens and refills evenly, from empty to full in `refill`. An operation takes its tokens when
+//! it begins, even if there are too few; the bucket is then in debt and must refill first. So the mean rate holds for
+//! operations of any size, and none is too large to pass.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub struct RateLimit {
     /// The tokens of a full bucket, 1 or more.
     pub size: u64,
-    /// Tokens that are there once, in addition, and are taken first.
+    /// A one-time burst of additional tokens, which are taken first.
     pub one_time_burst: u64,
     /// How long an empty bucket takes to be full; above 0.
     pub refill: Duration,
@@ -26,9 +26,9 @@ pub struct RateLimits {
     pub ops: Option<RateLimit>,
 }
 
-/// What a device may still do. It knows no clock: who asks says what time it is.
+/// What a device may still do. It has no clock: the caller passes the time.
 #[derive(Debug)]
-pub struct RateLimiter {
+pub(crate) struct RateLimiter {
     bandwidth: Option<Bucket>,
     ops: Option<Bucket>,
 }
@@ -38,31 +38,31 @@ struct Bucket {
     limit: RateLimit,
     /// What is left of the one-time burst.
     burst: u64,
-    /// When it is full: what is missing until then is how empty it is.
+    /// When the bucket is full; the time until then says how empty it is.
     full_at: Instant,
 }
 
 impl RateLimiter {
     /// Full buckets, at the time `now`. `None` where nothing is limited.
-    pub fn new(limits: RateLimits, now: Instant) -> Option<Self> {
+    pub(crate) fn new(limits: RateLimits, now: Instant) -> Option<Self> {
         let bucket = |limit: RateLimit| Bucket { limit, burst: limit.one_time_burst, full_at: now };
         let RateLimits { bandwidth, ops } = limits;
         (bandwidth.is_some() || ops.is_some()).then(|| Self { bandwidth: bandwidth.map(bucket), ops: ops.map(bucket) })
     }
 
-    /// How long it is from `now` until something may be begun; zero if that is now.
-    pub fn wait(&self, now: Instant) -> Duration {
+    /// How long after `now` an operation may begin; zero if it may now.
+    pub(crate) fn wait(&self, now: Instant) -> Duration {
         let buckets = [&self.bandwidth, &self.ops].into_iter().flatten();
         buckets.map(|bucket| bucket.wait(now)).max().unwrap_or_default()
     }
 
     /// Takes what an operation costs.
-    pub fn take_op(&mut self, now: Instant) {
+    pub(crate) fn take_op(&mut self, now: Instant) {
         self.ops.iter_mut().for_each(|bucket| bucket.take(1, now));
     }
 
     /// Takes what the transfer of `bytes` costs.
-    pub fn take_bytes(&mut self, bytes: u64, now: Instant) {
+    pub(crate) fn take_bytes(&mut self, bytes: u64, now: Instant) {
         self.bandwidth.iter_mut().for_each(|bucket| bucket.take(bytes, now));
     }
 }
@@ -88,7 +88,7 @@ impl Bucket {
         let of_burst = tokens.min(self.burst);
         self.burst -= of_burst;
         let full_at = self.full_at.max(now);
-        // Beyond what the clock can say nothing is begun any more anyway.
+        // A time beyond the clock never comes.
         self.full_at = full_at.checked_add(self.time_of(tokens - of_burst)).unwrap_or(full_at);
     }
 }

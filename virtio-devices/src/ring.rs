@@ -1,8 +1,8 @@
-//! A split virtqueue as the worker that runs it sees it (`virtio 1.4 §2.7`).
+//! A split virtqueue as its worker sees it (`virtio 1.4 §2.7`).
 //!
-//! The position lives in the [`Queue`], which outlives the worker. What is added here: several buffers that become visible at
-//! once, as a frame in merged buffers needs; `VIRTQ_AVAIL_F_NO_INTERRUPT`; and silence, because a driver that writes nonsense
-//! must not be able to fill a log.
+//! The position is kept in the [`Queue`], which outlives the worker. This adds three things: several buffers that
+//! become visible at once, for frames in merged buffers; `VIRTQ_AVAIL_F_NO_INTERRUPT`; and no logging, so that a
+//! malicious driver cannot fill the log.
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -21,16 +21,16 @@ const USED_ELEMENT: u64 = 8;
 const DESCRIPTOR: u64 = 16;
 
 /// A chain of descriptors that the driver made available.
-pub type Chain<'m> = DescriptorChain<&'m GuestMemoryMmap>;
+pub(crate) type Chain<'m> = DescriptorChain<&'m GuestMemoryMmap>;
 
-/// The ring makes no sense: its memory cannot be reached, or its available index moved by more than its size. Nothing that it
-/// says can be trusted until the driver resets the device.
+/// The ring is invalid: its memory cannot be reached, or its available index moved by more than its size. Nothing that
+/// it says can be trusted until the driver resets the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BrokenRing;
+pub(crate) struct BrokenRing;
 
 /// A buffer that is given back to the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Used {
+pub(crate) struct Used {
     /// The head of its chain.
     pub head: u16,
     /// The bytes that were written to it.
@@ -38,7 +38,7 @@ pub struct Used {
 }
 
 /// Checks that a queue's rings lie in guest memory.
-pub fn check(queue: &Queue, memory: &GuestMemoryMmap) -> Result<(), BrokenRing> {
+pub(crate) fn check(queue: &Queue, memory: &GuestMemoryMmap) -> Result<(), BrokenRing> {
     let size = u64::from(queue.size());
     // The rings' last words are `used_event` and `avail_event`.
     let areas = [
@@ -53,7 +53,7 @@ pub fn check(queue: &Queue, memory: &GuestMemoryMmap) -> Result<(), BrokenRing> 
 }
 
 /// A queue, locked for as long as its worker runs it.
-pub struct Ring<'q> {
+pub(crate) struct Ring<'q> {
     index: u16,
     queue: MutexGuard<'q, Queue>,
     /// The used index when the driver was last considered for an interrupt.
@@ -62,7 +62,7 @@ pub struct Ring<'q> {
 
 impl<'q> Ring<'q> {
     /// Takes a queue that its worker owns, and checks that its rings lie in guest memory.
-    pub fn open(
+    pub(crate) fn open(
         index: u16,
         mut queue: MutexGuard<'q, Queue>,
         event_idx: bool,
@@ -75,29 +75,29 @@ impl<'q> Ring<'q> {
     }
 
     /// The queue's index.
-    pub fn index(&self) -> u16 {
+    pub(crate) fn index(&self) -> u16 {
         self.index
     }
 
     /// The number of its descriptors, which no chain's head exceeds.
-    pub fn size(&self) -> u16 {
+    pub(crate) fn size(&self) -> u16 {
         self.queue.size()
     }
 
     /// The next chain that the driver made available.
-    pub fn next<'m>(&mut self, memory: &'m GuestMemoryMmap) -> Result<Option<Chain<'m>>, BrokenRing> {
+    pub(crate) fn next<'m>(&mut self, memory: &'m GuestMemoryMmap) -> Result<Option<Chain<'m>>, BrokenRing> {
         Ok(self.queue.iter(memory).map_err(|_| BrokenRing)?.next())
     }
 
     /// Undoes the last `chains` calls of [`Self::next`] that returned a chain.
-    pub fn put_back(&mut self, chains: u16) {
+    pub(crate) fn put_back(&mut self, chains: u16) {
         let next = self.queue.next_avail().wrapping_sub(chains);
         self.queue.set_next_avail(next);
     }
 
-    /// Gives `buffers` back to the driver, which sees all of them or none (`virtio 1.4 §2.7.8.2`). A head beyond the ring, which
-    /// can only be one that the driver wrote so, is left out: there is no way to name it in the used ring.
-    pub fn give_back(&mut self, memory: &GuestMemoryMmap, buffers: &[Used]) -> Result<(), BrokenRing> {
+    /// Gives `buffers` back to the driver, which sees all of them or none (`virtio 1.4 §2.7.8.2`). A head beyond the
+    /// ring, which can only be one that the driver wrote so, is left out: there is no way to name it in the used ring.
+    pub(crate) fn give_back(&mut self, memory: &GuestMemoryMmap, buffers: &[Used]) -> Result<(), BrokenRing> {
         let size = self.queue.size();
         let used_ring = GuestAddress(self.queue.used_ring());
         let mut next = self.queue.next_used();
@@ -111,24 +111,26 @@ impl<'q> Ring<'q> {
         memory.store(next.to_le(), GuestAddress(used_ring.0 + 2), Ordering::Release).map_err(|_| BrokenRing)
     }
 
-    /// Asks the driver for no doorbells while the worker is at the ring anyway.
-    pub fn suppress_doorbells(&mut self, memory: &GuestMemoryMmap) -> Result<(), BrokenRing> {
+    /// Suppresses doorbells while the worker polls the ring.
+    pub(crate) fn suppress_doorbells(&mut self, memory: &GuestMemoryMmap) -> Result<(), BrokenRing> {
         self.queue.disable_notification(memory).map_err(|_| BrokenRing)
     }
 
-    /// Asks for a doorbell with the next chain. Returns whether there is one already, for which none will come.
-    pub fn expect_doorbell(&mut self, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
+    /// Enables doorbells. Returns whether a chain is available already; no doorbell will come for it.
+    pub(crate) fn expect_doorbell(&mut self, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
         self.queue.enable_notification(memory).map_err(|_| BrokenRing)
     }
 
-    /// Whether the driver wants an interrupt for what was given back since the last call (`virtio 1.4 §2.7.7.2`, §2.7.10).
-    pub fn wants_interrupt(&mut self, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
+    /// Whether the driver wants an interrupt for what was returned since the last call (`virtio 1.4 §2.7.7.2`,
+    /// §2.7.10).
+    pub(crate) fn wants_interrupt(&mut self, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
         let new = Wrapping(self.queue.next_used());
         let old = std::mem::replace(&mut self.considered, new);
         if new == old {
             return Ok(false);
         }
-        // The used index must be visible before the driver's wish is read: the driver writes its wish, then reads the index.
+        // The used index must be visible before `used_event` is read: the driver writes `used_event`, then reads the
+        // index.
         fence(Ordering::SeqCst);
         let avail_ring = self.queue.avail_ring();
         if self.queue.event_idx_enabled() {

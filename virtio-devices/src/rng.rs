@@ -1,5 +1,6 @@
-//! virtio-rng over a source of the host (`virtio 1.4 §5.4`).
+//! virtio-rng over a random source of the host (`virtio 1.4 §5.4`).
 
+mod counters;
 mod worker;
 
 #[cfg(test)]
@@ -19,51 +20,24 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::counters::{Losses, counters, log_losses};
+use crate::counters::{Losses, log_losses};
 use crate::worker::{spawn, thread_name};
-use crate::{Start, VirtioDevice, Worker};
-use worker::Part;
+use crate::{ErrorKind, Start, VirtioDevice, Worker};
+pub use counters::{RngCounter, RngCounters};
+use worker::QueueWorker;
 
-/// A device of no class that there is.
+/// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
-/// The size of the one queue, of which a driver uses little.
+/// The size of the one queue.
 const QUEUE_SIZES: &[u16] = &[256];
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
-
-counters! {
-    /// Something that is counted of an entropy device.
-    pub enum RngCounter;
-    /// The counters of one entropy device since it was plugged in.
-    pub struct RngCounters;
-
-    /// Bytes that the driver got.
-    Bytes = "bytes",
-    /// Buffers that were filled.
-    Requests = "requests",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
-    /// Dropped: the chain's descriptors make no sense.
-    BadChains = "bad_chains",
-    /// The source could not be read, or has ended.
-    BackendErrors = "backend_errors",
-    /// Queues that were given up because their rings make no sense.
-    BrokenRings = "broken_rings",
-}
-
-impl RngCounter {
-    fn is_loss(self) -> bool {
-        matches!(self, Self::BadChains | Self::BackendErrors | Self::BrokenRings)
-    }
-}
 
 /// What an entropy device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RngSpec {
     /// Its id, which its thread is named after.
     pub id: String,
-    /// A device that gives random bytes without end: `/dev/urandom`.
+    /// An endless source of random bytes, such as `/dev/urandom`.
     pub source: PathBuf,
 }
 
@@ -71,7 +45,7 @@ pub struct RngSpec {
 #[derive(Debug, Error)]
 pub enum RngError {
     /// The source cannot be read.
-    #[error("src={}: cannot be opened: {error}; /dev/urandom is on every machine", path.display())]
+    #[error("src={}: cannot be opened: {error}; /dev/urandom is on every host", path.display())]
     Open {
         /// The source.
         path: PathBuf,
@@ -79,8 +53,18 @@ pub enum RngError {
         error: io::Error,
     },
     /// The source would end.
-    #[error("src={}: is not a device; give one that gives bytes without end, as /dev/urandom", .0.display())]
+    #[error("src={}: is not a device; give one that never ends, such as /dev/urandom", .0.display())]
     NotADevice(PathBuf),
+}
+
+impl RngError {
+    /// Who has to act on it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Open { error, .. } if error.kind() == io::ErrorKind::NotFound => ErrorKind::Missing,
+            Self::Open { .. } | Self::NotADevice(_) => ErrorKind::Unsuitable,
+        }
+    }
 }
 
 /// A virtio entropy device.
@@ -96,10 +80,10 @@ impl Rng {
     ///
     /// # Errors
     ///
-    /// When it cannot be read, or is no device.
+    /// When it cannot be read, or is not a device.
     pub fn open(spec: RngSpec) -> Result<Self, RngError> {
         let fail = |errno: rustix::io::Errno| RngError::Open { path: spec.source.clone(), error: errno.into() };
-        // A source that has nothing at the moment must not keep its worker from ending.
+        // An empty source must not keep the worker from ending.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let source = rustix::fs::open(&spec.source, flags, Mode::empty()).map_err(fail)?;
         let stat = rustix::fs::fstat(&source).map_err(fail)?;
@@ -115,7 +99,7 @@ impl Rng {
         &self.spec.id
     }
 
-    /// What it has done so far.
+    /// Its counters.
     pub fn counters(&self) -> Arc<RngCounters> {
         Arc::clone(&self.counters)
     }
@@ -153,7 +137,7 @@ impl VirtioDevice for Rng {
         let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
         let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
         let stop = Arc::new(AtomicBool::new(false));
-        let part = Part {
+        let worker = QueueWorker {
             index,
             queue,
             features: start.features,
@@ -164,7 +148,7 @@ impl VirtioDevice for Rng {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(thread_name(&self.spec.id, "q", index), move || part.run())?;
+        let thread = spawn(thread_name(&self.spec.id, "q", index), move || worker.run())?;
         Ok(vec![Worker::new([index], kick, stop, thread)])
     }
 

@@ -8,21 +8,22 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-/// Connects to whoever listens at `path`, without waiting: where others wait already, it does not join them.
+/// Connects to the program that listens at `path`, without waiting, even if the backlog is full.
 ///
 /// # Errors
 ///
 /// What the system says: `CONNREFUSED` for a socket that a program left behind, `AGAIN` for one that is busy.
-pub fn connect(path: &Path) -> Result<UnixStream, Errno> {
+pub(crate) fn connect(path: &Path) -> Result<UnixStream, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
 }
 
-/// The path of a socket of this program's. Dropped, it removes the socket, unless somebody has put another file in its place.
+/// The path of a socket that this process listens on. Dropping it removes the socket, unless another file has replaced
+/// it.
 #[derive(Debug)]
-pub struct OwnPath {
+pub(crate) struct OwnPath {
     path: PathBuf,
     inode: (u64, u64),
 }
@@ -33,7 +34,7 @@ impl OwnPath {
     /// # Errors
     ///
     /// When it is gone already.
-    pub fn of(path: PathBuf) -> io::Result<Self> {
+    pub(crate) fn of(path: PathBuf) -> io::Result<Self> {
         Ok(Self { inode: inode(&path)?, path })
     }
 }

@@ -1,4 +1,4 @@
-//! Memory for what exceeds a driver's buffers.
+//! Memory for the part of a frame that exceeds the driver's buffers.
 
 use std::io;
 
@@ -6,8 +6,8 @@ use vm_memory::MmapRegion;
 
 /// Zeroed memory whose pages are there once they are written to, which for most queues is never.
 ///
-/// The kernel is kept from making huge pages of it. Of memory from the allocator it would: those of 255 queues lie side by side, and
-/// after an hour all of them were resident, unused.
+/// The kernel is kept from making huge pages of it. Of memory from the allocator it would: those of 255 queues lie side
+/// by side, and after an hour all of them were resident, unused.
 #[derive(Debug)]
 pub struct Spill(MmapRegion);
 
@@ -27,7 +27,7 @@ impl Spill {
 
     /// The memory.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is private and as long as it says, and nobody else has its address.
+        // SAFETY: the mapping is private and as long as it says, and nothing else has its address.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), self.0.size()) }
     }
 }

@@ -1,11 +1,11 @@
-//! Saved state: versioned plain data, which is not trusted when it comes back.
+//! Saved state: plain data with a version, which is not trusted on restore.
 //!
-//! A state holds what a driver made of a device and what the device owes it; what the device is comes from its configuration
-//! again. Registers come back through the same masks as a driver's own writes, in an order in which a driver could have made
-//! them, and what does not survive them unchanged is refused: whatever bytes a state is made of, what it is restored to is a state
-//! that a driver could have reached. No number in a state sizes anything.
+//! A state holds how the driver has set up a device, and what the device still owes the driver. The device itself is
+//! built from its configuration. Registers are restored through the same write masks as a driver's writes, in an order
+//! that a driver could have used; a value that does not read back unchanged is refused. Whatever the bytes of a state
+//! are, a driver could have reached the restored state. No number in a state sizes an allocation.
 //!
-//! VFs that were enabled are enabled, without an edge of VF Enable that would reset them.
+//! VFs that were enabled are enabled again, without the edge of VF Enable that would reset them.
 
 use std::io;
 
@@ -19,13 +19,16 @@ pub const STATE_VERSION: u16 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The queues are still run by their workers.
-    #[error("the device's queues still run; pause it, and wait until they stand still, before its state is saved")]
+    #[error(
+        "the device's queues are running; pause it and wait until they have stopped before saving or restoring \
+         its state"
+    )]
     Running,
     /// The state is of a version that this crate does not know.
     #[error("saved state of version {0}; this is version {STATE_VERSION}")]
     Version(u16),
     /// The state is of another device, or of one with another configuration.
-    #[error("saved state of a device with other {0}")]
+    #[error("saved state of a device with different {0}")]
     Shape(&'static str),
     /// The state holds what no driver could have brought about.
     #[error("saved state with an impossible value in {0}")]
@@ -153,7 +156,8 @@ pub struct QueueState {
 pub struct VectorState {
     /// Which one.
     pub vector: u16,
-    /// A signal waits in its eventfd: a pending bit (`PCIe 6.2 §7.7.2.5`), unless it was sent already. To send it again is harmless.
+    /// A signal waits in its eventfd: a pending bit (`PCIe 6.2 §7.7.2.5`), unless it was sent already. To send it again
+    /// is harmless.
     pub signalled: bool,
 }
 
@@ -183,7 +187,8 @@ pub enum DeviceSpecific {
 }
 
 impl DeviceSpecific {
-    /// Whether a device may have this state after a reset. A NIC checks for itself what it says of its driver's commands.
+    /// Whether a device may have this state after a reset. A NIC checks for itself what it says of its driver's
+    /// commands.
     pub(crate) fn is_reset(&self) -> bool {
         match self {
             Self::PowerOn | Self::Net(_) => true,
@@ -192,7 +197,7 @@ impl DeviceSpecific {
     }
 }
 
-/// What the driver of a NIC commanded (`virtio 1.4 §5.1.6.5`), and what it was told.
+/// The commands of a NIC's driver (`virtio 1.4 §5.1.6.5`), and what was reported to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NicState {

@@ -1,19 +1,21 @@
 //! A device without a backend and a driver without a guest, for tests, property tests and fuzz targets.
 
+mod hosted;
+
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use pci::{Access, BarIndex, Rid, WindowId};
+use pci::{Access, BarIndex, Device, Rid, WindowId};
 use virtio_queue::QueueT;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
+pub use self::hosted::Hosted;
 pub use crate::net::steps::{NetSteps, Step, StepQueue};
 use crate::worker::own;
-use crate::{
-    DeviceSpecific, DoorbellPages, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, VirtioPci, Worker,
-};
+use crate::{DeviceSpecific, DoorbellPages, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker};
 
 /// A feature of [`FakeDevice`] that is its own.
 pub const FAKE_FEATURE: u64 = 1 << 5;
@@ -76,8 +78,8 @@ impl FakeDevice {
         }
     }
 
-    /// The same with one worker for all queues. At each kick it takes a buffer from each queue, as far as their position
-    /// tells, and signals it.
+    /// The same with one worker for all queues. At each kick it takes a buffer from each queue, as far as their
+    /// position tells, and signals it.
     pub fn with_worker(queue_sizes: &[u16]) -> Self {
         Self { threads: true, ..Self::new(queue_sizes) }
     }
@@ -211,7 +213,7 @@ pub struct Driver<'d, D: ?Sized> {
     path: Path,
 }
 
-impl<'d, D: VirtioPci + ?Sized> Driver<'d, D> {
+impl<'d, D: Device<Stopping = Infallible> + ?Sized> Driver<'d, D> {
     /// The driver of a plain function or a PF.
     pub fn new(device: &'d mut D, rid: Rid) -> Self {
         Self { device, rid, vf: false, path: Path::Memory(0) }
@@ -241,7 +243,9 @@ impl<'d, D: VirtioPci + ?Sized> Driver<'d, D> {
     /// Writes the lowest `len` bytes, 1, 2 or 4, of `value` to configuration space.
     pub fn config_write(&mut self, offset: u64, len: usize, value: u32) -> pci::Effects {
         match Access::decode(offset, len) {
-            Some(access) => self.device.config_write(self.rid, access.dword(), access.write(&value.to_le_bytes())),
+            Some(access) => {
+                self.device.config_write(self.rid, access.dword(), access.write(&value.to_le_bytes())).effects
+            }
             None => pci::Effects::NONE,
         }
     }
@@ -297,7 +301,7 @@ impl<'d, D: VirtioPci + ?Sized> Driver<'d, D> {
             (Path::Memory(base), Ok(index)) => {
                 let window = self.window(index);
                 let data = value.to_le_bytes();
-                self.device.mmio_write(window, base + offset, data.get(..len).unwrap_or_default())
+                self.device.mmio_write(window, base + offset, data.get(..len).unwrap_or_default()).effects
             }
             (Path::Config(capability), _) => {
                 self.aim(capability, bar, offset, len);

@@ -1,7 +1,7 @@
 //! The virtio-pci transport: feature negotiation, device status and queue configuration.
 //!
-//! A pure state machine: its registers are its only state. It starts no thread, touches no guest memory and does no I/O, but
-//! for the eventfd that a vector gets when the driver maps something to it.
+//! A pure state machine: its registers are its only state. It starts no thread, touches no guest memory and does no
+//! I/O, except that a vector gets an eventfd when the driver maps something to it.
 
 mod register;
 mod state;
@@ -19,7 +19,7 @@ use vm_memory::GuestAddress;
 
 use crate::features::has;
 use crate::{Interrupts, SharedQueue};
-pub use register::{Area, Half, Register};
+pub(crate) use register::{Area, Half, Register};
 
 bitflags::bitflags! {
     /// The device status (`virtio 1.4 §2.1`).
@@ -40,8 +40,8 @@ bitflags::bitflags! {
     }
 }
 
-/// The features that need support of the transport, which it does not have: a device may not offer them, or SR-IOV, which is
-/// the PF's.
+/// The features that need support of the transport, which it does not have: a device may not offer them, or SR-IOV,
+/// which is the PF's.
 const NOT_THE_DEVICES: u64 = 1 << VIRTIO_F_RING_PACKED
     | 1 << VIRTIO_F_SR_IOV
     | 1 << VIRTIO_F_NOTIFICATION_DATA
@@ -51,7 +51,7 @@ const NOT_THE_DEVICES: u64 = 1 << VIRTIO_F_RING_PACKED
 
 /// What a write changed beyond the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// Nothing.
     None,
     /// Which eventfds can signal.
@@ -125,7 +125,7 @@ impl QueueRegisters {
 
 /// The common configuration of one function.
 #[derive(Debug)]
-pub struct Transport {
+pub(crate) struct Transport {
     offered: u64,
     /// See [`Self::requiring`].
     requirements: &'static [(u32, u32)],
@@ -142,13 +142,13 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// In the reset state. `features` are the device's, to which VERSION_1 is added, and SR_IOV for a PF; `queue_sizes` are
-    /// the largest size of each queue, `vectors` the number of MSI-X vectors.
+    /// In the reset state. `features` are the device's, to which VERSION_1 is added, and SR_IOV for a PF; `queue_sizes`
+    /// are the largest size of each queue, `vectors` the number of MSI-X vectors.
     ///
     /// # Errors
     ///
     /// When a queue cannot have its size, or there are too many.
-    pub fn new(features: u64, sr_iov: bool, queue_sizes: &[u16], vectors: u16) -> Result<Self, QueueError> {
+    pub(crate) fn new(features: u64, sr_iov: bool, queue_sizes: &[u16], vectors: u16) -> Result<Self, QueueError> {
         let count = u16::try_from(queue_sizes.len()).map_err(|_| QueueError::Count(queue_sizes.len()))?;
         if let Some((queue, &size)) = queue_sizes.iter().enumerate().find(|(_, size)| Queue::new(**size).is_err()) {
             return Err(QueueError::Size { queue, size });
@@ -167,14 +167,14 @@ impl Transport {
         })
     }
 
-    /// One that accepts no features of which one needs another that is not among them: pairs of bits, the first of which needs the
-    /// second (`virtio 1.4 §2.2.1`, `§2.2.2`).
-    pub fn requiring(self, requirements: &'static [(u32, u32)]) -> Self {
+    /// A transport that refuses a feature whose prerequisite is missing. Each pair is a feature bit and the bit that it
+    /// requires (`virtio 1.4 §2.2.1`, `§2.2.2`).
+    pub(crate) fn requiring(self, requirements: &'static [(u32, u32)]) -> Self {
         Self { requirements, ..self }
     }
 
     /// Returns to the state of power-on.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         let Self {
             offered: _,
             requirements: _,
@@ -189,7 +189,7 @@ impl Transport {
         } = self;
         match Arc::get_mut(interrupts) {
             Some(interrupts) => interrupts.reset(),
-            // Workers that are still ending signal into the old ones, which nobody hears any more.
+            // Workers that are still ending signal into the old ones, which no longer reach the driver.
             None => *interrupts = Arc::new(Interrupts::new(queue_count(queues), *vectors)),
         }
         for queue in queues {
@@ -203,19 +203,19 @@ impl Transport {
     }
 
     /// The device status.
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let mut status = self.status;
         status.set(Status::DEVICE_NEEDS_RESET, self.interrupts.needs_reset());
         status
     }
 
     /// Whether the driver wants the queues to run, and neither it nor the device has given up.
-    pub fn ready(&self) -> bool {
+    pub(crate) fn ready(&self) -> bool {
         self.status() & (Status::DRIVER_OK | Status::DEVICE_NEEDS_RESET | Status::FAILED) == Status::DRIVER_OK
     }
 
     /// The negotiated features: none before FEATURES_OK.
-    pub fn features(&self) -> u64 {
+    pub(crate) fn features(&self) -> u64 {
         if self.status.contains(Status::FEATURES_OK) { self.accepted() } else { 0 }
     }
 
@@ -224,20 +224,20 @@ impl Transport {
     }
 
     /// Where the function's workers signal, until the next reset.
-    pub fn interrupts(&self) -> &Arc<Interrupts> {
+    pub(crate) fn interrupts(&self) -> &Arc<Interrupts> {
         &self.interrupts
     }
 
     /// The queues that the driver enabled, as they are at DRIVER_OK: nothing is consumed yet.
-    pub fn queues(&self) -> Vec<(u16, SharedQueue)> {
+    pub(crate) fn queues(&self) -> Vec<(u16, SharedQueue)> {
         let event_idx = self.features() & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
         let enabled = (0..).zip(&self.queues).filter(|(_, registers)| registers.enabled);
         enabled.filter_map(|(index, queue)| Some((index, Arc::new(Mutex::new(queue.queue(event_idx)?))))).collect()
     }
 
-    /// Reads `data.len()` bytes at `offset` of the common configuration. What is no register, or not its natural width,
-    /// reads 0. `config_generation` is the device's.
-    pub fn read(&self, offset: u64, data: &mut [u8], config_generation: u8) {
+    /// Reads `data.len()` bytes at `offset` of the common configuration. What is not a register, or not its natural
+    /// width, reads 0. `config_generation` is the device's.
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8], config_generation: u8) {
         data.fill(0);
         if let Some(register) = Register::decode(offset, data.len()) {
             let value = self.read_register(register, config_generation).to_le_bytes();
@@ -271,9 +271,9 @@ impl Transport {
         }
     }
 
-    /// Writes `data` at `offset` of the common configuration. What is no register, not its natural width, read-only, or not
-    /// to be written in this state, is ignored.
-    pub fn write(&mut self, offset: u64, data: &[u8]) -> Change {
+    /// Writes `data` at `offset` of the common configuration. What is not a register, not its natural width, read-only,
+    /// or not to be written in this state, is ignored.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Change {
         let Some(register) = Register::decode(offset, data.len()) else { return Change::None };
         match *data {
             [byte] if register == Register::DeviceStatus => self.write_status(byte),
@@ -304,7 +304,8 @@ impl Transport {
         if changed { Change::Status } else { Change::None }
     }
 
-    /// Whether the driver chose only what is offered, with what that needs, and no legacy interface (`virtio 1.4 §6.1`, `§6.2`).
+    /// Whether the driver chose only what is offered, with what that needs, and no legacy interface (`virtio 1.4 §6.1`,
+    /// `§6.2`).
     fn acceptable(&self) -> bool {
         let chosen = self.accepted();
         let complete = self.requirements.iter().all(|(bit, needed)| !has(chosen, *bit) || has(chosen, *needed));

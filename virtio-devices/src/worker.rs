@@ -1,4 +1,4 @@
-//! Threads that run queues: their names, and how a device starts them.
+//! Worker threads: their names, and how a device starts them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +14,13 @@ const THREAD_NAME: usize = 15;
 /// A worker's stack in bytes. Nothing in it recurses or keeps frames there.
 const STACK: usize = 128 * 1024;
 
-/// How long a worker waits for its predecessor before it looks whether it is to end itself.
+/// How long a worker waits for its predecessor before it checks whether to end itself.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// Locks what a worker owns while it runs, waiting for its predecessor's end. `None` once the worker is told to stop: who waits for
-/// it must not have to wait for a successor that was faster.
-pub fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<MutexGuard<'o, T>> {
+/// Locks what a worker owns while it runs, which waits until its predecessor has ended. `None` once the worker is told
+/// to stop, because a successor may have locked it first, and a vCPU that waits for this worker must not wait for that
+/// one.
+pub(crate) fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<MutexGuard<'o, T>> {
     while !stop.load(Ordering::Acquire) {
         if let Some(guard) = owned.try_lock_for(PATIENCE) {
             return Some(guard);
@@ -29,13 +30,13 @@ pub fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<MutexGuard<'
 }
 
 /// Starts a thread of a worker's size.
-pub fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub(crate) fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name(name).stack_size(STACK).spawn(run)
 }
 
-/// Spawns a worker for each of `parts`, or none: without the last one the others end before they have touched anything, and are
-/// joined here. Workers lock `complete` first, and end at once if it is false.
-pub fn spawn_all<T>(
+/// Spawns a worker for each of `parts`, or none. If one cannot be spawned, the others end before they have touched
+/// anything, and are joined here. Workers lock `complete` first, and end at once if it is false.
+pub(crate) fn spawn_all<T>(
     parts: Vec<T>,
     complete: &Mutex<bool>,
     spawn: impl Fn(T) -> io::Result<Worker>,
@@ -50,7 +51,7 @@ pub fn spawn_all<T>(
     drop(locked);
     if let Err(error) = result {
         for worker in workers {
-            // One that has panicked has ended as well.
+            // A worker that panicked has ended, too.
             let _ = worker.thread.join();
         }
         return Err(error);
@@ -58,8 +59,8 @@ pub fn spawn_all<T>(
     Ok(workers)
 }
 
-/// `<id>_<kind><N>`. Of an id that is too long the end is kept: it tells VFs apart.
-pub fn thread_name(id: &str, kind: &str, number: u16) -> String {
+/// `<id>_<kind><N>`. An id that is too long keeps its end, which distinguishes VFs.
+pub(crate) fn thread_name(id: &str, kind: &str, number: u16) -> String {
     let name = format!("{}_{kind}{number}", id.replace('\0', ""));
     let excess = name.len().saturating_sub(THREAD_NAME);
     name.char_indices().find(|(start, _)| *start >= excess).map_or(String::new(), |(start, _)| name[start..].to_owned())

@@ -1,5 +1,5 @@
-//! Real taps, each test in a network namespace of its own. They need root, `/dev/net/tun` and `ip`; what is missing fails them
-//! and says so.
+//! Real taps, each test in a network namespace of its own. They need root, `/dev/net/tun` and `ip`; without these they
+//! fail and say what is missing.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "what a test needs and lacks fails it")]
 

@@ -1,121 +1,362 @@
-//! The way from clients, which are many threads, to the one that has the virtual machine.
+//! The control loop: the one thread that creates and changes the VM. It waits for clients' actions, for the guest and
+//! for signals, and handles one at a time.
 
-use std::io;
+mod failure;
+mod info;
+pub(crate) mod instance;
+mod metrics;
+pub(crate) mod queue;
+mod resize;
+mod signals;
+
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::time::Instant;
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use sd_notify::NotifyState;
+use serde::Serialize;
+use vmm_sys_util::eventfd::EventFd;
 
-use crate::api::{Action, Failure, FailureKind, Handler, Reply};
+use crate::api::info::{PciDeviceInfo, VmmPingResponse};
+use crate::api::{Action, ApiSocket, Claim, Failure, Reply, Resize, Server};
+use crate::config::{PlannedVm, VmConfig};
+use crate::control::instance::{Added, Instance, Turn, bdf};
+use crate::control::metrics::{Process, metrics};
+use crate::control::queue::ActionQueue;
+use crate::control::signals::Signals;
+use crate::error::Error;
+use crate::error_kind::ErrorKind;
+use crate::telemetry::events::{EventStream, Events};
+use crate::telemetry::monitor::EventMonitor;
+use crate::vm::Vm;
 
-/// What a client asks for, and where it waits for the answer.
-pub struct Request {
-    action: Action,
-    reply: SyncSender<Result<Reply, Failure>>,
+/// How often a guest that has not read its pending events is interrupted again.
+const REMINDER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// What the program does.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// The virtual machine that runs from the start; without one, a client makes it.
+    pub vm: Option<PlannedVm>,
+    /// Where clients find the API.
+    pub api: Option<ApiSocket>,
+    /// Where events are written.
+    pub event_monitor: Option<EventMonitor>,
+    /// Keep running after the guest powers off, for clients of the API.
+    pub no_shutdown: bool,
 }
 
-impl Request {
-    /// Does what the client asks for by `apply`, and answers it, if it has not gone.
-    pub fn serve(self, apply: impl FnOnce(Action) -> Result<Reply, Failure>) {
-        let _ = self.reply.send(apply(self.action));
-    }
-}
-
-/// The clients' end.
-pub struct Control {
-    requests: Sender<Request>,
-    wake: Arc<EventFd>,
-}
-
-/// The end of the thread that has the virtual machine.
-pub struct Requests {
-    requests: Receiver<Request>,
-    wake: Arc<EventFd>,
-}
-
-/// Both ends.
+/// Runs until the guest powers off, a client ends the program, or SIGINT, SIGTERM, SIGHUP or SIGQUIT arrives. These
+/// signals keep their previous action until the VM of `options` has its memory, devices and console.
 ///
 /// # Errors
 ///
-/// When there is no file descriptor left.
-pub fn pair() -> io::Result<(Control, Requests)> {
-    let (sender, receiver) = channel();
-    let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
-    Ok((Control { requests: sender, wake: Arc::clone(&wake) }, Requests { requests: receiver, wake }))
+/// The host lacks something, or the guest cannot continue. Everything that was opened or created is released when this
+/// returns.
+pub fn run(options: Options) -> Result<(), Error> {
+    let began = Instant::now();
+    let host = |action| move |error| Error::Host { action, error };
+    // First: if another VMM has the socket, its event file must not be truncated.
+    let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
+    let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
+    let stream = output.map(|output| EventStream::start(output, began)).transpose();
+    let (_stream, events) = stream.map_err(host("start the thread that writes events"))?.unzip();
+    let events = events.unwrap_or_default();
+    events.vmm("starting");
+    let ended = serve(options, claim, &events, began);
+    events.vmm("shutdown");
+    ended
 }
 
-impl Handler for Control {
-    fn handle(&self, action: Action) -> Result<Reply, Failure> {
-        let (reply, answer) = sync_channel(1);
-        let gone = || Failure::new(FailureKind::Internal, "the VMM is shutting down");
-        self.requests.send(Request { action, reply }).map_err(|_| gone())?;
-        // A full counter has woken it already.
-        let _ = self.wake.write(1);
-        answer.recv().map_err(|_| gone())?
+fn serve(options: Options, claim: Option<Claim>, events: &Events, began: Instant) -> Result<(), Error> {
+    let mut instance = options.vm.map(|planned| Instance::new(planned, events.clone()));
+    if let Some(instance) = &mut instance {
+        instance.open()?;
     }
+    // Opening may take long; until here a signal simply ends the process. From here on there is a terminal to restore.
+    let host = |action| move |error| Error::Host { action, error };
+    let signals = Signals::catch().map_err(host("catch signals"))?;
+    let (sender, actions) = queue::pair().map_err(host("make an eventfd"))?;
+    let bound = claim.map(Claim::listen).transpose()?;
+    let (events, no_shutdown) = (events.clone(), options.no_shutdown);
+    let mut vmm = ControlLoop { instance, actions, signals, events, began, no_shutdown };
+    if let Some(instance) = &mut vmm.instance {
+        instance.start()?;
+    }
+    let (listener, socket) = bound.unzip();
+    let server = listener.map(|listener| Server::start(listener, Arc::new(sender))).transpose();
+    let server = server.map_err(host("serve the API"))?;
+    // There may be no service manager.
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
+    let ended = vmm.run();
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    // The server ends before its socket is removed.
+    drop(server);
+    drop(socket);
+    ended
 }
 
-impl Requests {
-    /// Readable when there is something to take.
-    pub fn event(&self) -> &EventFd {
-        &self.wake
-    }
-
-    /// The next request, if there is one.
-    pub fn take(&self) -> Option<Request> {
-        let _ = self.wake.read();
-        let request = self.requests.try_recv().ok()?;
-        // There may be another.
-        let _ = self.wake.write(1);
-        Some(request)
-    }
+/// Whether the program continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    On,
+    End,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The state of the control thread.
+struct ControlLoop {
+    // Drop order: the terminal is restored before signals get their previous action back.
+    instance: Option<Instance>,
+    actions: ActionQueue,
+    signals: Signals,
+    events: Events,
+    began: Instant,
+    no_shutdown: bool,
+}
 
-    #[test]
-    fn each_client_gets_the_answer_to_its_own_request() {
-        let (control, requests) = pair().unwrap();
-        let control = Arc::new(control);
-        let ask = |action: fn() -> Action| {
-            let control = Arc::clone(&control);
-            std::thread::spawn(move || control.handle(action()))
-        };
-        let (ping, info) = (ask(|| Action::Ping), ask(|| Action::Info));
-        let mut served = 0;
-        while served < 2 {
-            let Some(request) = requests.take() else {
-                std::thread::yield_now();
-                continue;
-            };
-            served += 1;
-            request.serve(|action| Ok(Reply::Json(format!("{action:?}"))));
+/// What woke the control thread.
+#[derive(Debug, Clone, Copy)]
+struct Ready {
+    signal: bool,
+    window: bool,
+    guest: bool,
+    client: bool,
+}
+
+impl ControlLoop {
+    /// Serves the guest and clients until the program ends; then shuts the VM down.
+    fn run(mut self) -> Result<(), Error> {
+        let ended = self.serve();
+        if let Some(instance) = &mut self.instance {
+            instance.shutdown();
         }
-        assert_eq!(ping.join().unwrap(), Ok(Reply::Json("Ping".to_string())));
-        assert_eq!(info.join().unwrap(), Ok(Reply::Json("Info".to_string())));
+        ended
     }
 
-    #[test]
-    fn a_request_that_waits_behind_another_is_told_of() {
-        let (control, requests) = pair().unwrap();
-        let (reply, _answer) = sync_channel(2);
-        for _ in 0..2 {
-            control.requests.send(Request { action: Action::Ping, reply: reply.clone() }).unwrap();
+    fn serve(&mut self) -> Result<(), Error> {
+        // The size may have changed before SIGWINCH was caught.
+        self.follow_terminal();
+        loop {
+            let ready = self.wait()?;
+            if ready.signal {
+                log::info!("stopped by a signal");
+                return Ok(());
+            }
+            if ready.window {
+                self.signals.take_window();
+                self.follow_terminal();
+            }
+            if ready.guest && self.guest()? == Next::End {
+                return Ok(());
+            }
+            // One action at a time: busy clients must not starve signals and the guest.
+            if ready.client
+                && let Some(pending) = self.actions.take()
+            {
+                let mut next = Next::On;
+                pending.serve(|action| {
+                    next = if matches!(action, Action::ShutdownVmm) { Next::End } else { Next::On };
+                    self.apply(action)
+                });
+                if next == Next::End {
+                    return Ok(());
+                }
+            }
         }
-        control.wake.write(1).unwrap();
-        assert!(requests.take().is_some());
-        assert_eq!(requests.event().read().unwrap(), 1);
-        requests.event().write(1).unwrap();
-        assert!(requests.take().is_some() && requests.take().is_none());
-        assert!(requests.event().read().is_err());
     }
 
-    #[test]
-    fn a_client_is_told_when_nobody_answers_any_more() {
-        let (control, requests) = pair().unwrap();
-        drop(requests);
-        assert_eq!(control.handle(Action::Ping).unwrap_err().kind, FailureKind::Internal);
+    fn follow_terminal(&self) {
+        if let Some(vm) = self.instance.as_ref().and_then(Instance::vm) {
+            vm.follow_terminal();
+        }
     }
+
+    fn wait(&self) -> Result<Ready, Error> {
+        let guest = self.instance.as_ref().and_then(Instance::vm).map(|vm| vm.event());
+        let mut fds: Vec<_> = [self.signals.fd(), self.signals.window(), borrow(self.actions.event())]
+            .into_iter()
+            .chain(guest.map(borrow))
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let unread = self.instance.as_ref().and_then(Instance::vm).is_some_and(|vm| vm.remind_guest());
+        match rustix::event::poll(&mut fds, unread.then_some(&REMINDER)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::Host { action: "wait for the guest", error: error.into() }),
+        }
+        let ready = |n: usize| fds.get(n).is_some_and(|fd| !fd.revents().is_empty());
+        Ok(Ready { signal: ready(0), window: ready(1), client: ready(2), guest: ready(3) })
+    }
+
+    /// Handles what the guest did.
+    fn guest(&mut self) -> Result<Next, Error> {
+        let Some(instance) = &mut self.instance else { return Ok(Next::On) };
+        match instance.turn()? {
+            Turn::Off if self.no_shutdown => log::info!("the guest powered off"),
+            Turn::Off => return Ok(Next::End),
+            Turn::Again => log::info!("the guest reboots"),
+            Turn::On => {}
+        }
+        Ok(Next::On)
+    }
+
+    /// Applies a client's action.
+    fn apply(&mut self, action: Action) -> Result<Reply, Failure> {
+        match action {
+            Action::Ping => Ok(ping()),
+            Action::ShutdownVmm => {
+                // A client with the answer may reuse the guest's taps and files.
+                if let Some(instance) = &mut self.instance {
+                    instance.shutdown();
+                }
+                Ok(Reply::Ok)
+            }
+            Action::Create(config) => self.create(*config),
+            Action::Boot => self.boot(),
+            Action::Delete => {
+                if let Some(mut instance) = self.instance.take() {
+                    instance.shutdown();
+                    self.events.vm("deleted");
+                }
+                Ok(Reply::Done)
+            }
+            Action::Shutdown => self.running().map(Instance::shutdown).map(|()| Reply::Done),
+            Action::Reboot => {
+                self.running()?
+                    .reset()
+                    .map_err(|error| Failure::from(error).in_context("the VM cannot be rebooted"))?;
+                Ok(Reply::Done)
+            }
+            Action::Pause => self.pause(),
+            Action::Resume => self.resume(),
+            Action::PowerButton => self.guest_mut().map(|vm| vm.press_power_button()).map(|()| Reply::Done),
+            Action::Nmi => self.guest_mut().map(|vm| vm.nmi()).map(|()| Reply::Done),
+            Action::AddNet(net, fds) => {
+                let added = self.created()?.add_net(*net, fds);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the NIC cannot be added"))
+            }
+            Action::RemoveDevice(device) => self.created()?.remove_device(&device.id).map(|()| Reply::Done),
+            Action::Resize(resize) => self.resize(&resize),
+            Action::Info => Ok(json(&info::info(self.created()?))),
+            Action::Counters => Ok(json(&info::counters(self.running()?))),
+            Action::SetVf(change) => self.created()?.set_vf(&change).map(|()| Reply::Done),
+            Action::AddDisk(disk) => {
+                let added = self.created()?.add_disk(*disk);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the disk cannot be added"))
+            }
+            Action::AddVdpa(vdpa) => {
+                let added = self.created()?.add_vdpa(*vdpa);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the vDPA device cannot be added"))
+            }
+            Action::Metrics => {
+                let process = Process::this(self.began.elapsed(), self.events.dropped());
+                Ok(Reply::Metrics(metrics(&process, self.instance.as_ref())))
+            }
+        }
+    }
+
+    fn create(&mut self, config: VmConfig) -> Result<Reply, Failure> {
+        if self.instance.is_some() {
+            let what = "there is already a VM; delete it first (vm.delete)";
+            return Err(Failure::new(ErrorKind::Conflict, what));
+        }
+        let planned = PlannedVm::new(config);
+        let planned = planned.map_err(|error| Failure::from(error).in_context("the VM cannot be created"))?;
+        self.instance = Some(Instance::new(planned, self.events.clone()));
+        Ok(Reply::Done)
+    }
+
+    fn boot(&mut self) -> Result<Reply, Failure> {
+        let instance = self.created()?;
+        if instance.vm().is_some() {
+            return Err(Failure::new(ErrorKind::Conflict, "the VM is already booted"));
+        }
+        let booted = instance.open().and_then(|()| instance.start());
+        booted.map_err(|error| Failure::from(error).in_context("the VM cannot be booted"))?;
+        Ok(Reply::Done)
+    }
+
+    fn pause(&mut self) -> Result<Reply, Failure> {
+        let events = self.events.clone();
+        match self.guest_mut()? {
+            vm if vm.is_paused() => {
+                Err(Failure::new(ErrorKind::Conflict, "the VM is already paused; resume it with vm.resume"))
+            }
+            vm => {
+                events.vm("pausing");
+                vm.pause();
+                events.vm("paused");
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    fn resume(&mut self) -> Result<Reply, Failure> {
+        let events = self.events.clone();
+        match self.guest_mut()? {
+            vm if vm.is_paused() => {
+                events.vm("resuming");
+                vm.resume();
+                events.vm("resumed");
+                Ok(Reply::Done)
+            }
+            _ => Err(Failure::new(ErrorKind::Conflict, "the VM is not paused")),
+        }
+    }
+
+    fn resize(&mut self, resize: &Resize) -> Result<Reply, Failure> {
+        let events = self.events.clone();
+        let instance = self.created()?;
+        events.vm("resizing");
+        instance.resize(resize)?;
+        events.vm("resized");
+        Ok(Reply::Done)
+    }
+
+    /// The VM, booted or not.
+    fn created(&mut self) -> Result<&mut Instance, Failure> {
+        self.instance
+            .as_mut()
+            .ok_or_else(|| Failure::new(ErrorKind::NotFound, "there is no VM; create one first (vm.create)"))
+    }
+
+    /// The VM, if it is booted.
+    fn running(&mut self) -> Result<&mut Instance, Failure> {
+        let instance = self.created()?;
+        match instance.vm() {
+            Some(_) => Ok(instance),
+            None => Err(Failure::new(ErrorKind::Conflict, "the VM is not booted; boot it first (vm.boot)")),
+        }
+    }
+
+    /// The booted VM's host side.
+    fn guest_mut(&mut self) -> Result<&mut Vm, Failure> {
+        let nothing = || Failure::new(ErrorKind::Conflict, "the VM is not booted; boot it first (vm.boot)");
+        self.created()?.vm_mut().ok_or_else(nothing)
+    }
+}
+
+/// The answer to `vmm.ping`.
+fn ping() -> Reply {
+    json(&VmmPingResponse {
+        build_version: concat!("v53.0.0-sriov-", env!("CARGO_PKG_VERSION")).to_string(),
+        version: "53.0.0".to_string(),
+        pid: std::process::id(),
+        features: Vec::new(),
+    })
+}
+
+/// The answer to `vm.add-*`: the device's address, if the VM is booted.
+fn reply(added: Option<Added>) -> Reply {
+    added.map_or(Reply::Done, |Added { id, rid }| json(&PciDeviceInfo { id, bdf: bdf(rid) }))
+}
+
+/// A JSON answer. Serialization cannot fail: all map keys are strings.
+fn json(document: &impl Serialize) -> Reply {
+    Reply::Json(serde_json::to_string(document).unwrap_or_default())
+}
+
+fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the eventfd stays open while it is borrowed.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

@@ -1,38 +1,42 @@
 //! From a plan to devices in their slots: the one place that knows both.
 
+pub(crate) mod backends;
+pub(crate) mod counters;
+
 use std::io;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use pci::{HostBridge, Placement, Rid, TopologyError, VfIndex};
 use virtio_devices::{
-    Block, BlockCounters, BlockError, BlockSpec, CharDevice, Console, ConsoleCounters, ConsoleWindow, FunctionError,
-    Memory, Net, NetError, NetSpec, NetSriov, NetSriovError, Rng, RngCounters, RngError, RngSpec, VirtioDevice,
-    VirtioFunction, VirtioPci,
+    Block, BlockCounters, BlockError, CharDevice, Console, ConsoleCounters, ConsoleWindow, FunctionError, Memory, Net,
+    NetError, NetSriov, NetSriovError, Rng, RngCounters, RngError, VirtioDevice, VirtioFunction, VirtioPci,
 };
 
-use crate::backends::{self, Opener};
-use crate::bus::Bus;
-use crate::config::{DevicePlan, DiskPlan, NetPlan, NicPlan};
-use crate::device_events::{DeviceWatch, tell_backend};
-use crate::events::Events;
-use crate::firmware::{Apertures, NoRoom};
+use crate::config::{DevicePlan, NetPlan, NicPlan};
+use crate::devices::backends::{BackendError, Opener};
+use crate::devices::counters::NicCounters;
+use crate::error_kind::ErrorKind;
 use crate::kvm::Vm;
-use crate::nic_counters::NicCounters;
-use crate::slot::Slot;
+use crate::pci_host::assign_bars::{Apertures, NoRoom};
+use crate::pci_host::bus::Bus;
+use crate::pci_host::device_watch::{DeviceWatch, tell_backend};
+use crate::pci_host::slot::Slot;
+use crate::telemetry::events::Events;
 
 /// The host bridge that guests of Cloud Hypervisor see.
-const HOST_BRIDGE: HostBridge = HostBridge::new(0x8086, 0x0d57);
+const HOST_BRIDGE: HostBridge<JoinHandle<()>> = HostBridge::new(0x8086, 0x0d57);
 
 /// Why a device cannot be. `option` is how the user named it: `--net id=pf0` or `--net-vf pf=pf0,index=3`.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum DeviceError {
     /// Its backend cannot be used.
     #[error("{option}{error}")]
     Backend {
         /// The network function.
         option: String,
         /// Why.
-        error: backends::Error,
+        error: BackendError,
     },
     /// The network function cannot be.
     #[error("{option}: {error}")]
@@ -98,6 +102,20 @@ pub enum Error {
     NoRoom(#[from] NoRoom),
 }
 
+impl DeviceError {
+    /// The kind of this error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Backend { error, .. } => error.kind(),
+            Self::Net { error, .. } => error.kind().into(),
+            Self::Disk { error, .. } => error.kind().into(),
+            Self::Rng { error, .. } => error.kind().into(),
+            Self::Place { .. } | Self::NoRoom(_) => ErrorKind::Conflict,
+            Self::Function { .. } | Self::Sriov { .. } | Self::Pages { .. } | Self::NoConsole => ErrorKind::Host,
+        }
+    }
+}
+
 /// What to do when there is no place for a device.
 const fn place_remedy(error: &TopologyError) -> &'static str {
     match error {
@@ -122,7 +140,7 @@ pub struct Host {
     pub apertures: Apertures,
     /// The other end of the virtio console, and its window where that is a terminal, if there is a console.
     pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
-    /// Who is told what the guest does to them.
+    /// Where the guest's changes to them are reported.
     pub events: Events,
 }
 
@@ -150,10 +168,10 @@ enum Counters {
 
 /// What a device has counted until now.
 pub struct Counted {
-    /// What kind of device counts so, in names of metrics.
+    /// The kind of device, as in names of metrics.
     pub kind: &'static str,
-    /// The counters of each function by name, the device's own function first and then its VFs by index. Those of which nothing is
-    /// known are left out.
+    /// The counters of each function by name, the device's own function first and then its VFs by index. Unknown
+    /// counters are left out.
     pub functions: Vec<Vec<(&'static str, u64)>>,
 }
 
@@ -204,7 +222,7 @@ impl Devices {
     /// # Errors
     ///
     /// When something cannot be opened or be a device. What was opened or created until then is closed and gone.
-    pub fn new(plans: &[DevicePlan], host: Host) -> Result<Self, Error> {
+    pub fn new(plans: &[DevicePlan], host: Host) -> Result<Self, DeviceError> {
         let mut devices = Self { bus: Arc::new(Bus::new()), host, plugged: Vec::new() };
         let placement = devices.place(Some(0), 0, "host bridge")?;
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
@@ -238,7 +256,7 @@ impl Devices {
     /// # Errors
     ///
     /// When the BARs need more addresses than there are.
-    pub fn attach(&self, vm: Arc<Vm>) -> Result<(), Error> {
+    pub fn attach(&self, vm: Arc<Vm>) -> Result<(), DeviceError> {
         Ok(self.bus.attach(vm, self.host.apertures.clone())?)
     }
 
@@ -257,12 +275,13 @@ impl Devices {
         self.plugged.iter().flat_map(|plugged| plugged.plan.nics()).any(|nic| nic.backend.pins_memory())
     }
 
-    /// Adds the device of `plan` to those of a guest that runs, and returns where its own function is. Its BARs are the guest's to place.
+    /// Adds the device of `plan` to those of a running guest, and returns where its own function is. Its BARs are the
+    /// guest's to place.
     ///
     /// # Errors
     ///
     /// As [`Self::new`]: nothing is left of it then.
-    pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, Error> {
+    pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, DeviceError> {
         let memory = self.host.memory.clone();
         let mut opener = listening(std::slice::from_ref(plan), &memory)?;
         Ok(self.open(plan, plan.pci_device_id(), &mut opener)?.rid)
@@ -290,7 +309,7 @@ impl Devices {
         slots.into_iter().filter_map(|slot| self.remove(slot)).collect()
     }
 
-    fn open(&mut self, plan: &DevicePlan, slot: Option<u8>, opener: &mut Opener<'_>) -> Result<Placement, Error> {
+    fn open(&mut self, plan: &DevicePlan, slot: Option<u8>, opener: &mut Opener<'_>) -> Result<Placement, DeviceError> {
         let option = plan.option();
         let placement = self.place(slot, plan.total_vfs(), &option)?;
         let (device, counters) = open(plan, placement, &self.host, opener)?;
@@ -301,21 +320,21 @@ impl Devices {
         Ok(placement)
     }
 
-    fn place(&self, slot: Option<u8>, total_vfs: u16, option: &str) -> Result<Placement, Error> {
-        self.bus.place(slot, total_vfs).map_err(|error| Error::Place { option: option.to_string(), error })
+    fn place(&self, slot: Option<u8>, total_vfs: u16, option: &str) -> Result<Placement, DeviceError> {
+        self.bus.place(slot, total_vfs).map_err(|error| DeviceError::Place { option: option.to_string(), error })
     }
 
-    fn slot(&self, device: Box<dyn VirtioPci>, placement: Placement, option: &str) -> Result<Arc<Slot>, Error> {
-        Slot::new(device, placement, Arc::clone(self.bus.machine()))
-            .map_err(|error| Error::Pages { option: option.to_string(), error })
+    fn slot(&self, device: Box<dyn VirtioPci>, placement: Placement, option: &str) -> Result<Arc<Slot>, DeviceError> {
+        Slot::new(device, placement, Arc::clone(self.bus.host()))
+            .map_err(|error| DeviceError::Pages { option: option.to_string(), error })
     }
 
-    fn plug(&self, placement: Placement, slot: Arc<Slot>, option: &str) -> Result<(), Error> {
-        self.bus.plug(placement, slot).map_err(|error| Error::Place { option: option.to_string(), error })
+    fn plug(&self, placement: Placement, slot: Arc<Slot>, option: &str) -> Result<(), DeviceError> {
+        self.bus.plug(placement, slot).map_err(|error| DeviceError::Place { option: option.to_string(), error })
     }
 }
 
-/// The slot of each device: that which was chosen, or the lowest from 1 that nobody chose. `None` if there are no more.
+/// The slot of each device: the chosen one, or the lowest from 1 that was not chosen. `None` if there are no more.
 fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
     let mut free = (1..32).filter(|slot| plans.iter().all(|plan| plan.pci_device_id() != Some(*slot)));
     plans.iter().map(|plan| plan.pci_device_id().or_else(|| free.next())).collect()
@@ -325,11 +344,11 @@ fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
 type Opened = (Box<dyn VirtioPci>, Counters);
 
 /// Listens for all backends of `plans` that connect, before any of them is waited for.
-fn listening<'a>(plans: &[DevicePlan], memory: &'a Memory) -> Result<Opener<'a>, Error> {
+fn listening<'a>(plans: &[DevicePlan], memory: &'a Memory) -> Result<Opener<'a>, DeviceError> {
     let mut opener = Opener::new(memory);
     for plan in plans {
         for (vf, nic) in std::iter::once(None).chain((0..).map(VfIndex).map(Some)).zip(plan.nics()) {
-            opener.listen(nic).map_err(|error| Error::Backend { option: function_option(plan, vf), error })?;
+            opener.listen(nic).map_err(|error| DeviceError::Backend { option: function_option(plan, vf), error })?;
         }
     }
     Ok(opener)
@@ -344,24 +363,25 @@ fn function_option(plan: &DevicePlan, vf: Option<VfIndex>) -> String {
 }
 
 /// Opens what `plan` names and makes a device of it.
-fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opener<'_>) -> Result<Opened, Error> {
+fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opener<'_>) -> Result<Opened, DeviceError> {
     let (option, memory) = (plan.option(), &host.memory);
     match plan {
         DevicePlan::Console => {
-            let (end, window) = host.console.clone().ok_or(Error::NoConsole)?;
+            let (end, window) = host.console.clone().ok_or(DeviceError::NoConsole)?;
             let console = Console::new(plan.id(), end, window);
             let counters = Counters::Console(console.counters());
             Ok((plain(console, &option, placement, memory)?, counters))
         }
         DevicePlan::Net(net) => open_net(net, plan, placement, host, opener),
         DevicePlan::Disk(plan) => {
-            let block = open_disk(plan).map_err(|error| Error::Disk { option: option.clone(), error })?;
+            let block =
+                Block::open(plan.spec.clone()).map_err(|error| DeviceError::Disk { option: option.clone(), error })?;
             let counters = Counters::Disk(block.counters());
             Ok((plain(block, &option, placement, memory)?, counters))
         }
         DevicePlan::Rng(plan) => {
-            let spec = RngSpec { id: plan.id.clone(), source: plan.source.clone() };
-            let rng = Rng::open(spec).map_err(|error| Error::Rng { option: option.clone(), error })?;
+            let rng =
+                Rng::open(plan.spec.clone()).map_err(|error| DeviceError::Rng { option: option.clone(), error })?;
             let counters = Counters::Rng(rng.counters());
             Ok((plain(rng, &option, placement, memory)?, counters))
         }
@@ -374,24 +394,9 @@ fn plain<D: VirtioDevice + 'static>(
     option: &str,
     placement: Placement,
     memory: &Memory,
-) -> Result<Box<dyn VirtioPci>, Error> {
+) -> Result<Box<dyn VirtioPci>, DeviceError> {
     let function = VirtioFunction::plain(device, placement.rid, memory.clone());
-    Ok(Box::new(function.map_err(|error| Error::Function { option: option.to_string(), error })?))
-}
-
-fn open_disk(plan: &DiskPlan) -> Result<Block, BlockError> {
-    Block::open(BlockSpec {
-        id: plan.id.clone(),
-        path: plan.path.clone(),
-        read_only: plan.read_only,
-        direct: plan.direct,
-        surely_raw: plan.surely_raw,
-        queues: plan.queues,
-        queue_size: plan.queue_size,
-        serial: plan.serial.clone(),
-        limits: plan.limits,
-        io_uring: true,
-    })
+    Ok(Box::new(function.map_err(|error| DeviceError::Function { option: option.to_string(), error })?))
 }
 
 fn open_net(
@@ -400,48 +405,38 @@ fn open_net(
     placement: Placement,
     host: &Host,
     opener: &mut Opener<'_>,
-) -> Result<Opened, Error> {
+) -> Result<Opened, DeviceError> {
     let Host { memory, events, .. } = host;
     let option = plan.option();
     let mut function = |vf: Option<VfIndex>, of: &NicPlan| {
         let nic = nic(of, function_option(plan, vf), opener)?;
-        tell_backend(&nic, &net.id, vf, events);
+        tell_backend(&nic, net.id(), vf, events);
         Ok(nic)
     };
     let pf = function(None, &net.pf)?;
     let vfs = (0..).map(VfIndex).zip(&net.vfs).map(|(index, vf)| function(Some(index), vf));
-    let vfs = vfs.collect::<Result<Vec<_>, Error>>()?;
+    let vfs = vfs.collect::<Result<Vec<_>, DeviceError>>()?;
     if let Some(error) = opener.take_without_vhost() {
-        log::warn!("{option}: vhost=auto: this program carries the packets itself: {error}");
+        log::warn!("{option}: vhost=auto: this program moves the packets itself: {error}");
     }
     let nets = std::iter::once(&pf).chain(&vfs);
     let counters = NicCounters::of(nets.zip(net.functions().map(|function| &function.backend)));
     if vfs.is_empty() {
         return Ok((plain(pf, &option, placement, memory)?, Counters::Net(counters)));
     }
-    let device = NetSriov::new(pf, vfs, placement, memory).map_err(|error| Error::Sriov { option, error })?;
+    let device = NetSriov::new(pf, vfs, placement, memory).map_err(|error| DeviceError::Sriov { option, error })?;
     Ok((Box::new(device), Counters::Net(counters)))
 }
 
-fn nic(plan: &NicPlan, option: String, opener: &mut Opener<'_>) -> Result<Net, Error> {
-    let spec = NetSpec {
-        id: plan.id.clone(),
-        mac: plan.mac,
-        mtu: plan.mtu,
-        queue_pairs: plan.queue_pairs,
-        queue_size: plan.queue_size,
-        offload_tso: plan.offload_tso,
-        offload_ufo: plan.offload_ufo,
-        offload_csum: plan.offload_csum,
-    };
+fn nic(plan: &NicPlan, option: String, opener: &mut Opener<'_>) -> Result<Net, DeviceError> {
     let backend = opener.open(plan, &option);
-    let backend = backend.map_err(|error| Error::Backend { option: option.clone(), error })?;
-    Net::new(spec, backend).map_err(|error| Error::Net { option, error })
+    let backend = backend.map_err(|error| DeviceError::Backend { option: option.clone(), error })?;
+    Net::new(plan.spec.clone(), backend).map_err(|error| DeviceError::Net { option, error })
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{NetConfig, VmConfig};
+    use crate::config::{NetConfig, VmConfig, VmPlan};
 
     use super::*;
 
@@ -451,7 +446,7 @@ mod tests {
         let mut config =
             VmConfig { net: vec![net(None), net(Some(1)), net(Some(3)), net(None)], ..VmConfig::default() };
         config.payload.kernel = Some("vmlinux".into());
-        let slots = slots(&config.plan().unwrap().devices());
+        let slots = slots(&VmPlan::of(&config).unwrap().devices());
         assert_eq!(slots, [Some(2), Some(1), Some(3), Some(4), Some(5)]);
     }
 }

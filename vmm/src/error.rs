@@ -1,86 +1,63 @@
-//! Why a VM cannot run.
+//! Why the program ends, or a client's action fails.
 
 use std::io;
 
 use crate::api::SocketError;
-use crate::config::ConfigError;
-use crate::config_value::bytes;
-use crate::event_monitor::MonitorError;
-use crate::{boot, console, cpu, devices, kvm, memory};
+use crate::config::{ConfigError, Problem};
+use crate::error_kind::ErrorKind;
+use crate::telemetry::monitor::MonitorError;
+use crate::vm::VmError;
 
-/// Why a VM cannot run, in one line.
+/// Why the program ends, or a client's action fails, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The configuration is one that cannot be.
+    /// The configuration is not valid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Clients cannot be served.
+    /// The API socket cannot be opened.
     #[error(transparent)]
     Api(#[from] SocketError),
-    /// Events cannot be told.
+    /// The event monitor cannot be opened.
     #[error(transparent)]
     EventMonitor(#[from] MonitorError),
-    /// The payload cannot be booted.
+    /// The VM cannot be booted, changed or kept running.
     #[error(transparent)]
-    Boot(#[from] boot::Error),
-    /// KVM is missing or fails.
-    #[error(transparent)]
-    Kvm(#[from] kvm::Error),
-    /// There is no memory for the guest.
-    #[error(transparent)]
-    Memory(#[from] memory::Error),
-    /// The guest's memory is more than the CPU can address.
-    #[error("--memory size={}: a guest on this CPU has {bits} address bits, too few for so much memory; give less", bytes(*.size))]
-    AddressBits {
-        /// The size that was asked for, in bytes.
-        size: u64,
-        /// How many there are.
-        bits: u8,
-    },
-    /// A device was to be added whose backend cannot reach the guest's memory.
-    #[error(
-        "{option}: its backend has to map the guest's memory, and that of this VM is private; boot the VM with --memory \
-         shared=on, or with such a backend"
-    )]
-    PrivateMemory {
-        /// The device.
-        option: String,
-    },
-    /// The process may not have as many files open as the VM may need.
-    #[error(
-        "this VM needs up to {needed} open files, and the limit is {limit}; raise that (ulimit -n {needed}, or \
-         LimitNOFILE={needed} in a systemd unit), or reserve fewer VFs"
-    )]
-    OpenFiles {
-        /// How many it may need, what is open already included.
-        needed: u64,
-        /// How many it may have.
-        limit: u64,
-    },
-    /// vCPUs were to be added while the guest has not answered whether it lets one go.
-    #[error(
-        "the guest was asked to let vCPU {vcpu} go, and has not answered yet; try again once it has, ask for fewer vCPUs \
-         again, or start it again (vm.reboot)"
-    )]
-    VcpuLeaving {
-        /// The vCPU.
-        vcpu: u8,
-    },
-    /// The serial port cannot be had.
-    #[error(transparent)]
-    Console(#[from] console::Error),
-    /// A device cannot be.
-    #[error(transparent)]
-    Devices(#[from] devices::Error),
-    /// A vCPU cannot run.
-    #[error(transparent)]
-    Cpu(#[from] cpu::Error),
-    /// The host has no file descriptors left, or the like.
+    Vm(#[from] VmError),
+    /// The host is out of file descriptors, or a system call failed.
     #[error("cannot {action}: {error}")]
     Host {
-        /// What was to be done.
+        /// What failed.
         action: &'static str,
-        /// Why it was not.
+        /// Why.
         error: io::Error,
     },
+}
+
+impl Error {
+    /// The kind of this error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Config(error) => (&error.problem).into(),
+            Self::Api(error) => error.kind(),
+            Self::EventMonitor(error) => error.kind(),
+            Self::Vm(error) => error.kind(),
+            Self::Host { .. } => ErrorKind::Host,
+        }
+    }
+}
+
+impl From<&Problem> for ErrorKind {
+    fn from(problem: &Problem) -> Self {
+        match problem {
+            Problem::Syntax(_) => Self::Syntax,
+            Problem::InUse { .. } => Self::Conflict,
+            Problem::Host(_) => Self::Host,
+            // What a later version may support is status 400 here, as a value that no version supports.
+            Problem::Value(_)
+            | Problem::Missing(_)
+            | Problem::Conflict(_)
+            | Problem::Limit(_)
+            | Problem::NotYet { .. } => Self::Invalid,
+        }
+    }
 }

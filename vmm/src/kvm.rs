@@ -1,9 +1,13 @@
 //! KVM: the only file that names kvm-ioctls.
 //!
-//! A thin layer of our own types over `/dev/kvm`: what the machine needs, and errors that say what to do.
+//! A thin layer over `/dev/kvm`: the calls that the VMM needs, and errors that say what to do.
+
+mod error;
+mod routes;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use kvm_bindings::{
@@ -17,12 +21,11 @@ use virtio_devices::{DOORBELL_PAGE, DoorbellPage};
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::kvm_error::API_VERSION;
-pub use crate::kvm_error::Error;
-use crate::kvm_routes;
-pub use crate::kvm_routes::{IOAPIC_PINS, MsiRoute};
+use crate::kvm::error::API_VERSION;
+pub use crate::kvm::error::KvmError;
+pub use crate::kvm::routes::{IOAPIC_PINS, MsiRoute};
 
-/// What must be there: all of it since Linux 5.4 at the latest.
+/// Required capabilities. Linux 5.4 has all of them.
 const CAPABILITIES: [(u32, &str); 8] = [
     (KVM_CAP_USER_MEMORY, "KVM_CAP_USER_MEMORY"),
     (KVM_CAP_IRQCHIP, "KVM_CAP_IRQCHIP"),
@@ -34,8 +37,8 @@ const CAPABILITIES: [(u32, &str); 8] = [
     (KVM_CAP_EXT_CPUID, "KVM_CAP_EXT_CPUID"),
 ];
 
-fn failed<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Error {
-    move |error| Error::Ioctl { action, error: error.into() }
+fn failed<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> KvmError {
+    move |error| KvmError::Ioctl { action, error: error.into() }
 }
 
 /// The host's KVM.
@@ -49,21 +52,21 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// When it cannot be opened, or lacks something that the machine needs.
-    pub fn open() -> Result<Self, Error> {
+    /// When it cannot be opened, or lacks a required capability.
+    pub fn open() -> Result<Self, KvmError> {
         let kvm = kvm_ioctls::Kvm::new().map_err(|error| match io::Error::from(error) {
-            error if error.kind() == io::ErrorKind::NotFound => Error::Absent,
-            error if error.kind() == io::ErrorKind::PermissionDenied => Error::Permission,
-            // The device node is there, but nothing is behind it.
-            error if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => Error::Absent,
-            error => Error::Open(error),
+            error if error.kind() == io::ErrorKind::NotFound => KvmError::Absent,
+            error if error.kind() == io::ErrorKind::PermissionDenied => KvmError::Permission,
+            // The device node exists without a driver.
+            error if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => KvmError::Absent,
+            error => KvmError::Open(error),
         })?;
         let version = kvm.get_api_version();
         if version != API_VERSION {
-            return Err(Error::Version(version));
+            return Err(KvmError::Version(version));
         }
         match CAPABILITIES.iter().find(|(capability, _)| kvm.check_extension_raw((*capability).into()) <= 0) {
-            Some((_, name)) => Err(Error::Capability(name)),
+            Some((_, name)) => Err(KvmError::Capability(name)),
             None => Ok(Self { kvm }),
         }
     }
@@ -73,30 +76,30 @@ impl Kvm {
         u32::try_from(self.kvm.get_max_vcpus()).unwrap_or(u32::MAX)
     }
 
-    /// The CPUID leaves that KVM can offer to a guest, as on the CPU that runs this.
+    /// The CPUID leaves that KVM can offer a guest on this host.
     ///
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn supported_cpuid(&self) -> Result<CpuId, Error> {
+    pub fn supported_cpuid(&self) -> Result<CpuId, KvmError> {
         self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("read the supported CPUID"))
     }
 
-    /// Whether the local APIC's timer has a TSC-deadline mode, which the supported CPUID does not say.
+    /// Whether the local APIC's timer has TSC-deadline mode, which the supported CPUID does not report.
     pub fn has_tsc_deadline(&self) -> bool {
         self.kvm.check_extension(Cap::TscDeadlineTimer)
     }
 
     /// Makes a VM without memory or vCPUs, with the local APICs and the IOAPIC inside the kernel.
     ///
-    /// `tss` is where KVM puts three pages of its own on Intel hosts, in guest addresses that are neither memory nor device;
-    /// the identity map's page follows them.
+    /// `tss` is where KVM puts three pages of its own on Intel hosts, in guest addresses that are neither memory nor
+    /// device; the identity map's page follows them.
     ///
     /// # Errors
     ///
     /// When an ioctl fails.
-    pub fn create_vm(&self, tss: u32) -> Result<Vm, Error> {
-        // The kernel gives up at any signal that comes meanwhile, as that of a window whose size changes.
+    pub fn create_vm(&self, tss: u32) -> Result<Vm, KvmError> {
+        // The kernel gives up if a signal arrives meanwhile, such as SIGWINCH.
         let fd = loop {
             match self.kvm.create_vm() {
                 Err(error) if error.errno() == libc::EINTR => {}
@@ -116,9 +119,9 @@ impl Kvm {
 pub struct Vm {
     fd: VmFd,
     msi_device_ids: bool,
-    /// What is shown as read-only memory, by slot, so that it stays mapped. Behind `fd`, which is dropped first.
+    /// The memory behind read-only memory slots, kept mapped. Declared after `fd`, which is dropped first.
     read_only: Mutex<BTreeMap<u32, Arc<MmapRegion>>>,
-    /// Doorbells of devices, by slot; likewise.
+    /// The doorbell pages behind memory slots; likewise.
     doorbells: Mutex<BTreeMap<u32, Arc<DoorbellPage>>>,
 }
 
@@ -128,31 +131,32 @@ impl Vm {
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn create_vcpu(&self, id: u32) -> Result<Vcpu, Error> {
+    pub fn create_vcpu(&self, id: u32) -> Result<Vcpu, KvmError> {
         self.fd.create_vcpu(u64::from(id)).map(|fd| Vcpu { fd }).map_err(failed("create a vCPU"))
     }
 
-    /// Backs `len` bytes of guest addresses from `guest` with the host's memory at `host`. A `len` of 0 removes the slot.
+    /// Backs `len` bytes of guest addresses from `guest` with the host's memory at `host`. A `len` of 0 removes the
+    /// memory slot.
     ///
     /// # Safety
     ///
-    /// `host` must be a mapping of at least `len` bytes that nothing in this process has a Rust reference into, and it must stay
-    /// mapped until the slot is removed or the VM and its vCPUs are dropped.
+    /// `host` must be a mapping of at least `len` bytes that nothing in this process has a Rust reference into, and it
+    /// must stay mapped until the slot is removed or the VM and its vCPUs are dropped.
     ///
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub unsafe fn set_memory(&self, slot: u32, guest: u64, host: *mut u8, len: u64) -> Result<(), Error> {
+    pub unsafe fn set_memory(&self, slot: u32, guest: u64, host: *mut u8, len: u64) -> Result<(), KvmError> {
         // SAFETY: the caller promises what this function asks for, and that is what the call needs.
         unsafe { self.set_slot(slot, guest, host as u64, len, 0) }.map_err(failed("give the VM its memory"))
     }
 
-    /// Shows the first `len` bytes of `memory` at the guest address `guest`, as memory that the guest can read and whose writes
-    /// leave it. Replaces what was shown under `slot` before; without `memory` that is hidden.
+    /// Shows the first `len` bytes of `memory` at the guest address `guest`, as memory that the guest can read and
+    /// whose writes leave it. Replaces what was shown under `slot` before; without `memory` that is hidden.
     ///
     /// # Errors
     ///
-    /// When there is not so much of `memory`, KVM cannot show read-only memory, or the ioctl fails. Nothing is shown under
+    /// When `memory` is too short, KVM does not support read-only memory, or the ioctl fails. Nothing is shown under
     /// `slot` then.
     pub fn set_read_only(&self, slot: u32, guest: u64, memory: Option<(&Arc<MmapRegion>, u64)>) -> io::Result<()> {
         let mut read_only = self.read_only.lock();
@@ -165,8 +169,8 @@ impl Vm {
             if len > memory.size() as u64 {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
-            // SAFETY: the mapping has `len` bytes, of which it gives out no references, and it lives in `read_only` until the
-            // slot is removed or the VM is dropped.
+            // SAFETY: the mapping has `len` bytes, of which it gives out no references, and it lives in `read_only`
+            // until the slot is removed or the VM is dropped.
             unsafe { self.set_slot(slot, guest, memory.as_ptr() as u64, len, KVM_MEM_READONLY)? };
             read_only.insert(slot, Arc::clone(memory));
         }
@@ -186,8 +190,8 @@ impl Vm {
             doorbells.remove(&slot);
         }
         if let Some((guest, page)) = page {
-            // SAFETY: the mapping has a page, of which it gives out no references, and it lives in `doorbells` until the slot is removed or
-            // the VM is dropped.
+            // SAFETY: the mapping has a page, of which it gives out no references, and it lives in `doorbells` until
+            // the slot is removed or the VM is dropped.
             unsafe { self.set_slot(slot, guest, page.address() as u64, DOORBELL_PAGE, 0)? };
             doorbells.insert(slot, Arc::clone(page));
         }
@@ -208,13 +212,13 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When there are more routes than KVM can hold (4,096), or the ioctl fails. The old table is in force then.
+    /// When there are more routes than KVM can hold (4,096), or the ioctl fails. The old table then stays in force.
     pub fn set_irq_routes(&self, msi: &[MsiRoute]) -> io::Result<()> {
-        let table = kvm_routes::table(msi, self.msi_device_ids)?;
+        let table = routes::table(msi, self.msi_device_ids)?;
         Ok(self.fd.set_gsi_routing(&table)?)
     }
 
-    /// Makes a signal on `fd` an interrupt on `gsi`. A signal that is pending already counts.
+    /// Turns signals on `fd` into interrupts on `gsi`, including one that is already pending.
     ///
     /// # Errors
     ///
@@ -223,7 +227,7 @@ impl Vm {
         Ok(self.fd.register_irqfd(fd, gsi)?)
     }
 
-    /// Ends what [`Self::attach_irqfd`] began; a signal that comes later stays in `fd`.
+    /// Undoes [`Self::attach_irqfd`]. A later signal stays in `fd`.
     ///
     /// # Errors
     ///
@@ -232,7 +236,7 @@ impl Vm {
         Ok(self.fd.unregister_irqfd(fd, gsi)?)
     }
 
-    /// Makes a guest's write to `address`, of any length and value, a signal on `fd` instead of an exit.
+    /// Turns a guest's write to `address`, of any length and value, into a signal on `fd` instead of an exit.
     ///
     /// # Errors
     ///
@@ -241,7 +245,7 @@ impl Vm {
         Ok(self.fd.register_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)?)
     }
 
-    /// Ends what [`Self::attach_ioeventfd`] began.
+    /// Undoes [`Self::attach_ioeventfd`].
     ///
     /// # Errors
     ///
@@ -266,7 +270,7 @@ pub enum Exit<'a> {
     Interrupted,
     /// A triple fault.
     Shutdown,
-    /// KVM could not go on: an instruction it cannot emulate, or worse. The number is KVM's suberror.
+    /// KVM could not continue, for example at an instruction that it cannot emulate. The number is KVM's suberror.
     InternalError(u32),
     /// The hardware refused to enter the guest, with this reason.
     FailedEntry(u64),
@@ -280,9 +284,10 @@ pub struct Vcpu {
     fd: VcpuFd,
 }
 
-/// An exit without its data, which are read once nothing borrows the vCPU.
+/// An exit without what is read once nothing borrows the vCPU.
 enum Cause {
-    Pio,
+    PioRead(u16, NonNull<[u8]>),
+    PioWrite(u16, NonNull<[u8]>),
     Mmio,
     Interrupted,
     Shutdown,
@@ -297,7 +302,7 @@ impl Vcpu {
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn set_cpuid(&self, cpuid: &CpuId) -> Result<(), Error> {
+    pub fn set_cpuid(&self, cpuid: &CpuId) -> Result<(), KvmError> {
         self.fd.set_cpuid2(cpuid).map_err(failed("set a vCPU's CPUID"))
     }
 
@@ -306,7 +311,7 @@ impl Vcpu {
     /// # Errors
     ///
     /// When the ioctl fails, or KVM does not take them all.
-    pub fn set_msrs(&self, msrs: &Msrs) -> Result<(), Error> {
+    pub fn set_msrs(&self, msrs: &Msrs) -> Result<(), KvmError> {
         let action = "set a vCPU's MSRs";
         match self.fd.set_msrs(msrs).map_err(failed(action))? {
             set if set == msrs.as_slice().len() => Ok(()),
@@ -322,7 +327,7 @@ impl Vcpu {
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn regs(&self) -> Result<kvm_regs, Error> {
+    pub fn regs(&self) -> Result<kvm_regs, KvmError> {
         self.fd.get_regs().map_err(failed("read a vCPU's registers"))
     }
 
@@ -331,7 +336,7 @@ impl Vcpu {
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn set_regs(&self, regs: &kvm_regs) -> Result<(), Error> {
+    pub fn set_regs(&self, regs: &kvm_regs) -> Result<(), KvmError> {
         self.fd.set_regs(regs).map_err(failed("set a vCPU's registers"))
     }
 
@@ -340,7 +345,7 @@ impl Vcpu {
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn sregs(&self) -> Result<kvm_sregs, Error> {
+    pub fn sregs(&self) -> Result<kvm_sregs, KvmError> {
         self.fd.get_sregs().map_err(failed("read a vCPU's system registers"))
     }
 
@@ -348,8 +353,8 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails, which it does for states that no CPU can be in.
-    pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<(), Error> {
+    /// When the ioctl fails, which it does for impossible states.
+    pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<(), KvmError> {
         self.fd.set_sregs(sregs).map_err(failed("set a vCPU's system registers"))
     }
 
@@ -358,7 +363,7 @@ impl Vcpu {
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn await_startup(&self) -> Result<(), Error> {
+    pub fn await_startup(&self) -> Result<(), KvmError> {
         let waiting = kvm_mp_state { mp_state: KVM_MP_STATE_UNINITIALIZED };
         self.fd.set_mp_state(waiting).map_err(failed("stop a vCPU"))
     }
@@ -366,12 +371,12 @@ impl Vcpu {
     /// Completes the access of the last exit without running the guest.
     pub fn settle(&mut self) {
         self.fd.get_kvm_run().immediate_exit = 1;
-        // The exit says that it was interrupted, or is another access that nobody waits for.
+        // This exits as interrupted, or for another access, which is dropped.
         let _ = self.run();
     }
 
-    /// Tells the guest that it stood still, so that its watchdogs do not take that for a vCPU that hangs. Its clocks went on. A guest
-    /// that does not use KVM's clock cannot be told.
+    /// Tells the guest that it was paused, so that its watchdogs do not report a vCPU as hung. Its clocks kept running.
+    /// A guest that does not use kvmclock cannot be notified.
     pub fn tell_pause(&self) {
         let _ = self.fd.kvmclock_ctrl();
     }
@@ -381,24 +386,25 @@ impl Vcpu {
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn nmi(&self) -> Result<(), Error> {
+    pub fn nmi(&self) -> Result<(), KvmError> {
         self.fd.nmi().map_err(failed("give a vCPU a non-maskable interrupt"))
     }
 
-    /// Where a 1 makes the next [`Self::run`] return at once, also when it is set by a signal handler of the thread that runs
-    /// the vCPU. Valid as long as the vCPU.
+    /// Where a 1 makes the next [`Self::run`] return at once, also when it is set by a signal handler of the thread
+    /// that runs the vCPU. Valid as long as the vCPU.
     pub fn immediate_exit(&mut self) -> *mut u8 {
         &raw mut self.fd.get_kvm_run().immediate_exit
     }
 
-    /// Runs the guest until it exits. What a read answers is filled in before the next run.
+    /// Runs the guest until it exits. The caller fills in the data of a read before the next run.
     ///
     /// # Errors
     ///
     /// When KVM cannot run the vCPU at all.
-    pub fn run(&mut self) -> Result<Exit<'_>, Error> {
+    pub fn run(&mut self) -> Result<Exit<'_>, KvmError> {
         let cause = match self.fd.run() {
-            Ok(VcpuExit::IoIn(..) | VcpuExit::IoOut(..)) => Cause::Pio,
+            Ok(VcpuExit::IoIn(port, data)) => Cause::PioRead(port, NonNull::from(data)),
+            Ok(VcpuExit::IoOut(port, data)) => Cause::PioWrite(port, NonNull::from(data)),
             Ok(VcpuExit::MmioRead(..) | VcpuExit::MmioWrite(..)) => Cause::Mmio,
             Ok(VcpuExit::Intr) => Cause::Interrupted,
             Ok(VcpuExit::Shutdown) => Cause::Shutdown,
@@ -412,7 +418,12 @@ impl Vcpu {
         };
         let run = self.fd.get_kvm_run();
         Ok(match cause {
-            Cause::Pio => pio(run),
+            // SAFETY: the data are those of this exit, in the vCPU's pages behind `kvm_run`, which are mapped as long
+            // as the vCPU. KVM touches them only in the next run, which needs the vCPU mutably, as what is returned
+            // does.
+            Cause::PioRead(port, mut data) => Exit::PioRead(port, item_size(run), unsafe { data.as_mut() }),
+            // SAFETY: as above.
+            Cause::PioWrite(port, data) => Exit::PioWrite(port, item_size(run), unsafe { data.as_ref() }),
             Cause::Mmio => mmio(run),
             Cause::Interrupted => {
                 run.immediate_exit = 0;
@@ -427,21 +438,10 @@ impl Vcpu {
     }
 }
 
-/// The exit that KVM has described in the `io` member.
-fn pio(run: &mut kvm_run) -> Exit<'_> {
-    // SAFETY: KVM has filled in this member, as the exit's reason says.
-    let io = unsafe { run.__bindgen_anon_1.io };
-    let (size, count) = (usize::from(io.size), io.count as usize);
-    // SAFETY: KVM puts `count` items of `size` bytes at this offset, within the pages that are mapped for the vCPU from `run`
-    // on; what is returned borrows `run`, and KVM touches the data only in the next run, which needs the vCPU mutably.
-    let data = unsafe {
-        let start = std::ptr::from_mut(run).cast::<u8>().add(io.data_offset as usize);
-        std::slice::from_raw_parts_mut(start, size * count)
-    };
-    match u32::from(io.direction) {
-        kvm_bindings::KVM_EXIT_IO_IN => Exit::PioRead(io.port, size, data),
-        _ => Exit::PioWrite(io.port, size, data),
-    }
+/// The length of each item of an exit that accesses an I/O port, in bytes.
+fn item_size(run: &kvm_run) -> usize {
+    // SAFETY: any bytes are valid for this member, which KVM has filled in.
+    usize::from(unsafe { run.__bindgen_anon_1.io.size })
 }
 
 /// The exit that KVM has described in the `mmio` member.

@@ -1,82 +1,69 @@
-//! The machine that devices are plugged into: configuration, lifecycle, KVM, ACPI.
-
-pub mod config;
-mod config_console;
-mod config_disk;
-mod config_error;
-mod config_json;
-mod config_later;
-mod config_mac;
-mod config_names;
-mod config_net;
-mod config_nic;
-mod config_options;
-mod config_plan;
-mod config_rate;
-mod config_rng;
-mod config_sriov;
-mod config_value;
-mod config_vdpa;
-mod config_vhost;
+//! The VMM: configuration, lifecycle, KVM, ACPI and the REST API. Devices come from `virtio-devices`.
+//!
+//! The modules of this crate are its rooms. From the top down; each may use those below it, never those above:
+//!
+//! | room | what it is | must not know |
+//! |---|---|---|
+//! | `control` | the one thread that changes the VM: actions, guest, signals | how devices or vCPUs work |
+//! | `error` | [`Error`]: why the program ends, or an action fails | who reports it |
+//! | `vm` | a booted VM: memory, payload, power-on, reset, hot-plug | clients, HTTP, JSON |
+//! | `devices` | from a plan to open devices in their slots | clients; vCPUs |
+//! | `pci_host` | bus 0: slots, ECAM, MMIO, interrupts, BARs | the configuration |
+//! | `vcpu` | vCPU threads and their exits | PCI; what is behind an address |
+//! | `acpi` | tables, the generic event device, vCPU hot-plug registers | threads, KVM |
+//! | `serial` | the 16550A; the host side of both consoles; the terminal | the VM |
+//! | `api` | HTTP server, requests, actions, documents | the VM; who applies an action |
+//! | `telemetry` | events and their output | who reports them |
+//! | `config` | the configuration and the plan made of it | everything that runs |
+//! | `kvm` | KVM's system calls; no other room calls KVM | guests and devices |
+//! | `arch` | addresses, CPUID, registers, boot protocols | the rest of the crate |
+//! | `error_kind` | [`ErrorKind`]: exit code and HTTP status | the errors |
 
 pub mod acpi;
-mod acpi_hotplug;
-mod acpi_processors;
 pub mod api;
 pub mod arch;
-mod backends;
-pub mod boot;
-mod bus;
-pub mod console;
-pub mod console_end;
+pub mod config;
+mod config_sriov;
 mod control;
-pub mod cpu;
-mod error;
-pub mod event_device;
-mod event_monitor;
-mod events;
-mod failure;
-mod gate;
-mod instance;
-pub mod kvm;
-mod kvm_error;
-mod kvm_routes;
-pub mod memory;
-mod metrics;
-mod nic_counters;
-mod open_files;
-pub mod pio;
-pub mod processors;
-#[cfg(any(test, feature = "testing"))]
-mod recording_vm;
-mod resize;
-mod signals;
-mod terminal;
-mod vm;
-mod vm_info;
-mod vmm;
-
-pub use error::Error;
-pub use event_monitor::{EventMonitor, MonitorError};
-pub use vmm::{Options, run};
-
-mod config_pages;
-mod device_events;
 mod devices;
-mod doorbell_slots;
-mod firmware;
-mod interrupt;
-mod mmio;
-mod slot;
-mod wires;
+mod error;
+mod error_kind;
+pub mod kvm;
+mod pci_host;
+pub mod serial;
+mod telemetry;
+pub mod vcpu;
+pub mod vm;
 
-/// The machine that devices are plugged into, without a VM: for fuzz targets.
-#[cfg(feature = "testing")]
+pub use control::{Options, run};
+pub use error::Error;
+pub use error_kind::ErrorKind;
+pub use telemetry::monitor::{EventMonitor, MonitorError};
+pub use vm::VmError;
+
+/// Parts of `pci_host`, for fuzz targets.
+#[cfg(any(test, feature = "testing"))]
 pub mod testing {
-    pub use crate::config_pages::{PAGE, Shown};
-    pub use crate::firmware::{Apertures, NoRoom, place_bars};
-    pub use crate::interrupt::Wiring;
-    pub use crate::mmio::MmioMap;
-    pub use crate::recording_vm::{Record, RecordingVm, Refuse};
-    pub use crate::slot::{Machine, Slot};
+    use pci::{ConfigTarget, Topology};
+
+    use crate::pci_host::{assign_bars, config_pages};
+
+    pub use crate::pci_host::assign_bars::{Apertures, NoRoom};
+    pub use crate::pci_host::config_pages::Shown;
+    pub use crate::pci_host::mmio::MmioMap;
+    pub use crate::pci_host::recording_vm::{Record, RecordingVm, Refuse};
+    pub use crate::pci_host::slot::{PciHost, Slot};
+    pub use crate::pci_host::wiring::Wiring;
+
+    /// The size of a page of configuration space, in bytes.
+    pub const PAGE: u64 = config_pages::PAGE;
+
+    /// Places the BARs and VF BARs of all devices of `topology` in `free`, as firmware would.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room.
+    pub fn place_bars<D: ConfigTarget>(topology: &Topology<D>, free: Apertures) -> Result<(), NoRoom> {
+        assign_bars::place_bars(topology, free)
+    }
 }

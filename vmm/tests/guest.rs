@@ -1,6 +1,6 @@
-//! Tiny guests on the machine's own /dev/kvm, without which these tests fail.
+//! Tiny guests on the machine's own /dev/kvm. Without it, these tests fail.
 
-#![expect(clippy::unwrap_used, reason = "what fails here is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -9,14 +9,14 @@ use std::os::unix::fs::FileExt;
 use common::{CODE_OFFSET, Code, Guest, wait_for};
 
 #[test]
-fn a_guest_prints_and_switches_off() {
+fn a_guest_prints_and_powers_off() {
     let guest = Guest::new(&Code::default().print("hello").power_off());
     guest.run().unwrap();
     assert_eq!(guest.output(), "hello");
 }
 
 #[test]
-fn what_does_not_exist_reads_all_ones() {
+fn missing_memory_and_ports_read_all_ones() {
     let code = Code::default()
         .load(0xd000_0000)
         .print_if_eax(u32::MAX, "memory ")
@@ -47,9 +47,9 @@ fn the_ecam_has_the_host_bridge_and_nothing_beside_it() {
     assert_eq!(guest.output(), "bridge function 1 is absent bus 1 is absent");
 }
 
-/// Runs a guest that ends each life with `reset`, until its kernel is another one.
+/// Runs a guest that ends every boot with `reset`, until its kernel file has been replaced.
 ///
-/// What is different in the next life can only come from the file: nothing of the guest's own state may survive.
+/// The next boot must print what the new file says: nothing of the guest's old memory may survive.
 fn check_reset(vcpus: u32, reset: &Code) {
     let life = |name: &str| Code::default().print("[").load(0x30_0000).print_if_eax(0, name).store(0x30_0000, 1);
     let first = life("first").bytes(&reset.0);
@@ -114,7 +114,7 @@ fn the_second_vcpu_runs_when_the_first_wakes_it() {
 }
 
 #[test]
-fn a_vcpu_that_spins_is_stopped_when_another_switches_off() {
+fn a_vcpu_that_spins_is_stopped_when_another_powers_off() {
     let second = [0xeb, 0xfe];
     let guest = Guest::new(&wake_others(&second).print("off").power_off()).with_vcpus(4);
     guest.run().unwrap();
@@ -123,13 +123,13 @@ fn a_vcpu_that_spins_is_stopped_when_another_switches_off() {
 
 #[test]
 fn the_firmware_at_the_reset_vector_resets() {
-    // The second vCPU is in real mode, as Linux is there: jmp 0xffff:0
+    // The second vCPU is in real mode, as when Linux resets this way: jmp 0xffff:0
     check_reset(2, &wake_others(&[0xea, 0x00, 0x00, 0xff, 0xff]).spin());
 }
 
 #[test]
 fn a_guest_that_kvm_cannot_run_ends_with_an_error_of_one_line() {
-    // jmp to an address where nothing is: there is no instruction to emulate.
+    // A jump to an address without memory: there is no instruction to emulate.
     let guest = Guest::new(&Code::default().print("jump").bytes(&[0xb8, 0, 0, 0, 0xd0, 0xff, 0xe0]));
     let error = guest.run().unwrap_err().to_string();
     assert_eq!(guest.output(), "jump");
@@ -139,7 +139,8 @@ fn a_guest_that_kvm_cannot_run_ends_with_an_error_of_one_line() {
 #[test]
 fn a_guest_without_a_serial_port_finds_none() {
     let present = Code::default().bytes(&[0x31, 0xc0]).input(0x3fd);
-    // A port that is not there reads 0xff. That is told by the way the guest ends: off, or an address where nothing is.
+    // A missing port reads 0xff. The guest reports it by how it ends: a power-off, or a jump to an address without
+    // memory.
     let code = present.bytes(&[0x3c, 0xff, 0x74, 7, 0xb8, 0, 0, 0, 0xd0, 0xff, 0xe0]).power_off();
     let mut guest = Guest::new(&code);
     guest.run().unwrap_err();
@@ -149,7 +150,7 @@ fn a_guest_without_a_serial_port_finds_none() {
 
 #[test]
 fn memory_is_above_the_hole_too() {
-    // In 32-bit mode only what is below can be seen: the last dword below the hole.
+    // In 32-bit mode only memory below the hole is visible: use the last dword below it.
     let code = Code::default().store(0xbfff_fffc, 7).load(0xbfff_fffc).print_if_eax(7, "there").power_off();
     let mut guest = Guest::new(&code);
     guest.config.memory.size = 4 << 30;

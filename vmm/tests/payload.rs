@@ -1,4 +1,4 @@
-//! What is wrong with a payload is said in one line, and before anything is made.
+//! An error in a payload is one line, and is reported before anything is created.
 
 #![expect(clippy::unwrap_used, reason = "what fails here is a failed test")]
 
@@ -6,7 +6,7 @@ mod common;
 
 use common::{Code, Guest};
 
-/// The error, which is one line; no serial file must have been made.
+/// The error. It must be one line, and no serial file must have been made.
 fn error(guest: &Guest) -> String {
     let error = guest.run().unwrap_err().to_string();
     assert!(!error.contains('\n'), "{error}");

@@ -1,4 +1,4 @@
-//! The signals that end a VM. They are the whole process's: this is the only test of its binary.
+//! The signals that end a VM. They affect the whole process, so this is the only test in its binary.
 
 mod common;
 
@@ -7,8 +7,8 @@ use rustix::process::{Signal, getpid, kill_process};
 
 #[test]
 fn a_signal_stops_a_guest_that_spins() {
-    // A shell without job control starts what it puts in the background with SIGINT ignored, and the VMM leaves it so.
-    // SAFETY: nothing has set a handler so far, and the default action runs no code of this process's.
+    // A shell without job control starts background processes with SIGINT ignored, and the VMM does not change that.
+    // SAFETY: no handler has been set yet, and the default action runs no code of this process.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
     for signal in [Signal::TERM, Signal::INT] {
         let guest = Guest::new(&Code::default().print("up").spin()).with_vcpus(2);

@@ -1,5 +1,5 @@
-//! Packages: tools of this machine by `apt-get install`, and what the lab unpacks under `target/` with an apt
-//! configuration of its own, which needs no root and leaves the machine as it is.
+//! Debian packages. Tools are installed on this machine by `apt-get install`. The lab's files are unpacked under
+//! `target/` by an apt with a configuration of its own, which needs no root and does not change the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use crate::error::{Context, Error, Result};
 use crate::progress::Step;
 use crate::sources::Mirrors;
 
-/// The Debian releases that the lab takes packages from: the one whose kernel is 6.1, and the one whose kernel is 6.12.
-pub const RELEASE_6_1: &str = "bookworm";
-/// See [`RELEASE_6_1`].
-pub const RELEASE_6_12: &str = "trixie";
+/// The Debian release whose kernel is 6.1.
+pub(crate) const RELEASE_6_1: &str = "bookworm";
+/// The Debian release whose kernel is 6.12.
+pub(crate) const RELEASE_6_12: &str = "trixie";
 
-/// An apt of the project's own below one folder.
-pub struct Apt {
+/// An apt whose configuration, lists and cache are in a folder of the project.
+pub(crate) struct Apt {
     folder: PathBuf,
     options: Vec<String>,
     updated: bool,
@@ -23,7 +23,7 @@ pub struct Apt {
 
 impl Apt {
     /// Prepares the configuration in `folder`. Nothing is fetched yet.
-    pub fn new(folder: &Path) -> Result<Apt> {
+    pub(crate) fn new(folder: &Path) -> Result<Apt> {
         let mirrors = Mirrors::of_this_machine()?;
         let mut list = mirrors.archive.line(RELEASE_6_1) + &mirrors.archive.line(RELEASE_6_12);
         if let Some(security) = mirrors.security {
@@ -32,8 +32,8 @@ impl Apt {
         Apt::of(folder, &list)
     }
 
-    /// As [`Self::new`], for the newer of both releases and its backports.
-    pub fn with_backports(folder: &Path) -> Result<Apt> {
+    /// As [`Self::new`], for the newer release and its backports.
+    pub(crate) fn with_backports(folder: &Path) -> Result<Apt> {
         let archive = Mirrors::of_this_machine()?.archive;
         Apt::of(folder, &(archive.line(RELEASE_6_12) + &archive.line(&format!("{RELEASE_6_12}-backports"))))
     }
@@ -44,7 +44,7 @@ impl Apt {
         }
         let path = |name: &str| folder.join(name).display().to_string();
         fs::write(path("sources.list"), list).context("writing the lab's sources.list")?;
-        // No package is installed as far as this apt knows: it only fetches.
+        // This apt only fetches. It knows of no installed package.
         fs::write(path("status"), "").context("writing the lab's package status")?;
         let options = [
             format!("Dir::Etc::sourcelist={}", path("sources.list")),
@@ -59,15 +59,15 @@ impl Apt {
             "Acquire::Languages=none".into(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".into(),
             "APT::Architecture=amd64".into(),
-            // The unprivileged user that apt would fetch as cannot write below this folder.
+            // By default apt fetches as an unprivileged user, who cannot write to this folder.
             "APT::Sandbox::User=root".into(),
         ];
         let options = options.into_iter().flat_map(|option| ["-o".to_owned(), option]).collect();
         Ok(Apt { folder: folder.to_owned(), options, updated: false })
     }
 
-    /// The newest package that `meta` of the version series `series` ("6.1.") stands for, with its version.
-    pub fn resolve(&mut self, meta: &str, series: &str) -> Result<(String, String)> {
+    /// The name and version of the package that `meta` depends on, in the version series `series` ("6.1.").
+    pub(crate) fn resolve(&mut self, meta: &str, series: &str) -> Result<(String, String)> {
         self.update()?;
         let text = output(Command::new("apt-cache").args(&self.options).args(["show", meta]))?;
         for stanza in text.split("\n\n") {
@@ -80,8 +80,8 @@ impl Apt {
         Err(Error::new(format!("the mirror has no {meta} of version {series}x")))
     }
 
-    /// The newest version of `package` with `part` in it.
-    pub fn version(&mut self, package: &str, part: &str) -> Result<String> {
+    /// The newest version of `package` that contains `part`.
+    pub(crate) fn version(&mut self, package: &str, part: &str) -> Result<String> {
         self.update()?;
         let text = output(Command::new("apt-cache").args(&self.options).args(["show", package]))?;
         let mut versions = text.lines().filter_map(|line| line.strip_prefix("Version: "));
@@ -89,9 +89,9 @@ impl Apt {
         found.ok_or_else(|| Error::new(format!("the mirror has no {package} of a version with {part}")))
     }
 
-    /// `packages` of `release`, each with the libraries that they need, as `name=version`. Nothing else that they depend on is in
-    /// the list: a program that is only unpacked has no use for it.
-    pub fn with_libraries(&mut self, packages: &[&str], release: &str) -> Result<Vec<String>> {
+    /// `packages` of `release` and the libraries they need, as `name=version`. Other dependencies are left out: a
+    /// program that is only unpacked does not need them.
+    pub(crate) fn with_libraries(&mut self, packages: &[&str], release: &str) -> Result<Vec<String>> {
         self.update()?;
         let mut command = Command::new("apt-get");
         command.args(&self.options).args(["install", "--simulate", "--no-install-recommends", "--target-release"]);
@@ -103,9 +103,9 @@ impl Apt {
         Ok(wanted.filter_map(|(name, rest)| Some(format!("{name}={}", rest.split(' ').next()?))).collect())
     }
 
-    /// Downloads `packages` (each a name, or `name/release`) and unpacks them into `target`. Returns the names of the
-    /// files, which hold the versions, one a line. `what` is how the step is announced.
-    pub fn unpack(&mut self, what: &str, packages: &[&str], target: &Path) -> Result<String> {
+    /// Downloads `packages` (each a name, or `name/release`) and unpacks them into `target`. `what` is the step's name
+    /// in the output. Returns the names of the files, which contain the versions, one per line.
+    pub(crate) fn unpack(&mut self, what: &str, packages: &[&str], target: &Path) -> Result<String> {
         self.update()?;
         let step = Step::begin("fetch", what);
         let folder = self.folder.join("packages");
@@ -136,8 +136,8 @@ impl Apt {
     }
 }
 
-/// Installs on this machine the packages whose program is missing: `(program, package)`.
-pub fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
+/// Installs each package of `(program, package)` whose program is missing on this machine.
+pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<&str> =
         wanted.iter().filter(|(program, _)| find_program(program).is_none()).map(|(_, package)| *package).collect();
     if missing.is_empty() {
@@ -145,7 +145,7 @@ pub fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     }
     // SAFETY: geteuid has no precondition and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
-        return Err(Error::new(format!("missing packages; run as root: apt-get install {}", missing.join(" "))));
+        return Err(Error::new(format!("packages are missing; run as root: apt-get install {}", missing.join(" "))));
     }
     let step = Step::begin("install", missing.join(" "));
     let environment = ("DEBIAN_FRONTEND", "noninteractive");
@@ -156,15 +156,15 @@ pub fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// The path of a program in `PATH` or in the folders that a plain user's `PATH` lacks.
-pub fn find_program(name: &str) -> Option<PathBuf> {
+/// The path of a program in `PATH`, or in the folders that the `PATH` of a user who is not root lacks.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     folders.map(|folder| folder.join(name)).find(|candidate| candidate.is_file())
 }
 
-/// Runs a command to its end and returns what it printed. A failure carries the last lines of its error output.
-pub fn output(command: &mut Command) -> Result<String> {
+/// Runs a command and returns its output. An error contains the last lines of its error output.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let finished = command.stdin(Stdio::null()).output().context(format!("running {name}"))?;
     if !finished.status.success() {

@@ -1,14 +1,15 @@
-//! How fast a container's VF is, by backend, next to QEMU and next to other ways of giving a container a network.
+//! Throughput and latency of a container's VF, per backend, compared with QEMU and with other container networks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::apt;
-use crate::build::{self, Binaries};
+use crate::build;
 use crate::cpio::Cpio;
 use crate::error::{Context, Error, Result};
-use crate::lab::Lab;
+use crate::images::Image;
+use crate::lab::{FIRST_LEVEL_KERNEL, Lab};
 use crate::nested::{Clock, FirstLevel};
 use crate::progress::note;
 use crate::suite::quote;
@@ -18,28 +19,28 @@ mod qemu;
 
 /// The kernel of the guests.
 const KERNEL: &str = "6.12";
-/// Where the files are that are run and read: in the first-level machine's memory. While the machine waits for the checkout's disk its
-/// clock leaps, by as much as the disk is busy.
+/// Where the programs and their files are: in the first-level machine's memory. While the machine waits for the
+/// checkout's disk, its clock jumps ahead by the wait.
 const IN_MEMORY: &str = "/run/lab";
-/// What the start may take, and what each second of virtual time may take, under load.
+/// Time limits under load: for the start, and for each second of virtual time.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(240), Duration::from_secs(200));
-/// The tests, by what the measuring program calls them.
+/// The tests, by the names that the measuring program has for them.
 const TESTS: [&str; 4] = ["tcp-out", "tcp-in", "tcp-rr", "udp-out"];
-/// How often a test is tried.
+/// How often a test is tried before it fails.
 const ATTEMPTS: usize = 4;
 
 /// What carries the frames between the container and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Backend {
-    /// A tap, by the VMM
+pub(crate) enum Backend {
+    /// A tap, served by the VMM
     Tap,
-    /// A tap, by the host's kernel
+    /// A tap, served by the host's kernel
     VhostNet,
     /// The lab's vhost-user backend
     VhostUser,
     /// The lab's VDUSE device
     Vdpa,
-    /// A tap, and containers with other networks besides
+    /// A tap, and other networks of containers for comparison
     Containers,
 }
 
@@ -57,26 +58,36 @@ impl Backend {
     }
 }
 
+/// What the measurement runs.
+struct Programs {
+    vmm: PathBuf,
+    bench: PathBuf,
+    netbench: PathBuf,
+    /// The folder of the fixtures.
+    fixtures: PathBuf,
+}
+
 /// What is asked for.
-pub struct Options {
-    /// The backend; each in turn if there is none.
+pub(crate) struct Options {
+    /// The backend, or each in turn.
     pub backend: Option<Backend>,
     /// How many seconds of virtual time a test takes.
     pub seconds: f64,
-    /// How often each test is done.
+    /// How often each test is run.
     pub runs: usize,
-    /// Whether QEMU is measured, and not cloud-hypervisor.
+    /// Whether to measure QEMU instead of cloud-hypervisor.
     pub qemu: bool,
 }
 
 impl Options {
     fn backends(&self) -> Result<Vec<Backend>> {
-        // QEMU speaks vhost-user and vDPA as well, but is a yardstick only for what carries frames of taps.
+        // QEMU supports vhost-user and vDPA, too, but the comparison is made for taps only.
         let of_qemu = |backend: &Backend| !matches!(backend, Backend::VhostUser | Backend::Vdpa);
         match self.backend {
-            Some(backend) if self.qemu && !of_qemu(&backend) => {
-                Err(Error::new(format!("--qemu measures taps, with and without vhost-net, and not {}", backend.name())))
-            }
+            Some(backend) if self.qemu && !of_qemu(&backend) => Err(Error::new(format!(
+                "--qemu measures only tap and vhost-net, not {}; leave out --qemu or choose one of them",
+                backend.name()
+            ))),
             Some(backend) => Ok(vec![backend]),
             None => Ok(Backend::ALL.into_iter().filter(|backend| !self.qemu || of_qemu(backend)).collect()),
         }
@@ -84,22 +95,29 @@ impl Options {
 }
 
 /// Measures in virtual time, where one instruction is one nanosecond, and prints a table.
-pub fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> {
+pub(crate) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> {
     apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
-    let binaries = build::static_binaries(workspace, false)?;
-    let extra = guest_files(lab, &binaries)?;
+    let programs = Programs {
+        vmm: build::vmm(workspace)?,
+        bench: build::program(workspace, "bench")?,
+        netbench: build::netbench(workspace)?,
+        fixtures: build::fixtures(workspace)?,
+    };
+    // The first-level machine has iproute2 for the networks of containers.
+    lab.peers()?;
+    let extra = guest_files(lab, &programs.netbench)?;
     let qemu = if options.qemu { Some(qemu::fetch(lab)?) } else { None };
     println!("| backend | figure | median | least to most | processor, %: guest / kernel / programs |");
     println!("|---|---|---|---|---|");
     for backend in options.backends()? {
-        let command = prepare(lab, &binaries, &extra, qemu.as_deref());
+        let command = prepare(lab, &programs, &extra, qemu.as_deref())?;
         measure(lab, workspace, &command, backend.name(), options)?;
     }
     Ok(())
 }
 
-/// Does each test of one kind in a first-level machine of its own. One that does not end, as with an emulator whose fault could not be
-/// taken out, is tried again, and never silently.
+/// Runs each test of one backend in a first-level machine of its own. A test that hangs, as it may under an emulator
+/// that could not be patched, is tried again, never silently.
 fn measure(lab: &Lab, workspace: &Path, prepare: &str, what: &str, options: &Options) -> Result<()> {
     note("measure", format!("{what}, {} times {} s of virtual time a test", options.runs, options.seconds));
     let limit = LIMITS.0 + LIMITS.1.mul_f64(options.seconds * options.runs as f64 * networks(what));
@@ -127,17 +145,16 @@ fn networks(what: &str) -> f64 {
     if what == Backend::Containers.name() { 4.0 } else { 1.0 }
 }
 
-/// What the guest has besides its usual files, as an archive to follow on that of those.
-fn guest_files(lab: &Lab, binaries: &Binaries) -> Result<PathBuf> {
-    let mut archive = Cpio::new();
+/// The guest's additional files, as an archive to append to its initramfs.
+fn guest_files(lab: &Lab, netbench: &Path) -> Result<PathBuf> {
+    let mut archive = Cpio::default();
     for folder in ["containers", "lib", "lib64", "usr", "usr/sbin"] {
-        archive.directory(folder);
+        archive.directory(folder)?;
     }
     let mut add = |target: &str, path: &Path| -> Result<()> {
-        archive.file(target, 0o755, &fs::read(path).context(path.display())?);
-        Ok(())
+        archive.file(target, 0o755, &fs::read(path).context(path.display())?)
     };
-    add("bin/netbench", &binaries.netbench)?;
+    add("bin/netbench", netbench)?;
     let programs = programs::of_containers(lab)?;
     for (folder, target) in [(programs.clone(), "usr/sbin"), (programs.join("lib"), "lib")] {
         for entry in fs::read_dir(&folder).context(folder.display())?.flatten() {
@@ -148,37 +165,37 @@ fn guest_files(lab: &Lab, binaries: &Binaries) -> Result<PathBuf> {
     }
     add("lib64/ld-linux-x86-64.so.2", &programs.join("lib/ld-linux-x86-64.so.2"))?;
     for (name, image) in lab.container_modules(KERNEL)? {
-        archive.file(&format!("containers/{name}"), 0o644, &image);
+        archive.file(&format!("containers/{name}"), 0o644, &image)?;
     }
-    let path = lab.image("bench.cpio");
-    fs::write(&path, archive.finish()).context(path.display())?;
+    let path = lab.folder().join("images/bench.cpio");
+    fs::write(&path, archive.finish()?).context(path.display())?;
     Ok(path)
 }
 
-/// The shell commands that bring all that the measurement reads and runs into memory.
-fn prepare(lab: &Lab, binaries: &Binaries, extra: &Path, qemu: Option<&Path>) -> String {
+/// The shell commands that copy everything the measurement reads and runs into memory.
+fn prepare(lab: &Lab, programs: &Programs, extra: &Path, qemu: Option<&Path>) -> Result<String> {
     let mut commands = format!(
         "ulimit -n 8192 && ulimit -l unlimited && export CH_LAB={IN_MEMORY} CH_BINARY={IN_MEMORY}/vmm \
          CH_FIXTURES={IN_MEMORY} && mkdir -p {IN_MEMORY}/kernels/{KERNEL} {IN_MEMORY}/images"
     );
     let mut copy = |from: &Path, to: &str| commands += &format!(" && cp -r {} {IN_MEMORY}/{to}", quote(from));
     for image in ["vmlinux", "bzImage"] {
-        copy(&lab.kernel(KERNEL, image), &format!("kernels/{KERNEL}/"));
+        copy(&lab.kernel(KERNEL, image)?, &format!("kernels/{KERNEL}/"));
     }
-    for program in [&binaries.bench, &binaries.netbench] {
+    for program in [&programs.bench, &programs.netbench] {
         copy(program, "");
     }
-    copy(&lab.kernel("first-level", "containers"), "");
+    copy(&lab.kernel(FIRST_LEVEL_KERNEL, "containers")?, "");
     for fixture in ["vhost-user-net", "vduse-net", "vdpa-dev"] {
-        copy(&binaries.fixtures.join(fixture), "");
+        copy(&programs.fixtures.join(fixture), "");
     }
     match qemu {
         Some(folder) => {
             copy(folder, "qemu");
             copy(&folder.join("as-cloud-hypervisor"), "vmm");
         }
-        None => copy(&binaries.vmm, "vmm"),
+        None => copy(&programs.vmm, "vmm"),
     }
-    let (guest, extra) = (lab.image(&format!("guest-{KERNEL}.cpio")), quote(extra));
-    commands + &format!(" && cat {} {extra} > {IN_MEMORY}/images/guest-{KERNEL}.cpio", quote(&guest))
+    let (guest, extra) = (lab.image(Image::Guest, KERNEL)?, quote(extra));
+    Ok(commands + &format!(" && cat {} {extra} > {IN_MEMORY}/images/guest-{KERNEL}.cpio", quote(&guest)))
 }

@@ -1,4 +1,6 @@
 //! What cargo builds for the lab: static binaries, which run in the first-level machine as they run here.
+//!
+//! Each user of the lab builds the programs that it runs, and no others.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,78 +12,59 @@ use crate::progress::Step;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The static binaries that a run of the lab needs.
-pub struct Binaries {
-    /// The command under test, optimised.
-    pub vmm: PathBuf,
-    /// The measurement of throughput and latency.
-    pub bench: PathBuf,
-    /// The demonstration.
-    pub demo: PathBuf,
-    /// A PF that comes to a guest and goes.
-    pub hotplug: PathBuf,
-    /// The measurement of starts and memory.
-    pub measure: PathBuf,
-    /// Both ends of what [`Self::bench`] measures.
-    pub netbench: PathBuf,
-    /// VFs that come and go.
-    pub stress: PathBuf,
-    /// VFs over vDPA devices that pin memory.
-    pub vp_vdpa: PathBuf,
-    /// The folder of the fixtures: backends that guests' NICs have.
-    pub fixtures: PathBuf,
-    /// Each file of integration tests: its name, and the test binary.
-    pub tests: Vec<(String, PathBuf)>,
-}
-
-/// Builds the commands that are delivered, static and optimised.
-pub fn commands(workspace: &Path) -> Result<Vec<PathBuf>> {
+/// Builds the commands that are delivered, optimised.
+pub(crate) fn commands(workspace: &Path) -> Result<Vec<PathBuf>> {
     let built = build(
         workspace,
-        "the commands, static and optimised",
+        "the commands, optimised",
         &["build", "--release", "--package", "cloud-hypervisor", "--bins"],
     )?;
     Ok(built.into_iter().map(|executable| executable.path).collect())
 }
 
-/// Builds the command, the lab's programs, and with `tests` the integration tests.
-pub fn static_binaries(workspace: &Path, tests: bool) -> Result<Binaries> {
-    let vmm =
-        build(workspace, "the command, static and optimised", &["build", "--release", "--bin", "cloud-hypervisor"])?;
-    let programs = build(workspace, "the lab's programs", &["build", "--package", "integration", "--bins"])?;
-    // What serves a guest's NIC is measured, too.
-    let fixtures = build(workspace, "the fixtures", &["build", "--release", "--package", "fixtures", "--bins"])?;
-    let netbench = ["build", "--release", "--package", "integration", "--bin", "netbench"];
-    let netbench = build(workspace, "the measuring program", &netbench)?;
-    let test_binaries = if tests {
-        let arguments = ["test", "--no-run", "--package", "integration", "--tests"];
-        let mut tests = build(workspace, "the integration tests", &arguments)?;
-        let arguments = ["test", "--no-run", "--package", "fixtures", "--test", "vduse"];
-        tests.extend(build(workspace, "the tests of VDUSE devices", &arguments)?);
-        tests
-    } else {
-        Vec::new()
-    };
-    let only = |built: &[Executable], name: &str| {
-        let found = built.iter().find(|executable| executable.name == name);
-        found.map(|executable| executable.path.clone()).ok_or_else(|| Error::new(format!("cargo built no {name}")))
-    };
-    Ok(Binaries {
-        vmm: only(&vmm, "cloud-hypervisor")?,
-        bench: only(&programs, "bench")?,
-        demo: only(&programs, "demo")?,
-        hotplug: only(&programs, "hotplug")?,
-        measure: only(&programs, "measure")?,
-        netbench: only(&netbench, "netbench")?,
-        stress: only(&programs, "stress")?,
-        vp_vdpa: only(&programs, "vp_vdpa")?,
-        fixtures: only(&fixtures, "vhost-user-net")?.parent().map(Path::to_owned).unwrap_or_default(),
-        tests: test_binaries
-            .into_iter()
-            .filter(|executable| executable.kind == "test")
-            .map(|executable| (executable.name, executable.path))
-            .collect(),
-    })
+/// Builds the command under test, optimised.
+pub(crate) fn vmm(workspace: &Path) -> Result<PathBuf> {
+    let built = build(workspace, "cloud-hypervisor, optimised", &["build", "--release", "--bin", "cloud-hypervisor"])?;
+    only(&built, "cloud-hypervisor")
+}
+
+/// Builds the command and the demonstration, in the profile that builds fastest.
+pub(crate) fn demonstration(workspace: &Path) -> Result<(PathBuf, PathBuf)> {
+    let packages = ["--package", "cloud-hypervisor", "--package", "integration"];
+    let binaries = ["--bin", "cloud-hypervisor", "--bin", "demo"];
+    let arguments = [&["build", "--profile", "quick"][..], &packages, &binaries].concat();
+    let built = build(workspace, "cloud-hypervisor and the demonstration", &arguments)?;
+    Ok((only(&built, "cloud-hypervisor")?, only(&built, "demo")?))
+}
+
+/// Builds a program of `tests/integration/src/bin`.
+pub(crate) fn program(workspace: &Path, name: &str) -> Result<PathBuf> {
+    let built = build(workspace, name, &["build", "--package", "integration", "--bin", name])?;
+    only(&built, name)
+}
+
+/// Builds the program at both ends of what `cargo xtask bench` measures, optimised.
+pub(crate) fn netbench(workspace: &Path) -> Result<PathBuf> {
+    let arguments = ["build", "--release", "--package", "integration", "--bin", "netbench"];
+    only(&build(workspace, "netbench, optimised", &arguments)?, "netbench")
+}
+
+/// Builds the fixtures, which are backends of guests' NICs, and returns their folder. They are optimised, because they
+/// take part in measurements.
+pub(crate) fn fixtures(workspace: &Path) -> Result<PathBuf> {
+    let arguments = ["build", "--release", "--package", "fixtures", "--bins"];
+    let built = build(workspace, "the fixtures, optimised", &arguments)?;
+    Ok(only(&built, "vhost-user-net")?.parent().map(Path::to_owned).unwrap_or_default())
+}
+
+/// Builds the integration tests. Returns the name and the binary of each file of tests.
+pub(crate) fn tests(workspace: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let arguments = ["test", "--no-run", "--package", "integration", "--tests"];
+    let mut built = build(workspace, "the integration tests", &arguments)?;
+    let arguments = ["test", "--no-run", "--package", "fixtures", "--test", "vduse"];
+    built.extend(build(workspace, "the tests of VDUSE devices", &arguments)?);
+    let tests = built.into_iter().filter(|executable| executable.kind == "test");
+    Ok(tests.map(|executable| (executable.name, executable.path)).collect())
 }
 
 struct Executable {
@@ -93,9 +76,9 @@ struct Executable {
 fn build(workspace: &Path, what: &str, arguments: &[&str]) -> Result<Vec<Executable>> {
     let step = Step::begin("build", what);
     let mut command = cargo(workspace);
-    command.args(arguments).args(["--target", TARGET, "--target-dir", "target/static"]);
-    command.args(["--message-format", "json-render-diagnostics", "--quiet"]);
-    // A folder of their own keeps these flags from rebuilding what a plain `cargo build` made.
+    // Naming the target keeps the flags from build scripts and macros, which are then the same as those of a plain
+    // `cargo build`.
+    command.args(arguments).args(["--target", TARGET, "--message-format", "json-render-diagnostics", "--quiet"]);
     command.env("RUSTFLAGS", "-C target-feature=+crt-static").stderr(Stdio::inherit());
     let built = command.output().context("running cargo")?;
     if !built.status.success() {
@@ -105,7 +88,13 @@ fn build(workspace: &Path, what: &str, arguments: &[&str]) -> Result<Vec<Executa
     Ok(String::from_utf8_lossy(&built.stdout).lines().filter_map(executable).collect())
 }
 
-/// The executable that a cargo message is about, if it is about one.
+/// The one called `name`.
+fn only(built: &[Executable], name: &str) -> Result<PathBuf> {
+    let found = built.iter().find(|executable| executable.name == name);
+    found.map(|executable| executable.path.clone()).ok_or_else(|| Error::new(format!("cargo built no {name}")))
+}
+
+/// The executable that a message of cargo announces, if it announces one.
 fn executable(message: &str) -> Option<Executable> {
     let message: Value = serde_json::from_str(message).ok()?;
     let target = message.get("target")?;
@@ -116,8 +105,8 @@ fn executable(message: &str) -> Option<Executable> {
     })
 }
 
-/// The cargo that runs this program, in the workspace.
-pub fn cargo(workspace: &Path) -> Command {
+/// A command of the cargo that runs this program, in the workspace.
+pub(crate) fn cargo(workspace: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace).stdin(Stdio::null());
     command

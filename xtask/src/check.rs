@@ -1,17 +1,19 @@
-//! What needs no guest: format, lints, unit and property tests.
+//! The checks that need no guest: format, lints, rules for crates, unit and property tests.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 
 use crate::build::cargo;
+use crate::deny;
 use crate::error::{Context, Result};
 use crate::fuzz;
+use crate::long_lines;
 use crate::progress::{Step, note};
 use crate::suite::Tally;
 
-/// The format and the lints of the whole workspace and of that of the fuzz targets, each of which counts as one test.
-pub fn lints(workspace: &Path) -> Result<Tally> {
+/// Checks format, lints and crates of the workspace and of that of the fuzz targets. Each check counts as a test.
+pub(crate) fn lints(workspace: &Path) -> Result<Tally> {
     fuzz::install_compiler()?;
     let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
     let fuzz = workspace.join("fuzz");
@@ -20,6 +22,8 @@ pub fn lints(workspace: &Path) -> Result<Tally> {
         check(workspace, "lints", &clippy)?,
         check(&fuzz, "format of the fuzz targets", &["fmt", "--check"])?,
         check(&fuzz, "lints of the fuzz targets", &clippy)?,
+        long_lines::check(workspace)?,
+        deny::check(workspace)?,
     ];
     let passed = outcomes.iter().filter(|passed| **passed).count();
     Ok(Tally { passed, failed: outcomes.len() - passed })
@@ -32,15 +36,15 @@ fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
     Ok(success)
 }
 
-/// The tests of every crate but the integration tests, and the seeds of the fuzz targets.
-pub fn unit_tests(workspace: &Path) -> Result<Tally> {
+/// Runs the tests of every crate except the integration tests, and the seeds of the fuzz targets.
+pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
     fuzz::install_compiler()?;
     let mut tally = tests(workspace, "unit and property tests")?;
     tally += tests(&workspace.join("fuzz"), "seeds of the fuzz targets")?;
     Ok(tally)
 }
 
-/// The tests of the workspace in `folder`. What cargo prints is shown as it comes.
+/// Runs the tests of the workspace in `folder`. Cargo's output is shown as it arrives.
 fn tests(folder: &Path, what: &str) -> Result<Tally> {
     let step = Step::begin("test", what);
     println!();

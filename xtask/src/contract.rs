@@ -1,7 +1,8 @@
-//! `cargo xtask test contract`: schemathesis asks the running program what follows from `api/openapi.yaml`.
+//! `cargo xtask test contract`: schemathesis sends the running program the requests that follow from
+//! `api/openapi.yaml`.
 //!
-//! The program runs in a network namespace of its own, where taps of any name can come and go, and in an empty folder. It is asked
-//! once without a virtual machine, so that clients make it, and once with a guest that runs.
+//! The program runs in an empty folder and in a network namespace of its own, where any tap can be made. It is tested
+//! without a virtual machine, which the requests then create, and with a guest that runs.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,26 +16,27 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::apt;
 use crate::build::cargo;
 use crate::error::{Context, Error, Result};
 use crate::progress::{Step, note};
+use crate::python;
 use crate::splice::Splice;
 use crate::suite::Tally;
 
-/// The release of schemathesis that the suite was written with.
+/// The release of schemathesis that this was written for.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
-/// What is compared. Not that any valid request succeeds: most name a file of the host.
+/// What is checked. That every valid request succeeds is not: most name a file of the host.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,unsupported_method,content_type_conformance,\
-                      response_headers_conformance,response_schema_conformance,negative_data_rejection,allow_header_conformance";
+                      response_headers_conformance,response_schema_conformance,negative_data_rejection,\
+                      allow_header_conformance";
 /// How long the program may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A part of what is asked.
+/// One run of schemathesis.
 struct Pass {
     name: &'static str,
     has_guest: bool,
-    /// Below what of the server the description's paths are.
+    /// The prefix of the description's paths on the server.
     root: &'static str,
     /// Options of schemathesis that choose the operations.
     operations: &'static [&'static str],
@@ -51,7 +53,7 @@ const PASSES: &[Pass] = &[
         name: "with a guest that runs",
         has_guest: true,
         root: "/api/v1",
-        // Not those that would end it, nor those that do not depend on it.
+        // Without those that would end the guest, and those that do not depend on it.
         operations: &[
             "--include-operation-id-regex",
             "^(bootVM|pauseVM|resumeVM|rebootVM|powerButtonVM|vm(Info|Counters)Get|\
@@ -61,11 +63,12 @@ const PASSES: &[Pass] = &[
     Pass { name: "metrics", has_guest: true, root: "", operations: &["--include-operation-id", "metricsGet"] },
 ];
 
-/// Asks some thousands of questions that follow from the description, and some `cases` random ones, and counts each operation of
-/// each part as a test.
-pub fn run(workspace: &Path, cases: usize) -> Result<Tally> {
+/// Sends some thousands of requests that follow from the description, and about `cases` random ones. Each operation in
+/// each run counts as a test.
+pub(crate) fn run(workspace: &Path, cases: usize) -> Result<Tally> {
     let folder = workspace.join("target/lab/contract");
-    let schemathesis = schemathesis(&folder)?;
+    fs::create_dir_all(&folder).context(folder.display())?;
+    let schemathesis = python::tool(workspace, SCHEMATHESIS, "st")?;
     let program = program(workspace)?;
     let mut tally = Tally::default();
     for pass in PASSES {
@@ -75,7 +78,7 @@ pub fn run(workspace: &Path, cases: usize) -> Result<Tally> {
     Ok(tally)
 }
 
-/// One part, and what it needs.
+/// One run, and what it needs.
 struct Run<'a> {
     workspace: &'a Path,
     folder: &'a Path,
@@ -90,7 +93,7 @@ impl Run<'_> {
         let mut vmm = Vmm::start(self)?;
         let splice = Splice::start(&vmm.socket).context("listening on 127.0.0.1")?;
         let report = self.folder.join("report.json");
-        // What an earlier run left must not count for this one.
+        // The report of an earlier run must not count.
         let _ = fs::remove_file(&report);
         let asked = self.command(&splice, &report, cases).output().context("running schemathesis")?;
         let mut tally = tally(&fs::read_to_string(&report).unwrap_or_default());
@@ -101,7 +104,7 @@ impl Run<'_> {
             println!("\n{}{}", String::from_utf8_lossy(&asked.stdout), String::from_utf8_lossy(&asked.stderr));
         }
         drop(splice);
-        // It has survived all that, and still does what it is told.
+        // The program must have survived, and still obey.
         match vmm.shut_down() {
             Ok(()) => tally.passed += 1,
             Err(error) => {
@@ -111,7 +114,7 @@ impl Run<'_> {
         }
         let generated = generated(&fs::read_to_string(&report).unwrap_or_default());
         step.done_with(format!(
-            "{}: {generated} questions, {} operations as described, {} not",
+            "{}: {generated} requests, {} operations as described, {} not",
             self.pass.name, tally.passed, tally.failed
         ));
         Ok(tally)
@@ -175,7 +178,7 @@ impl Vmm {
         let log = run.folder.join("program.log");
         let log = fs::File::create(&log).context(log.display())?;
         let mut command = Command::new("unshare");
-        // Who is not root is root in a user namespace.
+        // A user who is not root becomes root in a user namespace.
         let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
         command
             .args((!is_root).then_some("--map-root-user"))
@@ -210,7 +213,7 @@ impl Vmm {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Err(Error::new("the program does not serve its API socket"))
+        Err(Error::new("the program does not answer on its API socket; see target/lab/contract/program.log"))
     }
 
     /// The whole answer to a request without a body.
@@ -224,7 +227,7 @@ impl Vmm {
         Ok(answer)
     }
 
-    /// Ends it as a client does.
+    /// Ends it by a request.
     fn shut_down(&mut self) -> Result<()> {
         let answer = self.request("PUT /api/v1/vmm.shutdown").context("vmm.shutdown")?;
         if !answer.starts_with("HTTP/1.1 200 ") {
@@ -236,7 +239,7 @@ impl Vmm {
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => return Err(Error::new(format!("the program ended with {status}"))),
                 None if Instant::now() > deadline => {
-                    return Err(Error::new("the program does not end at vmm.shutdown"));
+                    return Err(Error::new("the program does not end after vmm.shutdown"));
                 }
                 None => thread::sleep(Duration::from_millis(20)),
             }
@@ -252,7 +255,8 @@ impl Drop for Vmm {
     }
 }
 
-/// A kernel that halts: an ELF file with a PVH entry (`Xen, PVH boot protocol`) and two instructions, `hlt` and a jump back to it.
+/// A kernel that halts: an ELF file with a PVH entry (`Xen, PVH boot protocol`) and two instructions, `hlt` and a jump
+/// back to it.
 fn halting_kernel() -> Vec<u8> {
     const CODE: u32 = 0x20_0000;
     const NOTE_AT: u64 = 64 + 2 * 56;
@@ -288,31 +292,6 @@ fn program(workspace: &Path) -> Result<PathBuf> {
     let executable = executable.filter(|_| built.status.success());
     step.done();
     executable.ok_or_else(|| Error::new("cargo could not build the command"))
-}
-
-/// The program `st`, installed in a folder of its own if it is not there.
-fn schemathesis(folder: &Path) -> Result<PathBuf> {
-    let environment = folder.join(SCHEMATHESIS.replace("==", "-"));
-    let program = environment.join("bin/st");
-    if program.is_file() {
-        return Ok(program);
-    }
-    apt::install_missing(&[("python3", "python3-venv")])?;
-    let step = Step::begin("install", SCHEMATHESIS);
-    fs::create_dir_all(folder).context(folder.display())?;
-    let run = |command: &mut Command, what: &str| {
-        let output = command.stdin(Stdio::null()).output().context(what)?;
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        if output.status.success() { Ok(()) } else { Err(Error::new(format!("{what}: {}", text.trim()))) }
-    };
-    run(
-        Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment),
-        "making a virtual environment of Python (Debian's package for it is python3-venv)",
-    )?;
-    let pip = environment.join("bin/pip");
-    run(Command::new(pip).args(["install", "--quiet", SCHEMATHESIS]), "installing schemathesis")?;
-    step.done();
-    Ok(program)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A whole Debian on a disk, as a cloud's image is: its own init and its login, and not the lab's.
+//! Boots a whole Debian from a disk, as a cloud image would: with its own init and login, not the lab's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,48 +8,50 @@ use std::time::Duration;
 use crate::apt::{self, output};
 use crate::build;
 use crate::error::{Context, Error, Result};
+use crate::images::Image;
 use crate::lab::Lab;
 use crate::nested::{Clock, FirstLevel};
 use crate::progress::{Step, note};
 use crate::suite::quote;
 
-/// How long the guest may take until it asks who is there, in seconds: systemd takes minutes under two levels of emulation.
+/// How long the guest may take to its login prompt, in seconds. systemd takes minutes under two levels of emulation.
 const LOGIN_LIMIT: u64 = 600;
 /// The size of the disk. The file is sparse.
 const DISK: &str = "640M";
-/// What systemd waits for, it waits for as long as the lab does: on a busy machine its own 90 s are too short for udev to show the
-/// serial port, and without that there is no login.
+/// Makes systemd wait as long as the lab does. On a busy machine its default of 90 s is too short for udev to announce
+/// the serial port, without which there is no login.
 const PATIENCE: &str = "[Manager]\\nDefaultTimeoutStartSec=900\\nDefaultDeviceTimeoutSec=900\\n";
-/// What is left out, to fetch and unpack less.
+/// Files of packages that are left out, to unpack less.
 const WITHOUT: [&str; 3] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"];
 
-/// Boots Debian from a disk with the lab's `kernel`, and ends when it asks for a login.
-pub fn run(lab: &Lab, workspace: &Path, kernel: &str) -> Result<()> {
+/// Boots Debian from a disk with the lab's `kernel` and returns when the login prompt shows.
+pub(crate) fn run(lab: &Lab, workspace: &Path, kernel: &str) -> Result<()> {
     apt::install_missing(&[
         ("qemu-system-x86_64", "qemu-system-x86"),
         ("mmdebstrap", "mmdebstrap"),
         ("mke2fs", "e2fsprogs"),
     ])?;
     let disk = disk(lab)?;
-    let binaries = build::static_binaries(workspace, false)?;
+    let vmm = build::vmm(workspace)?;
     note("debian", format!("Linux {kernel}"));
     let mut machine = FirstLevel::boot(lab, workspace, 6, Clock::Real)?;
-    let command = command(lab, &binaries.vmm, kernel, &disk);
-    // The copy of the disk comes before.
+    let command = command(lab, &vmm, kernel, &disk)?;
+    // The disk is copied first.
     let limit = Duration::from_secs(LOGIN_LIMIT + 300);
     match machine.run(&command, limit, &mut |line| println!("{line}")) {
         Ok(0) => Ok(()),
-        Ok(_) => Err(Error::new("Debian did not come to its login")),
+        Ok(_) => Err(Error::new("Debian did not show a login prompt")),
         Err(lost) => Err(Error::new(format!("the run did not end: {}", lost.explain(limit)))),
     }
 }
 
 /// The shell command that boots the guest from a copy of `disk`, waits for the login, and shows the guest's console.
-fn command(lab: &Lab, vmm: &Path, kernel: &str, disk: &Path) -> String {
-    let image = lab.image(&format!("disk-root-{kernel}.cpio"));
-    format!(
+fn command(lab: &Lab, vmm: &Path, kernel: &str, disk: &Path) -> Result<String> {
+    let image = lab.image(Image::DiskRoot, kernel)?;
+    Ok(format!(
         "cp {disk} /tmp/root.raw || exit 1; \
-         {vmm} --kernel {kernel} --initramfs {image} --cmdline 'console=ttyS0 root=/dev/vda quiet systemd.show_status=1' \
+         {vmm} --kernel {kernel} --initramfs {image} \
+         --cmdline 'console=ttyS0 root=/dev/vda quiet systemd.show_status=1' \
          --disk path=/tmp/root.raw --cpus boot=1 --memory size=512M --serial file=/tmp/serial --console off & \
          vmm=$!; waited=0; \
          until grep -qs ' login: ' /tmp/serial; do \
@@ -57,12 +59,12 @@ fn command(lab: &Lab, vmm: &Path, kernel: &str, disk: &Path) -> String {
          cat /tmp/serial; echo; kill $vmm; echo \"after $waited s\"; grep -q ' login: ' /tmp/serial",
         disk = quote(disk),
         vmm = quote(vmm),
-        kernel = quote(&lab.kernel(kernel, "vmlinux")),
+        kernel = quote(&lab.kernel(kernel, "vmlinux")?),
         image = quote(&image),
-    )
+    ))
 }
 
-/// The disk, which is made once.
+/// The disk. It is made once.
 fn disk(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("debian");
     let disk = folder.join("patient.raw");
@@ -76,9 +78,8 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
     let mut command = Command::new("mmdebstrap");
     command.args(["--variant=minbase", "--include=systemd-sysv,udev"]);
     command.args(WITHOUT.map(|path| format!("--dpkgopt=path-exclude={path}")));
-    let patience = format!(
-        "mkdir -p \"$1/etc/systemd/system.conf.d\" && printf '{PATIENCE}' > \"$1/etc/systemd/system.conf.d/patience.conf\""
-    );
+    let patience =
+        format!("cd \"$1/etc/systemd\" && mkdir -p system.conf.d && printf '{PATIENCE}' > system.conf.d/patience.conf");
     command.arg("--customize-hook=echo debian > \"$1/etc/hostname\"").arg(format!("--customize-hook={patience}"));
     command.arg(apt::RELEASE_6_1);
     output(command.arg(&root))?;

@@ -1,4 +1,4 @@
-//! The demonstration: `tests/integration/src/bin/demo.rs`, run where guests can run.
+//! `cargo xtask demo`: runs `tests/integration/src/bin/demo.rs` where guests can run.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -8,26 +8,35 @@ use std::time::{Duration, Instant};
 
 use crate::apt;
 use crate::build;
+use crate::emulator;
 use crate::error::{Context, Error, Result};
-use crate::lab::Lab;
+use crate::images::Image;
+use crate::lab::{FIRST_LEVEL_KERNEL, Lab};
 use crate::place::{Place, is_root};
 use crate::progress::{Step, note, seconds};
 use crate::suite::{environment, quote};
 
 /// How long the demonstration may take once the lab is up.
 const LIMIT: Duration = Duration::from_secs(300);
+/// The guest's kernel.
+const KERNEL: &str = "6.12";
 
-/// Sets up what is needed and runs the demonstration. It tells whether it passed.
-pub fn run(workspace: &Path, asked: Option<Place>) -> Result<bool> {
+/// Fetches and builds what is missing and runs the demonstration. Returns whether it passed.
+pub(crate) fn run(workspace: &Path, asked: Option<Place>) -> Result<bool> {
     let started = Instant::now();
-    let lab = Lab::prepare(workspace)?;
-    let binaries = build::static_binaries(workspace, false)?;
-    let place = Place::decide_without_taps(asked, &lab, &binaries.vmm)?;
-    let demo = environment(&lab, &binaries) + &quote(&binaries.demo);
-    let command = if place == Place::Host && !is_root() { by_passt(&lab, &demo)? } else { demo };
-    let step = Step::begin("lab", "a machine with a KVM that works");
+    let lab = Lab::open(workspace)?;
+    announce(&lab, asked);
+    lab.kernel(KERNEL, "vmlinux")?;
+    lab.image(Image::GuestWithLspci, KERNEL)?;
+    let (vmm, demo) = build::demonstration(workspace)?;
+    let place = Place::decide_without_taps(asked, &lab, &vmm)?;
+    let demo = environment(&lab, &vmm, None) + &quote(&demo);
+    let command = if place == Place::Host && !is_root() { with_passt(&lab, &demo)? } else { demo };
+    let step = (place == Place::Nested).then(|| Step::begin("lab", "an emulated machine, in which the guest runs"));
     let mut worker = place.worker(&lab, workspace, 0)?;
-    step.done();
+    if let Some(step) = step {
+        step.done();
+    }
     let status = worker.run(&command, LIMIT, &mut |line| println!("{line}"));
     let status =
         status.map_err(|lost| Error::new(format!("the demonstration did not end: {}", lost.explain(LIMIT))))?;
@@ -36,8 +45,38 @@ pub fn run(workspace: &Path, asked: Option<Place>) -> Result<bool> {
     Ok(status == 0)
 }
 
-/// The command `demo`, for a user who may not make taps: with the machine's own passt, or the lab's if that is missing or too old.
-fn by_passt(lab: &Lab, demo: &str) -> Result<String> {
+/// Says what this will fetch, and how long it takes: measured on two processors.
+fn announce(lab: &Lab, asked: Option<Place>) {
+    note("demo", "boots Linux with an SR-IOV NIC, enables 8 VFs, and pings the host through each");
+    let missing = |needed: &[(&'static str, bool)]| {
+        let missing: Vec<_> = needed.iter().filter(|(_, present)| !present).map(|(what, _)| *what).collect();
+        if missing.is_empty() { "nothing".to_owned() } else { missing.join(", ") }
+    };
+    let has_kernel = |name: &str| lab.kernel_path(name, "package").exists();
+    let guest = [
+        ("Debian's package lists", lab.tool_path("package").exists()),
+        ("a kernel (34 MB)", has_kernel(KERNEL)),
+        ("busybox and lspci (7 MB)", lab.tool_path("package").exists()),
+    ];
+    note("demo", format!("fetches {}; builds cloud-hypervisor: about 1 min the first time", missing(&guest)));
+    let place = asked.or_else(|| Place::known(lab));
+    if place == Some(Place::Host) {
+        return;
+    }
+    let emulated = [
+        ("a kernel for that (108 MB)", has_kernel(FIRST_LEVEL_KERNEL)),
+        ("QEMU", apt::find_program(emulator::PROGRAM).is_some()),
+    ];
+    let condition = if place.is_none() { "if this machine's own KVM cannot boot a stock kernel: " } else { "" };
+    note(
+        "demo",
+        format!("{condition}emulates a machine whose KVM can; fetches {}: about 1 min more", missing(&emulated)),
+    );
+}
+
+/// The command `demo` for a user who may not make taps. It uses this machine's own passt, or the lab's if that is
+/// missing or too old.
+fn with_passt(lab: &Lab, demo: &str) -> Result<String> {
     let own = apt::find_program("passt").filter(|passt| {
         let help = Command::new(passt).arg("--help").output();
         help.is_ok_and(|help| {
@@ -48,13 +87,17 @@ fn by_passt(lab: &Lab, demo: &str) -> Result<String> {
         Some(folder) => folder.to_owned(),
         None => lab_passt(lab)?,
     };
-    note("passt", format!("no tap can be made without root: NICs are over {}", folder.join("passt").display()));
+    note(
+        "passt",
+        format!("making taps needs root: the NIC and its VFs use {} instead", folder.join("passt").display()),
+    );
     Ok(format!("export PATH={}:$PATH; {demo} --passt", quote(&folder)))
 }
 
-/// The folder of a `passt` that runs the lab's with the libraries that it was built for, which need not be this machine's.
+/// The folder of a script `passt` that runs the lab's with the libraries it was built for, which may differ from this
+/// machine's.
 fn lab_passt(lab: &Lab) -> Result<PathBuf> {
-    let peers = lab.peers().join("usr");
+    let peers = lab.peers()?.join("usr");
     let [loader, libraries, passt] =
         ["lib64/ld-linux-x86-64.so.2", "lib/x86_64-linux-gnu", "bin/passt"].map(|path| quote(&peers.join(path)));
     let folder = lab.folder().join("passt");

@@ -1,4 +1,4 @@
-//! What a package of the commands is made of: `cargo xtask dist`.
+//! `cargo xtask dist`: the files of a distribution package.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use crate::error::{Context, Error, Result};
 use crate::progress::{Step, note};
 
 /// Fills `target/dist` with static binaries, shell completions, man pages and unit files.
-pub fn run(workspace: &Path) -> Result<()> {
+pub(crate) fn run(workspace: &Path) -> Result<()> {
     let folder = workspace.join("target/dist");
     if folder.exists() {
-        fs::remove_dir_all(&folder).context("removing what an earlier run left")?;
+        fs::remove_dir_all(&folder).context("removing the files of an earlier run")?;
     }
     fs::create_dir_all(folder.join("bin")).context("making target/dist")?;
     for binary in commands(workspace)? {
@@ -23,7 +23,7 @@ pub fn run(workspace: &Path) -> Result<()> {
     generate.args(["run", "--quiet", "--example", "generate", "--"]).arg(&folder);
     let status = generate.stdout(Stdio::null()).status().context("running cargo")?;
     if !status.success() {
-        return Err(Error::new("completions and man pages cannot be made"));
+        return Err(Error::new("cannot generate completions and man pages"));
     }
     step.done();
     let units = folder.join("systemd");

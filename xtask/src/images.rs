@@ -1,7 +1,7 @@
-//! The initramfs of each machine in the lab: of the guests, and of the first-level machine that runs them.
+//! The initramfs images of the lab: those of guests, and that of the first-level machine, which runs guests.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::apt::output;
@@ -28,65 +28,87 @@ const LIBRARIES: [&str; 8] = [
 /// The vendors whose names the guest's `lspci` can meet.
 const PCI_VENDORS: [&str; 3] = ["1af4", "8086", "1b36"];
 
-/// Writes the images that are missing or differ from what the sources say.
-pub fn build(lab: &Lab) -> Result<()> {
-    fs::create_dir_all(lab.image("")).context("making the folder of the lab's images")?;
-    let applets = applets(lab)?;
-    for kernel in ["6.1", "6.12"] {
-        let plain = userland(lab, &applets, GUEST_INIT, kernel)?;
-        write_if_changed(&lab.image(&format!("guest-{kernel}.cpio")), &plain.finish())?;
-        let mut with_lspci = userland(lab, &applets, GUEST_INIT, kernel)?;
-        add_lspci(lab, &mut with_lspci)?;
-        write_if_changed(&lab.image(&format!("guest-{kernel}-lspci.cpio")), &with_lspci.finish())?;
-        let mut with_modules = userland(lab, &applets, GUEST_INIT, kernel)?;
-        add_modules(lab, kernel, &mut with_modules)?;
-        write_if_changed(&lab.image(&format!("guest-{kernel}-modules.cpio")), &with_modules.finish())?;
-        let mut disk_root = userland(lab, &applets, DISK_ROOT_INIT, kernel)?;
-        add_modules(lab, kernel, &mut disk_root)?;
-        write_if_changed(&lab.image(&format!("disk-root-{kernel}.cpio")), &disk_root.finish())?;
-    }
-    first_level(lab, "first-level")
+/// An initramfs of the lab. Each belongs to one kernel, whose modules it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Image {
+    /// Of a guest: busybox and the modules of its NICs.
+    Guest,
+    /// Of a guest, with the real `lspci`.
+    GuestWithLspci,
+    /// Of a guest, with modules that tests load.
+    GuestWithModules,
+    /// Of a guest that continues from its disk.
+    DiskRoot,
+    /// Of a first-level machine.
+    FirstLevel,
 }
 
-/// Writes the image of first-level machines that run `kernel`.
-pub fn first_level(lab: &Lab, kernel: &str) -> Result<()> {
-    let image = userland(lab, &applets(lab)?, FIRST_LEVEL_INIT, kernel)?;
-    write_if_changed(&lab.image(&format!("{kernel}.cpio")), &image.finish())
+impl Image {
+    /// Those of guests, which the tests choose from.
+    pub(crate) const OF_GUESTS: [Image; 4] =
+        [Image::Guest, Image::GuestWithLspci, Image::GuestWithModules, Image::DiskRoot];
+
+    /// The name of its file for `kernel`. The tests know these names.
+    pub(crate) fn file_name(self, kernel: &str) -> String {
+        match self {
+            Image::Guest => format!("guest-{kernel}.cpio"),
+            Image::GuestWithLspci => format!("guest-{kernel}-lspci.cpio"),
+            Image::GuestWithModules => format!("guest-{kernel}-modules.cpio"),
+            Image::DiskRoot => format!("disk-root-{kernel}.cpio"),
+            Image::FirstLevel => format!("{kernel}.cpio"),
+        }
+    }
+
+    /// Writes it for `kernel` to `path`, if it is missing or differs from what the sources say.
+    pub(crate) fn write(self, lab: &Lab, kernel: &str, path: &Path) -> Result<()> {
+        let init = match self {
+            Image::FirstLevel => FIRST_LEVEL_INIT,
+            Image::DiskRoot => DISK_ROOT_INIT,
+            _ => GUEST_INIT,
+        };
+        let mut archive = userland(lab, init, kernel)?;
+        match self {
+            Image::Guest | Image::FirstLevel => {}
+            Image::GuestWithLspci => add_lspci(lab, &mut archive)?,
+            Image::GuestWithModules | Image::DiskRoot => add_modules(lab, kernel, &mut archive)?,
+        }
+        write_if_changed(path, &archive.finish()?)
+    }
 }
 
 /// Busybox with a link per applet, the modules of `kernel`, and `init`.
-fn userland(lab: &Lab, applets: &[String], init: &str, kernel: &str) -> Result<Cpio> {
-    let mut archive = Cpio::new();
+fn userland(lab: &Lab, init: &str, kernel: &str) -> Result<Cpio> {
+    let mut archive = Cpio::default();
     for folder in ["bin", "dev", "etc", "modules", "proc", "root", "run", "sys", "tmp"] {
-        archive.directory(folder);
+        archive.directory(folder)?;
     }
     // The kernel opens it for init before anything is mounted.
-    archive.character_device("dev/console", 5, 1);
-    let busybox = lab.tool("bin/busybox");
-    archive.file("bin/busybox", 0o755, &fs::read(&busybox).context(busybox.display())?);
-    for applet in applets {
-        archive.symlink(&format!("bin/{applet}"), "busybox");
+    archive.character_device("dev/console", 5, 1)?;
+    let busybox = lab.tool("bin/busybox")?;
+    archive.file("bin/busybox", 0o755, &fs::read(&busybox).context(busybox.display())?)?;
+    for applet in applets(&busybox)? {
+        archive.symlink(&format!("bin/{applet}"), "busybox")?;
     }
     for (name, image) in lab.modules(kernel)? {
-        archive.file(&format!("modules/{name}"), 0o644, &image);
+        archive.file(&format!("modules/{name}"), 0o644, &image)?;
     }
-    archive.file("init", 0o755, init.as_bytes());
+    archive.file("init", 0o755, init.as_bytes())?;
     Ok(archive)
 }
 
-fn applets(lab: &Lab) -> Result<Vec<String>> {
-    let list = output(Command::new(lab.tool("bin/busybox")).arg("--list"))?;
+fn applets(busybox: &Path) -> Result<Vec<String>> {
+    let list = output(Command::new(busybox).arg("--list"))?;
     Ok(list.lines().filter(|name| !matches!(*name, "busybox" | "init" | "linuxrc")).map(str::to_owned).collect())
 }
 
-/// The modules that tests load: `/extra/<module>` holds it and what it needs, in load order. The folder of one that is built in is
-/// empty.
+/// The modules that tests load. `/extra/<module>` holds one and those it depends on, in load order; it is empty for a
+/// built-in one.
 fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio) -> Result<()> {
-    archive.directory("extra");
+    archive.directory("extra")?;
     for (module, files) in lab.extra_modules(kernel)? {
-        archive.directory(&format!("extra/{module}"));
+        archive.directory(&format!("extra/{module}"))?;
         for (name, image) in files {
-            archive.file(&format!("extra/{module}/{name}"), 0o644, &image);
+            archive.file(&format!("extra/{module}/{name}"), 0o644, &image)?;
         }
     }
     Ok(())
@@ -94,26 +116,28 @@ fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio) -> Result<()> {
 
 fn add_lspci(lab: &Lab, archive: &mut Cpio) -> Result<()> {
     for folder in ["lib", "lib64", "usr", "usr/bin", "usr/share", "usr/share/misc"] {
-        archive.directory(folder);
+        archive.directory(folder)?;
     }
     let mut add = |target: &str, path: &Path| -> Result<()> {
-        archive.file(target, 0o755, &fs::read(path).context(path.display())?);
-        Ok(())
+        archive.file(target, 0o755, &fs::read(path).context(path.display())?)
     };
-    add("usr/bin/lspci", &lab.tool("usr/bin/lspci"))?;
+    add("usr/bin/lspci", &lab.tool("usr/bin/lspci")?)?;
     add("lib64/ld-linux-x86-64.so.2", &find_library(lab, "ld-linux-x86-64.so.2")?)?;
     for library in LIBRARIES {
         add(&format!("lib/{library}"), &find_library(lab, library)?)?;
     }
-    let names = fs::read_to_string(lab.tool("usr/share/misc/pci.ids")).context("reading pci.ids")?;
-    archive.file("usr/share/misc/pci.ids", 0o644, reduce_pci_ids(&names).as_bytes());
-    Ok(())
+    let names = fs::read_to_string(lab.tool("usr/share/misc/pci.ids")?).context("reading pci.ids")?;
+    archive.file("usr/share/misc/pci.ids", 0o644, reduce_pci_ids(&names).as_bytes())
 }
 
-fn find_library(lab: &Lab, name: &str) -> Result<std::path::PathBuf> {
-    let folders = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
-    let mut candidates = folders.iter().map(|folder| lab.tool(folder).join(name));
-    candidates.find(|path| path.exists()).ok_or_else(|| Error::new(format!("the guest's packages lack {name}")))
+fn find_library(lab: &Lab, name: &str) -> Result<PathBuf> {
+    for folder in ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"] {
+        let path = lab.tool(folder)?.join(name);
+        if path.exists() {
+            return Ok(path);
+        }
+    }
+    Err(Error::new(format!("the guest's packages lack {name}; delete target/lab/tools to fetch them again")))
 }
 
 /// The vendors that a guest can meet, and all device classes: the whole list would be unpacked at every boot.

@@ -1,4 +1,4 @@
-//! What is inside a kernel package: the ELF image within a bzImage, and modules in the order in which they load.
+//! The contents of a kernel package: the ELF image in a bzImage, and modules in the order in which they load.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,8 +14,8 @@ const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
 
 /// The ELF kernel that a bzImage carries compressed.
-pub fn vmlinux_of(bzimage: &[u8]) -> Result<Vec<u8>> {
-    let not_bzimage = || Error::new("the kernel package's image is no bzImage");
+pub(crate) fn vmlinux_of(bzimage: &[u8]) -> Result<Vec<u8>> {
+    let not_bzimage = || Error::new("the kernel package's image is not a bzImage");
     if bzimage.get(HEADER_MAGIC..HEADER_MAGIC + 4) != Some(b"HdrS") {
         return Err(not_bzimage());
     }
@@ -23,18 +23,19 @@ pub fn vmlinux_of(bzimage: &[u8]) -> Result<Vec<u8>> {
         let bytes = bzimage.get(at..at + 4).and_then(|b| b.try_into().ok()).ok_or_else(not_bzimage)?;
         Ok(u32::from_le_bytes(bytes) as usize)
     };
-    // 0 setup sectors means 4, for the sake of very old boot loaders.
+    // 0 setup sectors means 4, for compatibility with very old boot loaders.
     let sectors = bzimage.get(SETUP_SECTS).map_or(4, |&n| if n == 0 { 4 } else { usize::from(n) });
     let start = (sectors + 1) * 512 + word(PAYLOAD_OFFSET)?;
     let payload = bzimage.get(start..start + word(PAYLOAD_LENGTH)?).ok_or_else(not_bzimage)?;
     let elf = decompress(payload)?;
     if !elf.starts_with(b"\x7fELF") {
-        return Err(Error::new("the payload of the kernel package's bzImage is no ELF file"));
+        return Err(Error::new("the payload of the kernel package's bzImage is not an ELF file"));
     }
     Ok(elf)
 }
 
-/// Decompresses a kernel payload. The build appends the uncompressed size as 4 bytes, which no format knows of.
+/// Decompresses a kernel payload. The kernel's build appends the uncompressed size in 4 bytes, which belong to no
+/// format.
 fn decompress(payload: &[u8]) -> Result<Vec<u8>> {
     let body = &payload[..payload.len().saturating_sub(4)];
     match payload {
@@ -47,7 +48,7 @@ fn decompress(payload: &[u8]) -> Result<Vec<u8>> {
             Ok(out)
         }
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => xz(body),
-        _ => Err(Error::new("the kernel's payload is compressed in a way that is none of LZ4, zstd and xz")),
+        _ => Err(Error::new("the kernel's payload is compressed by none of LZ4, zstd and xz")),
     }
 }
 
@@ -72,22 +73,22 @@ fn xz(mut bytes: &[u8]) -> Result<Vec<u8>> {
 
 /// A module, uncompressed and ready for `insmod`.
 #[derive(Debug)]
-pub struct Module {
-    /// Its name as the kernel spells it, with underscores.
+pub(crate) struct Module {
+    /// Its name with underscores, as the kernel spells it.
     pub name: String,
     /// The ELF file.
     pub image: Vec<u8>,
 }
 
 /// The modules below one `lib/modules/<version>` folder.
-pub struct ModuleTree {
+pub(crate) struct ModuleTree {
     files: BTreeMap<String, PathBuf>,
     builtin: BTreeSet<String>,
 }
 
 impl ModuleTree {
     /// Finds the modules below `root`.
-    pub fn open(root: &Path) -> Result<ModuleTree> {
+    pub(crate) fn open(root: &Path) -> Result<ModuleTree> {
         let mut files = BTreeMap::new();
         collect(&root.join("kernel"), &mut files).context(format!("reading {}", root.display()))?;
         let list = fs::read_to_string(root.join("modules.builtin")).context("reading modules.builtin")?;
@@ -95,8 +96,8 @@ impl ModuleTree {
         Ok(ModuleTree { files, builtin })
     }
 
-    /// `wanted` and all that they depend on, each after what it depends on. What is built in is left out.
-    pub fn load_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
+    /// `wanted` and their dependencies, each after its dependencies. Built-in modules are left out.
+    pub(crate) fn load_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut order = Vec::new();
         for name in wanted {
             self.visit(&canonical(name), &mut order)?;

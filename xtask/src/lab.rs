@@ -1,12 +1,17 @@
-//! What the lab is made of, fetched once and kept under `target/lab`: kernels, their modules, and a small userland.
+//! The lab: kernels, their modules and a small userland, kept under `target/lab`.
+//!
+//! Each part is fetched or built when something first asks for its path, so that a command costs no more than what it
+//! uses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use parking_lot::Mutex;
+
 use crate::apt::{self, Apt};
 use crate::error::{Context, Error, Result};
-use crate::images;
+use crate::images::Image;
 use crate::kernel::{Module, ModuleTree, vmlinux_of};
 use crate::progress::Step;
 
@@ -22,21 +27,21 @@ struct Kernel {
     modules: &'static [&'static str],
     /// The modules that tests may load, without what they depend on.
     extra: &'static [&'static str],
-    /// The modules of networks of containers that are measured, without what they depend on.
+    /// The modules of container networks that `cargo xtask bench` measures, without what they depend on.
     containers: &'static [&'static str],
 }
 
-/// What guests load when a test wants it: every guest would boot the longer for it.
+/// Modules that guests load only for a test that needs them: loading them always would slow every boot.
 const GUEST_EXTRA: &[&str] = &["virtio_blk", "virtio_console", "virtio_rng", "button", "evdev"];
 
-/// What a first-level machine loads.
+/// The modules that a first-level machine loads.
 const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_net", "vhost_vdpa", "vduse"];
 
-/// What networks of containers are made of where there are no VFs.
+/// The modules of container networks without VFs.
 const CONTAINERS: &[&str] = &["veth", "bridge", "vxlan", "nft_chain_nat", "nft_masq"];
 
-/// The kernels that guests run, and the one that runs the guests in the nested lab: only Debian's generic kernels have
-/// 9p, by which the first-level machine sees the checkout.
+/// The kernels of guests, and that of the first-level machine. The latter is Debian's generic kernel, because only that
+/// has 9p, which shows the checkout to the machine.
 const KERNELS: [Kernel; 3] = [
     Kernel {
         name: "6.1",
@@ -55,7 +60,7 @@ const KERNELS: [Kernel; 3] = [
         containers: CONTAINERS,
     },
     Kernel {
-        name: "first-level",
+        name: FIRST_LEVEL_KERNEL,
         meta: "linux-image-amd64",
         series: "6.12.",
         modules: FIRST_LEVEL,
@@ -64,7 +69,7 @@ const KERNELS: [Kernel; 3] = [
     },
 ];
 
-/// The guest's userland: busybox, and the real `lspci` with what it is linked against.
+/// The packages of a guest's userland: busybox, and the real `lspci` with its libraries.
 const TOOLS: [&str; 11] = [
     "busybox-static",
     "pciutils",
@@ -79,75 +84,117 @@ const TOOLS: [&str; 11] = [
     "libssl3",
 ];
 
-/// Programs of others that serve NICs of guests, or make what serves them. The first-level machine has them in `PATH`.
+/// Packages of other projects' programs that are backends of guests' NICs, or set them up. They are in `PATH` in the
+/// first-level machine.
 const PEERS: [&str; 5] = ["passt", "dpdk-dev", "ibverbs-providers", "iproute2", "zlib1g"];
 
-/// The folder `target/lab`, complete.
-pub struct Lab {
+/// The kernel of the first-level machine.
+pub(crate) const FIRST_LEVEL_KERNEL: &str = "first-level";
+/// The kernels of guests, by the version in their names.
+pub(crate) const GUEST_KERNELS: [&str; 2] = ["6.1", "6.12"];
+
+/// The folder `target/lab`.
+pub(crate) struct Lab {
     folder: PathBuf,
+    /// Opened for the first package that is missing. The lock is held while one is fetched.
+    apt: Mutex<Option<Apt>>,
+    /// The images that this process has found or brought up to date.
+    images: Mutex<BTreeSet<String>>,
 }
 
 /// Modules in load order: file names and ELF images.
-pub type Modules = BTreeMap<String, Vec<u8>>;
+pub(crate) type Modules = BTreeMap<String, Vec<u8>>;
 
 impl Lab {
-    /// Fetches and builds what is missing. When nothing is, no network is needed and this takes a moment.
-    pub fn prepare(workspace: &Path) -> Result<Lab> {
-        let lab = Lab { folder: workspace.join("target/lab") };
-        fs::create_dir_all(&lab.folder).context(format!("making {}", lab.folder.display()))?;
-        let mut apt = None;
-        for kernel in &KERNELS {
-            lab.fetch_kernel(kernel, &mut apt)?;
+    /// Makes the folder. Nothing is fetched yet.
+    pub(crate) fn open(workspace: &Path) -> Result<Lab> {
+        let folder = workspace.join("target/lab");
+        fs::create_dir_all(folder.join("images")).context(format!("making {}", folder.display()))?;
+        Ok(Lab { folder, apt: Mutex::default(), images: Mutex::default() })
+    }
+
+    /// Fetches and builds all that guests, tests and a shell in the lab can use. If all is there, this needs no network
+    /// and takes a moment.
+    pub(crate) fn prepare_everything(&self) -> Result<()> {
+        for kernel in GUEST_KERNELS {
+            self.kernel(kernel, "vmlinux")?;
+            for image in Image::OF_GUESTS {
+                self.image(image, kernel)?;
+            }
         }
-        lab.fetch_tools(&mut apt)?;
-        lab.fetch_peers(&mut apt)?;
-        images::build(&lab)?;
-        Ok(lab)
+        self.image(Image::FirstLevel, FIRST_LEVEL_KERNEL)?;
+        self.peers().map(drop)
     }
 
     /// `target/lab` itself.
-    pub fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A file of one of the kernels: `kernel("6.1", "vmlinux")`.
-    pub fn kernel(&self, name: &str, file: &str) -> PathBuf {
+    /// A file of a kernel: `kernel("6.1", "vmlinux")`. Fetches the kernel if it is missing.
+    pub(crate) fn kernel(&self, name: &str, file: &str) -> Result<PathBuf> {
+        if let Some(kernel) = KERNELS.iter().find(|kernel| kernel.name == name) {
+            self.fetch_kernel(kernel)?;
+        }
+        Ok(self.kernel_path(name, file))
+    }
+
+    /// Where [`Lab::kernel`] keeps a file, which may be missing.
+    pub(crate) fn kernel_path(&self, name: &str, file: &str) -> PathBuf {
         self.folder.join("kernels").join(name).join(file)
     }
 
-    /// A file of the unpacked guest tools.
-    pub fn tool(&self, path: &str) -> PathBuf {
+    /// A file of the guest tools. Fetches them if they are missing.
+    pub(crate) fn tool(&self, path: &str) -> Result<PathBuf> {
+        self.fetch_tools()?;
+        Ok(self.tool_path(path))
+    }
+
+    /// Where [`Lab::tool`] keeps a file, which may be missing.
+    pub(crate) fn tool_path(&self, path: &str) -> PathBuf {
         self.folder.join("tools").join(path)
     }
 
-    /// The root of the programs of others.
-    pub fn peers(&self) -> PathBuf {
+    /// The root of the programs of other projects. Fetches them if they are missing.
+    pub(crate) fn peers(&self) -> Result<PathBuf> {
+        self.fetch_peers()?;
+        Ok(self.peers_path())
+    }
+
+    fn peers_path(&self) -> PathBuf {
         self.folder.join("peers")
     }
 
-    /// An initramfs.
-    pub fn image(&self, name: &str) -> PathBuf {
-        self.folder.join("images").join(name)
+    /// An initramfs. Writes it if it is missing or out of date.
+    pub(crate) fn image(&self, image: Image, kernel: &str) -> Result<PathBuf> {
+        let name = image.file_name(kernel);
+        let path = self.folder.join("images").join(&name);
+        let mut ready = self.images.lock();
+        if !ready.contains(&name) {
+            image.write(self, kernel, &path)?;
+            ready.insert(name);
+        }
+        Ok(path)
     }
 
-    /// The modules that guests of a kernel load at boot.
-    pub fn modules(&self, kernel: &str) -> Result<Modules> {
+    /// The modules that machines with this kernel load at boot.
+    pub(crate) fn modules(&self, kernel: &str) -> Result<Modules> {
         self.modules_in(kernel, "modules")
     }
 
-    /// The modules that tests may load, each with all that it needs beyond what guests load at boot.
-    pub fn extra_modules(&self, kernel: &str) -> Result<Vec<(&'static str, Modules)>> {
+    /// The modules that tests may load, each with those it depends on that are not loaded at boot.
+    pub(crate) fn extra_modules(&self, kernel: &str) -> Result<Vec<(&'static str, Modules)>> {
         let wanted = KERNELS.iter().filter(|known| known.name == kernel).flat_map(|known| known.extra);
         wanted.map(|&module| Ok((module, self.modules_in(kernel, &format!("extra/{module}"))?))).collect()
     }
 
-    /// The modules of networks of containers, with all that they need beyond what is loaded at boot.
-    pub fn container_modules(&self, kernel: &str) -> Result<Modules> {
+    /// The modules of container networks, with those they depend on that are not loaded at boot.
+    pub(crate) fn container_modules(&self, kernel: &str) -> Result<Modules> {
         self.modules_in(kernel, "containers")
     }
 
     fn modules_in(&self, kernel: &str, folder: &str) -> Result<Modules> {
-        let folder = self.kernel(kernel, folder);
+        let folder = self.kernel(kernel, folder)?;
         let mut modules = BTreeMap::new();
         for entry in fs::read_dir(&folder).context(folder.display())?.flatten() {
             let image = fs::read(entry.path()).context(entry.path().display())?;
@@ -157,30 +204,31 @@ impl Lab {
     }
 
     /// The packages that the lab was made of, a line each.
-    pub fn versions(&self) -> String {
+    pub(crate) fn versions(&self) -> String {
         let records = KERNELS
             .iter()
-            .map(|kernel| self.kernel(kernel.name, "package"))
-            .chain([self.tool("package"), self.peers().join("package")]);
+            .map(|kernel| self.kernel_path(kernel.name, "package"))
+            .chain([self.tool_path("package"), self.peers_path().join("package")]);
         records.filter_map(|path| fs::read_to_string(path).ok()).collect()
     }
 
-    fn fetch_kernel(&self, kernel: &Kernel, apt: &mut Option<Apt>) -> Result<()> {
+    fn fetch_kernel(&self, kernel: &Kernel) -> Result<()> {
+        let mut apt = self.apt.lock();
         let wanted = [kernel.modules, kernel.extra, kernel.containers].concat().join(" ");
-        let record = self.kernel(kernel.name, "package");
-        let modules_record = self.kernel(kernel.name, "wanted-modules");
+        let record = self.kernel_path(kernel.name, "package");
+        let modules_record = self.kernel_path(kernel.name, "wanted-modules");
         if record.exists() && fs::read_to_string(&modules_record).is_ok_and(|have| have == wanted) {
             return Ok(());
         }
-        let apt = self.apt(apt)?;
+        let apt = self.apt(&mut apt)?;
         let (package, version) = apt.resolve(kernel.meta, kernel.series)?;
         let unpacked = self.folder.join("unpacked");
         let _ = fs::remove_dir_all(&unpacked);
         let names = apt.unpack(&package, &[&format!("{package}={version}")], &unpacked)?;
 
-        let step = Step::begin("unpack", format!("kernel {} and its modules", kernel.name));
+        let step = Step::begin("unpack", format!("the kernel {} and its modules", kernel.name));
         // The old folder may be in use until the new one is whole.
-        let folder = self.kernel(&format!("{}.new", kernel.name), "");
+        let folder = self.kernel_path(&format!("{}.new", kernel.name), "");
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).context(format!("making {}", folder.display()))?;
         let bzimage = read_one(&unpacked.join("boot"), "vmlinuz-")?;
@@ -200,7 +248,7 @@ impl Lab {
         write_missing(&folder.join("containers"), kernel.containers)?;
         fs::write(folder.join("wanted-modules"), wanted).context("recording the kernel's modules")?;
         fs::write(folder.join("package"), names).context("recording the kernel's version")?;
-        let place = self.kernel(kernel.name, "");
+        let place = self.kernel_path(kernel.name, "");
         let _ = fs::remove_dir_all(&place);
         fs::rename(&folder, &place).context(format!("making {}", place.display()))?;
         let _ = fs::remove_dir_all(&unpacked);
@@ -208,10 +256,17 @@ impl Lab {
         Ok(())
     }
 
-    /// Makes a kernel for first-level machines of an unpacked package, with `driver` besides the modules that they have anyway.
-    pub fn unpack_kernel(&self, name: &str, unpacked: &Path, package: &str, driver: Option<&Path>) -> Result<()> {
-        let _ = fs::remove_dir_all(self.kernel(name, ""));
-        let modules = self.kernel(name, "modules");
+    /// Turns an unpacked package into a kernel of first-level machines, with the module `driver` added to those they
+    /// load.
+    pub(crate) fn unpack_kernel(
+        &self,
+        name: &str,
+        unpacked: &Path,
+        package: &str,
+        driver: Option<&Path>,
+    ) -> Result<()> {
+        let _ = fs::remove_dir_all(self.kernel_path(name, ""));
+        let modules = self.kernel_path(name, "modules");
         let tree = ModuleTree::open(&modules_folder(unpacked)?)?;
         write_modules(&modules, tree.load_order(FIRST_LEVEL)?.iter())?;
         if let Some(driver) = driver {
@@ -220,36 +275,39 @@ impl Lab {
             fs::copy(driver, modules.join(format!("99-{file}"))).context(driver.display())?;
         }
         let bzimage = read_one(&unpacked.join("boot"), "vmlinuz-")?;
-        fs::write(self.kernel(name, "bzImage"), bzimage).context("writing bzImage")?;
-        fs::write(self.kernel(name, "package"), package).context("recording the kernel's version")
+        fs::write(self.kernel_path(name, "bzImage"), bzimage).context("writing bzImage")?;
+        fs::write(self.kernel_path(name, "package"), package).context("recording the kernel's version")
     }
 
-    fn fetch_tools(&self, apt: &mut Option<Apt>) -> Result<()> {
-        let record = self.tool("package");
+    fn fetch_tools(&self) -> Result<()> {
+        let mut apt = self.apt.lock();
+        let record = self.tool_path("package");
         if record.exists() {
             return Ok(());
         }
-        let _ = fs::remove_dir_all(self.tool(""));
+        let _ = fs::remove_dir_all(self.tool_path(""));
         let packages = TOOLS.map(|name| format!("{name}/{}", apt::RELEASE_6_1));
         let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
-        let names = self.apt(apt)?.unpack("busybox, lspci and its libraries", &packages, &self.tool(""))?;
+        let names =
+            self.apt(&mut apt)?.unpack("busybox, and lspci with its libraries", &packages, &self.tool_path(""))?;
         fs::write(record, names).context("recording the versions of the tools")
     }
 
-    fn fetch_peers(&self, apt: &mut Option<Apt>) -> Result<()> {
-        let (record, wanted) = (self.peers().join("wanted"), PEERS.join(" "));
+    fn fetch_peers(&self) -> Result<()> {
+        let mut apt = self.apt.lock();
+        let (record, wanted) = (self.peers_path().join("wanted"), PEERS.join(" "));
         if fs::read_to_string(&record).is_ok_and(|have| have == wanted) {
             return Ok(());
         }
-        let _ = fs::remove_dir_all(self.peers());
-        let apt = self.apt(apt)?;
+        let _ = fs::remove_dir_all(self.peers_path());
+        let apt = self.apt(&mut apt)?;
         let packages = apt.with_libraries(&PEERS, apt::RELEASE_6_12)?;
         let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
-        apt.unpack(&format!("{} and their libraries", PEERS.join(", ")), &packages, &self.peers())?;
+        apt.unpack(&format!("{} and their libraries", PEERS.join(", ")), &packages, &self.peers_path())?;
         let versions =
             packages.iter().filter(|package| PEERS.iter().any(|peer| package.starts_with(&format!("{peer}="))));
         let versions: String = versions.map(|package| format!("{package}\n")).collect();
-        fs::write(self.peers().join("package"), versions).context("recording the versions of the peers")?;
+        fs::write(self.peers_path().join("package"), versions).context("recording the versions of the peers")?;
         fs::write(record, wanted).context("recording the peers")
     }
 

@@ -1,7 +1,7 @@
-//! The developer's and the newcomer's front door: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask lab`.
+//! The developer's commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask fuzz`, `cargo xtask lab` and others.
 //!
-//! It fetches kernels and tools as packages, builds what runs in the lab, and runs it on this machine's own KVM or, where
-//! that cannot run a stock kernel, in a first-level machine under emulation. It knows nothing of the VMM's inside.
+//! They fetch kernels and tools as packages, build programs, and run them on this machine's own KVM or, if it cannot
+//! run a stock kernel, in an emulated machine. This crate does not depend on the VMM's.
 
 mod apt;
 mod bench;
@@ -13,6 +13,7 @@ mod coverage;
 mod cpio;
 mod debian;
 mod demo;
+mod deny;
 mod dist;
 mod emulator;
 mod error;
@@ -21,9 +22,11 @@ mod hotplug;
 mod images;
 mod kernel;
 mod lab;
+mod long_lines;
 mod nested;
 mod place;
 mod progress;
+mod python;
 mod sources;
 mod splice;
 mod stress;
@@ -44,11 +47,14 @@ use suite::{Suite, Tally};
 
 /// How long a command of `cargo xtask lab run` may take.
 const RUN_LIMIT: Duration = Duration::from_secs(3600);
-/// How many random questions the contract tests ask, beyond those that follow from the API's description.
+/// How many random requests the contract tests send, beyond those that follow from the API's description.
 const QUESTIONS: usize = 320;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Sets up the lab, and demonstrates, tests and measures cloud-hypervisor in it")]
+#[command(
+    name = "cargo xtask",
+    about = "Demonstrates, tests and measures cloud-hypervisor. Fetches and builds what that needs"
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Task,
@@ -56,58 +62,58 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Boots a guest whose NIC has 8 VFs, and shows what a person would want to see
+    /// Boots a guest with an SR-IOV NIC, enables its 8 VFs and pings the host through each
     Demo {
-        /// Where guests run; a probe decides when this is not given
+        /// Where guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
         lab: Option<Place>,
     },
-    /// Checks format and lints, and runs the unit, property, fuzz, contract and integration tests
+    /// Runs all checks and tests: lint, unit, fuzz, contract, integration
     Test {
         /// Runs only this part
         #[arg(value_enum)]
         part: Option<Part>,
-        /// Runs only integration tests with this in their name
+        /// Runs only the integration tests whose name (file::test) contains this
         filter: Option<String>,
-        /// Where guests run; a probe decides when this is not given
+        /// Where guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
         lab: Option<Place>,
-        /// Rewrites the checked-in expectations from what the guests show
+        /// Rewrites the expected output under tests/integration/expected from what the guests print
         #[arg(long)]
         bless: bool,
-        /// Shows all that the integration tests print, while they run
+        /// Shows the output of the integration tests while they run
         #[arg(long, short)]
         verbose: bool,
     },
-    /// Measures throughput and latency of a container with a VF, in virtual time, and prints a table
+    /// Measures throughput and latency of a container's VF in virtual time, and prints a table
     Bench {
-        /// What carries the frames; each in turn if it is not given
+        /// The VF's backend [default: each in turn]
         #[arg(value_enum)]
         backend: Option<bench::Backend>,
-        /// How many seconds of virtual time a test takes: each takes minutes of the machine's own
+        /// Seconds of virtual time per test; each second takes minutes of real time
         #[arg(long, default_value_t = 0.3)]
         seconds: f64,
-        /// How often each test is done
+        /// How often each test is run
         #[arg(long, default_value_t = 3)]
         runs: usize,
-        /// Measures QEMU instead, as a yardstick: fetches it first
+        /// Measures QEMU instead, for comparison, and fetches it first
         #[arg(long)]
         qemu: bool,
     },
     /// Fills target/dist with static binaries, shell completions, man pages and unit files
     Dist,
-    /// Lets the fuzz targets look for what must not be, and says how to reproduce what they find
+    /// Runs the fuzz targets, and says how to reproduce what they find
     Fuzz {
-        /// Runs only this target; each in turn if it is not given
+        /// The target [default: each in turn]
         target: Option<String>,
-        /// How many seconds each target looks
+        /// Seconds per target
         #[arg(long, default_value_t = 60)]
         time: u64,
-        /// Looks for nothing, and shows how many lines of each file the inputs reach that are there
+        /// Rewrites docs/coverage.md with the lines that the existing corpora reach, instead of fuzzing
         #[arg(long, conflicts_with_all = ["target", "time"])]
         coverage: bool,
     },
-    /// Sets up the lab, and what else can be done with it
+    /// Sets up the lab, opens a shell in it, and runs long tests and measurements there
     Lab {
         #[command(subcommand)]
         what: LabTask,
@@ -116,67 +122,67 @@ enum Task {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// Format and lints
+    /// Format, lints, length of lines, and the rules for dependencies in deny.toml
     Lint,
     /// Unit and property tests
     Unit,
     /// Each fuzz target, for a few seconds
     Fuzz,
-    /// The API against its description
+    /// The REST API against api/openapi.yaml
     Contract,
-    /// Guests under the real binary
+    /// Linux guests under the real binary
     Integration,
 }
 
 #[derive(Subcommand)]
 enum LabTask {
-    /// Fetches and builds all that the lab needs, and shows its versions
+    /// Fetches everything that the lab can use, and prints the versions
     Prepare,
-    /// A shell in a first-level machine, which sees the checkout
+    /// Opens a shell in a first-level machine, which has the checkout mounted
     Shell,
-    /// Runs one shell command as root in a first-level machine, and ends with its exit status
+    /// Runs a shell command as root in a first-level machine; fails if that fails
     Run {
         /// The command
         command: String,
     },
-    /// Checks VFs over vDPA devices that pin memory: NICs of a first-level machine, by the driver vp_vdpa
+    /// Tests VFs over vDPA devices that pin memory, which the driver vp_vdpa makes of emulated NICs
     VpVdpa {
-        /// How many NICs
+        /// Number of NICs
         #[arg(long, default_value_t = 2)]
         nics: usize,
         /// Runs this shell command there instead
         command: Option<String>,
     },
-    /// Measures starts, VFs and the VMM's resident memory in virtual time
+    /// Measures boots, VFs and the VMM's resident memory in virtual time
     BootTime {
-        /// How often each is measured
+        /// How often each figure is measured
         #[arg(long, default_value_t = 3)]
         runs: usize,
         /// Measures only this many VFs: 7, 64 or 255
         #[arg(long)]
         vfs: Option<usize>,
     },
-    /// Lets VFs come and go under traffic, and shows that nothing of the host's piles up
+    /// Enables and disables VFs under traffic, and checks that the host leaks nothing
     Stress {
-        /// How many VFs
+        /// Number of VFs
         #[arg(long, default_value_t = 8)]
         vfs: u16,
-        /// How often
+        /// Number of cycles
         #[arg(long, default_value_t = 100)]
         cycles: u32,
     },
-    /// Lets a PF with 8 VFs come to a guest and go, while the VFs of another one carry traffic
+    /// Plugs a PF with 8 VFs into a guest and unplugs it, while another PF's VFs carry traffic
     Hotplug {
-        /// The guest's kernel: 6.1 or 6.12
+        /// The guest's kernel
         #[arg(long, default_value = "6.12", value_parser = ["6.1", "6.12"])]
         kernel: String,
-        /// How often
+        /// Number of rounds
         #[arg(long, default_value_t = 50)]
         rounds: u32,
     },
-    /// Boots a whole Debian from a disk up to its login
+    /// Boots a whole Debian from a disk to its login prompt
     Debian {
-        /// The lab's kernel: 6.1 or 6.12
+        /// The guest's kernel
         #[arg(long, default_value = "6.12", value_parser = ["6.1", "6.12"])]
         kernel: String,
     },
@@ -192,10 +198,10 @@ fn main() -> ExitCode {
         }
         Task::Bench { backend, seconds, runs, qemu } => {
             let options = bench::Options { backend, seconds, runs, qemu };
-            Lab::prepare(&workspace).and_then(|lab| bench::run(&lab, &workspace, &options)).map(|()| true)
+            Lab::open(&workspace).and_then(|lab| bench::run(&lab, &workspace, &options)).map(|()| true)
         }
         Task::Dist => dist::run(&workspace).map(|()| true),
-        Task::Fuzz { coverage: true, .. } => coverage::print(&workspace).map(|()| true),
+        Task::Fuzz { coverage: true, .. } => coverage::write(&workspace).map(|()| true),
         Task::Fuzz { target, time, .. } => fuzz::run(&workspace, target.as_deref(), Duration::from_secs(time)),
         Task::Lab { what } => lab_task(&workspace, &what),
     };
@@ -216,7 +222,7 @@ struct IntegrationOptions {
     verbose: bool,
 }
 
-/// Runs the parts asked for. The last line is the sum of all.
+/// Runs the parts asked for. The last line of the output counts all tests.
 fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> Result<bool> {
     let started = Instant::now();
     let wanted = |this: Part| part.is_none_or(|only| only == this);
@@ -241,7 +247,7 @@ fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> R
     Ok(tally.failed == 0)
 }
 
-/// A part that could not run is a failed test, and does not keep the others from running.
+/// A part that could not run counts as a failed test. The others run all the same.
 fn counted(part: &str, outcome: Result<Tally>) -> Tally {
     outcome.unwrap_or_else(|error| {
         note("FAILED", format!("{part}: {error}"));
@@ -250,13 +256,18 @@ fn counted(part: &str, outcome: Result<Tally>) -> Tally {
 }
 
 fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> {
-    let lab = Lab::prepare(workspace)?;
-    let binaries = build::static_binaries(workspace, true)?;
-    let place = Place::decide(options.lab, &lab, &binaries.vmm)?;
+    let lab = Lab::open(workspace)?;
+    lab.prepare_everything()?;
+    let vmm = build::vmm(workspace)?;
+    let fixtures = build::fixtures(workspace)?;
+    let tests = build::tests(workspace)?;
+    let place = Place::decide(options.lab, &lab, &vmm)?;
     let suite = Suite {
         lab: &lab,
         workspace,
-        binaries: &binaries,
+        vmm: &vmm,
+        fixtures: &fixtures,
+        tests: &tests,
         place,
         filter: &options.filter,
         bless: options.bless,
@@ -266,14 +277,19 @@ fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> 
 }
 
 fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
-    let lab = Lab::prepare(workspace)?;
+    let lab = Lab::open(workspace)?;
     match what {
-        LabTask::Prepare => print!("{}", lab.versions()),
+        LabTask::Prepare => {
+            lab.prepare_everything()?;
+            print!("{}", lab.versions());
+        }
         LabTask::Shell => {
+            lab.prepare_everything()?;
             apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
             nested::shell(&lab, workspace)?;
         }
         LabTask::Run { command } => {
+            lab.prepare_everything()?;
             let mut worker = Place::Nested.worker(&lab, workspace, 0)?;
             let status = worker.run(command, RUN_LIMIT, &mut |line| println!("{line}"));
             let status =
@@ -289,7 +305,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
     Ok(true)
 }
 
-/// The root of the checkout: this program is built in it.
+/// The root of the checkout, in which this program was built.
 fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_owned()

@@ -1,5 +1,5 @@
-//! The nested lab: a first-level Linux under QEMU's emulation, whose own KVM then runs the guests. It needs no
-//! virtualisation support from the machine, because QEMU emulates AMD's, nested paging included.
+//! The nested lab: a first-level Linux that QEMU emulates, whose own KVM runs the guests. The machine needs no
+//! virtualisation support: QEMU emulates AMD's, including nested paging.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,53 +14,55 @@ use parking_lot::Mutex;
 
 use crate::emulator;
 use crate::error::{Context, Error, Result};
-use crate::lab::Lab;
+use crate::images::Image;
+use crate::lab::{FIRST_LEVEL_KERNEL, Lab};
 
-/// How long the first-level machine may take to its init. It takes 3 to 6 s.
+/// How long the first-level machine may take to boot to its init. It takes 3 to 6 s.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// How often a machine with [`Clock::Real`] is woken. QEMU 7.2 now and then loses the interrupt of the first level's timer, and with
-/// it every timer that Linux has: the machine stands still until another interrupt comes, such as that of its serial port.
+/// How often a machine with [`Clock::Real`] is woken. QEMU 7.2 now and then loses the first level's timer interrupt,
+/// which stops all of Linux's timers: the machine hangs until another interrupt arrives, such as that of its serial
+/// port.
 const WAKE_INTERVAL: Duration = Duration::from_secs(5);
-/// What starts a line of the first-level machine's own, as opposed to a command's output.
+/// The first byte of a line from the first-level machine's init, as opposed to a command's output.
 const RECORD: u8 = 0x1e;
 
 /// How the first-level machine keeps time.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Clock {
+pub(crate) enum Clock {
     /// The machine's own.
     Real,
-    /// Virtual: one instruction of the emulated processor is one nanosecond, so that figures repeat on any machine.
+    /// Virtual: one instruction of the emulated processor takes one nanosecond, so that figures repeat on any machine.
     Instructions,
 }
 
-/// What a first-level machine is.
-pub struct Machine<'a> {
+/// The kind of a first-level machine.
+pub(crate) struct Machine<'a> {
     /// Its kernel in the lab.
     pub kernel: &'a str,
     /// How it keeps time.
     pub clock: Clock,
-    /// How many virtio NICs behind an IOMMU it has.
+    /// How many virtio NICs it has behind an IOMMU.
     pub nics: usize,
 }
 
 impl Machine<'_> {
     /// The machine that guests run in.
     const fn plain(clock: Clock) -> Machine<'static> {
-        Machine { kernel: "first-level", clock, nics: 0 }
+        Machine { kernel: FIRST_LEVEL_KERNEL, clock, nics: 0 }
     }
 }
 
-/// A first-level machine that waits for commands.
-pub struct FirstLevel {
+/// A first-level machine that is up and waits for commands.
+pub(crate) struct FirstLevel {
     qemu: Child,
     commands: Arc<Mutex<ChildStdin>>,
     output: Receiver<Vec<u8>>,
 }
 
-/// Why a command has no exit status.
+/// Why a command returned no exit status.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Lost {
-    /// It ran longer than it may.
+pub(crate) enum Lost {
+    /// It exceeded its time limit.
     TimedOut,
     /// The first-level machine ended while it ran.
     MachineEnded,
@@ -69,29 +71,29 @@ pub enum Lost {
 }
 
 impl Lost {
-    /// What happened to a command that might take `limit`, for the person at the terminal.
-    pub fn explain(&self, limit: Duration) -> String {
+    /// What happened to a command with the time limit `limit`, for the person at the terminal.
+    pub(crate) fn explain(&self, limit: Duration) -> String {
         match self {
             Lost::TimedOut => format!("it ran longer than {} s", limit.as_secs()),
-            Lost::MachineEnded => "the machine that it ran in ended".into(),
-            Lost::MachineBroken(how) => format!("the kernel of the machine that it ran in is broken: {how}"),
+            Lost::MachineEnded => "the machine it ran in ended".into(),
+            Lost::MachineBroken(how) => format!("the kernel of the machine it ran in is broken: {how}"),
         }
     }
 }
 
 impl FirstLevel {
-    /// Boots a machine that sees `workspace` at the same path. `number` tells apart those that run at the same time.
-    pub fn boot(lab: &Lab, workspace: &Path, number: usize, clock: Clock) -> Result<FirstLevel> {
+    /// Boots a machine that has `workspace` at the same path. `number` distinguishes concurrent machines.
+    pub(crate) fn boot(lab: &Lab, workspace: &Path, number: usize, clock: Clock) -> Result<FirstLevel> {
         FirstLevel::boot_as(lab, workspace, number, &Machine::plain(clock))
     }
 
-    /// As [`FirstLevel::boot`], with another machine.
-    pub fn boot_as(lab: &Lab, workspace: &Path, number: usize, machine: &Machine) -> Result<FirstLevel> {
+    /// As [`FirstLevel::boot`], for another kind of machine.
+    pub(crate) fn boot_as(lab: &Lab, workspace: &Path, number: usize, machine: &Machine) -> Result<FirstLevel> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
         if !workspace.display().to_string().chars().all(plain) {
             let path = workspace.display();
             return Err(Error::new(format!(
-                "{path}: the nested lab needs a checkout whose path has no space or sign in it"
+                "{path}: the nested lab needs a checkout whose path has only letters, digits and ._-+; move it"
             )));
         }
         let folder = lab.folder().join("log");
@@ -114,7 +116,7 @@ impl FirstLevel {
                     return;
                 }
             }
-            // What the machine's firmware printed after the last line, if anything, is of no use to anyone.
+            // Nobody needs what the firmware printed after the last line, if anything.
             let _ = reader.read_to_end(&mut line);
         });
         let commands = Arc::new(Mutex::new(commands));
@@ -133,8 +135,8 @@ impl FirstLevel {
         Ok(booted)
     }
 
-    /// Runs one shell command to its end and hands each line that it prints to `on_line`. Returns its exit status.
-    pub fn run(
+    /// Runs a shell command until it ends and passes each line that it prints to `on_line`. Returns its exit status.
+    pub(crate) fn run(
         &mut self,
         command: &str,
         limit: Duration,
@@ -149,7 +151,7 @@ impl FirstLevel {
     }
 
     fn await_record(&mut self, deadline: Instant, on_line: &mut dyn FnMut(&str)) -> std::result::Result<String, Lost> {
-        // A command's output is followed by a line end that is ours: an empty line is held back until more comes.
+        // The init adds a line end to a command's output, so an empty line is held back until another one follows.
         let mut held_back = false;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -175,7 +177,7 @@ impl FirstLevel {
 
 impl Drop for FirstLevel {
     fn drop(&mut self) {
-        // It holds nothing that is worth an orderly end: what it wrote to the checkout is on the machine already.
+        // Nothing is lost: what it wrote to the checkout is on this machine already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
@@ -188,7 +190,7 @@ fn send(commands: &Mutex<ChildStdin>, line: &str) -> io::Result<()> {
     commands.flush()
 }
 
-/// Wakes a first-level machine every [`WAKE_INTERVAL`] until it ends. Its init takes no notice of an empty line.
+/// Wakes a first-level machine every [`WAKE_INTERVAL`] until it ends. Its init ignores empty lines.
 fn keep_awake(commands: &Mutex<ChildStdin>) {
     while send(commands, "").is_ok() {
         thread::sleep(WAKE_INTERVAL);
@@ -196,30 +198,30 @@ fn keep_awake(commands: &Mutex<ChildStdin>) {
 }
 
 /// Runs a shell of the first-level machine in this terminal until it ends.
-pub fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
+pub(crate) fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
     let mut command = qemu(lab, workspace, &Machine::plain(Clock::Real), "lab.shell")?;
     let status = command.args(["-serial", "mon:stdio"]).status().context("starting qemu-system-x86_64")?;
     if status.success() { Ok(()) } else { Err(Error::new(format!("QEMU: {status}"))) }
 }
 
-/// The first level's CPU. QEMU's emulation does not let a hypervisor intercept XSETBV: KVM would never learn which registers
-/// its guest saves, and tell it too small a size for them. Without XSAVE there is nothing to learn.
-/// And with cmpxchg16b, QEMU 7.2 now and then leaves garbage in the flags register: 7 of 120 boots of Linux 6.12, whose slab
-/// allocator is built on it, crashed so, and none of 110 without it.
+/// The first level's CPU. QEMU does not let a hypervisor intercept XSETBV, so KVM would not know which registers its
+/// guest saves, and would report too small an area for them. Without XSAVE the problem does not arise. With cmpxchg16b,
+/// QEMU 7.2 sometimes leaves garbage in the flags register: 7 of 120 boots of Linux 6.12, whose slab allocator uses it,
+/// crashed; none of 110 did without it.
 const CPU: &str = "EPYC,check=off,+svm,-cx16,-xsave,-avx,-avx2,-fma,-f16c";
 
 fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Result<Command> {
     let share = workspace.display();
-    // On a busy machine the check of the timer at boot counts too few ticks, and Linux gives up.
+    // On a busy machine Linux counts too few ticks when it checks the timer at boot, and gives up.
     let mut append = format!("console=ttyS0 panic=-1 quiet no_timer_check ipv6.disable=1 lab.share={share} {extra}");
     let mut command = match machine.clock {
         Clock::Real => Command::new(emulator::PROGRAM),
         Clock::Instructions => emulator::command(lab)?,
     };
-    // Linux drives AMD's IOMMU with cmpxchg16b only.
+    // Linux's driver of AMD's IOMMU needs cmpxchg16b.
     let cpu = if machine.nics > 0 { CPU.replace(",-cx16", "") } else { CPU.to_owned() };
     command.args(["-machine", "q35", "-cpu", &cpu, "-m", "6144", "-display", "none", "-nodefaults"]);
-    // Two processors hung QEMU 7.2 in one of ten nested boots: the lab runs two machines of one each instead.
+    // With two processors QEMU 7.2 hung in one of ten nested boots. The lab runs two machines with one each instead.
     command.args(["-no-reboot", "-smp", "1"]);
     match machine.clock {
         Clock::Real => command.args(["-accel", "tcg,thread=multi"]),
@@ -235,13 +237,13 @@ fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Result<C
     }
     for nic in 0..machine.nics {
         command.arg("-netdev").arg(format!("user,id=nic{nic},net=10.{nic}.0.0/24,host=10.{nic}.0.1"));
-        // Every other one has a page for each doorbell, which the driver can pass on.
+        // Every other one has a page per doorbell, which the driver can pass on.
         let pages = if nic % 2 == 0 { "on" } else { "off" };
         let device = format!("virtio-net-pci,disable-legacy=on,iommu_platform=on,page-per-vq={pages},romfile=");
         command.arg("-device").arg(format!("{device},netdev=nic{nic}"));
     }
-    command.arg("-kernel").arg(lab.kernel(machine.kernel, "bzImage"));
-    command.arg("-initrd").arg(lab.image(&format!("{}.cpio", machine.kernel)));
+    command.arg("-kernel").arg(lab.kernel(machine.kernel, "bzImage")?);
+    command.arg("-initrd").arg(lab.image(Image::FirstLevel, machine.kernel)?);
     command.arg("-append").arg(append);
     Ok(command)
 }

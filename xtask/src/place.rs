@@ -1,8 +1,8 @@
-//! Where guests run: on the machine's own KVM when that can run a stock kernel, in the nested lab when it cannot.
+//! Where guests run: on this machine's own KVM if it can run a stock kernel, otherwise in the nested lab.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -10,64 +10,89 @@ use std::time::{Duration, Instant};
 
 use crate::apt;
 use crate::error::{Context, Error, Result};
+use crate::images::Image;
 use crate::lab::Lab;
 use crate::nested::{Clock, FirstLevel, Lost};
 use crate::progress::{Step, note};
 
-/// How long the machine's own KVM may take to bring a stock kernel to its init. Real hardware needs half a second.
+/// How long this machine's own KVM may take to boot a stock kernel to its init. Real hardware takes half a second.
 const PROBE_LIMIT: Duration = Duration::from_secs(8);
-/// What the init of every guest of the lab prints first.
+/// The kernel that is booted to find out. Every command that runs guests needs this one anyway.
+const PROBE_KERNEL: &str = "6.12";
+/// The first line that the init of every guest prints.
 const READY_MARK: &str = "@@ready";
 
 /// Where guests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Place {
-    /// This machine.
+pub(crate) enum Place {
+    /// On this machine's own KVM
     Host,
-    /// A first-level machine under emulation.
+    /// In a machine that QEMU emulates, whose KVM always works but is slower
     Nested,
 }
 
 impl Place {
-    /// The place asked for, or else the one that a probe finds, for what makes taps.
-    pub fn decide(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
+    /// The place asked for, or else the one that a probe chooses. For what makes taps, which needs root.
+    pub(crate) fn decide(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
         if asked.is_none() && !is_root() {
-            note("probe", "making taps on this machine needs root: guests run in the nested lab");
+            note("probe", "without root no taps can be made on this machine: guests run in the nested lab");
             return Ok(Place::Nested);
         }
         Place::decide_without_taps(asked, lab, vmm)
     }
 
-    /// As [`Place::decide`], for what needs no more than the use of `/dev/kvm`. The probe's answer holds until the machine restarts.
-    pub fn decide_without_taps(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
+    /// As [`Place::decide`], for what needs only `/dev/kvm`.
+    pub(crate) fn decide_without_taps(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
         if let Some(place) = asked {
             return Ok(place);
         }
-        let record = lab.folder().join("probe");
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        if let Ok(known) = fs::read_to_string(&record)
-            && let Some(answer) = known.strip_prefix(boot.as_str())
-        {
-            return Ok(if answer == "host" { Place::Host } else { Place::Nested });
+        if let Some(place) = Place::known(lab) {
+            note("probe", place.reason());
+            return Ok(place);
         }
-        let step = Step::begin("probe", "can this machine's own KVM run a stock kernel?");
-        let (place, answer) = match probe(lab, vmm) {
-            Ok(()) => (Place::Host, "this machine's own KVM runs a stock kernel: guests run on it".to_owned()),
-            Err(why) => (Place::Nested, format!("{why}: guests run in the nested lab")),
-        };
-        step.done_with(answer);
-        fs::write(&record, boot + if place == Place::Host { "host" } else { "nested" }).context(record.display())?;
+        let step = Step::begin("probe", "boots a stock kernel on this machine's own KVM");
+        let probed = probe(lab, vmm);
+        let place = if probed.is_ok() { Place::Host } else { Place::Nested };
+        step.done_with(match probed {
+            Ok(()) => place.reason().to_owned(),
+            Err(why) => format!("{why}; {}", place.reason()),
+        });
+        fs::write(record(lab), boot_id() + place.word()).context(record(lab).display())?;
         Ok(place)
     }
 
-    /// A worker here. `number` tells apart those that work at the same time.
-    pub fn worker(self, lab: &Lab, workspace: &Path, number: usize) -> Result<Worker> {
+    /// The probe's answer since the machine's start, if it was asked.
+    pub(crate) fn known(lab: &Lab) -> Option<Place> {
+        let known = fs::read_to_string(record(lab)).ok()?;
+        let answer = known.strip_prefix(boot_id().as_str())?;
+        Some(if answer == Place::Host.word() { Place::Host } else { Place::Nested })
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Place::Host => "host",
+            Place::Nested => "nested",
+        }
+    }
+
+    /// What follows from the probe's answer, and how to override it.
+    fn reason(self) -> &'static str {
+        match self {
+            Place::Host => "guests run on this machine's own KVM (--lab nested emulates one instead)",
+            Place::Nested => {
+                "guests run in an emulated machine, which is slower (--lab host uses this machine's own KVM anyway)"
+            }
+        }
+    }
+
+    /// A worker in this place. `number` distinguishes concurrent workers.
+    pub(crate) fn worker(self, lab: &Lab, workspace: &Path, number: usize) -> Result<Worker> {
         match self {
             Place::Host => Ok(Worker::Host),
             Place::Nested => {
                 apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
                 let machine = FirstLevel::boot(lab, workspace, number, Clock::Real).or_else(|error| {
-                    // An emulated boot can hang. It is tried again once, and never silently.
+                    // An emulated boot can hang. It is tried once more, never silently.
                     note("retry", format!("{error}; booting it again"));
                     FirstLevel::boot(lab, workspace, number, Clock::Real)
                 })?;
@@ -76,24 +101,35 @@ impl Place {
         }
     }
 
-    /// How many workers this place has room for.
-    pub fn workers(self) -> usize {
+    /// How many workers fit into this place.
+    pub(crate) fn workers(self) -> usize {
         match self {
-            // The tests own this machine's taps one at a time.
+            // Tests use the same names of taps.
             Place::Host => 1,
             Place::Nested => thread::available_parallelism().map_or(1, usize::from).min(4),
         }
     }
 }
 
+/// The file that keeps the probe's answer until the machine restarts.
+fn record(lab: &Lab) -> PathBuf {
+    lab.folder().join("probe")
+}
+
+/// Changes with every start of the machine.
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
 /// Whether this program runs as root.
-pub fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     // SAFETY: geteuid has no precondition and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Something that runs shell commands next to a KVM that works, as root or on this machine as who runs this.
-pub enum Worker {
+/// Runs shell commands where a KVM works: in a first-level machine as root, on this machine as the user of `cargo
+/// xtask`.
+pub(crate) enum Worker {
     /// This machine.
     Host,
     /// A first-level machine.
@@ -101,8 +137,8 @@ pub enum Worker {
 }
 
 impl Worker {
-    /// Runs a command to its end or to `limit`, and hands each line that it prints to `on_line`.
-    pub fn run(
+    /// Runs a command until it ends or `limit` is over, and passes each line that it prints to `on_line`.
+    pub(crate) fn run(
         &mut self,
         command: &str,
         limit: Duration,
@@ -114,14 +150,14 @@ impl Worker {
         }
     }
 
-    /// What the kernel that the commands run on says of itself, when it is broken. The machine's own is taken to be whole.
-    pub fn complaint(&mut self) -> Option<String> {
+    /// How the kernel below the commands is broken, according to its log. This machine's own kernel is assumed to work.
+    pub(crate) fn complaint(&mut self) -> Option<String> {
         let Worker::Nested(machine) = self else { return None };
         let mut lines = Vec::new();
         let search = "dmesg | grep -E 'Oops|BUG:|soft lockup|general protection' | head -n 3";
         let found = machine.run(search, Duration::from_secs(20), &mut |line| lines.push(line.to_owned()));
         if found.is_err() {
-            Some("it answers no more".into())
+            Some("it no longer answers".into())
         } else {
             Some(lines.join("; ")).filter(|text| !text.is_empty())
         }
@@ -148,7 +184,7 @@ fn run_here(command: &str, limit: Duration, on_line: &mut dyn FnMut(&str)) -> st
     running.0.wait().map(|status| status.code().unwrap_or(-1)).map_err(|_| Lost::MachineEnded)
 }
 
-/// A process that ends with this. A test's VMMs end with the test in turn.
+/// A process that is killed on drop. A test's VMMs end with the test in turn.
 struct Running(Child);
 
 impl Drop for Running {
@@ -158,12 +194,13 @@ impl Drop for Running {
     }
 }
 
-/// Boots the oldest stock kernel of the lab on this machine. The error says why that is not possible.
+/// Boots a stock kernel on this machine. The error says why that does not work.
 fn probe(lab: &Lab, vmm: &Path) -> Result<()> {
     let kvm = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
     kvm.map_err(|error| Error::new(format!("/dev/kvm: {error}")))?;
     let mut command = Command::new(vmm);
-    command.arg("--kernel").arg(lab.kernel("6.1", "vmlinux")).arg("--initramfs").arg(lab.image("guest-6.1.cpio"));
+    command.arg("--kernel").arg(lab.kernel(PROBE_KERNEL, "vmlinux")?);
+    command.arg("--initramfs").arg(lab.image(Image::Guest, PROBE_KERNEL)?);
     command.args(["--cmdline", "console=ttyS0 quiet", "--cpus", "boot=1", "--memory", "size=256M"]);
     command.args(["--serial", "tty"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut guest = Running(command.spawn().context("starting the VMM")?);
@@ -184,11 +221,13 @@ fn probe(lab: &Lab, vmm: &Path) -> Result<()> {
             Ok(chunk) => seen += &String::from_utf8_lossy(&chunk),
             Err(RecvTimeoutError::Timeout) => {
                 return Err(Error::new(format!(
-                    "its KVM does not bring a stock kernel up in {} s",
+                    "this machine's own KVM does not boot a stock kernel within {} s",
                     PROBE_LIMIT.as_secs()
                 )));
             }
-            Err(RecvTimeoutError::Disconnected) => return Err(Error::new("a guest on its KVM ended early")),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::new("a guest on this machine's own KVM ended early"));
+            }
         }
     }
     Ok(())

@@ -1,19 +1,19 @@
-//! One line for each step, with the time it took, so that nobody looks at a silent terminal.
+//! Prints a line for each step, with the time it took.
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
-/// A step that is under way. It prints its line when it is done.
-pub struct Step {
+/// A step under way. Its line is printed when it is done.
+pub(crate) struct Step {
     topic: &'static str,
     what: String,
     started: Instant,
 }
 
 impl Step {
-    /// Announces that `what` has begun.
-    pub fn begin(topic: &'static str, what: impl Display) -> Step {
+    /// Begins the step `what`. On a terminal this shows at once.
+    pub(crate) fn begin(topic: &'static str, what: impl Display) -> Step {
         let what = what.to_string();
         let step = Step { topic, what, started: Instant::now() };
         if stdout().is_terminal() {
@@ -23,16 +23,14 @@ impl Step {
         step
     }
 
-    /// Prints the line of a step that succeeded, and returns how long it took.
-    pub fn done(self) -> Duration {
-        let took = self.started.elapsed();
+    /// Prints the line of a step that succeeded.
+    pub(crate) fn done(self) {
         let what = self.what.clone();
         self.finish(&what);
-        took
     }
 
-    /// As [`Step::done`], with what came of it in place of what was begun.
-    pub fn done_with(self, outcome: impl Display) {
+    /// As [`Step::done`], with the outcome in place of the step's name.
+    pub(crate) fn done_with(self, outcome: impl Display) {
         let outcome = outcome.to_string();
         self.finish(&outcome);
     }
@@ -45,13 +43,13 @@ impl Step {
     }
 }
 
-/// Prints one line that is no step.
-pub fn note(topic: &str, what: impl Display) {
+/// Prints a line that belongs to no step.
+pub(crate) fn note(topic: &str, what: impl Display) {
     println!("{topic:>8}  {what}");
 }
 
 /// A duration as a person reads it: `0.3 s`, `12.0 s`, `2 min 5 s`.
-pub fn seconds(duration: Duration) -> String {
+pub(crate) fn seconds(duration: Duration) -> String {
     let total = duration.as_secs();
     if total >= 100 {
         format!("{} min {} s", total / 60, total % 60)

@@ -1,11 +1,11 @@
-//! Which mirror this machine's apt uses. The lab takes everything from there, so that no host is named in the code.
+//! The mirror that this machine's apt uses. The lab fetches its packages from there, so that the code names no host.
 
 use std::fs;
 use std::path::Path;
 
 use crate::error::{Context, Error, Result};
 
-/// One archive that the machine's apt knows: an address, and what is taken from it.
+/// An archive in the configuration of this machine's apt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Source {
     uri: String,
@@ -14,25 +14,25 @@ struct Source {
     signed_by: Option<String>,
 }
 
-/// Where the archive of a Debian machine comes from.
+/// The archives of a Debian machine.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Mirrors {
+pub(crate) struct Mirrors {
     /// The main archive.
     pub archive: Mirror,
-    /// The security archive, where the machine has one.
+    /// The security archive, if the machine has one.
     pub security: Option<Mirror>,
 }
 
-/// The address of an archive and the keyring that its index is checked against.
+/// The address of an archive, and the keyring for its index.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mirror {
+pub(crate) struct Mirror {
     uri: String,
     signed_by: Option<String>,
 }
 
 impl Mirror {
     /// The line that names `suite` of this archive in a `sources.list`.
-    pub fn line(&self, suite: &str) -> String {
+    pub(crate) fn line(&self, suite: &str) -> String {
         let options = self.signed_by.as_ref().map(|path| format!("[signed-by={path}] ")).unwrap_or_default();
         format!("deb {options}{} {suite} main\n", self.uri)
     }
@@ -40,7 +40,7 @@ impl Mirror {
 
 impl Mirrors {
     /// Reads `/etc/os-release` and `/etc/apt`.
-    pub fn of_this_machine() -> Result<Mirrors> {
+    pub(crate) fn of_this_machine() -> Result<Mirrors> {
         let os_release = fs::read_to_string("/etc/os-release").context("/etc/os-release")?;
         let value = |key: &str| {
             let line = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -48,7 +48,7 @@ impl Mirrors {
         };
         if value("ID") != "debian" {
             return Err(Error::new(format!(
-                "this machine runs {}; the lab fetches its kernels and tools with Debian's apt, so run it on Debian",
+                "this machine runs {}, but the lab fetches its kernels and tools with Debian's apt; run it on Debian",
                 value("PRETTY_NAME")
             )));
         }
@@ -63,7 +63,9 @@ impl Mirrors {
             Some(Mirror { uri: source.uri.clone(), signed_by: source.signed_by.clone() })
         };
         let archive = offering(codename).ok_or_else(|| {
-            Error::new(format!("/etc/apt names no mirror of Debian {codename}, from which the lab could fetch kernels"))
+            Error::new(format!(
+                "/etc/apt has no mirror of Debian {codename}, which the lab fetches kernels from; add one"
+            ))
         })?;
         Ok(Mirrors { archive, security: offering(&format!("{codename}-security")) })
     }
@@ -104,7 +106,7 @@ fn one_line(line: &str) -> Option<Source> {
     })
 }
 
-/// A deb822 stanza (sources.list(5)). A key given in the file itself is left out: apt's own trusted keys then apply.
+/// A deb822 stanza (sources.list(5)). A key in the stanza itself is ignored, and apt's own trusted keys apply.
 fn stanza(text: &str) -> Option<Source> {
     let field = |key: &str| {
         let lines = text.lines().filter(|line| !line.starts_with('#'));

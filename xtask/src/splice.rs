@@ -1,4 +1,4 @@
-//! A TCP port for a Unix socket, for programs that know no Unix sockets.
+//! A TCP port that forwards to a Unix socket, for programs that cannot connect to one.
 
 use std::io::{self, copy};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// A TCP port, on this machine only, as long as this lives.
-pub struct Splice {
+/// A TCP port on the loopback address, open until this is dropped.
+pub(crate) struct Splice {
     address: SocketAddr,
     ended: Arc<AtomicBool>,
     accepting: Option<JoinHandle<()>>,
 }
 
 impl Splice {
-    /// Passes all that comes to some port on to the Unix socket `path`, and back.
-    pub fn start(path: &Path) -> io::Result<Splice> {
+    /// Forwards connections to a free port to the Unix socket `path`.
+    pub(crate) fn start(path: &Path) -> io::Result<Splice> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let ended = Arc::new(AtomicBool::new(false));
@@ -28,7 +28,7 @@ impl Splice {
                     return;
                 }
                 let path = path.clone();
-                // A client whose connection fails notices by itself.
+                // A client notices by itself that its connection failed.
                 thread::spawn(move || client.and_then(|client| pass_on(client, path)));
             }
         });
@@ -36,7 +36,7 @@ impl Splice {
     }
 
     /// Where clients connect.
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 }

@@ -1,4 +1,4 @@
-//! The integration tests: each test is a process of its own, taken from one queue by as many workers as there are.
+//! The integration tests. Each test is a process of its own; workers take tests from one queue.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -10,19 +10,18 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::apt::output;
-use crate::build::Binaries;
 use crate::error::{Error, Result};
 use crate::lab::Lab;
 use crate::nested::Lost;
 use crate::place::{Place, Worker};
 use crate::progress::{note, seconds};
 
-/// How long one test may take. The harness has shorter limits of its own; this one is for when it hangs too.
+/// How long one test may take. The harness has shorter limits of its own; this one applies when the harness hangs too.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 
 /// How many tests passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub(crate) struct Tally {
     /// Tests that passed.
     pub passed: usize,
     /// Tests that failed.
@@ -36,21 +35,25 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// What a run of the suite needs to know.
-pub struct Suite<'a> {
+/// A run of the integration tests.
+pub(crate) struct Suite<'a> {
     /// The lab.
     pub lab: &'a Lab,
     /// The root of the checkout.
     pub workspace: &'a Path,
-    /// The binaries under test.
-    pub binaries: &'a Binaries,
+    /// The command under test.
+    pub vmm: &'a Path,
+    /// The folder of the fixtures.
+    pub fixtures: &'a Path,
+    /// Each file of integration tests: its name, and the test binary.
+    pub tests: &'a [(String, PathBuf)],
     /// Where guests run.
     pub place: Place,
-    /// Only tests whose name holds this run.
+    /// Only tests whose name contains this are run.
     pub filter: &'a str,
-    /// Whether the expectations are to be rewritten from what is seen.
+    /// Whether to rewrite the expectations from what the guests show.
     pub bless: bool,
-    /// Whether everything that a test prints is shown while it runs.
+    /// Whether to show everything that a test prints, while it runs.
     pub verbose: bool,
 }
 
@@ -80,7 +83,7 @@ enum Outcome {
 
 impl Suite<'_> {
     /// Runs the tests and prints a line for each, with the whole output of those that fail.
-    pub fn run(&self) -> Result<Tally> {
+    pub(crate) fn run(&self) -> Result<Tally> {
         let queue = Mutex::new(self.tests()?);
         let total = queue.lock().len();
         if total == 0 {
@@ -102,10 +105,10 @@ impl Suite<'_> {
                 print(&report);
             }
         });
-        // Tests that nobody came to take did not pass.
+        // Tests that no worker took did not pass.
         let left = queue.lock().len();
         if left > 0 {
-            note("FAILED", format!("{left} tests that no machine was left to run"));
+            note("FAILED", format!("{left} tests did not run: no machine is left for them"));
         }
         tally.failed += left;
         Ok(tally)
@@ -120,7 +123,7 @@ impl Suite<'_> {
 
     fn tests(&self) -> Result<VecDeque<Test>> {
         let mut tests = VecDeque::new();
-        for (file, binary) in &self.binaries.tests {
+        for (file, binary) in self.tests {
             for line in output(Command::new(binary).args(["--list", "--format", "terse"]))?.lines() {
                 let Some(name) = line.strip_suffix(": test") else { continue };
                 if format!("{file}::{name}").contains(self.filter) {
@@ -164,7 +167,7 @@ impl Suite<'_> {
         }
     }
 
-    /// A place for tests. One that does not come up is tried once more.
+    /// A worker, which is started again once if it does not come up.
     fn worker(&self, number: usize) -> Result<Worker> {
         let worker = || self.place.worker(self.lab, self.workspace, number);
         worker().or_else(|error| {
@@ -185,7 +188,7 @@ impl Suite<'_> {
         });
         let outcome = match result {
             Ok(0) => Outcome::Passed,
-            // A guest cannot be well on a kernel that is not.
+            // A broken kernel below the guest explains the failure.
             Ok(_) => worker.complaint().map_or(Outcome::Failed, |how| Outcome::Lost(Lost::MachineBroken(how))),
             Err(lost) => Outcome::Lost(lost),
         };
@@ -193,7 +196,7 @@ impl Suite<'_> {
     }
 
     fn command_line(&self, test: &Test) -> String {
-        let mut line = environment(self.lab, self.binaries);
+        let mut line = environment(self.lab, self.vmm, Some(self.fixtures));
         if self.bless {
             line += "CH_BLESS=1 ";
         }
@@ -202,15 +205,15 @@ impl Suite<'_> {
     }
 }
 
-/// The front of a shell command: the variables by which the harness finds the lab and the command under test. The shell
-/// becomes what follows, so that nothing is left when that is killed.
-pub fn environment(lab: &Lab, binaries: &Binaries) -> String {
-    let (lab, vmm, fixtures) = (quote(lab.folder()), quote(&binaries.vmm), quote(&binaries.fixtures));
-    format!("exec env CH_LAB={lab} CH_BINARY={vmm} CH_FIXTURES={fixtures} ")
+/// The start of a shell command: the variables that tell the harness where the lab, the command under test and the
+/// fixtures are. The shell execs what follows, so that killing it leaves nothing behind.
+pub(crate) fn environment(lab: &Lab, vmm: &Path, fixtures: Option<&Path>) -> String {
+    let fixtures = fixtures.map_or(String::new(), |folder| format!("CH_FIXTURES={} ", quote(folder)));
+    format!("exec env CH_LAB={} CH_BINARY={} {fixtures}", quote(lab.folder()), quote(vmm))
 }
 
 /// A path as one word of a shell command.
-pub fn quote(path: &Path) -> String {
+pub(crate) fn quote(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 

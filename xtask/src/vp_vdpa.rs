@@ -1,5 +1,6 @@
-//! vDPA devices that are virtio NICs of the first-level machine's own, by the driver vp_vdpa. They pin memory and go through an IOMMU,
-//! as those of hardware do. Debian's kernels do not have the driver: it is built here, against the kernel that the machine then runs.
+//! VFs over vDPA devices that pin memory and go through an IOMMU, as hardware's do: virtio NICs of the first-level
+//! machine, which the driver vp_vdpa turns into vDPA devices. Debian's kernels lack the driver, so it is built here for
+//! the kernel that the machine runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,32 +10,33 @@ use std::time::Duration;
 use crate::apt::{self, Apt, output};
 use crate::build;
 use crate::error::{Context, Error, Result};
-use crate::images;
-use crate::lab::Lab;
+use crate::images::Image;
+use crate::lab::{GUEST_KERNELS, Lab};
 use crate::nested::{Clock, FirstLevel, Machine};
 use crate::progress::Step;
 use crate::suite::{environment, quote};
 
 /// The kernel's folder in the lab.
-pub const KERNEL: &str = "vp-vdpa";
+pub(crate) const KERNEL: &str = "vp-vdpa";
 /// The package with the kernel's source.
 const SOURCE: &str = "linux-source-6.12";
-/// How the versions of it end that are built for the release whose compilers the lab's machine has.
+/// The end of that package's versions that are built for the Debian release whose compilers this machine has.
 const BUILT_FOR: &str = "~deb12";
 /// The driver's only file.
 const DRIVER: &str = "drivers/vdpa/virtio_pci/vp_vdpa.c";
 /// How long a command may take.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Gives each NIC to the driver, and makes a vDPA device of it. Their memory is pinned, and counted against a limit; and a device has a limited
-/// number of pieces of it (vhost's `max_iotlb_entries`), so that they are to be large.
-const BIND: &str = "ulimit -l unlimited; echo always > /sys/kernel/mm/transparent_hugepage/shmem_enabled; for nic in /sys/bus/pci/devices/*; do \
+/// Binds each NIC to the driver and makes a vDPA device of it. Guests' memory is pinned, which counts against a limit,
+/// and a device maps a limited number of pieces of it (vhost's `max_iotlb_entries`), so huge pages are turned on.
+const BIND: &str = "ulimit -l unlimited; echo always > /sys/kernel/mm/transparent_hugepage/shmem_enabled; \
+    for nic in /sys/bus/pci/devices/*; do \
     [ $(cat $nic/vendor):$(cat $nic/device) = 0x1af4:0x1041 ] || continue; name=${nic##*/}; \
     echo vp-vdpa > $nic/driver_override; [ ! -e $nic/driver ] || echo $name > $nic/driver/unbind; \
     echo $name > /sys/bus/pci/drivers_probe; vdpa dev add name vp$((n++)) mgmtdev pci/$name; done; ";
 
-/// Boots a machine with `nics` such devices, every other one of which has pages for its doorbells, runs `command` or else a guest with a VF
-/// over each, and returns its exit status.
-pub fn run(lab: &Lab, workspace: &Path, nics: usize, command: Option<&str>) -> Result<i32> {
+/// Boots a machine with `nics` such devices, every other one with a page per doorbell. Runs `command` there, or else a
+/// guest with a VF over each device. Returns the exit status.
+pub(crate) fn run(lab: &Lab, workspace: &Path, nics: usize, command: Option<&str>) -> Result<i32> {
     apt::install_missing(&[
         ("qemu-system-x86_64", "qemu-system-x86"),
         ("gcc", "gcc"),
@@ -42,14 +44,19 @@ pub fn run(lab: &Lab, workspace: &Path, nics: usize, command: Option<&str>) -> R
         ("xz", "xz-utils"),
     ])?;
     prepare(lab)?;
-    images::first_level(lab, KERNEL)?;
+    // The programs of others include `vdpa`.
+    lab.peers()?;
     let command = match command {
         Some(command) => command.to_owned(),
         None => {
-            let binaries = build::static_binaries(workspace, false)?;
+            for kernel in GUEST_KERNELS {
+                lab.kernel(kernel, "vmlinux")?;
+                lab.image(Image::Guest, kernel)?;
+            }
+            let (vmm, program) = (build::vmm(workspace)?, build::program(workspace, "vp_vdpa")?);
             let version = output(Command::new("qemu-system-x86_64").arg("--version"))?;
             let emulator = version.lines().next().unwrap_or_default().replace(['(', ')'], "");
-            format!("{}{} {nics} '{emulator}'", environment(lab, &binaries), quote(&binaries.vp_vdpa))
+            format!("{}{} {nics} '{emulator}'", environment(lab, &vmm, None), quote(&program))
         }
     };
     let mut machine = FirstLevel::boot_as(lab, workspace, 6, &Machine { kernel: KERNEL, clock: Clock::Real, nics })?;
@@ -59,9 +66,9 @@ pub fn run(lab: &Lab, workspace: &Path, nics: usize, command: Option<&str>) -> R
         .map_err(|lost| Error::new(format!("the command did not end: {}", lost.explain(LIMIT))))
 }
 
-/// Fetches the kernel and builds the driver, unless that was done before.
+/// Fetches the kernel and builds the driver, once.
 fn prepare(lab: &Lab) -> Result<()> {
-    let record = lab.kernel(KERNEL, "package");
+    let record = lab.kernel_path(KERNEL, "package");
     if record.exists() {
         return Ok(());
     }
@@ -105,7 +112,7 @@ fn build(unpacked: &Path, headers: &Path) -> Result<PathBuf> {
     fs::write(folder.join("Kbuild"), "obj-m := vp_vdpa.o\n").context(folder.display())?;
     let mut make = Command::new("make");
     make.arg("-C").arg(headers).arg(format!("M={}", folder.display()));
-    // Type information would need another tool, and nobody reads it.
+    // Type information is not needed, and takes another tool.
     output(make.args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]))?;
     Ok(folder.join("vp_vdpa.ko"))
 }

@@ -1,4 +1,4 @@
-//! What the fuzzer begins with.
+//! Seeds of this target.
 
 use super::{COMMAND, CONFIG, MMIO_WRITE, REBOOT, REFUSE, REGISTERS, RESET, SRIOV};
 use crate::input::Seed;
@@ -8,13 +8,14 @@ fn config(seed: Seed, device: u8, function: u8, offset: u16, value: u32) -> Seed
     seed.with([CONFIG, device, function, register as u8, 2]).with(value.to_le_bytes())
 }
 
-/// Enables VFs where the BARs are.
+/// Enables VFs with the BARs at their present addresses.
 fn enable(seed: Seed, device: u8, num_vfs: u32) -> Seed {
     let seed = config(seed, device, 0, COMMAND, 6);
     config(config(seed, device, 0, SRIOV + 0x10, num_vfs), device, 0, SRIOV + 8, 9)
 }
 
-/// Seeds: VFs of both PFs, BARs that move onto each other and away, D3hot, a driver that comes up, a VM that refuses.
+/// Seeds: VFs of both PFs, BARs that move onto each other and away, D3hot, a driver that starts, and a VM that
+/// refuses calls.
 pub fn seeds() -> Vec<Vec<u8>> {
     let placed = || Seed::new().with([1]);
     let both = || enable(enable(placed(), 0, 5), 1, 2);
@@ -25,7 +26,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let end = config(end, 2, 0, 0x18, u32::MAX);
     let page = config(enable(config(placed(), 0, 0, SRIOV + 0x20, 0x10), 0, 5), 0, 0, SRIOV + 8, 0);
     let asleep = config(both(), 0, 0, 0x8c, 3);
-    // The plain NIC: MSI-X, its vector 0 for the configuration, DRIVER_OK. The first window is BAR 2, the second BAR 4.
+    // The plain NIC: MSI-X, vector 0 for configuration changes, DRIVER_OK. The first window is BAR 2, the second BAR
+    // 4.
     let write = |seed: Seed, window: u8, offset: u16, len: u8, value: u64| {
         seed.with([MMIO_WRITE, 2, window]).with(offset.to_le_bytes()).with([len]).with(value.to_le_bytes())
     };

@@ -1,32 +1,36 @@
-//! A device that its slot and the oracle share.
+//! A device shared by its slot and the oracle.
 
 use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use pci::{BarIndex, Device, Dword, DwordWrite, Effects, Placement, ResetKind, Rid, Window, WindowId};
-use virtio_devices::{Doorbell, Message, VirtioPci};
+use pci::{BarIndex, Device, Dword, DwordWrite, Placement, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
+use virtio_devices::{
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Message, Outcome, Port, Signals,
+    SriovStatus, StateError, VirtioPci,
+};
 use vmm_sys_util::eventfd::EventFd;
 
-/// How many devices there can be, and how many functions one can have.
+/// The numbers of devices, and of functions per device.
 const DEVICES: usize = 3;
 const FUNCTIONS: usize = 6;
-/// Where the registers of each function have its doorbells.
+/// The offset of the doorbells in each function's registers.
 pub const DOORBELLS_AT: u64 = 0x1000;
-/// The distance between VFs' doorbells. A real device's is the slice's, which grows with the page size.
+/// The distance between the doorbells of VFs. A real device's distance is the slice size, which grows with the page
+/// size.
 pub const DOORBELLS_STEP: u64 = 0x2000;
 
-/// Two eventfds, of which a function's doorbell signals one or the other.
+/// Two eventfds. A function's doorbell signals one or the other.
 type Pair = [Arc<EventFd>; 2];
 
-/// Those of all functions, made once, because making them takes longer than what an input does to them.
+/// The eventfds of all functions. They are created once, because that takes longer than running an input.
 static EVENTFDS: LazyLock<[[Pair; FUNCTIONS]; DEVICES]> = LazyLock::new(|| {
     let pair = || [(); 2].map(|()| Arc::new(EventFd::new(0).expect("an eventfd")));
     [(); DEVICES].map(|()| [(); FUNCTIONS].map(|()| pair()))
 });
 
-/// The device and, because it runs no queues whose doorbells they would be, doorbells that follow from its registers: at the
-/// same place of each function, of one eventfd while the function may send messages, and of another while it may not.
+/// A device with made-up doorbells, as it runs no queues. They depend on its registers: each is at the same offset of
+/// its function, and signals one eventfd while the function may send messages and the other while it may not.
 #[derive(Clone)]
 pub struct Shared {
     device: Arc<Mutex<Box<dyn VirtioPci>>>,
@@ -43,11 +47,11 @@ impl Shared {
     /// The messages that may be sent.
     pub fn sent(&self) -> Vec<Message> {
         let mut messages = Vec::new();
-        self.messages(&mut messages);
+        self.messages(Reach::Device, &mut messages);
         messages
     }
 
-    /// The routing ID of a function: 0 is the PF, 1 its first VF.
+    /// The routing ID of a function: 0 is the PF, 1 is the first VF.
     pub fn rid(&self, function: u16) -> Rid {
         match (function.checked_sub(1), self.placement.vfs) {
             (Some(vf), Some(vfs)) => self.placement.rid.wrapping_add(vfs.first_vf_offset + vf),
@@ -55,7 +59,7 @@ impl Shared {
         }
     }
 
-    /// What a function's doorbell signals now.
+    /// The eventfd that a function's doorbell should signal now.
     pub fn doorbell(&self, function: u16) -> Arc<EventFd> {
         let sends = self.sent().iter().any(|message| message.requester == self.rid(function));
         Arc::clone(&self.eventfds[usize::from(function)][usize::from(sends)])
@@ -63,11 +67,13 @@ impl Shared {
 }
 
 impl Device for Shared {
+    type Stopping = JoinHandle<()>;
+
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
         self.device.lock().config_read(rid, reg)
     }
 
-    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Effects {
+    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Outcome {
         self.device.lock().config_write(rid, reg, write)
     }
 
@@ -75,7 +81,7 @@ impl Device for Shared {
         self.device.lock().mmio_read(window, offset, data);
     }
 
-    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Effects {
+    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Outcome {
         self.device.lock().mmio_write(window, offset, data)
     }
 
@@ -83,14 +89,15 @@ impl Device for Shared {
         self.device.lock().windows(out);
     }
 
-    fn reset(&mut self, kind: ResetKind) -> Effects {
+    fn reset(&mut self, kind: ResetKind) -> Outcome {
         self.device.lock().reset(kind)
     }
 }
 
-impl VirtioPci for Shared {
-    fn doorbells(&self, out: &mut Vec<Doorbell>) {
-        for function in 0..=self.num_visible() {
+impl Signals for Shared {
+    fn doorbells(&self, reach: Reach, out: &mut Vec<Doorbell>) {
+        let visible = self.sriov_status().map_or(0, SriovStatus::num_visible);
+        for function in (0..=visible).filter(|n| [Reach::Device, Reach::Function(self.rid(*n))].contains(&reach)) {
             let bar = BarIndex::ALL[2];
             let (window, offset) = match function.checked_sub(1) {
                 Some(vf) => (WindowId::VfBar(bar), u64::from(vf) * DOORBELLS_STEP + DOORBELLS_AT),
@@ -106,30 +113,47 @@ impl VirtioPci for Shared {
         }
     }
 
-    fn vf_at(&self, window: WindowId, offset: u64) -> Option<Rid> {
-        self.device.lock().vf_at(window, offset)
+    fn messages(&self, reach: Reach, out: &mut Vec<Message>) {
+        self.device.lock().messages(reach, out);
     }
 
-    fn vf_wants(&self, rid: Rid, doorbells: &mut Vec<Doorbell>, messages: &mut Vec<Message>) {
-        let mut all = Vec::new();
-        self.doorbells(&mut all);
-        doorbells.extend(all.into_iter().filter(|doorbell| doorbell.function == rid));
-        self.device.lock().vf_wants(rid, &mut Vec::new(), messages);
+    fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
+        self.device.lock().observe_doorbells(observer);
     }
+}
 
-    fn messages(&self, out: &mut Vec<Message>) {
-        self.device.lock().messages(out);
-    }
-
-    fn num_visible(&self) -> u16 {
-        self.device.lock().num_visible()
-    }
-
+impl Inspect for Shared {
     fn config_is_static(&self, rid: Rid) -> bool {
         self.device.lock().config_is_static(rid)
     }
 
-    fn take_stopping(&mut self) -> Vec<JoinHandle<()>> {
-        self.device.lock().take_stopping()
+    fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
+        self.device.lock().function_status(vf)
+    }
+
+    fn sriov_status(&self) -> Option<SriovStatus> {
+        self.device.lock().sriov_status()
+    }
+
+    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+        None
+    }
+}
+
+impl Lifecycle for Shared {
+    fn pause(&mut self) -> Outcome {
+        self.device.lock().pause()
+    }
+
+    fn resume(&mut self) -> Outcome {
+        self.device.lock().resume()
+    }
+
+    fn save(&self) -> Result<Option<DeviceState>, StateError> {
+        self.device.lock().save()
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
+        self.device.lock().restore(state)
     }
 }

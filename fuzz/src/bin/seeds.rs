@@ -1,4 +1,4 @@
-//! Writes the seeds of all targets to a corpus: `seeds <directory>` makes `<directory>/<target>/seed-<n>`.
+//! Writes the seeds of all targets into corpora: `seeds <directory>` creates `<directory>/<target>/seed-<n>`.
 
 use std::path::Path;
 use std::process::ExitCode;

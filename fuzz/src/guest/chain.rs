@@ -1,10 +1,10 @@
-//! A chain of descriptors, and what the standard says of it (`virtio 1.4 §2.7.5`).
+//! A descriptor chain, and how the standard judges it (`virtio 1.4 §2.7.5`).
 
 use std::ops::Range;
 
 use super::Snapshot;
 
-/// A part of a chain.
+/// A buffer in a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     pub address: u64,
@@ -13,7 +13,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Its addresses; it must be in memory.
+    /// Its addresses. It must be in memory.
     pub fn range(&self) -> Range<u64> {
         self.address..self.address + self.len
     }
@@ -24,14 +24,14 @@ impl Segment {
     }
 }
 
-/// What the standard says of a chain.
+/// How the standard judges a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It describes buffers.
     Sound,
-    /// It does not: an address that is no memory, a loop, an index beyond the table.
+    /// It is invalid: an address outside memory, a loop, or an index beyond the table.
     Unsound,
-    /// A driver must not do that, and a device may make of it what it likes.
+    /// A driver must not make such a chain, and a device may do anything with it.
     Undefined,
 }
 
@@ -39,36 +39,36 @@ pub enum Verdict {
 #[derive(Debug, Clone)]
 pub struct Chain {
     pub head: u16,
-    /// The segments that are in memory, in order. Of an unsound chain as far as it can be followed.
+    /// The segments that are in memory, in order. An unsound chain has those up to the point where it breaks.
     pub segments: Vec<Segment>,
-    /// Where an indirect table was read.
+    /// The addresses of the indirect tables that were read.
     pub tables: Vec<Range<u64>>,
     pub verdict: Verdict,
 }
 
 impl Chain {
-    /// Whether all of it has one direction.
+    /// Whether all segments have this direction.
     pub fn is_all(&self, writable: bool) -> bool {
         self.segments.iter().all(|segment| segment.writable == writable)
     }
 
-    /// The bytes of one direction.
+    /// The total length of the segments of one direction.
     pub fn len(&self, writable: bool) -> u64 {
         self.segments.iter().filter(|segment| segment.writable == writable).map(|segment| segment.len).sum()
     }
 
-    /// What `ram` has in the segments of one direction.
+    /// The contents of the segments of one direction.
     pub fn bytes(&self, ram: &Snapshot, writable: bool) -> Vec<u8> {
         let segments = self.segments.iter().filter(|segment| segment.writable == writable);
         segments.flat_map(|segment| ram.get(segment.address, segment.len).unwrap_or_default()).copied().collect()
     }
 
-    /// Whether it, or a table of it, shares bytes with `range`.
+    /// Whether it, or one of its tables, shares bytes with `range`.
     pub fn touches(&self, range: &Range<u64>) -> bool {
         let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
         self.tables.iter().any(overlaps) || self.segments.iter().any(|segment| segment.overlaps(range))
     }
-    /// Notes what the standard says of it as far as it was followed. What is undefined stays so.
+    /// Sets the verdict of what has been followed so far. What is undefined stays so.
     pub(super) fn judge(mut self, verdict: Verdict) -> Self {
         self.verdict = match (self.verdict, verdict) {
             (Verdict::Undefined, _) | (_, Verdict::Undefined) => Verdict::Undefined,
@@ -77,16 +77,16 @@ impl Chain {
         self
     }
 
-    /// Adds a segment, which may make it unsound.
+    /// Adds a segment, which may make the chain unsound.
     pub(super) fn add(&mut self, ram: &Snapshot, segment: Segment) {
         let Segment { address, len, writable } = segment;
         let verdict = if ram.get(address, len).is_some() {
-            // What the driver reads comes after what the device reads (§2.7.4.2).
+            // Readable segments must come before writable ones (§2.7.4.2).
             let misplaced = !writable && self.segments.iter().any(|segment| segment.writable);
             self.segments.push(segment);
             if misplaced { Verdict::Unsound } else { Verdict::Sound }
         } else if len == 0 || ram.get(address, 1).is_some() {
-            // Nothing at no address, and a buffer of which only the beginning is memory.
+            // An empty segment outside memory, or a buffer of which only the start is memory.
             Verdict::Undefined
         } else {
             Verdict::Unsound

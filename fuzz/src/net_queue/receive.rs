@@ -1,9 +1,9 @@
-//! What is received is checked from the driver's side.
+//! Checks received frames from the driver's side.
 //!
-//! Each frame is one that the backend gave, whole and in order, in the buffers that were available first; all others are counted as
-//! dropped for a reason; nothing is written but to buffers and to the used ring; and the device waits for a frame only where there
-//! is none. The backend is a pipe that keeps the boundaries of frames, or, for frames that are longer than it can keep together, a
-//! file with one frame.
+//! Each received frame must be one that the backend delivered, whole and in order, in the first available buffers.
+//! All others must be counted as dropped for a valid reason. The device may write only buffers and the used ring, and
+//! may wait for a frame only when there is none. The backend is a pipe that preserves frame boundaries or, for frames
+//! too long for that, a file with one frame.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -22,16 +22,16 @@ use crate::input::Input;
 
 const OTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 const ETHERNET_HEADER: usize = 14;
-/// What a pipe keeps together.
+/// The longest frame that a pipe keeps whole.
 const PIPE_FRAME: usize = 4096;
 
-/// Reasons for which a frame is dropped.
+/// The counters of dropped frames, by reason.
 const DROPPED: [Counter; 5] =
     [Counter::RxTooLong, Counter::RxTooShort, Counter::RxFiltered, Counter::RxLinkDown, Counter::RxStopped];
 
-/// Where frames come from.
+/// The backend's source of frames.
 enum Source {
-    /// Both ends.
+    /// Both ends of a pipe.
     Pipe { reader: File, writer: File },
     /// A file that ends after one frame.
     File(File),
@@ -52,18 +52,18 @@ impl Source {
         (Self::Pipe { reader, writer: writer.into() }, backend)
     }
 
-    /// Whether the file has a frame that nobody has read.
+    /// Whether the file has an unread frame.
     fn is_unread(file: &mut File) -> bool {
         let (position, metadata) = (file.stream_position(), file.metadata());
         position.expect("its position") < metadata.expect("its length").len()
     }
 
-    /// Adds a frame. Returns whether it was taken, and whether it replaces one that nobody has read.
+    /// Adds a frame. Returns whether it was accepted, and whether it replaced an unread one.
     fn put(&mut self, frame: &mut Vec<u8>) -> (bool, bool) {
         match self {
             Self::Pipe { writer, .. } => {
                 frame.truncate(PIPE_FRAME);
-                // A pipe that is full takes nothing.
+                // A full pipe accepts nothing.
                 (!frame.is_empty() && writer.write(frame).is_ok(), false)
             }
             Self::File(file) => {
@@ -76,7 +76,7 @@ impl Source {
         }
     }
 
-    /// Takes the frames that nobody has read, and returns their number.
+    /// Removes the unread frames, and returns their number.
     fn drain(&mut self) -> u64 {
         match self {
             Self::Pipe { reader, .. } => {
@@ -101,17 +101,18 @@ pub struct Receive {
     steps: NetSteps,
     features: u64,
     source: Source,
-    /// The frames that have not been seen yet, each with its header.
+    /// The frames that the driver has not seen yet, each with its header.
     frames: VecDeque<Vec<u8>>,
     fed: u64,
-    /// Those of them that are shorter than an Ethernet header, and those for another address.
+    /// How many frames are shorter than an Ethernet header, and how many have another destination.
     short: u64,
     others: u64,
     link: bool,
     promiscuous: bool,
-    /// Whether frames can be told: in buffers that overlap, or that the driver changes while a frame waits in them, they cannot.
+    /// Whether frames can be recognized. They cannot in buffers that overlap, or that the driver changes while a
+    /// frame waits in them.
     telling: bool,
-    /// What was available, and in memory, when a frame began to wait.
+    /// The available segments, and guest memory, at the time when a frame began to wait.
     held: Option<(Vec<Segment>, Snapshot)>,
 }
 
@@ -136,7 +137,7 @@ impl Receive {
         }
     }
 
-    /// Runs the operations, and returns how many frames were received and dropped.
+    /// Runs the operations. Returns how many frames were received and dropped.
     pub fn run(mut self, input: &mut Input<'_>) -> (u64, u64) {
         let shared = self.driver.queue.clone();
         let Some(mut queue) = self.steps.receive(&shared) else {
@@ -159,7 +160,7 @@ impl Receive {
         }
         let (received, dropped) = (self.steps.count(Counter::RxFrames), self.dropped());
         let accounted = received + dropped + u64::from(queue.has_waiting()) + self.source.drain();
-        assert_eq!(self.fed, accounted, "a frame is gone without a reason");
+        assert_eq!(self.fed, accounted, "a frame was lost without being counted");
         (received, dropped)
     }
 
@@ -167,7 +168,7 @@ impl Receive {
         DROPPED.iter().map(|counter| self.steps.count(*counter)).sum()
     }
 
-    /// Gives the backend a frame of `len` bytes, with its header, whose bytes can be told from those of others.
+    /// Gives the backend a frame of `len` bytes, including its header. Its bytes differ from those of other frames.
     fn feed(&mut self, len: usize, to_other: bool) {
         let key = self.fed as u8;
         let mut frame: Vec<u8> = (0..len).map(|n| (n as u8).wrapping_mul(3) ^ (n >> 8) as u8 ^ key).collect();
@@ -232,7 +233,7 @@ impl Receive {
         }
     }
 
-    /// Whether a chain is one that a device may do with what it likes, or one that is written to while it is read.
+    /// Whether a chain leaves the device free to do anything, or is overwritten while it is read.
     fn is_unclear(&self, chains: &[Chain]) -> bool {
         let [descriptors, available] = self.driver.drivers_part();
         let mut parts = vec![descriptors, available, self.driver.devices_part()];
@@ -242,7 +243,7 @@ impl Receive {
             || written.any(|segment| parts.iter().any(|part| segment.overlaps(part)))
     }
 
-    /// Buffers that overlap, or that changed while a frame waited in them, do not show what was written to them.
+    /// Buffers that overlap, or that change while a frame waits in them, do not show what was written.
     fn judge_telling(&mut self, before: &Snapshot, chains: &[Chain]) {
         let segments: Vec<_> = chains.iter().flat_map(|chain| &chain.segments).copied().collect();
         let overlap = segments.iter().enumerate().any(|(n, segment)| {
@@ -255,22 +256,22 @@ impl Receive {
         self.telling &= !overlap && !changed;
     }
 
-    /// Nothing has changed but the buffers that were available and the used ring.
+    /// Checks that only available buffers and the used ring have changed.
     fn check_writes(&self, before: &Snapshot, after: &Snapshot, chains: &[Chain]) {
         let segments = chains.iter().flat_map(|chain| &chain.segments).filter(|segment| segment.writable);
         let mut allowed: Vec<_> = segments.map(Segment::range).collect();
         allowed.push(self.driver.devices_part());
-        assert_eq!(after.differs_from(before, &allowed), None, "written where nothing was to be written");
+        assert_eq!(after.differs_from(before, &allowed), None, "the device wrote where it must not");
     }
 
-    /// What was given back are the chains that were available first, each one useless or with a frame in it.
+    /// Checks that the first available chains were returned, each either unusable or with a frame in it.
     fn check_used(&mut self, after: &Snapshot, chains: &[Chain], [bad, received]: [u64; 2]) {
         let old = self.driver.given;
         let used = self.driver.take_used(after);
         assert_eq!(self.steps.take_interrupt(), self.driver.wants_interrupt(after, old));
-        // Those whose head is beyond the ring cannot be given back, and are counted.
+        // Chains whose head is beyond the ring cannot be returned. They are counted as bad.
         let empty = used.iter().filter(|(_, len)| *len == 0).count();
-        let taken = used.len() + (bad as usize).checked_sub(empty).expect("an empty buffer that is not counted");
+        let taken = used.len() + (bad as usize).checked_sub(empty).expect("every empty buffer is counted as bad");
         self.driver.taken = self.driver.taken.wrapping_add(taken as u16);
         let named: Vec<_> = chains[..taken].iter().filter(|chain| chain.head < self.driver.size).collect();
         let heads = named.iter().map(|chain| u32::from(chain.head));
@@ -280,7 +281,7 @@ impl Receive {
         for (chain, (_, len)) in named.into_iter().zip(used) {
             if len == 0 {
                 let usable = chain.verdict == Verdict::Sound && chain.is_all(true) && chain.len(true) >= HEADER as u64;
-                assert!(!usable, "a buffer is given back unused");
+                assert!(!usable, "a usable buffer is returned unused");
                 continue;
             }
             let mut bytes = chain.bytes(after, true);
@@ -288,7 +289,7 @@ impl Receive {
                 missing = u16::from_le_bytes([bytes[10], bytes[11]]);
             }
             missing = missing.wrapping_sub(1);
-            assert!(len as usize <= bytes.len(), "more is written than there is room for");
+            assert!(len as usize <= bytes.len(), "more is written than fits");
             assert!(missing == 0 || len as usize == bytes.len() || !self.telling, "a buffer is not filled");
             bytes.truncate(len as usize);
             frame.extend(bytes);
@@ -297,10 +298,10 @@ impl Receive {
                 self.check_frame(&std::mem::take(&mut frame));
             }
         }
-        assert!(delivered == received && frame.is_empty() || !self.telling, "half a frame");
+        assert!(delivered == received && frame.is_empty() || !self.telling, "only a part of a frame was delivered");
     }
 
-    /// The driver has received a frame that the backend gave, after all that it received before.
+    /// Checks that a frame comes from the backend, and after all frames received before.
     fn check_frame(&mut self, bytes: &[u8]) {
         if !self.telling {
             return;
@@ -310,34 +311,34 @@ impl Receive {
             let (Some(head), Some(rest)) = (fed.get(..HEADER), fed.get(HEADER..)) else { return false };
             bytes[0] == head[0] & flags && bytes[1..10] == head[1..10] && bytes[HEADER..] == *rest
         });
-        let position = position.expect("a frame that the backend gave");
+        let position = position.expect("the frame comes from the backend");
         let wanted = self.promiscuous || self.frames[position][HEADER..].starts_with(&MAC);
-        assert!(wanted, "a frame that the driver does not want");
+        assert!(wanted, "the driver received a frame that it does not want");
         self.frames.drain(..=position);
     }
 
-    /// A frame is too long only for buffers that are full, or for one that stands alone.
+    /// With merged buffers, a frame may be dropped as too long only if the ring is full or a buffer is unusable.
     fn check_dropped(&self, chains: &[Chain], too_long: u64) {
         let usable =
             |chain: &Chain| chain.verdict == Verdict::Sound && chain.is_all(true) && chain.len(true) >= HEADER as u64;
         let room = chains.len() < usize::from(self.driver.size) && chains.iter().all(usable);
-        assert!(!has(self.features, MRG_RXBUF) || !room || too_long == 0, "a frame is dropped that could have waited");
+        assert!(!has(self.features, MRG_RXBUF) || !room || too_long == 0, "a frame was dropped that could have waited");
     }
 
-    /// What is dropped because of the link, the filter or its length, is dropped rightly.
+    /// Checks that frames were dropped by link, filter or length with good reason.
     fn check_reasons(&self, link_down: u64, filtered: u64, received: u64) {
         assert!(if self.link { link_down == 0 } else { received == 0 }, "the link is up: {}", self.link);
-        assert!(filtered == 0 || !self.promiscuous, "a frame is filtered that the driver wants");
-        assert!(self.steps.count(Counter::RxTooShort) <= self.short, "a frame is dropped as too short that is not");
-        // Where buffers overlap, the device may see another address than the backend gave.
+        assert!(filtered == 0 || !self.promiscuous, "a frame that the driver wants was filtered");
+        assert!(self.steps.count(Counter::RxTooShort) <= self.short, "a frame was wrongly dropped as too short");
+        // With overlapping buffers, the device may see another address than the backend delivered.
         let rightly = self.steps.count(Counter::RxFiltered) <= self.others;
-        assert!(rightly || !self.telling, "a frame for the driver is filtered");
+        assert!(rightly || !self.telling, "a frame for the driver was filtered");
     }
 
-    /// The device waits for what will come.
+    /// Checks that the device waits for something that can still come.
     fn check_wait(&self, step: Step, after: &Snapshot, failed: bool) {
         if step == Step::Frame {
-            assert!(self.source.is_empty(), "there is a frame");
+            assert!(self.source.is_empty(), "the device waits although there is a frame");
         }
         if step == Step::Doorbell && !failed {
             let left = self.driver.waiting(after).map_or(0, |chains| chains.len());

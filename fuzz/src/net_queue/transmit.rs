@@ -1,4 +1,4 @@
-//! What is transmitted is predicted to the byte: the backend is a file, to which the device writes frame after frame.
+//! Predicts transmitted frames to the byte. The backend is a file to which the device appends each frame.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,16 +17,16 @@ use crate::input::Input;
 const ETHERNET_HEADER: u64 = 14;
 /// The longest frame: 64 KiB, an Ethernet header and two VLAN tags.
 const MAX_FRAME: u64 = 65_558;
-/// Where frames' headers are put.
+/// The address of frames' headers.
 const HEADER_AT: u64 = 0xf00;
-/// How much of a frame one descriptor has at most: to the end of the buffers, across two regions of memory.
+/// The most bytes of a frame in one descriptor: up to the end of the buffers, across two memory regions.
 const MAX_PIECE: u32 = 0x4000;
 
-/// What the header of a frame of `len` bytes looks like to the backend; `None` for one that the driver may not send.
+/// The header of a frame of `len` bytes as passed to the backend, or `None` if the driver must not send it.
 fn checked_header(mut header: [u8; HEADER], len: u64, features: u64) -> Option<[u8; HEADER]> {
     let half = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
     if header[0] & 1 == 1 {
-        // The checksum's two bytes are in the frame.
+        // The two bytes of the checksum must be inside the frame.
         (has(features, CSUM) && half(6) + half(8) + 2 <= len).then_some(())?;
     }
     let (ecn, kind) = (header[1] & 0x80 != 0, header[1] & 0x7f);
@@ -47,16 +47,16 @@ fn checked_header(mut header: [u8; HEADER], len: u64, features: u64) -> Option<[
     Some(header)
 }
 
-/// A transmit queue and the file that it writes to.
+/// A transmit queue, and the file it writes to.
 pub struct Transmit {
     driver: Driver,
     steps: NetSteps,
     features: u64,
     link: bool,
     file: File,
-    /// What the file must hold.
+    /// The expected contents of the file.
     sent: Vec<u8>,
-    /// What must have been counted.
+    /// The expected counters.
     counts: Vec<(Counter, u64)>,
 }
 
@@ -83,7 +83,7 @@ impl Transmit {
         Then::GoesOn
     }
 
-    /// Makes a frame available that is meant: a header that the input says, and pieces of a buffer.
+    /// Makes a well-formed frame available: a header from the input, and pieces of a buffer.
     fn make_available(&mut self, input: &mut Input<'_>) {
         let (len, pieces) = (u32::from(input.u16()), u32::from(input.u8() % 3) + 1);
         let [flags, gso, size, checksum] = input.array();
@@ -107,7 +107,7 @@ impl Transmit {
         }
     }
 
-    /// What must become of a chain: the bytes for the backend, or the reason why there are none.
+    /// The required result for a chain: the bytes for the backend, or the reason for dropping it.
     fn expect(&self, chain: &Chain, ram: &Snapshot) -> Result<Vec<u8>, Counter> {
         if chain.verdict == Verdict::Unsound || !chain.is_all(false) {
             return Err(Counter::TxBadChains);
@@ -157,7 +157,7 @@ impl Transmit {
         for chain in &chains {
             self.driver.expect_used(&mut ram, chain.head, 0);
         }
-        assert_eq!(self.steps.step(&mut queue), Step::Doorbell, "there are fewer chains than a batch has");
+        assert_eq!(self.steps.step(&mut queue), Step::Doorbell, "the chains fit into one batch");
         self.compare(&ram, old, chains.is_empty());
         Then::GoesOn
     }
@@ -165,10 +165,11 @@ impl Transmit {
     fn compare(&self, expected: &Snapshot, old: u16, idle: bool) {
         let after = Snapshot::take();
         let used = self.driver.devices_part();
-        // Doorbells are the device's to want. The index of a queue that had nothing to do may have been written again.
+        // The device may choose whether it wants doorbells. If it had nothing to do, it may have rewritten the used
+        // index.
         let index = if idle { used.start + 4 } else { used.start + 2 };
         let free = [used.start..index, used.end - 2..used.end];
-        assert_eq!(after.differs_from(expected, &free), None, "written where nothing was to be written");
+        assert_eq!(after.differs_from(expected, &free), None, "the device wrote where it must not");
         for counter in Counter::ALL.iter().filter(|counter| counter.name().starts_with("tx_")) {
             let expected = self.counts.iter().find(|(other, _)| other == counter).map_or(0, |(_, count)| *count);
             assert_eq!(self.steps.count(*counter), expected, "{counter:?}");
@@ -178,11 +179,11 @@ impl Transmit {
         assert!(self.driver.wants_doorbell(&after, self.driver.taken), "nobody would wake the device");
     }
 
-    /// Compares what the file holds, and returns how many frames were sent and dropped.
+    /// Checks the contents of the file. Returns how many frames were sent and dropped.
     pub fn finish(self) -> (u64, u64) {
         let mut written = vec![0; self.sent.len()];
-        self.file.read_exact_at(&mut written, 0).expect("as much as was sent");
-        assert!(written == self.sent, "other bytes than the driver's were sent");
+        self.file.read_exact_at(&mut written, 0).expect("the file has all bytes sent");
+        assert!(written == self.sent, "the bytes sent are not the driver's");
         let dropped =
             self.counts.iter().filter(|(counter, _)| !matches!(counter, Counter::TxFrames | Counter::TxBytes));
         (self.steps.count(Counter::TxFrames), dropped.map(|(_, count)| count).sum())

@@ -1,10 +1,10 @@
-//! A virtio function beside the rules: each operation is done to both, and they must agree.
+//! A virtio function next to the rules: each operation is applied to both, and they must agree.
 
 use std::sync::LazyLock;
 
-use pci::{Access, BarIndex, Device, Dword, Effects, ResetKind, Rid, WindowId};
+use pci::{Access, BarIndex, Device, Dword, Reach, ResetKind, Rid, WindowId};
 use virtio_devices::testing::{FakeDevice, memory};
-use virtio_devices::{Memory, VirtioFunction, VirtioPci};
+use virtio_devices::{Memory, Outcome, Signals, VirtioFunction};
 use virtio_queue::QueueT;
 
 use super::rules::{COMMON_REGISTERS, QUEUE_SIZES, Rules};
@@ -13,7 +13,7 @@ use crate::input::Input;
 const RID: Rid = Rid::from_bits(3 << 3);
 pub const REGISTERS_BAR: u8 = 2;
 pub const MSIX_BAR: u8 = 4;
-/// How much the two BARs have.
+/// The sizes of the BARs in bytes.
 pub const BAR_LEN: [u64; 6] = [0, 0, 0x2000, 0, 0x1000, 0];
 pub const PBA: u64 = 0x800;
 
@@ -44,13 +44,13 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// A function that is in its state of power-on.
+    /// A function in its power-on state.
     pub fn function() -> VirtioFunction<FakeDevice> {
         let function = VirtioFunction::plain(FakeDevice::new(&QUEUE_SIZES), RID, MEMORY.clone());
-        function.expect("queues that can be")
+        function.expect("the queue sizes are valid")
     }
 
-    /// A function in its state of power-on, and where its capabilities are.
+    /// A function in its power-on state, with its rules and the offsets of its capabilities.
     pub fn new() -> Self {
         let function = Self::function();
         let mut this = Self { function, rules: Rules::new(), config_access: 0, msix: 0, pcie: 0, power: 0 };
@@ -68,7 +68,7 @@ impl Pair {
         this
     }
 
-    /// Reads configuration space; nothing for an access that is none.
+    /// Reads configuration space. An access that is not a configuration request returns nothing.
     fn config(&self, offset: u64, len: usize) -> u64 {
         let mut data = [0; 8];
         if let Some(access) = Access::decode(offset, len) {
@@ -81,7 +81,7 @@ impl Pair {
         Device::config_read(&self.function, RID, dword)
     }
 
-    /// The access that the configuration access capability describes.
+    /// The access described by the configuration access capability.
     fn access(&self) -> Option<(u8, u64, usize)> {
         let at = self.config_access;
         let (bar, offset, len) = (self.config(at + 4, 1) as u8, self.config(at + 8, 4), self.config(at + 12, 4));
@@ -89,25 +89,25 @@ impl Pair {
         legal.then_some((bar, offset, len as usize))
     }
 
-    /// Bus Master Enable in D0.
+    /// Whether Bus Master Enable is set and the function is in D0.
     fn powered(&self) -> bool {
         self.config(4, 2) & 4 != 0 && self.config(self.power + 4, 2) & 3 == 0
     }
 
-    /// Does one operation, and checks its effects and all registers.
+    /// Performs one operation, and checks its effects and all registers.
     pub fn apply(&mut self, input: &mut Input<'_>) {
         let before = (self.windows(), self.messages(), self.function.is_running());
-        let effects = self.apply_one(input);
+        let Outcome { effects, stopping, .. } = self.apply_one(input);
         let after = (self.windows(), self.messages(), self.function.is_running());
         assert!(effects.windows || before.0 == after.0, "windows change without an effect: {after:x?}");
         assert!(effects.messages || before.1 == after.1, "messages change without an effect: {after:x?}");
         assert!(effects.queues || before.2 == after.2, "queues start or stop without an effect");
-        assert_eq!(effects.reset, None, "a function does its resets itself");
-        assert!(self.function.take_stopping().is_empty());
+        assert_eq!(effects.reset, None, "a function resets itself without an effect");
+        assert!(stopping.is_empty());
         self.compare();
     }
 
-    fn apply_one(&mut self, input: &mut Input<'_>) -> Effects {
+    fn apply_one(&mut self, input: &mut Input<'_>) -> Outcome {
         let kind = input.u8() % KINDS;
         match kind {
             CONFIG_WRITE => {
@@ -117,7 +117,7 @@ impl Pair {
             CONFIG_READ => {
                 let (offset, len) = (u64::from(input.u16()), usize::from(input.u8() % 5));
                 self.config_read(offset, len);
-                Effects::NONE
+                Outcome::none()
             }
             BAR_WRITE => {
                 let (bar, offset, len) = (input.u8() % 6, input.u32(), usize::from(input.u8() % 17));
@@ -127,7 +127,7 @@ impl Pair {
             BAR_READ => {
                 let (bar, offset, len) = (input.u8() % 6, u64::from(input.u32()), usize::from(input.u8() % 17));
                 self.bar_read(bar, offset, len);
-                Effects::NONE
+                Outcome::none()
             }
             COMMON => {
                 let (offset, len) = COMMON_REGISTERS[usize::from(input.u8() % 24)];
@@ -145,35 +145,35 @@ impl Pair {
                     return self.config_write(at + 16, &value[..usize::from(len)]);
                 }
                 self.config_read(at + 16, 4);
-                Effects::NONE
+                Outcome::none()
             }
             RESET => {
-                let effects = Device::reset(&mut self.function, ResetKind::Conventional);
+                let outcome = Device::reset(&mut self.function, ResetKind::Conventional);
                 self.rules = Rules::new();
-                effects
+                outcome
             }
             REFUSE => {
                 self.function.device_mut().refuse = input.u8() & 1 == 1;
-                Effects::NONE
+                Outcome::none()
             }
             RESTORE => {
                 self.restore();
-                Effects::NONE
+                Outcome::none()
             }
             TAMPER => {
                 self.restore_tampered(input);
-                Effects::NONE
+                Outcome::none()
             }
-            _ => Effects::NONE,
+            _ => Outcome::none(),
         }
     }
 
-    fn config_write(&mut self, offset: u64, data: &[u8]) -> Effects {
-        let Some(access) = Access::decode(offset, data.len()) else { return Effects::NONE };
+    fn config_write(&mut self, offset: u64, data: &[u8]) -> Outcome {
+        let Some(access) = Access::decode(offset, data.len()) else { return Outcome::none() };
         let write = access.write(data);
         let described = self.access();
         let before = (self.powered(), self.rules.status);
-        let effects = Device::config_write(&mut self.function, RID, access.dword(), write);
+        let outcome = Device::config_write(&mut self.function, RID, access.dword(), write);
         let dword = u64::from(access.dword().offset());
         if dword == self.config_access + 16
             && let Some((bar, at, len)) = described
@@ -187,10 +187,10 @@ impl Pair {
         if before != (self.powered(), self.rules.status) {
             self.rules.settle(self.powered(), self.function.device().refuse);
         }
-        effects
+        outcome
     }
 
-    /// Reads of configuration space have no side effect but that of an access to the ISR status.
+    /// Reading configuration space has no side effects, except through an access to the ISR status.
     fn config_read(&mut self, offset: u64, len: usize) {
         let Some(access) = Access::decode(offset, len) else { return };
         let is_data = u64::from(access.dword().offset()) == self.config_access + 16;
@@ -207,26 +207,26 @@ impl Pair {
         }
     }
 
-    /// Writes to a BAR, and notes what that means.
-    pub fn bar_write(&mut self, bar: u8, offset: u64, data: &[u8]) -> Effects {
+    /// Writes to a BAR, and updates the rules accordingly.
+    pub fn bar_write(&mut self, bar: u8, offset: u64, data: &[u8]) -> Outcome {
         let window = WindowId::Bar(BarIndex::new(bar).expect("below 6"));
         let status = self.rules.status;
-        let effects = self.function.mmio_write(window, offset, data);
+        let outcome = self.function.mmio_write(window, offset, data);
         self.store(bar, offset, data);
         if self.rules.status != status {
             self.rules.settle(self.powered(), self.function.device().refuse);
         }
-        effects
+        outcome
     }
 
-    /// What a write means for the registers of the transport.
+    /// Applies a write to the rules.
     fn store(&mut self, bar: u8, offset: u64, data: &[u8]) {
         if bar == REGISTERS_BAR && offset < 0x40 {
             self.rules.write(offset, data);
         }
     }
 
-    /// Reads from a BAR what the rules say.
+    /// Reads from a BAR, and compares the result with the rules.
     pub fn bar_read(&mut self, bar: u8, offset: u64, len: usize) {
         let window = WindowId::Bar(BarIndex::new(bar).expect("below 6"));
         let expected = self.load(bar, offset, len);
@@ -237,7 +237,7 @@ impl Pair {
         }
     }
 
-    /// What a read must return; `None` for structures that are not the transport's.
+    /// What a read must return, or `None` for structures that are not the transport's.
     fn load(&mut self, bar: u8, offset: u64, len: usize) -> Option<Vec<u8>> {
         if offset >= BAR_LEN[usize::from(bar)] || offset + len as u64 > BAR_LEN[usize::from(bar)] {
             return Some(vec![0xff; len]);
@@ -248,11 +248,11 @@ impl Pair {
                 Some(self.rules.read(offset).to_le_bytes()[..len].into())
             }
             (REGISTERS_BAR, 0x100) if len == 1 => Some(vec![std::mem::take(&mut self.rules.isr)]),
-            // The device configuration.
+            // The device-specific configuration.
             (REGISTERS_BAR, 0x200..0x1000) => None,
             (REGISTERS_BAR, _) => Some(zeros),
             (MSIX_BAR, PBA) if len == 8 => {
-                // What may be sent does not wait.
+                // A message that may be sent is not pending.
                 let waiting: Vec<_> = self.rules.pending.iter().copied().collect();
                 let waiting = waiting.into_iter().filter(|vector| self.message(*vector).is_none());
                 Some(waiting.fold(0u64, |bits, vector| bits | 1 << vector).to_le_bytes().into())
@@ -267,17 +267,17 @@ impl Pair {
         windows
     }
 
-    /// The messages that may be sent, as the function tells.
+    /// The messages that may be sent, as reported by the function.
     pub fn messages(&self) -> Vec<(u64, u32)> {
         let mut messages = Vec::new();
-        VirtioPci::messages(&self.function, &mut messages);
+        self.function.messages(Reach::Device, &mut messages);
         assert!(messages.iter().all(|message| message.requester == RID));
         messages.iter().map(|message| (message.address, message.data)).collect()
     }
 
-    /// The message of `vector` if it may be sent, as the table says.
+    /// The message of `vector`, read from the table, if it may be sent.
     fn message(&mut self, vector: u16) -> Option<(u64, u32)> {
-        // Enabled, and the function not masked.
+        // MSI-X Enable set and Function Mask clear.
         let control = self.config(self.msix + 2, 2);
         if !self.rules.has_run || !self.powered() || control >> 14 != 0b10 {
             return None;
@@ -293,7 +293,7 @@ impl Pair {
         vectors.into_iter().filter_map(|vector| self.message(vector)).collect()
     }
 
-    /// Checks all registers that can be read without being changed.
+    /// Checks all registers that can be read without side effects.
     pub fn compare(&mut self) {
         let mut data = [0; 4];
         for (offset, len) in COMMON_REGISTERS.into_iter().take(23) {
@@ -308,7 +308,7 @@ impl Pair {
         }
     }
 
-    /// The device has been given the queues that the driver enabled, as the driver described them.
+    /// Checks that the device was given the queues that the driver enabled, as the driver described them.
     fn compare_queues(&self) {
         let device = self.function.device();
         assert_eq!(device.started.as_ref().map(|(features, _)| *features), Some(self.rules.features()));

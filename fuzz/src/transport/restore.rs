@@ -1,41 +1,41 @@
-//! Functions that are restored to what another one saved, as it is or with changes.
+//! Restores functions from saved states, as saved or modified.
 
 use virtio_devices::testing::FakeDevice;
-use virtio_devices::{DeviceState, PositionState, VectorState, VirtioFunction, VirtioPci};
+use virtio_devices::{DeviceState, Lifecycle, PositionState, VectorState, VirtioFunction};
 
 use super::pair::Pair;
 use super::rules::{DRIVER_OK, FAILED, NEEDS_RESET, QUEUE_SIZES};
 use crate::input::Input;
 
 impl Pair {
-    /// Goes on with another function, which is restored to what this one saves.
+    /// Continues with another function, restored from this one's saved state.
     pub(super) fn restore(&mut self) {
         let refuse = self.function.device().refuse;
         let state = save(&mut self.function);
         let mut new = Self::function();
-        VirtioPci::restore(&mut new, &state).expect("a state that was saved");
+        new.restore(&state).expect("the state was saved by this function");
         assert_eq!(save(&mut new), state);
-        VirtioPci::resume(&mut new);
+        let _ = new.resume();
         new.device_mut().refuse = refuse;
         self.function = new;
     }
 
-    /// Restores another function to what this one saves, with some changes.
+    /// Restores another function from this one's saved state after modifying it.
     pub(super) fn restore_tampered(&mut self, input: &mut Input<'_>) {
         let refuse = std::mem::take(&mut self.function.device_mut().refuse);
         let mut state = save(&mut self.function);
-        VirtioPci::resume(&mut self.function);
+        let _ = self.function.resume();
         self.function.device_mut().refuse = refuse;
         for _ in 0..1 + input.u8() % 3 {
             tamper(&mut state, input);
         }
         let mut other = Self::function();
-        if VirtioPci::restore(&mut other, &state).is_err() {
+        if other.restore(&state).is_err() {
             assert_eq!(save(&mut other), save(&mut Self::function()));
             return;
         }
         assert_eq!(save(&mut other), state);
-        VirtioPci::resume(&mut other);
+        let _ = other.resume();
         let (status, command) = (state.function.transport.status, state.function.config.command);
         let ready = status & (DRIVER_OK | NEEDS_RESET | FAILED) == DRIVER_OK;
         let powered = command & 4 != 0 && state.function.config.power_state == 0;
@@ -44,11 +44,11 @@ impl Pair {
 }
 
 fn save(function: &mut VirtioFunction<FakeDevice>) -> DeviceState {
-    VirtioPci::pause(function);
-    VirtioPci::save(function).expect("a function that is paused").expect("a function with registers")
+    let _ = function.pause();
+    function.save().expect("the function is paused").expect("a function with registers")
 }
 
-/// Changes one thing in `state`.
+/// Modifies one field of `state`.
 fn tamper(state: &mut DeviceState, input: &mut Input<'_>) {
     let (what, n, value) = (input.u8(), input.u8(), input.u16());
     let function = &mut state.function;
@@ -77,6 +77,6 @@ fn tamper(state: &mut DeviceState, input: &mut Input<'_>) {
             }
         }
         14 => config.command = value,
-        _ => config.msix.control = value,
+        _ => config.msix.iter_mut().for_each(|msix| msix.control = value),
     }
 }

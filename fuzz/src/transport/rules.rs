@@ -1,4 +1,4 @@
-//! The rules of the standard for the registers of the transport, written out a second time.
+//! A second implementation of the standard's rules for the transport's registers.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub const NEEDS_RESET: u8 = 64;
 pub const FAILED: u8 = 128;
 pub const STATUS_BITS: u8 = 1 | 2 | DRIVER_OK | FEATURES_OK | NEEDS_RESET | FAILED;
 
-/// The registers of the common configuration and their widths.
+/// The registers of the common configuration, as offset and width.
 pub const COMMON_REGISTERS: [(u64, usize); 24] = [
     (0x00, 4),
     (0x04, 4),
@@ -45,17 +45,17 @@ pub const COMMON_REGISTERS: [(u64, usize); 24] = [
     (0x11, 1),
 ];
 
-/// What the registers say of a queue.
+/// The registers of one queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Queue {
     pub size: u16,
     vector: u16,
     pub enabled: bool,
-    /// Descriptor table, available ring, used ring.
+    /// Of the descriptor table, the available ring and the used ring.
     pub addresses: [u64; 3],
 }
 
-/// What the registers must read.
+/// The expected values of the registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
     pub status: u8,
@@ -66,17 +66,17 @@ pub struct Rules {
     queue_select: u16,
     pub queues: [Queue; 3],
     pub isr: u8,
-    /// Vectors that something was mapped to since the last reset.
+    /// Vectors that were mapped since the last reset.
     pub used_vectors: BTreeSet<u16>,
-    /// Vectors that a signal waits in.
+    /// Vectors with a pending signal.
     pub pending: BTreeSet<u16>,
-    /// The queues have run since the last reset.
+    /// Whether the queues have run since the last reset.
     pub has_run: bool,
     pub running: bool,
 }
 
 impl Rules {
-    /// After a reset.
+    /// The state after a reset.
     pub fn new() -> Self {
         let queue = |size| Queue { size, vector: NO_VECTOR, enabled: false, addresses: [0; 3] };
         Self {
@@ -99,19 +99,19 @@ impl Rules {
         self.status & bit != 0
     }
 
-    /// The features that were negotiated.
+    /// The negotiated features.
     pub fn features(&self) -> u64 {
         let [low, high, ..] = self.driver_features.map(u64::from);
         if self.has(FEATURES_OK) { (high << 32 | low) & OFFERED } else { 0 }
     }
 
-    /// Whether FEATURES_OK would be accepted: nothing but what is offered, and VERSION_1.
+    /// Whether FEATURES_OK should be accepted: only offered features, and VERSION_1 among them.
     fn acceptable(&self) -> bool {
         let [low, high, third, fourth] = self.driver_features;
         u64::from(low) & !OFFERED == 0 && high == 1 && third == 0 && fourth == 0
     }
 
-    /// What the register of the common configuration at `offset` reads.
+    /// The expected value of the common configuration's register at `offset`.
     pub fn read(&self, offset: u64) -> u32 {
         let word =
             |words: &[u32], select: u32| usize::try_from(select).ok().and_then(|n| words.get(n)).copied().unwrap_or(0);
@@ -157,7 +157,7 @@ impl Rules {
             0x14 => self.write_status(value as u8),
             0x16 => self.queue_select = value as u16,
             0x1a => {
-                // A vector has its eventfd from now on, but for a queue that does not exist.
+                // From now on the vector has its eventfd, except for a queue that does not exist.
                 if let Some(queue) = queue {
                     queue.vector = Self::map(&mut self.used_vectors, value as u16);
                 }
@@ -195,7 +195,7 @@ impl Rules {
         self.status = status;
     }
 
-    /// Lets the queues run or stand still, after something that they depend on may have changed.
+    /// Starts or stops the queues after a change of anything on which they depend.
     pub fn settle(&mut self, powered: bool, refuse: bool) {
         let ready = self.has(DRIVER_OK) && !self.has(NEEDS_RESET) && !self.has(FAILED);
         let wanted = ready && powered;

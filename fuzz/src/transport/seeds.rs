@@ -1,4 +1,4 @@
-//! What the fuzzer begins with.
+//! Seeds of this target.
 
 use super::pair::{
     BAR_READ, BAR_WRITE, COMMON, CONFIG_READ, CONFIG_WRITE, MSIX_BAR, Pair, REFUSE, REGISTERS_BAR, RESET, RESTORE,
@@ -16,7 +16,7 @@ fn config(seed: Seed, offset: u16, len: u8, value: u32) -> Seed {
     seed.with([CONFIG_WRITE]).with(offset.to_le_bytes()).with([len]).with(value.to_le_bytes())
 }
 
-/// Bus Master, MSI-X with all vectors, ACKNOWLEDGE to FEATURES_OK, and a vector for the configuration.
+/// Bus Master, MSI-X with all vectors, ACKNOWLEDGE to FEATURES_OK, and a vector for configuration changes.
 fn negotiate() -> Seed {
     let pair = Pair::new();
     let mut seed = config(Seed::new(), 4, 2, 6);
@@ -44,14 +44,14 @@ fn queue(seed: Seed, index: u16, size: u16, addresses: [u64; 3]) -> Seed {
     common(seed, 0x1c, 1)
 }
 
-/// A restore with three changes.
+/// A restore with three modifications.
 fn tampered(seed: Seed, changes: [(u8, u8, u16); 3]) -> Seed {
     let seed = seed.with([TAMPER, 2]);
     changes.into_iter().fold(seed, |seed, (what, n, value)| seed.with([what, n]).with(value.to_le_bytes()))
 }
 
-/// Seeds: a driver that comes up, by memory and by the PCI configuration access capability; nonsense queues; resets of each kind;
-/// a start that fails; D3hot and back; restores in each of these states.
+/// Seeds: a driver that starts, through memory and through the PCI configuration access capability; nonsensical
+/// queues; resets of each kind; a start that fails; D3hot and back; and restores in each of these states.
 pub fn seeds() -> Vec<Vec<u8>> {
     let pair = Pair::new();
     let driver_ok = |seed| common(seed, 0x14, 15);

@@ -41,7 +41,7 @@ fn counts_around_a_byte_are_counts() {
 /// B18: one VF, stride 0.
 #[test]
 fn a_single_vf_may_have_stride_0() {
-    let mut sriov = Sriov::new(SriovShape { vf_stride: 0, ..shape(1) }).unwrap();
+    let mut sriov = Sriov::new(SriovShape { vf_stride: 0, ..shape(1) }, &RC).unwrap();
     word(&mut sriov, NUM_VFS, 1);
     word(&mut sriov, CONTROL, 9);
     assert_eq!(sriov.vf_index(pf(), Rid::from_bits(0x100)), Some(VfIndex(0)));
@@ -51,7 +51,7 @@ fn a_single_vf_may_have_stride_0() {
 
 #[test]
 fn a_stride_skips_the_functions_between() {
-    let mut sriov = Sriov::new(SriovShape { vf_stride: 2, ..shape(4) }).unwrap();
+    let mut sriov = Sriov::new(SriovShape { vf_stride: 2, ..shape(4) }, &RC).unwrap();
     word(&mut sriov, NUM_VFS, 4);
     word(&mut sriov, CONTROL, 1);
     let present: Vec<_> = (0x100..0x10a).filter(|&rid| sriov.vf_index(pf(), Rid::from_bits(rid)).is_some()).collect();

@@ -1,15 +1,16 @@
-//! What VF BARs say and decode, and whose slice an access is in.
+//! What VF BARs say and decode, and which VF's slice an access hits.
 
 use super::*;
+use crate::MemoryKind;
+
+/// The kind of the VF BARs.
+const KIND: MemoryKind = MemoryKind::Memory64 { prefetchable: true };
 
 /// G11, G12: VF BARs are sized as BARs are, and say how much one VF takes.
 #[test]
 fn sizing_a_vf_bar_tells_the_slice_of_one_vf() {
-    let mut sriov = Sriov::new(SriovShape {
-        bars: vec![(bar(0), BarKind::Memory32 { size: 0x4000 }), (bar(2), shape(1).bars[0].1)],
-        ..shape(8)
-    })
-    .unwrap();
+    let bars = vec![(bar(0), BarKind::Memory32 { size: 0x4000 }), (bar(2), shape(1).bars[0].1)];
+    let mut sriov = Sriov::new(SriovShape { bars, ..shape(8) }, &RC).unwrap();
     let power_on = [0, 0, 0xc, 0, 0, 0];
     let sized = [0xffff_c000, 0, 0xffff_e00c, 0xffff_ffff, 0, 0];
     for (n, (power_on, sized)) in (0..6).zip(power_on.into_iter().zip(sized)) {
@@ -77,8 +78,8 @@ fn vfs_decode_only_with_vf_enable_and_vf_mse() {
 #[test]
 fn a_window_is_as_long_as_the_vfs_that_exist() {
     let expected = [
-        Window { id: WindowId::VfBar(bar(2)), base: 0x80_1000_0000, len: 3 * 0x2000 },
-        Window { id: WindowId::VfBar(bar(4)), base: 0x2000_0000, len: 3 * 0x1000 },
+        Window { id: WindowId::VfBar(bar(2)), base: 0x80_1000_0000, len: 3 * 0x2000, kind: KIND },
+        Window { id: WindowId::VfBar(bar(4)), base: 0x2000_0000, len: 3 * 0x1000, kind: KIND },
     ];
     assert_eq!(windows(&enabled(8, 3)), expected);
 }
@@ -116,7 +117,7 @@ fn a_moved_vf_bar_moves_all_vfs_at_once() {
     let bases = |sriov: &Sriov| windows(sriov).iter().map(|window| window.base).collect::<Vec<_>>();
     write(&mut sriov, sriov::VF_BAR0 + 8, 0xffff_c000);
     write(&mut sriov, sriov::VF_BAR0 + 12, 0);
-    assert_eq!(windows(&sriov)[0], Window { id: WindowId::VfBar(bar(2)), base: 0xffff_c000, len: 0x6000 });
+    assert_eq!(windows(&sriov)[0], Window { id: WindowId::VfBar(bar(2)), base: 0xffff_c000, len: 0x6000, kind: KIND });
     write(&mut sriov, sriov::VF_BAR0 + 8, 0x2000);
     assert_eq!(bases(&sriov), [0x2000, 0x2000_0000]);
     write(&mut sriov, sriov::VF_BAR0 + 12, 1);

@@ -1,16 +1,16 @@
-//! SR-IOV a second time, as obvious as possible: bytes, masks, and the rules written out one after the other.
+//! A second implementation of SR-IOV, as obvious as possible: bytes, masks, and the rules written out one by one.
 //!
-//! The model shares no code with the device. It takes the power-on image of each function from the device, knows by itself which
-//! of its bits software can write, and predicts what every register reads after any sequence of operations, which functions
-//! exist, and what they decode. It favours clarity over speed.
+//! The model shares no code with the device. It takes the power-on image of each function from the device, and knows by
+//! itself which of its bits software can write. From these it predicts what every register reads after any sequence of
+//! operations, which functions exist, and what they decode. It favours clarity over speed.
 
 use std::collections::BTreeMap;
 
 use super::{Op, Target};
-use crate::{Device, Dword, Rid, Window, WindowId};
+use crate::{Device, Dword, MemoryKind, ResetKind, Rid, Window, WindowId};
 
-/// How much of a function's configuration space is compared: header, capabilities and the SR-IOV capability.
-const LEN: usize = 0x140;
+/// How much of a function's configuration space is compared: header, capabilities and extended capabilities.
+const LEN: usize = 0x150;
 
 // Where registers are in the functions under test.
 const COMMAND: usize = 0x04;
@@ -20,17 +20,21 @@ const SRIOV: usize = 0x100;
 const CONTROL: usize = SRIOV + 0x08;
 const TOTAL_VFS: usize = SRIOV + 0x0e;
 const NUM_VFS: usize = SRIOV + 0x10;
+const OFFSET_STRIDE: usize = SRIOV + 0x14;
 const PAGE_SIZE: usize = SRIOV + 0x20;
 const VF_BAR0: usize = SRIOV + 0x24;
 
 const SUPPORTED_PAGE_SIZES: u32 = 0x553;
+/// ARI Capable Hierarchy, in Control.
+const ARI: u16 = 1 << 4;
 
-/// A BAR as the model sees it: which register it begins in, how large it is for one function, whether it has 64 bits.
+/// A BAR as the model sees it: the register it begins in, its size for one function, and its type bits.
 #[derive(Debug, Clone, Copy)]
 struct Bar {
     register: usize,
     size: u64,
     is_64: bool,
+    prefetchable: bool,
 }
 
 /// Configuration space of one function: what it reads, and what of it can be written.
@@ -40,7 +44,7 @@ struct Function {
     writable: [u8; LEN],
     power_on: [u8; LEN],
     pcie: usize,
-    msix: usize,
+    msix: Option<usize>,
     power: Option<usize>,
 }
 
@@ -71,22 +75,31 @@ impl Function {
             }
             (offset != 0).then_some(offset)
         };
-        let (pcie, msix, power) = (find(0x10).unwrap_or(0), find(0x11).unwrap_or(0), find(0x01));
+        let (pcie, msix, power) = (find(0x10).unwrap_or(0), find(0x11), find(0x01));
         Self { bytes, writable: [0; LEN], power_on: bytes, pcie, msix, power }
     }
 
     /// What software can write, with the reason: of a VF only Bus Master Enable and the MSI-X control bits.
     fn allow(&mut self, is_vf: bool) {
+        let (is_endpoint, has_ari, pcie) = (self.is_endpoint(), self.has_ari(), self.pcie);
+        let link_control_2 = if get32(&self.bytes, pcie + 0x2c) & 0b100 != 0 { 0xff9fu16 } else { 0 };
         let writable = &mut self.writable;
-        put(writable, self.msix + 2, &0xc000u16.to_le_bytes());
+        if let Some(msix) = self.msix {
+            put(writable, msix + 2, &0xc000u16.to_le_bytes());
+        }
         if is_vf {
             put(writable, COMMAND, &0x0004u16.to_le_bytes());
             return;
         }
         put(writable, COMMAND, &0x0546u16.to_le_bytes());
         put(writable, CACHE_LINE_SIZE, &[0xff]);
-        put(writable, self.pcie + 8, &0x781fu16.to_le_bytes());
-        put(writable, CONTROL, &0x0009u16.to_le_bytes());
+        put(writable, pcie + 8, &0x781fu16.to_le_bytes());
+        if is_endpoint {
+            put(writable, pcie + 0x10, &0x00cbu16.to_le_bytes());
+            put(writable, pcie + 0x28, &0x0010u16.to_le_bytes());
+            put(writable, pcie + 0x30, &link_control_2.to_le_bytes());
+        }
+        put(writable, CONTROL, &if has_ari { 0x0009 | ARI } else { 0x0009 }.to_le_bytes());
         put(writable, NUM_VFS, &0xffffu16.to_le_bytes());
         put(writable, PAGE_SIZE, &0xffff_ffffu32.to_le_bytes());
         if let Some(power) = self.power {
@@ -96,8 +109,23 @@ impl Function {
 
     /// The virtio capabilities are not the model's.
     fn is_modelled(&self, offset: usize) -> bool {
-        let vendor_start = self.power.map_or(self.msix + 12, |power| power + 8);
+        let ends = [Some(self.pcie + 0x3c), self.msix.map(|msix| msix + 12), self.power.map(|power| power + 8)];
+        let vendor_start = ends.into_iter().flatten().max().unwrap_or(0);
         !(vendor_start..0x100).contains(&offset)
+    }
+
+    /// Whether it is an Endpoint behind a port: Device/Port Type 0.
+    fn is_endpoint(&self) -> bool {
+        get16(&self.bytes, self.pcie + 2) & 0xf0 == 0
+    }
+
+    /// Whether the chain of extended capabilities has ARI.
+    fn has_ari(&self) -> bool {
+        let mut offset = SRIOV;
+        while offset != 0 && get16(&self.bytes, offset) != 0x000e {
+            offset = usize::from(get16(&self.bytes, offset + 2) >> 4);
+        }
+        offset != 0
     }
 }
 
@@ -110,27 +138,30 @@ pub struct Model {
     vfs: BTreeMap<u16, Function>,
     bars: Vec<Bar>,
     vf_bars: Vec<Bar>,
+    /// First VF Offset and VF Stride while ARI Capable Hierarchy is clear, and while it is set.
+    offset_stride: [u32; 2],
 }
 
 impl Model {
-    /// The model of `device` in its state of power-on. Its VFs are enabled for a moment, to see what they look like, and its
-    /// BARs are sized.
+    /// The model of `device` in its state of power-on. Its VFs are enabled for a moment, to see what they look like,
+    /// and its BARs are sized.
     pub fn new(device: &mut impl Device, pf: Rid) -> Self {
         let mut function = Function::new(device, pf);
         let bars = size_bars(device, pf, BAR0);
         let vf_bars = size_bars(device, pf, VF_BAR0);
-        let mut set = |offset: usize, value: u16| {
-            let dword = Dword::containing(u16::try_from(offset).unwrap_or(0));
-            let _ = device.config_write(pf, dword, crate::DwordWrite::new(value.into(), 0b0011));
-        };
-        set(NUM_VFS, 1);
-        set(CONTROL, 1);
-        let first = get16(&function.bytes, SRIOV + 0x14);
+        set(device, pf, CONTROL, ARI);
+        let without_ari = get32(&function.bytes, OFFSET_STRIDE);
+        let with_ari = get32(&Function::new(device, pf).bytes, OFFSET_STRIDE);
+        set(device, pf, CONTROL, 0);
+        set(device, pf, NUM_VFS, 1);
+        set(device, pf, CONTROL, 1);
+        let first = get16(&function.bytes, OFFSET_STRIDE);
         let mut vf = Function::new(device, pf.wrapping_add(first));
-        let _ = device.reset(crate::ResetKind::Conventional);
+        let _ = device.reset(ResetKind::Conventional);
         function.allow(false);
         vf.allow(true);
-        let mut this = Self { pf: function, vf_power_on: vf, vfs: BTreeMap::new(), bars, vf_bars };
+        let offset_stride = [without_ari, with_ari];
+        let mut this = Self { pf: function, vf_power_on: vf, vfs: BTreeMap::new(), bars, vf_bars, offset_stride };
         this.allow_bars();
         this
     }
@@ -161,10 +192,28 @@ impl Model {
         }
     }
 
-    fn reset_pf(&mut self) {
+    fn reset_pf(&mut self, kind: ResetKind) {
+        let old = self.pf.bytes;
         self.pf.bytes = self.pf.power_on;
         self.allow_bars();
         self.vfs.clear();
+        // A function level reset leaves alone what belongs to the link and to the port above.
+        if kind == ResetKind::Flr {
+            if self.pf.is_endpoint() {
+                for offset in [self.pf.pcie + 0x10, self.pf.pcie + 0x30] {
+                    put(&mut self.pf.bytes, offset, &get16(&old, offset).to_le_bytes());
+                }
+            }
+            put(&mut self.pf.bytes, CONTROL, &(get16(&old, CONTROL) & ARI).to_le_bytes());
+            self.route();
+        }
+    }
+
+    /// First VF Offset and VF Stride follow ARI Capable Hierarchy.
+    fn route(&mut self) {
+        let [without_ari, with_ari] = self.offset_stride;
+        let value = if get16(&self.pf.bytes, CONTROL) & ARI == 0 { without_ari } else { with_ari };
+        put(&mut self.pf.bytes, OFFSET_STRIDE, &value.to_le_bytes());
     }
 
     /// Does to the model what `op` does to a device.
@@ -178,7 +227,7 @@ impl Model {
                     self.write(target, offset, data.get(..len).unwrap_or_default());
                 }
             }
-            Op::Reset => self.reset_pf(),
+            Op::Reset => self.reset_pf(ResetKind::Conventional),
             Op::ConfigRead { .. } | Op::MmioRead { .. } | Op::MmioWrite { .. } => {}
         }
     }
@@ -201,8 +250,10 @@ impl Model {
         let old = &self.pf.bytes.clone();
         let was_enabled = vf_enable(old);
         store(&mut self.pf, offset, data);
-        // NumVFs and System Page Size may only be written while VF Enable is clear.
+        // NumVFs, System Page Size and ARI Capable Hierarchy may only be written while VF Enable is clear.
         if was_enabled {
+            let control = get16(&self.pf.bytes, CONTROL) & !ARI | get16(old, CONTROL) & ARI;
+            put(&mut self.pf.bytes, CONTROL, &control.to_le_bytes());
             put(&mut self.pf.bytes, NUM_VFS, &get16(old, NUM_VFS).to_le_bytes());
             put(&mut self.pf.bytes, PAGE_SIZE, &get32(old, PAGE_SIZE).to_le_bytes());
         }
@@ -211,6 +262,7 @@ impl Model {
             let control = get16(&self.pf.bytes, CONTROL) & !1;
             put(&mut self.pf.bytes, CONTROL, &control.to_le_bytes());
         }
+        self.route();
         // System Page Size is one supported size.
         let page_size = get32(&self.pf.bytes, PAGE_SIZE);
         if page_size.count_ones() != 1 || page_size & SUPPORTED_PAGE_SIZES == 0 {
@@ -225,14 +277,14 @@ impl Model {
                 }
             }
         }
-        // Of the power states there are D0 and D3hot.
+        // The power states are D0 and D3hot.
         if let Some(power) = self.pf.power
             && matches!(get16(&self.pf.bytes, power + 4) & 3, 1 | 2)
         {
             put(&mut self.pf.bytes, power + 4, &get16(old, power + 4).to_le_bytes());
         }
         if initiates_flr(&self.pf, offset, data) {
-            self.reset_pf();
+            self.reset_pf(ResetKind::Flr);
         } else if was_enabled && !self.vf_enable() {
             self.vfs.clear();
         }
@@ -262,11 +314,14 @@ impl Model {
         let len = slice.checked_mul(count.into()).filter(|len| *len > 0)?;
         let end = base.checked_add(len)?;
         let index = crate::BarIndex::new(u8::try_from(bar.register).ok()?).ok()?;
+        let memory64 = MemoryKind::Memory64 { prefetchable: bar.prefetchable };
+        let kind = if bar.is_64 { memory64 } else { MemoryKind::Memory32 };
         let id = if first == BAR0 { WindowId::Bar(index) } else { WindowId::VfBar(index) };
-        (bar.is_64 || end <= 1 << 32).then_some(Window { id, base, len })
+        (bar.is_64 || end <= 1 << 32).then_some(Window { id, base, len, kind })
     }
 
-    /// Compares the device with the model: every dword of the PF and of the VFs at the edges of what exists, and the windows.
+    /// Compares the device with the model: every dword of the PF and of the VFs at the edges of what exists, and the
+    /// windows.
     ///
     /// # Errors
     ///
@@ -281,8 +336,8 @@ impl Model {
         self.compare_windows(device)
     }
 
-    /// Compares the dword of configuration space that `op` was for, and the windows: much less than [`Self::compare`], for use after
-    /// each of many operations.
+    /// Compares the dword of configuration space that `op` was for, and the windows: much less than [`Self::compare`],
+    /// for use after each of many operations.
     ///
     /// # Errors
     ///
@@ -296,7 +351,7 @@ impl Model {
         self.compare_windows(device)
     }
 
-    /// A function by its name, its routing ID and what it should read; `None` for one that there never is.
+    /// A function, its routing ID and what it should read; `None` for one that can never exist.
     fn function(&self, target: Target, pf: Rid) -> Option<Expected<'_>> {
         let visible = self.num_visible();
         match target {
@@ -349,6 +404,12 @@ impl Expected<'_> {
     }
 }
 
+/// Writes the 16-bit register of the PF that begins a dword.
+fn set(device: &mut impl Device, pf: Rid, offset: usize, value: u16) {
+    let dword = Dword::containing(u16::try_from(offset).unwrap_or(0));
+    let _ = device.config_write(pf, dword, crate::DwordWrite::new(value.into(), 0b0011));
+}
+
 fn vf_enable(pf: &[u8]) -> bool {
     get16(pf, CONTROL) & 1 != 0
 }
@@ -374,7 +435,8 @@ fn size_bars(device: &mut impl Device, pf: Rid, first: usize) -> Vec<Bar> {
     let mut sized = Vec::new();
     let mut register = 0;
     while register < 6 {
-        let is_64 = device.config_read(pf, dword(register)) & 0b110 == 0b100;
+        let type_bits = device.config_read(pf, dword(register));
+        let (is_64, prefetchable) = (type_bits & 0b110 == 0b100, type_bits & 0b1000 != 0);
         let mut mask = 0;
         for n in 0..=usize::from(is_64) {
             let _ = device.config_write(pf, dword(register + n), crate::DwordWrite::full(u32::MAX));
@@ -382,7 +444,7 @@ fn size_bars(device: &mut impl Device, pf: Rid, first: usize) -> Vec<Bar> {
         }
         let mask = mask & !0xf;
         if mask != 0 {
-            sized.push(Bar { register, size: 1 << mask.trailing_zeros(), is_64 });
+            sized.push(Bar { register, size: 1 << mask.trailing_zeros(), is_64, prefetchable });
         }
         register += if is_64 { 2 } else { 1 };
     }

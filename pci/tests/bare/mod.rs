@@ -1,13 +1,16 @@
-//! The least that a PF with VFs can be: configuration spaces, and MSI-X in BAR 4.
+//! The smallest PF with VFs: configuration spaces, and MSI-X in BAR 4.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
-use pci::testing::Observed;
-use pci::{
-    BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Identity, MsixShape, ResetKind,
-    Rid, Role, SriovShape, VfChange, VfIndex, Window, WindowId,
+use std::convert::Infallible;
+
+use pci_sriov::testing::Observed;
+use pci_sriov::{
+    Ari, BarIndex, BarKind, ConfigShape, ConfigSpace, Effects, EndpointShape, Function, Identity, Link, LinkSpeed,
+    LinkWidth, MsixShape, Outcome, PfWithVfs, PortType, Rid, Role, SriovShape, VfPlacement, VfRouting,
 };
 
 /// The PF: slot 3 of bus 0. Its VFs are on bus 1 and behind.
-pub const PF: Rid = Rid::from_bits(3 << 3);
+pub(crate) const PF: Rid = Rid::from_bits(3 << 3);
 
 fn bars() -> Vec<(BarIndex, BarKind)> {
     let bar = |n| BarIndex::new(n).unwrap();
@@ -18,8 +21,20 @@ fn bars() -> Vec<(BarIndex, BarKind)> {
     ]
 }
 
+/// An Endpoint with ARI and ACS. Its VFs follow it directly where the port above forwards by ARI, else they begin on
+/// the next bus.
+pub(crate) const ENDPOINT: PortType = PortType::Endpoint(EndpointShape {
+    link: Link { speed: LinkSpeed::Gt5_0, width: LinkWidth::X4 },
+    ari: Some(Ari { vfs: Some(VfRouting { first_vf_offset: 1, vf_stride: 1 }) }),
+    acs: true,
+});
+
 /// A function as it is at power-on.
-pub fn space(role: Role) -> ConfigSpace {
+pub(crate) fn space(role: Role) -> ConfigSpace {
+    space_at(role, PortType::RcIntegratedEndpoint)
+}
+
+fn space_at(role: Role, port: PortType) -> ConfigSpace {
     let table = (BarIndex::new(4).unwrap(), 0);
     let pba = (BarIndex::new(4).unwrap(), 0x800);
     ConfigSpace::new(ConfigShape {
@@ -31,99 +46,70 @@ pub fn space(role: Role) -> ConfigSpace {
             subsystem_vendor: 0x1af4,
             subsystem: 0x1041,
         },
-        bars: if role == Role::Vf { Vec::new() } else { bars() },
+        bars: bars(),
         role,
+        port,
         vendor: Vec::new(),
-        msix: MsixShape { vectors: 3, table, pba },
+        msix: Some(MsixShape { vectors: 3, table, pba }),
     })
     .unwrap()
 }
 
+/// A function that is nothing but its configuration space, and MSI-X in BAR 4.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Bare(pub ConfigSpace);
+
 /// A PF and its VFs.
-pub struct Bare {
-    pub pf: ConfigSpace,
-    pub vfs: Vec<ConfigSpace>,
-}
+pub(crate) type Device = PfWithVfs<Bare>;
 
 impl Bare {
-    /// No VF is enabled.
-    pub fn new(total_vfs: u16) -> Observed<Self> {
-        let shape = SriovShape {
-            total_vfs,
-            first_vf_offset: 0xe8,
-            vf_stride: 1,
-            vf_device_id: 0x1041,
-            bars: bars(),
-            function_dependency_link: 0,
-        };
-        let vfs = (0..total_vfs).map(|_| space(Role::Vf)).collect();
-        Observed::new(Self { pf: space(Role::Pf(shape)), vfs }, PF)
+    /// A function in its state of power-on.
+    pub(crate) fn new(role: Role) -> Self {
+        Self(space(role))
     }
 
-    fn index(&self, rid: Rid) -> Option<usize> {
-        self.pf.sriov()?.vf_index(PF, rid).map(|VfIndex(index)| index.into())
+    /// A PF with its VFs. No VF is enabled.
+    pub(crate) fn with_vfs(total_vfs: u16) -> Observed<Device> {
+        Self::at(PF, PortType::RcIntegratedEndpoint, 0xe8, total_vfs)
     }
 
-    /// The function that byte `offset` of a window belongs to, and the offset in its BAR.
-    fn slice(&mut self, window: WindowId, offset: u64) -> Option<(&mut ConfigSpace, u64)> {
-        match window {
-            WindowId::Bar(bar) if bar.get() == 4 => Some((&mut self.pf, offset)),
-            WindowId::VfBar(bar) if bar.get() == 4 => {
-                let (VfIndex(index), offset) = self.pf.sriov()?.locate(bar, offset)?;
-                Some((&mut self.vfs[usize::from(index)], offset))
-            }
-            _ => None,
-        }
+    /// As [`Self::with_vfs`], an Endpoint.
+    pub(crate) fn endpoint(rid: Rid, total_vfs: u16) -> Observed<Device> {
+        Self::at(rid, ENDPOINT, 0x100, total_vfs)
     }
 
-    fn settle(&mut self, effects: Effects) -> Effects {
-        if let Some(VfChange::Disabled { num_vfs }) = effects.vfs {
-            for vf in &mut self.vfs[..usize::from(num_vfs)] {
-                let _ = vf.reset(ResetKind::Conventional);
-            }
-        }
-        effects
+    fn at(rid: Rid, port: PortType, first_vf_offset: u16, total_vfs: u16) -> Observed<Device> {
+        let vfs = VfPlacement { total_vfs, first_vf_offset, vf_stride: 1 };
+        let shape = SriovShape::new(rid, vfs, 0x1041, bars());
+        let vfs = (0..total_vfs).map(|_| Self(space_at(Role::Vf, port))).collect();
+        Observed::new(PfWithVfs::new(rid, Self(space_at(Role::Pf(shape), port)), vfs).unwrap(), rid)
     }
 }
 
-impl Device for Bare {
-    fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
-        match self.index(rid) {
-            Some(index) => self.vfs[index].read(reg),
-            None if rid == PF => self.pf.read(reg),
-            None => u32::MAX,
-        }
+impl Function for Bare {
+    type Stopping = Infallible;
+
+    fn config(&self) -> &ConfigSpace {
+        &self.0
     }
 
-    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Effects {
-        match self.index(rid) {
-            Some(index) => self.vfs[index].write(reg, write),
-            None if rid == PF => {
-                let effects = self.pf.write(reg, write);
-                self.settle(effects)
-            }
-            None => Effects::NONE,
-        }
+    fn config_mut(&mut self) -> &mut ConfigSpace {
+        &mut self.0
     }
 
-    fn mmio_read(&mut self, window: WindowId, offset: u64, data: &mut [u8]) {
+    fn changed(&mut self, effects: Effects, _powered: bool) -> Outcome<Infallible> {
+        effects.into()
+    }
+
+    fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
-        if let Some((function, offset)) = self.slice(window, offset) {
-            function.msix().table_read(offset, data);
+        if bar.get() == 4 {
+            self.0.msix().unwrap().table_read(offset, data);
         }
     }
 
-    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Effects {
-        self.slice(window, offset)
-            .map_or(Effects::NONE, |(function, offset)| function.msix_mut().table_write(offset, data))
-    }
-
-    fn windows(&self, out: &mut Vec<Window>) {
-        self.pf.windows(out);
-    }
-
-    fn reset(&mut self, kind: ResetKind) -> Effects {
-        let effects = self.pf.reset(kind);
-        self.settle(effects)
+    fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8], _powered: bool) -> Outcome<Infallible> {
+        let writes = bar.get() == 4;
+        if writes { self.0.msix_mut().unwrap().table_write(offset, data).into() } else { Outcome::none() }
     }
 }

@@ -1,8 +1,8 @@
-//! What a guest does, and what a guest might do: sequences that get VFs enabled, used, reset and moved, which bytes alone
-//! seldom do.
+//! What a guest does, and what it might do: sequences that enable, use, reset and move VFs, which random bytes seldom
+//! do.
 
-use pci::testing::{OP_LEN, Op, Target};
-use pci::{BarIndex, WindowId};
+use pci_sriov::testing::{OP_LEN, Op, Target};
+use pci_sriov::{BarIndex, WindowId};
 use proptest::prelude::*;
 
 fn write(target: Target, offset: u16, len: u8, value: u32) -> Op {
@@ -24,7 +24,9 @@ fn address() -> impl Strategy<Value = u32> {
 
 /// Writes to registers of the PF with values that mean something.
 fn pf_register() -> impl Strategy<Value = Op> {
-    let control = prop_oneof![4 => Just(9u32), 2 => Just(0), 1 => Just(1), 1 => Just(8), 1 => any::<u32>()];
+    let control = prop_oneof![
+        4 => Just(9u32), 2 => Just(0), 1 => Just(1), 1 => Just(8), 2 => Just(0x10), 2 => Just(0x19), 1 => any::<u32>()
+    ];
     let width = || prop_oneof![1 => Just(1u8), 4 => Just(2), 1 => Just(4)];
     let num_vfs = prop_oneof![6 => 0u32..12, 1 => 250u32..310, 1 => any::<u32>()];
     let page_size = prop_oneof![4 => (0u32..13).prop_map(|bit| 1 << bit), 1 => any::<u32>()];
@@ -39,6 +41,8 @@ fn pf_register() -> impl Strategy<Value = Op> {
         1 => any::<u32>().prop_map(|value| pf(0x0c, 4, value)),
         1 => prop_oneof![Just(0x8000u32), any::<u32>()].prop_map(|value| pf(0x48, 2, value)),
         2 => (0u32..4).prop_map(|state| pf(0x8c, 1, state)),
+        1 => (prop_oneof![Just(0x50u16), Just(0x68), Just(0x70)], any::<u32>())
+            .prop_map(|(reg, value)| pf(reg, 2, value)),
         1 => any::<u32>().prop_map(|value| pf(0x7c, 4, value)),
     ]
 }
@@ -63,8 +67,8 @@ fn memory() -> impl Strategy<Value = Op> {
 }
 
 /// One operation.
-pub fn op() -> impl Strategy<Value = Op> {
-    let any_access = (prop_oneof![Just(Target::Pf), vf()], 0u16..0x140, 0u8..6, any::<u32>());
+pub(crate) fn op() -> impl Strategy<Value = Op> {
+    let any_access = (prop_oneof![Just(Target::Pf), vf()], 0u16..0x160, 0u8..6, any::<u32>());
     prop_oneof![
         8 => pf_register(),
         4 => vf_register(),
@@ -76,6 +80,6 @@ pub fn op() -> impl Strategy<Value = Op> {
 }
 
 /// How many VFs a PF has.
-pub fn total_vfs() -> impl Strategy<Value = u16> {
+pub(crate) fn total_vfs() -> impl Strategy<Value = u16> {
     prop_oneof![6 => 1u16..12, 1 => Just(255), 1 => Just(256), 1 => Just(300)]
 }

@@ -1,4 +1,4 @@
-//! The REST API of a VMM, as a client speaks it.
+//! A client of a VMM's REST API.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// How long the VMM may take to make its socket.
+/// How long the VMM may take to create its socket.
 const SOCKET_LIMIT: Duration = Duration::from_secs(30);
 /// How long it may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long a guest may take to let a device go.
+/// How long a guest may take to release a device.
 const EJECT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Where a VMM's API is.
+/// A client for one VMM's API socket.
 #[derive(Clone, Debug)]
 pub struct Api {
     socket: PathBuf,
@@ -31,7 +31,8 @@ pub struct Answer {
 }
 
 impl Api {
-    /// The API of a VMM that is started with `--api-socket` and this test's own path. `name` is what tells several apart.
+    /// The API of a VMM that is started with [`Api::argument`]. The socket's path is unique to this test process and
+    /// `name`.
     pub fn new(name: &str) -> Api {
         let socket = std::env::temp_dir().join(format!("api-{}-{name}", std::process::id()));
         Api { socket }
@@ -42,45 +43,45 @@ impl Api {
         format!("path={}", self.socket.display())
     }
 
-    /// Asks for `endpoint` by GET.
+    /// Sends GET `endpoint`.
     pub fn get(&self, endpoint: &str) -> Answer {
         self.request("GET", endpoint, None)
     }
 
-    /// Asks for `endpoint` by PUT, without a body.
+    /// Sends PUT `endpoint` without a body.
     pub fn put(&self, endpoint: &str) -> Answer {
         self.request("PUT", endpoint, None)
     }
 
-    /// Asks for `endpoint` by PUT with a body.
+    /// Sends PUT `endpoint` with a body.
     pub fn put_json(&self, endpoint: &str, body: &Value) -> Answer {
         self.request("PUT", endpoint, Some(body))
     }
 
-    /// What `vm.info` says.
+    /// The body of `vm.info`.
     pub fn info(&self) -> Value {
         let Answer { status, body } = self.get("vm.info");
         assert_eq!(status, 200, "{body}");
         body
     }
 
-    /// Whether there is a device called `id`.
+    /// Whether the VM has a device with this `id`.
     pub fn has_device(&self, id: &str) -> bool {
         self.info()["device_tree"].get(id).is_some()
     }
 
-    /// Asks the guest to let the device `id` go, and waits until it has.
+    /// Removes the device `id`, and waits until the guest has released it.
     pub fn remove_device(&self, id: &str) {
         let answer = self.put_json("vm.remove-device", &json!({ "id": id }));
         assert_eq!((answer.status, answer.body), (204, Value::Null));
         self.await_removal(id);
     }
 
-    /// Waits until the guest has let the device `id` go, which it was asked for.
+    /// Waits until the guest has released the device `id`, which it was asked to do.
     pub fn await_removal(&self, id: &str) {
         let deadline = Instant::now() + EJECT_LIMIT;
         while self.has_device(id) {
-            assert!(Instant::now() < deadline, "the guest never lets {id} go");
+            assert!(Instant::now() < deadline, "the guest never released {id}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -98,7 +99,7 @@ impl Api {
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {endpoint}: {answer:?}"));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
         let body = if body.is_empty() { Value::Null } else { serde_json::from_str(body).unwrap() };
-        Answer { status: status.unwrap_or_else(|| panic!("a status in {head:?}")), body }
+        Answer { status: status.unwrap_or_else(|| panic!("no status in {head:?}")), body }
     }
 
     fn connect(&self) -> UnixStream {

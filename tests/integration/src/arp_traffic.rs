@@ -1,4 +1,4 @@
-//! Traffic through many NICs at once, at no cost of a process in the guest.
+//! Traffic through many NICs at once, without a process in the guest for each.
 
 use std::ffi::CString;
 use std::net::Ipv4Addr;
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use crate::tap::HostTap;
 
-/// Who asks: a locally administered address.
+/// The probes' source address, a locally administered one.
 const SOURCE: [u8; 6] = [0x02, 0, 0, 0, 0, 0xfe];
 
-/// ARP probes into taps, one after the other, until this is dropped. A Linux guest answers each through the NIC that it came
-/// by, whatever addresses that NIC has, if the address asked for is any of its own: a frame each way.
+/// Sends ARP probes into taps, one after the other, until dropped. Linux answers each through the NIC on which it
+/// arrived, whatever that NIC's addresses are, if the target is any address of the guest: one frame each way.
 pub struct ArpTraffic {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -33,7 +33,7 @@ impl ArpTraffic {
                 if stopped.load(Ordering::Relaxed) {
                     return;
                 }
-                // A tap whose function is off takes frames until its queue is full.
+                // The tap of a function without a running driver accepts frames until its queue is full.
                 let _ = send(&socket, &frame, tap);
                 thread::sleep(pause);
             }
@@ -66,7 +66,7 @@ fn address(interface: &str) -> libc::sockaddr_ll {
     let name = CString::new(interface).unwrap();
     // SAFETY: the name ends with a NUL and outlives the call.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    assert_ne!(index, 0, "the interface {interface}");
+    assert_ne!(index, 0, "there is no interface {interface}");
     // SAFETY: sockaddr_ll is plain data for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as libc::sa_family_t;
@@ -77,7 +77,7 @@ fn address(interface: &str) -> libc::sockaddr_ll {
 fn packet_socket() -> OwnedFd {
     // SAFETY: socket has no memory effects. With protocol 0 it receives nothing.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    assert!(fd >= 0, "a packet socket: {}", std::io::Error::last_os_error());
+    assert!(fd >= 0, "opening a packet socket: {}", std::io::Error::last_os_error());
     // SAFETY: the descriptor was just opened and belongs to nobody else.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

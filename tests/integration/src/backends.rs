@@ -1,4 +1,4 @@
-//! A PF whose VFs have backends of every kind.
+//! A PF whose VFs have backends of different kinds.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,23 +12,23 @@ use crate::lab::Kernel;
 use crate::sriov::{Pf, vf_mac};
 use crate::tap::HostTap;
 
-/// How long it may take until the VMM has noticed what became of a backend.
+/// How long the VMM may take to notice that a backend was lost or came back.
 const NOTICE: Duration = Duration::from_secs(60);
 
-/// What a VF has for a backend.
+/// The kind of a VF's backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// A tap that the VMM carries the frames of.
+    /// A tap; the VMM carries the frames.
     Tap,
-    /// A tap that the host's kernel carries the frames of.
+    /// A tap; the host's kernel carries the frames.
     VhostNet,
-    /// The fixture, over a socket.
+    /// The vhost-user fixture, over a socket.
     VhostUser,
-    /// The fixture, as a vDPA device.
+    /// The VDUSE fixture, as a vDPA device.
     Vdpa,
 }
 
-/// The processes and taps behind the VFs of [`BackendsSpec`]. Whatever a VF's backend is, the host's side of it is a tap.
+/// The processes and taps behind a PF's VFs. Whatever the kind of backend, its host side is a tap.
 pub struct Backends {
     kinds: Vec<Backend>,
     sockets: TempDir,
@@ -38,7 +38,8 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// Starts what the backends `kinds`, by VF, need. `vhost_user` and `vduse` are options of the fixtures.
+    /// Starts what the VFs' backends need: `kinds[i]` is that of VF i. `vhost_user` and `vduse` are options of the
+    /// fixtures.
     pub fn start_with(kinds: &[Backend], vhost_user: &[&str], vduse: &[&str]) -> Backends {
         let sockets = tempfile::tempdir().expect("a folder for sockets");
         let mut backends =
@@ -56,12 +57,12 @@ impl Backends {
         backends
     }
 
-    /// As [`Backends::start_with`], with fixtures that do all that they can.
+    /// As [`Backends::start_with`], with all features of the fixtures on.
     pub fn start(kinds: &[Backend]) -> Backends {
         Backends::start_with(kinds, &[], &[])
     }
 
-    /// Starts the vhost-user fixture, for the first time or again.
+    /// Starts or restarts the vhost-user fixture.
     pub fn start_vhost_user(&mut self, options: &[&str]) {
         let sockets = self.of(Backend::VhostUser).map(|index| {
             format!("socket={},name=vf{index},tap={},mac={}", self.socket(index), tap_name(index), vf_mac(index))
@@ -98,7 +99,7 @@ impl Backends {
 
     /// The vDPA device of VF `index`.
     pub fn node(&self, index: usize) -> std::path::PathBuf {
-        self.vduse.as_ref().expect("there are vDPA devices").node(&format!("vf{index}"))
+        self.vduse.as_ref().expect("there is no vDPA device").node(&format!("vf{index}"))
     }
 
     /// A guest whose PF `pf0` has VFs over these backends.
@@ -108,29 +109,29 @@ impl Backends {
         (0..vfs).fold(spec, |spec, index| spec.net_vf(&self.vf(index)))
     }
 
-    /// The host's sides of the VFs, while the guest runs.
+    /// The taps behind the VFs, while the guest runs.
     pub fn taps(&self) -> Vec<HostTap> {
         (0..self.kinds.len()).map(|index| HostTap::existing(&tap_name(index))).collect()
     }
 
     /// The process that serves the vhost-user sockets.
     pub fn vhost_user(&mut self) -> &mut Process {
-        self.vhost_user.as_mut().expect("there are vhost-user sockets")
+        self.vhost_user.as_mut().expect("there is no vhost-user socket")
     }
 
     /// The process that serves the vDPA devices.
     pub fn vduse(&mut self) -> &mut Process {
-        self.vduse.as_mut().expect("there are vDPA devices")
+        self.vduse.as_mut().expect("there is no vDPA device")
     }
 
     /// Kills the process that serves the vhost-user sockets.
     pub fn kill_vhost_user(&mut self) {
-        self.vhost_user.take().expect("there are vhost-user sockets").kill();
+        self.vhost_user.take().expect("there is no vhost-user socket").kill();
     }
 
     /// Kills the process that serves the vDPA devices.
     pub fn kill_vduse(&mut self) {
-        self.vduse.take().expect("there are vDPA devices").kill();
+        self.vduse.take().expect("there is no vDPA device").kill();
     }
 }
 
@@ -139,12 +140,12 @@ fn tap_name(index: usize) -> String {
 }
 
 impl Api {
-    /// What `vm.info` says of VF `index` of the first PF.
+    /// The entry of VF `index` of the first PF in `vm.info`.
     pub fn vf(&self, index: usize) -> serde_json::Value {
         self.info()["sriov"][0]["vfs"][index].clone()
     }
 
-    /// Waits until `vm.info` says that the backend of VF `index` is lost, or that it is there.
+    /// Waits until `vm.info` reports the backend of VF `index` as lost, or as present.
     pub fn await_lost(&self, index: usize, lost: bool) {
         let deadline = Instant::now() + NOTICE;
         loop {
@@ -152,7 +153,7 @@ impl Api {
             if vf["backend"]["lost"].as_bool().unwrap_or(false) == lost {
                 return;
             }
-            assert!(Instant::now() < deadline, "VF {index} is to have lost={lost}: {vf}");
+            assert!(Instant::now() < deadline, "VF {index} never had lost={lost}: {vf}");
             thread::sleep(Duration::from_millis(100));
         }
     }
@@ -164,7 +165,7 @@ impl Guest {
         self.wait_for(&format!("[ $(cat /sys/class/net/{interface}/carrier) = {} ]", u8::from(up)));
     }
 
-    /// Resets the function at `address`, and binds its driver again.
+    /// Resets the function at `address` with its driver unbound, and binds the driver again.
     pub fn reset_function(&mut self, address: &str) {
         self.unbind(address);
         self.ok(&format!("echo 1 > /sys/bus/pci/devices/{address}/reset"));

@@ -1,4 +1,4 @@
-//! Somebody at the other end of a guest's console: of a pseudo-terminal, or of a socket.
+//! A client at the host's end of a guest's console: a pseudo-terminal or a socket.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use crate::api::Api;
 
-/// How long the VMM may take to listen, and a guest to say something.
+/// How long the VMM may take to listen, and the guest to print what is waited for.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is at the other end of a console.
+/// The host's end of a console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A pseudo-terminal that the VMM makes.
+    /// A pseudo-terminal that the VMM creates.
     Pty,
     /// A socket that the VMM listens on.
     Socket,
 }
 
 impl Place {
-    /// The value of the option `--serial` or `--console`, as `option` without the dashes.
+    /// The value of `--serial` or `--console`; `option` is the option's name without dashes.
     pub fn argument(self, option: &str) -> String {
         match self {
             Place::Pty => "pty".into(),
@@ -31,7 +31,7 @@ impl Place {
         }
     }
 
-    /// Comes to the other end of the console `option`, as a person would who asks the VMM where it is.
+    /// Connects to the console `option`. A pseudo-terminal's path is taken from `vm.info`.
     pub fn connect(self, option: &str, api: &Api) -> Client {
         match self {
             Place::Pty => {
@@ -48,7 +48,7 @@ impl Place {
     }
 }
 
-/// A connection to a console: what is read was printed by the guest, and what is written is typed.
+/// A connection to a console: reads what the guest prints, and types.
 pub struct Client {
     file: File,
     seen: Vec<u8>,
@@ -71,7 +71,7 @@ impl Client {
         }
     }
 
-    /// The same connection, to type.
+    /// The same connection, for typing.
     pub(crate) fn writer(&self) -> File {
         self.file.as_fd().try_clone_to_owned().expect("a descriptor can be duplicated").into()
     }
@@ -81,7 +81,7 @@ impl Client {
         self.file.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Waits until the guest has printed `text`, and forgets what came up to its end.
+    /// Waits until the guest has printed `text`, and drops what was read up to its end.
     pub fn wait_for(&mut self, text: &str) {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -90,9 +90,13 @@ impl Client {
                 self.seen.drain(..at + text.len());
                 return;
             }
-            assert!(Instant::now() < deadline, "{text:?} never came, but {:?}", String::from_utf8_lossy(&self.seen));
+            assert!(
+                Instant::now() < deadline,
+                "the guest never printed {text:?}; it printed {:?}",
+                String::from_utf8_lossy(&self.seen)
+            );
             let mut poll = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one pollfd is given and one is said to be there.
+            // SAFETY: the array has one pollfd, as the count says.
             if unsafe { libc::poll(&mut poll, 1, 100) } > 0 {
                 let mut buffer = [0; 4096];
                 let length = self.file.read(&mut buffer).unwrap();

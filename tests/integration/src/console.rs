@@ -1,5 +1,5 @@
-//! A guest's serial console: the VMM's standard streams, or a client of it. The guest's init answers one command a line; the protocol is
-//! described in `xtask/src/init/guest.sh`.
+//! A guest's serial console, over the VMM's standard streams or a [`Client`](crate::Client). The guest's init
+//! executes one command per line; `xtask/src/init/guest.sh` describes the protocol.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How often a garbled reply is asked for again.
+/// How often a command is repeated whose reply was garbled.
 const ATTEMPTS: usize = 3;
 
-/// How often a person would hit a key to wake a machine.
+/// How often a key is hit to wake a sleeping guest.
 const KEYSTROKE_EVERY: Duration = Duration::from_secs(1);
 
 /// What a command in the guest printed, and its exit status.
@@ -19,20 +19,20 @@ const KEYSTROKE_EVERY: Duration = Duration::from_secs(1);
 pub struct Output {
     /// The exit status.
     pub status: i32,
-    /// Standard output and error output together.
+    /// Standard output and standard error, interleaved.
     pub text: String,
 }
 
-/// Why the console did not give what was waited for.
+/// Why the expected output did not come.
 #[derive(Debug)]
 pub(crate) enum Silence {
-    /// It took longer than it may.
+    /// The limit passed.
     TimedOut(Duration),
     /// The VMM ended.
     Closed,
     /// The guest's kernel panicked.
     Panicked,
-    /// The reply was garbled, again and again.
+    /// Every reply was garbled.
     Garbled,
 }
 
@@ -40,7 +40,7 @@ pub(crate) enum Silence {
 pub(crate) struct Console {
     input: Box<dyn Write + Send>,
     received: Arc<Received>,
-    /// How much of what was received was consumed.
+    /// How much of the received data has been consumed.
     position: usize,
     next_command: u32,
 }
@@ -57,7 +57,7 @@ struct State {
     closed: bool,
 }
 
-/// A reply that is complete, and where it ends.
+/// A complete reply, and where it ends.
 struct Reply {
     output: Option<Output>,
     end: usize,
@@ -79,7 +79,7 @@ impl Console {
         Console { input: Box::new(input), received, position: 0, next_command: 1 }
     }
 
-    /// Waits for the mark by which a guest says that it is up. Returns the guest's own uptime in seconds.
+    /// Waits for init's ready mark. Returns the guest's uptime in seconds.
     pub(crate) fn wait_until_ready(&mut self, limit: Duration) -> Result<f64, Silence> {
         self.wait(limit, |bytes| {
             let (line, end) = line_after(bytes, b"@@ready ")?;
@@ -108,8 +108,8 @@ impl Console {
         Err(Silence::Garbled)
     }
 
-    /// Runs one command that stops the guest until somebody types: hits the enter key until the reply comes. The guest's init
-    /// answers each of these empty lines too, after it.
+    /// Runs one command that suspends the guest until a key is hit: hits enter until the reply comes. Init answers
+    /// these empty lines too, after that reply.
     pub(crate) fn run_while_typing(&mut self, command: &str, limit: Duration) -> Result<Output, Silence> {
         let deadline = Instant::now() + limit;
         let number = self.next_command;
@@ -129,12 +129,12 @@ impl Console {
         String::from_utf8_lossy(&self.received.state.lock().bytes).into_owned()
     }
 
-    /// Writes bytes as a person would type them.
+    /// Sends `text` as if it were typed.
     pub(crate) fn send(&mut self, text: &str) {
         let _ = self.input.write_all(text.as_bytes()).and_then(|()| self.input.flush());
     }
 
-    /// Waits until `find` finds something in what was not consumed yet, and consumes up to the end that it gives.
+    /// Waits until `find` finds something in the unconsumed data, and consumes up to the end that it returns.
     fn wait<T>(&mut self, limit: Duration, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> Result<T, Silence> {
         let deadline = Instant::now() + limit;
         let mut state = self.received.state.lock();
@@ -157,7 +157,7 @@ impl Console {
     }
 }
 
-/// Finds the reply to command `number`. A reply without an output is one that a kernel message got into.
+/// Finds the reply to command `number`. A reply without output was garbled by a kernel message.
 fn reply(bytes: &[u8], number: u32) -> Option<Reply> {
     let (status, end) = line_after(bytes, format!("@@end {number} ").as_bytes())?;
     let status = String::from_utf8_lossy(status).trim().parse();
@@ -176,7 +176,7 @@ fn reply(bytes: &[u8], number: u32) -> Option<Reply> {
     Some(Reply { output, end })
 }
 
-/// The rest of the first complete line that `mark` is in, and where the next line begins.
+/// The rest of the first complete line that contains `mark`, and where the next line begins.
 fn line_after<'a>(bytes: &'a [u8], mark: &[u8]) -> Option<(&'a [u8], usize)> {
     let start = position(bytes, mark)? + mark.len();
     let length = bytes[start..].iter().position(|&byte| byte == b'\n')?;

@@ -1,10 +1,10 @@
-//! Expectations that are checked in as files, and rewritten by `cargo xtask test --bless`.
+//! Expected outputs, stored as files and rewritten by `cargo xtask test --bless`.
 
 use std::env;
 use std::fs;
 use std::path::Path;
 
-/// Compares `actual` with `tests/integration/expected/<name>`.
+/// Asserts that `actual` equals the file `tests/integration/expected/<name>`.
 pub fn assert_matches_file(name: &str, actual: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("expected").join(name);
     if env::var_os("CH_BLESS").is_some() {
@@ -15,13 +15,13 @@ pub fn assert_matches_file(name: &str, actual: &str) {
         .unwrap_or_else(|error| panic!("{}: {error}; `cargo xtask test --bless` writes it", path.display()));
     assert!(
         expected == actual,
-        "this differs from {}; if it is right, `cargo xtask test --bless` takes it over:\n{}",
+        "the output differs from {}; if it is right, store it with `cargo xtask test --bless`:\n{}",
         path.display(),
         difference(&expected, actual)
     );
 }
 
-/// `lspci`'s output without what varies from start to start: addresses of windows, and interrupt numbers.
+/// `lspci`'s output with the parts that differ from boot to boot masked: BAR addresses and interrupt numbers.
 pub fn without_what_varies(text: &str) -> String {
     text.lines().map(|line| replace_number_after(line, &["Memory at ", " IRQ ", "routed to IRQ "]) + "\n").collect()
 }
@@ -36,7 +36,7 @@ fn replace_number_after(line: &str, marks: &[&str]) -> String {
     line.to_owned()
 }
 
-/// The lines that differ, each with the sign of the side that has it.
+/// The lines that differ: `-` for the expected ones, `+` for the actual ones.
 fn difference(expected: &str, actual: &str) -> String {
     let (old, new): (Vec<&str>, Vec<&str>) = (expected.lines().collect(), actual.lines().collect());
     let missing = old.iter().filter(|line| !new.contains(line)).map(|line| format!("-{line}\n"));

@@ -1,4 +1,4 @@
-//! Frames that keep flowing through a NIC in both directions while a test does something to it.
+//! Traffic that keeps flowing through a NIC in both directions during a test.
 
 use std::net::{SocketAddrV4, UdpSocket};
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use crate::guest::Guest;
 use crate::sriov::Vf;
 use crate::tap::{HostTap, Subnet};
 
-/// How many datagrams the host sends at a time, and how long it waits between. The lab's machine emulates one processor, which
-/// the guest needs too: with ten times as many it does nothing else than take them.
+/// The host sends this many datagrams at a time, with this pause between. The lab's machine emulates one processor,
+/// which the guest shares: ten times as many datagrams would take all of it.
 const BURST: usize = 4;
 const PAUSE: Duration = Duration::from_millis(40);
 /// The port that the datagrams go to. Nobody listens there.
 const DISCARD: u16 = 9;
 /// How many frames must pass in each direction before traffic counts as flowing.
 const ENOUGH: u64 = 50;
-/// How long they may take.
+/// How long that may take.
 const FLOW_LIMIT: Duration = Duration::from_secs(60);
 
-/// Traffic through one of a guest's NICs: pings from the guest, each as soon as the last one is answered, and datagrams from
-/// the host. The guest stops when the NIC's netdev is gone, the host when this is dropped.
+/// Traffic through one of a guest's NICs: adaptive pings from the guest, and datagrams from the host. The guest stops
+/// when the NIC's netdev disappears, the host when this is dropped.
 pub struct Flood {
     stop: Arc<AtomicBool>,
     sender: Option<JoinHandle<()>>,
@@ -41,14 +41,14 @@ impl Flood {
             let target = SocketAddrV4::new(subnet.guest(), DISCARD);
             while !stopped.load(Ordering::Relaxed) {
                 for _ in 0..BURST {
-                    // What the NIC does not take in time is lost, as on a wire.
+                    // Datagrams that the NIC cannot take in time are lost, as on a wire.
                     let _ = socket.send_to(&[0; 1000], target);
                 }
                 thread::sleep(PAUSE);
             }
         });
         let flood = Flood { stop, sender: Some(sender) };
-        // Another netdev may get the name of one that is gone, but never its index.
+        // A new netdev may reuse a name, but never an ifindex.
         let index = format!("/sys/class/net/{interface}/ifindex");
         guest.ok(&format!(
             "read -r own < {index}; (while read -r now < {index} && [ $now = $own ]; do \
@@ -59,7 +59,7 @@ impl Flood {
         flood
     }
 
-    /// Starts traffic through each of `vfs`: VF i has `taps[i]` and the subnet i.
+    /// Starts traffic through each VF: VF i uses `taps[i]` and subnet i.
     pub fn through(guest: &mut Guest, vfs: &[Vf], taps: &[HostTap]) -> Vec<Flood> {
         let vfs = vfs.iter();
         vfs.map(|vf| Flood::start(guest, vf.interface(), &taps[vf.index], Subnet(vf.index as u8))).collect()
@@ -82,7 +82,7 @@ fn wait_until_it_flows(tap: &HostTap) {
         if now.from_guest >= before.from_guest + ENOUGH && now.to_guest >= before.to_guest + ENOUGH {
             return;
         }
-        assert!(Instant::now() < deadline, "traffic flows through {}: {before:?}, then {now:?}", tap.name());
+        assert!(Instant::now() < deadline, "traffic does not flow through {}: {before:?}, then {now:?}", tap.name());
         thread::sleep(Duration::from_millis(20));
     }
 }

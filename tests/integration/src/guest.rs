@@ -1,4 +1,4 @@
-//! A guest: what it is made of, and what can be done with it while it runs.
+//! A Linux guest: its configuration, and what a test can do while it runs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use crate::lab::{self, Image, Kernel, Userland};
 use crate::terminal::Terminal;
 use crate::vmm::{Exit, Vmm, VmmCommand};
 
-/// How long a guest may take to its init. The nested lab needs 5 s, and twice that under load.
+/// How long a guest may take to start its init. The nested lab needs 5 s, and 10 s under load.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
-/// How long a command in the guest may take, unless the test says otherwise.
+/// How long a command in the guest may take by default.
 const COMMAND_LIMIT: Duration = Duration::from_secs(90);
-/// How long the VMM may take to end once the guest is off.
+/// How long the VMM may take to exit after the guest has powered off.
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
-/// Guests speak IPv4 only: every frame on a tap is then one that the test caused.
+/// Guests use IPv4 only, so that every frame on a tap is caused by the test.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
 
-/// What a guest is made of. The default is one vCPU, 256 MiB and no device.
+/// The configuration of a guest. The default is one vCPU, 256 MiB of memory and no devices.
 pub struct GuestSpec {
     kernel: Kernel,
     image: Image,
@@ -36,7 +36,7 @@ pub struct GuestSpec {
 }
 
 impl GuestSpec {
-    /// A guest of `kernel`, given to the VMM as an ELF file.
+    /// A guest that boots `kernel` from its ELF file.
     pub fn new(kernel: Kernel) -> GuestSpec {
         GuestSpec {
             kernel,
@@ -55,19 +55,19 @@ impl GuestSpec {
         }
     }
 
-    /// Gives the VMM the kernel as `image`.
+    /// Boots the kernel from another form of its image.
     pub fn image(mut self, image: Image) -> GuestSpec {
         self.image = image;
         self
     }
 
-    /// Gives the guest `cpus` vCPUs.
+    /// Sets the number of vCPUs.
     pub fn cpus(mut self, cpus: u32) -> GuestSpec {
         self.cpus = cpus;
         self
     }
 
-    /// Lets the guest have up to `cpus` vCPUs later.
+    /// Sets the number of vCPUs that the guest may have after a resize.
     pub fn max_cpus(mut self, cpus: u32) -> GuestSpec {
         self.max_cpus = Some(cpus);
         self
@@ -79,78 +79,78 @@ impl GuestSpec {
         self
     }
 
-    /// Adds an argument to the kernel's command line.
+    /// Appends an argument to the kernel's command line.
     pub fn kernel_argument(mut self, argument: &str) -> GuestSpec {
         self.cmdline.push(' ');
         self.cmdline.push_str(argument);
         self
     }
 
-    /// Puts the real `lspci` into the guest.
+    /// Installs the real `lspci` in the guest.
     pub fn with_lspci(mut self) -> GuestSpec {
         self.userland = Userland::Lspci;
         self
     }
 
-    /// Puts the modules that [`Guest::load`] loads into the guest.
+    /// Installs the modules for [`Guest::load`] in the guest.
     pub fn with_modules(mut self) -> GuestSpec {
         self.userland = Userland::Modules;
         self
     }
 
-    /// Sets the value of `--serial`, for a guest that [`Guest::boot_over`] boots.
+    /// Sets the value of `--serial`. Boot such a guest with [`Guest::boot_over`].
     pub fn serial(mut self, serial: &str) -> GuestSpec {
         self.serial = serial.into();
         self
     }
 
-    /// Adds a virtio console, by the value of `--console`.
+    /// Adds a virtio console; `value` is that of `--console`.
     pub fn console(mut self, value: &str) -> GuestSpec {
         self.has_console = true;
         self.arguments(&["--console", value])
     }
 
-    /// Adds a disk, by the value of `--disk`.
+    /// Adds a disk; `value` is that of `--disk`.
     pub fn disk(self, value: &str) -> GuestSpec {
         self.arguments(&["--disk", value])
     }
 
-    /// Adds a NIC, by the value of `--net`.
+    /// Adds a NIC; `value` is that of `--net`.
     pub fn net(self, value: &str) -> GuestSpec {
         self.arguments(&["--net", value])
     }
 
-    /// Configures a VF, by the value of `--net-vf`.
+    /// Overrides settings of a VF; `value` is that of `--net-vf`.
     pub fn net_vf(self, value: &str) -> GuestSpec {
         self.arguments(&["--net-vf", value])
     }
 
-    /// Adds a NIC over tap queues that are passed in open; `value` is what follows `fd=[…]` in `--net`.
+    /// Adds a NIC over tap queues that the VMM inherits; `value` is what follows `fd=[…]` in `--net`.
     pub fn net_by_fds(mut self, queues: Vec<OwnedFd>, value: &str) -> GuestSpec {
         let numbers: Vec<String> = queues.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
         self.inherited.extend(queues);
         self.net(&format!("fd=[{}],{value}", numbers.join(",")))
     }
 
-    /// Lets the VMM have `limit` files open and no more.
+    /// Limits the VMM to `limit` open files.
     pub fn open_files(mut self, limit: u64) -> GuestSpec {
         self.open_files = Some(limit);
         self
     }
 
-    /// Lets the VMM run as the user `uid` with no group and no capability.
+    /// Runs the VMM as the user `uid`, without groups or capabilities.
     pub fn user(mut self, uid: u32) -> GuestSpec {
         self.user = Some(uid);
         self
     }
 
-    /// Adds arguments to the command line.
+    /// Appends arguments to the VMM's command line.
     pub fn arguments(mut self, arguments: &[&str]) -> GuestSpec {
         self.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
         self
     }
 
-    /// The command line of this guest.
+    /// The VMM's command line for this guest.
     pub fn command(self) -> VmmCommand {
         let max = self.max_cpus.map_or(String::new(), |cpus| format!(",max={cpus}"));
         let command = VmmCommand::new()
@@ -168,7 +168,7 @@ impl GuestSpec {
     }
 }
 
-/// A guest that is up. It and its VMM end when this is dropped.
+/// A guest that has booted. Dropping it kills its VMM.
 pub struct Guest {
     vmm: Vmm,
     console: Console,
@@ -176,14 +176,15 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots a guest and waits for its init. Panics with what the guest and the VMM printed when that does not happen.
+    /// Boots a guest and waits for its init. If that fails, panics with the output of the guest and the VMM.
     pub fn boot(spec: GuestSpec) -> Guest {
         let mut vmm = spec.command().spawn();
         let console = Console::new(vmm.take_stdin(), vmm.take_stdout());
         Guest::await_init(vmm, console)
     }
 
-    /// As [`Guest::boot`], over a serial port whose other end is not the VMM's streams: `connect` reaches it, once the VMM runs.
+    /// As [`Guest::boot`], over a serial port that is not the VMM's standard streams: `connect` connects to it once
+    /// the VMM runs.
     pub fn boot_over(spec: GuestSpec, connect: impl FnOnce() -> Client) -> Guest {
         let vmm = spec.command().spawn();
         let client = connect();
@@ -191,7 +192,7 @@ impl Guest {
         Guest::await_init(vmm, console)
     }
 
-    /// As [`Guest::boot_over`], in `terminal`, which is not the one that init speaks over.
+    /// As [`Guest::boot_over`], with the VMM in `terminal`, which is not the serial port.
     pub fn boot_in(terminal: &Terminal, spec: GuestSpec, connect: impl FnOnce() -> Client) -> Guest {
         let vmm = terminal.spawn(spec.command());
         let client = connect();
@@ -206,12 +207,12 @@ impl Guest {
         guest
     }
 
-    /// From the start of the VMM's process to the guest's init, as this machine's clock saw it.
+    /// The time from the start of the VMM's process to the guest's init, by the machine's clock.
     pub fn boot_time(&self) -> Duration {
         self.boot_time
     }
 
-    /// The VMM that runs this guest.
+    /// The VMM's process.
     pub fn vmm(&self) -> &Vmm {
         &self.vmm
     }
@@ -227,7 +228,7 @@ impl Guest {
         result.unwrap_or_else(|silence| self.fail(&format!("`{command}` in the guest"), &silence))
     }
 
-    /// Runs one command, which must succeed, and returns what it printed without the last line end.
+    /// Runs one command, which must succeed, and returns its output without the trailing newline.
     pub fn ok(&mut self, command: &str) -> String {
         self.ok_within(command, COMMAND_LIMIT)
     }
@@ -235,40 +236,41 @@ impl Guest {
     /// As [`Guest::ok`], for a command that may take longer.
     pub fn ok_within(&mut self, command: &str, limit: Duration) -> String {
         let Output { status, text } = self.run_within(command, limit);
-        assert_eq!(status, 0, "`{command}` in the guest printed: {text}");
+        assert_eq!(status, 0, "`{command}` failed in the guest: {text}");
         text.trim_end_matches('\n').to_owned()
     }
 
-    /// Waits until `command` in the guest succeeds.
+    /// Repeats `command` in the guest until it succeeds.
     pub fn wait_for(&mut self, command: &str) {
         let deadline = Instant::now() + COMMAND_LIMIT;
         while self.run(command).status != 0 {
-            assert!(Instant::now() < deadline, "`{command}` in the guest never succeeded");
+            assert!(Instant::now() < deadline, "`{command}` never succeeded in the guest");
         }
     }
 
-    /// Loads a module and what it needs. The guest was made [`GuestSpec::with_modules`].
+    /// Loads a module and its dependencies. The guest must be built [`GuestSpec::with_modules`].
     pub fn load(&mut self, module: &str) {
         self.ok(&format!("for file in /extra/{module}/*; do [ ! -e $file ] || insmod $file || exit 1; done"));
     }
 
-    /// Restarts the guest from inside and waits until it is up again.
+    /// Reboots the guest from inside and waits until it is up again.
     pub fn reboot(&mut self) {
         self.restart_by("reboot -f");
     }
 
-    /// Runs a command that ends the running kernel, and waits until the next one is up.
+    /// Runs a command that ends the running kernel, and waits until the next kernel is up.
     pub(crate) fn restart_by(&mut self, command: &str) {
         self.console.send(&format!("0 {command}\n"));
         self.wait_until_ready();
     }
 
-    /// Waits until the guest is up again, after something outside made it start again.
+    /// Waits until the guest is up again after the host has restarted it.
     pub fn wait_for_restart(&mut self) {
         self.wait_until_ready();
     }
 
-    /// Suspends the guest to idle, with every device in its lowest power state, and wakes it by its console.
+    /// Suspends the guest to idle, which puts every device into its lowest power state, and wakes it by a key on its
+    /// console.
     pub fn suspend_and_wake(&mut self) {
         let successes = "cat /sys/power/suspend_stats/success";
         let before: u32 = self.ok(successes).parse().unwrap();
@@ -276,28 +278,28 @@ impl Guest {
         let command = "echo freeze > /sys/power/state";
         let output = self.console.run_while_typing(command, COMMAND_LIMIT);
         let Output { status, text } = output.unwrap_or_else(|silence| self.fail(command, &silence));
-        assert_eq!(status, 0, "suspending printed: {text}");
-        assert_eq!(self.ok(successes), (before + 1).to_string(), "the guest slept");
+        assert_eq!(status, 0, "suspending failed: {text}");
+        assert_eq!(self.ok(successes), (before + 1).to_string(), "suspends that succeeded");
     }
 
-    /// Powers the guest off from inside and waits for the VMM's end.
+    /// Powers the guest off from inside and waits until the VMM has exited.
     pub fn power_off(mut self) -> Exit {
         self.console.send("0 poweroff -f\n");
         self.vmm.wait(EXIT_LIMIT)
     }
 
-    /// Asks the VMM to end with `signal` and waits until it has.
+    /// Sends `signal` to the VMM and waits until it has exited.
     pub fn stop_by(self, signal: i32) -> Exit {
         self.vmm.signal(signal);
         self.vmm.wait(EXIT_LIMIT)
     }
 
-    /// Panics if the guest's kernel complained of the machine that it found.
+    /// Asserts that the guest's kernel logged no complaint about the machine or its drivers.
     pub fn assert_kernel_has_no_complaint(&mut self) {
         let complaints =
             "can.t assign|firmware bug|\\[BUG|out of range|no space|WARNING: CPU|Call Trace|failed to assign";
         let found = self.run(&format!("dmesg | grep -iE \"{complaints}\""));
-        assert_eq!(found.text, "", "the guest's kernel complains");
+        assert_eq!(found.text, "", "the guest's kernel has complaints");
     }
 
     fn wait_until_ready(&mut self) {
@@ -311,7 +313,7 @@ impl Guest {
             Silence::TimedOut(limit) => format!("timed out after {} s", limit.as_secs()),
             Silence::Closed => "the VMM ended".to_owned(),
             Silence::Panicked => {
-                // The rest of the panic's report is still on its way.
+                // The rest of the panic's report is still to come.
                 std::thread::sleep(Duration::from_secs(1));
                 "the guest's kernel panicked".to_owned()
             }

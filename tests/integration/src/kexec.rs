@@ -1,4 +1,4 @@
-//! A guest that replaces its kernel by itself.
+//! A guest that replaces its own kernel.
 
 use std::fs;
 use std::io::Write;
@@ -11,14 +11,15 @@ use crate::guest::Guest;
 use crate::lab::{self, Image, Kernel};
 use crate::tap::Subnet;
 
-/// The port at which the guest takes a file.
+/// The guest's port for receiving a file.
 const PORT: u16 = 5000;
-/// How long the guest may take to listen there, and to take some of the file.
+/// How long the guest may take to listen there, and to receive the file.
 const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
 
 impl Guest {
-    /// Boots `kernel` with its initramfs from within the running one, with the same command line, and waits until it is up. A
-    /// restart by other means, as after a panic, is an error. `program` is the static binary `kexec` of this crate; it and the kernel reach the guest over the NIC that is in `subnet`.
+    /// Boots `kernel` and its initramfs from the running kernel by kexec, with the same command line, and waits until
+    /// it is up. Panics if the guest restarted in another way, such as by a panic. `program` is this crate's static
+    /// binary `kexec`; it and the kernel reach the guest over the NIC in `subnet`.
     pub fn kexec(&mut self, program: &Path, kernel: Kernel, subnet: Subnet) {
         self.take_file(program, "/tmp/kexec", subnet);
         self.take_file(&lab::kernel_file(kernel, Image::BzImage), "/tmp/kernel", subnet);
@@ -28,7 +29,7 @@ impl Guest {
         self.ok("grep -q by-kexec /proc/cmdline");
     }
 
-    /// Copies a file of the host into the guest.
+    /// Copies a file from the host into the guest.
     fn take_file(&mut self, source: &Path, target: &str, subnet: Subnet) {
         let contents = fs::read(source).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
         self.ok(&format!("nc -l -p {PORT} > {target} 2> /dev/null < /dev/null &"));
@@ -36,12 +37,12 @@ impl Guest {
         let mut stream = loop {
             match TcpStream::connect_timeout(&(subnet.guest(), PORT).into(), TRANSFER_LIMIT) {
                 Ok(stream) => break stream,
-                Err(error) => assert!(Instant::now() < deadline, "the guest takes no connection: {error}"),
+                Err(error) => assert!(Instant::now() < deadline, "the guest accepts no connection: {error}"),
             }
             thread::sleep(Duration::from_millis(20));
         };
-        stream.set_write_timeout(Some(TRANSFER_LIMIT)).expect("a limit above 0 is taken");
-        stream.write_all(&contents).expect("the guest takes the file");
+        stream.set_write_timeout(Some(TRANSFER_LIMIT)).expect("a timeout above 0 is valid");
+        stream.write_all(&contents).expect("the guest receives the file");
         drop(stream);
         self.wait_for(&format!("[ $(wc -c < {target}) -eq {} ]", contents.len()));
     }

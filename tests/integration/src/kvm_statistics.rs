@@ -1,28 +1,24 @@
-//! KVM's own statistics.
+//! KVM's own exit counters.
 
 use std::fs;
 use std::ops::Sub;
 use std::path::Path;
-use std::process::Command;
 
-const DEBUG: &str = "/sys/kernel/debug";
+use crate::kernel_fs::{DEBUG, mount_debugfs};
 
-/// How often vCPUs left their guests, over all VMs that there are.
+/// VM exits, over all VMs of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvmExits {
-    /// For whatever reason; most are answered by the kernel.
+    /// Exits for any reason. The kernel handles most of them.
     pub all: u64,
-    /// Those for accesses to addresses that are not memory, which the VMM answers.
+    /// Exits for accesses to addresses without memory, which the VMM handles.
     pub mmio: u64,
 }
 
 impl KvmExits {
-    /// The exits until now.
+    /// The exits so far.
     pub fn now() -> KvmExits {
-        if !Path::new(DEBUG).join("kvm").exists() {
-            let mounted = Command::new("mount").args(["-t", "debugfs", "debugfs", DEBUG]).status();
-            assert!(mounted.is_ok_and(|status| status.success()), "debugfs can be mounted");
-        }
+        mount_debugfs();
         let statistic = |name: &str| -> u64 {
             let path = Path::new(DEBUG).join("kvm").join(name);
             let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -1,5 +1,5 @@
-//! What KVM itself saw: the calls by which a VMM gives it objects and takes them back, and the guest's exits. Told by the
-//! kernel's tracing, so that nothing of it rests on what the VMM says of itself.
+//! What KVM saw: the calls by which a VMM adds and removes KVM objects, and the guest's exits. The source is the
+//! kernel's tracing, so that no figure relies on the VMM's own account.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,12 +7,11 @@ use std::io::{ErrorKind, Read};
 use std::ops::Sub;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::process::Command;
 
-const TRACING: &str = "/sys/kernel/tracing";
+use crate::kernel_fs::{TRACING, mount_tracefs};
 
-/// The kernel's functions behind `KVM_IRQFD`, `KVM_IOEVENTFD`, `KVM_SET_GSI_ROUTING` and `KVM_SET_USER_MEMORY_REGION`, and where
-/// their arguments have what is counted (`linux/kvm.h`).
+/// The kernel functions behind `KVM_IRQFD`, `KVM_IOEVENTFD`, `KVM_SET_GSI_ROUTING` and `KVM_SET_USER_MEMORY_REGION`,
+/// and where their arguments hold the counted values (`linux/kvm.h`).
 const PROBES: [&str; 4] = [
     "p:lab/irqfd kvm_irqfd fd=+0(%si):u32 gsi=+4(%si):u32 flags=+8(%si):u32",
     "p:lab/ioeventfd kvm_ioeventfd addr=+8(%si):u64 fd=+20(%si):u32 flags=+24(%si):u32",
@@ -22,34 +21,34 @@ const PROBES: [&str; 4] = [
 const IRQFD_DEASSIGN: u64 = 1 << 0;
 const IOEVENTFD_DEASSIGN: u64 = 1 << 2;
 
-/// The guest addresses of configuration space.
+/// The guest-physical addresses of configuration space.
 const ECAM: std::ops::Range<u64> = 0xe800_0000..0xf800_0000;
 
-/// How many objects of KVM's a VM has.
+/// The number of KVM objects of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvmObjects {
-    /// Addresses whose writes signal an eventfd.
+    /// Addresses where a write signals an eventfd.
     pub ioeventfds: usize,
-    /// Eventfds whose signal is an interrupt.
+    /// Eventfds that raise an interrupt.
     pub irqfds: usize,
-    /// Entries of the interrupt routing table, those of the interrupt controllers' pins included.
+    /// Entries of the interrupt routing table, including those for the interrupt controllers' pins.
     pub routes: u64,
-    /// Memory slots, KVM's own included.
+    /// Memory slots, including KVM's own.
     pub slots: usize,
 }
 
-/// What happened since the trace began.
+/// Events since the trace began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvmEvents {
-    /// Reads of configuration space that left the guest.
+    /// Reads of configuration space that caused an exit.
     pub config_reads: u64,
-    /// Writes of configuration space.
+    /// Writes of configuration space, each of which causes an exit.
     pub config_writes: u64,
-    /// `KVM_IRQFD`, to attach or detach.
+    /// Calls of `KVM_IRQFD`, to attach or detach.
     pub irqfd_calls: u64,
-    /// `KVM_IOEVENTFD`, to attach or detach.
+    /// Calls of `KVM_IOEVENTFD`, to attach or detach.
     pub ioeventfd_calls: u64,
-    /// `KVM_SET_GSI_ROUTING`.
+    /// Calls of `KVM_SET_GSI_ROUTING`.
     pub route_calls: u64,
 }
 
@@ -67,7 +66,7 @@ impl Sub for KvmEvents {
     }
 }
 
-/// The trace of all VMs that are made while this lives; for a machine with one VM at a time.
+/// Traces all VMs created while this lives. The counts are meaningful with one VM at a time.
 pub struct KvmTrace {
     pipe: fs::File,
     partial: String,
@@ -79,12 +78,9 @@ pub struct KvmTrace {
 }
 
 impl KvmTrace {
-    /// Begins to trace. Panics where the kernel cannot.
+    /// Starts tracing. Panics if the kernel does not support it.
     pub fn start() -> KvmTrace {
-        if !Path::new(TRACING).join("trace").exists() {
-            let mounted = Command::new("mount").args(["-t", "tracefs", "tracefs", TRACING]).status();
-            assert!(mounted.is_ok_and(|status| status.success()), "tracefs can be mounted");
-        }
+        mount_tracefs();
         write("events/lab/enable", "0", false);
         write("kprobe_events", "", false);
         for probe in PROBES {
@@ -106,7 +102,7 @@ impl KvmTrace {
         }
     }
 
-    /// The objects that there are now.
+    /// The objects that exist now.
     pub fn objects(&mut self) -> KvmObjects {
         self.follow();
         KvmObjects {
@@ -117,13 +113,13 @@ impl KvmTrace {
         }
     }
 
-    /// What happened until now.
+    /// The events so far.
     pub fn events(&mut self) -> KvmEvents {
         self.follow();
         self.events
     }
 
-    /// Reads what was traced since the last time.
+    /// Reads the trace since the last call.
     fn follow(&mut self) {
         let mut buffer = [0; 1 << 16];
         loop {
@@ -187,7 +183,7 @@ fn path(file: &str) -> std::path::PathBuf {
     Path::new(TRACING).join(file)
 }
 
-/// Writes to a file of tracefs; lines are added to what it has, unless they are none.
+/// Writes to a file of tracefs. Text is appended; an empty text clears the file.
 fn write(file: &str, text: &str, must: bool) {
     use std::io::Write;
     let open = fs::OpenOptions::new().write(true).append(!text.is_empty()).truncate(text.is_empty()).open(path(file));

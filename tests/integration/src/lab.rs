@@ -1,28 +1,28 @@
-//! Where the lab's kernels and the command under test are.
+//! Where to find the lab's kernels and the VMM under test.
 
 use std::env;
 use std::fs;
 use std::path::PathBuf;
 
-/// Debian's kernels that every guest-facing test runs with.
+/// The Debian kernels that the guest tests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Debian 12's, with virtio as modules.
+    /// Debian 12's, with the virtio drivers as modules.
     V6_1,
     /// Debian 13's, with virtio-pci built in.
     V6_12,
 }
 
-/// In which form the VMM is given a kernel.
+/// The form of the kernel image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// The ELF file, entered by PVH.
+    /// The uncompressed ELF file, entered by PVH.
     Vmlinux,
-    /// The compressed image of the package.
+    /// The bzImage from Debian's package.
     BzImage,
 }
 
-/// What a guest has besides busybox. More takes longer to boot.
+/// The guest's programs besides busybox. A larger initramfs boots more slowly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Userland {
     /// Nothing.
@@ -35,7 +35,7 @@ pub enum Userland {
 }
 
 impl Kernel {
-    /// The folder of it in the lab, and how its release begins.
+    /// Its folder in the lab, which is also the prefix of its release.
     pub fn version(self) -> &'static str {
         match self {
             Kernel::V6_1 => "6.1",
@@ -44,7 +44,7 @@ impl Kernel {
     }
 }
 
-/// The kernel file for the VMM's `--kernel`.
+/// The file for the VMM's `--kernel`.
 pub fn kernel_file(kernel: Kernel, image: Image) -> PathBuf {
     let name = match image {
         Image::Vmlinux => "vmlinux",
@@ -53,7 +53,7 @@ pub fn kernel_file(kernel: Kernel, image: Image) -> PathBuf {
     existing(lab().join("kernels").join(kernel.version()).join(name))
 }
 
-/// The initramfs for guests of `kernel`.
+/// The initramfs for guests that run `kernel`.
 pub fn initramfs(kernel: Kernel, userland: Userland) -> PathBuf {
     let suffix = match userland {
         Userland::Plain => "",
@@ -63,15 +63,15 @@ pub fn initramfs(kernel: Kernel, userland: Userland) -> PathBuf {
     existing(lab().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
 }
 
-/// Reads the files of guests of `kernel` once. A clock that counts instructions leaps while the machine waits for its disk: what is
-/// measured by it must be in memory.
+/// Reads the files of guests that run `kernel` into the page cache. A clock that counts instructions jumps while the
+/// machine waits for its disk, which would falsify a measurement.
 pub fn read_into_memory(kernel: Kernel) {
     for file in [kernel_file(kernel, Image::Vmlinux), initramfs(kernel, Userland::Plain), vmm_binary()] {
         fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     }
 }
 
-/// The command under test.
+/// The VMM under test.
 pub(crate) fn vmm_binary() -> PathBuf {
     existing(variable("CH_BINARY"))
 }

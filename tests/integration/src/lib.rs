@@ -1,10 +1,10 @@
-//! Real Linux guests under the real binary: what the tests in `tests/` and the demonstration are written with.
+//! Runs real Linux guests under the real VMM: the harness of the tests in `tests/` and of the demonstration.
 //!
-//! A test says what guest it wants ([`GuestSpec`]), boots it ([`Guest`]), runs commands in its shell, and looks at the
-//! host's side of its NICs ([`HostTap`]). It knows the VMM only as a user does: by its command line, its exit code, its
-//! error output, and what a guest sees. Everything waits with a limit, and what was started ends with the test.
+//! A test describes a guest ([`GuestSpec`]), boots it ([`Guest`]), runs commands in its shell, and inspects the
+//! host's side of its NICs ([`HostTap`]). It sees of the VMM what a user sees: the command line, the exit code, the
+//! error output, and the guest. Every wait has a limit, and everything a test starts ends with it.
 //!
-//! The tests need root, a KVM that runs stock kernels, and the lab's kernels: `cargo xtask test` provides them.
+//! The tests need root, a KVM that runs stock kernels, and the lab's kernels. `cargo xtask test` provides them.
 
 #![expect(clippy::panic, clippy::unwrap_used, clippy::expect_used, reason = "a test harness fails by panicking")]
 
@@ -17,12 +17,14 @@ mod doorbell_exits;
 mod expected;
 mod flood;
 mod guest;
+mod kernel_fs;
 mod kexec;
 mod kvm_statistics;
 mod kvm_trace;
 mod lab;
 mod mode;
 mod peers;
+mod sample;
 mod sriov;
 mod tap;
 mod terminal;
@@ -44,6 +46,7 @@ pub use kvm_trace::{KvmEvents, KvmObjects, KvmTrace};
 pub use lab::{Image, Kernel, Userland, initramfs, kernel_file, read_into_memory};
 pub use mode::DeviceMode;
 pub use peers::{Passt, Testpmd};
+pub use sample::Sample;
 pub use sriov::{Pf, Vf, boot_with_vfs, predicted_vf_address, spec_with_vfs, vf_mac, vf_taps};
 pub use tap::{Counters, HostTap, Subnet, interface_exists};
 pub use terminal::Terminal;

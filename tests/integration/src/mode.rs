@@ -1,16 +1,16 @@
-//! Who may open a device, for tests of users who may not.
+//! Permissions of device files, for tests that run the VMM as another user.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
-/// Permission bits that a device has until this is dropped.
+/// Permission bits of a device file. Dropping this restores the previous ones.
 pub struct DeviceMode {
     path: &'static str,
     before: Permissions,
 }
 
 impl DeviceMode {
-    /// Sets the permission bits of the device at `path`.
+    /// Sets the permission bits of the device file at `path`.
     pub fn set(path: &'static str, mode: u32) -> DeviceMode {
         let before = fs::metadata(path).unwrap_or_else(|error| panic!("{path}: {error}")).permissions();
         fs::set_permissions(path, Permissions::from_mode(mode)).expect("the test runs as root");

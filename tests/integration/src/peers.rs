@@ -1,4 +1,4 @@
-//! Programs of others that serve NICs over vhost-user, from `PATH`: passt, and DPDK's testpmd.
+//! Third-party programs that serve NICs over vhost-user, found in `PATH`: passt, and DPDK's testpmd.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use crate::guest::Guest;
 use crate::tap::Subnet;
 
-/// How long a program may take until NICs can use it. DPDK needs 5 s in the nested lab, and more under load.
+/// How long a program may take to start serving. DPDK needs 5 s in the nested lab, and more under load.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// `__SO_ACCEPTCON`, as /proc/net/unix has it.
+/// `__SO_ACCEPTCON`, as shown in /proc/net/unix.
 const ACCEPTS: &str = "00010000";
-/// What udhcpc runs with what it learnt.
+/// The script by which udhcpc configures an address.
 const DHCP_SCRIPT: &str = "/tmp/dhcp";
 
 /// A program that serves NICs. It is killed when this is dropped, or when the thread that started it ends.
@@ -25,7 +25,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Starts `command`, which logs to the file `log`.
+    /// Starts `command` with its output in the file `log`.
     fn start(mut command: Command, log: PathBuf) -> Peer {
         let sink = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
         let other = sink.try_clone().expect("a file can be shared");
@@ -41,13 +41,13 @@ impl Peer {
         Peer { child, log }
     }
 
-    /// Waits until `ready`, and panics with what the program logged when that does not come.
+    /// Waits until `ready` holds. If it never does, panics with the program's log.
     fn wait_until(&mut self, ready: impl Fn() -> bool) {
         let deadline = Instant::now() + START_LIMIT;
         while !ready() {
             let ended = self.child.try_wait().expect("the program is our child");
             let log = || fs::read_to_string(&self.log).unwrap_or_default();
-            assert!(ended.is_none() && Instant::now() < deadline, "it serves nobody ({ended:?}):\n{}", log());
+            assert!(ended.is_none() && Instant::now() < deadline, "the program does not serve ({ended:?}):\n{}", log());
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -60,7 +60,7 @@ impl Drop for Peer {
     }
 }
 
-/// A passt, which has the guest's connections go out as its own and so needs no privilege. It serves one NIC.
+/// A passt, which needs no privilege: it opens the guest's connections as its own. It serves one NIC.
 pub struct Passt {
     _peer: Peer,
     socket: PathBuf,
@@ -68,11 +68,11 @@ pub struct Passt {
 }
 
 impl Passt {
-    /// Starts a passt for a NIC that is to be the guest's end of `subnet`, as the user `uid` or as the one who calls this. Its socket is in
-    /// `folder`, which that user can write to.
+    /// Starts a passt for a NIC at the guest's end of `subnet`, as the user `uid`, or as the current user. Its socket
+    /// is in `folder`, where that user must be able to write.
     pub fn start(folder: &Path, subnet: Subnet, uid: Option<u32>) -> Passt {
         let socket = folder.join(format!("passt{}.sock", subnet.0));
-        // One that was killed leaves its socket behind, which would pass for the new one's.
+        // A killed passt leaves its socket behind, which would be mistaken for the new one.
         let _ = fs::remove_file(&socket);
         let mut command = Command::new("passt");
         if let Some(uid) = uid {
@@ -85,24 +85,25 @@ impl Passt {
         Passt { _peer: peer, socket, subnet }
     }
 
-    /// The network that the guest finds, which does not depend on those of the host: only the host's loopback is behind it.
+    /// The network that the guest sees. It does not depend on the host's networks: only the host's loopback is behind
+    /// it.
     fn network(subnet: Subnet) -> [String; 11] {
         let [guest, host] = [subnet.guest(), subnet.host()].map(|address| address.to_string());
         let words = ["--ipv4-only", "-a", &guest, "-n", "24", "-g", &host, "-i", "lo", "-o", "127.0.0.1"];
         words.map(str::to_owned)
     }
 
-    /// The part of `--net` or `--net-vf` that gives a NIC this backend.
+    /// The part of `--net` or `--net-vf` that selects this backend.
     pub fn net(&self) -> String {
         format!("vhost_user=on,socket={}", self.socket.display())
     }
 
-    /// The network between it and the guest. Whoever connects to the host's address in it reaches the host's loopback.
+    /// The network between passt and the guest. Its host address leads to the host's loopback.
     pub fn subnet(&self) -> Subnet {
         self.subnet
     }
 
-    /// Has `interface` of the guest ask for its address, and sends `len` checked bytes each way.
+    /// Lets `interface` of the guest get its address by DHCP, and sends `len` checked bytes each way.
     pub fn join_and_transfer(&self, guest: &mut Guest, interface: &str, len: usize) {
         guest.join_by_dhcp(interface, self.subnet);
         self.transfer(guest, len);
@@ -115,7 +116,8 @@ impl Passt {
     }
 }
 
-/// Whether somebody listens at `path`: a socket is there a moment before. Nobody is connected, since a passt serves one client.
+/// Whether a socket at `path` is listening: it exists a moment before that. Trying to connect would not do, since a
+/// passt serves one client only.
 fn is_listening(path: &Path) -> bool {
     // Address, references, protocol, flags, type, state, inode, path.
     let sockets = fs::read_to_string("/proc/net/unix").expect("Linux has Unix sockets");
@@ -124,28 +126,28 @@ fn is_listening(path: &Path) -> bool {
     sockets.lines().any(|line| is_it(&line.split_whitespace().collect::<Vec<_>>()))
 }
 
-/// DPDK's testpmd, which moves frames between two ports, and between two more, and so on.
+/// DPDK's testpmd, which forwards frames between the ports of each pair.
 pub struct Testpmd {
     _peer: Peer,
-    // It ends when its input does.
+    // It ends when its input is closed.
     _input: ChildStdin,
 }
 
 impl Testpmd {
-    /// Starts it with `ports`, such as `net_vhost0,iface=/tmp/socket` and `net_tap0,iface=tap0`, each two of which are a pair. Returns when
-    /// it has started them, the last of which has the network interface `last`. It logs to `log`.
+    /// Starts it with `ports`, such as `net_vhost0,iface=/tmp/socket` and `net_tap0,iface=tap0`; every two in a row
+    /// form a pair. Returns when the last port, whose network interface is `last`, is up. It logs to `log`.
     pub fn start(ports: &[String], last: &str, log: PathBuf) -> Testpmd {
         let mut command = Command::new("dpdk-testpmd");
         command.args(["--no-huge", "-m", "256", "--no-pci", "--lcores", "0@0,1@0"]);
         for port in ports {
             command.args(["--vdev", port]);
         }
-        // It would wait 9 s for guests to bring their links up.
+        // Without this, it would wait 9 s for guests to bring their links up.
         command.args(["--", "--total-num-mbufs=2048", "--disable-link-check", "--auto-start"]);
         command.stdin(Stdio::piped());
         let mut peer = Peer::start(command, log);
         let input = peer.child.stdin.take().expect("it was piped");
-        // What it prints comes when its buffer is full.
+        // Its output is buffered, so the carrier is the sign that it is ready.
         let carrier = Path::new("/sys/class/net").join(last).join("carrier");
         peer.wait_until(|| fs::read_to_string(&carrier).is_ok_and(|up| up.starts_with('1')));
         give_way(peer.child.id(), "dpdk-worker1");
@@ -153,20 +155,20 @@ impl Testpmd {
     }
 }
 
-/// Lets a thread of a process have only what nobody else wants of the processor: one that polls would take half of it from the guest where
-/// there is but one.
+/// Gives a thread the lowest priority. A polling thread would otherwise take half of a single processor from the
+/// guest.
 fn give_way(process: u32, thread: &str) {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("the process runs");
     let named =
         |task: &fs::DirEntry| fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == thread);
     let found = tasks.flatten().find(named).unwrap_or_else(|| panic!("the process has no thread {thread}"));
-    let id: libc::id_t = found.file_name().to_string_lossy().parse().expect("a thread is a number");
+    let id: libc::id_t = found.file_name().to_string_lossy().parse().expect("a thread's folder is its id");
     // SAFETY: setpriority has no memory effects.
-    assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, id, 19) }, 0, "a thread of ours gives way");
+    assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, id, 19) }, 0, "lowering a thread's priority");
 }
 
 impl Guest {
-    /// Brings `interface` up and has it ask for an address, which must be the guest's in `subnet`.
+    /// Brings `interface` up and gets it an address by DHCP, which must be the guest's address in `subnet`.
     pub fn join_by_dhcp(&mut self, interface: &str, subnet: Subnet) {
         let script = "#!/bin/sh\n[ $1 != bound ] || ip addr add $ip/$mask dev $interface\n".replace('\n', "\\n");
         self.ok(&format!("printf '{script}' > {DHCP_SCRIPT} && chmod +x {DHCP_SCRIPT}"));

@@ -1,40 +1,40 @@
-//! The host's side of a NIC: a tap, with an address that a guest can ping and counters that show what passed.
+//! The host's side of a NIC: a tap with an address that the guest can ping, and with frame counters.
 
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// How long, in seconds, Linux trusts a neighbour's address before it asks again by itself: longer than a test takes, so
-/// that a frame which no test sent does not pass for one that took the wrong way.
+/// How many seconds Linux trusts a neighbour's address before it probes it: longer than any test, since a probe could
+/// be mistaken for a misrouted frame.
 pub(crate) const NEIGHBOUR_DELAY: u32 = 600;
 
-/// One of the private networks between a tap and the guest's NIC on it: `10.77.<number>.0/24`.
+/// The private network between a tap and the guest's NIC: `10.77.<number>.0/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subnet(pub u8);
 
 impl Subnet {
-    /// The tap's address in it.
+    /// The tap's address.
     pub fn host(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, self.0, 1)
     }
 
-    /// The guest's address in it.
+    /// The guest's address.
     pub fn guest(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, self.0, 2)
     }
 }
 
-/// How many queues a tap has.
+/// The queue mode of a tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Queues {
-    /// One, in the mode that allows one only.
+    /// One queue, without multi-queue mode.
     Single,
-    /// As many as are opened.
+    /// Multi-queue mode, with one queue per opened descriptor.
     Multiple,
 }
 
-/// Frames that passed a tap, as the host counts them.
+/// Frames that passed a tap, by the host's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Frames that the guest sent.
@@ -43,41 +43,41 @@ pub struct Counters {
     pub to_guest: u64,
 }
 
-/// A tap interface of the host.
+/// A tap interface on the host.
 #[derive(Debug)]
 pub struct HostTap {
     name: String,
     keeper: Keeper,
 }
 
-/// Why a tap exists.
+/// What keeps a tap alive.
 #[derive(Debug)]
 enum Keeper {
-    /// Somebody else holds it open.
+    /// Another process holds it open.
     Other,
-    /// It was made to stay, until this test removes it.
+    /// It is persistent, and removed when this is dropped.
     Kernel,
-    /// This test holds it open.
+    /// The test holds it open.
     Test { _queue: OwnedFd },
 }
 
 impl HostTap {
-    /// The tap that the VMM made under `name`.
+    /// The tap `name`, which the VMM has created.
     pub fn existing(name: &str) -> HostTap {
-        assert!(interface_exists(name), "the VMM makes the tap {name}");
+        assert!(interface_exists(name), "the VMM has not created the tap {name}");
         HostTap { name: name.into(), keeper: Keeper::Other }
     }
 
-    /// Makes a tap that exists before the VMM starts and stays when it ends, until this is dropped.
+    /// Creates a persistent tap, which exists before the VMM starts and after it ends, until this is dropped.
     pub fn persistent(name: &str) -> HostTap {
         let fd = open_queue(name, Queues::Single);
         set_persistent(&fd, true);
-        // The VMM could not open the only queue while this holds it.
+        // The VMM cannot open the only queue while it is open here.
         drop(fd);
         HostTap { name: name.into(), keeper: Keeper::Kernel }
     }
 
-    /// Makes a tap and keeps it open, so that nobody else can have it.
+    /// Creates a tap and holds its only queue, so that nobody else can open it.
     pub fn busy(name: &str) -> HostTap {
         HostTap { name: name.into(), keeper: Keeper::Test { _queue: open_queue(name, Queues::Single) } }
     }
@@ -89,7 +89,7 @@ impl HostTap {
 
     /// Gives the tap its address in `subnet` and brings it up.
     pub fn join(&self, subnet: Subnet) {
-        // With IPv6 off, the host sends nothing by itself.
+        // With IPv6 off, the host sends no frames of its own.
         let knob = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name);
         if Path::new(&knob).exists() {
             fs::write(&knob, "1").expect("IPv6 can be switched off on a tap");
@@ -99,14 +99,14 @@ impl HostTap {
         let socket = datagram_socket();
         let mut request = self.request();
         request.ifr_ifru.ifru_addr = socket_address(subnet.host());
-        ioctl(&socket, libc::SIOCSIFADDR, &mut request).expect("the tap takes an address");
+        ioctl(&socket, libc::SIOCSIFADDR, &mut request).expect("a tap accepts an address");
         request.ifr_ifru.ifru_addr = socket_address(Ipv4Addr::new(255, 255, 255, 0));
-        ioctl(&socket, libc::SIOCSIFNETMASK, &mut request).expect("the tap takes a netmask");
+        ioctl(&socket, libc::SIOCSIFNETMASK, &mut request).expect("a tap accepts a netmask");
         request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
-        ioctl(&socket, libc::SIOCSIFFLAGS, &mut request).expect("the tap comes up");
+        ioctl(&socket, libc::SIOCSIFFLAGS, &mut request).expect("a tap can be brought up");
     }
 
-    /// The frames that passed so far.
+    /// The frames so far.
     pub fn counters(&self) -> Counters {
         let count = |file: &str| -> u64 {
             let path = format!("/sys/class/net/{}/statistics/{file}", self.name);
@@ -115,7 +115,7 @@ impl HostTap {
         Counters { from_guest: count("rx_packets"), to_guest: count("tx_packets") }
     }
 
-    /// Opens `count` queues of a multi-queue tap with virtio-net headers, as a launcher does that passes them on.
+    /// Opens `count` queues of a tap with virtio-net headers, as a launcher does that passes them to the VMM.
     pub fn open_queues(name: &str, count: usize) -> (HostTap, Vec<OwnedFd>) {
         let mode = if count > 1 { Queues::Multiple } else { Queues::Single };
         let queues = (0..count).map(|_| open_queue(name, mode)).collect();
@@ -149,7 +149,7 @@ fn open_queue(name: &str, queues: Queues) -> OwnedFd {
     let mut request = interface_request(name);
     let multiple = if queues == Queues::Multiple { libc::IFF_MULTI_QUEUE } else { 0 };
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multiple) as i16;
-    ioctl(&fd, libc::TUNSETIFF, &mut request).unwrap_or_else(|error| panic!("making the tap {name}: {error}"));
+    ioctl(&fd, libc::TUNSETIFF, &mut request).unwrap_or_else(|error| panic!("creating the tap {name}: {error}"));
     fd
 }
 
@@ -176,14 +176,14 @@ fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
         sin_addr: libc::in_addr { s_addr: u32::from(address).to_be() },
         sin_zero: [0; 8],
     };
-    // SAFETY: both are plain data of 16 bytes; sockaddr is how an ifreq carries a sockaddr_in.
+    // SAFETY: both are plain data of 16 bytes; an ifreq carries a sockaddr_in as a sockaddr.
     unsafe { std::mem::transmute(address) }
 }
 
 fn datagram_socket() -> OwnedFd {
     // SAFETY: socket has no memory effects.
     let fd: RawFd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    assert!(fd >= 0, "a socket: {}", std::io::Error::last_os_error());
+    assert!(fd >= 0, "opening a socket: {}", std::io::Error::last_os_error());
     // SAFETY: the descriptor was just opened and belongs to nobody else.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

@@ -1,17 +1,17 @@
-//! A terminal of the test's own, to see how the VMM treats the one that it is started in.
+//! A pseudo-terminal, to test what the VMM does to the terminal in which it is started.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Stdio;
 
 use crate::vmm::{Vmm, VmmCommand};
 
-/// A pseudo-terminal: the end that a program runs in, and the end that a person would look at.
+/// A pseudo-terminal: the end that a program runs in, and the end that its user sees.
 pub struct Terminal {
     person: OwnedFd,
     program: OwnedFd,
 }
 
-/// The settings of a terminal, for comparison.
+/// A terminal's settings, for comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Settings {
     flags: [libc::tcflag_t; 4],
@@ -19,19 +19,19 @@ pub struct Settings {
 }
 
 impl Terminal {
-    /// A new terminal with the kernel's default settings.
+    /// Opens a pseudo-terminal with the kernel's default settings.
     #[expect(clippy::new_without_default, reason = "it opens a device")]
     pub fn new() -> Terminal {
         let (mut person, mut program) = (-1, -1);
         let null = std::ptr::null_mut();
-        // SAFETY: both numbers are written; the other arguments may be null.
+        // SAFETY: openpty writes both numbers, and accepts null for the rest.
         let done = unsafe { libc::openpty(&mut person, &mut program, null, null.cast(), null.cast()) };
-        assert_eq!(done, 0, "a pseudo-terminal: {}", std::io::Error::last_os_error());
+        assert_eq!(done, 0, "opening a pseudo-terminal: {}", std::io::Error::last_os_error());
         // SAFETY: both descriptors were just opened and belong to nobody else.
         unsafe { Terminal { person: OwnedFd::from_raw_fd(person), program: OwnedFd::from_raw_fd(program) } }
     }
 
-    /// Its settings now.
+    /// Its current settings.
     pub fn settings(&self) -> Settings {
         // SAFETY: termios is plain data for which zero is valid, and tcgetattr fills it.
         let termios = unsafe {
@@ -45,48 +45,48 @@ impl Terminal {
         }
     }
 
-    /// Whether a line is edited before a program gets it, as in a shell's terminal.
+    /// Whether input is edited by the line before a program gets it, as in a shell.
     pub fn is_canonical(&self) -> bool {
         self.settings().flags[3] & libc::ICANON != 0
     }
 
-    /// Gives it a size in characters. Programs that run in it are not told: nobody's controlling terminal is this one.
+    /// Sets its size in characters. No program is notified, as it is nobody's controlling terminal.
     pub fn set_size(&self, columns: u16, rows: u16) {
         let size = libc::winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the call only reads the size, which outlives it.
         assert_eq!(unsafe { libc::ioctl(self.person.as_raw_fd(), libc::TIOCSWINSZ, &size) }, 0);
     }
 
-    /// Starts a VMM in it.
+    /// Starts a VMM in this terminal.
     pub fn spawn(&self, mut command: VmmCommand) -> Vmm {
         command.stdio(|| Stdio::from(self.program.try_clone().expect("a descriptor can be duplicated")));
         command.spawn_as_it_is()
     }
 
-    /// Reads what the program printed until `text` was in it, or panics after about 60 s.
+    /// Reads what the program prints until `text` appears. Panics after about 60 s.
     pub fn wait_for(&self, text: &str) {
         let mut seen = String::new();
         for _ in 0..600 {
             let mut poll = libc::pollfd { fd: self.person.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one pollfd is given and one is said to be there.
+            // SAFETY: the array has one pollfd, as the count says.
             if unsafe { libc::poll(&mut poll, 1, 100) } == 0 {
                 continue;
             }
             let mut buffer = [0_u8; 4096];
-            // SAFETY: the buffer is as long as is said.
+            // SAFETY: the buffer has the length given.
             let length = unsafe { libc::read(self.person.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
             seen += &String::from_utf8_lossy(&buffer[..usize::try_from(length).unwrap_or(0)]);
             if seen.contains(text) {
                 return;
             }
         }
-        panic!("{text:?} was never shown in the terminal, but this was:\n{seen}");
+        panic!("the terminal never showed {text:?}; it showed:\n{seen}");
     }
 
     /// Types `text`.
     pub fn send(&self, text: &str) {
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has the length given.
         let written = unsafe { libc::write(self.person.as_raw_fd(), text.as_ptr().cast(), text.len()) };
-        assert_eq!(written, text.len() as isize, "the terminal takes what is typed");
+        assert_eq!(written, text.len() as isize, "the terminal accepts all that is typed");
     }
 }

@@ -1,10 +1,10 @@
-//! What the VMM has of its host.
+//! The host resources that a VMM uses.
 
 use std::fs;
 
 use crate::vmm::Vmm;
 
-/// What a VMM's process has, by `/proc`.
+/// Counts from the VMM's `/proc` entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Open file descriptors.
@@ -14,15 +14,15 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What `vmm` has now.
+    /// What `vmm` uses now.
     pub fn of(vmm: &Vmm) -> Usage {
         let count = |folder: &str| fs::read_dir(format!("/proc/{}/{folder}", vmm.id())).unwrap().count();
         Usage { files: count("fd"), threads: count("task") }
     }
 }
 
-/// The memory of `vmm` that is resident, in MB: the sum of `Rss` over all mappings in `smaps` but those of `guest_kib` KiB and more,
-/// which are the guest's memory.
+/// The resident memory of `vmm` in MB, without the guest's memory: the sum of `Rss` over all mappings in `smaps`
+/// smaller than `guest_kib` KiB.
 pub fn resident(vmm: &Vmm, guest_kib: u64) -> f64 {
     let smaps = fs::read_to_string(format!("/proc/{}/smaps", vmm.id())).unwrap();
     let (mut size, mut total) = (0, 0_u64);

@@ -1,4 +1,4 @@
-//! The command under test as a process.
+//! The VMM under test, as a process.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -13,15 +13,15 @@ use parking_lot::Mutex;
 
 use crate::lab;
 
-/// The command line of a VMM that is about to be started.
+/// The command line of a VMM, to be started.
 pub struct VmmCommand {
     command: Command,
     inherited: Vec<OwnedFd>,
 }
 
 impl VmmCommand {
-    /// The command without arguments.
-    #[expect(clippy::new_without_default, reason = "it needs the lab, which a default should not")]
+    /// A command without arguments.
+    #[expect(clippy::new_without_default, reason = "it needs the lab, which `default` should not")]
     pub fn new() -> VmmCommand {
         VmmCommand { command: Command::new(lab::vmm_binary()), inherited: Vec::new() }
     }
@@ -38,19 +38,19 @@ impl VmmCommand {
         self
     }
 
-    /// Lets the VMM inherit `fd` under the number that it has here.
+    /// Lets the VMM inherit `fd`, under the same number.
     pub fn inherit(mut self, fd: OwnedFd) -> VmmCommand {
         self.inherited.push(fd);
         self
     }
 
-    /// Runs the VMM as the user `uid` with no group and no capability.
+    /// Runs the VMM as the user `uid`, without groups or capabilities.
     pub fn user(mut self, uid: u32) -> VmmCommand {
         self.command.uid(uid).gid(uid);
         self
     }
 
-    /// Lets the VMM have `limit` files open and no more, as after `ulimit -n`.
+    /// Limits the VMM to `limit` open files, as `ulimit -n` does.
     pub fn open_files(mut self, limit: u64) -> VmmCommand {
         let lower = move || {
             let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
@@ -83,13 +83,13 @@ impl VmmCommand {
         self
     }
 
-    /// Runs the VMM in a terminal of which `stdio` gives the three standard streams.
+    /// Connects the VMM's standard input and output to what `stdio` returns.
     pub(crate) fn stdio(&mut self, stdio: impl Fn() -> Stdio) -> &mut VmmCommand {
         self.command.stdin(stdio()).stdout(stdio());
         self
     }
 
-    /// Starts it with its standard streams connected to the result.
+    /// Starts the VMM with its standard streams connected to the result.
     pub fn spawn(mut self) -> Vmm {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped());
         self.spawn_as_it_is()
@@ -98,7 +98,7 @@ impl VmmCommand {
     pub(crate) fn spawn_as_it_is(mut self) -> Vmm {
         let numbers: Vec<i32> = self.inherited.iter().map(AsRawFd::as_raw_fd).collect();
         let prepare = move || {
-            // The VMM ends with the test, also when the test is killed.
+            // The VMM ends with the test, even if the test is killed.
             // SAFETY: prctl with PR_SET_PDEATHSIG has no memory effects.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             for &fd in &numbers {
@@ -112,7 +112,7 @@ impl VmmCommand {
         // SAFETY: the closure only makes system calls, which is sound between fork and exec.
         unsafe { self.command.pre_exec(prepare) };
         let started = Instant::now();
-        let mut child = self.command.stderr(Stdio::piped()).spawn().expect("the VMM's binary runs");
+        let mut child = self.command.stderr(Stdio::piped()).spawn().expect("the VMM's binary can be executed");
         let mut stderr = child.stderr.take().expect("it was piped");
         let errors = Arc::new(Mutex::new(String::new()));
         let sink = Arc::clone(&errors);
@@ -125,14 +125,14 @@ impl VmmCommand {
         Vmm { child, errors, reader: Some(reader), started }
     }
 
-    /// Runs it to its end, which must come within 60 s. Its standard input is empty.
+    /// Runs the VMM until it exits, which must be within 60 s. Its standard input is empty.
     pub fn run(mut self) -> Exit {
         self.command.stdin(Stdio::null()).stdout(Stdio::null());
         self.spawn_as_it_is().wait(Duration::from_secs(60))
     }
 }
 
-/// A VMM that runs. It is killed when this is dropped.
+/// A running VMM. It is killed when this is dropped.
 pub struct Vmm {
     child: Child,
     errors: Arc<Mutex<String>>,
@@ -140,12 +140,12 @@ pub struct Vmm {
     started: Instant,
 }
 
-/// How a VMM ended.
+/// How a VMM exited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Its exit code, unless a signal ended it.
+    /// Its exit code, or nothing if a signal killed it.
     pub code: Option<i32>,
-    /// All that it wrote to its error output.
+    /// Everything it wrote to standard error.
     pub errors: String,
 }
 
@@ -155,35 +155,35 @@ impl Vmm {
         self.child.id()
     }
 
-    /// When it was started.
+    /// When its process was started.
     pub fn started(&self) -> Instant {
         self.started
     }
 
-    /// What it wrote to its error output so far.
+    /// What it has written to standard error so far.
     pub fn errors(&self) -> String {
         self.errors.lock().clone()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: kill has no memory effects, and the child is not reaped before this is dropped.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0, "the VMM takes signal {signal}");
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0, "sending signal {signal} to the VMM");
     }
 
-    /// Whether it still runs.
+    /// Whether it is still running.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("the VMM is our child").is_none()
     }
 
-    /// Waits for its end, and panics when that does not come within `limit`.
+    /// Waits until it exits. Panics if that takes longer than `limit`.
     pub fn wait(mut self, limit: Duration) -> Exit {
         let deadline = Instant::now() + limit;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("the VMM is our child") {
                 break status;
             }
-            assert!(Instant::now() < deadline, "the VMM still runs after {limit:?}; it wrote: {}", self.errors());
+            assert!(Instant::now() < deadline, "the VMM is still running after {limit:?}; it wrote: {}", self.errors());
             thread::sleep(Duration::from_millis(5));
         };
         if let Some(reader) = self.reader.take() {

@@ -1,4 +1,4 @@
-//! VFs over every kind of backend, and what becomes of them when a backend goes.
+//! VFs over every kind of backend, and the loss and return of backends.
 
 use std::net::UdpSocket;
 use std::process::Command;
@@ -9,7 +9,7 @@ use integration::{Api, Backend, Backends, Exit, Flood, Guest, Kernel, Pf, Subnet
 use rstest::rstest;
 use serde_json::json;
 
-/// Two of each kind.
+/// Two VFs with each kind.
 const KINDS: [Backend; 8] = [
     Backend::Tap,
     Backend::Tap,
@@ -20,7 +20,7 @@ const KINDS: [Backend; 8] = [
     Backend::Vdpa,
     Backend::Vdpa,
 ];
-/// What passes each VF in each direction.
+/// How many bytes pass through each VF in each direction.
 const BYTES: usize = 8 << 20;
 
 fn subnet(index: usize) -> Subnet {
@@ -37,7 +37,7 @@ fn assert_all_answer(guest: &mut Guest, pf: &Pf, backends: &Backends) {
 
 fn assert_refused(exit: &Exit, words: &[&str]) {
     assert_eq!(exit.code, Some(1), "{}", exit.errors);
-    assert_eq!(exit.errors.trim_end().lines().count(), 1, "one line: {}", exit.errors);
+    assert_eq!(exit.errors.trim_end().lines().count(), 1, "the error is one line: {}", exit.errors);
     for word in words {
         assert!(exit.errors.contains(word), "{word:?} is not in: {}", exit.errors);
     }
@@ -46,7 +46,7 @@ fn assert_refused(exit: &Exit, words: &[&str]) {
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn vfs_over_all_kinds_of_backends_carry_data_at_once_and_outlive_disable_flr_and_reboot(#[case] kernel: Kernel) {
+fn vfs_over_all_kinds_of_backends_carry_data_at_once_and_survive_disable_flr_and_reboot(#[case] kernel: Kernel) {
     let backends = Backends::start(&KINDS);
     let mut guest = Guest::boot(backends.spec(kernel));
     let pf = Pf::find(&mut guest);
@@ -68,12 +68,12 @@ fn vfs_over_all_kinds_of_backends_carry_data_at_once_and_outlive_disable_flr_and
     for index in [0, 2, 4, 6] {
         guest.transfer(subnet(index), BYTES / 8);
     }
-    assert_eq!(guest.vmm().errors(), "", "the VMM complains");
+    assert_eq!(guest.vmm().errors(), "", "the VMM printed no errors");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G63: a backend that is lost takes its own VF along and no other.
+/// G63: a lost backend affects its own VF and no other.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -100,13 +100,13 @@ fn a_vhost_user_peer_that_is_killed_takes_its_link_down_and_brings_it_up_when_it
     }
     drop(floods);
     guest.transfer(subnet(0), BYTES / 8);
-    assert_eq!(pf.vfs(&mut guest), vfs, "the drivers were not touched");
+    assert_eq!(pf.vfs(&mut guest), vfs, "the drivers stayed bound");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
 
 #[test]
-fn a_tap_that_is_deleted_under_vhost_net_is_a_loss_until_there_is_one_of_its_name() {
+fn a_tap_deleted_under_vhost_net_is_lost_until_a_tap_of_the_same_name_exists() {
     let backends = Backends::start(&[Backend::VhostNet, Backend::Tap]);
     let api = Api::new("deleted");
     let mut guest = Guest::boot(backends.spec(Kernel::V6_12).arguments(&["--api-socket", &api.argument()]));
@@ -131,7 +131,7 @@ fn a_tap_that_is_deleted_under_vhost_net_is_a_loss_until_there_is_one_of_its_nam
     ip(&["link", "delete", name]);
 }
 
-/// Runs iproute2's command: busybox has one of the same name, which can do less.
+/// Runs iproute2's `ip`: busybox's lacks these commands.
 fn ip(arguments: &[&str]) {
     let status = Command::new("/usr/sbin/ip").args(arguments).status();
     assert!(status.is_ok_and(|status| status.success()), "ip {}", arguments.join(" "));
@@ -152,14 +152,14 @@ fn a_peer_that_stalls_or_lies_or_falls_silent_harms_its_own_vf_alone() {
     backends.vhost_user().command("resume vf0");
     guest.ping(vfs[0].interface(), subnet(0));
     backends.vhost_user().command("mute vf0");
-    // Stopping it asks the peer where its queues stand.
+    // Unbinding stops the queues, which asks the peer for their positions.
     guest.unbind(&vfs[0].address);
     guest.ping(vfs[1].interface(), subnet(1));
     guest.ping(vfs[2].interface(), subnet(2));
-    // Linux may never leave a queue that lies. That is between the two of them: the VMM is none the worse.
+    // Linux may hang on a queue that lies. That concerns the guest and the peer alone: the VMM must keep working.
     backends.vhost_user().command("lie id vf1");
-    let host = UdpSocket::bind((subnet(1).host(), 0)).expect("the host has its address");
-    host.send_to(b"to be given to the guest", (subnet(1).guest(), 9)).expect("the host knows the guest");
+    let host = UdpSocket::bind((subnet(1).host(), 0)).expect("the host's address is configured");
+    host.send_to(b"to be given to the guest", (subnet(1).guest(), 9)).expect("the host knows the guest's address");
     thread::sleep(Duration::from_secs(2));
     assert_eq!(api.get("vmm.ping").status, 200);
     assert_eq!(api.vf(2)["state"], "Running");
@@ -192,14 +192,14 @@ fn a_vduse_daemon_that_is_killed_takes_its_link_down_and_leaves_the_others_alone
     assert_all_answer(&mut guest, &pf, &backends);
     let vfs = pf.vfs(&mut guest);
     backends.kill_vduse();
-    // Nothing tells the VMM before it asks the device for something.
+    // The VMM notices only at its next request to the device.
     guest.unbind(&vfs[0].address);
     guest.ping(vfs[1].interface(), subnet(1));
     assert_eq!(api.get("vmm.ping").status, 200);
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// 32 devices are opened, owned and mapped when the PF is plugged in: enabling the VFs changes no map.
+/// 32 devices are opened, owned and mapped when the PF is added: enabling the VFs changes no mapping.
 #[test]
 fn enabling_thirty_two_vdpa_vfs_issues_no_iotlb_update() {
     let mut backends = Backends::start(&[Backend::Vdpa; 32]);
@@ -215,7 +215,7 @@ fn enabling_thirty_two_vdpa_vfs_issues_no_iotlb_update() {
     for vf in pf.vfs(&mut guest) {
         guest.ok(&format!("ip link set {} up", vf.interface()));
     }
-    assert_eq!(updates(), before, "DRIVER_OK maps nothing either");
+    assert_eq!(updates(), before, "IOTLB updates after DRIVER_OK");
     let vfs = pf.vfs(&mut guest);
     let taps = backends.taps();
     for index in [0, 17, 31] {

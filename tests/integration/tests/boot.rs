@@ -1,4 +1,4 @@
-//! A guest starts, ends and starts again.
+//! A guest boots, powers off and reboots.
 
 use integration::{Guest, GuestSpec, Image, Kernel};
 use rstest::rstest;
@@ -25,7 +25,7 @@ fn a_reboot_starts_the_guest_again_under_the_same_vmm(#[case] kernel: Kernel) {
     let second = guest.ok(BOOT_ID);
     assert_ne!(first, second, "Linux draws a new id at each boot");
     guest.reboot();
-    assert_ne!(second, guest.ok(BOOT_ID), "and once more");
+    assert_ne!(second, guest.ok(BOOT_ID), "it reboots a second time");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
@@ -36,10 +36,10 @@ fn a_reboot_starts_the_guest_again_under_the_same_vmm(#[case] kernel: Kernel) {
 fn a_bzimage_boots_with_two_vcpus_and_memory_on_both_sides_of_the_hole(#[case] kernel: Kernel) {
     let mut guest = Guest::boot(GuestSpec::new(kernel).image(Image::BzImage).cpus(2).memory("size=5G"));
     assert_eq!(guest.ok("nproc"), "2");
-    // Linux keeps some hundred MiB of 5 GiB to itself.
+    // Linux keeps some hundred MiB of the 5 GiB for itself.
     let kib: u64 = guest.ok("awk '/MemTotal/ { print $2 }' /proc/meminfo").parse().unwrap();
     assert!((4_800 << 10..5 << 20).contains(&kib), "MemTotal: {kib} KiB");
-    // 3 GiB lie below the hole, so that the last of 5 GiB ends at 6 GiB.
+    // 3 GiB lie below the hole, so the 5 GiB end at 6 GiB.
     let above = guest.ok("grep 'System RAM' /proc/iomem | tail -n 1");
     assert!(above.trim().starts_with("100000000-17fffffff"), "{above}");
     guest.assert_kernel_has_no_complaint();

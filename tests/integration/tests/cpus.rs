@@ -1,6 +1,6 @@
-//! vCPUs that come to a guest that runs, and go.
+//! vCPUs added to and removed from a running guest.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers, too")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,9 +10,9 @@ use integration::{Api, Flood, Guest, Kernel, Pf, Subnet, spec_with_vfs, vf_taps}
 use rstest::rstest;
 use serde_json::json;
 
-/// How long the guest may take to let vCPUs go.
+/// How long the guest may take to release vCPUs.
 const EJECT_LIMIT: Duration = Duration::from_secs(60);
-/// The vCPUs of the guest's that are used, as Linux writes them.
+/// The guest's online CPUs, as a list in Linux's format.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
 fn resize(api: &Api, vcpus: u32) {
@@ -21,14 +21,14 @@ fn resize(api: &Api, vcpus: u32) {
     assert_eq!(api.info()["config"]["cpus"], json!({ "boot_vcpus": vcpus, "max_vcpus": 4 }));
 }
 
-/// How many vCPUs the VMM runs.
+/// The number of vCPU threads of the VMM.
 fn running(guest: &Guest) -> usize {
     let threads = fs::read_dir(format!("/proc/{}/task", guest.vmm().id())).unwrap();
     let name = |path: PathBuf| fs::read_to_string(path.join("comm")).unwrap_or_default();
     threads.filter(|thread| name(thread.as_ref().unwrap().path()).starts_with("vcpu")).count()
 }
 
-/// Gives the guest more vCPUs, up to the one with the number `last`, and brings them up, as udev does where it is told to.
+/// Resizes the guest to vCPUs 0 to `last`, and brings the new ones online, as udev can be told to do.
 fn add(guest: &mut Guest, api: &Api, last: u32) {
     resize(api, last + 1);
     assert_eq!(running(guest), last as usize + 1);
@@ -40,30 +40,30 @@ fn add(guest: &mut Guest, api: &Api, last: u32) {
     assert_are_used(guest, last);
 }
 
-/// Panics unless vCPUs 0 to `last` are used and no others, and each runs a busy loop that is bound to it.
+/// Panics unless exactly the vCPUs 0 to `last` are online, and each runs a busy loop that is bound to it.
 fn assert_are_used(guest: &mut Guest, last: u32) {
     let all = if last == 0 { "0".to_owned() } else { format!("0-{last}") };
     assert_eq!(guest.ok(&format!("cat {ONLINE}")), all);
     assert_eq!(guest.ok("cat /sys/devices/system/cpu/present"), all);
     assert_eq!(guest.ok("cat /sys/devices/system/cpu/possible"), "0-3");
     for cpu in 0..=last {
-        // The field is the vCPU that ran it last.
+        // Field 39 is the CPU that the process last ran on.
         let busy = "i=0; while [ $i -lt 500 ]; do i=$((i + 1)); done; cut -d\" \" -f39 /proc/self/stat";
         assert_eq!(guest.ok(&format!("taskset -c {cpu} sh -c '{busy}'")), cpu.to_string());
     }
 }
 
-/// Asks the guest for its vCPUs but those up to the one with the number `last`, and waits until it has let them go.
+/// Resizes the guest down to vCPUs 0 to `last`, and waits until it has released the others.
 fn remove(guest: &mut Guest, api: &Api, last: u32) {
     resize(api, last + 1);
     wait_until_it_has_let_go(guest, last);
 }
 
-/// Waits until the guest has let go all vCPUs but those up to the one with the number `last`.
+/// Waits until the guest has released all vCPUs above `last`.
 fn wait_until_it_has_let_go(guest: &mut Guest, last: u32) {
     let deadline = Instant::now() + EJECT_LIMIT;
     while running(guest) > last as usize + 1 {
-        assert!(Instant::now() < deadline, "the guest never lets its vCPUs go: {}", guest.run("dmesg | tail").text);
+        assert!(Instant::now() < deadline, "the guest never released its vCPUs: {}", guest.run("dmesg | tail").text);
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_are_used(guest, last);
@@ -71,12 +71,12 @@ fn wait_until_it_has_let_go(guest: &mut Guest, last: u32) {
 
 fn assert_kernel_has_no_complaint(guest: &mut Guest) {
     guest.assert_kernel_has_no_complaint();
-    // Linux says so of code that it cannot run.
+    // Linux logs this for AML code that it cannot run.
     assert_eq!(guest.run("dmesg | grep -E \"ACPI( BIOS)? (Error|Warning)|ACPI Exception\"").text, "");
 }
 
-/// A guest that reserves more vCPUs than it starts with gets them and lets them go, again and again, over a pause and a reboot, while its
-/// VFs carry traffic.
+/// A guest that reserves more vCPUs than it boots with can add and release them repeatedly, across a pause and a
+/// reboot, while its VFs carry traffic.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -91,12 +91,12 @@ fn vcpus_come_and_go_while_vfs_carry_traffic(#[case] kernel: Kernel) {
     let floods = Flood::through(&mut guest, &vfs, &vf_taps(2));
 
     add(&mut guest, &api, 2);
-    // The interrupts of VF 0 go where they are lost if they stay.
+    // Bind virtio interrupts to a vCPU that goes: they are lost unless Linux moves them.
     guest.ok(
         "for irq in $(grep virtio /proc/interrupts | cut -d: -f1); do echo 4 > /proc/irq/$irq/smp_affinity; done; true",
     );
     assert_eq!(api.put_json("vm.resize", &json!({ "desired_vcpus": 5 })).status, 400);
-    // A guest may let go what it was not asked for, and gets it back when it is given as many again.
+    // A guest may release a vCPU unasked, and gets it back with the next request for as many.
     guest.ok("echo 1 > /sys/bus/acpi/devices/ACPI0007:02/eject");
     wait_until_it_has_let_go(&mut guest, 1);
     add(&mut guest, &api, 2);

@@ -1,6 +1,6 @@
-//! What a guest has besides NICs: disks, random numbers, consoles, and what the host tells it by events.
+//! The other devices of a guest: disks, the entropy device, consoles, the power button and NMIs.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers, too")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,13 +12,13 @@ use rstest::rstest;
 use serde_json::json;
 
 const MIB: usize = 1 << 20;
-/// The guest reads the disk again, and not what it remembers of it.
+/// Makes the guest read the disk again, in place of its page cache.
 const FORGET: &str = "sync; echo 3 > /proc/sys/vm/drop_caches";
 
-/// An image of `mebibytes` MiB that is removed with the folder. No two blocks of it are equal.
+/// Creates an image of `mebibytes` MiB in `folder`. No two of its blocks are equal.
 fn image(folder: &Path, name: &str, mebibytes: usize) -> PathBuf {
     let path = folder.join(name);
-    // xorshift64: only that it does not repeat matters.
+    // xorshift64: all that matters is that it does not repeat.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ name.len() as u64;
     let mut next = || {
         state ^= state << 13;
@@ -31,14 +31,14 @@ fn image(folder: &Path, name: &str, mebibytes: usize) -> PathBuf {
     path
 }
 
-/// The digest of the host's file.
+/// The digest of a file on the host.
 fn digest(path: &Path) -> String {
     let output = Command::new("sha256sum").arg(path).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     first_word(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// The digest of the guest's disk, which is read from the device.
+/// The digest of a disk in the guest, read from the device.
 fn digest_in(guest: &mut Guest, disk: &str) -> String {
     first_word(&guest.ok(&format!("{FORGET}; sha256sum {disk}")))
 }
@@ -50,7 +50,7 @@ fn first_word(text: &str) -> String {
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_disk_is_what_its_image_is_and_a_readonly_one_stays_so(#[case] kernel: Kernel) {
+fn a_disk_has_the_contents_of_its_image_and_a_readonly_one_keeps_them(#[case] kernel: Kernel) {
     let folder = tempfile::tempdir().unwrap();
     let (data, fixed) = (image(folder.path(), "data", 8), image(folder.path(), "fixed", 2));
     let spec = GuestSpec::new(kernel)
@@ -67,7 +67,7 @@ fn a_disk_is_what_its_image_is_and_a_readonly_one_stays_so(#[case] kernel: Kerne
     assert_eq!(digest_in(&mut guest, "/dev/vda"), digest(&data));
     assert_eq!(digest_in(&mut guest, "/dev/vdb"), untouched, "read around the page cache");
 
-    // What is written from both vCPUs is in the host's file once the guest has synced it.
+    // What both vCPUs write is in the host's file once the guest has synced it.
     let before = digest(&data);
     guest.ok("dd if=/dev/urandom of=/tmp/new bs=1M count=2 2>&1");
     for (cpu, at) in [(0, 1), (1, 4)] {
@@ -81,14 +81,14 @@ fn a_disk_is_what_its_image_is_and_a_readonly_one_stays_so(#[case] kernel: Kerne
     assert_eq!(written.len(), 8 * MIB);
     assert_eq!(digest_in(&mut guest, "/dev/vda"), digest(&data));
 
-    // A range that is discarded takes no room in the host's file system.
+    // A discarded range takes no space on the host.
     let blocks = fs::metadata(&data).unwrap().blocks();
     guest.ok("blkdiscard -o 3145728 -l 1048576 /dev/vda");
     assert_eq!(fs::metadata(&data).unwrap().blocks(), blocks - (MIB / 512) as u64);
     assert!(fs::read(&data).unwrap()[3 * MIB..4 * MIB].iter().all(|&byte| byte == 0));
     assert_eq!(digest_in(&mut guest, "/dev/vda"), digest(&data));
 
-    assert_ne!(guest.run("dd if=/tmp/new of=/dev/vdb bs=64k conv=fsync").status, 0, "it is read-only");
+    assert_ne!(guest.run("dd if=/tmp/new of=/dev/vdb bs=64k conv=fsync").status, 0, "the disk is read-only");
     assert_eq!(digest(&fixed), untouched);
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
@@ -97,7 +97,7 @@ fn a_disk_is_what_its_image_is_and_a_readonly_one_stays_so(#[case] kernel: Kerne
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_file_system_is_there_after_a_reboot_with_it_mounted(#[case] kernel: Kernel) {
+fn a_mounted_file_system_survives_a_reboot(#[case] kernel: Kernel) {
     let folder = tempfile::tempdir().unwrap();
     let disk = image(folder.path(), "root", 16);
     let spec = GuestSpec::new(kernel).with_modules().disk(&format!("path={}", disk.display()));
@@ -141,7 +141,7 @@ fn a_disk_comes_and_goes_while_the_guest_runs(#[case] kernel: Kernel) {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// A guest whose init speaks over `serial` while somebody else is at its virtio console.
+/// Init uses the console `serial` while another client uses the virtio console.
 #[rstest]
 #[case::serial_pty_on_linux_6_1(Kernel::V6_1, Place::Pty, Place::Socket)]
 #[case::serial_socket_on_linux_6_1(Kernel::V6_1, Place::Socket, Place::Pty)]
@@ -157,19 +157,20 @@ fn both_consoles_carry_characters_both_ways(#[case] kernel: Kernel, #[case] seri
     let mut guest = Guest::boot_over(spec, || serial.connect("serial", &api));
     guest.load("virtio_console");
     let mut client = console.connect("console", &api);
-    // What is set is forgotten when nobody has it open any more.
+    // The terminal's settings are lost when nobody has it open any more, so keep it open.
     let reader = "stty raw -echo; echo 'this is hvc0'; while read -r line; do echo \"the guest read $line\"; done";
     guest.ok(&format!("({reader}) < /dev/hvc0 > /dev/hvc0 2>&1 &"));
     client.wait_for("this is hvc0\n");
     client.send("one line\nanother line\n");
     client.wait_for("the guest read one line\n");
     client.wait_for("the guest read another line\n");
-    // A chain or more a line. A socket keeps some 70 of them until somebody reads, and the rest would be dropped.
+    // Each line takes a descriptor chain or more. A socket buffers some 70 of them while nobody reads; the rest would
+    // be dropped.
     guest.ok("for line in $(seq 40); do echo $line; done > /dev/hvc0");
     let lines: Vec<String> = (1..=40).map(|line| format!("{line}\n")).collect();
     client.wait_for(&lines.concat());
     let long = "x".repeat(3000);
-    assert_eq!(guest.ok(&format!("echo {long}")), long, "the serial port takes and gives long lines");
+    assert_eq!(guest.ok(&format!("echo {long}")), long, "long lines pass the serial port");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
@@ -180,7 +181,7 @@ fn both_consoles_carry_characters_both_ways(#[case] kernel: Kernel, #[case] seri
 fn the_console_in_a_terminal_carries_characters_both_ways(#[case] kernel: Kernel) {
     let terminal = Terminal::new();
     let mut guest = boot_in(&terminal, kernel, "typed");
-    // Nothing is typed until this has come out: output does not wait for input.
+    // Nothing is typed before this has been printed: output does not depend on input.
     let reader = "stty raw -echo; echo 'this is hvc0'; while read -r line; do echo \"the guest read $line\"; done";
     guest.ok(&format!("({reader}) < /dev/hvc0 > /dev/hvc0 2>&1 &"));
     terminal.wait_for("this is hvc0");
@@ -188,10 +189,10 @@ fn the_console_in_a_terminal_carries_characters_both_ways(#[case] kernel: Kernel
     terminal.wait_for("the guest read another line");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
-    assert!(terminal.is_canonical(), "the terminal is left as it was found");
+    assert!(terminal.is_canonical(), "the terminal's settings are restored");
 }
 
-/// A guest whose virtio console is in `terminal`, with a name of its own for the socket that its init speaks over.
+/// A guest whose virtio console is in `terminal`. Init uses a serial socket of its own, called `name`.
 fn boot_in(terminal: &Terminal, kernel: Kernel, name: &str) -> Guest {
     let api = Api::new(name);
     let spec = GuestSpec::new(kernel)
@@ -211,7 +212,7 @@ fn the_console_is_as_large_as_the_terminal_and_follows_it(#[case] kernel: Kernel
     let terminal = Terminal::new();
     terminal.set_size(80, 25);
     let mut guest = boot_in(&terminal, kernel, "window");
-    // Linux sets the size of what is open.
+    // Linux applies the size only to a terminal that is open.
     guest.ok("sleep 1000 < /dev/hvc0 > /dev/null 2>&1 &");
     guest.wait_for("[ \"$(stty size < /dev/hvc0)\" = '25 80' ]");
     for (columns, rows) in [(132, 50), (300, 7)] {
@@ -235,7 +236,7 @@ fn a_guest_has_random_numbers_a_power_button_and_nmis(#[case] kernel: Kernel) {
     let (one, other) = (draw(), draw());
     assert!(one.starts_with("4096\n") && other.starts_with("4096\n"), "{one} {other}");
     assert_ne!(one, other);
-    // 4 KiB of random numbers leave gzip nothing.
+    // gzip cannot compress 4 KiB of random numbers.
     assert!(guest.ok("gzip -c /tmp/random | wc -c").trim().parse::<usize>().unwrap() > 4000);
 
     guest.load("evdev");

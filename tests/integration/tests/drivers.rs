@@ -1,13 +1,13 @@
-//! Drivers and functions go and come back while traffic flows through them and through their neighbours.
+//! Drivers and functions are removed and come back under traffic, through themselves and their neighbours.
 
 use std::time::Duration;
 
 use integration::{Flood, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Vf, boot_with_vfs, vf_mac, vf_taps};
 use rstest::rstest;
 
-/// The subnet of the PF; VF i has the subnet i.
+/// The PF's subnet. VF i has subnet i.
 const PF_SUBNET: Subnet = Subnet(255);
-/// What takes seconds by itself may take this long in the lab.
+/// The limit for commands that take seconds even outside the lab.
 const SLOW: Duration = Duration::from_secs(100);
 
 fn ping_each(guest: &mut Guest, vfs: &[Vf]) {
@@ -16,7 +16,7 @@ fn ping_each(guest: &mut Guest, vfs: &[Vf]) {
     }
 }
 
-/// Panics unless all `count` VFs can be enabled, and each carries traffic over its own tap.
+/// Panics unless `count` VFs can be enabled, and each carries traffic over its own tap.
 fn assert_vfs_can_be_enabled(guest: &mut Guest, pf: &Pf, count: usize) {
     pf.set_num_vfs(guest, count);
     let vfs = pf.vfs(guest);
@@ -31,7 +31,7 @@ fn rescan(guest: &mut Guest) {
     guest.ok_within("echo 1 > /sys/bus/pci/rescan", SLOW);
 }
 
-/// G40, G46: VFs outlive a reset of the PF by its driver; without DRIVER_OK in the PF, `sriov_numvfs` gives EBUSY.
+/// G40, G46: VFs survive a reset of the PF by its driver. Without DRIVER_OK in the PF, `sriov_numvfs` gives EBUSY.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -61,7 +61,7 @@ fn virtio_net_can_be_unloaded_under_traffic_and_its_vfs_are_there_when_it_is_bac
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G21, G46: two PFs have VFs at disjoint addresses; of one that is unbound they are gone, and those of the other stay.
+/// G21, G46: two PFs have VFs at disjoint addresses. Unbinding one PF removes its VFs, and the other's stay.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -70,7 +70,7 @@ fn a_pf_unbound_under_traffic_takes_its_vfs_along_and_leaves_those_of_another_pf
     let mut guest = Guest::boot(nets.iter().fold(GuestSpec::new(kernel), |spec, net| spec.net(net)));
     let taps = ["pf0v0", "pf0v1", "pf0v2", "pf1v0", "pf1v1"].map(HostTap::existing);
     let pfs = ["0000:00:01.0", "0000:00:02.0"].map(Pf::at);
-    // The position among `taps` of the first VF of each PF.
+    // Where the VFs of each PF start in `taps`.
     let first = [0, 3];
     let subnet = |number: usize, vf: &Vf| Subnet((first[number] + vf.index) as u8);
     for (pf, count) in pfs.iter().zip([3, 2]) {
@@ -105,7 +105,7 @@ fn a_pf_unbound_under_traffic_takes_its_vfs_along_and_leaves_those_of_another_pf
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G50: a rescan changes nothing while VFs are on, and brings back a PF that was removed, whose VFs then work.
+/// G50: a rescan changes nothing while VFs are enabled, and brings back a removed PF, whose VFs then work.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -115,8 +115,8 @@ fn a_pf_removed_under_traffic_takes_its_vfs_along_and_a_rescan_brings_it_back(#[
     let mut vfs = pf.vfs(&mut guest);
     let floods = Flood::through(&mut guest, &vfs, &vf_taps(3));
     rescan(&mut guest);
-    assert_eq!(pf.vfs(&mut guest), vfs, "a rescan finds what there is");
-    // Linux offers no `remove` for a VF; its driver can go.
+    assert_eq!(pf.vfs(&mut guest), vfs, "a rescan changes no VF");
+    // Linux cannot `remove` a VF, but it can unbind the driver.
     guest.unbind(&vfs[1].address);
     rescan(&mut guest);
     vfs[1] = Vf { interface: None, mac: String::new(), ..vfs[1].clone() };
@@ -124,9 +124,9 @@ fn a_pf_removed_under_traffic_takes_its_vfs_along_and_a_rescan_brings_it_back(#[
     ping_each(&mut guest, &[vfs[0].clone(), vfs[2].clone()]);
 
     guest.ok_within(&format!("echo 1 > {}", pf.file("remove")), SLOW);
-    // The host bridge and the entropy device.
+    // What is left: the host bridge and the entropy device.
     let left = "0000:00:00.0 0000:00:02.0";
-    assert_eq!(guest.ok("cd /sys/bus/pci/devices && echo *"), left, "the VFs went with their PF");
+    assert_eq!(guest.ok("cd /sys/bus/pci/devices && echo *"), left, "the VFs are gone with their PF");
     assert_eq!(guest.ok("ls /sys/class/net"), "lo");
     drop(floods);
     rescan(&mut guest);
@@ -136,7 +136,7 @@ fn a_pf_removed_under_traffic_takes_its_vfs_along_and_a_rescan_brings_it_back(#[
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G24, G25: VFs that come right after others went are new ones, however often.
+/// G24, G25: VFs enabled right after others were disabled are new, however often that happens.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -144,13 +144,13 @@ fn two_shells_that_write_sriov_numvfs_at_once_leave_vfs_that_can_be_enabled(#[ca
     let (mut guest, pf) = boot_with_vfs(kernel, 4);
     let _flood = Flood::start(&mut guest, "eth0", &HostTap::existing("pf0"), PF_SUBNET);
     let file = pf.file("sriov_numvfs");
-    // Each writes what the other does not expect; much is refused, which is no matter.
+    // The writes conflict, and many are refused, which is fine.
     let shell = |counts: &str| {
         format!("(for round in 1 2; do for count in {counts}; do echo $count > {file} && echo took $count; done; done)")
     };
     let printed = guest.run_within(&format!("{} & {} & wait", shell("4 1 0 2 0"), shell("3 0 1 4 0")), SLOW).text;
     let enabled = printed.lines().filter(|line| line.starts_with("took ") && *line != "took 0").count();
-    assert!(enabled >= 2, "VFs come in each round: {printed}");
+    assert!(enabled >= 2, "each round enables VFs: {printed}");
     pf.set_num_vfs(&mut guest, 0);
     assert_eq!(pf.vfs(&mut guest), []);
     assert_vfs_can_be_enabled(&mut guest, &pf, 4);

@@ -1,4 +1,4 @@
-//! What `--event-monitor` tells of what a guest does to its NIC.
+//! What `--event-monitor` reports of a guest's use of its NIC.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,10 +10,10 @@ use integration::{Guest, Kernel, Pf, predicted_vf_address, spec_with_vfs};
 use rstest::rstest;
 use serde_json::Value;
 
-/// How long an event may take after what it tells of.
+/// How soon an event must be reported.
 const EVENT_LIMIT: Duration = Duration::from_secs(10);
 
-/// The file of events, which goes with it.
+/// The path of the event file, which is removed when this is dropped.
 struct Events(PathBuf);
 
 impl Drop for Events {
@@ -22,7 +22,7 @@ impl Drop for Events {
     }
 }
 
-/// The events so far: source, name and, but for the entropy device, properties. The last one may be half written.
+/// The events so far: source, name and, except for the entropy device, properties. The last one may be incomplete.
 fn told(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
     let events = serde_json::Deserializer::from_str(&text).into_iter::<Value>().map_while(Result::ok);
@@ -38,7 +38,7 @@ fn told(path: &Path) -> Vec<String> {
 fn wait_for(path: &Path, event: &str) {
     let deadline = Instant::now() + EVENT_LIMIT;
     while told(path).last().is_none_or(|last| last != event) {
-        assert!(Instant::now() < deadline, "{event} is not told last: {:?}", told(path));
+        assert!(Instant::now() < deadline, "{event} is not the last event: {:?}", told(path));
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -46,7 +46,7 @@ fn wait_for(path: &Path, event: &str) {
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn what_a_guest_does_with_its_vfs_is_told(#[case] kernel: Kernel) {
+fn what_a_guest_does_with_its_vfs_is_reported(#[case] kernel: Kernel) {
     let events = Events(std::env::temp_dir().join(format!("events-{}-{kernel:?}", std::process::id())));
     let argument = format!("path={}", events.0.display());
     let mut guest = Guest::boot(spec_with_vfs(kernel, 2).arguments(&["--event-monitor", &argument]));
@@ -63,7 +63,7 @@ fn what_a_guest_does_with_its_vfs_is_told(#[case] kernel: Kernel) {
     assert_eq!(guest.power_off().code, Some(0));
     let told = told(&events.0);
     let of_vfs: Vec<_> = told.iter().filter(|event| event.starts_with("sriov:")).map(String::as_str).collect();
-    // While VFs are disabled, Linux takes their drivers away one by one.
+    // While it disables VFs, Linux unbinds their drivers one by one.
     let resets = of_vfs.iter().filter(|event| event.contains("vf-reset")).count();
     assert!((1..=3).contains(&resets), "{of_vfs:?}");
     let others: Vec<_> = of_vfs.into_iter().filter(|event| !event.contains("vf-reset")).collect();

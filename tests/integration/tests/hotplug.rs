@@ -1,4 +1,4 @@
-//! Devices that come to a guest that runs, and go.
+//! Devices added to and removed from a running guest.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use integration::{Api, Flood, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Usa
 use rstest::rstest;
 use serde_json::{Value, json};
 
-/// How often a PF comes and goes.
+/// How often a PF is added and removed.
 const ROUNDS: usize = 2;
 
-/// A guest whose PF `pf0` reserves `vfs` VFs, and its API.
+/// A guest whose PF `pf0` reserves `vfs` VFs, and a client for its API.
 fn boot_with_api(kernel: Kernel, vfs: usize) -> (Guest, Api) {
     let api = Api::new("hotplug");
     let guest = Guest::boot(spec_with_vfs(kernel, vfs).arguments(&["--api-socket", &api.argument()]));
@@ -20,7 +20,7 @@ fn hot_pf(vfs: usize) -> Value {
     json!({ "id": "hp0", "tap": "hp0", "sriov_vfs": vfs, "pci_device_id": 9 })
 }
 
-/// Panics unless `answer` is that of a device that was added at slot 9.
+/// Adds a PF at slot 9. Panics unless the API confirms it and the guest has its netdev.
 fn add_hot_pf(guest: &mut Guest, api: &Api, vfs: usize) -> Pf {
     let answer = api.put_json("vm.add-net", &hot_pf(vfs));
     assert_eq!((answer.status, answer.body), (200, json!({ "id": "hp0", "bdf": "0000:00:09.0" })));
@@ -30,8 +30,8 @@ fn add_hot_pf(guest: &mut Guest, api: &Api, vfs: usize) -> Pf {
     pf
 }
 
-/// G48, G49, B11: the VFs of a PF that is there stay as they are and carry traffic; a PF that is removed with its VFs enabled and
-/// bound takes them along, and comes back under its id.
+/// G48, G49, B11: the VFs of the first PF stay as they are and carry traffic. A PF that is removed with its VFs
+/// enabled and bound takes them along, and can be added again under the same id.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -44,7 +44,7 @@ fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case]
     let mut usages = Vec::new();
     for _ in 0..ROUNDS {
         let hot = add_hot_pf(&mut guest, &api, 4);
-        assert_eq!(pf.vfs(&mut guest), vfs, "the VFs that were there are there");
+        assert_eq!(pf.vfs(&mut guest), vfs, "the first PF's VFs are unchanged");
         hot.set_num_vfs(&mut guest, 4);
         let hot_vfs = hot.vfs(&mut guest);
         let taps: Vec<_> = (0..4).map(|index| HostTap::existing(&format!("hp0v{index}"))).collect();
@@ -63,7 +63,7 @@ fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case]
     }
     assert!(usages.windows(2).all(|pair| pair[0] == pair[1]), "{usages:?}");
     drop(floods);
-    assert_eq!(pf.vfs(&mut guest), vfs, "the VFs that were there are there");
+    assert_eq!(pf.vfs(&mut guest), vfs, "the first PF's VFs are unchanged");
     for vf in &vfs {
         assert_eq!(vf.mac, vf_mac(vf.index));
         guest.ping(vf.interface(), Subnet(vf.index as u8));
@@ -72,18 +72,18 @@ fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case]
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// A device that the guest never let go is gone after a reboot, and one that came is still there. A guest that stood still when it was
-/// started again runs, and so do the queues of its devices.
+/// After a reboot, a device whose removal the guest never completed is gone, and an added device is still there. A
+/// guest that was paused when it was rebooted runs, and so do its devices' queues.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn what_came_is_there_after_a_reboot_and_what_was_removed_is_not(#[case] kernel: Kernel) {
+fn a_reboot_keeps_an_added_device_and_completes_a_removal(#[case] kernel: Kernel) {
     let (mut guest, api) = boot_with_api(kernel, 2);
     let hot = add_hot_pf(&mut guest, &api, 2);
     guest.reboot();
     hot.set_num_vfs(&mut guest, 2);
     assert_eq!(hot.vfs(&mut guest).len(), 2);
-    // A guest that stands still cannot let a device go.
+    // A paused guest cannot release a device.
     assert_eq!(api.put("vm.pause").status, 204);
     assert_eq!(api.put_json("vm.remove-device", &json!({ "id": "hp0" })).status, 204);
     let again = api.put_json("vm.add-net", &hot_pf(2));
@@ -104,11 +104,11 @@ fn add_hot_pf_after_reboot(guest: &mut Guest, api: &Api) {
     assert_eq!(hot.vfs(guest).len(), 2);
 }
 
-/// A guest that is paused stands still, and goes on where it was; its VFs work afterwards.
+/// A paused guest makes no progress, and continues after the resume; its VFs still work.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_paused_guest_goes_on_with_its_vfs(#[case] kernel: Kernel) {
+fn a_paused_guest_resumes_with_its_vfs(#[case] kernel: Kernel) {
     let (mut guest, api) = boot_with_api(kernel, 2);
     let pf = Pf::at("0000:00:01.0");
     pf.set_num_vfs(&mut guest, 2);
@@ -128,7 +128,7 @@ fn a_paused_guest_goes_on_with_its_vfs(#[case] kernel: Kernel) {
     for vf in &vfs {
         guest.ping(vf.interface(), Subnet(vf.index as u8));
     }
-    // Its watchdog, which barks after eight seconds without a sign of life now, hears that nobody is to blame.
+    // Linux's watchdog now complains after 8 s without progress, unless it is told that the guest was paused.
     guest.ok("echo 4 > /proc/sys/kernel/watchdog_thresh");
     assert_eq!(api.put("vm.pause").status, 204);
     std::thread::sleep(Duration::from_secs(12));
@@ -138,11 +138,11 @@ fn a_paused_guest_goes_on_with_its_vfs(#[case] kernel: Kernel) {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// What a guest is asked before its drivers are up, it does when they are.
+/// A removal that is requested before the guest's drivers are up completes once they are.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_device_that_should_go_while_the_guest_boots_goes_once_it_can(#[case] kernel: Kernel) {
+fn a_removal_requested_during_boot_completes_once_the_guest_is_up(#[case] kernel: Kernel) {
     let api = Api::new("early");
     let early = api.clone();
     let asked = std::thread::spawn(move || {
@@ -156,7 +156,7 @@ fn a_device_that_should_go_while_the_guest_boots_goes_once_it_can(#[case] kernel
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// A VF whose link is taken down has no carrier, and carries again when it comes back; its siblings never notice.
+/// A VF whose link the host takes down loses its carrier and works again afterwards; the other VFs are not affected.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -178,17 +178,17 @@ fn the_host_takes_the_link_of_one_vf_down_and_up(#[case] kernel: Kernel) {
     guest.wait_for(&format!("grep -q 1 {}", carrier(1)));
     guest.ping(vfs[1].interface(), Subnet(1));
 
-    // Its driver has read the address already; the next one finds another.
+    // VF 1's driver has read its MAC address already, so a new one is refused until the next driver.
     let mac = "52:54:00:77:77:77";
     assert_eq!(set(json!({ "pf": "pf0", "index": 1, "mac": mac })), 409);
     pf.set_num_vfs(&mut guest, 0);
     assert_eq!(set(json!({ "pf": "pf0", "index": 1, "mac": mac })), 204);
-    assert_eq!(set(json!({ "pf": "pf0", "index": 0, "mac": mac })), 409, "VF 1 has it");
+    assert_eq!(set(json!({ "pf": "pf0", "index": 0, "mac": mac })), 409, "VF 1 has this MAC address");
     pf.set_num_vfs(&mut guest, 2);
     let vf = &pf.vfs(&mut guest)[1];
     assert_eq!(vf.mac, mac);
 
-    // A driver that has begun reads it long before its queues run.
+    // A driver reads the MAC address once it has begun, long before its queues run.
     guest.unbind(&vf.address);
     let status = format!("$(($(sed -n '3s/ .*//p' /sys/bus/pci/devices/{}/resource) + 0x14))", vf.address);
     let other = json!({ "pf": "pf0", "index": 1, "mac": "52:54:00:77:77:78" });

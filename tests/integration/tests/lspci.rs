@@ -1,9 +1,9 @@
-//! What the real `lspci` makes of the PF and its VFs.
+//! The real `lspci` on the PF and its VFs.
 
 use integration::{Guest, GuestSpec, Kernel, Pf, assert_matches_file, predicted_vf_address, without_what_varies};
 use rstest::rstest;
 
-/// G10, G45: lspci tells the counts, the offset and stride, and the page sizes, and shows VFs as 1af4:1041.
+/// G10, G45: lspci shows the counts, the offset and stride, and the page sizes, and VFs as 1af4:1041.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -14,7 +14,7 @@ fn lspci_shows_the_pf_and_a_vf_as_expected(#[case] kernel: Kernel) {
     pf.set_num_vfs(&mut guest, 8);
     let release = kernel.version();
     for (name, address) in [("pf", pf.address.clone()), ("vf", predicted_vf_address(0))] {
-        // Its error output is about the guest's kernel modules, which are in no place where it looks.
+        // Its error output only says that it cannot find the guest's kernel modules.
         let shown = guest.ok(&format!("lspci -vvv -s {address} 2>/dev/null"));
         assert_matches_file(&format!("lspci-{name}-{release}.txt"), &without_what_varies(&shown));
     }

@@ -1,13 +1,13 @@
-//! A VF belongs to a container: it has a network namespace, a name and an MTU of its own.
+//! A VF for a container: in a network namespace, with its own name and MTU.
 
 use integration::{Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Vf, vf_taps};
 use rstest::rstest;
 
 const JUMBO: u32 = 9000;
-/// Where the guest keeps the process that is alone in the namespace.
+/// The guest's file with the id of the process that keeps the namespace alive.
 const TENANT: &str = "/tmp/tenant";
 
-/// Makes a network namespace that lasts until [`end_namespace`].
+/// Creates a network namespace that lasts until [`end_namespace`].
 fn make_namespace(guest: &mut Guest) {
     guest.ok(&format!("unshare -n sleep 1000 > /dev/null 2>&1 & echo $! > {TENANT}"));
     guest.wait_for(&format!("[ $(readlink /proc/$(cat {TENANT})/ns/net) != $(readlink /proc/self/ns/net) ]"));
@@ -17,34 +17,34 @@ fn end_namespace(guest: &mut Guest) {
     guest.ok(&format!("kill $(cat {TENANT})"));
 }
 
-/// Moves the netdev of `vf` into the namespace, where it is `tenant0` with an address in `subnet`.
+/// Moves the netdev of `vf` into the namespace, renames it to `tenant0` and gives it an address in `subnet`.
 fn give(guest: &mut Guest, vf: &Vf, subnet: Subnet) {
     let interface = vf.interface();
     guest.ok(&format!("ip link set {interface} netns $(cat {TENANT})"));
     inside(guest, &format!("ip link set {interface} name tenant0"));
     inside(guest, &format!("ip addr add {}/24 dev tenant0", subnet.guest()));
-    // The MTU is the configuration's, until the guest chooses a smaller one.
+    // The MTU is the configured one until the guest sets a smaller one.
     for mtu in [1500, JUMBO] {
         inside(guest, &format!("ip link set tenant0 mtu {mtu}"));
     }
     inside(guest, "ip link set tenant0 up");
 }
 
-/// Runs a command in the namespace.
+/// Runs a command inside the namespace.
 fn inside(guest: &mut Guest, command: &str) -> String {
     guest.ok(&format!("nsenter -t $(cat {TENANT}) -n sh -c '{command}'"))
 }
 
-/// Pings the host with frames of the large MTU, and checks that each took one frame.
+/// Pings the host with frames of the full MTU, and checks that no packet was fragmented.
 fn ping_in_large_frames(guest: &mut Guest, tap: &HostTap, subnet: Subnet) {
-    // Addresses are known after this one.
+    // After this ping, both sides know their neighbour's address.
     inside(guest, &format!("ping -c 1 -W 5 -I tenant0 {}", subnet.host()));
     let before = tap.counters();
-    // 20 bytes of IP and 8 of ICMP come before the payload.
+    // The headers before the payload: 20 bytes of IP and 8 of ICMP.
     inside(guest, &format!("ping -c 2 -i 0.2 -W 5 -s {} -I tenant0 {}", JUMBO - 28, subnet.host()));
     let after = tap.counters();
     let passed = (after.from_guest - before.from_guest, after.to_guest - before.to_guest);
-    assert_eq!(passed, (2, 2), "two requests and two replies pass {}", tap.name());
+    assert_eq!(passed, (2, 2), "two requests and two replies passed {}", tap.name());
 }
 
 #[rstest]
@@ -62,14 +62,14 @@ fn a_vf_in_a_network_namespace_with_a_name_and_an_mtu_of_its_own_carries_traffic
     ping_in_large_frames(&mut guest, &taps[0], Subnet(0));
     vfs[1].ping_through(&mut guest, &taps, 1, Subnet(1));
 
-    // Linux gives a netdev back to the first namespace when its own ends.
+    // When a namespace ends, Linux returns its netdevs to the initial one.
     end_namespace(&mut guest);
     guest.wait_for("[ -e /sys/class/net/tenant0 ]");
     let back = pf.vfs(&mut guest).remove(0);
     assert_eq!((back.interface(), &back.mac), ("tenant0", &vfs[0].mac));
     back.ping_through(&mut guest, &taps, 0, Subnet(0));
 
-    // VFs can be taken away wherever their netdevs are.
+    // VFs can be disabled whichever namespace their netdevs are in.
     make_namespace(&mut guest);
     give(&mut guest, &vfs[1], Subnet(1));
     pf.set_num_vfs(&mut guest, 0);

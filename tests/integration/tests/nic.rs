@@ -44,7 +44,7 @@ fn a_nic_with_two_queue_pairs_gives_each_vcpu_one(#[case] kernel: Kernel) {
     assert_eq!(queues, "rx-0 rx-1 tx-0 tx-1");
     guest.join("eth0", SUBNET);
     for cpu in [0, 1] {
-        // Linux sends by the queue pair of the vCPU that the sender runs on.
+        // Linux sends on the queue pair of the vCPU that the sender runs on.
         guest.ok(&format!("taskset -c {cpu} ping -c 2 -i 0.2 -W 5 {}", SUBNET.host()));
     }
     assert_eq!(guest.power_off().code, Some(0));

@@ -1,4 +1,4 @@
-//! VFs over backends that others wrote: what is right by our own fixtures may still be wrong by them.
+//! VFs over third-party backends: our own fixtures may share a mistake with the VMM.
 
 use std::os::unix::fs::chown;
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::path::Path;
 use integration::{DeviceMode, Guest, GuestSpec, HostTap, Kernel, Passt, Pf, Subnet, Testpmd, vf_mac};
 use rstest::rstest;
 
-/// A user with no rights.
+/// A user without privileges.
 const NOBODY: u32 = 65534;
-/// Checked bytes that pass each way.
+/// How many checked bytes pass each way.
 const LEN: usize = 1 << 20;
 const VFS: usize = 2;
 
-/// The passt of VF `index`, or of the PF with the index behind the last VF's.
+/// The passt of VF `index`. The PF's has the index after the last VF's.
 fn passt(folder: &Path, index: usize) -> Passt {
     Passt::start(folder, Subnet(index as u8), Some(NOBODY))
 }
@@ -83,7 +83,7 @@ fn vfs_over_dpdk_carry_traffic_whichever_side_listens() {
         let vfs = pf.vfs(&mut guest);
         for vf in &vfs {
             guest.join(vf.interface(), Subnet(vf.index as u8));
-            // On one busy processor testpmd may answer too late: it is lost then, and back soon.
+            // On one busy processor testpmd may answer too late. The backend is then lost for a moment.
             guest.await_carrier(vf.interface(), true);
         }
         for vf in &vfs {

@@ -1,8 +1,9 @@
-//! What only shows with root, taps and KVM: a VMM that cannot have what it needs says so in one line and leaves nothing.
+//! Errors that only show with root, taps and KVM: a VMM that cannot get what it needs says so in one line and leaves
+//! nothing behind.
 
 use integration::{DeviceMode, Exit, GuestSpec, HostTap, Kernel, interface_exists};
 
-/// A user with no rights.
+/// A user without privileges.
 const NOBODY: u32 = 65534;
 
 fn spec(net: &str) -> GuestSpec {
@@ -11,7 +12,7 @@ fn spec(net: &str) -> GuestSpec {
 
 fn assert_refused_in_one_line(exit: &Exit, words: &[&str]) {
     assert_eq!(exit.code, Some(1), "{}", exit.errors);
-    assert_eq!(exit.errors.trim_end().lines().count(), 1, "one line: {}", exit.errors);
+    assert_eq!(exit.errors.trim_end().lines().count(), 1, "the error is one line: {}", exit.errors);
     for word in words {
         assert!(exit.errors.contains(word), "{word:?} is not in: {}", exit.errors);
     }
@@ -57,7 +58,7 @@ fn a_user_who_may_not_open_kvm_is_told_what_to_do() {
 }
 
 #[test]
-fn a_machine_without_kvm_is_told_so_and_no_tap_is_left() {
+fn a_missing_kvm_is_reported_and_no_tap_is_left() {
     let exit = spec("tap=never1").command().without_kvm().run();
     assert_refused_in_one_line(&exit, &["/dev/kvm"]);
     assert!(!interface_exists("never1"));

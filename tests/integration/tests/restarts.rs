@@ -1,19 +1,21 @@
-//! The guest's kernel restarts, is replaced, or sleeps, while VFs are enabled and carry traffic.
+//! The guest reboots, replaces its kernel, or suspends, while VFs are enabled and carry traffic.
 
 use std::path::Path;
 
-use integration::{Flood, Guest, HostTap, Kernel, Pf, Subnet, boot_with_vfs, predicted_vf_address, vf_mac, vf_taps};
+use integration::{
+    Flood, Guest, HostTap, Kernel, Pf, Subnet, Vf, boot_with_vfs, predicted_vf_address, vf_mac, vf_taps,
+};
 use rstest::rstest;
 
-/// The subnet of the PF; VF i has the subnet i.
+/// The PF's subnet. VF i has subnet i.
 const PF_SUBNET: Subnet = Subnet(255);
 const VFS: usize = 4;
-/// The PF's Power Management Control and Status register (`docs/sriov.md`), and the PowerState field in it.
+/// The PF's Power Management Control/Status register (`docs/sriov.md`), and its PowerState field.
 const PMCSR: u32 = 0x88 + 4;
 const D0: u8 = 0;
 const D3HOT: u8 = 3;
 
-/// A guest with all VFs enabled, and traffic through the first, the last, and the PF.
+/// A guest with all VFs enabled, and traffic through the PF, the first VF and the last VF.
 fn boot_with_traffic(kernel: Kernel) -> (Guest, Pf, Vec<Flood>) {
     let (mut guest, pf) = boot_with_vfs(kernel, VFS);
     pf.set_num_vfs(&mut guest, VFS);
@@ -23,7 +25,7 @@ fn boot_with_traffic(kernel: Kernel) -> (Guest, Pf, Vec<Flood>) {
     (guest, pf, floods)
 }
 
-/// Panics unless no VF is there, all can be enabled, and each carries traffic over its own tap.
+/// Panics unless all VFs are disabled, can be enabled, and each carries traffic over its own tap.
 fn assert_vfs_are_off_and_can_be_enabled(guest: &mut Guest, pf: &Pf) {
     assert_eq!(pf.read(guest, "sriov_numvfs"), "0");
     assert_eq!(pf.vfs(guest), []);
@@ -32,6 +34,15 @@ fn assert_vfs_are_off_and_can_be_enabled(guest: &mut Guest, pf: &Pf) {
         assert_eq!((vf.address.as_str(), &vf.mac), (predicted_vf_address(vf.index).as_str(), &vf_mac(vf.index)));
         vf.ping_through(guest, &vf_taps(VFS), vf.index, Subnet(vf.index as u8));
     }
+}
+
+/// Panics unless the VFs are still `vfs`, and the first, the last and the PF carry traffic.
+fn assert_continue(guest: &mut Guest, pf: &Pf, vfs: &[Vf]) {
+    assert_eq!(pf.vfs(guest), vfs);
+    for vf in [&vfs[0], &vfs[VFS - 1]] {
+        guest.ping(vf.interface(), Subnet(vf.index as u8));
+    }
+    guest.ping("eth0", PF_SUBNET);
 }
 
 fn set_power_state(guest: &mut Guest, pf: &Pf, state: u8) {
@@ -44,21 +55,21 @@ fn set_power_state(guest: &mut Guest, pf: &Pf, state: u8) {
     );
 }
 
-/// G39, B7: a restart resets the SR-IOV capability and all VFs, whatever they were doing.
+/// G39, B7: a reboot resets the SR-IOV capability and all VFs, whatever they were doing.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn vfs_that_carry_traffic_at_a_reboot_are_off_after_it_and_can_be_enabled_again(#[case] kernel: Kernel) {
     let (mut guest, pf, floods) = boot_with_traffic(kernel);
     guest.reboot();
-    // Until here the host sends to VFs that are not there.
+    // Until here the host keeps sending to the taps of VFs that are gone.
     drop(floods);
     assert_vfs_are_off_and_can_be_enabled(&mut guest, &pf);
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G42: a kernel that finds VF Enable set clears it, and what it enables later is as new.
+/// G42: a kernel that finds VF Enable set clears it, and the VFs that it enables later are new.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -71,11 +82,11 @@ fn a_kernel_started_by_kexec_finds_vfs_that_carry_traffic_and_enables_them_anew(
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G43: with No_Soft_Reset, D3hot and back keeps the PF's SR-IOV state, and VFs without power management follow.
+/// G43: with No_Soft_Reset, the PF keeps its SR-IOV state through D3hot, and VFs without power management follow it.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn vfs_stand_still_while_their_pf_is_in_d3hot_and_then_go_on_without_a_new_driver(#[case] kernel: Kernel) {
+fn vfs_stop_while_their_pf_is_in_d3hot_and_then_continue_without_a_rebind(#[case] kernel: Kernel) {
     let (mut guest, pf, floods) = boot_with_traffic(kernel);
     let vfs = pf.vfs(&mut guest);
     let taps = vf_taps(VFS);
@@ -83,21 +94,13 @@ fn vfs_stand_still_while_their_pf_is_in_d3hot_and_then_go_on_without_a_new_drive
     let quiet: Vec<_> = taps.iter().map(HostTap::counters).collect();
     let lost = guest.run(&format!("ping -c 1 -W 1 -I {} {}", vfs[0].interface(), Subnet(0).host()));
     assert_ne!(lost.status, 0, "{}", lost.text);
-    assert_eq!(taps.iter().map(HostTap::counters).collect::<Vec<_>>(), quiet, "no frame passes");
+    assert_eq!(taps.iter().map(HostTap::counters).collect::<Vec<_>>(), quiet, "no frame passes in D3hot");
     set_power_state(&mut guest, &pf, D0);
-    assert_eq!(pf.vfs(&mut guest), vfs);
-    for vf in [&vfs[0], &vfs[VFS - 1]] {
-        guest.ping(vf.interface(), Subnet(vf.index as u8));
-    }
-    guest.ping("eth0", PF_SUBNET);
+    assert_continue(&mut guest, &pf, &vfs);
 
-    // As Linux does it, drivers included.
+    // The same by Linux's own suspend, which involves the drivers.
     guest.suspend_and_wake();
-    assert_eq!(pf.vfs(&mut guest), vfs);
-    for vf in [&vfs[0], &vfs[VFS - 1]] {
-        guest.ping(vf.interface(), Subnet(vf.index as u8));
-    }
-    guest.ping("eth0", PF_SUBNET);
+    assert_continue(&mut guest, &pf, &vfs);
     drop(floods);
     pf.set_num_vfs(&mut guest, 0);
     assert_vfs_are_off_and_can_be_enabled(&mut guest, &pf);

@@ -1,4 +1,4 @@
-//! A guest enables the VFs of its NIC, uses them, takes them away, and resets them.
+//! A guest enables, uses, resets and disables the VFs of its NIC.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ use integration::{
 };
 use rstest::rstest;
 
-/// The subnet of the PF; VF i has the subnet i.
+/// The PF's subnet. VF i has subnet i.
 const PF_SUBNET: Subnet = Subnet(255);
 
 fn assert_each_is_a_netdev_with_its_mac_at_its_address(vfs: &[Vf], count: usize) {
@@ -28,7 +28,8 @@ fn assert_refused(output: &Output, wordings: [&str; 2]) {
     assert!(wordings.iter().any(|wording| output.text.contains(wording)), "{}", output.text);
 }
 
-/// G44, G46: what sysfs and the boot messages say, ERANGE for too many, EBUSY for another number while some are on.
+/// G44, G46: sysfs and the boot messages show the configured values. Too many VFs give ERANGE, and another number
+/// while some are enabled gives EBUSY.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -43,7 +44,7 @@ fn the_guest_reads_what_was_configured_and_can_neither_exceed_it_nor_change_what
         guest.ok(&format!("dmesg | grep -q '{}: VF BAR {bar} .*: contains BAR {bar} for 8 VFs'", pf.address));
     }
 
-    // musl and busybox word these two differently.
+    // musl and busybox word these errors differently.
     let out_of_range = ["out of range", "not representable"];
     let busy = ["resource busy", "Resource busy"];
     assert_refused(&pf.write_num_vfs(&mut guest, 9), out_of_range);
@@ -57,7 +58,7 @@ fn the_guest_reads_what_was_configured_and_can_neither_exceed_it_nor_change_what
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G45, B13: 1, N/2 and N VFs are there, bound, and have the configured addresses; the PF is none the worse.
+/// G45, B13: 1, N/2 and N VFs appear, are bound, and have the configured MAC addresses. The PF is not affected.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -77,7 +78,7 @@ fn one_four_or_eight_vfs_come_with_their_mac_and_address_and_go_again(#[case] ke
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_and_none_other(#[case] kernel: Kernel) {
+fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_and_no_other(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot_with_vfs(kernel, 8);
     pf.set_num_vfs(&mut guest, 8);
     let taps = vf_taps(8);
@@ -88,11 +89,11 @@ fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_and_none_other(#[case] ke
     HostTap::existing("pf0").join(PF_SUBNET);
     guest.join("eth0", PF_SUBNET);
     guest.ping("eth0", PF_SUBNET);
-    assert_eq!(taps.iter().map(HostTap::counters).collect::<Vec<_>>(), quiet, "the PF leaves the VFs' taps alone");
+    assert_eq!(taps.iter().map(HostTap::counters).collect::<Vec<_>>(), quiet, "the PF's frames passed no VF's tap");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
     for tap in &taps {
-        assert!(!interface_exists(tap.name()), "{} went with the VMM that made it", tap.name());
+        assert!(!interface_exists(tap.name()), "{} is gone with the VMM that created it", tap.name());
     }
 }
 
@@ -100,7 +101,7 @@ fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_and_none_other(#[case] ke
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn sixty_four_vfs_come_with_their_mac_and_address_and_carry_traffic(#[case] kernel: Kernel) {
-    // One vCPU has about 200 interrupt vectors, and 64 VFs want 192.
+    // One vCPU has about 200 interrupt vectors, and 64 VFs need 192.
     let mut guest = Guest::boot(spec_with_vfs(kernel, 64).cpus(2));
     let pf = Pf::find(&mut guest);
     pf.set_num_vfs(&mut guest, 64);
@@ -114,11 +115,11 @@ fn sixty_four_vfs_come_with_their_mac_and_address_and_carry_traffic(#[case] kern
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// What shells and units usually allow is enough for 64 VFs that are all in use.
+/// The usual limit of open files is enough for 64 VFs that are all in use.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_nic_whose_driver_is_up_has_8_files_and_a_thread_at_most_and_64_vfs_do_with_1024_files(#[case] kernel: Kernel) {
+fn a_running_nic_has_at_most_8_files_and_a_thread_and_64_vfs_fit_in_1024_files(#[case] kernel: Kernel) {
     let without = Guest::boot(GuestSpec::new(kernel).cpus(2));
     let base = Usage::of(without.vmm());
     assert_eq!(without.power_off().code, Some(0));
@@ -131,7 +132,7 @@ fn a_nic_whose_driver_is_up_has_8_files_and_a_thread_at_most_and_64_vfs_do_with_
     pf.set_num_vfs(&mut guest, 64);
     let vfs = pf.vfs(&mut guest);
     assert_each_is_a_netdev_with_its_mac_at_its_address(&vfs, 64);
-    // IFF_UP | IFF_BROADCAST | IFF_MULTICAST, without a process for each.
+    // IFF_UP | IFF_BROADCAST | IFF_MULTICAST, without a process per NIC.
     let up = "for flags in /sys/class/net/eth*/flags; do echo 0x1003 > $flags || exit 1; done";
     guest.ok_within(up, Duration::from_secs(120));
     let taps = vf_taps(64);
@@ -142,24 +143,24 @@ fn a_nic_whose_driver_is_up_has_8_files_and_a_thread_at_most_and_64_vfs_do_with_
     let nics = 65;
     let usage = Usage::of(guest.vmm());
     let (files, threads) = (usage.files - base.files, usage.threads - base.threads);
-    println!("{nics} NICs have {files} files and {threads} threads; the VMM has {usage:?}, and {base:?} without NICs");
-    assert!(files <= nics * 8, "{files} files of {nics} NICs");
-    assert!(threads <= nics, "{threads} threads of {nics} NICs");
-    // All are in use: each has a tap, a doorbell and a vector at the least, and a thread.
+    println!("{nics} NICs use {files} files and {threads} threads; the VMM uses {usage:?}, and {base:?} without NICs");
+    assert!(files <= nics * 8, "{nics} NICs use {files} files");
+    assert!(threads <= nics, "{nics} NICs use {threads} threads");
+    // All are in use: each has at least a tap, a doorbell and a vector, and one thread.
     assert!(files >= nics * 3 && threads == nics, "{usage:?}, and {base:?} without NICs");
-    assert_eq!(guest.vmm().errors(), "", "the VMM complains");
+    assert_eq!(guest.vmm().errors(), "", "the VMM printed no errors");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G22, B15: VF 256 is on the next bus.
+/// G22, B15: VF 256 is on the second VF bus.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn vfs_on_both_of_their_buses_carry_traffic_when_300_are_enabled(#[case] kernel: Kernel) {
     let mut guest = Guest::boot(GuestSpec::new(kernel).net("id=pf0,tap=pf0,sriov_vfs=300"));
     let pf = Pf::find(&mut guest);
-    // 300 VFs with their drivers would need more interrupt vectors than the guest has.
+    // With drivers bound, 300 VFs would need more interrupt vectors than the guest has.
     pf.set_num_vfs_without_drivers(&mut guest, 300);
     let vfs = pf.vfs(&mut guest);
     assert_eq!(vfs.len(), 300);
@@ -180,7 +181,7 @@ fn vfs_on_both_of_their_buses_carry_traffic_when_300_are_enabled(#[case] kernel:
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G40: a virtio reset of one function leaves the others alone.
+/// G40: a virtio reset of one function does not affect the others.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -205,7 +206,7 @@ fn a_vf_whose_driver_is_unbound_and_bound_again_carries_traffic(#[case] kernel: 
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G52: the PF needs neither ARI nor a second try at assigning addresses.
+/// G52: the PF works without ARI and without a second attempt at assigning addresses.
 #[rstest]
 fn all_vfs_carry_traffic_whatever_the_kernel_is_told_about_pci(
     #[values(Kernel::V6_1, Kernel::V6_12)] kernel: Kernel,
@@ -223,7 +224,7 @@ fn all_vfs_carry_traffic_whatever_the_kernel_is_told_about_pci(
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G37: one VF is reset, and the others and the PF are not.
+/// G37: a reset of one VF does not affect the others or the PF.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -235,7 +236,7 @@ fn a_function_level_reset_of_a_vf_leaves_the_others_and_the_vf_usable(#[case] ke
         vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
     }
     let address = predicted_vf_address(1);
-    // virtio-pci of these kernels does not know of a reset under it: it is bound anew around it.
+    // These kernels' virtio-pci does not handle a reset under it, so it is unbound before and bound afterwards.
     guest.unbind(&address);
     guest.ok(&format!("echo 1 > /sys/bus/pci/devices/{address}/reset"));
     for index in [0, 2, 3] {
@@ -250,7 +251,7 @@ fn a_function_level_reset_of_a_vf_leaves_the_others_and_the_vf_usable(#[case] ke
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G38, G50: VFs are gone with the reset of their PF, and work again when Linux has written VF Enable back.
+/// G38, G50: a reset of the PF removes its VFs, which work again once Linux has restored VF Enable.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -258,14 +259,14 @@ fn a_function_level_reset_of_the_pf_keeps_the_vfs_that_linux_restores(#[case] ke
     let (mut guest, pf) = boot_with_vfs(kernel, 4);
     pf.set_num_vfs_without_drivers(&mut guest, 4);
     guest.ok_within(&format!("echo 1 > {}", pf.file("reset")), Duration::from_secs(60));
-    // The reset clears VF Enable; Linux writes it back, and the VFs must be there as after the first time.
+    // The reset clears VF Enable and Linux sets it again: the VFs must be back as they were.
     assert_eq!(pf.read(&mut guest, "sriov_numvfs"), "4");
     guest.bind(&predicted_vf_address(3));
     let vf = pf.vfs(&mut guest).remove(3);
     assert_eq!(vf.mac, vf_mac(3));
     vf.ping_through(&mut guest, &vf_taps(4), 3, Subnet(3));
 
-    // The PF's driver does not know of the reset. Bound anew, it takes the VFs away and can enable them again.
+    // The PF's driver does not notice the reset. Bound anew, it can disable and enable the VFs.
     guest.unbind(&pf.address);
     assert_eq!(pf.vfs(&mut guest), []);
     guest.bind(&pf.address);
@@ -306,13 +307,13 @@ fn a_vf_without_a_configured_mac_has_one_of_its_own_that_stays_the_same() {
     let first = macs();
     for (index, mac) in first.iter().enumerate() {
         let leading = u8::from_str_radix(&mac[..2], 16).unwrap();
-        assert_eq!(leading & 0b11, 0b10, "VF {index}: {mac} is locally administered and no group's");
+        assert_eq!(leading & 0b11, 0b10, "VF {index}: {mac} is a locally administered unicast address");
         assert!(!first[..index].contains(mac) && mac != "52:54:00:00:00:01", "VF {index}: {mac} is used twice");
     }
     assert_eq!(macs(), first, "the same at every start");
 }
 
-/// What the VMM has of its host: open files, threads, and KiB of memory that it has asked for, the guest's included.
+/// What the VMM uses on the host: open files, threads, and KiB of memory it has asked for, including the guest's.
 fn held(guest: &mut Guest) -> (usize, usize, u64) {
     let process = format!("/proc/{}", guest.vmm().id());
     let count = |folder: &str| fs::read_dir(format!("{process}/{folder}")).unwrap().count();
@@ -322,7 +323,7 @@ fn held(guest: &mut Guest) -> (usize, usize, u64) {
     (count("fd"), count("task"), anonymous)
 }
 
-/// G47, B8: cycles leave files, threads and memory as they were.
+/// G47, B8: enabling and disabling VFs repeatedly leaks no files, threads or memory.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -340,7 +341,7 @@ fn nothing_piles_up_while_vfs_come_and_go(#[case] kernel: Kernel) {
     for _ in 0..15 {
         let (on, off) = cycle(&mut guest);
         assert_eq!((on.0, on.1, off.0, off.1), (first_on.0, first_on.1, first_off.0, first_off.1));
-        // The allocator may keep what threads had; it must not grow with each cycle.
+        // The allocator may keep memory that threads used, but the sum must not grow with each cycle.
         assert!(off.2 < first_off.2 + 2048, "{off:?} after {first_off:?}");
     }
     guest.assert_kernel_has_no_complaint();

@@ -1,4 +1,4 @@
-//! The terminal that the VMM is started in is left as it was found.
+//! The VMM restores the settings of the terminal in which it was started.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ fn guest() -> VmmCommand {
 }
 
 #[test]
-fn the_terminal_is_raw_while_a_guest_uses_it_and_as_before_when_the_guest_is_off() {
+fn the_terminal_is_raw_while_a_guest_uses_it_and_restored_when_the_guest_is_off() {
     let terminal = Terminal::new();
     let before = terminal.settings();
     let vmm = terminal.spawn(guest());
     terminal.wait_for("@@ready");
-    assert!(!terminal.is_canonical(), "what is typed goes to the guest at once");
+    assert!(!terminal.is_canonical(), "each key goes to the guest at once");
     terminal.send("1 poweroff -f\n");
     assert_eq!(vmm.wait(LIMIT).code, Some(0));
     assert_eq!(terminal.settings(), before);
 }
 
 #[test]
-fn the_terminal_is_as_before_when_the_vmm_is_told_to_end() {
+fn the_terminal_is_restored_when_the_vmm_is_told_to_end() {
     let terminal = Terminal::new();
     let before = terminal.settings();
     let vmm = terminal.spawn(guest());
@@ -34,7 +34,7 @@ fn the_terminal_is_as_before_when_the_vmm_is_told_to_end() {
 }
 
 #[test]
-fn the_terminal_is_as_before_when_the_vmm_cannot_start() {
+fn the_terminal_is_restored_when_the_vmm_cannot_start() {
     let terminal = Terminal::new();
     let before = terminal.settings();
     let vmm = terminal.spawn(guest().args(["--net", "tap=a-name-that-is-too-long"]));

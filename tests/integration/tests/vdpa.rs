@@ -1,10 +1,10 @@
-//! A NIC over a vDPA device of the kernel's, served by the VDUSE fixture; the driver is this test. What a guest sees of such a NIC is
-//! tested with the other backends.
+//! A NIC over one of the kernel's vDPA devices, served by the VDUSE fixture. The test is the NIC's driver. Guests
+//! with such NICs are tested in `backends.rs`.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "what a test needs and lacks fails it")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "../../../virtio-devices/src/net/testing/driver.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the tests of the crate use the rest")]
+#[allow(dead_code, unreachable_pub, reason = "virtio-devices' own tests use the rest")]
 mod driver;
 
 use std::fs::File;
@@ -25,12 +25,12 @@ const SIZE: u16 = 64;
 /// `VIRTIO_F_VERSION_1` and `VIRTIO_NET_F_STATUS`.
 const FEATURES: u64 = 1 << 32 | 1 << 16;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0x77];
-/// The header of a frame.
+/// The size of a frame's virtio-net header.
 const HEADER: usize = 12;
-/// How often a device that runs is asked for a sign of life, and then some.
+/// How often the VMM asks a running device for a sign of life, plus a margin.
 const PULSE: Duration = Duration::from_secs(7);
 
-/// Guest memory that another process can map.
+/// Guest memory that can be shared with another process.
 fn shared_memory() -> GuestMemoryMmap {
     let file: File = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).unwrap();
     file.set_len(MEMORY).unwrap();
@@ -42,7 +42,7 @@ fn open(path: &Path, memory: &Memory) -> Result<Vdpa, VdpaError> {
     Vdpa::open(VdpaSpec { path: path.into(), mac: None, queue_pairs: 1 }, memory)
 }
 
-/// The device `name` of `fixture` gives up on a process that is silent for so many seconds.
+/// Sets the device's `msg_timeout`: how many seconds the kernel waits for a silent VDUSE process.
 fn set_message_limit(name: &str, seconds: u32) {
     std::fs::write(format!("/sys/class/vduse/{name}/msg_timeout"), seconds.to_string()).unwrap();
 }
@@ -51,7 +51,7 @@ fn device(name: &str) -> String {
     format!("name={name},ip=10.77.0.1,mac=52:54:00:00:00:77,mtu=1400")
 }
 
-/// A NIC over a device, and its driver.
+/// A NIC over a vDPA device, and its driver.
 struct Machine {
     net: Net,
     queues: Vec<DriverQueue>,
@@ -84,7 +84,7 @@ impl Machine {
         machine
     }
 
-    /// Has the driver set up its queues anew, after a reset.
+    /// Lets the driver set up its queues again after a reset.
     fn renew(&mut self) {
         let memory = GuestMemoryMmap::clone(&self.memory.memory());
         self.queues = (0..2).map(|index| DriverQueue::new(&memory, index, SIZE)).collect();
@@ -114,7 +114,7 @@ impl Machine {
         doorbells.find(|(index, _)| usize::from(*index) == queue).unwrap().1.write(1).unwrap();
     }
 
-    /// Asks the fixture for its address.
+    /// Sends an ARP request to the fixture.
     fn ask(&mut self) {
         self.frames += 1;
         let at = BUFFERS + self.frames % 64 * 4096;
@@ -125,18 +125,18 @@ impl Machine {
         self.kick(TRANSMIT);
     }
 
-    /// Insists that it answers what it was asked last.
+    /// Asserts that the request of [`Machine::ask`] is answered.
     fn expect_answer(&mut self) {
         let at = BUFFERS + self.frames % 64 * 4096;
-        eventually("the frame's leaving", || !self.queues[TRANSMIT].take_used().is_empty());
+        eventually("the frame's transmission", || !self.queues[TRANSMIT].take_used().is_empty());
         let mut taken = Vec::new();
         eventually("an answer", || {
             taken.extend(self.queues[RECEIVE].take_used());
             !taken.is_empty()
         });
         let answer = self.queues[RECEIVE].bytes(at + HEADER as u64, 42);
-        assert_eq!((taken.len(), &answer[..6]), (1, &MAC[..]), "to who asked");
-        assert_eq!((&answer[20..22], &answer[28..32]), (&[0, 2][..], &[10, 77, 0, 1][..]), "a reply of who was asked");
+        assert_eq!((taken.len(), &answer[..6]), (1, &MAC[..]), "one frame, sent to the asker");
+        assert_eq!((&answer[20..22], &answer[28..32]), (&[0, 2][..], &[10, 77, 0, 1][..]), "a reply by the fixture");
         let vector = self.interrupts.eventfd(0).unwrap();
         eventually("an interrupt", || vector.read().is_ok());
     }
@@ -163,23 +163,23 @@ fn arp_request() -> Vec<u8> {
     [head.concat(), body.concat()].concat()
 }
 
-/// G61: enabling, disabling and resets issue no update of what the device reaches.
+/// G61: starts, stops and resets issue no IOTLB update.
 #[test]
 fn frames_pass_after_each_start_and_no_start_changes_what_the_device_reaches() {
     let mut fixture = Process::vduse_net(&[&device("own")]);
     let mut machine = Machine::over(&fixture.node("own"));
-    assert_eq!(Port::mac(&machine.net), MAC, "its address is the device's");
+    assert_eq!(Port::mac(&machine.net), MAC, "the NIC has the device's address");
     let mut mtu = [0; 2];
     machine.net.config_read(10, &mut mtu);
     assert_eq!(u16::from_le_bytes(mtu), 1400);
     let mapped = fixture.count("own", "iotlb_updates");
-    assert_eq!(mapped, 1, "all memory in one batch");
+    assert_eq!(mapped, 1, "all memory is mapped in one batch");
     for _ in 0..5 {
         machine.start();
         machine.exchange();
         machine.reset();
     }
-    // A stop that is no reset: the rings go on where they were.
+    // Start again without a reset: the rings continue where they stopped.
     machine.start();
     machine.exchange();
     machine.stop();
@@ -190,23 +190,23 @@ fn frames_pass_after_each_start_and_no_start_changes_what_the_device_reaches() {
 }
 
 #[test]
-fn a_link_that_changes_is_the_nics() {
+fn the_nic_follows_the_link_of_its_device() {
     let mut fixture = Process::vduse_net(&[&device("wire")]);
     let mut machine = Machine::over(&fixture.node("wire"));
     machine.start();
     machine.exchange();
     machine.config_interrupts();
     fixture.command("link down wire");
-    eventually("the link's end", || !machine.net.link_up());
+    eventually("link down", || !machine.net.link_up());
     assert!(machine.config_interrupts() > 0);
     fixture.command("link up wire");
-    eventually("the link's return", || machine.net.link_up());
-    // A reset ends the kernel's notifications; the next start asks for them again.
+    eventually("link up", || machine.net.link_up());
+    // A reset ends the kernel's notifications of changes. The next start asks for them again.
     machine.reset();
     machine.start();
     machine.exchange();
     fixture.command("link down wire");
-    eventually("the link's end after a reset", || !machine.net.link_up());
+    eventually("link down after a reset", || !machine.net.link_up());
     assert!(!machine.net.backend_lost());
 }
 
@@ -228,14 +228,14 @@ fn a_device_whose_process_is_killed_is_lost_within_the_kernels_limit_and_restore
     println!("noticed after {:?}", killed.elapsed());
     assert!(!machine.net.link_up() && machine.config_interrupts() > 0);
     machine.ask();
-    // Whoever makes the device anew can remove the old one first, since it has been closed.
+    // The VMM has closed the lost device, so the fixture can remove it before it creates it anew.
     let fixture = Process::vduse_net(&[&device("gone")]);
     assert_eq!(fixture.node("gone"), node);
     eventually("the device's return", || !machine.net.backend_lost());
     machine.expect_answer();
     machine.exchange();
     assert_eq!(*changes.lock(), [BackendChange::Lost, BackendChange::Restored]);
-    // A device goes only when nobody has it open.
+    // A device can only be removed while nobody has it open.
     drop(machine);
 }
 
@@ -246,12 +246,12 @@ fn a_process_that_takes_the_device_over_in_time_goes_unnoticed() {
     machine.start();
     machine.exchange();
     fixture.kill();
-    // Long enough for it to have been asked for a sign of life.
+    // Long enough for the VMM to have asked for a sign of life.
     std::thread::sleep(PULSE);
     let _fixture = Process::vduse_net(&["--take-over", &device("heir")]);
     machine.exchange();
     assert!(!machine.net.backend_lost() && machine.net.link_up());
-    // A device goes only when nobody has it open.
+    // A device can only be removed while nobody has it open.
     drop(machine);
 }
 
@@ -273,26 +273,26 @@ fn a_reset_while_nobody_answers_ends_at_the_kernels_limit() {
 fn await_lost(machine: &Machine, limit: Duration) {
     let start = Instant::now();
     while !machine.net.backend_lost() {
-        assert!(start.elapsed() < limit, "the loss did not come about");
+        assert!(start.elapsed() < limit, "the device was not lost in time");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn what_the_kernel_refuses_is_told_in_one_line() {
+fn a_refusal_by_the_kernel_is_reported_in_one_line() {
     let fixture = Process::vduse_net(&[&device("user"), &device("small")]);
     let memory = Memory::new(shared_memory());
-    let told = |path: &Path, memory: &Memory| open(path, memory).err().expect("it is refused").to_string();
+    let told = |path: &Path, memory: &Memory| open(path, memory).err().expect("the device is refused").to_string();
     let node = fixture.node("user");
     let first = open(&node, &memory).unwrap_or_else(|error| panic!("{error}"));
     let error = told(&node, &memory);
     assert!(error.starts_with(&format!("vdpa={}: the device is in use", node.display())), "{error}");
     drop(first);
-    drop(open(&node, &memory).unwrap_or_else(|error| panic!("closed, it is free again: {error}")));
+    drop(open(&node, &memory).unwrap_or_else(|error| panic!("a closed device can be opened again: {error}")));
     let error = told(&PathBuf::from("/dev/vhost-vdpa-99"), &memory);
     assert!(error.contains("no such device"), "{error}");
     let error = told(Path::new("/dev/null"), &memory);
-    assert!(error.contains("no vhost-vdpa device"), "{error}");
+    assert!(error.contains("not a vhost-vdpa device"), "{error}");
     let private = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap();
     let error = told(&node, &Memory::new(private));
     assert!(error.contains("add shared=on to --memory"), "{error}");

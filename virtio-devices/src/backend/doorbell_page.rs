@@ -1,4 +1,4 @@
-//! Pages of a device in which its doorbells are, for a NIC's guest to write to by itself.
+//! Doorbell pages of a device, which the guest can write to without an exit.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,29 +10,30 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// The length of such a page, in bytes. It is at most the page size of any host that has them.
+/// The length of a doorbell page in bytes: at most the page size of any host that has them.
 pub const DOORBELL_PAGE: u64 = 4096;
 
-/// The doorbell of one queue of a device: a page that has nothing else in it. It is mapped, and what it is a part of stays open, as long
-/// as this lives.
+/// The doorbell of one queue of a device: a page that has nothing else in it. It is mapped, and what it is a part of
+/// stays open, as long as this lives.
 pub struct DoorbellPage(NonNull<u8>);
 
-// SAFETY: the mapping belongs to the process and not to a thread, and it has no state that a write could leave half done.
+// SAFETY: the mapping belongs to the process and not to a thread, and it has no state that a write could leave half
+// done.
 unsafe impl Send for DoorbellPage {}
 // SAFETY: as above; nothing but aligned stores of 2 bytes is ever done to it.
 unsafe impl Sync for DoorbellPage {}
 
 impl DoorbellPage {
-    /// Maps the page of `queue`: pages of a device are in the order of its queues (Linux, `vhost_vdpa_mmap`).
+    /// Maps the page of `queue`. A device's pages are in queue order (Linux, `vhost_vdpa_mmap`).
     ///
     /// # Errors
     ///
-    /// When the device has none, which is `ENOTSUPP` (524), or there is no room.
+    /// When the device has none (`ENOTSUPP`, 524), or there is no address space.
     pub fn map(device: impl AsFd, queue: u16) -> io::Result<Self> {
         let len = DOORBELL_PAGE as usize;
         // SAFETY: the kernel chooses the address, so that no other mapping is touched.
         let address = unsafe {
-            // Linux gives pages to be written, and none to be read.
+            // Linux maps these pages write-only.
             mmap(ptr::null_mut(), len, ProtFlags::WRITE, MapFlags::SHARED, device, u64::from(queue) * DOORBELL_PAGE)
         }?;
         NonNull::new(address.cast()).map(Self).ok_or_else(|| io::ErrorKind::Unsupported.into())
@@ -43,7 +44,7 @@ impl DoorbellPage {
         self.0.as_ptr()
     }
 
-    /// Tells the device that `queue`, which this is the doorbell of, has something for it (`virtio 1.4 §4.1.5.2`).
+    /// Notifies the device of available buffers in `queue`, whose doorbell this is (`virtio 1.4 §4.1.5.2`).
     pub fn ring(&self, queue: u16) {
         // SAFETY: the page is mapped, for writing, and longer than 2 bytes; nothing has a reference into it.
         unsafe { self.0.cast::<u16>().write_volatile(queue.to_le()) };
@@ -52,7 +53,7 @@ impl DoorbellPage {
 
 impl Drop for DoorbellPage {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length, and whoever has shown it to a guest holds on to this value.
+        // SAFETY: it was mapped with this length, and the VMM keeps this value while a guest can see the page.
         let unmapped = unsafe { munmap(self.0.as_ptr().cast(), DOORBELL_PAGE as usize) };
         debug_assert!(unmapped.is_ok());
     }
@@ -64,11 +65,11 @@ impl fmt::Debug for DoorbellPage {
     }
 }
 
-/// Is told when a backend has other pages to give. Called on the thread of a NIC's worker, which holds nothing but the backend.
-pub type PagesObserver = Box<dyn Fn() + Send + Sync>;
+/// Called when a backend's pages change, on the thread of a NIC's worker, which holds no lock but the backend's.
+pub(crate) type PagesObserver = Box<dyn Fn() + Send + Sync>;
 
-/// The doorbells that a NIC's backend lets the guest write to by itself at the moment: those of queues that it runs. The backend says, the
-/// machine looks.
+/// The doorbells that a NIC's backend lets the guest write to by itself at the moment: those of queues that it runs.
+/// The backend says, the machine looks.
 #[derive(Default)]
 pub struct DoorbellPages {
     pages: Mutex<BTreeMap<u16, Arc<DoorbellPage>>>,
@@ -76,17 +77,18 @@ pub struct DoorbellPages {
 }
 
 impl DoorbellPages {
-    /// Has `observer` told of changes from now on. The first one stays.
+    /// Calls `observer` on each change from now on. Only the first observer is kept.
     pub fn observe(&self, observer: PagesObserver) {
         let _ = self.observer.set(observer);
     }
 
-    /// That of `queue`.
+    /// The doorbell page of `queue`.
     pub fn get(&self, queue: u16) -> Option<Arc<DoorbellPage>> {
         self.pages.lock().get(&queue).cloned()
     }
 
-    /// Gives `pages`, by queue, and no others. When this returns the guest has those, and the others only if the host has failed.
+    /// Gives `pages`, by queue, and no others. When this returns, the guest has them, and has lost all others unless
+    /// the host failed.
     pub(crate) fn set(&self, pages: impl IntoIterator<Item = (u16, Arc<DoorbellPage>)>) {
         let pages: BTreeMap<_, _> = pages.into_iter().collect();
         let before = std::mem::replace(&mut *self.pages.lock(), pages);

@@ -1,25 +1,25 @@
-//! Whether a NIC's backend is there.
+//! Whether a NIC's backend works.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// What has become of a backend.
+/// A change of a backend's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendChange {
-    /// It is gone, and its queues stand still.
+    /// It is lost, and its queues are stopped.
     Lost,
     /// It is back.
     Restored,
 }
 
-/// Is told what becomes of a backend. Called on the thread of a NIC's worker.
+/// Called when a backend is lost or restored, on the thread of a NIC's worker.
 pub type BackendObserver = Box<dyn Fn(BackendChange) + Send>;
 
-/// What a NIC's worker knows of the backend, for all who ask.
+/// What a NIC's worker knows about the backend.
 #[derive(Default)]
-pub struct Health {
+pub(crate) struct Health {
     lost: AtomicBool,
     link_down: AtomicBool,
     losses: AtomicU64,
@@ -28,38 +28,38 @@ pub struct Health {
 }
 
 impl Health {
-    /// Whether the link is up as far as the backend is concerned.
-    pub fn link_up(&self) -> bool {
+    /// Whether the backend reports the link as up.
+    pub(crate) fn link_up(&self) -> bool {
         !self.is_lost() && !self.link_down.load(Ordering::Acquire)
     }
 
-    /// Whether the backend is gone.
-    pub fn is_lost(&self) -> bool {
+    /// Whether the backend is lost.
+    pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
     /// How often it was lost.
-    pub fn losses(&self) -> u64 {
+    pub(crate) fn losses(&self) -> u64 {
         self.losses.load(Ordering::Relaxed)
     }
 
-    /// Notes that the backend does not run what a driver has set up. Returns how often that was so.
-    pub fn count_refusal(&self) -> u64 {
+    /// Counts a refusal of what a driver has set up. Returns the number of refusals.
+    pub(crate) fn count_refusal(&self) -> u64 {
         self.refusals.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Has `observer` told what becomes of the backend from now on.
-    pub fn observe(&self, observer: BackendObserver) {
+    /// Calls `observer` on each change from now on.
+    pub(crate) fn observe(&self, observer: BackendObserver) {
         *self.observer.lock() = Some(observer);
     }
 
-    /// Notes what the backend says of its link. Returns whether that changes it.
-    pub fn set_link(&self, up: bool) -> bool {
+    /// Records the link that the backend reports. Returns whether it changed.
+    pub(crate) fn set_link(&self, up: bool) -> bool {
         self.link_down.swap(!up, Ordering::AcqRel) == up
     }
 
-    /// Notes that the backend is gone or back, and tells it. Returns whether that is a change.
-    pub fn set_lost(&self, lost: bool) -> bool {
+    /// Records that the backend is lost or back, and calls the observer. Returns whether that is a change.
+    pub(crate) fn set_lost(&self, lost: bool) -> bool {
         if self.lost.swap(lost, Ordering::AcqRel) == lost {
             return false;
         }

@@ -1,17 +1,17 @@
-//! A Linux tap interface: one file descriptor a queue, frames with a virtio header of 12 bytes.
+//! A Linux tap interface: one file descriptor per queue, frames with a virtio header of 12 bytes.
 //!
-//! A tap that is created here vanishes with its descriptors; one that exists is used as it is found, by whoever it belongs to,
-//! and only what has to be changed is changed: a prepared tap needs no privilege. A tap outlives resets of the device and
-//! reboots of the guest.
+//! A tap that is created here vanishes when its descriptors are closed. An existing tap keeps its owner and its
+//! settings, except those that the configuration changes, so a prepared tap needs no privilege. A tap outlives device
+//! resets and guest reboots.
 
 mod error;
+mod ioctl;
 mod link;
 mod name;
 mod queue;
-mod request;
+mod spec;
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -19,40 +19,25 @@ use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::net_protocol::Offloads;
 pub use error::TapError;
+use ioctl::Ifreq;
 use link::Link;
 pub use link::is_network_mask;
 pub use name::{InterfaceNameError, check_interface_name};
-pub use queue::{Offloads, TapQueue};
-use request::Request;
+pub use queue::TapQueue;
+pub use spec::TapSpec;
 
-/// The name of a tap that is created for a NIC without a name: the kernel puts the first free number in.
+/// The name pattern of taps created without a name; the kernel fills in the first free number.
 const PATTERN: &str = "vmtap%d";
 /// The most queues that Linux attaches to one tap (`MAX_TAP_QUEUES`).
 const MAX_QUEUES: u16 = 256;
 
-/// The flags that every tap of ours has: Ethernet frames, no packet information, a virtio header.
+/// The flags of every tap: Ethernet frames, no packet information, a virtio header.
 const FLAGS: u16 = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as u16;
 const MULTI_QUEUE: u16 = libc::IFF_MULTI_QUEUE as u16;
-/// What the kernel says of a queue that gets no frames.
+/// The flag of a queue that gets no frames.
 const DETACHED: u16 = libc::IFF_DETACH_QUEUE as u16;
-
-/// Which tap to use, and how it shall be set up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TapSpec {
-    /// Its name, at most 15 bytes. A tap that does not exist is created; without a name, one with a name of its own.
-    pub name: Option<String>,
-    /// The host's address on it.
-    pub ip: Option<IpAddr>,
-    /// The mask of that address, of the same family. Without one the address is a host's alone.
-    pub mask: Option<IpAddr>,
-    /// The host's Ethernet address on it.
-    pub host_mac: Option<[u8; 6]>,
-    /// Its MTU in bytes.
-    pub mtu: Option<u16>,
-    /// The number of its queues, 1 to 256. More than one makes it a multi-queue tap.
-    pub queue_pairs: u16,
-}
 
 /// An open tap.
 #[derive(Debug)]
@@ -61,7 +46,7 @@ pub struct Tap {
     mtu: Option<u16>,
     offloads: Offloads,
     queues: Vec<Arc<Mutex<TapQueue>>>,
-    /// How it was opened, unless that was somebody else's doing.
+    /// How it was opened; `None` if it was passed in.
     spec: Option<TapSpec>,
 }
 
@@ -70,7 +55,7 @@ impl Tap {
     ///
     /// # Errors
     ///
-    /// One line that says what to do; see [`TapError`]. No tap is left that was not there before.
+    /// One line that says what to do; see [`TapError`]. No new tap is left behind.
     pub fn open(spec: &TapSpec) -> Result<Self, TapError> {
         let wanted = spec.name.as_deref().unwrap_or(PATTERN);
         if spec.name.is_some() {
@@ -94,12 +79,12 @@ impl Tap {
         self.queues.first().is_some_and(|queue| queue.lock().is_gone())
     }
 
-    /// Opens the tap that has come under the name of this one, which was deleted, and sets it up alike. None is created: who deleted it
-    /// knows why.
+    /// Opens a new tap of the name of this one, which was deleted, with the same settings. It must exist already:
+    /// whoever deleted the old one had a reason.
     ///
     /// # Errors
     ///
-    /// [`TapError::Gone`] when there is none, or this one was opened by somebody else; else as [`Self::open`].
+    /// [`TapError::Gone`] when there is none, or this one was passed in; else as [`Self::open`].
     pub fn reopen(&self) -> Result<Self, TapError> {
         let gone = || TapError::Gone(self.name.clone());
         // The driver was told this MTU.
@@ -110,12 +95,12 @@ impl Tap {
         Self::open(&spec)
     }
 
-    /// Takes a tap that somebody else has opened, one descriptor a queue, and set up.
+    /// Takes a tap that was opened and set up elsewhere, one descriptor per queue.
     ///
     /// # Errors
     ///
-    /// [`TapError::NotATap`], [`TapError::WrongFlags`], [`TapError::DifferentTaps`] or [`TapError::Request`] when these are not
-    /// the queues of one tap as this device needs it.
+    /// [`TapError::NotATap`], [`TapError::WrongFlags`], [`TapError::DifferentTaps`] or [`TapError::Request`] when these
+    /// are not the queues of one tap as this device needs it.
     pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self, TapError> {
         let count = fds.len();
         let mut name: Option<String> = None;
@@ -137,11 +122,11 @@ impl Tap {
                 .map_err(|source| request_error(&request.name(), source))?;
         }
         let name = name.ok_or(TapError::Queues { name: "fd=[]".into(), queues: 0 })?;
-        // It may live in another network namespace, where a tap of the same name here tells nothing of it.
+        // It may be in another network namespace, so a tap of the same name here may be a different one.
         Self::set_up(name, None, fds, count > 1)
     }
 
-    /// The steps that need no privilege: the header's length, the offloads that this kernel knows, one queue in use.
+    /// The steps that need no privilege: header length, known offloads, and one queue attached.
     fn set_up(name: String, mtu: Option<u16>, fds: Vec<OwnedFd>, multi_queue: bool) -> Result<Self, TapError> {
         let wrong = |source: io::Error| TapError::Request { name: name.clone(), source };
         let mut offloads = Offloads::all();
@@ -165,7 +150,7 @@ impl Tap {
         &self.name
     }
 
-    /// Its MTU in bytes when it was opened. None for one that somebody else has opened.
+    /// Its MTU in bytes when it was opened; `None` if it was passed in.
     pub fn mtu(&self) -> Option<u16> {
         self.mtu
     }
@@ -180,7 +165,7 @@ impl Tap {
         &self.queues
     }
 
-    /// A stand-in over sockets that keep message boundaries, or other descriptors that take and give a frame with each call.
+    /// A stand-in over sockets that keep message boundaries, or other descriptors that transfer a frame per call.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn over_sockets(sockets: Vec<OwnedFd>) -> Self {
         let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
@@ -192,18 +177,18 @@ fn request_error(name: &str, source: Errno) -> TapError {
     TapError::Request { name: name.into(), source: source.into() }
 }
 
-/// Opens `queues` descriptors of one tap. What fails closes them all, and with them a tap that was created.
+/// Opens `queues` descriptors of one tap. A failure closes them all, which removes a tap that was created.
 fn attach_all(wanted: &str, exists: bool, queues: u16) -> Result<(String, Vec<OwnedFd>), TapError> {
     let flags = if queues > 1 { FLAGS | MULTI_QUEUE } else { FLAGS };
     if exists && queues > 1 && Link::new(wanted).and_then(|link| link.has_carrier()).unwrap_or(false) {
-        // A single-queue tap refuses a second user itself. A multi-queue tap would share its frames out between two VMs.
+        // A single-queue tap refuses a second user. A multi-queue tap would split its frames between two VMs.
         return Err(TapError::InUse(wanted.into()));
     }
     let mut name = wanted.to_owned();
     let mut fds = Vec::with_capacity(queues.into());
     for _ in 0..queues {
         let fd = open_tun()?;
-        let mut request = Request::new(&name);
+        let mut request = Ifreq::new(&name);
         request.set_flags(flags);
         queue::attach(fd.as_fd(), &mut request).map_err(|source| explain(&name, exists, flags, source))?;
         name = request.name();
@@ -233,9 +218,9 @@ fn explain(name: &str, exists: bool, flags: u16, source: io::Error) -> TapError 
         Some(libc::EPERM) if exists => TapError::NotOurs(name),
         Some(libc::EPERM) => TapError::NoRightToCreate(name),
         Some(libc::EINVAL) if exists => {
-            // The kernel does not say what is wrong: ask it whether the other kind is right.
+            // The kernel does not say what is wrong, so try the other kind.
             let other = open_tun().ok().is_some_and(|fd| {
-                let mut request = Request::new(&name);
+                let mut request = Ifreq::new(&name);
                 request.set_flags(flags ^ MULTI_QUEUE);
                 queue::attach(fd.as_fd(), &mut request).is_ok()
             });

@@ -1,41 +1,45 @@
-//! A vDPA device of the host, by `/dev/vhost-vdpa-N`.
+//! A vDPA device of the host: `/dev/vhost-vdpa-N`.
 //!
-//! The device runs the queues, whatever it is: a part of a network card, or a process of the host's (VDUSE). It takes doorbells from
-//! eventfds and signals interrupts by eventfds.
+//! The device runs the queues. It is part of a network card, or a process of the host (VDUSE). Doorbells and interrupts
+//! are eventfds.
 //!
-//! A device is opened, owned and given all of the guest's memory when its NIC is plugged in, and stays so: what a guest does, enabling and
-//! disabling its function, resetting it, restarting, changes nothing of what the device reaches. That holds if a reset of the device
-//! keeps its mappings:
+//! **Memory.** The device is opened and given all guest memory when its NIC is plugged in. Nothing that the guest does
+//! changes what the device reaches, provided that a device reset keeps the mappings:
 //!
-//! - A driver that used to forget them at a reset offers since Linux 6.7 not to (`VHOST_BACKEND_F_IOTLB_PERSIST`), and keeps
-//!   them if that is accepted, which it is here.
-//! - Since then, one that does not offer it has never forgotten any: VDUSE.
-//! - Before 6.7 nobody can tell. The device is given the memory again, in one batch, before it runs for the first time after a reset.
+//! - Since Linux 6.7, a driver that used to forget them offers to keep them (`VHOST_BACKEND_F_IOTLB_PERSIST`), which is
+//!   accepted here.
+//! - Since then, a driver that does not offer this has always kept them: VDUSE.
+//! - Before 6.7 there is no way to tell. The memory is mapped again, in one batch, before the first start after a
+//!   reset.
 //!
-//! A device with a control queue runs that, too, if its number of pairs is the NIC's or the NIC has one. One without is given commands
-//! only if it has no address of its own: else it filters frames by its address, and would not hear of another one.
+//! **Control queue.** A device with a control queue runs it, provided that its number of pairs equals the NIC's, or the
+//! NIC has one pair. Without one, the NIC serves commands only if the device has no address: a device with an address
+//! filters by it and would not learn of a new one.
 //!
-//! Queues go on where their used ring ends, since a device that was reset has forgotten the buffers that it held. One that can be suspended
-//! and resumed is not reset by a pause, and keeps what its control queue has brought about. One that can neither be resumed nor take a queue's
-//! position, as virtio devices behind the driver vp_vdpa (`virtio 1.4` has no such register), does not go on after a pause, and its driver is asked to
-//! reset the NIC. So is one whose own control queue was given commands before the device was reset or lost: nobody else knows these. While
-//! the host has taken the link down, the queues of the former and of all that have a control queue run on: a driver waits for the answer
-//! to a command, however long that takes.
+//! **Pauses.** After a reset, queues continue where the used ring ends, because the device has forgotten the buffers it
+//! held. A device that can be suspended and resumed is not reset by a pause, and keeps the state that its control queue
+//! set. A device that can neither resume nor take a queue position, such as one behind vp_vdpa, cannot continue after a
+//! pause, so its driver is asked to reset the NIC. The same applies if the device's own control queue had received
+//! commands before a reset or a loss, because nothing else knows them. Such devices, and all with a control queue, keep
+//! running while the host has the link down: a driver waits without limit for the answer to a command.
 //!
-//! A device may have a page for each queue's doorbell, and nothing else there. The guest is given those of queues that run, and rings them
-//! without leaving itself; until then, and after that, its doorbells are eventfds as with any other backend. A page keeps the device
-//! open: one that is lost can be opened again once the machine has taken the pages from the guest.
+//! **Doorbell pages.** A device may have one page per doorbell. The guest is given the pages of running queues and
+//! rings them without an exit; otherwise its doorbells are eventfds. A page keeps the device open: a lost device can be
+//! reopened once the VMM has taken its pages from the guest.
 //!
-//! Nobody tells when a process that runs a device is gone: it is asked for a sign of life now and then. If none comes, the device is closed,
-//! so that it can be removed, and it is opened again once there is one under its name. VDUSE gives up a device whose process does not
-//! answer within `/sys/class/vduse/NAME/msg_timeout` seconds (30); before that, another process may take the device over, and nothing is
-//! lost.
+//! **Loss.** The kernel does not report that the process behind a device is gone, so the device is probed periodically.
+//! A device that does not answer is closed, so that it can be removed, and reopened when a device of the same name
+//! exists. VDUSE fails a device whose process does not answer within `/sys/class/vduse/NAME/msg_timeout` seconds (30 by
+//! default); until then, another process can take over without loss.
 
 mod device;
 mod error;
 mod identity;
 mod kernel;
+mod locking;
 mod mapping;
+mod reach;
+mod spec;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -44,7 +48,7 @@ mod vduse;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,26 +56,16 @@ use log::{debug, warn};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
-use super::{Ability, Attention, Backend, DoorbellPages, Offload, OffloadError, OffloadQueue, OffloadRun, StartError};
+use super::{Ability, Attention, Backend, DoorbellPages, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
 use crate::Memory;
 use device::Device;
 pub use error::{VdpaError, VdpaFault};
 use kernel::{Character, Kernel};
-pub use mapping::Locking;
+pub use locking::Locking;
+pub use spec::VdpaSpec;
 
-/// How often a device that runs is asked for a sign of life.
+/// How often a running device is probed.
 const PULSE: Duration = Duration::from_secs(5);
-
-/// Which vDPA device to use.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VdpaSpec {
-    /// Its path, `/dev/vhost-vdpa-N`.
-    pub path: PathBuf,
-    /// The Ethernet address that it shall have. Without one, its own.
-    pub mac: Option<[u8; 6]>,
-    /// The pairs of queues that it shall run.
-    pub queue_pairs: u16,
-}
 
 /// Opens a device.
 type Opener = Box<dyn Fn(&Path) -> io::Result<Box<dyn Kernel>> + Send>;
@@ -84,22 +78,23 @@ pub struct Vdpa {
     ability: Ability,
     /// `None` while it is lost.
     device: Option<Device>,
-    /// How many queues were started.
+    /// The number of queues that were started.
     running: Option<usize>,
     /// Signalled when the device's configuration changes.
     config_call: EventFd,
-    /// Expires when it is time for a sign of life.
+    /// Expires when the device is to be probed.
     timer: TimerFd,
     /// When that is.
     pulse: Instant,
-    /// How often it did not stop.
+    /// How often it failed to stop.
     stop_failures: u64,
-    /// What the guest may ring by itself.
+    /// The doorbell pages that the guest has.
     doorbells: Option<Arc<DoorbellPages>>,
 }
 
 impl Vdpa {
-    /// Opens the device, which resets it, and lets it reach all of `memory`. May wait for it as long as the kernel does.
+    /// Opens the device, which resets it, and maps all of `memory` for it. May wait for the device as long as the
+    /// kernel does.
     ///
     /// # Errors
     ///
@@ -141,7 +136,7 @@ impl Vdpa {
     /// Opens the device again.
     fn reopen(&self) -> Result<Device, VdpaFault> {
         let kernel = (self.opener)(&self.spec.path).map_err(VdpaFault::opening)?;
-        // The driver knows the NIC by the address that it had.
+        // The driver knows the NIC by its old address.
         let spec = VdpaSpec { mac: self.ability.mac, ..self.spec.clone() };
         let Ability { features, queue_size, mac, control_queue, .. } = self.ability;
         let suffices = |ability: &Ability| {
@@ -153,13 +148,13 @@ impl Vdpa {
 
     fn set_pulse(&mut self) {
         self.pulse = Instant::now() + PULSE;
-        // Without a timer, the device's own messages are what is left.
+        // If that fails, only the device's own messages are left.
         let _ = self.timer.reset(PULSE, None);
     }
 
-    /// What the device says, or that it is lost.
-    fn listen(&mut self) -> Result<Attention, OffloadError> {
-        // What it was signalled for is looked at in any case.
+    /// What the device reports, or that it is lost.
+    fn listen(&mut self) -> Result<Attention, RunnerError> {
+        // The device is checked whether or not it was signalled.
         let _ = self.config_call.read();
         let device = self.device.as_ref().ok_or_else(lost)?;
         if self.pulse <= Instant::now() {
@@ -169,26 +164,26 @@ impl Vdpa {
         self.device.as_ref().ok_or_else(lost)?.attend()
     }
 
-    /// Closes the device, whatever it was doing: the kernel ends that, and what it reaches is no more than before.
+    /// Closes the device. The kernel stops whatever it was doing.
     fn close(&mut self) {
         self.take_doorbells();
         self.device = None;
     }
 
-    /// Lets the guest ring the doorbells of `queues`, which run, by itself.
-    fn give_doorbells(&self, queues: &[OffloadQueue]) {
+    /// Gives the guest the doorbell pages of `queues`, which run.
+    fn give_doorbells(&self, queues: &[RunnerQueue]) {
         let (Some(doorbells), Some(device)) = (&self.doorbells, &self.device) else { return };
         let pages = queues.iter().filter_map(|queue| {
             let page = device.doorbells().get(usize::from(queue.index))?;
-            // What was rung until now has come to nobody. It also makes the page one that the kernel lets a guest read: a guest that
-            // reads one that has never been written to stops its vCPU for good.
+            // Earlier doorbells went unheard. The write also faults the page in: a guest that reads a page that was
+            // never written to stops its vCPU permanently.
             page.ring(queue.index);
             Some((queue.index, Arc::clone(page)))
         });
         doorbells.set(pages);
     }
 
-    /// Lets it ring none.
+    /// Takes all doorbell pages away from the guest.
     fn take_doorbells(&self) {
         if let Some(doorbells) = &self.doorbells {
             doorbells.set([]);
@@ -196,12 +191,12 @@ impl Vdpa {
     }
 }
 
-impl Offload for Vdpa {
+impl QueueRunner for Vdpa {
     fn ability(&self) -> Ability {
         self.ability.clone()
     }
 
-    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError> {
+    fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
         let device = self.device.as_mut().ok_or_else(lost)?;
         if let Err(error) = device.start(run, &self.config_call) {
             if device.reset().is_err() {
@@ -222,11 +217,12 @@ impl Offload for Vdpa {
             && let Err(error) = device.stop()
         {
             self.stop_failures += 1;
-            // A driver can stop it as often as it likes; the log grows with the logarithm of that.
+            // Logged at powers of two, so that a driver cannot fill the log.
             if self.stop_failures.is_power_of_two() {
                 let (name, times) = (&self.ability.name, self.stop_failures);
                 warn!(
-                    "{name}: the device does not stop ({times} times so far): {error}; it is closed, and opened again when it is needed"
+                    "{name}: the device does not stop ({times} times so far): {error}; it is closed, and opened \
+                     again when it is needed"
                 );
             }
             self.close();
@@ -239,12 +235,12 @@ impl Offload for Vdpa {
         self.device.as_ref().is_none_or(Device::goes_on_after_stop)
     }
 
-    fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), OffloadError> {
+    fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {
         self.device.as_ref().ok_or_else(lost)?.set_call(queue, call)
     }
 
-    /// A device of several pairs has a control queue, by which its driver chooses.
-    fn set_active_pairs(&mut self, _pairs: u16) -> Result<(), OffloadError> {
+    /// A device with several pairs has a control queue, which takes the command itself.
+    fn set_active_pairs(&mut self, _pairs: u16) -> Result<(), RunnerError> {
         Ok(())
     }
 
@@ -261,19 +257,18 @@ impl Offload for Vdpa {
         watched.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect()
     }
 
-    fn attend(&mut self) -> Result<Attention, OffloadError> {
+    fn attend(&mut self) -> Result<Attention, RunnerError> {
         if self.running.is_none() {
             return Ok(Attention::Nothing);
         }
         self.listen().inspect_err(|_| self.close())
     }
 
-    fn recover(&mut self) -> Result<(), OffloadError> {
+    fn recover(&mut self) -> Result<(), RunnerError> {
         if self.device.is_none() {
             let device = self.reopen().inspect_err(|fault| debug!("vdpa={}: {fault}", self.ability.name));
-            self.device = Some(
-                device.map_err(|fault| OffloadError { what: "open the device", source: io::Error::other(fault) })?,
-            );
+            self.device =
+                Some(device.map_err(|fault| RunnerError { what: "open the device", source: io::Error::other(fault) })?);
         }
         Ok(())
     }
@@ -281,10 +276,10 @@ impl Offload for Vdpa {
 
 impl From<Vdpa> for Backend {
     fn from(vdpa: Vdpa) -> Self {
-        Self::Offload(Box::new(vdpa))
+        Self::Runner(Box::new(vdpa))
     }
 }
 
-fn lost() -> OffloadError {
-    OffloadError { what: "reach the device", source: io::ErrorKind::NotConnected.into() }
+fn lost() -> RunnerError {
+    RunnerError { what: "reach the device", source: io::ErrorKind::NotConnected.into() }
 }

@@ -1,14 +1,14 @@
-//! What backends by the kernel's vhost interface and by the vhost-user protocol have in common.
+//! What vhost-net, vDPA and vhost-user share.
 
 use std::io;
 
 use vhost::VringConfigData;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
-use super::OffloadQueue;
+use super::RunnerQueue;
 
-/// What the system said, as far as it was the system.
-pub fn io_error(error: vhost::Error) -> io::Error {
+/// The system's error in `error`, or one with its text.
+pub(crate) fn io_error(error: vhost::Error) -> io::Error {
     match error {
         vhost::Error::VhostOpen(error) | vhost::Error::IoctlError(error) | vhost::Error::IOError(error) => error,
         other => io::Error::other(other.to_string()),
@@ -16,7 +16,7 @@ pub fn io_error(error: vhost::Error) -> io::Error {
 }
 
 /// Where the rings of `queue` are, by guest addresses.
-pub fn rings(queue: &OffloadQueue) -> VringConfigData {
+pub(crate) fn rings(queue: &RunnerQueue) -> VringConfigData {
     VringConfigData {
         queue_max_size: queue.size,
         queue_size: queue.size,
@@ -29,7 +29,7 @@ pub fn rings(queue: &OffloadQueue) -> VringConfigData {
 }
 
 /// Whether another process can map all of `memory`.
-pub fn is_shared(memory: &GuestMemoryMmap) -> bool {
+pub(crate) fn is_shared(memory: &GuestMemoryMmap) -> bool {
     let is_shared = |region: &GuestRegionMmap| region.file_offset().is_some() && region.flags() & libc::MAP_SHARED != 0;
     memory.iter().all(is_shared)
 }

@@ -1,14 +1,14 @@
-//! A tap whose frames the host's kernel carries, by vhost-net.
+//! vhost-net: the host's kernel moves frames between the queues and a tap.
 //!
-//! The kernel takes doorbells from eventfds and signals interrupts by eventfds, so that no thread of this process is on the way of a
-//! frame. It knows nothing of the control queue: filters are best effort (`virtio 1.4 §5.1.6.5.1`), and a driver gets all that the tap
-//! has for it.
+//! The kernel takes doorbells and signals interrupts through eventfds, so no thread of this process touches a frame.
+//! The kernel has no control queue: receive filters are best effort (`virtio 1.4 §5.1.6.5.1`), and the driver gets
+//! every frame of the tap.
 //!
-//! A device of the kernel's serves one pair of queues. It is opened when the queues start and closed when they stop: a function whose
-//! driver is not up has none of its threads.
+//! Each queue pair has a vhost device of its own, which is open only while the queues run. A function without a driver
+//! has no kernel threads.
 //!
-//! The kernel does not tell when the tap is deleted, so it is looked at now and then. (Its descriptor would tell by becoming readable, as it
-//! does with each frame.) A new one of the same name takes its place.
+//! The kernel does not report that the tap was deleted, so the tap is polled. (Its descriptor would become readable,
+//! but it also does so for every frame.) A new tap of the same name replaces a deleted one.
 
 use std::fs::File;
 use std::io;
@@ -30,33 +30,45 @@ use vmm_sys_util::timerfd::TimerFd;
 
 use super::vhost_common::{io_error, rings};
 use super::{
-    Ability, Attention, Backend, BackendKind, Offload, OffloadError, OffloadQueue, OffloadRun, Offloads, StartError,
-    Tap, TapError,
+    Ability, Attention, Backend, BackendKind, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError, Tap,
+    TapError,
 };
+use crate::ErrorKind;
 use crate::eventfd::borrow;
 use crate::features::has;
-use crate::net::{MAX_QUEUE_SIZE, MAX_STALE, offload_features, served_for_any};
+use crate::net_protocol::features::{offload_features, served_for_any};
+use crate::net_protocol::{MAX_QUEUE_SIZE, Offloads};
 
 /// The kernel's own index of a pair's queue: receive, transmit.
 const QUEUES_PER_DEVICE: u16 = 2;
 /// How often a tap whose queues run is looked at.
 const PULSE: Duration = Duration::from_secs(2);
 
-/// Why the kernel cannot carry a tap's frames: one line, to follow the option's name and value.
+/// Why vhost-net cannot be used: one line, to follow the option's name and value.
 #[derive(Debug, Error)]
 pub enum VhostNetError {
     /// There is no such device.
     #[error("there is no /dev/vhost-net; load the module (modprobe vhost_net), or leave vhost out")]
     Missing,
     /// This user may not use it.
-    #[error("no right to open /dev/vhost-net; it takes read and write access to it, or leave vhost out")]
+    #[error("no permission to open /dev/vhost-net; give this user read and write access to it, or leave vhost out")]
     NoRight,
     /// Something else is wrong with it.
     #[error("cannot use /dev/vhost-net: {0}")]
     Device(io::Error),
     /// The kernel is too old.
-    #[error("this kernel's vhost-net knows no virtio 1 devices; leave vhost out")]
+    #[error("this kernel's vhost-net does not support virtio 1; leave vhost out")]
     Legacy,
+}
+
+impl VhostNetError {
+    /// Who has to act on it.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoRight => ErrorKind::Denied,
+            Self::Missing | Self::Device(_) | Self::Legacy => ErrorKind::Host,
+        }
+    }
 }
 
 /// The kernel's vhost-net.
@@ -84,13 +96,13 @@ pub struct VhostNet {
     tap: Tap,
     kernel: VhostKernel,
     devices: Vec<Device>,
-    /// What tells while queues run.
+    /// Signals while queues run.
     signals: Option<Signals>,
 }
 
-/// What tells of queues that run.
+/// What reports on running queues.
 struct Signals {
-    /// Signalled when the kernel finds that rings make no sense.
+    /// Signalled when the kernel finds rings invalid.
     broken: EventFd,
     /// Expires when it is time to look at the tap.
     timer: TimerFd,
@@ -111,13 +123,8 @@ impl VhostNet {
         Self { tap, kernel, devices: Vec::new(), signals: None }
     }
 
-    fn start_device(
-        &self,
-        pair: u16,
-        run: &OffloadRun<'_>,
-        memory: &Arc<GuestMemoryMmap>,
-    ) -> Result<Device, StartError> {
-        let lost = |error| StartError::Lost(OffloadError::of("set up vhost-net")(io_error(error)));
+    fn start_device(&self, pair: u16, run: &QueueRun<'_>, memory: &Arc<GuestMemoryMmap>) -> Result<Device, StartError> {
+        let lost = |error| StartError::Lost(RunnerError::of("set up vhost-net")(io_error(error)));
         let net = Net::new(Arc::clone(memory)).map_err(lost)?;
         net.set_owner().map_err(lost)?;
         net.set_features(run.features & self.kernel.known).map_err(lost)?;
@@ -133,15 +140,15 @@ impl VhostNet {
     }
 
     /// Gives the kernel the eventfds of `queue`.
-    fn connect(&self, net: &Net<Arc<GuestMemoryMmap>>, index: usize, queue: &OffloadQueue) -> vhost::Result<()> {
+    fn connect(&self, net: &Net<Arc<GuestMemoryMmap>>, index: usize, queue: &RunnerQueue) -> vhost::Result<()> {
         net.set_vring_kick(index, &queue.kick)?;
         net.set_vring_call(index, &queue.call)?;
         self.signals.as_ref().map_or(Ok(()), |signals| net.set_vring_err(index, &signals.broken))
     }
 
     /// Starts all pairs, or none.
-    fn start_all(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError> {
-        // It may have been deleted while no driver was there to notice.
+    fn start_all(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
+        // It may have been deleted while there was no driver.
         self.recover()?;
         self.signals = Some(Signals::new()?);
         let memory = Arc::new(run.memory.clone());
@@ -158,14 +165,14 @@ impl VhostNet {
         }
         if run.fresh {
             for queue in self.tap.queues() {
-                queue.lock().discard(MAX_STALE);
+                queue.lock().discard_stale();
             }
         }
         Ok(self.activate(run.active_pairs)?)
     }
 
-    /// Gives the kernel the tap's queues of the first `pairs` pairs, and takes the others away from it.
-    fn activate(&mut self, pairs: u16) -> Result<(), OffloadError> {
+    /// Attaches the tap's queues of the first `pairs` pairs to the kernel's devices, and detaches the others.
+    fn activate(&mut self, pairs: u16) -> Result<(), RunnerError> {
         for device in &mut self.devices {
             let Some(queue) = self.tap.queues().get(usize::from(device.pair)) else { continue };
             let mut queue = queue.lock();
@@ -174,26 +181,26 @@ impl VhostNet {
                 continue;
             }
             if wanted {
-                queue.set_attached(true).map_err(OffloadError::of("attach a queue of the tap"))?;
+                queue.set_attached(true).map_err(RunnerError::of("attach a queue of the tap"))?;
             }
             let what = "give vhost-net a queue of the tap";
             let file = wanted.then(|| queue.as_fd().try_clone_to_owned().map(File::from));
-            let file = file.transpose().map_err(OffloadError::of(what))?;
+            let file = file.transpose().map_err(RunnerError::of(what))?;
             for index in &device.queues {
                 let given = device.net.set_backend((*index).into(), file.as_ref());
-                given.map_err(|error| OffloadError::of(what)(io_error(error)))?;
+                given.map_err(|error| RunnerError::of(what)(io_error(error)))?;
             }
             device.active = wanted;
             // The first queue stays attached, so that the tap keeps its carrier.
             if !wanted && device.pair > 0 {
-                queue.set_attached(false).map_err(OffloadError::of("detach a queue of the tap"))?;
+                queue.set_attached(false).map_err(RunnerError::of("detach a queue of the tap"))?;
             }
         }
         Ok(())
     }
 }
 
-impl Offload for VhostNet {
+impl QueueRunner for VhostNet {
     fn ability(&self) -> Ability {
         Ability {
             kind: BackendKind::VhostNet,
@@ -208,12 +215,12 @@ impl Offload for VhostNet {
         }
     }
 
-    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError> {
+    fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
         self.start_all(run).inspect_err(|_| drop(self.stop()))
     }
 
     fn stop(&mut self) -> Vec<Option<u16>> {
-        // What the kernel refuses ends with its device, below, at the latest; and must not keep other pairs running.
+        // A refusal must not keep other pairs running, and ends below with the device at the latest.
         for device in &self.devices {
             device.queues.iter().for_each(|index| drop(device.net.set_backend((*index).into(), None)));
         }
@@ -229,15 +236,15 @@ impl Offload for VhostNet {
         positions
     }
 
-    fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), OffloadError> {
+    fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {
         let device = self.devices.iter().find(|device| device.pair == queue / QUEUES_PER_DEVICE);
         device.map_or(Ok(()), |device| {
             let set = device.net.set_vring_call((queue % QUEUES_PER_DEVICE).into(), call);
-            set.map_err(|error| OffloadError::of("change an interrupt of vhost-net")(io_error(error)))
+            set.map_err(|error| RunnerError::of("change an interrupt of vhost-net")(io_error(error)))
         })
     }
 
-    fn set_active_pairs(&mut self, pairs: u16) -> Result<(), OffloadError> {
+    fn set_active_pairs(&mut self, pairs: u16) -> Result<(), RunnerError> {
         self.activate(pairs)
     }
 
@@ -253,61 +260,61 @@ impl Offload for VhostNet {
         vec![borrow(broken), timer]
     }
 
-    fn attend(&mut self) -> Result<Attention, OffloadError> {
+    fn attend(&mut self) -> Result<Attention, RunnerError> {
         if let Some(Signals { timer, .. }) = &mut self.signals {
-            // It begins anew. Without a timer, the tap is looked at when something else happens.
+            // Restarted. If that fails, the tap is checked at the next event.
             let _ = timer.reset(PULSE, None);
         }
         if self.tap.is_gone() {
-            return Err(OffloadError::of("go on")(io::Error::other(TapError::Gone(self.tap.name().into()))));
+            return Err(RunnerError::of("go on")(io::Error::other(TapError::Gone(self.tap.name().into()))));
         }
         let broken = self.signals.as_ref().is_some_and(|signals| signals.broken.read().is_ok());
         Ok(if broken { Attention::BrokenRing } else { Attention::Nothing })
     }
 
-    /// The kernel is there. Unless the tap is not, it is tried again.
-    fn recover(&mut self) -> Result<(), OffloadError> {
+    /// The kernel is always there; only a tap that was deleted has to be reopened.
+    fn recover(&mut self) -> Result<(), RunnerError> {
         if self.tap.is_gone() {
             let again = self.tap.reopen();
-            self.tap = again.map_err(|error| OffloadError::of("open the tap again")(io::Error::other(error)))?;
+            self.tap = again.map_err(|error| RunnerError::of("open the tap again")(io::Error::other(error)))?;
         }
         Ok(())
     }
 }
 
 impl Signals {
-    fn new() -> Result<Self, OffloadError> {
-        let broken = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(OffloadError::of("get an eventfd"))?;
-        let timer = TimerFd::new().map_err(OffloadError::of("get a timer"))?;
+    fn new() -> Result<Self, RunnerError> {
+        let broken = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(RunnerError::of("get an eventfd"))?;
+        let timer = TimerFd::new().map_err(RunnerError::of("get a timer"))?;
         Ok(Self { broken, timer })
     }
 }
 
 impl From<VhostNet> for Backend {
     fn from(net: VhostNet) -> Self {
-        Self::Offload(Box::new(net))
+        Self::Runner(Box::new(net))
     }
 }
 
-/// Tells the kernel where the rings of `queue` are, and where it goes on.
-fn place(net: &Net<Arc<GuestMemoryMmap>>, index: usize, queue: &OffloadQueue) -> vhost::Result<()> {
+/// Tells the kernel the rings of `queue` and its position.
+fn place(net: &Net<Arc<GuestMemoryMmap>>, index: usize, queue: &RunnerQueue) -> vhost::Result<()> {
     net.set_vring_num(index, queue.size)?;
     set_rings(net, index, queue)?;
     net.set_vring_base(index, queue.position)
 }
 
-/// Why the kernel does not take a queue: these are the errors that it has for rings that make no sense, `EINVAL` and `EFAULT`, or others.
+/// Why the kernel refuses a queue: `EINVAL` and `EFAULT` mean invalid rings.
 fn refused(error: vhost::Error) -> StartError {
-    let error = OffloadError::of("set up a queue of vhost-net")(io_error(error));
+    let error = RunnerError::of("set up a queue of vhost-net")(io_error(error));
     match error.source.raw_os_error() {
         Some(libc::EINVAL | libc::EFAULT) => StartError::Refused(error),
         _ => StartError::Lost(error),
     }
 }
 
-/// As the method of the same purpose in `vhost`, which refuses rings that end where a region of guest memory does. That they lie in it
-/// has been checked, and the kernel checks it again.
-fn set_rings(net: &Net<Arc<GuestMemoryMmap>>, index: usize, queue: &OffloadQueue) -> vhost::Result<()> {
+/// As the method of the same purpose in `vhost`, which refuses rings that end where a region of guest memory does. That
+/// they lie in it has been checked, and the kernel checks it again.
+fn set_rings(net: &Net<Arc<GuestMemoryMmap>>, index: usize, queue: &RunnerQueue) -> vhost::Result<()> {
     let rings = rings(queue).to_vhost_vring_addr(index, net.mem())?;
     // SAFETY: the kernel reads one structure of this type.
     let set = unsafe { ioctl_with_ref(net, VHOST_SET_VRING_ADDR(), &rings) };
@@ -345,7 +352,7 @@ mod tests {
     fn a_vhost_net_that_is_missing_or_closed_to_us_is_told_apart() {
         let told = |errno| unusable(io::Error::from_raw_os_error(errno)).to_string();
         assert!(told(libc::ENOENT).contains("modprobe vhost_net"));
-        assert!(told(libc::EACCES).contains("no right"));
+        assert!(told(libc::EACCES).contains("no permission"));
         assert!(told(libc::EMFILE).contains("Too many open files"));
     }
 

@@ -1,8 +1,9 @@
-//! A backend in another process, over a socket (vhost-user protocol).
+//! vhost-user: another process runs the queues, over a socket.
 //!
-//! The process maps guest memory and runs the queues, with the driver's doorbells and interrupts as eventfds: no thread of this process
-//! is on the way of a frame. It may die and be replaced while a driver runs: its successor has to be able to do as much, and
-//! goes on behind the last buffer that was given back, or by the notes that its predecessor has left in shared memory.
+//! The process maps guest memory and runs the queues, with doorbells and interrupts as eventfds, so no thread of this
+//! process touches a frame. The process may die and be replaced while a driver runs. Its successor must have the same
+//! abilities; it continues after the last buffer that was returned, or from the records that its predecessor left in
+//! shared memory.
 
 mod channel;
 mod connection;
@@ -27,11 +28,12 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{Ability, Attention, Backend, BackendKind, Offload, OffloadError, OffloadRun, Offloads, StartError};
+use super::{Ability, Attention, Backend, BackendKind, QueueRun, QueueRunner, RunnerError, StartError};
 use crate::Memory;
 use crate::eventfd::borrow;
 use crate::features::has;
-use crate::net::{MAX_QUEUE_SIZE, offered_by, served_for_any};
+use crate::net_protocol::features::{offered_by, served_for_any};
+use crate::net_protocol::{MAX_QUEUE_SIZE, Offloads};
 use connection::{ANSWER, Fault, PeerError};
 pub use error::VhostUserError;
 use message::Request;
@@ -57,32 +59,32 @@ pub struct VhostUser {
     /// The guest's memory, which stays what it is.
     memory: Memory,
     ability: Ability,
-    /// The feature bits that drivers were promised, and the MTU.
+    /// The feature bits and the MTU that drivers were offered.
     promised: (u64, Option<u16>),
     /// The peer, unless it is lost.
     peer: Option<Peer>,
-    /// A peer that is to be the next one, as long as it maps guest memory, and until when it may.
+    /// A successor that is still mapping guest memory, and its deadline.
     mapping: Option<(Peer, Instant)>,
-    /// What the peer has taken and not given back, where it keeps that.
+    /// The peer's record of buffers that it took and has not returned.
     inflight: Option<Inflight>,
-    /// Signalled when a ring makes no sense to the peer.
+    /// Signalled by the peer when a ring is invalid.
     broken: EventFd,
     /// The queues that were started, in their order.
     started: Vec<u16>,
-    /// The link as it was told.
+    /// The link as last reported.
     told_link: Option<bool>,
     /// How many peers that can do too little have come.
     unfit: u64,
-    /// Who came last as a successor could not be taken, or not even let in: others that wait have to wait on.
+    /// The last successor was refused or could not be accepted, so others keep waiting.
     discouraged: bool,
 }
 
 impl VhostUser {
-    /// Connects to the backend, or waits for it to connect, finds out what it can do, and has it map the guest's memory.
+    /// Connects to the backend, or waits for it to connect, learns its abilities, and makes it map the guest's memory.
     ///
     /// # Errors
     ///
-    /// One line that says what to do; see [`VhostUserError`]. A socket that was listened on is gone then.
+    /// One line that says what to do; see [`VhostUserError`]. A listening socket is removed then.
     pub fn connect(spec: VhostUserSpec, memory: &Memory) -> Result<Self, VhostUserError> {
         let VhostUserSpec { socket, queue_pairs, until } = spec;
         let name = socket.name();
@@ -131,7 +133,7 @@ impl VhostUser {
         })
     }
 
-    /// What a peer that came later can do less than drivers were promised, or `None` if it can do as much.
+    /// What a successor lacks of what drivers were offered; `None` if nothing.
     fn lacks(&self, peer: &mut Peer) -> Result<Option<String>, PeerError> {
         let (promised, mtu) = self.promised;
         let missing = promised & !every_offer(able(peer.features));
@@ -148,31 +150,32 @@ impl VhostUser {
         Ok((!peer.runs(pairs)?).then(|| format!("{pairs} pairs of queues")))
     }
 
-    /// A peer at the other end of `stream` that can do as much as the one that was lost, and has been asked to map guest memory.
-    fn successor(&mut self, stream: UnixStream) -> Result<Peer, OffloadError> {
+    /// A successor at the other end of `stream`, which has the abilities of the lost peer and was asked to map guest
+    /// memory.
+    fn successor(&mut self, stream: UnixStream) -> Result<Peer, RunnerError> {
         let what = "negotiate with the backend";
         let negotiated = Peer::negotiate(stream).and_then(|mut peer| Ok((self.lacks(&mut peer)?, peer)));
-        let failed = |error| OffloadError { what, source: io::Error::other(error) };
+        let failed = |error| RunnerError { what, source: io::Error::other(error) };
         let (lacks, mut peer) = negotiated.map_err(failed)?;
         if let Some(lacks) = lacks {
             self.unfit += 1;
-            // A peer can come as often as it likes; the log grows with the logarithm of that.
+            // Logged at powers of two, so that a peer cannot fill the log.
             if self.unfit.is_power_of_two() {
                 let (path, times) = (self.socket.name(), self.unfit);
                 warn!("{path}: the backend that came back is refused ({times} times so far): it lacks {lacks}");
             }
-            return Err(OffloadError { what, source: io::Error::other(format!("it lacks {lacks}")) });
+            return Err(RunnerError { what, source: io::Error::other(format!("it lacks {lacks}")) });
         }
         peer.map(&self.memory.memory()).map_err(failed)?;
         Ok(peer)
     }
 
-    /// Takes the peer that maps guest memory if it has done so within `time`.
-    fn take_mapped(&mut self, time: Duration) -> Result<(), OffloadError> {
+    /// Takes the successor if it has mapped guest memory within `time`.
+    fn take_mapped(&mut self, time: Duration) -> Result<(), RunnerError> {
         let what = "have the backend map the guest's memory";
         let (mut peer, until) =
-            self.mapping.take().ok_or_else(|| OffloadError { what, source: io::ErrorKind::NotConnected.into() })?;
-        let failed = |error| OffloadError { what, source: io::Error::other(error) };
+            self.mapping.take().ok_or_else(|| RunnerError { what, source: io::ErrorKind::NotConnected.into() })?;
+        let failed = |error| RunnerError { what, source: io::Error::other(error) };
         if peer.has_mapped(time).map_err(failed)? {
             self.peer = Some(peer);
             self.discouraged = false;
@@ -182,41 +185,41 @@ impl VhostUser {
             return Err(failed(too_slow(memory::patience(&self.memory.memory()))));
         }
         self.mapping = Some((peer, until));
-        Err(OffloadError { what, source: io::Error::new(io::ErrorKind::TimedOut, "it is not done yet") })
+        Err(RunnerError { what, source: io::Error::new(io::ErrorKind::TimedOut, "it is not done yet") })
     }
 
-    /// Asks the peer. One that does not do it is lost: what it answers later would be taken for something else.
+    /// Makes a request. A peer that fails is lost, because a late answer would be mistaken for another.
     fn ask<T>(
         &mut self,
         what: &'static str,
         request: impl FnOnce(&mut Peer) -> Result<T, PeerError>,
-    ) -> Result<T, OffloadError> {
+    ) -> Result<T, RunnerError> {
         let peer =
-            self.peer.as_mut().ok_or_else(|| OffloadError { what, source: io::ErrorKind::NotConnected.into() })?;
+            self.peer.as_mut().ok_or_else(|| RunnerError { what, source: io::ErrorKind::NotConnected.into() })?;
         request(peer).map_err(|error| {
             self.peer = None;
-            OffloadError { what, source: io::Error::other(error) }
+            RunnerError { what, source: io::Error::other(error) }
         })
     }
 }
 
-/// All that a NIC over a backend with these features could offer.
+/// All features that a NIC over a backend with these features can offer.
 fn every_offer(features: u64) -> u64 {
     offered_by(features, Offloads::all(), true, true)
 }
 
-/// The error of a peer that has not mapped guest memory within `patience`.
+/// The error of a peer that did not map guest memory within `patience`.
 fn too_slow(patience: Duration) -> PeerError {
     PeerError { request: Request::SET_MEM_TABLE, fault: Fault::NoAnswer(patience) }
 }
 
-/// What a NIC over a peer with these features can offer. The NIC serves the control queue, and the peer's own commands do not count: it
-/// is never asked for them.
+/// What a NIC over a peer with these features can offer. The NIC serves the control queue, and the peer's own commands
+/// do not count: it is never asked for them.
 fn able(features: u64) -> u64 {
     features & !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS) | served_for_any()
 }
 
-impl Offload for VhostUser {
+impl QueueRunner for VhostUser {
     fn ability(&self) -> Ability {
         self.ability.clone()
     }
@@ -225,22 +228,22 @@ impl Offload for VhostUser {
         self.promised = (features, mtu);
     }
 
-    fn start(&mut self, run: &OffloadRun<'_>) -> Result<(), StartError> {
-        // It may have gone and come back while no driver was there to notice.
+    fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
+        // It may have gone and come back while there was no driver.
         if !self.peer.as_ref().is_some_and(Peer::is_alive) {
             self.recover()?;
         }
-        // A signal of before that is no word about these rings.
+        // An earlier signal says nothing about these rings.
         let _ = self.broken.read();
         let what = "start the queues";
         let peer =
-            self.peer.as_mut().ok_or_else(|| OffloadError { what, source: io::ErrorKind::NotConnected.into() })?;
+            self.peer.as_mut().ok_or_else(|| RunnerError { what, source: io::ErrorKind::NotConnected.into() })?;
         if run.untouched {
             self.inflight = None;
         }
         if let Err(error) = peer.start(run, &mut self.inflight, &self.broken) {
             let refused = error.is_about_a_ring();
-            let error = OffloadError { what, source: io::Error::other(error) };
+            let error = RunnerError { what, source: io::Error::other(error) };
             if refused {
                 return Err(StartError::Refused(error));
             }
@@ -261,17 +264,17 @@ impl Offload for VhostUser {
         if !positions.contains(&None) {
             // All that it took has been given back.
             self.inflight = None;
-            // If that fails, the peer is lost, and its queues stand still all the same.
+            // If that fails, the peer is lost, and its queues are stopped anyway.
             let _ = self.ask("finish a stop", Peer::finish_stop);
         }
         positions
     }
 
-    fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), OffloadError> {
+    fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {
         self.ask("move an interrupt", |peer| peer.set_call(queue, call))
     }
 
-    fn set_active_pairs(&mut self, pairs: u16) -> Result<(), OffloadError> {
+    fn set_active_pairs(&mut self, pairs: u16) -> Result<(), RunnerError> {
         let queues = self.started.clone();
         self.ask("change the number of queues in use", |peer| peer.set_active_pairs(&queues, pairs))
     }
@@ -287,11 +290,11 @@ impl Offload for VhostUser {
         peer.watched().chain([broken]).collect()
     }
 
-    fn attend(&mut self) -> Result<Attention, OffloadError> {
+    fn attend(&mut self) -> Result<Attention, RunnerError> {
         let what = "go on";
         if self.peer.as_ref().is_some_and(|peer| !peer.is_alive()) {
             self.peer = None;
-            return Err(OffloadError { what, source: io::Error::other("the backend closed the connection") });
+            return Err(RunnerError { what, source: io::Error::other("the backend closed the connection") });
         }
         let link_up = self.ask(what, |peer| peer.hear().map(|()| peer.link_up()))?;
         if self.told_link != Some(link_up) {
@@ -301,26 +304,27 @@ impl Offload for VhostUser {
         Ok(if self.broken.read().is_ok() { Attention::BrokenRing } else { Attention::Nothing })
     }
 
-    fn recover(&mut self) -> Result<(), OffloadError> {
+    fn recover(&mut self) -> Result<(), RunnerError> {
         // The old connection ends before there is another.
         self.peer = None;
         if self.mapping.is_some() {
             return self.take_mapped(Duration::ZERO);
         }
-        // Who comes again and again keeps nobody busy.
+        // A peer that reconnects repeatedly keeps no thread busy.
         self.discouraged = true;
         let stream = self.socket.connect().inspect_err(|error| {
             self.discouraged = error.kind() != io::ErrorKind::WouldBlock;
         });
-        let peer = self.successor(stream.map_err(OffloadError::of("connect to the backend"))?)?;
+        let peer = self.successor(stream.map_err(RunnerError::of("connect to the backend"))?)?;
         self.mapping = Some((peer, Instant::now() + memory::patience(&self.memory.memory())));
-        // Most have done it at once. Those that take longer are not waited for: a driver may have commands in the meantime.
+        // Most are done at once. A slower peer is not waited for here, so that commands of the driver are served
+        // meanwhile.
         self.take_mapped(ANSWER)
     }
 }
 
 impl From<VhostUser> for Backend {
     fn from(backend: VhostUser) -> Self {
-        Self::Offload(Box::new(backend))
+        Self::Runner(Box::new(backend))
     }
 }

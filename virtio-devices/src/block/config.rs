@@ -1,10 +1,10 @@
-//! The configuration that a driver reads (`virtio 1.4 §5.2.4`, `struct virtio_blk_config`).
+//! The device configuration of a disk (`virtio 1.4 §5.2.4`, `struct virtio_blk_config`).
 
-use super::image::Geometry;
-use super::request::MAX_RANGE;
+use super::geometry::Geometry;
+use super::operation::MAX_RANGE;
 
 /// Offset of the field that the driver may write: whether writes may wait in a cache.
-pub const WRITEBACK: u64 = 32;
+pub(crate) const WRITEBACK: u64 = 32;
 /// The largest segment of data in bytes that a driver is asked to use.
 const SEGMENT_SIZE: u32 = 64 << 10;
 /// The length of the fields that there are.
@@ -12,7 +12,7 @@ const LEN: usize = 60;
 
 /// What the fields say.
 #[derive(Debug, Clone, Copy)]
-pub struct Config {
+pub(crate) struct Config {
     /// The disk's size and blocks.
     pub geometry: Geometry,
     /// The most segments of data in a request.
@@ -27,7 +27,7 @@ pub struct Config {
 
 impl Config {
     /// Reads at `offset`. What is beyond the fields reads 0.
-    pub fn read(&self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let bytes = self.bytes();

@@ -1,4 +1,4 @@
-//! What a disk did, and each reason for which it refused a request.
+//! What a disk counts: operations, and why requests were refused.
 
 use crate::counters::counters;
 
@@ -30,7 +30,7 @@ counters! {
     Kicks = "kicks",
     /// Interrupts that were signalled.
     Interrupts = "interrupts",
-    /// Dropped: the chain's descriptors make no sense, or have no place for a status.
+    /// Dropped: the chain's descriptors are invalid, or have no place for a status.
     BadChains = "bad_chains",
     /// Refused: beyond the end, not of whole blocks, a write to what is read-only, or malformed.
     BadRequests = "bad_requests",
@@ -38,7 +38,7 @@ counters! {
     Unsupported = "unsupported",
     /// Failed: the host could not read or write the image.
     BackendErrors = "backend_errors",
-    /// Queues that were given up because their rings make no sense.
+    /// Queues that were given up because their rings are invalid.
     BrokenRings = "broken_rings",
 }
 

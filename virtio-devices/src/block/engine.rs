@@ -1,51 +1,32 @@
-//! Who carries out what is to be done with an image: the kernel, many things at a time, by io_uring; or this thread, one at a time.
+//! Carries out calls on an image: many at a time through io_uring, or one at a time on this thread.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use log::debug;
-use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
+use super::call::Call;
 use super::image::{AlignedBuffer, Image};
-use super::request::Range;
+use super::operation::Range;
 use super::uring::Uring;
 use crate::iovecs::IoVecs;
 
 /// How much goes through the aligned buffer at once in bytes, a multiple of any block.
 const BOUNCE: usize = 256 << 10;
 
-/// One system call's worth of work.
-#[derive(Debug, Clone, Copy)]
-pub enum Call<'c> {
-    /// Reads into segments, from this offset on.
-    Read(&'c [libc::iovec], u64),
-    /// Writes segments, from this offset on; `stable` means to the medium.
-    Write {
-        /// What is written.
-        iovecs: &'c [libc::iovec],
-        /// Where.
-        offset: u64,
-        /// Whether it has to be on the medium when this is done.
-        stable: bool,
-    },
-    /// Puts what was written onto the medium.
-    Sync,
-    /// Changes how a range is stored.
-    Allocate(FallocateFlags, Range),
-}
-
 /// What carries out calls on an image.
-pub struct Engine {
-    image: Arc<Image>,
+pub(crate) struct Engine {
+    /// Before `image`: dropping it waits for its calls, which need the image to be open.
     ring: Option<Uring>,
+    image: Arc<Image>,
     bounce: Option<AlignedBuffer>,
 }
 
 impl Engine {
     /// For up to `depth` calls at a time. Without `io_uring`, or a kernel that has it, one at a time.
-    pub fn new(id: &str, image: Arc<Image>, depth: u16, io_uring: bool) -> Self {
+    pub(crate) fn new(id: &str, image: Arc<Image>, depth: u16, io_uring: bool) -> Self {
         let ring = if io_uring {
             Uring::new(depth.into())
                 .inspect_err(|error| debug!("{id}: the kernel refuses io_uring ({error}); requests go one at a time"))
@@ -53,83 +34,90 @@ impl Engine {
         } else {
             None
         };
-        Self { image, ring, bounce: None }
+        Self { ring, image, bounce: None }
     }
 
-    /// What can be waited for: readable when a call is complete.
-    pub fn completions(&self) -> Option<BorrowedFd<'_>> {
+    /// Readable when a call is complete.
+    pub(crate) fn completions(&self) -> Option<BorrowedFd<'_>> {
         self.ring.as_ref().map(Uring::as_fd)
     }
 
-    /// Starts `call` for `slot`; returns its result if it is complete already.
+    /// Starts `call` under `tag`; returns its result if it is complete already.
     ///
     /// # Safety
     ///
-    /// The call's segments, and the memory that they name, stay as they are until the call is complete, be it at once or told
-    /// of by [`Self::next_complete`].
-    pub unsafe fn start(&mut self, slot: usize, call: Call<'_>) -> Option<io::Result<usize>> {
+    /// The call's segments, and the memory that they name, stay as they are until the call is complete, either at once
+    /// or as reported by [`Self::next_complete`].
+    pub(crate) unsafe fn start(&mut self, tag: usize, call: Call<'_>) -> Option<io::Result<usize>> {
         match &mut self.ring {
             // SAFETY: the caller keeps what the call names until it is complete.
-            Some(ring) => unsafe { ring.start(self.image.as_fd(), slot, call) },
-            None => Some(execute(self.image.as_fd(), call)),
+            Some(ring) => unsafe { ring.start(self.image.as_fd(), tag, call) },
+            // SAFETY: as above; it is complete when this returns.
+            None => Some(unsafe { execute(self.image.as_fd(), call) }),
         }
     }
 
-    /// Tells the kernel of the calls that were started.
-    pub fn submit(&mut self) {
+    /// Submits the calls that were started.
+    pub(crate) fn submit(&mut self) {
         if let Some(ring) = &mut self.ring {
             ring.submit();
         }
     }
 
-    /// Whether the kernel has yet to be told of calls: it had no memory for them.
-    pub fn has_backlog(&mut self) -> bool {
+    /// Whether calls could not be submitted yet, because the kernel had no memory for them.
+    pub(crate) fn has_backlog(&mut self) -> bool {
         self.ring.as_mut().is_some_and(Uring::has_backlog)
     }
 
-    /// A call that is complete: its slot and its result.
-    pub fn next_complete(&mut self) -> Option<(usize, io::Result<usize>)> {
+    /// A call that is complete: its tag and its result.
+    pub(crate) fn next_complete(&mut self) -> Option<(usize, io::Result<usize>)> {
         self.ring.as_mut()?.next_complete()
     }
 
     /// Waits until a call is complete, if there is any that is not.
-    pub fn wait(&mut self) {
+    pub(crate) fn wait(&mut self) {
         if let Some(ring) = &mut self.ring {
             ring.wait();
         }
     }
 
     /// Reads at `offset` through an aligned buffer, as much as that holds.
-    pub fn read_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64) -> io::Result<usize> {
+    pub(crate) fn read_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64) -> io::Result<usize> {
         let len = segments.bytes().min(BOUNCE);
         let buffer = self.bounce.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len);
         let iovec = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        let read = execute(self.image.as_fd(), Call::Read(&[iovec], offset))?.min(len);
+        // SAFETY: the segment is `buffer`, which is borrowed mutably until the call is complete.
+        let read = unsafe { execute(self.image.as_fd(), Call::Read(&[iovec], offset)) }?.min(len);
         Ok(segments.write_at(0, &buffer[..read]))
     }
 
     /// Writes at `offset` through an aligned buffer, as much as that holds.
-    pub fn write_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64, stable: bool) -> io::Result<usize> {
+    pub(crate) fn write_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64, stable: bool) -> io::Result<usize> {
         let len = segments.bytes().min(BOUNCE);
         let buffer = self.bounce.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len);
         segments.read_at(0, buffer);
         let iovecs = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
-        execute(self.image.as_fd(), Call::Write { iovecs: &iovecs, offset, stable })
+        // SAFETY: as above.
+        unsafe { execute(self.image.as_fd(), Call::Write { iovecs: &iovecs, offset, stable }) }
     }
 }
 
 /// Carries out `call` here and now.
-fn execute(image: BorrowedFd<'_>, call: Call<'_>) -> io::Result<usize> {
+///
+/// # Safety
+///
+/// The segments of a read name memory that may be written and that no Rust reference covers but the caller's own
+/// mutable one; those of a write name memory that may be read. Both stay mapped until this returns.
+unsafe fn execute(image: BorrowedFd<'_>, call: Call<'_>) -> io::Result<usize> {
     match call {
         Call::Read(iovecs, offset) => {
             let (offset, count) = position(offset, iovecs)?;
-            // SAFETY: the segments are memory that may be written, and that no Rust reference covers: guest memory, or a buffer that
-            // the caller has borrowed for this.
+            // SAFETY: the caller promises that the segments may be written until this returns.
             transferred(unsafe { libc::preadv(image.as_raw_fd(), iovecs.as_ptr(), count, offset) })
         }
         Call::Write { iovecs, offset, stable } => {
             let (offset, count) = position(offset, iovecs)?;
-            // SAFETY: as above; the segments are only read.
+            // SAFETY: the caller promises that the segments may be read until this returns.
             let written = transferred(unsafe { libc::pwritev(image.as_raw_fd(), iovecs.as_ptr(), count, offset) })?;
             if stable {
                 rustix::fs::fdatasync(image)?;

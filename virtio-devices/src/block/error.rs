@@ -1,10 +1,12 @@
-//! Why there is no disk.
+//! Why a disk cannot be used.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use thiserror::Error;
+
+use crate::ErrorKind;
 
 /// Why there is no disk: one line, to follow the option's name.
 #[derive(Debug, Error)]
@@ -13,10 +15,10 @@ pub enum BlockError {
     #[error("path={}: does not exist; create it: truncate -s 10G {}", .0.display(), .0.display())]
     Missing(PathBuf),
     /// The file may not be written, or lies where nothing can be written.
-    #[error("path={}: cannot be written; allow this user to, or add readonly=on", .0.display())]
+    #[error("path={}: cannot be written; give this user write access, or add readonly=on", .0.display())]
     NotWritable(PathBuf),
     /// The file may not be read.
-    #[error("path={}: cannot be read; allow this user to", .0.display())]
+    #[error("path={}: cannot be read; give this user read access", .0.display())]
     NotReadable(PathBuf),
     /// The file is neither a file nor a block device.
     #[error("path={}: is a {kind}; give a raw image in a file, or a block device", path.display())]
@@ -42,7 +44,7 @@ pub enum BlockError {
     /// The file is an image of another format.
     #[error(
         "path={}: is a {format} image, and only raw ones are supported; convert it: \
-         qemu-img convert -O raw {} {}.raw; if its contents only look so, add image_type=raw",
+         qemu-img convert -O raw {} {}.raw; if it is raw nevertheless, add image_type=raw",
         path.display(), path.display(), path.display()
     )]
     Format {
@@ -56,7 +58,7 @@ pub enum BlockError {
     Direct(PathBuf),
     /// Another program has it.
     #[error(
-        "path={}: is in use by another program; end that, or, if none of them writes, add readonly=on to all",
+        "path={}: is in use by another program; stop it, or add readonly=on everywhere if no program writes",
         .0.display()
     )]
     InUse(PathBuf),
@@ -65,9 +67,9 @@ pub enum BlockError {
     File {
         /// The file.
         path: PathBuf,
-        /// What was to be done.
+        /// The operation.
         action: &'static str,
-        /// Why it was not.
+        /// Why it failed.
         source: io::Error,
     },
     /// The serial number is too long.
@@ -82,6 +84,22 @@ pub enum BlockError {
 }
 
 impl BlockError {
+    /// Who has to act. What is wrong with an image is a matter of the path that the user gave, whatever the reason.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Missing(_) => ErrorKind::Missing,
+            Self::NotWritable(_)
+            | Self::NotReadable(_)
+            | Self::Kind { .. }
+            | Self::Size { .. }
+            | Self::Format { .. }
+            | Self::Direct(_)
+            | Self::InUse(_)
+            | Self::File { .. } => ErrorKind::Unsuitable,
+            Self::Serial(_) | Self::QueueSize(_) | Self::NoQueue => ErrorKind::Invalid,
+        }
+    }
+
     /// Why `path` could not be opened.
     pub(super) fn open(path: &Path, read_only: bool, errno: Errno) -> Self {
         let path = path.to_owned();

@@ -9,27 +9,14 @@ use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::error::BlockError;
-use super::request::{Abilities, SECTOR};
+use super::geometry::{Geometry, MAX_BLOCK, SECTOR};
+use super::operation::Abilities;
 
 /// The smallest block in bytes.
 const MIN_BLOCK: u32 = 512;
-/// The largest block in bytes.
-pub const MAX_BLOCK: u32 = 64 << 10;
-
-/// Size and blocks of a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Geometry {
-    /// Its size in sectors of 512 bytes.
-    pub sectors: u64,
-    /// The size of its blocks in bytes, a power of two from 512 to 65,536. Every transfer is a multiple of it.
-    pub block_size: u32,
-    /// The size of its physical blocks, in blocks, as a power of two, at most 7.
-    pub physical_exponent: u8,
-}
-
 /// An open image. It is locked: a writer excludes all others.
 #[derive(Debug)]
-pub struct Image {
+pub(crate) struct Image {
     fd: OwnedFd,
     /// What can be done with it.
     pub abilities: Abilities,
@@ -39,7 +26,7 @@ pub struct Image {
 
 /// How an image is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Access {
+pub(crate) struct Access {
     /// It is not written.
     pub read_only: bool,
     /// It is read and written around the page cache.
@@ -49,21 +36,21 @@ pub struct Access {
 }
 
 /// Memory that is aligned to any block.
-pub struct AlignedBuffer {
+pub(crate) struct AlignedBuffer {
     bytes: Vec<u8>,
     start: usize,
 }
 
 impl AlignedBuffer {
     /// `len` zero bytes.
-    pub fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize) -> Self {
         let bytes = vec![0; len + MAX_BLOCK as usize];
         let start = bytes.as_ptr().align_offset(MAX_BLOCK as usize).min(MAX_BLOCK as usize);
         Self { bytes, start }
     }
 
     /// The bytes.
-    pub fn bytes(&mut self, len: usize) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self, len: usize) -> &mut [u8] {
         let end = (self.start + len).min(self.bytes.len());
         &mut self.bytes[self.start..end]
     }
@@ -74,8 +61,8 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// When it is no raw image, or cannot be had.
-    pub fn open(path: &Path, access: Access) -> Result<Self, BlockError> {
+    /// When it is not a raw image, or cannot be used.
+    pub(crate) fn open(path: &Path, access: Access) -> Result<Self, BlockError> {
         let fail = |action| move |errno: Errno| BlockError::File { path: path.into(), action, source: errno.into() };
         let mut flags = OFlags::CLOEXEC | if access.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         flags.set(OFlags::DIRECT, access.direct);
@@ -138,12 +125,13 @@ fn exponent(physical: u32, block: u32) -> u8 {
     (physical.trailing_zeros() - block.trailing_zeros()) as u8
 }
 
-/// Locks the whole image: shared to read, alone to write. A file system that has no locks has none to be respected either.
+/// Locks the whole image: shared to read, alone to write. A file system that has no locks has none to be respected
+/// either.
 fn lock(path: &Path, fd: BorrowedFd<'_>, read_only: bool) -> Result<(), BlockError> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     let lock = libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 0, l_pid: 0 };
-    // SAFETY: the kernel reads the lock's description, which lives through the call. The lock is the open file's, not the process's:
-    // it ends when the last descriptor of it is closed.
+    // SAFETY: the kernel reads the lock's description, which lives through the call. The lock is the open file's, not
+    // the process's: it ends when the last descriptor of it is closed.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     if result == 0 {
         return Ok(());
@@ -157,7 +145,8 @@ fn lock(path: &Path, fd: BorrowedFd<'_>, read_only: bool) -> Result<(), BlockErr
     }
 }
 
-/// Reads the first block: around the page cache, the smallest that can be read from `least` on. Looks what it begins with.
+/// Reads the first block: around the page cache, the smallest that can be read from `least` on. Looks what it begins
+/// with.
 fn first_block(path: &Path, fd: BorrowedFd<'_>, least: u32, access: Access) -> Result<u32, BlockError> {
     let mut buffer = AlignedBuffer::new(MAX_BLOCK as usize);
     let mut block = least;

@@ -1,4 +1,4 @@
-//! Requests from the ring to the image and back (`virtio 1.4 §5.2.6`).
+//! The requests of a queue, from the ring to the image and back (`virtio 1.4 §5.2.6`).
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,18 +9,19 @@ use rustix::fs::FallocateFlags;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
 
+use super::call::Call;
 use super::counters::{BlockCounter, BlockCounters, Tally};
-use super::engine::{Call, Engine};
+use super::engine::Engine;
 use super::image::Image;
-use super::request::{HEADER, Operation, Refusal, SEGMENT};
+use super::operation::{HEADER, Operation, Refusal, SEGMENT};
 use crate::Interrupts;
 use crate::iovecs::{IoVecs, Storage, divide};
 use crate::rate_limiter::RateLimiter;
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 
-/// The most requests that are looked at in one turn, before others are completed or a stop is looked at.
+/// The most requests that are begun in one turn, before completions and a stop get their turn.
 const BATCH: usize = 32;
-/// How many bytes may be on their way before no further request is begun: what a stop has to wait for.
+/// The bytes in flight beyond which no request is begun, because a stop has to wait for them.
 const MAX_IN_FLIGHT: usize = 64 << 20;
 
 const OK: u8 = VIRTIO_BLK_S_OK as u8;
@@ -28,14 +29,14 @@ const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
 const UNSUPP: u8 = VIRTIO_BLK_S_UNSUPP as u8;
 
 /// What requests work with, besides their memory.
-pub struct Disk<'d> {
+pub(crate) struct Disk<'d> {
     /// The image.
     pub image: &'d Image,
     /// What the driver reads as the serial number.
     pub serial: &'d [u8; VIRTIO_BLK_ID_BYTES as usize],
     /// Whether a write is complete only when it is on the medium.
     pub stable: &'d AtomicBool,
-    /// What is counted.
+    /// The counters.
     pub counters: &'d BlockCounters,
     /// Where the driver is interrupted.
     pub interrupts: &'d Interrupts,
@@ -44,7 +45,7 @@ pub struct Disk<'d> {
 }
 
 impl Disk<'_> {
-    /// How long it is until another request may be begun; `None` if that is now.
+    /// How long to wait before another request may begin; `None` if it may now.
     fn limited_for(&self) -> Option<Duration> {
         let wait = self.limiter?.lock().wait(Instant::now());
         (!wait.is_zero()).then_some(wait)
@@ -53,25 +54,26 @@ impl Disk<'_> {
 
 /// What a turn ended with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// There may be more to do.
     More,
     /// A doorbell, or a completion.
     Wait,
-    /// What is available is not begun before so much time has passed. Doorbells do not come meanwhile.
+    /// The rate limit: wait this long. Doorbells are off meanwhile.
     Limited(Duration),
 }
 
-/// The segments' storage of one request at a time, to be used again for the next.
+/// Storage for one request's segments, reused for the next.
 #[derive(Default)]
-pub struct Room([Storage; 2]);
+pub(crate) struct Room([Storage; 2]);
 
-/// The requests of one queue that are being carried out, in one view of guest memory. Dropping it waits for them.
-pub struct Requests<'r, 'm> {
+/// The requests of a queue that are in flight, in one view of guest memory. Dropping it waits for them.
+pub(crate) struct Requests<'r, 'm> {
     disk: Disk<'r>,
     engine: &'r mut Engine,
     memory: &'m GuestMemoryMmap,
-    slots: Vec<Slot<'r, 'm>>,
+    entries: Vec<Entry<'r, 'm>>,
+    /// The tags, which are indices of entries, that no request has.
     free: Vec<usize>,
     /// The bytes of the requests that are being carried out.
     in_flight: usize,
@@ -79,7 +81,7 @@ pub struct Requests<'r, 'm> {
 }
 
 /// A request, or room for one.
-struct Slot<'r, 'm> {
+struct Entry<'r, 'm> {
     /// What the driver wrote: the header, and what is to be written.
     readable: IoVecs<'r, 'm>,
     /// Where what is read goes.
@@ -99,7 +101,7 @@ struct Request<'m> {
     bounced: bool,
     /// It is complete only when it is on the medium.
     stable: bool,
-    /// It has been carried out, and is being put onto the medium.
+    /// It has been carried out, and is being flushed to the medium.
     syncing: bool,
 }
 
@@ -113,27 +115,32 @@ enum Progress {
 
 impl<'r, 'm> Requests<'r, 'm> {
     /// None yet; as many as there is room for at a time.
-    pub fn new(disk: Disk<'r>, engine: &'r mut Engine, memory: &'m GuestMemoryMmap, room: &'r mut [Room]) -> Self {
-        let slots: Vec<_> = room
+    pub(crate) fn new(
+        disk: Disk<'r>,
+        engine: &'r mut Engine,
+        memory: &'m GuestMemoryMmap,
+        room: &'r mut [Room],
+    ) -> Self {
+        let entries: Vec<_> = room
             .iter_mut()
-            .map(|Room([readable, writable])| Slot {
+            .map(|Room([readable, writable])| Entry {
                 readable: IoVecs::new(readable),
                 writable: IoVecs::new(writable),
                 request: None,
             })
             .collect();
-        let free = (0..slots.len()).collect();
-        Self { disk, engine, memory, slots, free, in_flight: 0, used: Vec::with_capacity(BATCH) }
+        let free = (0..entries.len()).collect();
+        Self { disk, engine, memory, entries, free, in_flight: 0, used: Vec::with_capacity(BATCH) }
     }
 
-    /// Completes what is complete, and begins what the driver has made available.
-    pub fn turn(&mut self, ring: &mut Ring<'_>, tally: &mut Tally) -> Result<Next, BrokenRing> {
+    /// Returns completed requests, and begins those that the driver has made available.
+    pub(crate) fn turn(&mut self, ring: &mut Ring<'_>, tally: &mut Tally) -> Result<Next, BrokenRing> {
         ring.suppress_doorbells(self.memory)?;
         self.reap(tally);
         let mut drained = false;
         let mut limited = None;
         for _ in 0..BATCH {
-            let Some(slot) = self.next_slot() else { break };
+            let Some(tag) = self.next_tag() else { break };
             limited = self.disk.limited_for();
             if limited.is_some() {
                 break;
@@ -142,7 +149,7 @@ impl<'r, 'm> Requests<'r, 'm> {
                 drained = true;
                 break;
             };
-            self.begin(slot, chain, tally);
+            self.begin(tag, chain, tally);
         }
         self.engine.submit();
         self.give_back(ring, tally)?;
@@ -154,29 +161,29 @@ impl<'r, 'm> Requests<'r, 'm> {
             tally.count(BlockCounter::RateWaits);
             return Ok(Next::Limited(wait));
         }
-        // Without a free slot only a completion helps, and a doorbell that is missed meanwhile is no loss.
-        let more = if drained { ring.expect_doorbell(self.memory)? } else { self.next_slot().is_some() };
+        // Without a free tag only a completion helps, so a missed doorbell does not matter.
+        let more = if drained { ring.expect_doorbell(self.memory)? } else { self.next_tag().is_some() };
         Ok(if more { Next::More } else { Next::Wait })
     }
 
     /// Room for another request.
-    fn next_slot(&self) -> Option<usize> {
+    fn next_tag(&self) -> Option<usize> {
         self.free.last().copied().filter(|_| self.in_flight < MAX_IN_FLIGHT)
     }
 
     /// Whether a view of guest memory is the one that these requests are in.
-    pub fn is_in(&self, memory: &GuestMemoryMmap) -> bool {
+    pub(crate) fn is_in(&self, memory: &GuestMemoryMmap) -> bool {
         std::ptr::eq(self.memory, memory)
     }
 
     /// What to wait for besides doorbells.
-    pub fn engine(&mut self) -> &mut Engine {
+    pub(crate) fn engine(&mut self) -> &mut Engine {
         self.engine
     }
 
     /// Waits for all requests, and gives them back.
-    pub fn finish(mut self, ring: &mut Ring<'_>, tally: &mut Tally) -> Result<(), BrokenRing> {
-        while self.free.len() < self.slots.len() {
+    pub(crate) fn finish(mut self, ring: &mut Ring<'_>, tally: &mut Tally) -> Result<(), BrokenRing> {
+        while self.free.len() < self.entries.len() {
             self.engine.submit();
             self.engine.wait();
             self.reap(tally);
@@ -188,7 +195,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         if self.used.is_empty() {
             return Ok(());
         }
-        // What the driver sees as complete has been counted.
+        // Counted before the driver sees the requests as complete.
         tally.flush(self.disk.counters);
         ring.give_back(self.memory, &self.used)?;
         self.used.clear();
@@ -200,33 +207,33 @@ impl<'r, 'm> Requests<'r, 'm> {
     }
 
     fn reap(&mut self, tally: &mut Tally) {
-        while let Some((slot, result)) = self.engine.next_complete() {
-            if let Progress::Again = self.follow(slot, result, tally) {
-                self.advance(slot, tally);
+        while let Some((tag, result)) = self.engine.next_complete() {
+            if let Progress::Again = self.follow(tag, result, tally) {
+                self.advance(tag, tally);
             }
         }
     }
 
-    /// Takes a request apart, and begins it in a free slot.
-    fn begin(&mut self, index: usize, chain: Chain<'m>, tally: &mut Tally) {
-        let Some(slot) = self.slots.get_mut(index) else { return };
+    /// Parses a request, and begins it under a free tag.
+    fn begin(&mut self, tag: usize, chain: Chain<'m>, tally: &mut Tally) {
+        let Some(entry) = self.entries.get_mut(tag) else { return };
         let head = chain.head_index();
         // What is refused took time as well.
         self.disk.limiter.iter().for_each(|limiter| limiter.lock().take_op(Instant::now()));
         let mut header = [0; HEADER];
-        slot.readable.clear();
-        slot.writable.clear();
-        let divided = divide(self.memory, chain, &mut slot.readable, &mut slot.writable);
-        let status = slot.writable.take_last();
+        entry.readable.clear();
+        entry.writable.clear();
+        let divided = divide(self.memory, chain, &mut entry.readable, &mut entry.writable);
+        let status = entry.writable.take_last();
         let (Ok(()), Some(status)) = (divided, status) else {
             tally.count(BlockCounter::BadChains);
             self.used.push(Used { head, len: 0 });
             return;
         };
-        let operation = if slot.readable.take_front(&mut header) {
-            let (readable, writable) = (slot.readable.bytes(), slot.writable.bytes());
+        let operation = if entry.readable.take_front(&mut header) {
+            let (readable, writable) = (entry.readable.bytes(), entry.writable.bytes());
             let mut segment = [0; SEGMENT];
-            let len = slot.readable.read_at(0, &mut segment);
+            let len = entry.readable.read_at(0, &mut segment);
             self.disk.image.abilities.parse(header, &segment[..len], readable, writable)
         } else {
             Err(Refusal::Invalid)
@@ -244,21 +251,21 @@ impl<'r, 'm> Requests<'r, 'm> {
         };
         match operation {
             Ok(Operation::GetId) => {
-                let done = slot.writable.write_at(0, self.disk.serial);
+                let done = entry.writable.write_at(0, self.disk.serial);
                 self.used.push(Request { done, ..request }.finish(OK));
             }
             Ok(operation) => {
-                let segments = if let Operation::Read(_) = operation { &slot.writable } else { &slot.readable };
+                let segments = if let Operation::Read(_) = operation { &entry.writable } else { &entry.readable };
                 let bytes = segments.bytes();
                 if let (Some(limiter), true) = (self.disk.limiter, operation.is_transfer()) {
                     limiter.lock().take_bytes(bytes as u64, Instant::now());
                 }
                 let bounced = operation.is_transfer() && !is_aligned(segments.segments(), self.disk.image.alignment);
                 tally.add(BlockCounter::BouncedOps, bounced.into());
-                slot.request = Some(Request { operation, bytes, bounced, ..request });
+                entry.request = Some(Request { operation, bytes, bounced, ..request });
                 self.in_flight += bytes;
                 self.free.pop();
-                self.advance(index, tally);
+                self.advance(tag, tally);
             }
             Err(refusal) => {
                 let (status, counter) = match refusal {
@@ -271,37 +278,38 @@ impl<'r, 'm> Requests<'r, 'm> {
         }
     }
 
-    /// Makes the request's next call, and those after it as long as each is complete at once.
-    fn advance(&mut self, index: usize, tally: &mut Tally) {
+    /// Makes the request's next call, and further ones while each completes at once.
+    fn advance(&mut self, tag: usize, tally: &mut Tally) {
         loop {
-            let Self { engine, slots, .. } = self;
-            let Some(slot) = slots.get(index) else { return };
-            let result = match slot.step() {
+            let Self { engine, entries, .. } = self;
+            let Some(entry) = entries.get(tag) else { return };
+            let result = match entry.step() {
                 Step::Nothing => Ok(0),
-                Step::ReadBounced(offset) => engine.read_bounced(&slot.writable, offset),
-                Step::WriteBounced(offset, stable) => engine.write_bounced(&slot.readable, offset, stable),
-                // SAFETY: the segments lie in the slot's storage, which is left alone until the call is complete, and outlives
-                // this; what they name is guest memory, which stays mapped as long as `'m`. `drop` waits for all calls.
-                Step::Call(call) => match unsafe { engine.start(index, call) } {
+                Step::ReadBounced(offset) => engine.read_bounced(&entry.writable, offset),
+                Step::WriteBounced(offset, stable) => engine.write_bounced(&entry.readable, offset, stable),
+                // SAFETY: the segments lie in the entry's storage, which is left alone until the call is complete, and
+                // outlives this; what they name is guest memory, which stays mapped as long as `'m`. `drop` waits for
+                // all calls.
+                Step::Call(call) => match unsafe { engine.start(tag, call) } {
                     Some(result) => result,
                     None => return,
                 },
             };
-            if let Progress::Done = self.follow(index, result, tally) {
+            if let Progress::Done = self.follow(tag, result, tally) {
                 return;
             }
         }
     }
 
     /// Does what follows from a call's result.
-    fn follow(&mut self, index: usize, result: io::Result<usize>, tally: &mut Tally) -> Progress {
-        let Some(slot) = self.slots.get_mut(index) else { return Progress::Done };
-        let Some(status) = slot.take_note(result) else { return Progress::Again };
-        if let Some(request) = slot.request.take() {
+    fn follow(&mut self, tag: usize, result: io::Result<usize>, tally: &mut Tally) -> Progress {
+        let Some(entry) = self.entries.get_mut(tag) else { return Progress::Done };
+        let Some(status) = entry.take_note(result) else { return Progress::Again };
+        if let Some(request) = entry.request.take() {
             request.count(status, tally);
             self.used.push(request.finish(status));
             self.in_flight = self.in_flight.saturating_sub(request.bytes);
-            self.free.push(index);
+            self.free.push(tag);
         }
         Progress::Done
     }
@@ -309,12 +317,12 @@ impl<'r, 'm> Requests<'r, 'm> {
 
 impl Drop for Requests<'_, '_> {
     fn drop(&mut self) {
-        // Of a ring that makes no sense; or in a panic.
-        while self.free.len() < self.slots.len() {
+        // Requests are left only after an invalid ring, or in a panic.
+        while self.free.len() < self.entries.len() {
             self.engine.submit();
             self.engine.wait();
-            while let Some((index, _)) = self.engine.next_complete() {
-                self.free.push(index);
+            while let Some((tag, _)) = self.engine.next_complete() {
+                self.free.push(tag);
             }
         }
     }
@@ -328,7 +336,7 @@ enum Step<'c> {
     Nothing,
 }
 
-impl Slot<'_, '_> {
+impl Entry<'_, '_> {
     fn step(&self) -> Step<'_> {
         let Some(request) = &self.request else { return Step::Nothing };
         let Request { stable, done, .. } = *request;
@@ -357,7 +365,7 @@ impl Slot<'_, '_> {
         }
     }
 
-    /// Takes note of a call's result. The status, if that was the last call.
+    /// Records a call's result. Returns the status if that was the last call.
     fn take_note(&mut self, result: io::Result<usize>) -> Option<u8> {
         let Some(request) = &mut self.request else { return Some(IOERR) };
         let transferred = match result {
@@ -397,7 +405,8 @@ impl Operation {
         matches!(self, Self::Read(_) | Self::Write(_))
     }
 
-    /// Whether it changes how a range is stored. A driver has another way if the image's file system does not know that.
+    /// Whether it changes how a range is stored. A driver has another way if the image's file system does not know
+    /// that.
     fn is_range(self) -> bool {
         matches!(self, Self::Discard(_) | Self::WriteZeroes { .. })
     }

@@ -8,22 +8,22 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::counters::BlockCounter;
 use super::{Block, BlockSpec};
-pub use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
+pub(crate) use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
 use crate::{Interrupts, Memory, RateLimits, Start, VirtioDevice, Worker};
 
 /// The size of the image in bytes.
-pub const SIZE: usize = 1 << 20;
+pub(crate) const SIZE: usize = 1 << 20;
 /// Where a request's header and status lie in guest memory.
-pub const HEADER_AT: u64 = BUFFERS - 0x1000;
-pub const STATUS_AT: u64 = BUFFERS - 0x800;
-pub const OK: u8 = 0;
-pub const IOERR: u8 = 1;
-pub const UNSUPP: u8 = 2;
+pub(crate) const HEADER_AT: u64 = BUFFERS - 0x1000;
+pub(crate) const STATUS_AT: u64 = BUFFERS - 0x800;
+pub(crate) const OK: u8 = 0;
+pub(crate) const IOERR: u8 = 1;
+pub(crate) const UNSUPP: u8 = 2;
 
 /// Both ways of carrying requests out. Where the kernel refuses io_uring, they are the same.
-pub const ENGINES: [bool; 2] = [true, false];
+pub(crate) const ENGINES: [bool; 2] = [true, false];
 
-pub struct Guest {
+pub(crate) struct Guest {
     pub block: Block,
     pub file: tempfile::NamedTempFile,
     pub queues: Vec<DriverQueue>,
@@ -32,7 +32,7 @@ pub struct Guest {
     pub memory: Memory,
 }
 
-pub fn spec(io_uring: bool) -> BlockSpec {
+pub(crate) fn spec(io_uring: bool) -> BlockSpec {
     BlockSpec {
         id: "_disk0".into(),
         path: "".into(),
@@ -48,12 +48,12 @@ pub fn spec(io_uring: bool) -> BlockSpec {
 }
 
 impl Guest {
-    pub fn new(io_uring: bool) -> Self {
+    pub(crate) fn new(io_uring: bool) -> Self {
         Self::with(spec(io_uring))
     }
 
     /// A disk over an image of [`SIZE`] bytes, that runs.
-    pub fn with(spec: BlockSpec) -> Self {
+    pub(crate) fn with(spec: BlockSpec) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(SIZE as u64).unwrap();
         let block = Block::open(BlockSpec { path: file.path().into(), ..spec }).unwrap();
@@ -69,37 +69,37 @@ impl Guest {
         guest
     }
 
-    pub fn start(&mut self, features: u64) {
+    pub(crate) fn start(&mut self, features: u64) {
         let queues = self.queues.iter().enumerate().map(|(i, queue)| (i as u16, Arc::clone(&queue.queue))).collect();
         let (memory, interrupts) = (self.memory.clone(), Arc::clone(&self.interrupts));
         self.workers = self.block.start(Start { memory, features, queues, interrupts }).unwrap();
     }
 
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         for worker in self.workers.drain(..) {
             worker.stop().join().unwrap();
         }
     }
 
-    pub fn kick(&self, queue: u16) {
+    pub(crate) fn kick(&self, queue: u16) {
         let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
         doorbells.find(|(index, _)| *index == queue).unwrap().1.write(1).unwrap();
     }
 
-    pub fn count(&self, counter: BlockCounter) -> u64 {
+    pub(crate) fn count(&self, counter: BlockCounter) -> u64 {
         self.block.counters().get(counter)
     }
 
-    pub fn image(&self) -> Vec<u8> {
+    pub(crate) fn image(&self) -> Vec<u8> {
         read_all(self.file.as_file())
     }
 
-    pub fn put(&self, at: u64, data: &[u8]) {
+    pub(crate) fn put(&self, at: u64, data: &[u8]) {
         self.queues[0].memory.write_slice(data, GuestAddress(at)).unwrap();
     }
 
     /// Makes a chain available to queue 0, and returns what the device says of it: the used length.
-    pub fn run(&mut self, buffers: &[(u64, u32, u16)]) -> u32 {
+    pub(crate) fn run(&mut self, buffers: &[(u64, u32, u16)]) -> u32 {
         let head = self.queues[0].add(buffers);
         self.kick(0);
         self.wait_used(0, 1)
@@ -109,7 +109,7 @@ impl Guest {
             .unwrap()
     }
 
-    pub fn wait_used(&mut self, queue: usize, count: usize) -> Vec<(u32, u32)> {
+    pub(crate) fn wait_used(&mut self, queue: usize, count: usize) -> Vec<(u32, u32)> {
         let mut used = Vec::new();
         let queue = &mut self.queues[queue];
         eventually("completion", || {
@@ -119,25 +119,25 @@ impl Guest {
         used
     }
 
-    pub fn put_header(&self, kind: u32, sector: u64) {
+    pub(crate) fn put_header(&self, kind: u32, sector: u64) {
         self.put(HEADER_AT, &header(kind, sector));
         self.put(STATUS_AT, &[0xee]);
     }
 
     /// Carries out a request with these pieces of data, and returns the status and the used length.
-    pub fn request(&mut self, kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u8, u32) {
+    pub(crate) fn request(&mut self, kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u8, u32) {
         self.put_header(kind, sector);
         let chain = [&[(HEADER_AT, 16, 0)], data, &[(STATUS_AT, 1, WRITE)]].concat();
         let len = self.run(&chain);
         (self.queues[0].bytes(STATUS_AT, 1)[0], len)
     }
 
-    pub fn write(&mut self, sector: u64, data: &[u8]) -> (u8, u32) {
+    pub(crate) fn write(&mut self, sector: u64, data: &[u8]) -> (u8, u32) {
         self.put(BUFFERS, data);
         self.request(1, sector, &[(BUFFERS, data.len() as u32, 0)])
     }
 
-    pub fn read(&mut self, sector: u64, len: usize) -> (u8, Vec<u8>) {
+    pub(crate) fn read(&mut self, sector: u64, len: usize) -> (u8, Vec<u8>) {
         let (status, used) = self.request(0, sector, &[(BUFFERS, len as u32, WRITE)]);
         if status == OK {
             assert_eq!(used as usize, len + 1);
@@ -152,13 +152,13 @@ impl Drop for Guest {
     }
 }
 
-pub fn read_all(file: &File) -> Vec<u8> {
+pub(crate) fn read_all(file: &File) -> Vec<u8> {
     let mut data = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut data, 0).unwrap();
     data
 }
 
-pub fn header(kind: u32, sector: u64) -> [u8; 16] {
+pub(crate) fn header(kind: u32, sector: u64) -> [u8; 16] {
     let mut header = [0; 16];
     header[..4].copy_from_slice(&kind.to_le_bytes());
     header[8..].copy_from_slice(&sector.to_le_bytes());
@@ -166,7 +166,7 @@ pub fn header(kind: u32, sector: u64) -> [u8; 16] {
 }
 
 /// The segment of a discard or write zeroes request.
-pub fn segment(sector: u64, count: u32, flags: u32) -> [u8; 16] {
+pub(crate) fn segment(sector: u64, count: u32, flags: u32) -> [u8; 16] {
     let mut segment = [0; 16];
     segment[..8].copy_from_slice(&sector.to_le_bytes());
     segment[8..12].copy_from_slice(&count.to_le_bytes());
@@ -175,6 +175,6 @@ pub fn segment(sector: u64, count: u32, flags: u32) -> [u8; 16] {
 }
 
 /// `len` bytes that tell their places apart.
-pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8 ^ seed).collect()
 }

@@ -1,4 +1,4 @@
-//! Requests as a driver sees them, by io_uring and without it.
+//! Requests as a driver sees them, with and without io_uring.
 
 mod hostile;
 mod lifecycle;

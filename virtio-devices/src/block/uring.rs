@@ -1,4 +1,4 @@
-//! A queue of calls to the kernel and of their results.
+//! An io_uring for calls on an image.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
-use super::engine::Call;
+use super::call::Call;
 
-/// How long to wait before the kernel is told again of what it had no memory for.
+/// How long to wait before calls are submitted again for which the kernel had no memory.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// An io_uring. Dropping it waits for all calls.
-pub struct Uring {
+pub(crate) struct Uring {
     ring: IoUring,
     /// Calls that were started and are not complete.
     in_flight: usize,
@@ -24,7 +24,7 @@ impl Uring {
     /// # Errors
     ///
     /// When the kernel has no io_uring, forbids it, or is too old for the calls that are made here (before 5.6).
-    pub fn new(depth: u32) -> io::Result<Self> {
+    pub(crate) fn new(depth: u32) -> io::Result<Self> {
         let ring = IoUring::new(depth.next_power_of_two())?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
@@ -36,19 +36,27 @@ impl Uring {
     }
 
     /// Readable when a call is complete.
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring's descriptor is open as long as the ring.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 
-    /// Puts `call` for `slot` into the queue. `Some` if there is no room, which there is for as many calls as it was made for.
+    /// Puts `call` under `tag` into the queue. `Some` if there is no room, which there is for as many calls as it was
+    /// made for.
     ///
     /// # Safety
     ///
-    /// As for [`super::engine::Engine::start`].
-    pub unsafe fn start(&mut self, file: BorrowedFd<'_>, slot: usize, call: Call<'_>) -> Option<io::Result<usize>> {
+    /// The call's segments, and the memory that they name, stay as they are until the call is complete: until
+    /// [`Self::next_complete`] returns `tag`, or this is dropped. The memory of a read may be
+    /// written, and `file` stays open.
+    pub(crate) unsafe fn start(
+        &mut self,
+        file: BorrowedFd<'_>,
+        tag: usize,
+        call: Call<'_>,
+    ) -> Option<io::Result<usize>> {
         let entry = match entry(types::Fd(file.as_raw_fd()), call) {
-            Ok(entry) => entry.user_data(slot as u64),
+            Ok(entry) => entry.user_data(tag as u64),
             Err(error) => return Some(Err(error)),
         };
         // SAFETY: the caller keeps what the call names until it is complete, and `drop` waits for that.
@@ -61,30 +69,30 @@ impl Uring {
         }
     }
 
-    /// Tells the kernel. What it has no memory for stays in the queue.
-    pub fn submit(&mut self) {
+    /// Submits the queue to the kernel. Calls for which it has no memory stay in the queue.
+    pub(crate) fn submit(&mut self) {
         if self.has_backlog() {
             // Tried again with the next turn.
             let _ = self.ring.submit();
         }
     }
 
-    /// Whether there are calls that the kernel was not told of.
-    pub fn has_backlog(&mut self) -> bool {
+    /// Whether calls have not been submitted yet.
+    pub(crate) fn has_backlog(&mut self) -> bool {
         !self.ring.submission().is_empty()
     }
 
     /// A call that is complete.
-    pub fn next_complete(&mut self) -> Option<(usize, io::Result<usize>)> {
+    pub(crate) fn next_complete(&mut self) -> Option<(usize, io::Result<usize>)> {
         let entry = self.ring.completion().next()?;
         self.in_flight = self.in_flight.saturating_sub(1);
-        // The slot is one of those that were passed in.
+        // The tag is one of those that were passed in.
         let result = usize::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result()));
         Some((entry.user_data() as usize, result))
     }
 
     /// Waits until a call is complete.
-    pub fn wait(&mut self) {
+    pub(crate) fn wait(&mut self) {
         if self.in_flight > 0
             && let Err(error) = self.ring.submit_and_wait(1)
             && error.kind() != io::ErrorKind::Interrupted

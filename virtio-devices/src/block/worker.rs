@@ -1,4 +1,4 @@
-//! The thread of a queue.
+//! The worker of a queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,11 +24,11 @@ use crate::{Interrupts, Memory, SharedQueue};
 
 /// The most requests of a queue that are carried out at a time.
 const MAX_DEPTH: u16 = 128;
-/// How long to wait before the kernel is told again of what it had no memory for.
+/// How long to wait before calls are submitted again for which the kernel had no memory.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// What the workers of one start have in common.
-pub struct Shared {
+pub(crate) struct Shared {
     /// The disk's id.
     pub id: String,
     /// The image.
@@ -43,32 +43,32 @@ pub struct Shared {
     pub memory: Memory,
     /// The negotiated features.
     pub features: u64,
-    /// What is counted.
+    /// The counters.
     pub counters: Arc<BlockCounters>,
     /// Where the driver is interrupted.
     pub interrupts: Arc<Interrupts>,
     /// What all queues together may do.
     pub limiter: Option<Arc<Mutex<RateLimiter>>>,
-    /// Whether all workers have been spawned. Locked until that is known: before it, none of them touches anything.
+    /// Whether all workers have been spawned. Locked until that is known, so that no worker touches anything before.
     pub complete: Mutex<bool>,
 }
 
-/// A queue and what its worker is told by.
-pub struct Part {
+/// A queue, and what wakes and stops its worker.
+pub(crate) struct QueueWorker {
     /// The queue's index.
     pub index: u16,
     /// The queue.
     pub queue: SharedQueue,
-    /// What wakes it.
+    /// Wakes it.
     pub kick: Arc<EventFd>,
-    /// Set when it shall end.
+    /// Stops it.
     pub stop: Arc<AtomicBool>,
 }
 
-impl Part {
-    /// Runs the queue until told to stop. Waits for the other workers and for a predecessor's end first, and carries out to the
-    /// end what it has begun.
-    pub fn run(self, shared: &Shared) {
+impl QueueWorker {
+    /// Runs the queue until told to stop. Waits for the other workers and for a predecessor's end first, and completes
+    /// what it has begun.
+    pub(crate) fn run(self, shared: &Shared) {
         if !*shared.complete.lock() {
             return;
         }
@@ -88,7 +88,7 @@ impl Part {
         let depth = ring.size().clamp(1, MAX_DEPTH);
         let mut engine = Engine::new(&shared.id, Arc::clone(&shared.image), depth, shared.io_uring);
         let mut room: Vec<_> = (0..depth).map(|_| Room::default()).collect();
-        // Once for each map of guest memory: a request is carried out in the one that it was begun in.
+        // Once for each map of guest memory: a request ends in the map in which it began.
         while !self.stop.load(Ordering::Acquire) {
             let memory = shared.memory.memory();
             let disk = Disk {
@@ -122,7 +122,7 @@ impl Part {
         let kick = borrow(&self.kick);
         let watched = [Some(kick), engine.completions()].into_iter().flatten();
         let mut fds: Vec<_> = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        // Interrupted by a signal, or without memory for the call: the queue is looked at, and it is tried again.
+        // If this fails (a signal, no memory), the queue is checked and the wait is repeated.
         let _ = poll(&mut fds, timeout.as_ref());
         if fds.first().is_some_and(|kick| !kick.revents().is_empty()) && self.kick.read().is_ok() {
             tally.count(BlockCounter::Kicks);

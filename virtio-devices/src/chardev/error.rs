@@ -1,11 +1,13 @@
-//! Why a console has no other end.
+//! Why a character device cannot be opened.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a console has no other end: one line, to follow the option's name and a space.
+use crate::ErrorKind;
+
+/// Why a character device cannot be opened: one line, to follow the option's name and a space.
 #[derive(Debug, Error)]
 pub enum CharError {
     /// The file cannot be written.
@@ -16,21 +18,37 @@ pub enum CharError {
         /// Why not.
         error: io::Error,
     },
-    /// The host gives no pseudo-terminal.
-    #[error("pty: the host gives no pseudo-terminal: {0}; is devpts mounted at /dev/pts?")]
+    /// The host cannot provide a pseudo-terminal.
+    #[error("pty: cannot open a pseudo-terminal: {0}; is devpts mounted at /dev/pts?")]
     Pty(io::Error),
     /// Another program listens there.
-    #[error("socket={}: another program listens there; give another path, or end that", .0.display())]
+    #[error("socket={}: another program is listening there; stop it, or give another path", .0.display())]
     SocketInUse(PathBuf),
     /// There is a file of another kind.
-    #[error("socket={}: there is a file that is no socket; give another path, or remove that", .0.display())]
+    #[error("socket={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NotASocket(PathBuf),
-    /// The socket cannot be listened on.
-    #[error("socket={}: cannot be listened on: {error}", path.display())]
+    /// Listening on the socket failed.
+    #[error("socket={}: cannot listen there: {error}", path.display())]
     Socket {
         /// The socket.
         path: PathBuf,
         /// Why not.
         error: io::Error,
     },
+}
+
+impl CharError {
+    /// Who has to act on it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::File { error, .. } | Self::Socket { error, .. }
+                if error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                ErrorKind::Denied
+            }
+            Self::File { .. } | Self::Pty(_) | Self::SocketInUse(_) | Self::NotASocket(_) | Self::Socket { .. } => {
+                ErrorKind::Host
+            }
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! A pseudo-terminal: our end, and the path of the other.
+//! A pseudo-terminal: this end, and the path of the other.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,24 +13,24 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
 /// A pseudo-terminal in raw mode.
 #[derive(Debug)]
-pub struct Pty {
+pub(crate) struct Pty {
     ours: OwnedFd,
     path: PathBuf,
 }
 
 impl Pty {
-    /// A new one, that nobody has open.
+    /// A new one, whose other end is not open.
     ///
     /// # Errors
     ///
     /// When there is none.
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let ours = openpt(flags)?;
         grantpt(&ours)?;
         unlockpt(&ours)?;
         let path = PathBuf::from(OsString::from_vec(ptsname(&ours, Vec::new())?.into_bytes()));
-        // The guest's characters are nobody's to interpret. Once it has been closed, it shows that nobody has it open.
+        // Raw mode. Opening and closing the other end once makes it report a hang-up.
         let theirs = rustix::fs::open(&path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
         let mut settings = tcgetattr(&theirs)?;
         settings.make_raw();
@@ -41,12 +41,12 @@ impl Pty {
     }
 
     /// The path of the other end.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether somebody has the other end open, or has left something to be read there.
-    pub fn is_open(&self) -> bool {
+    /// Whether the other end is open, or has left input.
+    pub(crate) fn is_open(&self) -> bool {
         let mut fds = [PollFd::new(&self.ours, PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let told = poll(&mut fds, Some(&at_once)).is_ok();

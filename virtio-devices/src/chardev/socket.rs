@@ -1,4 +1,4 @@
-//! A Unix socket that is listened on, for one client at a time. Others wait until that one leaves.
+//! A listening Unix socket that serves one client at a time. Others wait until it leaves.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,16 +15,16 @@ use rustix::io::Errno;
 use super::error::CharError;
 use crate::socket_path::{OwnPath, connect};
 
-/// Nobody asks which of the two it is.
+/// The poll set's data is not used.
 const NO_DATA: epoll::EventData = epoll::EventData::new_u64(0);
 
-/// A socket that is removed when this is dropped.
+/// A listening socket, removed when this is dropped.
 #[derive(Debug)]
-pub struct Socket {
+pub(crate) struct Socket {
     listener: UnixListener,
     _path: OwnPath,
     client: Mutex<Option<Arc<OwnedFd>>>,
-    /// The last client could not be let in, for want of a descriptor.
+    /// The last client could not be accepted: no descriptor was free.
     pub short: AtomicBool,
     /// Readable when there is input, or a client while there is none: whichever thread has accepted it.
     events: OwnedFd,
@@ -35,8 +35,8 @@ impl Socket {
     ///
     /// # Errors
     ///
-    /// When another program listens there, or nobody can.
-    pub fn listen(path: &Path) -> Result<Self, CharError> {
+    /// When another program is listening there, or the path cannot be used.
+    pub(crate) fn listen(path: &Path) -> Result<Self, CharError> {
         let fail = |error: io::Error| CharError::Socket { path: path.to_owned(), error };
         match std::fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(CharError::NotASocket(path.to_owned())),
@@ -59,8 +59,8 @@ impl Socket {
         Ok(socket)
     }
 
-    /// The client; one that waits if there is none.
-    pub fn client(&self) -> Option<Arc<OwnedFd>> {
+    /// The client; accepts a waiting one if there is none.
+    pub(crate) fn client(&self) -> Option<Arc<OwnedFd>> {
         let mut client = self.client.lock();
         if client.is_none() {
             match self.accept() {
@@ -76,13 +76,13 @@ impl Socket {
         let (stream, _) = self.listener.accept()?;
         stream.set_nonblocking(true)?;
         epoll::add(&self.events, &stream, NO_DATA, epoll::EventFlags::IN)?;
-        // Those who wait must not wake anybody until this one leaves.
+        // Waiting clients must not wake anything until this one leaves.
         epoll::modify(&self.events, &self.listener, NO_DATA, epoll::EventFlags::empty())?;
         Ok(stream.into())
     }
 
     /// The client has left.
-    pub fn forget(&self, gone: &Arc<OwnedFd>) {
+    pub(crate) fn forget(&self, gone: &Arc<OwnedFd>) {
         let mut client = self.client.lock();
         // Another thread may have been faster, and there may be another client.
         if client.as_ref().is_some_and(|client| Arc::ptr_eq(client, gone)) {

@@ -229,7 +229,7 @@ fn a_socket_is_taken_over_from_the_dead_only_and_removed_at_the_end() {
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     let long = directory.path().join("x".repeat(200));
     let error = refused(&long).to_string();
-    assert!(error.contains("cannot be listened on") && !error.contains('\n'), "{error}");
+    assert!(error.contains("cannot listen there") && !error.contains('\n'), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The thread of both queues.
+//! The worker of both queues.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap, Permissions};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{ConsoleCounter, ConsoleCounters, RECEIVE, TRANSMIT, Tally};
+use super::counters::{ConsoleCounter, ConsoleCounters, Tally};
 use crate::chardev::CharDevice;
 use crate::eventfd::borrow;
 use crate::features::has;
@@ -17,6 +17,10 @@ use crate::ring::{BrokenRing, Ring, Used};
 use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
 
+/// The queue that the driver receives from (`virtio 1.4 §5.3.2`).
+pub(crate) const RECEIVE: u16 = 0;
+/// The queue that the driver transmits to.
+pub(crate) const TRANSMIT: u16 = 1;
 /// How much is passed on at once in bytes.
 const PART: usize = 4096;
 /// The most bytes that are taken of one chain. Linux transmits a page at most.
@@ -25,7 +29,7 @@ const MAX_CHAIN: usize = 256 << 10;
 const BATCH: usize = 16;
 
 /// The queues and what their worker works with.
-pub struct Part {
+pub(crate) struct QueueWorker {
     /// What the driver receives from, if it enabled that.
     pub receive: Option<SharedQueue>,
     /// What the driver transmits to, if it enabled that.
@@ -38,11 +42,11 @@ pub struct Part {
     pub memory: Memory,
     /// Where the driver is interrupted.
     pub interrupts: Arc<Interrupts>,
-    /// What is counted.
+    /// The counters.
     pub counters: Arc<ConsoleCounters>,
-    /// What wakes it.
+    /// Wakes it.
     pub kick: Arc<EventFd>,
-    /// Set when it shall end.
+    /// Stops it.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -63,9 +67,9 @@ struct Running<'q> {
     storage: Storage,
 }
 
-impl Part {
+impl QueueWorker {
     /// Runs the queues until told to stop. Waits for a predecessor's end first.
-    pub fn run(self) {
+    pub(crate) fn run(self) {
         let mut tally = Tally::new();
         let mut receive = self.open(RECEIVE, self.receive.as_ref(), &mut tally);
         let mut transmit = self.open(TRANSMIT, self.transmit.as_ref(), &mut tally);
@@ -89,7 +93,7 @@ impl Part {
         Some(Running { ring, storage: Storage::default() })
     }
 
-    /// Runs a queue, and gives it up if its ring makes no sense.
+    /// Runs a queue, and gives it up if its ring is invalid.
     fn attempt<'q>(
         &self,
         queue: &mut Option<Running<'q>>,
@@ -155,7 +159,7 @@ impl Part {
         tally.add(ConsoleCounter::TxTooLong, (done >= MAX_CHAIN && iovecs.bytes() > done).into());
     }
 
-    /// Gives the driver input that is there.
+    /// Gives available input to the driver.
     fn fill(
         &self,
         Running { ring, storage }: &mut Running<'_>,

@@ -1,14 +1,14 @@
-//! The PCI configuration access capability (`virtio 1.4 §4.1.4.9`): the function's BARs by way of configuration space, for a
-//! driver that has not mapped them.
+//! The PCI configuration access capability (`virtio 1.4 §4.1.4.9`): a driver that has not mapped the function's BARs
+//! reaches them through configuration space.
 //!
-//! `pci_cfg_data` is not a register but an access to what bar, offset and length of the capability name. It is the one read of
-//! configuration space that may have a side effect, on the ISR status.
+//! `pci_cfg_data` is not a register. It is an access to the place that bar, offset and length of the capability name,
+//! and the one read of configuration space that may have a side effect: on the ISR status.
 
-use pci::{BarIndex, Dword, DwordWrite, Effects};
+use pci::{BarIndex, Dword, DwordWrite};
 
 use super::VirtioFunction;
 use super::layout::CONFIG_ACCESS;
-use crate::VirtioDevice;
+use crate::{Outcome, VirtioDevice};
 
 /// `cap.bar`, from the start of the capability.
 const BAR: u16 = 4;
@@ -24,7 +24,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         Dword::containing(self.config.vendor_offset(CONFIG_ACCESS) + offset)
     }
 
-    /// The access that the capability describes: BAR, offset and number of bytes. `None` if the driver wrote nonsense to it.
+    /// The access that the capability describes: BAR, offset and number of bytes. `None` if the driver described none
+    /// that is legal.
     fn config_access(&self) -> Option<(BarIndex, u32, usize)> {
         let field = |offset| self.config.read(self.config_access_register(offset));
         let [bar, ..] = field(BAR).to_le_bytes();
@@ -33,34 +34,35 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         Some((BarIndex::new(bar).ok().filter(|_| aligned)?, offset, usize::try_from(length).ok()?))
     }
 
-    /// Whether configuration space is nothing but registers: `pci_cfg_data` stands for no access.
-    pub(crate) fn config_is_static(&self) -> bool {
+    /// Whether configuration space is registers only: `pci_cfg_data` stands for no access.
+    pub(crate) fn is_config_static(&self) -> bool {
         self.config_access().is_none()
     }
 
-    /// What a read of `reg` returns if it is `pci_cfg_data`: the bytes accessed, above which it reads 0.
+    /// Reads `reg` if it is `pci_cfg_data`: the bytes accessed, and 0 above them.
     pub(super) fn config_access_read(&self, reg: Dword) -> Option<u32> {
         if reg != self.config_access_register(DATA) {
             return None;
         }
         let mut data = [0; 4];
         if let Some((bar, offset, length)) = self.config_access() {
-            self.bar_read(bar, offset.into(), data.get_mut(..length)?);
+            self.bar_load(bar, offset.into(), data.get_mut(..length)?);
         }
         Some(u32::from_le_bytes(data))
     }
 
-    /// The access that a write of `reg` makes if it is `pci_cfg_data`. A write of fewer bytes than the access has makes none.
-    pub(super) fn config_access_write(&mut self, reg: Dword, write: DwordWrite) -> Effects {
+    /// Makes the access that a write of `reg` stands for if it is `pci_cfg_data`. A write of fewer bytes than the
+    /// access makes none.
+    pub(super) fn config_access_write(&mut self, reg: Dword, write: DwordWrite) -> Outcome {
         if reg != self.config_access_register(DATA) {
-            return Effects::NONE;
+            return Outcome::none();
         }
-        let Some((bar, offset, length)) = self.config_access() else { return Effects::NONE };
+        let Some((bar, offset, length)) = self.config_access() else { return Outcome::none() };
         match (write.mask().to_le_bytes().get(..length), write.value().to_le_bytes().get(..length)) {
             (Some(written), Some(data)) if written.iter().all(|byte| *byte == 0xff) => {
                 self.bar_store(bar, offset.into(), data)
             }
-            _ => Effects::NONE,
+            _ => Outcome::none(),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Where a virtio function has its structures: BARs, MSI-X and virtio's capabilities (`virtio 1.4 §4.1.4`).
+//! The places of a virtio function's structures: BARs, MSI-X and virtio's capabilities (`virtio 1.4 §4.1.4`).
 //!
-//! The same for a plain function, a PF and a VF, whose BARs are its PF's VF BARs:
+//! A plain function, a PF and a VF have the same layout; a VF's BARs are its PF's VF BARs:
 //!
 //! | BAR | offset | content |
 //! |---|---|---|
@@ -11,9 +11,11 @@
 //! | 4 | 0 | MSI-X table |
 //! | 4 | 0x800, or after the table | MSI-X pending bits |
 //!
-//! Doorbells have pages of their own where a backend may let the guest write to those of a device: what is shown to a guest is pages.
+//! Each doorbell has a page of its own where a backend may give the guest a device's doorbell, because a guest is given
+//! whole pages.
 //!
-//! MSI-X has a BAR of its own because nothing may share a page of the system's size with it (`PCIe 6.2 §7.7.2`, `§9.3.3.13`).
+//! MSI-X has a BAR of its own, because nothing may share a page of the System Page Size with it (`PCIe 6.2 §7.7.2`,
+//! `§9.3.3.13`).
 
 use pci::{BarIndex, BarKind, MsixShape, VendorCapability};
 
@@ -22,26 +24,26 @@ use crate::backend::DOORBELL_PAGE;
 use crate::transport::Register;
 
 /// The BAR of virtio's registers.
-pub const REGISTERS_BAR: BarIndex = BarIndex::ALL[2];
+pub(crate) const REGISTERS_BAR: BarIndex = BarIndex::ALL[2];
 /// The BAR of the MSI-X structures.
-pub const MSIX_BAR: BarIndex = BarIndex::ALL[4];
+pub(crate) const MSIX_BAR: BarIndex = BarIndex::ALL[4];
 
 /// The place of the PCI configuration access capability among the vendor-specific ones.
-pub const CONFIG_ACCESS: usize = 4;
+pub(crate) const CONFIG_ACCESS: usize = 4;
 
 const ISR: u64 = 0x100;
 const DEVICE_CONFIG: u64 = 0x200;
 const NOTIFY: u64 = 0x1000;
-/// Where the pending bits are at least, so that small tables all look alike.
+/// The lowest offset of the pending bits, so that all small tables look alike.
 const PBA_MIN: u64 = 0x800;
 /// The least size of a BAR: a page.
 const BAR_MIN: u64 = 0x1000;
 /// The largest MSI-X table (`PCIe 6.2 §7.7.2.2`).
 const VECTORS_MAX: u16 = 2048;
 
-/// What is at an offset of a BAR.
+/// The structure at an offset of a BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     /// The common configuration, from its start.
     Common(u64),
     /// The ISR status.
@@ -60,7 +62,7 @@ pub enum Place {
 
 /// How far apart doorbells are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spacing {
+pub(crate) enum Spacing {
     /// 4 bytes.
     Dwords,
     /// Each has a page of its own.
@@ -68,8 +70,8 @@ pub enum Spacing {
 }
 
 impl Spacing {
-    /// That of functions that have to look alike, one for each of `devices`: pages if any of them has use for it.
-    pub fn of<'d, D: VirtioDevice + 'd>(devices: impl IntoIterator<Item = &'d D>) -> Self {
+    /// The spacing of functions that must look alike, one for each of `devices`: pages if any device can use them.
+    pub(crate) fn of<'d, D: VirtioDevice + 'd>(devices: impl IntoIterator<Item = &'d D>) -> Self {
         let paged = devices.into_iter().any(|device| device.doorbell_pages().is_some());
         if paged { Self::Pages } else { Self::Dwords }
     }
@@ -85,15 +87,15 @@ impl Spacing {
 
 /// The layout of a function with some number of queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub(crate) struct Layout {
     queues: u16,
     spacing: Spacing,
     msix: MsixShape,
 }
 
 impl Layout {
-    /// A vector for each queue and one for changes of the configuration, as far as there can be so many.
-    pub fn new(queues: u16, spacing: Spacing) -> Self {
+    /// A vector for each queue and one for changes of the configuration, up to the largest MSI-X table.
+    pub(crate) fn new(queues: u16, spacing: Spacing) -> Self {
         let vectors = queues.saturating_add(1).min(VECTORS_MAX);
         let table = MsixShape { vectors, table: (MSIX_BAR, 0), pba: (MSIX_BAR, 0) };
         let pba = u32::try_from(table.table_len().max(PBA_MIN)).unwrap_or(u32::MAX);
@@ -101,12 +103,12 @@ impl Layout {
     }
 
     /// The MSI-X structures.
-    pub fn msix(&self) -> MsixShape {
+    pub(crate) fn msix(&self) -> MsixShape {
         self.msix
     }
 
     /// The BARs of one function.
-    pub fn bars(&self) -> Vec<(BarIndex, BarKind)> {
+    pub(crate) fn bars(&self) -> Vec<(BarIndex, BarKind)> {
         [REGISTERS_BAR, MSIX_BAR]
             .map(|bar| (bar, BarKind::Memory64 { size: self.bar_len(bar), prefetchable: true }))
             .into()
@@ -122,17 +124,18 @@ impl Layout {
     }
 
     fn notify_len(&self) -> u64 {
-        // A structure of no length would have no place.
+        // A structure must have a length.
         u64::from(self.queues).max(1) * self.spacing.multiplier()
     }
 
     /// The offset of a queue's doorbell in [`REGISTERS_BAR`].
-    pub fn doorbell(&self, queue: u16) -> u64 {
+    pub(crate) fn doorbell(&self, queue: u16) -> u64 {
         NOTIFY + u64::from(queue) * self.spacing.multiplier()
     }
 
-    /// What an access of `len` bytes at `offset` of `bar` hits; `None` if any of it is outside of the function's BARs.
-    pub fn locate(&self, bar: BarIndex, offset: u64, len: usize) -> Option<Place> {
+    /// The structure that an access of `len` bytes at `offset` of `bar` hits; `None` if any byte is outside of the
+    /// function's BARs.
+    pub(crate) fn locate(&self, bar: BarIndex, offset: u64, len: usize) -> Option<Place> {
         let end = offset.checked_add(u64::try_from(len).ok()?)?;
         if offset >= self.bar_len(bar) || end > self.bar_len(bar) {
             return None;
@@ -158,8 +161,8 @@ impl Layout {
         })
     }
 
-    /// The capabilities that tell the driver of this layout, all five that there are (`virtio 1.4 §4.1.4`).
-    pub fn capabilities(&self) -> Vec<VendorCapability> {
+    /// The five capabilities that describe this layout to the driver (`virtio 1.4 §4.1.4`).
+    pub(crate) fn capabilities(&self) -> Vec<VendorCapability> {
         let multiplier = lower(self.spacing.multiplier()).to_le_bytes();
         vec![
             structure(1, 0, Register::SPACE, &[]),
@@ -171,7 +174,7 @@ impl Layout {
     }
 }
 
-/// A `virtio_pci_cap` of type `cfg_type`, from its length on, and what follows it.
+/// A `virtio_pci_cap` of type `cfg_type`, from its length field on, followed by `rest`.
 fn structure(cfg_type: u8, offset: u64, length: u64, rest: &[u8]) -> VendorCapability {
     let len = 16 + u8::try_from(rest.len()).unwrap_or(0);
     let mut body = vec![len, cfg_type, REGISTERS_BAR.get(), 0, 0, 0];
@@ -182,8 +185,8 @@ fn structure(cfg_type: u8, offset: u64, length: u64, rest: &[u8]) -> VendorCapab
     VendorCapability { body, writable }
 }
 
-/// The PCI configuration access capability (`virtio 1.4 §4.1.4.9`): bar, offset and length are the driver's to write. Its
-/// data is not stored: it is an access.
+/// The PCI configuration access capability (`virtio 1.4 §4.1.4.9`). The driver writes bar, offset and length. The data
+/// field stores nothing: it is an access.
 fn config_access() -> VendorCapability {
     let body = vec![20, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let mut writable = vec![0; body.len()];

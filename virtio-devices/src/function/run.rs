@@ -8,9 +8,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{SharedQueue, Start, VirtioDevice, Worker};
 
-/// Queues that outlive their workers: a stop that is not a reset keeps their positions.
+/// Queues that outlive their workers: a stop without a reset keeps their positions.
 #[derive(Default)]
-pub struct Run {
+pub(crate) struct Run {
     queues: Vec<(u16, SharedQueue)>,
     /// The workers, while the queues run.
     workers: Option<Vec<Worker>>,
@@ -18,17 +18,17 @@ pub struct Run {
 
 impl Run {
     /// Queues that do not run yet.
-    pub fn new(queues: Vec<(u16, SharedQueue)>) -> Self {
+    pub(crate) fn new(queues: Vec<(u16, SharedQueue)>) -> Self {
         Self { queues, workers: None }
     }
 
     /// The queues and their indices.
-    pub fn queues(&self) -> &[(u16, SharedQueue)] {
+    pub(crate) fn queues(&self) -> &[(u16, SharedQueue)] {
         &self.queues
     }
 
     /// Whether the queues run.
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.workers.is_some()
     }
 
@@ -36,20 +36,21 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// When the device cannot; the queues do not run then.
-    pub fn start(&mut self, device: &mut impl VirtioDevice, start: Start) -> io::Result<()> {
+    /// When the device cannot start them. The queues do not run then.
+    pub(crate) fn start(&mut self, device: &mut impl VirtioDevice, start: Start) -> io::Result<()> {
         let workers = device.start(start)?;
         for (_, doorbell) in workers.iter().flat_map(|worker| &worker.doorbells) {
-            // One that rang while the queues stood still was not heard.
+            // Nobody heard it while the queues were stopped.
             ring(doorbell);
         }
         self.workers = Some(workers);
         Ok(())
     }
 
-    /// Tells the workers to end, and appends what to join.
-    pub fn stop(&mut self, stopping: &mut Vec<JoinHandle<()>>) {
-        stopping.extend(self.workers.take().into_iter().flatten().map(Worker::stop));
+    /// Tells the workers to end, and returns what to join.
+    #[must_use]
+    pub(crate) fn stop(&mut self) -> Vec<JoinHandle<()>> {
+        self.workers.take().into_iter().flatten().map(Worker::stop).collect()
     }
 
     fn workers(&self) -> impl Iterator<Item = &Worker> {
@@ -57,32 +58,31 @@ impl Run {
     }
 
     /// The driver rings the doorbell of `queue`.
-    pub fn ring(&self, queue: u16) {
+    pub(crate) fn ring(&self, queue: u16) {
         if let Some((_, doorbell)) = self.doorbells().find(|(index, _)| *index == queue) {
             ring(doorbell);
         }
     }
 
     /// Has the workers look again at where they signal the driver.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.workers().for_each(Worker::wake);
     }
 
-    /// The queues that run, and what a doorbell of theirs signals.
-    pub fn doorbells(&self) -> impl Iterator<Item = (u16, &Arc<EventFd>)> {
+    /// The queues that run, and the eventfd that the doorbell of each signals.
+    pub(crate) fn doorbells(&self) -> impl Iterator<Item = (u16, &Arc<EventFd>)> {
         self.workers().flat_map(|worker| worker.doorbells.iter().map(|(queue, eventfd)| (*queue, eventfd)))
     }
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // A function that goes away without a reset leaves no worker behind that would run on. Nobody waits for their end.
-        let mut unjoined = Vec::new();
-        self.stop(&mut unjoined);
+        // A function that is dropped without a reset leaves no worker running. Nobody waits for them.
+        drop(self.stop());
     }
 }
 
 fn ring(doorbell: &EventFd) {
-    // A full counter has woken whoever waits for it already.
+    // A full counter has already woken whoever waits for it.
     let _ = doorbell.write(1);
 }

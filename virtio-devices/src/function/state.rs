@@ -1,6 +1,6 @@
 //! A function's saved state.
 
-use pci::ResetKind;
+use pci::{Function, ResetKind};
 use virtio_queue::QueueT;
 
 use super::VirtioFunction;
@@ -28,17 +28,19 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         })
     }
 
-    /// Whether no driver has changed anything of the function, as far as it can be seen from outside of the device behind it.
+    /// Whether no driver has changed anything of the function, as seen from outside the device behind it.
     pub(crate) fn is_untouched(&self) -> bool {
         let mut config = self.config.clone();
         let _ = config.reset(ResetKind::Conventional);
         self.run.is_none() && config == self.config && self.transport.is_power_on()
     }
 
-    /// Brings the function to its state of power-on, with the device behind it, and keeps it paused.
+    /// Brings the function, whose queues do not run, and the device behind it to their state of power-on. It is paused
+    /// then.
     pub(crate) fn power_on(&mut self) {
-        self.pause();
-        let _ = self.reset_function(ResetKind::Conventional);
+        self.paused = true;
+        // Nothing runs, so that nothing is told to stop.
+        let _ = Function::reset(self, ResetKind::Conventional, true);
         // Every device knows its state of power-on, and how it differs from the one after a reset.
         let _ = self.device.restore(&DeviceSpecific::PowerOn, None);
     }
@@ -59,6 +61,9 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// Restores the only function of a device.
     pub(crate) fn restore_alone(&mut self, state: &DeviceState) -> Result<(), StateError> {
+        if self.is_running() {
+            return Err(StateError::Running);
+        }
         self.power_on();
         self.check(state)?;
         if state.vfs.is_some() {
@@ -67,7 +72,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.restore_function(&state.function).inspect_err(|_| self.power_on())
     }
 
-    /// Brings the function, which is in its state of power-on and paused, to `state`. After an error it is not in either.
+    /// Brings the function, which is in its state of power-on and paused, to `state`. After an error it is not in
+    /// either.
     pub(crate) fn restore_function(&mut self, state: &FunctionState) -> Result<(), StateError> {
         let FunctionState { config, transport, positions, device } = state;
         self.config.restore(config)?;

@@ -1,4 +1,4 @@
-//! What comes back from a state, and what does not.
+//! What a state restores, and what it does not.
 
 use super::*;
 use crate::{DeviceSpecific, DeviceState, PositionState, VectorState};
@@ -6,27 +6,27 @@ use crate::{DeviceSpecific, DeviceState, PositionState, VectorState};
 type Change = fn(&mut DeviceState);
 
 /// Pauses the function and saves it, by way of text.
-fn save(function: &mut VirtioFunction<FakeDevice>) -> DeviceState {
-    VirtioPci::pause(function);
+fn save(function: &mut Plain) -> DeviceState {
+    function.pause();
     join(function);
-    let text = serde_json::to_string(&VirtioPci::save(function).unwrap().unwrap()).unwrap();
+    let text = serde_json::to_string(&function.save().unwrap().unwrap()).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
-fn restored(state: &DeviceState) -> VirtioFunction<FakeDevice> {
+fn restored(state: &DeviceState) -> Plain {
     let mut function = idle();
-    VirtioPci::restore(&mut function, state).unwrap();
+    function.restore(state).unwrap();
     function
 }
 
-fn messages(function: &VirtioFunction<FakeDevice>) -> Vec<(u16, u64, u32)> {
+fn messages(function: &Plain) -> Vec<(u16, u64, u32)> {
     let mut messages = Vec::new();
-    VirtioPci::messages(function, &mut messages);
+    function.messages(Reach::Device, &mut messages);
     messages.iter().map(|message| (message.requester.to_bits(), message.address, message.data)).collect()
 }
 
 /// A function in use: three queues with vectors, MSI-X, BARs, a written configuration.
-fn used() -> VirtioFunction<FakeDevice> {
+fn used() -> Plain {
     let mut function = idle();
     let mut driver = driver(&mut function);
     let _ = driver.config_write(0x18, 4, 0x4000_0000);
@@ -41,7 +41,7 @@ fn used() -> VirtioFunction<FakeDevice> {
     function
 }
 
-fn positions(function: &VirtioFunction<FakeDevice>) -> Vec<(u16, u16, u16)> {
+fn positions(function: &Plain) -> Vec<(u16, u16, u16)> {
     let position = |(n, queue): &(u16, crate::SharedQueue)| {
         let queue = queue.lock();
         (*n, queue.next_avail(), queue.next_used())
@@ -62,7 +62,7 @@ fn a_restored_function_reads_and_sends_as_the_saved_one_and_goes_on_where_it_sto
     assert_eq!(windows, expected);
     assert_eq!((new.is_running(), new.device().starts), (false, 0), "it is paused");
     assert_eq!(save(&mut new), state);
-    VirtioPci::resume(&mut new);
+    new.resume();
     assert_eq!(new.device().started, Some((VERSION_1 | FAKE_FEATURE, vec![0, 1, 2])));
     assert_eq!(positions(&new), [(0, 100, 0xff64), (1, 101, 0xff65), (2, 102, 0xff66)]);
     let queue = new.device().queues[2].1.lock();
@@ -78,8 +78,8 @@ fn a_worker_goes_on_from_the_position_that_was_saved() {
     let stood = state.function.positions.as_ref().unwrap()[0].next_avail;
     assert!(stood >= 1);
     let mut new = threaded();
-    VirtioPci::restore(&mut new, &state).unwrap();
-    VirtioPci::resume(&mut new);
+    new.restore(&state).unwrap();
+    new.resume();
     wait("the worker is kicked when it starts again", || kicks(&new) == 1);
     let position = save(&mut new).function.positions.unwrap()[0];
     assert_eq!(position, PositionState { queue: 0, next_avail: stood + 1, next_used: 0 });
@@ -101,7 +101,7 @@ fn a_driver_in_the_midst_of_its_negotiation_finds_its_registers() {
     assert_eq!(state.function.transport.vectors, [VectorState { vector: 3, signalled: false }]);
     let mut new = restored(&state);
     assert_eq!(image(&new), image(&old));
-    VirtioPci::resume(&mut new);
+    new.resume();
     assert_eq!(self::driver(&mut new).init(), 15);
     assert!(new.is_running());
 }
@@ -123,7 +123,7 @@ fn signals_that_wait_come_back_as_pending_bits_the_isr_and_needs_reset() {
     let mut driver = driver(&mut new);
     assert_eq!(driver.bar_read(4, 0x800, 4), 0b101, "queue 1's, though nothing is mapped to it any more, and config's");
     assert_eq!((driver.bar_read(2, 0x100, 1), driver.status()), (1 | 2, 15 | 64));
-    VirtioPci::resume(&mut new);
+    new.resume();
     assert!(!new.is_running(), "its driver must reset it first");
 }
 
@@ -134,7 +134,7 @@ fn a_function_in_d3hot_and_one_without_bus_master_come_back_so() {
         let at = u64::try_from(driver(&mut old).capability(capability, |_| true).unwrap() as i64 + offset).unwrap();
         let _ = driver(&mut old).config_write(at, 2, value);
         let mut new = restored(&save(&mut old));
-        VirtioPci::resume(&mut new);
+        new.resume();
         assert!(!new.is_running() && messages(&new).is_empty());
         assert_eq!(image(&new), image(&old));
         let _ = driver(&mut new).config_write(at, 2, undo);
@@ -148,26 +148,30 @@ fn queues_that_run_cannot_be_saved() {
     let mut function = threaded();
     driver(&mut function).init();
     wait("the worker holds its queues", || function.device().counters.workers.load(Ordering::Acquire) == 1);
-    let text = VirtioPci::save(&function).unwrap_err().to_string();
-    assert!(text.ends_with("pause it, and wait until they stand still, before its state is saved"), "{text}");
+    let text = function.save().unwrap_err().to_string();
+    assert!(text.ends_with("pause it and wait until they have stopped before saving or restoring its state"), "{text}");
     let queue = Arc::clone(&function.run.as_ref().unwrap().queues()[2].1);
-    VirtioPci::pause(&mut function);
+    function.pause();
     join(&mut function);
     let held = queue.lock();
-    assert!(VirtioPci::save(&function).is_err(), "a worker that was told to stop has not ended yet");
+    assert!(function.save().is_err(), "a worker that was told to stop has not ended yet");
     drop(held);
-    assert!(VirtioPci::save(&function).is_ok());
+    assert!(function.save().is_ok());
 }
 
 #[test]
-fn a_restore_stops_what_ran_and_replaces_it() {
+fn a_restore_replaces_what_was_paused_and_refuses_what_runs() {
     let fresh = save(&mut idle());
     let mut function = threaded();
     driver(&mut function).init();
-    VirtioPci::restore(&mut function, &fresh).unwrap();
-    assert_eq!((join(&mut function), image(&function)), (1, image(&idle())));
+    assert!(matches!(function.restore(&fresh), Err(StateError::Running)));
+    assert!(function.is_running(), "nothing happened");
+    function.pause();
+    assert_eq!(join(&mut function), 1);
+    function.restore(&fresh).unwrap();
+    assert_eq!(image(&function), image(&idle()));
     assert_eq!(save(&mut function), fresh);
-    VirtioPci::resume(&mut function);
+    function.resume();
     assert_eq!(driver(&mut function).init(), 15);
     assert!(function.is_running());
 }
@@ -178,7 +182,8 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
         let mut state = save(&mut used());
         change(&mut state);
         let mut function = used();
-        let text = VirtioPci::restore(&mut function, &state).unwrap_err().to_string();
+        function.pause();
+        let text = function.restore(&state).unwrap_err().to_string();
         assert_eq!(image(&function), image(&idle()), "{text}");
         assert_eq!(save(&mut function), save(&mut idle()), "{text}");
         text
@@ -191,11 +196,11 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
         (|state| state.function.transport.vectors[3].vector = 4, "numbers of interrupt vectors"),
         (|state| state.function.device = DeviceSpecific::Config(vec![0; 9]), "configuration lengths"),
     ] {
-        assert_eq!(refused(change), format!("saved state of a device with other {what}"));
+        assert_eq!(refused(change), format!("saved state of a device with different {what}"));
     }
     assert_eq!(refused(|state| state.version = 2), "saved state of version 2; this is version 1");
-    let table = refused(|state| state.function.config.msix.table.truncate(3));
-    assert_eq!(table, "saved state of a function with other MSI-X vectors");
+    let table = refused(|state| state.function.config.msix.as_mut().unwrap().table.truncate(3));
+    assert_eq!(table, "saved state of a function with different MSI-X vectors");
 }
 
 #[test]
@@ -222,7 +227,8 @@ fn what_no_driver_could_have_brought_about_is_refused() {
         let mut state = save(&mut used());
         change(&mut state);
         let mut function = used();
-        let error = VirtioPci::restore(&mut function, &state).unwrap_err().to_string();
+        function.pause();
+        let error = function.restore(&state).unwrap_err().to_string();
         assert_eq!(error, format!("saved state with an impossible value in {what}"), "change {n}");
         assert_eq!(image(&function), image(&idle()), "change {n}");
     }

@@ -4,24 +4,26 @@ use std::time::{Duration, Instant};
 use virtio_queue::QueueT;
 
 use super::*;
-use crate::testing::{Driver, FAKE_FEATURE, FakeDevice, memory};
+use crate::testing::{Driver, FAKE_FEATURE, FakeDevice, Hosted, memory};
+
+type Plain = Hosted<VirtioFunction<FakeDevice>>;
 
 const RID: Rid = Rid::from_bits(3 << 3);
 const VERSION_1: u64 = 1 << 32;
 
-fn function(device: FakeDevice) -> VirtioFunction<FakeDevice> {
-    VirtioFunction::plain(device, RID, memory()).unwrap()
+fn function(device: FakeDevice) -> Plain {
+    Hosted::new(VirtioFunction::plain(device, RID, memory()).unwrap())
 }
 
-fn idle() -> VirtioFunction<FakeDevice> {
+fn idle() -> Plain {
     function(FakeDevice::new(&[256, 256, 64]))
 }
 
-fn threaded() -> VirtioFunction<FakeDevice> {
+fn threaded() -> Plain {
     function(FakeDevice::with_worker(&[256, 256, 64]))
 }
 
-fn driver(function: &mut VirtioFunction<FakeDevice>) -> Driver<'_, VirtioFunction<FakeDevice>> {
+fn driver(function: &mut Plain) -> Driver<'_, Plain> {
     Driver::new(function, RID)
 }
 
@@ -33,14 +35,11 @@ fn wait(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-fn join(function: &mut VirtioFunction<FakeDevice>) -> usize {
-    let stopping = function.take_stopping();
-    let count = stopping.len();
-    stopping.into_iter().for_each(|thread| thread.join().unwrap());
-    count
+fn join(function: &mut Plain) -> usize {
+    function.join()
 }
 
-fn kicks(function: &VirtioFunction<FakeDevice>) -> usize {
+fn kicks(function: &Plain) -> usize {
     function.device().counters.kicks.load(Ordering::Acquire)
 }
 
@@ -172,9 +171,9 @@ fn a_function_answers_for_its_own_routing_id_only() {
     let mut function = idle();
     let other = RID.wrapping_add(1);
     let command = Dword::containing(4);
-    assert_eq!(Device::config_read(&function, other, command), u32::MAX);
-    let _ = Device::config_write(&mut function, other, command, DwordWrite::full(6));
-    assert_eq!(Device::config_read(&function, RID, command) & 0xffff, 0);
+    assert_eq!(function.config_read(other, command), u32::MAX);
+    let _ = function.config_write(other, command, DwordWrite::full(6));
+    assert_eq!(function.config_read(RID, command) & 0xffff, 0);
 }
 
 #[test]
@@ -197,9 +196,9 @@ fn queues_stand_still_in_d3hot_and_go_on_in_d0() {
     driver.init();
     driver.enable_msix(4);
     let power = driver.capability(0x01, |_| true).unwrap();
-    let messages = |function: &VirtioFunction<FakeDevice>| {
+    let messages = |function: &Plain| {
         let mut out = Vec::new();
-        VirtioPci::messages(function, &mut out);
+        function.messages(Reach::Device, &mut out);
         out.len()
     };
     assert_eq!(messages(driver.device), 4);
@@ -257,9 +256,9 @@ fn a_doorbell_that_arrives_by_memory_wakes_the_worker_of_its_queue() {
 #[test]
 fn doorbells_are_those_of_the_queues_that_run() {
     let mut function = threaded();
-    let doorbells = |function: &VirtioFunction<FakeDevice>| {
+    let doorbells = |function: &Plain| {
         let mut out = Vec::new();
-        VirtioPci::doorbells(function, &mut out);
+        function.doorbells(Reach::Device, &mut out);
         out
     };
     assert!(doorbells(&function).is_empty());
@@ -280,9 +279,9 @@ fn messages_are_those_that_may_be_sent_and_carry_the_functions_routing_id() {
     let mut function = idle();
     let mut driver = driver(&mut function);
     driver.init();
-    let messages = |function: &VirtioFunction<FakeDevice>| {
+    let messages = |function: &Plain| {
         let mut out = Vec::new();
-        VirtioPci::messages(function, &mut out);
+        function.messages(Reach::Device, &mut out);
         out.into_iter().map(|message| (message.requester, message.address, message.data)).collect::<Vec<_>>()
     };
     assert!(messages(driver.device).is_empty());
@@ -303,9 +302,9 @@ fn a_vector_that_nothing_is_mapped_to_has_no_message() {
     driver.enable_msix(4);
     driver.negotiate();
     assert!(driver.common_write(0x10, 2, 3).messages);
-    let messages = |function: &VirtioFunction<FakeDevice>| {
+    let messages = |function: &Plain| {
         let mut out = Vec::new();
-        VirtioPci::messages(function, &mut out);
+        function.messages(Reach::Device, &mut out);
         out.iter().map(|message| message.data).collect::<Vec<_>>()
     };
     assert!(messages(driver.device).is_empty(), "nothing is sent before DRIVER_OK");
@@ -396,7 +395,7 @@ fn a_conventional_reset_equals_power_on_and_is_idempotent() {
     let mut function = threaded();
     driver(&mut function).init();
     for _ in 0..2 {
-        let _ = Device::reset(&mut function, ResetKind::Conventional);
+        let _ = function.reset(ResetKind::Conventional);
         assert_eq!(image(&function), image(&idle()));
     }
     assert_eq!(join(&mut function), 1);
@@ -420,11 +419,11 @@ fn a_device_whose_queues_cannot_be_is_refused() {
 }
 
 /// All that a guest can read of a function without side effects.
-fn image(function: &VirtioFunction<FakeDevice>) -> Vec<u32> {
+fn image(function: &Plain) -> Vec<u32> {
     let config = Dword::all().map(|reg| function.config.read(reg));
     let word = |bar, offset, len: usize| {
         let mut data = [0; 4];
-        function.bar_read(BarIndex::new(bar).unwrap(), offset, &mut data[..len]);
+        function.bar_load(BarIndex::new(bar).unwrap(), offset, &mut data[..len]);
         u32::from_le_bytes(data)
     };
     let registers = (0..0x40).flat_map(|offset| [1, 2, 4].map(|len| word(2, offset, len)));

@@ -12,7 +12,7 @@ const FULL_DUPLEX: u8 = 1;
 
 /// What the driver reads of a NIC.
 #[derive(Debug, Clone, Copy)]
-pub struct Config {
+pub(crate) struct Config {
     /// The address.
     pub mac: Mac,
     /// Whether the link is up.
@@ -25,7 +25,7 @@ pub struct Config {
 
 impl Config {
     /// Reads the fields at `offset`.
-    pub fn read(&self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         let bytes = self.bytes();
         data.fill(0);
         let fields = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();

@@ -8,12 +8,14 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::Counter;
-use super::features::{guest_offload_bits, guest_offloads, has};
 use super::filter::{Addresses, Mac, Mode, is_multicast};
+use super::pass::Pass;
 use super::state::NetState;
-use super::worker::Pass;
-use crate::backend::{Offload, Offloads, TapQueue};
+use crate::backend::{QueueRunner, TapQueue};
+use crate::features::has;
 use crate::iovecs::{IoVecs, Storage, divide};
+use crate::net_protocol::Offloads;
+use crate::net_protocol::features::{guest_offload_bits, guest_offloads};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 
 /// The most commands that are carried out at a time, so that frames do not wait for them.
@@ -22,12 +24,12 @@ const BATCH: usize = 16;
 const MAX_COMMAND: usize = 64 * 1024;
 
 /// A backend that the driver's commands reach.
-pub trait Commanded {
+pub(crate) trait Commanded {
     /// Has it deliver offloaded frames of these kinds only.
     ///
     /// # Errors
     ///
-    /// When it refuses; it goes on as before then.
+    /// When it refuses; it then continues as before.
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()>;
 }
 
@@ -37,14 +39,14 @@ impl Commanded for TapQueue {
     }
 }
 
-impl Commanded for dyn Offload {
+impl Commanded for dyn QueueRunner {
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
         self.set_offloads(offloads)
     }
 }
 
 /// A control queue.
-pub struct Control<'q> {
+pub(crate) struct Control<'q> {
     ring: Ring<'q>,
     features: u64,
     /// How many queue pairs there are.
@@ -59,12 +61,12 @@ struct Refused;
 
 impl<'q> Control<'q> {
     /// Takes commands from `ring`.
-    pub fn new(ring: Ring<'q>, features: u64, pairs: u16, peers: Vec<Arc<EventFd>>) -> Self {
+    pub(crate) fn new(ring: Ring<'q>, features: u64, pairs: u16, peers: Vec<Arc<EventFd>>) -> Self {
         Self { ring, features, pairs, peers, storage: Default::default() }
     }
 
     /// Carries out the commands that the driver has made available. Returns whether there may be more.
-    pub fn run(&mut self, pass: &mut Pass<'_, impl Commanded + ?Sized>) -> Result<bool, BrokenRing> {
+    pub(crate) fn run(&mut self, pass: &mut Pass<'_, impl Commanded + ?Sized>) -> Result<bool, BrokenRing> {
         for _ in 0..BATCH {
             let Some(chain) = self.ring.next(pass.memory)? else {
                 pass.interrupt(&mut self.ring)?;

@@ -1,4 +1,4 @@
-//! What a NIC did, and each reason for which it dropped a frame.
+//! What a NIC counts: frames, and why frames were dropped.
 
 use crate::counters::counters;
 
@@ -24,7 +24,7 @@ counters! {
     ControlCommands = "control_commands",
     /// Control commands that were refused or malformed.
     ControlRefused = "control_refused",
-    /// Queues that were given up because their rings make no sense.
+    /// Queues that were given up because their rings are invalid.
     BrokenRings = "broken_rings",
     /// Receive buffers that no frame can be written to.
     RxBadChains = "rx_bad_chains",
@@ -42,7 +42,7 @@ counters! {
     RxLinkDown = "rx_link_down",
     /// Dropped: the backend could not deliver it, or is gone.
     RxBackendErrors = "rx_backend_errors",
-    /// Dropped: the chain's descriptors make no sense.
+    /// Dropped: the chain's descriptors are invalid.
     TxBadChains = "tx_bad_chains",
     /// Dropped: the header asks for what was not negotiated, or contradicts the frame.
     TxBadHeaders = "tx_bad_headers",

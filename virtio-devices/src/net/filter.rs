@@ -1,32 +1,32 @@
-//! Which frames the driver wants to receive (`virtio 1.4 §5.1.6.5.1` to §5.1.6.5.3): no I/O, no locks.
+//! The receive filter: which frames the driver wants (`virtio 1.4 §5.1.6.5.1` to §5.1.6.5.3). No I/O, no locks.
 
 /// An Ethernet address.
-pub type Mac = [u8; 6];
+pub(crate) type Mac = [u8; 6];
 
-/// The most addresses that are kept of one kind. A driver that sets more receives all frames of that kind, as from hardware
-/// whose table is full.
-pub const MAX_ADDRESSES: usize = 64;
+/// The most addresses that are kept of one kind. A driver that sets more receives all frames of that kind, as from
+/// hardware whose table is full.
+pub(crate) const MAX_ADDRESSES: usize = 64;
 
 /// The bytes at the beginning of a frame that decide: two addresses, a type, and a VLAN tag.
-pub const HEAD: usize = 16;
+pub(crate) const HEAD: usize = 16;
 
 /// An Ethernet header without tags; a frame is at least this long.
-pub const ETHERNET_HEADER: usize = 14;
+pub(crate) const ETHERNET_HEADER: usize = 14;
 
 const BROADCAST: Mac = [0xff; 6];
-/// The Ethernet type of a customer VLAN tag (`IEEE 802.1Q`). A driver's command for a VLAN has no type, and Linux gives none for a
-/// service VLAN (0x88a8), whose frames it wants without having asked for them.
+/// The Ethernet type of a customer VLAN tag (`IEEE 802.1Q`). A driver's command for a VLAN has no type, and Linux gives
+/// none for a service VLAN (0x88a8), whose frames it wants without having asked for them.
 const VLAN_TYPE: [u8; 2] = [0x81, 0x00];
 const VLAN_IDS: usize = 4096;
 
 /// Whether `mac` is a multicast or the broadcast address.
-pub fn is_multicast(mac: &Mac) -> bool {
+pub(crate) fn is_multicast(mac: &Mac) -> bool {
     mac[0] & 1 != 0
 }
 
 /// A bounded set of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Addresses {
+pub(crate) struct Addresses {
     len: usize,
     table: [Mac; MAX_ADDRESSES],
     overflow: bool,
@@ -34,12 +34,12 @@ pub struct Addresses {
 
 impl Addresses {
     /// No address.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { len: 0, table: [[0; 6]; MAX_ADDRESSES], overflow: false }
     }
 
     /// Adds `mac`; a full table wants every address from now on.
-    pub fn add(&mut self, mac: Mac) {
+    pub(crate) fn add(&mut self, mac: Mac) {
         match self.table.get_mut(self.len) {
             Some(slot) => {
                 *slot = mac;
@@ -50,12 +50,12 @@ impl Addresses {
     }
 
     /// The addresses.
-    pub fn addresses(&self) -> &[Mac] {
+    pub(crate) fn addresses(&self) -> &[Mac] {
         &self.table[..self.len]
     }
 
     /// Whether more were added than there is room for.
-    pub fn overflow(&self) -> bool {
+    pub(crate) fn overflow(&self) -> bool {
         self.overflow
     }
 
@@ -66,7 +66,7 @@ impl Addresses {
 
 /// The receive modes of the control queue's class `VIRTIO_NET_CTRL_RX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub(crate) enum Mode {
     /// Every frame.
     Promiscuous,
     /// Every multicast frame.
@@ -83,7 +83,7 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, in the order of their commands.
-    pub const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Promiscuous,
         Self::AllMulticast,
         Self::AllUnicast,
@@ -95,7 +95,7 @@ impl Mode {
 
 /// The receive filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Filter {
+pub(crate) struct Filter {
     /// The NIC's own address.
     pub mac: Mac,
     /// Further unicast addresses.
@@ -107,9 +107,9 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// The filter after a reset: promiscuous and without a VLAN filter, so that a driver that never sends a command receives
-    /// what it should. Linux sets the mode and both tables whenever it opens the interface.
-    pub fn new(mac: Mac) -> Self {
+    /// The filter after a reset: promiscuous and without a VLAN filter, so that a driver that never sends a command
+    /// receives what it should. Linux sets the mode and both tables whenever it opens the interface.
+    pub(crate) fn new(mac: Mac) -> Self {
         let mut filter =
             Self { mac, unicast: Addresses::new(), multicast: Addresses::new(), modes: [false; 6], vlans: None };
         filter.set_mode(Mode::Promiscuous, true);
@@ -117,22 +117,22 @@ impl Filter {
     }
 
     /// Switches a mode on or off.
-    pub fn set_mode(&mut self, mode: Mode, on: bool) {
+    pub(crate) fn set_mode(&mut self, mode: Mode, on: bool) {
         self.modes[mode as usize] = on;
     }
 
     /// Whether a mode is on.
-    pub fn mode(&self, mode: Mode) -> bool {
+    pub(crate) fn mode(&self, mode: Mode) -> bool {
         self.modes[mode as usize]
     }
 
     /// Filters by VLAN from now on, with no VLAN wanted yet: `VIRTIO_NET_F_CTRL_VLAN` was negotiated.
-    pub fn enable_vlans(&mut self) {
+    pub(crate) fn enable_vlans(&mut self) {
         self.vlans.get_or_insert_with(|| Box::new([0; VLAN_IDS / 64]));
     }
 
     /// Wants VLAN `id`, or no longer. Returns whether there is such a VLAN and a VLAN filter.
-    pub fn set_vlan(&mut self, id: u16, wanted: bool) -> bool {
+    pub(crate) fn set_vlan(&mut self, id: u16, wanted: bool) -> bool {
         let Some(word) = self.vlans.as_mut().and_then(|vlans| vlans.get_mut(usize::from(id) / 64)) else {
             return false;
         };
@@ -142,18 +142,18 @@ impl Filter {
     }
 
     /// The VLANs that are wanted, in ascending order; none without a VLAN filter.
-    pub fn vlans(&self) -> Option<Vec<u16>> {
+    pub(crate) fn vlans(&self) -> Option<Vec<u16>> {
         let vlans = self.vlans.as_ref()?;
         Some((0..VLAN_IDS as u16).filter(|id| vlans[usize::from(*id) / 64] & (1 << (id % 64)) != 0).collect())
     }
 
     /// Whether every frame is wanted, so that none needs to be looked at.
-    pub fn wants_all(&self) -> bool {
+    pub(crate) fn wants_all(&self) -> bool {
         self.mode(Mode::Promiscuous)
     }
 
     /// Whether the frame that begins with `head` is wanted.
-    pub fn wants(&self, head: &[u8; HEAD]) -> bool {
+    pub(crate) fn wants(&self, head: &[u8; HEAD]) -> bool {
         self.wants_all() || (self.wants_vlan(head) && self.wants_address(head))
     }
 

@@ -1,8 +1,8 @@
-//! From the backend to the driver (`virtio 1.4 §5.1.6.3`, §5.1.6.4).
+//! Receive queues: frames from the tap to the driver (`virtio 1.4 §5.1.6.3`, §5.1.6.4).
 //!
-//! A frame is read straight into the driver's buffers. Its length is known only then, and most frames are short: so buffers are
-//! prepared for frames of the length that has been usual, and what exceeds them is caught on the side and copied into further
-//! buffers.
+//! A frame is read straight into the driver's buffers, before its length is known. Most frames are short, so buffers
+//! are prepared for the recent maximum length; the excess of a longer frame goes to a spill area and is copied into
+//! further buffers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,23 +12,21 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_MRG_RXBU
 use vm_memory::Permissions;
 
 use super::counters::{Counter, Tally};
-use super::features::has;
 use super::filter::{ETHERNET_HEADER, Filter, HEAD};
-use super::header::{FLAGS, HEADER, NUM_BUFFERS};
-use super::worker::Pass;
-use super::{BATCH, MAX_FRAME};
+use super::pass::{BATCH, Pass};
+use crate::features::has;
 use crate::iovecs::{Extent, IoVecs, Storage};
+use crate::net_protocol::MAX_READ;
+use crate::net_protocol::header::{FLAGS, HEADER, NUM_BUFFERS};
 use crate::ring::{BrokenRing, Ring, Used};
 use crate::spill::Spill;
 
-/// The most bytes that are read for one frame.
-pub const MAX_READ: usize = HEADER + MAX_FRAME;
 /// The fewest bytes that buffers are prepared for: a header and a usual frame.
 const MIN_PREPARED: usize = 2048;
 
 /// What a receive queue waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// Nothing: there may be more frames.
     More,
     /// A frame.
@@ -38,7 +36,7 @@ pub enum Next {
 }
 
 /// A receive queue.
-pub struct Receive<'q> {
+pub(crate) struct Receive<'q> {
     ring: Ring<'q>,
     mergeable: bool,
     checksum: bool,
@@ -80,7 +78,7 @@ enum Shortage {
 
 impl<'q> Receive<'q> {
     /// Puts frames into `ring`, by way of `spill` if they exceed its buffers.
-    pub fn new(ring: Ring<'q>, features: u64, spill: Spill) -> Self {
+    pub(crate) fn new(ring: Ring<'q>, features: u64, spill: Spill) -> Self {
         Self {
             ring,
             mergeable: has(features, VIRTIO_NET_F_MRG_RXBUF),
@@ -96,25 +94,25 @@ impl<'q> Receive<'q> {
     }
 
     /// The memory for what exceeds the prepared buffers, when the queue has run for the last time.
-    pub fn into_spill(self) -> Spill {
+    pub(crate) fn into_spill(self) -> Spill {
         self.spill
     }
 
     /// Whether a frame that was read still waits for buffers.
     #[cfg(any(test, feature = "testing"))]
-    pub fn has_waiting(&self) -> bool {
+    pub(crate) fn has_waiting(&self) -> bool {
         self.waiting.is_some()
     }
 
     /// Gives up the queue, and a frame that still waits for buffers.
-    pub fn give_up(&mut self, tally: &mut Tally) {
+    pub(crate) fn give_up(&mut self, tally: &mut Tally) {
         if self.waiting.take().is_some() {
             tally.count(Counter::RxStopped);
         }
     }
 
     /// Receives up to [`BATCH`] frames.
-    pub fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
+    pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
         self.ring.suppress_doorbells(pass.memory)?;
         let mut storage = std::mem::take(&mut self.storage);
         let result = self.batch(&mut IoVecs::new(&mut storage), pass);
@@ -156,7 +154,7 @@ impl<'q> Receive<'q> {
                             if failure == Failure::Frame && failures < BATCH {
                                 continue;
                             }
-                            // To wait for a frame of a backend that only fails would end at once, for ever.
+                            // A backend that keeps failing stays readable, so waiting for a frame would return at once.
                             self.ring.expect_doorbell(pass.memory)?;
                             return Ok(Next::Doorbell);
                         }
@@ -287,8 +285,8 @@ impl<'q> Receive<'q> {
 enum Failure {
     /// There is none now.
     NoFrame,
-    /// There was one, and it is lost: a tap takes it from its queue before it finds that it cannot be described by a header
-    /// (`EINVAL`). The next may be better.
+    /// There was one, and it is lost: a tap takes it from its queue before it finds that it cannot be described by a
+    /// header (`EINVAL`). The next may be better.
     Frame,
     /// The backend is gone.
     Backend,

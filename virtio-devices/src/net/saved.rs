@@ -2,18 +2,19 @@
 
 use virtio_bindings::virtio_net::*;
 
-use super::features::{guest_offload_bits, guest_offload_features, guest_offloads, has};
 use super::filter::{Addresses, Filter, Mac, Mode, is_multicast};
 use super::state::NetState;
+use crate::features::has;
+use crate::net_protocol::features::{guest_offload_bits, guest_offload_features, guest_offloads};
 use crate::state::{AddressesState, NicState, StateError};
 
 /// The state of power-on of a NIC with this address.
-pub fn power_on(mac: Mac) -> NicState {
+pub(crate) fn power_on(mac: Mac) -> NicState {
     save(&NetState::new(mac, true, 0))
 }
 
 /// What the driver made of a NIC.
-pub fn save(state: &NetState) -> NicState {
+pub(crate) fn save(state: &NetState) -> NicState {
     let filter = state.filter();
     let addresses =
         |table: &Addresses| AddressesState { addresses: table.addresses().to_vec(), overflow: table.overflow() };
@@ -31,13 +32,13 @@ pub fn save(state: &NetState) -> NicState {
 }
 
 /// Whether a NIC may be in `state` that no driver has commanded anything: the link and the generation may be others.
-pub fn check_reset(state: &NicState, power_on: &NicState) -> Result<(), StateError> {
+pub(crate) fn check_reset(state: &NicState, power_on: &NicState) -> Result<(), StateError> {
     let reset = NicState { link_up: state.link_up, generation: state.generation, ..power_on.clone() };
     if *state == reset { Ok(()) } else { Err(StateError::Value("a NIC that was not started")) }
 }
 
-/// Whether a driver with these features, of which it may use `pairs` queue pairs, could have commanded what `state` says.
-pub fn check(state: &NicState, power_on: &NicState, features: u64, pairs: u16) -> Result<(), StateError> {
+/// Whether a driver with these features and `pairs` queue pairs could have commanded what `state` says.
+pub(crate) fn check(state: &NicState, power_on: &NicState, features: u64, pairs: u16) -> Result<(), StateError> {
     let claim = |holds, what| if holds { Ok(()) } else { Err(StateError::Value(what)) };
     let NicState { mac, link_up: _, generation: _, active_pairs, offloads, modes, unicast, multicast, vlans } = state;
     let is_address = !is_multicast(mac) && *mac != [0; 6];
@@ -53,7 +54,7 @@ pub fn check(state: &NicState, power_on: &NicState, features: u64, pairs: u16) -
 }
 
 /// The state of a NIC that `state` says, commanded as by a driver.
-pub fn restored(state: &NicState) -> Result<NetState, StateError> {
+pub(crate) fn restored(state: &NicState) -> Result<NetState, StateError> {
     let mut filter = Filter::new(state.mac);
     for (mode, on) in Mode::ALL.into_iter().zip(state.modes) {
         filter.set_mode(mode, on);

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, O
 use arc_swap::{ArcSwap, Guard};
 
 use super::filter::{Filter, Mac};
-use crate::backend::Offloads;
+use crate::net_protocol::Offloads;
 
-/// What the driver changes while the queues run. A reset of the device makes a new one: a worker that is still ending changes
-/// one that nobody looks at any more.
+/// What the driver changes while the queues run. A reset of the device makes a new one: a worker that is still ending
+/// changes one that is no longer used.
 #[derive(Debug)]
-pub struct NetState {
+pub(crate) struct NetState {
     mac: AtomicU64,
     filter: ArcSwap<Filter>,
     active_pairs: AtomicU16,
@@ -26,7 +26,7 @@ pub struct NetState {
 
 impl NetState {
     /// The state of power-on, with a configuration that the driver has to read again.
-    pub fn new(mac: Mac, link_up: bool, generation: u8) -> Self {
+    pub(crate) fn new(mac: Mac, link_up: bool, generation: u8) -> Self {
         Self {
             mac: AtomicU64::new(pack(mac)),
             filter: ArcSwap::from_pointee(Filter::new(mac)),
@@ -40,31 +40,31 @@ impl NetState {
     }
 
     /// The state that `self` is with another receive filter, whose address is the NIC's.
-    pub fn with_filter(self, filter: Filter) -> Self {
+    pub(crate) fn with_filter(self, filter: Filter) -> Self {
         let mac = AtomicU64::new(pack(filter.mac));
         Self { mac, filter: ArcSwap::from_pointee(filter), ..self }
     }
 
     /// The NIC's address.
-    pub fn mac(&self) -> Mac {
+    pub(crate) fn mac(&self) -> Mac {
         let [_, _, mac @ ..] = self.mac.load(Ordering::Relaxed).to_be_bytes();
         mac
     }
 
     /// Changes the NIC's address, and with it what it receives.
-    pub fn set_mac(&self, mac: Mac) {
+    pub(crate) fn set_mac(&self, mac: Mac) {
         self.mac.store(pack(mac), Ordering::Relaxed);
         self.change_filter(|filter| filter.mac = mac);
         self.generation.fetch_add(1, Ordering::Release);
     }
 
     /// The receive filter as it is now.
-    pub fn filter(&self) -> Guard<Arc<Filter>> {
+    pub(crate) fn filter(&self) -> Guard<Arc<Filter>> {
         self.filter.load()
     }
 
     /// Changes the receive filter. `change` may be called again when another thread changes it, too.
-    pub fn change_filter(&self, change: impl Fn(&mut Filter)) {
+    pub(crate) fn change_filter(&self, change: impl Fn(&mut Filter)) {
         self.filter.rcu(|filter| {
             let mut filter = Filter::clone(filter);
             change(&mut filter);
@@ -73,32 +73,33 @@ impl NetState {
     }
 
     /// The queue pairs that the driver uses: the first ones.
-    pub fn active_pairs(&self) -> u16 {
+    pub(crate) fn active_pairs(&self) -> u16 {
         self.active_pairs.load(Ordering::Acquire)
     }
 
     /// Changes the number of queue pairs that the driver uses.
-    pub fn set_active_pairs(&self, pairs: u16) {
+    pub(crate) fn set_active_pairs(&self, pairs: u16) {
         self.active_pairs.store(pairs, Ordering::Release);
     }
 
     /// The offloaded frames that the driver takes now.
-    pub fn offloads(&self) -> Offloads {
+    pub(crate) fn offloads(&self) -> Offloads {
         Offloads::from_bits_truncate(self.offloads.load(Ordering::Relaxed))
     }
 
-    /// Changes the offloaded frames that the driver takes: at its first start what it negotiated, then what it commands.
-    pub fn set_offloads(&self, offloads: Offloads) {
+    /// Changes the offloaded frames that the driver takes: at its first start what it negotiated, then what it
+    /// commands.
+    pub(crate) fn set_offloads(&self, offloads: Offloads) {
         self.offloads.store(offloads.bits(), Ordering::Relaxed);
     }
 
     /// Whether the link is up.
-    pub fn link_up(&self) -> bool {
+    pub(crate) fn link_up(&self) -> bool {
         self.link_up.load(Ordering::Relaxed)
     }
 
     /// Changes the link. Returns whether that is a change.
-    pub fn set_link_up(&self, up: bool) -> bool {
+    pub(crate) fn set_link_up(&self, up: bool) -> bool {
         let changed = self.link_up.swap(up, Ordering::Relaxed) != up;
         if changed {
             self.generation.fetch_add(1, Ordering::Release);
@@ -107,34 +108,34 @@ impl NetState {
     }
 
     /// Something that the driver reads in the configuration has changed elsewhere.
-    pub fn changed(&self) {
+    pub(crate) fn changed(&self) {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether what a backend that runs the queues itself has for the driver is older than the driver, or than its link. It outlives
-    /// workers: one may have been told to stop before its backend was there.
-    pub fn is_fresh(&self) -> bool {
+    /// Whether what a backend that runs the queues itself has for the driver is older than the driver, or than its
+    /// link. It outlives workers: one may be stopped before its backend is there.
+    pub(crate) fn is_fresh(&self) -> bool {
         self.fresh.load(Ordering::Acquire)
     }
 
     /// Changes [`Self::is_fresh`].
-    pub fn set_fresh(&self, fresh: bool) {
+    pub(crate) fn set_fresh(&self, fresh: bool) {
         self.fresh.store(fresh, Ordering::Release);
     }
 
-    /// Whether a backend that runs the queues itself may have taken something from the driver's rings: one was started, whether it said
-    /// that it runs or not. It outlives workers, too.
-    pub fn is_touched(&self) -> bool {
+    /// Whether a backend that runs the queues itself may have taken something from the driver's rings: one was started,
+    /// whether it said that it runs or not. It outlives workers, too.
+    pub(crate) fn is_touched(&self) -> bool {
         self.touched.load(Ordering::Acquire)
     }
 
     /// A backend is about to look at the driver's rings, or has done so before.
-    pub fn set_touched(&self) {
+    pub(crate) fn set_touched(&self) {
         self.touched.store(true, Ordering::Release);
     }
 
     /// The configuration's generation.
-    pub fn generation(&self) -> u8 {
+    pub(crate) fn generation(&self) -> u8 {
         self.generation.load(Ordering::Acquire)
     }
 }

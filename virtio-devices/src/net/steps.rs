@@ -1,5 +1,5 @@
-//! A NIC's queues run step by step by whoever calls, over any file descriptor: what its worker does, without a thread and without
-//! waiting for anything. For tests and fuzz targets outside of this crate.
+//! Runs a NIC's queues step by step on the caller's thread, over any file descriptor, without waiting. For tests and
+//! fuzz targets of other crates.
 
 use std::os::fd::OwnedFd;
 
@@ -9,13 +9,14 @@ use vm_memory::GuestMemoryMmap;
 
 use super::control::Control;
 use super::counters::{Counter, NetCounters, Tally};
-use super::features::has;
 use super::filter::{Filter, HEAD, Mac, Mode};
-use super::receive::{MAX_READ, Next, Receive};
+use super::pass::Pass;
+use super::receive::{Next, Receive};
 use super::state::NetState;
 use super::transmit::Transmit;
-use super::worker::Pass;
 use crate::backend::Tap;
+use crate::features::has;
+use crate::net_protocol::MAX_READ;
 use crate::ring::Ring;
 use crate::spill::Spill;
 use crate::{Interrupts, SharedQueue};
@@ -38,7 +39,7 @@ pub enum Step {
     Frame,
     /// Nothing to do before the driver makes a buffer available.
     Doorbell,
-    /// The ring makes no sense: the worker would give it up until the driver resets the device.
+    /// The ring is invalid: a worker would give it up until the driver resets the device.
     Broken,
 }
 
@@ -54,8 +55,8 @@ pub struct NetSteps {
 }
 
 impl NetSteps {
-    /// A NIC with the address `mac`, whose driver negotiated `features`. Frames are read from and written to `backend`, one with
-    /// each system call.
+    /// A NIC with the address `mac`, whose driver negotiated `features`. Frames are read from and written to `backend`,
+    /// one with each system call.
     pub fn new(memory: GuestMemoryMmap, backend: OwnedFd, mac: [u8; 6], features: u64) -> Self {
         let state = NetState::new(mac, true, 0);
         if has(features, VIRTIO_NET_F_CTRL_VLAN) {
@@ -110,7 +111,7 @@ impl NetSteps {
         result.unwrap_or(Step::Broken)
     }
 
-    /// What has been counted so far.
+    /// The counters so far.
     pub fn count(&self, counter: Counter) -> u64 {
         self.counters.get(counter)
     }

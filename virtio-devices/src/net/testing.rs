@@ -10,23 +10,23 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::counters::{Counter, NetCounters, Tally};
-use super::receive::MAX_READ;
+use super::pass::Pass;
 use super::state::NetState;
-use super::worker::Pass;
 use super::{Net, NetSpec};
 use crate::backend::{Backend, Tap, TapQueue};
+use crate::net_protocol::MAX_READ;
 use crate::ring::Ring;
 use crate::spill::Spill;
 use crate::{Interrupts, Memory, SharedQueue, Start, VirtioDevice, Worker};
 
-pub use driver::*;
+pub(crate) use driver::*;
 
-pub fn sockets() -> (OwnedFd, OwnedFd) {
+pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None).unwrap()
 }
 
 /// A backend and what workers share, for queues that are run step by step, without a thread.
-pub struct Rig {
+pub(crate) struct Rig {
     pub memory: GuestMemoryMmap,
     tap: Tap,
     pub peer: OwnedFd,
@@ -37,13 +37,13 @@ pub struct Rig {
 }
 
 impl Rig {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (near, peer) = sockets();
         Self::over(near, peer)
     }
 
     /// With `backend` in a tap's place, and `peer` at its other end.
-    pub fn over(backend: OwnedFd, peer: OwnedFd) -> Self {
+    pub(crate) fn over(backend: OwnedFd, peer: OwnedFd) -> Self {
         let interrupts = Interrupts::new(8, 8);
         (0..8).for_each(|queue| interrupts.set_queue_vector(queue, queue));
         Self {
@@ -58,7 +58,7 @@ impl Rig {
     }
 
     /// Runs `step`, and publishes what it counted.
-    pub fn pass<T>(&mut self, step: impl FnOnce(&mut Pass<'_>) -> T) -> T {
+    pub(crate) fn pass<T>(&mut self, step: impl FnOnce(&mut Pass<'_>) -> T) -> T {
         let Self { memory, tap, state, tally, counters, interrupts, .. } = self;
         let backend: &TapQueue = &tap.queues()[0].lock();
         let result = step(&mut Pass { memory, backend, state, tally, interrupts });
@@ -66,30 +66,30 @@ impl Rig {
         result
     }
 
-    pub fn ring<'q>(&self, driver: &'q SharedQueue, index: u16, event_idx: bool) -> Ring<'q> {
+    pub(crate) fn ring<'q>(&self, driver: &'q SharedQueue, index: u16, event_idx: bool) -> Ring<'q> {
         Ring::open(index, driver.lock(), event_idx, &self.memory).unwrap()
     }
 
-    pub fn count(&self, counter: Counter) -> u64 {
+    pub(crate) fn count(&self, counter: Counter) -> u64 {
         self.counters.get(counter)
     }
 
     /// Every counter that is not 0.
-    pub fn counts(&self) -> Vec<(Counter, u64)> {
+    pub(crate) fn counts(&self) -> Vec<(Counter, u64)> {
         nonzero(&self.counters)
     }
 
-    pub fn interrupted(&self, queue: u16) -> bool {
+    pub(crate) fn interrupted(&self, queue: u16) -> bool {
         self.interrupts.eventfd(queue).unwrap().read().is_ok()
     }
 }
 
 /// Memory for what exceeds the driver's buffers.
-pub fn spill() -> Spill {
+pub(crate) fn spill() -> Spill {
     Spill::new(MAX_READ).unwrap()
 }
 
-pub fn nonzero(counters: &NetCounters) -> Vec<(Counter, u64)> {
+pub(crate) fn nonzero(counters: &NetCounters) -> Vec<(Counter, u64)> {
     Counter::ALL.iter().map(|counter| (*counter, counters.get(*counter))).filter(|(_, count)| *count != 0).collect()
 }
 
@@ -111,20 +111,20 @@ impl log::Log for Recorder {
 }
 
 /// Has logs recorded from now on, at the level `info`.
-pub fn record_log() {
+pub(crate) fn record_log() {
     // Another test may have been the first.
     let _ = log::set_logger(&RECORDER);
     log::set_max_level(log::LevelFilter::Info);
 }
 
 /// What was logged of the NIC `id`.
-pub fn logged(id: &str) -> Vec<String> {
+pub(crate) fn logged(id: &str) -> Vec<String> {
     let lines = RECORDER.0.lock();
     lines.iter().filter(|line| line.starts_with(&format!("{id}: "))).cloned().collect()
 }
 
 /// The next frame that the device sent, with its header.
-pub fn receive(peer: &impl AsFd) -> Option<Vec<u8>> {
+pub(crate) fn receive(peer: &impl AsFd) -> Option<Vec<u8>> {
     let mut data = vec![0; 1 << 17];
     let len = rustix::io::read(peer, &mut data).ok().filter(|len| *len != 0)?;
     data.truncate(len);
@@ -132,12 +132,12 @@ pub fn receive(peer: &impl AsFd) -> Option<Vec<u8>> {
 }
 
 /// Gives the device a frame, with its header.
-pub fn send(peer: &impl AsFd, data: &[u8]) {
+pub(crate) fn send(peer: &impl AsFd, data: &[u8]) {
     assert_eq!(rustix::io::write(peer, data).unwrap(), data.len());
 }
 
 /// A device whose workers run, and its driver.
-pub struct Guest {
+pub(crate) struct Guest {
     pub net: Net,
     pub queues: Vec<DriverQueue>,
     pub peers: Vec<OwnedFd>,
@@ -147,11 +147,11 @@ pub struct Guest {
 }
 
 impl Guest {
-    pub fn new(pairs: u16, size: u16) -> Self {
+    pub(crate) fn new(pairs: u16, size: u16) -> Self {
         Self::with(spec(pairs, size))
     }
 
-    pub fn with(spec: NetSpec) -> Self {
+    pub(crate) fn with(spec: NetSpec) -> Self {
         let (near, peers): (Vec<_>, Vec<_>) = (0..spec.queue_pairs).map(|_| sockets()).unzip();
         let mut guest = Self::over(spec, Tap::over_sockets(near));
         guest.peers = peers;
@@ -159,12 +159,12 @@ impl Guest {
     }
 
     /// A NIC over `backend`, which has no peers that this side knows of.
-    pub fn over(spec: NetSpec, backend: impl Into<Backend>) -> Self {
+    pub(crate) fn over(spec: NetSpec, backend: impl Into<Backend>) -> Self {
         Self::in_memory(spec, backend, memory())
     }
 
     /// As [`Self::over`], with `map` for guest memory, of at least the size of [`memory`].
-    pub fn in_memory(spec: NetSpec, backend: impl Into<Backend>, map: GuestMemoryMmap) -> Self {
+    pub(crate) fn in_memory(spec: NetSpec, backend: impl Into<Backend>, map: GuestMemoryMmap) -> Self {
         let pairs = spec.queue_pairs;
         let net = Net::new(spec, backend).unwrap();
         let interrupts = Arc::new(Interrupts::new(2 * pairs + 1, 2 * pairs + 2));
@@ -176,7 +176,7 @@ impl Guest {
     }
 
     /// Starts the queues, and waits until frames are no longer from before that.
-    pub fn start(&mut self, features: u64) {
+    pub(crate) fn start(&mut self, features: u64) {
         let stale = self.count(Counter::RxStale);
         if self.net.fresh {
             self.peers.iter().for_each(|peer| send(peer, &[0]));
@@ -188,7 +188,7 @@ impl Guest {
     }
 
     /// Whether the device has read all frames that it was given.
-    pub fn is_drained(&self, pair: usize) -> bool {
+    pub(crate) fn is_drained(&self, pair: usize) -> bool {
         let mut queued: libc::c_int = 0;
         let fd = self.peers[pair].as_fd().as_raw_fd();
         // SAFETY: the kernel writes an int.
@@ -197,35 +197,35 @@ impl Guest {
     }
 
     /// Starts the queues.
-    pub fn start_at_once(&mut self, features: u64) {
+    pub(crate) fn start_at_once(&mut self, features: u64) {
         let start = self.to_start(features);
         self.workers = self.net.start(start).unwrap();
     }
 
     /// What the queues are started with.
-    pub fn to_start(&self, features: u64) -> Start {
+    pub(crate) fn to_start(&self, features: u64) -> Start {
         let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
         Start { memory: self.memory.clone(), features, queues, interrupts: Arc::clone(&self.interrupts) }
     }
 
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         for worker in self.workers.drain(..) {
             worker.stop().join().unwrap();
         }
     }
 
     /// Rings the doorbell of `queue`.
-    pub fn kick(&self, queue: u16) {
+    pub(crate) fn kick(&self, queue: u16) {
         let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
         doorbells.find(|(index, _)| *index == queue).unwrap().1.write(1).unwrap();
     }
 
-    pub fn count(&self, counter: Counter) -> u64 {
+    pub(crate) fn count(&self, counter: Counter) -> u64 {
         self.net.counters().get(counter)
     }
 
     /// Makes `count` receive buffers of `len` bytes available.
-    pub fn provide(&mut self, queue: u16, count: u64, len: u32) {
+    pub(crate) fn provide(&mut self, queue: u16, count: u64, len: u32) {
         for i in 0..count {
             self.queues[usize::from(queue)].add(&[(
                 BUFFERS + (u64::from(queue) << 19) + i * u64::from(len),
@@ -237,7 +237,7 @@ impl Guest {
     }
 
     /// Sends a control command to the control queue with this index, and returns the device's answer.
-    pub fn command(&mut self, queue: u16, command: &[u8]) -> u8 {
+    pub(crate) fn command(&mut self, queue: u16, command: &[u8]) -> u8 {
         let driver = &mut self.queues[usize::from(queue)];
         let at = MEMORY - (1 << 18);
         driver.write(at - 1, [0xee]);
@@ -256,7 +256,7 @@ impl Drop for Guest {
     }
 }
 
-pub fn spec(queue_pairs: u16, queue_size: u16) -> NetSpec {
+pub(crate) fn spec(queue_pairs: u16, queue_size: u16) -> NetSpec {
     NetSpec {
         id: "_net0".into(),
         mac: MAC,

@@ -2,8 +2,8 @@
 
 mod control;
 mod lifecycle;
-mod offload;
 mod properties;
 mod receive;
+mod runner;
 mod saved;
 mod transmit;

@@ -1,4 +1,4 @@
-//! From the driver to the backend (`virtio 1.4 §5.1.6.2`).
+//! Transmit queues: frames from the driver to the tap (`virtio 1.4 §5.1.6.2`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -7,14 +7,14 @@ use vm_memory::{GuestMemoryMmap, Permissions};
 
 use super::counters::Counter;
 use super::filter::ETHERNET_HEADER;
-use super::header::{self, HEADER};
-use super::worker::Pass;
-use super::{BATCH, MAX_FRAME};
+use super::pass::{BATCH, Pass};
 use crate::iovecs::{IoVecs, Storage};
+use crate::net_protocol::MAX_FRAME;
+use crate::net_protocol::header::{self, HEADER};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 
 /// A transmit queue.
-pub struct Transmit<'q> {
+pub(crate) struct Transmit<'q> {
     ring: Ring<'q>,
     features: u64,
     storage: Storage,
@@ -23,15 +23,16 @@ pub struct Transmit<'q> {
 
 impl<'q> Transmit<'q> {
     /// Takes frames from `ring`.
-    pub fn new(ring: Ring<'q>, features: u64) -> Self {
+    pub(crate) fn new(ring: Ring<'q>, features: u64) -> Self {
         Self { ring, features, storage: Storage::default(), used: Vec::with_capacity(BATCH) }
     }
 
     /// Sends what the driver has made available, up to [`BATCH`] frames. Returns whether there may be more.
     ///
-    /// A frame that cannot be sent is dropped and counted, also when the backend's buffer is full: a tap accepts as much as
-    /// memory allows unless its owner has limited it, and waiting would let one slow receiver hold up all others' frames.
-    pub fn run(&mut self, pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
+    /// A frame that cannot be sent is dropped and counted, also when the backend's buffer is full: a tap accepts as
+    /// much as memory allows unless its owner has limited it, and waiting would let one slow receiver hold up all
+    /// others' frames.
+    pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
         self.ring.suppress_doorbells(pass.memory)?;
         let mut drained = false;
         for _ in 0..BATCH {

@@ -1,17 +1,19 @@
-//! A PF and its VFs as a guest's drivers and a VMM find them: by what windows, doorbells and messages say. `G` and `B`
-//! numbers: docs/testing.md, Conformance.
+//! A PF and its VFs as a guest's drivers and a VMM see them: through windows, doorbells and messages. `G` and `B`
+//! numbers: docs/conformance.md.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::NetSriov;
-use crate::testing::{Driver, FakeDevice, memory};
-use crate::{Message, VirtioPci};
+use crate::testing::{Driver, FakeDevice, Hosted, memory};
+use crate::{Message, Signals};
 use pci::spec::ALL_ONES;
-use pci::{BarIndex, Device, Dword, Effects, Placement, ResetKind, Rid, VfChange, VfIndex, VfPlacement, WindowId};
+use pci::{
+    BarIndex, Device, Dword, Effects, Placement, Reach, ResetKind, Rid, VfChange, VfIndex, VfPlacement, WindowId,
+};
 
-type Nic = NetSriov<FakeDevice>;
+type Nic = Hosted<NetSriov<FakeDevice>>;
 
 const PF: Rid = Rid::from_bits(3 << 3);
 /// The SR-IOV capability in the PF's configuration space.
@@ -24,7 +26,7 @@ fn nic(total_vfs: u16, new: fn(&[u16]) -> FakeDevice) -> Nic {
     let device = || new(&[256, 256, 64]);
     let vfs = VfPlacement { total_vfs, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 1 };
     let placement = Placement { rid: PF, vfs: Some(vfs) };
-    NetSriov::new(device(), (0..total_vfs).map(|_| device()).collect(), placement, &memory()).unwrap()
+    Hosted::new(NetSriov::new(device(), (0..total_vfs).map(|_| device()).collect(), placement, &memory()).unwrap())
 }
 
 fn rid(index: u16) -> Rid {
@@ -56,10 +58,7 @@ fn place(nic: &mut Nic, bar: u8, base: u64) {
 }
 
 fn join(nic: &mut Nic) -> usize {
-    let stopping = nic.take_stopping();
-    let count = stopping.len();
-    stopping.into_iter().for_each(|thread| thread.join().unwrap());
-    count
+    nic.join()
 }
 
 fn config(nic: &Nic, rid: Rid) -> Vec<u32> {
@@ -91,7 +90,7 @@ fn write(nic: &mut Nic, address: u64, value: u32) {
 
 fn messages(nic: &Nic) -> Vec<Message> {
     let mut out = Vec::new();
-    nic.messages(&mut out);
+    nic.messages(Reach::Device, &mut out);
     out
 }
 
@@ -165,7 +164,7 @@ fn the_last_of_a_thousand_vfs_answers_at_once() {
     let mut nic = nic(1024, FakeDevice::with_worker);
     assert_eq!(pf(&mut nic).init(), 15);
     let mut doorbells = Vec::new();
-    nic.doorbells(&mut doorbells);
+    nic.doorbells(Reach::Device, &mut doorbells);
     let (kick, stop) = (Arc::clone(&doorbells[0].eventfd), Arc::new(AtomicBool::new(false)));
     let load = std::thread::spawn({
         let stop = Arc::clone(&stop);
@@ -289,7 +288,7 @@ fn a_new_kernel_gets_new_vfs_and_nothing_of_the_old_ones_is_left() {
     assert_eq!(join(&mut nic), 3);
     assert!(old.iter().all(|eventfd| eventfd.upgrade().is_none()), "the old VFs' eventfds are closed");
     let mut doorbells = Vec::new();
-    nic.doorbells(&mut doorbells);
+    nic.doorbells(Reach::Device, &mut doorbells);
     assert!(doorbells.iter().all(|doorbell| matches!(doorbell.window, WindowId::Bar(_))), "the PF's alone");
     assert_eq!(pf(&mut nic).init(), 15);
     let _ = enable(&mut nic, 3);

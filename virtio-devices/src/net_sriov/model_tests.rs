@@ -61,9 +61,12 @@ fn window() -> impl Strategy<Value = WindowId> {
     (any::<bool>(), bar).prop_map(|(vf, bar)| if vf { WindowId::VfBar(bar) } else { WindowId::Bar(bar) })
 }
 
-/// The common configuration, ISR, device configuration, doorbells, the MSI-X table and its pending bits, of any function.
+/// The common configuration, ISR, device configuration, doorbells, the MSI-X table and its pending bits, of any
+/// function.
 fn memory_offset() -> impl Strategy<Value = u64> {
-    let place = prop_oneof![4 => 0u64..0x40, 1 => Just(0x100), 1 => 0x200u64..0x208, 1 => 0x1000u64..0x1010, 1 => 0x800u64..0x808];
+    let place = prop_oneof![
+        4 => 0u64..0x40, 1 => Just(0x100), 1 => 0x200u64..0x208, 1 => 0x1000u64..0x1010, 1 => 0x800u64..0x808
+    ];
     (0u64..u64::from(TOTAL) + 1, place, prop_oneof![Just(SLICE), Just(0x1000u64), Just(0x1_0000)])
         .prop_map(|(slice, offset, stride)| slice * stride + offset)
 }
@@ -76,7 +79,8 @@ fn access() -> impl Strategy<Value = Op> {
         1 => (target(), any::<u16>(), len()).prop_map(|(target, offset, len)| Op::ConfigRead { target, offset, len }),
         3 => (window(), memory_offset(), 0u8..17, value())
             .prop_map(|(window, offset, len, value)| Op::MmioWrite { window, offset, len, value }),
-        1 => (window(), memory_offset(), 0u8..17).prop_map(|(window, offset, len)| Op::MmioRead { window, offset, len }),
+        1 => (window(), memory_offset(), 0u8..17)
+            .prop_map(|(window, offset, len)| Op::MmioRead { window, offset, len }),
         1 => prop_oneof![9 => Just(write(Target::Pf, 0x110, 2, TOTAL.into())), 1 => Just(Op::Reset)],
     ]
 }
@@ -128,7 +132,7 @@ fn fail(error: impl std::fmt::Display) -> TestCaseError {
 }
 
 /// A new device that goes on where `old` is, which is what a guest finds.
-fn restored(old: &mut NetSriov<FakeDevice>) -> Result<NetSriov<FakeDevice>, TestCaseError> {
+fn restored(old: &mut Nic) -> Result<Nic, TestCaseError> {
     let ran = (running(old), old.pf().is_running());
     let state = save(old);
     let mut new = idle();
@@ -140,14 +144,14 @@ fn restored(old: &mut NetSriov<FakeDevice>) -> Result<NetSriov<FakeDevice>, Test
     Ok(new)
 }
 
-fn agree(model: &Model, observed: &mut Observed<NetSriov<FakeDevice>>, what: &str) -> Result<(), TestCaseError> {
+fn agree(model: &Model, observed: &mut Observed<Nic>, what: &str) -> Result<(), TestCaseError> {
     let agreed = model.compare(&observed.device, PF).and_then(|()| observed.check());
     agreed.map_err(|broken| fail(format!("after {what}: {broken}")))?;
     properties::check(&mut observed.device)
 }
 
 /// Does all `steps` to a device and to its model, comparing them after each.
-fn run(steps: &[Step]) -> Result<Observed<NetSriov<FakeDevice>>, TestCaseError> {
+fn run(steps: &[Step]) -> Result<Observed<Nic>, TestCaseError> {
     let mut device = idle();
     let mut model = Model::new(&mut device, PF);
     let mut observed = Observed::new(device, PF);
@@ -175,7 +179,7 @@ fn run(steps: &[Step]) -> Result<Observed<NetSriov<FakeDevice>>, TestCaseError> 
     Ok(observed)
 }
 
-fn agree_paused(model: &Model, observed: &Observed<NetSriov<FakeDevice>>) -> Result<(), TestCaseError> {
+fn agree_paused(model: &Model, observed: &Observed<Nic>) -> Result<(), TestCaseError> {
     model.compare(&observed.device, PF).and_then(|()| observed.check()).map_err(fail)?;
     prop_assert!(running(&observed.device).is_empty() && !observed.device.pf().is_running());
     Ok(())
@@ -232,7 +236,8 @@ fn mutate(document: &mut Value, (place, kind, number): Mutation) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// G64: configuration space, windows and messages before and after; B22: nothing beside what is saved decides anything.
+    /// G64: configuration space, windows and messages before and after; B22: nothing beside what is saved decides
+    /// anything.
     #[test]
     fn device_and_model_agree_after_every_step(steps in vec(step(), 1..40)) {
         let mut observed = run(&steps)?;

@@ -53,7 +53,8 @@ fn op() -> impl Strategy<Value = Op> {
     let data = len().prop_flat_map(|len| vec(prop_oneof![0u8..16, any::<u8>()], len));
     prop_oneof![
         4 => (rid(), config_offset(), len()).prop_map(|(rid, offset, len)| Op::ConfigRead(rid, offset, len)),
-        8 => (rid(), config_offset(), len(), value()).prop_map(|(rid, at, len, value)| Op::ConfigWrite(rid, at, len, value)),
+        8 => (rid(), config_offset(), len(), value())
+            .prop_map(|(rid, at, len, value)| Op::ConfigWrite(rid, at, len, value)),
         4 => (window(), memory_offset(), len()).prop_map(|(window, offset, len)| Op::MemoryRead(window, offset, len)),
         8 => (window(), memory_offset(), data).prop_map(|(window, offset, data)| Op::MemoryWrite(window, offset, data)),
         2 => (0..TOTAL + 2).prop_map(Op::Enable),
@@ -63,7 +64,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn apply(device: &mut NetSriov<FakeDevice>, op: &Op) -> Effects {
+fn apply(device: &mut Nic, op: &Op) -> Effects {
     match op {
         Op::ConfigRead(rid, offset, len) => {
             Driver::new(device, *rid).config_read(*offset, *len);
@@ -74,7 +75,7 @@ fn apply(device: &mut NetSriov<FakeDevice>, op: &Op) -> Effects {
             device.mmio_read(*window, *offset, &mut vec![0; *len]);
             Effects::NONE
         }
-        Op::MemoryWrite(window, offset, data) => device.mmio_write(*window, *offset, data),
+        Op::MemoryWrite(window, offset, data) => device.mmio_write(*window, *offset, data).effects,
         Op::Enable(num_vfs) => enable(device, *num_vfs),
         Op::Init(None) => {
             pf(device).init();
@@ -92,18 +93,18 @@ fn apply(device: &mut NetSriov<FakeDevice>, op: &Op) -> Effects {
             device.vf_mut(VfIndex(*index)).unwrap().device_mut().refuse = *refuse;
             Effects::NONE
         }
-        Op::Reset => device.reset(ResetKind::Conventional),
+        Op::Reset => device.reset(ResetKind::Conventional).effects,
     }
 }
 
 /// The VF whose own registers `op` accesses, if it is of one VF.
-fn vf_of(device: &NetSriov<FakeDevice>, op: &Op) -> Option<u16> {
+fn vf_of(device: &Nic, op: &Op) -> Option<u16> {
     let index = match op {
         Op::ConfigRead(rid, ..) | Op::ConfigWrite(rid, ..) => {
-            (0..device.num_visible()).find(|index| vf_rid(*index) == *rid)?
+            (0..device.functions.num_visible()).find(|index| vf_rid(*index) == *rid)?
         }
         Op::MemoryRead(WindowId::VfBar(bar), offset, _) | Op::MemoryWrite(WindowId::VfBar(bar), offset, _) => {
-            device.locate(*bar, *offset)?.0.0
+            device.functions.locate(*bar, *offset)?.0.0
         }
         _ => return None,
     };
@@ -111,7 +112,7 @@ fn vf_of(device: &NetSriov<FakeDevice>, op: &Op) -> Option<u16> {
 }
 
 /// The state of each VF that its driver can see, whether it can be reached now or not.
-fn states(device: &NetSriov<FakeDevice>) -> Vec<(Vec<u32>, Status, bool, [u8; 8])> {
+fn states(device: &Nic) -> Vec<(Vec<u32>, Status, bool, [u8; 8])> {
     let vfs = (0..TOTAL).map(|index| device.vf(VfIndex(index)).unwrap());
     vfs.map(|vf| {
         let config = (0..0x100).step_by(4).map(|offset| vf.config().read(Dword::containing(offset))).collect();
@@ -120,12 +121,12 @@ fn states(device: &NetSriov<FakeDevice>) -> Vec<(Vec<u32>, Status, bool, [u8; 8]
     .collect()
 }
 
-pub(super) fn check(device: &mut NetSriov<FakeDevice>) -> Result<(), TestCaseError> {
+pub(super) fn check(device: &mut Nic) -> Result<(), TestCaseError> {
     let control = pf(device).config_read(SRIOV + 8, 2);
     let num_vfs = u16::try_from(pf(device).config_read(SRIOV + 0x10, 2)).unwrap();
     let visible = if control & 1 == 1 { num_vfs } else { 0 };
     // 4: what exists is 0..NumVFs if VF Enable is set, and nothing else.
-    prop_assert_eq!(device.num_visible(), visible);
+    prop_assert_eq!(device.functions.num_visible(), visible);
     prop_assert!(visible <= TOTAL);
     let fresh = states(&idle());
     for index in 0..TOTAL {
@@ -139,7 +140,7 @@ pub(super) fn check(device: &mut NetSriov<FakeDevice>) -> Result<(), TestCaseErr
     }
     // 5: the windows of VFs are there iff they decode, and have a slice for each.
     let vf_windows: Vec<_> = windows(device).into_iter().filter(|(id, _)| matches!(id, WindowId::VfBar(_))).collect();
-    if control & 9 != 9 || visible == 0 || !device.powered() {
+    if control & 9 != 9 || visible == 0 || !device.functions.is_powered() {
         prop_assert!(vf_windows.is_empty());
     }
     for (id, len) in vf_windows {
@@ -147,8 +148,10 @@ pub(super) fn check(device: &mut NetSriov<FakeDevice>) -> Result<(), TestCaseErr
         prop_assert_eq!(len, device.sriov().unwrap().aperture(bar) * u64::from(visible));
     }
     // Queues run iff the driver and the registers want them to.
-    let powered = device.powered();
-    for (function, powered) in std::iter::once((device.pf(), true)).chain(device.vfs.iter().map(|vf| (vf, powered))) {
+    let powered = device.functions.is_powered();
+    for (function, powered) in
+        std::iter::once((device.pf(), true)).chain(device.functions.vfs().iter().map(|vf| (vf, powered)))
+    {
         let status = function.status();
         let wanted = status.contains(Status::DRIVER_OK)
             && !status.intersects(Status::DEVICE_NEEDS_RESET | Status::FAILED)

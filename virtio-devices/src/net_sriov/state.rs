@@ -1,23 +1,24 @@
 //! The saved state of a PF with its VFs.
 
-use pci::{Device, ResetKind, VfIndex};
+use pci::VfIndex;
 
 use super::NetSriov;
+use crate::VirtioDevice;
 use crate::function::VirtioFunction;
 use crate::state::{DeviceSpecific, DeviceState, StateError, VfState, VfsState};
-use crate::{VirtioDevice, VirtioPci};
 
 impl<D: VirtioDevice> NetSriov<D> {
-    /// The state of all functions. VFs in their state of power-on, as nearly all are that nobody can see, cost nothing in it.
+    /// The state of all functions. A VF in its state of power-on, as nearly every VF that cannot be seen, takes no room
+    /// in it.
     pub(super) fn save_all(&self) -> Result<DeviceState, StateError> {
         let mut changed = Vec::new();
-        for (index, vf) in (0..).zip(&self.vfs) {
+        for (index, vf) in (0..).zip(self.functions.vfs()) {
             if !vf.is_untouched() || vf.device().save() != DeviceSpecific::PowerOn {
                 let function = vf.save_function().map_err(|error| in_vf(index, error))?;
                 changed.push(VfState { index, function });
             }
         }
-        self.pf.save_device(self.place().map(|place| VfsState { changed, ..place }))
+        self.pf().save_device(self.place().map(|place| VfsState { changed, ..place }))
     }
 
     /// How many VFs there are and where, without their state.
@@ -31,22 +32,21 @@ impl<D: VirtioDevice> NetSriov<D> {
         })
     }
 
-    /// Brings all functions to `state`, and to their state of power-on if that cannot be.
+    /// Brings all functions, whose queues do not run, to `state`, or to their state of power-on if that is refused.
     pub(super) fn restore_all(&mut self, state: &DeviceState) -> Result<(), StateError> {
+        if self.functions.functions().any(VirtioFunction::is_running) {
+            return Err(StateError::Running);
+        }
         self.power_on();
-        let result = self.restore_functions(state).inspect_err(|_| self.power_on());
-        self.drain_stopping();
-        result
+        self.restore_functions(state).inspect_err(|_| self.power_on())
     }
 
     fn power_on(&mut self) {
-        self.pause();
-        let _ = Device::reset(self, ResetKind::Conventional);
-        self.functions_mut().for_each(VirtioFunction::power_on);
+        self.functions.functions_mut().for_each(VirtioFunction::power_on);
     }
 
     fn restore_functions(&mut self, state: &DeviceState) -> Result<(), StateError> {
-        self.pf.check(state)?;
+        self.pf().check(state)?;
         let Some(vfs) = &state.vfs else { return Err(StateError::Shape("VFs")) };
         let VfsState { total_vfs, first_vf_offset, vf_stride, changed } = vfs;
         if self.place().is_none_or(|place| {
@@ -57,13 +57,13 @@ impl<D: VirtioDevice> NetSriov<D> {
         if !changed.is_sorted_by(|a, b| a.index < b.index) {
             return Err(StateError::Value("the order of VFs"));
         }
-        // That VFs are enabled comes back with the PF's registers, and means nothing to the VFs: they are restored, not reset.
-        self.pf.restore_function(&state.function)?;
+        // VF Enable comes back with the PF's registers and has no effect on the VFs: they are restored, not reset.
+        self.pf_mut().restore_function(&state.function)?;
         for VfState { index, function } in changed {
-            let visible = *index < self.num_visible();
-            let vf = self.vfs.get_mut(usize::from(*index)).ok_or(StateError::Shape("VFs"))?;
+            let visible = *index < self.functions.num_visible();
+            let vf = self.vf_mut(VfIndex(*index)).ok_or(StateError::Shape("VFs"))?;
             vf.restore_function(function).map_err(|error| in_vf(*index, error))?;
-            // One that nobody can see is in its reset state: enabling needs no work.
+            // A VF that cannot be seen is in its reset state: enabling needs no work.
             let is_reset = vf.is_untouched() && function.device.is_reset();
             if !visible && !is_reset {
                 return Err(in_vf(*index, StateError::Value("what is reset while no driver can see it")));

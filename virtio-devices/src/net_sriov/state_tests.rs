@@ -37,14 +37,14 @@ fn vfs_of_a_pf_in_d3hot_stand_still_after_a_pause() {
 }
 
 /// Pauses the device and saves it, by way of text.
-pub(super) fn save(device: &mut NetSriov<FakeDevice>) -> DeviceState {
+pub(super) fn save(device: &mut Nic) -> DeviceState {
     device.pause();
     join(device);
     let text = serde_json::to_string(&device.save().unwrap().unwrap()).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
-fn restored(state: &DeviceState) -> NetSriov<FakeDevice> {
+fn restored(state: &DeviceState) -> Nic {
     let mut device = device(state.vfs.as_ref().unwrap().total_vfs, FakeDevice::new);
     device.restore(state).unwrap();
     device
@@ -54,11 +54,11 @@ fn restored(state: &DeviceState) -> NetSriov<FakeDevice> {
 type Everything = (Vec<Vec<u32>>, Vec<Window>, Vec<(Rid, u64, u32)>);
 
 /// What a guest can read of all functions, and what the device wants of its host.
-pub(super) fn everything(device: &mut NetSriov<FakeDevice>) -> Everything {
+pub(super) fn everything(device: &mut Nic) -> Everything {
     let mut windows = Vec::new();
     device.windows(&mut windows);
     let mut messages = Vec::new();
-    device.messages(&mut messages);
+    device.messages(Reach::Device, &mut messages);
     let messages = messages.iter().map(|message| (message.requester, message.address, message.data)).collect();
     let mut images: Vec<_> = (0..TOTAL + 1).map(|index| image(device, index)).collect();
     images.push(Dword::all().map(|reg| device.config_read(PF, reg)).collect());
@@ -69,7 +69,7 @@ pub(super) fn everything(device: &mut NetSriov<FakeDevice>) -> Everything {
 }
 
 /// VFs in use: all four enabled at a page size of 8 KiB, two with drivers, one of which has a signal that waits.
-fn used() -> NetSriov<FakeDevice> {
+fn used() -> Nic {
     let mut device = idle();
     let mut driver = pf(&mut device);
     for (offset, value) in
@@ -83,7 +83,7 @@ fn used() -> NetSriov<FakeDevice> {
         assert_eq!(vf(&mut device, index).init(), 15);
         let msix = vf(&mut device, index).capability(0x11, |_| true).unwrap();
         let _ = vf(&mut device, index).config_write(msix + 2, 2, 0x8000);
-        let functions = &device.vfs[usize::from(index)];
+        let functions = &device.functions.vfs()[usize::from(index)];
         let (_, queue) = &functions.device().queues[0];
         virtio_queue::QueueT::set_next_avail(&mut *queue.lock(), 700 + index);
         functions.device().interrupts.as_ref().unwrap().signal_queue(index - 1);
@@ -92,8 +92,8 @@ fn used() -> NetSriov<FakeDevice> {
     device
 }
 
-fn next_avail(device: &NetSriov<FakeDevice>, index: u16) -> u16 {
-    virtio_queue::QueueT::next_avail(&*device.vfs[usize::from(index)].device().queues[0].1.lock())
+fn next_avail(device: &Nic, index: u16) -> u16 {
+    virtio_queue::QueueT::next_avail(&*device.functions.vfs()[usize::from(index)].device().queues[0].1.lock())
 }
 
 /// G64, U4: VFs that are enabled.
@@ -103,7 +103,7 @@ fn vfs_with_drivers_go_on_after_a_restore_as_if_nothing_had_happened() {
     let state = save(&mut old);
     let mut new = restored(&state);
     assert_eq!(everything(&mut new), everything(&mut old));
-    assert_eq!(new.num_visible(), TOTAL);
+    assert_eq!(new.functions.num_visible(), TOTAL);
     assert!(running(&new).is_empty());
     new.resume();
     assert_eq!((running(&new), new.pf().is_running()), (vec![1, 3], true));
@@ -112,7 +112,7 @@ fn vfs_with_drivers_go_on_after_a_restore_as_if_nothing_had_happened() {
     // No edge of VF Enable: NumVFs is locked, and a write of what Control holds does nothing.
     let _ = pf(&mut new).config_write(SRIOV + 0x10, 2, 1);
     assert!(pf(&mut new).config_write(SRIOV + 8, 2, 9).is_none());
-    assert_eq!((new.num_visible(), running(&new)), (TOTAL, vec![1, 3]));
+    assert_eq!((new.functions.num_visible(), running(&new)), (TOTAL, vec![1, 3]));
     let _ = disable(&mut new);
     let _ = enable(&mut new, TOTAL);
     let mut fresh = used();
@@ -146,8 +146,8 @@ fn vfs_as_at_power_on_cost_nothing_in_a_state() {
     assert_eq!(changed, [5, 1023]);
     let mut new = restored(&state);
     new.resume();
-    assert!(new.vfs[1023].is_running() && !new.vfs[1022].is_running());
-    assert_eq!(new.num_visible(), 1024);
+    assert!(new.functions.vfs()[1023].is_running() && !new.functions.vfs()[1022].is_running());
+    assert_eq!(new.functions.num_visible(), 1024);
 }
 
 #[test]
@@ -156,8 +156,11 @@ fn a_restore_over_vfs_in_use_replaces_them() {
     let _ = enable(&mut device, 3);
     (0..3).for_each(|index| assert_eq!(vf(&mut device, index).init(), 15));
     let state = save(&mut used());
-    device.restore(&state).unwrap();
+    assert_eq!(device.restore(&state).unwrap_err().to_string(), StateError::Running.to_string());
+    assert_eq!(running(&device), [0, 1, 2], "nothing happened");
+    device.pause();
     assert_eq!(join(&mut device), 3);
+    device.restore(&state).unwrap();
     assert_eq!(everything(&mut device), everything(&mut used()));
     assert_eq!(save(&mut device), state);
 }
@@ -172,12 +175,12 @@ fn states_of_other_pfs_and_vfs_are_refused_with_a_sentence_and_leave_a_fresh_dev
         state.function.config.sriov.as_mut().unwrap()
     }
     let changes: [(Change, &str); 11] = [
-        (|state| state.vfs = None, "saved state of a device with other VFs"),
-        (|state| vfs(state).total_vfs = 5, "saved state of a device with other VFs"),
-        (|state| vfs(state).first_vf_offset += 8, "saved state of a device with other VFs"),
-        (|state| vfs(state).changed[2].index = 4, "saved state of a device with other VFs"),
+        (|state| state.vfs = None, "saved state of a device with different VFs"),
+        (|state| vfs(state).total_vfs = 5, "saved state of a device with different VFs"),
+        (|state| vfs(state).first_vf_offset += 8, "saved state of a device with different VFs"),
+        (|state| vfs(state).changed[2].index = 4, "saved state of a device with different VFs"),
         (|state| vfs(state).changed.swap(0, 1), "saved state with an impossible value in the order of VFs"),
-        (|state| state.function.config.sriov = None, "saved state of a function with other SR-IOV"),
+        (|state| state.function.config.sriov = None, "saved state of a function with different SR-IOV"),
         (|state| sriov(state).num_vfs = 5, "saved state with an impossible value in SR-IOV"),
         (
             |state| vfs(state).changed[0].function.config.command = 6,
@@ -196,7 +199,7 @@ fn states_of_other_pfs_and_vfs_are_refused_with_a_sentence_and_leave_a_fresh_dev
         ),
         (
             |state| vfs(state).changed[2].function.transport.queues.truncate(1),
-            "VF 3: saved state of a device with other numbers of virtqueues",
+            "VF 3: saved state of a device with different numbers of virtqueues",
         ),
     ];
     for (change, expected) in changes {
@@ -205,17 +208,18 @@ fn states_of_other_pfs_and_vfs_are_refused_with_a_sentence_and_leave_a_fresh_dev
         let mut device = threaded();
         let _ = enable(&mut device, 2);
         vf(&mut device, 1).init();
-        assert_eq!(device.restore(&state).unwrap_err().to_string(), expected);
+        device.pause();
         assert_eq!(join(&mut device), 1);
+        assert_eq!(device.restore(&state).unwrap_err().to_string(), expected);
         assert_eq!(everything(&mut device), everything(&mut idle()));
         assert_eq!(save(&mut device), save(&mut idle()));
     }
     let mut plain = VirtioFunction::plain(FakeDevice::new(QUEUES), PF, memory()).unwrap();
-    let error = VirtioPci::restore(&mut plain, &save(&mut used())).unwrap_err();
-    assert_eq!(error.to_string(), "saved state of a device with other VFs");
+    let error = plain.restore(&save(&mut used())).unwrap_err();
+    assert_eq!(error.to_string(), "saved state of a device with different VFs");
     assert_eq!(
-        pci::HostBridge::new(1, 2).restore(&save(&mut used())).unwrap_err().to_string(),
-        "saved state of a device with other functions"
+        pci::HostBridge::<()>::new(1, 2).restore(&save(&mut used())).unwrap_err().to_string(),
+        "saved state of a device with different functions"
     );
-    assert!(pci::HostBridge::new(1, 2).save().unwrap().is_none());
+    assert!(pci::HostBridge::<()>::new(1, 2).save().unwrap().is_none());
 }

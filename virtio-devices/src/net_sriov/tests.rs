@@ -1,12 +1,14 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use pci::VfPlacement;
 use pci::spec::ALL_ONES;
+use pci::{BarIndex, Effects, Function, VfChange, VfPlacement};
 
 use super::*;
 use crate::Status;
-use crate::testing::{Driver, FakeDevice, memory};
+use crate::testing::{Driver, FakeDevice, Hosted, memory};
+
+type Nic = Hosted<NetSriov<FakeDevice>>;
 
 const QUEUES: &[u16] = &[256, 256, 64];
 const PF: Rid = Rid::from_bits(3 << 3);
@@ -21,16 +23,16 @@ fn placement(total_vfs: u16) -> Placement {
     Placement { rid: PF, vfs: Some(vfs) }
 }
 
-fn device(total_vfs: u16, new: fn(&[u16]) -> FakeDevice) -> NetSriov<FakeDevice> {
+fn device(total_vfs: u16, new: fn(&[u16]) -> FakeDevice) -> Nic {
     let vfs = (0..total_vfs).map(|_| new(QUEUES)).collect();
-    NetSriov::new(new(QUEUES), vfs, placement(total_vfs), &memory()).unwrap()
+    Hosted::new(NetSriov::new(new(QUEUES), vfs, placement(total_vfs), &memory()).unwrap())
 }
 
-fn idle() -> NetSriov<FakeDevice> {
+fn idle() -> Nic {
     device(TOTAL, FakeDevice::new)
 }
 
-fn threaded() -> NetSriov<FakeDevice> {
+fn threaded() -> Nic {
     device(TOTAL, FakeDevice::with_worker)
 }
 
@@ -38,43 +40,40 @@ fn vf_rid(index: u16) -> Rid {
     Rid::from_bits(0x100 + index)
 }
 
-fn pf(device: &mut NetSriov<FakeDevice>) -> Driver<'_, NetSriov<FakeDevice>> {
+fn pf(device: &mut Nic) -> Driver<'_, Nic> {
     Driver::new(device, PF)
 }
 
-fn vf(device: &mut NetSriov<FakeDevice>, index: u16) -> Driver<'_, NetSriov<FakeDevice>> {
+fn vf(device: &mut Nic, index: u16) -> Driver<'_, Nic> {
     Driver::of_vf(device, vf_rid(index), u64::from(index) * SLICE)
 }
 
 /// NumVFs, then VF Enable and VF MSE, as Linux does it.
-fn enable(device: &mut NetSriov<FakeDevice>, num_vfs: u16) -> Effects {
+fn enable(device: &mut Nic, num_vfs: u16) -> Effects {
     let mut pf = pf(device);
     let _ = pf.config_write(SRIOV + 0x10, 2, num_vfs.into());
     pf.config_write(SRIOV + 8, 2, 0x9)
 }
 
-fn disable(device: &mut NetSriov<FakeDevice>) -> Effects {
+fn disable(device: &mut Nic) -> Effects {
     pf(device).config_write(SRIOV + 8, 2, 0)
 }
 
-fn windows(device: &NetSriov<FakeDevice>) -> Vec<(WindowId, u64)> {
+fn windows(device: &Nic) -> Vec<(WindowId, u64)> {
     let mut out = Vec::new();
     device.windows(&mut out);
     out.into_iter().map(|window| (window.id, window.len)).collect()
 }
 
-fn join(device: &mut NetSriov<FakeDevice>) -> usize {
-    let stopping = device.take_stopping();
-    let count = stopping.len();
-    stopping.into_iter().for_each(|thread| thread.join().unwrap());
-    count
+fn join(device: &mut Nic) -> usize {
+    device.join()
 }
 
-fn running(device: &NetSriov<FakeDevice>) -> Vec<u16> {
+fn running(device: &Nic) -> Vec<u16> {
     (0..TOTAL).filter(|index| device.vf(VfIndex(*index)).unwrap().is_running()).collect()
 }
 
-fn wait_for_kick(device: &NetSriov<FakeDevice>, index: u16) {
+fn wait_for_kick(device: &Nic, index: u16) {
     let counters = &device.vf(VfIndex(index)).unwrap().device().counters;
     let end = Instant::now() + Duration::from_secs(10);
     while counters.kicks.load(Ordering::Acquire) == 0 {
@@ -84,7 +83,7 @@ fn wait_for_kick(device: &NetSriov<FakeDevice>, index: u16) {
 }
 
 /// All that a guest can read of VF `index`, without side effects.
-fn image(device: &mut NetSriov<FakeDevice>, index: u16) -> Vec<u32> {
+fn image(device: &mut Nic, index: u16) -> Vec<u32> {
     let config: Vec<_> = Dword::all().map(|reg| device.config_read(vf_rid(index), reg)).collect();
     let mut vf = vf(device, index);
     let common = (0..0x40).map(|offset| vf.bar_read(2, offset, if offset % 4 == 0 { 4 } else { 1 }));
@@ -100,7 +99,7 @@ fn image(device: &mut NetSriov<FakeDevice>, index: u16) -> Vec<u32> {
     image
 }
 
-fn set_up_msix(device: &mut NetSriov<FakeDevice>, index: u16) {
+fn set_up_msix(device: &mut Nic, index: u16) {
     let base = u64::from(index) * 0x1000;
     for vector in 0..4 {
         for (offset, value) in [(0, 0xfee0_0000u32), (8, u32::from(index) << 8 | vector), (12, 0)] {

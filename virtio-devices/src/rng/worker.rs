@@ -1,4 +1,4 @@
-//! The thread of the queue.
+//! The worker of the queue.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap, Permissions};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{RngCounter, RngCounters, Tally};
+use super::counters::{RngCounter, RngCounters, Tally};
 use crate::eventfd::borrow;
 use crate::features::has;
 use crate::iovecs::{IoVecs, Storage};
@@ -24,11 +24,12 @@ const MAX_READ: usize = 64 << 10;
 const BATCH: usize = 16;
 /// How long to wait for a source that has nothing at the moment: not every one can be waited for.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-/// How long to wait after a source failed: it may do so for ever, and the driver, whose buffer is waiting, need not ring again.
+/// How long to wait after the source failed. It may keep failing, and the driver, whose buffer waits, need not ring
+/// again.
 const RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// The queue and what its worker works with.
-pub struct Part {
+pub(crate) struct QueueWorker {
     /// The queue's index.
     pub index: u16,
     /// The queue.
@@ -41,11 +42,11 @@ pub struct Part {
     pub interrupts: Arc<Interrupts>,
     /// Where the bytes come from.
     pub source: Arc<Mutex<OwnedFd>>,
-    /// What is counted.
+    /// The counters.
     pub counters: Arc<RngCounters>,
-    /// What wakes it.
+    /// Wakes it.
     pub kick: Arc<EventFd>,
-    /// Set when it shall end.
+    /// Stops it.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -59,9 +60,9 @@ enum Next {
     Source(Timespec),
 }
 
-impl Part {
+impl QueueWorker {
     /// Runs the queue until told to stop. Waits for a predecessor's end first.
-    pub fn run(self) {
+    pub(crate) fn run(self) {
         let mut tally = Tally::new();
         if let Err(BrokenRing) = self.serve(&mut tally) {
             // The driver has to reset the device.
@@ -143,7 +144,7 @@ impl Part {
     fn wait(&self, timeout: Option<Timespec>, tally: &mut Tally) {
         let kick = borrow(&self.kick);
         let mut fds = [PollFd::from_borrowed_fd(kick, PollFlags::IN)];
-        // Interrupted by a signal, or without memory for the call: the queue is looked at, and it is tried again.
+        // If this fails (a signal, no memory), the queue is checked and the wait is repeated.
         let _ = poll(&mut fds, timeout.as_ref());
         if self.kick.read().is_ok() {
             tally.count(RngCounter::Kicks);

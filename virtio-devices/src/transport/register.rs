@@ -1,8 +1,8 @@
-//! The registers of the common configuration (`virtio 1.4 §4.1.4.3`), and the access that is each one's own.
+//! The registers of the common configuration (`virtio 1.4 §4.1.4.3`), and the access width of each.
 
 /// Half of a 64-bit register, which drivers access as two of 32 bits (`virtio 1.4 §4.1.3.1`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Half {
+pub(crate) enum Half {
     /// Bits 31:0.
     Low,
     /// Bits 63:32.
@@ -11,7 +11,7 @@ pub enum Half {
 
 impl Half {
     /// This half of `value`.
-    pub const fn of(self, value: u64) -> u32 {
+    pub(crate) const fn of(self, value: u64) -> u32 {
         let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
         match self {
             Self::Low => u32::from_le_bytes([a, b, c, d]),
@@ -20,7 +20,7 @@ impl Half {
     }
 
     /// `value` with this half replaced by `half`.
-    pub const fn replace(self, value: u64, half: u32) -> u64 {
+    pub(crate) const fn replace(self, value: u64, half: u32) -> u64 {
         match self {
             Self::Low => value & !0xffff_ffff | half as u64,
             Self::High => value & 0xffff_ffff | (half as u64) << 32,
@@ -30,7 +30,7 @@ impl Half {
 
 /// Which part of a virtqueue an address register holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Area {
+pub(crate) enum Area {
     /// The descriptor area: the descriptor table.
     Descriptor,
     /// The driver area: the available ring.
@@ -41,7 +41,7 @@ pub enum Area {
 
 /// A register of the common configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Register {
+pub(crate) enum Register {
     DeviceFeatureSelect,
     DeviceFeature,
     DriverFeatureSelect,
@@ -64,11 +64,11 @@ pub enum Register {
 
 impl Register {
     /// Bytes of the common configuration, up to and with admin_queue_num.
-    pub const SPACE: u64 = 0x40;
+    pub(crate) const SPACE: u64 = 0x40;
 
-    /// The register at `offset` that is `len` bytes wide. `None` for an access that is not a register's natural one, which
-    /// drivers must not make (`virtio 1.4 §4.1.3.1`).
-    pub const fn decode(offset: u64, len: usize) -> Option<Self> {
+    /// The register at `offset` that is `len` bytes wide. `None` for an access that is not a register's natural one,
+    /// which drivers must not make (`virtio 1.4 §4.1.3.1`).
+    pub(crate) const fn decode(offset: u64, len: usize) -> Option<Self> {
         use Area::{Descriptor, Device, Driver};
         use Half::{High, Low};
         Some(match (offset, len) {

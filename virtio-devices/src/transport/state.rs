@@ -11,7 +11,7 @@ const DRIVERS: Status = Status::DEVICE_NEEDS_RESET.complement();
 
 impl Transport {
     /// The registers, and the vectors in use. To be called while nothing signals.
-    pub fn save(&self) -> TransportState {
+    pub(crate) fn save(&self) -> TransportState {
         let Self {
             offered: _,
             requirements: _,
@@ -38,7 +38,7 @@ impl Transport {
     }
 
     /// Whether it is in its state of power-on.
-    pub fn is_power_on(&self) -> bool {
+    pub(crate) fn is_power_on(&self) -> bool {
         self.save() == self.power_on().save()
     }
 
@@ -62,9 +62,9 @@ impl Transport {
     ///
     /// # Errors
     ///
-    /// When the state is of another device, or no driver could have brought the registers there, or there are no eventfds. Nothing
-    /// has changed then.
-    pub fn restore(&mut self, state: &TransportState) -> Result<(), StateError> {
+    /// When the state is of another device, or no driver could have brought the registers there, or there are no
+    /// eventfds. Nothing has changed then.
+    pub(crate) fn restore(&mut self, state: &TransportState) -> Result<(), StateError> {
         if state.queues.len() != self.queues.len() {
             return Err(StateError::Shape("numbers of virtqueues"));
         }

@@ -52,7 +52,8 @@ impl Machine {
         let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
         let interrupts = Arc::clone(&self.interrupts);
         self.workers = self.net.start(Start { memory: self.memory.clone(), features, queues, interrupts }).unwrap();
-        // What is answered has been started: frames are no longer from before that. And the host's own multicast stays away.
+        // What is answered has been started: frames are no longer from before that. And the host's own multicast stays
+        // away.
         let control = self.workers[0].doorbells.last().unwrap().0;
         assert_eq!(self.command(control, &[0, 0, 0]), 0);
     }

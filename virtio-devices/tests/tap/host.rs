@@ -7,7 +7,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags, set_capabiliti
 use virtio_devices::TapSpec;
 
 /// Puts this thread, and those it starts, into a network namespace without interfaces.
-pub fn new_namespace() {
+pub(crate) fn new_namespace() {
     std::fs::File::open("/dev/net/tun").expect("this test needs /dev/net/tun: modprobe tun, and run as root");
     // SAFETY: a new network namespace leaves memory and open files alone.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
@@ -15,7 +15,7 @@ pub fn new_namespace() {
 }
 
 /// Runs `ip` with these arguments, separated by spaces, and returns what it prints.
-pub fn ip(arguments: &str) -> String {
+pub(crate) fn ip(arguments: &str) -> String {
     let output = Command::new("ip").args(arguments.split(' ')).output().expect("this test needs ip: install iproute2");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "ip {arguments}: {error}");
@@ -23,20 +23,20 @@ pub fn ip(arguments: &str) -> String {
 }
 
 /// Whether the interface `name` exists.
-pub fn exists(name: &str) -> bool {
+pub(crate) fn exists(name: &str) -> bool {
     ip("-o link").contains(&format!(": {name}:"))
 }
 
 /// The tap `name`, as it is or a new one, with this number of queues.
-pub fn spec(name: &str, queue_pairs: u16) -> TapSpec {
+pub(crate) fn spec(name: &str, queue_pairs: u16) -> TapSpec {
     TapSpec { name: Some(name.into()), ip: None, mask: None, host_mac: None, mtu: None, queue_pairs }
 }
 
 /// All frames of one interface, as the host's network stack sees them.
-pub struct Wire(OwnedFd);
+pub(crate) struct Wire(OwnedFd);
 
 impl Wire {
-    pub fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let protocol = (libc::ETH_P_ALL as u16).to_be();
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: creates a descriptor.
@@ -57,12 +57,12 @@ impl Wire {
     }
 
     /// Sends a frame to whoever has the tap open.
-    pub fn send(&self, frame: &[u8]) {
+    pub(crate) fn send(&self, frame: &[u8]) {
         assert_eq!(rustix::io::write(&self.0, frame).unwrap(), frame.len());
     }
 
     /// Lets [`Self::send_segment`] be used.
-    pub fn offloading(name: &str) -> Self {
+    pub(crate) fn offloading(name: &str) -> Self {
         const PACKET_VNET_HDR: libc::c_int = 15;
         let wire = Self::new(name);
         let on: libc::c_int = 1;
@@ -75,12 +75,12 @@ impl Wire {
     }
 
     /// Sends a segment after a header of 10 bytes, as the host's own TCP does.
-    pub fn send_segment(&self, header: [u8; 10], frame: &[u8]) {
+    pub(crate) fn send_segment(&self, header: [u8; 10], frame: &[u8]) {
         self.send(&[&header, frame].concat());
     }
 
     /// The next frame of ours: the host itself sends some, too, over IPv6.
-    pub fn receive(&self) -> Option<Vec<u8>> {
+    pub(crate) fn receive(&self) -> Option<Vec<u8>> {
         loop {
             let mut data = vec![0; 1 << 17];
             let len = rustix::io::read(&self.0, &mut data).ok()?;
@@ -100,7 +100,7 @@ fn index(name: &str) -> i32 {
 }
 
 /// Runs `action` without any privilege, in a thread of its own: as the same user, who has no capability.
-pub fn without_privilege<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn without_privilege<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let none = CapabilitySet::empty();

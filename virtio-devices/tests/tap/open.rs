@@ -1,4 +1,4 @@
-//! Which taps can be used, what is changed about them, and what is said when they cannot.
+//! Which taps can be used, what is changed about them, and the errors for those that cannot.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -64,10 +64,10 @@ fn what_fails_leaves_no_tap() {
     (wrong.ip, wrong.mask) = (address("10.0.0.1"), address("255.0.255.0"));
     assert_eq!(
         error(Tap::open(&wrong)),
-        "255.0.255.0 is no mask for 10.0.0.1: give one of its family, as 255.255.255.0"
+        "255.0.255.0 is not a mask for 10.0.0.1; give one of the same family, such as 255.255.255.0"
     );
     (wrong.ip, wrong.mask) = (address("10.0.0.1"), address("ffff::"));
-    assert!(error(Tap::open(&wrong)).contains("no mask"));
+    assert!(error(Tap::open(&wrong)).contains("is not a mask"));
     wrong = TapSpec { mtu: Some(20), ..spec("tap0", 2) };
     assert!(error(Tap::open(&wrong)).starts_with("cannot set the MTU of the tap tap0: "));
     assert!(!exists("tap0"));
@@ -91,7 +91,7 @@ fn a_tap_in_use_is_refused_by_name_whatever_its_queues() {
     new_namespace();
     for (name, queues) in [("single", 1), ("multi", 4)] {
         let _first = Tap::open(&spec(name, queues)).unwrap();
-        let expected = format!("{name} is in use by another process: stop that one, or name another tap");
+        let expected = format!("{name} is in use by another process; stop that one, or name another tap");
         assert_eq!(error(Tap::open(&spec(name, queues))), expected);
     }
 }
@@ -103,13 +103,13 @@ fn a_tap_of_the_other_kind_is_refused_with_the_way_out() {
     ip("tuntap add qmany mode tap multi_queue");
     ip("tuntap add tun0 mode tun");
     let multi = error(Tap::open(&spec("qmany", 1)));
-    assert!(multi.starts_with("qmany is a multi-queue tap: add num_queues=4"), "{multi}");
+    assert!(multi.starts_with("qmany is a multi-queue tap; add num_queues=4"), "{multi}");
     let single = error(Tap::open(&spec("qone", 2)));
-    assert!(single.starts_with("qone is a single-queue tap: use num_queues=2"), "{single}");
+    assert!(single.starts_with("qone is a single-queue tap; use num_queues=2"), "{single}");
     for other in ["lo", "tun0"] {
         for queues in [1, 2] {
             let refused = error(Tap::open(&spec(other, queues)));
-            assert!(refused.starts_with(&format!("{other} exists and is no tap")), "{refused}");
+            assert!(refused.starts_with(&format!("{other} exists and is not a tap")), "{refused}");
         }
     }
     // Asking left nothing attached.
@@ -128,8 +128,8 @@ fn a_prepared_tap_needs_no_privilege_and_says_what_does() {
     assert_eq!(tap.mtu(), Some(1400));
     drop(tap);
     for (spec, expected) in [
-        (spec("other", 1), "no right to use the existing tap other: make it this user's"),
-        (spec("fresh", 1), "no right to create the tap fresh: create it for this user (ip tuntap add fresh"),
+        (spec("other", 1), "no permission to use the existing tap other; make it this user's"),
+        (spec("fresh", 1), "no permission to create the tap fresh; create it for this user (ip tuntap add fresh"),
         (spec("down", 1), "cannot set the state (up) of the tap down: "),
         (TapSpec { mtu: Some(1300), ..spec("own", 1) }, "cannot set the MTU of the tap own: "),
     ] {
@@ -149,14 +149,14 @@ fn descriptors_that_are_passed_in_must_be_the_queues_of_one_tap() {
     let mixed = fds(&one).into_iter().take(1).chain(fds(&two).into_iter().take(1)).collect();
     assert_eq!(
         error(Tap::from_fds(mixed)),
-        "the file descriptors of fd= are of different taps, one and two: a NIC has one"
+        "the file descriptors of fd= belong to different taps, one and two; a NIC has one tap"
     );
     let single = Tap::open(&spec("single", 1)).unwrap();
     let twice = fds(&single).into_iter().chain(fds(&single)).collect();
-    assert!(error(Tap::from_fds(twice)).contains("other flags"));
+    assert!(error(Tap::from_fds(twice)).contains("without all flags"));
     let file = std::fs::File::open("/dev/null").unwrap().into();
     let second = fds(&one).into_iter().take(1).chain([file]).collect();
-    assert!(error(Tap::from_fds(second)).starts_with("file descriptor 1 (counted from 0) of fd= is no tap"));
+    assert!(error(Tap::from_fds(second)).starts_with("file descriptor 1 (counted from 0) of fd= is not a tap"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! One connection: hyper's HTTP over a socket that never waits.
+//! A client's connection: hyper's HTTP over a non-blocking socket.
 //!
-//! There is no runtime. A connection is advanced as far as the bytes that have come allow, on whatever thread has it; then it says
-//! what it waits for.
+//! There is no async runtime. The thread that owns a connection advances it as far as the received bytes allow, and is
+//! then told what the connection waits for.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,15 +25,15 @@ use crate::api::exchange::{Exchange, Phase};
 use crate::api::response::Answer;
 use crate::api::service::{self, Service};
 
-/// How long a request may take from its first byte to its last, and an answer to be taken.
+/// The time limit for a client to send a request, from its first byte to its last, and to take the answer.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// The bytes of a request's line and headers.
+/// The longest request line and headers, in bytes.
 pub const MOST_HEAD: usize = 16 << 10;
-/// The number of a request's headers.
+/// The most headers of a request.
 const MOST_HEADERS: usize = 64;
-/// The descriptors that the kernel passes with one message (`SCM_MAX_FD`).
+/// The most descriptors that the kernel passes with one message (`SCM_MAX_FD`).
 const FDS_PER_MESSAGE: usize = 253;
-/// What hyper sends by itself to a client that waits for leave to send its body.
+/// The start of what hyper sends to a client that expects `100 Continue` before its body.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 ";
 
 /// A client's connection.
@@ -51,23 +51,23 @@ pub(crate) struct Connection {
 pub(crate) enum Wait {
     /// The next request.
     Request,
-    /// The rest of a request, until then.
+    /// The rest of a request, until the deadline.
     Rest(Instant),
-    /// Room for the rest of an answer, until then.
+    /// Room for the rest of an answer, until the deadline.
     Room(Instant),
 }
 
 impl Connection {
-    /// A new connection, whose requests `service` answers.
+    /// A new connection; `service` answers its requests.
     ///
     /// # Errors
     ///
-    /// The socket cannot be made one that does not wait.
-    pub fn new(stream: UnixStream, service: &Arc<Service>) -> io::Result<Self> {
+    /// The socket cannot be made non-blocking.
+    pub(super) fn new(stream: UnixStream, service: &Arc<Service>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let stream = Arc::new(stream);
         let exchange = Arc::new(Mutex::new(Exchange::new(service.budget.clone())));
-        let socket = Socket { stream: stream.clone(), exchange: exchange.clone() };
+        let socket = HyperIo { stream: stream.clone(), exchange: exchange.clone() };
         let patience = service.patience;
         let (service, shared) = (service.clone(), exchange.clone());
         let answer = service_fn(move |request| service::answer(service.clone(), shared.clone(), request));
@@ -81,9 +81,10 @@ impl Connection {
         Ok(Self { http: Box::pin(http), stream, exchange, patience, used: Instant::now() })
     }
 
-    /// Reads, answers and writes as far as that goes without waiting for the client. `None` at the connection's end.
-    pub fn advance(&mut self) -> Option<Wait> {
-        let woken = Arc::new(Woken(AtomicBool::new(true)));
+    /// Reads, answers and writes as far as possible without waiting for the client. `None` at the end of the
+    /// connection.
+    pub(super) fn advance(&mut self) -> Option<Wait> {
+        let woken = Arc::new(WakeFlag(AtomicBool::new(true)));
         let waker = Waker::from(woken.clone());
         while woken.0.swap(false, Ordering::Relaxed) {
             match self.http.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -108,11 +109,11 @@ impl Connection {
     }
 
     /// Whether a request was answered on this connection.
-    pub fn has_answered(&self) -> bool {
+    pub(super) fn has_answered(&self) -> bool {
         self.exchange.lock().has_answered
     }
 
-    /// Answers what is no HTTP request, if the client is still there.
+    /// Answers bytes that are not an HTTP request.
     fn refuse(&self, error: &hyper::Error) {
         if !error.is_parse() || matches!(self.exchange.lock().phase, Phase::Answering(_)) {
             return;
@@ -120,11 +121,11 @@ impl Connection {
         let (status, what) = match error.is_parse_too_large() {
             true => (
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                format!("the request's line and headers have more than {MOST_HEAD} bytes or {MOST_HEADERS} headers"),
+                format!("the request line and headers exceed {MOST_HEAD} bytes or {MOST_HEADERS} headers"),
             ),
-            false => (StatusCode::BAD_REQUEST, format!("this is no HTTP/1.1 request: {error}")),
+            false => (StatusCode::BAD_REQUEST, format!("this is not an HTTP/1.1 request: {error}")),
         };
-        // The client may be gone, and nothing is owed to it then.
+        // The client may be gone.
         let _ = send(&*self.stream, &Answer::error(status, &[what]).into_bytes(), SEND);
     }
 }
@@ -135,10 +136,10 @@ impl AsFd for Connection {
     }
 }
 
-/// Tells that a connection can go on at once, which hyper does to give others a turn.
-struct Woken(AtomicBool);
+/// Set when a connection can continue immediately: hyper yields to give other tasks a turn.
+struct WakeFlag(AtomicBool);
 
-impl Wake for Woken {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -147,13 +148,13 @@ impl Wake for Woken {
 const RECEIVE: RecvFlags = RecvFlags::DONTWAIT.union(RecvFlags::CMSG_CLOEXEC);
 const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
-/// A socket as hyper wants it.
-struct Socket {
+/// The socket, with hyper's I/O traits.
+struct HyperIo {
     stream: Arc<UnixStream>,
     exchange: Arc<Mutex<Exchange>>,
 }
 
-impl Read for Socket {
+impl Read for HyperIo {
     fn poll_read(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -178,7 +179,7 @@ impl Read for Socket {
         if received.flags.contains(ReturnFlags::CTRUNC) {
             exchange.descriptors.lose();
         }
-        // Also the beginning of the next request may come while this one's connection is advanced.
+        // The next request may begin while this one's answer is being sent.
         let is_between = match exchange.phase {
             Phase::Idle => true,
             Phase::Receiving(_) => false,
@@ -192,10 +193,10 @@ impl Read for Socket {
     }
 }
 
-impl Write for Socket {
+impl Write for HyperIo {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize, io::Error>> {
         let mut exchange = self.exchange.lock();
-        // What hyper answers by itself to something that is no request has a reason phrase and no explanation. It is dropped
+        // hyper's own answer to bytes that are not a request has a reason phrase and no explanation. It is dropped
         // here; `Connection::refuse` answers instead.
         if !matches!(exchange.phase, Phase::Answering(_)) && !bytes.starts_with(CONTINUE) {
             return Poll::Ready(Ok(bytes.len()));
@@ -209,7 +210,7 @@ impl Write for Socket {
         }
     }
 
-    /// Called when all has been written.
+    /// Called when everything has been written.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
         self.exchange.lock().is_unsent = false;
         Poll::Ready(Ok(()))

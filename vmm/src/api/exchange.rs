@@ -1,4 +1,4 @@
-//! What is on its way over one connection, and how much of it all connections together may have on its way.
+//! The state of a connection's current request, and limits on the descriptors and bodies of all connections together.
 
 use std::mem;
 use std::os::fd::OwnedFd;
@@ -6,35 +6,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// File descriptors that have come for requests that are not complete, over all connections: what the largest NIC takes (one for
-/// each of 254 vCPUs).
+/// The most file descriptors received with incomplete requests, over all connections: enough for the largest NIC (one
+/// for each of 254 vCPUs).
 pub const MOST_FDS: usize = 256;
-/// Bodies above [`SMALL_BODY`] that are received or read at the same time.
+/// The most bodies above [`SMALL_BODY`] in memory at the same time.
 const MOST_LARGE_BODIES: usize = 2;
-/// The bytes of a body that any request may have at any time.
+/// The largest body, in bytes, that does not count against [`MOST_LARGE_BODIES`].
 pub(crate) const SMALL_BODY: usize = 64 << 10;
 
-/// What all connections share of the process's descriptors and memory.
+/// The descriptors and memory in use by all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     fds: AtomicUsize,
     large_bodies: AtomicUsize,
 }
 
-/// Adds `count` to what is in use, unless that makes more than `most`.
+/// Adds `count` to `used`, unless the sum exceeds `most`. Returns whether it was added.
 fn take(used: &AtomicUsize, count: usize, most: usize) -> bool {
     let add = |used: usize| used.checked_add(count).filter(|sum| *sum <= most);
     used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
 }
 
 impl Budget {
-    /// The right to have a large body in memory, or `None` while others have it.
-    pub fn large_body(self: &Arc<Self>) -> Option<LargeBody> {
+    /// A permit for a large body, or `None` if all are taken.
+    pub(super) fn large_body(self: &Arc<Self>) -> Option<LargeBody> {
         take(&self.large_bodies, 1, MOST_LARGE_BODIES).then(|| LargeBody(self.clone()))
     }
 }
 
-/// The right to have a large body in memory.
+/// A permit to hold a large body in memory.
 #[derive(Debug)]
 pub(crate) struct LargeBody(Arc<Budget>);
 
@@ -44,7 +44,7 @@ impl Drop for LargeBody {
     }
 }
 
-/// File descriptors that came, by SCM_RIGHTS, with the bytes of a request that is not complete.
+/// File descriptors received by SCM_RIGHTS with an incomplete request.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     fds: Vec<OwnedFd>,
@@ -53,12 +53,12 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
-    pub fn new(budget: Arc<Budget>) -> Self {
+    pub(super) fn new(budget: Arc<Budget>) -> Self {
         Self { fds: Vec::new(), lost: false, budget }
     }
 
-    /// Adds one, or closes it if there are too many.
-    pub fn push(&mut self, fd: OwnedFd) {
+    /// Adds a descriptor, or closes it if there are too many.
+    pub(super) fn push(&mut self, fd: OwnedFd) {
         if take(&self.budget.fds, 1, MOST_FDS) {
             self.fds.push(fd);
         } else {
@@ -66,13 +66,14 @@ impl Descriptors {
         }
     }
 
-    /// Remembers that the host could not give all that were sent.
-    pub fn lose(&mut self) {
+    /// Records that the kernel dropped descriptors.
+    pub(super) fn lose(&mut self) {
         self.lost = true;
     }
 
-    /// Gives those that have come to the request that is complete. `None` if some were lost; the others are closed then.
-    pub fn take(&mut self) -> Option<Vec<OwnedFd>> {
+    /// Takes the descriptors for the request that is now complete. `None` if some were lost; the others are closed
+    /// then.
+    pub(super) fn take(&mut self) -> Option<Vec<OwnedFd>> {
         self.budget.fds.fetch_sub(self.fds.len(), Ordering::Relaxed);
         let fds = mem::take(&mut self.fds);
         (!mem::take(&mut self.lost)).then_some(fds)
@@ -85,22 +86,22 @@ impl Drop for Descriptors {
     }
 }
 
-/// How far a connection is with its current request.
+/// The phase of a connection's current request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nothing of a request has come.
+    /// No part of a request has arrived.
     Idle,
-    /// A part of a request has come, the first of it then.
+    /// A part of a request has arrived, the first byte at this time.
     Receiving(Instant),
-    /// The answer is decided, and is being written since then; or it was the last thing that happened.
+    /// The answer is being written since this time, or has just been written.
     Answering(Instant),
 }
 
-/// What a connection's socket, its service and the server know of each other.
+/// What a connection's socket, its service and the server share.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     pub phase: Phase,
-    /// Whether there are bytes of the answer that the socket has not taken.
+    /// Whether the socket has not taken all bytes of the answer.
     pub is_unsent: bool,
     /// Whether a request was answered on this connection.
     pub has_answered: bool,
@@ -108,7 +109,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub fn new(budget: Arc<Budget>) -> Self {
+    pub(super) fn new(budget: Arc<Budget>) -> Self {
         Self { phase: Phase::Idle, is_unsent: false, has_answered: false, descriptors: Descriptors::new(budget) }
     }
 }

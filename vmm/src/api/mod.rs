@@ -1,12 +1,11 @@
-//! The REST API: Cloud Hypervisor's, with what SR-IOV adds.
+//! The REST API: Cloud Hypervisor's, with additions for SR-IOV.
 //!
-//! `request` makes an [`Action`] of a request's method, path, body and descriptors, without I/O. `server` has the threads, `connection`
-//! the bytes, `service` what is between. Whoever has the virtual machine is a [`Handler`].
+//! `request` turns a request's method, path, body and descriptors into an [`Action`], without I/O. `server` owns the
+//! threads, `connection` the bytes, and `service` joins the two. The control thread is the [`Handler`].
 
 mod action;
 mod connection;
 mod exchange;
-pub mod info;
 #[cfg(test)]
 mod openapi_tests;
 mod request;
@@ -15,10 +14,12 @@ mod server;
 mod service;
 mod socket;
 
-pub use action::{Action, Failure, FailureKind, Handler, Link, RemoveDevice, Reply, Resize, SetVf};
+pub use action::{Action, Failure, Handler, Reply};
 pub use connection::{MOST_HEAD, PATIENCE};
 pub use exchange::MOST_FDS;
 pub use request::{ROUTES, Refusal, Request, Route};
 pub use server::{MOST_CONNECTIONS, MOST_WORKERS, Server};
 pub use service::MOST_BODY;
 pub use socket::{ApiSocket, BoundSocket, Claim, SocketError};
+pub use vm_api::body::{Link, RemoveDevice, Resize, SetVf};
+pub use vm_api::info;

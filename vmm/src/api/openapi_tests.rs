@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::api::info::*;
 use crate::api::*;
+use crate::config::unsupported::Object;
 use crate::config::*;
-use crate::config_later::{self, Object};
 
 /// The names of a struct's fields or of an enum's variants, as serde knows them.
 struct Names<'a>(&'a mut Vec<&'static str>);
@@ -91,7 +91,7 @@ fn words(array: &Value) -> Set {
 }
 
 /// Schema `name` has the fields of `T` and those that are `later`, and calls required what `T` requires.
-fn assert_fields<T: DeserializeOwned>(document: &Value, name: &str, later: Option<&Object>) {
+fn assert_fields<T: DeserializeOwned>(document: &Value, name: &str, later: Option<Object>) {
     let schema = schema(document, name);
     let mut fields = names::<T>();
     fields.extend(later.into_iter().flat_map(Object::fields).map(str::to_string));
@@ -120,19 +120,19 @@ fn assert_variants<T: DeserializeOwned>(document: &Value, name: &str) {
 fn every_field_is_described_and_every_description_is_of_a_field() {
     let document = document();
     let all = &document;
-    assert_fields::<VmConfig>(all, "VmConfig", Some(&config_later::VM));
-    assert_fields::<CpusConfig>(all, "CpusConfig", Some(&config_later::CPUS));
-    assert_fields::<MemoryConfig>(all, "MemoryConfig", Some(&config_later::MEMORY));
-    assert_fields::<PayloadConfig>(all, "PayloadConfig", Some(&config_later::PAYLOAD));
+    assert_fields::<VmConfig>(all, "VmConfig", Some(Object::Vm));
+    assert_fields::<CpusConfig>(all, "CpusConfig", Some(Object::Cpus));
+    assert_fields::<MemoryConfig>(all, "MemoryConfig", Some(Object::Memory));
+    assert_fields::<PayloadConfig>(all, "PayloadConfig", Some(Object::Payload));
     assert_fields::<NetConfig>(all, "NetConfig", None);
     assert_fields::<VfConfig>(all, "VfConfig", None);
     assert_fields::<RateLimiterConfig>(all, "RateLimiterConfig", None);
     assert_fields::<TokenBucketConfig>(all, "TokenBucket", None);
-    assert_fields::<DiskConfig>(all, "DiskConfig", Some(&config_later::DISK));
+    assert_fields::<DiskConfig>(all, "DiskConfig", Some(Object::Disk));
     assert_fields::<RngConfig>(all, "RngConfig", None);
     assert_fields::<VdpaConfig>(all, "VdpaConfig", None);
-    assert_fields::<ConsoleConfig>(all, "ConsoleConfig", Some(&config_later::CONSOLE));
-    assert_fields::<ConsoleConfig>(all, "SerialConfig", Some(&config_later::CONSOLE));
+    assert_fields::<ConsoleConfig>(all, "ConsoleConfig", Some(Object::Console));
+    assert_fields::<ConsoleConfig>(all, "SerialConfig", Some(Object::Console));
     assert_fields::<RemoveDevice>(all, "VmRemoveDevice", None);
     assert_fields::<Resize>(all, "VmResize", None);
     assert_fields::<SetVf>(all, "VmSetVf", None);
@@ -154,9 +154,9 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_variants::<VhostMode>(all, "VhostMode");
     assert_variants::<ImageType>(all, "ImageType");
     for (name, object) in [
-        ("PlatformConfig", &config_later::PLATFORM),
-        ("CpuFeatures", &config_later::CPU_FEATURES),
-        ("DebugConsoleConfig", &config_later::DEBUG_CONSOLE),
+        ("PlatformConfig", Object::Platform),
+        ("CpuFeatures", Object::CpuFeatures),
+        ("DebugConsoleConfig", Object::DebugConsole),
     ] {
         assert_eq!(keys(&schema(all, name)["properties"]), object.fields().map(str::to_string).collect(), "{name}");
     }

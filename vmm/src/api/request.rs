@@ -1,39 +1,40 @@
-//! From a request to an [`Action`], without any I/O.
+//! From a request to an [`Action`], without I/O.
 
 use std::os::fd::OwnedFd;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::api::{Action, Failure, FailureKind};
+use crate::api::{Action, Failure};
+use crate::config::unsupported::{self, Object};
 use crate::config::{ConfigError, NetConfig};
-use crate::config_later::{self, Object};
+use crate::error_kind::ErrorKind;
 
-/// Where the endpoints are, as in Cloud Hypervisor.
+/// The path prefix of the endpoints, as in Cloud Hypervisor.
 const ROOT: &str = "/api/v1/";
 
-/// A request, of which everything has arrived.
+/// A complete HTTP request.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The method, as `PUT`.
+    /// The method, such as `PUT`.
     pub method: &'a str,
-    /// The path, as `/api/v1/vm.info`; without a query.
+    /// The path, such as `/api/v1/vm.info`; without a query.
     pub path: &'a str,
-    /// The body; empty if there is none.
+    /// The body; may be empty.
     pub body: &'a [u8],
     /// The file descriptors that came with it.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Why a request is no action.
+/// Why a request is not turned into an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// The path has another method: status 405.
+    /// The endpoint has another method: status 405.
     Method {
-        /// The method that it has.
+        /// The endpoint's method.
         allow: &'static str,
     },
-    /// All else.
+    /// Any other failure.
     Failure(Failure),
 }
 
@@ -46,14 +47,15 @@ impl From<Failure> for Refusal {
 /// An endpoint.
 #[derive(Debug)]
 pub struct Route {
-    /// The only method that it has.
+    /// Its only method.
     pub method: &'static str,
-    /// Its whole path.
+    /// Its full path.
     pub path: &'static str,
-    take: Take,
+    /// `None` for an endpoint of Cloud Hypervisor's that is not supported yet.
+    take: Option<Take>,
 }
 
-/// What becomes of a request.
+/// How a request to an endpoint is handled.
 #[derive(Debug)]
 enum Take {
     /// An action without a body.
@@ -62,16 +64,18 @@ enum Take {
     Body(fn(Value) -> Result<Action, Failure>),
     /// An action with a JSON body and file descriptors.
     Fds(fn(Value, Vec<OwnedFd>) -> Result<Action, Failure>),
-    /// Nothing: Cloud Hypervisor has it and this version has not.
-    Later(&'static str),
 }
 
 const fn get(path: &'static str, action: fn() -> Action) -> Route {
-    Route { method: "GET", path, take: Take::Bare(action) }
+    Route { method: "GET", path, take: Some(Take::Bare(action)) }
 }
 
 const fn put(path: &'static str, take: Take) -> Route {
-    Route { method: "PUT", path, take }
+    Route { method: "PUT", path, take: Some(take) }
+}
+
+const fn later(path: &'static str) -> Route {
+    Route { method: "PUT", path, take: None }
 }
 
 /// All endpoints.
@@ -96,47 +100,47 @@ pub const ROUTES: &[Route] = &[
     put("/api/v1/vm.remove-device", Take::Body(|body| Ok(Action::RemoveDevice(typed(body)?)))),
     put("/api/v1/vm.resize", Take::Body(|body| Ok(Action::Resize(typed(body)?)))),
     put("/api/v1/vm.set-vf", Take::Body(|body| Ok(Action::SetVf(typed(body)?)))),
-    put("/api/v1/vm.add-device", Take::Later("VFIO devices are")),
-    put("/api/v1/vm.add-user-device", Take::Later("vfio-user devices are")),
-    put("/api/v1/vm.add-fs", Take::Later("shared file systems are")),
-    put("/api/v1/vm.add-pmem", Take::Later("persistent memory devices are")),
-    put("/api/v1/vm.add-vsock", Take::Later("vsock devices are")),
-    put("/api/v1/vm.add-generic-vhost-user", Take::Later("generic vhost-user devices are")),
-    put("/api/v1/vm.resize-zone", Take::Later("memory zones are")),
-    put("/api/v1/vm.resize-disk", Take::Later("disks that change their size are")),
-    put("/api/v1/vm.snapshot", Take::Later("snapshots are")),
-    put("/api/v1/vm.restore", Take::Later("snapshots are")),
-    put("/api/v1/vm.send-migration", Take::Later("live migration is")),
-    put("/api/v1/vm.receive-migration", Take::Later("live migration is")),
-    put("/api/v1/vm.coredump", Take::Later("core dumps of guests are")),
+    later("/api/v1/vm.add-device"),
+    later("/api/v1/vm.add-user-device"),
+    later("/api/v1/vm.add-fs"),
+    later("/api/v1/vm.add-pmem"),
+    later("/api/v1/vm.add-vsock"),
+    later("/api/v1/vm.add-generic-vhost-user"),
+    later("/api/v1/vm.resize-zone"),
+    later("/api/v1/vm.resize-disk"),
+    later("/api/v1/vm.snapshot"),
+    later("/api/v1/vm.restore"),
+    later("/api/v1/vm.send-migration"),
+    later("/api/v1/vm.receive-migration"),
+    later("/api/v1/vm.coredump"),
     get("/metrics", || Action::Metrics),
 ];
 
 impl Request<'_> {
-    /// What the request asks for. Descriptors that are not part of that are closed.
+    /// The request's action. Descriptors that the action does not take are closed.
     ///
     /// # Errors
     ///
-    /// What is wrong with it, in the words that the client is told.
+    /// The request is not valid; the answer says why.
     pub fn action(self) -> Result<Action, Refusal> {
-        let not_found = || Failure::new(FailureKind::NotFound, "Not Found");
+        let not_found = || Failure::new(ErrorKind::NotFound, "Not Found");
         let route = ROUTES.iter().find(|route| route.path == self.path).ok_or_else(not_found)?;
         if route.method != self.method {
             return Err(Refusal::Method { allow: route.method });
         }
         let name = route.path.strip_prefix(ROOT).unwrap_or(route.path);
-        if let Take::Later(what) = route.take {
-            let what = format!("{name}: {what} not in this version yet");
-            return Err(Failure::new(FailureKind::NotImplemented, what).into());
-        }
-        Ok(self.take(route, name).map_err(|failure| failure.in_context(format!("{name}: the request is not valid")))?)
+        let Some(take) = &route.take else {
+            let what = format!("{name}: {} not supported yet", unsupported::endpoint(name).unwrap_or("it is"));
+            return Err(Failure::new(ErrorKind::Unsupported, what).into());
+        };
+        Ok(self.take(take, name).map_err(|failure| failure.in_context(format!("{name}: the request is not valid")))?)
     }
 
-    fn take(self, route: &Route, name: &str) -> Result<Action, Failure> {
-        if !self.fds.is_empty() && !matches!(route.take, Take::Fds(_)) {
-            return Err(bad("it came with file descriptors, and only vm.add-net takes them; send none"));
+    fn take(self, take: &Take, name: &str) -> Result<Action, Failure> {
+        if !self.fds.is_empty() && !matches!(take, Take::Fds(_)) {
+            return Err(bad("it came with file descriptors, which only vm.add-net takes; send none"));
         }
-        match route.take {
+        match take {
             Take::Bare(_) if !self.body.is_empty() => Err(bad(format!("{name} takes no body; send none"))),
             Take::Bare(action) => Ok(action()),
             Take::Body(_) | Take::Fds(_) if self.body.is_empty() => {
@@ -144,13 +148,12 @@ impl Request<'_> {
             }
             Take::Body(action) => action(json(self.body)?),
             Take::Fds(action) => action(json(self.body)?, self.fds),
-            Take::Later(what) => Err(Failure::new(FailureKind::NotImplemented, what)),
         }
     }
 }
 
 fn bad(reason: impl Into<String>) -> Failure {
-    Failure::new(FailureKind::BadRequest, reason)
+    Failure::new(ErrorKind::Invalid, reason)
 }
 
 fn later(error: ConfigError) -> Failure {
@@ -161,7 +164,7 @@ fn json(body: &[u8]) -> Result<Value, Failure> {
     serde_json::from_slice(body).map_err(|error| bad(format!("the body is not JSON: {error}")))
 }
 
-/// The typed form of `body`, as far as there is nothing left of later versions in it.
+/// The typed form of `body`.
 fn typed<T: DeserializeOwned>(body: Value) -> Result<T, Failure> {
     if !body.is_object() {
         return Err(bad("the body is JSON, but not an object"));
@@ -172,18 +175,18 @@ fn typed<T: DeserializeOwned>(body: Value) -> Result<T, Failure> {
     })
 }
 
-fn stripped<T: DeserializeOwned>(mut body: Value, object: &Object) -> Result<T, Failure> {
+fn stripped<T: DeserializeOwned>(mut body: Value, object: Object) -> Result<T, Failure> {
     object.strip(&mut body, "").map_err(later)?;
     typed(body)
 }
 
 fn create(body: Value) -> Result<Action, Failure> {
-    let config: crate::config::VmConfig = stripped(body, &config_later::VM)?;
+    let config: crate::config::VmConfig = stripped(body, Object::Vm)?;
     for (index, net) in config.net.iter().enumerate() {
         if !net.fds.is_empty() {
             return Err(numbers_of_fds(
                 &format!("net[{index}].fds"),
-                "add the NIC by vm.add-net, with its descriptors",
+                "add the NIC with vm.add-net, and send its descriptors",
             ));
         }
         check_vf_fds(net, &format!("net[{index}]."))?;
@@ -191,7 +194,8 @@ fn create(body: Value) -> Result<Action, Failure> {
     Ok(Action::Create(Box::new(config)))
 }
 
-/// The numbers that the body has for descriptors are the client's, and mean nothing here: what counts are those that came.
+/// Descriptor numbers in the body are the client's, and mean nothing in this process. Only the received descriptors
+/// count.
 fn add_net(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
     let mut config: NetConfig = typed(body)?;
     check_vf_fds(&config, "")?;
@@ -210,9 +214,23 @@ fn check_vf_fds(net: &NetConfig, path: &str) -> Result<(), Failure> {
 }
 
 fn numbers_of_fds(path: &str, remedy: &str) -> Failure {
-    bad(format!("{path}: numbers of a client's descriptors mean nothing to this program; {remedy}"))
+    bad(format!("{path}: a client's descriptor numbers mean nothing in this process; {remedy}"))
 }
 
 fn add_disk(body: Value) -> Result<Action, Failure> {
-    Ok(Action::AddDisk(Box::new(stripped(body, &config_later::DISK)?)))
+    Ok(Action::AddDisk(Box::new(stripped(body, Object::Disk)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn what_the_table_lists_as_unsupported_is_refused_and_nothing_else() {
+        let later = ROUTES.iter().filter(|route| matches!(route.take, Take::Later));
+        let names: BTreeSet<_> = later.map(|route| route.path.trim_start_matches(ROOT)).collect();
+        assert_eq!(names, unsupported::endpoints().collect());
+    }
 }

@@ -1,8 +1,8 @@
-//! What a client is answered, in the form that clients of Cloud Hypervisor rely on.
+//! HTTP answers, in the form that Cloud Hypervisor's clients rely on.
 //!
-//! Some of them take all that is between `HTTP/1.1 ` and the end of the line for the status, look for `Content-Length` in exactly
-//! this case, and read no more than one segment of an answer that may hold anything but ASCII. So there is no reason phrase,
-//! header names are in title case, and JSON is escaped.
+//! Some clients take everything between `HTTP/1.1 ` and the end of the line for the status, search for `Content-Length`
+//! with exactly this capitalisation, or read only one segment of an answer with non-ASCII characters. So there is no
+//! reason phrase, header names are in title case, and JSON is escaped to ASCII.
 
 use std::fmt::Write as _;
 
@@ -13,22 +13,23 @@ use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, SERVER};
 use hyper::{Response, StatusCode};
 
 use crate::api::request::Refusal;
-use crate::api::{Failure, FailureKind, Reply};
+use crate::api::{Failure, Reply};
+use crate::error_kind::ErrorKind;
 
 const SERVER_NAME: &str = "Cloud Hypervisor API";
 const JSON: &str = "application/json";
-/// The type of Prometheus' text form.
+/// The content type of Prometheus' text format.
 const METRICS: &str = "text/plain; version=0.0.4";
 
-/// An answer, before it is HTTP.
+/// An HTTP answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub status: StatusCode,
-    /// The only method of the path, if that is what is wrong.
+    /// The endpoint's only method, if the request had another.
     pub allow: Option<&'static str>,
     /// The body and its type; 204 has none.
     pub body: Option<(String, &'static str)>,
-    /// Whether the client is told that this was the last answer.
+    /// Whether the connection closes after this answer.
     pub close: bool,
 }
 
@@ -37,8 +38,8 @@ impl Answer {
         Self { status, allow: None, body: None, close: false }
     }
 
-    /// The answer to a request that was applied, or could not be.
-    pub fn outcome(outcome: Result<Reply, Failure>) -> Self {
+    /// The answer to an action.
+    pub(super) fn outcome(outcome: Result<Reply, Failure>) -> Self {
         match outcome {
             Ok(Reply::Done) => Self::new(StatusCode::NO_CONTENT),
             Ok(Reply::Ok) => Self { body: Some((String::new(), JSON)), ..Self::new(StatusCode::OK) },
@@ -48,11 +49,11 @@ impl Answer {
         }
     }
 
-    /// The answer to a request that is no action.
-    pub fn refusal(refusal: &Refusal) -> Self {
+    /// The answer to a request that is not turned into an action.
+    pub(super) fn refusal(refusal: &Refusal) -> Self {
         match refusal {
             Refusal::Method { allow } => {
-                let chain = [format!("this path has the method {allow} only")];
+                let chain = [format!("this endpoint supports only {allow}")];
                 Self { allow: Some(allow), ..Self::error(StatusCode::METHOD_NOT_ALLOWED, &chain) }
             }
             Refusal::Failure(failure) => Self::error(status(failure.kind), &failure.chain),
@@ -60,14 +61,14 @@ impl Answer {
     }
 
     /// An error: an array of strings, the outermost first.
-    pub fn error(status: StatusCode, chain: &[String]) -> Self {
-        // An array of strings is always JSON.
+    pub(super) fn error(status: StatusCode, chain: &[String]) -> Self {
+        // Serializing an array of strings cannot fail.
         let text = serde_json::to_string(chain).unwrap_or_default();
         Self { body: Some((ascii(&text), JSON)), ..Self::new(status) }
     }
 
-    /// The answer for hyper, which adds the length.
-    pub fn into_http(self) -> Response<Full<Bytes>> {
+    /// The answer for hyper, which adds `Content-Length`.
+    pub(super) fn into_http(self) -> Response<Full<Bytes>> {
         let connection = HeaderValue::from_static(if self.close { "close" } else { "keep-alive" });
         let (body, content_type) = self.body.unzip();
         let mut response = Response::new(Full::from(body.unwrap_or_default()));
@@ -85,8 +86,8 @@ impl Answer {
         response
     }
 
-    /// The answer as bytes, for what hyper takes for no request at all.
-    pub fn into_bytes(self) -> Vec<u8> {
+    /// The answer as bytes, for input that hyper does not accept as a request.
+    pub(super) fn into_bytes(self) -> Vec<u8> {
         let (body, content_type) = self.body.unwrap_or_default();
         format!(
             "HTTP/1.1 {} \r\nServer: {SERVER_NAME}\r\nConnection: close\r\nContent-Type: {content_type}\r\n\
@@ -98,15 +99,8 @@ impl Answer {
     }
 }
 
-const fn status(kind: FailureKind) -> StatusCode {
-    match kind {
-        FailureKind::BadRequest => StatusCode::BAD_REQUEST,
-        FailureKind::NotFound => StatusCode::NOT_FOUND,
-        FailureKind::Conflict => StatusCode::CONFLICT,
-        FailureKind::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
-        FailureKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-        FailureKind::NotImplemented => StatusCode::NOT_IMPLEMENTED,
-    }
+fn status(kind: ErrorKind) -> StatusCode {
+    StatusCode::from_u16(kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 /// `json` with what is not ASCII escaped: outside of strings JSON has no such characters.

@@ -1,9 +1,9 @@
-//! Who waits for clients, and who answers them.
+//! The API server's threads.
 //!
-//! One thread, `http-server`, accepts connections and waits for all that have nothing to do, in one epoll. A connection whose client
-//! has sent something goes to a worker, `http-N`, which advances it as far as it goes, calls the [`Handler`], and gives it back. So a
-//! client that is idle, or slow, costs a descriptor and no thread; one whose action takes long costs a thread, and the next
-//! client gets another one.
+//! One thread, `http-server`, accepts connections and waits for all idle ones in one epoll. When a client has sent
+//! something, its connection goes to a worker, `http-N`, which advances it as far as possible, calls the [`Handler`],
+//! and hands it back. So an idle or slow client costs a descriptor but no thread. A slow action costs a thread, and the
+//! next client gets another one.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -22,25 +22,25 @@ use crate::api::Handler;
 use crate::api::connection::{Connection, PATIENCE, Wait};
 use crate::api::service::Service;
 
-/// Connections that are kept. For another one, one is closed that waits for its client: first one that never had a request
-/// answered, else the one that has waited longest.
+/// The most connections. A further one replaces one that waits for its client: preferably one that never had a request
+/// answered, otherwise the one that has waited longest.
 pub const MOST_CONNECTIONS: usize = 128;
-/// Actions that are waited for at the same time.
+/// The most worker threads.
 pub const MOST_WORKERS: usize = 64;
-/// How long a worker waits for work before it ends, but for the last one.
+/// How long a worker waits for work before it ends. The last one stays.
 const IDLE: Duration = Duration::from_secs(5);
-/// How long the host is given to have a descriptor for another connection.
+/// The pause before accepting again when no descriptor is left.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a client is given to take its answer when the server ends.
+/// How long a client may take to read its answer when the server ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// The tokens of what is no connection.
+/// The epoll tokens below those of connections.
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 
-/// A running API server. Dropped, it ends once the actions that it has begun are done and answered; it must not be dropped by a
-/// [`Handler`], which would wait for itself.
+/// A running API server. Dropping it waits until started actions are applied and answered. A [`Handler`] must not drop
+/// it: it would wait for itself.
 pub struct Server {
     shared: Arc<Shared>,
     poller: Option<JoinHandle<()>>,
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// Serves the clients of `listener`, applying what they ask for by `handler`.
+    /// Serves the clients of `listener`. `handler` applies their actions.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl Server {
         Self::with_patience(listener, handler, PATIENCE)
     }
 
-    /// The same, for clients that take at most `patience` for a request, from its first byte to its last, and to take its answer.
+    /// The same, with `patience` as the time limit for a client to send a request and to take its answer.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Server {
             state: Mutex::default(),
             work: Condvar::new(),
         });
-        // Made first, so that it is dropped, and ends, when another one cannot be started.
+        // Created first, so that dropping it ends the threads that were started if a later one cannot be.
         let mut server = Self { shared: shared.clone(), poller: None };
         shared.start_worker(&mut shared.state.lock())?;
         let poller = Poller { shared, listener, accept_at: None };
@@ -97,7 +97,7 @@ impl Drop for Server {
         let workers = mem::take(&mut self.shared.state.lock().workers);
         for thread in self.poller.take().into_iter().chain(workers) {
             if thread.join().is_err() {
-                log::error!("a thread of the API has failed");
+                log::error!("an API thread panicked; please report this");
             }
         }
     }
@@ -120,11 +120,11 @@ struct Shared {
 #[derive(Default)]
 struct State {
     ended: bool,
-    /// The connections that wait for their clients, by token.
+    /// Connections that wait for their clients, by token.
     waiting: HashMap<u64, (Connection, Wait)>,
-    /// Those that can go on.
+    /// Connections that can be advanced.
     ready: VecDeque<(u64, Connection)>,
-    /// Those that workers have.
+    /// Number of connections that workers hold.
     advancing: usize,
     workers: Vec<JoinHandle<()>>,
     running_workers: usize,
@@ -137,14 +137,14 @@ impl State {
         self.waiting.len() + self.ready.len() + self.advancing
     }
 
-    /// Closes the connection that is missed least. False if none waits.
+    /// Closes the least valuable waiting connection. False if none waits.
     fn evict(&mut self) -> bool {
         let least = self.waiting.iter().min_by_key(|(_, (connection, _))| (connection.has_answered(), connection.used));
         let token = least.map(|(token, _)| *token);
         token.is_some_and(|token| self.waiting.remove(&token).is_some())
     }
 
-    /// When the first of the waiting clients runs out of time.
+    /// The earliest deadline of all waiting connections.
     fn deadline(&self) -> Option<Instant> {
         self.waiting.values().filter_map(|(_, wait)| wait.deadline()).min()
     }
@@ -168,18 +168,18 @@ impl Wait {
 
 impl Shared {
     fn wake(&self) {
-        // It fails only when it has been signalled 2^64 - 1 times already.
+        // If the counter is full, the thread is already woken.
         let _ = write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Gives a connection that can go on to a worker.
+    /// Hands a connection that can be advanced to a worker.
     fn dispatch(self: &Arc<Self>, state: &mut State, token: u64, connection: Connection) {
         state.ready.push_back((token, connection));
         if state.idle_workers < state.ready.len()
             && state.running_workers < MOST_WORKERS
             && let Err(error) = self.start_worker(state)
         {
-            log::debug!("no further thread for the API: {error}");
+            log::debug!("cannot start another thread for the API: {error}");
         }
         self.work.notify_one();
     }
@@ -193,7 +193,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A worker's life.
+    /// The worker threads' loop.
     fn work(&self) {
         let mut state = self.state.lock();
         while !state.ended {
@@ -232,7 +232,7 @@ impl Shared {
             armed => armed,
         };
         if let Err(error) = armed {
-            log::debug!("a client of the API is dropped: {error}");
+            log::debug!("dropping a client of the API: {error}");
             return;
         }
         state.waiting.insert(token, (connection, wait));
@@ -242,7 +242,7 @@ impl Shared {
     }
 }
 
-/// Writes what is left of the last answer.
+/// Writes the rest of the last answer.
 fn farewell(mut connection: Connection) {
     let deadline = Instant::now() + FAREWELL;
     while let Some(left) = deadline.checked_duration_since(Instant::now())
@@ -281,7 +281,7 @@ impl Poller {
             let shared = self.shared.clone();
             let mut state = shared.state.lock();
             if state.ended {
-                // Nothing is owed to those that wait.
+                // Waiting connections have no action under way.
                 state.waiting.clear();
                 state.ready.clear();
                 return;
@@ -306,16 +306,16 @@ impl Poller {
         }
     }
 
-    /// How long there is nothing to do unless a client does something.
+    /// The time until the next deadline; `None` to wait for clients only.
     fn timeout(&self) -> Option<Timespec> {
         let deadline = self.shared.state.lock().deadline();
         let next = deadline.into_iter().chain(self.accept_at).min()?;
         let left = next.saturating_duration_since(Instant::now());
-        // Rounded up, so as not to wake too early and wait again.
+        // Rounded up, so that it does not wake just before the deadline.
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
-    /// Takes the clients that knock.
+    /// Accepts clients.
     fn accept(&mut self, state: &mut State) {
         let mut is_out_of_files = false;
         loop {
@@ -330,7 +330,7 @@ impl Poller {
                         state.last_token = token;
                         self.shared.wait(state, token, connection, Wait::Request);
                     }
-                    Err(error) => log::debug!("a client of the API is dropped: {error}"),
+                    Err(error) => log::debug!("dropping a client of the API: {error}"),
                 },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let data = epoll::EventData::new_u64(LISTENER);
@@ -341,9 +341,9 @@ impl Poller {
                 }
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
                 }
-                // The process has too many files open, or the host has: one of ours may help.
+                // Too many open files in the process or the host: closing a connection may help.
                 Err(error) => {
-                    log::debug!("no further client of the API: {error}");
+                    log::debug!("cannot accept a client of the API: {error}");
                     if mem::replace(&mut is_out_of_files, true) || !state.evict() {
                         break self.accept_at = Some(Instant::now() + PAUSE);
                     }

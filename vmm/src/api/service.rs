@@ -1,4 +1,4 @@
-//! From hyper's requests to answers. The [`Handler`] is called on the thread that has the connection.
+//! From hyper's requests to answers. The [`Handler`] is called on the thread that owns the connection.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,22 +13,23 @@ use parking_lot::Mutex;
 use crate::api::exchange::{Budget, Exchange, LargeBody, Phase, SMALL_BODY};
 use crate::api::request;
 use crate::api::response::Answer;
-use crate::api::{Failure, FailureKind, Handler};
+use crate::api::{Failure, Handler};
+use crate::error_kind::ErrorKind;
 
-/// The bytes of a body, as in Cloud Hypervisor.
+/// The largest body, in bytes, as in Cloud Hypervisor.
 pub const MOST_BODY: usize = 4 << 20;
-/// The bytes of a body that are read, and not kept, so that a client hears why it is refused before it has sent all.
+/// The most bytes read and discarded of a body that is refused, so that the client gets to reading the answer.
 const MOST_READ: usize = 64 << 20;
 
-/// What answers requests.
+/// Answers requests.
 pub(crate) struct Service {
     pub handler: Arc<dyn Handler>,
     pub budget: Arc<Budget>,
-    /// How long a client may take for a request, and to take its answer.
+    /// The time limit for a client to send a request, and to take its answer.
     pub patience: Duration,
 }
 
-/// Answers one request. It waits for the rest of the body, and for nothing else.
+/// Answers one request. Waits only for the rest of its body.
 pub(crate) async fn answer(
     service: Arc<Service>,
     exchange: Arc<Mutex<Exchange>>,
@@ -43,10 +44,10 @@ pub(crate) async fn answer(
     let answer = match (body, fds) {
         (Err(refused), _) => Answer::outcome(Err(refused)),
         (_, None) => Answer::outcome(Err(bad(
-            "not all file descriptors of the request have come: there were too many, or this program may not have more open files",
+            "file descriptors of the request were lost: there were too many, or the limit of open files is reached",
         ))),
         (Ok(received), Some(fds)) => {
-            // With a query it is another path, which does not exist.
+            // No endpoint takes a query: with one, the path is not found.
             let path = head.uri.path_and_query().map_or("", |path| path.as_str());
             let action = request::Request { method: head.method.as_str(), path, body: &received.bytes, fds }.action();
             drop(received);
@@ -63,29 +64,30 @@ pub(crate) async fn answer(
     Ok(Answer { close: close || !is_read, ..answer }.into_http())
 }
 
-/// Whether the header has this word, whatever its case.
+/// Whether the header lists this word, case-insensitively.
 fn wants(headers: &hyper::HeaderMap, name: hyper::header::HeaderName, word: &str) -> bool {
     let words = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     words.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(word))
 }
 
-/// A body that has come.
+/// A received body.
 struct Received {
     bytes: Vec<u8>,
-    /// Held while it is in memory, if it is large.
+    /// The permit, if the body is large.
     _large: Option<LargeBody>,
 }
 
-/// Receives a body. One that is refused is read on, so that the client comes to read the answer, unless it `waits` for leave.
+/// Receives a body. A refused one is still read, so that the client gets to reading the answer, unless it `waits` for
+/// 100 Continue.
 async fn receive(mut body: Incoming, waits: bool, budget: &Arc<Budget>) -> Result<Received, Failure> {
-    let too_large = || bad(format!("the body has more than {} MiB", MOST_BODY >> 20));
+    let too_large = || bad(format!("the body is larger than {} MiB", MOST_BODY >> 20));
     if waits && body.size_hint().lower() > MOST_BODY as u64 {
         return Err(too_large());
     }
     let (mut bytes, mut large, mut read) = (Vec::new(), None, 0);
     let mut refused = None;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| bad(format!("the body does not come as announced: {error}")))?;
+        let frame = frame.map_err(|error| bad(format!("the body is malformed: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         read += data.len();
         if read > MOST_READ {
@@ -97,8 +99,8 @@ async fn receive(mut body: Incoming, waits: bool, budget: &Arc<Budget>) -> Resul
         if refused.is_none() && read > SMALL_BODY && large.is_none() {
             large = budget.large_body();
             refused = large.is_none().then(|| {
-                let what = "other requests with large bodies are under way; try again when they are done";
-                Failure::new(FailureKind::TooManyRequests, what)
+                let what = "too many requests with large bodies at the same time; try again";
+                Failure::new(ErrorKind::Busy, what)
             });
         }
         match refused {
@@ -113,5 +115,5 @@ async fn receive(mut body: Incoming, waits: bool, budget: &Arc<Budget>) -> Resul
 }
 
 fn bad(reason: impl Into<String>) -> Failure {
-    Failure::new(FailureKind::BadRequest, reason)
+    Failure::new(ErrorKind::Invalid, reason)
 }

@@ -1,4 +1,4 @@
-//! The socket that clients find: `--api-socket`.
+//! The API's socket: `--api-socket`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,45 +13,56 @@ use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use thiserror::Error;
 
-use crate::config_options::{PathOrFd, path_or_fd};
+use crate::config::grammar::{PathOrFd, path_or_fd};
+use crate::error_kind::ErrorKind;
 
-/// The longest path of a Unix socket in bytes: `sun_path` of unix(7), less the zero at its end.
+/// The longest path of a Unix socket, in bytes: `sun_path` of unix(7) without the terminating NUL.
 const LONGEST: usize = 107;
 
-/// Where clients find the API: `path=<path>`, a path alone, or `fd=<number>`.
+/// The API's socket: `path=<path>`, a path alone, or `fd=<number>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApiSocket {
-    /// A Unix socket that is made there.
+    /// The path of a Unix socket to create.
     Path(PathBuf),
-    /// A Unix socket that is bound and listens already: this descriptor of the process, above 2.
+    /// A descriptor of this process, above 2: a Unix socket that is already bound and listening.
     Fd(RawFd),
 }
 
-/// Why clients cannot find the API.
+/// Why the API's socket cannot be opened.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// The text is none of the forms.
+    /// The text has none of the forms.
     #[error("--api-socket {0}: give path=<path>, a path alone, or fd=<number>")]
     Syntax(String),
-    /// Another program has it.
+    /// Another VMM uses the path.
     #[error("--api-socket path={}: API socket {} is already in use; give another path", .0.display(), .0.display())]
     InUse(PathBuf),
-    /// Something else is there.
-    #[error("--api-socket path={}: there is something that is no socket; give another path, or remove it", .0.display())]
+    /// The path is taken by another kind of file.
+    #[error("--api-socket path={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NoSocket(PathBuf),
-    /// It cannot be made.
+    /// The socket cannot be created.
     #[error("--api-socket path={}: cannot {action}: {error}", path.display())]
     Path {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// What failed.
         action: &'static str,
         /// Why.
         error: io::Error,
     },
-    /// The descriptor is not one.
-    #[error("--api-socket fd={0}: not a Unix socket that listens; bind it and call listen() before the program starts")]
+    /// The descriptor is not a listening Unix socket.
+    #[error("--api-socket fd={0}: not a listening Unix socket; bind it and call listen() before the program starts")]
     Fd(RawFd),
+}
+
+impl SocketError {
+    /// The kind of this error.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Syntax(_) => ErrorKind::Syntax,
+            Self::InUse(_) | Self::NoSocket(_) | Self::Path { .. } | Self::Fd(_) => ErrorKind::Host,
+        }
+    }
 }
 
 impl FromStr for ApiSocket {
@@ -73,27 +84,27 @@ impl FromStr for ApiSocket {
     }
 }
 
-/// The socket as it was made. Dropped, it is gone from the file system; its lock file stays.
+/// A socket created by this process. Dropping it removes the socket file; the lock file stays.
 #[derive(Debug)]
 pub struct BoundSocket {
     path: PathBuf,
-    /// Which file it is: somebody may put another one in its place.
+    /// Device and inode number: another process may have replaced the file.
     inode: (u64, u64),
-    /// Locked as long as this program has the path.
+    /// Locked while this process uses the path.
     _lock: File,
 }
 
 impl Drop for BoundSocket {
     fn drop(&mut self) {
         if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
-            // If it cannot be removed, the next start does.
+            // If this fails, the next start removes it.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
 impl ApiSocket {
-    /// Makes sure that no other program has the place: each locks `<path>.lock`.
+    /// Claims the path against other VMMs, which all lock `<path>.lock`.
     ///
     /// # Errors
     ///
@@ -105,7 +116,7 @@ impl ApiSocket {
         }
     }
 
-    /// Claims the place and makes the socket there, as [`Claim::listen`] does.
+    /// Claims the path and creates the socket, as [`Claim::listen`] does.
     ///
     /// # Errors
     ///
@@ -115,7 +126,7 @@ impl ApiSocket {
     }
 }
 
-/// A place for clients to find. No other program has it as long as this one keeps the claim, or the socket made of it.
+/// A claimed socket path. No other VMM can claim it while this, or the socket made from it, lives.
 #[derive(Debug)]
 pub struct Claim(Claimed);
 
@@ -126,9 +137,9 @@ enum Claimed {
 }
 
 impl Claim {
-    /// Makes the socket, or takes the one that was given. What comes with it is to be kept as long as it is served.
+    /// Creates the socket, or takes the one that was passed in. Keep the [`BoundSocket`] while the socket is served.
     ///
-    /// A socket that is left of a program which has ended is removed.
+    /// A socket file left by a program that has ended is removed.
     ///
     /// # Errors
     ///
@@ -141,7 +152,7 @@ impl Claim {
     }
 }
 
-/// How an error of the file system is told of the socket at `path`.
+/// Turns a file system error into one of the socket at `path`.
 fn fail(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> SocketError {
     let path = path.to_owned();
     move |error| SocketError::Path { path, action, error }
@@ -162,32 +173,34 @@ fn bind(path: PathBuf, lock: File) -> Result<(UnixListener, BoundSocket), Socket
     if is_socket(&path) == Some(false) {
         return Err(SocketError::NoSocket(path));
     }
-    // A socket that is bound and does not listen yet refuses clients. Under the lock, the place beside it is this program's, too.
+    // A socket that is bound but not listening yet refuses clients, so it is created beside `path` and renamed. The
+    // lock covers that name, too.
     let beside = beside(&path);
     let made_at = beside.as_ref().unwrap_or(&path);
     if is_socket(made_at) == Some(true) {
         fs::remove_file(made_at).map_err(fail(&path, "remove the socket that an earlier program left"))?;
     }
-    let listener = UnixListener::bind(made_at).map_err(fail(&path, "make the socket"))?;
-    let inode = inode(made_at).map_err(fail(&path, "find the socket just made"))?;
+    let listener = UnixListener::bind(made_at).map_err(fail(&path, "create the socket"))?;
+    let inode = inode(made_at).map_err(fail(&path, "find the new socket"))?;
     if let Some(beside) = &beside {
         fs::rename(beside, &path).map_err(|error| {
-            // What cannot be removed either is replaced by the next start.
+            // If this fails, too, the next start replaces it.
             let _ = fs::remove_file(beside);
-            fail(&path, "put the socket in its place")(error)
+            fail(&path, "rename the new socket")(error)
         })?;
     }
     Ok((listener, BoundSocket { path, inode, _lock: lock }))
 }
 
-/// Where the socket for `path` is made. `None` if such a path is too long for a socket: it is made in its place then.
+/// The temporary path of the socket for `path`. `None` if that is too long for a socket, which is then created at
+/// `path` directly.
 fn beside(path: &Path) -> Option<PathBuf> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
     (beside.len() <= LONGEST).then(|| beside.into())
 }
 
-/// Whether what is at `path` is a socket; `None` if there is nothing.
+/// Whether `path` is a socket; `None` if it does not exist.
 fn is_socket(path: &Path) -> Option<bool> {
     fs::symlink_metadata(path).ok().map(|file| file.file_type().is_socket())
 }
@@ -196,10 +209,10 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
-/// The listening socket that is descriptor `fd`. The descriptor itself stays open.
+/// A duplicate of descriptor `fd`, if that is a listening Unix socket. `fd` itself stays open.
 fn take(fd: RawFd) -> Option<UnixListener> {
-    // SAFETY: the descriptor is borrowed for this function, which only asks what it is and duplicates it; a number that is no
-    // descriptor makes these calls fail.
+    // SAFETY: the descriptor is borrowed for this function, which only queries and duplicates it; if the number is not
+    // an open descriptor, these calls fail.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let listens = socket_acceptconn(fd).ok()? && socket_domain(fd).ok()? == AddressFamily::UNIX;
     let own: OwnedFd = rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()?;

@@ -1,4 +1,4 @@
-//! What only one architecture has: another one is a folder here, and nothing else.
+//! Architecture-specific code, one folder for each architecture.
 
 #[cfg(target_arch = "x86_64")]
 pub mod x86_64;

@@ -1,4 +1,4 @@
-//! A client that means no good: the server stays up, its memory and descriptors stay bounded, and other clients are served.
+//! Hostile clients: the server keeps running, its memory and descriptors stay bounded, and other clients are served.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use vmm::api::{MOST_BODY, MOST_CONNECTIONS, MOST_HEAD, Reply};
 
 use crate::client::{Client, Fixture, Probe, plain, request, serve, serve_with};
 
-/// Another client is served, and soon.
+/// Asserts that another client is served without delay.
 fn assert_serves(server: &Fixture) {
     let started = Instant::now();
     assert_eq!(server.ask("GET", "/api/v1/vmm.ping", "").status, 200);
@@ -27,14 +27,14 @@ fn a_head_that_is_too_large_is_refused() {
         let answer = client.answer();
         assert_eq!(answer.status, 431, "{answer:?}");
         assert_eq!(answer.header("Connection"), Some("close"));
-        assert_eq!(answer.chain(), ["the request's line and headers have more than 16384 bytes or 64 headers"]);
+        assert_eq!(answer.chain(), ["the request line and headers exceed 16384 bytes or 64 headers"]);
         assert!(client.is_closed());
     }
     assert_serves(&server);
 }
 
 #[test]
-fn a_head_without_end_is_refused_when_it_is_too_large() {
+fn an_endless_head_is_refused_when_it_is_too_large() {
     let server = serve(plain);
     let mut client = server.client();
     client.send(vec![b'a'; MOST_HEAD * 2]);
@@ -52,7 +52,7 @@ fn the_largest_body_is_read_and_a_larger_one_refused() {
         client = server.client();
         client.send(request("PUT", "/api/v1/vm.remove-device", &body(length)));
         let answer = client.answer();
-        assert_eq!((answer.status, answer.chain()), (400, vec!["the body has more than 4 MiB".to_string()]));
+        assert_eq!((answer.status, answer.chain()), (400, vec!["the body is larger than 4 MiB".to_string()]));
     }
     assert!(client.is_closed());
     assert_eq!(server.asked().len(), 1);
@@ -60,7 +60,7 @@ fn the_largest_body_is_read_and_a_larger_one_refused() {
 }
 
 #[test]
-fn a_client_that_waits_for_leave_to_send_too_much_does_not_get_it() {
+fn a_client_that_expects_100_continue_for_too_large_a_body_does_not_get_it() {
     let server = serve(plain);
     let mut client = server.client();
     client.send(
@@ -71,7 +71,7 @@ fn a_client_that_waits_for_leave_to_send_too_much_does_not_get_it() {
 }
 
 #[test]
-fn a_chunked_body_without_end_is_refused() {
+fn an_endless_chunked_body_is_refused() {
     let server = serve(plain);
     let mut client = server.client();
     client.send("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
@@ -87,7 +87,7 @@ fn a_chunked_body_without_end_is_refused() {
 }
 
 #[test]
-fn bodies_that_contradict_themselves_are_refused() {
+fn malformed_requests_are_refused() {
     let server = serve(plain);
     for text in [
         "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
@@ -111,14 +111,14 @@ fn bodies_that_contradict_themselves_are_refused() {
 }
 
 #[test]
-fn half_requests_hold_up_nobody() {
+fn half_requests_delay_nobody() {
     let server = serve(plain);
     let mut half: Vec<_> = (0..100).map(|_| server.client()).collect();
     for client in &mut half {
         client.send("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
     }
     assert_serves(&server);
-    // They are not forgotten either.
+    // They can still be completed.
     let mut last = half.pop().unwrap();
     last.send(" ".repeat(98));
     last.send("}");
@@ -126,7 +126,7 @@ fn half_requests_hold_up_nobody() {
 }
 
 #[test]
-fn a_half_request_is_given_up_and_an_idle_connection_is_not() {
+fn a_half_request_times_out_and_an_idle_connection_does_not() {
     let server = serve_with(Duration::from_millis(300), plain);
     let (mut idle, mut half, mut late) = (server.client(), server.client(), server.client());
     assert_eq!(late.ask("GET", "/api/v1/vmm.ping", "").status, 200);
@@ -139,10 +139,10 @@ fn a_half_request_is_given_up_and_an_idle_connection_is_not() {
 }
 
 #[test]
-fn the_beginning_of_a_request_that_comes_with_the_one_before_is_given_up_too() {
+fn a_half_request_sent_together_with_a_whole_one_times_out_too() {
     let half = "GET /api/v1/vmm.ping HT";
     let server = serve_with(Duration::from_millis(300), |action| {
-        // Time for the half request to come.
+        // Give the half request time to arrive.
         std::thread::sleep(Duration::from_millis(100));
         plain(action)
     });
@@ -152,7 +152,7 @@ fn the_beginning_of_a_request_that_comes_with_the_one_before_is_given_up_too() {
     client.send(half);
     assert_eq!(client.answer().status, 200);
     assert!(client.try_answer().is_none());
-    // And what is no request is told so, however early it comes.
+    // An invalid request is refused however early it comes.
     let mut client = server.client();
     client.send(request("GET", "/api/v1/vmm.ping", ""));
     std::thread::sleep(Duration::from_millis(50));
@@ -163,7 +163,7 @@ fn the_beginning_of_a_request_that_comes_with_the_one_before_is_given_up_too() {
 }
 
 #[test]
-fn a_client_that_does_not_take_its_answer_is_given_up() {
+fn a_client_that_does_not_read_its_answer_is_dropped() {
     let server = serve_with(Duration::from_millis(300), |_| Ok(Reply::Json(format!("\"{}\"", "x".repeat(8 << 20)))));
     let mut client = server.client();
     client.send(request("GET", "/api/v1/vm.info", ""));
@@ -186,14 +186,14 @@ fn a_thousand_idle_connections_leave_room_for_others() {
     };
     let open = idle.iter().filter(is_open).count();
     assert!((1..MOST_CONNECTIONS).contains(&open), "{open}");
-    // Those that never asked for anything went first.
+    // The connections that never sent a request were closed first.
     assert_eq!(regular.ask("GET", "/api/v1/vmm.ping", "").status, 200);
     drop(idle);
     assert_serves(&server);
 }
 
 #[test]
-fn large_bodies_at_the_same_time_are_few() {
+fn only_two_large_bodies_are_read_at_a_time() {
     let server = serve(plain);
     let head = |length: usize| format!("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
     let mut holders = [server.client(), server.client()];
@@ -201,7 +201,7 @@ fn large_bodies_at_the_same_time_are_few() {
         client.send(head(1 << 20));
         client.send(" ".repeat(200 << 10));
     }
-    // Until those two are known to be under way, a third one could be one of the two.
+    // Give these two time to count as large, or a third one could take the place of one of them.
     std::thread::sleep(Duration::from_secs(1));
     let answer = server.ask("PUT", "/api/v1/vm.create", &format!("{}{{}}", " ".repeat(200 << 10)));
     assert_eq!(answer.status, 429, "{answer:?}");
@@ -215,7 +215,7 @@ fn large_bodies_at_the_same_time_are_few() {
 }
 
 #[test]
-fn a_client_that_takes_no_answers_is_answered_no_further() {
+fn a_client_that_reads_no_answers_is_not_answered_any_more() {
     let server = serve(plain);
     let mut client = server.client();
     client.0.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
@@ -224,12 +224,12 @@ fn a_client_that_takes_no_answers_is_answered_no_further() {
     while sent < 100 && std::io::Write::write_all(&mut client.0, many.as_bytes()).is_ok() {
         sent += 1;
     }
-    assert!(sent < 100, "the server keeps answers that nobody takes");
+    assert!(sent < 100, "the server buffers answers that nobody reads");
     assert_serves(&server);
 }
 
 #[test]
-fn clients_that_come_and_go_leave_nothing() {
+fn clients_that_come_and_go_leak_nothing() {
     let server = serve(plain);
     let probe = Probe::new();
     assert_serves(&server);

@@ -1,4 +1,4 @@
-//! A client that sends bytes and reads answers, and a server whose handler does what a test says.
+//! A client that sends bytes and reads answers, and a server whose handler is chosen by the test.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -27,16 +27,16 @@ impl Handler for Fake {
     }
 }
 
-/// A server and what its handler was asked.
-pub struct Fixture {
+/// A server, and a record of the requests to its handler.
+pub(crate) struct Fixture {
     pub server: Server,
     pub path: PathBuf,
     asked: Arc<Mutex<Vec<String>>>,
     _directory: TempDir,
 }
 
-/// What a handler answers if a test does not care.
-pub fn plain(action: Action) -> Result<Reply, Failure> {
+/// The default handler, for tests that do not care about its answers.
+pub(crate) fn plain(action: Action) -> Result<Reply, Failure> {
     Ok(match action {
         Action::Ping | Action::Info | Action::Counters => Reply::Json("{}".to_string()),
         Action::Metrics => Reply::Metrics("sriov_vfs{pf=\"pf0\"} 8\n".to_string()),
@@ -45,13 +45,13 @@ pub fn plain(action: Action) -> Result<Reply, Failure> {
     })
 }
 
-/// A server whose handler is `apply`.
-pub fn serve(apply: impl Fn(Action) -> Result<Reply, Failure> + Send + Sync + 'static) -> Fixture {
+/// Starts a server with the handler `apply`.
+pub(crate) fn serve(apply: impl Fn(Action) -> Result<Reply, Failure> + Send + Sync + 'static) -> Fixture {
     serve_with(PATIENCE, apply)
 }
 
-/// The same with less patience.
-pub fn serve_with(
+/// As [`serve`], with shorter timeouts.
+pub(crate) fn serve_with(
     patience: Duration,
     apply: impl Fn(Action) -> Result<Reply, Failure> + Send + Sync + 'static,
 ) -> Fixture {
@@ -64,66 +64,66 @@ pub fn serve_with(
 }
 
 impl Fixture {
-    /// A new connection.
-    pub fn client(&self) -> Client {
+    /// Opens a connection.
+    pub(crate) fn client(&self) -> Client {
         let stream = UnixStream::connect(&self.path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
         Client(stream)
     }
 
-    /// One request on a connection of its own.
-    pub fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+    /// Sends one request on a new connection.
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
         self.client().ask(method, path, body)
     }
 
-    /// The actions that the handler was asked for.
-    pub fn asked(&self) -> Vec<String> {
+    /// The actions passed to the handler so far.
+    pub(crate) fn asked(&self) -> Vec<String> {
         self.asked.lock().clone()
     }
 }
 
 /// A connection.
-pub struct Client(pub UnixStream);
+pub(crate) struct Client(pub UnixStream);
 
-/// An answer as it came.
+/// An answer as received.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub status: u16,
-    /// All up to the empty line.
+    /// Everything before the empty line.
     pub head: String,
     pub body: String,
 }
 
 impl Answer {
-    /// The value of a header, whose name is looked for in exactly this case.
-    pub fn header(&self, name: &str) -> Option<&str> {
+    /// The value of a header. Its name is case-sensitive here.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 
-    /// The error's strings.
-    pub fn chain(&self) -> Vec<String> {
+    /// The strings of an error.
+    pub(crate) fn chain(&self) -> Vec<String> {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
 /// A request with a body of known length.
-pub fn request(method: &str, path: &str, body: &str) -> String {
+pub(crate) fn request(method: &str, path: &str, body: &str) -> String {
     format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
 impl Client {
-    pub fn ask(&mut self, method: &str, path: &str, body: &str) -> Answer {
+    pub(crate) fn ask(&mut self, method: &str, path: &str, body: &str) -> Answer {
         self.send(request(method, path, body));
         self.answer()
     }
 
-    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+    pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.0.write_all(bytes.as_ref()).unwrap();
     }
 
-    /// Sends `bytes` and, with the first of them, descriptors.
-    pub fn send_with(&mut self, bytes: impl AsRef<[u8]>, fds: &[BorrowedFd<'_>]) {
+    /// Sends `bytes`, with descriptors attached to the first of them.
+    pub(crate) fn send_with(&mut self, bytes: impl AsRef<[u8]>, fds: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
@@ -132,13 +132,13 @@ impl Client {
         assert_eq!(sent, bytes.len());
     }
 
-    /// The next answer.
-    pub fn answer(&mut self) -> Answer {
-        self.try_answer().expect("an answer")
+    /// Reads the next answer.
+    pub(crate) fn answer(&mut self) -> Answer {
+        self.try_answer().expect("the connection was closed before an answer")
     }
 
-    /// The next answer, or `None` if the connection is closed before it.
-    pub fn try_answer(&mut self) -> Option<Answer> {
+    /// Reads the next answer, or returns `None` if the connection is closed before one starts.
+    pub(crate) fn try_answer(&mut self) -> Option<Answer> {
         let mut bytes = Vec::new();
         let head = loop {
             if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -162,7 +162,7 @@ impl Client {
 
     fn read_on(&mut self, bytes: &mut Vec<u8>) -> bool {
         let mut chunk = [0; 64 << 10];
-        // Closed with bytes unread, a socket reports a reset.
+        // Closing a socket with unread data resets the connection.
         let count = self.0.read(&mut chunk).unwrap_or_else(|error| match error.kind() {
             std::io::ErrorKind::ConnectionReset => 0,
             _ => panic!("{error}"),
@@ -171,30 +171,30 @@ impl Client {
         count > 0
     }
 
-    /// Whether the server has closed the connection, or does within a moment.
-    pub fn is_closed(&mut self) -> bool {
+    /// Whether the server closes the connection within a moment.
+    pub(crate) fn is_closed(&mut self) -> bool {
         self.0.read(&mut [0; 1]).map_or_else(|error| error.kind() == std::io::ErrorKind::ConnectionReset, |n| n == 0)
     }
 }
 
-/// A descriptor, and the other end of a pipe that tells when all copies of it are closed.
-pub struct Probe {
+/// A descriptor to send, and the other end of its pipe, which shows when all copies of it are closed.
+pub(crate) struct Probe {
     ours: OwnedFd,
     theirs: OwnedFd,
 }
 
 impl Probe {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (ours, theirs) = rustix::pipe::pipe().unwrap();
         Self { ours, theirs }
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.theirs.as_fd()
     }
 
-    /// Closes the test's own copy, and waits until no other is left.
-    pub fn closes_everywhere(self) -> bool {
+    /// Closes the test's own copy, and returns whether all others get closed.
+    pub(crate) fn closes_everywhere(self) -> bool {
         let Self { ours, theirs } = self;
         drop(theirs);
         let mut fds = [rustix::event::PollFd::new(&ours, rustix::event::PollFlags::IN)];

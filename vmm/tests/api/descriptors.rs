@@ -1,4 +1,4 @@
-//! File descriptors that come with requests.
+//! File descriptors attached to requests.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::client::{Fixture, Probe, plain, request, serve};
 
 type Taken = Arc<Mutex<Vec<Vec<OwnedFd>>>>;
 
-/// A server that keeps the descriptors of its NICs.
+/// A server whose handler keeps the descriptors of NICs.
 fn keeper() -> (Fixture, Taken) {
     let taken = Taken::default();
     let kept = taken.clone();
@@ -48,7 +48,7 @@ fn they_may_come_with_the_first_bytes_and_the_rest_later() {
     let (server, taken) = keeper();
     let probe = Probe::new();
     let mut client = server.client();
-    // As ch-remote sends it.
+    // As ch-remote sends them.
     client.send_with("PUT /api/v1/vm.add-net HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n", &[probe.fd()]);
     client.send(format!("Content-Type: application/json\r\nContent-Length: {}\r\n", BODY.len()));
     client.send("\r\n");
@@ -71,7 +71,7 @@ fn they_may_come_in_several_messages() {
 }
 
 #[test]
-fn they_are_the_first_complete_requests_and_nobody_elses() {
+fn they_belong_to_the_first_complete_request_and_no_other() {
     let (server, taken) = keeper();
     let probe = Probe::new();
     let mut client = server.client();
@@ -84,7 +84,7 @@ fn they_are_the_first_complete_requests_and_nobody_elses() {
 }
 
 #[test]
-fn they_are_not_inherited_by_programs_that_this_one_starts() {
+fn they_are_not_inherited_by_child_processes() {
     let (server, taken) = keeper();
     let probe = Probe::new();
     let mut client = server.client();
@@ -111,7 +111,7 @@ fn they_are_closed_and_refused_with_any_other_request() {
         let answer = client.answer();
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
         if status == 400 {
-            let what = "it came with file descriptors, and only vm.add-net takes them; send none";
+            let what = "it came with file descriptors, which only vm.add-net takes; send none";
             assert_eq!(answer.chain()[1], what);
         }
         assert!(probe.closes_everywhere(), "{method} {path}");
@@ -120,7 +120,7 @@ fn they_are_closed_and_refused_with_any_other_request() {
 }
 
 #[test]
-fn they_are_closed_with_a_request_that_is_wrong() {
+fn they_are_closed_with_an_invalid_request() {
     let (server, _taken) = keeper();
     for text in [request("PUT", "/api/v1/vm.add-net", "{"), "rubbish\r\n\r\n".to_string()] {
         let probe = Probe::new();
@@ -142,13 +142,14 @@ fn they_are_closed_with_a_connection_that_ends_before_its_request() {
 }
 
 #[test]
-fn a_number_in_the_body_is_no_descriptor() {
+fn a_number_in_the_body_is_not_a_descriptor() {
     let (server, taken) = keeper();
     let answer = server.ask("PUT", "/api/v1/vm.add-net", BODY);
     assert_eq!(answer.status, 400);
     assert_eq!(
         answer.chain()[1],
-        "fds: numbers of a client's descriptors mean nothing to this program; send the descriptors with the request (SCM_RIGHTS)"
+        "fds: a client's descriptor numbers mean nothing in this process; send the descriptors with the request \
+         (SCM_RIGHTS)"
     );
     assert!(taken.lock().is_empty());
 }
@@ -165,7 +166,7 @@ fn more_than_a_nic_can_have_are_refused_and_closed() {
     client.send_with(&text[10..], &many);
     let answer = client.answer();
     assert_eq!(answer.status, 400);
-    assert!(answer.chain()[0].starts_with("not all file descriptors of the request have come"), "{answer:?}");
+    assert!(answer.chain()[0].starts_with("file descriptors of the request were lost"), "{answer:?}");
     assert!(probe.closes_everywhere());
     let probe = Probe::new();
     client.send_with(text, &[probe.fd(); 100]);

@@ -1,4 +1,4 @@
-//! Where clients find the API.
+//! The API's socket.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -41,7 +41,7 @@ fn a_second_program_is_refused_and_the_first_one_stays() {
 }
 
 #[test]
-fn it_is_gone_at_the_end_and_its_lock_file_is_not() {
+fn the_socket_is_removed_at_the_end_and_its_lock_file_stays() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("api.sock");
     let bound = ApiSocket::Path(path.clone()).listen().unwrap();
@@ -53,7 +53,7 @@ fn it_is_gone_at_the_end_and_its_lock_file_is_not() {
 }
 
 #[test]
-fn what_a_program_that_was_killed_left_is_replaced() {
+fn the_socket_of_a_killed_program_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("api.sock");
     drop(UnixListener::bind(&path).unwrap());
@@ -68,12 +68,12 @@ fn a_file_that_is_no_socket_is_left_alone() {
     let path = directory.path().join("precious");
     fs::write(&path, "data").unwrap();
     let error = ApiSocket::Path(path.clone()).listen().unwrap_err().to_string();
-    assert!(error.ends_with("there is something that is no socket; give another path, or remove it"), "{error}");
+    assert!(error.ends_with("exists and is not a socket; give another path, or remove it"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "data");
 }
 
 #[test]
-fn a_socket_that_somebody_else_put_there_meanwhile_is_left_alone() {
+fn a_socket_that_somebody_else_has_put_in_its_place_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("api.sock");
     let (listener, bound) = ApiSocket::Path(path.clone()).listen().unwrap();
@@ -93,7 +93,7 @@ fn a_directory_that_does_not_exist_is_named() {
 }
 
 #[test]
-fn a_socket_that_listens_already_is_taken() {
+fn a_descriptor_that_listens_is_accepted() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("api.sock");
     let given = UnixListener::bind(&path).unwrap();
@@ -112,12 +112,12 @@ fn a_descriptor_that_does_not_listen_is_refused() {
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     for fd in [stream.as_raw_fd(), file.as_raw_fd(), tcp.as_raw_fd(), 1_000_000] {
         let error = ApiSocket::Fd(fd).listen().unwrap_err().to_string();
-        assert!(error.starts_with(&format!("--api-socket fd={fd}: not a Unix socket that listens")), "{error}");
+        assert!(error.starts_with(&format!("--api-socket fd={fd}: not a listening Unix socket")), "{error}");
     }
 }
 
 #[test]
-fn nobody_is_refused_once_there_is_a_socket() {
+fn no_client_is_refused_once_the_socket_exists() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("api.sock");
     let stop = AtomicBool::new(false);
@@ -131,7 +131,7 @@ fn nobody_is_refused_once_there_is_a_socket() {
         });
         for _ in 0..500 {
             let (listener, bound) = ApiSocket::Path(path.clone()).listen().unwrap();
-            // The name goes first, as the end of the program has it.
+            // As at the program's end, the name is removed first.
             drop(bound);
             drop(listener);
         }
@@ -141,7 +141,7 @@ fn nobody_is_refused_once_there_is_a_socket() {
 }
 
 #[test]
-fn a_path_that_has_no_room_beside_it_is_served_too() {
+fn a_path_too_long_for_a_temporary_name_beside_it_works_too() {
     let directory = tempfile::tempdir().unwrap();
     let room = 107 - directory.path().as_os_str().len() - 1;
     let path = directory.path().join("x".repeat(room));
@@ -150,7 +150,7 @@ fn a_path_that_has_no_room_beside_it_is_served_too() {
 }
 
 #[test]
-fn what_a_program_that_was_killed_left_half_made_is_replaced_and_a_file_is_not() {
+fn a_killed_programs_half_created_socket_is_replaced_and_a_file_is_not() {
     let directory = tempfile::tempdir().unwrap();
     let (path, beside) = (directory.path().join("api.sock"), directory.path().join("api.sock.new"));
     drop(UnixListener::bind(&beside).unwrap());
@@ -158,6 +158,6 @@ fn what_a_program_that_was_killed_left_half_made_is_replaced_and_a_file_is_not()
     assert!(!beside.exists());
     fs::write(&beside, "data").unwrap();
     let error = ApiSocket::Path(path).listen().unwrap_err().to_string();
-    assert!(error.contains("cannot make the socket"), "{error}");
+    assert!(error.contains("cannot create the socket"), "{error}");
     assert_eq!(fs::read_to_string(&beside).unwrap(), "data");
 }

@@ -1,6 +1,6 @@
-//! The REST API as its clients see it: a real socket, and a handler that only takes notes.
+//! The REST API as its clients see it, with a real socket and a handler that records requests.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "what fails here is a failed test")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod attack;
 mod client;

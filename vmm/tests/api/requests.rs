@@ -1,10 +1,11 @@
-//! From requests to actions, without a socket.
+//! Parses requests into actions, without a socket.
 
 use std::os::fd::OwnedFd;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use vmm::api::{Action, Failure, FailureKind, Link, ROUTES, Refusal, Request};
+use vmm::ErrorKind;
+use vmm::api::{Action, Failure, Link, ROUTES, Refusal, Request};
 
 fn ask(method: &str, name: &str, body: &[u8]) -> Result<Action, Refusal> {
     Request { method, path: &format!("/api/v1/{name}"), body, fds: Vec::new() }.action()
@@ -17,10 +18,10 @@ fn put(name: &str, body: &Value) -> Result<Action, Failure> {
     })
 }
 
-/// What is wrong with a request, below the line that names it.
+/// The reason for the refusal of a request.
 fn problem(name: &str, body: &Value) -> String {
     let failure = put(name, body).unwrap_err();
-    assert_eq!(failure.kind, FailureKind::BadRequest);
+    assert_eq!(failure.kind, ErrorKind::Invalid);
     assert_eq!(failure.chain[0], format!("{name}: the request is not valid"));
     assert_eq!(failure.chain.len(), 2);
     failure.chain[1].clone()
@@ -44,13 +45,13 @@ fn each_endpoint_without_a_body_is_its_action() {
         ("PUT", "vm.power-button", "PowerButton"),
     ] {
         assert_eq!(format!("{:?}", ask(method, name, b"").unwrap()), action);
-        let Err(Refusal::Failure(failure)) = ask(method, name, b" ") else { panic!("{name} takes a body") };
+        let Err(Refusal::Failure(failure)) = ask(method, name, b" ") else { panic!("{name} accepted a body") };
         assert_eq!(failure.chain[1], format!("{name} takes no body; send none"));
     }
 }
 
 #[test]
-fn a_body_becomes_the_action_it_is_for() {
+fn a_body_becomes_its_endpoints_action() {
     let Ok(Action::Create(config)) = put("vm.create", &json!({"net": [{"id": "pf0", "sriov_vfs": 8}]})) else {
         panic!()
     };
@@ -74,7 +75,7 @@ fn an_empty_configuration_is_a_vm_with_all_defaults() {
 }
 
 #[test]
-fn a_field_that_nobody_knows_is_named_with_its_object() {
+fn an_unknown_field_is_named_with_its_path() {
     for (name, body, what) in [
         (
             "vm.create",
@@ -94,7 +95,7 @@ fn a_field_that_nobody_knows_is_named_with_its_object() {
 }
 
 #[test]
-fn a_value_that_cannot_be_is_named_with_its_path() {
+fn an_invalid_value_is_named_with_its_path() {
     for (name, body, what) in [
         (
             "vm.create",
@@ -115,7 +116,7 @@ fn a_value_that_cannot_be_is_named_with_its_path() {
             json!({"pf": "p", "index": 0, "link": "sideways"}),
             "link: unknown variant `sideways`, expected `up` or `down`",
         ),
-        ("vm.add-vdpa", json!({}), "--vdpa: path has to be given"),
+        ("vm.add-vdpa", json!({}), "--vdpa: path is required; add it"),
         ("vm.resize", json!([]), "the body is JSON, but not an object"),
         ("vm.resize", json!(null), "the body is JSON, but not an object"),
         ("vm.create", json!("{}"), "the body is JSON, but not an object"),
@@ -125,7 +126,7 @@ fn a_value_that_cannot_be_is_named_with_its_path() {
 }
 
 #[test]
-fn what_is_no_json_is_refused_with_the_place() {
+fn invalid_json_is_refused_with_its_position() {
     let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
     for (body, what) in [
         (&b"{"[..], "the body is not JSON: EOF while parsing an object at line 1 column 1"),
@@ -135,12 +136,12 @@ fn what_is_no_json_is_refused_with_the_place() {
         (b"", "vm.resize takes a JSON object as its body; send one"),
     ] {
         let Err(Refusal::Failure(failure)) = ask("PUT", "vm.resize", body) else { panic!() };
-        assert_eq!((failure.kind, &*failure.chain[1]), (FailureKind::BadRequest, what));
+        assert_eq!((failure.kind, &*failure.chain[1]), (ErrorKind::Invalid, what));
     }
 }
 
 #[test]
-fn what_cloud_hypervisor_has_and_this_version_has_not_is_501() {
+fn endpoints_of_cloud_hypervisor_that_are_missing_here_are_501() {
     let names = [
         "add-device",
         "add-user-device",
@@ -158,28 +159,29 @@ fn what_cloud_hypervisor_has_and_this_version_has_not_is_501() {
     ];
     for name in names.map(|name| format!("vm.{name}")) {
         let failure = put(&name, &json!({"destination_url": "file:///tmp"})).unwrap_err();
-        assert_eq!(failure.kind, FailureKind::NotImplemented);
+        assert_eq!(failure.kind, ErrorKind::Unsupported);
         let [line] = &failure.chain[..] else { panic!("{failure:?}") };
-        assert!(line.starts_with(&format!("{name}: ")) && line.ends_with(" not in this version yet"), "{line}");
+        assert!(line.starts_with(&format!("{name}: ")) && line.ends_with(" not supported yet"), "{line}");
         assert_eq!(ask("GET", &name, b"").unwrap_err(), Refusal::Method { allow: "PUT" });
     }
 }
 
 #[test]
-fn numbers_of_descriptors_in_a_configuration_are_refused() {
+fn descriptor_numbers_in_a_configuration_are_refused() {
     assert_eq!(
         problem("vm.create", &json!({"net": [{"tap": "t", "fds": null}, {"fds": [3]}]})),
-        "net[1].fds: numbers of a client's descriptors mean nothing to this program; add the NIC by vm.add-net, with its \
+        "net[1].fds: a client's descriptor numbers mean nothing in this process; add the NIC with vm.add-net, and \
+         send its \
          descriptors"
     );
     assert_eq!(
         problem("vm.add-net", &json!({"sriov_vfs": 1, "vfs": [{"index": 0, "fds": [3]}]})),
-        "vfs[0].fds: numbers of a client's descriptors mean nothing to this program; name the VF's tap instead"
+        "vfs[0].fds: a client's descriptor numbers mean nothing in this process; name the VF's tap instead"
     );
     assert!(put("vm.create", &json!({"net": [{"fds": []}]})).is_ok());
 }
 
-/// What libvirt 11.3 sends (without disks and host devices).
+/// What libvirt 11.3 sends, without disks and host devices.
 #[test]
 fn libvirts_configuration_is_accepted() {
     let config = json!({
@@ -188,17 +190,20 @@ fn libvirts_configuration_is_accepted() {
         "payload": {"kernel": "/boot/vmlinuz", "cmdline": "console=ttyS0", "initramfs": "/boot/initrd"},
     });
     put("vm.create", &config).unwrap();
-    let net = json!({"id": "net_0", "mac": "52:54:00:12:34:56", "iommu": false, "num_queues": 2, "queue_size": 256, "mtu": 1500});
+    let net = json!({
+        "id": "net_0", "mac": "52:54:00:12:34:56", "iommu": false, "num_queues": 2, "queue_size": 256, "mtu": 1500,
+    });
     put("vm.add-net", &net).unwrap();
 }
 
-/// What Kata 4.1 and generated clients send, with what they leave to the defaults.
+/// What Kata 4.1 and generated clients send, including fields that they leave at their defaults.
 #[test]
 fn configurations_of_generated_clients_are_accepted() {
     let config = json!({
         "cpus": {
             "boot_vcpus": 1, "max_vcpus": 4, "kvm_hyperv": false, "max_phys_bits": 46, "nested": true, "affinity": null,
-            "features": {}, "topology": {"threads_per_core": 1, "cores_per_die": 4, "dies_per_package": 1, "packages": 1},
+            "features": {},
+            "topology": {"threads_per_core": 1, "cores_per_die": 4, "dies_per_package": 1, "packages": 1},
         },
         "memory": {
             "size": 536_870_912, "mergeable": false, "hotplug_method": "Acpi", "shared": true, "hugepages": false,
@@ -206,9 +211,9 @@ fn configurations_of_generated_clients_are_accepted() {
         },
         "payload": {"kernel": "/vmlinux", "firmware": null, "cmdline": "quiet"},
         "net": [{
-            "id": "eth0", "tap": "tap0_kata", "mac": "52:54:00:12:34:56", "iommu": false, "num_queues": 2, "queue_size": 256,
-            "vhost_user": false, "vhost_mode": "Client", "pci_segment": 0, "offload_tso": true, "offload_ufo": true,
-            "offload_csum": true, "rate_limiter_config": null,
+            "id": "eth0", "tap": "tap0_kata", "mac": "52:54:00:12:34:56", "iommu": false, "num_queues": 2,
+            "queue_size": 256, "vhost_user": false, "vhost_mode": "Client", "pci_segment": 0, "offload_tso": true,
+            "offload_ufo": true, "offload_csum": true, "rate_limiter_config": null,
         }],
         "serial": {"mode": "Off", "iommu": false}, "console": {"mode": "Off", "iommu": false, "file": null},
         "rng": {"src": "/dev/urandom"}, "balloon": null, "fs": null, "pmem": null, "devices": null, "user_devices": [],
@@ -224,14 +229,14 @@ fn configurations_of_generated_clients_are_accepted() {
 }
 
 #[test]
-fn descriptors_are_only_a_nics() {
+fn only_vm_add_net_accepts_descriptors() {
     let fds = || vec![OwnedFd::from(std::fs::File::open("/dev/null").unwrap())];
     for route in ROUTES {
         let asked = Request { method: route.method, path: route.path, body: b"{}", fds: fds() }.action();
         match (route.path, asked) {
             ("/api/v1/vm.add-net", Ok(Action::AddNet(_, fds))) => assert_eq!(fds.len(), 1),
             (path, Err(Refusal::Failure(failure))) => match failure.kind {
-                FailureKind::NotImplemented => {}
+                ErrorKind::Unsupported => {}
                 _ => assert!(failure.chain[1].starts_with("it came with file descriptors"), "{path}: {failure:?}"),
             },
             (path, other) => panic!("{path}: {other:?}"),
@@ -239,7 +244,7 @@ fn descriptors_are_only_a_nics() {
     }
 }
 
-/// Any value, in the shape of a configuration now and then.
+/// Any JSON value, sometimes in the shape of a configuration.
 fn any_json() -> impl Strategy<Value = Value> {
     let key = prop::sample::select(vec![
         "net", "cpus", "memory", "vfs", "index", "fds", "platform", "rng", "serial", "mode", "id", "disks", "x",
@@ -262,7 +267,11 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn no_request_is_too_much(route in 0..ROUTES.len(), method in "[A-Z]{1,7}|PUT|GET", body in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn any_request_is_an_action_or_a_refusal(
+        route in 0..ROUTES.len(),
+        method in "[A-Z]{1,7}|PUT|GET",
+        body in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
         let route = &ROUTES[route];
         let outcome = Request { method: &method, path: route.path, body: &body, fds: Vec::new() }.action();
         if method != route.method {
@@ -271,10 +280,11 @@ proptest! {
     }
 
     #[test]
-    fn a_refusal_of_any_json_is_one_line_a_reason(route in 0..ROUTES.len(), body in any_json()) {
+    fn a_refusal_of_any_json_has_one_line_per_reason(route in 0..ROUTES.len(), body in any_json()) {
         let route = &ROUTES[route];
         let body = body.to_string();
-        let outcome = Request { method: route.method, path: route.path, body: body.as_bytes(), fds: Vec::new() }.action();
+        let request = Request { method: route.method, path: route.path, body: body.as_bytes(), fds: Vec::new() };
+        let outcome = request.action();
         if let Err(Refusal::Failure(failure)) = outcome {
             prop_assert!(!failure.chain.is_empty());
             prop_assert!(failure.chain.iter().all(|line| !line.is_empty() && !line.contains('\n')), "{:?}", failure);

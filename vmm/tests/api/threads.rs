@@ -1,4 +1,4 @@
-//! Who waits for whom.
+//! Which requests wait for which.
 
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ fn threads() -> Vec<String> {
 fn threads_have_names() {
     let server = serve(plain);
     assert_eq!(server.ask("GET", "/api/v1/vmm.ping", "").status, 200);
-    // A thread gives itself its name, and another one may have been faster to answer.
+    // A thread sets its own name, and another thread may have answered before that.
     let deadline = Instant::now() + Duration::from_secs(5);
     let is_there = |expected: &&str| threads().iter().any(|name| name == expected);
     while !["http-server", "http-0"].iter().all(is_there) {
@@ -29,7 +29,7 @@ fn threads_have_names() {
 }
 
 #[test]
-fn a_client_whose_action_takes_long_holds_up_no_other() {
+fn a_slow_action_delays_no_other_client() {
     let gate = Arc::new((Mutex::new(false), Condvar::new()));
     let opened = gate.clone();
     let server = serve(move |action| {
@@ -50,7 +50,7 @@ fn a_client_whose_action_takes_long_holds_up_no_other() {
 }
 
 #[test]
-fn requests_beyond_the_most_that_are_waited_for_have_their_turn() {
+fn requests_beyond_the_number_of_workers_get_their_turn() {
     let barrier = Arc::new(Barrier::new(MOST_WORKERS));
     let together = barrier.clone();
     let server = serve(move |action| {
@@ -72,7 +72,7 @@ fn requests_beyond_the_most_that_are_waited_for_have_their_turn() {
 }
 
 #[test]
-fn an_action_that_was_begun_is_answered_before_the_server_ends() {
+fn an_action_in_progress_is_answered_before_the_server_ends() {
     let begun = Arc::new(Barrier::new(2));
     let seen = begun.clone();
     let server = serve(move |_| {
@@ -103,7 +103,7 @@ fn a_server_ends_at_once_when_nothing_is_under_way() {
 }
 
 #[test]
-fn a_large_answer_that_was_begun_is_finished_before_the_server_ends() {
+fn a_large_answer_in_progress_is_finished_before_the_server_ends() {
     let begun = Arc::new(Barrier::new(2));
     let seen = begun.clone();
     let text = format!("\"{}\"", "x".repeat(2 << 20));

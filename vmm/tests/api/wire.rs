@@ -1,8 +1,9 @@
-//! What clients of Cloud Hypervisor rely on, most of it written down nowhere.
+//! Details on the wire that clients of Cloud Hypervisor rely on. Most of them are documented nowhere.
 
 use std::io::Read;
 
-use vmm::api::{Action, Failure, FailureKind, Reply};
+use vmm::ErrorKind;
+use vmm::api::{Action, Failure, Reply};
 
 use crate::client::{plain, request, serve};
 
@@ -29,7 +30,7 @@ fn an_answer_is_what_cloud_hypervisor_answers() {
     let mut client = server.client();
     client.send(request("GET", "/api/v1/vmm.ping", ""));
     let mut bytes = [0; 1023];
-    // One read: there are clients that make no second one.
+    // A single read: some clients never make a second one.
     let count = client.0.read(&mut bytes).unwrap();
     assert_eq!(
         std::str::from_utf8(&bytes[..count]).unwrap(),
@@ -55,7 +56,7 @@ fn vmm_shutdown_answers_200_and_nothing() {
 
 #[test]
 fn json_is_ascii() {
-    let failure = Failure::new(FailureKind::Internal, "tap größer: 日本 \u{1F980}");
+    let failure = Failure::new(ErrorKind::Host, "tap größer: 日本 \u{1F980}");
     let server = serve(move |action| match action {
         Action::Ping => Ok(Reply::Json("{\"version\":\"é\"}".to_string())),
         _ => Err(failure.clone()),
@@ -69,12 +70,12 @@ fn json_is_ascii() {
 #[test]
 fn a_failure_is_an_array_of_strings_outermost_first() {
     let kinds = [
-        (FailureKind::BadRequest, 400),
-        (FailureKind::NotFound, 404),
-        (FailureKind::Conflict, 409),
-        (FailureKind::TooManyRequests, 429),
-        (FailureKind::Internal, 500),
-        (FailureKind::NotImplemented, 501),
+        (ErrorKind::Invalid, 400),
+        (ErrorKind::NotFound, 404),
+        (ErrorKind::Conflict, 409),
+        (ErrorKind::Busy, 429),
+        (ErrorKind::Host, 500),
+        (ErrorKind::Unsupported, 501),
     ];
     for (kind, status) in kinds {
         let server = serve(move |_| Err(Failure::new(kind, "VM is not created").in_context("The VM cannot boot")));
@@ -135,7 +136,7 @@ fn a_body_may_be_chunked() {
 }
 
 #[test]
-fn a_client_that_waits_for_leave_gets_it() {
+fn a_client_that_expects_100_continue_gets_it() {
     let server = serve(plain);
     let mut client = server.client();
     client
@@ -158,7 +159,7 @@ fn a_client_that_asks_to_close_is_told_and_closed() {
 }
 
 #[test]
-fn a_client_that_has_said_all_it_will_is_answered() {
+fn a_client_that_has_shut_down_its_side_is_answered() {
     let server = serve(plain);
     let mut client = server.client();
     client.send(request("GET", "/api/v1/vmm.ping", ""));
@@ -181,7 +182,7 @@ fn a_wrong_method_is_405_with_the_right_one() {
     ] {
         let answer = server.ask(method, path, "");
         assert_eq!((answer.status, answer.header("Allow")), (405, Some(allow)), "{method} {path}");
-        assert_eq!(answer.chain(), [format!("this path has the method {allow} only")]);
+        assert_eq!(answer.chain(), [format!("this endpoint supports only {allow}")]);
     }
     let mut client = server.client();
     client.send("HEAD /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n");

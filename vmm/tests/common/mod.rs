@@ -1,79 +1,79 @@
 //! Tiny guests: a few instructions in an ELF file with a PVH note.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use vmm::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, VmConfig};
+use vmm::config::{ConsoleConfig, ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, PlannedVm, VmConfig};
 
-/// Where the code of a guest is loaded, and where it starts, in flat 32-bit mode.
-pub const CODE: u32 = 0x20_0000;
+/// The address where a guest's code is loaded and entered, in flat 32-bit mode.
+pub(crate) const CODE: u32 = 0x20_0000;
 
-/// Where the code is in the ELF file.
-pub const CODE_OFFSET: u64 = 64 + 2 * 56 + 20;
-/// How long it is in the file: all guests' files differ in nothing but the code.
+/// The offset of the code in the ELF file.
+pub(crate) const CODE_OFFSET: u64 = 64 + 2 * 56 + 20;
+/// The size of the code in the file, so that the files of all guests differ only in their code.
 const CODE_LEN: u64 = 1024;
 
-/// The instructions of a guest.
+/// A guest's instructions.
 #[derive(Default)]
-pub struct Code(pub Vec<u8>);
+pub(crate) struct Code(pub Vec<u8>);
 
 impl Code {
-    pub fn bytes(mut self, bytes: &[u8]) -> Self {
+    pub(crate) fn bytes(mut self, bytes: &[u8]) -> Self {
         self.0.extend(bytes);
         self
     }
 
     /// `mov dx, port; mov al, value; out dx, al`
-    pub fn out(self, port: u16, value: u8) -> Self {
+    pub(crate) fn out(self, port: u16, value: u8) -> Self {
         let [low, high] = port.to_le_bytes();
         self.bytes(&[0x66, 0xba, low, high, 0xb0, value, 0xee])
     }
 
     /// `mov dx, port; in al, dx`
-    pub fn input(self, port: u16) -> Self {
+    pub(crate) fn input(self, port: u16) -> Self {
         let [low, high] = port.to_le_bytes();
         self.bytes(&[0x66, 0xba, low, high, 0xec])
     }
 
     /// Writes `text` to the serial port.
-    pub fn print(self, text: &str) -> Self {
+    pub(crate) fn print(self, text: &str) -> Self {
         text.bytes().fold(self, |code, byte| code.out(0x3f8, byte))
     }
 
     /// `mov dword [address], value`
-    pub fn store(self, address: u32, value: u32) -> Self {
+    pub(crate) fn store(self, address: u32, value: u32) -> Self {
         self.bytes(&[0xc7, 0x05]).bytes(&address.to_le_bytes()).bytes(&value.to_le_bytes())
     }
 
     /// `mov eax, [address]`
-    pub fn load(self, address: u32) -> Self {
+    pub(crate) fn load(self, address: u32) -> Self {
         self.bytes(&[0xa1]).bytes(&address.to_le_bytes())
     }
 
-    /// Prints `text` if EAX is `value`.
-    pub fn print_if_eax(self, value: u32, text: &str) -> Self {
+    /// Prints `text` if EAX equals `value`.
+    pub(crate) fn print_if_eax(self, value: u32, text: &str) -> Self {
         let print = Self::default().print(text).0;
         let skip = u8::try_from(print.len()).unwrap();
-        // cmp eax, value; jne over the printing
+        // cmp eax, value; jne past the printing
         self.bytes(&[0x3d]).bytes(&value.to_le_bytes()).bytes(&[0x75, skip]).bytes(&print)
     }
 
-    /// Switches the machine off, as the ACPI tables say: SLP_TYP 5 and SLP_EN.
-    pub fn power_off(self) -> Self {
+    /// Powers the machine off as the ACPI tables describe: SLP_TYP 5 and SLP_EN.
+    pub(crate) fn power_off(self) -> Self {
         self.out(0x600, 5 << 2 | 1 << 5).spin()
     }
 
     /// `jmp $`
-    pub fn spin(self) -> Self {
+    pub(crate) fn spin(self) -> Self {
         self.bytes(&[0xeb, 0xfe])
     }
 
-    /// An ELF file with this code and a PVH entry at its beginning.
-    pub fn elf(&self) -> Vec<u8> {
+    /// An ELF file with this code and a PVH entry at its start.
+    pub(crate) fn elf(&self) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
         bytes.resize(64, 0);
         bytes[18] = 62;
@@ -96,21 +96,21 @@ impl Code {
     }
 }
 
-/// A guest's files.
-pub struct Guest {
+/// A guest and its files.
+pub(crate) struct Guest {
     directory: TempDir,
-    /// The VM, whose serial port is a file.
+    /// The configuration of the VM, whose serial port writes to a file.
     pub config: VmConfig,
 }
 
 impl Guest {
     /// A VM with one vCPU and 16 MiB that runs `code`.
-    pub fn new(code: &Code) -> Self {
+    pub(crate) fn new(code: &Code) -> Self {
         Self::with_kernel(&code.elf())
     }
 
-    /// A VM with one vCPU and 16 MiB whose kernel is a file with these bytes.
-    pub fn with_kernel(bytes: &[u8]) -> Self {
+    /// A VM with one vCPU and 16 MiB whose kernel file has these bytes.
+    pub(crate) fn with_kernel(bytes: &[u8]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let kernel = directory.path().join("kernel");
         std::fs::write(&kernel, bytes).unwrap();
@@ -124,36 +124,36 @@ impl Guest {
         Self { directory, config }
     }
 
-    /// The same with another number of vCPUs.
-    pub fn with_vcpus(mut self, vcpus: u32) -> Self {
+    /// Sets the number of vCPUs.
+    pub(crate) fn with_vcpus(mut self, vcpus: u32) -> Self {
         self.config.cpus = CpusConfig { boot_vcpus: vcpus, max_vcpus: vcpus };
         self
     }
 
-    /// A file of the guest.
-    pub fn path(&self, name: &str) -> PathBuf {
+    /// The path of a file in the guest's folder.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// Runs the guest to its end.
-    pub fn run(&self) -> Result<(), Box<dyn Error>> {
+    /// Runs the guest until it ends.
+    pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
         self.config.payload.check_present()?;
-        Ok(vmm::run(vmm::Options { vm: Some(self.config.clone()), ..vmm::Options::default() })?)
+        Ok(vmm::run(vmm::Options { vm: Some(PlannedVm::new(self.config.clone())?), ..vmm::Options::default() })?)
     }
 
-    /// What the guest has written so far.
-    pub fn output(&self) -> String {
+    /// What the guest has written to its serial port so far.
+    pub(crate) fn output(&self) -> String {
         output(&self.path("serial"))
     }
 }
 
-/// What a serial port wrote to a file so far.
-pub fn output(path: &Path) -> String {
+/// What a serial port has written to a file so far.
+pub(crate) fn output(path: &Path) -> String {
     String::from_utf8(std::fs::read(path).unwrap_or_default()).unwrap()
 }
 
 /// Waits until the guest has written `text`.
-pub fn wait_for(path: &Path, text: &str) {
+pub(crate) fn wait_for(path: &Path, text: &str) {
     let start = std::time::Instant::now();
     while !output(path).contains(text) {
         assert!(start.elapsed().as_secs() < 60, "{text:?} is not in {:?}", output(path));

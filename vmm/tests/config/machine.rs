@@ -1,6 +1,6 @@
 //! Every rule that the rest of the machine can break.
 
-use vmm::config::{ConsoleConfig, ConsoleMode, PayloadConfig};
+use vmm::config::{ConsoleConfig, ConsoleMode, PayloadConfig, VmPlan};
 
 use crate::{vm, with};
 
@@ -10,26 +10,26 @@ fn a_vm_without_vcpus_memory_or_kernel_is_refused() {
     assert_eq!(with(|vm| vm.cpus.boot_vcpus = 255), "--cpus boot=255: a VM has at most 254 vCPUs; give fewer");
     assert_eq!(
         with(|vm| vm.cpus.max_vcpus = 3),
-        "--cpus boot=4,max=3: fewer at most than at boot; give max=4 or more, or leave it out"
+        "--cpus boot=4,max=3: max is less than boot; give max=4 or more, or leave max out"
     );
     assert_eq!(with(|vm| vm.cpus.max_vcpus = 255), "--cpus max=255: a VM has at most 254 vCPUs; give fewer");
     let mut most = vm(&[], &[]).unwrap();
     most.cpus.max_vcpus = 254;
-    assert!(most.plan().is_ok());
-    assert_eq!(with(|vm| vm.memory.size = 0), "--memory size=0: a VM needs memory; give a size, as 512M");
+    assert!(VmPlan::of(&most).is_ok());
+    assert_eq!(with(|vm| vm.memory.size = 0), "--memory size=0: a VM needs memory; give a size, such as 512M");
     assert_eq!(
         with(|vm| vm.memory.size = 1 << 46),
         "--memory size=65536G: more than a guest can address; give at most 32768G"
     );
     assert_eq!(
         with(|vm| vm.memory.size += 1),
-        "--memory size=536870913: not a whole number of pages of 4 KiB; round it up"
+        "--memory size=536870913: not a multiple of the page size, 4K; round it up"
     );
     let nothing = PayloadConfig::default().check_present().unwrap_err().to_string();
-    assert_eq!(nothing, "--kernel: has to be given: the path of a bzImage or of a vmlinux");
+    assert_eq!(nothing, "--kernel: is required; give the path of a bzImage or a vmlinux");
     assert_eq!(
         with(|vm| vm.payload.cmdline = Some("a\0b".to_string())),
-        "--cmdline a\\u{0}b: a NUL ends a kernel's command line; leave it out"
+        "--cmdline a\\u{0}b: a kernel command line ends at a NUL character; remove it"
     );
 }
 
@@ -40,25 +40,26 @@ fn wrong_huge_pages_are_refused() {
         with(|vm| vm.memory.hugepage_size = Some(2 << 20)),
         "--memory hugepage_size=2M: needs hugepages=on; add it"
     );
-    assert_eq!(page(3 << 20), "--memory hugepage_size=3M: not the size of a huge page; 2M and 1G are");
-    assert_eq!(page(0), "--memory hugepage_size=0: not the size of a huge page; 2M and 1G are");
-    assert_eq!(page(1 << 30), "--memory size=512M: not a whole number of pages of 1048576 KiB; round it up");
+    assert_eq!(page(3 << 20), "--memory hugepage_size=3M: not a huge page size; give 2M or 1G");
+    assert_eq!(page(0), "--memory hugepage_size=0: not a huge page size; give 2M or 1G");
+    assert_eq!(page(1 << 30), "--memory size=512M: not a multiple of the page size, 1G; round it up");
 }
 
 #[test]
 fn a_console_that_cannot_be_is_refused() {
     assert_eq!(
         with(|vm| (vm.console, vm.serial) = ("tty".parse().unwrap(), "tty".parse().unwrap())),
-        "--console tty: the terminal is the serial port's (--serial tty); give one of them another mode"
+        "--console tty: the serial port has this terminal (--serial tty); give one of them another mode"
     );
     let both = |text: &str| (text.parse::<ConsoleConfig>().unwrap(), text.parse().unwrap());
     assert_eq!(
         with(|vm| (vm.console, vm.serial) = both("file=/tmp/f")),
-        "--console file=/tmp/f: the file is the serial port's (--serial file=/tmp/f); give one of them another path"
+        "--console file=/tmp/f: the serial port has this file (--serial file=/tmp/f); give one of them another path"
     );
     assert_eq!(
         with(|vm| (vm.console, vm.serial) = both("socket=/tmp/s")),
-        "--console socket=/tmp/s: the socket is the serial port's (--serial socket=/tmp/s); give one of them another path"
+        "--console socket=/tmp/s: the serial port has this socket (--serial socket=/tmp/s); give one of them another \
+         path"
     );
     assert_eq!(
         with(|vm| vm.serial.file = Some("x".into())),
@@ -81,7 +82,7 @@ fn two_consoles_may_be_the_same_where_neither_takes_anything_from_the_other() {
     {
         let mut config = vm(&[], &[]).unwrap();
         (config.console, config.serial) = (console.parse().unwrap(), serial.parse().unwrap());
-        assert!(config.plan().is_ok(), "{console} {serial}");
+        assert!(VmPlan::of(&config).is_ok(), "{console} {serial}");
     }
 }
 
@@ -90,10 +91,10 @@ fn a_serial_port_may_be_any_console() {
     for mode in ["off", "null", "tty", "pty", "file=/tmp/f", "socket=/tmp/s"] {
         let mut config = vm(&[], &[]).unwrap();
         config.serial = mode.parse().unwrap();
-        assert!(config.plan().is_ok(), "{mode}");
+        assert!(VmPlan::of(&config).is_ok(), "{mode}");
     }
     // A client gives back what it was told: where the pseudo-terminal was.
     let mut config = vm(&[], &[]).unwrap();
     config.serial = ConsoleConfig { file: Some("/dev/pts/7".into()), ..ConsoleConfig::new(ConsoleMode::Pty) };
-    assert!(config.plan().is_ok());
+    assert!(VmPlan::of(&config).is_ok());
 }

@@ -7,7 +7,7 @@ mod nics;
 mod plan;
 mod text;
 
-use vmm::config::{ConfigError, NetPlan, NetVf, VmConfig};
+use vmm::config::{ConfigError, NetPlan, NetVf, VmConfig, VmPlan};
 
 /// A VM of 4 vCPUs with these `--net` and `--net-vf` options.
 pub fn vm(nets: &[&str], vfs: &[&str]) -> Result<VmConfig, ConfigError> {
@@ -25,7 +25,7 @@ pub fn vm(nets: &[&str], vfs: &[&str]) -> Result<VmConfig, ConfigError> {
 
 /// The plan of such a VM.
 pub fn plan(nets: &[&str], vfs: &[&str]) -> Result<Vec<NetPlan>, ConfigError> {
-    vm(nets, vfs)?.plan().map(|plan| plan.nets)
+    Ok(VmPlan::of(&vm(nets, vfs)?)?.nets)
 }
 
 /// What is said about a configuration that must be refused.
@@ -39,5 +39,5 @@ pub fn refusal(nets: &[&str], vfs: &[&str]) -> String {
 pub fn with(change: impl FnOnce(&mut VmConfig)) -> String {
     let mut config = vm(&[], &[]).unwrap();
     change(&mut config);
-    config.plan().unwrap_err().to_string()
+    VmPlan::of(&config).unwrap_err().to_string()
 }

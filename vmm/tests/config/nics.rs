@@ -1,6 +1,6 @@
-//! Every rule that a NIC or VF can break: what is said about it, in one line, before anything is opened.
+//! Every rule that a NIC or VF can break: the error, in one line, before anything is opened.
 
-use vmm::config::{BackendPlan, NetConfig};
+use vmm::config::{BackendPlan, NetConfig, VmPlan};
 
 use crate::{plan, refusal, vm, with};
 
@@ -38,13 +38,13 @@ fn a_vf_index_used_twice_is_refused() {
 fn a_vf_of_no_pf_is_refused() {
     assert_eq!(
         refusal(&["id=pf0,sriov_vfs=8"], &["pf=pf1,index=3"]),
-        "--net-vf pf=pf1,index=3: no NIC is called pf1; give one --net id=pf1,sriov_vfs=<number>"
+        "--net-vf pf=pf1,index=3: there is no NIC pf1; add --net id=pf1,sriov_vfs=<number>"
     );
     assert_eq!(
         refusal(&["id=pf0,sriov_vfs=8"], &["index=3"]),
-        "--net-vf index=3: pf= has to be given: the id of the NIC that the VF belongs to"
+        "--net-vf index=3: pf= is required; add the id of the PF"
     );
-    assert_eq!(refusal(&["id=pf0,sriov_vfs=8"], &["pf=pf0"]), "--net-vf: index has to be given");
+    assert_eq!(refusal(&["id=pf0,sriov_vfs=8"], &["pf=pf0"]), "--net-vf: index is required; add it");
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn a_vf_of_a_nic_without_an_id_is_named_by_what_that_is_called() {
     let mut config = vm(&["tap=a", "tap=b,sriov_vfs=2"], &[]).unwrap();
     config.net[1].vfs.push("index=2".parse().unwrap());
     assert_eq!(
-        config.plan().unwrap_err().to_string(),
+        VmPlan::of(&config).unwrap_err().to_string(),
         "--net-vf pf=_net1,index=2: _net1 reserves 2 VFs (sriov_vfs=2); index must be 0 to 1"
     );
 }
@@ -63,13 +63,13 @@ fn a_nic_without_an_id_is_found_by_what_it_is_called() {
     let vfs = ["pf=_net2,index=1,tap=u", "pf=_net0,index=0,tap=v"];
     let plan = plan(&["id=_net0,tap=a,sriov_vfs=1", "tap=b", "tap=c,sriov_vfs=2"], &vfs).unwrap();
     let tap = |backend: &BackendPlan| match backend {
-        BackendPlan::Tap { name, .. } => name.clone().unwrap(),
+        BackendPlan::Tap { spec, .. } => spec.name.clone().unwrap(),
         _ => "no tap".to_string(),
     };
     assert_eq!((tap(&plan[2].vfs[1].backend), tap(&plan[0].vfs[0].backend)), ("u".to_string(), "v".to_string()));
     assert_eq!(
         refusal(&["sriov_vfs=2"], &["pf=_net1,index=0"]),
-        "--net-vf pf=_net1,index=0: no NIC is called _net1; give one --net id=_net1,sriov_vfs=<number>"
+        "--net-vf pf=_net1,index=0: there is no NIC _net1; add --net id=_net1,sriov_vfs=<number>"
     );
 }
 
@@ -80,12 +80,12 @@ fn a_mac_used_twice_is_refused() {
     let mac = "52:54:00:00:00:01";
     assert_eq!(
         refusal(&[&format!("id=a,mac={mac}"), &format!("id=b,mac={mac}")], &[]),
-        "--net id=b,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is in use by a already; \
+        "--net id=b,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is already in use by a; \
          give each NIC and each VF its own"
     );
     assert_eq!(
         refusal(&[&format!("id=a,sriov_vfs=2,mac={mac}")], &[&format!("pf=a,index=1,mac={mac}")]),
-        "--net-vf pf=a,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is in use by a already; \
+        "--net-vf pf=a,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is already in use by a; \
          give each NIC and each VF its own"
     );
 }
@@ -94,7 +94,7 @@ fn a_mac_used_twice_is_refused() {
 fn a_mac_that_follows_from_the_pf_and_is_used_already_is_refused() {
     assert_eq!(
         refusal(&["id=a,sriov_vfs=4,mac=52:54:00:00:00:01", "id=b,mac=06:00:00:01:00:03"], &[]),
-        "--net id=a,mac=52:54:00:00:00:01: MAC address 06:00:00:01:00:03 of VF 3 is in use by b already; \
+        "--net id=a,mac=52:54:00:00:00:01: MAC address 06:00:00:01:00:03 of VF 3 is already in use by b; \
          give the VF another by --net-vf"
     );
 }
@@ -103,13 +103,13 @@ fn a_mac_that_follows_from_the_pf_and_is_used_already_is_refused() {
 fn a_mac_that_no_nic_can_have_is_refused() {
     assert_eq!(
         pf("mac=01:00:5e:00:00:01"),
-        "--net id=pf0,mac=01:00:5e:00:00:01: a group address; the first byte of a NIC's address is even, \
-         as in 52:54:00:12:34:56"
+        "--net id=pf0,mac=01:00:5e:00:00:01: a multicast address; give one with an even first byte, \
+         such as 52:54:00:12:34:56"
     );
     assert_eq!(
         vf("host_mac=00:00:00:00:00:00"),
-        "--net-vf pf=pf0,index=3,host_mac=00:00:00:00:00:00: not an address that a NIC can have; \
-         leave it out for one that is chosen"
+        "--net-vf pf=pf0,index=3,host_mac=00:00:00:00:00:00: not the address of a NIC; \
+         leave host_mac out to have one chosen"
     );
     assert_eq!(pf("mac=52:54:00"), "--net mac=52:54:00: not a MAC address; write it as 52:54:00:12:34:56");
 }
@@ -118,15 +118,15 @@ fn a_mac_that_no_nic_can_have_is_refused() {
 fn a_tap_used_twice_is_refused() {
     assert_eq!(
         refusal(&["id=a,tap=t", "id=b,tap=t"], &[]),
-        "--net id=b,tap=t: tap t is in use by a already; give each NIC and each VF its own"
+        "--net id=b,tap=t: tap t is already in use by a; give each NIC and each VF its own"
     );
     assert_eq!(
         refusal(&["id=a,tap=t,sriov_vfs=2"], &["pf=a,index=0,tap=u", "pf=a,index=1,tap=u"]),
-        "--net-vf pf=a,index=1,tap=u: tap u is in use by VF 0 of a already; give each NIC and each VF its own"
+        "--net-vf pf=a,index=1,tap=u: tap u is already in use by VF 0 of a; give each NIC and each VF its own"
     );
     assert_eq!(
         refusal(&["id=a,tap=t,sriov_vfs=2", "id=b,tap=tv1"], &[]),
-        "--net id=a,sriov_vfs=2: tap tv1 of VF 1 is in use by b already; give the VF another by --net-vf"
+        "--net id=a,sriov_vfs=2: tap tv1 of VF 1 is already in use by b; give the VF another by --net-vf"
     );
 }
 
@@ -138,8 +138,8 @@ fn a_tap_name_longer_than_15_characters_is_refused() {
     );
     assert_eq!(
         refusal(&["tap=abcdefghijklm,sriov_vfs=11"], &[]),
-        "--net tap=abcdefghijklm,sriov_vfs=11: the tap of VF 10 would be abcdefghijklmv10, and the name of an interface \
-         has at most 15 characters; take a shorter tap name, or name the VF's tap by --net-vf"
+        "--net tap=abcdefghijklm,sriov_vfs=11: the tap of VF 10 would be abcdefghijklmv10, longer than the \
+         15 characters of an interface name; shorten the tap's name, or name the VF's tap by --net-vf"
     );
     assert!(plan(&["id=a,tap=abcdefghijklm,sriov_vfs=11"], &["pf=a,index=10,tap=short"]).is_ok());
 }
@@ -158,17 +158,17 @@ fn a_tap_name_that_linux_does_not_take_is_refused() {
 fn an_id_used_twice_is_refused() {
     assert_eq!(
         refusal(&["id=a", "id=a"], &[]),
-        "--net id=a: this id is in use by another NIC already; give each NIC its own"
+        "--net id=a: this id is already in use by another NIC; give each NIC its own"
     );
     assert_eq!(
         refusal(&["id=a,sriov_vfs=8", "id=av3"], &[]),
-        "--net id=av3: this id is in use by VF 3 of a already; give the NIC another"
+        "--net id=av3: this id is already in use by VF 3 of a; give the NIC another"
     );
 }
 
 #[test]
 fn an_id_that_is_kept_for_the_vm_is_refused() {
-    let what = "not a name for a device; two underscores at the start are kept for the VM's own";
+    let what = "not a device name; use printable characters, and do not start with two underscores";
     assert_eq!(refusal(&["id=__net"], &[]), format!("--net id=__net: {what}"));
     let json = |id: &str| NetConfig { id: Some(id.to_string()), ..NetConfig::default() };
     assert_eq!(with(|vm| vm.net.push(json(""))), format!("--net id=: {what}"));
@@ -179,11 +179,11 @@ fn an_id_that_is_kept_for_the_vm_is_refused() {
 fn a_descriptor_used_twice_is_refused() {
     assert_eq!(
         refusal(&["id=a,fd=[7]", "id=b,fd=[7]"], &[]),
-        "--net id=b,fd=7: this descriptor is in use by a already; open a tap's queue for each"
+        "--net id=b,fd=7: this descriptor is already in use by a; open the tap once for each queue pair"
     );
     assert_eq!(
         refusal(&["id=a,fd=[7,7],num_queues=4"], &[]),
-        "--net id=a,fd=7: this descriptor is in use by a already; open a tap's queue for each"
+        "--net id=a,fd=7: this descriptor is already in use by a; open the tap once for each queue pair"
     );
 }
 
@@ -191,7 +191,7 @@ fn a_descriptor_used_twice_is_refused() {
 fn a_slot_that_is_not_free_is_refused() {
     assert_eq!(
         refusal(&["id=a,pci_device_id=5", "id=b,pci_device_id=5"], &[]),
-        "--net id=b,pci_device_id=5: slot 5 is in use by a already; give another, or leave pci_device_id out"
+        "--net id=b,pci_device_id=5: slot 5 is already in use by a; give another, or leave pci_device_id out"
     );
     for slot in [0, 32] {
         assert_eq!(
@@ -201,7 +201,7 @@ fn a_slot_that_is_not_free_is_refused() {
     }
     assert_eq!(
         refusal(&[""; 32], &[]),
-        "--net (32 of them): bus 0 has slots for 31 devices; give a NIC VFs (sriov_vfs=) in place of more NICs"
+        "--net (32 of them): bus 0 has slots for 31 devices; use VFs (sriov_vfs=) instead of more NICs"
     );
     assert_eq!(plan(&[""; 31], &[]).unwrap().len(), 31);
 }
@@ -220,9 +220,30 @@ fn more_vfs_than_buses_are_refused() {
     assert!(plan(&[big, "id=b,tap=b,sriov_vfs=256"], &[]).is_ok());
     assert_eq!(
         refusal(&[big, "id=b,tap=b,sriov_vfs=257"], &[]),
-        "--net id=b,sriov_vfs=257: needs 2 of the 127 buses for VFs (256 on each), and 1 are left; reserve fewer"
+        "--net id=b,sriov_vfs=257: takes 2 of the VM's 127 buses for VFs, but 1 are free; reserve fewer"
     );
     assert!(plan(&["tap=a,sriov_vfs=32512"], &[]).is_ok());
+}
+
+/// The most memory that this process has had, in KiB.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    peak.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn more_vfs_or_nics_than_fit_are_refused_before_memory_is_taken_for_them() {
+    let before = peak_memory();
+    let nets = vec!["sriov_vfs=65535"; 100];
+    assert_eq!(
+        refusal(&nets, &[]),
+        "--net (100 of them): bus 0 has slots for 31 devices; use VFs (sriov_vfs=) instead of more NICs"
+    );
+    let limit = "--net number 1, sriov_vfs=65535: a VM has buses for 32512 VFs; reserve fewer";
+    assert_eq!(refusal(&nets[..31], &[]), limit);
+    // 6.5 million VFs would take more than a gigabyte.
+    assert!(peak_memory() < before + 512 * 1024, "{} KiB, before: {before}", peak_memory());
 }
 
 /// B20: VFs that one PF cannot describe.
@@ -233,7 +254,7 @@ fn vfs_of_different_shape_are_refused() {
             &["id=pf0,sriov_vfs=8"],
             &["pf=pf0,index=0,num_queues=4", "pf=pf0,index=1", "pf=pf0,index=2,num_queues=2"]
         ),
-        "--net-vf pf=pf0,index=2,num_queues=2: the VFs of a PF have the same number of queues, and VF 0 has 4; \
+        "--net-vf pf=pf0,index=2,num_queues=2: all VFs of a PF have the same number of queues, and VF 0 has 4; \
          make them equal"
     );
 }
@@ -250,7 +271,7 @@ fn wrong_queue_counts_are_refused() {
     }
     assert_eq!(
         vf("num_queues=10"),
-        "--net-vf pf=pf0,index=3,num_queues=10: 5 pairs of queues for a VM with --cpus boot=4; give at most 8, or more vCPUs"
+        "--net-vf pf=pf0,index=3,num_queues=10: 5 queue pairs for 4 vCPUs (--cpus); give at most 8, or more vCPUs"
     );
 }
 
@@ -270,10 +291,7 @@ fn a_queue_size_that_cannot_be_is_refused() {
 #[test]
 fn an_mtu_out_of_range_is_refused() {
     for mtu in [0, 1279, 65522, 65535] {
-        assert_eq!(
-            pf(&format!("mtu={mtu}")),
-            format!("--net id=pf0,mtu={mtu}: not an MTU that a NIC can have; give 1280 to 65521")
-        );
+        assert_eq!(pf(&format!("mtu={mtu}")), format!("--net id=pf0,mtu={mtu}: not a valid MTU; give 1280 to 65521"));
     }
     assert!(plan(&["mtu=1280", "mtu=65521"], &[]).is_ok());
     assert_eq!(vf("mtu=65536"), "--net-vf mtu=65536: give a whole number from 0 to 65535");
@@ -281,24 +299,21 @@ fn an_mtu_out_of_range_is_refused() {
 
 #[test]
 fn an_address_without_a_mask_is_refused() {
-    assert_eq!(pf("ip=10.0.0.1"), "--net id=pf0,ip=10.0.0.1: an address needs its network mask; add mask=");
-    assert_eq!(
-        vf("mask=255.0.0.0"),
-        "--net-vf pf=pf0,index=3,mask=255.0.0.0: a network mask needs an address; add ip="
-    );
+    assert_eq!(pf("ip=10.0.0.1"), "--net id=pf0,ip=10.0.0.1: needs a network mask; add mask=");
+    assert_eq!(vf("mask=255.0.0.0"), "--net-vf pf=pf0,index=3,mask=255.0.0.0: needs an address; add ip=");
     assert_eq!(
         pf("ip=10.0.0.1,mask=255.0.255.0"),
         "--net id=pf0,mask=255.0.255.0: not a network mask; write it as 255.255.255.0"
     );
     assert_eq!(
         pf("ip=10.0.0.1,mask=ffff::"),
-        "--net id=pf0,mask=ffff::: not a mask for 10.0.0.1; give one of the same family"
+        "--net id=pf0,mask=ffff::: not a mask for 10.0.0.1; give one of the same address family"
     );
 }
 
 #[test]
 fn segmentation_without_checksums_is_refused() {
-    let what = "segmentation needs checksums; add offload_tso=off,offload_ufo=off";
+    let what = "segmentation needs checksum offload; add offload_tso=off,offload_ufo=off";
     assert_eq!(pf("offload_csum=off"), format!("--net id=pf0,offload_csum=off: {what}"));
     assert_eq!(vf("offload_csum=off,offload_ufo=off"), format!("--net-vf pf=pf0,index=3,offload_csum=off: {what}"));
     assert!(plan(&["offload_csum=off,offload_tso=off,offload_ufo=off"], &[]).is_ok());
@@ -306,18 +321,15 @@ fn segmentation_without_checksums_is_refused() {
 
 #[test]
 fn descriptors_that_cannot_be_taps_are_refused() {
-    assert_eq!(
-        pf("fd=[2],tap="),
-        "--net id=pf0,fd=[2]: 2 is not the number of a tap: 0 to 2 are the standard streams; pass 3 or more"
-    );
+    assert_eq!(pf("fd=[2],tap="), "--net id=pf0,fd=[2]: 2 is a standard stream, not a tap; open the tap as 3 or above");
     assert_eq!(
         vf("fd=[5-7]"),
-        "--net-vf pf=pf0,index=3,num_queues=2: needs as many file descriptors (fd=) as pairs of queues, 1 and not 3; pass one for \
-         each pair"
+        "--net-vf pf=pf0,index=3,num_queues=2: each queue pair needs a file descriptor (fd=); pass 1 \
+         instead of 3"
     );
     assert_eq!(
         vf("fd=[5],tap=x"),
-        "--net-vf pf=pf0,index=3,tap=x: a file descriptor (fd=) is a tap that is set up already; leave tap out"
+        "--net-vf pf=pf0,index=3,tap=x: the tap behind a file descriptor (fd=) is already set up; leave tap out"
     );
 }
 
@@ -331,7 +343,7 @@ fn a_backend_that_is_not_asked_for_may_be_given_as_off() {
 
 #[test]
 fn a_tap_beside_another_backend_is_refused() {
-    let vdpa = "--net-vf pf=pf0,index=3,vdpa=/d: the backend is a vDPA device alone; leave";
+    let vdpa = "--net-vf pf=pf0,index=3,vdpa=/d:";
     for (key, setting) in [
         ("tap", "tap=x"),
         ("fd", "fd=7"),
@@ -342,12 +354,16 @@ fn a_tap_beside_another_backend_is_refused() {
         ("host_mac", "host_mac=52:54:00:00:00:01"),
         ("vhost_user", "vhost_user=on,socket=/s"),
     ] {
-        assert_eq!(vf(&format!("vdpa=/d,{setting}")), format!("{vdpa} {key} out, or vdpa"));
+        assert_eq!(
+            vf(&format!("vdpa=/d,{setting}")),
+            format!("{vdpa} {key} cannot be combined with a vDPA device; leave {key} out, or vdpa")
+        );
         if key != "vhost_user" {
             assert_eq!(
                 refusal(&[&format!("id=a,vhost_user=on,socket=/s,{setting}")], &[]),
                 format!(
-                    "--net id=a,vhost_user=on: the backend is another process alone; leave {key} out, or vhost_user"
+                    "--net id=a,vhost_user=on: {key} cannot be combined with a vhost-user backend; \
+                     leave {key} out, or vhost_user"
                 )
             );
         }
@@ -359,20 +375,21 @@ fn a_tap_beside_another_backend_is_refused() {
 fn half_a_vhost_user_backend_is_refused() {
     assert_eq!(
         pf("vhost_user=on"),
-        "--net id=pf0,vhost_user=on: the backend is another process alone; leave tap out, or vhost_user"
+        "--net id=pf0,vhost_user=on: tap cannot be combined with a vhost-user backend; leave tap out, or vhost_user"
     );
     assert_eq!(
         vf("vhost_user=on"),
-        "--net-vf pf=pf0,index=3,vhost_user=on: the backend's socket is missing; add socket=<path>"
+        "--net-vf pf=pf0,index=3,vhost_user=on: needs the backend's socket; add socket=<path>"
     );
     assert_eq!(
         vf("socket=/s"),
-        "--net-vf pf=pf0,index=3,socket=/s: a socket is a vhost-user backend's; add vhost_user=on, or leave socket out"
+        "--net-vf pf=pf0,index=3,socket=/s: only a vhost-user backend has a socket; add vhost_user=on, or leave \
+         socket out"
     );
     assert_eq!(
         vf("vhost_mode=server"),
         "--net-vf pf=pf0,index=3,vhost_mode=server: only a vhost-user backend has a mode; add \
-         vhost_user=on,socket=<path>, or leave it out"
+         vhost_user=on,socket=<path>, or leave vhost_mode out"
     );
 }
 
@@ -382,33 +399,36 @@ fn paths_that_cannot_be_are_refused() {
     assert_eq!(
         vf(&format!("vhost_user=on,socket={long}")),
         format!(
-            "--net-vf pf=pf0,index=3,socket={long}: 108 bytes, and the path of a Unix socket has at most 107; \
-             take a shorter one"
+            "--net-vf pf=pf0,index=3,socket={long}: 108 bytes; the path of a Unix socket has at most 107, \
+             shorten it"
         )
     );
     assert!(plan(&[&format!("vhost_user=on,socket={}", &long[1..])], &[]).is_ok());
     let empty = |json: &str| with(|vm| vm.net.push(serde_json::from_str(json).unwrap()));
-    assert_eq!(empty(r#"{"vdpa":""}"#), "--net vdpa=: no path; give the device, as /dev/vhost-vdpa-0");
-    assert_eq!(empty(r#"{"vhost_user":true,"vhost_socket":""}"#), "--net socket=: no path; give the backend's socket");
+    assert_eq!(empty(r#"{"vdpa":""}"#), "--net vdpa=: the path is empty; give the device, such as /dev/vhost-vdpa-0");
+    assert_eq!(
+        empty(r#"{"vhost_user":true,"vhost_socket":""}"#),
+        "--net socket=: the path is empty; give the backend's socket"
+    );
 }
 
 #[test]
 fn a_device_or_socket_used_twice_is_refused() {
-    let remedy = "already; give each NIC and each VF its own";
+    let remedy = "give each NIC and each VF its own";
     assert_eq!(
         refusal(&["id=a,sriov_vfs=4"], &["pf=a,index=1,vdpa=/d", "pf=a,index=3,vdpa=/d"]),
-        format!("--net-vf pf=a,index=3,vdpa=/d: this device is in use by VF 1 of a {remedy}")
+        format!("--net-vf pf=a,index=3,vdpa=/d: this device is already in use by VF 1 of a; {remedy}")
     );
     assert_eq!(
         refusal(&["id=a,vhost_user=on,socket=/s", "id=b,sriov_vfs=1"], &["pf=b,index=0,vhost_user=on,socket=/s"]),
-        format!("--net-vf pf=b,index=0,socket=/s: this socket is in use by a {remedy}")
+        format!("--net-vf pf=b,index=0,socket=/s: this socket is already in use by a; {remedy}")
     );
     assert_eq!(
         with(|vm| {
             vm.net.push("id=a,vdpa=/d".parse().unwrap());
             vm.vdpa.push("path=/d".parse().unwrap());
         }),
-        format!("--vdpa path=/d: this device is in use by a {remedy}")
+        format!("--vdpa path=/d: this device is already in use by a; {remedy}")
     );
 }
 
@@ -421,26 +441,23 @@ fn a_vdpa_device_that_cannot_be_is_refused() {
     );
     assert_eq!(
         with(|vm| vm.vdpa.push(serde_json::from_str(r#"{"path":""}"#).unwrap())),
-        "--vdpa path=: no path; give the device, as /dev/vhost-vdpa-0"
+        "--vdpa path=: the path is empty; give the device, such as /dev/vhost-vdpa-0"
     );
-    assert_eq!(
-        vdpa("path=/d,iommu=on"),
-        "--vdpa iommu=on: virtual IOMMUs are not in this version yet; leave iommu out"
-    );
+    assert_eq!(vdpa("path=/d,iommu=on"), "--vdpa iommu=on: virtual IOMMUs are not supported yet; leave iommu out");
     assert_eq!(
         vdpa("path=/d,pci_device_id=32"),
         "--vdpa pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them"
     );
     assert_eq!(
         vdpa("path=/d,id=__v"),
-        "--vdpa id=__v: not a name for a device; two underscores at the start are kept for the VM's own"
+        "--vdpa id=__v: not a device name; use printable characters, and do not start with two underscores"
     );
     assert_eq!(
         with(|vm| {
             vm.net.push("id=a".parse().unwrap());
             vm.vdpa.push("id=a,path=/d".parse().unwrap());
         }),
-        "--vdpa id=a: this id is in use by another NIC already; give each NIC its own"
+        "--vdpa id=a: this id is already in use by another NIC; give each NIC its own"
     );
 }
 
@@ -448,16 +465,16 @@ fn a_vdpa_device_that_cannot_be_is_refused() {
 
 #[test]
 fn what_comes_later_is_refused_by_name() {
-    assert_eq!(pf("iommu=on"), "--net id=pf0,iommu=on: virtual IOMMUs are not in this version yet; leave iommu out");
+    assert_eq!(pf("iommu=on"), "--net id=pf0,iommu=on: virtual IOMMUs are not supported yet; leave iommu out");
     assert_eq!(
         pf("pci_segment=1"),
-        "--net id=pf0,pci_segment=1: further PCI segments are not in this version yet; leave pci_segment out"
+        "--net id=pf0,pci_segment=1: additional PCI segments are not supported yet; leave pci_segment out"
     );
-    assert_eq!(pf("bw_size=1000"), "--net bw_size=1000: rate limits are not in this version yet; leave bw_size out");
+    assert_eq!(pf("bw_size=1000"), "--net bw_size=1000: rate limits for NICs are not supported yet; leave bw_size out");
     let json = r#"{"rate_limiter_config":{"ops":{"size":1,"refill_time":1}}}"#;
     assert_eq!(
         with(|vm| vm.net.push(serde_json::from_str(json).unwrap())),
-        "--net rate_limiter_config={...}: rate limits are not in this version yet; leave rate_limiter_config out"
+        "--net rate_limiter_config={...}: rate limits for NICs are not supported yet; leave rate_limiter_config out"
     );
 }
 

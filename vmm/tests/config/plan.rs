@@ -1,11 +1,17 @@
-//! What is decided where a configuration says nothing.
+//! What is decided where a configuration is silent.
 
-use vmm::config::{BackendPlan, MacAddress, NetConfig, Vhost, VhostMode, VmConfig};
+use virtio_devices::{TapSpec, VdpaSpec};
+use vmm::config::{BackendPlan, MacAddress, NetConfig, NicPlan, PlannedVm, Vhost, VhostMode, VmConfig, VmPlan};
 
 use crate::{plan, vm};
 
+/// A tap with one pair of queues.
+fn tap_spec(name: Option<&str>) -> TapSpec {
+    TapSpec { name: name.map(str::to_string), ip: None, mask: None, host_mac: None, mtu: None, queue_pairs: 1 }
+}
+
 fn tap(name: &str) -> BackendPlan {
-    BackendPlan::Tap { name: Some(name.to_string()), ip: None, mask: None, host_mac: None, vhost: Vhost::Off }
+    BackendPlan::Tap { spec: tap_spec(Some(name)), vhost: Vhost::Off }
 }
 
 fn fds(fds: &[i32]) -> BackendPlan {
@@ -17,10 +23,14 @@ fn vfs_have_names_addresses_and_taps_that_follow_from_their_pf() {
     let plan =
         plan(&["id=pf0,tap=t,mac=52:54:00:00:00:01,mtu=9000,queue_size=64,num_queues=4,sriov_vfs=8"], &[]).unwrap();
     let [device] = &plan[..] else { panic!("one device") };
-    assert_eq!((device.id.as_str(), device.pf.id.as_str(), device.vfs.len()), ("pf0", "pf0", 8));
-    assert_eq!((device.pf.queue_pairs, &device.pf.backend), (2, &tap("t")));
-    let vf = &device.vfs[3];
-    assert_eq!((vf.id.as_str(), vf.mac, &vf.backend), ("pf0v3", [6, 0, 0, 1, 0, 3], &tap("tv3")));
+    assert_eq!((device.id(), device.pf.spec.id.as_str(), device.vfs.len()), ("pf0", "pf0", 8));
+    let tap = |name, queue_pairs| {
+        let spec = TapSpec { mtu: Some(9000), queue_pairs, ..tap_spec(Some(name)) };
+        BackendPlan::Tap { spec, vhost: Vhost::Off }
+    };
+    assert_eq!((device.pf.spec.queue_pairs, &device.pf.backend), (2, &tap("t", 2)));
+    let NicPlan { spec: vf, backend } = &device.vfs[3];
+    assert_eq!((vf.id.as_str(), vf.mac, backend), ("pf0v3", [6, 0, 0, 1, 0, 3], &tap("tv3", 1)));
     assert_eq!((vf.queue_pairs, vf.queue_size, vf.mtu), (1, 64, Some(9000)));
 }
 
@@ -29,25 +39,26 @@ fn a_vf_is_as_it_is_told_to_be() {
     let vf = "pf=pf0,index=1,tap=u,mac=52:54:00:00:01:00,mtu=1400,queue_size=16,num_queues=4,offload_tso=off,\
               ip=10.0.0.1,mask=255.255.255.0,host_mac=52:54:00:00:02:00";
     let plan = plan(&["id=pf0,tap=t,sriov_vfs=2,offload_ufo=off"], &[vf]).unwrap();
-    let vf = &plan[0].vfs[1];
+    let NicPlan { spec: vf, backend } = &plan[0].vfs[1];
     assert_eq!((vf.mac, vf.mtu, vf.queue_size), ([0x52, 0x54, 0, 0, 1, 0], Some(1400), 16));
     assert_eq!((vf.offload_tso, vf.offload_ufo, vf.offload_csum), (false, false, true));
-    let backend = BackendPlan::Tap {
-        name: Some("u".to_string()),
+    let spec = TapSpec {
         ip: Some("10.0.0.1".parse().unwrap()),
         mask: Some("255.255.255.0".parse().unwrap()),
         host_mac: Some([0x52, 0x54, 0, 0, 2, 0]),
-        vhost: Vhost::Off,
+        mtu: Some(1400),
+        queue_pairs: 2,
+        ..tap_spec(Some("u"))
     };
-    assert_eq!(vf.backend, backend);
+    assert_eq!(*backend, BackendPlan::Tap { spec, vhost: Vhost::Off });
     // What one VF says of its queues holds for all.
-    assert_eq!(plan[0].vfs[0].queue_pairs, 2);
+    assert_eq!(plan[0].vfs[0].spec.queue_pairs, 2);
 }
 
 #[test]
 fn nics_without_an_id_are_counted() {
     let plan = plan(&["", "id=_net0", "", "id=x"], &[]).unwrap();
-    let ids: Vec<_> = plan.iter().map(|device| device.id.as_str()).collect();
+    let ids: Vec<_> = plan.iter().map(|device| device.id()).collect();
     assert_eq!(ids, ["_net1", "_net0", "_net2", "x"]);
 }
 
@@ -55,10 +66,10 @@ fn nics_without_an_id_are_counted() {
 fn a_nic_without_a_mac_gets_another_local_one_each_time() {
     let config = vm(&["", "sriov_vfs=2"], &[]).unwrap();
     let macs = || {
-        let plan = config.plan().unwrap().nets;
+        let plan = VmPlan::of(&config).unwrap().nets;
         plan.iter()
             .flat_map(|device| std::iter::once(&device.pf).chain(&device.vfs))
-            .map(|nic| nic.mac)
+            .map(|nic| nic.spec.mac)
             .collect::<Vec<_>>()
     };
     let (first, second) = (macs(), macs());
@@ -70,10 +81,7 @@ fn a_nic_without_a_mac_gets_another_local_one_each_time() {
 #[test]
 fn a_nic_without_a_tap_name_takes_any() {
     let plan = plan(&[""], &[]).unwrap();
-    assert_eq!(
-        plan[0].pf.backend,
-        BackendPlan::Tap { name: None, ip: None, mask: None, host_mac: None, vhost: Vhost::Off }
-    );
+    assert_eq!(plan[0].pf.backend, BackendPlan::Tap { spec: tap_spec(None), vhost: Vhost::Off });
 }
 
 #[test]
@@ -104,12 +112,9 @@ fn each_function_has_the_backend_that_it_names_and_else_a_tap() {
         "pf=pf0,index=6,fd=9,vhost=auto",
     ];
     let plan = plan(&["id=pf0,tap=t,vhost=auto,sriov_vfs=8"], &vfs).unwrap();
-    let carried = |name: &str, vhost| match tap(name) {
-        BackendPlan::Tap { name, ip, mask, host_mac, .. } => BackendPlan::Tap { name, ip, mask, host_mac, vhost },
-        other => other,
-    };
+    let carried = |name: &str, vhost| BackendPlan::Tap { spec: tap_spec(Some(name)), vhost };
     let vhost_user = |socket: &str, mode| BackendPlan::VhostUser { socket: socket.into(), mode };
-    let vdpa = |path: &str, mac| BackendPlan::Vdpa { path: path.into(), mac };
+    let vdpa = |path: &str, mac| BackendPlan::Vdpa(VdpaSpec { path: path.into(), mac, queue_pairs: 1 });
     let backends: Vec<_> = plan[0].functions().map(|function| function.backend.clone()).collect();
     assert_eq!(
         backends,
@@ -125,18 +130,18 @@ fn each_function_has_the_backend_that_it_names_and_else_a_tap() {
             tap("tv7"),
         ]
     );
-    assert!(plan[0].vfs.iter().all(|vf| vf.queue_pairs == 1));
+    assert!(plan[0].vfs.iter().all(|vf| vf.spec.queue_pairs == 1));
 }
 
 #[test]
 fn memory_is_shared_if_a_backend_of_any_function_has_to_map_it() {
-    let shared = |nets: &[&str], vfs: &[&str]| vm(nets, vfs).unwrap().plan().unwrap().needs_shared_memory();
+    let shared = |nets: &[&str], vfs: &[&str]| VmPlan::of(&vm(nets, vfs).unwrap()).unwrap().needs_shared_memory();
     assert!(!shared(&["vhost=on", "id=pf,sriov_vfs=2"], &["pf=pf,index=1,vhost=auto"]));
     assert!(shared(&["vhost_user=on,socket=/s"], &[]));
     assert!(shared(&["id=pf,sriov_vfs=2"], &["pf=pf,index=1,vdpa=/d"]));
     let mut config = vm(&[], &[]).unwrap();
     config.vdpa.push("path=/d".parse().unwrap());
-    assert!(config.plan().unwrap().needs_shared_memory());
+    assert!(VmPlan::of(&config).unwrap().needs_shared_memory());
 }
 
 #[test]
@@ -145,27 +150,27 @@ fn a_vdpa_device_is_a_plain_nic_after_the_others() {
     for vdpa in ["path=/d0", "path=/d1,num_queues=3,id=v", "path=/d2,num_queues=16,pci_device_id=9"] {
         config.vdpa.push(vdpa.parse().unwrap());
     }
-    let plan = config.plan().unwrap();
+    let plan = VmPlan::of(&config).unwrap();
     let ids: Vec<_> = plan.devices().iter().map(|device| device.option()).collect();
     assert_eq!(ids[..5], ["--net id=a", "--net id=_net0", "--vdpa id=_vdpa0", "--vdpa id=v", "--vdpa id=_vdpa1"]);
     // Queues are the device's, its control queue included or not, and may be more than vCPUs can use.
-    let pairs: Vec<_> = plan.vdpas.iter().map(|vdpa| vdpa.pf.queue_pairs).collect();
+    let pairs: Vec<_> = plan.vdpas.iter().map(|vdpa| vdpa.pf.spec.queue_pairs).collect();
     assert_eq!(pairs, [1, 1, 8]);
     assert!(plan.vdpas.iter().all(|vdpa| vdpa.vfs.is_empty() && vdpa.pf.backend.has_own_mac()));
-    config.resolve(&plan);
-    config.set_slot("_vdpa0", 4);
-    assert_eq!((config.vdpa[0].id.as_deref(), config.vdpa[0].pci_device_id), (Some("_vdpa0"), Some(4)));
-    config.remove("v");
-    assert_eq!(config.vdpa.len(), 2);
-    assert_eq!(config.plan().unwrap().vdpas[1].id, "_vdpa1");
+    let mut vm = PlannedVm::new(config).unwrap();
+    vm.set_slot("_vdpa0", 4);
+    let vdpa = &vm.config().vdpa;
+    assert_eq!((vdpa[0].id.as_deref(), vdpa[0].pci_device_id), (Some("_vdpa0"), Some(4)));
+    vm.remove("v");
+    assert_eq!((vm.config().vdpa.len(), vm.plan().vdpas.len()), (2, 2));
+    assert_eq!(VmPlan::of(vm.config()).unwrap().vdpas[1].id(), "_vdpa1");
 }
 
 #[test]
 fn an_address_that_a_device_knows_is_not_made_up_and_vfs_keep_theirs() {
-    let mut config = vm(&["id=a,vdpa=/d,sriov_vfs=3"], &["pf=a,index=1,vdpa=/e"]).unwrap();
-    let first = config.plan().unwrap();
-    config.resolve(&first);
-    let second = config.plan().unwrap();
+    let vm = PlannedVm::new(vm(&["id=a,vdpa=/d,sriov_vfs=3"], &["pf=a,index=1,vdpa=/e"]).unwrap()).unwrap();
+    let (config, first) = (vm.config(), vm.plan());
+    let second = VmPlan::of(config).unwrap();
     assert_eq!(config.net[0].mac, None);
     let (before, after) = (&first.nets[0].vfs, &second.nets[0].vfs);
     assert_eq!((&before[0], &before[2]), (&after[0], &after[2]));
@@ -173,6 +178,7 @@ fn an_address_that_a_device_knows_is_not_made_up_and_vfs_keep_theirs() {
     assert!(after[1].backend.has_own_mac());
     // A MAC address that is given is told to the device.
     let net = NetConfig { mac: Some(MacAddress([2, 0, 0, 0, 0, 1])), ..config.net[0].clone() };
-    let given = VmConfig { net: vec![net], ..VmConfig::default() }.plan().unwrap();
-    assert_eq!(given.nets[0].pf.backend, BackendPlan::Vdpa { path: "/d".into(), mac: Some([2, 0, 0, 0, 0, 1]) });
+    let given = VmPlan::of(&VmConfig { net: vec![net], ..VmConfig::default() }).unwrap();
+    let mac = Some([2, 0, 0, 0, 0, 1]);
+    assert_eq!(given.nets[0].pf.backend, BackendPlan::Vdpa(VdpaSpec { path: "/d".into(), mac, queue_pairs: 1 }));
 }

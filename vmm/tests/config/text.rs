@@ -46,7 +46,7 @@ fn toggles_and_sizes_are_read_as_cloud_hypervisor_does() {
     for text in ["1.5G", "1g", "-1", "+1", "K", "18446744073709551616", "17179869184G", "é"] {
         assert_eq!(
             problem::<MemoryConfig>(&format!("size={text}")),
-            format!("--memory size={text}: give a number of bytes, or one with K, M or G, as 512M")
+            format!("--memory size={text}: give a number of bytes, with or without a unit K, M or G, such as 512M")
         );
     }
     assert_eq!(problem::<MemoryConfig>("shared=yes"), "--memory shared=yes: give on or off");
@@ -57,8 +57,8 @@ fn lists_have_ascending_ranges() {
     let fds = |text: &str| format!("fd={text}").parse::<NetConfig>().map(|net| net.fds);
     assert_eq!(fds("[3,5-7]").unwrap(), [3, 5, 6, 7]);
     assert_eq!(fds("4").unwrap(), [4]);
-    assert_eq!(problem::<NetConfig>("fd=[5-5]"), "--net fd=[5-5]: a range must ascend");
-    assert_eq!(problem::<NetConfig>("fd=[3,x]"), "--net fd=[3,x]: give a list of numbers, as [3,4] or [3-6]");
+    assert_eq!(problem::<NetConfig>("fd=[5-5]"), "--net fd=[5-5]: a range must be ascending");
+    assert_eq!(problem::<NetConfig>("fd=[3,x]"), "--net fd=[3,x]: give a list of numbers, such as [3,4] or [3-6]");
     assert_eq!(
         problem::<NetConfig>("fd=[0-2147483647]"),
         "--net fd=[0-2147483647]: the list is longer than 65536 numbers"
@@ -69,7 +69,7 @@ fn lists_have_ascending_ranges() {
 fn an_unknown_key_is_an_error() {
     assert_eq!(problem::<NetConfig>("tapp=x"), "--net tapp=x: unknown key; --help lists those of --net");
     assert_eq!(problem::<NetVf>("pf=a,index=0,id=x"), "--net-vf id=x: unknown key; --help lists those of --net-vf");
-    assert_eq!(problem::<CpusConfig>("boot"), "--cpus boot: a key without a value; write key=value");
+    assert_eq!(problem::<CpusConfig>("boot"), "--cpus boot: the key has no value; write key=value");
     assert_eq!(problem::<CpusConfig>("boot=[1"), "--cpus boot=[1: a bracket is not closed");
 }
 
@@ -77,11 +77,11 @@ fn an_unknown_key_is_an_error() {
 fn a_key_of_a_later_version_is_refused_by_name() {
     assert_eq!(
         problem::<CpusConfig>("boot=2,topology=1:1:2:1"),
-        "--cpus topology=1:1:2:1: CPU topologies are not in this version yet; leave topology out"
+        "--cpus topology=1:1:2:1: CPU topologies are not supported yet; leave topology out"
     );
     assert_eq!(
         problem::<MemoryConfig>("hotplug_size=1G"),
-        "--memory hotplug_size=1G: hot-plugged memory is not in this version yet; leave hotplug_size out"
+        "--memory hotplug_size=1G: memory hot-plug is not supported yet; leave hotplug_size out"
     );
 }
 
@@ -110,7 +110,7 @@ fn json_has_cloud_hypervisors_names() {
     assert_eq!(config.net[0].mac, Some(MacAddress([0x52, 0x54, 0, 0, 0, 1])));
     assert_eq!((config.net[0].vfs[0].index, config.net[0].vfs[0].tap.as_deref()), (3, Some("u")));
     assert_eq!(config.serial.mode, ConsoleMode::Tty);
-    assert_eq!(config.plan().unwrap().nets[0].vfs.len(), 8);
+    assert_eq!(VmPlan::of(&config).unwrap().nets[0].vfs.len(), 8);
     assert_eq!(serde_json::from_str::<VmConfig>(&serde_json::to_string(&config).unwrap()).unwrap(), config);
 }
 
@@ -127,7 +127,7 @@ fn json_leaves_out_what_is_unset() {
 fn json_with_an_unknown_or_a_missing_field_is_an_error() {
     for (json, what) in [
         (r#"{"net":[{"sriov_vf":1}]}"#, "unknown field `sriov_vf`"),
-        (r#"{"net":[{"vfs":[{"tap":"u"}]}]}"#, "index has to be given"),
+        (r#"{"net":[{"vfs":[{"tap":"u"}]}]}"#, "index is required"),
         (r#"{"serial":{}}"#, "missing field `mode`"),
         (r#"{"net":[{"mac":"x"}]}"#, "not a MAC address"),
         (r#"{"tpms":[]}"#, "unknown field `tpms`"),
@@ -145,13 +145,14 @@ fn help_lists_every_key_with_its_grammar_and_default() {
     }
     assert!(
         text.contains(
-            "a power of two from 2 to 32768; below 128 the driver gets no segments of several frames. [default: 256]"
+            "a power of two from 2 to 32768. Below 128 the guest receives no packets larger than the MTU. [default: \
+             256]"
         ),
         "{text}"
     );
     assert!(help::<NetVf>().starts_with("pf=<id>\n"));
     // What follows from another key has none.
-    let (text, max) = (help::<CpusConfig>(), "if it is left out, those at boot.");
+    let (text, max) = (help::<CpusConfig>(), "By default the same as boot.");
     assert!(text.contains(max) && !text.contains(&format!("{max} [default")), "{text}");
     // An index has no default.
     assert!(!help::<NetVf>().contains("[default: 0]"));
@@ -190,7 +191,8 @@ fn vhost() -> impl Strategy<Value = Vhost> {
 prop_compose! {
     fn vf()(
         index: u16, tap in option::of(text()), mac in option::of(mac()), num_queues: Option<u16>,
-        offload_tso: Option<bool>, vhost in vhost(), vhost_user: bool, socket in option::of(text()), vdpa in option::of(text()),
+        offload_tso: Option<bool>, vhost in vhost(), vhost_user: bool, socket in option::of(text()),
+        vdpa in option::of(text()),
     ) -> VfConfig {
         VfConfig {
             index, tap, mac, num_queues, offload_tso, vhost, vhost_user, vhost_mode: VhostMode::Server,
@@ -214,7 +216,9 @@ proptest! {
     }
 
     #[test]
-    fn cpus_and_memory_read_back_what_they_print(boot_vcpus: u32, max_vcpus: u32, size: u64, page: Option<u64>, shared: bool) {
+    fn cpus_and_memory_read_back_what_they_print(
+        boot_vcpus: u32, max_vcpus: u32, size: u64, page: Option<u64>, shared: bool,
+    ) {
         let cpus = CpusConfig { boot_vcpus, max_vcpus };
         prop_assert_eq!(cpus.to_string().parse::<CpusConfig>().unwrap(), cpus);
         let memory = MemoryConfig { size, hugepage_size: page, shared, ..MemoryConfig::default() };
@@ -229,7 +233,8 @@ proptest! {
 
     #[test]
     fn no_text_panics_and_every_report_is_one_line(text in any::<String>()) {
-        for error in [text.parse::<NetConfig>().err(), text.parse::<NetVf>().err(), format!("tap={text}").parse::<NetConfig>().err()] {
+        let tap = format!("tap={text}");
+        for error in [text.parse::<NetConfig>().err(), text.parse::<NetVf>().err(), tap.parse::<NetConfig>().err()] {
             prop_assert!(!error.is_some_and(|error| error.to_string().contains(char::is_control)));
         }
     }
@@ -241,23 +246,24 @@ proptest! {
         if let Some(net) = config.net.first_mut() {
             net.vfs = vfs;
         }
-        let _ = config.plan();
+        let _ = VmPlan::of(&config);
         // Made right in what a random configuration nearly always has wrong.
         for (index, net) in config.net.iter_mut().enumerate() {
-            *net = NetConfig { sriov_vfs: net.sriov_vfs % 300, mac: net.mac.map(|mac| MacAddress::local(mac.0)), ..NetConfig::default() };
+            let mac = net.mac.map(|mac| MacAddress::local(mac.0));
+            *net = NetConfig { sriov_vfs: net.sriov_vfs % 300, mac, ..NetConfig::default() };
             net.tap = Some(format!("t{index}"));
         }
-        let plan = config.plan().unwrap().nets;
+        let plan = VmPlan::of(&config).unwrap().nets;
         let functions: Vec<_> = plan.iter().flat_map(|device| std::iter::once(&device.pf).chain(&device.vfs)).collect();
-        let macs: std::collections::HashSet<_> = functions.iter().map(|nic| nic.mac).collect();
-        let ids: std::collections::HashSet<_> = functions.iter().map(|nic| &nic.id).collect();
+        let macs: std::collections::HashSet<_> = functions.iter().map(|nic| nic.spec.mac).collect();
+        let ids: std::collections::HashSet<_> = functions.iter().map(|nic| &nic.spec.id).collect();
         prop_assert_eq!((macs.len(), ids.len()), (functions.len(), functions.len()));
         // What was decided once stays, also when one more device comes.
-        let plan = config.plan().unwrap();
-        config.resolve(&plan);
-        prop_assert_eq!(&config.plan().unwrap(), &plan);
+        let planned = PlannedVm::new(config).unwrap();
+        let (mut config, plan) = (planned.config().clone(), planned.plan());
+        prop_assert_eq!(&VmPlan::of(&config).unwrap(), plan);
         config.net.push(NetConfig::default());
-        let grown = config.plan().unwrap();
+        let grown = VmPlan::of(&config).unwrap();
         prop_assert_eq!(&grown.nets[..plan.nets.len()], &plan.nets[..]);
     }
 }

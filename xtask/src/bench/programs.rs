@@ -1,4 +1,4 @@
-//! Programs of Debian's packages with the libraries that they are linked against, to run where nothing else of Debian is.
+//! Programs from Debian packages with their libraries, to run where the rest of Debian is missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,11 +9,12 @@ use crate::apt::{self, Apt, output};
 use crate::error::{Context, Error, Result};
 use crate::lab::Lab;
 
-/// What starts programs, which names itself in none of them.
+/// The dynamic loader. No program lists it as a library.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
-/// What makes networks of containers in a guest: the folder of `ip` and `nft`, fetched if it is missing, with their libraries in `lib`.
-pub fn of_containers(lab: &Lab) -> Result<PathBuf> {
+/// The folder of `ip` and `nft`, which set up networks of containers in a guest. Their libraries are in `lib`. Fetches
+/// them if missing.
+pub(super) fn of_containers(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("containers");
     let record = lab.folder().join("containers.package");
     if !record.exists() {
@@ -30,8 +31,9 @@ pub fn of_containers(lab: &Lab) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Fills `folder` with `programs` of the unpacked packages below `root`, and its folder `lib` with their libraries and the loader.
-pub fn collect(root: &Path, programs: &[&str], folder: &Path) -> Result<()> {
+/// Copies `programs` of the unpacked packages below `root` to `folder`, and their libraries and the loader to `lib` in
+/// it.
+pub(super) fn collect(root: &Path, programs: &[&str], folder: &Path) -> Result<()> {
     apt::install_missing(&[("objdump", "binutils")])?;
     let _ = fs::remove_dir_all(folder);
     let available = libraries(&root.join("usr/lib/x86_64-linux-gnu"))?;
@@ -53,14 +55,15 @@ pub fn collect(root: &Path, programs: &[&str], folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file, or what a link points to, into `folder`.
-pub fn copy(file: &Path, folder: &Path) -> Result<()> {
+/// Copies a file, or the target of a link, into `folder`.
+pub(super) fn copy(file: &Path, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).context(format!("making {}", folder.display()))?;
     let name = file.file_name().unwrap_or_default();
     fs::copy(file, folder.join(name)).map(drop).context(file.display())
 }
 
-/// The libraries of a folder and of those below it, by name. What is nearer to the folder comes first.
+/// The libraries in a folder and its subfolders, by name. Of two with the same name, the one nearer to the folder
+/// counts.
 fn libraries(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -77,7 +80,7 @@ fn libraries(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
     Ok(found)
 }
 
-/// The names of the libraries that `file` is linked against.
+/// The names of the libraries that `file` needs.
 fn needed(file: &Path) -> Result<Vec<String>> {
     let text = output(Command::new("objdump").arg("-p").arg(file))?;
     Ok(text.lines().filter_map(library).collect())

@@ -1,4 +1,5 @@
-//! QEMU as a yardstick: the newest that Debian has for the release of the first-level machine, unpacked and never installed.
+//! The QEMU that cloud-hypervisor is compared with: Debian's newest for the first-level machine's release, unpacked,
+//! not installed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,13 +10,13 @@ use crate::apt::{Apt, RELEASE_6_12};
 use crate::error::{Context, Result};
 use crate::lab::Lab;
 
-/// What runs it under the command line of cloud-hypervisor.
+/// A script that takes cloud-hypervisor's options and runs QEMU.
 const WRAPPER: &str = include_str!("qemu.sh");
-/// The firmware that it needs for a guest with nothing but virtio NICs.
+/// The firmware that a guest with virtio NICs needs.
 const FIRMWARE: [&str; 4] = ["seabios/bios-256k.bin", "qemu/kvmvapic.bin", "qemu/linuxboot_dma.bin", "qemu/pvh.bin"];
 
-/// The folder of QEMU, its libraries and its firmware, fetched if it is missing.
-pub fn fetch(lab: &Lab) -> Result<PathBuf> {
+/// The folder of QEMU, its libraries and its firmware. Fetches them if they are missing.
+pub(super) fn fetch(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("qemu");
     if !folder.join("package").exists() {
         let unpacked = lab.folder().join("qemu.unpacked");

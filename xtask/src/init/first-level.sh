@@ -1,11 +1,11 @@
 #!/bin/sh
-# The init of the first-level machine of the nested lab. The kernel's console is the first serial port. The second one
-# carries commands, one a line, and what they print; a line that starts with a record separator is ours. An empty line only wakes
-# the machine.
+# The init of the nested lab's first-level machine. The kernel's console is the first serial port. The second one carries commands,
+# one per line, and their output. A line that starts with a record separator comes from this script. An empty line only wakes the
+# machine.
 
 export PATH=/bin:/usr/bin:/usr/sbin HOME=/root TERM=dumb
 
-# Programs that shut themselves in, such as passt, change their root, which is not possible from an initramfs.
+# Programs that isolate themselves, such as passt, change their root, which is impossible from an initramfs.
 if [ ! -e /switched ]; then
     mkdir /switched
     mount -t tmpfs -o mode=755 root /switched
@@ -26,15 +26,17 @@ for module in /modules/*; do
 done
 ip link set lo up
 
-# The checkout has the same path here as on the machine, so that every path in a command means the same in both.
+# The checkout has the same path here as outside, so that every path in a command means the same in both.
 share=$(sed -n 's/.*lab\.share=\([^ ]*\).*/\1/p' /proc/cmdline)
 mkdir -p "$share"
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose checkout "$share" || echo "cannot mount $share"
 
-# Programs of others, with the libraries that they are linked against. No link: DPDK loads nothing below a folder that anybody can
-# write to, and the checkout may be in /tmp.
+# Programs of other projects with their libraries, where something asked for them. Not by a link: DPDK loads nothing from a folder that
+# anybody can write to, and the checkout may be in /tmp.
 mkdir /usr
-mount -o bind "$share/target/lab/peers/usr" /usr || echo "cannot show the programs of others"
+if [ -d "$share/target/lab/peers/usr" ]; then
+    mount -o bind "$share/target/lab/peers/usr" /usr || echo "cannot mount target/lab/peers"
+fi
 ln -s usr/lib /lib
 ln -s usr/lib64 /lib64
 mkdir /var

@@ -1,7 +1,7 @@
-//! The demonstration: a guest enables the 8 VFs of its NIC, and each carries traffic over a backend of its own.
+//! The demonstration: a guest enables the 8 VFs of its NIC, and each carries traffic over its own backend.
 //!
-//! Run by `cargo xtask demo`, which provides a KVM that works and the kernels. With `--passt` each NIC has a passt in place of a tap:
-//! nothing of that needs a privilege.
+//! `cargo xtask demo` runs it, and provides the kernel and a KVM that works. With `--passt` the PF and each VF use a
+//! passt instead of a tap, so that no privilege is needed.
 
 use std::env;
 use std::time::Instant;
@@ -11,17 +11,17 @@ use tempfile::TempDir;
 
 const VFS: usize = 8;
 const PF: &str = "id=pf0,mac=52:54:00:00:00:01,sriov_vfs=8";
-/// Bytes that pass each way where there is no tap to ping. They are checked.
+/// How many bytes are sent each way through a passt, and compared.
 const LEN: usize = 64 << 10;
 
-/// Where the packets of the PF and its VFs go.
+/// The backends of the PF and its VFs.
 enum Backends {
-    /// To taps, which the VMM makes.
+    /// Taps, which the VMM makes.
     Taps,
-    /// To processes of the user who runs this: a passt for each VF, and the last one for the PF.
+    /// A passt for each VF, and the last one for the PF. They run as the user who runs this.
     Passts {
         passts: Vec<Passt>,
-        // The folder of their sockets.
+        // The folder of their sockets, removed on drop.
         _sockets: TempDir,
     },
 }
@@ -71,12 +71,13 @@ impl Backends {
         Backends::Passts { passts, _sockets: sockets }
     }
 
-    /// The options of the NIC as a person would give them.
+    /// The NIC's options, as a person would type them.
     fn shown(&self) -> String {
         match self {
             Backends::Taps => format!("--net {PF},tap=pf0"),
             Backends::Passts { .. } => format!(
-                "--net {PF},vhost_user=on,socket=passt{VFS}.sock --net-vf pf=pf0,index=0,vhost_user=on,socket=passt0.sock …"
+                "--net {PF},vhost_user=on,socket=passt{VFS}.sock \
+                 --net-vf pf=pf0,index=0,vhost_user=on,socket=passt0.sock …"
             ),
         }
     }
@@ -93,7 +94,7 @@ impl Backends {
         }
     }
 
-    /// Reaches the host through each VF, which must use its own backend and none other, and prints a line for each.
+    /// Reaches the host through each VF, which must use its own backend only. Prints a line for each.
     fn reach_all(&self, guest: &mut Guest, pf: &Pf) -> usize {
         let vfs = pf.vfs(guest);
         for vf in &vfs {
@@ -108,7 +109,7 @@ impl Backends {
     }
 }
 
-/// Pings the host. Only the VF's own tap may be used. Returns the tap's name, and how long it took.
+/// Pings the host. Only the VF's own tap may see the packets. Returns the tap's name and the round-trip time.
 fn ping(guest: &mut Guest, vf: &Vf) -> (String, String) {
     let taps: Vec<HostTap> = (0..VFS).map(|index| HostTap::existing(&format!("pf0v{index}"))).collect();
     let subnet = Subnet(vf.index as u8);
@@ -117,14 +118,14 @@ fn ping(guest: &mut Guest, vf: &Vf) -> (String, String) {
     (taps[vf.index].name().to_owned(), format!("ping {}", round_trip(&times)))
 }
 
-/// Asks for an address and moves data. The host's address is that of this VF's passt, and of none other. Returns the passt's name, and
-/// what passed.
+/// Gets an address by DHCP and transfers data. The host's address belongs to this VF's passt only. Returns the passt's
+/// name and a summary.
 fn transfer(guest: &mut Guest, vf: &Vf, passt: &Passt) -> (String, String) {
     passt.join_and_transfer(guest, vf.interface(), LEN);
     (format!("passt{}", vf.index), format!("DHCP {}, TCP {} KiB each way", passt.subnet().guest(), LEN >> 10))
 }
 
-/// The shortest round trip in what `ping` printed.
+/// The shortest round trip in the output of `ping`.
 fn round_trip(ping: &str) -> String {
     let summary = ping.lines().find(|line| line.starts_with("round-trip"));
     let shortest = summary.and_then(|line| line.split(" = ").nth(1)).and_then(|times| times.split('/').next());

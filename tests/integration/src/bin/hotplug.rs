@@ -1,40 +1,33 @@
-//! A PF with 8 VFs comes to a guest that runs and goes with its VFs enabled and bound, time and again, while the VFs of another PF
-//! carry pings. What the VMM has of its host and of KVM must be the same after the last time as after the first, and the pings must
-//! lose no more than they lose without it.
+//! Adds a PF with 8 VFs to a running guest and removes it with its VFs enabled and bound, many times, while another
+//! PF's VFs carry pings. The VMM's host resources and KVM objects must be the same after the last round as after the
+//! first, and the pings must lose no more than without these rounds.
 //!
-//! Run by `cargo xtask lab hotplug` in a first-level machine. Arguments: the guest's kernel, and how many times.
+//! Run by `cargo xtask lab hotplug` in a first-level machine. Arguments: the guest's kernel, and the number of
+//! rounds.
 
-#![expect(clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
+#![expect(clippy::panic, reason = "a failed measurement panics and says where")]
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use integration::{
-    Api, Guest, HostTap, Kernel, KvmObjects, KvmTrace, Pf, Subnet, Usage, Vf, read_into_memory, resident,
-    spec_with_vfs, vf_taps,
+    Api, Guest, HostTap, Kernel, KvmTrace, Pf, Sample, Subnet, Vf, read_into_memory, resident, spec_with_vfs, vf_taps,
 };
 use serde_json::json;
 
-/// VFs of the PF that stays, which carry the pings.
+/// VFs of the PF that stays. They carry the pings.
 const STAYING: usize = 2;
-/// VFs of the PF that comes and goes.
+/// VFs of the PF that is added and removed.
 const COMING: usize = 8;
-/// Where that PF is plugged in, and the subnet of its first VF.
+/// The slot of that PF, and the subnet of its first VF.
 const SLOT: &str = "0000:00:09.0";
 const FIRST_SUBNET: u8 = 100;
-/// How long the pings run without anything coming or going.
+/// How long the pings run at first, while nothing is added or removed.
 const QUIET: Duration = Duration::from_secs(30);
-/// The guest's memory, which is not the VMM's.
+/// The guest's memory, which does not count as the VMM's.
 const GUEST_KIB: u64 = 256 * 1024;
 /// Rounds between two lines of the report.
 const REPORT: usize = 10;
-
-/// All that is counted, which must be the same each time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Sample {
-    usage: Usage,
-    objects: KvmObjects,
-}
 
 struct Hotplug {
     guest: Guest,
@@ -53,8 +46,7 @@ fn main() {
         panic!("usage: hotplug 6.1|6.12 ROUNDS")
     };
     let mut hotplug = Hotplug::boot(kernel);
-    println!("| {COMING} VFs | files | threads | ioeventfds | irqfds | routes | slots | resident |");
-    println!("|---|---|---|---|---|---|---|---|");
+    Sample::print_heading(&format!("{COMING} VFs"));
     let never = hotplug.sample();
     hotplug.print("never there", &never);
     hotplug.start_pings();
@@ -71,16 +63,16 @@ fn main() {
         let counted = hotplug.round(&name, round % REPORT == 0 || round == rounds);
         if counted != first {
             differ += 1;
-            println!("{name} differs: {counted:?}, and not {first:?}");
+            println!("{name} differs: {counted:?} instead of {first:?}");
         }
     }
     let (took, grown) = (started.elapsed().as_secs_f64(), hotplug.resident() - first_resident);
     let busy = hotplug.end_pings();
     hotplug.guest.assert_kernel_has_no_complaint();
     println!("{rounds} rounds in {took:.0} s of the machine's time; counts differed after {differ} of them");
-    println!("pings of the VFs that stay, sent and answered: {quiet:?} while nothing came, {busy:?} during the rounds");
+    println!("pings of the VFs that stay, sent and answered: {quiet:?} before the rounds, {busy:?} during the rounds");
     println!("resident memory grew by {grown:.2} MB from the first round to the last");
-    assert_eq!(hotplug.guest.vmm().errors(), "", "the VMM complains");
+    assert_eq!(hotplug.guest.vmm().errors(), "", "the VMM printed no errors");
     assert_eq!(hotplug.guest.power_off().code, Some(0));
     let lost = |pings: &[(u64, u64)]| pings.iter().map(|(sent, answered)| sent - answered).max();
     if differ > 0 || lost(&busy) > lost(&quiet) {
@@ -105,7 +97,7 @@ impl Hotplug {
         Hotplug { guest, api, vfs, trace }
     }
 
-    /// A loop of pings through each VF that stays, in the guest.
+    /// Starts a loop of pings in the guest through each VF that stays.
     fn start_pings(&mut self) {
         for vf in &self.vfs {
             let (interface, index, host) = (vf.interface(), vf.index, Subnet(vf.index as u8).host());
@@ -113,7 +105,7 @@ impl Hotplug {
         }
     }
 
-    /// How many each has sent and how many were answered.
+    /// Stops the pings. Returns how many each VF sent, and how many were answered.
     fn end_pings(&mut self) -> Vec<(u64, u64)> {
         self.guest.ok("killall -INT ping");
         let vfs: Vec<_> = self.vfs.iter().map(|vf| vf.index).collect();
@@ -122,14 +114,16 @@ impl Hotplug {
                 self.guest.wait_for(&format!("grep -q transmitted /tmp/pings{index}"));
                 let text = self.guest.ok(&format!("grep transmitted /tmp/pings{index}"));
                 let mut numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok());
-                let (Some(sent), Some(answered)) = (numbers.next(), numbers.next()) else { panic!("pings in {text}") };
+                let (Some(sent), Some(answered)) = (numbers.next(), numbers.next()) else {
+                    panic!("no counts of pings in {text}")
+                };
                 (sent, answered)
             })
             .collect()
     }
 
-    /// A PF comes, its VFs are enabled and each passes pings, and it goes. Returns what there was while the VFs were on, and after
-    /// it, and prints it if `print`.
+    /// One round: adds the PF, enables its VFs, pings through each, and removes the PF. Returns the counts with the
+    /// VFs enabled and after the removal, and prints them if `print`.
     fn round(&mut self, name: &str, print: bool) -> (Sample, Sample) {
         let hot = json!({ "id": "hp0", "tap": "hp0", "sriov_vfs": COMING, "pci_device_id": 9 });
         let answer = self.api.put_json("vm.add-net", &hot);
@@ -156,7 +150,7 @@ impl Hotplug {
     }
 
     fn sample(&mut self) -> Sample {
-        Sample { usage: Usage::of(self.guest.vmm()), objects: self.trace.objects() }
+        Sample::of(self.guest.vmm(), &mut self.trace)
     }
 
     fn resident(&self) -> f64 {
@@ -164,9 +158,6 @@ impl Hotplug {
     }
 
     fn print(&self, what: &str, sample: &Sample) {
-        let Sample { usage: Usage { files, threads }, objects } = sample;
-        let KvmObjects { ioeventfds, irqfds, routes, slots } = objects;
-        let resident = self.resident();
-        println!("| {what} | {files} | {threads} | {ioeventfds} | {irqfds} | {routes} | {slots} | {resident:.2} MB |");
+        sample.print(what, self.resident());
     }
 }

@@ -1,5 +1,5 @@
-//! Starts another kernel from within a guest. With three arguments (a kernel, an initramfs and a command line) it loads the
-//! kernel, without any it starts the one that is loaded. Debian's tool for this needs the libraries of Xen.
+//! Starts another kernel from within a guest. With three arguments (kernel, initramfs and command line) it loads the
+//! kernel; without any it starts the loaded one. Debian's tool for this needs Xen's libraries.
 
 use std::env;
 use std::error::Error;

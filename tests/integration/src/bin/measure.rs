@@ -1,24 +1,24 @@
-//! How long a guest takes to start and to enable VFs, how often it is left for that, and what the VMM keeps in memory besides
-//! the guest's.
+//! Measures how long a guest takes to boot and to enable VFs, how many VM exits that causes, and how much memory the
+//! VMM itself uses.
 //!
-//! Run by `cargo xtask lab boot-time` in a first-level machine whose clock counts instructions: its figures then depend
-//! on no machine and no load. `std`'s clock is that machine's. Arguments: how often, and a number of VFs to measure these
-//! alone.
+//! Run by `cargo xtask lab boot-time` in a first-level machine whose clock counts instructions: the figures depend on
+//! no other machine and no load. `std`'s clock is that machine's. Arguments: the number of runs, and optionally the
+//! only number of VFs to measure.
 
-#![expect(clippy::unwrap_used, reason = "a measurement that goes wrong ends in a panic that says where")]
+#![expect(clippy::unwrap_used, reason = "a failed measurement panics and says where")]
 
 use std::time::Duration;
 
 use integration::{Guest, GuestSpec, Kernel, KvmExits, KvmTrace, Pf, predicted_vf_address, read_into_memory, resident};
 
-/// The guest's memory in KiB where starts are measured.
+/// The guest's memory in KiB when boots are measured.
 const GUEST_KIB: u64 = 256 * 1024;
-/// Numbers of VFs.
+/// The numbers of VFs to measure.
 const VFS: [usize; 3] = [7, 64, 255];
-/// How many VFs can have a driver: one vCPU has some 200 interrupt vectors, and a VF wants three. With more vCPUs the clock would
-/// count how long they wait for each other, as the machine that they run in has one processor.
+/// How many VFs can have a driver: one vCPU has some 200 interrupt vectors, and a VF needs three. More vCPUs would
+/// not do, since the machine has one processor and the clock would count their waiting for each other.
 const MOST_BOUND: usize = 64;
-/// How long Linux sleeps after it has set VF Enable, in ms, and after it has cleared it (`PCIe 6.2 §9.3.3.3.1`).
+/// How long Linux sleeps after it has set VF Enable, and after it has cleared it, in ms (`PCIe 6.2 §9.3.3.3.1`).
 const SLEEPS: (f64, f64) = (100.0, 1000.0);
 
 fn main() {
@@ -39,9 +39,9 @@ fn main() {
     }
 }
 
-/// How long a guest takes to its init, and what is resident then.
+/// Measures how long a guest takes to start its init, and the VMM's resident memory then.
 fn measure_starts(runs: usize) {
-    // The first start, which reads what is not in memory yet, does not count.
+    // The first boot only fills the page cache.
     Guest::boot(spec("tap=m0")).power_off();
     for (what, net) in [
         ("1 NIC", "tap=m0"),
@@ -71,13 +71,13 @@ fn boot_with_vfs(vfs: usize) -> (Guest, Pf) {
     (guest, pf)
 }
 
-/// How long Linux 6.12 takes to enable and bind VFs, and to disable them, by its own clock; and how often the guest is left
-/// for that, with configuration space as memory and without.
+/// Measures how long Linux takes to enable and bind VFs and to disable them, by the guest's clock, and how many exits
+/// that causes with configuration space as memory and without.
 fn measure_vfs(guest: &mut Guest, pf: &Pf, vfs: usize, runs: usize) {
     let (enable, disable): (Vec<_>, Vec<_>) = (0..runs)
         .map(|_| {
             let enable = set_num_vfs(guest, pf, vfs);
-            assert_eq!(pf.vfs(guest).iter().filter(|vf| vf.interface.is_some()).count(), vfs, "VFs with a netdev");
+            assert_eq!(pf.vfs(guest).iter().filter(|vf| vf.interface.is_some()).count(), vfs, "VFs that have a netdev");
             (enable, set_num_vfs(guest, pf, 0))
         })
         .unzip();
@@ -93,7 +93,8 @@ fn measure_vfs(guest: &mut Guest, pf: &Pf, vfs: usize, runs: usize) {
     print_exits("configuration space by exits", guest, &mut trace, pf, vfs);
 }
 
-/// How long each step takes: VFs appear, as many as can be are bound by hand and unbound, and all go.
+/// Measures each step by itself: enabling VFs without drivers, binding as many as possible by hand, unbinding them,
+/// and disabling all.
 fn measure_steps(guest: &mut Guest, pf: &Pf, vfs: usize, runs: usize) {
     let bound = vfs.min(MOST_BOUND);
     let addresses: Vec<_> = (0..bound).map(predicted_vf_address).collect();
@@ -149,8 +150,8 @@ fn print_exits(what: &str, guest: &mut Guest, trace: &mut KvmTrace, pf: &Pf, vfs
     }
 }
 
-/// Makes `pci_cfg_data` of the PF stand for an access (`virtio 1.4 §4.1.4.9`): its configuration space, and that of its VFs, is no
-/// longer memory then, and each read of it leaves the guest.
+/// Starts an access through the PF's `pci_cfg_data` (`virtio 1.4 §4.1.4.9`). While it is set up, the configuration
+/// space of the PF and its VFs is not memory, so each read of it causes an exit.
 fn open_config_window(guest: &mut Guest, pf: &Pf) {
     const CAPABILITIES: usize = 0x34;
     const VENDOR: u8 = 9;
@@ -161,18 +162,18 @@ fn open_config_window(guest: &mut Guest, pf: &Pf) {
     let mut at = usize::from(bytes[CAPABILITIES]);
     while (bytes[at], bytes[at + 3]) != (VENDOR, PCI_CFG) {
         at = usize::from(bytes[at + 1]);
-        assert_ne!(at, 0, "the PF has a window into its BARs");
+        assert_ne!(at, 0, "the PF has no VIRTIO_PCI_CAP_PCI_CFG");
     }
     // Length 4 at offset 0 of BAR 0.
     guest.ok(&format!("printf '\\004' | dd of={config} bs=1 seek={} conv=notrunc", at + 12));
 }
 
-/// Writes `value` to `sriov_numvfs`, and returns how many ms the guest says that took.
+/// Writes `value` to `sriov_numvfs`. Returns how many ms that took by the guest's clock.
 fn set_num_vfs(guest: &mut Guest, pf: &Pf, value: usize) -> f64 {
     timed(guest, &format!("echo {value} > {}", pf.file("sriov_numvfs")))
 }
 
-/// Runs `command`, and returns how many ms the guest says that took.
+/// Runs `command`. Returns how many ms that took by the guest's clock.
 fn timed(guest: &mut Guest, command: &str) -> f64 {
     let command = format!(
         "now() {{ sed -n 's/^now at \\([0-9]*\\) nsecs/\\1/p' /proc/timer_list; }}; a=$(now); {command}; b=$(now); \
@@ -181,7 +182,7 @@ fn timed(guest: &mut Guest, command: &str) -> f64 {
     guest.ok_within(&command, Duration::from_secs(300)).trim().parse::<f64>().unwrap() / 1000.0
 }
 
-/// How long something took each time, in ascending order.
+/// The durations of repeated runs, in ascending order.
 struct Times(Vec<f64>);
 
 impl Times {
@@ -204,6 +205,6 @@ impl std::fmt::Display for Times {
 }
 
 fn spec(net: &str) -> GuestSpec {
-    // Where the clock counts instructions, Linux would distrust it: its own checks compare it with nothing else.
+    // Under a clock that counts instructions, Linux would distrust the TSC, as it can compare it with nothing else.
     GuestSpec::new(Kernel::V6_1).kernel_argument("tsc=reliable").net(net)
 }

@@ -1,34 +1,34 @@
-//! What passes between two addresses, and how fast: both ends of the measurement of `cargo xtask bench`.
+//! Measures throughput and latency between two addresses: both ends of the measurement of `cargo xtask bench`.
 //!
-//! It is one static program that needs nothing else where it runs, so that a guest and its host measure with the same code.
-//! `netbench server` answers for ever; `netbench client HOST TEST SECONDS` measures once and prints one line:
+//! One static program without dependencies, so that a guest and its host measure with the same code. `netbench
+//! server` serves until killed; `netbench client HOST TEST SECONDS` measures once and prints one line:
 //!
 //! | test | prints |
 //! |---|---|
 //! | `tcp-out` | Mbit/s that reached the server |
 //! | `tcp-in` | Mbit/s that reached the client |
-//! | `tcp-rr` | transactions of one byte a second, and the 99th percentile of their time in us |
+//! | `tcp-rr` | one-byte transactions per second, and the 99th percentile of their duration in us |
 //! | `udp-out` | Mbit/s of datagrams of 64 bytes that reached the server |
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Where the server listens.
+/// The server's port.
 const PORT: u16 = 5909;
-/// The bytes of a write of the tests that send as much as they can.
+/// Bytes per write in the bulk tests.
 const CHUNK: usize = 128 * 1024;
-/// The bytes of a datagram.
+/// Bytes per datagram.
 const DATAGRAM: usize = 64;
-/// Transactions before those that count: addresses are resolved and caches are warm then.
+/// Transactions that do not count: after these, addresses are resolved and caches are warm.
 const WARM_UP: usize = 100;
-/// How long a datagram may be on its way once the last was sent.
+/// How long after the last one was sent a datagram may arrive.
 const STRAGGLER: Duration = Duration::from_millis(100);
 
-/// What is measured. Its number is what the client asks the server for.
+/// What to measure. The client sends the server this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     TcpOut = 1,
@@ -46,7 +46,7 @@ impl Test {
     }
 }
 
-/// What arrived, and from the first byte to the last.
+/// The bytes that arrived, and the time from the first to the last.
 struct Arrived {
     bytes: u64,
     time: Duration,
@@ -80,7 +80,7 @@ fn main() {
     }
 }
 
-/// Answers each client, for ever.
+/// Serves clients until killed.
 fn serve() {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap();
     println!("ready");
@@ -102,7 +102,7 @@ fn answer(mut stream: TcpStream) {
     }
 }
 
-/// Measures `test` for `limit` with the server of `host`, and prints what it found.
+/// Runs `test` for `limit` against the server at `host`, and prints the result.
 fn measure(host: Ipv4Addr, test: Test, limit: Duration) {
     let mut stream = TcpStream::connect(SocketAddr::from((host, PORT))).unwrap();
     stream.set_nodelay(true).unwrap();
@@ -119,7 +119,7 @@ fn measure(host: Ipv4Addr, test: Test, limit: Duration) {
     }
 }
 
-/// Writes for `limit`, and then says that this was all.
+/// Writes for `limit`, and then closes this direction.
 fn send_all(stream: &mut TcpStream, limit: Duration) {
     let chunk = vec![0x5a; CHUNK];
     let started = Instant::now();
@@ -143,7 +143,7 @@ fn take_all(stream: &mut TcpStream) -> Arrived {
     }
 }
 
-/// Sends back each byte until there are no more.
+/// Sends every byte back until the client closes its side.
 fn echo(stream: &mut TcpStream) {
     let mut byte = [0];
     while stream.read(&mut byte).unwrap() == 1 {
@@ -178,9 +178,9 @@ fn send_datagrams(stream: &mut TcpStream, host: Ipv4Addr, limit: Duration) -> Ar
     socket.connect((host, port)).unwrap();
     let started = Instant::now();
     while started.elapsed() < limit {
-        // The clock costs something, too.
+        // Reading the clock has a cost, too.
         for _ in 0..16 {
-            // A full queue drops it: what counts is what arrives.
+            // A full queue drops the datagram. Only what arrives counts.
             let _ = socket.send(&[0x5a; DATAGRAM]);
         }
     }
@@ -188,7 +188,7 @@ fn send_datagrams(stream: &mut TcpStream, host: Ipv4Addr, limit: Duration) -> Ar
     Arrived::receive(stream)
 }
 
-/// Counts datagrams until the client has closed its side, and none is on its way any more.
+/// Counts datagrams until the client has closed its side and the last one must have arrived.
 fn take_datagrams(stream: &mut TcpStream) {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     socket.set_read_timeout(Some(STRAGGLER)).unwrap();

@@ -1,30 +1,30 @@
-//! VFs come and go, with drivers bound and traffic flowing, and what the VMM has of its host and of KVM must be the same after
-//! the last time as after the first.
+//! Enables and disables VFs many times, with drivers bound and traffic flowing. The VMM's host resources and KVM
+//! objects must be the same after the last cycle as after the first.
 //!
-//! Run by `cargo xtask lab stress` in a first-level machine. Arguments: how many VFs, how many times, and how many vCPUs and MiB
-//! the guest has.
+//! Run by `cargo xtask lab stress` in a first-level machine. Arguments: the numbers of VFs, cycles, vCPUs and MiB of
+//! guest memory.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use integration::{
-    ArpTraffic, Guest, GuestSpec, HostTap, Kernel, KvmObjects, KvmTrace, Pf, Subnet, Usage, read_into_memory, resident,
+    ArpTraffic, Guest, GuestSpec, HostTap, Kernel, KvmTrace, Pf, Sample, Subnet, read_into_memory, resident,
 };
 
-/// The subnet of the PF. VF i has the subnet i.
+/// The PF's subnet. VF i has subnet i.
 const PF_SUBNET: Subnet = Subnet(255);
-/// How long the guest may take to enable 255 VFs, to bring them up or to disable them, on a busy machine.
+/// How long the guest may take to enable 255 VFs, bring them up or disable them on a busy machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
-/// How long it may take until all VFs have passed a frame each way.
+/// How long it may take until each VF has passed a frame in both directions.
 const TRAFFIC_LIMIT: Duration = Duration::from_secs(300);
-/// Between two frames into the tap of a VF, unless there are so many VFs that frames would follow on each other too fast.
+/// The pause between two frames into one VF's tap, and the shortest pause between frames into any tap.
 const FRAME_PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(4));
 /// Cycles between two lines of the report.
 const REPORT: usize = 10;
 
-/// The machine's own time of each step of a cycle.
+/// The duration of each step of a cycle, by the machine's own clock.
 struct Stopwatch {
     last: Instant,
     laps: Vec<String>,
@@ -41,13 +41,6 @@ impl Stopwatch {
     }
 }
 
-/// All that is counted, which must be the same each time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Sample {
-    usage: Usage,
-    objects: KvmObjects,
-}
-
 struct Stress {
     guest: Guest,
     pf: Pf,
@@ -62,8 +55,7 @@ fn main() {
     let &[vfs, cycles, cpus, mebibytes] = arguments.as_slice() else { panic!("usage: stress VFS CYCLES CPUS MIB") };
     let mut stress = Stress::boot(vfs, cpus, mebibytes);
     let _traffic = stress.start_traffic();
-    println!("| {vfs} VFs | files | threads | ioeventfds | irqfds | routes | slots | resident |");
-    println!("|---|---|---|---|---|---|---|---|");
+    Sample::print_heading(&format!("{vfs} VFs"));
     let never = stress.sample();
     stress.print("never enabled", &never);
     let started = Instant::now();
@@ -75,12 +67,12 @@ fn main() {
         let counted = stress.cycle(&name, cycle % REPORT == 0 || cycle == cycles);
         if counted != first {
             differ += 1;
-            println!("{name} differs: {counted:?}, and not {first:?}");
+            println!("{name} differs: {counted:?} instead of {first:?}");
         }
     }
     let grown = stress.resident() - first_resident;
     stress.guest.assert_kernel_has_no_complaint();
-    assert_eq!(stress.guest.vmm().errors(), "", "the VMM complains");
+    assert_eq!(stress.guest.vmm().errors(), "", "the VMM printed no errors");
     let took = started.elapsed().as_secs_f64();
     println!(
         "{cycles} cycles with {vfs} VFs in {took:.0} s of the machine's time; counts differed after {differ} of them"
@@ -94,7 +86,7 @@ fn main() {
 
 impl Stress {
     fn boot(vfs: usize, cpus: usize, mebibytes: usize) -> Stress {
-        assert!((1..=255).contains(&vfs), "1 to 255 VFs: each tap has a subnet");
+        assert!((1..=255).contains(&vfs), "VFS must be 1 to 255, since each tap has a subnet of its own");
         read_into_memory(Kernel::V6_12);
         let trace = KvmTrace::start();
         let spec = GuestSpec::new(Kernel::V6_12)
@@ -110,7 +102,7 @@ impl Stress {
         Stress { guest, pf, pf_tap, vf_taps, trace, memory_kib: mebibytes as u64 * 1024 }
     }
 
-    /// The PF's pings from the guest, and a probe to each VF and its answer.
+    /// Starts pings through the PF from the guest, and probes into each VF's tap, which the guest answers.
     fn start_traffic(&mut self) -> ArpTraffic {
         self.pf_tap.join(PF_SUBNET);
         for (index, tap) in (0..=u8::MAX).zip(&self.vf_taps) {
@@ -123,16 +115,16 @@ impl Stress {
         ArpTraffic::start(&self.vf_taps, PF_SUBNET.guest(), pause)
     }
 
-    /// Enables all VFs, waits until each has passed a frame each way, and disables them while more flow. Returns what there was
-    /// while they were on, and after it, and prints it if `print`.
+    /// Enables all VFs, waits until each has passed a frame in both directions, and disables them under traffic.
+    /// Returns the counts with the VFs enabled and afterwards, and prints them if `print`.
     fn cycle(&mut self, name: &str, print: bool) -> (Sample, Sample) {
         let pf_before = self.pf_tap.counters();
         let mut clock = Stopwatch::start();
         self.set_num_vfs(self.vf_taps.len());
         clock.lap("enabled");
         let bound = self.guest.ok(&format!("set -- {}; echo $#", self.pf.file("virtfn*/virtio*/net/*")));
-        assert_eq!(bound, self.vf_taps.len().to_string(), "VFs with a netdev");
-        // IFF_UP | IFF_BROADCAST | IFF_MULTICAST, without a process for each.
+        assert_eq!(bound, self.vf_taps.len().to_string(), "VFs that have a netdev");
+        // IFF_UP | IFF_BROADCAST | IFF_MULTICAST, without a process per NIC.
         let up = "for flags in /sys/class/net/eth*/flags; do echo 0x1003 > $flags || exit 1; done";
         self.guest.ok_within(up, COMMAND_LIMIT);
         clock.lap("up");
@@ -150,7 +142,7 @@ impl Stress {
             self.print(&format!("{name}, off"), &off);
             println!("{name}: {}", clock.laps.join(", "));
         }
-        assert!(self.pf_tap.counters().from_guest > pf_before.from_guest, "the PF sends");
+        assert!(self.pf_tap.counters().from_guest > pf_before.from_guest, "the PF still sends");
         (on, off)
     }
 
@@ -164,14 +156,14 @@ impl Stress {
         let answered = |tap: &HostTap, before: u64| tap.counters().from_guest > before;
         for (tap, before) in self.vf_taps.iter().zip(before) {
             while !answered(tap, before) {
-                assert!(Instant::now() < deadline, "no frame from the guest came by {}", tap.name());
+                assert!(Instant::now() < deadline, "no frame from the guest passed {}", tap.name());
                 thread::sleep(Duration::from_millis(5));
             }
         }
     }
 
     fn sample(&mut self) -> Sample {
-        Sample { usage: Usage::of(self.guest.vmm()), objects: self.trace.objects() }
+        Sample::of(self.guest.vmm(), &mut self.trace)
     }
 
     fn resident(&self) -> f64 {
@@ -179,9 +171,6 @@ impl Stress {
     }
 
     fn print(&self, what: &str, sample: &Sample) {
-        let Sample { usage: Usage { files, threads }, objects } = sample;
-        let KvmObjects { ioeventfds, irqfds, routes, slots } = objects;
-        let resident = self.resident();
-        println!("| {what} | {files} | {threads} | {ioeventfds} | {irqfds} | {routes} | {slots} | {resident:.2} MB |");
+        sample.print(what, self.resident());
     }
 }

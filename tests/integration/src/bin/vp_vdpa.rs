@@ -1,22 +1,22 @@
-//! A guest whose VFs are vDPA devices that pin memory and go through an IOMMU: each VF reaches what its device is connected with, also
-//! after it was reset, disabled and enabled, after the guest started again, and after a pause once its driver has reset it. The guest
-//! rings the doorbells of a device that has pages for them without leaving itself.
+//! A guest whose VFs are vDPA devices that pin memory and use an IOMMU. Each VF must reach the network of its device
+//! at first, after a reset, after the VFs were disabled and enabled, after a reboot, and after a pause once its
+//! driver has reset it. If a device has pages for its doorbells, the guest must ring them without VM exits.
 //!
-//! Run by `cargo xtask lab vp-vdpa` in a first-level machine, whose NIC N answers at 10.N.0.1. Arguments: how many NICs, and what emulates
-//! them.
+//! Run by `cargo xtask lab vp-vdpa` in a first-level machine whose NIC N answers at 10.N.0.1. Arguments: the number
+//! of NICs, and what emulates them.
 
-#![expect(clippy::panic, clippy::unwrap_used, reason = "a check that fails ends in a panic that says where")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a failed check panics and says where")]
 
 use std::fs;
 
 use integration::{Api, DoorbellExits, Guest, GuestSpec, Kernel, Pf};
 
-/// Pings of each VF whose doorbells are counted.
+/// Pings through each VF while its doorbells' exits are counted.
 const PINGS: u64 = 20;
-/// The guest's memory, which each device pins.
+/// The guest's memory, all of which each device pins.
 const MEMORY_MIB: u64 = 256;
-/// QEMU's emulation of cmpxchg16b, which AMD's IOMMU needs in the first-level machine, now and then leaves garbage in the flags register.
-/// The guest can do without.
+/// QEMU's emulation of cmpxchg16b, which AMD's IOMMU needs in the first-level machine, sometimes leaves garbage in
+/// the flags register. The guest can do without the instruction.
 const WITHOUT_CMPXCHG16B: &str = "clearcpuid=cx16";
 
 struct Check {
@@ -53,7 +53,7 @@ impl Check {
     fn run(mut self) {
         let pf = Pf::find(&mut self.guest);
         let pinned = self.status("VmPin:");
-        println!("  {} MiB are pinned by the devices", pinned / 1024);
+        println!("  the devices pin {} MiB", pinned / 1024);
         assert!(pinned >= self.nics as u64 * MEMORY_MIB * 1024, "each device pins the guest's memory");
         pf.set_num_vfs(&mut self.guest, self.nics);
         self.assert_all_answer(&pf, "enabled for the first time", true);
@@ -77,13 +77,13 @@ impl Check {
         assert_eq!(self.guest.power_off().code, Some(0));
     }
 
-    /// Pauses the guest. No device can go on where its queues stood, so that each VF asks for a reset.
+    /// Pauses and resumes the guest. No device can continue where its queues stopped, so each VF asks for a reset.
     fn pause(&mut self) {
         for endpoint in ["vm.pause", "vm.resume"] {
             let answer = self.api.put(endpoint);
             assert_eq!(answer.status, 204, "{endpoint}: {}", answer.body);
         }
-        // Device status (virtio 1.4, section 2.1): DEVICE_NEEDS_RESET.
+        // Device status (virtio 1.4 §2.1): DEVICE_NEEDS_RESET.
         let needing =
             "n=0; for f in /sys/bus/virtio/devices/*/status; do [ $(($(cat $f) & 0x40)) = 0 ] || n=$((n + 1)); done";
         self.guest.wait_for(&format!("{needing}; [ $n = {} ]", self.nics));
@@ -95,7 +95,7 @@ impl Check {
         );
     }
 
-    /// Pings the host of each VF, and compares how often the guest left itself to ring with what its device has.
+    /// Pings through each VF, and compares the exits for doorbells with what its device's pages allow.
     fn assert_all_answer(&mut self, pf: &Pf, when: &str, print: bool) {
         for (n, vf) in pf.vfs(&mut self.guest).iter().enumerate() {
             let interface = vf.interface();
@@ -108,24 +108,24 @@ impl Check {
                 println!("  VF {n}: {pages} doorbells are pages; {PINGS} pings, {exits} exits to ring");
             }
             match pages {
-                0 => assert!(exits >= PINGS, "VF {n} {when}: without pages the guest leaves itself to ring: {exits}"),
-                3 => assert_eq!(exits, 0, "VF {n} {when}: the guest rings by itself"),
+                0 => assert!(exits >= PINGS, "VF {n} {when}: without pages, doorbells cause exits: {exits}"),
+                3 => assert_eq!(exits, 0, "VF {n} {when}: with pages, doorbells cause no exits"),
                 pages => panic!("VF {n} {when} has {pages} pages of 3"),
             }
         }
         println!("  {when}: all VFs answer");
     }
 
-    /// How many pages of the device of VF `n` the VMM has.
+    /// How many doorbell pages of VF `n`'s device the VMM has mapped.
     fn doorbell_pages(&self, n: usize) -> usize {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.guest.vmm().id())).unwrap();
         maps.lines().filter(|line| line.ends_with(&format!("/dev/vhost-vdpa-{n}"))).count()
     }
 
-    /// A number of the VMM's status in `/proc`.
+    /// The value of `key` in the VMM's `/proc` status.
     fn status(&self, key: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.guest.vmm().id())).unwrap();
         let value = status.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next());
-        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{key} in {status}"))
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {key} in {status}"))
     }
 }

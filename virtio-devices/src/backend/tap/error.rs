@@ -2,7 +2,8 @@ use std::io;
 
 use thiserror::Error;
 
-use super::InterfaceNameError;
+use super::name::InterfaceNameError;
+use crate::ErrorKind;
 
 /// Why a tap cannot be used: one line, to follow the option's name.
 #[derive(Debug, Error)]
@@ -24,10 +25,10 @@ pub enum TapError {
         queues: usize,
     },
     /// There is no tun driver.
-    #[error("/dev/net/tun does not exist: load the host's tun module (modprobe tun)")]
+    #[error("/dev/net/tun does not exist; load the host's tun module (modprobe tun)")]
     NoTunDevice,
-    /// The tun driver may not be used.
-    #[error("no right to open /dev/net/tun: give this user read and write access to it")]
+    /// This user may not open the tun driver.
+    #[error("no permission to open /dev/net/tun; give this user read and write access to it")]
     NoRightToTunDevice,
     /// The tun driver cannot be opened for another reason.
     #[error("cannot open /dev/net/tun: {0}")]
@@ -35,85 +36,90 @@ pub enum TapError {
     /// There is no socket to configure interfaces with.
     #[error("cannot open a socket to configure a tap: {0}")]
     Socket(#[source] io::Error),
-    /// The tap's queues are another process's.
-    #[error("{0} is in use by another process: stop that one, or name another tap")]
+    /// Another process uses the tap.
+    #[error("{0} is in use by another process; stop that one, or name another tap")]
     InUse(String),
     /// The tap exists and belongs to another user.
     #[error(
-        "no right to use the existing tap {0}: make it this user's (ip tuntap add {0} mode tap user USER), \
+        "no permission to use the existing tap {0}; make it this user's (ip tuntap add {0} mode tap user USER), \
          or run with CAP_NET_ADMIN"
     )]
     NotOurs(String),
     /// The tap does not exist.
     #[error(
-        "no right to create the tap {0}: create it for this user (ip tuntap add {0} mode tap user USER), \
+        "no permission to create the tap {0}; create it for this user (ip tuntap add {0} mode tap user USER), \
          or run with CAP_NET_ADMIN"
     )]
     NoRightToCreate(String),
-    /// The tap was deleted, and there is no other one of its name.
-    #[error("{0} was deleted: create it again (ip tuntap add {0} mode tap user USER)")]
+    /// The tap was deleted, and no other has its name.
+    #[error("{0} was deleted; create it again (ip tuntap add {0} mode tap user USER)")]
     Gone(String),
     /// The tap is a multi-queue one and one queue was asked for.
-    #[error("{0} is a multi-queue tap: add num_queues=4 or more, or create it without multi_queue")]
+    #[error("{0} is a multi-queue tap; add num_queues=4 or more, or create it without multi_queue")]
     IsMultiQueue(String),
     /// The tap is a single-queue one and several were asked for.
     #[error(
-        "{0} is a single-queue tap: use num_queues=2, or create it with multi_queue \
+        "{0} is a single-queue tap; use num_queues=2, or create it with multi_queue \
          (ip tuntap add {0} mode tap multi_queue)"
     )]
     IsSingleQueue(String),
-    /// There is an interface with that name that is something else.
-    #[error("{0} exists and is no tap with a virtio header: name another (ip -d link show {0} says what it is)")]
+    /// The interface of that name is not a tap.
+    #[error(
+        "{0} exists and is not a tap with a virtio header; name another interface (ip -d link show {0} shows what it \
+         is)"
+    )]
     NotATapInterface(String),
     /// A queue cannot be attached for another reason.
     #[error("cannot open the tap {name}: {source}")]
     Attach {
         /// The tap.
         name: String,
-        /// What the kernel says.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// Something about the interface needed changing, and could not be.
+    /// A setting of the interface could not be changed.
     #[error("cannot set {what} of the tap {name}: {source}{}", remedy(.source))]
     Configure {
         /// The tap.
         name: String,
-        /// What was to be set.
+        /// The setting.
         what: &'static str,
-        /// What the kernel says.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The address and its mask are not of one family, or the mask has holes.
-    #[error("{mask} is no mask for {ip}: give one of its family, as 255.255.255.0")]
+    #[error("{mask} is not a mask for {ip}; give one of the same family, such as 255.255.255.0")]
     Mask {
         /// The address.
         ip: std::net::IpAddr,
         /// The mask.
         mask: std::net::IpAddr,
     },
-    /// A request that each queue needs failed.
-    #[error("the tap {name} does not work as one: {source}")]
+    /// An ioctl that each queue needs failed.
+    #[error("cannot set up the tap {name}: {source}")]
     Request {
         /// The tap.
         name: String,
-        /// What the kernel says.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// A descriptor that was passed in is something else.
-    #[error("file descriptor {index} (counted from 0) of fd= is no tap ({source}); pass /dev/net/tun after TUNSETIFF")]
+    /// A descriptor that was passed in is not a tap.
+    #[error(
+        "file descriptor {index} (counted from 0) of fd= is not a tap ({source}); pass /dev/net/tun after TUNSETIFF"
+    )]
     NotATap {
         /// Its position.
         index: usize,
-        /// What the kernel says.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// A descriptor that was passed in was opened with other flags.
+    /// A descriptor that was passed in was opened without all flags that are needed.
     #[error(
-        "the tap {name} was opened with other flags than fd= needs: IFF_TAP, IFF_NO_PI, IFF_VNET_HDR{}",
+        "the tap {name} was opened without all flags that fd= needs: IFF_TAP, IFF_NO_PI, IFF_VNET_HDR{}",
         if *.multi_queue { " and IFF_MULTI_QUEUE" } else { "" }
     )]
     WrongFlags {
@@ -123,7 +129,7 @@ pub enum TapError {
         multi_queue: bool,
     },
     /// The descriptors that were passed in are of different taps.
-    #[error("the file descriptors of fd= are of different taps, {first} and {other}: a NIC has one")]
+    #[error("the file descriptors of fd= belong to different taps, {first} and {other}; a NIC has one tap")]
     DifferentTaps {
         /// The first one's tap.
         first: String,
@@ -132,8 +138,34 @@ pub enum TapError {
     },
 }
 
-/// What to do when an interface cannot be changed. Without a privilege it can be changed beforehand; what the host does not take
-/// from anyone, it says itself.
+impl TapError {
+    /// Who has to act on it.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Name { .. } | Self::Queues { .. } => ErrorKind::Invalid,
+            Self::IsMultiQueue(_)
+            | Self::IsSingleQueue(_)
+            | Self::NotATapInterface(_)
+            | Self::NotATap { .. }
+            | Self::WrongFlags { .. }
+            | Self::DifferentTaps { .. } => ErrorKind::Unsuitable,
+            Self::InUse(_) => ErrorKind::Busy,
+            Self::NoRightToTunDevice | Self::NotOurs(_) | Self::NoRightToCreate(_) => ErrorKind::Denied,
+            // A tap that was deleted while it was in use, and a mask that the configuration let through, are no fault
+            // of a request.
+            Self::Gone(_)
+            | Self::Mask { .. }
+            | Self::NoTunDevice
+            | Self::TunDevice(_)
+            | Self::Socket(_)
+            | Self::Attach { .. }
+            | Self::Configure { .. }
+            | Self::Request { .. } => ErrorKind::Host,
+        }
+    }
+}
+
+/// What to do when an interface cannot be changed, if the reason is a missing privilege.
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::PermissionDenied => "; set it beforehand, or run with CAP_NET_ADMIN",

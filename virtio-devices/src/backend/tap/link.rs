@@ -1,54 +1,48 @@
-//! The network interface of a tap, as the host sees it.
+//! A tap's network interface on the host.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::AddressFamily;
 
-use super::request::{Request, call_with_ref};
-use super::{TapError, TapSpec};
+use super::error::TapError;
+use super::ioctl::{Ifreq, IfreqIoctl, add_ipv6_address, socket};
+use super::spec::TapSpec;
 
 const UP: u16 = libc::IFF_UP as u16;
 
 /// An interface, by name.
-pub struct Link<'a> {
+pub(crate) struct Link<'a> {
     name: &'a str,
     socket: OwnedFd,
 }
 
-/// `struct in6_ifreq`.
-#[repr(C)]
-struct Ipv6Request {
-    address: [u8; 16],
-    prefix: u32,
-    index: i32,
-}
-
 impl<'a> Link<'a> {
     /// The interface `name`, which need not exist.
-    pub fn new(name: &'a str) -> io::Result<Self> {
+    pub(crate) fn new(name: &'a str) -> io::Result<Self> {
         Ok(Self { name, socket: socket(AddressFamily::INET)? })
     }
 
     /// Whether it exists.
-    pub fn exists(&self) -> bool {
-        self.get(libc::SIOCGIFFLAGS).is_ok()
+    pub(crate) fn exists(&self) -> bool {
+        self.get(IfreqIoctl::GET_FLAGS).is_ok()
     }
 
     /// Its MTU in bytes.
-    pub fn mtu(&self) -> io::Result<u16> {
-        let mtu = self.get(libc::SIOCGIFMTU)?.number();
+    pub(crate) fn mtu(&self) -> io::Result<u16> {
+        let mtu = self.get(IfreqIoctl::GET_MTU)?.number();
         Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
     }
 
-    /// Whether it is up and somebody has one of its queues open.
-    pub fn has_carrier(&self) -> io::Result<bool> {
-        Request::new(self.name).has_link(self.socket.as_fd())
+    /// Whether it is up and one of its queues is open.
+    pub(crate) fn has_carrier(&self) -> io::Result<bool> {
+        Ifreq::new(self.name).has_link(self.socket.as_fd())
     }
 
-    /// Makes it what `spec` says, and brings it up. What is so already is left alone, since changing it needs a privilege.
-    pub fn configure(&self, spec: &TapSpec) -> Result<(), TapError> {
+    /// Applies `spec` and brings it up. Settings that are right already are not written, because that needs a
+    /// privilege.
+    pub(crate) fn configure(&self, spec: &TapSpec) -> Result<(), TapError> {
         let wrong = |what| move |source| TapError::Configure { name: self.name.into(), what, source };
         if let Some(mac) = spec.host_mac {
             self.set_mac(mac).map_err(wrong("the MAC address"))?;
@@ -73,48 +67,49 @@ impl<'a> Link<'a> {
         self.set_up().map_err(wrong("the state (up)"))
     }
 
-    fn get(&self, number: libc::Ioctl) -> io::Result<Request> {
-        let mut request = Request::new(self.name);
-        request.call(self.socket.as_fd(), number)?;
+    fn get(&self, ioctl: IfreqIoctl) -> io::Result<Ifreq> {
+        let mut request = Ifreq::new(self.name);
+        request.call(self.socket.as_fd(), ioctl)?;
         Ok(request)
     }
 
     fn set_up(&self) -> io::Result<()> {
-        let mut request = self.get(libc::SIOCGIFFLAGS)?;
+        let mut request = self.get(IfreqIoctl::GET_FLAGS)?;
         if request.flags() & UP != 0 {
             return Ok(());
         }
         request.set_flags(request.flags() | UP);
-        request.call(self.socket.as_fd(), libc::SIOCSIFFLAGS)
+        request.call(self.socket.as_fd(), IfreqIoctl::SET_FLAGS)
     }
 
     fn set_mac(&self, mac: [u8; 6]) -> io::Result<()> {
-        let mut request = self.get(libc::SIOCGIFHWADDR)?;
+        let mut request = self.get(IfreqIoctl::GET_MAC)?;
         if request.mac() == mac {
             return Ok(());
         }
         request.set_mac(mac);
-        request.call(self.socket.as_fd(), libc::SIOCSIFHWADDR)
+        request.call(self.socket.as_fd(), IfreqIoctl::SET_MAC)
     }
 
     fn set_mtu(&self, mtu: u16) -> io::Result<()> {
         if self.mtu()? == mtu {
             return Ok(());
         }
-        let mut request = Request::new(self.name);
+        let mut request = Ifreq::new(self.name);
         request.set_number(mtu.into());
-        request.call(self.socket.as_fd(), libc::SIOCSIFMTU)
+        request.call(self.socket.as_fd(), IfreqIoctl::SET_MTU)
     }
 
     fn set_ipv4(&self, ip: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
-        for (get, set, address) in
-            [(libc::SIOCGIFADDR, libc::SIOCSIFADDR, ip), (libc::SIOCGIFNETMASK, libc::SIOCSIFNETMASK, mask)]
-        {
-            // An interface without an address has none to read.
+        for (get, set, address) in [
+            (IfreqIoctl::GET_IPV4, IfreqIoctl::SET_IPV4, ip),
+            (IfreqIoctl::GET_IPV4_MASK, IfreqIoctl::SET_IPV4_MASK, mask),
+        ] {
+            // Fails for an interface without an address.
             if self.get(get).is_ok_and(|request| request.ipv4() == address) {
                 continue;
             }
-            let mut request = Request::new(self.name);
+            let mut request = Ifreq::new(self.name);
             request.set_ipv4(address);
             request.call(self.socket.as_fd(), set)?;
         }
@@ -122,17 +117,13 @@ impl<'a> Link<'a> {
     }
 
     fn set_ipv6(&self, ip: Ipv6Addr, mask: Ipv6Addr) -> io::Result<()> {
-        let index = self.get(libc::SIOCGIFINDEX)?.number();
-        let request = Ipv6Request { address: ip.octets(), prefix: mask.to_bits().leading_ones(), index };
-        match call_with_ref(socket(AddressFamily::INET6)?.as_fd(), libc::SIOCSIFADDR, &request) {
+        let index = self.get(IfreqIoctl::GET_INDEX)?.number();
+        let prefix = mask.to_bits().leading_ones();
+        match add_ipv6_address(index, ip, prefix) {
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
             result => result,
         }
     }
-}
-
-fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
-    Ok(socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
 /// Whether `mask` is ones followed by zeros.

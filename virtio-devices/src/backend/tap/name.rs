@@ -1,4 +1,4 @@
-//! The names that Linux gives an interface.
+//! Names of Linux network interfaces.
 
 use thiserror::Error;
 

@@ -1,4 +1,4 @@
-//! A vDPA device that is open, owned by this process, and reaches the guest's memory.
+//! An open vDPA device, which this process owns and which reaches the guest's memory.
 
 use std::io;
 use std::sync::Arc;
@@ -8,16 +8,18 @@ use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_ACCESS_PLATFORM,
 };
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
-use vm_memory::{GuestAddress, GuestAddressSpace};
+use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::VdpaSpec;
 use super::error::VdpaFault;
 use super::identity::{self, Identity};
 use super::kernel::{BackendFeature, Kernel};
-use super::mapping::{self, Locking, Mapping};
+use super::locking::Locking;
+use super::mapping::Mapping;
+use super::reach;
+use super::spec::VdpaSpec;
 use crate::Memory;
-use crate::backend::{Ability, Attention, DoorbellPage, OffloadError, OffloadQueue, OffloadRun, StartError};
+use crate::backend::{Ability, Attention, DoorbellPage, QueueRun, RunnerError, RunnerQueue, StartError};
 use crate::features::has;
 
 const DRIVER: u8 = (VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER) as u8;
@@ -25,11 +27,12 @@ const FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK as u8;
 const DRIVER_OK: u8 = VIRTIO_CONFIG_S_DRIVER_OK as u8;
 const NEEDS_RESET: u8 = VIRTIO_CONFIG_S_NEEDS_RESET as u8;
 
-/// The first Linux in which a driver that still forgets mappings at a reset offers not to ([`BackendFeature::IotlbPersist`]).
+/// The first Linux in which a driver that still forgets mappings at a reset offers not to
+/// ([`BackendFeature::IotlbPersist`]).
 const PERSISTENT: (u32, u32) = (6, 7);
 
 /// An open device.
-pub struct Device {
+pub(crate) struct Device {
     kernel: Box<dyn Kernel>,
     features: u64,
     backend_features: u64,
@@ -38,24 +41,26 @@ pub struct Device {
     /// See [`Self::goes_on_after_stop`].
     goes_on: bool,
     mappings: Vec<Mapping>,
-    /// The doorbells of all queues, if the device lets others ring them.
+    /// The doorbell pages of all queues, if the device has them.
     doorbells: Vec<Arc<DoorbellPage>>,
-    /// The address that it was given here: a reset may bring its own back.
+    /// The address that was set here: a reset may restore its own.
     given_mac: Option<[u8; 6]>,
     /// A reset may make it forget its mappings.
     forgets: bool,
     /// It may have forgotten them.
     forgotten: bool,
     state: State,
+    /// What it reaches stays mapped until `kernel`, which is dropped first, has closed it.
+    _memory: GuestMemoryMmap,
 }
 
 /// What the device does.
 enum State {
-    /// Nothing: it has been reset.
+    /// Reset.
     Reset,
-    /// It runs its queues.
+    /// Running its queues.
     Runs(Setup),
-    /// It stands still, with all that it knows.
+    /// Stopped, with all its state.
     Suspended(Setup),
 }
 
@@ -70,19 +75,20 @@ struct Setup {
 type Place = (u16, u16, [GuestAddress; 3]);
 
 impl Device {
-    /// Takes possession of a device that has just been opened, and lets it reach the guest's memory. Returns what it can do, too, which
-    /// has to do for `suffices`: one that does not reaches nothing.
+    /// Takes ownership of a device that has just been opened, and maps the guest's memory for it. Also returns its
+    /// abilities, which `suffices` checks before any memory is mapped.
     ///
     /// # Errors
     ///
-    /// [`VdpaFault`]. Nothing of it is left when `kernel` has been dropped.
-    pub fn open(
+    /// [`VdpaFault`]. Dropping `kernel` undoes everything.
+    pub(crate) fn open(
         mut kernel: Box<dyn Kernel>,
         spec: &VdpaSpec,
         memory: &Memory,
         suffices: impl FnOnce(&Ability) -> bool,
     ) -> Result<(Self, Ability), VdpaFault> {
-        let mappings = mapping::mappings(&memory.memory())?;
+        let memory = GuestMemoryMmap::clone(&memory.memory());
+        let mappings = reach::mappings(&memory)?;
         kernel.set_owner().map_err(VdpaFault::of("own the device"))?;
         let mut identity = Identity::ask(&*kernel)?;
         let own_mac = identity.mac;
@@ -92,15 +98,15 @@ impl Device {
             return Err(VdpaFault::Changed);
         }
         let range = kernel.iova_range().map_err(VdpaFault::of("read the addresses that the device reaches"))?;
-        mapping::check_reach(&mappings, range)?;
+        reach::check_reach(&mappings, range)?;
         let backend_features = choose(&mut *kernel)?;
-        // A driver uses a control queue if there is one: what it commands there is lost by a reset, and it waits for the answer.
+        // A reset loses what the driver set by the control queue, and the driver may be waiting for an answer there.
         let can_go_on = can_resume(backend_features) || takes_positions(&*kernel);
         let goes_on = !ability.control_queue && can_go_on;
         let locking = Locking::reserve(&mappings);
         let batch = BackendFeature::Batch.is_in(backend_features);
-        // The kernel says the same (EFAULT) whatever is wrong.
-        mapping::map(&*kernel, &mappings, batch).map_err(|error| {
+        // The kernel answers EFAULT whatever is wrong.
+        reach::map(&*kernel, &mappings, batch).map_err(|error| {
             if locking.falls_short() { VdpaFault::MemoryLock(locking) } else { VdpaFault::Map(error) }
         })?;
         let forgets = !BackendFeature::IotlbPersist.is_in(backend_features) && kernel.release() < PERSISTENT;
@@ -120,28 +126,29 @@ impl Device {
             forgotten: false,
             state: State::Reset,
             kernel,
+            _memory: memory,
         };
         Ok((device, ability))
     }
 
-    /// Starts the queues of `run`, or has them go on if it has stood still since and nothing has changed. `config_call` is signalled
-    /// when its configuration changes.
+    /// Starts the queues of `run`, or resumes them if the device was suspended and nothing has changed. The device
+    /// signals `config_call` when its configuration changes.
     ///
     /// # Errors
     ///
-    /// When it does not do it. It is to be reset then. It refuses to go on after a reset if it cannot be told where its queues stood, or if
-    /// it was given commands, by its own control queue, that nobody else knows.
-    pub fn start(&mut self, run: &OffloadRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
+    /// When the device fails or refuses; the caller then resets it. Continuing after a reset is refused if the device
+    /// takes no queue positions, or if its own control queue has received commands, which nothing else knows.
+    pub(crate) fn start(&mut self, run: &QueueRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
         if let State::Suspended(setup) = &self.state {
             if !run.untouched && *setup == Setup::of(run) && self.go_on(run).is_ok() {
                 self.state = State::Runs(Setup::of(run));
                 return Ok(());
             }
-            self.reset().map_err(OffloadError::of("reset the device"))?;
+            self.reset().map_err(RunnerError::of("reset the device"))?;
         }
         if !run.untouched && self.was_commanded(run) {
             let what = "bring back what its driver had commanded, which has to reset the device";
-            return Err(StartError::Refused(OffloadError {
+            return Err(StartError::Refused(RunnerError {
                 what,
                 source: io::Error::other("the device has been reset"),
             }));
@@ -151,53 +158,53 @@ impl Device {
         Ok(())
     }
 
-    /// Whether the driver has given commands to the device itself.
-    fn was_commanded(&self, run: &OffloadRun<'_>) -> bool {
+    /// Whether the driver has sent commands to the device itself.
+    fn was_commanded(&self, run: &QueueRun<'_>) -> bool {
         let pairs = if has(run.features, VIRTIO_NET_F_MQ) { self.queue_pairs } else { 1 };
         self.control_queue && run.queues.iter().any(|queue| queue.index == 2 * pairs && queue.position != 0)
     }
 
-    fn set_up(&mut self, run: &OffloadRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
+    fn set_up(&mut self, run: &QueueRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
         let kernel = &*self.kernel;
         if self.forgotten {
             let batch = BackendFeature::Batch.is_in(self.backend_features);
-            let mapped = mapping::map_again(kernel, &self.mappings, batch);
-            mapped.map_err(OffloadError::of("give the device the guest's memory again"))?;
+            let mapped = reach::map_again(kernel, &self.mappings, batch);
+            mapped.map_err(RunnerError::of("give the device the guest's memory again"))?;
             self.forgotten = false;
         }
         if let Some(mac) = self.given_mac {
-            kernel.set_config(0, &mac).map_err(OffloadError::of("give the device its address"))?;
+            kernel.set_config(0, &mac).map_err(RunnerError::of("give the device its address"))?;
         }
-        // A driver that negotiates it not would have the device bypass the host's protection of memory.
+        // Without it, the device would bypass the host's memory protection.
         let features = run.features & self.features | 1 << VIRTIO_F_ACCESS_PLATFORM;
-        reach(kernel, DRIVER).map_err(OffloadError::of("start the device"))?;
-        kernel.set_features(features).map_err(OffloadError::of("choose the device's features"))?;
-        reach(kernel, DRIVER | FEATURES_OK).map_err(OffloadError::of("agree on features with the device"))?;
-        kernel.set_config_call(config_call).map_err(OffloadError::of("hear of the device's configuration"))?;
+        set_status(kernel, DRIVER).map_err(RunnerError::of("start the device"))?;
+        kernel.set_features(features).map_err(RunnerError::of("choose the device's features"))?;
+        set_status(kernel, DRIVER | FEATURES_OK).map_err(RunnerError::of("agree on features with the device"))?;
+        kernel.set_config_call(config_call).map_err(RunnerError::of("hear of the device's configuration"))?;
         for queue in run.queues {
-            kernel.set_queue_size(queue).map_err(OffloadError::of("set the size of a queue"))?;
-            kernel.set_queue_rings(queue).map_err(OffloadError::of("set the rings of a queue"))?;
+            kernel.set_queue_size(queue).map_err(RunnerError::of("set the size of a queue"))?;
+            kernel.set_queue_rings(queue).map_err(RunnerError::of("set the rings of a queue"))?;
             kernel.set_queue_position(queue.index, queue.position).map_err(|source| unplaced(queue, source))?;
             connect(kernel, queue)?;
         }
         for queue in run.queues {
-            kernel.enable_queue(queue.index).map_err(OffloadError::of("enable a queue"))?;
+            kernel.enable_queue(queue.index).map_err(RunnerError::of("enable a queue"))?;
         }
-        Ok(reach(kernel, DRIVER | FEATURES_OK | DRIVER_OK).map_err(OffloadError::of("let the device run"))?)
+        Ok(set_status(kernel, DRIVER | FEATURES_OK | DRIVER_OK).map_err(RunnerError::of("let the device run"))?)
     }
 
-    /// After a time of standing still.
-    fn go_on(&self, run: &OffloadRun<'_>) -> Result<(), OffloadError> {
+    /// Continues after a stop.
+    fn go_on(&self, run: &QueueRun<'_>) -> Result<(), RunnerError> {
         run.queues.iter().try_for_each(|queue| connect(&*self.kernel, queue))?;
-        self.kernel.resume().map_err(OffloadError::of("have the device go on"))
+        self.kernel.resume().map_err(RunnerError::of("have the device go on"))
     }
 
-    /// Has the device stand still, with all that it knows if it can, so that what its driver has commanded is not lost.
+    /// Stops the device, with its state if it can be suspended, so that what the driver has set is not lost.
     ///
     /// # Errors
     ///
-    /// When it does not do it.
-    pub fn stop(&mut self) -> io::Result<()> {
+    /// When the device fails or refuses.
+    pub(crate) fn stop(&mut self) -> io::Result<()> {
         let State::Runs(setup) = std::mem::replace(&mut self.state, State::Reset) else { return Ok(()) };
         let suspended = BackendFeature::Suspend.is_in(self.backend_features) && self.kernel.suspend().is_ok();
         if suspended && can_resume(self.backend_features) {
@@ -207,13 +214,13 @@ impl Device {
         self.reset()
     }
 
-    /// Whether it can be expected to go on after [`Self::stop`], and no driver waits for it meanwhile.
-    pub fn goes_on_after_stop(&self) -> bool {
+    /// Whether it can continue after [`Self::stop`], and no driver waits for an answer meanwhile.
+    pub(crate) fn goes_on_after_stop(&self) -> bool {
         self.goes_on
     }
 
-    /// The doorbells of its queues, in the order of these, if it has pages for them. They keep it open.
-    pub fn doorbells(&self) -> &[Arc<DoorbellPage>] {
+    /// The doorbell pages of its queues, in queue order, if it has any. They keep the device open.
+    pub(crate) fn doorbells(&self) -> &[Arc<DoorbellPage>] {
         &self.doorbells
     }
 
@@ -221,8 +228,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// When it does not do it: it is gone.
-    pub fn reset(&mut self) -> io::Result<()> {
+    /// When the device is gone.
+    pub(crate) fn reset(&mut self) -> io::Result<()> {
         self.state = State::Reset;
         self.forgotten |= self.forgets;
         self.kernel.set_status(0)
@@ -232,23 +239,23 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// When it does not do it.
-    pub fn set_call(&self, queue: u16, call: &EventFd) -> Result<(), OffloadError> {
-        self.kernel.set_queue_call(queue, call).map_err(OffloadError::of("change an interrupt of the device"))
+    /// When the device fails or refuses.
+    pub(crate) fn set_call(&self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {
+        self.kernel.set_queue_call(queue, call).map_err(RunnerError::of("change an interrupt of the device"))
     }
 
-    /// What the device, which runs, has to say: of its link, or that a driver's ring makes no sense to it.
+    /// What the running device reports: its link, or an invalid ring of the driver.
     ///
     /// # Errors
     ///
     /// When it does not run any more.
-    pub fn attend(&self) -> Result<Attention, OffloadError> {
-        let status = self.kernel.status().map_err(OffloadError::of("read the device's status"))?;
+    pub(crate) fn attend(&self) -> Result<Attention, RunnerError> {
+        let status = self.kernel.status().map_err(RunnerError::of("read the device's status"))?;
         if status & DRIVER_OK == 0 {
-            return Err(OffloadError { what: "go on with the device", source: broken() });
+            return Err(RunnerError { what: "go on with the device", source: broken() });
         }
         if status & NEEDS_RESET != 0 {
-            // The driver has to reset it, and is told so. Opened anew it would go on with the same ring.
+            // The driver is told to reset it. If it were reopened, it would continue with the same ring.
             return Ok(Attention::BrokenRing);
         }
         let negotiated = match &self.state {
@@ -256,32 +263,32 @@ impl Device {
             _ => self.features,
         };
         let link_up = identity::link_up(&*self.kernel, negotiated);
-        link_up.map(Attention::Link).map_err(OffloadError::of("read the device's configuration"))
+        link_up.map(Attention::Link).map_err(RunnerError::of("read the device's configuration"))
     }
 
-    /// Asks whoever runs the device for a sign of life. May wait for it as long as the kernel does.
+    /// Checks that something runs the device. May wait as long as the kernel does.
     ///
     /// # Errors
     ///
-    /// When there is nobody. That the device cannot answer such a question is none.
-    pub fn probe(&self) -> Result<(), OffloadError> {
+    /// When nothing runs it. A device that cannot answer the question is not an error.
+    pub(crate) fn probe(&self) -> Result<(), RunnerError> {
         let State::Runs(Setup { queues, .. }) = &self.state else { return Ok(()) };
         let Some((first, ..)) = queues.first() else { return Ok(()) };
         match self.kernel.queue_position(*first) {
-            Err(source) if is_gone(&source) => Err(OffloadError { what: "reach the device", source }),
+            Err(source) if is_gone(&source) => Err(RunnerError { what: "reach the device", source }),
             _ => Ok(()),
         }
     }
 }
 
 impl Setup {
-    fn of(run: &OffloadRun<'_>) -> Self {
-        let place = |queue: &OffloadQueue| (queue.index, queue.size, [queue.descriptors, queue.available, queue.used]);
+    fn of(run: &QueueRun<'_>) -> Self {
+        let place = |queue: &RunnerQueue| (queue.index, queue.size, [queue.descriptors, queue.available, queue.used]);
         Self { features: run.features, queues: run.queues.iter().map(place).collect() }
     }
 }
 
-/// Chooses what the kernel shall do for the device: all that is of use and that it can.
+/// Negotiates the kernel features that are useful and available.
 fn choose(kernel: &mut dyn Kernel) -> Result<u64, VdpaFault> {
     let what = "agree with the kernel on features";
     let features = kernel.backend_features().map_err(VdpaFault::of(what))? & BackendFeature::wanted();
@@ -289,35 +296,36 @@ fn choose(kernel: &mut dyn Kernel) -> Result<u64, VdpaFault> {
     Ok(features)
 }
 
-/// Whether the device can stand still and go on.
+/// Whether the device can be suspended and resumed.
 fn can_resume(backend_features: u64) -> bool {
     BackendFeature::Suspend.is_in(backend_features) && BackendFeature::Resume.is_in(backend_features)
 }
 
-/// Whether the device can be told where a queue goes on. No feature bit says so, so that it is told now, while none runs, and then to begin
-/// at the beginning, as each start does anyway.
+/// Whether the device takes a position at which a queue continues. No feature bit says so, so a position is set now,
+/// while no queue runs, and then reset to 0, as each start does anyway.
 fn takes_positions(kernel: &dyn Kernel) -> bool {
     kernel.set_queue_position(0, 1).and_then(|()| kernel.set_queue_position(0, 0)).is_ok()
 }
 
-/// Sets the status. The kernel does not tell when the device does not take it.
-fn reach(kernel: &dyn Kernel, status: u8) -> io::Result<()> {
+/// Sets the status, and checks it, because the kernel does not report that the device refused it.
+fn set_status(kernel: &dyn Kernel, status: u8) -> io::Result<()> {
     kernel.set_status(status)?;
     if kernel.status()? & status == status { Ok(()) } else { Err(broken()) }
 }
 
-/// The device does not take a queue's position. One that never does can only begin at the beginning (`virtio 1.4` has no register for it).
-fn unplaced(queue: &OffloadQueue, source: io::Error) -> StartError {
+/// Why the device does not take a queue's position. `virtio 1.4` has no register for it, so some devices can only start
+/// at 0.
+fn unplaced(queue: &RunnerQueue, source: io::Error) -> StartError {
     if queue.position != 0 && source.raw_os_error() == Some(libc::EOPNOTSUPP) {
         let what = "have the device go on where a queue stood before a pause or a loss; its driver has to reset it";
-        return StartError::Refused(OffloadError { what, source });
+        return StartError::Refused(RunnerError { what, source });
     }
-    OffloadError { what: "have the device go on where a queue stood", source }.into()
+    RunnerError { what: "have the device go on where a queue stood", source }.into()
 }
 
-fn connect(kernel: &dyn Kernel, queue: &OffloadQueue) -> Result<(), OffloadError> {
-    kernel.set_queue_kick(queue).map_err(OffloadError::of("connect a doorbell with the device"))?;
-    kernel.set_queue_call(queue.index, &queue.call).map_err(OffloadError::of("connect an interrupt with the device"))
+fn connect(kernel: &dyn Kernel, queue: &RunnerQueue) -> Result<(), RunnerError> {
+    kernel.set_queue_kick(queue).map_err(RunnerError::of("connect a doorbell with the device"))?;
+    kernel.set_queue_call(queue.index, &queue.call).map_err(RunnerError::of("connect an interrupt with the device"))
 }
 
 fn broken() -> io::Error {

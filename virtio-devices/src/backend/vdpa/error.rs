@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::mapping::Locking;
+use super::locking::Locking;
+use crate::ErrorKind;
 
 /// What the kernel says of a device without an IOMMU; no number of programs' own.
 const ENOTSUPP: i32 = 524;
@@ -26,32 +27,36 @@ pub struct VdpaError {
 pub enum VdpaFault {
     /// There is none.
     #[error(
-        "no such device; make one (vdpa dev add name NAME mgmtdev DEVICE) and load the module vhost_vdpa (modprobe vhost_vdpa)"
+        "no such device; create one (vdpa dev add name NAME mgmtdev DEVICE) and load the module vhost_vdpa (modprobe \
+         vhost_vdpa)"
     )]
     Missing,
-    /// Somebody else has it open.
-    #[error("the device is in use, and has one user only; stop the other one, or name another device")]
+    /// Another program has it open.
+    #[error("the device is in use and can have only one user; stop the other one, or name another device")]
     InUse,
     /// This user may not use it.
-    #[error("no right to open it; give this user read and write access to it")]
+    #[error("no permission to open it; give this user read and write access to it")]
     NoRight,
     /// It does not answer.
-    #[error("the device does not answer; what drives it is gone or hangs (a VDUSE device: its daemon)")]
+    #[error("the device does not answer; its driver is gone or hangs (for VDUSE: its daemon)")]
     Silent,
     /// It reaches memory by itself, and nothing keeps it from the host's.
     #[error("no IOMMU of the host serves the device; enable it in the firmware and in the kernel (intel_iommu=on)")]
     NoIommu,
     /// It is something else.
-    #[error("this is no vhost-vdpa device; name one of /dev/vhost-vdpa-*")]
+    #[error("this is not a vhost-vdpa device; name one of /dev/vhost-vdpa-*")]
     NotVdpa,
     /// It is another kind of virtio device.
-    #[error("this is a virtio device of type {0}, and no network device (type 1); name one of those")]
+    #[error("this is a virtio device of type {0}; name a network device (type 1)")]
     NotNet(u32),
     /// It is a device of before virtio 1, or one that bypasses the host's protection of memory.
     #[error("the device does not offer {0}, which every vDPA device needs")]
     Feature(&'static str),
     /// It has fewer queues.
-    #[error("num_queues={}: the device has {has} pair(s) of queues; give num_queues={} or less", 2 * u32::from(*.wanted), 2 * u32::from(*.has))]
+    #[error(
+        "num_queues={}: the device has {has} pair(s) of queues; give num_queues={} or less",
+        2 * u32::from(*.wanted), 2 * u32::from(*.has)
+    )]
     Queues {
         /// The pairs that were asked for.
         wanted: u16,
@@ -84,11 +89,12 @@ pub enum VdpaFault {
         needed: u32,
     },
     /// The guest's memory is this process's alone.
-    #[error("the guest's memory is not shared, so that the device could not reach it; add shared=on to --memory")]
+    #[error("the guest's memory is not shared, so the device cannot reach it; add shared=on to --memory")]
     NotShared,
     /// It cannot reach all of the guest's memory.
     #[error(
-        "the device reaches addresses {:#x} to {:#x}, and the guest's memory is at {:#x} to {:#x}; give the guest less memory",
+        "the device reaches addresses {:#x} to {:#x}, and the guest's memory is at {:#x} to {:#x}; give the guest \
+         less memory",
         .device.start(), .device.end(), .guest.start(), .guest.end()
     )]
     IovaRange {
@@ -99,18 +105,20 @@ pub enum VdpaFault {
     },
     /// Too little memory may be pinned.
     #[error(
-        "the device needs {} KiB of locked memory in all, and {} KiB are allowed; raise the limit (ulimit -l {}, LimitMEMLOCK= in a \
+        "the device needs {} KiB of locked memory in all, and {} KiB are allowed; raise the limit (ulimit -l {}, \
+         LimitMEMLOCK= in a \
          systemd unit)",
         .0.needed.div_ceil(1024), .0.limit.unwrap_or(0) / 1024, .0.needed.div_ceil(1024)
     )]
     MemoryLock(Locking),
     /// It refuses the guest's memory.
-    #[error(
-        "the device does not take the guest's memory ({0}); hugepages=on for --memory makes fewer and larger pieces of it"
-    )]
+    #[error("the device rejects the guest's memory ({0}); --memory hugepages=on gives it fewer and larger pieces")]
     Map(#[source] io::Error),
     /// It has an address that cannot be changed.
-    #[error("mac={}: the device has the address {} and keeps it; leave mac out, or give the device the other one", mac(.wanted), mac(.has))]
+    #[error(
+        "mac={}: the device has the address {} and keeps it; leave mac out, or set the address at the device",
+        mac(.wanted), mac(.has)
+    )]
     Mac {
         /// The address that was asked for.
         wanted: [u8; 6],
@@ -118,20 +126,48 @@ pub enum VdpaFault {
         has: [u8; 6],
     },
     /// It came back as another one.
-    #[error("the device came back with other queues or features, or with another address")]
+    #[error("the device came back with different queues, features or address")]
     Changed,
     /// It does not do something else.
     #[error("cannot {what}: {source}")]
     Request {
-        /// What it was asked, to follow "cannot".
+        /// The request, to follow "cannot".
         what: &'static str,
-        /// What the kernel says.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
+impl VdpaError {
+    /// Who has to act on it.
+    pub const fn kind(&self) -> ErrorKind {
+        self.fault.kind()
+    }
+}
+
 impl VdpaFault {
+    /// Who has to act on it.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Missing => ErrorKind::Missing,
+            Self::NoIommu
+            | Self::NotVdpa
+            | Self::NotNet(_)
+            | Self::Feature(_)
+            | Self::Queues { .. }
+            | Self::ControlQueue { .. }
+            | Self::QueueCount { .. }
+            | Self::NotShared
+            | Self::IovaRange { .. }
+            | Self::Mac { .. } => ErrorKind::Unsuitable,
+            Self::InUse => ErrorKind::Busy,
+            Self::NoRight => ErrorKind::Denied,
+            Self::Silent | Self::Changed => ErrorKind::Peer,
+            Self::MemoryLock(_) | Self::Map(_) | Self::Request { .. } => ErrorKind::Host,
+        }
+    }
+
     /// Why a device cannot be opened.
     pub(super) fn opening(source: io::Error) -> Self {
         match source.raw_os_error() {

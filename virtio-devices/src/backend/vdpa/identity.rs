@@ -1,4 +1,4 @@
-//! What a vDPA device is and can do, and what a NIC over it may offer.
+//! What a vDPA device is, what it can do, and what a NIC over it can offer.
 
 use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
@@ -7,26 +7,26 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP,
 };
 
-use super::VdpaSpec;
 use super::error::VdpaFault;
 use super::kernel::Kernel;
+use super::spec::VdpaSpec;
 use crate::backend::{Ability, BackendKind};
 use crate::features::has;
-use crate::net::served_for_any;
+use crate::net_protocol::features::served_for_any;
 
 /// The start of `struct virtio_net_config`: address, status, pairs of queues, MTU (`virtio 1.4 §5.1.4`).
 const CONFIG: usize = 12;
 /// Where the link's state is in it.
 const STATUS: u32 = 6;
 
-/// A device that has been asked for all that does not change.
-pub struct Identity {
+/// The constant properties of a device.
+pub(crate) struct Identity {
     /// The feature bits that it offers.
     pub features: u64,
     /// Its own address, if it has one.
     pub mac: Option<[u8; 6]>,
     mtu: Option<u16>,
-    /// The pairs of queues of which it knows, as far as a driver can use them.
+    /// The queue pairs that a driver can use.
     pairs: u16,
     queue_count: u32,
     queue_size: u16,
@@ -37,8 +37,8 @@ impl Identity {
     ///
     /// # Errors
     ///
-    /// When it is no network device, or does not offer what a vDPA device has to.
-    pub fn ask(kernel: &dyn Kernel) -> Result<Self, VdpaFault> {
+    /// When it is not a network device, or lacks a feature that every vDPA device needs.
+    pub(crate) fn ask(kernel: &dyn Kernel) -> Result<Self, VdpaFault> {
         match kernel.device_id().map_err(VdpaFault::of("read the device's type"))? {
             VIRTIO_ID_NET => {}
             other => return Err(VdpaFault::NotNet(other)),
@@ -56,27 +56,27 @@ impl Identity {
         let multi_queue = has(features, VIRTIO_NET_F_MQ) && has(features, VIRTIO_NET_F_CTRL_VQ);
         Ok(Self {
             features,
-            // One that has not been given an address yet has none to filter by.
+            // A device without an address has nothing to filter by.
             mac: (has(features, VIRTIO_NET_F_MAC) && mac != [0; 6]).then_some(mac),
             mtu: has(features, VIRTIO_NET_F_MTU).then_some(u16::from_le_bytes([t0, t1])),
-            // Pairs beyond the first are taken into use by a command (`virtio 1.4 §5.1.6.5.5`).
+            // A command is needed to use pairs beyond the first (`virtio 1.4 §5.1.6.5.5`).
             pairs: if multi_queue { u16::from_le_bytes([p0, p1]).max(1) } else { 1 },
             queue_count: kernel.queue_count().map_err(VdpaFault::of("read the device's number of queues"))?,
             queue_size: kernel.queue_size().map_err(VdpaFault::of("read the device's size of queues"))?,
         })
     }
 
-    /// Gives the device the address `wanted`, unless it has that one or has none of its own.
+    /// Sets the device's address to `wanted`, unless it has that one or has no address.
     ///
     /// # Errors
     ///
     /// When it keeps another.
-    pub fn give_mac(&mut self, kernel: &dyn Kernel, wanted: Option<[u8; 6]>) -> Result<(), VdpaFault> {
+    pub(crate) fn give_mac(&mut self, kernel: &dyn Kernel, wanted: Option<[u8; 6]>) -> Result<(), VdpaFault> {
         let Some(wanted) = wanted.filter(|wanted| has(self.features, VIRTIO_NET_F_MAC) && self.mac != Some(*wanted))
         else {
             return Ok(());
         };
-        // Whether it was refused is seen by what it has then: drivers ignore what they do not take.
+        // Drivers ignore an address they do not accept, so the result is read back.
         let _ = kernel.set_config(0, &wanted);
         let [m0, m1, m2, m3, m4, m5, ..] = config(kernel)?;
         let has = [m0, m1, m2, m3, m4, m5];
@@ -91,14 +91,14 @@ impl Identity {
     ///
     /// # Errors
     ///
-    /// When it has not enough queues, or has its control queue elsewhere.
-    pub fn ability(&self, spec: &VdpaSpec) -> Result<Ability, VdpaFault> {
+    /// When it has too few queues, or its control queue has another index.
+    pub(crate) fn ability(&self, spec: &VdpaSpec) -> Result<Ability, VdpaFault> {
         let control_queue = has(self.features, VIRTIO_NET_F_CTRL_VQ);
         let (wanted, has) = (spec.queue_pairs, self.pairs);
         if wanted > has || wanted == 0 {
             return Err(VdpaFault::Queues { wanted, has });
         }
-        // With one pair no driver is offered more, and the device, too, takes the next queue for the control queue.
+        // With one pair, VIRTIO_NET_F_MQ is not offered, and the device also expects the control queue next.
         if control_queue && wanted > 1 && wanted < has {
             return Err(VdpaFault::ControlQueue { wanted, has });
         }
@@ -119,8 +119,8 @@ impl Identity {
         })
     }
 
-    /// The feature bits for a NIC. A device without a control queue that has an address filters by it, and whoever carries out commands
-    /// about addresses and filters beside it would lie; one without an address has nothing to filter by.
+    /// The feature bits for a NIC. A device with an address filters by it, so without a control queue of its own the
+    /// NIC cannot serve commands about addresses and filters. A device without an address does not filter.
     fn offered(&self, control_queue: bool) -> u64 {
         if control_queue {
             return self.features;
@@ -131,8 +131,8 @@ impl Identity {
     }
 }
 
-/// Whether the device's link is up. One that does not tell has it up.
-pub fn link_up(kernel: &dyn Kernel, features: u64) -> std::io::Result<bool> {
+/// Whether the device's link is up, which it is if the device has no link status.
+pub(crate) fn link_up(kernel: &dyn Kernel, features: u64) -> std::io::Result<bool> {
     if !has(features, VIRTIO_NET_F_STATUS) {
         return Ok(true);
     }

@@ -1,4 +1,4 @@
-//! What the kernel does for a vDPA device: `/dev/vhost-vdpa-N` (Linux, `include/uapi/linux/vhost.h`).
+//! The kernel's interface to a vDPA device: `/dev/vhost-vdpa-N` (Linux, `include/uapi/linux/vhost.h`).
 
 use std::fs::File;
 use std::io;
@@ -20,18 +20,18 @@ use super::mapping::Mapping;
 use super::vduse::MessageTimeout;
 use crate::Memory;
 use crate::backend::vhost_common::{io_error, rings};
-use crate::backend::{DoorbellPage, OffloadQueue};
+use crate::backend::{DoorbellPage, RunnerQueue};
 
 const VHOST: u32 = 0xaf;
 ioctl_io_nr!(VHOST_VDPA_RESUME, VHOST, 0x7e);
 
-/// A device that has been opened. Dropped, it is reset and its mappings are gone.
-pub trait Kernel: Send {
+/// An open device. Dropping it resets the device and removes its mappings.
+pub(crate) trait Kernel: Send {
     /// Makes this process its owner.
     fn set_owner(&self) -> io::Result<()>;
     /// Its kind (`virtio 1.4 §5`).
     fn device_id(&self) -> io::Result<u32>;
-    /// What the kernel can do for it, a bit for each [`BackendFeature`].
+    /// What the kernel supports for it, a bit for each [`BackendFeature`].
     fn backend_features(&self) -> io::Result<u64>;
     /// Chooses among these.
     fn set_backend_features(&mut self, features: u64) -> io::Result<()>;
@@ -41,58 +41,58 @@ pub trait Kernel: Send {
     fn set_features(&self, features: u64) -> io::Result<()>;
     /// Its status (`virtio 1.4 §2.1`).
     fn status(&self) -> io::Result<u8>;
-    /// Adds bits to its status; 0 resets it. The kernel hides that a device did not take them.
+    /// Adds bits to its status; 0 resets it. The kernel does not report that the device refused them.
     fn set_status(&self, status: u8) -> io::Result<()>;
     /// The length of its configuration in bytes.
     fn config_size(&self) -> io::Result<u32>;
     /// Reads its configuration at `offset`.
     fn config(&self, offset: u32, data: &mut [u8]) -> io::Result<()>;
-    /// Writes its configuration at `offset`. What is read-only stays as it is.
+    /// Writes its configuration at `offset`. Read-only fields do not change.
     fn set_config(&self, offset: u32, data: &[u8]) -> io::Result<()>;
-    /// Has `call` signalled when its configuration changes. A reset ends that.
+    /// Makes it signal `call` when its configuration changes, until a reset.
     fn set_config_call(&self, call: &EventFd) -> io::Result<()>;
-    /// The number of its queues, the control queue among them.
+    /// The number of its queues, including the control queue.
     fn queue_count(&self) -> io::Result<u32>;
     /// The largest size of a queue.
     fn queue_size(&self) -> io::Result<u16>;
     /// The addresses that it can reach.
     fn iova_range(&self) -> io::Result<RangeInclusive<u64>>;
-    /// Changes what it reaches.
+    /// Changes the memory that it reaches.
     fn map(&self, message: Iotlb<'_>) -> io::Result<()>;
     /// The size of a queue.
-    fn set_queue_size(&self, queue: &OffloadQueue) -> io::Result<()>;
-    /// Where the rings of a queue are, as the device sees memory.
-    fn set_queue_rings(&self, queue: &OffloadQueue) -> io::Result<()>;
-    /// Where `queue` goes on.
+    fn set_queue_size(&self, queue: &RunnerQueue) -> io::Result<()>;
+    /// Sets the addresses of a queue's rings, as guest physical addresses.
+    fn set_queue_rings(&self, queue: &RunnerQueue) -> io::Result<()>;
+    /// Sets the position of `queue`.
     fn set_queue_position(&self, queue: u16, position: u16) -> io::Result<()>;
-    /// What the driver's doorbell signals.
-    fn set_queue_kick(&self, queue: &OffloadQueue) -> io::Result<()>;
-    /// What to signal for `queue`.
+    /// Sets the eventfd of the driver's doorbell.
+    fn set_queue_kick(&self, queue: &RunnerQueue) -> io::Result<()>;
+    /// Sets the eventfd that `queue` signals.
     fn set_queue_call(&self, queue: u16, call: &EventFd) -> io::Result<()>;
     /// Lets the device run a queue.
     fn enable_queue(&self, queue: u16) -> io::Result<()>;
-    /// The page that has the doorbell of `queue`, for whoever rings it without the kernel.
+    /// The doorbell page of `queue`.
     fn doorbell_page(&self, queue: u16) -> io::Result<DoorbellPage>;
-    /// Where a queue would go on. Asks whoever runs it, so that it tells whether somebody does.
+    /// The position of a queue. The device itself answers, so this also shows whether it is alive.
     fn queue_position(&self, queue: u16) -> io::Result<u16>;
-    /// Has it end what it has in hand and touch its queues no more, and keep all its state.
+    /// Stops its queues after the buffers in hand, and keeps all its state.
     fn suspend(&self) -> io::Result<()>;
-    /// Has it go on after [`Kernel::suspend`].
+    /// Continues after [`Kernel::suspend`].
     fn resume(&self) -> io::Result<()>;
-    /// How long the kernel waits for the process that drives the device, if there is one.
+    /// How long the kernel waits for the process behind the device, if there is one.
     fn message_timeout(&self) -> Option<MessageTimeout>;
     /// The version of Linux: major and minor number.
     fn release(&self) -> (u32, u32);
 }
 
-/// A change of what a device reaches.
+/// A change of the memory that a device reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Iotlb<'a> {
-    /// What follows becomes effective at once, at [`Iotlb::End`].
+pub(crate) enum Iotlb<'a> {
+    /// The following changes take effect together at [`Iotlb::End`].
     Begin,
-    /// It reaches this, too.
+    /// Maps this.
     Update(&'a Mapping),
-    /// It reaches this no more.
+    /// Unmaps this.
     Invalidate(&'a Mapping),
     /// The end of a batch.
     End,
@@ -101,7 +101,7 @@ pub enum Iotlb<'a> {
 /// What a kernel can do for a device: bit numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum BackendFeature {
+pub(crate) enum BackendFeature {
     /// Messages of the second kind for [`Iotlb`].
     MessagesV2 = 1,
     /// [`Iotlb::Begin`] and [`Iotlb::End`].
@@ -122,7 +122,7 @@ impl BackendFeature {
         [Self::MessagesV2, Self::Batch, Self::Suspend, Self::Resume, Self::EnableAfterDriverOk, Self::IotlbPersist];
 
     /// The bits of [`Self::ALL`].
-    pub fn wanted() -> u64 {
+    pub(crate) fn wanted() -> u64 {
         Self::ALL.iter().fold(0, |bits, feature| bits | feature.bit())
     }
 
@@ -131,19 +131,19 @@ impl BackendFeature {
     }
 
     /// Whether `features` has it.
-    pub fn is_in(self, features: u64) -> bool {
+    pub(crate) fn is_in(self, features: u64) -> bool {
         features & self.bit() != 0
     }
 }
 
 /// The kernel itself.
-pub struct Character(VhostKernVdpa<Memory>);
+pub(crate) struct Character(VhostKernVdpa<Memory>);
 
 impl Character {
     /// Opens the device at `path`, which resets it.
-    pub fn open(path: &Path) -> io::Result<Box<dyn Kernel>> {
+    pub(crate) fn open(path: &Path) -> io::Result<Box<dyn Kernel>> {
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
-        // Addresses go to the device as the guest has them: nothing is looked up in a map of memory.
+        // The device takes guest physical addresses, so no memory map is needed.
         let memory = Memory::new(GuestMemoryMmap::new());
         Ok(Box::new(Self(VhostKernVdpa::with(File::from(fd), memory, 0))))
     }
@@ -213,22 +213,23 @@ impl Kernel for Character {
 
     fn map(&self, message: Iotlb<'_>) -> io::Result<()> {
         let (msg_type, mapping) = match message {
-            Iotlb::Begin => (VhostIotlbType::BatchBegin, &Mapping::default()),
-            Iotlb::Update(mapping) => (VhostIotlbType::Update, mapping),
-            Iotlb::Invalidate(mapping) => (VhostIotlbType::Invalidate, mapping),
-            Iotlb::End => (VhostIotlbType::BatchEnd, &Mapping::default()),
+            Iotlb::Begin => (VhostIotlbType::BatchBegin, None),
+            Iotlb::Update(mapping) => (VhostIotlbType::Update, Some(mapping)),
+            Iotlb::Invalidate(mapping) => (VhostIotlbType::Invalidate, Some(mapping)),
+            Iotlb::End => (VhostIotlbType::BatchEnd, None),
         };
-        let Mapping { iova, size, host } = *mapping;
-        let message = VhostIotlbMsg { iova, size, userspace_addr: host, perm: VhostAccess::ReadWrite, msg_type };
+        let (iova, size, userspace_addr) = mapping.map_or((0, 0, 0), |part| (part.iova(), part.size(), part.host()));
+        let message = VhostIotlbMsg { iova, size, userspace_addr, perm: VhostAccess::ReadWrite, msg_type };
         self.0.send_iotlb_msg(&message).map_err(io_error)
     }
 
-    fn set_queue_size(&self, queue: &OffloadQueue) -> io::Result<()> {
+    fn set_queue_size(&self, queue: &RunnerQueue) -> io::Result<()> {
         self.0.set_vring_num(queue.index.into(), queue.size).map_err(io_error)
     }
 
-    fn set_queue_rings(&self, queue: &OffloadQueue) -> io::Result<()> {
-        // The method of the type, which passes the addresses on. The trait's of the same name makes host addresses of them.
+    fn set_queue_rings(&self, queue: &RunnerQueue) -> io::Result<()> {
+        // The inherent method passes the addresses on; the trait's method of the same name translates them to host
+        // addresses.
         VhostKernVdpa::set_vring_addr(&self.0, queue.index.into(), &rings(queue)).map_err(io_error)
     }
 
@@ -236,7 +237,7 @@ impl Kernel for Character {
         self.0.set_vring_base(queue.into(), position).map_err(io_error)
     }
 
-    fn set_queue_kick(&self, queue: &OffloadQueue) -> io::Result<()> {
+    fn set_queue_kick(&self, queue: &RunnerQueue) -> io::Result<()> {
         self.0.set_vring_kick(queue.index.into(), &queue.kick).map_err(io_error)
     }
 
@@ -278,7 +279,7 @@ impl Kernel for Character {
     }
 }
 
-/// Major and minor number; 0.0 of what is no version.
+/// Major and minor number; 0.0 if the text is not a version.
 fn parse_release(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))

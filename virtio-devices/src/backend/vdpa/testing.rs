@@ -1,4 +1,4 @@
-//! A kernel with a script: it notes what it is asked, and does what a device that the script describes would have it do.
+//! A kernel with a script: it records requests, and answers them as for the device that the script describes.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -18,23 +18,23 @@ use super::kernel::{Iotlb, Kernel};
 use super::vduse::MessageTimeout;
 use super::{Vdpa, VdpaError, VdpaSpec};
 use crate::Memory;
-use crate::backend::{DOORBELL_PAGE, DoorbellPage, OffloadQueue};
+use crate::backend::{DOORBELL_PAGE, DoorbellPage, RunnerQueue};
 
-pub const PATH: &str = "/dev/vhost-vdpa-7";
-pub const OWN_MAC: [u8; 6] = [0x52, 0x54, 0, 0xd, 0xd, 7];
+pub(crate) const PATH: &str = "/dev/vhost-vdpa-7";
+pub(crate) const OWN_MAC: [u8; 6] = [0x52, 0x54, 0, 0xd, 0xd, 7];
 /// What a VDUSE device may offer, and every vDPA device has to.
-pub const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
+pub(crate) const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
     | 1 << VIRTIO_F_ACCESS_PLATFORM
     | 1 << VIRTIO_NET_F_MAC
     | 1 << VIRTIO_NET_F_MTU
     | 1 << VIRTIO_NET_F_STATUS
     | 1 << VIRTIO_NET_F_MRG_RXBUF;
 /// Messages of the second kind, and batches: what every Linux since 5.8 offers.
-pub const PLAIN: u64 = 1 << 1 | 1 << 2;
-pub const PERSIST: u64 = 1 << 8;
+pub(crate) const PLAIN: u64 = 1 << 1 | 1 << 2;
+pub(crate) const PERSIST: u64 = 1 << 8;
 
 /// What the device is, what it was asked, and what it does.
-pub struct Script {
+pub(crate) struct Script {
     pub asked: Vec<String>,
     pub device_id: u32,
     pub features: u64,
@@ -84,26 +84,26 @@ impl Default for Script {
 
 /// The test's hold on a scripted kernel.
 #[derive(Clone, Default)]
-pub struct Scripted(pub Arc<Mutex<Script>>);
+pub(crate) struct Scripted(pub Arc<Mutex<Script>>);
 
 struct Opened(Scripted);
 
 impl Scripted {
-    pub fn new(change: impl FnOnce(&mut Script)) -> Self {
+    pub(crate) fn new(change: impl FnOnce(&mut Script)) -> Self {
         let scripted = Self::default();
         change(&mut scripted.0.lock());
         scripted
     }
 
-    pub fn open(&self) -> Result<Vdpa, VdpaError> {
+    pub(crate) fn open(&self) -> Result<Vdpa, VdpaError> {
         self.open_as(VdpaSpec { path: PathBuf::from(PATH), mac: None, queue_pairs: 1 })
     }
 
-    pub fn open_as(&self, spec: VdpaSpec) -> Result<Vdpa, VdpaError> {
+    pub(crate) fn open_as(&self, spec: VdpaSpec) -> Result<Vdpa, VdpaError> {
         self.open_over(spec, &shared_memory())
     }
 
-    pub fn open_over(&self, spec: VdpaSpec, memory: &Memory) -> Result<Vdpa, VdpaError> {
+    pub(crate) fn open_over(&self, spec: VdpaSpec, memory: &Memory) -> Result<Vdpa, VdpaError> {
         let scripted = self.clone();
         let opener = move |_: &std::path::Path| {
             scripted.ask("open".into())?;
@@ -114,40 +114,40 @@ impl Scripted {
     }
 
     /// What was asked since the last call.
-    pub fn asked(&self) -> Vec<String> {
+    pub(crate) fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().asked)
     }
 
     /// How many of the requests since the last call of [`Self::asked`] change what the device reaches.
-    pub fn iotlb_updates(&self) -> usize {
+    pub(crate) fn iotlb_updates(&self) -> usize {
         self.0.lock().asked.iter().filter(|asked| asked.starts_with("map")).count()
     }
 
-    pub fn fail(&self, request: &'static str, errno: i32) {
+    pub(crate) fn fail(&self, request: &'static str, errno: i32) {
         self.0.lock().fails.push((request, errno));
     }
 
-    pub fn mend(&self) {
+    pub(crate) fn mend(&self) {
         let mut script = self.0.lock();
         script.fails.clear();
         script.deaf = false;
     }
 
-    pub fn set_link(&self, up: bool) {
+    pub(crate) fn set_link(&self, up: bool) {
         let mut script = self.0.lock();
         script.config[6] = up.into();
         script.config_call.as_ref().map(|call| call.write(1));
     }
 
     /// Gives each queue's doorbell a page.
-    pub fn give_doorbells(&self) {
+    pub(crate) fn give_doorbells(&self) {
         let file = rustix::fs::memfd_create("doorbells", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 3 * DOORBELL_PAGE).unwrap();
         self.0.lock().doorbells = Some(file.into());
     }
 
     /// What was last written to the doorbell of `queue`, which is forgotten.
-    pub fn rung(&self, queue: u64) -> u16 {
+    pub(crate) fn rung(&self, queue: u64) -> u16 {
         let script = self.0.lock();
         let (file, at) = (script.doorbells.as_ref().unwrap(), queue * DOORBELL_PAGE);
         let mut value = [0; 2];
@@ -257,18 +257,18 @@ impl Kernel for Opened {
     fn map(&self, message: Iotlb<'_>) -> io::Result<()> {
         let request = match message {
             Iotlb::Begin => "batch-begin".into(),
-            Iotlb::Update(mapping) => format!("map {:#x}+{:#x}", mapping.iova, mapping.size),
-            Iotlb::Invalidate(mapping) => format!("unmap {:#x}+{:#x}", mapping.iova, mapping.size),
+            Iotlb::Update(mapping) => format!("map {:#x}+{:#x}", mapping.iova(), mapping.size()),
+            Iotlb::Invalidate(mapping) => format!("unmap {:#x}+{:#x}", mapping.iova(), mapping.size()),
             Iotlb::End => "batch-end".into(),
         };
         self.ask(request).map(drop)
     }
 
-    fn set_queue_size(&self, queue: &OffloadQueue) -> io::Result<()> {
+    fn set_queue_size(&self, queue: &RunnerQueue) -> io::Result<()> {
         self.ask(format!("size {} {}", queue.index, queue.size)).map(drop)
     }
 
-    fn set_queue_rings(&self, queue: &OffloadQueue) -> io::Result<()> {
+    fn set_queue_rings(&self, queue: &RunnerQueue) -> io::Result<()> {
         let [descriptors, available, used] = [queue.descriptors, queue.available, queue.used].map(|at| at.raw_value());
         self.ask(format!("rings {} {descriptors:#x} {available:#x} {used:#x}", queue.index)).map(drop)
     }
@@ -277,7 +277,7 @@ impl Kernel for Opened {
         self.ask(format!("position {queue} {position}")).map(drop)
     }
 
-    fn set_queue_kick(&self, queue: &OffloadQueue) -> io::Result<()> {
+    fn set_queue_kick(&self, queue: &RunnerQueue) -> io::Result<()> {
         assert!(queue.kick.as_raw_fd() >= 0);
         self.ask(format!("kick {}", queue.index)).map(drop)
     }
@@ -318,7 +318,7 @@ impl Kernel for Opened {
 }
 
 /// Memory in two parts, which another process could map.
-pub fn shared_memory() -> Memory {
+pub(crate) fn shared_memory() -> Memory {
     let file = rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 0x30_0000).unwrap();
     let file = Arc::new(std::fs::File::from(file));
@@ -328,10 +328,10 @@ pub fn shared_memory() -> Memory {
 }
 
 /// A queue with its rings at addresses that tell them apart.
-pub fn queue(index: u16, position: u16) -> OffloadQueue {
+pub(crate) fn queue(index: u16, position: u16) -> RunnerQueue {
     let eventfd = || Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
     let base = 0x1_0000 * u64::from(index + 1);
-    OffloadQueue {
+    RunnerQueue {
         index,
         size: 128,
         descriptors: GuestAddress(base),

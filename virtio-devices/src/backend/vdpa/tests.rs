@@ -1,4 +1,4 @@
-//! A vDPA device over a scripted kernel: what is asked in which order, and what becomes of each answer.
+//! A vDPA device over a scripted kernel: which requests are made in which order, and what follows from each answer.
 
 mod doorbells;
 mod lifecycle;
@@ -11,7 +11,8 @@ use vm_memory::GuestAddressSpace;
 use super::testing::*;
 use super::{Vdpa, VdpaSpec};
 use crate::Memory;
-use crate::backend::{Offload, OffloadQueue, OffloadRun, Offloads, StartError};
+use crate::backend::{QueueRun, QueueRunner, RunnerQueue, StartError};
+use crate::net_protocol::Offloads;
 
 const NEGOTIATED: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_STATUS;
 
@@ -24,17 +25,9 @@ fn start(vdpa: &mut Vdpa, positions: [u16; 2], untouched: bool) -> Result<(), St
     start_with(vdpa, &[queue(0, positions[0]), queue(1, positions[1])], NEGOTIATED, untouched)
 }
 
-fn start_with(vdpa: &mut Vdpa, queues: &[OffloadQueue], features: u64, untouched: bool) -> Result<(), StartError> {
+fn start_with(vdpa: &mut Vdpa, queues: &[RunnerQueue], features: u64, untouched: bool) -> Result<(), StartError> {
     let memory = Memory::clone(&vdpa.memory);
     let memory = memory.memory();
     let offloads = Offloads::empty();
-    vdpa.start(&OffloadRun {
-        queues,
-        features,
-        memory: &memory,
-        offloads,
-        active_pairs: 1,
-        fresh: untouched,
-        untouched,
-    })
+    vdpa.start(&QueueRun { queues, features, memory: &memory, offloads, active_pairs: 1, fresh: untouched, untouched })
 }

@@ -1,4 +1,4 @@
-//! VDUSE devices, which a process of the host's drives (Linux, `Documentation/userspace-api/vduse.rst`).
+//! VDUSE devices, whose driver is a process of the host (Linux, `Documentation/userspace-api/vduse.rst`).
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -6,26 +6,26 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{fstat, major, minor};
 
-/// How long Linux waits for such a process unless it is told otherwise, in seconds.
+/// The default time in seconds that Linux waits for such a process.
 const USUAL: u32 = 30;
 
-/// How long the kernel waits for an answer of the process that drives a device.
+/// How long the kernel waits for an answer of the process behind a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MessageTimeout {
+pub(crate) struct MessageTimeout {
     /// The file that says so.
     pub file: PathBuf,
-    /// In seconds; 0 is for ever.
+    /// In seconds; 0 means without limit.
     pub seconds: u32,
 }
 
 impl MessageTimeout {
-    /// That of an open device; `None` unless it is a VDUSE device.
-    pub fn of(device: impl AsFd) -> Option<Self> {
+    /// The time-out of an open device; `None` unless it is a VDUSE device.
+    pub(crate) fn of(device: impl AsFd) -> Option<Self> {
         let number = fstat(device).ok()?.st_rdev;
         Self::above(Path::new(&format!("/sys/dev/char/{}:{}", major(number), minor(number))))
     }
 
-    /// That of the VDUSE device which the folder `device` in sysfs is a part of.
+    /// The time-out of the VDUSE device that the folder `device` in sysfs is a part of.
     fn above(device: &Path) -> Option<Self> {
         let device = device.canonicalize().ok()?;
         let (file, text) = device.ancestors().find_map(|folder| {
@@ -35,8 +35,8 @@ impl MessageTimeout {
         Some(Self { file, seconds: text.trim().parse().ok()? })
     }
 
-    /// What is wrong with it: who stops or starts a queue of the device waits so long for a process that hangs.
-    pub fn complaint(&self) -> Option<String> {
+    /// What is wrong with it: a start or stop of a queue waits this long for a process that hangs.
+    pub(crate) fn complaint(&self) -> Option<String> {
         let limit = match self.seconds {
             1..=USUAL => return None,
             0 => "for ever".to_string(),
@@ -44,7 +44,8 @@ impl MessageTimeout {
         };
         let file = self.file.display();
         Some(format!(
-            "a process of it that hangs is waited for {limit}, and its guest with it; write 1 to {USUAL} (seconds) to {file}"
+            "a process of it that hangs is waited for {limit}, and its guest with it; write 1 to {USUAL} (seconds) \
+             to {file}"
         ))
     }
 }

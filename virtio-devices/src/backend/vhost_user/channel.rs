@@ -1,4 +1,4 @@
-//! The channel by which the peer makes requests of its own.
+//! The backend channel, by which the peer sends requests to this process.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,29 +11,29 @@ use super::message::{CONFIG_CHANGE, HEADER, Header, MAX_ANSWER, NEED_REPLY, REPL
 
 /// Our end of the channel.
 #[derive(Debug)]
-pub struct Channel(UnixStream);
+pub(crate) struct Channel(UnixStream);
 
-/// What came by the channel.
+/// What arrived on the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Heard {
+pub(crate) enum Heard {
     /// Nothing that matters here.
     Nothing,
     /// The device configuration has changed.
     ConfigChange,
-    /// The peer has closed its end, or says what makes no sense.
+    /// The peer has closed its end, or sent something malformed.
     End,
 }
 
 impl Channel {
     /// A channel, and the peer's end of it.
-    pub fn new() -> std::io::Result<(Self, UnixStream)> {
+    pub(crate) fn new() -> std::io::Result<(Self, UnixStream)> {
         let (near, far) = UnixStream::pair()?;
         near.set_nonblocking(true)?;
         Ok((Self(near), far))
     }
 
     /// Hears one request, if there is one, and answers it.
-    pub fn hear(&mut self) -> Heard {
+    pub(crate) fn hear(&mut self) -> Heard {
         let mut header = [0; HEADER];
         match self.read(&mut header) {
             Ok(HEADER) => {}
@@ -50,7 +50,7 @@ impl Channel {
         let known = header.request == CONFIG_CHANGE;
         if header.flags & NEED_REPLY != 0 {
             let answer = Header { flags: REPLY, len: 8, ..header };
-            // A peer that does not read its answers has to do without.
+            // A peer that does not read its answers gets none.
             let _ = self.0.write(&[answer.bytes(), longs(&[u64::from(!known)])].concat());
         }
         if known { Heard::ConfigChange } else { Heard::Nothing }

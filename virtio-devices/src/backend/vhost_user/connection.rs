@@ -1,7 +1,7 @@
-//! A connection to the peer: requests, their answers, and how long both may take.
+//! A connection to the peer: requests, answers and time limits.
 //!
-//! The `vhost` crate's frontend is no choice here: it reads on when a time-out of the socket is over, so that a peer that never
-//! answers would hold the thread for ever.
+//! The frontend of the `vhost` crate does not serve here: it keeps reading after a socket time-out, so a peer that
+//! never answers would block the thread forever.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,30 +20,30 @@ use thiserror::Error;
 use super::message::{HEADER, Header, MAX_ANSWER, MAX_FDS, REPLY, Request};
 
 /// How long an answer may take.
-pub const ANSWER: Duration = Duration::from_secs(2);
+pub(crate) const ANSWER: Duration = Duration::from_secs(2);
 
 /// What is wrong with a peer.
 #[derive(Debug, Error)]
 #[error("{request}: {fault}")]
-pub struct PeerError {
-    /// What it was asked.
+pub(crate) struct PeerError {
+    /// The request.
     pub request: Request,
-    /// What came of that.
+    /// How the request failed.
     pub fault: Fault,
 }
 
 impl PeerError {
-    /// Whether the peer goes on, and is only against a ring as the driver has set it up.
-    pub fn is_about_a_ring(&self) -> bool {
+    /// Whether the peer works, and only refuses a ring as the driver has set it up.
+    pub(crate) fn is_about_a_ring(&self) -> bool {
         let request = self.request;
         matches!(request, Request::SET_VRING_NUM | Request::SET_VRING_BASE | Request::SET_VRING_ADDR)
             && matches!(self.fault, Fault::Refused | Fault::NotInMemory)
     }
 }
 
-/// What came of a request.
+/// How a request failed.
 #[derive(Debug, Error)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// Nothing, in time.
     #[error("no answer within {} s", .0.as_secs())]
     NoAnswer(Duration),
@@ -59,8 +59,8 @@ pub enum Fault {
     /// It is not even asked.
     #[error("the ring does not lie in one region of guest memory")]
     NotInMemory,
-    /// An answer that is none.
-    #[error("the answer makes no sense")]
+    /// A malformed answer.
+    #[error("the answer is malformed")]
     Nonsense,
     /// The system does not let it happen.
     #[error("{0}")]
@@ -78,35 +78,35 @@ impl From<Errno> for Fault {
 
 /// An answer: its payload, and the descriptor that came with it.
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// The payload.
     pub payload: Vec<u8>,
     /// The first descriptor.
     pub fd: Option<OwnedFd>,
 }
 
-/// A connection. After an error it is of no use any more: an answer that comes late would be taken for another one.
+/// A connection. It is useless after an error, because a late answer would be mistaken for another.
 #[derive(Debug)]
-pub struct Connection {
+pub(crate) struct Connection {
     stream: UnixStream,
-    /// How long all that happens since [`Self::allow`] may take, and when that is over.
+    /// The time limit since [`Self::allow`], and the deadline.
     allowed: (Duration, Instant),
 }
 
 impl Connection {
     /// Over a connected socket.
-    pub fn new(stream: UnixStream) -> io::Result<Self> {
+    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self { stream, allowed: (Duration::ZERO, Instant::now()) })
     }
 
-    /// Everything from now on, until this is called again, may take `time`.
-    pub fn allow(&mut self, time: Duration) {
+    /// Limits everything from now on, until the next call, to `time`.
+    pub(crate) fn allow(&mut self, time: Duration) {
         self.allowed = (time, Instant::now() + time);
     }
 
     /// Sends a request.
-    pub fn send(
+    pub(crate) fn send(
         &mut self,
         request: Request,
         flags: u32,
@@ -142,7 +142,7 @@ impl Connection {
     }
 
     /// Waits for the answer to `request`.
-    pub fn answer(&mut self, request: Request) -> Result<Answer, PeerError> {
+    pub(crate) fn answer(&mut self, request: Request) -> Result<Answer, PeerError> {
         self.try_answer(request).map_err(|fault| PeerError { request, fault })
     }
 
@@ -174,8 +174,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits up to `time` until the peer says something, or is gone. Returns whether it is so.
-    pub fn is_readable_within(&self, time: Duration) -> bool {
+    /// Waits up to `time` for the peer to send something or to go. Returns whether it did.
+    pub(crate) fn is_readable_within(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -202,8 +202,8 @@ impl Connection {
         }
     }
 
-    /// Whether the peer is still there. It says nothing unless it is asked: one that does is as good as gone.
-    pub fn is_alive(&self) -> bool {
+    /// Whether the peer is still there. A peer that sends something unasked counts as gone.
+    pub(crate) fn is_alive(&self) -> bool {
         let mut byte = [0];
         matches!(rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT), Err(Errno::AGAIN))
     }
@@ -216,7 +216,7 @@ impl AsFd for Connection {
 }
 
 /// Receives what there is, with its descriptors.
-pub fn receive(from: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
+pub(crate) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(from, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;

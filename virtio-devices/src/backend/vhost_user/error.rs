@@ -1,10 +1,14 @@
 use std::io;
+use std::time::Duration;
 
 use thiserror::Error;
 
 use super::connection::{Fault, PeerError};
 use super::message::MAX_FDS;
-use super::socket::VhostUserSocket;
+use crate::ErrorKind;
+
+/// How long backends that connect have to do so when their NICs are plugged in.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a vhost-user backend cannot be used: one line, to follow the option's name.
 #[derive(Debug, Error)]
@@ -15,30 +19,35 @@ pub enum VhostUserError {
     /// There is something else of that name.
     #[error("socket={0}: not a stream socket; give the path of the backend's socket")]
     NotASocket(String),
-    /// There is something else where a socket is to be listened on.
-    #[error("socket={0}: there is something that is no socket; give another path, or remove it")]
+    /// The path of a listening socket is taken by another kind of file.
+    #[error("socket={0}: exists and is not a socket; give another path, or remove it")]
     Occupied(String),
-    /// The socket is there, and its owner is gone.
-    #[error("socket={0}: nobody listens there (Connection refused); start the backend first")]
+    /// The socket exists, and no program listens on it.
+    #[error("socket={0}: nothing is listening there (Connection refused); start the backend first")]
     Refused(String),
-    /// Others wait already.
-    #[error("socket={0}: the backend does not accept connections, and others wait; end them, or start another backend")]
-    Busy(String),
-    /// This user may not connect, or not create the socket.
+    /// Other clients are waiting already.
     #[error(
-        "socket={0}: no right to use it; give this user write access to it, or to its folder if it is to listen there"
+        "socket={0}: the backend is not accepting connections, and others are waiting; stop them, or start another \
+         backend"
+    )]
+    Busy(String),
+    /// This user may not connect to or create the socket.
+    #[error(
+        "socket={0}: no permission to use it; give this user write access to it, or to its directory with \
+         vhost_mode=server"
     )]
     NoRight(String),
-    /// The path of a socket that is to be listened on has no folder.
-    #[error("socket={0}: its folder does not exist; create it")]
+    /// The directory of a listening socket does not exist.
+    #[error("socket={0}: its directory does not exist; create it")]
     NoFolder(String),
-    /// Somebody else listens there.
-    #[error("socket={0}: another program listens there; stop it, name another socket, or use vhost_mode=client")]
+    /// Another program listens there.
+    #[error("socket={0}: another program is listening there; stop it, name another socket, or use vhost_mode=client")]
     InUse(String),
     /// No backend came.
     #[error(
-        "socket={path}: no backend connected within {} s; start it in client mode, or use vhost_mode=client if it listens",
-        VhostUserSocket::PATIENCE.as_secs()
+        "socket={path}: no backend connected within {} s; start it in client mode, or use vhost_mode=client if it \
+         listens",
+        PATIENCE.as_secs()
     )]
     NobodyCame {
         /// The socket's path.
@@ -49,21 +58,21 @@ pub enum VhostUserError {
     Socket {
         /// Its path.
         path: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The peer does not do as a vhost-user backend does.
-    #[error("socket={path}: {request}: {reason}; is a vhost-user backend there, and not stuck?")]
+    /// The peer breaks the vhost-user protocol, or does not answer.
+    #[error("socket={path}: {request}: {reason}; check that a vhost-user backend is listening there and not stuck")]
     Peer {
         /// The socket's path.
         path: String,
-        /// What it was asked.
+        /// The request.
         request: String,
-        /// What came of that.
+        /// How the request failed.
         reason: String,
     },
-    /// The backend is one for drivers of before virtio 1.
-    #[error("socket={0}: the backend does not offer VIRTIO_F_VERSION_1; it is none for a virtio 1 device")]
+    /// The backend supports legacy virtio only.
+    #[error("socket={0}: the backend does not offer VIRTIO_F_VERSION_1, which a virtio 1 device needs")]
     Legacy(String),
     /// The backend has too few queues.
     #[error("socket={path}: the backend has fewer than {}; {}", pairs(*.wanted), fewer(*.wanted))]
@@ -77,7 +86,10 @@ pub enum VhostUserError {
     #[error("socket={0}: the backend cannot reach guest memory; add --memory shared=on")]
     NotShared(String),
     /// Guest memory is in too many pieces.
-    #[error("socket={path}: guest memory has {regions} regions, and vhost-user takes {MAX_FDS}; give it fewer", MAX_FDS = MAX_FDS)]
+    #[error(
+        "socket={path}: guest memory has {regions} regions, and vhost-user takes {MAX_FDS}; give it fewer",
+        MAX_FDS = MAX_FDS
+    )]
     TooManyRegions {
         /// The socket's path.
         path: String,
@@ -87,6 +99,23 @@ pub enum VhostUserError {
 }
 
 impl VhostUserError {
+    /// Who has to act on it.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Missing(_) | Self::Refused(_) | Self::NoFolder(_) | Self::NobodyCame { .. } => ErrorKind::Missing,
+            Self::NotASocket(_)
+            | Self::Occupied(_)
+            | Self::Legacy(_)
+            | Self::TooFewQueues { .. }
+            | Self::NotShared(_)
+            | Self::TooManyRegions { .. } => ErrorKind::Unsuitable,
+            Self::Busy(_) | Self::InUse(_) => ErrorKind::Busy,
+            Self::NoRight(_) => ErrorKind::Denied,
+            Self::Peer { .. } => ErrorKind::Peer,
+            Self::Socket { .. } => ErrorKind::Host,
+        }
+    }
+
     /// An error of the peer at `path`.
     pub(super) fn of_peer(path: &str, error: PeerError) -> Self {
         let path = path.to_owned();

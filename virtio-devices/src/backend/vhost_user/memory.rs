@@ -1,4 +1,4 @@
-//! Guest memory as the peer sees it: files that it maps, and addresses of this process by which rings are named.
+//! Guest memory as the peer sees it: files to map, and the addresses of this process by which rings are named.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,16 +17,17 @@ const MAPPING: Duration = Duration::from_secs(30);
 /// How long it may take for each GiB of it.
 const MAPPING_A_GIB: Duration = Duration::from_secs(2);
 
-/// How long a peer may take to map all of `memory`. One that locks its memory, as DPDK does by default, touches each page of it first.
-pub fn patience(memory: &GuestMemoryMmap) -> Duration {
+/// How long a peer may take to map all of `memory`. One that locks its memory, as DPDK does by default, touches each
+/// page of it first.
+pub(crate) fn patience(memory: &GuestMemoryMmap) -> Duration {
     let bytes: u64 = memory.iter().map(GuestMemoryRegion::len).sum();
     MAPPING + MAPPING_A_GIB.saturating_mul(u32::try_from(bytes >> 30).unwrap_or(u32::MAX))
 }
 
 impl Peer {
-    /// Has the peer map all of `memory`, which may take long: [`Self::has_mapped`] tells when it has. It is asked for nothing else
-    /// before.
-    pub fn map(&mut self, memory: &GuestMemoryMmap) -> Result<(), PeerError> {
+    /// Has the peer map all of `memory`, which may take long: [`Self::has_mapped`] reports when it has. It is asked for
+    /// nothing else before.
+    pub(crate) fn map(&mut self, memory: &GuestMemoryMmap) -> Result<(), PeerError> {
         let request = Request::SET_MEM_TABLE;
         let (table, files) = table(memory).ok_or(PeerError { request, fault: unmappable() })?;
         self.connection.allow(ANSWER);
@@ -39,7 +40,7 @@ impl Peer {
     }
 
     /// Waits up to `time` until the peer has mapped the memory of [`Self::map`]. Returns whether it has.
-    pub fn has_mapped(&mut self, time: Duration) -> Result<bool, PeerError> {
+    pub(crate) fn has_mapped(&mut self, time: Duration) -> Result<bool, PeerError> {
         if !self.connection.is_readable_within(time) {
             return Ok(false);
         }
@@ -53,7 +54,7 @@ impl Peer {
 }
 
 /// Checks that the peer at `path` can map all of `memory`.
-pub fn check(memory: &GuestMemoryMmap, path: &str) -> Result<(), VhostUserError> {
+pub(crate) fn check(memory: &GuestMemoryMmap, path: &str) -> Result<(), VhostUserError> {
     if !is_shared(memory) {
         return Err(VhostUserError::NotShared(path.to_owned()));
     }
@@ -81,7 +82,7 @@ fn unmappable() -> Fault {
 }
 
 /// The address in this process of `len` bytes of guest memory, if they lie in one region.
-pub fn address(memory: &GuestMemoryMmap, at: GuestAddress, len: u64) -> Option<u64> {
+pub(crate) fn address(memory: &GuestMemoryMmap, at: GuestAddress, len: u64) -> Option<u64> {
     let (region, offset) = memory.to_region_addr(at)?;
     if region.len() - offset.raw_value() < len {
         return None;

@@ -1,67 +1,67 @@
-//! What the vhost-user protocol's messages are made of: a header, a payload, and descriptors beside them. Numbers are in the host's
+//! The messages of the vhost-user protocol: a header, a payload, and file descriptors beside them. Numbers are in host
 //! byte order (vhost-user protocol, "Message Specification").
 
 use std::fmt;
 
 /// The length of a header: request, flags, length of the payload.
-pub const HEADER: usize = 12;
+pub(crate) const HEADER: usize = 12;
 /// The most descriptors that a message carries: one for each of as many regions of memory.
-pub const MAX_FDS: usize = 8;
+pub(crate) const MAX_FDS: usize = 8;
 /// The longest payload that an answer may have. Those that are asked for have 24 bytes at most.
-pub const MAX_ANSWER: usize = 256;
+pub(crate) const MAX_ANSWER: usize = 256;
 
 /// The protocol's version, in the flags.
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 /// The flag of an answer.
-pub const REPLY: u32 = 1 << 2;
+pub(crate) const REPLY: u32 = 1 << 2;
 /// The flag of a request that wants an acknowledgement.
-pub const NEED_REPLY: u32 = 1 << 3;
+pub(crate) const NEED_REPLY: u32 = 1 << 3;
 /// In the payload of a request about a descriptor: there is none.
-pub const NO_FD: u64 = 1 << 8;
+pub(crate) const NO_FD: u64 = 1 << 8;
 
-/// The bit of the device's features by which a peer says that it has protocol features.
-pub const F_PROTOCOL_FEATURES: u32 = 30;
+/// The feature bit of a peer that has protocol features.
+pub(crate) const F_PROTOCOL_FEATURES: u32 = 30;
 
 /// Several pairs of queues.
-pub const PROTOCOL_F_MQ: u32 = 0;
+pub(crate) const PROTOCOL_F_MQ: u32 = 0;
 /// Each request can be acknowledged.
-pub const PROTOCOL_F_REPLY_ACK: u32 = 3;
+pub(crate) const PROTOCOL_F_REPLY_ACK: u32 = 3;
 /// The peer has a channel for requests of its own.
-pub const PROTOCOL_F_BACKEND_REQ: u32 = 5;
+pub(crate) const PROTOCOL_F_BACKEND_REQ: u32 = 5;
 /// The peer has a device configuration.
-pub const PROTOCOL_F_CONFIG: u32 = 9;
-/// The peer keeps what it has taken from the rings and not given back in memory that outlives it.
-pub const PROTOCOL_F_INFLIGHT_SHMFD: u32 = 12;
+pub(crate) const PROTOCOL_F_CONFIG: u32 = 9;
+/// The peer records buffers that it took and has not returned in memory that outlives it.
+pub(crate) const PROTOCOL_F_INFLIGHT_SHMFD: u32 = 12;
 /// The peer knows the device status.
-pub const PROTOCOL_F_STATUS: u32 = 16;
+pub(crate) const PROTOCOL_F_STATUS: u32 = 16;
 
 /// A request to the peer: its number and its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Request(pub u32, &'static str);
+pub(crate) struct Request(pub u32, &'static str);
 
 impl Request {
-    pub const GET_FEATURES: Self = Self(1, "GET_FEATURES");
-    pub const SET_FEATURES: Self = Self(2, "SET_FEATURES");
-    pub const SET_OWNER: Self = Self(3, "SET_OWNER");
-    pub const SET_MEM_TABLE: Self = Self(5, "SET_MEM_TABLE");
-    pub const SET_VRING_NUM: Self = Self(8, "SET_VRING_NUM");
-    pub const SET_VRING_ADDR: Self = Self(9, "SET_VRING_ADDR");
-    pub const SET_VRING_BASE: Self = Self(10, "SET_VRING_BASE");
-    pub const GET_VRING_BASE: Self = Self(11, "GET_VRING_BASE");
-    pub const SET_VRING_KICK: Self = Self(12, "SET_VRING_KICK");
-    pub const SET_VRING_CALL: Self = Self(13, "SET_VRING_CALL");
-    pub const SET_VRING_ERR: Self = Self(14, "SET_VRING_ERR");
-    pub const GET_PROTOCOL_FEATURES: Self = Self(15, "GET_PROTOCOL_FEATURES");
-    pub const SET_PROTOCOL_FEATURES: Self = Self(16, "SET_PROTOCOL_FEATURES");
-    pub const GET_QUEUE_NUM: Self = Self(17, "GET_QUEUE_NUM");
-    pub const SET_VRING_ENABLE: Self = Self(18, "SET_VRING_ENABLE");
-    pub const SET_BACKEND_REQ_FD: Self = Self(21, "SET_BACKEND_REQ_FD");
-    pub const GET_CONFIG: Self = Self(24, "GET_CONFIG");
-    pub const GET_INFLIGHT_FD: Self = Self(31, "GET_INFLIGHT_FD");
-    pub const SET_INFLIGHT_FD: Self = Self(32, "SET_INFLIGHT_FD");
-    pub const SET_STATUS: Self = Self(39, "SET_STATUS");
-    pub const GET_STATUS: Self = Self(40, "GET_STATUS");
+    pub(crate) const GET_FEATURES: Self = Self(1, "GET_FEATURES");
+    pub(crate) const SET_FEATURES: Self = Self(2, "SET_FEATURES");
+    pub(crate) const SET_OWNER: Self = Self(3, "SET_OWNER");
+    pub(crate) const SET_MEM_TABLE: Self = Self(5, "SET_MEM_TABLE");
+    pub(crate) const SET_VRING_NUM: Self = Self(8, "SET_VRING_NUM");
+    pub(crate) const SET_VRING_ADDR: Self = Self(9, "SET_VRING_ADDR");
+    pub(crate) const SET_VRING_BASE: Self = Self(10, "SET_VRING_BASE");
+    pub(crate) const GET_VRING_BASE: Self = Self(11, "GET_VRING_BASE");
+    pub(crate) const SET_VRING_KICK: Self = Self(12, "SET_VRING_KICK");
+    pub(crate) const SET_VRING_CALL: Self = Self(13, "SET_VRING_CALL");
+    pub(crate) const SET_VRING_ERR: Self = Self(14, "SET_VRING_ERR");
+    pub(crate) const GET_PROTOCOL_FEATURES: Self = Self(15, "GET_PROTOCOL_FEATURES");
+    pub(crate) const SET_PROTOCOL_FEATURES: Self = Self(16, "SET_PROTOCOL_FEATURES");
+    pub(crate) const GET_QUEUE_NUM: Self = Self(17, "GET_QUEUE_NUM");
+    pub(crate) const SET_VRING_ENABLE: Self = Self(18, "SET_VRING_ENABLE");
+    pub(crate) const SET_BACKEND_REQ_FD: Self = Self(21, "SET_BACKEND_REQ_FD");
+    pub(crate) const GET_CONFIG: Self = Self(24, "GET_CONFIG");
+    pub(crate) const GET_INFLIGHT_FD: Self = Self(31, "GET_INFLIGHT_FD");
+    pub(crate) const SET_INFLIGHT_FD: Self = Self(32, "SET_INFLIGHT_FD");
+    pub(crate) const SET_STATUS: Self = Self(39, "SET_STATUS");
+    pub(crate) const GET_STATUS: Self = Self(40, "GET_STATUS");
 }
 
 impl fmt::Display for Request {
@@ -71,11 +71,11 @@ impl fmt::Display for Request {
 }
 
 /// A request of the peer's: its device configuration has changed.
-pub const CONFIG_CHANGE: u32 = 2;
+pub(crate) const CONFIG_CHANGE: u32 = 2;
 
 /// A message's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub(crate) struct Header {
     /// The request's number.
     pub request: u32,
     /// [`REPLY`], [`NEED_REPLY`]; the version goes with them.
@@ -86,34 +86,34 @@ pub struct Header {
 
 impl Header {
     /// As it is sent.
-    pub fn bytes(self) -> Vec<u8> {
+    pub(crate) fn bytes(self) -> Vec<u8> {
         numbers(&[self.request, self.flags | VERSION, self.len])
     }
 
     /// What was received. `None` if it is of another version of the protocol.
-    pub fn parse(bytes: [u8; HEADER]) -> Option<Self> {
+    pub(crate) fn parse(bytes: [u8; HEADER]) -> Option<Self> {
         let [request, flags, len] = [0, 4, 8].map(|at| u32_at(&bytes, at).unwrap_or(0));
         (flags & VERSION_MASK == VERSION).then_some(Self { request, flags: flags & !VERSION_MASK, len })
     }
 }
 
 /// A payload of numbers of 32 bits.
-pub fn numbers(numbers: &[u32]) -> Vec<u8> {
+pub(crate) fn numbers(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
 }
 
 /// A payload of numbers of 64 bits.
-pub fn longs(numbers: &[u64]) -> Vec<u8> {
+pub(crate) fn longs(numbers: &[u64]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
 }
 
 /// The number of 32 bits at an offset of a payload.
-pub fn u32_at(payload: &[u8], offset: usize) -> Option<u32> {
+pub(crate) fn u32_at(payload: &[u8], offset: usize) -> Option<u32> {
     payload.get(offset..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 /// The number of 64 bits at an offset of a payload.
-pub fn u64_at(payload: &[u8], offset: usize) -> Option<u64> {
+pub(crate) fn u64_at(payload: &[u8], offset: usize) -> Option<u64> {
     payload.get(offset..)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
 }
 

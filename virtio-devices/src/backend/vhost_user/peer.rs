@@ -1,4 +1,4 @@
-//! A peer that is there: what it can do, and what has been agreed with it.
+//! A connected peer: its abilities, and the features agreed with it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use crate::features::has;
 
 /// How long all of the negotiation may take.
 const NEGOTIATION: Duration = Duration::from_secs(5);
-/// The part of the device configuration that is of interest: up to the MTU (`virtio 1.4 §5.1.4`).
+/// The part of the device configuration that is read: up to the MTU (`virtio 1.4 §5.1.4`).
 const CONFIG: u32 = 12;
 /// Protocol features that are used where the peer has them.
 const WANTED: u64 = 1 << PROTOCOL_F_MQ
@@ -24,7 +24,7 @@ const WANTED: u64 = 1 << PROTOCOL_F_MQ
 
 /// A connected peer.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     pub(super) connection: Connection,
     /// The feature bits that it offers.
     pub(super) features: u64,
@@ -35,8 +35,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Finds out what the peer at the other end of `stream` can do, and agrees with it on the protocol.
-    pub fn negotiate(stream: UnixStream) -> Result<Self, PeerError> {
+    /// Negotiates the protocol with the peer at the other end of `stream`, and learns its abilities.
+    pub(crate) fn negotiate(stream: UnixStream) -> Result<Self, PeerError> {
         let fault = |fault| PeerError { request: Request::GET_FEATURES, fault };
         let mut connection = Connection::new(stream).map_err(|error| fault(Fault::System(error)))?;
         connection.allow(NEGOTIATION);
@@ -45,7 +45,7 @@ impl Peer {
         if has(peer.features, F_PROTOCOL_FEATURES) {
             let offered = peer.get_u64(Request::GET_PROTOCOL_FEATURES)?;
             let mut taken = offered & WANTED;
-            // Requests of its own are needed for changes of its link only.
+            // The backend channel only reports changes of the link.
             if has(taken, PROTOCOL_F_CONFIG) && has(peer.features, VIRTIO_NET_F_STATUS) {
                 taken |= offered & 1 << PROTOCOL_F_BACKEND_REQ;
             }
@@ -62,7 +62,7 @@ impl Peer {
     }
 
     /// Whether the peer runs `pairs` pairs of queues.
-    pub fn runs(&mut self, pairs: u16) -> Result<bool, PeerError> {
+    pub(crate) fn runs(&mut self, pairs: u16) -> Result<bool, PeerError> {
         if !has(self.protocol, PROTOCOL_F_MQ) {
             return Ok(pairs <= 1);
         }
@@ -70,7 +70,7 @@ impl Peer {
         if count >= 2 * pairs || count < pairs {
             return Ok(count >= pairs);
         }
-        // Some count queues, others, as DPDK, pairs. Whether there is a last queue shows when it is named.
+        // Some count queues and others, such as DPDK, pairs. Naming the last queue shows which.
         let last = longs(&[(2 * pairs - 1) | NO_FD]);
         match self.set(Request::SET_VRING_CALL, &last, &[]).and_then(|()| self.barrier()) {
             Ok(()) => Ok(true),
@@ -80,31 +80,31 @@ impl Peer {
     }
 
     /// Its Ethernet address, if it has one.
-    pub fn mac(&self) -> Option<[u8; 6]> {
+    pub(crate) fn mac(&self) -> Option<[u8; 6]> {
         self.config.filter(|_| has(self.features, VIRTIO_NET_F_MAC)).and_then(|config| config.first_chunk().copied())
     }
 
     /// Its MTU in bytes, if it has one.
-    pub fn mtu(&self) -> Option<u16> {
+    pub(crate) fn mtu(&self) -> Option<u16> {
         self.config
             .filter(|_| has(self.features, VIRTIO_NET_F_MTU))
             .map(|config| u16::from_le_bytes([config[10], config[11]]))
     }
 
-    /// Whether its link is up: that of one which does not say so is.
-    pub fn link_up(&self) -> bool {
+    /// Whether its link is up, which it is if the peer has no link status.
+    pub(crate) fn link_up(&self) -> bool {
         let status = self.config.filter(|_| has(self.features, VIRTIO_NET_F_STATUS));
         status.is_none_or(|config| u16::from_le_bytes([config[6], config[7]]) & VIRTIO_NET_S_LINK_UP as u16 != 0)
     }
 
-    /// Hears what the peer has to say, without waiting for it to say something.
-    pub fn hear(&mut self) -> Result<(), PeerError> {
+    /// Receives what the peer reports, without waiting.
+    pub(crate) fn hear(&mut self) -> Result<(), PeerError> {
         match self.channel.as_mut().map(Channel::hear) {
             Some(Heard::ConfigChange) => {
                 self.connection.allow(NEGOTIATION);
                 self.read_config()?;
             }
-            // It is there without its channel, too; that says nothing more.
+            // The peer can live without its channel.
             Some(Heard::End) => self.channel = None,
             Some(Heard::Nothing) | None => {}
         }
@@ -112,12 +112,12 @@ impl Peer {
     }
 
     /// Whether it is still there.
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         self.connection.is_alive()
     }
 
-    /// What is readable when it has something to say, or is gone.
-    pub fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// What is readable when the peer reports something or is gone.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [self.connection.as_fd()].into_iter().chain(self.channel.as_ref().map(AsFd::as_fd))
     }
 
@@ -142,7 +142,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Has the peer do something, and waits until it has, if it can say so.
+    /// Makes a request, and waits for its acknowledgement if the peer sends one.
     pub(super) fn set(&mut self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), PeerError> {
         if !self.acknowledges() {
             return self.connection.send(request, 0, payload, fds);
@@ -156,7 +156,7 @@ impl Peer {
         has(self.protocol, PROTOCOL_F_REPLY_ACK)
     }
 
-    /// Waits until the peer says that it has done `request`.
+    /// Waits until the peer acknowledges `request`.
     pub(super) fn acknowledged(&mut self, request: Request) -> Result<(), PeerError> {
         let answer = self.connection.answer(request)?;
         match u64_at(&answer.payload, 0) {
@@ -166,7 +166,7 @@ impl Peer {
         }
     }
 
-    /// Waits until the peer has done all that it was asked, if it could not say so.
+    /// Waits until the peer has processed all requests, if it sends no acknowledgements.
     pub(super) fn barrier(&mut self) -> Result<(), PeerError> {
         if !self.acknowledges() {
             self.get_u64(Request::GET_FEATURES)?;

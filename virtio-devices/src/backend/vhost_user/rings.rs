@@ -13,10 +13,10 @@ use super::connection::{Answer, Fault, PeerError};
 use super::memory;
 use super::message::*;
 use super::peer::Peer;
-use crate::backend::{OffloadQueue, OffloadRun};
+use crate::backend::{QueueRun, RunnerQueue};
 use crate::eventfd::borrow;
 use crate::features::has;
-use crate::net::served_for_any;
+use crate::net_protocol::features::served_for_any;
 
 /// How long it may take to start all rings.
 const START: Duration = Duration::from_secs(5);
@@ -25,20 +25,20 @@ const STOP: Duration = Duration::from_secs(2);
 /// The device status of a driver that has found its device.
 const FOUND: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER;
 
-/// Memory in which the peer keeps what it has taken from the rings and not given back: one that takes over goes by it. Its contents are
-/// the peers' business.
+/// Memory in which the peer keeps what it has taken from the rings and not given back: its successor continues from it.
+/// Its contents are the peers' business.
 #[derive(Debug)]
-pub struct Inflight {
+pub(crate) struct Inflight {
     /// Its size, its offset in the file, the number of queues and their size, as the peer has put it.
     shape: Vec<u8>,
     file: OwnedFd,
 }
 
 impl Peer {
-    /// Starts the rings. `broken` is signalled when one makes no sense to the peer.
-    pub fn start(
+    /// Starts the rings. The peer signals `broken` when one is invalid.
+    pub(crate) fn start(
         &mut self,
-        run: &OffloadRun<'_>,
+        run: &QueueRun<'_>,
         inflight: &mut Option<Inflight>,
         broken: &EventFd,
     ) -> Result<(), PeerError> {
@@ -51,7 +51,7 @@ impl Peer {
             self.set(Request::SET_VRING_CALL, &payload, &[borrow(&queue.call)])?;
             self.set(Request::SET_VRING_ERR, &payload, &[borrow(broken)])?;
         }
-        // A ring runs from here on, if it is enabled. Until now any of them could be refused, with none to be stopped.
+        // An enabled ring runs from here on. Up to now, a refusal needed no ring to be stopped.
         for queue in run.queues {
             self.set(Request::SET_VRING_KICK, &longs(&[queue.index.into()]), &[borrow(&queue.kick)])?;
         }
@@ -62,9 +62,9 @@ impl Peer {
         self.barrier()
     }
 
-    /// Stops `queue`. Returns the index of the next buffer that it would take. Together with the other queues, within [`STOP`] of
-    /// [`Self::prepare_stop`].
-    pub fn stop(&mut self, queue: u16) -> Result<u16, PeerError> {
+    /// Stops `queue`. Returns the index of the next buffer that it would take. Together with the other queues, within
+    /// [`STOP`] of [`Self::prepare_stop`].
+    pub(crate) fn stop(&mut self, queue: u16) -> Result<u16, PeerError> {
         let request = Request::GET_VRING_BASE;
         self.enable(queue, false)?;
         let answer = self.get(request, &numbers(&[queue.into(), 0]))?;
@@ -73,31 +73,31 @@ impl Peer {
     }
 
     /// Queues are stopped next.
-    pub fn prepare_stop(&mut self) {
+    pub(crate) fn prepare_stop(&mut self) {
         self.connection.allow(STOP);
     }
 
     /// All queues are stopped.
-    pub fn finish_stop(&mut self) -> Result<(), PeerError> {
+    pub(crate) fn finish_stop(&mut self) -> Result<(), PeerError> {
         self.set_status(0)?;
         self.barrier()
     }
 
-    /// Runs the first `pairs` pairs of `queues`, and lets the others be.
-    pub fn set_active_pairs(&mut self, queues: &[u16], pairs: u16) -> Result<(), PeerError> {
+    /// Runs the first `pairs` of the pairs in `queues`, and stops the others.
+    pub(crate) fn set_active_pairs(&mut self, queues: &[u16], pairs: u16) -> Result<(), PeerError> {
         self.connection.allow(START);
         queues.iter().try_for_each(|queue| self.enable(*queue, queue / 2 < pairs))?;
         self.barrier()
     }
 
     /// Has `queue` signal `call`.
-    pub fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), PeerError> {
+    pub(crate) fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), PeerError> {
         self.connection.allow(START);
         self.set(Request::SET_VRING_CALL, &longs(&[queue.into()]), &[borrow(call)])?;
         self.barrier()
     }
 
-    /// The commands of the control queue are not the peer's business.
+    /// Features without those of the control queue, which the NIC serves.
     fn set_features(&mut self, negotiated: u64) -> Result<(), PeerError> {
         let request = Request::SET_FEATURES;
         let ours = served_for_any() & !(1 << VIRTIO_NET_F_MQ);
@@ -120,8 +120,8 @@ impl Peer {
         }
     }
 
-    /// Gives the peer the memory that an earlier one has used, or asks it for some.
-    fn share_inflight(&mut self, run: &OffloadRun<'_>, inflight: &mut Option<Inflight>) -> Result<(), PeerError> {
+    /// Gives the peer the in-flight memory of its predecessor, or asks it for new memory.
+    fn share_inflight(&mut self, run: &QueueRun<'_>, inflight: &mut Option<Inflight>) -> Result<(), PeerError> {
         if !has(self.protocol, PROTOCOL_F_INFLIGHT_SHMFD) {
             *inflight = None;
             return Ok(());
@@ -136,7 +136,7 @@ impl Peer {
     }
 
     /// `None` from a peer that needs no memory.
-    fn get_inflight(&mut self, run: &OffloadRun<'_>) -> Result<Option<Inflight>, PeerError> {
+    fn get_inflight(&mut self, run: &QueueRun<'_>) -> Result<Option<Inflight>, PeerError> {
         let request = Request::GET_INFLIGHT_FD;
         let queues = run.queues.last().map_or(0, |queue| queue.index + 1);
         let size = run.queues.iter().map(|queue| queue.size).max().unwrap_or(0);
@@ -150,8 +150,8 @@ impl Peer {
         }
     }
 
-    /// Says where a ring is and where it goes on.
-    fn set_up(&mut self, queue: &OffloadQueue, run: &OffloadRun<'_>) -> Result<(), PeerError> {
+    /// Says where a ring is and at which position it continues.
+    fn set_up(&mut self, queue: &RunnerQueue, run: &QueueRun<'_>) -> Result<(), PeerError> {
         let index = u32::from(queue.index);
         let size = u64::from(queue.size);
         let address = |at, len| {
@@ -168,7 +168,8 @@ impl Peer {
         self.set(Request::SET_VRING_ADDR, &addresses, &[])
     }
 
-    /// Enables or disables a ring. Without protocol features a ring that has its doorbell is enabled, and there is one pair.
+    /// Enables or disables a ring. Without protocol features a ring that has its doorbell is enabled, and there is one
+    /// pair.
     fn enable(&mut self, queue: u16, enabled: bool) -> Result<(), PeerError> {
         match has(self.features, F_PROTOCOL_FEATURES) {
             true => self.set(Request::SET_VRING_ENABLE, &numbers(&[queue.into(), enabled.into()]), &[]),

@@ -1,4 +1,4 @@
-//! Where the peer is: a socket that it listens on, or one that it connects to.
+//! The socket of a vhost-user backend: the backend listens on it, or connects to it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::error::VhostUserError;
+use super::error::{PATIENCE, VhostUserError};
 use crate::socket_path::{OwnPath, connect};
 
 /// Where a vhost-user backend is: a path. A socket that is listened on is removed when this is dropped.
@@ -23,7 +23,7 @@ pub struct VhostUserSocket {
 
 impl VhostUserSocket {
     /// How long peers that are to connect are waited for when their NICs are plugged in.
-    pub const PATIENCE: Duration = Duration::from_secs(10);
+    pub const PATIENCE: Duration = PATIENCE;
 
     /// A socket that the peer listens on.
     pub fn of_peer(path: PathBuf) -> Self {
@@ -34,7 +34,7 @@ impl VhostUserSocket {
     ///
     /// # Errors
     ///
-    /// When another program listens there, or nobody can.
+    /// When another program is listening there, or the path cannot be used.
     pub fn listen(path: PathBuf) -> Result<Self, VhostUserError> {
         match std::fs::symlink_metadata(&path) {
             Ok(found) if !found.file_type().is_socket() => return Err(VhostUserError::Occupied(name(&path))),
@@ -67,7 +67,8 @@ impl VhostUserSocket {
     ///
     /// # Errors
     ///
-    /// What the system says; [`io::ErrorKind::WouldBlock`] when nobody waits to be accepted, or too many.
+    /// What the system says; [`io::ErrorKind::WouldBlock`] when no peer is waiting to be accepted, or too many clients
+    /// are waiting.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
         match &self.listener {
             Some(listener) => listener.accept().map(|(stream, _)| stream),
@@ -114,7 +115,7 @@ impl VhostUserSocket {
     }
 }
 
-/// Why nobody can listen at `path`.
+/// Why listening at `path` failed.
 fn unusable(path: &Path, source: io::Error) -> VhostUserError {
     let name = name(path);
     match source.kind() {

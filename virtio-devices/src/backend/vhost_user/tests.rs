@@ -1,5 +1,5 @@
-//! A NIC over a peer in another thread, which speaks the protocol by its numbers and carries frames between rings that it maps itself
-//! and a socket.
+//! A NIC over a peer in another thread, which speaks the protocol by its numbers and carries frames between rings that
+//! it maps itself and a socket.
 
 mod descriptors;
 mod negotiation;

@@ -1,4 +1,4 @@
-//! What limits of bandwidth and operations do to requests.
+//! How limits of bandwidth and operations affect requests.
 
 use std::time::{Duration, Instant};
 

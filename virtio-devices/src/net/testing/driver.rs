@@ -9,23 +9,23 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// The length of a frame's header.
 const HEADER: usize = 12;
-pub const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
-pub const OTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
+pub(crate) const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
+pub(crate) const OTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 /// Guest memory: rings below 1 MiB, buffers above, a hole at the end of its first part.
-pub const MEMORY: u64 = 4 << 20;
-pub const BUFFERS: u64 = 1 << 20;
-pub const NEXT: u16 = 1;
-pub const WRITE: u16 = 2;
-pub const INDIRECT: u16 = 4;
+pub(crate) const MEMORY: u64 = 4 << 20;
+pub(crate) const BUFFERS: u64 = 1 << 20;
+pub(crate) const NEXT: u16 = 1;
+pub(crate) const WRITE: u16 = 2;
+pub(crate) const INDIRECT: u16 = 4;
 /// How long to wait for what a worker shall do.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub fn memory() -> GuestMemoryMmap {
+pub(crate) fn memory() -> GuestMemoryMmap {
     GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap()
 }
 
 /// A frame of `len` bytes to `to`, with a payload that tells its bytes apart.
-pub fn frame(to: [u8; 6], len: usize) -> Vec<u8> {
+pub(crate) fn frame(to: [u8; 6], len: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
     frame[..6].copy_from_slice(&to);
     frame[12..14].copy_from_slice(&[8, 0]);
@@ -33,12 +33,12 @@ pub fn frame(to: [u8; 6], len: usize) -> Vec<u8> {
 }
 
 /// `frame` with a header that asks for nothing.
-pub fn with_header(frame: &[u8]) -> Vec<u8> {
+pub(crate) fn with_header(frame: &[u8]) -> Vec<u8> {
     [&[0; HEADER], frame].concat()
 }
 
 /// Repeats `condition` until it holds.
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < PATIENCE, "{what} did not come about");
@@ -47,7 +47,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// The driver's side of one queue: the next descriptor and the next buffer are always new ones.
-pub struct DriverQueue {
+pub(crate) struct DriverQueue {
     pub memory: GuestMemoryMmap,
     pub queue: Arc<Mutex<Queue>>,
     base: u64,
@@ -58,7 +58,7 @@ pub struct DriverQueue {
 }
 
 impl DriverQueue {
-    pub fn new(memory: &GuestMemoryMmap, index: u16, size: u16) -> Self {
+    pub(crate) fn new(memory: &GuestMemoryMmap, index: u16, size: u16) -> Self {
         let base = u64::from(index) << 16;
         let mut queue = Queue::new(size).unwrap();
         queue.set_desc_table_address(Some(base as u32), None);
@@ -69,27 +69,27 @@ impl DriverQueue {
         Self { memory: memory.clone(), queue, base, size, next_descriptor: 0, available: 0, used_seen: 0 }
     }
 
-    pub fn avail(&self) -> u64 {
+    pub(crate) fn avail(&self) -> u64 {
         self.base + 0x8000
     }
 
-    pub fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.base + 0xa000
     }
 
-    pub fn write<const N: usize>(&self, address: u64, value: [u8; N]) {
+    pub(crate) fn write<const N: usize>(&self, address: u64, value: [u8; N]) {
         self.memory.write_slice(&value, GuestAddress(address)).unwrap();
     }
 
-    pub fn memory_write(&self, address: u64, data: &[u8]) {
+    pub(crate) fn memory_write(&self, address: u64, data: &[u8]) {
         self.memory.write_slice(data, GuestAddress(address)).unwrap();
     }
 
-    pub fn read_u16(&self, address: u64) -> u16 {
+    pub(crate) fn read_u16(&self, address: u64) -> u16 {
         self.memory.read_obj(GuestAddress(address)).unwrap()
     }
 
-    pub fn set_descriptor(&self, table: u64, index: u16, (address, len, flags, next): (u64, u32, u16, u16)) {
+    pub(crate) fn set_descriptor(&self, table: u64, index: u16, (address, len, flags, next): (u64, u32, u16, u16)) {
         let at = table + 16 * u64::from(index);
         self.write(at, address.to_le_bytes());
         self.write(at + 8, len.to_le_bytes());
@@ -98,7 +98,7 @@ impl DriverQueue {
     }
 
     /// Makes descriptors of `buffers` without making them available, and returns the head.
-    pub fn build(&mut self, buffers: &[(u64, u32, u16)]) -> u16 {
+    pub(crate) fn build(&mut self, buffers: &[(u64, u32, u16)]) -> u16 {
         let index = |offset: usize| (self.next_descriptor + offset as u16) % self.size;
         for (offset, &(address, len, flags)) in buffers.iter().enumerate() {
             let next = if offset + 1 < buffers.len() { NEXT } else { 0 };
@@ -109,24 +109,24 @@ impl DriverQueue {
         head
     }
 
-    pub fn set_raw(&mut self, index: u16, descriptor: (u64, u32, u16, u16)) {
+    pub(crate) fn set_raw(&mut self, index: u16, descriptor: (u64, u32, u16, u16)) {
         self.set_descriptor(self.base, index, descriptor);
     }
 
-    pub fn offer(&mut self, head: u16) {
+    pub(crate) fn offer(&mut self, head: u16) {
         self.write(self.avail() + 4 + 2 * u64::from(self.available % self.size), head.to_le_bytes());
         self.available = self.available.wrapping_add(1);
         self.write(self.avail() + 2, self.available.to_le_bytes());
     }
 
-    pub fn add(&mut self, buffers: &[(u64, u32, u16)]) -> u16 {
+    pub(crate) fn add(&mut self, buffers: &[(u64, u32, u16)]) -> u16 {
         let head = self.build(buffers);
         self.offer(head);
         head
     }
 
     /// Writes `data` at `address` and makes it available in pieces of these lengths; the rest is the last piece.
-    pub fn send(&mut self, address: u64, data: &[u8], pieces: &[usize]) -> u16 {
+    pub(crate) fn send(&mut self, address: u64, data: &[u8], pieces: &[usize]) -> u16 {
         self.memory.write_slice(data, GuestAddress(address)).unwrap();
         let mut buffers = Vec::new();
         let mut done = 0;
@@ -138,7 +138,7 @@ impl DriverQueue {
     }
 
     /// What the device has given back since the last call: heads and lengths.
-    pub fn take_used(&mut self) -> Vec<(u32, u32)> {
+    pub(crate) fn take_used(&mut self) -> Vec<(u32, u32)> {
         let end = self.read_u16(self.used() + 2);
         let mut taken = Vec::new();
         while self.used_seen != end {
@@ -153,16 +153,16 @@ impl DriverQueue {
     }
 
     /// The driver wants an interrupt when the device has used the buffer with this number.
-    pub fn set_used_event(&self, event: u16) {
+    pub(crate) fn set_used_event(&self, event: u16) {
         self.write(self.avail() + 4 + 2 * u64::from(self.size), event.to_le_bytes());
     }
 
     /// The device wants a doorbell when the driver makes the buffer with this number available.
-    pub fn avail_event(&self) -> u16 {
+    pub(crate) fn avail_event(&self) -> u16 {
         self.read_u16(self.used() + 4 + 8 * u64::from(self.size))
     }
 
-    pub fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.memory.read_slice(&mut data, GuestAddress(address)).unwrap();
         data

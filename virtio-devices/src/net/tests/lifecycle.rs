@@ -9,8 +9,9 @@ use virtio_bindings::virtio_net::*;
 
 use super::super::counters::Counter;
 use super::super::testing::*;
-use super::super::{MAX_FRAME, Net, NetError};
+use super::super::{Net, NetError};
 use crate::backend::Tap;
+use crate::net_protocol::MAX_FRAME;
 use crate::worker::spawn_all;
 use crate::{VirtioDevice, Worker};
 
@@ -193,16 +194,19 @@ fn a_start_that_fails_leaves_no_worker_and_has_touched_nothing() {
     let used: Vec<_> = guest.queues.iter().map(|queue| queue.bytes(queue.used(), 0x100)).collect();
 
     let start = guest.to_start(features);
-    let shared = guest.net.shared(&start);
-    let refused =
-        spawn_all(guest.net.pairs_to_run(guest.net.tap().unwrap(), &start).unwrap(), &shared.complete, |pair| {
+    let shared = guest.net.starting(&start).shared();
+    let refused = spawn_all(
+        guest.net.starting(&start).pairs_to_run(guest.net.tap().unwrap()).unwrap(),
+        &shared.complete,
+        |pair| {
             if pair.index < 3 {
-                return guest.net.spawn(pair, &shared);
+                return guest.net.starting(&start).spawn(pair, &shared);
             }
             // The others have the time to do harm.
             thread::sleep(Duration::from_millis(100));
             Err(io::ErrorKind::WouldBlock.into())
-        });
+        },
+    );
     assert_eq!(refused.map(|_| ()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     assert_eq!(Arc::strong_count(&shared), 1, "no thread is left that could have another");
     assert!(receive(&guest.peers[0]).is_none() && !guest.is_drained(0));

@@ -2,9 +2,9 @@ use std::net::UdpSocket;
 
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_MRG_RXBUF};
 
-use super::super::BATCH;
 use super::super::counters::Counter;
 use super::super::filter::Mode;
+use super::super::pass::BATCH;
 use super::super::receive::{Next, Receive};
 use super::super::testing::*;
 use crate::ring::BrokenRing;

@@ -9,9 +9,10 @@ use super::super::Net;
 use super::super::counters::Counter;
 use super::super::filter::{Filter, MAX_ADDRESSES, Mode};
 use super::super::testing::*;
-use crate::backend::{Offloads, Tap};
-use crate::testing::Driver;
-use crate::{DeviceSpecific, Memory, NetSriov, NicState, VirtioDevice, VirtioPci};
+use crate::backend::Tap;
+use crate::net_protocol::Offloads;
+use crate::testing::{Driver, Hosted};
+use crate::{DeviceSpecific, Lifecycle as _, Memory, NetSriov, NicState, VirtioDevice};
 
 const GROUP: [u8; 6] = [1, 0, 0x5e, 0, 0, 1];
 const PF: Rid = Rid::from_bits(3 << 3);
@@ -136,12 +137,12 @@ fn what_no_driver_could_command_is_refused() {
     }
     let mut net = nic();
     let other = net.restore(&DeviceSpecific::Config(vec![1]), Some(u64::MAX)).unwrap_err();
-    assert_eq!(other.to_string(), "saved state of a device with other kinds of device");
+    assert_eq!(other.to_string(), "saved state of a device with different kinds of device");
 }
 
 /// A PF with two VFs over sockets, of which VF 1 has a driver with queues in memory.
 struct Machine {
-    device: NetSriov<Net>,
+    device: Hosted<NetSriov<Net>>,
     peer: OwnedFd,
 }
 
@@ -153,10 +154,11 @@ impl Machine {
         let placement = Placement { rid: PF, vfs: Some(vfs) };
         let pf = nics.next().unwrap();
         let device = NetSriov::new(pf, nics.collect(), placement, &Memory::new(memory.clone())).unwrap();
+        let device = Hosted::new(device);
         Self { device, peer: peers.remove(2) }
     }
 
-    fn vf(&mut self) -> Driver<'_, NetSriov<Net>> {
+    fn vf(&mut self) -> Driver<'_, Hosted<NetSriov<Net>>> {
         Driver::of_vf(&mut self.device, VF, SLICE)
     }
 
@@ -165,7 +167,7 @@ impl Machine {
     }
 
     fn join(&mut self) {
-        self.device.take_stopping().into_iter().for_each(|thread| thread.join().unwrap());
+        self.device.join();
     }
 
     /// Enables the VFs and brings up VF 1's driver.

@@ -41,7 +41,7 @@ fn more_vfs_than_there_are_cannot_be_enabled() {
     for num_vfs in [TOTAL + 1, u16::MAX] {
         let mut device = idle();
         assert_eq!(enable(&mut device, num_vfs).vfs, None);
-        assert_eq!(device.num_visible(), 0);
+        assert_eq!(device.functions.num_visible(), 0);
         assert!(windows(&device).is_empty());
     }
 }
@@ -76,7 +76,7 @@ fn the_header_of_a_vf_is_a_vfs() {
 fn only_the_pf_offers_sr_iov() {
     let mut device = idle();
     let _ = enable(&mut device, 1);
-    let features = |mut driver: Driver<'_, NetSriov<FakeDevice>>| driver.negotiate();
+    let features = |mut driver: Driver<'_, Nic>| driver.negotiate();
     assert_eq!(features(pf(&mut device)) >> 37 & 1, 1);
     assert_eq!(features(vf(&mut device, 0)) >> 37 & 1, 0);
 }
@@ -103,7 +103,7 @@ fn a_single_vf_needs_no_stride() {
     let vfs = VfPlacement { total_vfs: 1, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 0 };
     let placement = Placement { rid: PF, vfs: Some(vfs) };
     let device = NetSriov::new(FakeDevice::new(QUEUES), vec![FakeDevice::new(QUEUES)], placement, &memory());
-    let mut device = device.unwrap();
+    let mut device = Hosted::new(device.unwrap());
     let _ = enable(&mut device, 1);
     assert_eq!(vf(&mut device, 0).init(), 15);
 }

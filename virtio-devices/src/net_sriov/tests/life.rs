@@ -76,7 +76,7 @@ fn a_reset_of_the_pf_takes_its_vfs_with_it() {
         pf(&mut device).init();
         vf(&mut device, 0).init();
         vf(&mut device, 2).init();
-        let effects = if by_register { pf(&mut device).flr() } else { device.reset(ResetKind::Conventional) };
+        let effects = if by_register { pf(&mut device).flr() } else { device.reset(ResetKind::Conventional).effects };
         assert_eq!(effects.vfs, Some(VfChange::Disabled { num_vfs: 3 }));
         assert_eq!(join(&mut device), 3, "PF and two VFs ran");
         assert!(running(&device).is_empty() && !device.pf().is_running());
@@ -99,7 +99,7 @@ fn a_virtio_reset_of_the_pf_leaves_the_vfs_running() {
     let _ = enable(&mut device, 2);
     vf(&mut device, 1).init();
     let _ = pf(&mut device).set_status(0);
-    assert_eq!((running(&device), device.num_visible()), (vec![1], 2));
+    assert_eq!((running(&device), device.functions.num_visible()), (vec![1], 2));
     assert_eq!(pf(&mut device).init(), 15);
     assert_eq!(vf(&mut device, 1).status(), 15);
     let _ = pf(&mut device).set_status(0);
@@ -119,7 +119,7 @@ fn vfs_follow_the_power_state_of_their_pf_and_keep_their_state() {
     let _ = pf(&mut device).config_write(power + 4, 2, 3);
     assert!(running(&device).is_empty());
     let mut messages = Vec::new();
-    device.messages(&mut messages);
+    device.messages(Reach::Device, &mut messages);
     assert!(messages.is_empty() && windows(&device).is_empty());
     assert_eq!(vf(&mut device, 0).bar_read(2, 0x14, 1), 0xff);
     // A VF whose Bus Master is set again must not run in its PF's sleep.

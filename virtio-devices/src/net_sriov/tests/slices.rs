@@ -1,4 +1,4 @@
-//! Whose registers an access to the windows of VFs hits.
+//! Which VF's registers an access to a VF window hits.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What VFs want wired: doorbells and messages.
+//! Which doorbells and messages VFs want wired.
 
 use parking_lot::Mutex;
 
@@ -13,7 +13,7 @@ fn doorbells_of_vfs_lie_in_their_slices() {
     vf(&mut device, 0).init();
     vf(&mut device, 2).init();
     let mut doorbells = Vec::new();
-    device.doorbells(&mut doorbells);
+    device.doorbells(Reach::Device, &mut doorbells);
     let places: Vec<_> = doorbells.iter().map(|doorbell| (doorbell.window, doorbell.offset)).collect();
     let bar = BarIndex::ALL[2];
     let of = |window, base: u64| (0..3).map(move |queue| (window, base + 0x1000 + 4 * queue));
@@ -22,7 +22,7 @@ fn doorbells_of_vfs_lie_in_their_slices() {
     assert_eq!(places, expected.collect::<Vec<_>>());
     let _ = disable(&mut device);
     doorbells.clear();
-    device.doorbells(&mut doorbells);
+    device.doorbells(Reach::Device, &mut doorbells);
     assert_eq!(doorbells.len(), 3, "the PF's");
     let _ = device.reset(ResetKind::Conventional);
     assert_eq!(join(&mut device), 3);
@@ -32,7 +32,7 @@ fn doorbells_of_vfs_lie_in_their_slices() {
 fn all_vfs_have_pages_for_their_doorbells_if_one_can_use_them() {
     let mut vfs = vec![FakeDevice::with_worker(QUEUES), FakeDevice::with_worker(QUEUES)];
     vfs[1].pages = Some(DoorbellPages::default());
-    let mut device = NetSriov::new(FakeDevice::new(QUEUES), vfs, placement(2), &memory()).unwrap();
+    let mut device = Hosted::new(NetSriov::new(FakeDevice::new(QUEUES), vfs, placement(2), &memory()).unwrap());
     let told = Arc::new(Mutex::new(Vec::new()));
     let heard = Arc::clone(&told);
     let observer: Arc<DoorbellObserver> = Arc::new(move |rid| heard.lock().push(rid));
@@ -46,7 +46,7 @@ fn all_vfs_have_pages_for_their_doorbells_if_one_can_use_them() {
         assert_eq!(vf.structure(2).unwrap().length, 3 * 0x1000);
         vf.init();
         let mut doorbells = Vec::new();
-        device.vf_wants(vf_rid(index), &mut doorbells, &mut Vec::new());
+        device.doorbells(Reach::Function(vf_rid(index)), &mut doorbells);
         let places: Vec<_> = doorbells.iter().map(|doorbell| (doorbell.offset, doorbell.page.is_some())).collect();
         assert_eq!(places, [0x1000, 0x2000, 0x3000].map(|offset| (slice + offset, false)));
     }
@@ -56,7 +56,7 @@ fn all_vfs_have_pages_for_their_doorbells_if_one_can_use_them() {
     device.vf(VfIndex(1)).unwrap().device().pages.as_ref().unwrap().set([(1, page)]);
     assert_eq!(*told.lock(), [vf_rid(1)]);
     let mut doorbells = Vec::new();
-    device.doorbells(&mut doorbells);
+    device.doorbells(Reach::Device, &mut doorbells);
     let paged: Vec<_> = doorbells.iter().filter(|doorbell| doorbell.page.is_some()).collect();
     assert_eq!(
         paged.iter().map(|doorbell| (doorbell.function, doorbell.offset)).collect::<Vec<_>>(),
@@ -64,7 +64,7 @@ fn all_vfs_have_pages_for_their_doorbells_if_one_can_use_them() {
     );
     let _ = disable(&mut device);
     doorbells.clear();
-    device.doorbells(&mut doorbells);
+    device.doorbells(Reach::Device, &mut doorbells);
     assert!(doorbells.is_empty());
     assert_eq!(join(&mut device), 2);
 }
@@ -77,15 +77,16 @@ fn messages_of_a_vf_carry_its_own_routing_id() {
     vf(&mut device, 1).init();
     set_up_msix(&mut device, 1);
     let mut messages = Vec::new();
-    device.messages(&mut messages);
+    device.messages(Reach::Device, &mut messages);
     let sent: Vec<_> = messages.iter().map(|message| (message.requester, message.data)).collect();
     assert_eq!(sent, (0..4).map(|vector| (vf_rid(1), 0x100 | vector)).collect::<Vec<_>>());
 }
 
 /// What the VF `index` wants, as places of doorbells and as data of messages.
-fn wants(device: &NetSriov<FakeDevice>, index: u16) -> (Vec<(WindowId, u64)>, Vec<u32>) {
+fn wants(device: &Nic, index: u16) -> (Vec<(WindowId, u64)>, Vec<u32>) {
     let (mut doorbells, mut messages) = (Vec::new(), Vec::new());
-    device.vf_wants(vf_rid(index), &mut doorbells, &mut messages);
+    device.doorbells(Reach::Function(vf_rid(index)), &mut doorbells);
+    device.messages(Reach::Function(vf_rid(index)), &mut messages);
     assert!(doorbells.iter().map(|doorbell| doorbell.function).all(|rid| rid == vf_rid(index)));
     assert!(messages.iter().map(|message| message.requester).all(|rid| rid == vf_rid(index)));
     let places = doorbells.iter().map(|doorbell| (doorbell.window, doorbell.offset));
@@ -101,24 +102,25 @@ fn what_a_vf_wants_is_its_part_of_what_the_device_wants() {
         vf(&mut device, index).init();
         set_up_msix(&mut device, index);
     }
-    let of_all = |device: &NetSriov<FakeDevice>| {
+    let of_all = |device: &Nic| {
         let (mut doorbells, mut messages) = (Vec::new(), Vec::new());
-        device.doorbells(&mut doorbells);
-        device.messages(&mut messages);
+        device.doorbells(Reach::Device, &mut doorbells);
+        device.messages(Reach::Device, &mut messages);
         let places = doorbells.iter().filter(|doorbell| doorbell.window != WindowId::Bar(BarIndex::ALL[2]));
         let places = places.map(|doorbell| (doorbell.window, doorbell.offset)).collect::<Vec<_>>();
         (places, messages.iter().map(|message| message.data).collect::<Vec<_>>())
     };
-    let of_each = |device: &NetSriov<FakeDevice>| {
+    let of_each = |device: &Nic| {
         let each: Vec<_> = (0..4).map(|index| wants(device, index)).collect();
         (each.iter().flat_map(|of| of.0.clone()).collect(), each.iter().flat_map(|of| of.1.clone()).collect())
     };
     assert_eq!(of_all(&device).0.len(), 9);
     assert_eq!(of_all(&device), of_each(&device));
     let slice = WindowId::VfBar(BarIndex::ALL[2]);
-    assert_eq!(device.vf_at(slice, 2 * SLICE + 8), Some(vf_rid(2)));
-    assert_eq!(device.vf_at(slice, 3 * SLICE), None);
-    assert_eq!(device.vf_at(WindowId::Bar(BarIndex::ALL[2]), 8), None, "what is written to the PF may concern all");
+    let reach = |device: &mut Nic, window, offset| device.mmio_write(window, offset, &[0]).reach;
+    assert_eq!(reach(&mut device, slice, 2 * SLICE + 8), Reach::Function(vf_rid(2)));
+    assert_eq!(reach(&mut device, slice, 3 * SLICE), Reach::Nothing);
+    assert_eq!(reach(&mut device, WindowId::Bar(BarIndex::ALL[2]), 8), Reach::Function(PF));
     // In D3hot nothing may be sent, and nothing runs.
     let power = pf(&mut device).capability(1, |_| true).unwrap();
     let _ = pf(&mut device).config_write(power + 4, 2, 3);

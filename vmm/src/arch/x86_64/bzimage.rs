@@ -1,4 +1,4 @@
-//! The compressed kernel of the Linux boot protocol: a vmlinuz (`Documentation/arch/x86/boot.rst`).
+//! Compressed kernels of the Linux boot protocol (a vmlinuz; Linux `Documentation/arch/x86/boot.rst`).
 
 use std::fs::File;
 use std::io;
@@ -6,55 +6,55 @@ use std::os::unix::fs::FileExt;
 
 use super::layout::{ACPI, CMDLINE, HIGH_MEMORY, MapEntry};
 
-/// The boot sector and all of the setup header, whose offsets are those of the zero page too.
+/// The length of the boot sector and the setup header. The zero page has the header at the same offsets.
 const HEADER_LEN: usize = 0x280;
-/// The size of the zero page.
+/// The length of the zero page in bytes.
 pub const ZERO_PAGE_LEN: usize = 4096;
-/// From where on the protocol has all that is used here: 2.12, Linux 3.8.
+/// The oldest protocol that has every field used here: 2.12, Linux 3.8.
 const OLDEST_PROTOCOL: u16 = 0x20c;
-/// From where on a load address of 1 MiB is meant (`loadflags`).
+/// The kernel is loaded at 1 MiB or above (`loadflags`).
 const LOADED_HIGH: u8 = 1;
 /// The kernel has a 64-bit entry (`xloadflags`).
 const KERNEL_64: u16 = 1;
-/// The 64-bit entry, from the load address.
+/// The offset of the 64-bit entry from the load address.
 const ENTRY_64: u64 = 0x200;
-/// A boot loader without a number of its own.
+/// The type of a boot loader that has no number of its own.
 const LOADER_UNDEFINED: u8 = 0xff;
 
 /// Offsets in the zero page.
 mod offset {
-    pub const ACPI_RSDP: usize = 0x070;
-    pub const E820_ENTRIES: usize = 0x1e8;
-    pub const SETUP_SECTORS: usize = 0x1f1;
-    pub const JUMP: usize = 0x201;
-    pub const MAGIC: usize = 0x202;
-    pub const VERSION: usize = 0x206;
-    pub const TYPE_OF_LOADER: usize = 0x210;
-    pub const LOADFLAGS: usize = 0x211;
-    pub const CODE32_START: usize = 0x214;
-    pub const RAMDISK_IMAGE: usize = 0x218;
-    pub const RAMDISK_SIZE: usize = 0x21c;
-    pub const CMDLINE: usize = 0x228;
-    pub const INITRD_MAX: usize = 0x22c;
-    pub const RELOCATABLE: usize = 0x234;
-    pub const XLOADFLAGS: usize = 0x236;
-    pub const CMDLINE_SIZE: usize = 0x238;
-    pub const PREF_ADDRESS: usize = 0x258;
-    pub const INIT_SIZE: usize = 0x260;
-    pub const E820_TABLE: usize = 0x2d0;
+    pub(super) const ACPI_RSDP: usize = 0x070;
+    pub(super) const E820_ENTRIES: usize = 0x1e8;
+    pub(super) const SETUP_SECTORS: usize = 0x1f1;
+    pub(super) const JUMP: usize = 0x201;
+    pub(super) const MAGIC: usize = 0x202;
+    pub(super) const VERSION: usize = 0x206;
+    pub(super) const TYPE_OF_LOADER: usize = 0x210;
+    pub(super) const LOADFLAGS: usize = 0x211;
+    pub(super) const CODE32_START: usize = 0x214;
+    pub(super) const RAMDISK_IMAGE: usize = 0x218;
+    pub(super) const RAMDISK_SIZE: usize = 0x21c;
+    pub(super) const CMDLINE: usize = 0x228;
+    pub(super) const INITRD_MAX: usize = 0x22c;
+    pub(super) const RELOCATABLE: usize = 0x234;
+    pub(super) const XLOADFLAGS: usize = 0x236;
+    pub(super) const CMDLINE_SIZE: usize = 0x238;
+    pub(super) const PREF_ADDRESS: usize = 0x258;
+    pub(super) const INIT_SIZE: usize = 0x260;
+    pub(super) const E820_TABLE: usize = 0x2d0;
 }
 
 /// Why a bzImage cannot be booted.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum BzImageError {
     /// It cannot be read to the end.
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
-    /// It has no 64-bit entry.
-    #[error("a Linux kernel of 32 bits or older than 3.8; give one of 64 bits that is newer")]
+    /// It has no 64-bit entry, or is older than the protocol used here.
+    #[error("a Linux kernel that is 32-bit or older than 3.8; give a newer 64-bit kernel")]
     TooOld,
-    /// Its header makes no sense.
-    #[error("a bzImage with a malformed header; is it whole?")]
+    /// Its header contradicts itself or the file's length.
+    #[error("a bzImage with a malformed header; the file may be incomplete")]
     Malformed,
 }
 
@@ -62,27 +62,27 @@ pub enum Error {
 #[derive(Debug, Clone)]
 pub struct BzImage {
     header: [u8; HEADER_LEN],
-    /// Where the part that is loaded begins in the file.
+    /// The file offset of the part that is loaded.
     pub offset: u64,
-    /// How long that part is.
+    /// Its length in bytes.
     pub len: u64,
-    /// Where it is loaded.
+    /// The guest address it is loaded to.
     pub address: u64,
-    /// The first address behind all that it uses until it runs uncompressed.
+    /// The first address after all memory that it uses until it is uncompressed and running.
     pub end: u64,
-    /// The longest command line that it reads, without the NUL.
+    /// The longest command line that it reads, in bytes without the NUL.
     pub cmdline_max: u32,
-    /// The last address that its initramfs may use.
+    /// The last address that the initramfs may use.
     pub initramfs_max: u32,
 }
 
 impl BzImage {
-    /// Reads the header of `file`; `None` if it is no bzImage at all.
+    /// Reads the header of `file`. `None` if it is not a bzImage.
     ///
     /// # Errors
     ///
-    /// When it is one, but cannot be booted.
-    pub fn parse(file: &File) -> Result<Option<Self>, Error> {
+    /// If it is a bzImage that cannot be booted.
+    pub fn parse(file: &File) -> Result<Option<Self>, BzImageError> {
         let mut header = [0; HEADER_LEN];
         if file.read_exact_at(&mut header, 0).is_err() || header[offset::MAGIC..offset::MAGIC + 4] != *b"HdrS" {
             return Ok(None);
@@ -90,35 +90,35 @@ impl BzImage {
         let [version, xloadflags] =
             [offset::VERSION, offset::XLOADFLAGS].map(|at| u16::from_le_bytes(get(&header, at)));
         if version < OLDEST_PROTOCOL || header[offset::LOADFLAGS] & LOADED_HIGH == 0 || xloadflags & KERNEL_64 == 0 {
-            return Err(Error::TooOld);
+            return Err(BzImageError::TooOld);
         }
         let sectors = match header[offset::SETUP_SECTORS] {
             0 => 4,
             sectors => u64::from(sectors),
         };
         let start = (sectors + 1) * 512;
-        let len = file.metadata()?.len().checked_sub(start).filter(|len| *len > 0).ok_or(Error::Malformed)?;
+        let len = file.metadata()?.len().checked_sub(start).filter(|len| *len > 0).ok_or(BzImageError::Malformed)?;
         let preferred = u64::from_le_bytes(get(&header, offset::PREF_ADDRESS));
         let address = if header[offset::RELOCATABLE] == 0 { HIGH_MEMORY } else { preferred };
         let [cmdline_max, initramfs_max, init_size] = [offset::CMDLINE_SIZE, offset::INITRD_MAX, offset::INIT_SIZE]
             .map(|at| u32::from_le_bytes(get(&header, at)));
-        // It uncompresses itself to the preferred address, or to where it is loaded if that is higher.
-        let end = address.max(preferred).checked_add(len.max(init_size.into())).ok_or(Error::Malformed)?;
+        // It uncompresses itself to the preferred address or to the load address, whichever is higher.
+        let end = address.max(preferred).checked_add(len.max(init_size.into())).ok_or(BzImageError::Malformed)?;
         if address < HIGH_MEMORY || address > u32::MAX.into() {
-            return Err(Error::Malformed);
+            return Err(BzImageError::Malformed);
         }
         Ok(Some(Self { header, offset: start, len, address, end, cmdline_max, initramfs_max }))
     }
 
-    /// Where the boot CPU starts, in 64-bit mode.
+    /// The address at which the boot CPU starts, in 64-bit mode.
     pub fn entry(&self) -> u64 {
         self.address + ENTRY_64
     }
 
-    /// The zero page: what the kernel is told at its start. `initramfs` is an address and a length.
+    /// The zero page, which describes the machine to the kernel. `initramfs` is an address and a length in bytes.
     pub fn zero_page(&self, map: &[MapEntry], initramfs: Option<(u32, u32)>) -> [u8; ZERO_PAGE_LEN] {
         let mut page = [0; ZERO_PAGE_LEN];
-        // The header ends where its jump instruction leads.
+        // The header ends at the target of its jump instruction.
         let end = (offset::MAGIC + usize::from(self.header[offset::JUMP])).min(HEADER_LEN);
         page[offset::SETUP_SECTORS..end].copy_from_slice(&self.header[offset::SETUP_SECTORS..end]);
         page[offset::TYPE_OF_LOADER] = LOADER_UNDEFINED;
@@ -171,7 +171,7 @@ mod tests {
         bytes
     }
 
-    fn parse(bytes: &[u8]) -> Result<Option<BzImage>, Error> {
+    fn parse(bytes: &[u8]) -> Result<Option<BzImage>, BzImageError> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         BzImage::parse(&file)
@@ -197,16 +197,16 @@ mod tests {
         for (at, value) in [(offset::VERSION, 0x0b), (offset::LOADFLAGS, 0), (offset::XLOADFLAGS, 0)] {
             let mut bytes = image();
             bytes[at] = value;
-            assert!(matches!(parse(&bytes), Err(Error::TooOld)), "{at:#x}");
+            assert!(matches!(parse(&bytes), Err(BzImageError::TooOld)), "{at:#x}");
         }
     }
 
     #[test]
     fn a_malformed_header_is_an_error_and_another_file_is_not_a_bzimage() {
-        assert!(matches!(parse(&image()[..1024]), Err(Error::Malformed)));
+        assert!(matches!(parse(&image()[..1024]), Err(BzImageError::Malformed)));
         let mut bytes = image();
         bytes[offset::PREF_ADDRESS..offset::PREF_ADDRESS + 8].fill(0xff);
-        assert!(matches!(parse(&bytes), Err(Error::Malformed)));
+        assert!(matches!(parse(&bytes), Err(BzImageError::Malformed)));
         assert!(parse(&image()[..0x200]).unwrap().is_none());
         assert!(parse(&[0; 8192]).unwrap().is_none());
     }

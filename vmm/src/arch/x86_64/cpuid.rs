@@ -1,15 +1,15 @@
-//! What the CPUID instruction tells the guest: what KVM offers, and the topology of this VM.
+//! The guest's CPUID: KVM's supported features, and the topology of this VM.
 //!
 //! Leaves and bits are those of the Intel SDM (volume 2A, CPUID) and of the AMD APM (volume 3, appendix E).
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
-/// The widest physical addresses that a guest gets: 64 TiB, as Linux without five-level page tables uses.
+/// The widest physical addresses of a guest, in bits: 64 TiB, the limit of Linux without five-level page tables.
 const MAX_ADDRESS_BITS: u8 = 46;
-/// What CPUs without the leaf have.
+/// The width on CPUs without the leaf, in bits.
 const DEFAULT_ADDRESS_BITS: u8 = 36;
 
-/// Local APIC IDs have 8 bits without interrupt remapping, and 255 means all.
+/// Without interrupt remapping, local APIC IDs have 8 bits, and 255 means broadcast.
 pub const MAX_VCPUS: u32 = 254;
 
 const TSC_DEADLINE: u32 = 1 << 24;
@@ -26,7 +26,7 @@ pub fn address_bits(supported: &CpuId) -> u8 {
     host.min(MAX_ADDRESS_BITS)
 }
 
-/// The CPUID of all vCPUs of a VM, but for what tells one from another.
+/// The CPUID of a VM's vCPUs, without their IDs.
 #[derive(Debug, Clone)]
 pub struct Template {
     entries: Vec<kvm_cpuid_entry2>,
@@ -44,7 +44,7 @@ impl Template {
                     entry.edx = with(entry.edx, HYPER_THREADING, vcpus > 1);
                     entry.ebx = field(entry.ebx, 16, 8, vcpus);
                 }
-                // Caches: of levels 1 and 2 each core has its own, one of level 3 is of all.
+                // Caches: levels 1 and 2 are per core, level 3 is shared by all cores.
                 0x4 | 0x8000_001d if entry.eax & 0x1f != 0 => {
                     let sharing = if entry.eax >> 5 & 7 >= 3 { id_space(vcpus) } else { 1 };
                     entry.eax = field(entry.eax, 14, 12, sharing - 1);
@@ -55,7 +55,7 @@ impl Template {
                 0x8000_0001 => entry.ecx = with(entry.ecx, CMP_LEGACY, entry.ecx & CMP_LEGACY != 0 && vcpus > 1),
                 0x8000_0008 => {
                     entry.eax = field(entry.eax, 0, 8, address_bits(supported).into());
-                    // A limit for guests alone would be of another VM than this.
+                    // The guest address limit is about nested guests: none.
                     entry.eax = field(entry.eax, 16, 8, 0);
                     entry.ecx = field(entry.ecx, 0, 8, vcpus - 1);
                     entry.ecx = field(entry.ecx, 12, 4, id_space(vcpus).ilog2());
@@ -69,7 +69,7 @@ impl Template {
 
     /// The CPUID of vCPU `id`, whose local APIC has the same ID.
     ///
-    /// `None` if there are more leaves than KVM takes, which none of its own lists has.
+    /// `None` if there are more leaves than KVM accepts, which its own list never has.
     pub fn vcpu(&self, id: u32) -> Option<CpuId> {
         debug_assert!(id < self.vcpus);
         let mut entries = self.entries.clone();
@@ -90,7 +90,7 @@ impl Template {
     }
 }
 
-/// Replaces the leaves of the extended topology, which KVM reports for the host's CPU or not at all.
+/// Replaces the extended topology leaves, which KVM reports for the host's CPU or not at all.
 fn set_topology(entries: &mut Vec<kvm_cpuid_entry2>, vcpus: u32) {
     let maximum = entries.iter().find(|entry| entry.function == 0).map_or(0, |entry| entry.eax);
     entries.retain(|entry| !matches!(entry.function, 0xb | 0x1f));

@@ -1,6 +1,12 @@
-//! ELF kernels with a PVH entry: a vmlinux.
+//! ELF kernels with a PVH entry (a vmlinux).
 //!
-//! The note that gives the entry's address is Xen's (`xen/include/public/elfnote.h`, `XEN_ELFNOTE_PHYS32_ENTRY`).
+//! A Xen note gives the entry's address (`xen/include/public/elfnote.h`, `XEN_ELFNOTE_PHYS32_ENTRY`).
+//!
+//! linux-loader 0.14 is not used, for these reasons. It parses and loads in one call, so a kernel that does not fit is
+//! found only once the guest's memory exists. It ignores segments without file contents, so an initramfs may be put
+//! into the kernel's `.bss`; for a bzImage it ignores `init_size`. It loads kernels for other machines, 32-bit kernels,
+//! and kernels that overwrite the boot tables below 1 MiB. A second PT_NOTE hides the entry in the first, and notes of
+//! any length are read in steps of 12 bytes (2 s for 48 MiB).
 
 use std::fs::File;
 use std::io;
@@ -16,59 +22,59 @@ const HEADER_LEN: usize = 64;
 const PROGRAM_HEADER_LEN: usize = 56;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
-/// A Linux kernel has five.
+/// The most program headers accepted. A Linux kernel has five.
 const MAX_PROGRAM_HEADERS: u16 = 64;
-/// A Linux kernel's notes take some hundred bytes.
+/// The most bytes of notes searched. A Linux kernel has some hundred.
 const MAX_NOTES_LEN: u64 = 0x1_0000;
 const NOTE_NAME: &[u8] = b"Xen\0";
 const NOTE_PHYS32_ENTRY: u32 = 18;
 
-/// Bytes of the file that belong at a guest address.
+/// A part of the file that is loaded to a guest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Where they are in the file.
+    /// Its offset in the file.
     pub offset: u64,
-    /// How many there are.
+    /// Its length in bytes.
     pub len: u64,
-    /// Where they belong.
+    /// The guest address.
     pub address: u64,
 }
 
 /// Why an ELF file cannot be booted.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// It cannot be read to the end of what its headers describe.
+pub enum ElfError {
+    /// Its headers or notes cannot be read.
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
     /// It is for another machine.
-    #[error("an ELF file, but not of a 64-bit x86 kernel; give one of x86_64")]
+    #[error("an ELF file, but not for 64-bit x86; give an x86_64 kernel")]
     Machine,
-    /// Its headers make no sense.
-    #[error("an ELF file with malformed headers; is it whole?")]
+    /// Its headers contradict each other.
+    #[error("an ELF file with malformed headers; the file may be incomplete")]
     Malformed,
     /// It has no PVH entry.
-    #[error("an ELF file without a PVH entry; give a bzImage, or a vmlinux of a kernel that is built with CONFIG_PVH")]
+    #[error("an ELF file without a PVH entry; give a bzImage, or a vmlinux built with CONFIG_PVH")]
     NoEntry,
 }
 
 /// An ELF kernel, as its headers describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elf {
-    /// What is to be loaded.
+    /// The parts to load.
     pub segments: Vec<Segment>,
-    /// The first address behind all that it uses.
+    /// The first address after the kernel, including its `.bss`.
     pub end: u64,
-    /// Where the boot CPU starts, in 32-bit mode.
+    /// The address at which the boot CPU starts, in 32-bit mode.
     pub entry: u32,
 }
 
 impl Elf {
-    /// Reads the headers of `file`; `None` if it is no ELF file at all.
+    /// Reads the headers of `file`. `None` if it is not an ELF file.
     ///
     /// # Errors
     ///
-    /// When it is one, but cannot be booted.
-    pub fn parse(file: &File) -> Result<Option<Self>, Error> {
+    /// If it is an ELF file that cannot be booted.
+    pub fn parse(file: &File) -> Result<Option<Self>, ElfError> {
         let mut header = [0; HEADER_LEN];
         let mut magic = [0; 4];
         if file.read_exact_at(&mut magic, 0).is_err() || magic != MAGIC {
@@ -76,18 +82,18 @@ impl Elf {
         }
         file.read_exact_at(&mut header, 0)?;
         if header[4] != CLASS_64 || header[5] != LITTLE_ENDIAN || u16_at(&header, 18) != MACHINE_X86_64 {
-            return Err(Error::Machine);
+            return Err(ElfError::Machine);
         }
         let (offset, count) = (u64_at(&header, 32), u16_at(&header, 56));
         if usize::from(u16_at(&header, 54)) != PROGRAM_HEADER_LEN || count > MAX_PROGRAM_HEADERS {
-            return Err(Error::Malformed);
+            return Err(ElfError::Malformed);
         }
         let mut headers = vec![0; PROGRAM_HEADER_LEN * usize::from(count)];
         file.read_exact_at(&mut headers, offset)?;
         Self::from_program_headers(file, &headers).map(Some)
     }
 
-    fn from_program_headers(file: &File, headers: &[u8]) -> Result<Self, Error> {
+    fn from_program_headers(file: &File, headers: &[u8]) -> Result<Self, ElfError> {
         let mut segments = Vec::new();
         let mut end = 0;
         let mut entry = None;
@@ -96,9 +102,9 @@ impl Elf {
             match u32_at(header, 0) {
                 PT_LOAD if memory > 0 => {
                     if address < HIGH_MEMORY || len > memory {
-                        return Err(Error::Malformed);
+                        return Err(ElfError::Malformed);
                     }
-                    end = end.max(address.checked_add(memory).ok_or(Error::Malformed)?);
+                    end = end.max(address.checked_add(memory).ok_or(ElfError::Malformed)?);
                     segments.push(Segment { offset, len, address });
                 }
                 PT_NOTE if entry.is_none() => {
@@ -109,11 +115,11 @@ impl Elf {
                 _ => {}
             }
         }
-        Ok(Self { segments, end, entry: entry.ok_or(Error::NoEntry)? })
+        Ok(Self { segments, end, entry: entry.ok_or(ElfError::NoEntry)? })
     }
 }
 
-/// The address that the PVH note among `notes` gives.
+/// The address in the PVH note, if it is among `notes`.
 fn pvh_entry(mut notes: &[u8]) -> Option<u32> {
     while let Some((header, rest)) = notes.split_at_checked(12) {
         let [name_len, len, kind] = [0, 4, 8].map(|at| u32_at(header, at));
@@ -180,7 +186,7 @@ mod tests {
         note
     }
 
-    fn parse(bytes: &[u8]) -> Result<Option<Elf>, Error> {
+    fn parse(bytes: &[u8]) -> Result<Option<Elf>, ElfError> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         Elf::parse(&file)
@@ -200,7 +206,7 @@ mod tests {
     #[test]
     fn a_kernel_without_a_pvh_entry_is_refused() {
         for notes in [vec![], note(b"GNU\0", 18, &[0; 8]), note(b"Xen\0", 18, &[0; 2]), vec![0xff; 64]] {
-            assert!(matches!(parse(&elf(b"code", &notes)), Err(Error::NoEntry)), "{notes:?}");
+            assert!(matches!(parse(&elf(b"code", &notes)), Err(ElfError::NoEntry)), "{notes:?}");
         }
     }
 
@@ -218,7 +224,7 @@ mod tests {
         }
         let mut foreign = whole.clone();
         foreign[18] = 0xb7;
-        assert!(matches!(parse(&foreign), Err(Error::Machine)));
+        assert!(matches!(parse(&foreign), Err(ElfError::Machine)));
     }
 
     #[test]
@@ -227,7 +233,7 @@ mod tests {
         for address in [0u64, u64::MAX - 0x10] {
             let mut wrong = whole.clone();
             wrong[HEADER_LEN + 24..HEADER_LEN + 32].copy_from_slice(&address.to_le_bytes());
-            assert!(matches!(parse(&wrong), Err(Error::Malformed)), "{address:#x}");
+            assert!(matches!(parse(&wrong), Err(ElfError::Malformed)), "{address:#x}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Guest physical addresses: what lies where.
+//! The layout of guest physical addresses and I/O ports.
 
 use std::ops::Range;
 
@@ -22,19 +22,19 @@ pub const LOW_MEMORY_END: u64 = 0xa_0000;
 pub const ACPI: u64 = LOW_MEMORY_END;
 /// The end of the ACPI tables.
 pub const ACPI_END: u64 = 0xe_0000;
-/// Where a kernel looks for the RSDP by itself (`ACPI 6.5 §5.2.5.1`): a copy is there.
+/// A copy of the RSDP, where a kernel searches for it (`ACPI 6.5 §5.2.5.1`).
 pub const RSDP_COPY: u64 = ACPI_END;
-/// Where a CPU that is reset continues, as seen from real mode: firmware begins here.
+/// Where a CPU starts after a reset, as seen from real mode: the firmware.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
-/// The memory from 1 MiB on: the kernel and all else.
+/// The start of memory above 1 MiB, with the kernel and everything else.
 pub const HIGH_MEMORY: u64 = 0x10_0000;
 
-/// The end of memory below 4 GiB. What does not fit continues at [`FOUR_GIB`].
+/// The end of memory below 4 GiB. The rest continues at [`FOUR_GIB`].
 pub const HOLE: u64 = 0xc000_0000;
 /// Where memory continues.
 pub const FOUR_GIB: u64 = 1 << 32;
 
-/// The window for PCI memory below 4 GiB, from the hole's beginning to the ECAM.
+/// The window for PCI memory below 4 GiB, from the start of the hole to the ECAM.
 pub const MMIO32: Range<u64> = HOLE..ECAM.start;
 /// The ECAM of all segments (`PCIe 6.2 §7.2.2`): the lower half is buses 0 to 127 of segment 0.
 pub const ECAM: Range<u64> = 0xe800_0000..0xf800_0000;
@@ -49,7 +49,7 @@ pub const IOAPIC: u32 = 0xfec0_0000;
 /// The local APIC.
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
 
-/// Bytes at the top of the address space that are kept for the platform's own registers.
+/// Bytes at the top of the address space reserved for the platform's registers.
 const PLATFORM: u64 = 1 << 20;
 
 /// Ports of the first serial port.
@@ -58,7 +58,7 @@ pub const SERIAL_PORT: u16 = 0x3f8;
 pub const SERIAL_GSI: u32 = 4;
 /// The registers of the generic event device.
 pub const EVENT_PORT: u16 = 0x610;
-/// The registers by which vCPUs come and go.
+/// The vCPU hot-plug registers.
 pub const PROCESSOR_PORT: u16 = 0xb000;
 /// The interrupt of the generic event device.
 pub const EVENT_GSI: u32 = 5;
@@ -70,19 +70,19 @@ pub const SLEEP_STATUS_PORT: u16 = 0x601;
 pub const RESET_PORT: u16 = 0x602;
 /// What software writes to the reset register.
 pub const RESET_VALUE: u8 = 1;
-/// The port that tells why there is an NMI, besides what PCs have had in it.
+/// The NMI status and control port.
 pub const NMI_STATUS_PORT: u16 = 0x61;
-/// Neither SERR# nor IOCHK#: an NMI is nobody's error. The output of timer 2 is high, as it is at the end of a count that software waits
-/// for, because there is no such timer.
+/// Neither SERR# nor IOCHK#: an NMI reports no hardware error. The output of timer 2 is high, as after a count that
+/// software waits for, because there is no such timer.
 pub const NMI_STATUS: u8 = 1 << 5;
-/// The command port of the keyboard controller, which is not there but for its reset line.
+/// The command port of the keyboard controller, of which only the reset line exists.
 pub const KEYBOARD_COMMAND_PORT: u16 = 0x64;
 /// The command that pulses the reset line.
 pub const KEYBOARD_RESET: u8 = 0xfe;
 /// The sleep type of S5, soft off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 
-/// The layout of one VM: what follows from its size and from the CPU.
+/// The layout of a VM, which follows from its memory size and from the CPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// Memory below the hole, from 0.
@@ -106,29 +106,29 @@ impl Layout {
     }
 }
 
-/// Whose a range of addresses is, as the guest is told at boot.
+/// The type of an address range in the memory map (E820).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MemoryKind {
-    /// The guest's to use.
+    /// Usable memory.
     Ram = 1,
-    /// Not the guest's.
+    /// Reserved.
     Reserved = 2,
-    /// ACPI tables; the guest's after it has read them.
+    /// ACPI tables; usable once the guest has read them.
     Acpi = 3,
 }
 
-/// A range of the map that the guest is given at boot (E820).
+/// An entry of the memory map (E820).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapEntry {
     /// The addresses.
     pub range: Range<u64>,
-    /// Whose they are.
+    /// Their type.
     pub kind: MemoryKind,
 }
 
 impl Layout {
-    /// The memory map that the guest is given at boot, in ascending order and without overlaps.
+    /// The memory map that the guest gets at boot, in ascending order and without overlaps.
     pub fn memory_map(&self) -> Vec<MapEntry> {
         let map = [
             (0..LOW_MEMORY_END, MemoryKind::Ram),

@@ -1,12 +1,12 @@
-//! What a PVH kernel is told at its start (`xen/include/public/arch-x86/hvm/start_info.h`).
+//! The PVH start info (`xen/include/public/arch-x86/hvm/start_info.h`).
 
 use super::layout::{ACPI, CMDLINE, MapEntry, PVH_MODULES, ZERO_PAGE};
 
 const MAGIC: u32 = 0x336e_c578;
-/// Version 1 has the memory map.
+/// The version with the memory map.
 const VERSION: u32 = 1;
 
-/// The start info, which lies at [`super::layout::PVH_START_INFO`].
+/// The start info, to be placed at [`super::layout::PVH_START_INFO`].
 pub fn start_info(modules: u32, map: &[MapEntry]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for field in [MAGIC, VERSION, 0, modules] {
@@ -22,7 +22,7 @@ pub fn start_info(modules: u32, map: &[MapEntry]) -> Vec<u8> {
     bytes
 }
 
-/// The list of modules, with the initramfs alone.
+/// The module list, with the initramfs as its only entry.
 pub fn modules(address: u64, len: u64) -> Vec<u8> {
     [address, len, 0, 0].iter().flat_map(|field| field.to_le_bytes()).collect()
 }

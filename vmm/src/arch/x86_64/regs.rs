@@ -1,4 +1,4 @@
-//! The registers that a boot CPU starts with.
+//! The initial registers of vCPUs, and the memory contents that they refer to.
 
 use kvm_bindings::{Msrs, kvm_dtable, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
 
@@ -10,16 +10,16 @@ const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME: u64 = 1 << 8;
 const EFER_LMA: u64 = 1 << 10;
-/// The bit of the flags that always reads 1.
+/// Bit 1 of RFLAGS, which is always 1.
 const FLAGS: u64 = 2;
 
 const MSR_MISC_ENABLE: u32 = 0x1a0;
 const FAST_STRINGS: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
-/// MTRRs are enabled, and memory is write-back where none says otherwise.
+/// MTRRs are enabled, and memory is write-back by default.
 const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
 
-/// How a kernel is entered, and where.
+/// The boot protocol, with the entry point's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// In 32-bit mode without paging: the PVH protocol (`xen/docs/misc/pvh.pandoc`).
@@ -37,7 +37,7 @@ impl Entry {
         }
     }
 
-    /// Turns the segment and control registers of a CPU after power-on into those at entry.
+    /// Changes the segment and control registers from their power-on values to those at entry.
     pub fn set_sregs(self, sregs: &mut kvm_sregs) {
         sregs.cr0 = CR0_PE | CR0_ET;
         if let Self::Linux64(_) = self {
@@ -52,17 +52,18 @@ impl Entry {
         [sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss] = [segment(DATA); 5];
         sregs.tr = segment(TASK);
         sregs.gdt = kvm_dtable { base: GDT, limit: (8 * descriptors.len() - 1) as u16, ..Default::default() };
-        // There is no IDT: an exception before the kernel has its own is a triple fault, as on hardware.
+        // No IDT: an exception before the kernel has its own is a triple fault, as on hardware.
         sregs.idt = kvm_dtable::default();
     }
 
-    /// The global descriptor table, which lies at [`GDT`].
+    /// The global descriptor table, to be placed at [`GDT`].
     pub fn descriptors(self) -> [u64; 5] {
         let code = match self {
             Self::Pvh(_) => 0x00cf_9b00_0000_ffff,
             Self::Linux64(_) => 0x00af_9b00_0000_ffff,
         };
-        // The Linux protocol gives code and data these selectors; of the task's descriptor only the first half is needed.
+        // The Linux protocol prescribes the selectors of code and data. Only the first half of the task's descriptor is
+        // needed.
         [0, 0, code, 0x00cf_9300_0000_ffff, 0x0000_8b00_0000_0067]
     }
 }
@@ -71,7 +72,7 @@ const CODE: u16 = 0x10;
 const DATA: u16 = 0x18;
 const TASK: u16 = 0x20;
 
-/// What the CPU keeps of a descriptor once it is loaded (Intel SDM, volume 3A, 3.4.5).
+/// The segment register of a loaded descriptor (Intel SDM, volume 3A, 3.4.5).
 fn segment(descriptors: &[u64], selector: u16) -> kvm_segment {
     let descriptor = descriptors[usize::from(selector / 8)];
     let bits = |shift: u32, width: u32| (descriptor >> shift & ((1 << width) - 1)) as u8;
@@ -94,16 +95,17 @@ fn segment(descriptors: &[u64], selector: u16) -> kvm_segment {
     }
 }
 
-/// The firmware, which lies at [`super::layout::RESET_VECTOR`]: all it does is to reset the machine.
+/// The firmware, to be placed at [`super::layout::RESET_VECTOR`]: it only resets the machine.
 ///
-/// Linux jumps there to reboot a hardware-reduced machine without EFI, rather than to use the ACPI reset register.
+/// To reboot a hardware-reduced machine without EFI, Linux jumps there instead of using the ACPI reset register.
 pub fn firmware() -> [u8; 9] {
     let [low, high] = RESET_PORT.to_le_bytes();
     // mov dx, RESET_PORT; mov al, RESET_VALUE; out dx, al; hlt; jmp back to hlt
     [0xba, low, high, 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
 }
 
-/// The page tables of a 64-bit entry, which lie at [`PAGE_TABLES`]: the first 4 GiB mapped one to one with pages of 2 MiB.
+/// The page tables of a 64-bit entry, to be placed at [`PAGE_TABLES`]: an identity map of the first 4 GiB with 2 MiB
+/// pages.
 pub fn page_tables() -> Vec<u8> {
     const TABLE: u64 = 4096;
     const PRESENT_WRITABLE: u64 = 3;
@@ -119,9 +121,9 @@ pub fn page_tables() -> Vec<u8> {
     bytes
 }
 
-/// The model-specific registers of every vCPU that differ from power-on, as firmware leaves them.
+/// The model-specific registers that firmware changes on every vCPU.
 ///
-/// `None` never happens: the list is short.
+/// Never `None`: the list is short.
 pub fn msrs() -> Option<Msrs> {
     let msr = |index, data| kvm_msr_entry { index, data, ..Default::default() };
     Msrs::from_entries(&[msr(MSR_MISC_ENABLE, FAST_STRINGS), msr(MSR_MTRR_DEF_TYPE, MTRR_WRITE_BACK)]).ok()

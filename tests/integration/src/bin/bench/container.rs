@@ -1,17 +1,17 @@
-//! A container of the guest, as far as its network goes.
+//! A container in the guest, reduced to its network.
 
 use integration::Guest;
 
 /// A network namespace.
-pub struct Container {
+pub(crate) struct Container {
     name: &'static str,
-    /// The host's address as the container sees it.
+    /// The host's address as seen from the container.
     pub host: String,
 }
 
 impl Container {
-    /// Makes a network namespace that lasts as long as the guest.
-    pub fn new(guest: &mut Guest, name: &'static str, host: impl ToString) -> Container {
+    /// Creates a network namespace that lasts as long as the guest.
+    pub(crate) fn new(guest: &mut Guest, name: &'static str, host: impl ToString) -> Container {
         let container = Container { name, host: host.to_string() };
         let file = container.file();
         guest.ok(&format!("unshare -n sleep 100000 > /dev/null 2>&1 & echo $! > {file}"));
@@ -19,8 +19,8 @@ impl Container {
         container
     }
 
-    /// Gives it `interface`, as `eth0` with an address and its length of prefix.
-    pub fn give(&self, guest: &mut Guest, interface: &str, address: &str) {
+    /// Moves `interface` into the container as `eth0`, with `address`, which includes the prefix length.
+    pub(crate) fn give(&self, guest: &mut Guest, interface: &str, address: &str) {
         guest.ok(&format!("ip link set {interface} netns $(cat {})", self.file()));
         for command in [
             &format!("ip link set {interface} name eth0"),
@@ -31,12 +31,12 @@ impl Container {
         }
     }
 
-    /// A command in it.
-    pub fn inside(&self, command: &str) -> String {
+    /// The command that runs `command` inside the container.
+    pub(crate) fn inside(&self, command: &str) -> String {
         format!("nsenter -t $(cat {}) -n sh -c '{command}'", self.file())
     }
 
-    /// Where the guest keeps the process that is alone in it.
+    /// The guest's file with the id of the process that keeps the namespace alive.
     fn file(&self) -> String {
         format!("/tmp/container-{}", self.name)
     }

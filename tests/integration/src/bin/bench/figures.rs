@@ -1,4 +1,4 @@
-//! The tests, and what is made of their figures.
+//! Runs the tests and summarizes their figures.
 
 use std::env;
 use std::fs;
@@ -10,15 +10,15 @@ use integration::Guest;
 
 use crate::container::Container;
 
-/// How long a test may take in the machine's own time, for each second of virtual time, and besides.
+/// How long a test may take in the machine's own time: for each second of virtual time, and in addition.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(120));
 
-/// The host's end of the measurement, until this is dropped.
-pub struct Server(Child);
+/// The measurement's server on the host. It is killed when this is dropped.
+pub(crate) struct Server(Child);
 
 impl Server {
-    /// Returns when clients can connect.
-    pub fn start() -> Server {
+    /// Starts the server, and returns when clients can connect.
+    pub(crate) fn start() -> Server {
         let program = env::current_exe().unwrap().with_file_name("netbench");
         let mut child = Command::new(program).arg("server").stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -35,21 +35,21 @@ impl Drop for Server {
     }
 }
 
-/// The tests that are done in `guest`.
-pub struct Bench<'g> {
+/// Runs tests in a guest.
+pub(crate) struct Bench<'g> {
     /// The guest.
     pub guest: &'g mut Guest,
     /// How many seconds a test takes.
     pub seconds: f64,
-    /// How often it is done.
+    /// How often each test is repeated.
     pub runs: usize,
-    /// The only test that is done; all if there is none.
+    /// The only test to run, or all.
     pub only: Option<&'g str>,
 }
 
 impl Bench<'_> {
-    /// Does all tests between `container` and the host, and prints a row of the table for each figure.
-    pub fn measure(&mut self, what: &str, container: &Container) {
+    /// Runs the tests between `container` and the host, and prints a table row for each figure.
+    pub(crate) fn measure(&mut self, what: &str, container: &Container) {
         let only = self.only;
         for (test, figures) in [
             ("tcp-out", &["TCP bulk out, Mbit/s"][..]),
@@ -84,7 +84,7 @@ impl Bench<'_> {
     }
 }
 
-/// The median of some figures, with the least and the most.
+/// The median, minimum and maximum of some figures.
 struct Spread {
     least: f64,
     median: f64,
@@ -105,7 +105,7 @@ impl std::fmt::Display for Spread {
     }
 }
 
-/// What the first-level machine's processor did so far, in ticks: ran the guest, its own kernel, its own programs, and all.
+/// Processor time of the first-level machine so far, in ticks: the guest, the kernel, programs, and all.
 struct Processor([f64; 4]);
 
 impl Processor {
@@ -113,15 +113,15 @@ impl Processor {
         let stat = fs::read_to_string("/proc/stat").unwrap();
         let ticks: Vec<f64> =
             stat.lines().next().unwrap().split_whitespace().skip(1).map(|ticks| ticks.parse().unwrap()).collect();
-        // user nice system idle iowait irq softirq steal guest guest_nice; the guest's are the user's, too.
+        // user nice system idle iowait irq softirq steal guest guest_nice. Guest time is counted in user, too.
         let [user, nice, system, idle, iowait, irq, softirq, steal, guest, _] = ticks[..10] else {
-            panic!("ten columns: {stat}");
+            panic!("expected ten columns: {stat}");
         };
         let kernel = system + irq + softirq;
         Processor([guest, kernel, user + nice - guest, user + nice + kernel + idle + iowait + steal])
     }
 
-    /// The shares of the guest, the kernel and programs since `before`, in per cent.
+    /// The shares of the guest, the kernel and programs since `before`, in percent.
     fn since(&self, before: &Processor) -> [f64; 3] {
         let all = self.0[3] - before.0[3];
         [0, 1, 2].map(|part| (self.0[part] - before.0[part]) / all * 100.0)

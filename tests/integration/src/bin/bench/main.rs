@@ -1,11 +1,11 @@
-//! Throughput and latency between a container of a guest and its host, by kind of backend or by kind of network.
+//! Measures throughput and latency between a guest's container and the host, by kind of backend or of network.
 //!
-//! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions: its figures then depend on no machine and no
-//! load, and as all that happens shares one processor, a better figure means fewer instructions. Arguments: the backend, or
-//! `containers`, how many seconds a test takes, how often it is done, and the only test that is
-//! done, if not all are.
+//! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures depend on no
+//! other machine and no load, and since everything shares one processor, a better figure means fewer instructions.
+//! Arguments: the kind of backend, or `containers`; the seconds per test; the number of runs; and optionally the only
+//! test to run.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a measurement that goes wrong ends in a panic that says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
 mod container;
 mod figures;
@@ -20,10 +20,10 @@ use integration::{Backend, Backends, Guest, Kernel, Pf, Subnet};
 use container::Container;
 use figures::{Bench, Server};
 
-/// Between two wake-ups of a thread that does nothing else. Where the clock counts instructions, an emulated machine in which nothing
-/// else was due has been seen to stand still.
+/// How often a thread wakes up that does nothing else. With a clock that counts instructions, an emulated machine
+/// without any pending timer has been seen to stand still.
 const TICK: Duration = Duration::from_millis(50);
-/// Succeeds when the guest has been idle for half a second, but for this. After a boot, its kernel is busy for some seconds.
+/// Succeeds if the guest has been idle for half a second. After a boot, its kernel is busy for some seconds.
 const IDLE: &str = "idle() { read -r cpu user nice system idle rest < /proc/stat; }; \
                     idle; before=$idle; sleep 0.5; idle; [ $((idle - before)) -ge 40 ]";
 /// The network of the VF.
@@ -66,6 +66,6 @@ fn backend(name: &str) -> Backend {
         "vhost-net" => Backend::VhostNet,
         "vhost-user" => Backend::VhostUser,
         "vdpa" => Backend::Vdpa,
-        _ => panic!("{name} is no kind of backend"),
+        _ => panic!("{name}: no such kind of backend"),
     }
 }

@@ -1,5 +1,5 @@
-//! What containers have for networks where there are no VFs: veth pairs whose frames the guest's kernel takes to the PF, by a bridge, by
-//! routes and address translation, or through an overlay.
+//! Container networks without VFs: veth pairs whose frames the guest's kernel forwards to the PF, through a bridge,
+//! by routing and NAT, or through an overlay.
 
 use std::process::Command;
 
@@ -10,13 +10,13 @@ use crate::figures::Bench;
 
 /// The network of the PF.
 const PF_SUBNET: Subnet = Subnet(255);
-/// Routed from here to the container behind address translation, and to the one on the overlay.
+/// The gateways of the container behind NAT and of the container on the overlay.
 const GATEWAYS: [&str; 2] = ["10.78.0.1/24", "10.79.1.1/24"];
-/// The overlay: what makes an end of it, but for its addresses.
+/// The command that creates an end of the overlay, without its addresses.
 const OVERLAY: &str = "/usr/sbin/ip link add vxlan0 mtu 1450 type vxlan id 42 dstport 4789";
 
 /// Measures each network in turn.
-pub fn measure(bench: &mut Bench<'_>, pf: &Pf) {
+pub(crate) fn measure(bench: &mut Bench<'_>, pf: &Pf) {
     let port = bench.guest.ok(&format!("ls {}", pf.file("virtio*/net")));
     HostTap::existing("pf0").join(PF_SUBNET);
     bench.guest.ok("for module in /containers/*; do insmod $module || exit 1; done");
@@ -25,7 +25,7 @@ pub fn measure(bench: &mut Bench<'_>, pf: &Pf) {
 
     let container = attach(bench, "nat", PF_SUBNET.host(), "10.78.0.2/24");
     route(bench, &container, "nat", GATEWAYS[0]);
-    // As `type nat` of any container network does it.
+    // As container networks usually do it.
     bench.guest.ok(&format!(
         "/usr/sbin/nft 'add table ip nat; add chain ip nat post {{ type nat hook postrouting priority 100; }}; \
          add rule ip nat post ip saddr 10.78.0.0/24 oifname {port} masquerade'"
@@ -55,7 +55,7 @@ pub fn measure(bench: &mut Bench<'_>, pf: &Pf) {
     bench.measure("veth and a bridge", &container);
 }
 
-/// A container with one end of a veth pair, whose other end has its name.
+/// Creates a container with one end of a veth pair. The other end is called `name`.
 fn attach(bench: &mut Bench<'_>, name: &'static str, host: impl ToString, address: &str) -> Container {
     let container = Container::new(bench.guest, name, host);
     bench.guest.ok(&format!("/usr/sbin/ip link add {name} type veth peer name inner"));
@@ -63,7 +63,7 @@ fn attach(bench: &mut Bench<'_>, name: &'static str, host: impl ToString, addres
     container
 }
 
-/// Routes between the container and all that the guest reaches.
+/// Routes between the container and everything that the guest reaches.
 fn route(bench: &mut Bench<'_>, container: &Container, name: &str, gateway: &str) {
     bench.guest.ok(&format!("ip addr add {gateway} dev {name} && ip link set {name} up"));
     let (gateway, _) = gateway.split_once('/').unwrap();

@@ -158,13 +158,13 @@ fn a_pause_keeps_what_the_device_knows_and_a_reset_does_not() {
     assert_eq!(kernel.asked(), reset_first([0, 0]), "after a reset");
     vdpa.stop();
     kernel.asked();
-    let moved = OffloadQueue { size: 64, ..queue(0, 5) };
+    let moved = RunnerQueue { size: 64, ..queue(0, 5) };
     start_with(&mut vdpa, &[moved, queue(1, 6)], NEGOTIATED, false).unwrap();
     assert_eq!(kernel.asked()[..2], ["status 0", "status 3"], "with other queues");
     vdpa.stop();
     kernel.fail("resume", libc::EOPNOTSUPP);
     kernel.asked();
-    let other = OffloadQueue { size: 64, ..queue(0, 8) };
+    let other = RunnerQueue { size: 64, ..queue(0, 8) };
     start_with(&mut vdpa, &[other, queue(1, 8)], NEGOTIATED, false).unwrap();
     assert!(kernel.asked().contains(&"position 0 8".to_string()), "where it cannot be resumed after all");
 }
@@ -412,8 +412,8 @@ fn a_nic_over_it_offers_what_the_device_does_and_serves_no_filter_beside_it() {
     assert!(!asked.iter().any(|asked| asked.contains("map")));
 }
 
-/// How the device fares, which may have a control queue that was given a command, while the host takes the link down and up: what it was
-/// asked when the link was down, and when it was up again.
+/// How the device fares, which may have a control queue that was given a command, while the host takes the link down
+/// and up: what it was asked when the link was down, and when it was up again.
 fn cut_and_mend(backend_features: u64, commanded: bool) -> [Vec<String>; 2] {
     let control = u64::from(commanded) << VIRTIO_NET_F_CTRL_VQ;
     let kernel = Scripted::new(|script| {
@@ -429,7 +429,8 @@ fn cut_and_mend(backend_features: u64, commanded: bool) -> [Vec<String>; 2] {
     kernel.asked();
     let asked = [false, true].map(|up| {
         guest.net.set_link(up);
-        // The worker has looked at the link when it has seen what was changed after that, or has done what it does about the link.
+        // The worker has looked at the link when it has seen what was changed after that, or has done what it does
+        // about the link.
         guest.interrupts.set_queue_vector(1, if up { 1 } else { crate::NO_VECTOR });
         guest.workers[0].wake();
         let done = |asked: &String| ["call 1", "suspend", "status 0", "resume"].contains(&asked.as_str());

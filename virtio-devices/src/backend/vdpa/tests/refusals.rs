@@ -2,7 +2,7 @@ use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_VERSION_
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::super::mapping::Locking;
+use super::super::locking::Locking;
 use super::super::{VdpaError, VdpaFault};
 use super::*;
 
@@ -26,11 +26,11 @@ fn control_queue(pairs: u8, queues: u32) -> impl FnOnce(&mut Script) {
 fn what_is_wrong_with_the_file_is_told_apart() {
     let opening = |errno| refusal(spec(1), |script| script.fails.push(("open", errno)));
     for (errno, expected) in [
-        (libc::ENOENT, "no such device; make one (vdpa dev add"),
-        (libc::ENXIO, "no such device; make one (vdpa dev add"),
-        (libc::EBUSY, "the device is in use, and has one user only; stop the other one"),
-        (libc::EACCES, "no right to open it; give this user read and write access"),
-        (libc::EIO, "the device does not answer; what drives it is gone or hangs"),
+        (libc::ENOENT, "no such device; create one (vdpa dev add"),
+        (libc::ENXIO, "no such device; create one (vdpa dev add"),
+        (libc::EBUSY, "the device is in use and can have only one user; stop the other one"),
+        (libc::EACCES, "no permission to open it; give this user read and write access"),
+        (libc::EIO, "the device does not answer; its driver is gone or hangs"),
         (524, "no IOMMU of the host serves the device; enable it"),
         (libc::EMFILE, "cannot open it: Too many open files"),
     ] {
@@ -38,7 +38,7 @@ fn what_is_wrong_with_the_file_is_told_apart() {
         assert!(error.starts_with(&format!("vdpa={PATH}: {expected}")), "{error}");
     }
     let error = refusal(spec(1), |script| script.fails.push(("owner", libc::ENOTTY)));
-    assert_eq!(error, format!("vdpa={PATH}: this is no vhost-vdpa device; name one of /dev/vhost-vdpa-*"));
+    assert_eq!(error, format!("vdpa={PATH}: this is not a vhost-vdpa device; name one of /dev/vhost-vdpa-*"));
 }
 
 #[test]

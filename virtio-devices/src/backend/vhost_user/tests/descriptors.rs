@@ -1,9 +1,9 @@
-//! What is left open.
+//! Which descriptors are left open.
 
 use std::process::Command;
 
 use super::*;
-use crate::{Offload, VirtioDevice};
+use crate::{QueueRunner, VirtioDevice};
 
 /// Set in the process whose descriptors are counted: other tests of this one come and go with theirs.
 const ALONE: &str = "VHOST_USER_TEST_ALONE";

@@ -7,7 +7,7 @@ use virtio_bindings::virtio_net::*;
 
 use super::super::message::*;
 use super::*;
-use crate::Offload;
+use crate::QueueRunner;
 use crate::features::has;
 
 #[test]
@@ -96,8 +96,10 @@ fn a_peer_that_never_answers_is_refused_within_three_seconds() {
         let start = Instant::now();
         let refused = rig.refusal();
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-        let expected =
-            format!("socket=PATH: {request}: no answer within 2 s; is a vhost-user backend there, and not stuck?");
+        let expected = format!(
+            "socket=PATH: {request}: no answer within 2 s; check that a vhost-user backend is listening there and not \
+             stuck"
+        );
         assert_eq!(refused, expected);
     }
 }
@@ -108,7 +110,7 @@ fn a_peer_that_is_none_for_this_nic_is_refused_in_one_line() {
     let mut legacy = Script::new(1);
     legacy.features &= !(1 << VIRTIO_F_VERSION_1);
     let peer = rig.peer(legacy);
-    assert!(rig.refusal().starts_with("socket=PATH: the backend does not offer VIRTIO_F_VERSION_1;"));
+    assert!(rig.refusal().starts_with("socket=PATH: the backend does not offer VIRTIO_F_VERSION_1,"));
     drop(peer);
     let _peer = rig.peer(Script { refused: vec![Request::SET_OWNER], ..Script::new(1) });
     assert!(rig.refusal().starts_with("socket=PATH: SET_OWNER: the peer refuses it;"));

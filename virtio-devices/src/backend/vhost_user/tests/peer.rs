@@ -23,7 +23,7 @@ const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 /// What a peer offers, and what it does with requests.
 #[derive(Clone)]
-pub struct Script {
+pub(crate) struct Script {
     pub features: u64,
     pub protocol: u64,
     /// The answer to `GET_QUEUE_NUM`.
@@ -44,11 +44,11 @@ pub struct Script {
 }
 
 /// The configuration of a NIC with its link up.
-pub const CONFIG: [u8; 12] = [0x52, 0x54, 0, 0, 0, 9, 1, 0, 1, 0, 0x78, 0x05];
+pub(crate) const CONFIG: [u8; 12] = [0x52, 0x54, 0, 0, 0, 9, 1, 0, 1, 0, 0x78, 0x05];
 
 impl Script {
     /// A peer with all protocol features, for `pairs` pairs of queues, which counts queues.
-    pub fn new(pairs: usize) -> Self {
+    pub(crate) fn new(pairs: usize) -> Self {
         let bits = [
             VIRTIO_F_VERSION_1,
             VIRTIO_NET_F_MRG_RXBUF,
@@ -75,7 +75,7 @@ impl Script {
     }
 
     /// One that has none of the protocol features `bits`.
-    pub fn without(mut self, bits: &[u32]) -> Self {
+    pub(crate) fn without(mut self, bits: &[u32]) -> Self {
         bits.iter().for_each(|bit| self.protocol &= !(1 << bit));
         self
     }
@@ -100,14 +100,14 @@ struct Shared {
 }
 
 /// A peer in a thread. It dies when this is dropped, and leaves its socket behind as a process that is killed does.
-pub struct TestPeer {
+pub(crate) struct TestPeer {
     shared: Arc<Mutex<Shared>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TestPeer {
     /// One that listens at `path`, where another may have been. Frames go to and come from `wire`.
-    pub fn listen(path: &Path, script: Script, wire: Arc<OwnedFd>) -> Self {
+    pub(crate) fn listen(path: &Path, script: Script, wire: Arc<OwnedFd>) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -118,7 +118,7 @@ impl TestPeer {
     }
 
     /// One that connects to `path`, as soon as somebody listens there.
-    pub fn call(path: PathBuf, script: Script, wire: Arc<OwnedFd>) -> Self {
+    pub(crate) fn call(path: PathBuf, script: Script, wire: Arc<OwnedFd>) -> Self {
         Self::spawn(script, wire, move || {
             std::thread::sleep(Duration::from_millis(5));
             UnixStream::connect(&path).ok()
@@ -142,12 +142,12 @@ impl TestPeer {
     }
 
     /// What was asked since the last call, in order.
-    pub fn heard(&self) -> Vec<String> {
+    pub(crate) fn heard(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.lock().heard)
     }
 
     /// What was asked since the last call of [`Self::heard`], once that ends with `last`.
-    pub fn await_heard(&self, last: &str) -> Vec<String> {
+    pub(crate) fn await_heard(&self, last: &str) -> Vec<String> {
         let mut heard = Vec::new();
         eventually(last, || {
             heard.extend(self.heard());
@@ -156,16 +156,16 @@ impl TestPeer {
         heard
     }
 
-    pub fn connections(&self) -> u32 {
+    pub(crate) fn connections(&self) -> u32 {
         self.shared.lock().connections
     }
 
-    pub fn kept(&self) -> usize {
+    pub(crate) fn kept(&self) -> usize {
         self.shared.lock().kept
     }
 
     /// Changes the configuration, and says so.
-    pub fn set_config(&self, config: [u8; 12]) {
+    pub(crate) fn set_config(&self, config: [u8; 12]) {
         let mut shared = self.shared.lock();
         shared.config = Some(config);
         let header = Header { request: CONFIG_CHANGE, flags: 0, len: 0 }.bytes();
@@ -173,12 +173,12 @@ impl TestPeer {
     }
 
     /// Lets a peer that maps late do so.
-    pub fn let_map(&self) {
+    pub(crate) fn let_map(&self) {
         self.shared.lock().may_map = true;
     }
 
     /// Says that a ring makes no sense.
-    pub fn call_rings_broken(&self) {
+    pub(crate) fn call_rings_broken(&self) {
         self.shared.lock().breaks = true;
     }
 }

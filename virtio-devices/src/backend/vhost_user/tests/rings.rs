@@ -10,7 +10,7 @@ use super::super::message::{u32_at, u64_at};
 
 /// A ring, as far as it is known.
 #[derive(Default)]
-pub struct PeerRing {
+pub(crate) struct PeerRing {
     pub size: u16,
     pub base: u16,
     /// Descriptor table, available ring, used ring.
@@ -23,7 +23,7 @@ pub struct PeerRing {
 }
 
 /// All rings of a peer, and the memory that they are in.
-pub struct Rings {
+pub(crate) struct Rings {
     rings: Vec<PeerRing>,
     memory: Option<GuestMemoryMmap>,
     /// What an address of the other process is more than the guest's.
@@ -33,18 +33,18 @@ pub struct Rings {
 }
 
 impl Rings {
-    pub fn new(queues: usize) -> Self {
+    pub(crate) fn new(queues: usize) -> Self {
         Self { rings: (0..queues).map(|_| PeerRing::default()).collect(), memory: None, offset: 0, status: 0 }
     }
 
     /// Changes a ring. One that does not exist is a bug of the test's or of the frontend's.
-    pub fn set(&mut self, index: u32, change: impl FnOnce(&mut PeerRing)) -> Option<Vec<u8>> {
+    pub(crate) fn set(&mut self, index: u32, change: impl FnOnce(&mut PeerRing)) -> Option<Vec<u8>> {
         change(&mut self.rings[index as usize]);
         None
     }
 
     /// Maps guest memory, of one region.
-    pub fn map(&mut self, table: &[u8], files: Vec<OwnedFd>) {
+    pub(crate) fn map(&mut self, table: &[u8], files: Vec<OwnedFd>) {
         assert_eq!((u32_at(table, 0), files.len()), (Some(1), 1));
         let [address, size, user, offset] = [8, 16, 24, 32].map(|at| u64_at(table, at).unwrap());
         let file = files.into_iter().next().map(|file| FileOffset::new(File::from(file), offset));
@@ -54,7 +54,7 @@ impl Rings {
     }
 
     /// Starts a ring with its doorbell.
-    pub fn start(&mut self, index: usize, kick: OwnedFd) {
+    pub(crate) fn start(&mut self, index: usize, kick: OwnedFd) {
         let memory = self.memory.as_ref().expect("memory comes before rings start");
         let ring = &mut self.rings[index];
         assert!(ring.call.is_some() && ring.size > 0, "a ring is complete when it starts");
@@ -70,7 +70,7 @@ impl Rings {
     }
 
     /// Stops a ring, and returns where it goes on.
-    pub fn stop(&mut self, index: u32) -> u16 {
+    pub(crate) fn stop(&mut self, index: u32) -> u16 {
         let ring = &mut self.rings[index as usize];
         assert!(!ring.enabled, "a ring is disabled before it is stopped");
         (ring.kick, ring.call) = (None, None);
@@ -78,20 +78,21 @@ impl Rings {
     }
 
     /// The doorbells that matter now.
-    pub fn kicks(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub(crate) fn kicks(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.rings.iter().filter(|ring| ring.enabled).filter_map(|ring| ring.kick.as_ref()).map(AsFd::as_fd)
     }
 
-    pub fn can_receive(&self) -> bool {
+    pub(crate) fn can_receive(&self) -> bool {
         self.rings.first().is_some_and(|ring| ring.enabled && ring.queue.is_some())
     }
 
-    pub fn call_broken(&self) {
+    pub(crate) fn call_broken(&self) {
         rustix::io::write(self.rings[0].error.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// Carries frames between the wire and those rings that are enabled. Returns how many buffers were taken to be kept.
-    pub fn carry(&mut self, wire: BorrowedFd<'_>, keeps_buffers: bool) -> usize {
+    /// Carries frames between the wire and those rings that are enabled. Returns how many buffers were taken to be
+    /// kept.
+    pub(crate) fn carry(&mut self, wire: BorrowedFd<'_>, keeps_buffers: bool) -> usize {
         let Some(memory) = &self.memory else { return 0 };
         let mut kept = 0;
         for (index, ring) in self.rings.iter_mut().enumerate().filter(|(_, ring)| ring.enabled) {

@@ -8,7 +8,7 @@ use virtio_queue::QueueT;
 use super::super::message::*;
 use super::peer::CONFIG;
 use super::*;
-use crate::{Offload, VirtioDevice};
+use crate::{QueueRunner, VirtioDevice};
 
 /// The configuration with the link down.
 fn link_down() -> [u8; 12] {

@@ -1,4 +1,4 @@
-//! Paths at which nobody is, or the wrong one.
+//! Paths where nothing listens, or the wrong program does.
 
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 
@@ -19,7 +19,7 @@ fn a_path_at_which_nobody_is_is_refused_with_the_way_out() {
     drop(UnixListener::bind(rig.path()).unwrap());
     assert_eq!(
         rig.refusal(),
-        "socket=PATH: nobody listens there (Connection refused); start the backend first",
+        "socket=PATH: nothing is listening there (Connection refused); start the backend first",
         "its owner is gone"
     );
     std::fs::remove_file(rig.path()).unwrap();
@@ -40,7 +40,10 @@ fn a_path_that_no_socket_can_have_or_that_is_closed_to_us_is_told_apart() {
     assert!(long.contains("File name too long"), "{long}");
     // A test that runs as root is let in anywhere.
     let closed = VhostUserSocket::of_peer("/run/vf1.sock".into()).unreachable(Errno::ACCESS).to_string();
-    assert!(closed.starts_with("socket=/run/vf1.sock: no right to use it; give this user write access"), "{closed}");
+    assert!(
+        closed.starts_with("socket=/run/vf1.sock: no permission to use it; give this user write access"),
+        "{closed}"
+    );
 }
 
 #[test]
@@ -50,14 +53,16 @@ fn a_backend_that_lets_connections_wait_is_not_waited_for() {
     bind(&listener, &SocketAddrUnix::new(rig.path()).unwrap()).unwrap();
     listen(&listener, 0).unwrap();
     let _waiting = UnixStream::connect(rig.path()).unwrap();
-    assert!(rig.refusal().starts_with("socket=PATH: the backend does not accept connections, and others wait;"));
+    assert!(
+        rig.refusal().starts_with("socket=PATH: the backend is not accepting connections, and others are waiting;")
+    );
 }
 
 #[test]
 fn a_socket_that_somebody_listens_on_is_left_alone_and_one_that_was_left_behind_is_replaced() {
     let rig = Rig::new();
     let owner = UnixListener::bind(rig.path()).unwrap();
-    assert!(server(&rig).unwrap_err().starts_with("socket=PATH: another program listens there;"));
+    assert!(server(&rig).unwrap_err().starts_with("socket=PATH: another program is listening there;"));
     assert!(rig.path().exists());
     drop(owner);
     let ours = server(&rig).unwrap();
@@ -72,7 +77,7 @@ fn a_socket_that_somebody_listens_on_is_left_alone_and_one_that_was_left_behind_
     drop(successor);
     std::fs::remove_file(rig.path()).unwrap();
     std::fs::write(rig.path(), "precious").unwrap();
-    assert!(server(&rig).unwrap_err().starts_with("socket=PATH: there is something that is no socket;"));
+    assert!(server(&rig).unwrap_err().starts_with("socket=PATH: exists and is not a socket;"));
     assert_eq!(std::fs::read(rig.path()).unwrap(), b"precious");
 }
 
@@ -80,7 +85,7 @@ fn a_socket_that_somebody_listens_on_is_left_alone_and_one_that_was_left_behind_
 fn a_socket_in_a_folder_that_does_not_exist_is_refused() {
     let rig = Rig::new();
     let refused = VhostUserSocket::listen(rig.path().join("x")).map(|_| ()).unwrap_err().to_string();
-    assert!(refused.ends_with("its folder does not exist; create it"), "{refused}");
+    assert!(refused.ends_with("its directory does not exist; create it"), "{refused}");
 }
 
 #[test]

@@ -1,0 +1,335 @@
+//! A PF and its VFs as one device (`PCIe 6.2 §9`).
+//!
+//! All VFs are built at the start; VF Enable decides whether they can be seen. Which VFs exist follows from the PF's
+//! registers at each access and is stored nowhere else. A VF that cannot be seen is in its reset state.
+//!
+//! - A routing ID belongs to the PF, to a VF that exists, or to nothing, which reads as all-ones and ignores writes
+//!   (`§9.2.1.2`).
+//! - A window of a VF BAR has a slice for each VF that exists, and is decoded while VF Enable and VF MSE are set and
+//!   the PF is in D0 (`§9.3.3.3`).
+//! - A VF is reset when VF Enable is cleared, by a write or by a reset of the PF (`§9.2.2`, `§9.3.3.3.1`). Setting VF
+//!   Enable resets nothing.
+//! - A VF follows its PF into D3hot and back, with its registers as they were (`§9.6`). It has a Bus Master Enable of
+//!   its own, and the PF's does not concern it (`§9.3.4.1.3`).
+
+use crate::spec::{ALL_ONES, header};
+use crate::{
+    BarIndex, BarKind, ConfigSpace, Device, Dword, DwordWrite, Effects, Function, MsixError, Outcome, Reach, ResetKind,
+    Rid, Sriov, SriovError, SriovShape, VfChange, VfIndex, VfPlacement, Window, WindowId,
+};
+
+/// Why functions cannot be a PF and its VFs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PfError {
+    /// The function that should be the PF has no SR-IOV capability.
+    #[error("the PF has no SR-IOV capability")]
+    NotPf,
+    /// There are more or fewer VFs than TotalVFs.
+    #[error("{vfs} VFs, and an SR-IOV capability with TotalVFs {total_vfs}")]
+    Count {
+        /// How many VFs there are.
+        vfs: usize,
+        /// TotalVFs.
+        total_vfs: u16,
+    },
+    /// A VF was not made as one ([`Role::Vf`](crate::Role::Vf)).
+    #[error("VF {0} has the configuration space of a different kind of function")]
+    NotVf(VfIndex),
+    /// A VF has another class than its PF (`PCIe 6.2 §9.3.4.1.6`).
+    #[error("VF {0} has a different class code than its PF")]
+    Class(VfIndex),
+    /// A VF has another Subsystem Vendor ID than its PF (`PCIe 6.2 §9.3.4.1`).
+    #[error("VF {0} has another Subsystem Vendor ID than its PF")]
+    SubsystemVendor(VfIndex),
+    /// A VF has another Device/Port Type or link than its PF, or only one of them has ARI.
+    #[error("VF {0} is attached in another way than its PF; give both the same PortType")]
+    Port(VfIndex),
+    /// The MSI-X table or PBA of a VF does not fit the VF BARs.
+    #[error("VF {index} does not fit the VF BARs of its PF: {error}")]
+    Msix {
+        /// The VF.
+        index: VfIndex,
+        /// Why.
+        error: MsixError,
+    },
+    /// VFs have no routing IDs, or unreachable ones, with the PF where it is.
+    #[error("PF at {rid}: {error}")]
+    RoutingIds {
+        /// The PF's routing ID.
+        rid: Rid,
+        /// Why.
+        error: SriovError,
+    },
+}
+
+impl SriovShape {
+    /// The SR-IOV capability of the PF at `pf`, which depends on no other PF, with its VFs at `vfs` and `bars` as VF
+    /// BARs.
+    ///
+    /// `pf` is one of functions 0 to 7. For an Endpoint with a higher function number, Function Dependency Link must be
+    /// set to [`Rid::devfn`].
+    pub fn new(pf: Rid, vfs: VfPlacement, vf_device_id: u16, bars: Vec<(BarIndex, BarKind)>) -> Self {
+        let VfPlacement { total_vfs, first_vf_offset, vf_stride } = vfs;
+        let function_dependency_link = pf.function();
+        Self { total_vfs, first_vf_offset, vf_stride, vf_device_id, bars, function_dependency_link }
+    }
+}
+
+/// A PF and its VFs.
+#[derive(Debug)]
+pub struct PfWithVfs<F> {
+    rid: Rid,
+    pf: F,
+    /// TotalVFs of them.
+    vfs: Vec<F>,
+}
+
+/// Checks that `vf` can be VF `index` of the PF `pf`, whose SR-IOV capability is `sriov`.
+fn check_vf(pf: &ConfigSpace, sriov: &Sriov, index: VfIndex, vf: &ConfigSpace) -> Result<(), PfError> {
+    let class = |space: &ConfigSpace| space.read(Dword::containing(header::CLASS_REVISION)) >> 8;
+    let subsystem_vendor = |space: &ConfigSpace| space.read(Dword::containing(header::SUBSYSTEM)) & 0xffff;
+    // Where VFs are with ARI is the PF's alone to say, and ACS is each function's own.
+    let port = |space: &ConfigSpace| space.port().endpoint().map(|endpoint| (endpoint.link, endpoint.ari.is_some()));
+    if !vf.is_vf() {
+        return Err(PfError::NotVf(index));
+    }
+    if class(vf) != class(pf) {
+        return Err(PfError::Class(index));
+    }
+    if subsystem_vendor(vf) != subsystem_vendor(pf) {
+        return Err(PfError::SubsystemVendor(index));
+    }
+    if port(vf) != port(pf) {
+        return Err(PfError::Port(index));
+    }
+    let msix = vf.msix().map_or(Ok(()), |msix| msix.shape().check(sriov.bars()));
+    msix.map_err(|error| PfError::Msix { index, error })
+}
+
+/// A function that exists.
+enum Target {
+    Pf,
+    Vf(VfIndex),
+}
+
+impl<F: Function> PfWithVfs<F> {
+    /// The PF at `rid` and its VFs, in order, all in their state of power-on.
+    ///
+    /// # Errors
+    ///
+    /// When these functions cannot be a PF and its VFs.
+    pub fn new(rid: Rid, pf: F, vfs: Vec<F>) -> Result<Self, PfError> {
+        let sriov = pf.config().sriov().ok_or(PfError::NotPf)?;
+        let total_vfs = sriov.total_vfs();
+        if vfs.len() != usize::from(total_vfs) {
+            return Err(PfError::Count { vfs: vfs.len(), total_vfs });
+        }
+        sriov.check_rid(rid).map_err(|error| PfError::RoutingIds { rid, error })?;
+        for (index, vf) in (0..).map(VfIndex).zip(&vfs) {
+            check_vf(pf.config(), sriov, index, vf.config())?;
+        }
+        Ok(Self { rid, pf, vfs })
+    }
+
+    /// The PF's routing ID.
+    pub fn rid(&self) -> Rid {
+        self.rid
+    }
+
+    /// Moves the PF, and with it its VFs, to another bus: an Endpoint takes its bus number from the last configuration
+    /// write that reached it (`§2.2.6.2`). Every function has another routing ID then.
+    ///
+    /// Software may choose a bus from which routing IDs of VFs wrap past `FF:1f.7`. No two functions then have the same
+    /// one, and no port passes on requests to those that wrapped.
+    pub fn set_bus(&mut self, bus: u8) -> Outcome<F::Stopping> {
+        let rid = Rid::from_bus_devfn(bus, self.rid.devfn());
+        if rid == self.rid {
+            return Outcome::none();
+        }
+        self.rid = rid;
+        // Messages carry the routing ID.
+        Effects::QUEUES.and(Effects::MESSAGES).into()
+    }
+
+    /// The PF.
+    pub fn pf(&self) -> &F {
+        &self.pf
+    }
+
+    /// The PF, for changes that are the host's to make. It must not be replaced, nor its registers written.
+    pub fn pf_mut(&mut self) -> &mut F {
+        &mut self.pf
+    }
+
+    /// The VF `index`, whether it exists now or not; `None` from TotalVFs on.
+    pub fn vf(&self, index: VfIndex) -> Option<&F> {
+        self.vfs.get(usize::from(index.0))
+    }
+
+    /// The VF `index`, as [`Self::pf_mut`].
+    pub fn vf_mut(&mut self, index: VfIndex) -> Option<&mut F> {
+        self.vfs.get_mut(usize::from(index.0))
+    }
+
+    /// All VFs, whether they exist now or not, in order.
+    pub fn vfs(&self) -> &[F] {
+        &self.vfs
+    }
+
+    /// The VFs that exist now.
+    pub fn visible(&self) -> impl Iterator<Item = (VfIndex, &F)> {
+        (0..self.num_visible()).map(VfIndex).zip(&self.vfs)
+    }
+
+    /// The PF and all VFs, whether they exist now or not.
+    pub fn functions(&self) -> impl Iterator<Item = &F> {
+        std::iter::once(&self.pf).chain(&self.vfs)
+    }
+
+    /// The PF and all VFs, as [`Self::pf_mut`].
+    pub fn functions_mut(&mut self) -> impl Iterator<Item = &mut F> {
+        std::iter::once(&mut self.pf).chain(&mut self.vfs)
+    }
+
+    /// The SR-IOV capability: always there.
+    pub fn sriov(&self) -> Option<&Sriov> {
+        self.pf.config().sriov()
+    }
+
+    /// How many VFs exist now.
+    pub fn num_visible(&self) -> u16 {
+        self.sriov().map_or(0, Sriov::num_visible)
+    }
+
+    /// Whether the PF is in D0, and with it its VFs.
+    pub fn is_powered(&self) -> bool {
+        self.pf.config().is_d0()
+    }
+
+    /// Whether the VF `index` may send its messages: it exists, its Bus Master Enable is set, and the PF is in D0
+    /// (`§9.3.4.1.3`, `§9.6`).
+    pub fn may_send(&self, index: VfIndex) -> bool {
+        let enabled = self.vf(index).is_some_and(|vf| vf.config().bus_master());
+        enabled && index.0 < self.num_visible() && self.is_powered()
+    }
+
+    /// The offset of the slice of VF `index` in the window of VF BAR `bar`, with the System Page Size of now.
+    pub fn slice(&self, bar: BarIndex, index: VfIndex) -> u64 {
+        self.sriov().map_or(0, |sriov| sriov.aperture(bar)).saturating_mul(index.0.into())
+    }
+
+    /// The function that exists at `rid` now.
+    pub fn function(&self, rid: Rid) -> Option<&F> {
+        match self.target(rid)? {
+            Target::Pf => Some(&self.pf),
+            Target::Vf(index) => self.vf(index),
+        }
+    }
+
+    /// The VF that exists at `rid` now.
+    pub fn vf_index(&self, rid: Rid) -> Option<VfIndex> {
+        match self.target(rid)? {
+            Target::Pf => None,
+            Target::Vf(index) => Some(index),
+        }
+    }
+
+    fn target(&self, rid: Rid) -> Option<Target> {
+        if rid == self.rid {
+            return Some(Target::Pf);
+        }
+        self.sriov()?.vf_index(self.rid, rid).map(Target::Vf)
+    }
+
+    /// The VF whose slice of VF BAR `bar` is at `offset` of its window, and the offset in the slice; `None` while the
+    /// window is not decoded.
+    pub fn locate(&self, bar: BarIndex, offset: u64) -> Option<(VfIndex, u64)> {
+        let sriov = self.sriov().filter(|sriov| sriov.vf_mse() && self.is_powered())?;
+        sriov.locate(bar, offset)
+    }
+
+    /// Makes a change of the PF, and lets its VFs follow.
+    fn change_pf(&mut self, change: impl FnOnce(&mut F) -> Outcome<F::Stopping>) -> Outcome<F::Stopping> {
+        let was_powered = self.is_powered();
+        let mut outcome = change(&mut self.pf);
+        let powered = self.is_powered();
+        let concerns_vfs = outcome.effects.vfs.is_some() || powered != was_powered;
+        let reach = if concerns_vfs { Reach::Device } else { Reach::Function(self.rid) };
+        // What changed for the VFs is in the PF's effects: they are gone, or they all woke or fell asleep.
+        if let Some(VfChange::Disabled { num_vfs }) = outcome.effects.vfs {
+            let gone = self.vfs.iter_mut().take(usize::from(num_vfs));
+            outcome.stopping.extend(gone.flat_map(|vf| vf.reset(ResetKind::Conventional, powered).stopping));
+        }
+        if powered != was_powered {
+            let visible = usize::from(self.num_visible());
+            let following = self.vfs.iter_mut().take(visible);
+            let woken = Effects::QUEUES.and(Effects::MESSAGES);
+            outcome.stopping.extend(following.flat_map(|vf| vf.changed(woken, powered).stopping));
+        }
+        outcome.within(reach)
+    }
+
+    /// Makes a change of a VF. It concerns no other function.
+    fn change_vf(
+        &mut self,
+        index: VfIndex,
+        change: impl FnOnce(&mut F, bool) -> Outcome<F::Stopping>,
+    ) -> Outcome<F::Stopping> {
+        let powered = self.is_powered();
+        let rid = self.sriov().and_then(|sriov| sriov.vf_rid(self.rid, index));
+        match (self.vfs.get_mut(usize::from(index.0)), rid) {
+            (Some(vf), Some(rid)) => change(vf, powered).within(Reach::Function(rid)),
+            _ => Outcome::none(),
+        }
+    }
+}
+
+impl<F: Function> Device for PfWithVfs<F> {
+    type Stopping = F::Stopping;
+
+    fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
+        self.function(rid).map_or(ALL_ONES, |function| function.config_read(reg))
+    }
+
+    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Outcome<F::Stopping> {
+        match self.target(rid) {
+            Some(Target::Pf) => self.change_pf(|pf| pf.config_write(reg, write, true)),
+            Some(Target::Vf(index)) => self.change_vf(index, |vf, powered| vf.config_write(reg, write, powered)),
+            None => Outcome::none(),
+        }
+    }
+
+    fn mmio_read(&mut self, window: WindowId, offset: u64, data: &mut [u8]) {
+        match window {
+            WindowId::Bar(bar) => self.pf.bar_read(bar, offset, data),
+            WindowId::VfBar(bar) => {
+                let place = self.locate(bar, offset);
+                match place.and_then(|(index, offset)| Some((self.vf_mut(index)?, offset))) {
+                    Some((vf, offset)) => vf.bar_read(bar, offset, data),
+                    None => data.fill(0xff),
+                }
+            }
+        }
+    }
+
+    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Outcome<F::Stopping> {
+        match window {
+            WindowId::Bar(bar) => self.change_pf(|pf| pf.bar_write(bar, offset, data, true)),
+            WindowId::VfBar(bar) => match self.locate(bar, offset) {
+                Some((index, offset)) => self.change_vf(index, |vf, powered| vf.bar_write(bar, offset, data, powered)),
+                None => Outcome::none(),
+            },
+        }
+    }
+
+    fn windows(&self, out: &mut Vec<Window>) {
+        self.pf.config().windows(out);
+    }
+
+    fn reset(&mut self, kind: ResetKind) -> Outcome<F::Stopping> {
+        self.change_pf(|pf| pf.reset(kind, true)).within(Reach::Device)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,37 @@
+//! The memory that a device decodes.
+
+use crate::BarIndex;
+
+/// Which BAR a memory window belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WindowId {
+    /// A BAR of the device's own function, its PF.
+    Bar(BarIndex),
+    /// A VF BAR: one window for the slices of all enabled VFs, in order.
+    VfBar(BarIndex),
+}
+
+/// What kind of memory a window is, as its BAR says (`PCIe 6.2 §7.5.1.2.1`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MemoryKind {
+    /// Memory below 4 GiB.
+    Memory32,
+    /// Memory at any 64-bit address.
+    Memory64 {
+        /// Reads have no side effects.
+        prefetchable: bool,
+    },
+}
+
+/// A range of memory addresses that a device decodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// The BAR it belongs to.
+    pub id: WindowId,
+    /// The first address.
+    pub base: u64,
+    /// The number of bytes, not 0.
+    pub len: u64,
+    /// What kind of memory it is.
+    pub kind: MemoryKind,
+}

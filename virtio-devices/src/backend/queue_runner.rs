@@ -1,0 +1,213 @@
+//! Backends that run a NIC's queues themselves: the host's kernel, another process, or a device.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use thiserror::Error;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::DoorbellPages;
+use crate::net_protocol::Offloads;
+
+/// A backend that runs a NIC's queues itself. The NIC handles the device's registers, the link, and the control queue
+/// unless the backend runs that, too.
+///
+/// One thread at a time calls it: first the one that plugs the NIC in, then the NIC's worker, never a vCPU. A call may
+/// wait for the backend, but not forever.
+pub trait QueueRunner: Send {
+    /// What the backend is and can do. This never changes while the NIC exists; if the other end is replaced, the new
+    /// one must have the same abilities.
+    fn ability(&self) -> Ability;
+
+    /// The NIC offers drivers `features`, and `mtu` if there is one. A replacement of the backend's other end needs
+    /// these abilities, and no others.
+    fn promise(&mut self, _features: u64, _mtu: Option<u16>) {}
+
+    /// Starts the queues of `run`: at DRIVER_OK, and again after [`Self::stop`] or [`Self::recover`].
+    ///
+    /// # Errors
+    ///
+    /// When the backend fails or refuses. It then touches neither the queues nor guest memory.
+    fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError>;
+
+    /// Stops the queues that were started. The backend then touches neither them nor guest memory.
+    ///
+    /// Returns the position of each queue of [`QueueRun::queues`], in that order: the index of the next buffer that it
+    /// would take from the available ring. `None` means that the position is unknown, as after a loss: buffers that
+    /// were taken and not returned are taken again.
+    fn stop(&mut self) -> Vec<Option<u16>>;
+
+    /// Whether its queues can be stopped and continued without a reset by the driver. If not, they keep running while
+    /// the host has the link down.
+    fn goes_on_after_stop(&self) -> bool {
+        true
+    }
+
+    /// Makes `queue`, which was started, signal `call` from now on.
+    ///
+    /// # Errors
+    ///
+    /// When the backend fails or refuses.
+    fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), RunnerError>;
+
+    /// Runs the first `pairs` of the queue pairs that were started, and leaves the others alone.
+    ///
+    /// # Errors
+    ///
+    /// When the backend fails or refuses.
+    fn set_active_pairs(&mut self, pairs: u16) -> Result<(), RunnerError>;
+
+    /// Restricts the offloaded frames that the backend delivers to `offloads`. Only called if
+    /// [`Ability::switches_offloads`] is set.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot; the old setting stays in force.
+    fn set_offloads(&self, _offloads: Offloads) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The doorbell pages that the guest can write to directly while queues run. The same object for the life of the
+    /// NIC; `None` if there are never any.
+    fn doorbell_pages(&self) -> Option<Arc<DoorbellPages>> {
+        None
+    }
+
+    /// The descriptors that become readable when the backend has something to report. A lost connection is not among
+    /// them: it would stay readable.
+    fn watched(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// Receives what the backend reports, without waiting. Called when one of [`Self::watched`] is readable, whether or
+    /// not queues were started, and after each start.
+    ///
+    /// # Errors
+    ///
+    /// When the backend is lost. It is stopped next, and then recovered.
+    fn attend(&mut self) -> Result<Attention, RunnerError>;
+
+    /// Reconnects to a backend that was lost. Retried about once a second, and when one of [`Self::watched`] is
+    /// readable.
+    ///
+    /// # Errors
+    ///
+    /// When it is still lost.
+    fn recover(&mut self) -> Result<(), RunnerError>;
+}
+
+/// What a NIC's backend is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendKind {
+    /// A tap; this process moves the frames.
+    Tap,
+    /// A tap; the host's kernel moves the frames.
+    VhostNet,
+    /// Another process, over a socket.
+    VhostUser,
+    /// A vDPA device of the host.
+    Vdpa,
+}
+
+/// What a backend is, and what it can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ability {
+    /// Its kind.
+    pub kind: BackendKind,
+    /// What users call it: an interface, or the path of a socket or device.
+    pub name: String,
+    /// The feature bits that a NIC over it can offer. The NIC serves those about commands of the control queue, unless
+    /// [`Self::control_queue`] is set.
+    pub features: u64,
+    /// The most pairs of queues that it runs.
+    pub queue_pairs: u16,
+    /// The largest size of a queue.
+    pub queue_size: u16,
+    /// Its Ethernet address, if it has one of its own.
+    pub mac: Option<[u8; 6]>,
+    /// Its MTU in bytes, if it has one of its own.
+    pub mtu: Option<u16>,
+    /// It runs the control queue, too.
+    pub control_queue: bool,
+    /// [`QueueRunner::set_offloads`] works.
+    pub switches_offloads: bool,
+}
+
+/// A queue as the backend needs it. Its rings lie in guest memory.
+#[derive(Debug, Clone)]
+pub struct RunnerQueue {
+    /// Its index, as the driver counts: twice the pair's for a receive queue, one more for the transmit queue.
+    pub index: u16,
+    /// The number of its descriptors.
+    pub size: u16,
+    /// Its descriptor table.
+    pub descriptors: GuestAddress,
+    /// Its available ring.
+    pub available: GuestAddress,
+    /// Its used ring.
+    pub used: GuestAddress,
+    /// The index of the next buffer to take from the available ring.
+    pub position: u16,
+    /// Signalled by the driver's doorbell.
+    pub kick: Arc<EventFd>,
+    /// Signalled by the backend when it has used buffers.
+    pub call: Arc<EventFd>,
+}
+
+/// What a backend needs to start a driver's queues.
+#[derive(Debug)]
+pub struct QueueRun<'a> {
+    /// The queues, in ascending order of their indices. A driver may leave some out.
+    pub queues: &'a [RunnerQueue],
+    /// The feature bits that the driver negotiated.
+    pub features: u64,
+    /// The guest's memory.
+    pub memory: &'a GuestMemoryMmap,
+    /// The offloaded frames that the driver takes.
+    pub offloads: Offloads,
+    /// The pairs of queues that the driver uses: the first ones.
+    pub active_pairs: u16,
+    /// Drop frames that arrived earlier: this is the first start since a reset, or the link was down.
+    pub fresh: bool,
+    /// No start was tried since the driver's reset, so nothing has been taken from its rings.
+    pub untouched: bool,
+}
+
+/// What a backend reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attention {
+    /// Nothing that concerns the driver.
+    Nothing,
+    /// Its link is up or down.
+    Link(bool),
+    /// The driver's rings are invalid.
+    BrokenRing,
+}
+
+/// Why a backend does not start a driver's queues.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The backend is lost, and will be recovered.
+    #[error(transparent)]
+    Lost(#[from] RunnerError),
+    /// The backend works, and refuses what the driver has set up: the driver has to reset the device.
+    #[error(transparent)]
+    Refused(RunnerError),
+}
+
+/// A request that a backend did not carry out.
+#[derive(Debug, Error)]
+#[error("cannot {what}: {source}")]
+pub struct RunnerError {
+    /// The request, to follow "cannot".
+    pub what: &'static str,
+    /// Why not.
+    pub source: io::Error,
+}
+
+impl RunnerError {
+    /// An error of `what`, for `map_err`.
+    pub fn of<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self { what, source: source.into() }
+    }
+}

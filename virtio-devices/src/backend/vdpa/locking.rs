@@ -1,0 +1,59 @@
+//! The limit of memory that a process may pin.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::mapping::Mapping;
+
+/// How much memory this process may pin, and how much it needs to, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Locking {
+    /// What it has pinned already, plus the guest's memory.
+    pub needed: u64,
+    /// What it may pin; `None` without a limit.
+    pub limit: Option<u64>,
+}
+
+impl Locking {
+    /// What it takes to pin all of `mappings`, for one more device: each device's pages count. Raises the limit as far
+    /// as this process may.
+    pub fn reserve(mappings: &[Mapping]) -> Self {
+        let size: u64 = mappings.iter().map(Mapping::size).sum();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let needed = size.saturating_add(pinned(&status));
+        let limits = getrlimit(Resource::Memlock);
+        if limits.current.is_some_and(|limit| limit < needed) {
+            // If that is forbidden, mapping the memory fails.
+            let _ = setrlimit(Resource::Memlock, Rlimit { current: limits.maximum, maximum: limits.maximum });
+        }
+        Self { needed, limit: getrlimit(Resource::Memlock).current }
+    }
+
+    /// Whether the limit is too low.
+    pub fn falls_short(&self) -> bool {
+        self.limit.is_some_and(|limit| limit < self.needed)
+    }
+}
+
+/// What a process has pinned, in bytes, according to its `/proc/self/status`.
+fn pinned(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+    kibibytes.unwrap_or(0_u64).saturating_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pinned_is_read_in_kibibytes() {
+        assert_eq!(pinned("VmLck:\t       0 kB\nVmPin:\t  262144 kB\nVmHWM:\t 1 kB\n"), 256 << 20);
+        assert_eq!(pinned(""), 0);
+    }
+
+    #[test]
+    fn a_limit_falls_short_of_more_than_it_allows() {
+        let locking = |needed, limit| Locking { needed, limit }.falls_short();
+        assert!(!locking(1, None) && !locking(8, Some(8)) && locking(9, Some(8)));
+    }
+}

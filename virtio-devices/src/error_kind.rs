@@ -1,0 +1,48 @@
+//! The kind of an error: who has to act.
+
+/// Who has to act on an error, and how. Exit codes and HTTP status follow from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The user gave a value that no device can have.
+    Invalid,
+    /// The user named a file, socket or device that is not there.
+    Missing,
+    /// The user named a file, socket or device that exists but cannot serve as asked.
+    Unsuitable,
+    /// Another program or device uses what the user named.
+    Busy,
+    /// The host's administrator has not given this process the right.
+    Denied,
+    /// The program or device at the other end fails, hangs or breaks its protocol.
+    Peer,
+    /// The host lacks something: a module, memory, file descriptors.
+    Host,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::{CharError, RngError, TapError, VdpaError, VdpaFault, VhostNetError, VhostUserError};
+
+    #[test]
+    fn a_user_an_administrator_and_the_other_end_are_told_apart() {
+        assert_eq!(TapError::InUse("t".into()).kind(), ErrorKind::Busy);
+        assert_eq!(TapError::NotOurs("t".into()).kind(), ErrorKind::Denied);
+        assert_eq!(VhostUserError::Refused("s".into()).kind(), ErrorKind::Missing);
+        assert_eq!(VhostNetError::Missing.kind(), ErrorKind::Host);
+        assert_eq!(VdpaError { path: PathBuf::new(), fault: VdpaFault::Silent }.kind(), ErrorKind::Peer);
+    }
+
+    #[test]
+    fn what_the_system_says_of_a_path_is_part_of_the_kind() {
+        let open = |kind: io::ErrorKind| RngError::Open { path: PathBuf::new(), error: kind.into() }.kind();
+        assert_eq!(open(io::ErrorKind::NotFound), ErrorKind::Missing);
+        assert_eq!(open(io::ErrorKind::PermissionDenied), ErrorKind::Unsuitable);
+        let file = |kind: io::ErrorKind| CharError::File { path: PathBuf::new(), error: kind.into() }.kind();
+        assert_eq!(file(io::ErrorKind::PermissionDenied), ErrorKind::Denied);
+        assert_eq!(file(io::ErrorKind::NotFound), ErrorKind::Host);
+    }
+}

@@ -1,0 +1,47 @@
+//! A queue that the NIC has lent to its backend.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::SharedQueue;
+use crate::backend::RunnerQueue;
+
+/// A queue that the backend runs on behalf of the NIC.
+pub(crate) struct LentQueue {
+    /// Its index.
+    pub index: u16,
+    /// The queue.
+    pub queue: SharedQueue,
+    /// What the driver's doorbell signals.
+    pub kick: Arc<EventFd>,
+}
+
+impl LentQueue {
+    /// The queue as the backend needs it; the backend signals `call`.
+    pub(crate) fn describe(&self, queue: &Queue, call: Arc<EventFd>) -> RunnerQueue {
+        RunnerQueue {
+            index: self.index,
+            size: queue.size(),
+            descriptors: GuestAddress(queue.desc_table()),
+            available: GuestAddress(queue.avail_ring()),
+            used: GuestAddress(queue.used_ring()),
+            position: queue.next_avail(),
+            kick: Arc::clone(&self.kick),
+            call,
+        }
+    }
+}
+
+/// Records the position of a queue that was stopped.
+pub(crate) fn settle_position(queue: &mut Queue, position: Option<u16>, memory: &GuestMemoryMmap) {
+    // The rings have been checked, so it can be read.
+    let used = queue.used_idx(memory, Ordering::Acquire).map_or(queue.next_used(), |used| used.0);
+    queue.set_next_used(used);
+    // It cannot have taken more than a ring holds.
+    let plausible = position.filter(|position| position.wrapping_sub(used) <= queue.size());
+    queue.set_next_avail(plausible.unwrap_or(used));
+}

@@ -1,0 +1,66 @@
+//! What a NIC's workers work with.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vm_memory::GuestMemoryMmap;
+
+use super::counters::{Counter, NetCounters, Tally};
+use super::state::NetState;
+use crate::backend::TapQueue;
+use crate::ring::{BrokenRing, Ring};
+use crate::{Interrupts, Memory};
+
+/// The most frames that are handled in one direction before the other direction and a stop get their turn.
+pub(crate) const BATCH: usize = 64;
+
+/// What the workers of one start share.
+pub(crate) struct Shared {
+    /// The guest's memory.
+    pub memory: Memory,
+    /// The negotiated features.
+    pub features: u64,
+    /// The number of queue pairs that the driver may use.
+    pub pairs: u16,
+    /// What the driver changes at run time.
+    pub state: Arc<NetState>,
+    /// The counters.
+    pub counters: Arc<NetCounters>,
+    /// Where the driver is interrupted.
+    pub interrupts: Arc<Interrupts>,
+    /// Whether this is the first start since a reset.
+    pub fresh: bool,
+    /// Whether all workers have been spawned. Locked until that is known, so that no worker touches anything before.
+    pub complete: Mutex<bool>,
+}
+
+/// What one turn of a worker's loop works with. `B` is a tap's queue where the worker moves frames itself.
+pub(crate) struct Pass<'m, B: ?Sized = TapQueue> {
+    /// The guest's memory.
+    pub memory: &'m GuestMemoryMmap,
+    /// The backend.
+    pub backend: &'m B,
+    /// What the driver changes at run time.
+    pub state: &'m NetState,
+    /// The counters.
+    pub tally: &'m mut Tally,
+    /// Where the driver is interrupted.
+    pub interrupts: &'m Interrupts,
+}
+
+impl<B: ?Sized> Pass<'_, B> {
+    /// Interrupts the driver if it wants that.
+    pub(crate) fn interrupt(&mut self, ring: &mut Ring<'_>) -> Result<(), BrokenRing> {
+        if ring.wants_interrupt(self.memory)? {
+            self.interrupts.signal_queue(ring.index());
+            self.tally.count(Counter::Interrupts);
+        }
+        Ok(())
+    }
+}
+
+/// Gives up a queue whose ring is invalid, and asks the driver to reset the device. The other queues go on.
+pub(crate) fn give_up(tally: &mut Tally, interrupts: &Interrupts) {
+    tally.count(Counter::BrokenRings);
+    interrupts.ask_for_reset();
+}

@@ -1,0 +1,104 @@
+//! The parameters of a NIC, and why they are refused.
+
+use thiserror::Error;
+
+use crate::ErrorKind;
+
+/// What a NIC is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetSpec {
+    /// Its id, which its threads are named after.
+    pub id: String,
+    /// Its Ethernet address, a unicast one.
+    pub mac: [u8; 6],
+    /// The MTU reported to the driver, in bytes. Without one it is the backend's.
+    pub mtu: Option<u16>,
+    /// The number of its queue pairs, that of the backend's queues.
+    pub queue_pairs: u16,
+    /// The size of its queues, a power of two up to 32,768.
+    pub queue_size: u16,
+    /// Offers TCP segmentation offload in both directions, if checksums are offloaded.
+    pub offload_tso: bool,
+    /// Offers UDP fragmentation and segmentation offload in both directions, if checksums are offloaded.
+    pub offload_ufo: bool,
+    /// Offers checksum offload in both directions.
+    pub offload_csum: bool,
+}
+
+/// Why there cannot be such a NIC: one line, to follow the option's name.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NetError {
+    /// The address is a group's or zero.
+    #[error("mac={} is not an address for a NIC: its first byte must be even, and not all bytes zero", Hex(.0))]
+    Mac([u8; 6]),
+    /// The queue size is not one.
+    #[error("queue_size={0}: must be a power of two from 2 to 32768")]
+    QueueSize(u16),
+    /// The numbers of queue pairs differ.
+    #[error("{pairs} queue pairs need as many tap queues; the tap has {queues}")]
+    QueuePairs {
+        /// The NIC's.
+        pairs: u16,
+        /// The backend's.
+        queues: usize,
+    },
+    /// The backend has too few queues.
+    #[error(
+        "num_queues={}: {name} has {has} pairs of queues; give num_queues={} or less",
+        2 * u32::from(*.pairs), 2 * u32::from(*.has)
+    )]
+    TooFewPairs {
+        /// The backend.
+        name: String,
+        /// The NIC's.
+        pairs: u16,
+        /// The backend's.
+        has: u16,
+    },
+    /// The backend's queues are too small.
+    #[error("queue_size={size}: {name} has queues of at most {has}; give queue_size={has} or less")]
+    TooLarge {
+        /// The backend.
+        name: String,
+        /// The NIC's.
+        size: u16,
+        /// The backend's.
+        has: u16,
+    },
+    /// The backend's MTU is smaller.
+    #[error("mtu={mtu}: {name} has an MTU of {has}; give {has} or less, or leave mtu out")]
+    Mtu {
+        /// The backend.
+        name: String,
+        /// The NIC's.
+        mtu: u16,
+        /// The backend's.
+        has: u16,
+    },
+    /// The backend cannot run the queues of a modern driver.
+    #[error("{0} does not offer VIRTIO_F_VERSION_1, which a virtio 1 device needs")]
+    Legacy(String),
+}
+
+impl NetError {
+    /// Who has to act on it.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Mac(_) | Self::QueueSize(_) => ErrorKind::Invalid,
+            Self::QueuePairs { .. }
+            | Self::TooFewPairs { .. }
+            | Self::TooLarge { .. }
+            | Self::Mtu { .. }
+            | Self::Legacy(_) => ErrorKind::Unsuitable,
+        }
+    }
+}
+
+struct Hex<'a>(&'a [u8; 6]);
+
+impl std::fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}

@@ -1,0 +1,143 @@
+//! Starts a NIC's workers when its driver is up.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::Mutex;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::counters::NetCounters;
+use super::engine::Engine;
+use super::lent_queue::LentQueue;
+use super::pass::Shared;
+use super::runner::RunnerWorker;
+use super::state::NetState;
+use super::worker::Pair;
+use crate::backend::{Ability, Health, QueueRunner, Tap};
+use crate::features::has;
+use crate::worker::{spawn, spawn_all, thread_name};
+use crate::{Start, Worker};
+
+/// A driver's start of a NIC.
+pub(crate) struct NetStart<'n> {
+    /// What runs the queues.
+    pub engine: &'n Engine,
+    /// The NIC's id, which its threads are named after.
+    pub id: &'n str,
+    /// The queue pairs that the driver may use.
+    pub pairs: u16,
+    /// What the driver changes at run time.
+    pub state: &'n Arc<NetState>,
+    /// The counters.
+    pub counters: &'n Arc<NetCounters>,
+    /// Whether the backend works.
+    pub health: &'n Arc<Health>,
+    /// Whether this is the first start since a reset.
+    pub fresh: bool,
+    /// What the driver has set up.
+    pub start: &'n Start,
+}
+
+impl NetStart<'_> {
+    /// Starts the workers.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no eventfd or thread left. Nothing has been started then.
+    pub(crate) fn workers(&self) -> io::Result<Vec<Worker>> {
+        match &self.engine {
+            Engine::Tap(tap) => {
+                let (pairs, shared) = (self.pairs_to_run(tap)?, self.shared());
+                spawn_all(pairs, &shared.complete, |pair| self.spawn(pair, &shared))
+            }
+            Engine::Runner(ability, backend) => Ok(vec![self.start_runner(ability, backend)?]),
+        }
+    }
+
+    /// Sorts the driver's queues by pair. The control queue follows the last pair that the driver knows of
+    /// (`virtio 1.4 §5.1.2`). A pair without an enabled queue has no worker.
+    pub(crate) fn pairs_to_run(&self, tap: &Tap) -> io::Result<Vec<Pair>> {
+        let count = self.pairs;
+        let queue = |index| self.start.queues.iter().find(|(other, _)| *other == index).cloned();
+        let mut pairs = Vec::with_capacity(count.into());
+        for (index, tap) in (0..count).zip(tap.queues()) {
+            let (receive, transmit) = (queue(2 * index), queue(2 * index + 1));
+            let control = if index == 0 { queue(2 * count) } else { None };
+            if receive.is_none() && transmit.is_none() && control.is_none() {
+                continue;
+            }
+            pairs.push(Pair {
+                index,
+                receive,
+                transmit,
+                control,
+                tap: Arc::clone(tap),
+                kick: eventfd()?,
+                stop: Arc::new(AtomicBool::new(false)),
+                peers: Vec::new(),
+            });
+        }
+        let peers = pairs.iter().filter(|pair| pair.index > 0).map(|pair| Arc::clone(&pair.kick)).collect();
+        if let Some(first) = pairs.first_mut().filter(|pair| pair.index == 0) {
+            first.peers = peers;
+        }
+        Ok(pairs)
+    }
+
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::new(Shared {
+            memory: self.start.memory.clone(),
+            features: self.start.features,
+            pairs: self.pairs,
+            state: Arc::clone(self.state),
+            counters: Arc::clone(self.counters),
+            interrupts: Arc::clone(&self.start.interrupts),
+            fresh: self.fresh,
+            complete: Mutex::new(false),
+        })
+    }
+
+    pub(crate) fn spawn(&self, pair: Pair, shared: &Arc<Shared>) -> io::Result<Worker> {
+        let queues = [&pair.receive, &pair.transmit, &pair.control];
+        let queues: Vec<_> = queues.into_iter().flatten().map(|(index, _)| *index).collect();
+        let (kick, stop) = (Arc::clone(&pair.kick), Arc::clone(&pair.stop));
+        let shared = Arc::clone(shared);
+        let name = thread_name(self.id, "qp", pair.index);
+        let thread = spawn(name, move || pair.run(&shared))?;
+        Ok(Worker::new(queues, kick, stop, thread))
+    }
+
+    /// The one worker of a backend that runs the queues itself.
+    fn start_runner(&self, ability: &Ability, backend: &Arc<Mutex<Box<dyn QueueRunner>>>) -> io::Result<Worker> {
+        let control = 2 * self.pairs;
+        // Without VIRTIO_NET_F_CTRL_VQ there is no control queue, whatever the driver enables.
+        let passed_on = ability.control_queue && has(self.start.features, VIRTIO_NET_F_CTRL_VQ);
+        let data = self.start.queues.iter().filter(|(index, _)| *index < control || passed_on && *index == control);
+        let lent =
+            data.map(|(index, queue)| Ok(LentQueue { index: *index, queue: Arc::clone(queue), kick: eventfd()? }));
+        let lent = lent.collect::<io::Result<Vec<_>>>()?;
+        let control = self.start.queues.iter().find(|(index, _)| *index == control && !ability.control_queue).cloned();
+        let (kick, stop) = (eventfd()?, Arc::new(AtomicBool::new(false)));
+        let mut doorbells: Vec<_> = lent.iter().map(|lent| (lent.index, Arc::clone(&lent.kick))).collect();
+        doorbells.extend(control.iter().map(|(index, _)| (*index, Arc::clone(&kick))));
+        let worker = RunnerWorker {
+            id: self.id.to_owned(),
+            lent,
+            control,
+            backend: Arc::clone(backend),
+            health: Arc::clone(self.health),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let shared = self.shared();
+        *shared.complete.lock() = true;
+        let thread = spawn(thread_name(self.id, "vq", 0), move || worker.run(&shared))?;
+        Ok(Worker { doorbells, kick, stop, thread })
+    }
+}
+
+fn eventfd() -> io::Result<Arc<EventFd>> {
+    Ok(Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?))
+}

@@ -1,0 +1,526 @@
+//! A NIC whose backend runs the queues: what its worker asks of the backend, and what the driver sees of it.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::*;
+use virtio_queue::QueueT;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::super::counters::Counter;
+use super::super::testing::*;
+use super::super::{Net, NetError};
+use crate::backend::{Ability, Attention, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
+use crate::net_protocol::Offloads;
+use crate::{Backend, BackendChange, BackendKind, NO_VECTOR, Port, VirtioDevice};
+
+const CONTROL: u16 = 2;
+const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_CTRL_VQ;
+
+/// What the backend was asked, and what it shall say.
+#[derive(Default)]
+struct Script {
+    asked: Vec<String>,
+    queues: Vec<RunnerQueue>,
+    /// What [`QueueRunner::stop`] returns.
+    positions: Vec<Option<u16>>,
+    says: Option<Result<Attention, ()>>,
+    refuses_start: bool,
+    refuses_rings: bool,
+    promised: (u64, Option<u16>),
+    stays_lost: bool,
+    needs_reset_after_stop: bool,
+}
+
+#[derive(Clone)]
+struct Scripted {
+    script: Arc<Mutex<Script>>,
+    speaks: Arc<EventFd>,
+    ability: Ability,
+}
+
+impl Scripted {
+    fn new(pairs: u16) -> Self {
+        let ability = Ability {
+            kind: BackendKind::VhostNet,
+            name: "scripted".into(),
+            features: u64::MAX,
+            queue_pairs: pairs,
+            queue_size: 256,
+            mac: None,
+            mtu: None,
+            control_queue: false,
+            switches_offloads: true,
+        };
+        Self { script: Arc::default(), speaks: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()), ability }
+    }
+
+    fn guest(&self, pairs: u16) -> Guest {
+        Guest::over(spec(pairs, 16), Backend::Runner(Box::new(self.clone())))
+    }
+
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.script.lock().asked)
+    }
+
+    fn await_asked(&self, last: &str) -> Vec<String> {
+        eventually(last, || self.script.lock().asked.last().is_some_and(|asked| asked == last));
+        self.asked()
+    }
+
+    fn say(&self, what: Result<Attention, ()>) {
+        self.script.lock().says = Some(what);
+        self.speaks.write(1).unwrap();
+    }
+
+    /// The backend interrupts the driver of `queue`.
+    fn interrupt(&self, queue: usize) {
+        self.script.lock().queues[queue].call.write(1).unwrap();
+    }
+}
+
+fn lost() -> RunnerError {
+    RunnerError { what: "go on", source: io::ErrorKind::BrokenPipe.into() }
+}
+
+impl QueueRunner for Scripted {
+    fn ability(&self) -> Ability {
+        self.ability.clone()
+    }
+
+    fn promise(&mut self, features: u64, mtu: Option<u16>) {
+        self.script.lock().promised = (features, mtu);
+    }
+
+    fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
+        let mut script = self.script.lock();
+        let queues: Vec<_> = run.queues.iter().map(|queue| (queue.index, queue.position)).collect();
+        script.asked.push(format!("start {queues:?} pairs={} fresh={}", run.active_pairs, run.fresh));
+        script.queues = run.queues.to_vec();
+        match () {
+            () if script.refuses_start => Err(lost().into()),
+            () if script.refuses_rings => Err(StartError::Refused(lost())),
+            () => Ok(()),
+        }
+    }
+
+    fn stop(&mut self) -> Vec<Option<u16>> {
+        let mut script = self.script.lock();
+        script.asked.push("stop".into());
+        script.positions.clone()
+    }
+
+    fn goes_on_after_stop(&self) -> bool {
+        !self.script.lock().needs_reset_after_stop
+    }
+
+    fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {
+        let mut script = self.script.lock();
+        script.asked.push(format!("call {queue}"));
+        let call = Arc::new(call.try_clone().unwrap());
+        script.queues.iter_mut().filter(|other| other.index == queue).for_each(|other| other.call = Arc::clone(&call));
+        Ok(())
+    }
+
+    fn set_active_pairs(&mut self, pairs: u16) -> Result<(), RunnerError> {
+        self.script.lock().asked.push(format!("pairs {pairs}"));
+        Ok(())
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
+        self.script.lock().asked.push(format!("offloads {:#x}", offloads.bits()));
+        Ok(())
+    }
+
+    fn watched(&self) -> Vec<BorrowedFd<'_>> {
+        // SAFETY: the eventfd is open as long as it is borrowed.
+        vec![unsafe { BorrowedFd::borrow_raw(self.speaks.as_raw_fd()) }]
+    }
+
+    fn attend(&mut self) -> Result<Attention, RunnerError> {
+        let _ = self.speaks.read();
+        self.script.lock().says.take().map_or(Ok(Attention::Nothing), |says| says.map_err(|()| lost()))
+    }
+
+    fn recover(&mut self) -> Result<(), RunnerError> {
+        let _ = self.speaks.read();
+        let mut script = self.script.lock();
+        script.asked.push("recover".into());
+        if script.stays_lost { Err(lost()) } else { Ok(()) }
+    }
+}
+
+fn config_interrupts(guest: &Guest) -> u64 {
+    let vector = guest.interrupts.config_vector();
+    guest.interrupts.eventfd(vector).unwrap().read().unwrap_or(0)
+}
+
+fn link_up(net: &Net) -> bool {
+    let mut status = [0; 2];
+    net.config_read(6, &mut status);
+    u16::from_le_bytes(status) & VIRTIO_NET_S_LINK_UP as u16 != 0
+}
+
+#[test]
+fn the_backend_gets_the_data_queues_and_the_worker_keeps_the_control_queue() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.start_at_once(FEATURES);
+    assert_eq!(backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true").len(), 1);
+    let started = backend.script.lock().queues.clone();
+    let doorbells = &guest.workers[0].doorbells;
+    assert_eq!(doorbells.iter().map(|(queue, _)| *queue).collect::<Vec<_>>(), [0, 1, 2]);
+    for (queue, (_, eventfd)) in started.iter().zip(doorbells) {
+        assert!(Arc::ptr_eq(&queue.kick, eventfd), "queue {}", queue.index);
+        assert_eq!(queue.descriptors.0, guest.queues[usize::from(queue.index)].avail() - 0x8000);
+    }
+    assert_eq!(guest.workers[0].thread.thread().name(), Some("_net0_vq0"));
+    guest.interrupts.eventfd(0).unwrap().read().unwrap_err();
+    backend.interrupt(0);
+    assert!(guest.interrupts.eventfd(0).unwrap().read().is_ok());
+    assert_eq!(guest.command(CONTROL, &[0, 0, 1]), 1, "not negotiated");
+    assert_eq!(guest.count(Counter::ControlRefused), 1);
+    guest.stop();
+    assert_eq!(backend.asked(), ["stop"]);
+}
+
+#[test]
+fn a_queue_goes_on_where_the_backend_stopped_and_where_it_does_not_know_behind_the_last_used_buffer() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    // The backend has given five receive and three transmit buffers back, and holds two receive buffers.
+    guest.queues[0].write(guest.queues[0].used() + 2, 5u16.to_le_bytes());
+    guest.queues[1].write(guest.queues[1].used() + 2, 3u16.to_le_bytes());
+    backend.script.lock().positions = vec![Some(7), None];
+    guest.stop();
+    backend.asked();
+    let positions = |guest: &Guest| {
+        [0, 1].map(|n: usize| {
+            let queue = guest.queues[n].queue.lock();
+            (queue.next_avail(), queue.next_used())
+        })
+    };
+    assert_eq!(positions(&guest), [(7, 5), (3, 3)]);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 7), (1, 3)] pairs=1 fresh=false");
+}
+
+#[test]
+fn a_position_that_no_backend_can_have_reached_is_not_believed() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    guest.queues[0].write(guest.queues[0].used() + 2, 5u16.to_le_bytes());
+    guest.queues[1].write(guest.queues[1].used() + 2, 5u16.to_le_bytes());
+    // The rings have 16 buffers.
+    backend.script.lock().positions = vec![Some(5 + 16), Some(5 + 17)];
+    guest.stop();
+    let next = [0, 1].map(|n: usize| guest.queues[n].queue.lock().next_avail());
+    assert_eq!(next, [21, 5]);
+}
+
+#[test]
+fn a_queue_without_a_vector_is_told_in_the_isr_status_and_one_that_gets_a_vector_there() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.interrupts.set_queue_vector(1, NO_VECTOR);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    backend.interrupt(1);
+    eventually("the ISR status", || guest.interrupts.take_isr() == 1);
+    guest.interrupts.set_queue_vector(1, 1);
+    guest.workers[0].wake();
+    assert_eq!(backend.await_asked("call 1"), ["call 1"]);
+    backend.interrupt(1);
+    assert!(guest.interrupts.eventfd(1).unwrap().read().is_ok());
+    assert_eq!(guest.interrupts.take_isr(), 0);
+}
+
+#[test]
+fn the_host_s_link_stops_the_queues_and_starts_them_again() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    guest.net.set_link(false);
+    backend.await_asked("stop");
+    assert!(!link_up(&guest.net) && config_interrupts(&guest) == 1);
+    guest.net.set_link(true);
+    assert_eq!(backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true").len(), 1);
+    assert!(link_up(&guest.net));
+}
+
+/// A guest over `backend` whose link the host has taken down.
+fn cut_one_that_could_not_go_on(backend: &Scripted) -> Guest {
+    backend.script.lock().needs_reset_after_stop = true;
+    let mut guest = backend.guest(1);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    guest.net.set_link(false);
+    guest
+}
+
+#[test]
+fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
+    let backend = Scripted::new(1);
+    let mut guest = cut_one_that_could_not_go_on(&backend);
+    // The worker has looked at the link when it has seen what was changed after that.
+    guest.interrupts.set_queue_vector(1, NO_VECTOR);
+    guest.workers[0].wake();
+    assert_eq!(backend.await_asked("call 1"), ["call 1"]);
+    assert!(!link_up(&guest.net) && config_interrupts(&guest) == 1);
+    guest.net.set_link(true);
+    assert!(link_up(&guest.net) && config_interrupts(&guest) == 1);
+    guest.stop();
+    assert_eq!(backend.asked(), ["stop"], "as any other by a pause");
+    // Else a driver's first command to a device that has the control queue would wait for the link.
+    guest.net.set_link(false);
+    guest.net.reset();
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+}
+
+#[test]
+fn a_backend_that_could_not_go_on_and_was_lost_is_back_although_the_host_s_link_is_down() {
+    let backend = Scripted::new(1);
+    let guest = cut_one_that_could_not_go_on(&backend);
+    backend.say(Err(()));
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=false");
+    eventually("the return", || !guest.net.backend_lost());
+}
+
+#[test]
+fn a_lost_backend_takes_the_link_down_and_one_that_returns_brings_it_up() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    let changes = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&changes);
+    guest.net.observe_backend(Box::new(move |change| seen.lock().push(change)));
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    guest.queues[0].write(guest.queues[0].used() + 2, 5u16.to_le_bytes());
+    let generation = guest.net.config_generation();
+    backend.script.lock().stays_lost = true;
+    backend.say(Err(()));
+    eventually("the loss", || guest.net.backend_lost());
+    eventually("its interrupt", || config_interrupts(&guest) > 0);
+    assert!(!link_up(&guest.net));
+    assert_ne!(guest.net.config_generation(), generation);
+    // It is asked once more when it says something.
+    backend.say(Ok(Attention::Nothing));
+    backend.await_asked("recover");
+    assert!(guest.net.backend_lost());
+    let mut script = backend.script.lock();
+    (script.stays_lost, script.says) = (false, None);
+    drop(script);
+    backend.speaks.write(1).unwrap();
+    let asked = backend.await_asked("start [(0, 5), (1, 0)] pairs=1 fresh=false");
+    assert_eq!(asked, ["recover", "start [(0, 5), (1, 0)] pairs=1 fresh=false"]);
+    eventually("the link", || link_up(&guest.net));
+    assert_eq!(*changes.lock(), [BackendChange::Lost, BackendChange::Restored]);
+}
+
+#[test]
+fn a_backend_that_refuses_to_start_is_tried_again() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    backend.script.lock().refuses_start = true;
+    guest.start_at_once(FEATURES);
+    eventually("the loss", || guest.net.backend_lost());
+    backend.script.lock().refuses_start = false;
+    eventually("the return", || !guest.net.backend_lost());
+    assert!(backend.asked().contains(&"recover".to_owned()));
+}
+
+#[test]
+fn what_a_driver_has_set_up_wrong_is_its_own_mistake_and_no_loss() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.net.observe_backend(Box::new(|change| panic!("{change:?}")));
+    backend.script.lock().refuses_rings = true;
+    guest.start_at_once(FEATURES);
+    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    assert!(link_up(&guest.net) && !guest.net.backend_lost());
+    // It is not tried again, whatever happens, until the driver resets the device.
+    guest.net.set_link(false);
+    guest.net.set_link(true);
+    assert_eq!(guest.command(CONTROL, &[0, 0, 1]), 1, "not negotiated, and answered");
+    guest.stop();
+    assert_eq!(guest.count(Counter::BrokenRings), 1);
+    assert_eq!(backend.asked(), ["start [(0, 0), (1, 0)] pairs=1 fresh=true"]);
+    backend.script.lock().refuses_rings = false;
+    guest.net.reset();
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+}
+
+#[test]
+fn what_the_backend_says_of_its_link_the_driver_reads() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    for up in [false, true] {
+        backend.say(Ok(Attention::Link(up)));
+        eventually("the link", || link_up(&guest.net) == up);
+        eventually("its interrupt", || config_interrupts(&guest) == 1);
+    }
+    for _ in 0..2 {
+        backend.say(Ok(Attention::BrokenRing));
+        eventually("the wish for a reset", || guest.interrupts.needs_reset() && backend.script.lock().says.is_none());
+    }
+    guest.stop();
+    assert_eq!(guest.count(Counter::BrokenRings), 1, "told once");
+}
+
+#[test]
+fn the_backend_follows_the_pairs_and_the_offloads_that_the_driver_commands() {
+    let backend = Scripted::new(3);
+    let mut guest = backend.guest(3);
+    let features = guest.net.features();
+    guest.start_at_once(features);
+    backend.await_asked("start [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)] pairs=1 fresh=true");
+    assert_eq!(guest.command(6, &[4, 0, 3, 0]), 0);
+    backend.await_asked("pairs 3");
+    assert_eq!(guest.command(6, &[5, 0, 1 << VIRTIO_NET_F_GUEST_CSUM, 0, 0, 0, 0, 0, 0, 0]), 0);
+    assert_eq!(backend.await_asked("offloads 0x1"), ["offloads 0x1"]);
+}
+
+#[test]
+fn a_queue_that_makes_no_sense_is_not_given_to_the_backend() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.queues[0].queue.lock().set_used_ring_address(Some(MEMORY as u32 - 8), None);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(1, 0)] pairs=1 fresh=true");
+    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    assert_eq!(guest.count(Counter::BrokenRings), 1);
+}
+
+#[test]
+fn a_backend_that_can_do_less_than_the_nic_needs_is_refused() {
+    let refused = |change: fn(&mut Ability)| {
+        let mut backend = Scripted::new(2);
+        change(&mut backend.ability);
+        Net::new(spec(2, 256), Backend::Runner(Box::new(backend))).map(|_| ()).unwrap_err()
+    };
+    let name = || "scripted".to_owned();
+    assert_eq!(refused(|able| able.queue_pairs = 1), NetError::TooFewPairs { name: name(), pairs: 2, has: 1 });
+    assert_eq!(refused(|able| able.queue_size = 128), NetError::TooLarge { name: name(), size: 256, has: 128 });
+    assert_eq!(refused(|able| able.features = 0), NetError::Legacy(name()));
+}
+
+#[test]
+fn the_backend_learns_what_drivers_are_promised() {
+    let backend = Scripted::new(1);
+    let spec =
+        crate::NetSpec { offload_csum: false, offload_tso: false, offload_ufo: false, mtu: Some(1400), ..spec(1, 256) };
+    let net = Net::new(spec, Backend::Runner(Box::new(backend.clone()))).unwrap();
+    assert_eq!(backend.script.lock().promised, (net.features(), Some(1400)));
+}
+
+#[test]
+fn a_control_queue_that_the_backend_runs_is_no_larger_than_its_queues() {
+    let control_size = |control_queue, queue_size| {
+        let mut backend = Scripted::new(1);
+        (backend.ability.control_queue, backend.ability.queue_size) = (control_queue, queue_size);
+        *Net::new(spec(1, 16), Backend::Runner(Box::new(backend))).unwrap().queue_sizes().last().unwrap()
+    };
+    assert_eq!([control_size(true, 32), control_size(false, 32), control_size(true, 256)], [32, 64, 64]);
+}
+
+#[test]
+fn only_what_the_backend_can_do_is_offered() {
+    let offered = |features: u64| {
+        let mut backend = Scripted::new(1);
+        backend.ability.features = 1 << VIRTIO_F_VERSION_1 | features;
+        Net::new(spec(1, 256), Backend::Runner(Box::new(backend))).unwrap().features()
+    };
+    let bare = offered(0);
+    let own =
+        1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_MAC | 1 << VIRTIO_NET_F_STATUS | 1 << VIRTIO_NET_F_SPEED_DUPLEX;
+    assert_eq!(bare, own);
+    assert_eq!(offered(1 << VIRTIO_NET_F_HOST_TSO4), bare, "segments need checksums");
+    assert_eq!(offered(1 << VIRTIO_NET_F_CTRL_RX), bare, "commands need their queue");
+    assert_ne!(offered(1 << VIRTIO_NET_F_CTRL_RX | 1 << VIRTIO_NET_F_CTRL_VQ) & 1 << VIRTIO_NET_F_CTRL_VQ, 0);
+}
+
+#[test]
+fn an_address_of_the_backend_counts_only_if_that_is_a_device() {
+    let own = [0x52, 0x54, 0, 0, 0, 9];
+    for (kind, expected) in [(BackendKind::VhostUser, spec(1, 16).mac), (BackendKind::Vdpa, own)] {
+        let mut backend = Scripted::new(1);
+        (backend.ability.kind, backend.ability.mac) = (kind, Some(own));
+        let net = Net::new(spec(1, 16), Backend::Runner(Box::new(backend))).unwrap();
+        assert_eq!(Port::mac(&net), expected);
+    }
+}
+
+#[test]
+fn a_driver_is_new_to_the_backend_until_the_backend_has_been_started_for_it() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    backend.script.lock().refuses_start = true;
+    guest.start_at_once(FEATURES);
+    eventually("the loss", || guest.net.backend_lost());
+    guest.stop();
+    backend.script.lock().refuses_start = false;
+    backend.asked();
+    // The same driver goes on, after a pause.
+    guest.start_at_once(FEATURES);
+    let asked = backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    assert_eq!(asked, ["recover", "start [(0, 0), (1, 0)] pairs=1 fresh=true"]);
+    guest.stop();
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=false");
+}
+
+#[test]
+fn buffers_that_a_backend_gave_back_before_its_start_failed_are_not_given_back_twice() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    backend.script.lock().refuses_start = true;
+    backend.script.lock().stays_lost = true;
+    guest.start_at_once(FEATURES);
+    eventually("the loss", || guest.net.backend_lost());
+    guest.queues[0].write(guest.queues[0].used() + 2, 3u16.to_le_bytes());
+    backend.asked();
+    backend.script.lock().refuses_start = false;
+    backend.script.lock().stays_lost = false;
+    backend.speaks.write(1).unwrap();
+    backend.await_asked("start [(0, 3), (1, 0)] pairs=1 fresh=true");
+}
+
+#[test]
+fn a_lost_backend_that_still_gives_buffers_back_does_not_give_them_back_twice() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    backend.script.lock().stays_lost = true;
+    backend.say(Err(()));
+    eventually("the loss", || guest.net.backend_lost());
+    // Its threads run on until they see that the connection has ended.
+    guest.queues[0].write(guest.queues[0].used() + 2, 4u16.to_le_bytes());
+    backend.script.lock().stays_lost = false;
+    backend.speaks.write(1).unwrap();
+    backend.await_asked("start [(0, 4), (1, 0)] pairs=1 fresh=false");
+}
+
+#[test]
+fn an_mtu_above_the_backend_s_is_refused() {
+    let with = |mtu| {
+        let mut backend = Scripted::new(1);
+        backend.ability.mtu = Some(1500);
+        let spec = crate::NetSpec { mtu, ..spec(1, 256) };
+        Net::new(spec, Backend::Runner(Box::new(backend))).map(|_| ())
+    };
+    assert_eq!(with(Some(9000)), Err(NetError::Mtu { name: "scripted".into(), mtu: 9000, has: 1500 }));
+    assert_eq!((with(Some(1500)), with(None)), (Ok(()), Ok(())));
+}

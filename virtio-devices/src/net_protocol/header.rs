@@ -1,0 +1,86 @@
+//! The header that precedes each frame, `struct virtio_net_hdr` (`virtio 1.4 §5.1.6`).
+
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_UFO,
+    VIRTIO_NET_F_HOST_USO, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_NONE,
+    VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4,
+};
+
+use crate::features::has;
+
+/// The header's length, with `num_buffers`, that a device of version 1 uses whatever was negotiated.
+pub(crate) const HEADER: usize = 12;
+/// The offset of `flags`.
+pub(crate) const FLAGS: usize = 0;
+/// The offset of `num_buffers`.
+pub(crate) const NUM_BUFFERS: usize = 10;
+
+/// The header of a frame that the driver sends asks for what was not negotiated, or contradicts the frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BadHeader;
+
+/// Checks the header of a frame of `frame_len` bytes that the driver sends, and returns it as the backend may see it:
+/// without the flags that only a device sets, and without a number of buffers.
+pub(crate) fn check(mut header: [u8; HEADER], frame_len: usize, features: u64) -> Result<[u8; HEADER], BadHeader> {
+    let half = |offset: usize| usize::from(u16::from_le_bytes([header[offset], header[offset + 1]]));
+    let needs_checksum = header[FLAGS] & VIRTIO_NET_HDR_F_NEEDS_CSUM as u8 != 0;
+    let (gso_type, gso_size) = (header[1], half(4));
+    let (checksum_start, checksum_offset) = (half(6), half(8));
+
+    if needs_checksum && (!has(features, VIRTIO_NET_F_CSUM) || checksum_start + checksum_offset + 2 > frame_len) {
+        return Err(BadHeader);
+    }
+    let is_tcp = match u32::from(gso_type) & !VIRTIO_NET_HDR_GSO_ECN {
+        VIRTIO_NET_HDR_GSO_NONE => false,
+        VIRTIO_NET_HDR_GSO_TCPV4 if has(features, VIRTIO_NET_F_HOST_TSO4) => true,
+        VIRTIO_NET_HDR_GSO_TCPV6 if has(features, VIRTIO_NET_F_HOST_TSO6) => true,
+        VIRTIO_NET_HDR_GSO_UDP if has(features, VIRTIO_NET_F_HOST_UFO) => false,
+        VIRTIO_NET_HDR_GSO_UDP_L4 if has(features, VIRTIO_NET_F_HOST_USO) => false,
+        _ => return Err(BadHeader),
+    };
+    let ecn = u32::from(gso_type) & VIRTIO_NET_HDR_GSO_ECN != 0;
+    if ecn && !(is_tcp && has(features, VIRTIO_NET_F_HOST_ECN)) {
+        return Err(BadHeader);
+    }
+    if u32::from(gso_type) != VIRTIO_NET_HDR_GSO_NONE && gso_size == 0 {
+        return Err(BadHeader);
+    }
+    header[FLAGS] &= VIRTIO_NET_HDR_F_NEEDS_CSUM as u8;
+    header[NUM_BUFFERS..].fill(0);
+    Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TSO: u64 = 1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_HOST_TSO4;
+
+    fn header(flags: u8, gso_type: u8, gso_size: u8, start: u8, offset: u8) -> [u8; HEADER] {
+        [flags, gso_type, 54, 0, gso_size, 0, start, 0, offset, 0, 7, 7]
+    }
+
+    #[test]
+    fn a_plain_header_passes_without_the_devices_own_fields() {
+        assert_eq!(check(header(0b110, 0, 0, 0, 0), 60, 0), Ok([0, 0, 54, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn a_checksum_must_be_negotiated_and_lie_in_the_frame() {
+        assert_eq!(check(header(1, 0, 0, 34, 16), 60, 0), Err(BadHeader));
+        assert!(check(header(1, 0, 0, 34, 16), 52, TSO).is_ok());
+        assert_eq!(check(header(1, 0, 0, 34, 16), 51, TSO), Err(BadHeader));
+        assert_eq!(check([1, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0], 60, TSO), Err(BadHeader));
+    }
+
+    #[test]
+    fn segmentation_must_be_negotiated_by_kind_and_have_a_size() {
+        assert!(check(header(1, 1, 100, 34, 16), 4000, TSO).is_ok());
+        assert_eq!(check(header(1, 1, 0, 34, 16), 4000, TSO), Err(BadHeader));
+        for gso_type in [2, 3, 4, 5, 6, 0x7f, 0x80, 0x81, 0xff] {
+            assert_eq!(check(header(1, gso_type, 100, 34, 16), 4000, TSO), Err(BadHeader), "{gso_type:#x}");
+        }
+        assert!(check(header(1, 0x81, 100, 34, 16), 4000, TSO | 1 << VIRTIO_NET_F_HOST_ECN).is_ok());
+        assert!(check(header(1, 5, 100, 34, 6), 4000, TSO | 1 << VIRTIO_NET_F_HOST_USO).is_ok());
+    }
+}

@@ -1,0 +1,32 @@
+//! What an entropy device counts: bytes, and why buffers were not filled.
+
+use crate::counters::counters;
+
+counters! {
+    /// Something that is counted of an entropy device.
+    pub enum RngCounter;
+    /// The counters of one entropy device since it was plugged in.
+    pub struct RngCounters;
+
+    /// Bytes that the driver got.
+    Bytes = "bytes",
+    /// Buffers that were filled.
+    Requests = "requests",
+    /// Wake-ups by the driver's doorbells.
+    Kicks = "kicks",
+    /// Interrupts that were signalled.
+    Interrupts = "interrupts",
+    /// Dropped: the chain's descriptors are invalid.
+    BadChains = "bad_chains",
+    /// The source could not be read, or has ended.
+    BackendErrors = "backend_errors",
+    /// Queues that were given up because their rings are invalid.
+    BrokenRings = "broken_rings",
+}
+
+impl RngCounter {
+    /// Whether it counts what failed though the driver wanted it.
+    pub(crate) fn is_loss(self) -> bool {
+        matches!(self, Self::BadChains | Self::BackendErrors | Self::BrokenRings)
+    }
+}

@@ -1,0 +1,93 @@
+//! A device in the hands of a host, for tests.
+
+use std::convert::Infallible;
+use std::ops::{Deref, DerefMut};
+use std::thread::JoinHandle;
+
+use pci::{Device, Dword, DwordWrite, ResetKind, Rid, Window, WindowId};
+
+use crate::{Lifecycle, Outcome};
+
+/// A device as its host has it. The host joins the workers that an access stopped before the access completes; here
+/// they are kept until [`Self::join`], for tests to count.
+pub struct Hosted<D> {
+    device: D,
+    stopping: Vec<JoinHandle<()>>,
+}
+
+impl<D> Hosted<D> {
+    /// A device that has stopped nothing yet.
+    pub fn new(device: D) -> Self {
+        Self { device, stopping: Vec::new() }
+    }
+
+    /// Joins the workers that were told to stop, and returns how many there were.
+    pub fn join(&mut self) -> usize {
+        let joined = std::mem::take(&mut self.stopping).into_iter().map(JoinHandle::join);
+        joined.filter(Result::is_ok).count()
+    }
+
+    fn keep(&mut self, outcome: Outcome) -> pci::Outcome<Infallible> {
+        self.stopping.extend(outcome.stopping);
+        pci::Outcome::from(outcome.effects).within(outcome.reach)
+    }
+}
+
+impl<D: Lifecycle> Hosted<D> {
+    /// As [`Lifecycle::pause`].
+    pub fn pause(&mut self) {
+        let outcome = self.device.pause();
+        let _ = self.keep(outcome);
+    }
+
+    /// As [`Lifecycle::resume`].
+    pub fn resume(&mut self) {
+        let outcome = self.device.resume();
+        let _ = self.keep(outcome);
+    }
+}
+
+impl<D> Deref for Hosted<D> {
+    type Target = D;
+
+    fn deref(&self) -> &D {
+        &self.device
+    }
+}
+
+impl<D> DerefMut for Hosted<D> {
+    fn deref_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+}
+
+impl<D: Device<Stopping = JoinHandle<()>>> Device for Hosted<D> {
+    type Stopping = Infallible;
+
+    fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
+        self.device.config_read(rid, reg)
+    }
+
+    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> pci::Outcome<Infallible> {
+        let outcome = self.device.config_write(rid, reg, write);
+        self.keep(outcome)
+    }
+
+    fn mmio_read(&mut self, window: WindowId, offset: u64, data: &mut [u8]) {
+        self.device.mmio_read(window, offset, data);
+    }
+
+    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> pci::Outcome<Infallible> {
+        let outcome = self.device.mmio_write(window, offset, data);
+        self.keep(outcome)
+    }
+
+    fn windows(&self, out: &mut Vec<Window>) {
+        self.device.windows(out);
+    }
+
+    fn reset(&mut self, kind: ResetKind) -> pci::Outcome<Infallible> {
+        let outcome = self.device.reset(kind);
+        self.keep(outcome)
+    }
+}

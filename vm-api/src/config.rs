@@ -1,0 +1,166 @@
+//! A VM's configuration. Each part is one type, which defines its JSON, its command line and its help.
+//!
+//! The names are Cloud Hypervisor's.
+
+pub mod console;
+pub mod disk;
+pub mod error;
+pub mod grammar;
+pub mod id;
+mod json;
+pub mod mac;
+pub mod net;
+pub mod option;
+pub mod rate;
+pub mod rng;
+pub mod unsupported;
+pub mod vdpa;
+pub mod vhost;
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::{Deserialize, Serialize};
+
+pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
+pub use crate::config::disk::{DiskConfig, ImageType};
+pub use crate::config::error::{ConfigError, Problem};
+pub use crate::config::mac::{MacAddress, ParseMacError};
+pub use crate::config::net::{NetConfig, NetVf, VfConfig};
+pub use crate::config::option::{Key, Options, bytes, help};
+pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
+pub use crate::config::rng::RngConfig;
+pub use crate::config::vdpa::VdpaConfig;
+pub use crate::config::vhost::{Vhost, VhostMode};
+
+/// A virtual machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VmConfig {
+    /// The virtual CPUs.
+    pub cpus: CpusConfig,
+    /// The guest's memory.
+    pub memory: MemoryConfig,
+    /// What the guest boots.
+    pub payload: PayloadConfig,
+    /// The disks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskConfig>,
+    /// The NICs, in the order of their slots.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub net: Vec<NetConfig>,
+    /// NICs that are vDPA devices of the host. Their slots follow those of the other NICs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub vdpa: Vec<VdpaConfig>,
+    /// The entropy device.
+    pub rng: RngConfig,
+    /// The serial port: `--serial`.
+    pub serial: ConsoleConfig,
+    /// The virtio console: `--console`.
+    pub console: ConsoleConfig,
+}
+
+impl Default for VmConfig {
+    fn default() -> Self {
+        Self {
+            cpus: CpusConfig::default(),
+            memory: MemoryConfig::default(),
+            payload: PayloadConfig::default(),
+            disks: Vec::new(),
+            net: Vec::new(),
+            vdpa: Vec::new(),
+            rng: RngConfig::default(),
+            serial: ConsoleConfig::new(ConsoleMode::Null),
+            console: ConsoleConfig::off(),
+        }
+    }
+}
+
+impl VmConfig {
+    /// Notes that the device called `id` is in slot `device` of bus 0.
+    pub fn set_slot(&mut self, id: &str, device: u8) {
+        let nets = self.net.iter_mut().map(|net| (&net.id, &mut net.pci_device_id));
+        let disks = self.disks.iter_mut().map(|disk| (&disk.id, &mut disk.pci_device_id));
+        let vdpas = self.vdpa.iter_mut().map(|vdpa| (&vdpa.id, &mut vdpa.pci_device_id));
+        let rng = (&self.rng.id, &mut self.rng.pci_device_id);
+        for (name, slot) in nets.chain(vdpas).chain(disks).chain([rng]) {
+            if name.as_deref() == Some(id) {
+                *slot = Some(device);
+            }
+        }
+    }
+
+    /// Removes the device called `id`, if there is one.
+    pub fn remove(&mut self, id: &str) {
+        self.net.retain(|net| net.id.as_deref() != Some(id));
+        self.vdpa.retain(|vdpa| vdpa.id.as_deref() != Some(id));
+        self.disks.retain(|disk| disk.id.as_deref() != Some(id));
+    }
+}
+
+/// The virtual CPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--cpus")]
+pub struct CpusConfig {
+    /// Number of vCPUs at boot.
+    #[option("boot=<number>", default = 1)]
+    pub boot_vcpus: u32,
+    /// Maximum number of vCPUs, which can be added and removed while the guest runs. By default the same as boot.
+    #[option("max=<number>", default_from = boot_vcpus)]
+    pub max_vcpus: u32,
+}
+
+/// The guest's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--memory")]
+pub struct MemoryConfig {
+    /// Size of the guest's memory.
+    #[option("size=<bytes>[K|M|G]", default = 512 << 20)]
+    pub size: u64,
+    /// Whether other processes can map the memory, as vhost-user backends do.
+    #[option("shared=on|off")]
+    pub shared: bool,
+    /// Whether to use huge pages that the host has reserved.
+    #[option("hugepages=on|off")]
+    pub hugepages: bool,
+    /// Size of the huge pages. By default the host's.
+    #[option("hugepage_size=<bytes>[K|M|G]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hugepage_size: Option<u64>,
+    /// Whether to allocate all memory before the guest starts.
+    #[option("prefault=on|off")]
+    pub prefault: bool,
+    /// Whether the host may use transparent huge pages.
+    #[option("thp=on|off", default = true)]
+    pub thp: bool,
+}
+
+/// What the guest boots: `--kernel`, `--initramfs`, `--cmdline`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PayloadConfig {
+    /// A bzImage, or an ELF vmlinux with a PVH entry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<PathBuf>,
+    /// The initial file system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initramfs: Option<PathBuf>,
+    /// The kernel's command line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cmdline: Option<String>,
+}
+
+impl PayloadConfig {
+    /// Checks that there is something to boot. A VM that is only created needs nothing.
+    ///
+    /// # Errors
+    ///
+    /// When there is no kernel.
+    pub fn check_present(&self) -> Result<(), ConfigError> {
+        if self.kernel.is_none() {
+            let what = "is required; give the path of a bzImage or a vmlinux".to_string();
+            return Err(ConfigError::new("--kernel", Problem::Missing(what)));
+        }
+        Ok(())
+    }
+}

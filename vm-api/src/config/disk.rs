@@ -1,0 +1,102 @@
+//! Disks: `--disk`.
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::{Deserialize, Serialize};
+
+use crate::config::option::Value;
+use crate::config::rate::RateLimiterConfig;
+
+/// A disk: a raw image file, or a block device of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--disk")]
+pub struct DiskConfig {
+    /// Device name, unique in the VM. It must not start with two underscores. By default _disk0, _disk1 and so on.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Image file or block device.
+    #[option("path=<path>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Whether the disk is read-only.
+    #[option("readonly=on|off")]
+    pub readonly: bool,
+    /// Whether to bypass the host's page cache (O_DIRECT).
+    #[option("direct=on|off")]
+    pub direct: bool,
+    /// Number of queues, at most one per vCPU.
+    #[option("num_queues=<number>", default = 1)]
+    pub num_queues: u16,
+    /// Entries in each queue, a power of two from 2 to 32768.
+    #[option("queue_size=<number>", default = 128)]
+    pub queue_size: u16,
+    /// Image format. Only raw is supported; give it if a raw image starts with another format's signature.
+    #[option("image_type=raw")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_type: Option<ImageType>,
+    /// Serial number that the guest reads, at most 20 bytes.
+    #[option("serial=<text>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+    /// PCI segment. Only 0 is supported.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    #[option("iommu=on|off")]
+    pub iommu: bool,
+    /// Limits of what all queues together read and write.
+    #[option(part)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_limiter_config: Option<RateLimiterConfig>,
+}
+
+/// The format of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ImageType {
+    /// The disk's contents and nothing else.
+    Raw,
+    /// Not specified: raw, unless the image starts with another format's signature.
+    Unknown,
+    /// QEMU's format.
+    Qcow2,
+    /// Virtual PC's format.
+    FixedVhd,
+    /// Hyper-V's format.
+    Vhdx,
+}
+
+impl Value for ImageType {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "raw" => Ok(Self::Raw),
+            "unknown" => Ok(Self::Unknown),
+            "qcow2" => Ok(Self::Qcow2),
+            "vhd" => Ok(Self::FixedVhd),
+            "vhdx" => Ok(Self::Vhdx),
+            _ => Err("give raw".to_string()),
+        }
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(self.name().to_string())
+    }
+}
+
+impl ImageType {
+    /// As on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Unknown => "unknown",
+            Self::Qcow2 => "qcow2",
+            Self::FixedVhd => "vhd",
+            Self::Vhdx => "vhdx",
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What is wrong with a configuration.
+
+use std::fmt;
+
+/// An invalid configuration, in one line: the option and its value, what is wrong, and what to do.
+///
+/// It prints as `--net id=pf0,num_queues=3: queues come in pairs; give an even number, 2 or more`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The option and its value, as on the command line: `--net id=pf0,num_queues=3`.
+    pub subject: String,
+    /// What is wrong with it, and what to do.
+    pub problem: Problem,
+}
+
+impl ConfigError {
+    /// An error about `subject`.
+    pub fn new(subject: impl Into<String>, problem: Problem) -> Self {
+        Self { subject: subject.into(), problem }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A value may come from JSON and hold anything; the report stays one line that a terminal can show.
+        let line = format!("{}: {}", self.subject, self.problem);
+        line.chars()
+            .try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") })
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// What is wrong with an option's value, and what to do.
+///
+/// The kinds are for programs, the text is for people.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The text does not match the option's grammar: an unknown key, a missing `=`, an unclosed bracket, a value that
+    /// is not a number, a missing key that the option requires. Only parsing returns this, never planning.
+    #[error("{0}")]
+    Syntax(String),
+    /// The value is well formed, but not allowed for the key.
+    #[error("{0}")]
+    Value(String),
+    /// Something required is missing.
+    #[error("{0}")]
+    Missing(String),
+    /// Two values that exclude or require each other.
+    #[error("{0}")]
+    Conflict(String),
+    /// Two devices have the same name, address or slot.
+    #[error("{what} is already in use by {user}; {remedy}")]
+    InUse {
+        /// What is used twice: `MAC address 52:54:00:00:00:01`.
+        what: String,
+        /// Who has it: `pf0` or `VF 3 of pf0`.
+        user: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The VM asks for more than the machine has: slots, buses, CPUs.
+    #[error("{0}")]
+    Limit(String),
+    /// Cloud Hypervisor has this, and this version does not support it yet.
+    #[error("{what} not supported yet; {remedy}")]
+    NotYet {
+        /// What is missing, with its verb: `vhost-user backends are`.
+        what: String,
+        /// What to do instead.
+        remedy: String,
+    },
+    /// The host failed to provide what the plan needs.
+    #[error("{0}")]
+    Host(String),
+}

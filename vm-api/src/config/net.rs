@@ -1,0 +1,300 @@
+//! NICs, PFs and VFs: `--net`, `--net-vf` and their JSON.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use option_derive::Options;
+use serde::Serialize;
+
+use crate::config::error::{ConfigError, Problem};
+use crate::config::grammar::pairs;
+use crate::config::id::numbered;
+use crate::config::mac::MacAddress;
+use crate::config::option::{Key, Options, from_pairs, read};
+use crate::config::rate::RateLimiterConfig;
+use crate::config::vhost::{Vhost, VhostMode};
+
+/// A NIC. With sriov_vfs it is an SR-IOV physical function (PF).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--net")]
+pub struct NetConfig {
+    /// Device name, unique in the VM. It must not start with two underscores. By default _net0, _net1 and so on.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Tap interface on the host, at most 15 characters. If it does not exist, it is created, and removed when the
+    /// VM ends.
+    #[option("tap=<interface>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tap: Option<String>,
+    /// IP address of the tap on the host; needs mask.
+    #[option("ip=<address>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ip: Option<IpAddr>,
+    /// Network mask of ip.
+    #[option("mask=<mask>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask: Option<IpAddr>,
+    /// MAC address in the guest. By default a random one at each start.
+    #[option("mac=<address>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddress>,
+    /// MAC address of the tap on the host.
+    #[option("host_mac=<address>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_mac: Option<MacAddress>,
+    /// MTU of the link in bytes, 1280 to 65521.
+    #[option("mtu=<bytes>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// Number of queues, an even number: each pair has a receive and a transmit queue. At most two per vCPU.
+    #[option("num_queues=<number>", default = 2)]
+    pub num_queues: u16,
+    /// Entries in each queue, a power of two from 2 to 32768. Below 128 the guest receives no packets larger than the
+    /// MTU.
+    #[option("queue_size=<number>", default = 256)]
+    pub queue_size: u16,
+    /// File descriptors of open taps, one per queue pair and each above 2, instead of tap.
+    #[option("fd=[<fd>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fds: Vec<i32>,
+    /// Whether the guest may send and receive TCP packets larger than the MTU, which are segmented outside the guest.
+    #[option("offload_tso=on|off", default = true)]
+    pub offload_tso: bool,
+    /// The same for UDP packets.
+    #[option("offload_ufo=on|off", default = true)]
+    pub offload_ufo: bool,
+    /// Whether checksums may be left to the other side. Required by offload_tso and offload_ufo.
+    #[option("offload_csum=on|off", default = true)]
+    pub offload_csum: bool,
+    /// PCI segment. Only 0 is supported.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    #[option("iommu=on|off")]
+    pub iommu: bool,
+    /// Whether the host's kernel moves the tap's packets (vhost-net). auto: if the kernel can.
+    #[option("vhost=on|off|auto")]
+    #[serde(skip_serializing_if = "Vhost::is_off")]
+    pub vhost: Vhost,
+    /// Whether another process moves the packets (vhost-user), instead of a tap; needs socket.
+    #[option("vhost_user=on|off")]
+    pub vhost_user: bool,
+    /// Unix socket of the vhost-user backend.
+    #[option("socket=<path>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vhost_socket: Option<PathBuf>,
+    /// This program's role on the socket. client: the backend listens; server: this program listens.
+    #[option("vhost_mode=client|server", default = VhostMode::Client)]
+    pub vhost_mode: VhostMode,
+    /// vDPA device of the host, such as /dev/vhost-vdpa-0, instead of a tap. Without mac, the NIC has the device's
+    /// MAC address.
+    #[option("vdpa=<path>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vdpa: Option<PathBuf>,
+    /// Limits of bandwidth and packet rate. Not supported yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_limiter_config: Option<RateLimiterConfig>,
+    /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
+    #[option("sriov_vfs=<number>")]
+    pub sriov_vfs: u16,
+    /// Per-VF overrides (--net-vf on the command line). A VF without any has a tap of its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub vfs: Vec<VfConfig>,
+}
+
+impl NetConfig {
+    /// The overrides of VF `index`, added if there were none.
+    pub fn vf_mut(&mut self, index: u16) -> &mut VfConfig {
+        let position = self.vfs.iter().position(|vf| vf.index == index).unwrap_or_else(|| {
+            self.vfs.push(VfConfig { index, ..VfConfig::default() });
+            self.vfs.len() - 1
+        });
+        &mut self.vfs[position]
+    }
+}
+
+/// Per-VF overrides of the PF's defaults.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--net-vf", over = NetConfig)]
+pub struct VfConfig {
+    /// Index of the VF, from 0 to the PF's sriov_vfs - 1.
+    #[option("index=<number>", required, apart)]
+    pub index: u16,
+    /// Tap interface on the host. By default the name of the PF's tap, v and the index, such as pf0v3.
+    #[option("tap=<interface>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tap: Option<String>,
+    /// IP address of the tap on the host; needs mask.
+    #[option("ip=<address>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ip: Option<IpAddr>,
+    /// Network mask of ip.
+    #[option("mask=<mask>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask: Option<IpAddr>,
+    /// MAC address in the guest. By default derived from the PF's address and the index: the same at each start if
+    /// the PF's mac is given.
+    #[option("mac=<address>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddress>,
+    /// MAC address of the tap on the host.
+    #[option("host_mac=<address>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_mac: Option<MacAddress>,
+    /// MTU of the link in bytes, 1280 to 65521. By default the PF's.
+    #[option("mtu=<bytes>", inherited)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// Number of queues, an even number. Given for one VF, it applies to all VFs of the PF. By default 2.
+    #[option("num_queues=<number>", apart)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_queues: Option<u16>,
+    /// Entries in each queue, a power of two from 2 to 32768. By default the PF's.
+    #[option("queue_size=<number>", inherited)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_size: Option<u16>,
+    /// File descriptors of open taps, one per queue pair and each above 2, instead of tap.
+    #[option("fd=[<fd>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fds: Vec<i32>,
+    /// As for --net. By default the PF's.
+    #[option("offload_tso=on|off", inherited)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_tso: Option<bool>,
+    /// As for --net. By default the PF's.
+    #[option("offload_ufo=on|off", inherited)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_ufo: Option<bool>,
+    /// As for --net. By default the PF's.
+    #[option("offload_csum=on|off", inherited)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_csum: Option<bool>,
+    /// As for --net, but not inherited from the PF.
+    #[option("vhost=on|off|auto")]
+    #[serde(skip_serializing_if = "Vhost::is_off")]
+    pub vhost: Vhost,
+    /// Whether another process moves the packets (vhost-user), instead of a tap; needs socket.
+    #[option("vhost_user=on|off")]
+    pub vhost_user: bool,
+    /// Unix socket of the vhost-user backend.
+    #[option("socket=<path>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vhost_socket: Option<PathBuf>,
+    /// This program's role on the socket. client: the backend listens; server: this program listens.
+    #[option("vhost_mode=client|server", default = VhostMode::Client)]
+    pub vhost_mode: VhostMode,
+    /// vDPA device of the host, such as /dev/vhost-vdpa-0, instead of a tap. Without mac, the NIC has the device's
+    /// MAC address.
+    #[option("vdpa=<path>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vdpa: Option<PathBuf>,
+}
+
+impl VfConfig {
+    /// The effective settings of this VF: its own, and the PF's for what it leaves out. All VFs of a PF have
+    /// `num_queues` queues.
+    pub fn over(&self, pf: &NetConfig, num_queues: u16) -> NetConfig {
+        NetConfig { num_queues, ..self.over_defaults(pf) }
+    }
+}
+
+/// A VF on the command line, where it names its PF.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetVf {
+    /// The id of the PF.
+    pub pf: String,
+    /// The VF.
+    pub vf: VfConfig,
+}
+
+impl NetVf {
+    /// Appends the VF to the NIC of `nets` that it names. A NIC without an id is `_net0`, `_net1` and so on.
+    ///
+    /// # Errors
+    ///
+    /// When no NIC has that name.
+    pub fn add_to(self, nets: &mut [NetConfig]) -> Result<(), ConfigError> {
+        let Self { pf, vf } = self;
+        let ids = numbered("_net", nets.iter().map(|net| net.id.as_deref()));
+        match nets.iter_mut().zip(ids).find(|(_, id)| *id == pf) {
+            Some((net, _)) => {
+                net.vfs.push(vf);
+                Ok(())
+            }
+            None => {
+                let what = format!("there is no NIC {pf}; add --net id={pf},sriov_vfs=<number>");
+                Err(ConfigError::new(format!("--net-vf pf={pf},index={}", vf.index), Problem::Missing(what)))
+            }
+        }
+    }
+}
+
+impl Options for NetVf {
+    const OPTION: &'static str = VfConfig::OPTION;
+
+    fn keys() -> Vec<Key> {
+        let about = "Id of the PF. The first --net without an id is _net0.".to_string();
+        let mut keys = vec![Key { name: "pf", syntax: "<id>", default: None, about }];
+        keys.extend(VfConfig::keys());
+        keys
+    }
+}
+
+impl FromStr for NetVf {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let wrong = |what| ConfigError::new(format!("{} {text}", Self::OPTION), Problem::Syntax(what));
+        let pairs = pairs(text).map_err(wrong)?;
+        let (pf, rest): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.key == "pf");
+        let pf = match pf.into_iter().last().and_then(|pair| pair.value) {
+            Some(raw) => read(&raw).map_err(wrong)?,
+            None => None,
+        };
+        let missing = || wrong("pf= is required; add the id of the PF".to_string());
+        Ok(Self { pf: pf.ok_or_else(missing)?, vf: from_pairs(rest)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vf_overrides_its_pf_in_every_setting_that_it_has() {
+        let vf = r#"{"index": 0, "tap": "t", "ip": "10.0.0.1", "mask": "255.0.0.0", "mac": "52:54:00:00:00:01",
+            "host_mac": "52:54:00:00:00:02", "mtu": 1400, "num_queues": 8, "queue_size": 64, "fds": [3],
+            "offload_tso": false, "offload_ufo": false, "offload_csum": false, "vhost": "auto", "vhost_user": true,
+            "vhost_socket": "/s", "vhost_mode": "Server", "vdpa": "/d"}"#;
+        let vf: VfConfig = serde_json::from_str(vf).unwrap();
+        let settings = serde_json::to_value(&vf).unwrap();
+        let settings = settings.as_object().unwrap();
+        assert_eq!(settings.len(), VfConfig::keys().len(), "a setting is missing above");
+        let merged = serde_json::to_value(vf.over(&NetConfig::default(), 8)).unwrap();
+        for (name, value) in settings.iter().filter(|(name, _)| *name != "index") {
+            assert_eq!(merged.get(name), Some(value), "{name}");
+        }
+    }
+
+    /// A key that is added to `--net` belongs to VFs, too, or to this list.
+    #[test]
+    fn a_vf_has_every_setting_of_a_nic_but_those_of_the_device() {
+        let names = |keys: Vec<Key>| keys.into_iter().map(|key| key.name).collect::<Vec<_>>();
+        let (nic, vf) = (names(NetConfig::keys()), names(VfConfig::keys()));
+        let missing: Vec<_> = nic.into_iter().filter(|name| !vf.contains(name)).collect();
+        assert_eq!(missing, ["id", "pci_segment", "pci_device_id", "iommu", "sriov_vfs"]);
+    }
+
+    #[test]
+    fn a_vf_inherits_what_describes_the_link_and_no_backend() {
+        let pf = "id=pf0,tap=t,mac=52:54:00:00:00:01,mtu=9000,queue_size=64,offload_ufo=off,vhost=on,sriov_vfs=4";
+        let expected = NetConfig { mtu: Some(9000), queue_size: 64, offload_ufo: false, ..NetConfig::default() };
+        assert_eq!(VfConfig::default().over(&pf.parse().unwrap(), 2), expected);
+    }
+}

@@ -1,0 +1,330 @@
+//! Options: values, keys and help, and what all structs with `#[derive(Options)]` share.
+//!
+//! The derive (`option-derive`) makes the command line, help and JSON of an ordinary struct.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize as _, Deserializer};
+
+use crate::config::error::{ConfigError, Problem};
+use crate::config::grammar::{Pair, list, pairs, quote, unquote};
+use crate::config::mac::{MacAddress, ParseMacError};
+use crate::config::unsupported;
+
+/// The type of a key's value on the command line.
+pub(crate) trait Value: Sized {
+    /// Reads a value that is not empty: an empty one leaves its key unset.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, and what would be right.
+    fn parse(text: &str) -> Result<Self, String>;
+
+    /// The value as it reads back, or `None` where the key is left out.
+    fn print(&self) -> Option<String>;
+}
+
+impl<T: Value> Value for Option<T> {
+    fn parse(text: &str) -> Result<Self, String> {
+        T::parse(text).map(Some)
+    }
+
+    fn print(&self) -> Option<String> {
+        self.as_ref().and_then(T::print)
+    }
+}
+
+/// A setting that may be left out in favour of another one's.
+pub(crate) trait Inherit<T> {
+    /// This setting, or `base` if it is left out.
+    fn inherit(&self, base: &T) -> T;
+}
+
+impl<T: Clone> Inherit<T> for Option<T> {
+    fn inherit(&self, base: &T) -> T {
+        self.as_ref().unwrap_or(base).clone()
+    }
+}
+
+impl<T: Clone> Inherit<Option<T>> for Option<T> {
+    fn inherit(&self, base: &Option<T>) -> Option<T> {
+        self.as_ref().or(base.as_ref()).cloned()
+    }
+}
+
+impl Value for bool {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "on" | "true" => Ok(true),
+            "off" | "false" => Ok(false),
+            _ => Err("give on or off".to_string()),
+        }
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(if *self { "on" } else { "off" }.to_string())
+    }
+}
+
+/// Decimal digits alone: `parse` of the standard library would take a sign.
+pub(crate) fn digits(text: &str) -> Option<&str> {
+    (!text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())).then_some(text)
+}
+
+macro_rules! whole_number {
+    ($($ty:ty),*) => {$(
+        impl Value for $ty {
+            fn parse(text: &str) -> Result<Self, String> {
+                let number = digits(text).and_then(|digits| digits.parse().ok());
+                number.ok_or_else(|| format!("give a whole number from 0 to {}", <$ty>::MAX))
+            }
+
+            fn print(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+        }
+    )*};
+}
+whole_number!(u8, u16, u32);
+
+/// A number of bytes.
+impl Value for u64 {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (number, shift) = match text.as_bytes().last() {
+            Some(b'K') => (&text[..text.len() - 1], 10),
+            Some(b'M') => (&text[..text.len() - 1], 20),
+            Some(b'G') => (&text[..text.len() - 1], 30),
+            _ => (text, 0),
+        };
+        let number = digits(number).and_then(|digits| digits.parse::<Self>().ok());
+        number
+            .and_then(|number| number.checked_mul(1 << shift))
+            .ok_or_else(|| "give a number of bytes, with or without a unit K, M or G, such as 512M".to_string())
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(bytes(*self))
+    }
+}
+
+/// A number of bytes, as a user would write it: `1536M`.
+pub fn bytes(number: u64) -> String {
+    match number.trailing_zeros() {
+        _ if number == 0 => "0".to_string(),
+        0..10 => number.to_string(),
+        10..20 => format!("{}K", number >> 10),
+        20..30 => format!("{}M", number >> 20),
+        _ => format!("{}G", number >> 30),
+    }
+}
+
+/// A list of numbers and ascending ranges, such as `[3,5-7]`.
+impl Value for Vec<i32> {
+    fn parse(text: &str) -> Result<Self, String> {
+        /// Far more than a process can have open, and far less than it has memory for.
+        const LONGEST: usize = 65_536;
+        let wrong = || "give a list of numbers, such as [3,4] or [3-6]".to_string();
+        let number = |text: &str| digits(text).and_then(|digits| digits.parse::<i32>().ok()).ok_or_else(wrong);
+        let mut numbers = Self::new();
+        for element in list(text)? {
+            let (first, last) = match element.split_once('-') {
+                Some((first, last)) => (number(first)?, number(last)?),
+                None => (number(&element)?, number(&element)?),
+            };
+            if first > last || (first == last && element.contains('-')) {
+                return Err("a range must be ascending".to_string());
+            }
+            numbers.extend((first..=last).take(LONGEST + 1));
+            if numbers.len() > LONGEST {
+                return Err(format!("the list is longer than {LONGEST} numbers"));
+            }
+        }
+        Ok(numbers)
+    }
+
+    fn print(&self) -> Option<String> {
+        let numbers: Vec<_> = self.iter().map(i32::to_string).collect();
+        (!self.is_empty()).then(|| format!("[{}]", numbers.join(",")))
+    }
+}
+
+impl Value for String {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.to_string())
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(quote(self))
+    }
+}
+
+impl Value for PathBuf {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.into())
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(quote(&self.to_string_lossy()))
+    }
+}
+
+impl Value for MacAddress {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: ParseMacError| error.to_string())
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Value for IpAddr {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| "not an IP address; write it as 192.168.249.1".to_string())
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+/// Reads a value as it was split off; `None` for an empty one, which leaves its key unset.
+pub(crate) fn read<T: Value>(raw: &str) -> Result<Option<T>, String> {
+    // A list is taken apart before its quotes are.
+    let text = if raw.starts_with('[') { raw.to_string() } else { unquote(raw)? };
+    if text.is_empty() { Ok(None) } else { T::parse(&text).map(Some) }
+}
+
+/// One key of an option, for its help.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    /// The key's name: `num_queues`.
+    pub name: &'static str,
+    /// What its value looks like: `<number>`.
+    pub syntax: &'static str,
+    /// The value that applies when the key is left out, if there is one.
+    pub default: Option<String>,
+    /// What it is for, in one paragraph.
+    pub about: String,
+}
+
+/// A device, or another part of the VM, that the command line describes by one option.
+pub trait Options: Sized {
+    /// The option: `--net`.
+    const OPTION: &'static str;
+
+    /// All keys, in the order of the help.
+    fn keys() -> Vec<Key>;
+}
+
+/// A field that the command line describes by several keys, and JSON by an object.
+pub(crate) trait Part: Sized {
+    /// Its keys, in the order of the help.
+    fn keys() -> Vec<Key>;
+
+    /// Takes its own keys out of those of `option`, and returns what they describe and the remaining ones.
+    ///
+    /// # Errors
+    ///
+    /// A wrong value, or a key without another that it needs.
+    fn take(pairs: Vec<Pair>, option: &str) -> Result<(Self, Vec<Pair>), ConfigError>;
+
+    /// Its keys and values, as they read back.
+    fn print(&self) -> Vec<(&'static str, String)>;
+}
+
+/// What `#[derive(Options)]` generates for a struct.
+pub(crate) trait Described: Options {
+    /// Its fields before defaults: `None` for what was not given.
+    type Given: Default + DeserializeOwned;
+
+    /// Takes out the keys of fields that are a [`Part`], and returns the remaining ones.
+    ///
+    /// # Errors
+    ///
+    /// As [`Part::take`].
+    fn take_parts(given: &mut Self::Given, pairs: Vec<Pair>) -> Result<Vec<Pair>, ConfigError>;
+
+    /// Reads the value of `key`; `None` if there is no such key.
+    fn read_key(given: &mut Self::Given, key: &str, value: &str) -> Option<Result<(), String>>;
+
+    /// Fills in defaults.
+    ///
+    /// # Errors
+    ///
+    /// A field that has to be given and is not.
+    fn resolve(given: Self::Given) -> Result<Self, ConfigError>;
+
+    /// Its keys and values, as they read back, without those that are unset.
+    fn pairs(&self) -> Vec<(&'static str, String)>;
+}
+
+/// Reads the text of an option.
+///
+/// # Errors
+///
+/// What is wrong with it.
+pub(crate) fn parse<T: Described>(text: &str) -> Result<T, ConfigError> {
+    let wrong = |what| ConfigError::new(format!("{} {text}", T::OPTION), Problem::Syntax(what));
+    from_pairs(pairs(text).map_err(wrong)?)
+}
+
+/// As [`parse`], of an option that has been taken apart.
+///
+/// # Errors
+///
+/// As [`parse`].
+pub(crate) fn from_pairs<T: Described>(pairs: Vec<Pair>) -> Result<T, ConfigError> {
+    let option = T::OPTION;
+    let mut given = T::Given::default();
+    for Pair { key, value } in T::take_parts(&mut given, pairs)? {
+        let Some(value) = value else {
+            let what = "the key has no value; write key=value".to_string();
+            return Err(ConfigError::new(format!("{option} {key}"), Problem::Syntax(what)));
+        };
+        let error = |problem| Err(ConfigError::new(format!("{option} {key}={value}"), problem));
+        match (T::read_key(&mut given, &key, &value), unsupported::key(option, &key)) {
+            (Some(Ok(())), _) => {}
+            (Some(Err(what)), _) => return error(Problem::Syntax(what)),
+            // An empty value asks for nothing.
+            (None, Some(_)) if value.is_empty() => {}
+            (None, Some(what)) => {
+                return error(Problem::NotYet { what: what.to_string(), remedy: format!("leave {key} out") });
+            }
+            (None, None) => return error(Problem::Syntax(format!("unknown key; --help lists those of {option}"))),
+        }
+    }
+    T::resolve(given)
+}
+
+/// The error that a field has to be given.
+pub(crate) fn missing<T: Options>(field: &str) -> ConfigError {
+    ConfigError::new(T::OPTION, Problem::Syntax(format!("{field} is required; add it")))
+}
+
+/// Writes an option as text that reads back as the same.
+pub(crate) fn print<T: Described>(config: &T, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let pairs: Vec<_> = config.pairs().into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+    f.write_str(&pairs.join(","))
+}
+
+/// Reads an option from JSON. A field that is null is as if it were left out.
+///
+/// # Errors
+///
+/// An unknown field, a wrong value, or a field that has to be given and is not.
+pub(crate) fn deserialize<'de, T: Described, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    T::resolve(T::Given::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+/// The help text of an option: a line for each key and its description below.
+pub fn help<T: Options>() -> String {
+    let paragraph = |key: Key| {
+        let default = key.default.map(|value| format!(" [default: {value}]")).unwrap_or_default();
+        format!("{}={}\n        {}{default}", key.name, key.syntax, key.about)
+    };
+    T::keys().into_iter().map(paragraph).collect::<Vec<_>>().join("\n")
+}

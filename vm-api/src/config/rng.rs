@@ -1,0 +1,29 @@
+//! The entropy device: `--rng`.
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::Serialize;
+
+/// The entropy device, which every VM has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--rng")]
+pub struct RngConfig {
+    /// Source of random bytes on the host.
+    #[option("src=<path>", default = PathBuf::from("/dev/urandom"))]
+    pub src: PathBuf,
+    /// Device name, unique in the VM. It must not start with two underscores. By default __rng.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment. Only 0 is supported.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    #[option("iommu=on|off")]
+    pub iommu: bool,
+}

@@ -1,0 +1,49 @@
+//! vDPA devices: `--vdpa`.
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::Serialize;
+
+use crate::config::net::NetConfig;
+
+/// A NIC that is a vDPA device of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--vdpa")]
+pub struct VdpaConfig {
+    /// Device name, unique in the VM. It must not start with two underscores. By default _vdpa0, _vdpa1 and so on.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Device of the host, such as /dev/vhost-vdpa-0.
+    #[option("path=<path>", required)]
+    pub path: PathBuf,
+    /// Number of queues: two per pair, at least one pair. The control queue may be counted or not.
+    #[option("num_queues=<number>", default = 1)]
+    pub num_queues: u16,
+    /// PCI segment. Only 0 is supported.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    #[option("iommu=on|off")]
+    pub iommu: bool,
+}
+
+impl VdpaConfig {
+    /// The plain NIC that it is. Its MAC address is the device's.
+    pub fn to_net(&self) -> NetConfig {
+        NetConfig {
+            id: self.id.clone(),
+            vdpa: Some(self.path.clone()),
+            num_queues: (self.num_queues & !1).max(2),
+            pci_segment: self.pci_segment,
+            pci_device_id: self.pci_device_id,
+            iommu: self.iommu,
+            ..NetConfig::default()
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The answers to `vmm.ping`, `vm.info`, `vm.counters` and `vm.add-*`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::body::Link;
+use crate::config::VmConfig;
+use crate::config::mac::MacAddress;
+
+/// The answer to `vmm.ping`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmmPingResponse {
+    /// The version, with what it was built from.
+    pub build_version: String,
+    /// The version.
+    pub version: String,
+    /// The process.
+    pub pid: u32,
+    /// Optional features that are built in.
+    pub features: Vec<String>,
+}
+
+/// The answer to `vm.info`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmInfo {
+    /// The configuration, with what was added and removed since.
+    pub config: VmConfig,
+    /// The VM's state.
+    pub state: VmState,
+    /// The guest's memory, in bytes.
+    pub memory_actual_size: u64,
+    /// The devices by name. Empty, and left out, until the VM is booted.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub device_tree: BTreeMap<String, DeviceNode>,
+    /// The NICs that have no VFs. Empty, and left out, if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<NicInfo>,
+    /// The physical functions with their VFs. Empty, and left out, if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sriov: Vec<SriovInfo>,
+}
+
+/// The state of a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VmState {
+    /// It was never booted.
+    Created,
+    /// Its vCPUs run.
+    Running,
+    /// It is off, and can be booted again.
+    Shutdown,
+    /// Its vCPUs are paused.
+    Paused,
+}
+
+/// A device, or the PCI function that carries it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceNode {
+    /// Its name.
+    pub id: String,
+    /// Its parts of the guest's address space.
+    pub resources: Vec<Resource>,
+    /// The name of the device that carries it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// The names of the devices that it carries.
+    pub children: Vec<String>,
+    /// Its address, such as `0000:00:04.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_bdf: Option<String>,
+}
+
+/// A part of the guest's address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Resource {
+    /// A base address register.
+    PciBar {
+        /// Which of the six.
+        index: u8,
+        /// Where it is, in bytes.
+        base: u64,
+        /// Its length in bytes.
+        size: u64,
+        /// Its kind.
+        type_: BarType,
+        /// Whether reads of it have no side effect.
+        prefetchable: bool,
+    },
+}
+
+/// The kind of a base address register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BarType {
+    /// I/O ports.
+    Io,
+    /// Memory below 4 GiB.
+    Mmio32,
+    /// Memory anywhere.
+    Mmio64,
+}
+
+/// A NIC without VFs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicInfo {
+    /// Its name.
+    pub id: String,
+    /// Its address, such as `0000:00:04.0`.
+    pub bdf: String,
+    /// The MAC address that its driver finds.
+    pub mac: MacAddress,
+    /// Where its packets go.
+    pub backend: BackendInfo,
+    /// Whether it has a link.
+    pub link: Link,
+}
+
+/// A physical function with its VFs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SriovInfo {
+    /// The PF's name.
+    pub id: String,
+    /// The PF's address, such as `0000:00:04.0`.
+    pub bdf: String,
+    /// The MAC address that the PF's driver finds.
+    pub mac: MacAddress,
+    /// Where the PF's own packets go.
+    pub backend: BackendInfo,
+    /// How many VFs are reserved.
+    pub total_vfs: u16,
+    /// The NumVFs register.
+    pub num_vfs: u16,
+    /// Whether the guest has enabled them.
+    pub enabled: bool,
+    /// All that are reserved, by index.
+    pub vfs: Vec<VfInfo>,
+}
+
+/// A virtual function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VfInfo {
+    /// Which VF of its PF, from 0.
+    pub index: u16,
+    /// Its address, such as `0000:01:00.0`, whether it is enabled or not.
+    pub bdf: String,
+    /// The MAC address that its driver finds.
+    pub mac: MacAddress,
+    /// Where its packets go.
+    pub backend: BackendInfo,
+    /// Whether it has a link.
+    pub link: Link,
+    /// Its state.
+    pub state: VfState,
+}
+
+/// Where the packets of a network function go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendInfo {
+    /// The kind of the backend.
+    pub kind: BackendKind,
+    /// The tap's name, or the path of the socket or device; left out for descriptors that were given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Whether it is lost and not yet restored. Left out while it works.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
+}
+
+/// The kind of a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendKind {
+    /// A tap that this program opened.
+    Tap,
+    /// Taps that were already open.
+    Fd,
+    /// A tap whose packets the host's kernel carries.
+    VhostNet,
+    /// Another process, over a socket.
+    VhostUser,
+    /// A vDPA device of the host.
+    Vdpa,
+}
+
+/// The state of a VF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VfState {
+    /// The guest has not enabled it.
+    Reserved,
+    /// The guest has enabled it, and no driver is bound.
+    Enabled,
+    /// Its driver is running.
+    Running,
+}
+
+/// The answer to `vm.add-*`, for a device that was added to a running VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PciDeviceInfo {
+    /// Its name.
+    pub id: String,
+    /// Its address, such as `0000:00:04.0`.
+    pub bdf: String,
+}
+
+/// The answer to `vm.counters`: for each device, by name, its counters by name.
+pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;

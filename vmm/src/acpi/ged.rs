@@ -1,0 +1,277 @@
+//! The generic event device (`ACPI 6.5 §5.6.9`): tells the guest that a device or vCPU was added or is to be removed,
+//! or that the power button was pressed; and receives the guest's notice that it has released a device or vCPU.
+//!
+//! The registers are I/O ports, used only by the AML of `acpi/hotplug.rs`:
+//!
+//! | offset | read | written |
+//! |---|---|---|
+//! | 0 | [`EVENTS`], which the read clears | nothing |
+//! | 4 | slots with a new device, one bit each, which the read clears | nothing |
+//! | 8 | slots whose device is to be removed, which the read clears | nothing |
+//! | 12 | 0 | slots whose device the guest has released |
+//!
+//! Accesses are single bytes: byte `n` is bits `8 * n` to `8 * n + 7` of the register. vCPUs have ports of their own
+//! (`acpi/vcpu_hotplug.rs`).
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::acpi::vcpu_hotplug::VcpuHotplug;
+
+/// Number of ports.
+pub const PORTS: u16 = 16;
+/// Offset of the event register.
+pub const EVENTS: u16 = 0;
+/// Offset of the register of slots with a new device.
+pub const PLUGGED: u16 = 4;
+/// Offset of the register of slots whose device is to be removed.
+pub const UNPLUGGED: u16 = 8;
+/// Offset of the register by which the guest releases devices.
+pub const EJECT: u16 = 12;
+/// Event: devices were added or are to be removed.
+pub const PCI_EVENT: u8 = 1 << 0;
+/// Event: the power button was pressed.
+pub const POWER_BUTTON_EVENT: u8 = 1 << 1;
+/// Event: vCPUs were added or are to be removed.
+pub const VCPU_EVENT: u8 = 1 << 2;
+
+/// What the guest has not read yet, and the slots whose release the VMM has not taken yet.
+#[derive(Debug, Default)]
+struct Pending {
+    events: u8,
+    plugged: u32,
+    unplugged: u32,
+    ejected: u32,
+}
+
+/// The generic event device.
+#[derive(Debug)]
+pub struct GenericEventDevice {
+    pending: Mutex<Pending>,
+    vcpus: Mutex<VcpuHotplug>,
+    interrupt: EventFd,
+    /// Signalled for what [`Self::take_ejected`] and [`VcpuHotplug::take_ejected`] give.
+    machine: Arc<EventFd>,
+}
+
+impl GenericEventDevice {
+    /// A device with nothing pending, and without vCPUs. `machine` is signalled when the guest has released a device or
+    /// vCPU.
+    ///
+    /// # Errors
+    ///
+    /// No file descriptor is left.
+    pub fn new(machine: Arc<EventFd>) -> io::Result<Self> {
+        let interrupt = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        Ok(Self { pending: Mutex::default(), vcpus: Mutex::default(), interrupt, machine })
+    }
+
+    /// The device's interrupt, which is edge-triggered.
+    pub fn interrupt(&self) -> &EventFd {
+        &self.interrupt
+    }
+
+    /// Notifies the guest of a new device in `slot`.
+    pub fn plugged(&self, slot: u8) {
+        self.tell(PCI_EVENT, |pending| pending.plugged |= bit(slot));
+    }
+
+    /// Asks the guest to release the device in `slot`.
+    pub fn unplug(&self, slot: u8) {
+        self.tell(PCI_EVENT, |pending| pending.unplugged |= bit(slot));
+    }
+
+    /// Tells the guest that the power button was pressed.
+    pub fn press_power_button(&self) {
+        self.tell(POWER_BUTTON_EVENT, |_| {});
+    }
+
+    /// Reads or changes the vCPUs, and notifies the guest if there is something new.
+    pub fn with_vcpus<R>(&self, change: impl FnOnce(&mut VcpuHotplug) -> R) -> R {
+        let (result, has_news) = {
+            let mut vcpus = self.vcpus.lock();
+            (change(&mut vcpus), vcpus.has_news())
+        };
+        if has_news {
+            self.tell(VCPU_EVENT, |_| {});
+        }
+        result
+    }
+
+    fn tell(&self, event: u8, change: impl FnOnce(&mut Pending)) {
+        {
+            let mut pending = self.pending.lock();
+            pending.events |= event;
+            change(&mut pending);
+        }
+        // If the counter is full, an interrupt is already pending.
+        let _ = self.interrupt.write(1);
+    }
+
+    /// Interrupts again if there are unread events, and returns whether there are. The interrupt is an edge, which is
+    /// lost if it comes before the guest's driver is up; the guest would then see the event only with the next one.
+    pub fn remind(&self) -> bool {
+        let unread = self.pending.lock().events != 0;
+        if unread {
+            let _ = self.interrupt.write(1);
+        }
+        unread
+    }
+
+    /// The slots, one bit each, whose devices the guest has released since the last call.
+    pub fn take_ejected(&self) -> u32 {
+        std::mem::take(&mut self.pending.lock().ejected)
+    }
+
+    /// Forgets everything that is pending, and all vCPUs.
+    pub fn reset(&self) {
+        *self.pending.lock() = Pending::default();
+        *self.vcpus.lock() = VcpuHotplug::default();
+        let _ = self.interrupt.read();
+    }
+
+    /// Reads the port at `offset`, which is below [`PORTS`].
+    pub fn read(&self, offset: u16) -> u8 {
+        let mut pending = self.pending.lock();
+        match offset {
+            EVENTS => std::mem::take(&mut pending.events),
+            PLUGGED..UNPLUGGED => take_byte(&mut pending.plugged, offset - PLUGGED),
+            UNPLUGGED..EJECT => take_byte(&mut pending.unplugged, offset - UNPLUGGED),
+            _ => 0,
+        }
+    }
+
+    /// Writes the port at `offset`, which is below [`PORTS`].
+    pub fn write(&self, offset: u16, value: u8) {
+        if let EJECT..PORTS = offset
+            && value != 0
+        {
+            self.pending.lock().ejected |= u32::from(value) << (8 * (offset - EJECT));
+            let _ = self.machine.write(1);
+        }
+    }
+
+    /// Reads the vCPU hot-plug port at `offset`.
+    pub fn read_vcpus(&self, offset: u16) -> u8 {
+        self.vcpus.lock().read(offset)
+    }
+
+    /// Writes the vCPU hot-plug port at `offset`.
+    pub fn write_vcpus(&self, offset: u16, value: u8) {
+        if self.vcpus.lock().write(offset, value) {
+            let _ = self.machine.write(1);
+        }
+    }
+}
+
+fn bit(slot: u8) -> u32 {
+    1u32.checked_shl(slot.into()).unwrap_or(0)
+}
+
+fn take_byte(register: &mut u32, n: u16) -> u8 {
+    let shift = 8 * u32::from(n);
+    let byte = (*register >> shift) as u8;
+    *register &= !(0xff << shift);
+    byte
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::acpi::vcpu_hotplug::{self, ADDED, PRESENT};
+
+    fn device() -> (GenericEventDevice, Arc<EventFd>) {
+        let machine = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        (GenericEventDevice::new(Arc::clone(&machine)).unwrap(), machine)
+    }
+
+    fn read(device: &GenericEventDevice, offset: u16) -> u32 {
+        u32::from_le_bytes([0, 1, 2, 3].map(|n| device.read(offset + n)))
+    }
+
+    #[test]
+    fn what_is_not_read_interrupts_again() {
+        let (device, _) = device();
+        assert!(!device.remind() && device.interrupt().read().is_err());
+        device.press_power_button();
+        device.interrupt().read().unwrap();
+        assert!(device.remind() && device.interrupt().read().is_ok());
+        assert_eq!(device.read(EVENTS), POWER_BUTTON_EVENT);
+        assert!(!device.remind() && device.interrupt().read().is_err());
+    }
+
+    #[test]
+    fn each_event_is_told_once_and_interrupts() {
+        let (device, _) = device();
+        assert_eq!(read(&device, EVENTS), 0);
+        device.plugged(31);
+        device.plugged(9);
+        device.unplug(3);
+        assert_eq!(device.interrupt().read().unwrap(), 3);
+        assert_eq!(device.read(EVENTS), PCI_EVENT);
+        assert_eq!((read(&device, PLUGGED), read(&device, UNPLUGGED)), (1 << 31 | 1 << 9, 1 << 3));
+        assert_eq!((read(&device, EVENTS), read(&device, PLUGGED), read(&device, UNPLUGGED)), (0, 0, 0));
+        device.press_power_button();
+        assert_eq!(device.read(EVENTS), POWER_BUTTON_EVENT);
+    }
+
+    #[test]
+    fn what_the_guest_lets_go_reaches_the_machine_once() {
+        let (device, machine) = device();
+        device.write(EJECT, 0);
+        assert!(machine.read().is_err());
+        device.write(EJECT, 1 << 4);
+        device.write(EJECT + 3, 1 << 7);
+        assert!(machine.read().is_ok());
+        assert_eq!(device.take_ejected(), 1 << 4 | 1 << 31);
+        assert_eq!(device.take_ejected(), 0);
+    }
+
+    #[test]
+    fn nothing_else_can_be_written() {
+        let (device, machine) = device();
+        for offset in 0..EJECT {
+            device.write(offset, 0xff);
+        }
+        assert!(machine.read().is_err() && (0..PORTS).all(|offset| device.read(offset) == 0));
+    }
+
+    #[test]
+    fn a_reset_forgets_what_was_not_told() {
+        let (device, _) = device();
+        device.plugged(1);
+        device.press_power_button();
+        device.write(EJECT, 1);
+        device.reset();
+        assert!((0..PORTS).all(|offset| device.read(offset) == 0));
+        assert!(device.take_ejected() == 0 && device.interrupt().read().is_err());
+    }
+
+    #[test]
+    fn the_guest_is_told_of_vcpus_and_the_machine_of_those_that_went() {
+        let (device, machine) = device();
+        device.with_vcpus(|vcpus| *vcpus = VcpuHotplug::new(1, 2));
+        assert!(device.interrupt().read().is_err(), "those of the start are no news");
+        device.with_vcpus(|vcpus| vcpus.add(1));
+        assert!(device.interrupt().read().is_ok());
+        assert_eq!(device.read(EVENTS), VCPU_EVENT);
+        assert_eq!([PRESENT, ADDED, ADDED].map(|register| device.read_vcpus(register)), [3, 2, 0]);
+        device.write_vcpus(vcpu_hotplug::EJECT, 1);
+        assert!(machine.read().is_err(), "the first one stays");
+        device.write_vcpus(vcpu_hotplug::EJECT, 2);
+        assert!(machine.read().is_ok());
+        assert_eq!(device.with_vcpus(|vcpus| vcpus.take_ejected().collect::<Vec<_>>()), [1]);
+        device.reset();
+        assert_eq!(device.read_vcpus(PRESENT), 0);
+    }
+
+    #[test]
+    fn a_slot_that_cannot_be_is_no_slot() {
+        let (device, _) = device();
+        device.plugged(32);
+        assert_eq!(read(&device, PLUGGED), 0);
+    }
+}

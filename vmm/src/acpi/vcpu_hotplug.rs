@@ -1,0 +1,340 @@
+//! The vCPU hot-plug registers: a state machine, without interrupt and threads.
+//!
+//! A vCPU is present, or can be added. An added one is present at once, and the guest is notified. One that is to be
+//! removed stays present until the guest ejects it, or answers that it keeps it. vCPU 0 is never removed.
+//!
+//! The registers are I/O ports, used only by the AML of `acpi/processors.rs`. Each register has 32 ports and a bit for
+//! each vCPU: vCPU n is bit `n % 8` of port `n / 8`.
+//!
+//! | offset | read | written |
+//! |---|---|---|
+//! | 0 | vCPUs that are present | nothing |
+//! | 32 | vCPUs that were added; reading a port clears its bits | nothing |
+//! | 64 | vCPUs that are to be removed; reading a port clears its bits | nothing |
+//! | 96 | 0 | vCPUs that the guest ejects |
+//! | 128 | 0 | vCPUs that are to be removed, but that the guest keeps |
+//!
+//! Writes can only affect the guest itself: it can eject present vCPUs other than vCPU 0, and keep those that it was
+//! asked to release.
+
+/// Number of ports.
+pub const PORTS: u16 = 5 * REGISTER;
+/// Offset of the register of present vCPUs.
+pub const PRESENT: u16 = 0;
+/// Offset of the register of added vCPUs.
+pub const ADDED: u16 = REGISTER;
+/// Offset of the register of vCPUs to be removed.
+pub const LEAVING: u16 = 2 * REGISTER;
+/// Offset of the register by which the guest ejects vCPUs.
+pub const EJECT: u16 = 3 * REGISTER;
+/// Offset of the register by which the guest keeps vCPUs.
+pub const KEEP: u16 = 4 * REGISTER;
+
+/// Number of ports of a register.
+const REGISTER: u16 = 32;
+
+/// A set of vCPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Set([u8; REGISTER as usize]);
+
+impl Set {
+    /// The first `count` vCPUs.
+    fn first(count: u8) -> Self {
+        let mut set = Self::default();
+        (0..count).for_each(|id| set.insert(id));
+        set
+    }
+
+    fn contains(&self, id: u8) -> bool {
+        self.byte(u16::from(id / 8)) >> (id % 8) & 1 != 0
+    }
+
+    fn insert(&mut self, id: u8) {
+        if let Some(byte) = self.0.get_mut(usize::from(id / 8)) {
+            *byte |= 1 << (id % 8);
+        }
+    }
+
+    fn remove(&mut self, id: u8) {
+        if let Some(byte) = self.0.get_mut(usize::from(id / 8)) {
+            *byte &= !(1 << (id % 8));
+        }
+    }
+
+    fn byte(&self, n: u16) -> u8 {
+        self.0.get(usize::from(n)).copied().unwrap_or(0)
+    }
+
+    fn take_byte(&mut self, n: u16) -> u8 {
+        self.0.get_mut(usize::from(n)).map_or(0, std::mem::take)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0 == [0; REGISTER as usize]
+    }
+
+    fn iter(self) -> impl DoubleEndedIterator<Item = u8> {
+        (0..=u8::MAX).filter(move |id| self.contains(*id))
+    }
+
+    fn len(&self) -> usize {
+        self.iter().count()
+    }
+}
+
+/// What it takes to reach a requested number of vCPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing more: the number is reached, or the guest was asked to release vCPUs.
+    Asked,
+    /// Create these vCPUs, and then pass each to [`VcpuHotplug::add`].
+    Add(Vec<u8>),
+    /// Impossible until the guest answers whether it releases this vCPU.
+    Unanswered(u8),
+}
+
+/// The state of all vCPUs, and what guest and VMM have yet to learn of each other.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VcpuHotplug {
+    /// The maximum number of vCPUs; IDs are below it.
+    max: u8,
+    present: Set,
+    /// Added; the guest has not read it yet.
+    added: Set,
+    /// To be removed; the guest has not read it yet.
+    asked: Set,
+    /// To be removed; the guest has not answered yet.
+    leaving: Set,
+    /// Ejected by the guest; the VMM has not taken it yet.
+    ejected: Set,
+}
+
+impl VcpuHotplug {
+    /// vCPUs 0 to before `present`, of at most `max`, and nothing to report.
+    pub fn new(present: u8, max: u8) -> Self {
+        Self { max, present: Set::first(present.min(max)), ..Self::default() }
+    }
+
+    /// Asks the guest for vCPUs if it should have fewer than it has, those with the highest numbers, or says what to
+    /// add.
+    ///
+    /// What the guest was asked for and has not answered counts as gone; it is asked again. More can only come once it
+    /// has answered.
+    pub fn resize(&mut self, vcpus: u8) -> Change {
+        let staying: Vec<u8> = self.present.iter().filter(|id| !self.leaving.contains(*id)).collect();
+        let wanted = usize::from(vcpus);
+        if let Some(going) = staying.get(wanted..) {
+            going.iter().filter(|id| **id != 0).for_each(|id| self.leaving.insert(*id));
+            self.asked = self.leaving;
+            return Change::Asked;
+        }
+        if let Some(first) = self.leaving.iter().next() {
+            return Change::Unanswered(first);
+        }
+        let free = (0..self.max).filter(|id| !self.present.contains(*id));
+        let new: Vec<u8> = free.take(wanted - staying.len()).collect();
+        match new.iter().find(|id| self.ejected.contains(**id)) {
+            // The machine still runs it.
+            Some(id) => Change::Unanswered(*id),
+            None => Change::Add(new),
+        }
+    }
+
+    /// vCPU `id` was added.
+    pub fn add(&mut self, id: u8) {
+        self.present.insert(id);
+        self.added.insert(id);
+    }
+
+    /// Whether there is something that the guest has not been notified of.
+    pub fn has_news(&self) -> bool {
+        !(self.added.is_empty() && self.asked.is_empty())
+    }
+
+    /// How many are there.
+    pub fn present(&self) -> usize {
+        self.present.len()
+    }
+
+    /// The vCPUs that the guest has let go since the last call.
+    pub fn take_ejected(&mut self) -> impl Iterator<Item = u8> + use<> {
+        std::mem::take(&mut self.ejected).iter()
+    }
+
+    /// Reads the port at `offset`; behind the registers there is 0.
+    pub fn read(&mut self, offset: u16) -> u8 {
+        match offset {
+            PRESENT..ADDED => self.present.byte(offset),
+            ADDED..LEAVING => self.added.take_byte(offset - ADDED),
+            LEAVING..EJECT => self.asked.take_byte(offset - LEAVING),
+            _ => 0,
+        }
+    }
+
+    /// Writes the port at `offset`, and returns whether there is something for [`Self::take_ejected`].
+    pub fn write(&mut self, offset: u16, value: u8) -> bool {
+        let ids = |register: u16| {
+            let first = (offset - register).saturating_mul(8);
+            (0..8).filter(move |bit| value >> bit & 1 != 0).filter_map(move |bit| u8::try_from(first + bit).ok())
+        };
+        match offset {
+            EJECT..KEEP => ids(EJECT).for_each(|id| self.eject(id)),
+            KEEP..PORTS => ids(KEEP).for_each(|id| {
+                self.asked.remove(id);
+                self.leaving.remove(id);
+            }),
+            _ => {}
+        }
+        !self.ejected.is_empty()
+    }
+
+    fn eject(&mut self, id: u8) {
+        if id != 0 && self.present.contains(id) {
+            for set in [&mut self.present, &mut self.added, &mut self.asked, &mut self.leaving] {
+                set.remove(id);
+            }
+            self.ejected.insert(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What the guest reads in a register.
+    fn read(vcpus: &mut VcpuHotplug, register: u16) -> Vec<u8> {
+        let bytes = std::array::from_fn(|n| vcpus.read(register + n as u16));
+        Set(bytes).iter().collect()
+    }
+
+    /// The guest writes the bit of `id`.
+    fn write(vcpus: &mut VcpuHotplug, register: u16, id: u8) -> bool {
+        vcpus.write(register + u16::from(id / 8), 1 << (id % 8))
+    }
+
+    #[test]
+    fn the_lowest_that_are_free_come_and_are_told_once() {
+        let mut vcpus = VcpuHotplug::new(1, 12);
+        assert_eq!(vcpus.resize(10), Change::Add((1..10).collect()));
+        assert!(!vcpus.has_news(), "they are not there yet");
+        (1..10).for_each(|id| vcpus.add(id));
+        assert!(vcpus.has_news());
+        assert_eq!(read(&mut vcpus, PRESENT), (0..10).collect::<Vec<_>>());
+        assert_eq!(read(&mut vcpus, ADDED), (1..10).collect::<Vec<_>>());
+        assert!(read(&mut vcpus, ADDED).is_empty() && !vcpus.has_news());
+        assert_eq!(vcpus.resize(12), Change::Add(vec![10, 11]));
+    }
+
+    #[test]
+    fn the_guest_is_asked_for_the_highest_and_they_stay_until_it_lets_them_go() {
+        let mut vcpus = VcpuHotplug::new(4, 4);
+        assert_eq!(vcpus.resize(2), Change::Asked);
+        assert_eq!(read(&mut vcpus, LEAVING), [2, 3]);
+        assert_eq!(vcpus.present(), 4);
+        assert!(!vcpus.has_news());
+        assert!(write(&mut vcpus, EJECT, 3));
+        assert_eq!(vcpus.take_ejected().collect::<Vec<_>>(), [3]);
+        assert_eq!(read(&mut vcpus, PRESENT), [0, 1, 2]);
+        assert_eq!(vcpus.resize(3), Change::Unanswered(2));
+        assert_eq!(vcpus.resize(2), Change::Asked, "it is asked again");
+        assert_eq!(read(&mut vcpus, LEAVING), [2]);
+        assert!(write(&mut vcpus, EJECT, 2));
+        assert_eq!(vcpus.take_ejected().collect::<Vec<_>>(), [2]);
+        assert_eq!(vcpus.take_ejected().count(), 0);
+        assert_eq!(vcpus.resize(4), Change::Add(vec![2, 3]));
+    }
+
+    #[test]
+    fn what_the_guest_keeps_it_is_no_longer_asked_for() {
+        let mut vcpus = VcpuHotplug::new(3, 4);
+        assert_eq!(vcpus.resize(2), Change::Asked);
+        assert!(!write(&mut vcpus, KEEP, 2));
+        assert!(!vcpus.has_news());
+        assert_eq!(vcpus.resize(4), Change::Add(vec![3]));
+    }
+
+    #[test]
+    fn what_runs_still_cannot_come_again() {
+        let mut vcpus = VcpuHotplug::new(2, 2);
+        assert!(write(&mut vcpus, EJECT, 1), "a guest may let go what it was not asked for");
+        assert_eq!(vcpus.resize(2), Change::Unanswered(1));
+        assert_eq!(vcpus.take_ejected().collect::<Vec<_>>(), [1]);
+        assert_eq!(vcpus.resize(2), Change::Add(vec![1]));
+    }
+
+    #[test]
+    fn the_first_vcpu_never_goes() {
+        let mut vcpus = VcpuHotplug::new(2, 2);
+        assert!(!write(&mut vcpus, EJECT, 0));
+        assert_eq!(vcpus.resize(0), Change::Asked);
+        assert_eq!(read(&mut vcpus, LEAVING), [1]);
+        assert_eq!(read(&mut vcpus, PRESENT), [0, 1]);
+    }
+
+    #[test]
+    fn what_is_not_there_cannot_go() {
+        let mut vcpus = VcpuHotplug::new(2, 4);
+        for id in [2, 3, 4, 255] {
+            assert!(!write(&mut vcpus, EJECT, id), "{id}");
+            assert!(!write(&mut vcpus, KEEP, id), "{id}");
+        }
+        assert_eq!(vcpus, VcpuHotplug::new(2, 4));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Resize(u8),
+        Take,
+        Read(u16),
+        Write(u16, u8),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (1..=20u8).prop_map(Op::Resize),
+            Just(Op::Take),
+            any::<u16>().prop_map(|offset| Op::Read(offset % (PORTS + 8))),
+            (any::<u16>(), any::<u8>()).prop_map(|(offset, value)| Op::Write(offset % (PORTS + 8), value)),
+            // Where there are vCPUs.
+            (EJECT..EJECT + 3, any::<u8>()).prop_map(|(offset, value)| Op::Write(offset, value)),
+            (KEEP..KEEP + 3, any::<u8>()).prop_map(|(offset, value)| Op::Write(offset, value)),
+        ]
+    }
+
+    proptest! {
+        /// The vCPUs that the machine runs are those that are there and those whose end it was not told.
+        #[test]
+        fn whatever_a_guest_writes_machine_and_registers_agree(ops in prop::collection::vec(op(), 0..60)) {
+            let mut vcpus = VcpuHotplug::new(3, 20);
+            let mut running: Vec<u8> = vec![0, 1, 2];
+            for op in ops {
+                match op {
+                    Op::Resize(count) => if let Change::Add(new) = vcpus.resize(count) {
+                        for id in new {
+                            prop_assert!(!running.contains(&id) && id < 20);
+                            running.push(id);
+                            vcpus.add(id);
+                        }
+                        prop_assert_eq!(vcpus.present(), usize::from(count));
+                    },
+                    Op::Take => for id in vcpus.take_ejected() {
+                        prop_assert!(id != 0 && running.contains(&id));
+                        running.retain(|other| *other != id);
+                    },
+                    Op::Read(offset) => _ = vcpus.read(offset),
+                    Op::Write(offset, value) => _ = vcpus.write(offset, value),
+                }
+                let known: Vec<u8> = (0..=255).filter(|id| {
+                    vcpus.present.contains(*id) || vcpus.ejected.contains(*id)
+                }).collect();
+                running.sort_unstable();
+                prop_assert_eq!(&known, &running);
+                prop_assert!(vcpus.leaving.iter().all(|id| id != 0 && vcpus.present.contains(id)));
+                prop_assert!(vcpus.asked.iter().all(|id| vcpus.leaving.contains(id)));
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The plan for the backend of each NIC, PF and VF.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use virtio_devices::{NetSpec, TapSpec, VdpaSpec};
+
+use vm_api::config::net::NetConfig;
+use vm_api::config::vhost::{Vhost, VhostMode};
+
+/// Where the packets of one network function go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackendPlan {
+    /// A tap interface of the host. No other function of the VM uses it.
+    Tap {
+        /// The tap. Without a name it is any free one of the form `vmtap<N>`.
+        spec: TapSpec,
+        /// Whether the host's kernel carries its packets.
+        vhost: Vhost,
+    },
+    /// Taps that were opened before the program started.
+    Fds {
+        /// One for each queue pair. Each number is above 2, and no other function of the VM uses it.
+        fds: Vec<RawFd>,
+        /// Whether the host's kernel carries their packets.
+        vhost: Vhost,
+    },
+    /// Another process.
+    VhostUser {
+        /// The socket to it. No other function of the VM uses it.
+        socket: PathBuf,
+        /// Who listens there.
+        mode: VhostMode,
+    },
+    /// A vDPA device of the host. No other function of the VM uses it.
+    Vdpa(VdpaSpec),
+}
+
+impl BackendPlan {
+    /// The backend of the function that `config` describes and `spec` is made of. `tap` names a tap that has no name.
+    pub(crate) fn of(config: &NetConfig, spec: &NetSpec, tap: Option<String>) -> Self {
+        let NetConfig { vhost, vhost_mode: mode, .. } = *config;
+        let queue_pairs = spec.queue_pairs;
+        match (&config.vdpa, &config.vhost_socket) {
+            (Some(path), _) => {
+                Self::Vdpa(VdpaSpec { path: path.clone(), mac: config.mac.map(|mac| mac.0), queue_pairs })
+            }
+            (None, Some(socket)) => Self::VhostUser { socket: socket.clone(), mode },
+            _ if !config.fds.is_empty() => Self::Fds { fds: config.fds.clone(), vhost },
+            _ => {
+                let name = config.tap.clone().or(tap);
+                let (ip, mask, host_mac) = (config.ip, config.mask, config.host_mac.map(|mac| mac.0));
+                Self::Tap { spec: TapSpec { name, ip, mask, host_mac, mtu: spec.mtu, queue_pairs }, vhost }
+            }
+        }
+    }
+
+    /// The name of the tap to open, if it has one.
+    pub(crate) fn tap_name(&self) -> Option<&str> {
+        match self {
+            Self::Tap { spec, .. } => spec.name.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Whether the guest's memory must be shared, because another process or device maps it.
+    pub const fn needs_shared_memory(&self) -> bool {
+        matches!(self, Self::VhostUser { .. } | Self::Vdpa(_))
+    }
+
+    /// Whether devices of the host may have pinned pages of the guest's memory, which must then keep them.
+    pub const fn pins_memory(&self) -> bool {
+        matches!(self, Self::Vdpa(_))
+    }
+
+    /// Whether the backend's own MAC address applies, because the user gave none.
+    pub const fn has_own_mac(&self) -> bool {
+        matches!(self, Self::Vdpa(VdpaSpec { mac: None, .. }))
+    }
+}

@@ -1,0 +1,41 @@
+//! How many devices and VFs a VM has room for.
+
+use pci::Capacity;
+use vm_api::config::error::{ConfigError, Problem};
+
+use crate::arch::x86_64::layout;
+use crate::config::subject::Subject;
+
+/// What segment 0 has room for.
+pub(crate) const CAPACITY: Capacity = Capacity::new(layout::LAST_BUS);
+
+/// Checks that a device can be in this slot of bus 0.
+///
+/// # Errors
+///
+/// When there is no such slot, or it is the host bridge's.
+pub(crate) fn check_slot(slot: u8, subject: &Subject) -> Result<(), ConfigError> {
+    let slots = Capacity::SLOTS;
+    if slots.contains(&slot) {
+        return Ok(());
+    }
+    let what = format!("bus 0 has slots {} to {} for devices; give one of them", slots.start(), slots.end());
+    Err(ConfigError::new(subject.key("pci_device_id", slot), Problem::Value(what)))
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_api::config::{NetConfig, help};
+
+    use super::*;
+
+    #[test]
+    fn the_help_has_the_limits() {
+        let text = help::<NetConfig>();
+        let vfs = format!("Number of SR-IOV virtual functions (VFs) to reserve, up to {}.", CAPACITY.vfs());
+        assert!(text.contains(&vfs), "{text}");
+        let slots = Capacity::SLOTS;
+        let slots = format!("Device number on bus 0, {} to {}.", slots.start(), slots.end());
+        assert!(text.contains(&slots), "{text}");
+    }
+}

@@ -1,0 +1,280 @@
+//! The rules for disks, and their plans.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use virtio_devices::{BlockSpec, RateLimits};
+use vm_api::config::disk::{DiskConfig, ImageType};
+use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::id::{check_id, numbered};
+use vm_api::config::unsupported::{IMAGE_TYPE, PCI_SEGMENT, VIRTUAL_IOMMU};
+
+use crate::config::capacity::check_slot;
+use crate::config::nic::QUEUE_SIZES;
+use crate::config::rate;
+use crate::config::subject::Subject;
+
+/// The longest serial number in bytes (`virtio 1.4 §5.2.6`).
+const SERIAL: usize = 20;
+
+/// A disk with everything decided that was left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskPlan {
+    /// The device number on bus 0, 1 to 31; `None` for the lowest that is free.
+    pub pci_device_id: Option<u8>,
+    /// The device. Its id is unique among disks, and no other disk writes its image.
+    pub spec: BlockSpec,
+}
+
+impl DiskPlan {
+    /// Plans the disks of a VM with `vcpus` vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub fn of(disks: &[DiskConfig], vcpus: u32) -> Result<Vec<Self>, ConfigError> {
+        let subject =
+            |index: usize, disk: &DiskConfig| Subject::device("--disk", disk.id.as_deref(), index, disks.len());
+        let limits = |(index, disk): (usize, &DiskConfig)| check(disk, &subject(index, disk), vcpus);
+        let limits = disks.iter().enumerate().map(limits).collect::<Result<Vec<_>, _>>()?;
+        check_apart(disks, subject)?;
+        let ids = numbered("_disk", disks.iter().map(|disk| disk.id.as_deref()));
+        Ok(disks.iter().zip(ids).zip(limits).map(|((disk, id), limits)| plan(disk, id, limits)).collect())
+    }
+}
+
+/// Checks a disk by itself, and plans its rate limits.
+fn check(disk: &DiskConfig, subject: &Subject, vcpus: u32) -> Result<RateLimits, ConfigError> {
+    let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
+    if let Some(id) = &disk.id {
+        check_id(id).map_err(|problem| ConfigError::new(format!("--disk id={id}"), problem))?;
+    }
+    check_supported(disk, subject)?;
+    if disk.path.as_deref().is_none_or(|path| path.as_os_str().is_empty()) {
+        let what = "needs path=: a raw image in a file, or a block device".to_string();
+        return Err(ConfigError::new(subject.bare(), Problem::Missing(what)));
+    }
+    let DiskConfig { num_queues: queues, queue_size, .. } = *disk;
+    if queues == 0 {
+        let what = "a disk needs a queue; give 1 or more".to_string();
+        return fail("num_queues", queues.to_string(), Problem::Value(what));
+    }
+    if u32::from(queues) > vcpus {
+        let what = format!("more queues than vCPUs (--cpus); give at most {vcpus}, or more vCPUs");
+        return fail("num_queues", queues.to_string(), Problem::Conflict(what));
+    }
+    if !queue_size.is_power_of_two() || !QUEUE_SIZES.contains(&queue_size) {
+        let (least, most) = (QUEUE_SIZES.start(), QUEUE_SIZES.end());
+        let what = format!("not a power of two from {least} to {most}; 128 is usual");
+        return fail("queue_size", queue_size.to_string(), Problem::Value(what));
+    }
+    if let Some(serial) = disk.serial.as_ref().filter(|serial| serial.len() > SERIAL) {
+        let what = format!("{} bytes; a serial number has at most {SERIAL}, shorten it", serial.len());
+        return fail("serial", serial.clone(), Problem::Value(what));
+    }
+    if let Some(slot) = disk.pci_device_id {
+        check_slot(slot, subject)?;
+    }
+    disk.rate_limiter_config.as_ref().map_or(Ok(RateLimits::default()), |limits| rate::plan(limits, subject))
+}
+
+/// Refuses what is not supported yet.
+fn check_supported(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
+    let not_yet = |key: &str, value: String, what: &str, remedy: String| {
+        let problem = Problem::NotYet { what: what.to_string(), remedy };
+        Err(ConfigError::new(subject.key(key, value), problem))
+    };
+    let leave_out = |key| format!("leave {key} out");
+    if disk.iommu {
+        return not_yet("iommu", "on".to_string(), VIRTUAL_IOMMU, leave_out("iommu"));
+    }
+    if disk.pci_segment != 0 {
+        let segment = disk.pci_segment.to_string();
+        return not_yet("pci_segment", segment, PCI_SEGMENT, leave_out("pci_segment"));
+    }
+    match disk.image_type {
+        None | Some(ImageType::Raw | ImageType::Unknown) => Ok(()),
+        Some(other) => {
+            let value = other.name().to_string();
+            let remedy = "convert it: qemu-img convert -O raw".to_string();
+            not_yet("image_type", value, IMAGE_TYPE, remedy)
+        }
+    }
+}
+
+fn plan(disk: &DiskConfig, id: String, limits: RateLimits) -> DiskPlan {
+    let spec = BlockSpec {
+        id,
+        path: disk.path.clone().unwrap_or_default(),
+        read_only: disk.readonly,
+        direct: disk.direct,
+        surely_raw: disk.image_type == Some(ImageType::Raw),
+        queues: disk.num_queues,
+        queue_size: disk.queue_size,
+        serial: disk.serial.clone().filter(|serial| !serial.is_empty()),
+        limits,
+        io_uring: true,
+    };
+    DiskPlan { pci_device_id: disk.pci_device_id, spec }
+}
+
+/// Checks that no two disks share an id or a slot, and that no disk uses an image that another one writes.
+fn check_apart(disks: &[DiskConfig], subject: impl Fn(usize, &DiskConfig) -> Subject) -> Result<(), ConfigError> {
+    let ids = numbered("_disk", disks.iter().map(|disk| disk.id.as_deref()));
+    let name = |user: usize| ids.get(user).cloned().unwrap_or_default();
+    let in_use = |subject: String, what: String, user: String, remedy: &str| {
+        Err(ConfigError::new(subject, Problem::InUse { what, user, remedy: remedy.to_string() }))
+    };
+    let (mut names, mut slots) = (HashSet::new(), HashMap::new());
+    let mut images: HashMap<&Path, (usize, bool)> = HashMap::new();
+    for (index, disk) in disks.iter().enumerate() {
+        if let Some(id) = &disk.id
+            && !names.insert(id)
+        {
+            let user = "another disk".to_string();
+            return in_use(format!("--disk id={id}"), "this id".to_string(), user, "give each disk its own");
+        }
+        if let Some(slot) = disk.pci_device_id
+            && let Some(user) = slots.insert(slot, index)
+        {
+            let subject = subject(index, disk).key("pci_device_id", slot);
+            return in_use(subject, format!("slot {slot}"), name(user), "give another, or leave pci_device_id out");
+        }
+        let Some(path) = &disk.path else { continue };
+        if let Some((user, read_only)) = images.insert(path, (index, disk.readonly))
+            && !(read_only && disk.readonly)
+        {
+            let subject = subject(index, disk).key("path", path.display());
+            return in_use(
+                subject,
+                "this image".to_string(),
+                name(user),
+                "give each its own, or add readonly=on to both",
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plans(disks: &[&str]) -> Result<Vec<DiskPlan>, String> {
+        let disks = disks.iter().map(|disk| disk.parse::<DiskConfig>()).collect::<Result<Vec<_>, _>>();
+        disks.and_then(|disks| DiskPlan::of(&disks, 4)).map_err(|error| error.to_string())
+    }
+
+    fn refusal(disks: &[&str]) -> String {
+        plans(disks).unwrap_err()
+    }
+
+    #[test]
+    fn what_is_left_out_is_as_cloud_hypervisor_has_it() {
+        let spec = BlockSpec {
+            id: "_disk0".to_string(),
+            path: "/a".into(),
+            read_only: false,
+            direct: false,
+            surely_raw: false,
+            queues: 1,
+            queue_size: 128,
+            serial: None,
+            limits: RateLimits::default(),
+            io_uring: true,
+        };
+        assert_eq!(plans(&["path=/a"]).unwrap(), [DiskPlan { pci_device_id: None, spec }]);
+        let plans =
+            plans(&["path=/a,readonly=on,direct=on,num_queues=4,queue_size=2,serial=abc,image_type=raw"]).unwrap();
+        let BlockSpec { read_only, direct, surely_raw, queues, queue_size, serial, .. } = &plans[0].spec;
+        assert!(*read_only && *direct && *surely_raw);
+        assert_eq!((*queues, *queue_size, serial.as_deref()), (4, 2, Some("abc")));
+    }
+
+    #[test]
+    fn disks_without_a_name_have_the_lowest_number_that_is_free() {
+        let plans = plans(&["path=/a", "path=/b,id=_disk1", "path=/c", "path=/d,id=root"]).unwrap();
+        assert_eq!(
+            plans.iter().map(|plan| plan.spec.id.as_str()).collect::<Vec<_>>(),
+            ["_disk0", "_disk1", "_disk2", "root"]
+        );
+    }
+
+    #[test]
+    fn what_a_disk_cannot_have_is_refused_with_a_way_out() {
+        for (disk, expected) in [
+            ("readonly=on", "--disk: needs path=: a raw image in a file, or a block device"),
+            ("path=/a,num_queues=0", "--disk num_queues=0: a disk needs a queue; give 1 or more"),
+            (
+                "path=/a,num_queues=5",
+                "--disk num_queues=5: more queues than vCPUs (--cpus); give at most 4, or more vCPUs",
+            ),
+            ("path=/a,queue_size=100", "--disk queue_size=100: not a power of two from 2 to 32768; 128 is usual"),
+            (
+                "path=/a,id=x,serial=123456789012345678901",
+                "--disk id=x,serial=123456789012345678901: 21 bytes; a serial number has at most 20, shorten it",
+            ),
+            (
+                "path=/a,pci_device_id=0",
+                "--disk pci_device_id=0: bus 0 has slots 1 to 31 for devices; give one of them",
+            ),
+            (
+                "path=/a,id=__x",
+                "--disk id=__x: not a device name; use printable characters, and do not start with two underscores",
+            ),
+            ("path=/a,iommu=on", "--disk iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
+            (
+                "path=/a,pci_segment=1",
+                "--disk pci_segment=1: additional PCI segments are not supported yet; leave pci_segment out",
+            ),
+            (
+                "path=/a,rate_limit_group=x",
+                "--disk rate_limit_group=x: rate limit groups are not supported yet; \
+                 leave rate_limit_group out",
+            ),
+            (
+                "path=/a,id=x,ops_size=0,ops_refill_time=1",
+                "--disk id=x,ops_size=0: nothing could pass; give 1 or more, or 0 for ops_refill_time too",
+            ),
+            (
+                "path=/a,image_type=qcow2",
+                "--disk image_type=qcow2: image formats other than raw are not supported yet; \
+                 convert it: qemu-img convert -O raw",
+            ),
+        ] {
+            assert_eq!(refusal(&[disk]), expected);
+        }
+        let limited = r#"{"path": "/a", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
+        let limited = [serde_json::from_str(limited).unwrap()];
+        let RateLimits { bandwidth, ops } = DiskPlan::of(&limited, 1).unwrap()[0].spec.limits;
+        assert_eq!((bandwidth, ops.unwrap().size), (None, 1));
+    }
+
+    #[test]
+    fn disks_have_nothing_in_common_but_what_is_only_read() {
+        assert_eq!(
+            refusal(&["path=/a,id=x", "path=/b,id=x"]),
+            "--disk id=x: this id is already in use by another disk; give each disk its own"
+        );
+        assert_eq!(
+            refusal(&["path=/a,pci_device_id=3", "path=/b,pci_device_id=3"]),
+            "--disk number 2, pci_device_id=3: slot 3 is already in use by _disk0; give another, or leave \
+             pci_device_id out"
+        );
+        for (first, second) in [("", ""), (",readonly=on", ""), ("", ",readonly=on")] {
+            assert_eq!(
+                refusal(&[&format!("path=/a{first}"), &format!("path=/a{second}")]),
+                "--disk number 2, path=/a: this image is already in use by _disk0; \
+                 give each its own, or add readonly=on to both"
+            );
+        }
+        assert!(plans(&["path=/a,readonly=on", "path=/a,readonly=on"]).is_ok());
+    }
+
+    #[test]
+    fn json_names_formats_as_cloud_hypervisor_does() {
+        let disk: DiskConfig = serde_json::from_str(r#"{"path": "/a", "image_type": "Raw"}"#).unwrap();
+        assert_eq!(disk, "path=/a,image_type=raw".parse().unwrap());
+        assert_eq!(disk.to_string().parse::<DiskConfig>().unwrap(), disk);
+    }
+}

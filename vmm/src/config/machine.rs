@@ -1,0 +1,114 @@
+//! The rules for the parts of a VM that are not devices of bus 0.
+
+use vm_api::config::console::{ConsoleConfig, ConsoleMode};
+use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::{CpusConfig, MemoryConfig, PayloadConfig, VmConfig, bytes};
+
+/// Checks them.
+///
+/// # Errors
+///
+/// The first thing that is wrong.
+pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
+    check_cpus(&vm.cpus)?;
+    check_memory(&vm.memory)?;
+    check_payload(&vm.payload)?;
+    check_path("--serial", &vm.serial)?;
+    check_console(&vm.console, &vm.serial)
+}
+
+/// The most vCPUs: an APIC ID is a byte, 255 addresses all of them, and the I/O APIC has one too.
+const MOST_VCPUS: u32 = 254;
+
+fn check_cpus(cpus: &CpusConfig) -> Result<(), ConfigError> {
+    let CpusConfig { boot_vcpus: boot, max_vcpus: max } = *cpus;
+    let fail = |what: String, problem| Err(ConfigError::new(format!("--cpus {what}"), problem));
+    if boot == 0 {
+        return fail("boot=0".to_string(), Problem::Value("a VM needs a vCPU; give 1 or more".to_string()));
+    }
+    for (key, value) in [("boot", boot), ("max", max)] {
+        if value > MOST_VCPUS {
+            let what = format!("a VM has at most {MOST_VCPUS} vCPUs; give fewer");
+            return fail(format!("{key}={value}"), Problem::Limit(what));
+        }
+    }
+    if max < boot {
+        let what = format!("max is less than boot; give max={boot} or more, or leave max out");
+        return fail(format!("boot={boot},max={max}"), Problem::Conflict(what));
+    }
+    Ok(())
+}
+
+/// The most memory: 46 bits of address, less what is above it.
+const MOST_MEMORY: u64 = 1 << 45;
+/// The unit of memory, in bytes: a page.
+const PAGE: u64 = 4096;
+
+fn check_memory(memory: &MemoryConfig) -> Result<(), ConfigError> {
+    let fail =
+        |key: &str, value: u64, problem| Err(ConfigError::new(format!("--memory {key}={}", bytes(value)), problem));
+    if memory.size == 0 {
+        return fail("size", 0, Problem::Value("a VM needs memory; give a size, such as 512M".to_string()));
+    }
+    if memory.size > MOST_MEMORY {
+        let what = format!("more than a guest can address; give at most {}G", MOST_MEMORY >> 30);
+        return fail("size", memory.size, Problem::Limit(what));
+    }
+    if let Some(page) = memory.hugepage_size {
+        if !memory.hugepages {
+            return fail("hugepage_size", page, Problem::Missing("needs hugepages=on; add it".to_string()));
+        }
+        if !page.is_power_of_two() || page <= PAGE {
+            return fail("hugepage_size", page, Problem::Value("not a huge page size; give 2M or 1G".to_string()));
+        }
+    }
+    let page = memory.hugepage_size.unwrap_or(PAGE);
+    if !memory.size.is_multiple_of(page) {
+        let what = format!("not a multiple of the page size, {}; round it up", bytes(page));
+        return fail("size", memory.size, Problem::Conflict(what));
+    }
+    Ok(())
+}
+
+fn check_payload(payload: &PayloadConfig) -> Result<(), ConfigError> {
+    if let Some(cmdline) = payload.cmdline.as_ref().filter(|cmdline| cmdline.contains('\0')) {
+        let what = "a kernel command line ends at a NUL character; remove it".to_string();
+        return Err(ConfigError::new(format!("--cmdline {cmdline}"), Problem::Value(what)));
+    }
+    Ok(())
+}
+
+/// Checks the virtio console of a VM with this serial port: they must not share a terminal, a file or a socket.
+fn check_console(console: &ConsoleConfig, serial: &ConsoleConfig) -> Result<(), ConfigError> {
+    check_path("--console", console)?;
+    if console.mode != serial.mode {
+        return Ok(());
+    }
+    // What is written to a device such as /dev/null overwrites nothing.
+    let is_device = console.file.as_ref().is_some_and(|path| path.starts_with("/dev"));
+    let (shared, way_out) = match console.mode {
+        ConsoleMode::Tty => ("terminal", "mode"),
+        ConsoleMode::File if console.file == serial.file && !is_device => ("file", "path"),
+        ConsoleMode::Socket if console.socket == serial.socket => ("socket", "path"),
+        _ => return Ok(()),
+    };
+    let what = format!("the serial port has this {shared} (--serial {serial}); give one of them another {way_out}");
+    Err(ConfigError::new(format!("--console {console}"), Problem::Conflict(what)))
+}
+
+/// Checks that a path is given if the mode needs one, and only then.
+fn check_path(option: &str, console: &ConsoleConfig) -> Result<(), ConfigError> {
+    let needed = (console.mode == ConsoleMode::File, console.mode == ConsoleMode::Socket);
+    if console.mode == ConsoleMode::Pty && console.socket.is_none() {
+        // The path that vm.info reported for the previous pseudo-terminal. The VM gets another one.
+        return Ok(());
+    }
+    let fail = |what: &str| Err(ConfigError::new(format!("{option} {console}"), Problem::Conflict(what.to_string())));
+    match (console.file.is_some(), console.socket.is_some()) {
+        given if given == needed => Ok(()),
+        (false, _) if needed.0 => fail("mode File needs a file; give one"),
+        (_, false) if needed.1 => fail("mode Socket needs a socket; give one"),
+        (true, _) if !needed.0 => fail("only mode File has a file; leave file out"),
+        _ => fail("only mode Socket has a socket; leave socket out"),
+    }
+}

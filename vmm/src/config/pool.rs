@@ -1,0 +1,105 @@
+//! A NIC and its VFs, each with its effective settings.
+
+use crate::config::nic::{Nic, check_supported};
+use crate::config::subject::Subject;
+use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::net::{NetConfig, VfConfig};
+use vm_api::config::option::Options as _;
+use vm_api::config::vdpa::VdpaConfig;
+
+/// A NIC and all its VFs, including those that the configuration does not mention.
+pub(crate) struct Pool<'a> {
+    /// The option that describes it: `--net` or `--vdpa`.
+    pub option: &'static str,
+    /// The NIC's name, given by the user or chosen.
+    pub id: String,
+    /// The settings of the NIC or PF.
+    pub pf: &'a NetConfig,
+    /// The effective settings of each VF, by index: its own over the PF's.
+    pub vfs: Vec<NetConfig>,
+    subject: Subject,
+}
+
+impl<'a> Pool<'a> {
+    /// Merges the settings of the VFs.
+    ///
+    /// # Errors
+    ///
+    /// A VF that is not reserved or given twice, or VFs of different shape.
+    pub(crate) fn new(
+        option: &'static str,
+        pf: &'a NetConfig,
+        id: String,
+        subject: Subject,
+    ) -> Result<Self, ConfigError> {
+        let mut given = vec![None; usize::from(pf.sriov_vfs)];
+        for vf in &pf.vfs {
+            let problem = match (given.get_mut(usize::from(vf.index)), pf.sriov_vfs) {
+                (Some(slot @ None), _) => {
+                    *slot = Some(vf);
+                    continue;
+                }
+                (Some(Some(_)), _) => {
+                    Problem::Conflict(format!("VF {} of {id} is given twice; put all its keys into one", vf.index))
+                }
+                (None, 0) => Problem::Value(format!("{id} reserves no VFs; add sriov_vfs= to its --net")),
+                (None, count) => Problem::Value(format!(
+                    "{id} reserves {count} VFs (sriov_vfs={count}); index must be 0 to {}",
+                    count - 1
+                )),
+            };
+            return Err(ConfigError::new(Subject::vf(&id, vf.index).bare(), problem));
+        }
+        let queues = vf_queues(pf, &id)?;
+        let unsaid = VfConfig::default();
+        let vfs = given.into_iter().map(|vf| vf.unwrap_or(&unsaid).over(pf, queues)).collect();
+        Ok(Self { option, id, pf, vfs, subject })
+    }
+
+    /// How error messages name the NIC, or one of its VFs.
+    pub(crate) fn subject(&self, vf: Option<u16>) -> Subject {
+        vf.map_or_else(|| self.subject.clone(), |index| Subject::vf(&self.id, index))
+    }
+
+    /// The NIC or PF, then the VFs by index.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = (Option<u16>, &NetConfig)> {
+        std::iter::once((None, self.pf)).chain((0..).map(Some).zip(&self.vfs))
+    }
+
+    /// The VFs whose MAC address is derived from the PF's.
+    pub(crate) fn vfs_without_mac(&self) -> impl Iterator<Item = u16> + '_ {
+        (0..).zip(&self.vfs).filter(|(_, config)| config.mac.is_none()).map(|(index, _)| index)
+    }
+
+    /// Checks each function by itself, in a VM of `vcpus` vCPUs. VFs without settings of their own are like the PF.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub(crate) fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
+        check_supported(self.pf, &self.subject)?;
+        // A vDPA device's queues were counted for the device; its driver uses no more than it has vCPUs for.
+        let pf_vcpus = if self.option == VdpaConfig::OPTION { u32::MAX } else { vcpus };
+        Nic { subject: &self.subject, config: self.pf }.check(pf_vcpus)?;
+        for vf in &self.pf.vfs {
+            let Some(config) = self.vfs.get(usize::from(vf.index)) else { continue };
+            Nic { subject: &self.subject(Some(vf.index)), config }.check(vcpus)?;
+        }
+        Ok(())
+    }
+}
+
+/// The queues of each VF of `pf`. They are the same for all VFs, because the size of the BARs and of the MSI-X table
+/// is.
+fn vf_queues(pf: &NetConfig, id: &str) -> Result<u16, ConfigError> {
+    let mut given = pf.vfs.iter().filter_map(|vf| Some((vf.index, vf.num_queues?)));
+    let Some((first, queues)) = given.next() else { return Ok(NetConfig::default().num_queues) };
+    match given.find(|(_, other)| *other != queues) {
+        Some((index, other)) => {
+            let what =
+                format!("all VFs of a PF have the same number of queues, and VF {first} has {queues}; make them equal");
+            Err(ConfigError::new(Subject::vf(id, index).key("num_queues", other), Problem::Conflict(what)))
+        }
+        None => Ok(queues),
+    }
+}

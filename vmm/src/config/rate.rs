@@ -1,0 +1,101 @@
+//! The rules for rate limits.
+
+use std::time::Duration;
+
+use virtio_devices::{RateLimit, RateLimits};
+use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::rate::{BANDWIDTH, Names, OPS, RateLimiterConfig, TokenBucketConfig};
+
+use crate::config::subject::Subject;
+
+/// Checks the limits of a device and plans them.
+///
+/// # Errors
+///
+/// A limit without a size or a time.
+pub(crate) fn plan(limits: &RateLimiterConfig, subject: &Subject) -> Result<RateLimits, ConfigError> {
+    let limit = |bucket: &Option<TokenBucketConfig>, names| match bucket {
+        Some(bucket) => plan_limit(bucket, names, subject),
+        None => Ok(None),
+    };
+    Ok(RateLimits { bandwidth: limit(&limits.bandwidth, &BANDWIDTH)?, ops: limit(&limits.ops, &OPS)? })
+}
+
+fn plan_limit(bucket: &TokenBucketConfig, names: &Names, subject: &Subject) -> Result<Option<RateLimit>, ConfigError> {
+    let TokenBucketConfig { size, one_time_burst, refill_time } = *bucket;
+    let fail = |key: &str, what: String| Err(ConfigError::new(subject.key(key, 0), Problem::Value(what)));
+    match (size, refill_time) {
+        (0, 0) => Ok(None),
+        (0, _) => fail(names.size, format!("nothing could pass; give 1 or more, or 0 for {} too", names.refill_time)),
+        (_, 0) => fail(names.refill_time, format!("needs a time; give 1 or more, or 0 for {} too", names.size)),
+        _ => Ok(Some(RateLimit {
+            size,
+            one_time_burst: one_time_burst.unwrap_or_default(),
+            refill: Duration::from_millis(refill_time),
+        })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_api::config::disk::DiskConfig;
+
+    fn limits(disk: &str) -> Result<RateLimits, String> {
+        let config: DiskConfig = disk.parse().map_err(|error: ConfigError| error.to_string())?;
+        let subject = Subject::device("--disk", None, 0, 1);
+        let planned = config.rate_limiter_config.map(|limits| plan(&limits, &subject)).transpose();
+        planned.map(Option::unwrap_or_default).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn each_limit_has_a_size_a_time_and_may_have_a_burst() {
+        let ms = Duration::from_millis;
+        let ops = RateLimit { size: 1000, one_time_burst: 0, refill: ms(100) };
+        assert_eq!(
+            limits("path=/a,ops_size=1000,ops_refill_time=100"),
+            Ok(RateLimits { bandwidth: None, ops: Some(ops) })
+        );
+        let bandwidth = RateLimit { size: 1 << 20, one_time_burst: 7, refill: ms(1) };
+        assert_eq!(
+            limits("bw_refill_time=1,bw_one_time_burst=7,bw_size=1048576,ops_size=1000,path=/a,ops_refill_time=100"),
+            Ok(RateLimits { bandwidth: Some(bandwidth), ops: Some(ops) })
+        );
+    }
+
+    #[test]
+    fn nothing_and_zero_are_no_limit() {
+        for disk in ["path=/a", "path=/a,bw_size=0,bw_refill_time=0,ops_size=0,ops_one_time_burst=0,ops_refill_time=0"]
+        {
+            assert_eq!(limits(disk), Ok(RateLimits::default()), "{disk}");
+        }
+        assert_eq!("path=/a,bw_size=,ops_refill_time=".parse::<DiskConfig>().unwrap().rate_limiter_config, None);
+    }
+
+    #[test]
+    fn a_limit_that_says_half_is_refused_with_what_is_missing() {
+        for (disk, expected) in [
+            ("bw_size=1000", "--disk bw_size=1000: needs bw_refill_time= too; give it, or leave bw_size out"),
+            (
+                "ops_refill_time=10,ops_one_time_burst=1",
+                "--disk ops_refill_time=10: needs ops_size= too; give it, or leave ops_refill_time out",
+            ),
+            (
+                "bw_one_time_burst=1",
+                "--disk bw_one_time_burst=1: needs bw_size= too; give it, or leave bw_one_time_burst out",
+            ),
+            (
+                "bw_size=0,bw_refill_time=100",
+                "--disk bw_size=0: nothing could pass; give 1 or more, or 0 for bw_refill_time too",
+            ),
+            (
+                "ops_size=10,ops_refill_time=0",
+                "--disk ops_refill_time=0: needs a time; give 1 or more, or 0 for ops_size too",
+            ),
+            ("ops_size=1k", "--disk ops_size=1k: give a whole number from 0 to 18446744073709551615"),
+            ("bw_size", "--disk bw_size: the key has no value; write key=value"),
+        ] {
+            assert_eq!(limits(disk), Err(expected.to_string()));
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The status that a client gets for each error.
+
+use std::io;
+
+use pci::TopologyError;
+use virtio_devices::{
+    BlockError, CharError, FunctionError, InterfaceNameError, Locking, NetError, NetSriovError, QueueError, RngError,
+    TapError, VdpaError, VdpaFault, VhostNetError, VhostUserError,
+};
+
+use super::*;
+use crate::api::SocketError;
+use crate::config::Problem;
+use crate::devices::{self, backends};
+use crate::kvm;
+use crate::pci_host::assign_bars::NoRoom;
+use crate::serial::end::ConsoleError;
+use crate::telemetry::monitor::MonitorError;
+use crate::vcpu::cpu::VcpuError;
+use crate::vm::memory::MemoryError;
+use crate::vm::{VmError, boot};
+
+const INVALID: u16 = 400;
+const CONFLICT: u16 = 409;
+const BUSY: u16 = 429;
+const HOST: u16 = 500;
+
+fn io() -> io::Error {
+    io::ErrorKind::Other.into()
+}
+
+fn s() -> String {
+    String::new()
+}
+
+#[track_caller]
+fn check(expected: u16, errors: impl IntoIterator<Item = impl Into<Error>>) {
+    for error in errors {
+        let error = error.into();
+        let text = format!("{error:?}");
+        assert_eq!(Failure::from(error).kind.http_status(), expected, "{text}");
+    }
+}
+
+#[track_caller]
+fn check_vm(expected: u16, errors: impl IntoIterator<Item = impl Into<VmError>>) {
+    check(expected, errors.into_iter().map(Into::into));
+}
+
+fn config(problem: Problem) -> Error {
+    ConfigError { subject: s(), problem }.into()
+}
+
+fn backend(error: impl Into<backends::BackendError>) -> Error {
+    VmError::from(devices::DeviceError::Backend { option: s(), error: error.into() }).into()
+}
+
+fn vdpa(fault: VdpaFault) -> Error {
+    backend(backends::BackendError::Vdpa { key: "vdpa", error: VdpaError { path: "/d".into(), fault } })
+}
+
+#[test]
+fn a_configuration_is_the_requests_fault_unless_something_is_in_use() {
+    check(INVALID, [Problem::Syntax, Problem::Value, Problem::Missing, Problem::Conflict].map(|p| config(p(s()))));
+    check(INVALID, [config(Problem::Limit(s())), config(Problem::NotYet { what: s(), remedy: s() })]);
+    check(CONFLICT, [config(Problem::InUse { what: s(), user: s(), remedy: s() })]);
+    check(HOST, [config(Problem::Host(s()))]);
+}
+
+#[test]
+fn a_vm_fails_by_the_hosts_fault_unless_it_asks_for_what_cannot_be() {
+    check_vm(
+        INVALID,
+        [boot::BootError::NoKernel, boot::BootError::UnknownFormat("k".into()), boot::BootError::CmdlineNul],
+    );
+    check_vm(INVALID, [VmError::AddressBits { size: 1, bits: 36 }, VmError::PrivateMemory { option: s() }]);
+    check_vm(BUSY, [VmError::VcpuLeaving { vcpu: 1 }]);
+    check_vm(HOST, [MemoryError::Unaligned { size: 1, page: 4096 }, MemoryError::Clear(io())]);
+    check_vm(HOST, [kvm::KvmError::Absent, kvm::KvmError::Vcpus { key: "max", requested: 9, limit: 8 }]);
+    check_vm(HOST, [VcpuError::Panicked(0), VcpuError::Signal(io())]);
+    check_vm(HOST, [VmError::OpenFiles { needed: 2, limit: 1 }, VmError::Host { action: "", error: io() }]);
+    check(HOST, [Error::Host { action: "", error: io() }]);
+    check(HOST, [SocketError::InUse("p".into()), SocketError::Fd(3)]);
+    check(HOST, [MonitorError::Fd(3)]);
+    let taken = CharError::SocketInUse("s".into());
+    check_vm(
+        HOST,
+        [
+            ConsoleError::End { option: "--serial", error: taken },
+            ConsoleError::Host { option: "--serial", error: io() },
+        ],
+    );
+}
+
+#[test]
+fn a_device_is_the_requests_fault_unless_there_is_no_room_for_it() {
+    let place = |error| devices::DeviceError::Place { option: s(), error };
+    let net = |error| devices::DeviceError::Net { option: s(), error };
+    let disk = |error| devices::DeviceError::Disk { option: s(), error };
+    check_vm(INVALID, [NetError::Mac([1; 6]), NetError::Legacy(s())].map(net));
+    check_vm(INVALID, [BlockError::Missing("d".into()), BlockError::InUse("d".into())].map(disk));
+    check_vm(INVALID, [devices::DeviceError::Rng { option: s(), error: RngError::NotADevice("r".into()) }]);
+    check_vm(CONFLICT, [TopologyError::NoSuchSlot(32), TopologyError::SlotTaken(1), TopologyError::NoSlot].map(place));
+    check_vm(CONFLICT, [devices::DeviceError::NoRoom(NoRoom)]);
+    let function = || FunctionError::Queue(QueueError::Count(0));
+    check_vm(
+        HOST,
+        [
+            devices::DeviceError::Function { option: s(), error: function() },
+            devices::DeviceError::Sriov { option: s(), error: NetSriovError::Count { vfs: 1, reserved: 2 } },
+            devices::DeviceError::Pages { option: s(), error: io() },
+            devices::DeviceError::NoConsole,
+        ],
+    );
+}
+
+#[test]
+fn a_taps_error_is_the_hosts_unless_the_option_names_another_kind_of_interface() {
+    let (name, first, other, what) = (s(), s(), s(), "");
+    check(CONFLICT, [TapError::InUse(s())].map(backend));
+    check(
+        INVALID,
+        [
+            TapError::Name { name: s(), error: InterfaceNameError::None },
+            TapError::Queues { name: s(), queues: 0 },
+            TapError::IsMultiQueue(s()),
+            TapError::IsSingleQueue(s()),
+            TapError::NotATapInterface(s()),
+            TapError::NotATap { index: 0, source: io() },
+            TapError::WrongFlags { name: s(), multi_queue: false },
+            TapError::DifferentTaps { first, other },
+        ]
+        .map(backend),
+    );
+    let address = std::net::Ipv4Addr::LOCALHOST.into();
+    check(
+        HOST,
+        [
+            TapError::NoTunDevice,
+            TapError::NoRightToTunDevice,
+            TapError::TunDevice(io()),
+            TapError::Socket(io()),
+            TapError::NotOurs(s()),
+            TapError::NoRightToCreate(s()),
+            TapError::Gone(s()),
+            TapError::Attach { name: s(), source: io() },
+            TapError::Configure { name: s(), what, source: io() },
+            TapError::Mask { ip: address, mask: address },
+            TapError::Request { name, source: io() },
+        ]
+        .map(backend),
+    );
+}
+
+#[test]
+fn a_backend_that_is_in_use_is_a_conflict_and_one_without_a_right_the_hosts_fault() {
+    check(CONFLICT, [VhostUserError::InUse(s()), VhostUserError::Busy(s())].map(backend));
+    check(
+        HOST,
+        [
+            VhostUserError::NoRight(s()),
+            VhostUserError::Socket { path: s(), source: io() },
+            VhostUserError::Peer { path: s(), request: s(), reason: s() },
+        ]
+        .map(backend),
+    );
+    check(
+        INVALID,
+        [
+            VhostUserError::Missing(s()),
+            VhostUserError::NotASocket(s()),
+            VhostUserError::Occupied(s()),
+            VhostUserError::Refused(s()),
+            VhostUserError::NoFolder(s()),
+            VhostUserError::NobodyCame { path: s() },
+            VhostUserError::Legacy(s()),
+            VhostUserError::TooFewQueues { path: s(), wanted: 2 },
+            VhostUserError::NotShared(s()),
+            VhostUserError::TooManyRegions { path: s(), regions: 9 },
+        ]
+        .map(backend),
+    );
+    check(INVALID, [backend(backends::BackendError::Fd(3))]);
+    let kernel = [VhostNetError::Missing, VhostNetError::NoRight, VhostNetError::Device(io()), VhostNetError::Legacy];
+    check(HOST, kernel.map(backend));
+}
+
+#[test]
+fn a_vdpa_device_is_the_requests_fault_unless_it_is_in_use_or_fails() {
+    let (wanted, has, mac) = (1, 2, [0; 6]);
+    check(CONFLICT, [vdpa(VdpaFault::InUse)]);
+    check(
+        HOST,
+        [
+            VdpaFault::NoRight,
+            VdpaFault::Silent,
+            VdpaFault::MemoryLock(Locking { needed: 1, limit: None }),
+            VdpaFault::Map(io()),
+            VdpaFault::Changed,
+            VdpaFault::Request { what: "", source: io() },
+        ]
+        .map(vdpa),
+    );
+    check(
+        INVALID,
+        [
+            VdpaFault::Missing,
+            VdpaFault::NoIommu,
+            VdpaFault::NotVdpa,
+            VdpaFault::NotNet(2),
+            VdpaFault::Feature(""),
+            VdpaFault::Queues { wanted, has },
+            VdpaFault::ControlQueue { wanted, has },
+            VdpaFault::QueueCount { count: 1, pairs: 1, needed: 2 },
+            VdpaFault::NotShared,
+            VdpaFault::IovaRange { device: 0..=1, guest: 0..=2 },
+            VdpaFault::Mac { wanted: mac, has: mac },
+        ]
+        .map(vdpa),
+    );
+}

@@ -1,0 +1,157 @@
+//! What `vm.info` and `vm.counters` report of a VM.
+
+use std::collections::BTreeMap;
+
+use pci::{Rid, VfIndex, WindowId};
+use virtio_devices::{Port, Status};
+
+use crate::api::Link;
+use crate::api::info::{
+    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo,
+};
+use crate::config::{BackendPlan, DevicePlan, MacAddress, NicPlan};
+use crate::control::instance::{Instance, bdf};
+use crate::devices::Plugged;
+use crate::vm::Vm;
+
+/// The answer to `vm.info`.
+pub(super) fn info(instance: &Instance) -> VmInfo {
+    let mut config = instance.config().clone();
+    config.cpus.boot_vcpus = instance.vcpus();
+    let [serial, console] = instance.vm().map(Vm::ptys).unwrap_or_default();
+    for (console, pty) in [(&mut config.serial, serial), (&mut config.console, console)] {
+        if let Some(pty) = pty {
+            console.file = Some(pty.to_path_buf());
+        }
+    }
+    let devices = || instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
+    VmInfo {
+        state: instance.state(),
+        memory_actual_size: config.memory.size,
+        device_tree: devices().flat_map(nodes).map(|node| (node.id.clone(), node)).collect(),
+        nics: devices().filter_map(nic).collect(),
+        sriov: devices().filter_map(sriov).collect(),
+        config,
+    }
+}
+
+/// The answer to `vm.counters`.
+pub(super) fn counters(instance: &Instance) -> VmCounters {
+    let devices = instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
+    devices.flat_map(functions).collect()
+}
+
+/// The counters of each function of a device, by the function's id; the device's own function comes first.
+fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
+    let names: Vec<_> = match plugged.plan() {
+        DevicePlan::Net(plan) => std::iter::once(&plan.pf).chain(&plan.vfs).map(|nic| nic.spec.id.clone()).collect(),
+        plan => vec![plan.id().to_string()],
+    };
+    let named = |(name, value): (&str, u64)| (name.to_string(), value);
+    let counted = plugged.counted().functions.into_iter().map(|counters| counters.into_iter().map(named).collect());
+    names.into_iter().zip(counted).collect()
+}
+
+/// The device's node, and that of the PCI function that carries it.
+fn nodes(plugged: &Plugged) -> [DeviceNode; 2] {
+    let id = plugged.plan().id();
+    let carrier = format!("_virtio-pci-{id}");
+    [
+        DeviceNode { id: id.to_string(), parent: Some(carrier.clone()), ..DeviceNode::default() },
+        DeviceNode {
+            id: carrier,
+            children: vec![id.to_string()],
+            pci_bdf: Some(bdf(plugged.placement().rid)),
+            resources: resources(plugged),
+            ..DeviceNode::default()
+        },
+    ]
+}
+
+/// The BARs of the device's own function that it decodes now.
+fn resources(plugged: &Plugged) -> Vec<Resource> {
+    let windows = plugged.slot().windows();
+    let bars = windows.into_iter().filter_map(|window| match window.id {
+        WindowId::Bar(bar) => Some((bar.get(), window.base, window.len)),
+        WindowId::VfBar(_) => None,
+    });
+    bars.map(|(index, base, size)| Resource::PciBar { index, base, size, type_: BarType::Mmio64, prefetchable: true })
+        .collect()
+}
+
+/// A NIC without VFs; `None` for other devices and for PFs.
+fn nic(plugged: &Plugged) -> Option<NicInfo> {
+    let DevicePlan::Net(plan) = plugged.plan() else { return None };
+    let placement = plugged.placement();
+    if placement.vfs.is_some() {
+        return None;
+    }
+    plugged.slot().with(|device| {
+        let port = device.port(None)?;
+        Some(NicInfo {
+            id: plan.id().to_string(),
+            bdf: bdf(placement.rid),
+            mac: MacAddress(port.mac()),
+            backend: backend(&plan.pf, port),
+            link: link(port),
+        })
+    })?
+}
+
+fn link(port: &dyn Port) -> Link {
+    if port.link_up() { Link::Up } else { Link::Down }
+}
+
+fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
+    let DevicePlan::Net(plan) = plugged.plan() else { return None };
+    let placement = plugged.placement();
+    let vfs = placement.vfs?;
+    let (status, mac, backend) = plugged.slot().with(|device| {
+        let status = device.sriov_status()?;
+        let port = device.port(None)?;
+        Some((status, MacAddress(port.mac()), backend(&plan.pf, port)))
+    })??;
+    let vf = |(index, plan)| vf(plugged, index, vfs.vf_rid(placement.rid, index), plan);
+    Some(SriovInfo {
+        id: plan.id().to_string(),
+        bdf: bdf(placement.rid),
+        mac,
+        backend,
+        total_vfs: vfs.total_vfs,
+        num_vfs: status.num_vfs,
+        enabled: status.vf_enable,
+        vfs: (0..).map(VfIndex).zip(&plan.vfs).filter_map(vf).collect(),
+    })
+}
+
+fn vf(plugged: &Plugged, index: VfIndex, rid: Rid, plan: &NicPlan) -> Option<VfInfo> {
+    plugged.slot().with(|device| {
+        let status = device.function_status(Some(index))?;
+        let port = device.port(Some(index))?;
+        Some(VfInfo {
+            index: index.0,
+            bdf: bdf(rid),
+            mac: MacAddress(port.mac()),
+            backend: backend(plan, port),
+            link: link(port),
+            state: match status.driver {
+                _ if !status.exists => VfState::Reserved,
+                driver if driver.contains(Status::DRIVER_OK) => VfState::Running,
+                _ => VfState::Enabled,
+            },
+        })
+    })?
+}
+
+fn backend(plan: &NicPlan, port: &dyn Port) -> BackendInfo {
+    let was_passed = matches!(plan.backend, BackendPlan::Fds { .. });
+    let kind = match port.backend_kind() {
+        virtio_devices::BackendKind::Tap if was_passed => BackendKind::Fd,
+        virtio_devices::BackendKind::Tap => BackendKind::Tap,
+        virtio_devices::BackendKind::VhostNet => BackendKind::VhostNet,
+        virtio_devices::BackendKind::VhostUser => BackendKind::VhostUser,
+        virtio_devices::BackendKind::Vdpa => BackendKind::Vdpa,
+    };
+    let name = (!was_passed).then(|| port.backend_name().to_string());
+    BackendInfo { kind, name, lost: port.backend_lost() }
+}

@@ -1,0 +1,312 @@
+//! The answer to `GET /metrics`, in Prometheus' text format (version 0.0.4).
+//!
+//! A function is labelled with `device`, the device's id (for a VF, its PF's), and for a VF also with `vf`, its index.
+//! A VF whose counters are all zero is left out, because most VFs of a large pool are never used.
+
+use std::collections::BTreeSet;
+use std::fmt::{Display, Write as _};
+use std::fs;
+use std::time::Duration;
+
+use pci::VfIndex;
+use virtio_devices::{BackendKind, Status, VirtioPci};
+
+use crate::api::info::VmState;
+use crate::control::instance::Instance;
+use crate::devices::{Counted, Plugged};
+
+/// All states; each has a time series.
+const STATES: [VmState; 4] = [VmState::Created, VmState::Running, VmState::Paused, VmState::Shutdown];
+
+/// Metrics of this process.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Process {
+    /// Time since its start.
+    pub uptime: Duration,
+    /// Events that were not written.
+    pub events_dropped: u64,
+    /// Open file descriptors; `None` without /proc.
+    pub open_fds: Option<u64>,
+    /// Threads; `None` without /proc.
+    pub threads: Option<u64>,
+    /// Resident memory in bytes, including the guest's; `None` without /proc.
+    pub resident: Option<u64>,
+}
+
+impl Process {
+    /// This process.
+    pub(super) fn this(uptime: Duration, events_dropped: u64) -> Self {
+        let entries = |path| fs::read_dir(path).ok().map(|entries| entries.count() as u64);
+        Self {
+            uptime,
+            events_dropped,
+            // Reading the folder takes one descriptor itself.
+            open_fds: entries("/proc/self/fd").map(|count| count.saturating_sub(1)),
+            threads: entries("/proc/self/task"),
+            resident: resident(),
+        }
+    }
+}
+
+/// VmRSS, which the kernel reports in KiB.
+fn resident() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// All metrics of this process and its VM.
+pub(super) fn metrics(process: &Process, instance: Option<&Instance>) -> String {
+    let devices = || instance.and_then(Instance::vm).into_iter().flat_map(|vm| vm.devices().iter());
+    let functions: Vec<_> = devices().flat_map(functions).collect();
+    let mut text = Text::default();
+    text.process(process);
+    text.state(instance.map(Instance::state));
+    text.pools(&devices().filter_map(pool).collect::<Vec<_>>());
+    text.functions(&functions);
+    text.0
+}
+
+/// The VFs of a PF.
+struct Pool {
+    labels: Vec<(&'static str, String)>,
+    reserved: u16,
+    enabled: u16,
+}
+
+fn pool(plugged: &Plugged) -> Option<Pool> {
+    let reserved = plugged.placement().vfs?.total_vfs;
+    let status = plugged.slot().with(|device| device.sriov_status())??;
+    Some(Pool { labels: labels(plugged.plan().id(), None), reserved, enabled: status.num_visible() })
+}
+
+/// The metrics of a function.
+struct Function {
+    labels: Vec<(&'static str, String)>,
+    driver_up: bool,
+    /// Whether the link is up; `None` if it has no link.
+    link_up: Option<bool>,
+    /// Whether its backend is lost, and how often that happened; `None` if it cannot be lost.
+    lost: Option<(bool, u64)>,
+    /// The kind of device, as in the metrics' names.
+    kind: &'static str,
+    counters: Vec<(&'static str, u64)>,
+}
+
+/// The functions of a device; its own comes first.
+fn functions(plugged: &Plugged) -> Vec<Function> {
+    let Counted { kind, functions } = plugged.counted();
+    let id = plugged.plan().id();
+    let look = |device: &mut dyn VirtioPci| {
+        let vfs = std::iter::once(None).chain((0..=u16::MAX).map(VfIndex).map(Some));
+        let function = |(vf, counters): (Option<VfIndex>, Vec<_>)| Function {
+            labels: labels(id, vf),
+            driver_up: device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER_OK)),
+            link_up: device.port(vf).map(|port| port.link_up()),
+            lost: device
+                .port(vf)
+                .filter(|port| port.backend_kind() != BackendKind::Tap)
+                .map(|port| (port.backend_lost(), port.backend_losses())),
+            kind,
+            counters: if vf.is_some() && counters.iter().all(|(_, value)| *value == 0) { Vec::new() } else { counters },
+        };
+        vfs.zip(functions).map(function).collect()
+    };
+    plugged.slot().with(look).unwrap_or_default()
+}
+
+fn labels(device: &str, vf: Option<VfIndex>) -> Vec<(&'static str, String)> {
+    let vf = vf.map(|vf| ("vf", vf.0.to_string()));
+    [("device", device.to_string())].into_iter().chain(vf).collect()
+}
+
+/// The text; families of metrics are appended to it.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn process(&mut self, process: &Process) {
+        let Process { uptime, events_dropped, open_fds, threads, resident } = *process;
+        self.one(
+            "cloud_hypervisor_uptime_seconds",
+            "gauge",
+            "Seconds since the program started.",
+            uptime.as_secs_f64(),
+        );
+        let help = "Events dropped because the reader of --event-monitor is too slow, or gone.";
+        self.one("cloud_hypervisor_events_dropped_total", "counter", help, events_dropped);
+        let gauges = [
+            ("process_open_fds", "Open file descriptors.", open_fds),
+            ("process_threads", "Threads.", threads),
+            ("process_resident_memory_bytes", "Resident memory, including the guest's.", resident),
+        ];
+        for (name, help, value) in gauges {
+            if let Some(value) = value {
+                self.one(name, "gauge", help, value);
+            }
+        }
+    }
+
+    fn state(&mut self, state: Option<VmState>) {
+        let name = "cloud_hypervisor_vm_state";
+        self.family(name, "gauge", "1 for the state of the VM; 0 everywhere without one.");
+        for known in STATES {
+            self.sample(name, &[("state", format!("{known:?}"))], u8::from(state == Some(known)));
+        }
+    }
+
+    fn pools(&mut self, pools: &[Pool]) {
+        let name = "cloud_hypervisor_sriov_vfs_reserved";
+        self.family(name, "gauge", "VFs that a physical function reserves (TotalVFs).");
+        pools.iter().for_each(|pool| self.sample(name, &pool.labels, pool.reserved));
+        let name = "cloud_hypervisor_sriov_vfs_enabled";
+        self.family(name, "gauge", "VFs that the guest has enabled.");
+        pools.iter().for_each(|pool| self.sample(name, &pool.labels, pool.enabled));
+    }
+
+    fn functions(&mut self, functions: &[Function]) {
+        let name = "cloud_hypervisor_driver_up";
+        self.family(name, "gauge", "1 while a guest driver runs the function.");
+        functions.iter().for_each(|function| self.sample(name, &function.labels, u8::from(function.driver_up)));
+        let name = "cloud_hypervisor_link_up";
+        self.family(name, "gauge", "1 while the link of the network function is up.");
+        for function in functions {
+            if let Some(up) = function.link_up {
+                self.sample(name, &function.labels, u8::from(up));
+            }
+        }
+        self.backends(functions);
+        let kinds: BTreeSet<_> = functions.iter().map(|function| function.kind).collect();
+        for kind in kinds {
+            let functions: Vec<_> = functions.iter().filter(|function| function.kind == kind).collect();
+            let counters = functions.iter().flat_map(|function| &function.counters).map(|(counter, _)| *counter);
+            for counter in counters.collect::<BTreeSet<_>>() {
+                let name = format!("cloud_hypervisor_{kind}_{counter}_total");
+                self.family(&name, "counter", &format!("{counter} of vm.counters, since the device was added."));
+                for function in &functions {
+                    if let Some((_, value)) = function.counters.iter().find(|(other, _)| *other == counter) {
+                        self.sample(&name, &function.labels, value);
+                    }
+                }
+            }
+        }
+    }
+
+    fn backends(&mut self, functions: &[Function]) {
+        let lost = || functions.iter().filter_map(|function| Some((&function.labels, function.lost?)));
+        let name = "cloud_hypervisor_backend_lost";
+        self.family(
+            name,
+            "gauge",
+            "1 while the backend of the network function is lost: a process, device or kernel worker.",
+        );
+        lost().for_each(|(labels, (lost, _))| self.sample(name, labels, u8::from(lost)));
+        let name = "cloud_hypervisor_backend_losses_total";
+        self.family(name, "counter", "Times the backend of the network function was lost since the device was added.");
+        lost().for_each(|(labels, (_, losses))| self.sample(name, labels, losses));
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+
+    /// Starts a family; its samples follow.
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a String cannot fail.
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, String)], value: impl Display) {
+        self.0.push_str(name);
+        for (n, (label, text)) in labels.iter().enumerate() {
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{}{label}=\"{text}\"", if n == 0 { '{' } else { ',' });
+        }
+        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashSet};
+
+    use super::*;
+
+    /// The samples by name and labels. Each family is announced once, before its samples and with them in one place.
+    fn parse(text: &str) -> BTreeMap<String, f64> {
+        let (mut families, mut samples) = (HashSet::new(), BTreeMap::new());
+        let mut family = "";
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert!(families.insert(name) && ["gauge", "counter"].contains(&kind), "{line}");
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+                family = name;
+            } else if !line.starts_with("# HELP ") {
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                assert_eq!(series.split('{').next(), Some(family), "{line}");
+                assert!(samples.insert(series.to_string(), value.parse().unwrap()).is_none(), "{line}");
+            }
+        }
+        assert!(text.ends_with('\n'));
+        samples
+    }
+
+    fn function(vf: Option<u16>, counters: &[(&'static str, u64)]) -> Function {
+        let labels = labels("pf0", vf.map(VfIndex));
+        let (driver_up, lost) = (vf.is_none(), vf.map(|vf| (vf == 3, 2)));
+        Function { labels, driver_up, link_up: Some(true), lost, kind: "net", counters: counters.to_vec() }
+    }
+
+    #[test]
+    fn counters_of_a_pf_and_its_vfs_are_told_apart_by_labels() {
+        let mut text = Text::default();
+        let counters = |n| [("rx_bytes", n), ("tx_filtered", 10 * n)];
+        let known = [("control_commands", 5), ("rx_bytes", 2), ("tx_filtered", 20)];
+        text.functions(&[function(None, &counters(1)), function(Some(0), &[]), function(Some(3), &known)]);
+        let samples = parse(&text.0);
+        assert_eq!(samples[r#"cloud_hypervisor_net_rx_bytes_total{device="pf0"}"#], 1.0);
+        assert_eq!(samples[r#"cloud_hypervisor_net_rx_bytes_total{device="pf0",vf="3"}"#], 2.0);
+        assert_eq!(samples[r#"cloud_hypervisor_net_tx_filtered_total{device="pf0",vf="3"}"#], 20.0);
+        assert_eq!(samples[r#"cloud_hypervisor_driver_up{device="pf0"}"#], 1.0);
+        assert_eq!(samples[r#"cloud_hypervisor_driver_up{device="pf0",vf="0"}"#], 0.0);
+        assert_eq!(samples[r#"cloud_hypervisor_link_up{device="pf0",vf="0"}"#], 1.0);
+        assert!(!samples.contains_key(r#"cloud_hypervisor_net_rx_bytes_total{device="pf0",vf="0"}"#));
+        assert_eq!(samples[r#"cloud_hypervisor_net_control_commands_total{device="pf0",vf="3"}"#], 5.0);
+        assert!(!samples.contains_key(r#"cloud_hypervisor_net_control_commands_total{device="pf0"}"#));
+        assert_eq!(samples[r#"cloud_hypervisor_backend_lost{device="pf0",vf="3"}"#], 1.0);
+        assert_eq!(samples[r#"cloud_hypervisor_backend_lost{device="pf0",vf="0"}"#], 0.0);
+        assert_eq!(samples[r#"cloud_hypervisor_backend_losses_total{device="pf0",vf="0"}"#], 2.0);
+        assert!(!samples.contains_key(r#"cloud_hypervisor_backend_lost{device="pf0"}"#));
+    }
+
+    #[test]
+    fn a_device_of_any_kind_has_its_counters() {
+        let mut text = Text::default();
+        let device = |kind, id| Function { kind, labels: labels(id, None), ..function(None, &[("bytes", 1)]) };
+        text.functions(&[device("console", "a"), device("rng", "b"), device("console", "c"), device("other", "d")]);
+        let samples = parse(&text.0);
+        for (kind, id) in [("console", "a"), ("rng", "b"), ("console", "c"), ("other", "d")] {
+            assert_eq!(samples[&format!(r#"cloud_hypervisor_{kind}_bytes_total{{device="{id}"}}"#)], 1.0);
+        }
+    }
+
+    #[test]
+    fn a_program_without_a_vm_has_metrics() {
+        let samples = parse(&metrics(&Process::this(Duration::from_millis(1500), 7), None));
+        assert_eq!(samples["cloud_hypervisor_uptime_seconds"], 1.5);
+        assert_eq!(samples["cloud_hypervisor_events_dropped_total"], 7.0);
+        assert_eq!(samples[r#"cloud_hypervisor_vm_state{state="Running"}"#], 0.0);
+        for some in ["process_open_fds", "process_threads", "process_resident_memory_bytes"] {
+            assert!(samples[some] >= 1.0, "{some}");
+        }
+    }
+
+    #[test]
+    fn a_label_can_be_any_text() {
+        let mut text = Text::default();
+        text.sample("x", &[("device", "a\"b\\c\nd".to_string())], 1);
+        assert_eq!(text.0, "x{device=\"a\\\"b\\\\c\\nd\"} 1\n");
+    }
+}

@@ -1,0 +1,122 @@
+//! The queue of actions from the API's threads to the control thread.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::api::{Action, Failure, Handler, Reply};
+use crate::error_kind::ErrorKind;
+
+/// A client's action, and where the client waits for the reply.
+pub(crate) struct PendingAction {
+    action: Action,
+    reply: SyncSender<Result<Reply, Failure>>,
+}
+
+impl PendingAction {
+    /// Applies the action by `apply`, and sends the reply. A client that is gone does not get one.
+    pub(crate) fn serve(self, apply: impl FnOnce(Action) -> Result<Reply, Failure>) {
+        let _ = self.reply.send(apply(self.action));
+    }
+}
+
+/// The API threads' end.
+pub(crate) struct ActionSender {
+    actions: Sender<PendingAction>,
+    wake: Arc<EventFd>,
+}
+
+/// The control thread's end.
+pub(crate) struct ActionQueue {
+    actions: Receiver<PendingAction>,
+    wake: Arc<EventFd>,
+}
+
+/// Creates both ends.
+///
+/// # Errors
+///
+/// No file descriptor is left.
+pub(crate) fn pair() -> io::Result<(ActionSender, ActionQueue)> {
+    let (sender, receiver) = channel();
+    let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+    Ok((ActionSender { actions: sender, wake: Arc::clone(&wake) }, ActionQueue { actions: receiver, wake }))
+}
+
+impl Handler for ActionSender {
+    fn handle(&self, action: Action) -> Result<Reply, Failure> {
+        let (reply, answer) = sync_channel(1);
+        let gone = || Failure::new(ErrorKind::Host, "the VMM is shutting down");
+        self.actions.send(PendingAction { action, reply }).map_err(|_| gone())?;
+        // If the counter is full, the control thread is already woken.
+        let _ = self.wake.write(1);
+        answer.recv().map_err(|_| gone())?
+    }
+}
+
+impl ActionQueue {
+    /// Readable when an action may be waiting.
+    pub(crate) fn event(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// The next action, if there is one.
+    pub(crate) fn take(&self) -> Option<PendingAction> {
+        let _ = self.wake.read();
+        let request = self.actions.try_recv().ok()?;
+        // There may be another.
+        let _ = self.wake.write(1);
+        Some(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_client_gets_the_answer_to_its_own_request() {
+        let (control, requests) = pair().unwrap();
+        let control = Arc::new(control);
+        let ask = |action: fn() -> Action| {
+            let control = Arc::clone(&control);
+            std::thread::spawn(move || control.handle(action()))
+        };
+        let (ping, info) = (ask(|| Action::Ping), ask(|| Action::Info));
+        let mut served = 0;
+        while served < 2 {
+            let Some(request) = requests.take() else {
+                std::thread::yield_now();
+                continue;
+            };
+            served += 1;
+            request.serve(|action| Ok(Reply::Json(format!("{action:?}"))));
+        }
+        assert_eq!(ping.join().unwrap(), Ok(Reply::Json("Ping".to_string())));
+        assert_eq!(info.join().unwrap(), Ok(Reply::Json("Info".to_string())));
+    }
+
+    #[test]
+    fn a_request_that_waits_behind_another_is_told_of() {
+        let (control, requests) = pair().unwrap();
+        let (reply, _answer) = sync_channel(2);
+        for _ in 0..2 {
+            control.actions.send(PendingAction { action: Action::Ping, reply: reply.clone() }).unwrap();
+        }
+        control.wake.write(1).unwrap();
+        assert!(requests.take().is_some());
+        assert_eq!(requests.event().read().unwrap(), 1);
+        requests.event().write(1).unwrap();
+        assert!(requests.take().is_some() && requests.take().is_none());
+        assert!(requests.event().read().is_err());
+    }
+
+    #[test]
+    fn a_client_is_told_when_nobody_answers_any_more() {
+        let (control, requests) = pair().unwrap();
+        drop(requests);
+        assert_eq!(control.handle(Action::Ping).unwrap_err().kind, ErrorKind::Host);
+    }
+}

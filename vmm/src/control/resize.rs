@@ -1,0 +1,78 @@
+//! Checks of a `vm.resize` request.
+
+use crate::api::{Failure, Resize};
+use crate::config::VmConfig;
+use crate::error_kind::ErrorKind;
+
+/// The number of vCPUs that `resize` asks for, 1 to the maximum of `config`; `None` if it does not change the number.
+///
+/// # Errors
+///
+/// The request asks for more vCPUs than the maximum, or for other memory than the VM has.
+pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Failure> {
+    let (max, size) = (config.cpus.max_vcpus, config.memory.size);
+    let refuse = |line: String| Err(Failure::new(ErrorKind::Invalid, line));
+    if let Some(ram) = resize.desired_ram.filter(|ram| *ram != size) {
+        return refuse(format!(
+            "desired_ram={ram}: this VM has {size} bytes, and its memory cannot be resized; leave it out"
+        ));
+    }
+    if let Some(bytes @ 1..) = resize.desired_balloon {
+        return refuse(format!("desired_balloon={bytes}: this VM has no balloon; leave it out"));
+    }
+    match resize.desired_vcpus {
+        None => Ok(None),
+        Some(0) => refuse("desired_vcpus=0: a VM needs at least one vCPU; ask for 1 or more".to_string()),
+        Some(vcpus) => match u8::try_from(vcpus).ok().filter(|_| vcpus <= max) {
+            Some(vcpus) => Ok(Some(vcpus)),
+            None => refuse(format!(
+                "desired_vcpus={vcpus}: this VM can have at most {max} vCPUs (--cpus max={max}); ask for fewer, or \
+                 create it with a larger max"
+            )),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::PlannedVm;
+    use crate::control::instance::Instance;
+    use crate::telemetry::events::Events;
+
+    fn instance(config: &str) -> Instance {
+        Instance::new(PlannedVm::new(serde_json::from_str(config).unwrap()).unwrap(), Events::default())
+    }
+
+    #[test]
+    fn a_size_that_was_not_reserved_is_refused() {
+        let mut instance = instance(r#"{"cpus":{"boot_vcpus":2,"max_vcpus":4}}"#);
+        let mut resize = |desired_vcpus, desired_ram, desired_balloon| {
+            let answer = instance.resize(&Resize { desired_vcpus, desired_ram, desired_balloon });
+            (answer.map_err(|failure| failure.kind), instance.vcpus())
+        };
+        assert_eq!(resize(None, None, None), (Ok(()), 2));
+        assert_eq!(resize(Some(4), Some(512 << 20), Some(0)), (Ok(()), 4));
+        for (vcpus, ram, balloon) in [
+            (Some(5), None, None),
+            (Some(257), None, None),
+            (Some(0), None, None),
+            (Some(1), Some(1 << 20), None),
+            (Some(1), None, Some(1)),
+        ] {
+            assert_eq!(resize(vcpus, ram, balloon), (Err(ErrorKind::Invalid), 4));
+        }
+        assert_eq!(resize(Some(1), None, None), (Ok(()), 1));
+    }
+
+    #[test]
+    fn the_queues_of_devices_are_planned_for_the_vcpus_that_were_given() {
+        let mut instance = instance(r#"{"cpus":{"boot_vcpus":2,"max_vcpus":4},"net":[{"num_queues":4}]}"#);
+        let vcpus = |desired_vcpus| Resize { desired_vcpus: Some(desired_vcpus), ..Resize::default() };
+        let add = |instance: &mut Instance, net: &str| instance.add_net(net.parse().unwrap(), Vec::new()).is_ok();
+        instance.resize(&vcpus(1)).unwrap();
+        assert!(add(&mut instance, "id=a,num_queues=4"));
+        instance.resize(&vcpus(4)).unwrap();
+        assert!(!add(&mut instance, "id=b,num_queues=6"));
+    }
+}

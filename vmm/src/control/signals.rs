@@ -1,0 +1,96 @@
+//! Signals as file descriptors to poll: those that end the program, and SIGWINCH.
+
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use signal_hook::SigId;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
+
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT, and separately SIGWINCH. Dropping this restores their previous actions.
+pub(super) struct Signals {
+    end: UnixStream,
+    window: UnixStream,
+    caught: Vec<SigId>,
+}
+
+impl Signals {
+    /// Catches the signals, except those that were ignored when the program started.
+    ///
+    /// # Errors
+    ///
+    /// No file descriptor is left.
+    pub(super) fn catch() -> io::Result<Self> {
+        let (end, end_sender) = UnixStream::pair()?;
+        let (window, window_sender) = UnixStream::pair()?;
+        window.set_nonblocking(true)?;
+        let mut signals = Self { end, window, caught: Vec::new() };
+        let ends = [SIGINT, SIGTERM, SIGHUP, SIGQUIT].map(|signal| (signal, &end_sender));
+        for (signal, sender) in ends.into_iter().chain([(SIGWINCH, &window_sender)]) {
+            // nohup, for one, starts programs with a signal ignored; it stays ignored.
+            if !is_ignored(signal) {
+                signals.caught.push(signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?);
+            }
+        }
+        Ok(signals)
+    }
+
+    /// Readable once a signal came that ends the program.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.end.as_fd()
+    }
+
+    /// Readable while there is a SIGWINCH that has not been taken.
+    pub(super) fn window(&self) -> BorrowedFd<'_> {
+        self.window.as_fd()
+    }
+
+    /// Takes all pending SIGWINCHs.
+    pub(super) fn take_window(&self) {
+        let mut bytes = [0; 64];
+        while matches!((&self.window).read(&mut bytes), Ok(1..)) {}
+    }
+}
+
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: all-zeros is a valid value of this plain struct, which the call fills in; nothing else is changed.
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action);
+        action
+    };
+    action.sa_sigaction == libc::SIG_IGN
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for id in self.caught.drain(..) {
+            signal_hook::low_level::unregister(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_readable(fd: BorrowedFd<'_>) -> bool {
+        poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1
+    }
+
+    #[test]
+    fn another_size_of_the_terminal_ends_nothing_and_is_told_until_it_is_taken() {
+        let signals = Signals::catch().unwrap();
+        for _ in 0..3 {
+            assert!(!is_readable(signals.window()));
+            for _ in 0..100 {
+                signal_hook::low_level::raise(SIGWINCH).unwrap();
+            }
+            assert!(is_readable(signals.window()));
+            signals.take_window();
+        }
+        assert!(!is_readable(signals.fd()));
+    }
+}

@@ -1,0 +1,14 @@
+//! The PCI host: what vCPUs see of the devices on the bus, and what the VM does for the device in each slot.
+
+pub(crate) mod assign_bars;
+pub(crate) mod bus;
+pub(crate) mod config_pages;
+pub(crate) mod device_watch;
+pub(crate) mod irq_routes;
+pub(crate) mod memory_slots;
+pub(crate) mod mmio;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod recording_vm;
+pub(crate) mod slot;
+pub(crate) mod wires;
+pub(crate) mod wiring;

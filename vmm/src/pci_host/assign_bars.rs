@@ -1,0 +1,207 @@
+//! Gives each BAR an address before a guest runs, in place of firmware.
+//!
+//! This uses configuration accesses only, as firmware would, so that it works for every kind of device. VF BARs get
+//! room for all reserved VFs (`PCIe 6.2 §9.3.3.14.1`). Linux keeps these addresses.
+
+use std::ops::Range;
+
+use pci::spec::{bar, extended_capability_id, header, sriov};
+use pci::{ConfigTarget, Rid, Topology, ecam_read, ecam_write};
+
+/// The addresses that BARs may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Apertures {
+    /// Below 4 GiB.
+    pub mem32: Range<u64>,
+    /// For BARs of 64 bits.
+    pub mem64: Range<u64>,
+}
+
+/// The BARs need more addresses than there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the PCI devices need more than the guest's MMIO addresses; reserve fewer VFs")]
+pub struct NoRoom;
+
+/// Gives each BAR and VF BAR an address of its own.
+///
+/// # Errors
+///
+/// When there are not enough.
+pub(crate) fn place_bars<D: ConfigTarget>(topology: &Topology<D>, mut free: Apertures) -> Result<(), NoRoom> {
+    for (placement, _) in topology.iter() {
+        let function = Function { topology, rid: placement.rid };
+        function.place(header::BAR0, 1, &mut free)?;
+        if let Some(capability) = function.sriov() {
+            let total_vfs = function.read(capability + sriov::INITIAL_TOTAL_VFS) >> 16;
+            function.place(capability + sriov::VF_BAR0, u64::from(total_vfs), &mut free)?;
+        }
+    }
+    Ok(())
+}
+
+struct Function<'a, D> {
+    topology: &'a Topology<D>,
+    rid: Rid,
+}
+
+impl<D: ConfigTarget> Function<'_, D> {
+    fn ecam(&self, offset: u16) -> u64 {
+        u64::from(self.rid.to_bits()) << 12 | u64::from(offset)
+    }
+
+    fn read(&self, offset: u16) -> u32 {
+        let mut data = [0; 4];
+        ecam_read(self.topology, self.ecam(offset), &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn write(&self, offset: u16, value: u32) {
+        ecam_write(self.topology, self.ecam(offset), &value.to_le_bytes());
+    }
+
+    /// The offset of the SR-IOV capability.
+    fn sriov(&self) -> Option<u16> {
+        let mut offset = header::FIRST_EXTENDED_CAPABILITY;
+        // Each capability has at least 4 bytes: there are no more than these.
+        for _ in 0..(0x1000 - header::FIRST_EXTENDED_CAPABILITY) / 4 {
+            let [id_low, id_high, next_low, next_high] = self.read(offset).to_le_bytes();
+            if u16::from_le_bytes([id_low, id_high]) == extended_capability_id::SRIOV {
+                return Some(offset);
+            }
+            offset = u16::from_le_bytes([next_low, next_high]) >> 4 & !0b11;
+            if offset < header::FIRST_EXTENDED_CAPABILITY {
+                break;
+            }
+        }
+        None
+    }
+
+    /// Places the six BARs from `first` on, `count` slices each.
+    fn place(&self, first: u16, count: u64, free: &mut Apertures) -> Result<(), NoRoom> {
+        let mut offset = first;
+        while offset < first + 6 * 4 {
+            let is_64 = self.read(offset) & bar::MEMORY64 != 0;
+            let registers = if is_64 { 2 } else { 1 };
+            // A 64-bit BAR cannot begin in the last register.
+            if offset + registers * 4 > first + 6 * 4 {
+                break;
+            }
+            let slice = self.size(offset, is_64);
+            if slice != 0 {
+                let range = if is_64 { &mut free.mem64 } else { &mut free.mem32 };
+                let base = take(range, slice, slice.checked_mul(count).ok_or(NoRoom)?)?;
+                self.write(offset, u32::try_from(base & 0xffff_ffff).unwrap_or(0));
+                if is_64 {
+                    self.write(offset + 4, u32::try_from(base >> 32).unwrap_or(0));
+                }
+            }
+            offset += registers * 4;
+        }
+        Ok(())
+    }
+
+    /// The bytes of one slice: the lowest address bit that can be set (`PCIe 6.2 §7.5.1.2.1`). 0 where there is no BAR.
+    fn size(&self, offset: u16, is_64: bool) -> u64 {
+        let mut mask = 0;
+        for (n, offset) in (offset..).step_by(4).take(if is_64 { 2 } else { 1 }).enumerate() {
+            self.write(offset, u32::MAX);
+            mask |= u64::from(self.read(offset)) << (32 * n);
+        }
+        let mask = mask & !0xf;
+        mask & mask.wrapping_neg()
+    }
+}
+
+/// Takes `len` bytes, aligned to `align`, from the start of `free`.
+fn take(free: &mut Range<u64>, align: u64, len: u64) -> Result<u64, NoRoom> {
+    let base = free.start.checked_next_multiple_of(align).ok_or(NoRoom)?;
+    let end = base.checked_add(len).filter(|end| *end <= free.end).ok_or(NoRoom)?;
+    free.start = end;
+    Ok(base)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use pci::{BarIndex, BarKind, ConfigShape, ConfigSpace, Dword, DwordWrite, Identity, Role, SriovShape, Window};
+
+    use super::*;
+
+    struct Space(Mutex<ConfigSpace>);
+
+    impl ConfigTarget for Space {
+        fn config_read(&self, _rid: Rid, reg: Dword) -> u32 {
+            self.0.lock().read(reg)
+        }
+
+        fn config_write(&self, _rid: Rid, reg: Dword, write: DwordWrite) {
+            let _ = self.0.lock().write(reg, write);
+        }
+    }
+
+    fn bar(n: u8) -> BarIndex {
+        BarIndex::new(n).unwrap()
+    }
+
+    fn pf(topology: &mut Topology<Arc<Space>>, total_vfs: u16) -> Arc<Space> {
+        let placement = topology.place(None, total_vfs).unwrap();
+        let bars = vec![
+            (bar(0), BarKind::Memory32 { size: 0x1000 }),
+            (bar(2), BarKind::Memory64 { size: 0x2000, prefetchable: true }),
+        ];
+        let vfs = placement.vfs.unwrap();
+        let role = Role::Pf(SriovShape {
+            total_vfs,
+            first_vf_offset: vfs.first_vf_offset,
+            vf_stride: vfs.vf_stride,
+            vf_device_id: 0x1041,
+            bars: vec![(bar(4), BarKind::Memory64 { size: 0x4000, prefetchable: true })],
+            function_dependency_link: 0,
+        });
+        let identity =
+            Identity { vendor: 1, device: 2, revision: 1, class: [2, 0, 0], subsystem_vendor: 1, subsystem: 2 };
+        let space = ConfigSpace::new(ConfigShape { bars, ..ConfigShape::new(identity, role) }).unwrap();
+        let space = Arc::new(Space(Mutex::new(space)));
+        topology.plug(placement, space.clone()).unwrap();
+        space
+    }
+
+    fn windows(space: &Space, num_vfs: u16) -> Vec<Window> {
+        let mut space = space.0.lock();
+        for (offset, value) in [(4, 2), (0x110, u32::from(num_vfs)), (0x108, 9)] {
+            let _ = space.write(Dword::containing(offset), DwordWrite::full(value));
+        }
+        let mut windows = Vec::new();
+        space.windows(&mut windows);
+        windows
+    }
+
+    const APERTURES: Apertures = Apertures { mem32: 0xc000_0000..0xe800_0000, mem64: 0x1_4000_1000..0xff_0000_0000 };
+
+    #[test]
+    fn bars_of_all_functions_are_apart_and_vf_bars_have_room_for_all_vfs() {
+        let mut topology = Topology::new(127);
+        let functions = [pf(&mut topology, 300), pf(&mut topology, 8)];
+        place_bars(&topology, APERTURES).unwrap();
+        let mut all: Vec<_> = functions.iter().zip([300, 8]).flat_map(|(space, n)| windows(space, n)).collect();
+        assert_eq!(all.len(), 6);
+        all.sort_by_key(|window| window.base);
+        assert!(all.is_sorted_by(|a, b| a.base + a.len <= b.base), "{all:x?}");
+        for window in &all {
+            let end = window.base + window.len;
+            let inside = |range: &Range<u64>| range.contains(&window.base) && end <= range.end;
+            assert!(inside(&APERTURES.mem32) || inside(&APERTURES.mem64), "{window:x?}");
+        }
+        assert_eq!(all.iter().map(|window| window.len).max(), Some(300 * 0x4000));
+    }
+
+    #[test]
+    fn too_little_room_is_an_error() {
+        let mut topology = Topology::new(127);
+        pf(&mut topology, 8);
+        let mem64 = 0x1_0000_0000..0x1_0000_8000;
+        assert_eq!(place_bars(&topology, Apertures { mem64, ..APERTURES }), Err(NoRoom));
+    }
+}

@@ -1,0 +1,152 @@
+//! Configuration space as memory, so that reads of it need not leave the guest.
+//!
+//! A function's registers are rendered into a page of the host. The VM shows that page at the function's place in the
+//! ECAM, as read-only memory. The guest's reads are then loads; its writes still leave the guest and come here. Linux
+//! makes some 200 reads for each VF that it enables.
+//!
+//! A page is rendered under the device's lock, with the write that changed it. Pages are shown and hidden later,
+//! without that lock, before the guest's write completes: in between, another vCPU reads what it would have read just
+//! before the write. Functions that do not exist have no page; reads of them leave the guest and find all-ones.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pci::{ConfigSpace, Dword, Placement, Reach, Rid};
+use virtio_devices::{SriovStatus, VirtioPci};
+use vm_memory::{Bytes, MmapRegion, VolatileMemory};
+
+/// Bytes of a function's configuration space, and of a page.
+pub(crate) const PAGE: u64 = 4096;
+
+/// The pages of consecutive functions.
+#[derive(Debug)]
+struct Block {
+    first: Rid,
+    /// Room for all functions that may ever exist. Pages that were never rendered take no memory.
+    memory: Arc<MmapRegion>,
+}
+
+impl Block {
+    fn new(first: Rid, functions: u16) -> io::Result<Self> {
+        let memory = MmapRegion::new(usize::from(functions) * PAGE as usize).map_err(io::Error::other)?;
+        Ok(Self { first, memory: Arc::new(memory) })
+    }
+
+    /// Renders function `n` of the block. Beyond the extent of configuration space a page is 0 from the start.
+    fn render(&self, device: &dyn VirtioPci, n: u16) {
+        let rid = self.first.wrapping_add(n);
+        let page = self.memory.as_volatile_slice();
+        for reg in Dword::all().take_while(|reg| reg.offset() < ConfigSpace::EXTENT) {
+            let offset = u64::from(n) * PAGE + u64::from(reg.offset());
+            let value = device.config_read(rid, reg).to_le();
+            // The block has a page for each of its functions.
+            let stored = usize::try_from(offset).map(|offset| page.store(value, offset, Ordering::Relaxed));
+            debug_assert!(matches!(stored, Ok(Ok(()))));
+        }
+    }
+}
+
+/// How many VFs have pages.
+fn num_visible(device: &dyn VirtioPci) -> u16 {
+    device.sriov_status().map_or(0, SriovStatus::num_visible)
+}
+
+/// Pages to show: `len` bytes of `memory` at the routing ID `first` of the ECAM.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// The first function.
+    pub first: Rid,
+    /// The pages, in the order of the functions.
+    pub memory: Arc<MmapRegion>,
+    /// Bytes, a multiple of [`PAGE`].
+    pub len: u64,
+}
+
+impl PartialEq for Shown {
+    fn eq(&self, other: &Self) -> bool {
+        self.first == other.first && Arc::ptr_eq(&self.memory, &other.memory) && self.len == other.len
+    }
+}
+
+/// The pages of a device.
+#[derive(Debug)]
+pub(crate) struct ConfigPages {
+    own: Block,
+    vfs: Option<Block>,
+    /// Functions whose configuration space is more than registers at the moment.
+    dynamic: BTreeSet<Rid>,
+}
+
+impl ConfigPages {
+    /// Room for the pages of the device at `placement`, which takes no memory before they are rendered.
+    ///
+    /// # Errors
+    ///
+    /// When the host does not give the addresses, or VFs are not consecutive.
+    pub(crate) fn new(placement: Placement) -> io::Result<Self> {
+        let vfs = match placement.vfs {
+            Some(vfs) if vfs.vf_stride == 1 => {
+                Some(Block::new(placement.rid.wrapping_add(vfs.first_vf_offset), vfs.total_vfs)?)
+            }
+            Some(_) => return Err(io::ErrorKind::Unsupported.into()),
+            None => None,
+        };
+        Ok(Self { own: Block::new(placement.rid, 1)?, vfs, dynamic: BTreeSet::new() })
+    }
+
+    /// Renders the pages of the functions in `reach`. Returns whether [`Self::shown`] answers differently for another
+    /// reason than VFs that came or went.
+    pub(crate) fn refresh(&mut self, device: &dyn VirtioPci, reach: Reach) -> bool {
+        let was_static = self.dynamic.is_empty();
+        match reach {
+            Reach::Nothing => {}
+            Reach::Function(rid) => self.refresh_function(device, rid),
+            Reach::Device => {
+                self.dynamic.clear();
+                self.refresh_function(device, self.own.first);
+                for n in 0..num_visible(device) {
+                    let first = self.vfs.as_ref().map(|vfs| vfs.first);
+                    first.into_iter().for_each(|first| self.refresh_function(device, first.wrapping_add(n)));
+                }
+            }
+        }
+        was_static != self.dynamic.is_empty()
+    }
+
+    fn refresh_function(&mut self, device: &dyn VirtioPci, rid: Rid) {
+        let (block, n) = match &self.vfs {
+            _ if rid == self.own.first => (&self.own, 0),
+            Some(vfs) => match rid.to_bits().checked_sub(vfs.first.to_bits()) {
+                Some(n) if n < num_visible(device) => (vfs, n),
+                _ => return,
+            },
+            None => return,
+        };
+        if device.config_is_static(rid) {
+            block.render(device, n);
+            self.dynamic.remove(&rid);
+        } else {
+            self.dynamic.insert(rid);
+        }
+    }
+
+    /// The pages to show now: those of all functions that exist, or none while one of them is more than registers.
+    pub(crate) fn shown(&self, device: &dyn VirtioPci) -> [Option<Shown>; 2] {
+        if !self.dynamic.is_empty() {
+            return [None, None];
+        }
+        let shown = |block: &Block, functions: u16| Shown {
+            first: block.first,
+            memory: Arc::clone(&block.memory),
+            len: u64::from(functions) * PAGE,
+        };
+        let visible = num_visible(device);
+        let vfs = self.vfs.as_ref().filter(|_| visible > 0).map(|vfs| shown(vfs, visible));
+        [Some(shown(&self.own, 1)), vfs]
+    }
+}
+
+#[cfg(test)]
+mod tests;

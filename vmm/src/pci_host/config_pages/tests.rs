@@ -1,0 +1,234 @@
+//! Whatever a guest does: what is shown is what an exit would have answered.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use pci::testing::{OP_LEN, Op, Target};
+use pci::{Access, ConfigTarget, DwordWrite, Topology};
+use proptest::prelude::*;
+use virtio_devices::testing::{FakeDevice, memory};
+use virtio_devices::{DoorbellPage, NetSriov};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::*;
+use crate::kvm::MsiRoute;
+use crate::pci_host::slot::{PciHost, Slot};
+use crate::pci_host::wiring::Wiring;
+
+/// A VM that remembers what it shows, or shows nothing.
+#[derive(Clone, Default)]
+struct Vm {
+    shown: Arc<Mutex<BTreeMap<u32, Shown>>>,
+    changes: Arc<Mutex<usize>>,
+    refuses: Arc<Mutex<bool>>,
+}
+
+impl Wiring for Vm {
+    fn set_irq_routes(&self, _routes: &[MsiRoute]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn attach_irqfd(&self, _eventfd: &EventFd, _gsi: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn detach_irqfd(&self, _eventfd: &EventFd, _gsi: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn attach_ioeventfd(&self, _eventfd: &EventFd, _address: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn detach_ioeventfd(&self, _eventfd: &EventFd, _address: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn show_doorbell(&self, _memory_slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
+        assert!(page.is_none(), "the device has no such page");
+        Ok(())
+    }
+
+    fn show_config(&self, memory_slot: u32, pages: Option<&Shown>) -> io::Result<()> {
+        // Hiding works.
+        if *self.refuses.lock() && pages.is_some() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        *self.changes.lock() += 1;
+        let mut shown = self.shown.lock();
+        shown.remove(&memory_slot);
+        shown.extend(pages.map(|pages| (memory_slot, pages.clone())));
+        Ok(())
+    }
+}
+
+struct Rig {
+    slot: Arc<Slot>,
+    placement: Placement,
+    vm: Vm,
+}
+
+impl Rig {
+    fn new(total_vfs: u16, vm: Vm) -> Self {
+        let placement = Topology::<()>::new(127).place(Some(3), total_vfs).unwrap();
+        let vfs = (0..total_vfs).map(|_| FakeDevice::new(&[64, 64, 64])).collect();
+        let device = NetSriov::new(FakeDevice::new(&[64, 64, 64]), vfs, placement, &memory()).unwrap();
+        let host = Arc::new(PciHost::default());
+        host.set_wiring(Some(Box::new(vm.clone())));
+        let slot = Slot::new(Box::new(device), placement, host).unwrap();
+        slot.reconcile();
+        Self { slot, placement, vm }
+    }
+
+    fn rid(&self, target: Target) -> Rid {
+        match target {
+            Target::Pf => self.placement.rid,
+            Target::Vf(n) => self.placement.rid.wrapping_add(self.placement.vfs.unwrap().first_vf_offset + n),
+        }
+    }
+
+    fn write(&self, target: Target, offset: u16, value: u32) {
+        self.slot.config_write(self.rid(target), Dword::containing(offset), DwordWrite::full(value));
+    }
+
+    fn apply(&self, op: Op) {
+        let mut data = [0; 16];
+        match op {
+            Op::ConfigWrite { target, offset, len, value } => {
+                if let Some(access) = Access::decode(offset.into(), len.into()) {
+                    let write = access.write(&value.to_le_bytes());
+                    // The VFs that there are, and the first that is not.
+                    let target = if let Target::Vf(n) = target { Target::Vf(n % 5) } else { target };
+                    self.slot.config_write(self.rid(target), access.dword(), write);
+                }
+            }
+            Op::MmioWrite { window, offset, len, value } => {
+                data.fill(value.to_le_bytes()[0]);
+                self.slot.mmio_write(window, offset, &data[..usize::from(len).min(16)]);
+            }
+            Op::MmioRead { window, offset, len } => {
+                self.slot.mmio_read(window, offset, &mut data[..usize::from(len).min(16)]);
+            }
+            Op::ConfigRead { .. } => {}
+            Op::Reset => self.slot.reset(),
+        }
+    }
+
+    /// The functions that are shown, after their pages were compared with what an exit finds.
+    fn compared(&self) -> Result<Vec<Rid>, String> {
+        let mut functions = Vec::new();
+        for shown in self.vm.shown.lock().values() {
+            let pages = shown.memory.as_volatile_slice();
+            for n in 0..u16::try_from(shown.len / PAGE).unwrap() {
+                let rid = shown.first.wrapping_add(n);
+                for reg in Dword::all() {
+                    let place = usize::from(n) * 4096 + usize::from(reg.offset());
+                    let load: u32 = pages.load(place, Ordering::Relaxed).unwrap();
+                    let exit = self.slot.config_read(rid, reg);
+                    if load != exit {
+                        return Err(format!("{rid} shows {load:#x} at {:#x}; an exit finds {exit:#x}", reg.offset()));
+                    }
+                }
+                functions.push(rid);
+            }
+        }
+        Ok(functions)
+    }
+}
+
+const VFS: [u16; 2] = [0x110, 0x108];
+
+#[test]
+fn enabled_vfs_are_shown_and_disabled_ones_are_not() {
+    let rig = Rig::new(300, Vm::default());
+    assert_eq!(rig.compared().unwrap(), [rig.placement.rid]);
+    for num_vfs in [300u16, 7, 1] {
+        rig.write(Target::Pf, VFS[0], num_vfs.into());
+        let changes = *rig.vm.changes.lock();
+        rig.write(Target::Pf, VFS[1], 9);
+        assert_eq!(*rig.vm.changes.lock(), changes + 1, "one change for all VFs");
+        let expected: Vec<_> =
+            [rig.placement.rid].into_iter().chain((0..num_vfs).map(|n| rig.rid(Target::Vf(n)))).collect();
+        assert_eq!(rig.compared().unwrap(), expected);
+        rig.write(Target::Pf, VFS[1], 0);
+        assert_eq!(rig.compared().unwrap(), [rig.placement.rid]);
+    }
+}
+
+#[test]
+fn a_driver_that_uses_the_window_into_the_bars_is_served_by_exits_until_it_is_done() {
+    let rig = Rig::new(4, Vm::default());
+    rig.write(Target::Pf, VFS[0], 4);
+    rig.write(Target::Pf, VFS[1], 9);
+    // The fifth virtio capability of a VF; its length field.
+    let length = (0x40..0x100)
+        .step_by(4)
+        .find(|offset| rig.slot.config_read(rig.rid(Target::Vf(1)), Dword::containing(*offset)) >> 24 == 5)
+        .unwrap()
+        + 12;
+    for offset in [length - 8, length - 4] {
+        rig.write(Target::Vf(1), offset, 2);
+    }
+    rig.write(Target::Vf(1), length, 2);
+    assert!(rig.vm.shown.lock().is_empty());
+    rig.write(Target::Pf, 4, 6);
+    rig.write(Target::Vf(1), length, 0);
+    assert_eq!(rig.compared().unwrap().len(), 5);
+}
+
+#[test]
+fn a_write_of_the_pfs_power_renders_its_page_alone() {
+    let rig = Rig::new(4, Vm::default());
+    rig.write(Target::Pf, VFS[0], 4);
+    rig.write(Target::Pf, VFS[1], 9);
+    let read = |offset| rig.slot.config_read(rig.placement.rid, Dword::containing(offset));
+    let power = (0x40..0x100).step_by(4).find(|offset| read(*offset) & 0xff == 1).unwrap();
+    // What no rendered page has in its first byte.
+    const STALE: u8 = 0x55;
+    for state in [3, 0] {
+        let shown: Vec<_> = rig.vm.shown.lock().values().cloned().collect();
+        let firsts = || shown.iter().flat_map(|shown| (0..shown.len / PAGE).map(move |n| (shown, n * PAGE)));
+        let first = |shown: &Shown, at: u64| shown.memory.as_volatile_slice().read_obj::<u8>(at as usize).unwrap();
+        firsts().for_each(|(shown, at)| {
+            shown.memory.as_volatile_slice().write_obj(STALE, at as usize).unwrap();
+        });
+        rig.write(Target::Pf, power + 4, state);
+        let stale: Vec<_> = firsts().map(|(shown, at)| first(shown, at) == STALE).collect();
+        assert_eq!(stale, [false, true, true, true, true], "D{state}");
+    }
+}
+
+#[test]
+fn a_vm_that_cannot_show_pages_is_served_by_exits() {
+    let vm = Vm::default();
+    *vm.refuses.lock() = true;
+    let rig = Rig::new(4, vm);
+    rig.write(Target::Pf, VFS[0], 4);
+    rig.write(Target::Pf, VFS[1], 9);
+    assert!(rig.vm.shown.lock().is_empty());
+    assert_eq!(rig.slot.config_read(rig.rid(Target::Vf(3)), Dword::containing(8)), 0x0200_0001);
+}
+
+#[test]
+fn a_vm_that_cannot_show_pages_any_more_shows_none() {
+    let rig = Rig::new(4, Vm::default());
+    assert_eq!(rig.compared().unwrap().len(), 1);
+    *rig.vm.refuses.lock() = true;
+    rig.write(Target::Pf, VFS[0], 4);
+    rig.write(Target::Pf, VFS[1], 9);
+    assert!(rig.vm.shown.lock().is_empty());
+    *rig.vm.refuses.lock() = false;
+    rig.write(Target::Pf, VFS[1], 0);
+    assert!(rig.vm.shown.lock().is_empty(), "it stays so until there is a new VM");
+}
+
+proptest! {
+    #[test]
+    fn what_is_shown_is_what_an_exit_would_have_answered(bytes in prop::collection::vec(any::<u8>(), 0..OP_LEN * 60)) {
+        let rig = Rig::new(4, Vm::default());
+        for op in Op::decode(&bytes) {
+            rig.apply(op);
+            rig.compared().map_err(|what| TestCaseError::fail(format!("after {op:x?}: {what}")))?;
+        }
+    }
+}

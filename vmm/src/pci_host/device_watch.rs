@@ -1,0 +1,254 @@
+//! Events about what guests do to devices.
+//!
+//! A guest can change a device again and again. So an access only notes that its device may have changed. The thread
+//! that writes events looks at the device when it can, compares it with what it reported last, and reports the
+//! difference. A change that is undone in between is not reported; the last state always is.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use pci::{Effects, VfIndex};
+use virtio_devices::{BackendChange, BackendObserver, Net, Port as _, SriovStatus, Status, VirtioPci};
+
+use crate::pci_host::slot::{Slot, Watch};
+use crate::telemetry::events::{Events, Source, Tell, Watched};
+
+/// A device whose changes become events.
+pub(crate) struct DeviceWatch {
+    id: String,
+    slot: Weak<Slot>,
+    events: Events,
+    /// The device may have changed since the last look.
+    changed: AtomicBool,
+    told: Mutex<State>,
+}
+
+/// The state of a device that events report.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct State {
+    /// Whether its own driver is up.
+    driver: bool,
+    /// How many VFs exist.
+    enabled: u16,
+    /// Whether the driver of each of them is up.
+    running: Vec<bool>,
+}
+
+/// A change of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Activated,
+    Reset,
+    VfsEnabled(u16),
+    VfsDisabled(u16),
+    VfDriverOk(u16),
+    VfReset(u16),
+}
+
+impl DeviceWatch {
+    /// Begins to report changes of the device `id` in `slot`, which is in its state of power-on.
+    pub(crate) fn begin(id: &str, slot: &Arc<Slot>, events: &Events) {
+        let (id, slot_of, events_of) = (id.to_string(), Arc::downgrade(slot), events.clone());
+        let (changed, told) = (AtomicBool::new(false), Mutex::default());
+        let watch = Arc::new(Self { id, slot: slot_of, events: events_of, changed, told });
+        let watched: Arc<dyn Watched> = watch.clone();
+        events.watch(Arc::downgrade(&watched));
+        slot.set_watch(watch);
+    }
+}
+
+impl Watch for DeviceWatch {
+    fn note(&self, effects: Effects) {
+        let may_differ = effects.queues || effects.vfs.is_some() || effects.reset.is_some();
+        if may_differ && !self.changed.swap(true, Ordering::Relaxed) {
+            self.events.look();
+        }
+    }
+}
+
+/// Begins to report when the backend of `net` is lost and when it is back. `net` is VF `vf` of the device `id`, or that
+/// device's own function. A guest cannot cause this, so it is reported at once.
+pub(crate) fn tell_backend(net: &Net, id: &str, vf: Option<VfIndex>, events: &Events) {
+    net.observe_backend(observer(id, vf, net.backend_name(), events));
+}
+
+fn observer(id: &str, vf: Option<VfIndex>, backend: &str, events: &Events) -> BackendObserver {
+    let (id, index) = (id.to_string(), vf.map(|vf| vf.to_string()));
+    let (backend, events) = (backend.to_string(), events.clone());
+    Box::new(move |change| {
+        let event = match change {
+            BackendChange::Lost => "backend-lost",
+            BackendChange::Restored => "backend-restored",
+        };
+        let index = index.as_deref().map(|index| ("index", index));
+        let properties: Vec<_> =
+            [("id", id.as_str())].into_iter().chain(index).chain([("backend", backend.as_str())]).collect();
+        events.tell(Source::Sriov, event, &properties);
+    })
+}
+
+impl Watched for DeviceWatch {
+    fn look(&self, tell: Tell<'_>) {
+        // Before the look: what changes from here on is noted again.
+        if !self.changed.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        // The slot is dropped at once: telling may take long, and a device that is removed must close its tap.
+        let Some(slot) = self.slot.upgrade() else { return };
+        // A device that is gone was reset before.
+        let now = slot.with(|device| State::of(device)).unwrap_or_default();
+        drop(slot);
+        let mut told = self.told.lock();
+        for change in told.changes(&now) {
+            let (source, event, property) = change.event();
+            let value = property.map(|(name, number)| (name, number.to_string()));
+            let second = value.as_ref().map(|(name, text)| (*name, text.as_str()));
+            let properties: Vec<_> = [("id", self.id.as_str())].into_iter().chain(second).collect();
+            tell(source, event, &properties);
+        }
+        *told = now;
+    }
+}
+
+impl State {
+    fn of(device: &dyn VirtioPci) -> Self {
+        let is_up = |vf| device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER_OK));
+        let enabled = device.sriov_status().map_or(0, SriovStatus::num_visible);
+        Self { driver: is_up(None), enabled, running: (0..enabled).map(|index| is_up(Some(VfIndex(index)))).collect() }
+    }
+
+    /// The changes from this state to `now`, in an order in which they may have happened. Drivers of VFs that are gone
+    /// are not reported.
+    fn changes(&self, now: &Self) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let stays = self.enabled == now.enabled;
+        if !stays && self.enabled > 0 {
+            changes.push(Change::VfsDisabled(self.enabled));
+        }
+        if self.driver != now.driver {
+            changes.push(if now.driver { Change::Activated } else { Change::Reset });
+        }
+        if !stays && now.enabled > 0 {
+            changes.push(Change::VfsEnabled(now.enabled));
+        }
+        for (index, up) in (0..).zip(&now.running) {
+            let was_up = stays && self.running.get(usize::from(index)) == Some(&true);
+            match (was_up, *up) {
+                (false, true) => changes.push(Change::VfDriverOk(index)),
+                (true, false) => changes.push(Change::VfReset(index)),
+                _ => {}
+            }
+        }
+        changes
+    }
+}
+
+impl Change {
+    /// Its source, its name, and what it reports besides the device.
+    const fn event(self) -> (Source, &'static str, Option<(&'static str, u16)>) {
+        match self {
+            Self::Activated => (Source::VirtioDevice, "activated", None),
+            Self::Reset => (Source::VirtioDevice, "reset", None),
+            Self::VfsEnabled(count) => (Source::Sriov, "vfs-enabled", Some(("num_vfs", count))),
+            Self::VfsDisabled(count) => (Source::Sriov, "vfs-disabled", Some(("num_vfs", count))),
+            Self::VfDriverOk(index) => (Source::Sriov, "vf-driver-ok", Some(("index", index))),
+            Self::VfReset(index) => (Source::Sriov, "vf-reset", Some(("index", index))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use pci::spec::{header, sriov};
+    use pci::{Access, ConfigTarget as _, Topology};
+    use serde_json::json;
+    use virtio_devices::NetSriov;
+    use virtio_devices::testing::{FakeDevice, memory};
+
+    use super::*;
+    use crate::telemetry::events::EventStream;
+    use crate::telemetry::monitor::EventMonitor;
+
+    fn state(driver: bool, running: &[bool]) -> State {
+        State { driver, enabled: u16::try_from(running.len()).unwrap(), running: running.to_vec() }
+    }
+
+    #[test]
+    fn a_change_of_each_kind_is_told_once() {
+        let off = State::default();
+        let up = state(true, &[]);
+        let enabled = state(true, &[false, false]);
+        let running = state(true, &[false, true]);
+        assert_eq!(off.changes(&up), [Change::Activated]);
+        assert_eq!(up.changes(&enabled), [Change::VfsEnabled(2)]);
+        assert_eq!(enabled.changes(&running), [Change::VfDriverOk(1)]);
+        assert_eq!(running.changes(&enabled), [Change::VfReset(1)]);
+        assert_eq!(running.changes(&up), [Change::VfsDisabled(2)]);
+        assert_eq!(running.changes(&off), [Change::VfsDisabled(2), Change::Reset]);
+        assert_eq!(running.changes(&running), []);
+    }
+
+    #[test]
+    fn a_backend_that_is_lost_or_back_is_told_with_its_function_and_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events");
+        let output = EventMonitor::Path(path.clone()).open().unwrap();
+        let (stream, events) = EventStream::start(output, Instant::now()).unwrap();
+        observer("pf0", Some(VfIndex(3)), "/run/s", &events)(BackendChange::Lost);
+        observer("n", None, "/dev/vhost-vdpa-0", &events)(BackendChange::Restored);
+        drop(stream);
+        let text = std::fs::read_to_string(path).unwrap();
+        let told = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();
+        let told = told.map(Result::unwrap).map(|mut event| {
+            let mut take = |key: &str| event[key].take();
+            (take("source"), take("event"), take("properties"))
+        });
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            [
+                ("sriov".into(), "backend-lost".into(), json!({"id": "pf0", "index": "3", "backend": "/run/s"})),
+                ("sriov".into(), "backend-restored".into(), json!({"id": "n", "backend": "/dev/vhost-vdpa-0"})),
+            ]
+        );
+    }
+
+    /// The PF's VFs were enabled when the device was taken out: the guest did not disable them before.
+    #[test]
+    fn what_ends_with_a_device_that_is_taken_out_is_told() {
+        let placement = Topology::<()>::new(127).place(Some(3), 2).unwrap();
+        let vfs = (0..2).map(|_| FakeDevice::new(&[64])).collect();
+        let device = NetSriov::new(FakeDevice::new(&[64]), vfs, placement, &memory()).unwrap();
+        let slot = Slot::new(Box::new(device), placement, Arc::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events");
+        let output = EventMonitor::Path(path.clone()).open().unwrap();
+        let (stream, events) = EventStream::start(output, Instant::now()).unwrap();
+        DeviceWatch::begin("pf0", &slot, &events);
+        let wait_for = |event: &str| {
+            let end = Instant::now() + Duration::from_secs(60);
+            while !std::fs::read_to_string(&path).unwrap().contains(event) {
+                assert!(Instant::now() < end, "there is no {event}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let write = |offset, value| {
+            let access = Access::decode(u64::from(header::FIRST_EXTENDED_CAPABILITY + offset), 2).unwrap();
+            slot.config_write(placement.rid, access.dword(), access.write(&u16::to_le_bytes(value)));
+        };
+        write(sriov::NUM_VFS_FDL, 2);
+        write(sriov::CONTROL_STATUS, sriov::VF_ENABLE);
+        wait_for("vfs-enabled");
+        slot.retire();
+        wait_for("vfs-disabled");
+        drop(stream);
+    }
+
+    #[test]
+    fn vfs_that_are_enabled_anew_have_no_driver_of_before() {
+        let changes = state(true, &[true, true]).changes(&state(true, &[true, false, false]));
+        assert_eq!(changes, [Change::VfsDisabled(2), Change::VfsEnabled(3), Change::VfDriverOk(0)]);
+    }
+}

@@ -1,0 +1,77 @@
+//! KVM's memory slots, and what each is for.
+//!
+//! | memory slots | show the guest |
+//! |---|---|
+//! | 0 to 15 | its memory |
+//! | 16 to 79 | configuration space of each device on bus 0: its own function's, and its VFs' |
+//! | 128 and up | doorbell pages of host devices, once they are given to the guest |
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use parking_lot::Mutex;
+
+/// The first memory slot of configuration space.
+const CONFIG: u32 = 16;
+
+/// The memory slots of doorbells. Linux has 32,764 memory slots since 5.12, and 509 before. A doorbell for whose page
+/// the host has no memory slot does without.
+const DOORBELLS: Range<u32> = 128..32_764;
+
+/// The memory slots that show configuration space of the device with this number on bus 0, 0 to 31: of its own
+/// function, and of its VFs.
+pub(crate) fn config_slots(device: u8) -> [u32; 2] {
+    let first = CONFIG + 2 * u32::from(device);
+    [first, first + 1]
+}
+
+/// The memory slots of doorbells that are taken.
+#[derive(Debug, Default)]
+pub(crate) struct MemorySlots {
+    taken: Mutex<BTreeSet<u32>>,
+}
+
+impl MemorySlots {
+    /// Takes the lowest free memory slot for a doorbell, if there is one.
+    pub(crate) fn take(&self) -> Option<u32> {
+        let mut taken = self.taken.lock();
+        let mut used = taken.iter().peekable();
+        let slot = DOORBELLS.into_iter().find(|slot| used.next_if_eq(&slot).is_none())?;
+        taken.insert(slot);
+        Some(slot)
+    }
+
+    /// Frees a memory slot that shows nothing any more.
+    pub(crate) fn give_back(&self, slot: u32) {
+        self.taken.lock().remove(&slot);
+    }
+
+    /// Frees all memory slots, for a new VM.
+    pub(crate) fn clear(&self) {
+        self.taken.lock().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_free_memory_slot_is_taken_and_none_twice() {
+        let slots = MemorySlots::default();
+        assert_eq!([slots.take(), slots.take(), slots.take()], [Some(128), Some(129), Some(130)]);
+        slots.give_back(129);
+        assert_eq!([slots.take(), slots.take()], [Some(129), Some(131)]);
+        while slots.take().is_some() {}
+        assert_eq!(slots.taken.lock().last(), Some(&32_763));
+        slots.clear();
+        assert_eq!(slots.take(), Some(128));
+    }
+
+    #[test]
+    fn no_two_devices_share_a_memory_slot() {
+        let slots: Vec<_> = (0..32).flat_map(config_slots).collect();
+        assert!(slots.is_sorted_by(|a, b| a < b));
+        assert!(slots.iter().all(|slot| *slot >= CONFIG && *slot < DOORBELLS.start));
+    }
+}

@@ -1,0 +1,305 @@
+//! A device in its place on the bus, and what the VM does for it.
+//!
+//! A guest's access changes the device's registers under the device's lock. The consequences in the world outside (MMIO
+//! windows, ioeventfds, irqfds and their routes) are then settled without that lock: the slot asks the device what it
+//! wants now, compares that with what has been done, and closes the gap. Of two accesses, the one that asks last also
+//! applies last: the record of what has been done is locked from before the question until after the answer is applied.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use pci::spec::ALL_ONES;
+use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, Reach, ResetKind, Rid, Window, WindowId};
+use virtio_devices::{DoorbellObserver, Outcome, VirtioPci};
+
+use crate::pci_host::config_pages::{ConfigPages, Shown};
+use crate::pci_host::irq_routes::Routes;
+use crate::pci_host::memory_slots::{MemorySlots, config_slots};
+use crate::pci_host::mmio::MmioMap;
+use crate::pci_host::wires::{Tools, Wants, Wires};
+use crate::pci_host::wiring::Wiring;
+
+/// Complaints about the host that a slot logs before it falls silent: a guest can repeat what causes them.
+const MAX_COMPLAINTS: u32 = 16;
+
+/// What all slots share.
+#[derive(Default)]
+pub struct PciHost {
+    /// The windows of all devices.
+    pub mmio: MmioMap<Arc<Slot>>,
+    routes: Routes,
+    memory_slots: MemorySlots,
+    /// The VM, while there is one.
+    wiring: ArcSwapOption<Box<dyn Wiring>>,
+}
+
+impl PciHost {
+    /// Sets the VM that devices are wired to, or none. The former VM and its wires must be gone.
+    pub fn set_wiring(&self, wiring: Option<Box<dyn Wiring>>) {
+        self.routes.clear();
+        self.memory_slots.clear();
+        self.wiring.store(wiring.map(Arc::new));
+    }
+}
+
+/// Hears of each access to a device, without the device's lock.
+pub trait Watch: Send + Sync {
+    /// An access had `effects`.
+    fn note(&self, effects: Effects);
+}
+
+/// A device and its configuration space as pages, which change together.
+struct Inner {
+    /// `None` once the slot is retired: reads find all-ones, and writes nothing.
+    device: Option<Box<dyn VirtioPci>>,
+    pages: ConfigPages,
+}
+
+/// What has been done for a device so far.
+#[derive(Default)]
+struct Wired {
+    windows: Vec<Window>,
+    wires: Wires,
+    /// The pages of configuration space that are shown: the device's own, and its VFs'.
+    shown: [Option<Shown>; 2],
+    /// The VM shows no pages: every read is an exit.
+    shows_nothing: bool,
+}
+
+/// A device and what has been done for it.
+pub struct Slot {
+    inner: Mutex<Inner>,
+    placement: Placement,
+    wired: Mutex<Wired>,
+    host: Arc<PciHost>,
+    complaints: AtomicU32,
+    watch: OnceLock<Arc<dyn Watch>>,
+    this: Weak<Self>,
+}
+
+impl Slot {
+    /// Puts `device`, which was made for `placement`, into a slot of `host`.
+    ///
+    /// # Errors
+    ///
+    /// When this machine has no addresses for the pages of its configuration space.
+    pub fn new(device: Box<dyn VirtioPci>, placement: Placement, host: Arc<PciHost>) -> io::Result<Arc<Self>> {
+        let mut pages = ConfigPages::new(placement)?;
+        let _ = pages.refresh(device.as_ref(), Reach::Device);
+        Ok(Arc::new_cyclic(|this: &Weak<Self>| {
+            let slot = this.clone();
+            let observer = move |rid| slot.upgrade().iter().for_each(|slot| slot.reconcile_in(Reach::Function(rid)));
+            let observer: Arc<DoorbellObserver> = Arc::new(observer);
+            device.observe_doorbells(&observer);
+            Self {
+                inner: Mutex::new(Inner { device: Some(device), pages }),
+                placement,
+                wired: Mutex::new(Wired::default()),
+                host,
+                complaints: AtomicU32::new(0),
+                watch: OnceLock::new(),
+                this: this.clone(),
+            }
+        }))
+    }
+
+    /// Lets `watch` hear of accesses from now on. The first watch stays.
+    pub fn set_watch(&self, watch: Arc<dyn Watch>) {
+        let _ = self.watch.set(watch);
+    }
+
+    /// Reads from a window.
+    pub fn mmio_read(&self, window: WindowId, offset: u64, data: &mut [u8]) {
+        match &mut self.inner.lock().device {
+            Some(device) => device.mmio_read(window, offset, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    /// Writes to a window.
+    pub fn mmio_write(&self, window: WindowId, offset: u64, data: &[u8]) {
+        self.access(|device| device.mmio_write(window, offset, data));
+    }
+
+    /// Resets the device as a power cycle does.
+    pub fn reset(&self) {
+        self.config_access(Reach::Device, |device| device.reset(ResetKind::Conventional));
+    }
+
+    /// Looks at the device, or changes what is the host's to change and needs no wires; `None` if the device is gone.
+    pub fn with<T>(&self, look: impl FnOnce(&mut dyn VirtioPci) -> T) -> Option<T> {
+        Some(look(self.inner.lock().device.as_deref_mut()?))
+    }
+
+    /// The windows that the device decodes now.
+    pub fn windows(&self) -> Vec<Window> {
+        let mut windows = Vec::new();
+        self.with(|device| device.windows(&mut windows));
+        windows
+    }
+
+    /// Stops the device's queues until [`Self::resume`].
+    pub fn pause(&self) {
+        self.access(|device| device.pause());
+    }
+
+    /// Lets the device's queues go on.
+    pub fn resume(&self) {
+        self.access(|device| device.resume());
+    }
+
+    /// Ends everything that the device does, permanently, and closes what it has of the host. Accesses that are still
+    /// on their way find nothing, and nothing is ever wired to the slot again.
+    pub fn retire(&self) {
+        self.reset();
+        // Closed now, not when the last access ends that found the slot: whoever hears that the device is gone may use
+        // its tap.
+        let device = self.inner.lock().device.take();
+        drop(device);
+        self.reconcile();
+    }
+
+    /// Makes an access that changes no register of configuration space, and all of its effects, before it returns.
+    fn access(&self, access: impl FnOnce(&mut dyn VirtioPci) -> Outcome) {
+        let outcome = self.with(access);
+        self.settle(outcome, false);
+    }
+
+    /// Makes an access that may change registers of the functions in `rendered`. Their pages change with them, under
+    /// the same lock. Other functions' pages change only when VFs come or go: a PF's power, for one, is in no register
+    /// of its VFs.
+    fn config_access(&self, rendered: Reach, access: impl FnOnce(&mut dyn VirtioPci) -> Outcome) {
+        let (outcome, shown) = {
+            let mut inner = self.inner.lock();
+            let Inner { device: Some(device), pages } = &mut *inner else { return };
+            let outcome = access(device.as_mut());
+            let rendered = if outcome.effects.vfs.is_some() { Reach::Device } else { rendered };
+            let shown = pages.refresh(device.as_ref(), rendered);
+            (outcome, shown)
+        };
+        self.settle(Some(outcome), shown);
+    }
+
+    /// Waits for what an access stopped and makes its effects happen. `shown` says that pages come or go.
+    fn settle(&self, outcome: Option<Outcome>, shown: bool) {
+        let Some(Outcome { effects, reach, stopping }) = outcome else { return };
+        join(stopping);
+        if shown || !effects.is_none() {
+            self.reconcile_in(reach);
+        }
+        if let Some(watch) = self.watch.get() {
+            watch.note(effects);
+        }
+    }
+
+    /// Makes windows, doorbells, messages and shown pages what the device wants them to be.
+    pub fn reconcile(&self) {
+        self.reconcile_in(Reach::Device);
+    }
+
+    /// As [`Self::reconcile`], where only the functions in `reach` may want other doorbells and messages.
+    fn reconcile_in(&self, mut reach: Reach) {
+        let mut wired = self.wired.lock();
+        let (mut windows, mut wants, mut shown) = (Vec::new(), Wants::default(), [None, None]);
+        match &*self.inner.lock() {
+            Inner { device: Some(device), pages } => {
+                device.windows(&mut windows);
+                if windows != wired.windows {
+                    // Doorbells move with their window. Or another vCPU has changed windows, and has not come here yet.
+                    reach = Reach::Device;
+                }
+                device.doorbells(reach, &mut wants.doorbells);
+                device.messages(reach, &mut wants.messages);
+                shown = pages.shown(device.as_ref());
+            }
+            Inner { device: None, .. } => reach = Reach::Device,
+        }
+        if windows != wired.windows
+            && let Some(this) = self.this.upgrade()
+        {
+            self.host.mmio.replace(&this, |owner| Arc::ptr_eq(owner, &this), &windows);
+        }
+        if let Some(wiring) = &*self.host.wiring.load() {
+            let wiring = wiring.as_ref().as_ref();
+            let complain = |what: &str, error: &io::Error| self.complain(what, error);
+            let PciHost { routes, memory_slots, .. } = &*self.host;
+            let tools = Tools { routes, memory_slots, wiring, complain: &complain };
+            wired.wires.update(reach, wants, &windows, &tools);
+            self.show(&mut wired, shown, wiring);
+        }
+        wired.windows = windows;
+    }
+
+    fn show(&self, wired: &mut Wired, mut wanted: [Option<Shown>; 2], wiring: &dyn Wiring) {
+        let memory_slots = config_slots(self.placement.rid.device());
+        let mut show = |wanted: &[Option<Shown>; 2]| {
+            let mut result = Ok(());
+            for ((memory_slot, shown), wanted) in memory_slots.into_iter().zip(&mut wired.shown).zip(wanted) {
+                if shown != wanted {
+                    match wiring.show_config(memory_slot, wanted.as_ref()) {
+                        Ok(()) => shown.clone_from(wanted),
+                        Err(error) => result = Err(error),
+                    }
+                }
+            }
+            result
+        };
+        if wired.shows_nothing {
+            wanted = [None, None];
+        }
+        let Err(error) = show(&wanted) else { return };
+        log::debug!("the VM does not show configuration space: {error}");
+        wired.shows_nothing = true;
+        // From now on all reads are exits, which find the same. Hiding a page is tried again each time.
+        if let Err(error) = show(&[None, None]) {
+            self.complain("hide configuration space", &error);
+        }
+    }
+
+    /// Forgets the wires to a VM that is gone.
+    pub fn forget_wiring(&self) {
+        let mut wired = self.wired.lock();
+        let Wired { windows: _, wires, shown, shows_nothing } = &mut *wired;
+        wires.clear();
+        *shown = [None, None];
+        *shows_nothing = false;
+    }
+
+    fn complain(&self, what: &str, error: &io::Error) {
+        let device = self.placement.rid;
+        match self.complaints.fetch_add(1, Ordering::Relaxed) {
+            n if n < MAX_COMPLAINTS => log::warn!("{device}: cannot {what}: {error}"),
+            MAX_COMPLAINTS => log::warn!("{device}: cannot {what}: {error}; further complaints about it are not shown"),
+            _ => {}
+        }
+    }
+}
+
+impl ConfigTarget for Slot {
+    fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
+        self.inner.lock().device.as_ref().map_or(ALL_ONES, |device| device.config_read(rid, reg))
+    }
+
+    fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite) {
+        self.config_access(Reach::Function(rid), |device| device.config_write(rid, reg, write));
+    }
+}
+
+/// Waits for workers that were told to stop.
+fn join(workers: Vec<JoinHandle<()>>) {
+    for worker in workers {
+        if worker.join().is_err() {
+            log::error!("a queue's worker panicked; please report this");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod race_tests;

@@ -1,0 +1,60 @@
+//! What the PCI host needs of a VM: interrupts, ioeventfds and memory slots.
+
+use std::io;
+use std::sync::Arc;
+
+use virtio_devices::DoorbellPage;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::arch::x86_64::layout;
+use crate::kvm::{MsiRoute, Vm};
+use crate::pci_host::config_pages::{PAGE, Shown};
+
+/// What a VM does for the devices of its PCI host.
+pub trait Wiring: Send + Sync {
+    /// Makes `routes` the VM's whole table of messages.
+    fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()>;
+    /// Lets a signal on `eventfd` raise `gsi` from now on.
+    fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()>;
+    /// Undoes [`Self::attach_irqfd`].
+    fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()>;
+    /// Lets a guest's write to `address` signal `eventfd` from now on.
+    fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
+    /// Undoes [`Self::attach_ioeventfd`].
+    fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
+    /// Makes `memory_slot` show `page` at a guest address, for the guest to write to, or nothing.
+    fn show_doorbell(&self, memory_slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()>;
+    /// Makes `memory_slot` show `pages` in the ECAM, read-only, or nothing.
+    fn show_config(&self, memory_slot: u32, pages: Option<&Shown>) -> io::Result<()>;
+}
+
+impl Wiring for Arc<Vm> {
+    fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()> {
+        Vm::set_irq_routes(self, routes)
+    }
+
+    fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        Vm::attach_irqfd(self, eventfd, gsi)
+    }
+
+    fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+        Vm::detach_irqfd(self, eventfd, gsi)
+    }
+
+    fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        Vm::attach_ioeventfd(self, eventfd, address)
+    }
+
+    fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()> {
+        Vm::detach_ioeventfd(self, eventfd, address)
+    }
+
+    fn show_doorbell(&self, memory_slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
+        self.set_doorbell_page(memory_slot, page)
+    }
+
+    fn show_config(&self, memory_slot: u32, pages: Option<&Shown>) -> io::Result<()> {
+        let address = pages.map_or(0, |pages| layout::ECAM.start + u64::from(pages.first.to_bits()) * PAGE);
+        self.set_read_only(memory_slot, address, pages.map(|pages| (&pages.memory, pages.len)))
+    }
+}

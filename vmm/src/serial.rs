@@ -1,0 +1,440 @@
+//! The serial port: a 16550A, and its host side.
+//!
+//! Input that the guest does not read stays in the terminal, pipe or socket.
+//!
+//! Output never blocks a vCPU permanently. If nothing reads it, the writing vCPU waits up to
+//! [`virtio_devices::PATIENCE`], once. Further output is dropped until it is read again, as on a line without flow
+//! control. Meanwhile other vCPUs can use the registers; only those that also write wait for their turn.
+
+pub mod end;
+mod terminal;
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use virtio_devices::CharDevice;
+use vm_superio::serial::SerialEvents;
+use vm_superio::{Serial, Trigger};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::config::ConsoleConfig;
+use crate::serial::end::{ConsoleEnd, ConsoleError};
+
+/// The serial port as the guest sees it.
+#[derive(Debug)]
+pub struct SerialPort {
+    /// The registers, and written bytes that are not sent yet: at most one for each vCPU.
+    uart: Mutex<Uart>,
+    /// Locked before `uart` to send those bytes, so that they keep their order.
+    output: Mutex<Arc<CharDevice>>,
+    interrupt: Arc<EventFd>,
+    room: Arc<EventFd>,
+}
+
+type Uart = Serial<Interrupt, Room, Vec<u8>>;
+
+impl SerialPort {
+    fn new(output: Arc<CharDevice>) -> io::Result<Self> {
+        let interrupt = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let room = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let uart = Mutex::new(uart(&interrupt, &room));
+        Ok(Self { uart, output: Mutex::new(output), interrupt, room })
+    }
+
+    /// Signalled for each of the port's interrupts.
+    pub fn interrupt(&self) -> &EventFd {
+        &self.interrupt
+    }
+
+    /// Reads the register at `offset`, 0 to 7.
+    pub fn read(&self, offset: u8) -> u8 {
+        self.uart.lock().read(offset)
+    }
+
+    /// Writes the register at `offset`, 0 to 7.
+    pub fn write(&self, offset: u8, value: u8) {
+        let pending = {
+            let mut uart = self.uart.lock();
+            // Appending a byte cannot fail, and if the interrupt's counter is full, an interrupt is pending.
+            let _ = uart.write(offset, value);
+            !uart.writer().is_empty()
+        };
+        if pending {
+            self.send();
+        }
+    }
+
+    /// Sends the pending bytes, which may include another vCPU's.
+    fn send(&self) {
+        let output = self.output.lock();
+        let bytes = mem::take(self.uart.lock().writer_mut());
+        output.write(&bytes);
+    }
+
+    /// Returns to the power-on state.
+    pub fn reset(&self) {
+        let mut uart = self.uart.lock();
+        *uart = self::uart(&self.interrupt, &self.room);
+        // The old guest's interrupt must not reach the next guest.
+        let _ = self.interrupt.read();
+        let _ = self.room.write(1);
+    }
+
+    /// Number of bytes of input that the port can take now.
+    fn room(&self) -> usize {
+        self.uart.lock().fifo_capacity()
+    }
+
+    fn receive(&self, bytes: &[u8]) {
+        // In loop-back mode the line is not connected, and input is lost.
+        let _ = self.uart.lock().enqueue_raw_bytes(bytes);
+    }
+}
+
+fn uart(interrupt: &Arc<EventFd>, room: &Arc<EventFd>) -> Uart {
+    Serial::with_events(Interrupt(Arc::clone(interrupt)), Room(Arc::clone(room)), Vec::new())
+}
+
+/// The port's interrupt line, which is edge-triggered.
+#[derive(Debug)]
+struct Interrupt(Arc<EventFd>);
+
+impl Trigger for Interrupt {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// Wakes the input reader when the guest has read all input.
+#[derive(Debug)]
+struct Room(Arc<EventFd>);
+
+impl SerialEvents for Room {
+    fn buffer_read(&self) {}
+
+    fn out_byte(&self) {}
+
+    fn tx_lost_byte(&self) {}
+
+    fn in_buffer_empty(&self) {
+        // If the counter is full, the reader is already woken.
+        let _ = self.0.write(1);
+    }
+}
+
+/// The serial port and its host side.
+#[derive(Debug)]
+pub struct SerialConsole {
+    port: Arc<SerialPort>,
+    // Drop order: the reader ends before the terminal is restored.
+    reader: Option<Reader>,
+    end: ConsoleEnd,
+}
+
+impl SerialConsole {
+    /// Opens the serial port of `config` for output; `None` if there is none. Input starts with
+    /// [`Self::take_terminal`].
+    ///
+    /// # Errors
+    ///
+    /// Its host side cannot be opened.
+    pub fn open(config: &ConsoleConfig) -> Result<Option<Self>, ConsoleError> {
+        let Some(end) = ConsoleEnd::open("--serial", config)? else { return Ok(None) };
+        let port = SerialPort::new(Arc::clone(end.device())).map_err(|error| ConsoleError::host("--serial", error))?;
+        Ok(Some(Self { port: Arc::new(port), reader: None, end }))
+    }
+
+    /// In mode `tty`, puts the terminal into raw mode until this is dropped. Starts to read input. The caller must
+    /// already catch signals, so that the terminal is restored.
+    ///
+    /// # Errors
+    ///
+    /// The terminal cannot be set, or no thread can be started.
+    pub fn take_terminal(&mut self) -> Result<(), ConsoleError> {
+        self.end.take_terminal()?;
+        if self.end.has_input() {
+            let reader = Reader::start(Arc::clone(&self.port), Arc::clone(self.end.device()));
+            self.reader = Some(reader.map_err(|error| ConsoleError::host("--serial", error))?);
+        }
+        Ok(())
+    }
+
+    /// The serial port.
+    pub fn port(&self) -> &Arc<SerialPort> {
+        &self.port
+    }
+
+    /// Its host side.
+    pub const fn end(&self) -> &ConsoleEnd {
+        &self.end
+    }
+}
+
+/// The thread that reads input.
+#[derive(Debug)]
+struct Reader {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start(port: Arc<SerialPort>, input: Arc<CharDevice>) -> io::Result<Self> {
+        let stop = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("serial".to_string())
+            // Its calls are shallow.
+            .stack_size(64 << 10)
+            .spawn(move || while let Ok(true) = pass_input(&port, &input, &stopped) {})?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = self.stop.write(1);
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, there is nothing left to do.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits for input and for room in the port, and passes some input on. False at the end of input, or when `stop` is
+/// signalled.
+fn pass_input(port: &SerialPort, input: &CharDevice, stop: &EventFd) -> io::Result<bool> {
+    let room = port.room();
+    // SAFETY: both eventfds stay open while they are borrowed.
+    let others = [stop, &port.room].map(|fd| unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
+    // Without room, input stays where it is.
+    let woken = input.wait(others, room > 0)?;
+    let [stop, space] = woken.others;
+    if space {
+        let _ = port.room.read();
+    }
+    if stop || !woken.input {
+        return Ok(!stop);
+    }
+    let mut bytes = [0; 64];
+    let limit = room.min(bytes.len());
+    match input.read(&mut bytes[..limit]) {
+        Ok(0) => Ok(false),
+        Ok(len) => {
+            port.receive(&bytes[..len]);
+            Ok(true)
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, Read, Write};
+    use std::os::fd::OwnedFd;
+    use std::time::{Duration, Instant};
+
+    use virtio_devices::PATIENCE;
+
+    use super::*;
+    use crate::config::ConsoleMode;
+
+    const DATA: u8 = 0;
+    const INTERRUPT_ENABLE: u8 = 1;
+    const SCRATCH: u8 = 7;
+
+    fn port(patience: Duration) -> (Arc<SerialPort>, PipeReader) {
+        let (reader, writer) = io::pipe().unwrap();
+        let output = CharDevice::over(None, writer.into()).unwrap().with_patience(patience);
+        (Arc::new(SerialPort::new(Arc::new(output)).unwrap()), reader)
+    }
+
+    fn input_of(input: OwnedFd) -> Arc<CharDevice> {
+        let (_reader, writer) = io::pipe().unwrap();
+        Arc::new(CharDevice::over(Some(input), writer.into()).unwrap())
+    }
+
+    #[test]
+    fn what_the_guest_writes_goes_out() {
+        let (port, mut reader) = port(PATIENCE);
+        for byte in *b"hello" {
+            port.write(DATA, byte);
+        }
+        let mut bytes = [0; 5];
+        reader.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, *b"hello");
+    }
+
+    #[test]
+    fn output_that_nobody_takes_is_dropped_until_somebody_does() {
+        let (port, mut reader) = port(Duration::ZERO);
+        let start = Instant::now();
+        for _ in 0..70_000 {
+            port.write(DATA, b'x');
+        }
+        assert!(start.elapsed() < PATIENCE);
+        let mut bytes = vec![0; 70_000];
+        let taken = reader.read(&mut bytes).unwrap();
+        assert!(taken < bytes.len(), "the pipe held everything");
+        port.write(DATA, b'!');
+        assert_eq!(reader.read(&mut bytes).unwrap(), 1);
+        assert_eq!(bytes[0], b'!');
+    }
+
+    #[test]
+    fn the_registers_can_be_used_while_output_waits_for_a_reader() {
+        let (port, mut reader) = port(PATIENCE);
+        let capacity = rustix::pipe::fcntl_getpipe_size(&reader).unwrap();
+        port.output.lock().write(&vec![b'x'; capacity]);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| port.write(DATA, b'!'));
+            let start = Instant::now();
+            while port.output.try_lock().is_some() {
+                assert!(start.elapsed() < PATIENCE, "nobody waits");
+                std::thread::yield_now();
+            }
+            port.write(SCRATCH, 0x5a);
+            assert_eq!(port.read(SCRATCH), 0x5a);
+            assert!(!waiting.is_finished(), "it does not wait");
+            let mut bytes = vec![0; capacity];
+            reader.read_exact(&mut bytes).unwrap();
+            let mut last = [0];
+            reader.read_exact(&mut last).unwrap();
+            assert_eq!(last, *b"!");
+        });
+    }
+
+    #[test]
+    fn what_two_vcpus_write_is_all_there_and_each_ones_in_order() {
+        const EACH: usize = 5_000;
+        let (port, mut reader) = port(PATIENCE);
+        let bytes = std::thread::scope(|scope| {
+            for first in [0, 128] {
+                let port = &port;
+                scope.spawn(move || (0..EACH).for_each(|n| port.write(DATA, first + (n % 128) as u8)));
+            }
+            let mut bytes = vec![0; 2 * EACH];
+            reader.read_exact(&mut bytes).unwrap();
+            bytes
+        });
+        for first in [0, 128] {
+            let own = bytes.iter().filter(|byte| **byte & 128 == first);
+            assert!(own.enumerate().all(|(n, byte)| *byte == first + (n % 128) as u8));
+        }
+    }
+
+    #[test]
+    fn output_to_a_reader_that_is_gone_is_dropped() {
+        let (port, reader) = port(PATIENCE);
+        drop(reader);
+        port.write(DATA, b'x');
+        assert_eq!(port.read(5) & 0x60, 0x60);
+    }
+
+    #[test]
+    fn input_arrives_in_order_however_slowly_the_guest_takes_it() {
+        let (port, _output) = port(PATIENCE);
+        let (input, mut writer) = io::pipe().unwrap();
+        let sent: Vec<u8> = (0..=255).collect();
+        writer.write_all(&sent).unwrap();
+        drop(writer);
+        let reader = Reader::start(Arc::clone(&port), input_of(input.into())).unwrap();
+        assert_eq!(received(&port, sent.len()), sent);
+        drop(reader);
+    }
+
+    #[test]
+    fn a_reader_without_input_ends_when_it_is_dropped() {
+        let (port, _output) = port(PATIENCE);
+        let (input, _writer) = io::pipe().unwrap();
+        drop(Reader::start(port, input_of(input.into())).unwrap());
+    }
+
+    #[test]
+    fn input_raises_the_interrupt_and_a_reset_takes_it_back() {
+        let (port, _output) = port(PATIENCE);
+        port.write(INTERRUPT_ENABLE, 1);
+        port.write(SCRATCH, 0x5a);
+        port.receive(b"x");
+        port.reset();
+        assert!(port.interrupt().read().is_err());
+        assert_eq!((port.read(INTERRUPT_ENABLE), port.read(SCRATCH), port.read(5) & 1), (0, 0, 0));
+        port.write(INTERRUPT_ENABLE, 1);
+        port.receive(b"x");
+        assert_eq!(port.interrupt().read().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_file_is_written_from_its_beginning() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("serial");
+        std::fs::write(&path, "what was there before").unwrap();
+        let config = ConsoleConfig { file: Some(path.clone()), ..ConsoleConfig::new(ConsoleMode::File) };
+        let console = SerialConsole::open(&config).unwrap().unwrap();
+        console.port().write(DATA, b'x');
+        assert_eq!(std::fs::read(&path).unwrap(), b"x");
+        let config = ConsoleConfig { file: Some(path.join("below a file")), ..config };
+        let error = SerialConsole::open(&config).unwrap_err().to_string();
+        assert!(error.starts_with("--serial file=") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_pseudo_terminal_is_the_other_end_of_the_line() {
+        let mut console = SerialConsole::open(&ConsoleConfig::new(ConsoleMode::Pty)).unwrap().unwrap();
+        console.take_terminal().unwrap();
+        let path = console.end().device().pty().unwrap();
+        let mut user = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        b"login: ".iter().for_each(|byte| console.port().write(DATA, *byte));
+        let mut bytes = [0; 7];
+        user.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"login: ");
+        user.write_all(b"root\r").unwrap();
+        assert_eq!(received(console.port(), 5), b"root\r");
+    }
+
+    #[test]
+    fn clients_of_a_socket_come_and_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("serial");
+        let config = ConsoleConfig { socket: Some(path.clone()), ..ConsoleConfig::new(ConsoleMode::Socket) };
+        let mut console = SerialConsole::open(&config).unwrap().unwrap();
+        console.take_terminal().unwrap();
+        for _ in 0..3 {
+            let mut user = std::os::unix::net::UnixStream::connect(&path).unwrap();
+            user.write_all(b"ls").unwrap();
+            assert_eq!(received(console.port(), 2), b"ls");
+            console.port().write(DATA, b'x');
+            let mut byte = [0];
+            user.read_exact(&mut byte).unwrap();
+            assert_eq!(byte, *b"x");
+        }
+        drop(console);
+        assert!(!path.exists());
+    }
+
+    /// What the guest has received once it is `len` bytes, or after some seconds.
+    fn received(port: &SerialPort, len: usize) -> Vec<u8> {
+        let mut received = Vec::new();
+        let start = Instant::now();
+        while received.len() < len && start.elapsed() < PATIENCE {
+            if port.read(5) & 1 == 1 {
+                received.push(port.read(DATA));
+            }
+        }
+        received
+    }
+
+    #[test]
+    fn off_is_no_port_and_null_is_one_that_drops() {
+        assert!(SerialConsole::open(&ConsoleConfig::off()).unwrap().is_none());
+        let console = SerialConsole::open(&ConsoleConfig::new(ConsoleMode::Null)).unwrap().unwrap();
+        console.port().write(DATA, b'x');
+        assert_eq!(console.port().read(5) & 0x60, 0x60);
+    }
+}

@@ -1,0 +1,156 @@
+//! The host side of a console: of the serial port or of the virtio console.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use thiserror::Error;
+use virtio_devices::{CharDevice, CharError, CharSpec, ConsoleSize, ConsoleWindow};
+
+use crate::config::{ConsoleConfig, ConsoleMode};
+use crate::serial::terminal::{RawTerminal, is_background};
+
+/// Why the host side of a console cannot be opened. `option` is `--serial` or `--console`.
+#[derive(Debug, Error)]
+pub enum ConsoleError {
+    /// It cannot be opened.
+    #[error("{option} {error}")]
+    End {
+        /// The console.
+        option: &'static str,
+        /// Why not.
+        error: CharError,
+    },
+    /// No file descriptor or thread is left, or the terminal cannot be set.
+    #[error("{option}: {error}")]
+    Host {
+        /// The console.
+        option: &'static str,
+        /// Why not.
+        error: io::Error,
+    },
+}
+
+impl ConsoleError {
+    pub(crate) const fn host(option: &'static str, error: io::Error) -> Self {
+        Self::Host { option, error }
+    }
+}
+
+/// The host side of a console. Dropping it restores the terminal.
+#[derive(Debug)]
+pub struct ConsoleEnd {
+    option: &'static str,
+    mode: ConsoleMode,
+    device: Arc<CharDevice>,
+    window: Option<Arc<ConsoleWindow>>,
+    terminal: Option<RawTerminal>,
+}
+
+impl ConsoleEnd {
+    /// Opens the host side of the console `option`, as `config` says; `None` if that console is off.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened.
+    pub fn open(option: &'static str, config: &ConsoleConfig) -> Result<Option<Self>, ConsoleError> {
+        let device = match (config.mode, &config.file, &config.socket) {
+            (ConsoleMode::Off, ..) => return Ok(None),
+            (ConsoleMode::Tty, ..) => streams().map_err(|error| ConsoleError::host(option, error))?,
+            (mode, file, socket) => {
+                let spec = match (mode, file, socket) {
+                    (ConsoleMode::Pty, ..) => CharSpec::Pty,
+                    (ConsoleMode::File, Some(path), _) => CharSpec::File(path.clone()),
+                    (ConsoleMode::Socket, _, Some(path)) => CharSpec::Socket(path.clone()),
+                    // The plan refuses a file or socket without a path.
+                    _ => CharSpec::Null,
+                };
+                CharDevice::open(&spec).map_err(|error| ConsoleError::End { option, error })?
+            }
+        };
+        let size = if config.mode == ConsoleMode::Tty { terminal_size() } else { None };
+        let window = size.map(|size| Arc::new(ConsoleWindow::new(size)));
+        Ok(Some(Self { option, mode: config.mode, device: Arc::new(device), window, terminal: None }))
+    }
+
+    /// In mode `tty`, puts the terminal into raw mode until this is dropped. The caller must already catch signals, so
+    /// that the terminal is restored.
+    ///
+    /// # Errors
+    ///
+    /// The terminal cannot be set.
+    pub fn take_terminal(&mut self) -> Result<(), ConsoleError> {
+        if self.has_terminal() {
+            let entered = RawTerminal::enter(io::stdin().as_fd());
+            self.terminal = entered.map_err(|error| ConsoleError::host(self.option, error))?;
+        }
+        Ok(())
+    }
+
+    /// Whether this console reads standard input. Not if that is the terminal of another job: reading it would stop
+    /// this process (SIGTTIN).
+    fn has_terminal(&self) -> bool {
+        self.mode == ConsoleMode::Tty && !is_background(io::stdin().as_fd())
+    }
+
+    /// Whether there can be input.
+    pub fn has_input(&self) -> bool {
+        matches!(self.mode, ConsoleMode::Pty | ConsoleMode::Socket) || self.has_terminal()
+    }
+
+    /// The character device.
+    pub const fn device(&self) -> &Arc<CharDevice> {
+        &self.device
+    }
+
+    /// The size of the terminal that output goes to, if it goes to one with a known size.
+    pub const fn window(&self) -> Option<&Arc<ConsoleWindow>> {
+        self.window.as_ref()
+    }
+
+    /// Passes the terminal's current size to the guest.
+    pub fn follow_size(&self) {
+        if let (Some(window), Some(size)) = (&self.window, terminal_size()) {
+            window.resize(size);
+        }
+    }
+}
+
+/// The size of the terminal on standard output; `None` if that is not a terminal, or its size is unknown (0).
+fn terminal_size() -> Option<ConsoleSize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    let known = size.ws_col != 0 && size.ws_row != 0;
+    known.then_some(ConsoleSize { columns: size.ws_col, rows: size.ws_row })
+}
+
+/// Standard input and output; without input if the terminal belongs to another job.
+fn streams() -> io::Result<CharDevice> {
+    let (input, output) = (io::stdin(), io::stdout());
+    let input = if is_background(input.as_fd()) { None } else { Some(input.as_fd().try_clone_to_owned()?) };
+    CharDevice::over(input, output.as_fd().try_clone_to_owned()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_cannot_be_is_refused_with_the_consoles_option() {
+        let config = ConsoleConfig { file: Some("/dev/null/x".into()), ..ConsoleConfig::new(ConsoleMode::File) };
+        let error = ConsoleEnd::open("--console", &config).unwrap_err().to_string();
+        assert!(error.starts_with("--console file=/dev/null/x: cannot be written: "), "{error}");
+        let config = ConsoleConfig { socket: Some("/dev/null".into()), ..ConsoleConfig::new(ConsoleMode::Socket) };
+        let error = ConsoleEnd::open("--serial", &config).unwrap_err().to_string();
+        assert!(error.starts_with("--serial socket=/dev/null: exists and is not a socket"), "{error}");
+    }
+
+    #[test]
+    fn only_a_pseudo_terminal_has_a_path_and_only_a_terminal_a_size() {
+        for mode in [ConsoleMode::Null, ConsoleMode::Pty] {
+            let end = ConsoleEnd::open("--console", &ConsoleConfig::new(mode)).unwrap().unwrap();
+            assert_eq!(end.device().pty().is_some(), mode == ConsoleMode::Pty);
+            assert_eq!((end.window().is_some(), end.has_input()), (false, mode == ConsoleMode::Pty));
+        }
+        assert!(ConsoleEnd::open("--console", &ConsoleConfig::off()).unwrap().is_none());
+    }
+}

@@ -1,0 +1,333 @@
+//! Events of the VM: `--event-monitor`.
+//!
+//! The format is Cloud Hypervisor's: JSON objects, each followed by an empty line. Clients read them into fixed-size
+//! buffers and find their ends by counting braces, so an object is shorter than 4 KiB, and its strings contain no
+//! braces.
+//!
+//! A separate thread writes, so that reporting an event never blocks. While the reader is slow, or not there yet,
+//! events are queued; when the queue is full, they are dropped and counted. Events that a guest can cause at will are
+//! not queued: the guest's action only marks that something changed, and the thread compares states later, at a limited
+//! rate.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use serde::Serialize;
+
+use crate::telemetry::monitor::Output;
+
+/// Queued events, at most.
+const MOST_WAITING: usize = 256;
+/// How long the program waits for the reader when it ends.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest text of a property, in characters. An escaped character takes up to 12 bytes.
+const LONGEST_TEXT: usize = 256;
+/// The longest texts of all properties of an event together, in bytes. The rest of the event fits into 4 KiB with them.
+const LONGEST_PROPERTIES: usize = 3600;
+/// The pause after a look, for each event that it reported. Bounds the events that guests can cause.
+const PACE: Duration = Duration::from_millis(10);
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// The program.
+    Vmm,
+    /// The VM.
+    Vm,
+    /// A virtio function.
+    VirtioDevice,
+    /// A PF and its VFs.
+    Sriov,
+}
+
+/// An event's properties. All values are strings, as in Cloud Hypervisor.
+pub(crate) type Properties<'a> = &'a [(&'static str, &'a str)];
+
+/// Reports an event.
+pub(crate) type Tell<'a> = &'a mut dyn FnMut(Source, &'static str, Properties<'_>);
+
+/// State that guests change. The event thread looks at it after [`Events::look`].
+pub trait Watched: Send + Sync {
+    /// Reports what has changed since the last look.
+    fn look(&self, tell: Tell<'_>);
+}
+
+/// Where events are reported. Without `--event-monitor`, this does nothing.
+#[derive(Clone, Default)]
+pub struct Events(Option<Arc<Shared>>);
+
+struct Shared {
+    /// Time 0 of the events' timestamps.
+    origin: Instant,
+    state: Mutex<State>,
+    /// Signalled for a new event, a look, and the end.
+    woken: Condvar,
+    /// Signalled when the thread has ended.
+    done: Condvar,
+    dropped: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<String>,
+    watched: Vec<Weak<dyn Watched>>,
+    /// Whether one of `watched` may have changed.
+    look: bool,
+    /// Whether there will be no more events.
+    ended: bool,
+    /// Whether the thread has ended.
+    done: bool,
+}
+
+impl Events {
+    /// Reports an event.
+    pub fn tell(&self, source: Source, event: &'static str, properties: Properties<'_>) {
+        let Some(shared) = &self.0 else { return };
+        let text = text(shared.origin.elapsed(), source, event, properties);
+        let mut state = shared.state.lock();
+        if state.waiting.len() >= MOST_WAITING {
+            drop(state);
+            shared.drop_one();
+            return;
+        }
+        state.waiting.push_back(text);
+        shared.woken.notify_one();
+    }
+
+    /// Reports an event of the program.
+    pub fn vmm(&self, event: &'static str) {
+        self.tell(Source::Vmm, event, &[]);
+    }
+
+    /// Reports an event of the VM.
+    pub fn vm(&self, event: &'static str) {
+        self.tell(Source::Vm, event, &[]);
+    }
+
+    /// Registers `watched`, for the event thread to look at after [`Self::look`], until it is dropped.
+    pub fn watch(&self, watched: Weak<dyn Watched>) {
+        let Some(shared) = &self.0 else { return };
+        let mut state = shared.state.lock();
+        state.watched.retain(|watched| watched.strong_count() > 0);
+        state.watched.push(watched);
+    }
+
+    /// Marks that a watched state may have changed.
+    pub fn look(&self) {
+        let Some(shared) = &self.0 else { return };
+        shared.state.lock().look = true;
+        shared.woken.notify_one();
+    }
+
+    /// Dropped events: the queue was full, or the reader is gone.
+    pub fn dropped(&self) -> u64 {
+        self.0.as_ref().map_or(0, |shared| shared.dropped.load(Ordering::Relaxed))
+    }
+}
+
+/// What the event thread does next.
+enum Job {
+    /// Write this.
+    Tell(String),
+    /// Look at these.
+    Look(Vec<Arc<dyn Watched>>),
+    /// End.
+    End,
+}
+
+impl Shared {
+    /// Counts a dropped event. The 1st, 2nd, 4th, 8th... are logged.
+    fn drop_one(&self) {
+        let dropped = self.dropped.fetch_add(1, Ordering::Relaxed) + 1;
+        if dropped.is_power_of_two() {
+            log::warn!("events are dropped because nothing reads --event-monitor, {dropped} so far; start its reader");
+        }
+    }
+
+    /// The next job. There is no look before `look_at`.
+    fn next(&self, look_at: Instant) -> Job {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(text) = state.waiting.pop_front() {
+                return Job::Tell(text);
+            }
+            match state.look {
+                _ if state.ended => return Job::End,
+                true if look_at <= Instant::now() => {
+                    state.look = false;
+                    return Job::Look(state.watched.iter().filter_map(Weak::upgrade).collect());
+                }
+                true => _ = self.woken.wait_until(&mut state, look_at),
+                false => self.woken.wait(&mut state),
+            }
+        }
+    }
+
+    fn write_all(&self, output: Output) {
+        let output = match output.wait() {
+            Ok(output) => output,
+            Err(error) => {
+                log::warn!("no events are written: --event-monitor can no longer be opened: {error}");
+                return;
+            }
+        };
+        let mut look_at = Instant::now();
+        loop {
+            match self.next(look_at) {
+                Job::Tell(text) => self.write(&output, &text),
+                Job::Look(watched) => {
+                    let mut told = 0;
+                    let mut tell = |source, event, properties: Properties<'_>| {
+                        told += 1;
+                        self.write(&output, &text(self.origin.elapsed(), source, event, properties));
+                    };
+                    watched.iter().for_each(|watched| watched.look(&mut tell));
+                    look_at = Instant::now() + PACE * told;
+                }
+                Job::End => return,
+            }
+        }
+    }
+
+    fn write(&self, output: &File, text: &str) {
+        if let Err(error) = write(output, text.as_bytes()) {
+            log::debug!("an event cannot be written: {error}");
+            self.drop_one();
+        }
+    }
+}
+
+/// The event thread. Dropping this gives the reader up to a second to take the remaining events.
+pub(crate) struct EventStream(Arc<Shared>);
+
+impl EventStream {
+    /// Starts to write events to `output`, with timestamps relative to `origin`.
+    ///
+    /// # Errors
+    ///
+    /// The thread cannot be started.
+    pub(crate) fn start(output: Output, origin: Instant) -> io::Result<(Self, Events)> {
+        let shared = Arc::new(Shared {
+            origin,
+            state: Mutex::default(),
+            woken: Condvar::new(),
+            done: Condvar::new(),
+            dropped: AtomicU64::new(0),
+        });
+        let writer = Arc::clone(&shared);
+        thread::Builder::new().name("event-monitor".to_string()).spawn(move || {
+            writer.write_all(output);
+            writer.state.lock().done = true;
+            writer.done.notify_all();
+        })?;
+        Ok((Self(Arc::clone(&shared)), Events(Some(shared))))
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        let mut state = self.0.state.lock();
+        state.ended = true;
+        self.0.woken.notify_one();
+        // A thread that still waits for its reader ends with the process.
+        self.0.done.wait_while_until(&mut state, |state| !state.done, until);
+    }
+}
+
+/// Writes all of `bytes`, waiting for room. A descriptor that was passed in may be in blocking mode.
+fn write(mut output: &File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match poll(&mut [PollFd::new(output, PollFlags::OUT)], None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match io::Write::write(&mut output, bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// An event as written.
+#[derive(Serialize)]
+struct Event<'a> {
+    timestamp: Timestamp,
+    source: Source,
+    event: &'static str,
+    #[serde(serialize_with = "properties")]
+    properties: Properties<'a>,
+}
+
+/// Time since the program started.
+#[derive(Serialize)]
+struct Timestamp {
+    secs: u64,
+    nanos: u32,
+}
+
+/// Serializes properties as an object, or as null if there are none; texts that are too long are cut.
+fn properties<S: serde::Serializer>(properties: &Properties<'_>, serializer: S) -> Result<S::Ok, S::Error> {
+    if properties.is_empty() {
+        return serializer.serialize_none();
+    }
+    let mut left = LONGEST_PROPERTIES;
+    let mut fits = |c: &char| {
+        let rest = left.checked_sub(escaped_len(*c));
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    };
+    let mut shortened = |text: &str| text.chars().take(LONGEST_TEXT).take_while(&mut fits).collect::<String>();
+    serializer.collect_map(properties.iter().map(|(name, text)| (name, shortened(text))))
+}
+
+/// The length in bytes of a string's character after [`plain`].
+fn escaped_len(c: char) -> usize {
+    match c {
+        '"' | '\\' => 2,
+        '{' | '}' => 6,
+        c if c.is_ascii_control() || !c.is_ascii() => 6 * c.len_utf16(),
+        _ => 1,
+    }
+}
+
+fn text(since: Duration, source: Source, event: &'static str, properties: Properties<'_>) -> String {
+    let timestamp = Timestamp { secs: since.as_secs(), nanos: since.subsec_nanos() };
+    let event = Event { timestamp, source, event, properties };
+    // Serialization cannot fail: all map keys are strings.
+    let mut text = plain(&serde_json::to_string_pretty(&event).unwrap_or_default());
+    text.push_str("\n\n");
+    text
+}
+
+/// `json` with non-ASCII characters, and braces within strings, escaped.
+fn plain(json: &str) -> String {
+    let mut text = String::with_capacity(json.len() + 2);
+    let (mut in_string, mut escaped) = (false, false);
+    for c in json.chars() {
+        match c {
+            '{' | '}' if in_string => _ = write!(text, "\\u{:04x}", u32::from(c)),
+            c if !c.is_ascii() => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| _ = write!(text, "\\u{unit:04x}")),
+            c => text.push(c),
+        }
+        in_string ^= c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+//! The output of events: `--event-monitor`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use thiserror::Error;
+
+use crate::config::grammar::{PathOrFd, path_or_fd};
+use crate::error_kind::ErrorKind;
+
+/// The output of events: `path=<path>` or `fd=<number>`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventMonitor {
+    /// A file, which is created or truncated, or a named pipe, which may have no reader yet.
+    Path(PathBuf),
+    /// An open descriptor of this process, above 2.
+    Fd(RawFd),
+}
+
+/// Why events cannot be written.
+#[derive(Debug, Error)]
+pub enum MonitorError {
+    /// The text has neither form.
+    #[error("--event-monitor {0}: give path=<path> or fd=<number>")]
+    Syntax(String),
+    /// The path cannot be opened.
+    #[error("--event-monitor path={}: cannot be written: {error}; give a writable file or named pipe", path.display())]
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The descriptor is not open for writing.
+    #[error("--event-monitor fd={0}: not a file descriptor open for writing; open it before the program starts")]
+    Fd(RawFd),
+}
+
+impl MonitorError {
+    /// The kind of this error.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Syntax(_) => ErrorKind::Syntax,
+            Self::Path { .. } | Self::Fd(_) => ErrorKind::Host,
+        }
+    }
+}
+
+impl FromStr for EventMonitor {
+    type Err = MonitorError;
+
+    fn from_str(text: &str) -> Result<Self, MonitorError> {
+        match path_or_fd(text) {
+            Some(PathOrFd::Path(path)) => Ok(Self::Path(path)),
+            Some(PathOrFd::Fd(fd)) => Ok(Self::Fd(fd)),
+            None => Err(MonitorError::Syntax(text.to_string())),
+        }
+    }
+}
+
+/// The opened output.
+#[derive(Debug)]
+pub enum Output {
+    /// An open file.
+    Open(File),
+    /// A named pipe without a reader.
+    NoReader(PathBuf),
+}
+
+impl EventMonitor {
+    /// Opens the output, without waiting for a reader.
+    ///
+    /// # Errors
+    ///
+    /// It can never be written.
+    pub fn open(&self) -> Result<Output, MonitorError> {
+        match self {
+            Self::Path(path) => open(path).map_err(|error| MonitorError::Path { path: path.clone(), error }),
+            Self::Fd(fd) => duplicate(*fd).map(Output::Open).ok_or(MonitorError::Fd(*fd)),
+        }
+    }
+}
+
+impl Output {
+    /// The open file. Waits for a pipe's reader.
+    ///
+    /// # Errors
+    ///
+    /// The pipe is gone.
+    pub fn wait(self) -> io::Result<File> {
+        let path = match self {
+            Self::Open(file) => return Ok(file),
+            Self::NoReader(path) => path,
+        };
+        let file = OpenOptions::new().write(true).open(path)?;
+        fcntl_setfl(&file, fcntl_getfl(&file)? | OFlags::NONBLOCK)?;
+        Ok(file)
+    }
+}
+
+/// Opens `path` for writing. With O_NONBLOCK, the kernel refuses to open a pipe without a reader (ENXIO).
+fn open(path: &Path) -> io::Result<Output> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags = i32::try_from(flags.bits()).unwrap_or_default();
+    match OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).custom_flags(flags).open(path) {
+        Ok(file) => Ok(Output::Open(file)),
+        Err(error) => {
+            let is_pipe = || fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
+            let has_no_reader = error.raw_os_error() == Some(libc::ENXIO) && is_pipe();
+            if has_no_reader { Ok(Output::NoReader(path.to_owned())) } else { Err(error) }
+        }
+    }
+}
+
+/// A duplicate of descriptor `fd`, if that is open for writing. `fd` itself stays open, in its blocking mode.
+fn duplicate(fd: RawFd) -> Option<File> {
+    // SAFETY: the descriptor is borrowed for this function, which only queries and duplicates it; if the number is not
+    // an open descriptor, these calls fail.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mode = fcntl_getfl(fd).ok()? & OFlags::RWMODE;
+    let own = rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()?;
+    (mode != OFlags::RDONLY).then(|| own.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_or_a_descriptor_is_named_by_its_key() {
+        let parse = |text: &str| text.parse::<EventMonitor>().ok();
+        assert_eq!(parse("path=/run/e"), Some(EventMonitor::Path("/run/e".into())));
+        assert_eq!(parse("path=\"a,b\""), Some(EventMonitor::Path("a,b".into())));
+        assert_eq!(parse("fd=7"), Some(EventMonitor::Fd(7)));
+        for wrong in ["", "/run/e", "path=", "fd=2", "fd=x", "fd=-1", "path=a,fd=3", "file=a", "path=\"a"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+        let said = "bare".parse::<EventMonitor>().unwrap_err().to_string();
+        assert_eq!(said, "--event-monitor bare: give path=<path> or fd=<number>");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = EventMonitor::Path(folder.path().to_owned()).open().unwrap_err().to_string();
+        assert!(said.contains("cannot be written: Is a directory"), "{said}");
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(EventMonitor::Path(socket).open().is_err());
+        assert!(EventMonitor::Fd(900_000).open().is_err());
+        let read_only = File::open("/dev/null").unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&read_only);
+        assert!(EventMonitor::Fd(fd).open().is_err());
+    }
+}

@@ -1,0 +1,5 @@
+//! vCPUs: the threads that run them, and their exits.
+
+pub mod cpu;
+pub(crate) mod gate;
+pub mod pio;

@@ -1,0 +1,371 @@
+//! The vCPUs: one thread each, which runs the guest and handles its exits.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::thread::JoinHandleExt;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use thiserror::Error;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+use crate::kvm::{Exit, KvmError, Vcpu};
+use crate::vcpu::gate::{Gate, Passage};
+use crate::vcpu::pio::{IoPorts, PowerRequest};
+
+/// The stack of a vCPU's thread, in bytes: far more than devices need, but too small for a transparent huge page.
+const STACK: usize = 512 << 10;
+
+/// Handles guest accesses to addresses that are not memory.
+pub trait MmioHandler: Send + Sync {
+    /// Reads `data.len()` bytes, 1 to 8. Unassigned addresses read as all-ones.
+    fn read(&self, address: u64, data: &mut [u8]);
+
+    /// Writes `data`, 1 to 8 bytes. Unassigned addresses ignore writes.
+    fn write(&self, address: u64, data: &[u8]);
+}
+
+/// Why a vCPU cannot run.
+#[derive(Debug, Error)]
+pub enum VcpuError {
+    /// KVM fails.
+    #[error("vCPU {vcpu}: {error}")]
+    Kvm {
+        /// The vCPU.
+        vcpu: u32,
+        /// How it fails.
+        error: KvmError,
+    },
+    /// KVM cannot continue to run the guest.
+    #[error(
+        "vCPU {vcpu}: KVM cannot continue to run the guest (internal error, suberror {suberror}; 1 means an \
+         instruction \
+         that it cannot emulate); -vv logs the registers"
+    )]
+    Internal {
+        /// The vCPU.
+        vcpu: u32,
+        /// KVM's suberror.
+        suberror: u32,
+    },
+    /// The CPU refuses to enter the guest in its current state.
+    #[error("vCPU {vcpu}: the CPU refuses to enter the guest (reason {reason:#x}); -vv logs the registers")]
+    FailedEntry {
+        /// The vCPU.
+        vcpu: u32,
+        /// The CPU's reason.
+        reason: u64,
+    },
+    /// A vCPU's thread cannot be started.
+    #[error("vCPU {vcpu}: cannot start its thread: {error}")]
+    Spawn {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A vCPU's thread panicked: a bug in this program.
+    #[error("vCPU {0}: its thread panicked; please report this")]
+    Panicked(u32),
+    /// The handler of the signal that stops vCPUs cannot be installed.
+    #[error("cannot install the handler of the signal that stops vCPUs: {0}")]
+    Signal(io::Error),
+}
+
+/// Why a guest stopped.
+#[derive(Debug)]
+pub enum Stop {
+    /// It powered off.
+    PowerOff,
+    /// It asked for a reset.
+    Reset,
+    /// One of its vCPUs had a triple fault, which resets the machine.
+    TripleFault,
+    /// It cannot continue.
+    Failed(VcpuError),
+}
+
+/// How vCPUs report that the guest stopped. The first report counts.
+#[derive(Debug)]
+pub struct StopSignal {
+    event: Arc<EventFd>,
+    first: Mutex<Option<Stop>>,
+}
+
+impl StopSignal {
+    /// A signal without a report.
+    ///
+    /// # Errors
+    ///
+    /// No file descriptor is left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { event: Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?), first: Mutex::new(None) })
+    }
+
+    /// Readable after a report. The generic event device signals it, too.
+    pub fn event(&self) -> &Arc<EventFd> {
+        &self.event
+    }
+
+    /// Takes the first report, if there is one, and forgets it.
+    pub fn take(&self) -> Option<Stop> {
+        let _ = self.event.read();
+        self.first.lock().take()
+    }
+
+    fn send(&self, stop: Stop) {
+        self.first.lock().get_or_insert(stop);
+        // The counter cannot be full: it is read before each boot.
+        let _ = self.event.write(1);
+    }
+}
+
+/// What handles the exits of a VM's vCPUs.
+pub struct ExitHandlers {
+    /// Guest addresses that are not memory.
+    pub mmio: Arc<dyn MmioHandler>,
+    /// The I/O ports.
+    pub ports: IoPorts,
+    /// Where the guest's stop is reported.
+    pub stop: Arc<StopSignal>,
+}
+
+/// The vCPUs of a VM, running or not. Dropping them stops them.
+pub struct Vcpus {
+    cpus: BTreeMap<u32, Cpu>,
+    handlers: Arc<ExitHandlers>,
+    gate: Arc<Gate>,
+    /// Number of threads ever started. One that has ended counts as held at the gate.
+    started: usize,
+}
+
+/// A vCPU of KVM, which exists until the VM is closed.
+struct Cpu {
+    /// Locked by its thread.
+    vcpu: Arc<Mutex<Vcpu>>,
+    orders: Arc<Orders>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Orders to the thread of a vCPU.
+#[derive(Default)]
+struct Orders {
+    /// To inject a non-maskable interrupt.
+    nmi: AtomicBool,
+    /// To end.
+    dismissed: AtomicBool,
+}
+
+impl Vcpus {
+    /// Runs each of `vcpus` in a thread of its own: `vcpu0`, `vcpu1`, ...
+    ///
+    /// # Errors
+    ///
+    /// A thread cannot be started. Those that were started are stopped again.
+    pub fn start(vcpus: Vec<Vcpu>, handlers: &Arc<ExitHandlers>) -> Result<Self, VcpuError> {
+        register_signal_handler(SIGRTMIN(), leave_guest).map_err(|error| VcpuError::Signal(error.into()))?;
+        let cpus = (0..).zip(vcpus).map(|(id, vcpu)| (id, Cpu::new(vcpu))).collect();
+        let mut vcpus = Self { cpus, handlers: Arc::clone(handlers), gate: Arc::default(), started: 0 };
+        let ids: Vec<_> = vcpus.cpus.keys().copied().collect();
+        ids.into_iter().try_for_each(|id| vcpus.spawn(id))?;
+        Ok(vcpus)
+    }
+
+    /// Whether vCPU `id` exists, running or not.
+    pub fn has(&self, id: u32) -> bool {
+        self.cpus.contains_key(&id)
+    }
+
+    /// Adds a vCPU that does not run yet.
+    pub fn keep(&mut self, id: u32, vcpu: Vcpu) {
+        self.cpus.insert(id, Cpu::new(vcpu));
+    }
+
+    /// Runs vCPU `id`, which does not run. It waits for a start-up IPI, so nothing changes for the guest yet.
+    ///
+    /// # Errors
+    ///
+    /// The vCPU does not exist, its thread cannot be started, or KVM fails.
+    pub fn add(&mut self, id: u32) -> Result<(), VcpuError> {
+        if let Some(cpu) = self.cpus.get(&id) {
+            cpu.vcpu.lock().await_startup().map_err(|error| VcpuError::Kvm { vcpu: id, error })?;
+        }
+        self.spawn(id)
+    }
+
+    /// Ends the thread of vCPU `id`, whatever the guest does there. The vCPU is kept, because KVM cannot delete one.
+    pub fn remove(&mut self, id: u32) {
+        if let Some(cpu) = self.cpus.get_mut(&id) {
+            self.gate.dismiss(&cpu.orders.dismissed);
+            cpu.kick();
+            cpu.join();
+        }
+    }
+
+    fn spawn(&mut self, id: u32) -> Result<(), VcpuError> {
+        let failed = |error| VcpuError::Spawn { vcpu: id, error };
+        let cpu = self.cpus.get_mut(&id).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        cpu.orders = Arc::default();
+        let (vcpu, orders) = (Arc::clone(&cpu.vcpu), Arc::clone(&cpu.orders));
+        let (handlers, gate) = (Arc::clone(&self.handlers), Arc::clone(&self.gate));
+        let thread = std::thread::Builder::new().name(format!("vcpu{id}")).stack_size(STACK);
+        cpu.thread = Some(thread.spawn(move || run(id, &mut vcpu.lock(), &handlers, &gate, &orders)).map_err(failed)?);
+        self.started += 1;
+        Ok(())
+    }
+
+    /// Stops the guest between two instructions, and returns when all vCPUs have stopped.
+    pub fn pause(&self) {
+        self.gate.hold(self.started, || self.kick());
+    }
+
+    /// Continues after [`Self::pause`].
+    pub fn resume(&self) {
+        self.gate.release();
+    }
+
+    /// Sends a non-maskable interrupt to each vCPU that runs.
+    pub fn nmi(&self) {
+        for cpu in self.cpus.values() {
+            cpu.orders.nmi.store(true, Ordering::SeqCst);
+        }
+        self.kick();
+    }
+
+    /// Makes each vCPU leave the guest for a moment.
+    fn kick(&self) {
+        self.cpus.values().for_each(Cpu::kick);
+    }
+}
+
+impl Drop for Vcpus {
+    fn drop(&mut self) {
+        self.gate.quit();
+        self.kick();
+        self.cpus.values_mut().for_each(Cpu::join);
+    }
+}
+
+impl Cpu {
+    fn new(vcpu: Vcpu) -> Self {
+        Self { vcpu: Arc::new(Mutex::new(vcpu)), orders: Arc::default(), thread: None }
+    }
+
+    /// Makes it leave the guest for a moment, if it runs.
+    fn kick(&self) {
+        if let Some(thread) = &self.thread {
+            // SAFETY: the thread was not joined, so its handle is valid even if it has ended.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGRTMIN()) };
+        }
+    }
+
+    /// Waits for its thread to end.
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has reported it, and has ended.
+            let _ = thread.join();
+        }
+    }
+}
+
+thread_local! {
+    /// `immediate_exit` of this thread's vCPU: a 1 there makes KVM_RUN return. Null while the thread has no vCPU.
+    static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// Makes the thread's vCPU leave the guest, or not enter it if it is just about to.
+extern "C" fn leave_guest(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let immediate_exit = IMMEDIATE_EXIT.get();
+    if !immediate_exit.is_null() {
+        // SAFETY: while it is not null, `InGuest` keeps the vCPU's mapping, and the handler runs in the vCPU's own
+        // thread.
+        unsafe { immediate_exit.write_volatile(1) };
+    }
+}
+
+/// A thread whose vCPU may be in the guest.
+struct InGuest<'a> {
+    id: u32,
+    stop: &'a StopSignal,
+    gate: &'a Gate,
+}
+
+impl<'a> InGuest<'a> {
+    fn new(id: u32, vcpu: &mut Vcpu, stop: &'a StopSignal, gate: &'a Gate) -> Self {
+        IMMEDIATE_EXIT.set(vcpu.immediate_exit());
+        Self { id, stop, gate }
+    }
+}
+
+impl Drop for InGuest<'_> {
+    fn drop(&mut self) {
+        IMMEDIATE_EXIT.set(ptr::null_mut());
+        self.gate.leave();
+        if std::thread::panicking() {
+            self.stop.send(Stop::Failed(VcpuError::Panicked(self.id)));
+        }
+    }
+}
+
+fn run(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers, gate: &Gate, orders: &Orders) {
+    // Dropped before the vCPU is left to others, also in a panic.
+    let _in_guest = InGuest::new(id, vcpu, &handlers.stop, gate);
+    // Orders are set before the signal is sent: either they are seen here, or the signal finds the pointer set.
+    while let Some(passage) = gate.pass(&orders.dismissed) {
+        if passage == Passage::AfterPause {
+            vcpu.tell_pause();
+        }
+        if orders.nmi.swap(false, Ordering::SeqCst)
+            && let Err(error) = vcpu.nmi()
+        {
+            log::warn!("vCPU {id}: cannot inject a non-maskable interrupt: {error}");
+        }
+        if let Some(stop) = step(id, vcpu, handlers) {
+            if let Stop::Failed(_) = &stop {
+                log::debug!("vCPU {id}: {:x?} {:x?}", vcpu.regs(), vcpu.sregs());
+            }
+            handlers.stop.send(stop);
+            return;
+        }
+    }
+    // Complete the access now; otherwise the next run would.
+    vcpu.settle();
+}
+
+/// Runs the guest up to its next exit, and handles that.
+fn step(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers) -> Option<Stop> {
+    match vcpu.run() {
+        Ok(Exit::MmioRead(address, data)) => handlers.mmio.read(address, data),
+        Ok(Exit::MmioWrite(address, data)) => handlers.mmio.write(address, data),
+        Ok(Exit::PioRead(port, size, data)) => {
+            for item in data.chunks_mut(size.max(1)) {
+                handlers.ports.read(port, item);
+            }
+        }
+        Ok(Exit::PioWrite(port, size, data)) => {
+            let mut request = None;
+            for item in data.chunks(size.max(1)) {
+                request = handlers.ports.write(port, item).or(request);
+            }
+            return request.map(|request| match request {
+                PowerRequest::PowerOff => Stop::PowerOff,
+                PowerRequest::Reset => Stop::Reset,
+            });
+        }
+        Ok(Exit::Interrupted) => {}
+        Ok(Exit::Shutdown) => return Some(Stop::TripleFault),
+        Ok(Exit::InternalError(suberror)) => return Some(Stop::Failed(VcpuError::Internal { vcpu: id, suberror })),
+        Ok(Exit::FailedEntry(reason)) => return Some(Stop::Failed(VcpuError::FailedEntry { vcpu: id, reason })),
+        Ok(Exit::Other(reason)) => log::trace!("vCPU {id}: ignoring exit {reason}"),
+        Err(error) => return Some(Stop::Failed(VcpuError::Kvm { vcpu: id, error })),
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

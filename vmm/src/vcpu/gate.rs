@@ -1,0 +1,172 @@
+//! The gate between two runs of the guest, where vCPU threads continue, pause or end.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+const HOLD: u8 = 1;
+const QUIT: u8 = 2;
+
+/// How a thread passed the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passage {
+    /// Without a pause.
+    Straight,
+    /// After a pause.
+    AfterPause,
+}
+
+/// The gate that each vCPU thread passes before it runs the guest.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    orders: AtomicU8,
+    /// Number of threads that wait at the gate, or have ended.
+    held: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// Returns when the guest may run, which may take long; `None` when the thread should end, either with all others
+    /// or because `dismissed` is set.
+    pub(crate) fn pass(&self, dismissed: &AtomicBool) -> Option<Passage> {
+        let mut passage = Passage::Straight;
+        loop {
+            match self.orders.load(Ordering::SeqCst) {
+                _ if dismissed.load(Ordering::SeqCst) => return None,
+                0 => return Some(passage),
+                HOLD => {
+                    self.stand(dismissed);
+                    passage = Passage::AfterPause;
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    fn stand(&self, dismissed: &AtomicBool) {
+        let mut held = self.held.lock();
+        *held += 1;
+        self.changed.notify_all();
+        while self.orders.load(Ordering::SeqCst) == HOLD && !dismissed.load(Ordering::SeqCst) {
+            self.changed.wait(&mut held);
+        }
+        *held -= 1;
+    }
+
+    /// The calling thread ends. It counts as held from now on.
+    pub(crate) fn leave(&self) {
+        *self.held.lock() += 1;
+        self.changed.notify_all();
+    }
+
+    /// Closes the gate, and returns when `threads` threads wait at it or have ended. `kick` makes vCPUs leave the
+    /// guest.
+    pub(crate) fn hold(&self, threads: usize, kick: impl FnOnce()) {
+        self.orders.fetch_or(HOLD, Ordering::SeqCst);
+        kick();
+        let mut held = self.held.lock();
+        while *held < threads {
+            self.changed.wait(&mut held);
+        }
+    }
+
+    /// Opens the gate.
+    pub(crate) fn release(&self) {
+        let _held = self.held.lock();
+        self.orders.fetch_and(!HOLD, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Sets `dismissed`: the thread that passes with it ends, even if it waits at the gate.
+    pub(crate) fn dismiss(&self, dismissed: &AtomicBool) {
+        let _held = self.held.lock();
+        dismissed.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Ends all threads, including those that wait at the gate.
+    pub(crate) fn quit(&self) {
+        let _held = self.held.lock();
+        self.orders.fetch_or(QUIT, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn threads_stand_still_while_the_gate_is_closed_and_end_on_demand() {
+        let (gate, steps) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (gate, steps) = (Arc::clone(&gate), Arc::clone(&steps));
+                std::thread::spawn(move || {
+                    while gate.pass(&AtomicBool::new(false)).is_some() {
+                        steps.fetch_add(1, Ordering::SeqCst);
+                        std::thread::yield_now();
+                    }
+                    gate.leave();
+                })
+            })
+            .collect();
+        for _ in 0..20 {
+            gate.hold(3, || {});
+            let before = steps.load(Ordering::SeqCst);
+            std::thread::yield_now();
+            assert_eq!(steps.load(Ordering::SeqCst), before);
+            gate.release();
+            while steps.load(Ordering::SeqCst) == before {
+                std::thread::yield_now();
+            }
+        }
+        gate.hold(3, || {});
+        gate.quit();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        // Threads that have ended are not waited for.
+        gate.hold(3, || {});
+    }
+
+    #[test]
+    fn who_stood_at_the_gate_is_told_so_once() {
+        let gate = Arc::new(Gate::default());
+        gate.orders.fetch_or(HOLD, Ordering::SeqCst);
+        let thread = {
+            let gate = Arc::clone(&gate);
+            let pass = move || gate.pass(&AtomicBool::new(false));
+            std::thread::spawn(move || [pass(), pass()])
+        };
+        gate.hold(1, || {});
+        gate.release();
+        assert_eq!(thread.join().unwrap(), [Some(Passage::AfterPause), Some(Passage::Straight)]);
+    }
+
+    #[test]
+    fn one_thread_is_dismissed_whether_the_gate_is_open_or_closed() {
+        for closed in [false, true] {
+            let (gate, dismissed) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
+            let thread = {
+                let (gate, dismissed) = (Arc::clone(&gate), Arc::clone(&dismissed));
+                std::thread::spawn(move || {
+                    while gate.pass(&dismissed).is_some() {
+                        std::thread::yield_now();
+                    }
+                    gate.leave();
+                })
+            };
+            if closed {
+                gate.hold(1, || {});
+            }
+            gate.dismiss(&dismissed);
+            thread.join().unwrap();
+            let other = || gate.pass(&AtomicBool::new(false));
+            assert!(closed || other() == Some(Passage::Straight), "others are not");
+            // A dismissed thread is not waited for.
+            gate.hold(1, || {});
+        }
+    }
+}

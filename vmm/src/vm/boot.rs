@@ -1,0 +1,314 @@
+//! The payload: checks a kernel, its initramfs and its command line, and loads them to guest memory.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::arch::x86_64::bzimage::{self, BzImage};
+use crate::arch::x86_64::elf::{self, Elf};
+use crate::arch::x86_64::layout::{
+    ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, PAGE_TABLES, PVH_MODULES, PVH_START_INFO, RESET_VECTOR,
+    RSDP_COPY, ZERO_PAGE,
+};
+use crate::arch::x86_64::pvh;
+use crate::arch::x86_64::regs::{self, Entry};
+use crate::config::PayloadConfig;
+
+const PAGE: u64 = 4096;
+/// The length of the RSDP (`ACPI 6.5 §5.2.5.3`), which is the first of the ACPI tables.
+const RSDP_LEN: usize = 36;
+/// The last address of a PVH kernel's initramfs. PVH has 64-bit addresses, but Linux keeps only 32 bits of this one.
+const PVH_INITRAMFS_MAX: u64 = u32::MAX as u64;
+
+/// Why a payload cannot be booted.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// No kernel is given.
+    #[error("--kernel: missing; give a bzImage or an ELF kernel with a PVH entry")]
+    NoKernel,
+    /// A file cannot be opened or read.
+    #[error("{option} {}: cannot be read: {error}", path.display())]
+    Read {
+        /// The option that names the file.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A path names something other than a regular file.
+    #[error("{option} {}: not a regular file", path.display())]
+    NotAFile {
+        /// The option that names the file.
+        option: &'static str,
+        /// The path.
+        path: PathBuf,
+    },
+    /// The kernel's format is unknown.
+    #[error("--kernel {}: neither a bzImage nor an ELF file; give an x86_64 vmlinuz or vmlinux", .0.display())]
+    UnknownFormat(PathBuf),
+    /// The kernel is an ELF file that cannot be booted.
+    #[error("--kernel {}: {error}", path.display())]
+    Elf {
+        /// The kernel.
+        path: PathBuf,
+        /// Why not.
+        error: elf::ElfError,
+    },
+    /// The kernel is a bzImage that cannot be booted.
+    #[error("--kernel {}: {error}", path.display())]
+    BzImage {
+        /// The kernel.
+        path: PathBuf,
+        /// Why not.
+        error: bzimage::BzImageError,
+    },
+    /// The kernel and the initramfs need more memory than there is.
+    #[error(
+        "{option} {}: does not fit into the guest's memory; {needed} MiB are needed, give more with --memory size=",
+        path.display()
+    )]
+    TooLarge {
+        /// The option that names the file that does not fit.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The memory that would be enough, in MiB.
+        needed: u64,
+    },
+    /// The command line is too long.
+    #[error("--cmdline: {len} bytes long; this kernel takes at most {limit}; shorten it")]
+    CmdlineTooLong {
+        /// Its length in bytes.
+        len: usize,
+        /// The longest that the kernel takes, in bytes.
+        limit: u64,
+    },
+    /// The command line contains a NUL byte.
+    #[error("--cmdline: contains a NUL byte; remove it")]
+    CmdlineNul,
+    /// A file that was checked before cannot be loaded.
+    #[error("--kernel {}: cannot be loaded: {error}", path.display())]
+    Load {
+        /// The kernel.
+        path: PathBuf,
+        /// Why not.
+        error: vm_memory::GuestMemoryError,
+    },
+}
+
+#[derive(Debug)]
+enum Format {
+    Elf(Elf),
+    BzImage(Box<BzImage>),
+}
+
+#[derive(Debug)]
+struct Initramfs {
+    file: File,
+    address: u64,
+    len: u64,
+}
+
+/// A payload that can be booted: opening it finds every error.
+///
+/// Its files stay open, so that a reboot gets the same kernel.
+#[derive(Debug)]
+pub struct Payload {
+    path: PathBuf,
+    kernel: File,
+    format: Format,
+    initramfs: Option<Initramfs>,
+    cmdline: Vec<u8>,
+}
+
+impl Payload {
+    /// Opens the files and reads the kernel's headers.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, the kernel cannot be booted, or the payload does not fit into the memory of `layout`.
+    pub fn open(config: &PayloadConfig, layout: &Layout) -> Result<Self, BootError> {
+        let path = config.kernel.clone().ok_or(BootError::NoKernel)?;
+        let (kernel, _) = open("--kernel", &path)?;
+        let format = Format::of(&kernel, &path)?;
+        let end = format.end();
+        if end > layout.low.end {
+            return Err(BootError::TooLarge { option: "--kernel", path, needed: end.div_ceil(1 << 20) });
+        }
+        let initramfs = match &config.initramfs {
+            Some(path) => Some(Initramfs::open(path, end, layout.low.end.min(format.initramfs_end()))?),
+            None => None,
+        };
+        let cmdline = cmdline(config.cmdline.as_deref().unwrap_or_default(), format.cmdline_max())?;
+        Ok(Self { path, kernel, format, initramfs, cmdline })
+    }
+
+    /// Loads the payload and the ACPI tables `acpi` to memory that is all zero.
+    ///
+    /// # Errors
+    ///
+    /// When a file became shorter since it was opened, or cannot be read any more.
+    pub fn load(&self, memory: &GuestMemoryMmap, layout: &Layout, acpi: &[u8]) -> Result<Entry, BootError> {
+        debug_assert!(acpi.len() as u64 <= ACPI_END - ACPI);
+        self.try_load(memory, layout, acpi).map_err(|error| BootError::Load { path: self.path.clone(), error })
+    }
+
+    fn try_load(
+        &self,
+        memory: &GuestMemoryMmap,
+        layout: &Layout,
+        acpi: &[u8],
+    ) -> Result<Entry, vm_memory::GuestMemoryError> {
+        let put = |address, bytes: &[u8]| memory.write_slice(bytes, GuestAddress(address));
+        if let Some(initramfs) = &self.initramfs {
+            read(memory, &initramfs.file, 0, initramfs.address, initramfs.len)?;
+        }
+        put(ACPI, acpi)?;
+        // A kernel that found the RSDP by PVH does not pass it on to the next one in a kexec.
+        put(RSDP_COPY, acpi.get(..RSDP_LEN).unwrap_or_default())?;
+        put(CMDLINE, &self.cmdline)?;
+        put(RESET_VECTOR, &regs::firmware())?;
+        let map = layout.memory_map();
+        let place = self.initramfs.as_ref().map(|initramfs| (initramfs.address, initramfs.len));
+        let entry = match &self.format {
+            Format::Elf(elf) => {
+                for segment in &elf.segments {
+                    read(memory, &self.kernel, segment.offset, segment.address, segment.len)?;
+                }
+                put(PVH_START_INFO, &pvh::start_info(place.is_some().into(), &map))?;
+                if let Some((address, len)) = place {
+                    put(PVH_MODULES, &pvh::modules(address, len))?;
+                }
+                put(ZERO_PAGE, &pvh::memory_map(&map))?;
+                Entry::Pvh(elf.entry)
+            }
+            Format::BzImage(image) => {
+                read(memory, &self.kernel, image.offset, image.address, image.len)?;
+                // Both are below 4 GiB, because of `initramfs_end`.
+                let place = place.map(|(address, len)| (address as u32, len as u32));
+                put(ZERO_PAGE, &image.zero_page(&map, place))?;
+                put(PAGE_TABLES, &regs::page_tables())?;
+                Entry::Linux64(image.entry())
+            }
+        };
+        let descriptors = entry.descriptors().map(u64::to_le_bytes);
+        put(GDT, descriptors.as_flattened())?;
+        Ok(entry)
+    }
+}
+
+impl Format {
+    fn of(kernel: &File, path: &Path) -> Result<Self, BootError> {
+        if let Some(elf) = Elf::parse(kernel).map_err(|error| BootError::Elf { path: path.into(), error })? {
+            return Ok(Self::Elf(elf));
+        }
+        match BzImage::parse(kernel).map_err(|error| BootError::BzImage { path: path.into(), error })? {
+            Some(image) => Ok(Self::BzImage(Box::new(image))),
+            None => Err(BootError::UnknownFormat(path.into())),
+        }
+    }
+
+    /// The first address after the memory that the kernel uses at its start.
+    fn end(&self) -> u64 {
+        match self {
+            Self::Elf(elf) => elf.end,
+            Self::BzImage(image) => image.end,
+        }
+    }
+
+    /// The first address that an initramfs may not use.
+    fn initramfs_end(&self) -> u64 {
+        match self {
+            Self::Elf(_) => PVH_INITRAMFS_MAX + 1,
+            Self::BzImage(image) => u64::from(image.initramfs_max) + 1,
+        }
+    }
+
+    /// The longest command line in bytes, without its NUL.
+    fn cmdline_max(&self) -> u64 {
+        match self {
+            Self::Elf(_) => CMDLINE_MAX - 1,
+            Self::BzImage(image) => u64::from(image.cmdline_max).min(CMDLINE_MAX - 1),
+        }
+    }
+}
+
+impl Initramfs {
+    /// Opens the file. It is to be loaded as high as possible below `end`, and after the kernel, which ends at
+    /// `kernel_end`.
+    fn open(path: &Path, kernel_end: u64, end: u64) -> Result<Self, BootError> {
+        let option = "--initramfs";
+        let (file, len) = open(option, path)?;
+        let address = end.checked_sub(len).map(|address| address / PAGE * PAGE);
+        match address.filter(|address| *address >= kernel_end) {
+            Some(address) => Ok(Self { file, address, len }),
+            None => {
+                let needed = kernel_end.saturating_add(len).saturating_add(PAGE).div_ceil(1 << 20);
+                Err(BootError::TooLarge { option, path: path.into(), needed })
+            }
+        }
+    }
+}
+
+fn open(option: &'static str, path: &Path) -> Result<(File, u64), BootError> {
+    let failed = |error| BootError::Read { option, path: path.into(), error };
+    // Opening something other than a regular file may block.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(BootError::NotAFile { option, path: path.into() });
+    }
+    let file = File::open(path).map_err(failed)?;
+    let len = file.metadata().map_err(failed)?.len();
+    Ok((file, len))
+}
+
+/// The command line with its NUL.
+fn cmdline(text: &str, limit: u64) -> Result<Vec<u8>, BootError> {
+    if text.len() as u64 > limit {
+        return Err(BootError::CmdlineTooLong { len: text.len(), limit });
+    }
+    if text.contains('\0') {
+        return Err(BootError::CmdlineNul);
+    }
+    Ok([text.as_bytes(), &[0]].concat())
+}
+
+/// Reads a part of a file directly into guest memory.
+fn read(
+    memory: &GuestMemoryMmap,
+    mut file: &File,
+    offset: u64,
+    address: u64,
+    len: u64,
+) -> Result<(), vm_memory::GuestMemoryError> {
+    file.seek(SeekFrom::Start(offset)).map_err(vm_memory::GuestMemoryError::IOError)?;
+    memory.read_exact_volatile_from(GuestAddress(address), &mut file, len as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_is_told_nothing_finds_the_rsdp() {
+        let payload = Payload {
+            path: PathBuf::new(),
+            kernel: File::open("/dev/null").unwrap(),
+            format: Format::Elf(Elf { segments: Vec::new(), entry: 0x10_0000, end: 0x10_0000 }),
+            initramfs: None,
+            cmdline: vec![0],
+        };
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let acpi: Vec<u8> = b"RSD PTR ".iter().copied().chain(8..=255).collect();
+        payload.load(&memory, &Layout::new(1 << 20, 46).unwrap(), &acpi).unwrap();
+        // What is searched, on 16-byte boundaries.
+        let read = |address| {
+            let mut bytes = [0; RSDP_LEN];
+            memory.read_slice(&mut bytes, GuestAddress(address)).map(|()| bytes).unwrap()
+        };
+        let found = (0xe_0000..0xf_ff00).step_by(16).map(read).find(|bytes| bytes.starts_with(b"RSD PTR "));
+        assert_eq!(found.unwrap()[..], acpi[..RSDP_LEN]);
+    }
+}

@@ -1,0 +1,98 @@
+//! Why a VM cannot be booted, changed or kept running.
+
+use std::io;
+
+use crate::config::bytes;
+use crate::devices::DeviceError;
+use crate::error_kind::ErrorKind;
+use crate::kvm::KvmError;
+use crate::serial::end::ConsoleError;
+use crate::vcpu::cpu::VcpuError;
+use crate::vm::boot;
+use crate::vm::memory::MemoryError;
+
+/// Why a VM cannot be booted, changed or kept running, in one line.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// The payload cannot be booted.
+    #[error(transparent)]
+    Boot(#[from] boot::BootError),
+    /// KVM is missing or fails.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The guest's memory cannot be allocated or cleared.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The guest has more memory than the CPU can address.
+    #[error("--memory size={}: too large for the {bits} address bits of a guest on this CPU; give less", bytes(*.size))]
+    AddressBits {
+        /// The size asked for, in bytes.
+        size: u64,
+        /// The guest's physical address bits.
+        bits: u8,
+    },
+    /// A backend that maps guest memory cannot be added to a VM with private memory.
+    #[error(
+        "{option}: its backend must map the guest's memory, which is private in this VM; boot the VM with --memory \
+         shared=on, \
+         or with such a backend"
+    )]
+    PrivateMemory {
+        /// The device.
+        option: String,
+    },
+    /// The limit of open files is too low.
+    #[error(
+        "this VM needs up to {needed} open files, and the limit is {limit}; raise it (ulimit -n {needed}, or \
+         LimitNOFILE={needed} in a systemd unit), or reserve fewer VFs"
+    )]
+    OpenFiles {
+        /// Open files that the VM may need, including those open already.
+        needed: u64,
+        /// The limit of this process.
+        limit: u64,
+    },
+    /// vCPUs cannot be added before the guest has answered an earlier request to remove one.
+    #[error(
+        "the guest has not answered yet whether it will release vCPU {vcpu}; try again when it has, ask for fewer \
+         vCPUs again, or restart it (vm.reboot)"
+    )]
+    VcpuLeaving {
+        /// The vCPU.
+        vcpu: u8,
+    },
+    /// The serial port or the virtio console cannot be opened.
+    #[error(transparent)]
+    Console(#[from] ConsoleError),
+    /// A device cannot be opened or placed.
+    #[error(transparent)]
+    Devices(#[from] DeviceError),
+    /// A vCPU cannot run.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// The host is out of file descriptors, or a system call failed.
+    #[error("cannot {action}: {error}")]
+    Host {
+        /// What failed.
+        action: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl VmError {
+    /// The kind of this error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Boot(_) | Self::AddressBits { .. } | Self::PrivateMemory { .. } => ErrorKind::Invalid,
+            Self::Devices(error) => error.kind(),
+            Self::VcpuLeaving { .. } => ErrorKind::Busy,
+            Self::Kvm(_)
+            | Self::Memory(_)
+            | Self::OpenFiles { .. }
+            | Self::Console(_)
+            | Self::Vcpu(_)
+            | Self::Host { .. } => ErrorKind::Host,
+        }
+    }
+}
