@@ -198,7 +198,7 @@ fn the_nic_follows_the_link_of_its_device() {
     machine.config_interrupts();
     fixture.command("link down wire");
     eventually("link down", || !machine.net.link_up());
-    assert!(machine.config_interrupts() > 0);
+    eventually("a configuration interrupt", || machine.config_interrupts() > 0);
     fixture.command("link up wire");
     eventually("link up", || machine.net.link_up());
     // A reset ends the kernel's notifications of changes. The next start asks for them again.
@@ -224,9 +224,11 @@ fn a_device_whose_process_is_killed_is_lost_within_the_kernels_limit_and_restore
     set_message_limit("gone", 2);
     let killed = Instant::now();
     fixture.kill();
-    await_lost(&machine, PULSE + Duration::from_secs(2));
+    await_lost(&machine, PULSE + Duration::from_secs(2 + 5));
     println!("noticed after {:?}", killed.elapsed());
-    assert!(!machine.net.link_up() && machine.config_interrupts() > 0);
+    assert!(!machine.net.link_up());
+    // The worker signals the driver only after it has recorded the loss.
+    eventually("a configuration interrupt", || machine.config_interrupts() > 0);
     machine.ask();
     // The VMM has closed the lost device, so the fixture can remove it before it creates it anew.
     let fixture = Process::vduse_net(&[&device("gone")]);
@@ -267,7 +269,7 @@ fn a_reset_while_nobody_answers_ends_at_the_kernels_limit() {
     machine.reset();
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
     machine.start();
-    await_lost(&machine, Duration::from_secs(5));
+    await_lost(&machine, Duration::from_secs(10));
 }
 
 fn await_lost(machine: &Machine, limit: Duration) {

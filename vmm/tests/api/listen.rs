@@ -4,7 +4,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use vmm::api::ApiSocket;
@@ -121,9 +121,11 @@ fn no_client_is_refused_once_the_socket_exists() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("api.sock");
     let stop = AtomicBool::new(false);
+    let attempts = AtomicU64::new(0);
     thread::scope(|scope| {
         let client = scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Acquire) {
+                attempts.fetch_add(1, Ordering::AcqRel);
                 if let Err(error) = UnixStream::connect(&path) {
                     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
                 }
@@ -133,9 +135,14 @@ fn no_client_is_refused_once_the_socket_exists() {
             let (listener, bound) = ApiSocket::Path(path.clone()).listen().unwrap();
             // As at the program's end, the name is removed first.
             drop(bound);
+            // A client that found the name just before is still on its way to the listener, which has to outlive it.
+            let before = attempts.load(Ordering::Acquire);
+            while attempts.load(Ordering::Acquire) == before && !client.is_finished() {
+                thread::yield_now();
+            }
             drop(listener);
         }
-        stop.store(true, Ordering::Relaxed);
+        stop.store(true, Ordering::Release);
         client.join().unwrap();
     });
 }
