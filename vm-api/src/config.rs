@@ -77,17 +77,13 @@ impl Default for VmConfig {
 }
 
 impl VmConfig {
-    /// Notes that the device called `id` is in slot `device` of bus 0.
-    pub fn set_slot(&mut self, id: &str, device: u8) {
-        let nets = self.net.iter_mut().map(|net| (&net.id, &mut net.pci_device_id));
-        let disks = self.disks.iter_mut().map(|disk| (&disk.id, &mut disk.pci_device_id));
-        let vdpas = self.vdpa.iter_mut().map(|vdpa| (&vdpa.id, &mut vdpa.pci_device_id));
-        let rng = (&self.rng.id, &mut self.rng.pci_device_id);
-        for (name, slot) in nets.chain(vdpas).chain(disks).chain([rng]) {
-            if name.as_deref() == Some(id) {
-                *slot = Some(device);
-            }
-        }
+    /// The places of all devices but the virtio console, kind by kind, in the order in which they are given slots.
+    pub fn places_mut(&mut self) -> impl Iterator<Item = Place<'_>> {
+        let nets = self.net.iter_mut().map(|net| Place::new(&mut net.id, &mut net.pci_device_id));
+        let vdpas = self.vdpa.iter_mut().map(|vdpa| Place::new(&mut vdpa.id, &mut vdpa.pci_device_id));
+        let disks = self.disks.iter_mut().map(|disk| Place::new(&mut disk.id, &mut disk.pci_device_id));
+        let rng = Place::new(&mut self.rng.id, &mut self.rng.pci_device_id);
+        nets.chain(vdpas).chain(disks).chain([rng])
     }
 
     /// Removes the device called `id`, if there is one.
@@ -95,6 +91,21 @@ impl VmConfig {
         self.net.retain(|net| net.id.as_deref() != Some(id));
         self.vdpa.retain(|vdpa| vdpa.id.as_deref() != Some(id));
         self.disks.retain(|disk| disk.id.as_deref() != Some(id));
+    }
+}
+
+/// A device's name and slot in a configuration, whatever its kind.
+#[derive(Debug)]
+pub struct Place<'a> {
+    /// Its name, unique in the VM.
+    pub id: &'a mut Option<String>,
+    /// Its device number on bus 0, 1 to 31.
+    pub pci_device_id: &'a mut Option<u8>,
+}
+
+impl<'a> Place<'a> {
+    const fn new(id: &'a mut Option<String>, pci_device_id: &'a mut Option<u8>) -> Self {
+        Self { id, pci_device_id }
     }
 }
 

@@ -3,6 +3,9 @@
 
 pub(crate) mod backend;
 pub(crate) mod capacity;
+pub(crate) mod common_keys;
+pub(crate) mod console;
+pub(crate) mod device;
 pub(crate) mod disk;
 pub(crate) mod machine;
 pub(crate) mod names;
@@ -20,7 +23,6 @@ pub use vm_api::config::{
 };
 
 pub use crate::config::backend::BackendPlan;
-pub use crate::config::disk::DiskPlan;
-pub use crate::config::plan::{DevicePlan, PlannedVm, VmPlan};
-pub use crate::config::rng::RngPlan;
+pub use crate::config::device::{DeviceKind, DevicePlan};
+pub use crate::config::plan::{PlannedVm, VmPlan};
 pub use crate::config_sriov::{NetPlan, NicPlan};

@@ -9,6 +9,7 @@ use virtio_devices::NetSpec;
 
 use crate::config::backend::BackendPlan;
 use crate::config::capacity::{CAPACITY, check_slot};
+use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::names::{Name, Names};
 use crate::config::pool::Pool;
 use crate::config::subject::Subject;
@@ -18,13 +19,9 @@ use vm_api::config::net::NetConfig;
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
 
-/// One device of bus 0: a NIC, or a PF and its VFs.
+/// The functions of a NIC, or of a PF and its VFs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetPlan {
-    /// The option that describes it: `--net` or `--vdpa`.
-    pub option: &'static str,
-    /// The device number on bus 0, 1 to 31; `None` for the lowest that is free.
-    pub pci_device_id: Option<u8>,
     /// The NIC or PF.
     pub pf: NicPlan,
     /// The VFs by index, all that are reserved. A plain NIC has none.
@@ -52,13 +49,17 @@ impl NetPlan {
         std::iter::once(&self.pf).chain(&self.vfs)
     }
 
-    fn new(pool: &Pool<'_>, names: Names) -> Self {
+    fn device(pool: &Pool<'_>, names: Names) -> DevicePlan {
         let vfs = pool.vfs.iter().zip(names.vfs);
-        Self {
-            option: pool.option,
-            pci_device_id: pool.pf.pci_device_id,
+        let net = Self {
             pf: NicPlan::new(pool.pf, names.pf),
             vfs: vfs.map(|(config, name)| NicPlan::new(config, name)).collect(),
+        };
+        DevicePlan {
+            flag: pool.option,
+            id: net.id().to_string(),
+            pci_device_id: pool.pf.pci_device_id,
+            kind: DeviceKind::Net(net),
         }
     }
 }
@@ -80,7 +81,7 @@ impl NicPlan {
 }
 
 /// Plans the network devices of a VM with `vcpus` vCPUs: first those of `nets`, then those of `vdpas`.
-pub(crate) fn plan(nets: &[NetConfig], vdpas: &[VdpaConfig], vcpus: u32) -> Result<Vec<NetPlan>, ConfigError> {
+pub(crate) fn plan(nets: &[NetConfig], vdpas: &[VdpaConfig], vcpus: u32) -> Result<Vec<DevicePlan>, ConfigError> {
     // What limits the number of functions comes first: a client can ask for any number of PFs and VFs.
     check_count(nets.len() + vdpas.len())?;
     check_buses(nets)?;
@@ -102,7 +103,7 @@ pub(crate) fn plan(nets: &[NetConfig], vdpas: &[VdpaConfig], vcpus: u32) -> Resu
         pool.check(vcpus)?;
     }
     let names = Names::choose(&pools)?;
-    Ok(pools.iter().zip(names).map(|(pool, names)| NetPlan::new(pool, names)).collect())
+    Ok(pools.iter().zip(names).map(|(pool, names)| NetPlan::device(pool, names)).collect())
 }
 
 /// Checks what is lost when a vDPA device becomes a NIC.

@@ -9,11 +9,11 @@ use std::thread::JoinHandle;
 
 use pci::{HostBridge, Placement, Rid, TopologyError, VfIndex};
 use virtio_devices::{
-    Block, BlockCounters, BlockError, CharDevice, Console, ConsoleCounters, ConsoleWindow, FunctionError, Memory, Net,
-    NetError, NetSriov, NetSriovError, Rng, RngCounters, RngError, VirtioDevice, VirtioFunction, VirtioPci,
+    Block, BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError, NetSriov,
+    NetSriovError, Rng, RngError, VirtioDevice, VirtioFunction, VirtioPci,
 };
 
-use crate::config::{DevicePlan, NetPlan, NicPlan};
+use crate::config::{DeviceKind, DevicePlan, NetPlan, NicPlan};
 use crate::devices::backends::{BackendError, Opener};
 use crate::devices::counters::NicCounters;
 use crate::error_kind::ErrorKind;
@@ -158,12 +158,14 @@ pub struct Plugged {
 enum Counters {
     /// Of a NIC: its own function's, and those of its VFs by index.
     Net(Vec<NicCounters>),
-    /// Of a disk.
-    Disk(Arc<BlockCounters>),
-    /// Of the virtio console.
-    Console(Arc<ConsoleCounters>),
-    /// Of the entropy device.
-    Rng(Arc<RngCounters>),
+    /// Of a device of another kind: the kind, as in names of metrics, and how its counters are read.
+    Plain(&'static str, Box<dyn Fn() -> Vec<(&'static str, u64)> + Send>),
+}
+
+impl Counters {
+    fn plain(kind: &'static str, read: impl Fn() -> Vec<(&'static str, u64)> + Send + 'static) -> Self {
+        Self::Plain(kind, Box::new(read))
+    }
 }
 
 /// What a device has counted until now.
@@ -199,9 +201,7 @@ impl Plugged {
     pub fn counted(&self) -> Counted {
         let (kind, functions) = match &self.counters {
             Counters::Net(counters) => ("net", NicCounters::counted(counters)),
-            Counters::Disk(counters) => ("block", vec![counters.iter().collect()]),
-            Counters::Console(counters) => ("console", vec![counters.iter().collect()]),
-            Counters::Rng(counters) => ("rng", vec![counters.iter().collect()]),
+            Counters::Plain(kind, read) => (*kind, vec![read()]),
         };
         Counted { kind, functions }
     }
@@ -212,7 +212,7 @@ impl Plugged {
     }
 
     fn removed(self) -> Removed {
-        Removed { id: self.plan.id().to_string(), rid: self.placement.rid }
+        Removed { id: self.plan.id, rid: self.placement.rid }
     }
 }
 
@@ -248,7 +248,7 @@ impl Devices {
 
     /// The device called `id`.
     pub fn find(&self, id: &str) -> Option<&Plugged> {
-        self.plugged.iter().find(|plugged| plugged.plan.id() == id)
+        self.plugged.iter().find(|plugged| plugged.plan.id == id)
     }
 
     /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs.
@@ -284,12 +284,12 @@ impl Devices {
     pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, DeviceError> {
         let memory = self.host.memory.clone();
         let mut opener = listening(std::slice::from_ref(plan), &memory)?;
-        Ok(self.open(plan, plan.pci_device_id(), &mut opener)?.rid)
+        Ok(self.open(plan, plan.pci_device_id, &mut opener)?.rid)
     }
 
     /// Notes that the guest is asked to let the device called `id` go, and returns its slot.
     pub fn unplug(&mut self, id: &str) -> Option<u8> {
-        let plugged = self.plugged.iter_mut().find(|plugged| plugged.plan.id() == id)?;
+        let plugged = self.plugged.iter_mut().find(|plugged| plugged.plan.id == id)?;
         plugged.going = true;
         Some(plugged.placement.rid.device())
     }
@@ -315,7 +315,7 @@ impl Devices {
         let (device, counters) = open(plan, placement, &self.host, opener)?;
         let slot = self.slot(device, placement, &option)?;
         self.plug(placement, Arc::clone(&slot), &option)?;
-        DeviceWatch::begin(plan.id(), &slot, &self.host.events);
+        DeviceWatch::begin(&plan.id, &slot, &self.host.events);
         self.plugged.push(Plugged { plan: plan.clone(), placement, slot, counters, going: false });
         Ok(placement)
     }
@@ -336,8 +336,8 @@ impl Devices {
 
 /// The slot of each device: the chosen one, or the lowest from 1 that was not chosen. `None` if there are no more.
 fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
-    let mut free = (1..32).filter(|slot| plans.iter().all(|plan| plan.pci_device_id() != Some(*slot)));
-    plans.iter().map(|plan| plan.pci_device_id().or_else(|| free.next())).collect()
+    let mut free = (1..32).filter(|slot| plans.iter().all(|plan| plan.pci_device_id != Some(*slot)));
+    plans.iter().map(|plan| plan.pci_device_id.or_else(|| free.next())).collect()
 }
 
 /// A device, and what it counts.
@@ -357,7 +357,7 @@ fn listening<'a>(plans: &[DevicePlan], memory: &'a Memory) -> Result<Opener<'a>,
 /// How the user named the device of `plan`, or its VF `vf`.
 fn function_option(plan: &DevicePlan, vf: Option<VfIndex>) -> String {
     match vf {
-        Some(index) => format!("--net-vf pf={},index={index}", plan.id()),
+        Some(index) => format!("--net-vf pf={},index={index}", plan.id),
         None => plan.option(),
     }
 }
@@ -365,24 +365,26 @@ fn function_option(plan: &DevicePlan, vf: Option<VfIndex>) -> String {
 /// Opens what `plan` names and makes a device of it.
 fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opener<'_>) -> Result<Opened, DeviceError> {
     let (option, memory) = (plan.option(), &host.memory);
-    match plan {
-        DevicePlan::Console => {
+    match &plan.kind {
+        DeviceKind::Console => {
             let (end, window) = host.console.clone().ok_or(DeviceError::NoConsole)?;
-            let console = Console::new(plan.id(), end, window);
-            let counters = Counters::Console(console.counters());
+            let console = Console::new(&plan.id, end, window);
+            let counters = console.counters();
+            let counters = Counters::plain("console", move || counters.iter().collect());
             Ok((plain(console, &option, placement, memory)?, counters))
         }
-        DevicePlan::Net(net) => open_net(net, plan, placement, host, opener),
-        DevicePlan::Disk(plan) => {
+        DeviceKind::Net(net) => open_net(net, plan, placement, host, opener),
+        DeviceKind::Disk(spec) => {
             let block =
-                Block::open(plan.spec.clone()).map_err(|error| DeviceError::Disk { option: option.clone(), error })?;
-            let counters = Counters::Disk(block.counters());
+                Block::open(spec.clone()).map_err(|error| DeviceError::Disk { option: option.clone(), error })?;
+            let counters = block.counters();
+            let counters = Counters::plain("block", move || counters.iter().collect());
             Ok((plain(block, &option, placement, memory)?, counters))
         }
-        DevicePlan::Rng(plan) => {
-            let rng =
-                Rng::open(plan.spec.clone()).map_err(|error| DeviceError::Rng { option: option.clone(), error })?;
-            let counters = Counters::Rng(rng.counters());
+        DeviceKind::Rng(spec) => {
+            let rng = Rng::open(spec.clone()).map_err(|error| DeviceError::Rng { option: option.clone(), error })?;
+            let counters = rng.counters();
+            let counters = Counters::plain("rng", move || counters.iter().collect());
             Ok((plain(rng, &option, placement, memory)?, counters))
         }
     }
@@ -446,7 +448,7 @@ mod tests {
         let mut config =
             VmConfig { net: vec![net(None), net(Some(1)), net(Some(3)), net(None)], ..VmConfig::default() };
         config.payload.kernel = Some("vmlinux".into());
-        let slots = slots(&VmPlan::of(&config).unwrap().devices());
+        let slots = slots(&VmPlan::of(&config).unwrap().devices);
         assert_eq!(slots, [Some(2), Some(1), Some(3), Some(4), Some(5)]);
     }
 }

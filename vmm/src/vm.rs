@@ -68,9 +68,8 @@ impl Vm {
     ///
     /// The host lacks something. Nothing is left behind then.
     pub fn new(config: &VmConfig, plan: &VmPlan, events: Events) -> Result<Self, VmError> {
-        let plans = plan.devices();
         let other_files = open_files::already_open();
-        open_files::reserve(&plans, config.cpus.max_vcpus, other_files)?;
+        open_files::reserve(&plan.devices, config.cpus.max_vcpus, other_files)?;
         let kvm = Kvm::open()?;
         let (vcpus, max_vcpus) = vcpus(&kvm, &config.cpus)?;
         let supported = kvm.supported_cpuid()?;
@@ -89,7 +88,7 @@ impl Vm {
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             events,
         };
-        let devices = Devices::new(&plans, host)?;
+        let devices = Devices::new(&plan.devices, host)?;
         let serial = SerialConsole::open(&config.serial)?;
         let running = None;
         let triple_faults = 0;

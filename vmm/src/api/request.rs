@@ -6,8 +6,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::api::{Action, Failure};
-use crate::config::unsupported::{self, Object};
 use crate::config::NetConfig;
+use crate::config::unsupported::{self, Object};
 use crate::error_kind::ErrorKind;
 
 /// The path prefix of the endpoints, as in Cloud Hypervisor.

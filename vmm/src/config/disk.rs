@@ -6,10 +6,11 @@ use std::path::Path;
 use virtio_devices::{BlockSpec, RateLimits};
 use vm_api::config::disk::{DiskConfig, ImageType};
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::id::{check_id, numbered};
-use vm_api::config::unsupported::{IMAGE_TYPE, PCI_SEGMENT, VIRTUAL_IOMMU};
+use vm_api::config::id::numbered;
+use vm_api::config::unsupported::IMAGE_TYPE;
 
-use crate::config::capacity::check_slot;
+use crate::config::common_keys::CommonKeys;
+use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::nic::QUEUE_SIZES;
 use crate::config::rate;
 use crate::config::subject::Subject;
@@ -17,39 +18,38 @@ use crate::config::subject::Subject;
 /// The longest serial number in bytes (`virtio 1.4 §5.2.6`).
 const SERIAL: usize = 20;
 
-/// A disk with everything decided that was left out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskPlan {
-    /// The device number on bus 0, 1 to 31; `None` for the lowest that is free.
-    pub pci_device_id: Option<u8>,
-    /// The device. Its id is unique among disks, and no other disk writes its image.
-    pub spec: BlockSpec,
-}
-
-impl DiskPlan {
-    /// Plans the disks of a VM with `vcpus` vCPUs.
-    ///
-    /// # Errors
-    ///
-    /// The first thing that is wrong.
-    pub fn of(disks: &[DiskConfig], vcpus: u32) -> Result<Vec<Self>, ConfigError> {
-        let subject =
-            |index: usize, disk: &DiskConfig| Subject::device("--disk", disk.id.as_deref(), index, disks.len());
-        let limits = |(index, disk): (usize, &DiskConfig)| check(disk, &subject(index, disk), vcpus);
-        let limits = disks.iter().enumerate().map(limits).collect::<Result<Vec<_>, _>>()?;
-        check_apart(disks, subject)?;
-        let ids = numbered("_disk", disks.iter().map(|disk| disk.id.as_deref()));
-        Ok(disks.iter().zip(ids).zip(limits).map(|((disk, id), limits)| plan(disk, id, limits)).collect())
-    }
+/// Plans the disks of a VM with `vcpus` vCPUs. Their ids are unique among disks, and no disk writes the image of
+/// another.
+///
+/// # Errors
+///
+/// The first thing that is wrong.
+pub(crate) fn plan(disks: &[DiskConfig], vcpus: u32) -> Result<Vec<DevicePlan>, ConfigError> {
+    let subject = |index: usize, disk: &DiskConfig| Subject::device("--disk", disk.id.as_deref(), index, disks.len());
+    let limits = |(index, disk): (usize, &DiskConfig)| check(disk, &subject(index, disk), vcpus);
+    let limits = disks.iter().enumerate().map(limits).collect::<Result<Vec<_>, _>>()?;
+    check_apart(disks, subject)?;
+    let ids = numbered("_disk", disks.iter().map(|disk| disk.id.as_deref()));
+    let plan = |((disk, id), limits): ((&DiskConfig, String), _)| DevicePlan {
+        flag: "--disk",
+        id: id.clone(),
+        pci_device_id: disk.pci_device_id,
+        kind: DeviceKind::Disk(spec(disk, id, limits)),
+    };
+    Ok(disks.iter().zip(ids).zip(limits).map(plan).collect())
 }
 
 /// Checks a disk by itself, and plans its rate limits.
 fn check(disk: &DiskConfig, subject: &Subject, vcpus: u32) -> Result<RateLimits, ConfigError> {
     let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
-    if let Some(id) = &disk.id {
-        check_id(id).map_err(|problem| ConfigError::new(format!("--disk id={id}"), problem))?;
-    }
-    check_supported(disk, subject)?;
+    let keys = CommonKeys {
+        id: disk.id.as_deref(),
+        pci_segment: disk.pci_segment,
+        pci_device_id: disk.pci_device_id,
+        iommu: disk.iommu,
+    };
+    keys.check("--disk", subject)?;
+    check_image_type(disk, subject)?;
     if disk.path.as_deref().is_none_or(|path| path.as_os_str().is_empty()) {
         let what = "needs path=: a raw image in a file, or a block device".to_string();
         return Err(ConfigError::new(subject.bare(), Problem::Missing(what)));
@@ -72,38 +72,23 @@ fn check(disk: &DiskConfig, subject: &Subject, vcpus: u32) -> Result<RateLimits,
         let what = format!("{} bytes; a serial number has at most {SERIAL}, shorten it", serial.len());
         return fail("serial", serial.clone(), Problem::Value(what));
     }
-    if let Some(slot) = disk.pci_device_id {
-        check_slot(slot, subject)?;
-    }
     disk.rate_limiter_config.as_ref().map_or(Ok(RateLimits::default()), |limits| rate::plan(limits, subject))
 }
 
-/// Refuses what is not supported yet.
-fn check_supported(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
-    let not_yet = |key: &str, value: String, what: &str, remedy: String| {
-        let problem = Problem::NotYet { what: what.to_string(), remedy };
-        Err(ConfigError::new(subject.key(key, value), problem))
-    };
-    let leave_out = |key| format!("leave {key} out");
-    if disk.iommu {
-        return not_yet("iommu", "on".to_string(), VIRTUAL_IOMMU, leave_out("iommu"));
-    }
-    if disk.pci_segment != 0 {
-        let segment = disk.pci_segment.to_string();
-        return not_yet("pci_segment", segment, PCI_SEGMENT, leave_out("pci_segment"));
-    }
+/// Refuses the image formats that are not supported yet.
+fn check_image_type(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
     match disk.image_type {
         None | Some(ImageType::Raw | ImageType::Unknown) => Ok(()),
         Some(other) => {
-            let value = other.name().to_string();
             let remedy = "convert it: qemu-img convert -O raw".to_string();
-            not_yet("image_type", value, IMAGE_TYPE, remedy)
+            let problem = Problem::NotYet { what: IMAGE_TYPE.to_string(), remedy };
+            Err(ConfigError::new(subject.key("image_type", other.name()), problem))
         }
     }
 }
 
-fn plan(disk: &DiskConfig, id: String, limits: RateLimits) -> DiskPlan {
-    let spec = BlockSpec {
+fn spec(disk: &DiskConfig, id: String, limits: RateLimits) -> BlockSpec {
+    BlockSpec {
         id,
         path: disk.path.clone().unwrap_or_default(),
         read_only: disk.readonly,
@@ -114,8 +99,7 @@ fn plan(disk: &DiskConfig, id: String, limits: RateLimits) -> DiskPlan {
         serial: disk.serial.clone().filter(|serial| !serial.is_empty()),
         limits,
         io_uring: true,
-    };
-    DiskPlan { pci_device_id: disk.pci_device_id, spec }
+    }
 }
 
 /// Checks that no two disks share an id or a slot, and that no disk uses an image that another one writes.
@@ -160,9 +144,17 @@ fn check_apart(disks: &[DiskConfig], subject: impl Fn(usize, &DiskConfig) -> Sub
 mod tests {
     use super::*;
 
-    fn plans(disks: &[&str]) -> Result<Vec<DiskPlan>, String> {
+    fn plans(disks: &[&str]) -> Result<Vec<BlockSpec>, String> {
         let disks = disks.iter().map(|disk| disk.parse::<DiskConfig>()).collect::<Result<Vec<_>, _>>();
-        disks.and_then(|disks| DiskPlan::of(&disks, 4)).map_err(|error| error.to_string())
+        disks.and_then(|disks| plan(&disks, 4)).map(specs).map_err(|error| error.to_string())
+    }
+
+    fn specs(plans: Vec<DevicePlan>) -> Vec<BlockSpec> {
+        let spec = |plan: DevicePlan| match plan.kind {
+            DeviceKind::Disk(spec) => spec,
+            other => panic!("{other:?}"),
+        };
+        plans.into_iter().map(spec).collect()
     }
 
     fn refusal(disks: &[&str]) -> String {
@@ -183,10 +175,10 @@ mod tests {
             limits: RateLimits::default(),
             io_uring: true,
         };
-        assert_eq!(plans(&["path=/a"]).unwrap(), [DiskPlan { pci_device_id: None, spec }]);
+        assert_eq!(plans(&["path=/a"]).unwrap(), [spec]);
         let plans =
             plans(&["path=/a,readonly=on,direct=on,num_queues=4,queue_size=2,serial=abc,image_type=raw"]).unwrap();
-        let BlockSpec { read_only, direct, surely_raw, queues, queue_size, serial, .. } = &plans[0].spec;
+        let BlockSpec { read_only, direct, surely_raw, queues, queue_size, serial, .. } = &plans[0];
         assert!(*read_only && *direct && *surely_raw);
         assert_eq!((*queues, *queue_size, serial.as_deref()), (4, 2, Some("abc")));
     }
@@ -195,7 +187,7 @@ mod tests {
     fn disks_without_a_name_have_the_lowest_number_that_is_free() {
         let plans = plans(&["path=/a", "path=/b,id=_disk1", "path=/c", "path=/d,id=root"]).unwrap();
         assert_eq!(
-            plans.iter().map(|plan| plan.spec.id.as_str()).collect::<Vec<_>>(),
+            plans.iter().map(|plan| plan.id.as_str()).collect::<Vec<_>>(),
             ["_disk0", "_disk1", "_disk2", "root"]
         );
     }
@@ -246,7 +238,7 @@ mod tests {
         }
         let limited = r#"{"path": "/a", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
         let limited = [serde_json::from_str(limited).unwrap()];
-        let RateLimits { bandwidth, ops } = DiskPlan::of(&limited, 1).unwrap()[0].spec.limits;
+        let RateLimits { bandwidth, ops } = specs(plan(&limited, 1).unwrap())[0].limits;
         assert_eq!((bandwidth, ops.unwrap().size), (None, 1));
     }
 

@@ -9,7 +9,7 @@ use crate::api::Link;
 use crate::api::info::{
     BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo,
 };
-use crate::config::{BackendPlan, DevicePlan, MacAddress, NicPlan};
+use crate::config::{BackendPlan, MacAddress, NicPlan};
 use crate::control::instance::{Instance, bdf};
 use crate::devices::Plugged;
 use crate::vm::Vm;
@@ -43,24 +43,20 @@ pub(super) fn counters(instance: &Instance) -> VmCounters {
 
 /// The counters of each function of a device, by the function's id; the device's own function comes first.
 fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
-    let names: Vec<_> = match plugged.plan() {
-        DevicePlan::Net(plan) => std::iter::once(&plan.pf).chain(&plan.vfs).map(|nic| nic.spec.id.clone()).collect(),
-        plan => vec![plan.id().to_string()],
-    };
     let named = |(name, value): (&str, u64)| (name.to_string(), value);
     let counted = plugged.counted().functions.into_iter().map(|counters| counters.into_iter().map(named).collect());
-    names.into_iter().zip(counted).collect()
+    plugged.plan().names().into_iter().zip(counted).collect()
 }
 
 /// The device's node, and that of the PCI function that carries it.
 fn nodes(plugged: &Plugged) -> [DeviceNode; 2] {
-    let id = plugged.plan().id();
+    let id = &plugged.plan().id;
     let carrier = format!("_virtio-pci-{id}");
     [
-        DeviceNode { id: id.to_string(), parent: Some(carrier.clone()), ..DeviceNode::default() },
+        DeviceNode { id: id.clone(), parent: Some(carrier.clone()), ..DeviceNode::default() },
         DeviceNode {
             id: carrier,
-            children: vec![id.to_string()],
+            children: vec![id.clone()],
             pci_bdf: Some(bdf(plugged.placement().rid)),
             resources: resources(plugged),
             ..DeviceNode::default()
@@ -81,7 +77,7 @@ fn resources(plugged: &Plugged) -> Vec<Resource> {
 
 /// A NIC without VFs; `None` for other devices and for PFs.
 fn nic(plugged: &Plugged) -> Option<NicInfo> {
-    let DevicePlan::Net(plan) = plugged.plan() else { return None };
+    let plan = plugged.plan().net()?;
     let placement = plugged.placement();
     if placement.vfs.is_some() {
         return None;
@@ -103,7 +99,7 @@ fn link(port: &dyn Port) -> Link {
 }
 
 fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
-    let DevicePlan::Net(plan) = plugged.plan() else { return None };
+    let plan = plugged.plan().net()?;
     let placement = plugged.placement();
     let vfs = placement.vfs?;
     let (status, mac, backend) = plugged.slot().with(|device| {

@@ -8,7 +8,7 @@ use virtio_devices::{BackendKind, MacError, Status};
 
 use crate::api::info::VmState;
 use crate::api::{Failure, Link, Resize, SetVf};
-use crate::config::{DevicePlan, DiskConfig, MacAddress, NetConfig, PlannedVm, VdpaConfig, VmConfig, VmPlan};
+use crate::config::{DiskConfig, MacAddress, NetConfig, PlannedVm, VdpaConfig, VmConfig};
 use crate::control::resize;
 use crate::devices::Removed;
 use crate::error::Error;
@@ -91,7 +91,7 @@ impl Instance {
         config.cpus.boot_vcpus = self.vcpus;
         let vm = Vm::new(&config, self.planned.plan(), self.events.clone())?;
         for plugged in vm.devices().iter() {
-            self.planned.set_slot(plugged.plan().id(), plugged.placement().rid.device());
+            self.planned.set_slot(&plugged.plan().id, plugged.placement().rid.device());
         }
         self.vm = Some(vm);
         Ok(())
@@ -190,8 +190,7 @@ impl Instance {
     /// It cannot be added. Nothing has changed then.
     pub(crate) fn add_net(&mut self, mut net: NetConfig, fds: Vec<OwnedFd>) -> Result<Option<Added>, Error> {
         net.fds = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let (id, added) =
-            self.add(|config| config.net.push(net), |plan| plan.nets.last().cloned().map(DevicePlan::Net))?;
+        let (id, added) = self.add(|config| config.net.push(net))?;
         if !fds.is_empty() {
             self.fds.insert(id, fds);
         }
@@ -204,9 +203,7 @@ impl Instance {
     ///
     /// It cannot be added. Nothing has changed then.
     pub(crate) fn add_vdpa(&mut self, vdpa: VdpaConfig) -> Result<Option<Added>, Error> {
-        let added =
-            self.add(|config| config.vdpa.push(vdpa), |plan| plan.vdpas.last().cloned().map(DevicePlan::Net))?;
-        Ok(added.1)
+        Ok(self.add(|config| config.vdpa.push(vdpa))?.1)
     }
 
     /// Adds a disk, hot-plugging it if the VM is booted.
@@ -215,24 +212,17 @@ impl Instance {
     ///
     /// It cannot be added. Nothing has changed then.
     pub(crate) fn add_disk(&mut self, disk: DiskConfig) -> Result<Option<Added>, Error> {
-        let added =
-            self.add(|config| config.disks.push(disk), |plan| plan.disks.last().cloned().map(DevicePlan::Disk))?;
-        Ok(added.1)
+        Ok(self.add(|config| config.disks.push(disk))?.1)
     }
 
-    /// Adds the device that `change` adds to the configuration and `find` finds in its plan. Returns its id, and its
-    /// address if the VM is booted.
-    fn add(
-        &mut self,
-        change: impl FnOnce(&mut VmConfig),
-        find: impl FnOnce(&VmPlan) -> Option<DevicePlan>,
-    ) -> Result<(String, Option<Added>), Error> {
+    /// Adds the device that `change` adds to the configuration. Returns its id, and its address if the VM is booted.
+    fn add(&mut self, change: impl FnOnce(&mut VmConfig)) -> Result<(String, Option<Added>), Error> {
         let mut config = self.config().clone();
         change(&mut config);
         let mut planned = PlannedVm::new(config)?;
         let (mut id, mut added) = (String::new(), None);
-        if let Some(device) = find(planned.plan()) {
-            id = device.id().to_string();
+        if let Some(device) = planned.added_to(self.planned.plan()).cloned() {
+            id.clone_from(&device.id);
             if let Some(vm) = &mut self.vm {
                 let rid = vm.add(&device)?;
                 planned.set_slot(&id, rid.device());
@@ -250,8 +240,8 @@ impl Instance {
     ///
     /// There is no such device.
     pub(crate) fn remove_device(&mut self, id: &str) -> Result<(), Failure> {
-        let devices = self.planned.plan().devices();
-        let device = devices.iter().find(|device| device.id() == id).ok_or_else(|| no_device(id))?;
+        let devices = &self.planned.plan().devices;
+        let device = devices.iter().find(|device| device.id == id).ok_or_else(|| no_device(id))?;
         if !device.is_removable() {
             let line = format!("{id} is part of every VM and cannot be removed");
             return Err(Failure::new(ErrorKind::Invalid, line));
@@ -374,6 +364,8 @@ fn no_device(id: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use crate::config::DeviceKind;
+
     use super::*;
 
     fn instance(config: &str) -> Instance {
@@ -450,11 +442,12 @@ mod tests {
         let given = |index, mac: &str| instance.planned_with_vf_mac("a", index, mac.parse().unwrap());
         for index in 0..3 {
             let (mut expected, changed) = (instance.planned.plan().clone(), given(index, "52:54:00:77:77:77").unwrap());
-            expected.nets[0].vfs[usize::from(index)].spec.mac = [0x52, 0x54, 0, 0x77, 0x77, 0x77];
+            let DeviceKind::Net(net) = &mut expected.devices[0].kind else { panic!("the first device is the PF") };
+            net.vfs[usize::from(index)].spec.mac = [0x52, 0x54, 0, 0x77, 0x77, 0x77];
             assert_eq!(changed.plan(), &expected);
         }
         given(2, "52:54:00:00:01:02").unwrap();
-        let derived = instance.planned.plan().nets[0].vfs[1].spec.mac;
+        let derived = instance.planned.plan().nets().next().unwrap().vfs[1].spec.mac;
         for used in ["52:54:00:00:00:01", "52:54:00:00:00:02", "52:54:00:00:01:02", &MacAddress(derived).to_string()] {
             let failure = given(0, used).unwrap_err();
             assert_eq!(failure.kind, ErrorKind::Conflict, "{failure:?}");

@@ -77,7 +77,7 @@ struct Pool {
 fn pool(plugged: &Plugged) -> Option<Pool> {
     let reserved = plugged.placement().vfs?.total_vfs;
     let status = plugged.slot().with(|device| device.sriov_status())??;
-    Some(Pool { labels: labels(plugged.plan().id(), None), reserved, enabled: status.num_visible() })
+    Some(Pool { labels: labels(&plugged.plan().id, None), reserved, enabled: status.num_visible() })
 }
 
 /// The metrics of a function.
@@ -96,7 +96,7 @@ struct Function {
 /// The functions of a device; its own comes first.
 fn functions(plugged: &Plugged) -> Vec<Function> {
     let Counted { kind, functions } = plugged.counted();
-    let id = plugged.plan().id();
+    let id = &plugged.plan().id;
     let look = |device: &mut dyn VirtioPci| {
         let vfs = std::iter::once(None).chain((0..=u16::MAX).map(VfIndex).map(Some));
         let function = |(vf, counters): (Option<VfIndex>, Vec<_>)| Function {

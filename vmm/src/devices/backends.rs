@@ -174,7 +174,7 @@ mod tests {
         config.net.push(format!("id=pf0,sriov_vfs=1,{}", server("pf.sock")).parse().unwrap());
         config.net[0].vfs.push(format!("pf=pf0,index=0,{}", server("vf.sock")).parse::<NetVf>().unwrap().vf);
         config.memory.shared = true;
-        VmPlan::of(&config).unwrap().nets[0].functions().cloned().collect()
+        VmPlan::of(&config).unwrap().nets().next().unwrap().functions().cloned().collect()
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::config::{BackendPlan, DevicePlan, NicPlan, Vhost};
+use crate::config::{BackendPlan, DeviceKind, DevicePlan, NicPlan, Vhost};
 use crate::vm::error::VmError;
 
 /// Files of a VM besides its devices: KVM, memory, payload, consoles, log, signals, and some for short-lived use.
@@ -53,11 +53,11 @@ pub(super) fn already_open() -> u64 {
 }
 
 fn of_device(plan: &DevicePlan) -> u64 {
-    match plan {
-        DevicePlan::Net(net) => net.functions().map(of_function).sum(),
-        DevicePlan::Disk(disk) => 1 + u64::from(disk.spec.queues) * OF_DISK_QUEUE + 1,
-        DevicePlan::Console => OF_CONSOLE,
-        DevicePlan::Rng(_) => OF_RNG,
+    match &plan.kind {
+        DeviceKind::Net(net) => net.functions().map(of_function).sum(),
+        DeviceKind::Disk(disk) => 1 + u64::from(disk.queues) * OF_DISK_QUEUE + 1,
+        DeviceKind::Console => OF_CONSOLE,
+        DeviceKind::Rng(_) => OF_RNG,
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
     fn devices(nets: &[&str]) -> Vec<DevicePlan> {
         let mut config = VmConfig { net: nets.iter().map(|net| net.parse().unwrap()).collect(), ..VmConfig::default() };
         config.payload.kernel = Some("vmlinux".into());
-        VmPlan::of(&config).unwrap().devices()
+        VmPlan::of(&config).unwrap().devices
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub fn vm(nets: &[&str], vfs: &[&str]) -> Result<VmConfig, ConfigError> {
 
 /// The plan of such a VM.
 pub fn plan(nets: &[&str], vfs: &[&str]) -> Result<Vec<NetPlan>, ConfigError> {
-    Ok(VmPlan::of(&vm(nets, vfs)?)?.nets)
+    Ok(VmPlan::of(&vm(nets, vfs)?)?.nets().cloned().collect())
 }
 
 /// What is said about a configuration that must be refused.

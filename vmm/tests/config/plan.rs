@@ -66,8 +66,8 @@ fn nics_without_an_id_are_counted() {
 fn a_nic_without_a_mac_gets_another_local_one_each_time() {
     let config = vm(&["", "sriov_vfs=2"], &[]).unwrap();
     let macs = || {
-        let plan = VmPlan::of(&config).unwrap().nets;
-        plan.iter()
+        let plan = VmPlan::of(&config).unwrap();
+        plan.nets()
             .flat_map(|device| std::iter::once(&device.pf).chain(&device.vfs))
             .map(|nic| nic.spec.mac)
             .collect::<Vec<_>>()
@@ -151,19 +151,19 @@ fn a_vdpa_device_is_a_plain_nic_after_the_others() {
         config.vdpa.push(vdpa.parse().unwrap());
     }
     let plan = VmPlan::of(&config).unwrap();
-    let ids: Vec<_> = plan.devices().iter().map(|device| device.option()).collect();
+    let ids: Vec<_> = plan.devices.iter().map(|device| device.option()).collect();
     assert_eq!(ids[..5], ["--net id=a", "--net id=_net0", "--vdpa id=_vdpa0", "--vdpa id=v", "--vdpa id=_vdpa1"]);
     // Queues are the device's, its control queue included or not, and may be more than vCPUs can use.
-    let pairs: Vec<_> = plan.vdpas.iter().map(|vdpa| vdpa.pf.spec.queue_pairs).collect();
+    let pairs: Vec<_> = plan.nets().skip(2).map(|vdpa| vdpa.pf.spec.queue_pairs).collect();
     assert_eq!(pairs, [1, 1, 8]);
-    assert!(plan.vdpas.iter().all(|vdpa| vdpa.vfs.is_empty() && vdpa.pf.backend.has_own_mac()));
+    assert!(plan.nets().skip(2).all(|vdpa| vdpa.vfs.is_empty() && vdpa.pf.backend.has_own_mac()));
     let mut vm = PlannedVm::new(config).unwrap();
     vm.set_slot("_vdpa0", 4);
     let vdpa = &vm.config().vdpa;
     assert_eq!((vdpa[0].id.as_deref(), vdpa[0].pci_device_id), (Some("_vdpa0"), Some(4)));
     vm.remove("v");
-    assert_eq!((vm.config().vdpa.len(), vm.plan().vdpas.len()), (2, 2));
-    assert_eq!(VmPlan::of(vm.config()).unwrap().vdpas[1].id(), "_vdpa1");
+    assert_eq!((vm.config().vdpa.len(), vm.plan().nets().count()), (2, 4));
+    assert_eq!(VmPlan::of(vm.config()).unwrap().devices[3].id, "_vdpa1");
 }
 
 #[test]
@@ -171,8 +171,9 @@ fn an_address_that_a_device_knows_is_not_made_up_and_vfs_keep_theirs() {
     let vm = PlannedVm::new(vm(&["id=a,vdpa=/d,sriov_vfs=3"], &["pf=a,index=1,vdpa=/e"]).unwrap()).unwrap();
     let (config, first) = (vm.config(), vm.plan());
     let second = VmPlan::of(config).unwrap();
+    let pf = |plan: &VmPlan| plan.nets().next().unwrap().clone();
     assert_eq!(config.net[0].mac, None);
-    let (before, after) = (&first.nets[0].vfs, &second.nets[0].vfs);
+    let (before, after) = (&pf(first).vfs, &pf(&second).vfs);
     assert_eq!((&before[0], &before[2]), (&after[0], &after[2]));
     assert_eq!(config.net[0].vfs.iter().map(|vf| vf.mac.is_some()).collect::<Vec<_>>(), [false, true, true]);
     assert!(after[1].backend.has_own_mac());
@@ -180,5 +181,5 @@ fn an_address_that_a_device_knows_is_not_made_up_and_vfs_keep_theirs() {
     let net = NetConfig { mac: Some(MacAddress([2, 0, 0, 0, 0, 1])), ..config.net[0].clone() };
     let given = VmPlan::of(&VmConfig { net: vec![net], ..VmConfig::default() }).unwrap();
     let mac = Some([2, 0, 0, 0, 0, 1]);
-    assert_eq!(given.nets[0].pf.backend, BackendPlan::Vdpa(VdpaSpec { path: "/d".into(), mac, queue_pairs: 1 }));
+    assert_eq!(pf(&given).pf.backend, BackendPlan::Vdpa(VdpaSpec { path: "/d".into(), mac, queue_pairs: 1 }));
 }

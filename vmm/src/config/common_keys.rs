@@ -1,0 +1,44 @@
+//! The keys that plain devices have in common.
+
+use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::id::check_id;
+use vm_api::config::unsupported::{PCI_SEGMENT, VIRTUAL_IOMMU};
+
+use crate::config::capacity::check_slot;
+use crate::config::subject::Subject;
+
+/// The keys of a device that say what it is called and where it is.
+pub(crate) struct CommonKeys<'a> {
+    /// Its name, if one is given.
+    pub id: Option<&'a str>,
+    /// Its PCI segment.
+    pub pci_segment: u16,
+    /// Its device number on bus 0, if one is given.
+    pub pci_device_id: Option<u8>,
+    /// Whether it is behind a virtual IOMMU.
+    pub iommu: bool,
+}
+
+impl CommonKeys<'_> {
+    /// Checks them. `subject` is the device.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub(crate) fn check(&self, flag: &str, subject: &Subject) -> Result<(), ConfigError> {
+        let not_yet = |key: &str, value: &str, what: &str| {
+            let problem = Problem::NotYet { what: what.to_string(), remedy: format!("leave {key} out") };
+            Err(ConfigError::new(subject.key(key, value), problem))
+        };
+        if let Some(id) = self.id {
+            check_id(id).map_err(|problem| ConfigError::new(format!("{flag} id={id}"), problem))?;
+        }
+        if self.iommu {
+            return not_yet("iommu", "on", VIRTUAL_IOMMU);
+        }
+        if self.pci_segment != 0 {
+            return not_yet("pci_segment", &self.pci_segment.to_string(), PCI_SEGMENT);
+        }
+        self.pci_device_id.map_or(Ok(()), |slot| check_slot(slot, subject))
+    }
+}

@@ -1,0 +1,72 @@
+//! The plan of one device of bus 0.
+
+use virtio_devices::{BlockSpec, RngSpec};
+
+use crate::config_sriov::{NetPlan, NicPlan};
+
+/// One device of bus 0, with everything decided that was left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DevicePlan {
+    /// The option that describes it, such as `--disk`.
+    pub flag: &'static str,
+    /// Its name, unique in the VM.
+    pub id: String,
+    /// The device number on bus 0, 1 to 31; `None` for the lowest that is free.
+    pub pci_device_id: Option<u8>,
+    /// The device.
+    pub kind: DeviceKind,
+}
+
+/// The kinds of devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A NIC, or a PF with its VFs.
+    Net(NetPlan),
+    /// A disk.
+    Disk(BlockSpec),
+    /// The virtio console.
+    Console,
+    /// The entropy device.
+    Rng(RngSpec),
+}
+
+impl DevicePlan {
+    /// The NIC, or the PF with its VFs, if the device is one.
+    pub const fn net(&self) -> Option<&NetPlan> {
+        match &self.kind {
+            DeviceKind::Net(net) => Some(net),
+            _ => None,
+        }
+    }
+
+    /// How many VFs it reserves.
+    pub fn total_vfs(&self) -> u16 {
+        self.net().map_or(0, |net| u16::try_from(net.vfs.len()).unwrap_or(u16::MAX))
+    }
+
+    /// The functions of a NIC: the NIC or PF, then the VFs by index.
+    pub fn nics(&self) -> impl Iterator<Item = &NicPlan> {
+        self.net().into_iter().flat_map(NetPlan::functions)
+    }
+
+    /// How a user would name it: `--net id=pf0`.
+    pub fn option(&self) -> String {
+        match self.kind {
+            DeviceKind::Console => self.flag.to_string(),
+            _ => format!("{} id={}", self.flag, self.id),
+        }
+    }
+
+    /// Whether it can be removed from a VM. The devices of every VM cannot.
+    pub const fn is_removable(&self) -> bool {
+        !matches!(self.kind, DeviceKind::Console | DeviceKind::Rng(_))
+    }
+
+    /// The names of its functions: its own, then those of its VFs by index.
+    pub fn names(&self) -> Vec<String> {
+        match self.net() {
+            Some(net) => net.functions().map(|function| function.spec.id.clone()).collect(),
+            None => vec![self.id.clone()],
+        }
+    }
+}
