@@ -9,7 +9,6 @@ use virtio_devices::NetSpec;
 
 use crate::config::backend::BackendPlan;
 use crate::config::capacity::{CAPACITY, check_slot};
-use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::names::{Name, Names};
 use crate::config::pool::Pool;
 use crate::config::subject::Subject;
@@ -49,17 +48,11 @@ impl NetPlan {
         std::iter::once(&self.pf).chain(&self.vfs)
     }
 
-    fn device(pool: &Pool<'_>, names: Names) -> DevicePlan {
+    fn new(pool: &Pool<'_>, names: Names) -> Self {
         let vfs = pool.vfs.iter().zip(names.vfs);
-        let net = Self {
+        Self {
             pf: NicPlan::new(pool.pf, names.pf),
             vfs: vfs.map(|(config, name)| NicPlan::new(config, name)).collect(),
-        };
-        DevicePlan {
-            flag: pool.option,
-            id: net.id().to_string(),
-            pci_device_id: pool.pf.pci_device_id,
-            kind: DeviceKind::Net(net),
         }
     }
 }
@@ -81,7 +74,7 @@ impl NicPlan {
 }
 
 /// Plans the network devices of a VM with `vcpus` vCPUs: first those of `nets`, then those of `vdpas`.
-pub(crate) fn plan(nets: &[NetConfig], vdpas: &[VdpaConfig], vcpus: u32) -> Result<Vec<DevicePlan>, ConfigError> {
+pub(crate) fn plan(nets: &[NetConfig], vdpas: &[VdpaConfig], vcpus: u32) -> Result<Vec<NetPlan>, ConfigError> {
     // What limits the number of functions comes first: a client can ask for any number of PFs and VFs.
     check_count(nets.len() + vdpas.len())?;
     check_buses(nets)?;
@@ -103,7 +96,7 @@ pub(crate) fn plan(nets: &[NetConfig], vdpas: &[VdpaConfig], vcpus: u32) -> Resu
         pool.check(vcpus)?;
     }
     let names = Names::choose(&pools)?;
-    Ok(pools.iter().zip(names).map(|(pool, names)| NetPlan::device(pool, names)).collect())
+    Ok(pools.iter().zip(names).map(|(pool, names)| NetPlan::new(pool, names)).collect())
 }
 
 /// Checks what is lost when a vDPA device becomes a NIC.

@@ -9,6 +9,8 @@ use crate::config_sriov::{self, NetPlan};
 use vm_api::config::VmConfig;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
+use vm_api::config::option::Options as _;
+use vm_api::config::vdpa::VdpaConfig;
 
 /// The devices of a VM, and nothing that has to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +32,16 @@ impl VmPlan {
     pub fn of(config: &VmConfig) -> Result<Self, ConfigError> {
         machine::check(config)?;
         let vcpus = config.cpus.boot_vcpus;
-        let mut devices = config_sriov::plan(&config.net, &config.vdpa, vcpus)?;
+        let nets = config.net.iter().map(|net| ("--net", net.pci_device_id));
+        let vdpas = config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_device_id));
+        let plans = config_sriov::plan(&config.net, &config.vdpa, vcpus)?;
+        let device = |(net, (flag, pci_device_id)): (NetPlan, _)| DevicePlan {
+            flag,
+            id: net.id().to_string(),
+            pci_device_id,
+            kind: DeviceKind::Net(net),
+        };
+        let mut devices: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
         devices.extend(disk::plan(&config.disks, vcpus)?);
         devices.extend(console::plan(&config.console));
         devices.push(rng::plan(&config.rng)?);
