@@ -1,9 +1,11 @@
 //! Character devices of the host: nothing, a file, the process's own streams, a pseudo-terminal or a socket.
 //!
-//! A write never blocks forever. If the other end takes no output, the first write waits up to [`PATIENCE`], and output
-//! is dropped until the other end takes some again. If the other end is not open, output is dropped at once, except
-//! that a FIFO keeps what fits until it is read. Opening never blocks. Input stays at its source until it is read.
+//! A write never blocks forever. If the other end takes no output, the first write waits up to [`PATIENCE`], and later
+//! ones do not wait until the other end takes some again. A pseudo-terminal and a socket keep what was not taken, the
+//! most recent MiB of it, for whoever opens the other end; other devices drop it, except that a FIFO keeps what fits
+//! until it is read. Opening never blocks. Input stays at its source until it is read.
 
+mod backlog;
 mod error;
 mod pty;
 mod socket;
@@ -20,17 +22,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::eventfd::borrow;
+use backlog::Backlog;
 pub use error::CharError;
 use pty::Pty;
 use socket::Socket;
 
 /// How long a write waits for the other end to take output.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How often to check for what cannot be waited for: an opened pseudo-terminal, or a free descriptor for a client.
+/// How often to check for what cannot be waited for: an opened pseudo-terminal, a free descriptor for a client, or
+/// somebody who takes the output that was kept.
 const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
 /// What a writable pipe takes without blocking (`PIPE_BUF`).
 const PIPE_PART: usize = 4096;
@@ -55,6 +62,22 @@ pub struct CharDevice {
     patience: Duration,
     /// The last output was not taken.
     stuck: AtomicBool,
+    /// Output that was not taken, where somebody may come later and take it: a pseudo-terminal or a socket.
+    kept: Option<Kept>,
+}
+
+/// Output that was not taken.
+#[derive(Debug)]
+struct Kept {
+    backlog: Mutex<Backlog>,
+    /// Readable when output is kept again: whoever waits then has to look for a taker from time to time.
+    begun: EventFd,
+}
+
+impl Kept {
+    fn new() -> io::Result<Self> {
+        Ok(Self { backlog: Mutex::default(), begun: EventFd::new(EFD_NONBLOCK)? })
+    }
 }
 
 #[derive(Debug)]
@@ -105,7 +128,14 @@ impl CharDevice {
             CharSpec::Pty => Kind::Pty(Pty::open().map_err(CharError::Pty)?),
             CharSpec::Socket(path) => Kind::Socket(Socket::listen(path)?),
         };
-        Ok(Self::of(kind))
+        let kept = match spec {
+            CharSpec::Null | CharSpec::File(_) => None,
+            CharSpec::Pty => Some(Kept::new().map_err(CharError::Pty)?),
+            CharSpec::Socket(path) => {
+                Some(Kept::new().map_err(|error| CharError::Socket { path: path.clone(), error })?)
+            }
+        };
+        Ok(Self { kept, ..Self::of(kind) })
     }
 
     /// Descriptors that are open already: the process's own streams.
@@ -124,7 +154,7 @@ impl CharDevice {
     }
 
     fn of(kind: Kind) -> Self {
-        Self { kind, patience: PATIENCE, stuck: AtomicBool::new(false) }
+        Self { kind, patience: PATIENCE, stuck: AtomicBool::new(false), kept: None }
     }
 
     /// The same, with another limit for writes.
@@ -151,23 +181,54 @@ impl CharDevice {
         }
     }
 
-    /// Writes `bytes`, or drops what the other end does not take.
-    pub fn write(&self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            let Some((end, part)) = self.reader() else { return };
-            let patience = if self.stuck.load(Ordering::Relaxed) { Duration::ZERO } else { self.patience };
-            let taken = is_ready(end.as_fd(), PollFlags::OUT, patience);
-            self.stuck.store(!taken, Ordering::Relaxed);
-            if !taken {
+    /// Writes `bytes`. What the other end does not take is kept for it, or dropped, as the kind of device has it.
+    pub fn write(&self, bytes: &[u8]) {
+        let Some(kept) = &self.kept else {
+            self.offer(bytes, self.patience);
+            return;
+        };
+        let mut backlog = kept.backlog.lock();
+        self.deliver(&mut backlog, self.patience);
+        // Output that was kept comes first.
+        let none_before = backlog.is_empty();
+        let taken = if none_before { self.offer(bytes, self.patience) } else { 0 };
+        backlog.keep(bytes.get(taken..).unwrap_or_default());
+        if none_before && !backlog.is_empty() {
+            // If the counter is full, whoever waits is woken already.
+            let _ = kept.begun.write(1);
+        }
+    }
+
+    /// Gives the other end what was kept, as much as it takes.
+    fn deliver(&self, backlog: &mut Backlog, patience: Duration) {
+        while !backlog.is_empty() {
+            let taken = self.offer(backlog.oldest(), patience);
+            if taken == 0 {
                 return;
             }
-            match self.write_some(&end, &bytes[..bytes.len().min(part)]) {
-                Ok(written @ 1..) => bytes = &bytes[written.min(bytes.len())..],
+            backlog.taken(taken);
+        }
+    }
+
+    /// Writes `bytes` to the other end, and returns how many it has taken.
+    fn offer(&self, bytes: &[u8], patience: Duration) -> usize {
+        let mut taken = 0;
+        while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty()) {
+            let Some((end, part)) = self.reader() else { return taken };
+            let patience = if self.stuck.load(Ordering::Relaxed) { Duration::ZERO } else { patience };
+            let ready = is_ready(end.as_fd(), PollFlags::OUT, patience);
+            self.stuck.store(!ready, Ordering::Relaxed);
+            if !ready {
+                return taken;
+            }
+            match self.write_some(&end, rest.get(..part).unwrap_or(rest)) {
+                Ok(written @ 1..) => taken += written.min(rest.len()),
                 Err(Errno::INTR) => {}
-                // Lost, as on an unconnected serial line.
-                _ => return,
+                // Not taken, as on an unconnected serial line.
+                _ => return taken,
             }
         }
+        taken
     }
 
     fn write_some(&self, end: &End<'_>, bytes: &[u8]) -> Result<usize, Errno> {
@@ -220,25 +281,42 @@ impl CharDevice {
         }
     }
 
-    /// Waits until one of `others` is readable or, if `input`, there may be input. It may return without either.
+    /// Waits until one of `others` is readable or, if `input`, there may be input. It may return without either. Output
+    /// that was kept goes to whoever has come for it.
     ///
     /// # Errors
     ///
     /// When the system cannot wait.
     pub fn wait<const N: usize>(&self, others: [BorrowedFd<'_>; N], input: bool) -> io::Result<Woken<N>> {
+        let keeps = self.deliver_kept();
         let end = if input { self.writer() } else { None };
+        let taker = if keeps { self.reader().map(|(end, _)| end) } else { None };
         // Without a descriptor to wait for, this polls.
-        let may_come = matches!(&self.kind, Kind::Pty(_) | Kind::Socket(_));
-        let timeout = (input && may_come && end.is_none()).then_some(RETRY);
+        let input_may_come = input && self.kept.is_some() && end.is_none();
+        let timeout = (input_may_come || keeps && taker.is_none()).then_some(RETRY);
         let own = end.as_ref().map(AsFd::as_fd);
-        let watched = others.into_iter().chain(own);
-        let mut fds: Vec<_> = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let begun = self.kept.as_ref().map(|kept| borrow(&kept.begun));
+        let readable = others.into_iter().chain(own).chain(begun).map(|fd| (fd, PollFlags::IN));
+        let writable = taker.as_ref().map(|end| (end.as_fd(), PollFlags::OUT));
+        let watched = readable.chain(writable);
+        let mut fds: Vec<_> = watched.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)).collect();
         match poll(&mut fds, timeout.as_ref()) {
             Err(Errno::INTR) => return Ok(Woken { others: [false; N], input: false }),
             result => result?,
         };
         let readable = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
-        Ok(Woken { others: std::array::from_fn(readable), input: readable(N) })
+        Ok(Woken { others: std::array::from_fn(readable), input: own.is_some() && readable(N) })
+    }
+
+    /// Gives the other end the output that was kept, as much as it takes at once. Returns whether some is left.
+    fn deliver_kept(&self) -> bool {
+        let Some(kept) = &self.kept else { return false };
+        let _ = kept.begun.read();
+        // Whoever holds the lock is delivering, and may leave some.
+        kept.backlog.try_lock().is_none_or(|mut backlog| {
+            self.deliver(&mut backlog, Duration::ZERO);
+            !backlog.is_empty()
+        })
     }
 
     /// The descriptor that input, or a new client, comes from now.

@@ -138,22 +138,22 @@ fn a_wait_ends_for_others_and_leaves_input_alone_that_is_not_asked_for() {
 }
 
 #[test]
-fn a_pseudo_terminal_is_raw_for_whoever_opens_it_and_drops_output_while_nobody_has() {
+fn a_pseudo_terminal_is_raw_for_whoever_opens_it_and_keeps_output_while_nobody_has() {
     let device = CharDevice::open(&CharSpec::Pty).unwrap();
     let path = device.pty().unwrap().to_owned();
     assert!(path.starts_with("/dev/pts"));
     for round in [b"one", b"two"] {
         let start = Instant::now();
-        device.write(&[b'-'; 20_000]);
+        device.write(b"kept ");
         assert!(start.elapsed() < PATIENCE);
         assert_eq!(device.read(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let mut user = File::options().read(true).write(true).open(&path).unwrap();
         assert!(!tcgetattr(&user).unwrap().local_modes.intersects(LocalModes::ECHO | LocalModes::ICANON));
         device.write(b"\x03\n");
         device.write(round);
-        let mut seen = [0; 5];
+        let mut seen = [0; 10];
         user.read_exact(&mut seen).unwrap();
-        assert_eq!(seen, [&b"\x03\n"[..], round].concat()[..]);
+        assert_eq!(seen, [&b"kept \x03\n"[..], round].concat()[..]);
         user.write_all(b"\x03\r").unwrap();
         assert_eq!(input(&device), b"\x03\r");
     }
@@ -181,7 +181,6 @@ fn a_socket_has_one_client_at_a_time() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("console");
     let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
-    device.write(b"nobody hears this");
     let mut first = UnixStream::connect(&path).unwrap();
     let mut second = UnixStream::connect(&path).unwrap();
     device.write(b"hello");
@@ -199,19 +198,64 @@ fn a_socket_has_one_client_at_a_time() {
 }
 
 #[test]
-fn a_client_that_left_does_not_keep_output_from_the_next() {
+fn output_between_two_clients_is_kept_for_the_second() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("console");
     let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
     let first = UnixStream::connect(&path).unwrap();
     device.write(b"x");
     drop(first);
-    device.write(b"lost");
+    device.write(b"kept");
     let mut second = UnixStream::connect(&path).unwrap();
-    device.write(b"y");
+    device.write(b" too");
+    let mut bytes = [0; 8];
+    second.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"kept too");
+}
+
+/// What somebody reads who opens the other end after `output` was written, while a thread waits as a console's does,
+/// and nothing more is written.
+fn read_later(device: &CharDevice, output: &[u8], open: impl FnOnce() -> Box<dyn Read>) -> Vec<u8> {
+    output.chunks(5000).for_each(|part| device.write(part));
+    let (wake, waker) = io::pipe().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            // There is no room for input, as in a serial port that the guest does not read.
+            while device.wait([wake.as_fd()], false).unwrap().others == [false] {}
+        });
+        let mut bytes = vec![0; output.len().min(backlog::CAPACITY)];
+        open().read_exact(&mut bytes).unwrap();
+        drop(waker);
+        waiting.join().unwrap();
+        bytes
+    })
+}
+
+#[test]
+fn what_nobody_has_read_yet_is_there_for_who_comes_later_the_latest_mib_of_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("console");
+    let pty = CharDevice::open(&CharSpec::Pty).unwrap();
+    let socket = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
+    let output: Vec<u8> = (0..backlog::CAPACITY + 4321).map(|n| (n % 251) as u8).collect();
+    let expected = &output[4321..];
+    assert!(read_later(&socket, &output, || Box::new(UnixStream::connect(&path).unwrap())) == expected);
+    let other_end = pty.pty().unwrap().to_owned();
+    assert!(read_later(&pty, &output, || Box::new(File::open(other_end).unwrap())) == expected);
+}
+
+#[test]
+fn a_client_that_takes_nothing_for_a_while_misses_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("console");
+    let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap().with_patience(Duration::from_millis(50));
+    let mut client = UnixStream::connect(&path).unwrap();
+    let output: Vec<u8> = (0..900_000).map(|n| (n % 251) as u8).collect();
+    assert!(read_later(&device, &output, || Box::new(client.try_clone().unwrap())) == output);
+    device.write(b"!");
     let mut byte = [0];
-    second.read_exact(&mut byte).unwrap();
-    assert_eq!(byte, *b"y");
+    client.read_exact(&mut byte).unwrap();
+    assert_eq!(byte, *b"!");
 }
 
 #[test]

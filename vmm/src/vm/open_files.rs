@@ -13,8 +13,9 @@ const OTHERS: u64 = 64;
 
 /// For each queue of a disk: the doorbell, an MSI-X vector, an io_uring, and the eventfd of its completions.
 const OF_DISK_QUEUE: u64 = 4;
-/// For a virtio console: its host side (a socket, its epoll and its client), a doorbell, and three MSI-X vectors.
-const OF_CONSOLE: u64 = 7;
+/// For a virtio console: its host side (a socket, its epoll, its client and an eventfd), a doorbell, and three MSI-X
+/// vectors.
+const OF_CONSOLE: u64 = 8;
 /// For a vhost-user backend: listener, connection, back-channel and inflight region; enough for a vDPA device as well.
 const OF_SOCKET_OR_DEVICE: u64 = 4;
 /// For the entropy device: its source, doorbell, and two MSI-X vectors.
