@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use crate::client::Client;
 use crate::vmm::{Vmm, reasons};
 
 /// Descriptors per function: a tap, a doorbell and 4 interrupts.
@@ -28,4 +29,19 @@ fn an_added_pf_does_not_take_the_files_that_other_vfs_may_need() {
     let refused = add("pf2", "ali");
     let said = reasons(&refused).join(": ");
     assert!(refused.status == 500 && said.contains("the limit is 1024"), "{said}");
+}
+
+/// accept(2) fails without a free descriptor, whether a client waits or not.
+#[test]
+fn idle_clients_leave_a_descriptor_for_the_next_one() {
+    let vmm = Vmm::limited(40);
+    let mut clients: Vec<Client> = Vec::new();
+    for _ in 0..60 {
+        let mut client = vmm.client();
+        // The program has accepted this client, and waits for the next one.
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        client.get("vmm.ping").expect(200);
+        client.get("vmm.ping").expect(200);
+        clients.push(client);
+    }
 }

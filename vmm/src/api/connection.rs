@@ -42,6 +42,8 @@ pub(crate) struct Connection {
     stream: Arc<UnixStream>,
     exchange: Arc<Mutex<Exchange>>,
     patience: Duration,
+    /// When it was accepted.
+    pub opened: Instant,
     /// When it was last advanced.
     pub used: Instant,
 }
@@ -78,7 +80,8 @@ impl Connection {
             .max_headers(MOST_HEADERS)
             .max_header_size(MOST_HEAD)
             .serve_connection(socket, answer);
-        Ok(Self { http: Box::pin(http), stream, exchange, patience, used: Instant::now() })
+        let opened = Instant::now();
+        Ok(Self { http: Box::pin(http), stream, exchange, patience, opened, used: opened })
     }
 
     /// Reads, answers and writes as far as possible without waiting for the client. `None` at the end of the

@@ -16,21 +16,23 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
-use rustix::io::{Errno, read, write};
+use rustix::io::{Errno, ioctl_fionread, read, write};
 
 use crate::api::Handler;
 use crate::api::connection::{Connection, PATIENCE, Wait};
 use crate::api::service::Service;
 
 /// The most connections. A further one replaces one that waits for its client: preferably one that never had a request
-/// answered, otherwise the one that has waited longest.
+/// answered, otherwise the one that has been idle for longest.
 pub const MOST_CONNECTIONS: usize = 128;
 /// The most worker threads.
 pub const MOST_WORKERS: usize = 64;
 /// How long a worker waits for work before it ends. The last one stays.
 const IDLE: Duration = Duration::from_secs(5);
-/// The pause before accepting again when no descriptor is left.
+/// The pause before accepting again when there is no room, or no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long a new client has to send its first request before another one may take its place.
+const GRACE: Duration = Duration::from_millis(100);
 /// How long a client may take to read its answer when the server ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -122,6 +124,8 @@ struct State {
     ended: bool,
     /// Connections that wait for their clients, by token.
     waiting: HashMap<u64, (Connection, Wait)>,
+    /// Whether a client waits to be accepted until there is room.
+    is_full: bool,
     /// Connections that can be advanced.
     ready: VecDeque<(u64, Connection)>,
     /// Number of connections that workers hold.
@@ -132,16 +136,43 @@ struct State {
     last_token: u64,
 }
 
+/// Whether a connection was closed in favour of another.
+enum Eviction {
+    /// It was.
+    Done,
+    /// None may be closed yet; one may at this time.
+    At(Instant),
+}
+
 impl State {
     fn connections(&self) -> usize {
         self.waiting.len() + self.ready.len() + self.advancing
     }
 
-    /// Closes the least valuable waiting connection. False if none waits.
-    fn evict(&mut self) -> bool {
-        let least = self.waiting.iter().min_by_key(|(_, (connection, _))| (connection.has_answered(), connection.used));
-        let token = least.map(|(token, _)| *token);
-        token.is_some_and(|token| self.waiting.remove(&token).is_some())
+    /// Closes the waiting connection that matters least.
+    ///
+    /// One that never had a request answered goes first, but not before it had the time to send one: otherwise
+    /// clients that come at the same time would push each other out. One whose client has just sent something stays.
+    fn evict(&mut self) -> Eviction {
+        let now = Instant::now();
+        let (mut least, mut next) = (None, None);
+        for (token, (connection, wait)) in &self.waiting {
+            let (has_answered, chance) = (connection.has_answered(), connection.opened + GRACE);
+            if !has_answered && chance > now {
+                next = Some(next.map_or(chance, |next: Instant| next.min(chance)));
+            } else if ioctl_fionread(connection).is_ok_and(|bytes| bytes == 0) {
+                let rank = (has_answered, *wait != Wait::Request, connection.used, *token);
+                least = Some(least.map_or(rank, |least| rank.min(least)));
+            }
+        }
+        match (least, next) {
+            (Some((true, ..)) | None, Some(next)) => Eviction::At(next),
+            (Some((.., token)), _) => {
+                self.waiting.remove(&token);
+                Eviction::Done
+            }
+            (None, None) => Eviction::At(now + PAUSE),
+        }
     }
 
     /// The earliest deadline of all waiting connections.
@@ -212,6 +243,9 @@ impl Shared {
                     }
                     _ => {}
                 }
+                if state.is_full {
+                    self.wake();
+                }
                 continue;
             }
             state.idle_workers += 1;
@@ -261,7 +295,7 @@ fn wait_for_room(connection: &Connection, patience: Duration) -> bool {
 struct Poller {
     shared: Arc<Shared>,
     listener: UnixListener,
-    /// When to accept again, if there was no room.
+    /// When to accept again, if there was no room or no descriptor.
     accept_at: Option<Instant>,
 }
 
@@ -299,8 +333,7 @@ impl Poller {
             }
             let now = Instant::now();
             state.waiting.retain(|_, (_, wait)| wait.deadline().is_none_or(|deadline| deadline > now));
-            if self.accept_at.is_some_and(|at| at <= now) {
-                self.accept_at = None;
+            if state.is_full || self.accept_at.is_some_and(|at| at <= now) {
                 self.accept(&mut state);
             }
         }
@@ -317,10 +350,14 @@ impl Poller {
 
     /// Accepts clients.
     fn accept(&mut self, state: &mut State) {
+        self.accept_at = None;
+        state.is_full = false;
         let mut is_out_of_files = false;
         loop {
-            if state.connections() >= MOST_CONNECTIONS && !state.evict() {
-                break self.accept_at = Some(Instant::now() + PAUSE);
+            if (is_out_of_files || state.connections() >= MOST_CONNECTIONS)
+                && let Err(at) = self.make_room(state)
+            {
+                break self.accept_at = at;
             }
             match self.listener.accept() {
                 Ok((stream, _)) => match Connection::new(stream, &self.shared.service) {
@@ -332,23 +369,45 @@ impl Poller {
                     }
                     Err(error) => log::debug!("dropping a client of the API: {error}"),
                 },
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let data = epoll::EventData::new_u64(LISTENER);
-                    if epoll::modify(&self.shared.epoll, &self.listener, data, ONCE_READABLE).is_err() {
-                        self.accept_at = Some(Instant::now() + PAUSE);
-                    }
-                    break;
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break self.accept_at = self.listen(),
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
                 }
                 // Too many open files in the process or the host: closing a connection may help.
                 Err(error) => {
                     log::debug!("cannot accept a client of the API: {error}");
-                    if mem::replace(&mut is_out_of_files, true) || !state.evict() {
+                    if mem::replace(&mut is_out_of_files, true) {
                         break self.accept_at = Some(Instant::now() + PAUSE);
                     }
                 }
             }
         }
+    }
+
+    /// Closes a connection if a client waits to be accepted. accept(2) is not asked whether one does: without a
+    /// descriptor left, it fails before it looks.
+    ///
+    /// # Errors
+    ///
+    /// No client waits, or no connection may be closed yet: when to try again, unless the listener or a connection
+    /// says so earlier.
+    fn make_room(&self, state: &mut State) -> Result<(), Option<Instant>> {
+        let fd = self.listener.as_fd();
+        if poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|ready| ready == 0) {
+            return Err(self.listen());
+        }
+        match state.evict() {
+            Eviction::Done => Ok(()),
+            Eviction::At(time) => {
+                state.is_full = true;
+                Err(Some(time))
+            }
+        }
+    }
+
+    /// Waits for the next client; or, if that is impossible, until the returned time.
+    fn listen(&self) -> Option<Instant> {
+        let data = epoll::EventData::new_u64(LISTENER);
+        let armed = epoll::modify(&self.shared.epoll, &self.listener, data, ONCE_READABLE);
+        armed.is_err().then(|| Instant::now() + PAUSE)
     }
 }

@@ -1,6 +1,7 @@
 //! Hostile clients: the server keeps running, its memory and descriptors stay bounded, and other clients are served.
 
 use std::os::unix::net::UnixStream;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use vmm::api::{MOST_BODY, MOST_CONNECTIONS, MOST_HEAD, Reply};
@@ -190,6 +191,48 @@ fn a_thousand_idle_connections_leave_room_for_others() {
     assert_eq!(regular.ask("GET", "/api/v1/vmm.ping", "").status, 200);
     drop(idle);
     assert_serves(&server);
+}
+
+/// Clients that keep their connections after an answer, as many as there can be.
+fn answered(server: &Fixture) -> Vec<Client> {
+    let ask = |_| {
+        let mut client = server.client();
+        assert_eq!(client.ask("GET", "/api/v1/vmm.ping", "").status, 200);
+        client
+    };
+    (0..MOST_CONNECTIONS - 1).map(ask).collect()
+}
+
+#[test]
+fn idle_clients_that_were_answered_lock_nobody_out() {
+    let server = serve(plain);
+    let idle = answered(&server);
+    for _ in 0..3 {
+        let mut late = server.client();
+        // The server has accepted this client, and waits for the next one.
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(late.ask("GET", "/api/v1/vmm.ping", "").status, 200);
+        assert_eq!(late.ask("GET", "/api/v1/vmm.ping", "").status, 200);
+    }
+    drop(idle);
+}
+
+#[test]
+fn clients_that_come_together_are_all_answered() {
+    let server = serve(plain);
+    let idle = answered(&server);
+    let start = Barrier::new(MOST_CONNECTIONS);
+    for _ in 0..3 {
+        std::thread::scope(|scope| {
+            for _ in 0..MOST_CONNECTIONS {
+                scope.spawn(|| {
+                    start.wait();
+                    assert_eq!(server.client().ask("GET", "/api/v1/vmm.ping", "").status, 200);
+                });
+            }
+        });
+    }
+    drop(idle);
 }
 
 #[test]
