@@ -8,6 +8,7 @@ mod client;
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
 mod limits;
+mod memory;
 mod readme;
 mod refused;
 mod registry_client;

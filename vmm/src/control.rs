@@ -27,6 +27,7 @@ use crate::control::queue::ActionQueue;
 use crate::control::signals::Signals;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
+use crate::heap;
 use crate::telemetry::events::{EventStream, Events};
 use crate::telemetry::monitor::EventMonitor;
 use crate::vm::Vm;
@@ -218,6 +219,7 @@ impl ControlLoop {
                     instance.shutdown();
                     self.events.vm("deleted");
                 }
+                heap::give_back();
                 Ok(Reply::Done)
             }
             Action::Shutdown => self.running().map(Instance::shutdown).map(|()| Reply::Done),
@@ -260,8 +262,10 @@ impl ControlLoop {
             let what = "there is already a VM; delete it first (vm.delete)";
             return Err(Failure::new(ErrorKind::Conflict, what));
         }
-        let planned = PlannedVm::new(config);
-        let planned = planned.map_err(|error| Failure::from(error).in_context("the VM cannot be created"))?;
+        let planned = PlannedVm::new(config).map_err(|error| {
+            heap::give_back();
+            Failure::from(error).in_context("the VM cannot be created")
+        })?;
         self.instance = Some(Instance::new(planned, self.events.clone()));
         Ok(Reply::Done)
     }

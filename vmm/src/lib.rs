@@ -28,6 +28,7 @@ mod control;
 mod devices;
 mod error;
 mod error_kind;
+mod heap;
 pub mod kvm;
 mod pci_host;
 pub mod serial;

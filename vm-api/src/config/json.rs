@@ -1,9 +1,8 @@
 //! A whole virtual machine as JSON: the body of `vm.create`, and the file of `--config`.
 
-use serde_json::Value;
-
 use crate::config::unsupported;
 use crate::config::{ConfigError, Problem, VmConfig};
+use crate::document::{self, DocumentError};
 
 impl VmConfig {
     /// Reads the JSON of `vm.create`. Fields of Cloud Hypervisor that are not supported yet may be given at their
@@ -14,8 +13,10 @@ impl VmConfig {
     /// What cannot be read, with its path in the document.
     pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
         let wrong = |path: &str, what: String| ConfigError::new(path, Problem::Syntax(what));
-        let mut value: Value =
-            serde_json::from_slice(text).map_err(|error| wrong("the document", format!("not JSON: {error}")))?;
+        let mut value = document::read(text).map_err(|error| match error {
+            DocumentError::Syntax(_) => wrong("the document", error.to_string()),
+            DocumentError::Content { path, what } => wrong(&path, what),
+        })?;
         if !value.is_object() {
             return Err(wrong("the document", "JSON, but not an object".to_string()));
         }
@@ -48,6 +49,8 @@ mod tests {
     fn what_cannot_be_read_is_named_by_its_path() {
         assert!(refused("{").starts_with("the document: not JSON: "));
         assert_eq!(refused("[]"), "the document: JSON, but not an object");
+        let said = refused(r#"{"cpus": {"boot_vcpus": 1, "boot_vcpus": 2}}"#);
+        assert_eq!(said, "cpus.boot_vcpus: the key is given twice; give it once");
         assert!(refused(r#"{"colour": 1}"#).contains("unknown field `colour`"));
         let said = refused(r#"{"net": [{}, {"sriov_vfs": -1}]}"#);
         assert!(said.contains("net[1]") && said.contains("sriov_vfs") || said.contains("expected u16"), "{said}");

@@ -1,4 +1,4 @@
-//! The state of a connection's current request, and limits on the descriptors and bodies of all connections together.
+//! The state of a connection's current request, and limits on what the requests of all connections take together.
 
 use std::mem;
 use std::os::fd::OwnedFd;
@@ -6,19 +6,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::heap;
+
 /// The most file descriptors received with incomplete requests, over all connections: enough for the largest NIC (one
 /// for each of 254 vCPUs).
 pub const MOST_FDS: usize = 256;
-/// The most bodies above [`SMALL_BODY`] in memory at the same time.
+/// The most requests with bodies above [`SMALL_BODY`] at the same time.
 const MOST_LARGE_BODIES: usize = 2;
 /// The largest body, in bytes, that does not count against [`MOST_LARGE_BODIES`].
 pub(crate) const SMALL_BODY: usize = 64 << 10;
+/// How much of bodies is read before the memory that this took goes back to the host, in bytes.
+const READ_PER_RETURN: usize = 1 << 20;
 
 /// The descriptors and memory in use by all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     fds: AtomicUsize,
     large_bodies: AtomicUsize,
+    /// Locked while a body is read: that takes many times its size.
+    reading: Mutex<()>,
+    /// Bytes read since memory was returned.
+    read: AtomicUsize,
 }
 
 /// Adds `count` to `used`, unless the sum exceeds `most`. Returns whether it was added.
@@ -32,9 +42,23 @@ impl Budget {
     pub(super) fn large_body(self: &Arc<Self>) -> Option<LargeBody> {
         take(&self.large_bodies, 1, MOST_LARGE_BODIES).then(|| LargeBody(self.clone()))
     }
+
+    /// Waits for the turn to read a body, which ends when the result is dropped.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.reading.lock()
+    }
+
+    /// Notes that a request with a body of `length` bytes is done, and returns memory from time to time.
+    pub(super) fn done(&self, length: usize) {
+        let read = self.read.fetch_add(length, Ordering::Relaxed).saturating_add(length);
+        if length > SMALL_BODY || read > READ_PER_RETURN {
+            self.read.store(0, Ordering::Relaxed);
+            heap::give_back();
+        }
+    }
 }
 
-/// A permit to hold a large body in memory.
+/// A permit for a request with a large body, until it is done.
 #[derive(Debug)]
 pub(crate) struct LargeBody(Arc<Budget>);
 

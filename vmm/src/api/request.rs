@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use vm_api::document::{self, DocumentError};
 
 use crate::api::{Action, Failure};
 use crate::config::NetConfig;
@@ -157,7 +158,10 @@ fn bad(reason: impl Into<String>) -> Failure {
 }
 
 fn json(body: &[u8]) -> Result<Value, Failure> {
-    serde_json::from_slice(body).map_err(|error| bad(format!("the body is not JSON: {error}")))
+    document::read(body).map_err(|error| match error {
+        DocumentError::Syntax(_) => bad(format!("the body is {error}")),
+        DocumentError::Content { .. } => bad(error.to_string()),
+    })
 }
 
 /// The typed form of `body`.

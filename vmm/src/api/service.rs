@@ -49,12 +49,17 @@ pub(crate) async fn answer(
         (Ok(received), Some(fds)) => {
             // No endpoint takes a query: with one, the path is not found.
             let path = head.uri.path_and_query().map_or("", |path| path.as_str());
-            let action = request::Request { method: head.method.as_str(), path, body: &received.bytes, fds }.action();
-            drop(received);
-            match action {
+            let Received { bytes, large } = received;
+            let (length, turn) = (bytes.len(), (!bytes.is_empty()).then(|| service.budget.turn()));
+            let action = request::Request { method: head.method.as_str(), path, body: &bytes, fds }.action();
+            drop((bytes, turn));
+            let answer = match action {
                 Ok(action) => Answer::outcome(service.handler.handle(action)),
                 Err(refusal) => Answer::refusal(&refusal),
-            }
+            };
+            drop(large);
+            service.budget.done(length);
+            answer
         }
     };
     let mut exchange = exchange.lock();
@@ -74,7 +79,7 @@ fn wants(headers: &hyper::HeaderMap, name: hyper::header::HeaderName, word: &str
 struct Received {
     bytes: Vec<u8>,
     /// The permit, if the body is large.
-    _large: Option<LargeBody>,
+    large: Option<LargeBody>,
 }
 
 /// Receives a body. A refused one is still read, so that the client gets to reading the answer, unless it `waits` for
@@ -109,7 +114,7 @@ async fn receive(mut body: Incoming, waits: bool, budget: &Arc<Budget>) -> Resul
         }
     }
     match refused {
-        None => Ok(Received { bytes, _large: large }),
+        None => Ok(Received { bytes, large }),
         Some(refused) => Err(refused),
     }
 }

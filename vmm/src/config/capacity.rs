@@ -38,4 +38,9 @@ mod tests {
         let slots = format!("Device number on bus 0, {} to {}.", slots.start(), slots.end());
         assert!(text.contains(&slots), "{text}");
     }
+
+    #[test]
+    fn a_document_may_have_all_vfs_of_a_pf() {
+        assert_eq!(vm_api::document::MOST_VFS, usize::from(CAPACITY.vfs()));
+    }
 }

@@ -141,6 +141,32 @@ fn invalid_json_is_refused_with_its_position() {
 }
 
 #[test]
+fn a_key_that_is_given_twice_is_named() {
+    for (name, body, path) in [
+        ("vm.create", r#"{"cpus": {"boot_vcpus": 1, "max_vcpus": 2, "boot_vcpus": 2}}"#, "cpus.boot_vcpus"),
+        ("vm.add-net", r#"{"id": "a", "tap": "t", "id": "a"}"#, "id"),
+        ("vm.resize", r#"{"desired_vcpus": 1, "desired_vcpus": 2}"#, "desired_vcpus"),
+    ] {
+        let Err(Refusal::Failure(failure)) = ask("PUT", name, body.as_bytes()) else { panic!() };
+        let what = format!("{path}: the key is given twice; give it once");
+        assert_eq!((failure.kind, &failure.chain[1]), (ErrorKind::Invalid, &what));
+    }
+}
+
+#[test]
+fn no_array_is_longer_than_a_vm_can_have_devices_for() {
+    for (body, path, most) in [
+        (json!({"net": vec![json!({}); 100_000]}), "net", 1024),
+        (json!({"disks": vec![json!({}); 100_000]}), "disks", 1024),
+        (json!({"vdpa": vec![json!({}); 100_000]}), "vdpa", 1024),
+        (json!({"net": [{"fds": vec![3; 100_000]}]}), "net[0].fds", 1024),
+        (json!({"net": [{"vfs": vec![json!({}); 100_000]}]}), "net[0].vfs", 32_512),
+    ] {
+        assert_eq!(problem("vm.create", &body), format!("{path}: more than {most} elements; give fewer"));
+    }
+}
+
+#[test]
 fn endpoints_of_cloud_hypervisor_that_are_missing_here_are_501() {
     let names = [
         "add-device",
