@@ -28,7 +28,8 @@ pub struct NetConfig {
     #[option("tap=<interface>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// IP address of the tap on the host; needs mask.
+    /// IP address of the tap on the host; needs mask. Kept without effect where the tap is not opened here: with fd,
+    /// vhost_user and vdpa.
     #[option("ip=<address>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip: Option<IpAddr>,
@@ -130,7 +131,8 @@ pub struct VfConfig {
     #[option("tap=<interface>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// IP address of the tap on the host; needs mask.
+    /// IP address of the tap on the host; needs mask. Kept without effect where the tap is not opened here: with fd,
+    /// vhost_user and vdpa.
     #[option("ip=<address>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip: Option<IpAddr>,

@@ -77,14 +77,15 @@ impl Nic<'_> {
     }
 
     /// Refuses a second backend besides `kind`, which `key` selects.
+    ///
+    /// An address of the tap (`ip`, `mask`) is kept without effect, as in Cloud Hypervisor: clients such as Kata send
+    /// one with every NIC.
     fn check_no_tap(&self, key: &str, value: &dyn Display, kind: &str) -> Result<(), ConfigError> {
-        let NetConfig { tap, fds, vhost, ip, mask, host_mac, vdpa, vhost_user, vhost_socket, .. } = self.config;
+        let NetConfig { tap, fds, vhost, host_mac, vdpa, vhost_user, vhost_socket, .. } = self.config;
         let settings = [
             ("tap", tap.is_some()),
             ("fd", !fds.is_empty()),
             ("vhost", *vhost != Vhost::Off),
-            ("ip", ip.is_some()),
-            ("mask", mask.is_some()),
             ("host_mac", host_mac.is_some()),
             ("vhost_user", vdpa.is_some() && (*vhost_user || vhost_socket.is_some())),
         ];
@@ -173,7 +174,7 @@ impl Nic<'_> {
     }
 
     fn check_fds(&self) -> Result<(), ConfigError> {
-        let NetConfig { fds, num_queues, tap, ip, host_mac, .. } = self.config;
+        let NetConfig { fds, num_queues, tap, host_mac, .. } = self.config;
         if fds.is_empty() {
             return Ok(());
         }
@@ -188,11 +189,8 @@ impl Nic<'_> {
             let what = format!("each queue pair needs a file descriptor (fd=); pass {pairs} instead of {count}");
             return self.error("num_queues", num_queues, Problem::Conflict(what));
         }
-        let settings = [
-            ("tap", tap.clone()),
-            ("ip", ip.map(|ip| ip.to_string())),
-            ("host_mac", host_mac.map(|mac| mac.to_string())),
-        ];
+        // `ip` and `mask` are kept without effect, as in `check_no_tap`.
+        let settings = [("tap", tap.clone()), ("host_mac", host_mac.map(|mac| mac.to_string()))];
         if let Some((key, value)) = settings.into_iter().find_map(|(key, value)| Some((key, value?))) {
             let what = format!("the tap behind a file descriptor (fd=) is already set up; leave {key} out");
             return self.error(key, value, Problem::Conflict(what));

@@ -1,6 +1,6 @@
 //! Every rule that a NIC or VF can break: the error, in one line, before anything is opened.
 
-use vmm::config::{BackendPlan, NetConfig, VmPlan};
+use vmm::config::{BackendPlan, NetConfig, PlannedVm, VmPlan};
 
 use crate::{plan, refusal, vm, with};
 
@@ -349,8 +349,6 @@ fn a_tap_beside_another_backend_is_refused() {
         ("fd", "fd=7"),
         ("vhost", "vhost=on"),
         ("vhost", "vhost=auto"),
-        ("ip", "ip=10.0.0.1,mask=255.0.0.0"),
-        ("mask", "mask=255.0.0.0"),
         ("host_mac", "host_mac=52:54:00:00:00:01"),
         ("vhost_user", "vhost_user=on,socket=/s"),
     ] {
@@ -369,6 +367,33 @@ fn a_tap_beside_another_backend_is_refused() {
         }
     }
     assert!(plan(&["fd=7,vhost=on", "tap=t,ip=10.0.0.1,mask=255.0.0.0,vhost=auto"], &[]).is_ok());
+}
+
+/// Kata sends these two with every NIC, and libvirt those of `<ip>`.
+#[test]
+fn an_address_of_a_tap_is_kept_without_effect_where_the_backend_is_no_tap_of_ours() {
+    let address = "ip=192.168.249.1,mask=255.255.255.0";
+    for backend in ["fd=7", "vhost_user=on,socket=/s", "vdpa=/d"] {
+        let (with, without) = (format!("id=a,mac=52:54:00:00:00:01,{backend}"), "ip=,mask=");
+        let pf = |rest: &str| plan(&[&format!("{with},{rest}")], &[]).unwrap();
+        assert_eq!(pf(address), pf(without), "{backend}");
+        let vf = |rest: &str| {
+            let vf = format!("pf=a,index=0,{backend},{rest}");
+            plan(&["id=a,mac=52:54:00:00:00:01,sriov_vfs=1"], &[&vf]).unwrap()
+        };
+        assert_eq!(vf(address), vf(without), "{backend}");
+        let kept = PlannedVm::new(vm(&[&format!("{with},{address}")], &[]).unwrap()).unwrap();
+        assert_eq!(kept.config().net[0].ip, Some("192.168.249.1".parse().unwrap()));
+        assert_eq!(kept.config().net[0].mask, Some("255.255.255.0".parse().unwrap()));
+    }
+    assert_eq!(
+        refusal(&["id=a,fd=7,ip=192.168.249.1"], &[]),
+        "--net id=a,ip=192.168.249.1: needs a network mask; add mask="
+    );
+    // A tap of ours gets the address, this one as any other.
+    let nets = plan(&[address], &[]).unwrap();
+    let BackendPlan::Tap { spec, .. } = &nets[0].pf.backend else { panic!("{nets:?}") };
+    assert_eq!(spec.ip, Some("192.168.249.1".parse().unwrap()));
 }
 
 #[test]
