@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgAction, Parser};
+use clap::{ArgAction, Parser, ValueEnum};
 use vmm::Options;
 use vmm::config::{ConfigError, PlannedVm, VmConfig, unsupported};
 
@@ -20,7 +20,7 @@ const VERSION: &str = concat!(
 const EXAMPLE: &str = "\
 Example: a guest with a NIC that has 8 virtual functions (VFs), the first of them on the tap tenant-a
 
-  cloud-hypervisor --kernel vmlinuz --initramfs initrd --cmdline console=ttyS0 --serial tty \\
+  cloud-hypervisor --kernel vmlinuz --initramfs initrd --cmdline console=ttyS0 --serial tty --console off \\
     --cpus boot=2 --memory size=1G \\
     --net id=pf0,tap=pf0,sriov_vfs=8 --net-vf pf=pf0,index=0,tap=tenant-a
 
@@ -87,9 +87,26 @@ pub(crate) struct Cli {
     )]
     pub print_config: bool,
 
+    /// System call filters, which are not there yet: true, log and errno cause a warning
+    #[arg(long, value_name = "true|false|log|errno", help_heading = PROGRAM, hide_possible_values = true)]
+    pub seccomp: Option<Seccomp>,
+
     /// Log more: -v events, -vv details, -vvv everything
     #[arg(short, action = ArgAction::Count, help_heading = PROGRAM)]
     pub verbose: u8,
+}
+
+/// What happens on a system call that is not allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Seccomp {
+    /// The program ends.
+    True,
+    /// Every call is allowed.
+    False,
+    /// The call is logged.
+    Log,
+    /// The call fails.
+    Errno,
 }
 
 impl Cli {

@@ -14,9 +14,9 @@ use clap::Parser;
 use rustix::fs::Mode;
 use tracing_subscriber::filter::LevelFilter;
 use vmm::ErrorKind;
-use vmm::config::VmConfig;
+use vmm::config::{VmConfig, json};
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Seccomp};
 use crate::error::CommandError;
 
 fn main() -> ExitCode {
@@ -38,11 +38,15 @@ fn main() -> ExitCode {
 /// Runs until the VM ends.
 fn run(cli: Cli) -> Result<(), CommandError> {
     let (verbose, log_file, print_config) = (cli.verbose, cli.log_file.clone(), cli.print_config);
+    let seccomp = cli.seccomp;
     let options = cli.into_options()?;
     if let (true, Some(vm)) = (print_config, &options.vm) {
         return print(vm.config());
     }
     log_to(log_file.as_deref(), verbose)?;
+    if let Some(Seccomp::True | Seccomp::Log | Seccomp::Errno) = seccomp {
+        log::warn!("--seccomp: there are no system call filters yet; --seccomp false says so");
+    }
     vmm::run(options)?;
     Ok(())
 }
@@ -51,7 +55,11 @@ fn run(cli: Cli) -> Result<(), CommandError> {
 fn print(vm: &VmConfig) -> Result<(), CommandError> {
     vm.payload.check_present().map_err(vmm::Error::from)?;
     let mut output = std::io::stdout().lock();
-    writeln!(output, "{}", serde_json::to_string_pretty(vm).map_err(std::io::Error::from)?)?;
+    let mut text = Vec::new();
+    let mut pretty = serde_json::Serializer::pretty(&mut text);
+    json::serialize(vm, &mut pretty).map_err(std::io::Error::from)?;
+    text.push(b'\n');
+    output.write_all(&text)?;
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 use vm_api::config::{
     ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options, PayloadConfig,
-    Problem, RngConfig, VdpaConfig, VmConfig, help,
+    PlatformConfig, Problem, RngConfig, VdpaConfig, VmConfig, check_unsupported, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -28,7 +28,10 @@ pub(crate) struct VmOptions {
         value_name = "mode",
         requires = "kernel",
         help_heading = DEVICES,
-        long_help = format!("Virtio console (hvc0 in the guest): {CONSOLE_MODES} [default: off]")
+        long_help = format!(
+            "Virtio console (hvc0 in the guest): {CONSOLE_MODES} [default: tty]\n\nKeys of the device may follow: \
+             id=<name> [default: __console], pci_segment=<number>, pci_device_id=<number>"
+        )
     )]
     console: Option<String>,
 
@@ -41,6 +44,16 @@ pub(crate) struct VmOptions {
         long_help = keys::<CpusConfig>("Virtual CPUs")
     )]
     cpus: Option<String>,
+
+    /// Debug console. Only off is supported
+    #[arg(
+        long,
+        value_name = "mode",
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = "Debug console. Only off is supported, with or without iobase=0xe9 [default: off]"
+    )]
+    debug_console: Option<String>,
 
     /// Disks
     #[arg(
@@ -95,6 +108,16 @@ pub(crate) struct VmOptions {
         long_help = keys::<NetVf>("Per-VF overrides of the PF's defaults. Repeat for more")
     )]
     net_vf: Vec<String>,
+
+    /// The machine as a whole
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        requires = "kernel",
+        help_heading = MACHINE,
+        long_help = keys::<PlatformConfig>("The machine as a whole")
+    )]
+    platform: Option<String>,
 
     /// Entropy device
     #[arg(
@@ -167,6 +190,10 @@ impl VmOptions {
         if let Some(mode) = self.console {
             config.console = console("--console", &mode)?;
         }
+        if let Some(text) = self.debug_console {
+            check_unsupported("--debug-console", &text)?;
+        }
+        config.platform = self.platform.map(|text| text.parse()).transpose()?;
         for disk in self.disk {
             config.disks.push(disk.parse()?);
         }

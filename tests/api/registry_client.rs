@@ -5,7 +5,8 @@
 
 use cloud_hypervisor_client::apis::{DefaultApi, Error};
 use cloud_hypervisor_client::models::{
-    CpusConfig, DiskConfig, MemoryConfig, NetConfig, PayloadConfig, VmConfig, VmInfo, VmRemoveDevice, VmState,
+    ConsoleConfig, ConsoleMode, CoreSchedulingMode, CpusConfig, DiskConfig, ImageType, LockGranularity, MemoryConfig,
+    NetConfig, PayloadConfig, VmConfig, VmInfo, VmRemoveDevice, VmState,
 };
 use cloud_hypervisor_client::{SocketBasedApiClient, socket_based_api_client};
 use serde_json::json;
@@ -26,6 +27,7 @@ fn config(vmm: &Vmm, net: Vec<NetConfig>) -> VmConfig {
         cpus: Some(CpusConfig::new(2, 2)),
         memory: Some(MemoryConfig::new(64 << 20)),
         net: Some(net),
+        console: Some(ConsoleConfig::new(ConsoleMode::Off)),
         ..VmConfig::new(payload)
     }
 }
@@ -116,5 +118,53 @@ fn what_is_refused_has_its_status_and_its_reasons() {
         let Err(Error::Api(error)) = client.vm_add_disk_put(disk).await else { panic!("there is no such file") };
         assert_eq!(error.code, 400);
         assert!(error.body.contains("truncate -s"), "{}", error.body);
+    });
+}
+
+/// The answer's configuration has a value wherever Cloud Hypervisor's has one, in the generated types' own names.
+#[test]
+fn the_configuration_has_every_default_of_cloud_hypervisors() {
+    let vmm = Vmm::start();
+    let client = socket_based_api_client(vmm.socket());
+    runtime().block_on(async {
+        let payload = PayloadConfig { kernel: Some(vmm.files.idle_kernel()), ..PayloadConfig::default() };
+        let disk = DiskConfig { path: Some("/nonexistent/disk".to_string()), ..DiskConfig::default() };
+        let address = ("192.168.249.1".to_string(), "255.255.255.0".to_string());
+        let nic = NetConfig { ip: Some(address.0.clone()), mask: Some(address.1.clone()), ..net("n", "apf") };
+        client
+            .create_vm(VmConfig { disks: Some(vec![disk]), net: Some(vec![nic]), ..VmConfig::new(payload) })
+            .await
+            .unwrap();
+        let config = client.vm_info_get().await.unwrap().config;
+        assert_eq!(
+            (config.iommu, config.watchdog, config.pvpanic, config.landlock_enable),
+            (Some(false), Some(false), Some(false), Some(false))
+        );
+        assert_eq!(config.console.unwrap().mode, ConsoleMode::Tty);
+        assert_eq!(config.serial.unwrap().mode, ConsoleMode::Null);
+        let debug = config.debug_console.unwrap();
+        assert_eq!((debug.mode, debug.iobase), (ConsoleMode::Off, Some(233)));
+        let cpus = config.cpus.unwrap();
+        assert_eq!(
+            (cpus.kvm_hyperv, cpus.max_phys_bits, cpus.nested, cpus.features.unwrap().amx, cpus.core_scheduling),
+            (Some(false), Some(46), Some(true), Some(false), Some(CoreSchedulingMode::Vm))
+        );
+        let memory = config.memory.unwrap();
+        assert_eq!(
+            (memory.mergeable, memory.hotplug_method.as_deref(), memory.thp),
+            (Some(false), Some("Acpi"), Some(true))
+        );
+        let disk = &config.disks.unwrap()[0];
+        assert_eq!((disk.vhost_user, disk.backing_files, disk.sparse), (Some(false), Some(false), Some(true)));
+        assert_eq!(
+            (disk.image_type, disk.lock_granularity, disk.pci_segment),
+            (Some(ImageType::Unknown), Some(LockGranularity::ByteRange), Some(0))
+        );
+        let nic = &config.net.unwrap()[0];
+        assert_eq!((nic.ip.as_ref(), nic.mask.as_ref()), (Some(&address.0), Some(&address.1)));
+        assert_eq!(
+            (nic.vhost_user, nic.vhost_mode.as_deref(), nic.pci_segment),
+            (Some(false), Some("Client"), Some(0))
+        );
     });
 }

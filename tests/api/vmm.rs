@@ -73,6 +73,7 @@ impl Vmm {
             "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
             "memory": {"size": 64 << 20},
             "net": net,
+            "console": {"mode": "Off"},
         })
     }
 

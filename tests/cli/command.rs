@@ -134,11 +134,33 @@ fn a_vm_without_cpus_or_memory_is_refused() {
 }
 
 #[test]
-fn a_terminal_is_not_given_to_two_consoles() {
+fn a_key_at_its_default_is_no_error() {
+    for (option, text) in [
+        ("--cpus", "nested=on,core_scheduling=vm,kvm_hyperv=off,max_phys_bits=46"),
+        ("--memory", "mergeable=off,hotplug_method=acpi"),
+        ("--platform", "num_pci_segments=1"),
+        ("--debug-console", "off"),
+        ("--console", "off,id=c"),
+        ("--disk", "path=/d,sparse=on,backing_files=off"),
+    ] {
+        shown(&["--kernel", "/nonexistent/vmlinux", option, text, "--print-config"]);
+    }
     assert_eq!(
-        wrong(&["--console", "tty", "--serial", "tty"]),
-        "--console tty: the serial port has this terminal (--serial tty); give one of them another mode"
+        wrong(&["--debug-console", "pty"]),
+        "--debug-console pty: debug consoles are not supported yet; leave it out"
     );
+}
+
+#[test]
+fn a_system_call_filter_may_be_asked_for_with_a_warning() {
+    for mode in ["true", "false", "log", "errno"] {
+        let output = Run::new(&["--kernel", "/nonexistent/vmlinux", "--seccomp", mode]).command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.lines().any(|line| line.contains("/nonexistent/vmlinux")), "{said}");
+        let warning = "--seccomp: there are no system call filters yet; --seccomp false says so";
+        assert_eq!(said.lines().filter(|line| line.contains(warning)).count(), usize::from(mode != "false"), "{said}");
+    }
+    assert!(malformed("--seccomp", "maybe").contains("'maybe'"));
 }
 
 // SR-IOV. `vmm/tests/config/nics.rs` has every rule of a single NIC.

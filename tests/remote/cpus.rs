@@ -60,7 +60,8 @@ fn running(vmm: &Vmm) -> Vec<String> {
 
 fn cpus(vmm: &Vmm) -> Value {
     let info: Value = serde_json::from_str(&vmm.done(&["info"])).unwrap();
-    info["config"]["cpus"].clone()
+    let cpus = &info["config"]["cpus"];
+    json!({ "boot_vcpus": cpus["boot_vcpus"], "max_vcpus": cpus["max_vcpus"] })
 }
 
 #[test]

@@ -7,10 +7,11 @@ pub mod disk;
 pub mod error;
 pub mod grammar;
 pub mod id;
-mod json;
+pub mod json;
 pub mod mac;
 pub mod net;
 pub mod option;
+pub mod platform;
 pub mod rate;
 pub mod rng;
 pub mod unsupported;
@@ -27,7 +28,8 @@ pub use crate::config::disk::{DiskConfig, ImageType};
 pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::mac::{MacAddress, ParseMacError};
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
-pub use crate::config::option::{Key, Options, bytes, help};
+pub use crate::config::option::{Key, Options, bytes, check_unsupported, help};
+pub use crate::config::platform::PlatformConfig;
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::rng::RngConfig;
 pub use crate::config::vdpa::VdpaConfig;
@@ -58,6 +60,9 @@ pub struct VmConfig {
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
     pub console: ConsoleConfig,
+    /// The machine as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub platform: Option<PlatformConfig>,
 }
 
 impl Default for VmConfig {
@@ -71,19 +76,22 @@ impl Default for VmConfig {
             vdpa: Vec::new(),
             rng: RngConfig::default(),
             serial: ConsoleConfig::new(ConsoleMode::Null),
-            console: ConsoleConfig::off(),
+            console: ConsoleConfig::new(ConsoleMode::Tty),
+            platform: None,
         }
     }
 }
 
 impl VmConfig {
-    /// The places of all devices but the virtio console, kind by kind, in the order in which they are given slots.
+    /// The places of all devices, kind by kind, in the order in which they are given slots.
     pub fn places_mut(&mut self) -> impl Iterator<Item = Place<'_>> {
         let nets = self.net.iter_mut().map(|net| Place::new(&mut net.id, &mut net.pci_device_id));
         let vdpas = self.vdpa.iter_mut().map(|vdpa| Place::new(&mut vdpa.id, &mut vdpa.pci_device_id));
         let disks = self.disks.iter_mut().map(|disk| Place::new(&mut disk.id, &mut disk.pci_device_id));
+        let console = Place::new(&mut self.console.id, &mut self.console.pci_device_id);
+        let console = (self.console.mode != ConsoleMode::Off).then_some(console);
         let rng = Place::new(&mut self.rng.id, &mut self.rng.pci_device_id);
-        nets.chain(vdpas).chain(disks).chain([rng])
+        nets.chain(vdpas).chain(disks).chain(console).chain([rng])
     }
 
     /// Removes the device called `id`, if there is one.

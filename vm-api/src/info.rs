@@ -25,6 +25,7 @@ pub struct VmmPingResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmInfo {
     /// The configuration, with what was added and removed since.
+    #[serde(with = "crate::config::json")]
     pub config: VmConfig,
     /// The VM's state.
     pub state: VmState,

@@ -18,8 +18,9 @@ pub(crate) mod subject;
 
 pub use vm_api::config::{
     ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DiskConfig, ImageType, Key, MacAddress, MemoryConfig,
-    NetConfig, NetVf, Options, ParseConsoleError, ParseMacError, PayloadConfig, Problem, RateLimiterConfig, RngConfig,
-    TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, bytes, grammar, help, unsupported,
+    NetConfig, NetVf, Options, ParseConsoleError, ParseMacError, PayloadConfig, PlatformConfig, Problem,
+    RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, bytes, grammar,
+    help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

@@ -145,7 +145,7 @@ impl SerialConsole {
     ///
     /// Its host side cannot be opened.
     pub fn open(config: &ConsoleConfig) -> Result<Option<Self>, ConsoleError> {
-        let Some(end) = ConsoleEnd::open("--serial", config)? else { return Ok(None) };
+        let Some(end) = ConsoleEnd::open("--serial", config, true)? else { return Ok(None) };
         let port = SerialPort::new(Arc::clone(end.device())).map_err(|error| ConsoleError::host("--serial", error))?;
         Ok(Some(Self { port: Arc::new(port), reader: None, end }))
     }

@@ -21,7 +21,7 @@ use crate::acpi::vcpu_hotplug::{Change, VcpuHotplug};
 use crate::arch::x86_64::cpuid::{self, Template};
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::regs::{self, Entry};
-use crate::config::{CpusConfig, DevicePlan, VmConfig, VmPlan};
+use crate::config::{ConsoleMode, CpusConfig, DevicePlan, VmConfig, VmPlan};
 use crate::devices::{self, Devices, Plugged};
 use crate::kvm::{self, Kvm, KvmError, Vcpu};
 use crate::pci_host::assign_bars::Apertures;
@@ -81,7 +81,14 @@ impl Vm {
         let stop = Arc::new(StopSignal::new().map_err(host)?);
         let ged = Arc::new(GenericEventDevice::new(Arc::clone(stop.event())).map_err(host)?);
         let ram = GuestRam::new(&config.memory, &layout, plan.needs_shared_memory())?;
-        let console = ConsoleEnd::open("--console", &config.console)?;
+        let shared = [&config.serial, &config.console].map(|console| console.mode) == [ConsoleMode::Tty; 2];
+        if shared {
+            log::warn!(
+                "the serial port and the virtio console share this terminal, and the serial port reads it; give \
+                 --console off or --serial off, or another mode"
+            );
+        }
+        let console = ConsoleEnd::open("--console", &config.console, !shared)?;
         let host = devices::Host {
             memory: ram.memory().clone(),
             apertures: Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() },

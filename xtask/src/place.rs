@@ -202,7 +202,11 @@ fn probe(lab: &Lab, vmm: &Path) -> Result<()> {
     command.arg("--kernel").arg(lab.kernel(PROBE_KERNEL, "vmlinux")?);
     command.arg("--initramfs").arg(lab.image(Image::Guest, PROBE_KERNEL)?);
     command.args(["--cmdline", "console=ttyS0 quiet", "--cpus", "boot=1", "--memory", "size=256M"]);
-    command.args(["--serial", "tty"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .args(["--serial", "tty", "--console", "off"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     let mut guest = Running(command.spawn().context("starting the VMM")?);
     let Some(mut stdout) = guest.0.stdout.take() else { return Err(Error::new("the VMM has no standard output")) };
     let (sender, chunks) = channel();

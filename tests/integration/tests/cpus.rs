@@ -18,7 +18,9 @@ const ONLINE: &str = "/sys/devices/system/cpu/online";
 fn resize(api: &Api, vcpus: u32) {
     let answer = api.put_json("vm.resize", &json!({ "desired_vcpus": vcpus }));
     assert_eq!(answer.status, 204, "{vcpus}: {}", answer.body);
-    assert_eq!(api.info()["config"]["cpus"], json!({ "boot_vcpus": vcpus, "max_vcpus": 4 }));
+    let info = api.info();
+    let cpus = &info["config"]["cpus"];
+    assert_eq!((&cpus["boot_vcpus"], &cpus["max_vcpus"]), (&json!(vcpus), &json!(4)));
 }
 
 /// The number of vCPU threads of the VMM.

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::{Pair, pairs, quote, unquote};
+use crate::config::option::{self, Value};
 
 /// Where a console's characters go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +26,8 @@ pub enum ConsoleMode {
     Null,
 }
 
-/// A console: `off`, `null`, `tty`, `pty`, `file=<path>` or `socket=<path>`.
+/// A console: `off`, `null`, `tty`, `pty`, `file=<path>` or `socket=<path>`. The virtio console has the keys of a PCI
+/// device, too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConsoleConfig {
@@ -37,12 +39,24 @@ pub struct ConsoleConfig {
     /// The socket, in mode `Socket` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
+    /// Name of the virtio console, unique in the VM; by default `__console`. The serial port has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment of the virtio console.
+    #[serde(default)]
+    pub pci_segment: u16,
+    /// Device number of the virtio console, 1 to 31; by default the lowest free one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the virtio console is behind a virtual IOMMU. Only false is supported.
+    #[serde(default)]
+    pub iommu: bool,
 }
 
 impl ConsoleConfig {
     /// A console without a file or socket.
     pub const fn new(mode: ConsoleMode) -> Self {
-        Self { mode, file: None, socket: None }
+        Self { mode, file: None, socket: None, id: None, pci_segment: 0, pci_device_id: None, iommu: false }
     }
 
     /// No such device.
@@ -53,31 +67,62 @@ impl ConsoleConfig {
 
 /// The text is not a console.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not a console; give off, null, tty, pty, file=<path> or socket=<path>")]
-pub struct ParseConsoleError;
+#[error("{0}")]
+pub struct ParseConsoleError(String);
+
+/// There is no mode, or more than one.
+fn no_console() -> ParseConsoleError {
+    ParseConsoleError("not a console; give off, null, tty, pty, file=<path> or socket=<path>".to_string())
+}
+
+impl ConsoleConfig {
+    /// Takes a key that is not a mode.
+    fn set(&mut self, key: &str, value: &str) -> Result<(), ParseConsoleError> {
+        fn read<T: Value>(key: &str, value: &str) -> Result<Option<T>, ParseConsoleError> {
+            option::read(value).map_err(|what| ParseConsoleError(format!("{key}={value}: {what}")))
+        }
+        match key {
+            "id" => self.id = read(key, value)?,
+            "pci_segment" => self.pci_segment = read(key, value)?.unwrap_or_default(),
+            "pci_device_id" => self.pci_device_id = read(key, value)?,
+            "iommu" => self.iommu = read(key, value)?.unwrap_or_default(),
+            _ => return Err(no_console()),
+        }
+        Ok(())
+    }
+}
 
 impl FromStr for ConsoleConfig {
     type Err = ParseConsoleError;
 
     fn from_str(text: &str) -> Result<Self, ParseConsoleError> {
-        let [Pair { key, value }] = &pairs(text).map_err(|_| ParseConsoleError)?[..] else {
-            return Err(ParseConsoleError);
-        };
-        let path = value.as_ref().map(unquote).transpose().map_err(|_| ParseConsoleError)?.map(PathBuf::from);
-        let mode = match (key.as_str(), &path) {
-            ("off", None) => ConsoleMode::Off,
-            ("null", None) => ConsoleMode::Null,
-            ("tty", None) => ConsoleMode::Tty,
-            ("pty", None) => ConsoleMode::Pty,
-            ("file", Some(path)) if !path.as_os_str().is_empty() => {
-                return Ok(Self { file: Some(path.clone()), ..Self::new(ConsoleMode::File) });
+        let (mut found, mut config) = (None, Self::off());
+        for Pair { key, value } in pairs(text).map_err(|_| no_console())? {
+            let path = || value.as_ref().and_then(|value| unquote(value).ok()).filter(|path| !path.is_empty());
+            let mode = match (key.as_str(), &value) {
+                ("off", None) => ConsoleMode::Off,
+                ("null", None) => ConsoleMode::Null,
+                ("tty", None) => ConsoleMode::Tty,
+                ("pty", None) => ConsoleMode::Pty,
+                ("file", Some(_)) => {
+                    config.file = Some(path().ok_or_else(no_console)?.into());
+                    ConsoleMode::File
+                }
+                ("socket", Some(_)) => {
+                    config.socket = Some(path().ok_or_else(no_console)?.into());
+                    ConsoleMode::Socket
+                }
+                (key, Some(value)) => {
+                    config.set(key, value)?;
+                    continue;
+                }
+                (_, None) => return Err(no_console()),
+            };
+            if found.replace(mode).is_some() {
+                return Err(no_console());
             }
-            ("socket", Some(path)) if !path.as_os_str().is_empty() => {
-                return Ok(Self { socket: Some(path.clone()), ..Self::new(ConsoleMode::Socket) });
-            }
-            _ => return Err(ParseConsoleError),
-        };
-        Ok(Self::new(mode))
+        }
+        Ok(Self { mode: found.ok_or_else(no_console)?, ..config })
     }
 }
 
@@ -85,12 +130,20 @@ impl fmt::Display for ConsoleConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = |path: &Option<PathBuf>| quote(&path.as_deref().unwrap_or("".as_ref()).to_string_lossy());
         match self.mode {
-            ConsoleMode::Off => f.write_str("off"),
-            ConsoleMode::Null => f.write_str("null"),
-            ConsoleMode::Tty => f.write_str("tty"),
-            ConsoleMode::Pty => f.write_str("pty"),
-            ConsoleMode::File => write!(f, "file={}", path(&self.file)),
-            ConsoleMode::Socket => write!(f, "socket={}", path(&self.socket)),
+            ConsoleMode::Off => f.write_str("off")?,
+            ConsoleMode::Null => f.write_str("null")?,
+            ConsoleMode::Tty => f.write_str("tty")?,
+            ConsoleMode::Pty => f.write_str("pty")?,
+            ConsoleMode::File => write!(f, "file={}", path(&self.file))?,
+            ConsoleMode::Socket => write!(f, "socket={}", path(&self.socket))?,
         }
+        let segment = (self.pci_segment != 0).then_some(self.pci_segment);
+        let keys = [
+            ("id", self.id.print()),
+            ("pci_segment", segment.print()),
+            ("pci_device_id", self.pci_device_id.print()),
+            ("iommu", self.iommu.then_some(true).print()),
+        ];
+        keys.into_iter().try_for_each(|(key, value)| value.map_or(Ok(()), |value| write!(f, ",{key}={value}")))
     }
 }

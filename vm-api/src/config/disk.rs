@@ -34,8 +34,7 @@ pub struct DiskConfig {
     pub queue_size: u16,
     /// Image format. Only raw is supported; give it if a raw image starts with another format's signature.
     #[option("image_type=raw")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub image_type: Option<ImageType>,
+    pub image_type: ImageType,
     /// Serial number that the guest reads, at most 20 bytes.
     #[option("serial=<text>")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,11 +56,12 @@ pub struct DiskConfig {
 }
 
 /// The format of an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ImageType {
     /// The disk's contents and nothing else.
     Raw,
     /// Not specified: raw, unless the image starts with another format's signature.
+    #[default]
     Unknown,
     /// QEMU's format.
     Qcow2,

@@ -1,8 +1,43 @@
 //! A whole virtual machine as JSON: the body of `vm.create`, and the file of `--config`.
 
+use serde::de::Error as _;
+use serde::ser::Error as _;
+use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+use serde_json::Value;
+
 use crate::config::unsupported;
 use crate::config::{ConfigError, Problem, VmConfig};
 use crate::document::{self, DocumentError};
+
+/// Removes the fields that are null, at any depth: they ask for nothing, whether this program knows them or not.
+pub fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(elements) => elements.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
+}
+
+/// As `vm.info` and `--print-config` print it: with the fields of Cloud Hypervisor that are not supported yet at their
+/// defaults, which clients expect to find.
+#[expect(clippy::missing_errors_doc, reason = "serde's")]
+pub fn serialize<S: Serializer>(config: &VmConfig, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut value = serde_json::to_value(config).map_err(S::Error::custom)?;
+    unsupported::Object::Vm.fill_in(&mut value);
+    value.serialize(serializer)
+}
+
+/// Reads what [`serialize`] wrote.
+#[expect(clippy::missing_errors_doc, reason = "serde's")]
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<VmConfig, D::Error> {
+    let mut value = Value::deserialize(deserializer)?;
+    drop_nulls(&mut value);
+    unsupported::Object::Vm.strip(&mut value, "").map_err(D::Error::custom)?;
+    VmConfig::deserialize(value).map_err(D::Error::custom)
+}
 
 impl VmConfig {
     /// Reads the JSON of `vm.create`. Fields of Cloud Hypervisor that are not supported yet may be given at their
@@ -20,6 +55,7 @@ impl VmConfig {
         if !value.is_object() {
             return Err(wrong("the document", "JSON, but not an object".to_string()));
         }
+        drop_nulls(&mut value);
         unsupported::Object::Vm.strip(&mut value, "")?;
         serde_path_to_error::deserialize(value).map_err(|error| match error.path().to_string().as_str() {
             "." => wrong("the document", error.inner().to_string()),
@@ -55,6 +91,18 @@ mod tests {
         let said = refused(r#"{"net": [{}, {"sriov_vfs": -1}]}"#);
         assert!(said.contains("net[1]") && said.contains("sriov_vfs") || said.contains("expected u16"), "{said}");
         assert_eq!(refused(r#"{"fs": [{"tag": "x"}]}"#), "fs: shared file systems are not supported yet; leave it out");
+    }
+
+    #[test]
+    fn null_is_as_if_it_were_left_out_wherever_it_is() {
+        let text = br#"{"rtc": null, "colour": null, "cpus": {"boot_vcpus": null, "x": null}, "console": null,
+            "payload": {"kernel": "k", "mrconfigid": null, "host_data": null, "firmware": null, "initramfs": null},
+            "net": [{"x": null, "vfs": [{"index": 0, "x": null}]}], "disks": [{"path": "d", "vhost_socket": null,
+            "rate_limiter_config": {"bandwidth": null, "ops": {"size": 1, "refill_time": 1, "x": null}}}]}"#;
+        let read = VmConfig::from_json(text).unwrap();
+        assert_eq!((read.cpus, read.payload.kernel), (Default::default(), Some("k".into())));
+        assert_eq!((read.net[0].vfs.len(), read.console), (1, VmConfig::default().console));
+        assert_eq!(refused(r#"{"payload": {"mrconfigid": "x"}}"#).split(':').next(), Some("payload.mrconfigid"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use vm_api::document::{self, DocumentError};
 
 use crate::api::{Action, Failure};
 use crate::config::NetConfig;
+use crate::config::json::drop_nulls;
 use crate::config::unsupported::{self, Object};
 use crate::error_kind::ErrorKind;
 
@@ -158,10 +159,12 @@ fn bad(reason: impl Into<String>) -> Failure {
 }
 
 fn json(body: &[u8]) -> Result<Value, Failure> {
-    document::read(body).map_err(|error| match error {
+    let mut body = document::read(body).map_err(|error| match error {
         DocumentError::Syntax(_) => bad(format!("the body is {error}")),
         DocumentError::Content { .. } => bad(error.to_string()),
-    })
+    })?;
+    drop_nulls(&mut body);
+    Ok(body)
 }
 
 /// The typed form of `body`.
@@ -197,7 +200,7 @@ fn create(body: Value) -> Result<Action, Failure> {
 /// Descriptor numbers in the body are the client's, and mean nothing in this process. Only the received descriptors
 /// count.
 fn add_net(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
-    let mut config: NetConfig = typed(body)?;
+    let mut config: NetConfig = stripped(body, Object::Net)?;
     check_vf_fds(&config, "")?;
     if !config.fds.is_empty() && fds.is_empty() {
         return Err(numbers_of_fds("fds", "send the descriptors with the request (SCM_RIGHTS)"));

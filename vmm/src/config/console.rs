@@ -1,18 +1,70 @@
-//! The plan of the virtio console.
+//! The rules for the virtio console, and its plan.
 
 use vm_api::config::console::{ConsoleConfig, ConsoleMode};
+use vm_api::config::error::ConfigError;
 
+use crate::config::common_keys::CommonKeys;
 use crate::config::device::{DeviceKind, DevicePlan};
+use crate::config::subject::Subject;
 
-/// The id of the virtio console.
+/// The default id of the virtio console.
 const ID: &str = "__console";
 
 /// Plans the virtio console, unless it is off. [`machine`](crate::config::machine) has checked its end.
-pub(crate) fn plan(config: &ConsoleConfig) -> Option<DevicePlan> {
-    (config.mode != ConsoleMode::Off).then(|| DevicePlan {
-        flag: "--console",
-        id: ID.to_string(),
-        pci_device_id: None,
-        kind: DeviceKind::Console,
-    })
+///
+/// # Errors
+///
+/// The first thing that is wrong.
+pub(crate) fn plan(config: &ConsoleConfig) -> Result<Option<DevicePlan>, ConfigError> {
+    if config.mode == ConsoleMode::Off {
+        return Ok(None);
+    }
+    let keys = CommonKeys {
+        id: config.id.as_deref().filter(|id| *id != ID),
+        pci_segment: config.pci_segment,
+        pci_device_id: config.pci_device_id,
+        iommu: config.iommu,
+    };
+    keys.check("--console", &Subject::device("--console", None, 0, 1))?;
+    let id = config.id.clone().unwrap_or_else(|| ID.to_string());
+    let pci_device_id = config.pci_device_id;
+    Ok(Some(DevicePlan { flag: "--console", id, pci_device_id, kind: DeviceKind::Console }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(text: &str) -> Result<Option<DevicePlan>, String> {
+        plan(&text.parse().unwrap()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_console_has_a_name_of_its_own_and_the_keys_of_a_device() {
+        let console = |id: &str, pci_device_id| {
+            let flag = "--console";
+            Ok(Some(DevicePlan { flag, id: id.to_string(), pci_device_id, kind: DeviceKind::Console }))
+        };
+        assert_eq!(planned("tty"), console("__console", None));
+        assert_eq!(planned("null,id=__console"), console("__console", None));
+        assert_eq!(planned("pty,id=c,pci_device_id=7"), console("c", Some(7)));
+        assert_eq!(planned("off,id=c,pci_device_id=99,iommu=on"), Ok(None));
+    }
+
+    #[test]
+    fn what_it_cannot_have_is_refused_with_a_way_out() {
+        for (text, expected) in [
+            (
+                "tty,id=__x",
+                "--console id=__x: not a device name; use printable characters, and do not start with two underscores",
+            ),
+            ("tty,iommu=on", "--console iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
+            (
+                "tty,pci_device_id=32",
+                "--console pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them",
+            ),
+        ] {
+            assert_eq!(planned(text).unwrap_err(), expected);
+        }
+    }
 }

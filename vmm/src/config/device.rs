@@ -51,10 +51,7 @@ impl DevicePlan {
 
     /// How a user would name it: `--net id=pf0`.
     pub fn option(&self) -> String {
-        match self.kind {
-            DeviceKind::Console => self.flag.to_string(),
-            _ => format!("{} id={}", self.flag, self.id),
-        }
+        format!("{} id={}", self.flag, self.id)
     }
 
     /// Whether it can be removed from a VM. The devices of every VM cannot.

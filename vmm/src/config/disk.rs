@@ -78,8 +78,8 @@ fn check(disk: &DiskConfig, subject: &Subject, vcpus: u32) -> Result<RateLimits,
 /// Refuses the image formats that are not supported yet.
 fn check_image_type(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
     match disk.image_type {
-        None | Some(ImageType::Raw | ImageType::Unknown) => Ok(()),
-        Some(other) => {
+        ImageType::Raw | ImageType::Unknown => Ok(()),
+        other => {
             let remedy = "convert it: qemu-img convert -O raw".to_string();
             let problem = Problem::NotYet { what: IMAGE_TYPE.to_string(), remedy };
             Err(ConfigError::new(subject.key("image_type", other.name()), problem))
@@ -93,7 +93,7 @@ fn spec(disk: &DiskConfig, id: String, limits: RateLimits) -> BlockSpec {
         path: disk.path.clone().unwrap_or_default(),
         read_only: disk.readonly,
         direct: disk.direct,
-        surely_raw: disk.image_type == Some(ImageType::Raw),
+        surely_raw: disk.image_type == ImageType::Raw,
         queues: disk.num_queues,
         queue_size: disk.queue_size,
         serial: disk.serial.clone().filter(|serial| !serial.is_empty()),

@@ -2,7 +2,7 @@
 
 use vm_api::config::console::{ConsoleConfig, ConsoleMode};
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::{CpusConfig, MemoryConfig, PayloadConfig, VmConfig, bytes};
+use vm_api::config::{CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig, VmConfig, bytes};
 
 /// Checks them.
 ///
@@ -13,7 +13,9 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     check_cpus(&vm.cpus)?;
     check_memory(&vm.memory)?;
     check_payload(&vm.payload)?;
+    check_platform(vm.platform.as_ref())?;
     check_path("--serial", &vm.serial)?;
+    check_serial(&vm.serial)?;
     check_console(&vm.console, &vm.serial)
 }
 
@@ -78,7 +80,39 @@ fn check_payload(payload: &PayloadConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Checks the virtio console of a VM with this serial port: they must not share a terminal, a file or a socket.
+/// The most PCI segments, as in Cloud Hypervisor.
+const MOST_SEGMENTS: u16 = 96;
+
+fn check_platform(platform: Option<&PlatformConfig>) -> Result<(), ConfigError> {
+    match platform.map(|platform| platform.num_pci_segments) {
+        Some(segments) if !(1..=MOST_SEGMENTS).contains(&segments) => {
+            let what = format!("a VM has 1 to {MOST_SEGMENTS} PCI segments; give one of these numbers");
+            Err(ConfigError::new(format!("--platform num_pci_segments={segments}"), Problem::Limit(what)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The serial port is no PCI device.
+fn check_serial(serial: &ConsoleConfig) -> Result<(), ConfigError> {
+    let ConsoleConfig { id, pci_segment, pci_device_id, iommu, .. } = serial;
+    let settings = [
+        ("id", id.is_some()),
+        ("pci_segment", *pci_segment != 0),
+        ("pci_device_id", pci_device_id.is_some()),
+        ("iommu", *iommu),
+    ];
+    match settings.iter().find(|(_, given)| *given) {
+        Some((key, _)) => {
+            let what = format!("the serial port is not a PCI device; leave {key} out");
+            Err(ConfigError::new(format!("--serial {serial}"), Problem::Conflict(what)))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Checks the virtio console of a VM with this serial port: they must not share a file or a socket. They may share the
+/// terminal, as in Cloud Hypervisor, where that is what `--serial tty` alone does.
 fn check_console(console: &ConsoleConfig, serial: &ConsoleConfig) -> Result<(), ConfigError> {
     check_path("--console", console)?;
     if console.mode != serial.mode {
@@ -86,13 +120,12 @@ fn check_console(console: &ConsoleConfig, serial: &ConsoleConfig) -> Result<(), 
     }
     // What is written to a device such as /dev/null overwrites nothing.
     let is_device = console.file.as_ref().is_some_and(|path| path.starts_with("/dev"));
-    let (shared, way_out) = match console.mode {
-        ConsoleMode::Tty => ("terminal", "mode"),
-        ConsoleMode::File if console.file == serial.file && !is_device => ("file", "path"),
-        ConsoleMode::Socket if console.socket == serial.socket => ("socket", "path"),
+    let shared = match console.mode {
+        ConsoleMode::File if console.file == serial.file && !is_device => "file",
+        ConsoleMode::Socket if console.socket == serial.socket => "socket",
         _ => return Ok(()),
     };
-    let what = format!("the serial port has this {shared} (--serial {serial}); give one of them another {way_out}");
+    let what = format!("the serial port has this {shared} (--serial {serial}); give one of them another path");
     Err(ConfigError::new(format!("--console {console}"), Problem::Conflict(what)))
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::config::device::{DeviceKind, DevicePlan};
+use crate::config::device::DevicePlan;
 use crate::config::{console, disk, machine, rng};
 use crate::config_sriov::{self, NetPlan};
 use vm_api::config::VmConfig;
@@ -43,7 +43,7 @@ impl VmPlan {
         };
         let mut devices: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
         devices.extend(disk::plan(&config.disks, vcpus)?);
-        devices.extend(console::plan(&config.console));
+        devices.extend(console::plan(&config.console)?);
         devices.push(rng::plan(&config.rng)?);
         let plan = Self { devices };
         plan.check_apart()?;
@@ -84,8 +84,7 @@ impl VmPlan {
     /// Writes into `config` what was left out and decided here: ids, MAC addresses and, where they follow from a NIC's
     /// position, names of taps.
     fn fill_in(&self, config: &mut VmConfig) {
-        let placed = self.devices.iter().filter(|device| !matches!(device.kind, DeviceKind::Console));
-        for (place, device) in config.places_mut().zip(placed) {
+        for (place, device) in config.places_mut().zip(&self.devices) {
             *place.id = Some(device.id.clone());
         }
         for (net, plan) in config.net.iter_mut().zip(self.nets()) {
@@ -143,9 +142,7 @@ impl PlannedVm {
         for place in self.config.places_mut().filter(|place| place.id.as_deref() == Some(id)) {
             *place.pci_device_id = Some(device);
         }
-        // The console's slot is nowhere in the configuration, and chosen anew at each start.
-        let placed = |plan: &&mut DevicePlan| plan.id == id && !matches!(plan.kind, DeviceKind::Console);
-        for plan in self.plan.devices.iter_mut().filter(placed) {
+        for plan in self.plan.devices.iter_mut().filter(|plan| plan.id == id) {
             plan.pci_device_id = Some(device);
         }
     }
@@ -172,14 +169,14 @@ mod tests {
         let mut vm = PlannedVm::new(config).unwrap();
         let again = |vm: &PlannedVm| PlannedVm::new(vm.config().clone()).unwrap();
         assert_eq!(again(&vm), vm);
-        for (device, id) in [(7, "b"), (9, "_disk1"), (3, "__rng"), (4, "_net0")] {
+        for (device, id) in [(7, "b"), (9, "_disk1"), (3, "__rng"), (5, "__console"), (4, "_net0")] {
             vm.set_slot(id, device);
         }
         assert_eq!(again(&vm), vm);
         assert_eq!(vm.plan().devices[0].pci_device_id, Some(4));
         vm.remove("_net0");
         vm.remove("_disk1");
-        assert_eq!((vm.plan().nets().count(), vm.plan().devices.len()), (2, 4));
+        assert_eq!((vm.plan().nets().count(), vm.plan().devices.len()), (2, 5));
         assert_eq!(again(&vm), vm);
     }
 

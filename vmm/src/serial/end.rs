@@ -45,18 +45,21 @@ pub struct ConsoleEnd {
     device: Arc<CharDevice>,
     window: Option<Arc<ConsoleWindow>>,
     terminal: Option<RawTerminal>,
+    /// Whether it is the one that reads the terminal.
+    reads: bool,
 }
 
 impl ConsoleEnd {
-    /// Opens the host side of the console `option`, as `config` says; `None` if that console is off.
+    /// Opens the host side of the console `option`, as `config` says; `None` if that console is off. In mode `tty`, it
+    /// reads the terminal if it `reads`: where two consoles write to it, only one can.
     ///
     /// # Errors
     ///
     /// It cannot be opened.
-    pub fn open(option: &'static str, config: &ConsoleConfig) -> Result<Option<Self>, ConsoleError> {
+    pub fn open(option: &'static str, config: &ConsoleConfig, reads: bool) -> Result<Option<Self>, ConsoleError> {
         let device = match (config.mode, &config.file, &config.socket) {
             (ConsoleMode::Off, ..) => return Ok(None),
-            (ConsoleMode::Tty, ..) => streams().map_err(|error| ConsoleError::host(option, error))?,
+            (ConsoleMode::Tty, ..) => streams(reads).map_err(|error| ConsoleError::host(option, error))?,
             (mode, file, socket) => {
                 let spec = match (mode, file, socket) {
                     (ConsoleMode::Pty, ..) => CharSpec::Pty,
@@ -70,7 +73,7 @@ impl ConsoleEnd {
         };
         let size = if config.mode == ConsoleMode::Tty { terminal_size() } else { None };
         let window = size.map(|size| Arc::new(ConsoleWindow::new(size)));
-        Ok(Some(Self { option, mode: config.mode, device: Arc::new(device), window, terminal: None }))
+        Ok(Some(Self { option, mode: config.mode, device: Arc::new(device), window, terminal: None, reads }))
     }
 
     /// In mode `tty`, puts the terminal into raw mode until this is dropped. The caller must already catch signals, so
@@ -90,7 +93,7 @@ impl ConsoleEnd {
     /// Whether this console reads standard input. Not if that is the terminal of another job: reading it would stop
     /// this process (SIGTTIN).
     fn has_terminal(&self) -> bool {
-        self.mode == ConsoleMode::Tty && !is_background(io::stdin().as_fd())
+        self.mode == ConsoleMode::Tty && self.reads && !is_background(io::stdin().as_fd())
     }
 
     /// Whether there can be input.
@@ -123,10 +126,11 @@ fn terminal_size() -> Option<ConsoleSize> {
     known.then_some(ConsoleSize { columns: size.ws_col, rows: size.ws_row })
 }
 
-/// Standard input and output; without input if the terminal belongs to another job.
-fn streams() -> io::Result<CharDevice> {
+/// Standard input and output; without input unless it `reads`, or if the terminal belongs to another job.
+fn streams(reads: bool) -> io::Result<CharDevice> {
     let (input, output) = (io::stdin(), io::stdout());
-    let input = if is_background(input.as_fd()) { None } else { Some(input.as_fd().try_clone_to_owned()?) };
+    let reads = reads && !is_background(input.as_fd());
+    let input = if reads { Some(input.as_fd().try_clone_to_owned()?) } else { None };
     CharDevice::over(input, output.as_fd().try_clone_to_owned()?)
 }
 
@@ -137,20 +141,29 @@ mod tests {
     #[test]
     fn an_end_that_cannot_be_is_refused_with_the_consoles_option() {
         let config = ConsoleConfig { file: Some("/dev/null/x".into()), ..ConsoleConfig::new(ConsoleMode::File) };
-        let error = ConsoleEnd::open("--console", &config).unwrap_err().to_string();
+        let error = ConsoleEnd::open("--console", &config, true).unwrap_err().to_string();
         assert!(error.starts_with("--console file=/dev/null/x: cannot be written: "), "{error}");
         let config = ConsoleConfig { socket: Some("/dev/null".into()), ..ConsoleConfig::new(ConsoleMode::Socket) };
-        let error = ConsoleEnd::open("--serial", &config).unwrap_err().to_string();
+        let error = ConsoleEnd::open("--serial", &config, true).unwrap_err().to_string();
         assert!(error.starts_with("--serial socket=/dev/null: exists and is not a socket"), "{error}");
+    }
+
+    #[test]
+    fn a_terminal_that_two_consoles_have_is_read_by_one() {
+        let reads = |reads| {
+            let config = ConsoleConfig::new(ConsoleMode::Tty);
+            ConsoleEnd::open("--console", &config, reads).unwrap().unwrap().has_input()
+        };
+        assert_eq!((reads(true), reads(false)), (!is_background(io::stdin().as_fd()), false));
     }
 
     #[test]
     fn only_a_pseudo_terminal_has_a_path_and_only_a_terminal_a_size() {
         for mode in [ConsoleMode::Null, ConsoleMode::Pty] {
-            let end = ConsoleEnd::open("--console", &ConsoleConfig::new(mode)).unwrap().unwrap();
+            let end = ConsoleEnd::open("--console", &ConsoleConfig::new(mode), true).unwrap().unwrap();
             assert_eq!(end.device().pty().is_some(), mode == ConsoleMode::Pty);
             assert_eq!((end.window().is_some(), end.has_input()), (false, mode == ConsoleMode::Pty));
         }
-        assert!(ConsoleEnd::open("--console", &ConsoleConfig::off()).unwrap().is_none());
+        assert!(ConsoleEnd::open("--console", &ConsoleConfig::off(), true).unwrap().is_none());
     }
 }

@@ -46,10 +46,30 @@ fn wrong_huge_pages_are_refused() {
 }
 
 #[test]
+fn segments_are_1_to_96() {
+    let platform = |segments: u16| Some(format!("num_pci_segments={segments}").parse().unwrap());
+    for segments in [0, 97] {
+        assert_eq!(
+            with(|vm| vm.platform = platform(segments)),
+            format!("--platform num_pci_segments={segments}: a VM has 1 to 96 PCI segments; give one of these numbers")
+        );
+    }
+    for segments in [1, 2, 96] {
+        let mut config = vm(&[], &[]).unwrap();
+        config.platform = platform(segments);
+        assert!(VmPlan::of(&config).is_ok());
+    }
+}
+
+#[test]
 fn a_console_that_cannot_be_is_refused() {
     assert_eq!(
-        with(|vm| (vm.console, vm.serial) = ("tty".parse().unwrap(), "tty".parse().unwrap())),
-        "--console tty: the serial port has this terminal (--serial tty); give one of them another mode"
+        with(|vm| vm.serial = "null,id=c".parse().unwrap()),
+        "--serial null,id=c: the serial port is not a PCI device; leave id out"
+    );
+    assert_eq!(
+        with(|vm| vm.console = "null,iommu=on".parse().unwrap()),
+        "--console iommu=on: virtual IOMMUs are not supported yet; leave iommu out"
     );
     let both = |text: &str| (text.parse::<ConsoleConfig>().unwrap(), text.parse().unwrap());
     assert_eq!(
@@ -75,8 +95,14 @@ fn a_console_that_cannot_be_is_refused() {
 
 #[test]
 fn two_consoles_may_be_the_same_where_neither_takes_anything_from_the_other() {
-    let each =
-        [("file=/dev/null", "file=/dev/null"), ("null", "null"), ("pty", "pty"), ("file=/tmp/x", "socket=/tmp/x")];
+    let each = [
+        ("file=/dev/null", "file=/dev/null"),
+        ("null", "null"),
+        ("tty", "tty"),
+        ("off,id=c,iommu=on", "off"),
+        ("pty", "pty"),
+        ("file=/tmp/x", "socket=/tmp/x"),
+    ];
     for (console, serial) in
         each.into_iter().chain([("file=/tmp/f", "file=/tmp/g"), ("socket=/tmp/s", "socket=/tmp/t")])
     {

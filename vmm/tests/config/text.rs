@@ -22,7 +22,7 @@ fn the_defaults_are_cloud_hypervisors() {
     assert!(MemoryConfig::default().thp);
     assert_eq!("boot=3".parse::<CpusConfig>().unwrap(), CpusConfig { boot_vcpus: 3, max_vcpus: 3 });
     assert_eq!(VmConfig::default().serial.mode, ConsoleMode::Null);
-    assert_eq!(VmConfig::default().console.mode, ConsoleMode::Off);
+    assert_eq!(VmConfig::default().console.mode, ConsoleMode::Tty);
 }
 
 #[test]
@@ -86,14 +86,29 @@ fn a_key_of_a_later_version_is_refused_by_name() {
 }
 
 #[test]
+fn a_key_of_a_later_version_may_be_there_at_its_default() {
+    let cpus = "boot=2,nested=on,core_scheduling=vm,kvm_hyperv=off,max_phys_bits=46,features=,affinity=[],profile=host";
+    assert_eq!(cpus.parse::<CpusConfig>().unwrap(), "boot=2".parse().unwrap());
+    assert_eq!("mergeable=off,hotplug_method=acpi".parse::<MemoryConfig>().unwrap(), MemoryConfig::default());
+    assert_eq!(
+        "sparse=on,backing_files=off,lock_granularity=byte-range".parse::<DiskConfig>().unwrap(),
+        DiskConfig::default()
+    );
+    assert_eq!("num_pci_segments=1,iommufd=off".parse::<PlatformConfig>().unwrap(), PlatformConfig::default());
+    assert_eq!("off,id=c".parse::<ConsoleConfig>().unwrap().mode, ConsoleMode::Off);
+}
+
+#[test]
 fn a_console_is_a_word_or_a_path() {
     let read = |text: &str| text.parse::<ConsoleConfig>();
     assert_eq!(read("tty").unwrap(), ConsoleConfig::new(ConsoleMode::Tty));
     let file = read("file=/tmp/a").unwrap();
     assert_eq!((file.mode, file.file, file.socket), (ConsoleMode::File, Some(PathBuf::from("/tmp/a")), None));
-    for text in ["", "on", "file", "file=", "tty=1", "off,null", "file=\"a"] {
+    for text in ["", "on", "file", "file=", "tty=1", "off,null", "file=\"a", "id=c", "tty,id", "tty,pci_device_id=x"] {
         assert!(read(text).is_err(), "{text}");
     }
+    let text = "tty,id=c,pci_segment=1,pci_device_id=9,iommu=on";
+    assert_eq!(read(text).unwrap().to_string(), text);
 }
 
 #[test]

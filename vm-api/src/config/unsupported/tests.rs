@@ -3,7 +3,9 @@ use serde_json::json;
 
 use super::*;
 use crate::config::option::Options as _;
-use crate::config::{ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, PayloadConfig, VmConfig};
+use crate::config::{
+    CpusConfig, DiskConfig, MemoryConfig, NetConfig, PayloadConfig, PlatformConfig, VmConfig, check_unsupported,
+};
 
 /// A field is in the table or in the typed configuration, never in both: the table would refuse a supported one.
 fn assert_unknown<T: DeserializeOwned>(object: Object) {
@@ -16,26 +18,27 @@ fn assert_unknown<T: DeserializeOwned>(object: Object) {
 
 #[test]
 fn what_is_later_is_not_there() {
-    assert_unknown::<VmConfig>(Vm);
-    assert_unknown::<CpusConfig>(Cpus);
-    assert_unknown::<MemoryConfig>(Memory);
-    assert_unknown::<PayloadConfig>(Payload);
-    assert_unknown::<ConsoleConfig>(Console);
-    assert_unknown::<DiskConfig>(Disk);
+    assert_unknown::<VmConfig>(Object::Vm);
+    assert_unknown::<CpusConfig>(Object::Cpus);
+    assert_unknown::<MemoryConfig>(Object::Memory);
+    assert_unknown::<PayloadConfig>(Object::Payload);
+    assert_unknown::<NetConfig>(Object::Net);
+    assert_unknown::<PlatformConfig>(Object::Platform);
+    assert_unknown::<DiskConfig>(Object::Disk);
 }
 
 fn strip(mut value: Value) -> Result<Value, String> {
-    Vm.strip(&mut value, "").map(|()| value).map_err(|error| error.to_string())
+    Object::Vm.strip(&mut value, "").map(|()| value).map_err(|error| error.to_string())
 }
 
 #[test]
 fn a_field_at_its_default_is_taken_out() {
     let stripped = strip(json!({
         "cpus": {"boot_vcpus": 2, "max_vcpus": 4, "nested": true, "features": {"amx": false}, "topology": null},
-        "platform": {"num_pci_segments": 2, "iommufd": false, "uuid": null},
+        "platform": {"num_pci_segments": 2, "iommufd": false, "uuid": null}, "debug_console": {"mode": "Off"},
         "fs": [], "iommu": false, "landlock_rules": null, "memory": null,
     }));
-    assert_eq!(stripped, Ok(json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 4}})));
+    assert_eq!(stripped, Ok(json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 4}, "platform": {"num_pci_segments": 2}})));
 }
 
 #[test]
@@ -54,15 +57,12 @@ fn a_field_that_asks_for_something_is_refused_with_its_path() {
             json!({"disks": [{}, {"lock_granularity": "Full"}]}),
             "disks[1].lock_granularity: choosing the granularity of locks is not supported yet; leave it out",
         ),
+        (json!({"platform": {"tdx": true}}), "platform.tdx: confidential VMs are not supported yet; leave it out"),
         (
-            json!({"platform": {"num_pci_segments": 97}}),
-            "platform.num_pci_segments: additional PCI segments are not supported yet; leave it out",
+            json!({"debug_console": {"colour": 1}}),
+            "debug_console.colour: unknown field; the API's description lists the known ones",
         ),
-        (
-            json!({"platform": {"colour": 1}}),
-            "platform.colour: unknown field; the API's description lists the known ones",
-        ),
-        (json!({"platform": 7}), "platform: platform settings are not supported yet; leave it out"),
+        (json!({"debug_console": 7}), "debug_console: debug consoles are not supported yet; leave it out"),
         (
             json!({"memory": {"hotplug_size": 1}}),
             "memory.hotplug_size: memory hot-plug is not supported yet; leave it out",
@@ -93,20 +93,98 @@ fn what_nobody_knows_is_left_for_the_typed_configuration() {
 
 #[test]
 fn a_key_is_in_the_table_or_supported() {
-    let mut keys = 0;
     for (_, place) in places() {
-        let Key(option, key) = place else { continue };
-        let supported = match *option {
-            CpusConfig::OPTION => CpusConfig::keys(),
-            MemoryConfig::OPTION => MemoryConfig::keys(),
-            NetConfig::OPTION => NetConfig::keys(),
-            DiskConfig::OPTION => DiskConfig::keys(),
-            other => panic!("{other}"),
+        let (Key(object, key, _) | Setting(object, key, _)) = place else { continue };
+        let supported = match object {
+            Object::Cpus => CpusConfig::keys(),
+            Object::Memory => MemoryConfig::keys(),
+            Object::Net => NetConfig::keys(),
+            Object::Disk => DiskConfig::keys(),
+            Object::Platform => PlatformConfig::keys(),
+            Object::DebugConsole => Vec::new(),
+            other => panic!("no option describes {other:?}"),
         };
-        assert!(supported.iter().all(|supported| supported.name != *key), "{option} {key}");
-        keys += 1;
+        assert!(object.option().is_some());
+        assert!(supported.iter().all(|supported| supported.name != *key), "{object:?} {key}");
     }
-    assert_eq!(keys, 26);
+}
+
+/// A value of the command line that asks for nothing, and one that does.
+fn values(harmless: &Harmless) -> (String, String) {
+    let values = |harmless: &str, other: &str| (harmless.to_string(), other.to_string());
+    match harmless {
+        Harmless::Is(true) => values("on", "off"),
+        Harmless::Is(false) => values("off", "on"),
+        Harmless::Number(number) => (number.to_string(), (number + 1).to_string()),
+        Harmless::Numbers(first, last) => (first.to_string(), (last + 1).to_string()),
+        Harmless::Word(_, word) => values(word, "other"),
+        Harmless::Empty => values("[]", "[1]"),
+        Harmless::Null | Harmless::Object(_) | Harmless::If(_) => values("", "x"),
+    }
+}
+
+#[test]
+fn a_key_at_its_default_is_no_error_on_either_surface_and_any_other_value_is_one() {
+    let parse = |object: Object, text: &str| match object {
+        Object::Cpus => text.parse::<CpusConfig>().map(drop),
+        Object::Memory => text.parse::<MemoryConfig>().map(drop),
+        Object::Net => text.parse::<NetConfig>().map(drop),
+        Object::Disk => text.parse::<DiskConfig>().map(drop),
+        Object::Platform => text.parse::<PlatformConfig>().map(drop),
+        _ => check_unsupported("--debug-console", text),
+    };
+    let mut keys = 0;
+    for (what, place) in places() {
+        match place {
+            Setting(object, key, harmless) | Key(object, key, harmless) => {
+                let (default, other) = values(harmless);
+                assert_eq!(parse(*object, &format!("{key}={default}")), Ok(()), "{object:?}");
+                let said = parse(*object, &format!("{key}={other}")).unwrap_err().to_string();
+                assert!(said.ends_with(&format!("{what} not supported yet; leave {key} out")), "{said}");
+                keys += 1;
+            }
+            _ => {}
+        }
+        if let Setting(object, field, harmless) | Field(object, field, harmless) = place
+            && let Some(default) = harmless.value()
+        {
+            assert_eq!(object.strip(&mut json!({*field: default}), ""), Ok(()), "{object:?} {field}");
+        }
+    }
+    assert!(keys > 40, "{keys}");
+    assert_eq!(check_unsupported("--debug-console", "off,iobase=0xe9"), Ok(()));
+    let said = check_unsupported("--debug-console", "pty").unwrap_err().to_string();
+    assert_eq!(said, "--debug-console pty: debug consoles are not supported yet; leave it out");
+}
+
+#[test]
+fn what_is_printed_has_cloud_hypervisors_defaults_and_is_accepted_again() {
+    let mut config = VmConfig::default();
+    config.disks.push(DiskConfig::default());
+    let mut printed = serde_json::to_value(&config).unwrap();
+    Object::Vm.fill_in(&mut printed);
+    let has = |printed: &Value, expected: Value| {
+        for (field, value) in expected.as_object().unwrap() {
+            assert_eq!(printed.get(field), Some(value), "{field}");
+        }
+    };
+    has(&printed, json!({"iommu": false, "watchdog": false, "pvpanic": false, "landlock_enable": false}));
+    has(&printed, json!({"debug_console": {"mode": "Off", "iobase": 0xe9}}));
+    has(
+        &printed["cpus"],
+        json!({"kvm_hyperv": false, "max_phys_bits": 46, "features": {"amx": false}, "nested": true,
+            "core_scheduling": "Vm", "profile": "Host"}),
+    );
+    has(&printed["memory"], json!({"mergeable": false, "hotplug_method": "Acpi", "reserve": false}));
+    has(
+        &printed["disks"][0],
+        json!({"vhost_user": false, "sparse": true, "image_type": "Unknown", "backing_files": false,
+            "lock_granularity": "ByteRange"}),
+    );
+    for (object, field) in [(&printed, "platform"), (&printed, "gdb"), (&printed["memory"], "hotplug_size")] {
+        assert_eq!(object.get(field), None, "{field}");
+    }
+    assert_eq!(VmConfig::from_json(printed.to_string().as_bytes()), Ok(config));
 }
 
 #[test]

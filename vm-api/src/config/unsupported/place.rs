@@ -1,0 +1,102 @@
+//! Where a feature that is not supported yet is asked for, and the values that ask for nothing.
+
+use serde_json::{Map, Value};
+
+/// A feature that is not supported yet.
+#[derive(Debug)]
+pub struct Missing {
+    /// What it is, with its verb: `vsock devices are`. "not supported yet" follows.
+    pub what: &'static str,
+    /// Where it is asked for in Cloud Hypervisor.
+    pub(super) places: &'static [Place],
+}
+
+/// Where a feature is asked for.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// By an option of the command line: `--vsock`.
+    Flag(&'static str),
+    /// By a key of the object's option and a JSON field of the object, which have the same name.
+    Setting(Object, &'static str, Harmless),
+    /// By a key of the object's option alone.
+    Key(Object, &'static str, Harmless),
+    /// By a JSON field of the object alone.
+    Field(Object, &'static str, Harmless),
+    /// By an endpoint of the API: `vm.add-vsock`.
+    Endpoint(&'static str),
+}
+
+/// A JSON object of Cloud Hypervisor's, by the field that holds it, and the option that describes the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Object {
+    /// `VmConfig`.
+    Vm,
+    /// `CpusConfig`.
+    Cpus,
+    /// `CpuFeatures`.
+    CpuFeatures,
+    /// `MemoryConfig`.
+    Memory,
+    /// `PayloadConfig`.
+    Payload,
+    /// `NetConfig`.
+    Net,
+    /// `DebugConsoleConfig`.
+    DebugConsole,
+    /// `DiskConfig`.
+    Disk,
+    /// `PlatformConfig`.
+    Platform,
+    /// An object whose fields are all supported.
+    Whole,
+}
+
+/// The values that ask for nothing. Null, and an empty value on the command line, always do not.
+///
+/// `vm.info` and `--print-config` print those that are one value: Cloud Hypervisor has them in every VM.
+#[derive(Debug)]
+pub enum Harmless {
+    /// None but null.
+    Null,
+    /// This one.
+    Is(bool),
+    /// This one.
+    Number(u64),
+    /// These, both included.
+    Numbers(u64, u64),
+    /// This one, in JSON and on the command line.
+    Word(&'static str, &'static str),
+    /// An empty array or object.
+    Empty,
+    /// An object whose fields all ask for nothing.
+    Object(Object),
+    /// Those that the function accepts, which also sees the object that has the field. On the command line, none.
+    If(fn(&Value, &Map<String, Value>) -> bool),
+}
+
+impl Object {
+    /// The option of the command line that describes it.
+    pub(super) const fn option(self) -> Option<&'static str> {
+        match self {
+            Self::Cpus => Some("--cpus"),
+            Self::Memory => Some("--memory"),
+            Self::Net => Some("--net"),
+            Self::Disk => Some("--disk"),
+            Self::DebugConsole => Some("--debug-console"),
+            Self::Platform => Some("--platform"),
+            Self::Vm | Self::CpuFeatures | Self::Payload | Self::Whole => None,
+        }
+    }
+}
+
+impl Harmless {
+    /// The one value, as JSON.
+    pub(super) fn value(&self) -> Option<Value> {
+        match self {
+            Self::Is(value) => Some((*value).into()),
+            Self::Number(value) => Some((*value).into()),
+            Self::Word(value, _) => Some((*value).into()),
+            Self::Null | Self::Numbers(..) | Self::Empty | Self::Object(_) | Self::If(_) => None,
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! All that Cloud Hypervisor has and this version does not support yet.
+//!
+//! A helpful order of work for what becomes supported: the entry leaves this table, and the struct gets a field with
+//! the same name and default. Nothing else has to change on the command line, in JSON or in `vm.info`, which all
+//! follow the struct where there is a field, and this table where there is none.
+
+use serde_json::{Map, Value};
+
+use super::place::Harmless::{self, Empty, If, Is, Null, Number, Numbers, Word};
+use super::place::Missing;
+use super::place::Object::{CpuFeatures, Cpus, DebugConsole, Disk, Memory, Net, Payload, Platform, Vm};
+use super::place::Place::{self, Endpoint, Field, Flag, Key, Setting};
+
+/// `iommu=on` of a device.
+pub const VIRTUAL_IOMMU: &str = "virtual IOMMUs are";
+/// `pci_segment` of a device, other than 0.
+pub const PCI_SEGMENT: &str = "additional PCI segments are";
+/// Rate limits of a NIC.
+pub const NET_RATE_LIMIT: &str = "rate limits for NICs are";
+/// `image_type` of a disk, other than raw.
+pub const IMAGE_TYPE: &str = "image formats other than raw are";
+
+/// Cloud Hypervisor has this field only in special builds, and prints it only there.
+fn is_false(value: &Value, _: &Map<String, Value>) -> bool {
+    *value == Value::Bool(false)
+}
+
+const fn missing(what: &'static str, places: &'static [Place]) -> Missing {
+    Missing { what, places }
+}
+
+/// All features that are not supported yet.
+pub(super) const TABLE: &[Missing] = &[
+    // Devices.
+    missing("memory balloons are", &[Flag("--balloon"), Field(Vm, "balloon", Null)]),
+    missing("shared file systems are", &[Flag("--fs"), Field(Vm, "fs", Empty), Endpoint("vm.add-fs")]),
+    missing(
+        "generic vhost-user devices are",
+        &[
+            Flag("--generic-vhost-user"),
+            Field(Vm, "generic-vhost-user", Empty),
+            Field(Vm, "generic_vhost_user", Empty),
+            Endpoint("vm.add-generic-vhost-user"),
+        ],
+    ),
+    missing("persistent memory devices are", &[Flag("--pmem"), Field(Vm, "pmem", Empty), Endpoint("vm.add-pmem")]),
+    missing("vsock devices are", &[Flag("--vsock"), Field(Vm, "vsock", Null), Endpoint("vm.add-vsock")]),
+    missing("VFIO devices are", &[Flag("--device"), Field(Vm, "devices", Empty), Endpoint("vm.add-device")]),
+    missing(
+        "vfio-user devices are",
+        &[Flag("--user-device"), Field(Vm, "user_devices", Empty), Endpoint("vm.add-user-device")],
+    ),
+    missing("TPMs are", &[Flag("--tpm"), Field(Vm, "tpm", Null)]),
+    missing("watchdogs are", &[Flag("--watchdog"), Field(Vm, "watchdog", Is(false))]),
+    missing("pvpanic devices are", &[Flag("--pvpanic"), Field(Vm, "pvpanic", Is(false))]),
+    missing("pvmemcontrol devices are", &[Flag("--pvmemcontrol"), Field(Vm, "pvmemcontrol", Null)]),
+    missing("ivshmem devices are", &[Flag("--ivshmem"), Field(Vm, "ivshmem", Null)]),
+    missing("fw_cfg devices are", &[Flag("--fw-cfg-config"), Field(Vm, "fw_cfg_config", Null)]),
+    missing("paravirtual clocks are", &[Flag("--rtc"), Field(Vm, "rtc", Null)]),
+    missing(
+        "debug consoles are",
+        &[
+            Field(Vm, "debug_console", Harmless::Object(DebugConsole)),
+            Setting(DebugConsole, "mode", Word("Off", "off")),
+            Setting(DebugConsole, "file", Null),
+            Setting(DebugConsole, "iobase", Number(0xe9)),
+        ],
+    ),
+    // Disks and NICs.
+    missing(
+        NET_RATE_LIMIT,
+        &[
+            Key(Net, "bw_size", Number(0)),
+            Key(Net, "bw_one_time_burst", Number(0)),
+            Key(Net, "bw_refill_time", Number(0)),
+            Key(Net, "ops_size", Number(0)),
+            Key(Net, "ops_one_time_burst", Number(0)),
+            Key(Net, "ops_refill_time", Number(0)),
+        ],
+    ),
+    missing(
+        "rate limit groups are",
+        &[Flag("--rate-limit-group"), Field(Vm, "rate_limit_groups", Empty), Setting(Disk, "rate_limit_group", Null)],
+    ),
+    missing(
+        "vhost-user disks are",
+        &[Setting(Disk, "vhost_user", Is(false)), Key(Disk, "socket", Null), Field(Disk, "vhost_socket", Null)],
+    ),
+    missing("pinned queues are", &[Setting(Disk, "queue_affinity", Empty)]),
+    missing(IMAGE_TYPE, &[]),
+    missing("images with backing files are", &[Setting(Disk, "backing_files", Is(false))]),
+    missing(
+        "choosing the granularity of locks is",
+        &[Setting(Disk, "lock_granularity", Word("ByteRange", "byte-range"))],
+    ),
+    missing("choosing whether images are sparse is", &[Setting(Disk, "sparse", Is(true))]),
+    missing(
+        "choosing the I/O engine is",
+        &[
+            Key(Disk, "_disable_io_uring", Is(false)),
+            Key(Disk, "_disable_aio", Is(false)),
+            Field(Disk, "disable_io_uring", Is(false)),
+            Field(Disk, "disable_aio", Is(false)),
+        ],
+    ),
+    missing("resizing disks is", &[Endpoint("vm.resize-disk")]),
+    // PCI.
+    missing(
+        VIRTUAL_IOMMU,
+        &[
+            Field(Vm, "iommu", Is(false)),
+            Setting(Platform, "iommu_segments", Empty),
+            Setting(Platform, "iommu_address_width", Numbers(64, 64)),
+            Field(Platform, "iommu_address_width_bits", Number(64)),
+        ],
+    ),
+    missing(PCI_SEGMENT, &[Flag("--pci-segment"), Field(Vm, "pci_segments", Empty)]),
+    missing("iommufd is", &[Setting(Platform, "iommufd", Is(false)), Setting(Platform, "iommufd_fd", Null)]),
+    missing("choosing DMA between devices is", &[Setting(Platform, "vfio_p2p_dma", Is(true))]),
+    // vCPUs.
+    missing("CPU topologies are", &[Setting(Cpus, "topology", If(is_own_topology))]),
+    missing("Hyper-V enlightenments are", &[Setting(Cpus, "kvm_hyperv", Is(false))]),
+    missing("limiting the physical address width is", &[Setting(Cpus, "max_phys_bits", Number(46))]),
+    missing("pinned vCPUs are", &[Setting(Cpus, "affinity", Empty)]),
+    missing(
+        "additional CPU features are",
+        &[
+            Key(Cpus, "features", Empty),
+            Field(Cpus, "features", Harmless::Object(CpuFeatures)),
+            Field(CpuFeatures, "amx", Is(false)),
+        ],
+    ),
+    missing("choosing nested virtualisation is", &[Setting(Cpus, "nested", Is(true))]),
+    missing("core scheduling is", &[Setting(Cpus, "core_scheduling", Word("Vm", "vm"))]),
+    missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
+    // Memory.
+    missing("merging equal pages is", &[Setting(Memory, "mergeable", Is(false))]),
+    missing(
+        "memory hot-plug is",
+        &[
+            Setting(Memory, "hotplug_method", Word("Acpi", "acpi")),
+            // Cloud Hypervisor prints these two only where they are given.
+            Setting(Memory, "hotplug_size", Numbers(0, 0)),
+            Setting(Memory, "hotplugged_size", Numbers(0, 0)),
+        ],
+    ),
+    missing("reserving swap space is", &[Setting(Memory, "reserve", Is(false))]),
+    missing("memory zones are", &[Flag("--memory-zone"), Field(Memory, "zones", Empty), Endpoint("vm.resize-zone")]),
+    missing("NUMA nodes are", &[Flag("--numa"), Field(Vm, "numa", Empty)]),
+    missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty)]),
+    // What is booted, and the platform.
+    missing("booting from firmware is", &[Flag("--firmware"), Field(Payload, "firmware", Null)]),
+    missing("booting from an IGVM file is", &[Flag("--igvm"), Field(Payload, "igvm", Null)]),
+    missing(
+        "host data for confidential VMs is",
+        // The second is Kata's, which always sends it as null.
+        &[Flag("--host-data"), Field(Payload, "host_data", Null), Field(Payload, "mrconfigid", Null)],
+    ),
+    missing("confidential VMs are", &[Field(Platform, "tdx", If(is_false)), Field(Platform, "sev_snp", If(is_false))]),
+    missing(
+        "SMBIOS strings are",
+        &[
+            Setting(Platform, "serial_number", Null),
+            Setting(Platform, "uuid", Null),
+            Setting(Platform, "oem_strings", Empty),
+            Setting(Platform, "system_manufacturer", Null),
+            Setting(Platform, "system_product_name", Null),
+            Setting(Platform, "system_version", Null),
+            Setting(Platform, "system_serial_number", Null),
+            Setting(Platform, "system_uuid", Null),
+            Setting(Platform, "system_sku_number", Null),
+            Setting(Platform, "system_family", Null),
+            Setting(Platform, "chassis_asset_tag", Null),
+        ],
+    ),
+    // The program.
+    missing("debugging with gdb is", &[Flag("--gdb"), Field(Vm, "gdb", If(is_false))]),
+    missing(
+        "Landlock rules are",
+        &[
+            Flag("--landlock"),
+            Flag("--landlock-rules"),
+            Field(Vm, "landlock_enable", Is(false)),
+            Field(Vm, "landlock_rules", Empty),
+        ],
+    ),
+    missing("choosing the log format is", &[Flag("--log-format")]),
+    missing("snapshots are", &[Flag("--restore"), Endpoint("vm.snapshot"), Endpoint("vm.restore")]),
+    missing("live migration is", &[Endpoint("vm.send-migration"), Endpoint("vm.receive-migration")]),
+    missing("guest core dumps are", &[Endpoint("vm.coredump")]),
+];
+
+/// Whether this is the topology that guests have here anyway: cores of one thread each, in one package.
+fn is_own_topology(topology: &Value, cpus: &Map<String, Value>) -> bool {
+    let vcpus = cpus.get("max_vcpus").or(cpus.get("boot_vcpus")).and_then(Value::as_u64).unwrap_or(1);
+    let own = [("threads_per_core", 1), ("cores_per_die", vcpus), ("dies_per_package", 1), ("packages", 1)];
+    let is_own = |(name, value): (&String, &Value)| {
+        own.iter().any(|(own_name, own_value)| own_name == name && value.as_u64() == Some(*own_value))
+    };
+    topology.as_object().is_some_and(|topology| topology.iter().all(is_own))
+}
