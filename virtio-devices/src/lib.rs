@@ -23,6 +23,7 @@ mod port;
 mod rate_limiter;
 mod ring;
 mod rng;
+mod runner;
 mod socket_path;
 mod spill;
 mod state;

@@ -9,7 +9,6 @@ mod control;
 mod counters;
 mod engine;
 mod filter;
-mod lent_queue;
 mod pass;
 mod receive;
 mod runner;
@@ -311,9 +310,9 @@ impl VirtioDevice for Net {
         self.state = Arc::new(saved::restored(state)?);
         // The driver has seen the frames of before its start dropped already, and told which offloads it takes.
         self.fresh = started.is_none();
-        self.state.set_fresh(self.fresh);
+        self.state.progress().set_fresh(self.fresh);
         if started.is_some() {
-            self.state.set_touched();
+            self.state.progress().set_touched();
         }
         Ok(())
     }

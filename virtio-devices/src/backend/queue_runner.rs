@@ -1,4 +1,4 @@
-//! Backends that run a NIC's queues themselves: the host's kernel, another process, or a device.
+//! Backends that run a device's queues themselves: the host's kernel, another process, or a device.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,10 +11,10 @@ use vmm_sys_util::eventfd::EventFd;
 use super::DoorbellPages;
 use crate::net_protocol::Offloads;
 
-/// A backend that runs a NIC's queues itself. The NIC handles the device's registers, the link, and the control queue
-/// unless the backend runs that, too.
+/// A backend that runs a device's queues itself. The device handles its registers; a NIC also the link, and the control
+/// queue unless the backend runs that, too.
 ///
-/// One thread at a time calls it: first the one that plugs the NIC in, then the NIC's worker, never a vCPU. A call may
+/// One thread at a time calls it: first the one that plugs the device in, then the device's worker, never a vCPU. A call may
 /// wait for the backend, but not forever.
 pub trait QueueRunner: Send {
     /// What the backend is and can do. This never changes while the NIC exists; if the other end is replaced, the new
@@ -58,6 +58,20 @@ pub trait QueueRunner: Send {
     ///
     /// When the backend fails or refuses.
     fn set_active_pairs(&mut self, pairs: u16) -> Result<(), RunnerError>;
+
+    /// The device configuration as the backend has it, if it keeps one that drivers read as it is.
+    fn config(&self) -> &[u8] {
+        &[]
+    }
+
+    /// Writes `data` at `offset` of the device configuration, for the driver.
+    ///
+    /// # Errors
+    ///
+    /// When the backend fails. One that refuses leaves its configuration as it is.
+    fn write_config(&mut self, _offset: u32, _data: &[u8]) -> Result<(), RunnerError> {
+        Ok(())
+    }
 
     /// Restricts the offloaded frames that the backend delivers to `offloads`. Only called if
     /// [`Ability::switches_offloads`] is set.
@@ -119,7 +133,7 @@ pub struct Ability {
     /// The feature bits that a NIC over it can offer. The NIC serves those about commands of the control queue, unless
     /// [`Self::control_queue`] is set.
     pub features: u64,
-    /// The most pairs of queues that it runs.
+    /// The most pairs of queues that it runs; 0 if it is no backend of a NIC.
     pub queue_pairs: u16,
     /// The largest size of a queue.
     pub queue_size: u16,
@@ -180,6 +194,8 @@ pub enum Attention {
     Nothing,
     /// Its link is up or down.
     Link(bool),
+    /// [`QueueRunner::config`] has changed.
+    Config,
     /// The driver's rings are invalid.
     BrokenRing,
 }

@@ -10,13 +10,13 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::counters::NetCounters;
 use super::engine::Engine;
-use super::lent_queue::LentQueue;
 use super::pass::Shared;
-use super::runner::RunnerWorker;
+use super::runner::NicWorker;
 use super::state::NetState;
 use super::worker::Pair;
-use crate::backend::{Ability, Health, QueueRunner, Tap};
+use crate::backend::{Ability, Health, Tap};
 use crate::features::has;
+use crate::runner::{LentQueue, RunnerWorker, SharedRunner};
 use crate::worker::{spawn, spawn_all, thread_name};
 use crate::{Start, Worker};
 
@@ -110,30 +110,17 @@ impl NetStart<'_> {
     }
 
     /// The one worker of a backend that runs the queues itself.
-    fn start_runner(&self, ability: &Ability, backend: &Arc<Mutex<Box<dyn QueueRunner>>>) -> io::Result<Worker> {
+    fn start_runner(&self, ability: &Ability, backend: &SharedRunner) -> io::Result<Worker> {
         let control = 2 * self.pairs;
         // Without VIRTIO_NET_F_CTRL_VQ there is no control queue, whatever the driver enables.
         let passed_on = ability.control_queue && has(self.start.features, VIRTIO_NET_F_CTRL_VQ);
-        let data = self.start.queues.iter().filter(|(index, _)| *index < control || passed_on && *index == control);
-        let lent =
-            data.map(|(index, queue)| Ok(LentQueue { index: *index, queue: Arc::clone(queue), kick: eventfd()? }));
-        let lent = lent.collect::<io::Result<Vec<_>>>()?;
+        let lent = LentQueue::lend(&self.start.queues, |index| index < control || passed_on && index == control)?;
         let control = self.start.queues.iter().find(|(index, _)| *index == control && !ability.control_queue).cloned();
-        let (kick, stop) = (eventfd()?, Arc::new(AtomicBool::new(false)));
-        let mut doorbells: Vec<_> = lent.iter().map(|lent| (lent.index, Arc::clone(&lent.kick))).collect();
+        let runner = RunnerWorker::new(self.id, self.start, lent, backend, self.health)?;
+        let (mut doorbells, kick, stop) = (runner.doorbells(), Arc::clone(&runner.kick), Arc::clone(&runner.stop));
         doorbells.extend(control.iter().map(|(index, _)| (*index, Arc::clone(&kick))));
-        let worker = RunnerWorker {
-            id: self.id.to_owned(),
-            lent,
-            control,
-            backend: Arc::clone(backend),
-            health: Arc::clone(self.health),
-            kick: Arc::clone(&kick),
-            stop: Arc::clone(&stop),
-        };
-        let shared = self.shared();
-        *shared.complete.lock() = true;
-        let thread = spawn(thread_name(self.id, "vq", 0), move || worker.run(&shared))?;
+        let worker = NicWorker { runner, control, shared: self.shared() };
+        let thread = spawn(thread_name(self.id, "vq", 0), move || worker.run())?;
         Ok(Worker { doorbells, kick, stop, thread })
     }
 }

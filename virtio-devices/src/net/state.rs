@@ -7,6 +7,7 @@ use arc_swap::{ArcSwap, Guard};
 
 use super::filter::{Filter, Mac};
 use crate::net_protocol::Offloads;
+use crate::runner::Progress;
 
 /// What the driver changes while the queues run. A reset of the device makes a new one: a worker that is still ending
 /// changes one that is no longer used.
@@ -18,10 +19,7 @@ pub(crate) struct NetState {
     offloads: AtomicU32,
     link_up: AtomicBool,
     generation: AtomicU8,
-    /// No backend that runs the queues itself has been started for this driver, or its link was down since.
-    fresh: AtomicBool,
-    /// A backend that runs the queues itself may have taken something from this driver's rings.
-    touched: AtomicBool,
+    progress: Progress,
 }
 
 impl NetState {
@@ -34,8 +32,7 @@ impl NetState {
             offloads: AtomicU32::new(Offloads::empty().bits()),
             link_up: AtomicBool::new(link_up),
             generation: AtomicU8::new(generation),
-            fresh: AtomicBool::new(true),
-            touched: AtomicBool::new(false),
+            progress: Progress::new(),
         }
     }
 
@@ -112,26 +109,9 @@ impl NetState {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether what a backend that runs the queues itself has for the driver is older than the driver, or than its
-    /// link. It outlives workers: one may be stopped before its backend is there.
-    pub(crate) fn is_fresh(&self) -> bool {
-        self.fresh.load(Ordering::Acquire)
-    }
-
-    /// Changes [`Self::is_fresh`].
-    pub(crate) fn set_fresh(&self, fresh: bool) {
-        self.fresh.store(fresh, Ordering::Release);
-    }
-
-    /// Whether a backend that runs the queues itself may have taken something from the driver's rings: one was started,
-    /// whether it said that it runs or not. It outlives workers, too.
-    pub(crate) fn is_touched(&self) -> bool {
-        self.touched.load(Ordering::Acquire)
-    }
-
-    /// A backend is about to look at the driver's rings, or has done so before.
-    pub(crate) fn set_touched(&self) {
-        self.touched.store(true, Ordering::Release);
+    /// How far the queues have come on a backend that runs them itself.
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// The configuration's generation.

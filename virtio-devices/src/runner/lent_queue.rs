@@ -1,16 +1,17 @@
-//! A queue that the NIC has lent to its backend.
+//! A queue that a device has lent to its backend.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::SharedQueue;
 use crate::backend::RunnerQueue;
 
-/// A queue that the backend runs on behalf of the NIC.
+/// A queue that the backend runs on behalf of the device.
 pub(crate) struct LentQueue {
     /// Its index.
     pub index: u16,
@@ -21,6 +22,20 @@ pub(crate) struct LentQueue {
 }
 
 impl LentQueue {
+    /// Lends those of a driver's queues whose index `is_lent`.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no eventfd left.
+    pub(crate) fn lend(queues: &[(u16, SharedQueue)], is_lent: impl Fn(u16) -> bool) -> io::Result<Vec<Self>> {
+        let lent = queues.iter().filter(|(index, _)| is_lent(*index));
+        lent.map(|(index, queue)| {
+            let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+            Ok(Self { index: *index, queue: Arc::clone(queue), kick })
+        })
+        .collect()
+    }
+
     /// The queue as the backend needs it; the backend signals `call`.
     pub(crate) fn describe(&self, queue: &Queue, call: Arc<EventFd>) -> RunnerQueue {
         RunnerQueue {

@@ -1,0 +1,471 @@
+//! The worker of a device whose backend runs the queues: it starts, stops and recovers the backend, and passes on what
+//! the driver changes. What only one kind of device does is behind [`RunnerDevice`].
+
+mod lent_queue;
+mod progress;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use log::{info, warn};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_queue::Queue;
+use vm_memory::GuestAddressSpace;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::backend::{Attention, Health, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
+use crate::eventfd::borrow;
+use crate::net_protocol::Offloads;
+use crate::ring;
+use crate::worker::own;
+use crate::{Interrupts, Memory, Start};
+pub(crate) use lent_queue::LentQueue;
+use lent_queue::settle_position;
+pub(crate) use progress::Progress;
+
+/// How long to wait before a lost backend is tried again.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What the worker needs, whatever the device is.
+pub(crate) struct RunnerWorker {
+    /// The device's id.
+    id: String,
+    /// The guest's memory.
+    memory: Memory,
+    /// The negotiated features.
+    features: u64,
+    /// Where the driver is interrupted.
+    interrupts: Arc<Interrupts>,
+    /// The queues that the backend runs.
+    lent: Vec<LentQueue>,
+    /// The backend.
+    backend: SharedRunner,
+    /// Whether the backend works.
+    health: Arc<Health>,
+    /// What wakes the worker.
+    pub kick: Arc<EventFd>,
+    /// Stops it.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// A backend that outlives the worker.
+pub(crate) type SharedRunner = Arc<Mutex<Box<dyn QueueRunner>>>;
+/// A backend while the worker owns it.
+pub(crate) type OwnedRunner<'q> = MutexGuard<'q, Box<dyn QueueRunner>>;
+
+/// The part of the work that depends on the kind of device. It is called on the worker's thread.
+pub(crate) trait RunnerDevice {
+    /// How far the driver's queues have come. It outlives the worker, until a reset.
+    fn progress(&self) -> &Progress;
+
+    /// Whether the host wants the queues to run: a NIC's link is up.
+    fn is_wanted(&self) -> bool {
+        true
+    }
+
+    /// The pairs of queues that the driver uses. A device that is no NIC uses all that it has.
+    fn active_pairs(&self) -> u16 {
+        u16::MAX
+    }
+
+    /// The offloaded frames that the driver takes.
+    fn offloads(&self) -> Offloads {
+        Offloads::empty()
+    }
+
+    /// Something that the driver reads in the device configuration has changed.
+    fn changed(&self);
+
+    /// Takes over the device configuration that the backend has now. Returns whether the driver has to be told.
+    fn take_config(&self, _config: &[u8]) -> bool {
+        false
+    }
+
+    /// Whether the driver sees a lost backend in the device configuration.
+    fn shows_loss(&self) -> bool {
+        false
+    }
+
+    /// Does what is left for the device to do in a turn of the worker, such as commands of a control queue. Returns
+    /// whether there may be more.
+    ///
+    /// # Errors
+    ///
+    /// When the backend is lost.
+    fn serve(&mut self, backend: &mut (dyn QueueRunner + 'static)) -> Result<bool, RunnerError>;
+
+    /// The worker was woken.
+    fn count_kick(&mut self) {}
+
+    /// A ring is invalid.
+    fn count_broken_ring(&mut self) {}
+}
+
+/// The state of the backend.
+enum Service {
+    /// Stopped: not started yet, or the host has taken the link down.
+    Idle,
+    /// Running the queues.
+    Runs,
+    /// Stopped until the driver resets the device, because the backend refused what the driver has set up.
+    Refused,
+    /// Lost, with the time of the next attempt to recover it.
+    Lost(Instant),
+}
+
+/// A run of the worker.
+struct Session<'q, D> {
+    worker: &'q RunnerWorker,
+    device: D,
+    backend: OwnedRunner<'q>,
+    /// The queues with valid rings, in the order of `started`.
+    queues: Vec<(&'q LentQueue, MutexGuard<'q, Queue>)>,
+    /// What the backend was started with.
+    started: Vec<RunnerQueue>,
+    /// Signalled for queues without a vector: the driver polls the ISR status.
+    unmapped: Arc<EventFd>,
+    active_pairs: u16,
+    service: Service,
+    /// The backend was lost and may have returned buffers since, so positions must be read from the rings before the
+    /// next start.
+    adrift: bool,
+    /// The driver has been told to reset the device.
+    broken: bool,
+}
+
+impl RunnerWorker {
+    /// The worker of the device `id` for a driver's start, with the queues that are `lent`.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no eventfd left.
+    pub(crate) fn new(
+        id: &str,
+        start: &Start,
+        lent: Vec<LentQueue>,
+        backend: &SharedRunner,
+        health: &Arc<Health>,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            id: id.to_owned(),
+            memory: start.memory.clone(),
+            features: start.features,
+            interrupts: Arc::clone(&start.interrupts),
+            lent,
+            backend: Arc::clone(backend),
+            health: Arc::clone(health),
+            kick: Arc::new(EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?),
+            stop: Arc::new(AtomicBool::new(false)),
+        })
+    }
+
+    /// The doorbells of the lent queues, which the backend hears.
+    pub(crate) fn doorbells(&self) -> Vec<(u16, Arc<EventFd>)> {
+        self.lent.iter().map(|lent| (lent.index, Arc::clone(&lent.kick))).collect()
+    }
+
+    /// Waits until the predecessor has ended. `None` if the worker is told to stop before.
+    pub(crate) fn own(&self) -> Option<OwnedRunner<'_>> {
+        own(&self.backend, &self.stop)
+    }
+
+    /// Runs until told to stop.
+    pub(crate) fn run<'q, D: RunnerDevice>(&'q self, backend: OwnedRunner<'q>, device: D) {
+        let Some(mut session) = Session::new(self, backend, device) else { return };
+        while !self.stop.load(Ordering::Acquire) {
+            session.settle();
+            if !session.serve() {
+                session.wait();
+            }
+        }
+        session.stop();
+    }
+}
+
+impl<'q, D: RunnerDevice> Session<'q, D> {
+    /// Locks the queues, and leaves out those with invalid rings. `None` without an eventfd: the driver has to try
+    /// again.
+    fn new(worker: &'q RunnerWorker, backend: OwnedRunner<'q>, mut device: D) -> Option<Self> {
+        let memory = worker.memory.memory();
+        let mut queues = Vec::with_capacity(worker.lent.len());
+        for lent in &worker.lent {
+            let queue = lent.queue.lock();
+            match ring::check(&queue, &memory) {
+                Ok(()) => queues.push((lent, queue)),
+                Err(_) => {
+                    device.count_broken_ring();
+                    worker.interrupts.ask_for_reset();
+                }
+            }
+        }
+        let unmapped = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+        let unmapped = Arc::new(unmapped.inspect_err(|_| worker.interrupts.ask_for_reset()).ok()?);
+        // A backend that was lost before this driver came is tried at once.
+        let adrift = worker.health.is_lost();
+        let service = if adrift { Service::Lost(Instant::now()) } else { Service::Idle };
+        let (started, active_pairs, broken) = (Vec::new(), 0, false);
+        Some(Self { worker, device, backend, queues, started, unmapped, active_pairs, service, adrift, broken })
+    }
+
+    /// Whether the queues should run. They also run while the link is down if the backend could not continue after a
+    /// stop, because Linux's driver ignores DEVICE_NEEDS_RESET.
+    fn is_wanted(&self) -> bool {
+        self.device.is_wanted() || !self.backend.goes_on_after_stop()
+    }
+
+    /// Starts or stops the queues according to the host's link, and tries to recover a lost backend.
+    fn settle(&mut self) {
+        match self.service {
+            Service::Idle if self.is_wanted() => self.start(),
+            Service::Runs if !self.is_wanted() => {
+                self.stop();
+                self.device.progress().set_fresh(true);
+            }
+            Service::Runs => self.follow(),
+            Service::Lost(again) if again <= Instant::now() => match self.backend.recover() {
+                Ok(()) => {
+                    // It is started in the next turn: the driver's commands, which have waited long enough, go first.
+                    self.service = Service::Idle;
+                    if !self.is_wanted() {
+                        self.restored();
+                    }
+                }
+                Err(_) => self.service = Service::Lost(Instant::now() + PATIENCE),
+            },
+            _ => {}
+        }
+    }
+
+    fn start(&mut self) {
+        let memory = self.worker.memory.memory();
+        let touched = self.device.progress().is_touched();
+        if std::mem::take(&mut self.adrift) && touched {
+            self.queues.iter_mut().for_each(|(_, queue)| settle_position(queue, None, &memory));
+        }
+        let calls: Vec<_> = self.queues.iter().map(|(lent, _)| self.call(lent.index)).collect();
+        self.started = self.queues.iter().zip(calls).map(|((lent, queue), call)| lent.describe(queue, call)).collect();
+        self.active_pairs = self.device.active_pairs();
+        let run = QueueRun {
+            queues: &self.started,
+            features: self.worker.features,
+            memory: &memory,
+            offloads: self.device.offloads(),
+            active_pairs: self.active_pairs,
+            fresh: self.device.progress().is_fresh(),
+            untouched: !touched,
+        };
+        // A start that fails may have taken buffers.
+        self.device.progress().set_touched();
+        match self.backend.start(&run) {
+            Ok(()) => {}
+            Err(StartError::Lost(error)) => {
+                self.service = Service::Idle;
+                return self.lose(&error);
+            }
+            Err(StartError::Refused(error)) => return self.refuse(&error),
+        }
+        self.service = Service::Runs;
+        self.device.progress().set_fresh(false);
+        if touched {
+            // A lost backend may have returned buffers without a signal. A spurious signal is harmless.
+            self.started.iter().for_each(|queue| drop(queue.call.write(1)));
+        }
+        self.restored();
+        self.refresh();
+        // For buffers that the driver made available while the queues were stopped.
+        self.kick();
+        self.attend();
+    }
+
+    /// Stops the queues and records their positions.
+    fn stop(&mut self) {
+        if !matches!(self.service, Service::Runs) {
+            return;
+        }
+        self.service = Service::Idle;
+        let memory = self.worker.memory.memory();
+        let positions = self.backend.stop();
+        let positions = positions.into_iter().chain(std::iter::repeat(None));
+        for ((_, queue), position) in self.queues.iter_mut().zip(positions) {
+            settle_position(queue, position, &memory);
+        }
+        self.started.clear();
+    }
+
+    /// Handles the loss of the backend: nothing runs until it is back.
+    fn lose(&mut self, error: &RunnerError) {
+        self.stop();
+        (self.service, self.adrift) = (Service::Lost(Instant::now() + PATIENCE), true);
+        if self.worker.health.set_lost(true) {
+            let losses = self.worker.health.losses();
+            // Logged at powers of two, so that a flapping backend cannot fill the log.
+            if losses.is_power_of_two() {
+                let (id, name) = (&self.worker.id, self.backend.ability().name);
+                let until = if self.device.shows_loss() { "its link is down" } else { "its requests wait" };
+                warn!("{id}: {name} is lost ({losses} times so far): {error}; {until} until it is back");
+            }
+            self.tell_loss();
+        }
+    }
+
+    /// Handles a refusal: the backend works, and does not accept what the driver has set up.
+    fn refuse(&mut self, error: &RunnerError) {
+        self.service = Service::Refused;
+        let refusals = self.worker.health.count_refusal();
+        // Logged at powers of two, so that a driver cannot fill the log.
+        if refusals.is_power_of_two() {
+            let name = self.backend.ability().name;
+            warn!("{}: {name} refuses what the driver has set up ({refusals} times so far): {error}", self.worker.id);
+        }
+        self.restored();
+        self.need_reset();
+    }
+
+    /// Asks the driver, once, to reset the device.
+    fn need_reset(&mut self) {
+        if !std::mem::replace(&mut self.broken, true) {
+            self.device.count_broken_ring();
+            self.worker.interrupts.ask_for_reset();
+        }
+    }
+
+    /// Notes that the backend works; it may have been lost before.
+    fn restored(&self) {
+        if self.worker.health.set_lost(false) {
+            if self.worker.health.losses().is_power_of_two() {
+                info!("{}: {} is back", self.worker.id, self.backend.ability().name);
+            }
+            self.tell_loss();
+        }
+    }
+
+    /// Receives what the backend reports.
+    fn attend(&mut self) {
+        match self.backend.attend() {
+            Ok(Attention::Nothing) => {}
+            Ok(Attention::Link(up)) => {
+                if self.worker.health.set_link(up) {
+                    self.tell_config();
+                }
+            }
+            Ok(Attention::Config) => self.refresh(),
+            Ok(Attention::BrokenRing) => self.need_reset(),
+            Err(error) => self.lose(&error),
+        }
+    }
+
+    /// Takes over the backend's device configuration, and tells the driver if it is another one.
+    fn refresh(&self) {
+        if self.device.take_config(self.backend.config()) {
+            self.tell_config();
+        }
+    }
+
+    /// Tells the driver that its backend was lost or is back, where the device has a way to say so.
+    fn tell_loss(&self) {
+        if self.device.shows_loss() {
+            self.tell_config();
+        }
+    }
+
+    fn tell_config(&self) {
+        self.device.changed();
+        self.worker.interrupts.signal_config();
+    }
+
+    /// Passes on what the driver has changed: vectors of queues, and the number of pairs in use.
+    fn follow(&mut self) {
+        for n in 0..self.started.len() {
+            // A vCPU may be waiting for this worker to end.
+            if self.worker.stop.load(Ordering::Acquire) {
+                return;
+            }
+            let Some(call) = self.started.get(n).map(|started| self.call(started.index)) else { continue };
+            let Some(started) = self.started.get_mut(n) else { continue };
+            if !Arc::ptr_eq(&call, &started.call) {
+                started.call = call;
+                if let Err(error) = self.backend.set_call(started.index, &started.call) {
+                    return self.lose(&error);
+                }
+            }
+        }
+        let pairs = self.device.active_pairs();
+        if pairs != self.active_pairs {
+            self.active_pairs = pairs;
+            match self.backend.set_active_pairs(pairs) {
+                // A doorbell may have come earlier, for a queue that the backend did not run then.
+                Ok(()) => self.kick(),
+                Err(error) => self.lose(&error),
+            }
+        }
+    }
+
+    /// Makes the backend look at its queues.
+    fn kick(&self) {
+        // A full counter means that it is awake already.
+        self.queues.iter().for_each(|(lent, _)| drop(lent.kick.write(1)));
+    }
+
+    /// What the backend is to signal for `queue`.
+    fn call(&self, queue: u16) -> Arc<EventFd> {
+        let interrupts = &self.worker.interrupts;
+        interrupts.eventfd(interrupts.queue_vector(queue)).unwrap_or_else(|| Arc::clone(&self.unmapped))
+    }
+
+    /// Has the device do its part. Returns whether there may be more.
+    fn serve(&mut self) -> bool {
+        match self.device.serve(&mut **self.backend) {
+            // A changed number of pairs must be passed on.
+            Ok(more) => {
+                more || self.device.active_pairs() != self.active_pairs && matches!(self.service, Service::Runs)
+            }
+            Err(error) => {
+                self.lose(&error);
+                false
+            }
+        }
+    }
+
+    /// Waits for the driver, the backend, a stop, or the time to try again.
+    fn wait(&mut self) {
+        let kick = borrow(&self.worker.kick);
+        let unmapped = borrow(&self.unmapped);
+        let watched = self.backend.watched();
+        let mut fds = vec![PollFd::new(&kick, PollFlags::IN), PollFd::new(&unmapped, PollFlags::IN)];
+        fds.extend(watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        let timeout = match self.service {
+            Service::Lost(again) => Timespec::try_from(again.saturating_duration_since(Instant::now())).ok(),
+            // The backend has come back, and is started next.
+            Service::Idle if self.is_wanted() => Some(Timespec::default()),
+            Service::Idle | Service::Runs | Service::Refused => None,
+        };
+        // If this fails (a signal, no memory), everything is checked and the wait is repeated.
+        let _ = poll(&mut fds, timeout.as_ref());
+        let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        drop(watched);
+        let [kicked, polled, spoken @ ..] = ready.as_slice() else { return };
+        if *kicked && self.worker.kick.read().is_ok() {
+            self.device.count_kick();
+        }
+        if *polled && self.unmapped.read().is_ok() {
+            self.queues.iter().for_each(|(lent, _)| self.tell_unmapped(lent.index));
+        }
+        if spoken.contains(&true) {
+            match self.service {
+                Service::Lost(_) => self.service = Service::Lost(Instant::now()),
+                // A stopped backend can be lost, too; an unread report would stay readable.
+                Service::Runs | Service::Idle | Service::Refused => self.attend(),
+            }
+        }
+    }
+
+    fn tell_unmapped(&self, queue: u16) {
+        if Arc::ptr_eq(&self.call(queue), &self.unmapped) {
+            self.worker.interrupts.signal_queue(queue);
+        }
+    }
+}
