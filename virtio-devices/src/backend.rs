@@ -1,4 +1,4 @@
-//! Backends: where a NIC's frames come from and go to.
+//! Backends: what runs a device's queues, or where a NIC's frames come from and go to.
 
 mod any;
 mod doorbell_page;
@@ -19,4 +19,5 @@ pub use queue_runner::{Ability, Attention, BackendKind, QueueRun, QueueRunner, R
 pub use tap::{InterfaceNameError, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask};
 pub use vdpa::{Locking, Vdpa, VdpaError, VdpaFault, VdpaSpec};
 pub use vhost_net::{VhostKernel, VhostNet, VhostNetError};
-pub use vhost_user::{VhostUser, VhostUserError, VhostUserSocket, VhostUserSpec};
+pub(crate) use vhost_user::{DEVICE_FEATURES, MAX_CONFIG, RING_FEATURES};
+pub use vhost_user::{VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec};

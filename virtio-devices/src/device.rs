@@ -41,6 +41,12 @@ pub trait VirtioDevice: Send {
     /// Writes device configuration at `offset`. Writes to read-only fields are ignored.
     fn config_write(&mut self, offset: u64, data: &[u8]);
 
+    /// Called after each [`Self::config_write`]. Returns threads that still carry the write to where it goes; the access
+    /// completes when they have ended.
+    fn config_written(&mut self) -> Vec<JoinHandle<()>> {
+        Vec::new()
+    }
+
     /// Changes with each change of the device configuration (`virtio 1.4 §4.1.4.3`).
     fn config_generation(&self) -> u8;
 

@@ -207,7 +207,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             },
             Some(Place::DeviceConfig(offset)) => {
                 self.device.config_write(offset, data);
-                Outcome::none()
+                Outcome { stopping: self.device.config_written(), ..Outcome::none() }
             }
             // Usually an ioeventfd takes it; a write before that is in place must not lose the signal.
             Some(Place::Doorbell(queue)) if !data.is_empty() => {

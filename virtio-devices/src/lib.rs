@@ -30,13 +30,14 @@ mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod transport;
+mod vhost_user_device;
 mod worker;
 
 pub use backend::{
     Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, DOORBELL_PAGE, DoorbellPage,
     DoorbellPages, InterfaceNameError, Locking, QueueRun, QueueRunner, RunnerError, RunnerQueue, Tap, TapError,
     TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
-    VhostUserError, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
+    VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
 };
 pub use block::{Block, BlockCounter, BlockCounters, BlockError, BlockSpec};
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
@@ -58,3 +59,4 @@ pub use state::{
     StateError, TransportState, VectorState, VfState, VfsState,
 };
 pub use transport::{QueueError, Status};
+pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};

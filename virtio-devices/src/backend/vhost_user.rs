@@ -12,6 +12,7 @@ mod memory;
 mod message;
 mod peer;
 mod rings;
+mod role;
 mod socket;
 
 #[cfg(test)]
@@ -24,7 +25,6 @@ use std::time::{Duration, Instant};
 
 use log::warn;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -32,13 +32,15 @@ use super::{Ability, Attention, Backend, BackendKind, QueueRun, QueueRunner, Run
 use crate::Memory;
 use crate::eventfd::borrow;
 use crate::features::has;
-use crate::net_protocol::features::{offered_by, served_for_any};
-use crate::net_protocol::{MAX_QUEUE_SIZE, Offloads};
+use crate::net_protocol::MAX_QUEUE_SIZE;
 use connection::{ANSWER, Fault, PeerError};
 pub use error::VhostUserError;
+pub(crate) use message::MAX_CONFIG;
 use message::Request;
 use peer::Peer;
 use rings::Inflight;
+pub use role::VhostUserRole;
+pub(crate) use role::{DEVICE_FEATURES, RING_FEATURES};
 pub use socket::VhostUserSocket;
 
 /// Which vhost-user backend to use.
@@ -46,8 +48,8 @@ pub use socket::VhostUserSocket;
 pub struct VhostUserSpec {
     /// Where it is.
     pub socket: VhostUserSocket,
-    /// The pairs of queues that it has to run.
-    pub queue_pairs: u16,
+    /// What it is to be the backend of.
+    pub role: VhostUserRole,
     /// Until when it is waited for if it is to connect.
     pub until: Instant,
 }
@@ -56,6 +58,7 @@ pub struct VhostUserSpec {
 #[derive(Debug)]
 pub struct VhostUser {
     socket: VhostUserSocket,
+    role: VhostUserRole,
     /// The guest's memory, which stays what it is.
     memory: Memory,
     ability: Ability,
@@ -86,19 +89,19 @@ impl VhostUser {
     ///
     /// One line that says what to do; see [`VhostUserError`]. A listening socket is removed then.
     pub fn connect(spec: VhostUserSpec, memory: &Memory) -> Result<Self, VhostUserError> {
-        let VhostUserSpec { socket, queue_pairs, until } = spec;
+        let VhostUserSpec { socket, role, until } = spec;
         let name = socket.name();
         let map = memory.memory();
         memory::check(&map, &name)?;
         let eventfd = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
         let broken = eventfd.map_err(|source| VhostUserError::Socket { path: name.clone(), source })?;
         let fault = |error| VhostUserError::of_peer(&name, error);
-        let mut peer = Peer::negotiate(socket.first(until)?).map_err(fault)?;
+        let mut peer = Peer::negotiate(socket.first(until)?, role).map_err(fault)?;
         if !has(peer.features, VIRTIO_F_VERSION_1) {
             return Err(VhostUserError::Legacy(name));
         }
-        if !peer.runs(queue_pairs).map_err(fault)? {
-            return Err(VhostUserError::TooFewQueues { path: name, wanted: queue_pairs });
+        if !peer.runs_all().map_err(fault)? {
+            return Err(VhostUserError::TooFewQueues { path: name, role });
         }
         peer.map(&map).map_err(fault)?;
         let patience = memory::patience(&map);
@@ -108,8 +111,8 @@ impl VhostUser {
         let ability = Ability {
             kind: BackendKind::VhostUser,
             name,
-            features: able(peer.features),
-            queue_pairs,
+            features: role.able(peer.features),
+            queue_pairs: role.pairs(),
             // There is no way to ask.
             queue_size: MAX_QUEUE_SIZE,
             mac: peer.mac(),
@@ -119,8 +122,9 @@ impl VhostUser {
         };
         Ok(Self {
             socket,
+            role,
             memory: memory.clone(),
-            promised: (every_offer(ability.features), ability.mtu),
+            promised: (role.every_offer(ability.features), ability.mtu),
             ability,
             peer: Some(peer),
             mapping: None,
@@ -136,7 +140,7 @@ impl VhostUser {
     /// What a successor lacks of what drivers were offered; `None` if nothing.
     fn lacks(&self, peer: &mut Peer) -> Result<Option<String>, PeerError> {
         let (promised, mtu) = self.promised;
-        let missing = promised & !every_offer(able(peer.features));
+        let missing = promised & !self.role.every_offer(self.role.able(peer.features));
         if missing != 0 {
             let bits: Vec<_> = (0..u64::BITS).filter(|bit| has(missing, *bit)).map(|bit| bit.to_string()).collect();
             return Ok(Some(format!("the feature bits {}", bits.join(", "))));
@@ -146,15 +150,14 @@ impl VhostUser {
         {
             return Ok(Some(format!("an MTU of {told}: its own is {mtu}")));
         }
-        let pairs = self.ability.queue_pairs;
-        Ok((!peer.runs(pairs)?).then(|| format!("{pairs} pairs of queues")))
+        Ok((!peer.runs_all()?).then(|| self.role.queues()))
     }
 
     /// A successor at the other end of `stream`, which has the abilities of the lost peer and was asked to map guest
     /// memory.
     fn successor(&mut self, stream: UnixStream) -> Result<Peer, RunnerError> {
         let what = "negotiate with the backend";
-        let negotiated = Peer::negotiate(stream).and_then(|mut peer| Ok((self.lacks(&mut peer)?, peer)));
+        let negotiated = Peer::negotiate(stream, self.role).and_then(|mut peer| Ok((self.lacks(&mut peer)?, peer)));
         let failed = |error| RunnerError { what, source: io::Error::other(error) };
         let (lacks, mut peer) = negotiated.map_err(failed)?;
         if let Some(lacks) = lacks {
@@ -203,20 +206,9 @@ impl VhostUser {
     }
 }
 
-/// All features that a NIC over a backend with these features can offer.
-fn every_offer(features: u64) -> u64 {
-    offered_by(features, Offloads::all(), true, true)
-}
-
 /// The error of a peer that did not map guest memory within `patience`.
 fn too_slow(patience: Duration) -> PeerError {
     PeerError { request: Request::SET_MEM_TABLE, fault: Fault::NoAnswer(patience) }
-}
-
-/// What a NIC over a peer with these features can offer. The NIC serves the control queue, and the peer's own commands
-/// do not count: it is never asked for them.
-fn able(features: u64) -> u64 {
-    features & !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS) | served_for_any()
 }
 
 impl QueueRunner for VhostUser {
@@ -279,6 +271,14 @@ impl QueueRunner for VhostUser {
         self.ask("change the number of queues in use", |peer| peer.set_active_pairs(&queues, pairs))
     }
 
+    fn config(&self) -> &[u8] {
+        self.peer.as_ref().map_or(&[], |peer| peer.config.as_slice())
+    }
+
+    fn write_config(&mut self, offset: u32, data: &[u8]) -> Result<(), RunnerError> {
+        self.ask("write the device configuration", |peer| peer.write_config(offset, data))
+    }
+
     fn watched(&self) -> Vec<BorrowedFd<'_>> {
         if let Some((peer, _)) = &self.mapping {
             return vec![peer.connection.as_fd()];
@@ -296,10 +296,14 @@ impl QueueRunner for VhostUser {
             self.peer = None;
             return Err(RunnerError { what, source: io::Error::other("the backend closed the connection") });
         }
-        let link_up = self.ask(what, |peer| peer.hear().map(|()| peer.link_up()))?;
-        if self.told_link != Some(link_up) {
-            self.told_link = Some(link_up);
-            return Ok(Attention::Link(link_up));
+        let (heard, link_up) = self.ask(what, |peer| Ok((peer.hear()?, peer.link_up())))?;
+        match self.role {
+            VhostUserRole::Nic { .. } if self.told_link != Some(link_up) => {
+                self.told_link = Some(link_up);
+                return Ok(Attention::Link(link_up));
+            }
+            VhostUserRole::Device { .. } if heard => return Ok(Attention::Config),
+            _ => {}
         }
         Ok(if self.broken.read().is_ok() { Attention::BrokenRing } else { Attention::Nothing })
     }

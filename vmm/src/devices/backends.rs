@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use virtio_devices::{
     Backend, Memory, Tap, TapError, Vdpa, VdpaError, VhostKernel, VhostNet, VhostNetError, VhostUser, VhostUserError,
-    VhostUserSocket, VhostUserSpec,
+    VhostUserRole, VhostUserSocket, VhostUserSpec,
 };
 
 use crate::config::{BackendPlan, NicPlan, Options as _, VdpaConfig, Vhost, VhostMode};
@@ -103,7 +103,8 @@ impl<'a> Opener<'a> {
                     None => Instant::now(),
                 };
                 let socket = listening.unwrap_or_else(|| VhostUserSocket::of_peer(socket.clone()));
-                let spec = VhostUserSpec { socket, queue_pairs: plan.spec.queue_pairs, until };
+                let role = VhostUserRole::Nic { queue_pairs: plan.spec.queue_pairs };
+                let spec = VhostUserSpec { socket, role, until };
                 Ok(VhostUser::connect(spec, self.memory)?.into())
             }
             BackendPlan::Vdpa(spec) => {

@@ -5,6 +5,7 @@ use thiserror::Error;
 
 use super::connection::{Fault, PeerError};
 use super::message::MAX_FDS;
+use super::role::VhostUserRole;
 use crate::ErrorKind;
 
 /// How long backends that connect have to do so when their NICs are plugged in.
@@ -31,12 +32,12 @@ pub enum VhostUserError {
          backend"
     )]
     Busy(String),
-    /// This user may not connect to or create the socket.
-    #[error(
-        "socket={0}: no permission to use it; give this user write access to it, or to its directory with \
-         vhost_mode=server"
-    )]
+    /// This user may not connect to the socket.
+    #[error("socket={0}: no permission to use it; give this user write access to it")]
     NoRight(String),
+    /// This user may not create the socket.
+    #[error("socket={0}: no permission to create it; give this user write access to its directory")]
+    NoRightToListen(String),
     /// The directory of a listening socket does not exist.
     #[error("socket={0}: its directory does not exist; create it")]
     NoFolder(String),
@@ -75,13 +76,19 @@ pub enum VhostUserError {
     #[error("socket={0}: the backend does not offer VIRTIO_F_VERSION_1, which a virtio 1 device needs")]
     Legacy(String),
     /// The backend has too few queues.
-    #[error("socket={path}: the backend has fewer than {}; {}", pairs(*.wanted), fewer(*.wanted))]
+    #[error("socket={path}: the backend has fewer than {}; {}", .role.queues(), fewer(*.role))]
     TooFewQueues {
         /// The socket's path.
         path: String,
-        /// The pairs that were asked for.
-        wanted: u16,
+        /// What was asked for.
+        role: VhostUserRole,
     },
+    /// The backend has no device configuration, and the device needs one.
+    #[error(
+        "socket={0}: the backend has no device configuration for this type of device; check that it is a backend of \
+         that type"
+    )]
+    NoConfig(String),
     /// Other processes cannot map guest memory.
     #[error("socket={0}: the backend cannot reach guest memory; add --memory shared=on")]
     NotShared(String),
@@ -107,10 +114,11 @@ impl VhostUserError {
             | Self::Occupied(_)
             | Self::Legacy(_)
             | Self::TooFewQueues { .. }
+            | Self::NoConfig(_)
             | Self::NotShared(_)
             | Self::TooManyRegions { .. } => ErrorKind::Unsuitable,
             Self::Busy(_) | Self::InUse(_) => ErrorKind::Busy,
-            Self::NoRight(_) => ErrorKind::Denied,
+            Self::NoRight(_) | Self::NoRightToListen(_) => ErrorKind::Denied,
             Self::Peer { .. } => ErrorKind::Peer,
             Self::Socket { .. } => ErrorKind::Host,
         }
@@ -126,14 +134,13 @@ impl VhostUserError {
     }
 }
 
-fn pairs(wanted: u16) -> String {
-    if wanted == 1 { "one pair of queues".into() } else { format!("{wanted} pairs of queues") }
-}
-
-/// What to do when the backend has fewer than `wanted` pairs.
-fn fewer(wanted: u16) -> String {
-    match wanted {
-        0 | 1 => "start it with more".into(),
-        wanted => format!("give num_queues={} or less, or start it with more", 2 * u32::from(wanted - 1)),
+/// What to do when the backend has fewer queues than `role` needs.
+fn fewer(role: VhostUserRole) -> String {
+    match role {
+        VhostUserRole::Nic { queue_pairs: wanted @ 2.. } => {
+            format!("give num_queues={} or less, or start it with more", 2 * u32::from(wanted - 1))
+        }
+        VhostUserRole::Device { queues: 2.., .. } => "give fewer queues, or start it with more".into(),
+        VhostUserRole::Nic { .. } | VhostUserRole::Device { .. } => "start it with more".into(),
     }
 }

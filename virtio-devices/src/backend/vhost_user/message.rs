@@ -7,8 +7,10 @@ use std::fmt;
 pub(crate) const HEADER: usize = 12;
 /// The most descriptors that a message carries: one for each of as many regions of memory.
 pub(crate) const MAX_FDS: usize = 8;
-/// The longest payload that an answer may have. Those that are asked for have 24 bytes at most.
-pub(crate) const MAX_ANSWER: usize = 256;
+/// The longest device configuration that is asked for (vhost-user protocol, "Virtio device config space").
+pub(crate) const MAX_CONFIG: u32 = 256;
+/// The longest payload that an answer may have: a device configuration, with its offset, size and flags.
+pub(crate) const MAX_ANSWER: usize = 12 + MAX_CONFIG as usize;
 
 /// The protocol's version, in the flags.
 const VERSION: u32 = 1;
@@ -58,6 +60,7 @@ impl Request {
     pub(crate) const SET_VRING_ENABLE: Self = Self(18, "SET_VRING_ENABLE");
     pub(crate) const SET_BACKEND_REQ_FD: Self = Self(21, "SET_BACKEND_REQ_FD");
     pub(crate) const GET_CONFIG: Self = Self(24, "GET_CONFIG");
+    pub(crate) const SET_CONFIG: Self = Self(25, "SET_CONFIG");
     pub(crate) const GET_INFLIGHT_FD: Self = Self(31, "GET_INFLIGHT_FD");
     pub(crate) const SET_INFLIGHT_FD: Self = Self(32, "SET_INFLIGHT_FD");
     pub(crate) const SET_STATUS: Self = Self(39, "SET_STATUS");

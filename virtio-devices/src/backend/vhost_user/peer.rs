@@ -4,17 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use virtio_bindings::virtio_net::{VIRTIO_NET_F_MAC, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP};
-
 use super::channel::{Channel, Heard};
 use super::connection::{Answer, Connection, Fault, PeerError};
 use super::message::*;
+use super::role::VhostUserRole;
 use crate::features::has;
 
 /// How long all of the negotiation may take.
 const NEGOTIATION: Duration = Duration::from_secs(5);
-/// The part of the device configuration that is read: up to the MTU (`virtio 1.4 §5.1.4`).
-const CONFIG: u32 = 12;
 /// Protocol features that are used where the peer has them.
 const WANTED: u64 = 1 << PROTOCOL_F_MQ
     | 1 << PROTOCOL_F_REPLY_ACK
@@ -30,23 +27,29 @@ pub(crate) struct Peer {
     pub(super) features: u64,
     /// The protocol features in use.
     pub(super) protocol: u64,
-    config: Option<[u8; CONFIG as usize]>,
+    /// What it is the backend of.
+    pub(super) role: VhostUserRole,
+    /// Its device configuration, as far as it is read. Empty if it has none.
+    pub(super) config: Vec<u8>,
     channel: Option<Channel>,
 }
 
 impl Peer {
     /// Negotiates the protocol with the peer at the other end of `stream`, and learns its abilities.
-    pub(crate) fn negotiate(stream: UnixStream) -> Result<Self, PeerError> {
+    pub(crate) fn negotiate(stream: UnixStream, role: VhostUserRole) -> Result<Self, PeerError> {
         let fault = |fault| PeerError { request: Request::GET_FEATURES, fault };
         let mut connection = Connection::new(stream).map_err(|error| fault(Fault::System(error)))?;
         connection.allow(NEGOTIATION);
-        let mut peer = Self { connection, features: 0, protocol: 0, config: None, channel: None };
+        let mut peer = Self { connection, features: 0, protocol: 0, role, config: Vec::new(), channel: None };
         peer.features = peer.get_u64(Request::GET_FEATURES)?;
         if has(peer.features, F_PROTOCOL_FEATURES) {
             let offered = peer.get_u64(Request::GET_PROTOCOL_FEATURES)?;
             let mut taken = offered & WANTED;
-            // The backend channel only reports changes of the link.
-            if has(taken, PROTOCOL_F_CONFIG) && has(peer.features, VIRTIO_NET_F_STATUS) {
+            if role.config_len() == 0 {
+                taken &= !(1 << PROTOCOL_F_CONFIG);
+            }
+            // The backend channel only reports changes of the configuration.
+            if has(taken, PROTOCOL_F_CONFIG) && role.hears_config(peer.features) {
                 taken |= offered & 1 << PROTOCOL_F_BACKEND_REQ;
             }
             // Nothing can be acknowledged before this is done.
@@ -54,15 +57,23 @@ impl Peer {
             peer.protocol = taken;
         }
         peer.set(Request::SET_OWNER, &[], &[])?;
-        peer.read_config()?;
+        peer.find_config()?;
         if has(peer.protocol, PROTOCOL_F_BACKEND_REQ) {
             peer.open_channel()?;
         }
         Ok(peer)
     }
 
-    /// Whether the peer runs `pairs` pairs of queues.
-    pub(crate) fn runs(&mut self, pairs: u16) -> Result<bool, PeerError> {
+    /// Whether the peer runs the queues of its role.
+    pub(crate) fn runs_all(&mut self) -> Result<bool, PeerError> {
+        let pairs = match self.role {
+            VhostUserRole::Nic { queue_pairs } => queue_pairs,
+            // How many there are is fixed where the peer cannot say.
+            VhostUserRole::Device { .. } if !has(self.protocol, PROTOCOL_F_MQ) => return Ok(true),
+            VhostUserRole::Device { queues, .. } => {
+                return Ok(self.get_u64(Request::GET_QUEUE_NUM)? >= u64::from(queues));
+            }
+        };
         if !has(self.protocol, PROTOCOL_F_MQ) {
             return Ok(pairs <= 1);
         }
@@ -79,36 +90,19 @@ impl Peer {
         }
     }
 
-    /// Its Ethernet address, if it has one.
-    pub(crate) fn mac(&self) -> Option<[u8; 6]> {
-        self.config.filter(|_| has(self.features, VIRTIO_NET_F_MAC)).and_then(|config| config.first_chunk().copied())
-    }
-
-    /// Its MTU in bytes, if it has one.
-    pub(crate) fn mtu(&self) -> Option<u16> {
-        self.config
-            .filter(|_| has(self.features, VIRTIO_NET_F_MTU))
-            .map(|config| u16::from_le_bytes([config[10], config[11]]))
-    }
-
-    /// Whether its link is up, which it is if the peer has no link status.
-    pub(crate) fn link_up(&self) -> bool {
-        let status = self.config.filter(|_| has(self.features, VIRTIO_NET_F_STATUS));
-        status.is_none_or(|config| u16::from_le_bytes([config[6], config[7]]) & VIRTIO_NET_S_LINK_UP as u16 != 0)
-    }
-
-    /// Receives what the peer reports, without waiting.
-    pub(crate) fn hear(&mut self) -> Result<(), PeerError> {
+    /// Receives what the peer reports, without waiting. Returns whether that is a change of the configuration.
+    pub(crate) fn hear(&mut self) -> Result<bool, PeerError> {
         match self.channel.as_mut().map(Channel::hear) {
             Some(Heard::ConfigChange) => {
                 self.connection.allow(NEGOTIATION);
                 self.read_config()?;
+                return Ok(true);
             }
             // The peer can live without its channel.
             Some(Heard::End) => self.channel = None,
             Some(Heard::Nothing) | None => {}
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Whether it is still there.
@@ -121,16 +115,59 @@ impl Peer {
         [self.connection.as_fd()].into_iter().chain(self.channel.as_ref().map(AsFd::as_fd))
     }
 
-    fn read_config(&mut self) -> Result<(), PeerError> {
+    /// Writes to the device configuration, and reads what it is then.
+    pub(crate) fn write_config(&mut self, offset: u32, data: &[u8]) -> Result<(), PeerError> {
+        self.connection.allow(NEGOTIATION);
+        let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        match self.set(Request::SET_CONFIG, &[numbers(&[offset, len, 0]), data.to_vec()].concat(), &[]) {
+            // What it does not let a driver write stays as it is.
+            Ok(()) | Err(PeerError { fault: Fault::Refused, .. }) => self.read_config(),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads as much of the device configuration as there is, up to the length that its role needs.
+    fn find_config(&mut self) -> Result<(), PeerError> {
         if !has(self.protocol, PROTOCOL_F_CONFIG) {
             return Ok(());
         }
-        let payload = [numbers(&[0, CONFIG, 0]), vec![0; CONFIG as usize]].concat();
-        let answer = self.get(Request::GET_CONFIG, &payload)?.payload;
-        // Offset, size and flags come first. A peer that has no configuration after all answers with a size of 0.
-        let config = answer.get(12..).and_then(|config| config.first_chunk().copied());
-        self.config = config.filter(|_| u32_at(&answer, 4) == Some(CONFIG));
+        self.config = self.get_config(self.role.config_len())?;
+        if !self.config.is_empty() || matches!(self.role, VhostUserRole::Nic { .. }) {
+            return Ok(());
+        }
+        // A peer refuses to be asked for more than it has: the longest part that it does not refuse is all.
+        let (mut some, mut too_much) = (0, self.role.config_len());
+        while too_much - some > 1 {
+            let middle = some + (too_much - some) / 2;
+            let config = self.get_config(middle)?;
+            if config.is_empty() {
+                too_much = middle;
+            } else {
+                (some, self.config) = (middle, config);
+            }
+        }
         Ok(())
+    }
+
+    /// Reads the device configuration again. If it cannot be read any more, it stays what it was.
+    fn read_config(&mut self) -> Result<(), PeerError> {
+        let len = u32::try_from(self.config.len()).unwrap_or(0);
+        if len != 0 {
+            let config = self.get_config(len)?;
+            if !config.is_empty() {
+                self.config = config;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first `len` bytes of the device configuration; none if the peer does not have as many.
+    fn get_config(&mut self, len: u32) -> Result<Vec<u8>, PeerError> {
+        let payload = [numbers(&[0, len, 0]), vec![0; len as usize]].concat();
+        let mut answer = self.get(Request::GET_CONFIG, &payload)?.payload;
+        // Offset, size and flags come first. A peer that refuses answers with a size of 0.
+        let is_all = u32_at(&answer, 4) == Some(len) && answer.len() == 12 + len as usize;
+        Ok(if is_all { answer.split_off(12) } else { Vec::new() })
     }
 
     fn open_channel(&mut self) -> Result<(), PeerError> {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK,
 };
-use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::connection::{Answer, Fault, PeerError};
@@ -16,7 +15,6 @@ use super::peer::Peer;
 use crate::backend::{QueueRun, RunnerQueue};
 use crate::eventfd::borrow;
 use crate::features::has;
-use crate::net_protocol::features::served_for_any;
 
 /// How long it may take to start all rings.
 const START: Duration = Duration::from_secs(5);
@@ -97,11 +95,10 @@ impl Peer {
         self.barrier()
     }
 
-    /// Features without those of the control queue, which the NIC serves.
+    /// Features without those that a NIC serves itself.
     fn set_features(&mut self, negotiated: u64) -> Result<(), PeerError> {
         let request = Request::SET_FEATURES;
-        let ours = served_for_any() & !(1 << VIRTIO_NET_F_MQ);
-        let features = (negotiated & !ours | 1 << F_PROTOCOL_FEATURES) & self.features;
+        let features = (negotiated & !self.role.served_here() | 1 << F_PROTOCOL_FEATURES) & self.features;
         self.set(request, &longs(&[features]), &[])?;
         self.set_status(FOUND | VIRTIO_CONFIG_S_FEATURES_OK)?;
         // Whether it takes them shows in the status (`virtio 1.4 §2.1`).

@@ -22,7 +22,7 @@ pub struct VhostUserSocket {
 }
 
 impl VhostUserSocket {
-    /// How long peers that are to connect are waited for when their NICs are plugged in.
+    /// How long peers that are to connect are waited for when their devices are plugged in.
     pub const PATIENCE: Duration = PATIENCE;
 
     /// A socket that the peer listens on.
@@ -76,7 +76,7 @@ impl VhostUserSocket {
         }
     }
 
-    /// A connection when the NIC is plugged in: a peer that is to connect is waited for until `end`.
+    /// A connection when the device is plugged in: a peer that is to connect is waited for until `end`.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ fn unusable(path: &Path, source: io::Error) -> VhostUserError {
     let name = name(path);
     match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => VhostUserError::NoFolder(name),
-        io::ErrorKind::PermissionDenied => VhostUserError::NoRight(name),
+        io::ErrorKind::PermissionDenied => VhostUserError::NoRightToListen(name),
         io::ErrorKind::AddrInUse => VhostUserError::InUse(name),
         _ => VhostUserError::Socket { path: name, source },
     }

@@ -2,6 +2,7 @@
 //! it maps itself and a socket.
 
 mod descriptors;
+mod device;
 mod negotiation;
 mod peer;
 mod rings;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
-use super::{VhostUser, VhostUserError, VhostUserSocket, VhostUserSpec};
+use super::{VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec};
 use crate::net::testing::*;
 use crate::{Memory, Port};
 use peer::{Script, TestPeer};
@@ -51,7 +52,7 @@ impl Rig {
 
     fn spec(&self, queue_pairs: u16) -> VhostUserSpec {
         let socket = VhostUserSocket::of_peer(self.path());
-        VhostUserSpec { socket, queue_pairs, until: Instant::now() + PATIENCE }
+        VhostUserSpec { socket, role: VhostUserRole::Nic { queue_pairs }, until: Instant::now() + PATIENCE }
     }
 
     /// As [`Self::spec`], where the peer is to connect.

@@ -5,7 +5,7 @@ use std::io;
 use pci::TopologyError;
 use virtio_devices::{
     BlockError, CharError, FunctionError, InterfaceNameError, Locking, NetError, NetSriovError, QueueError, RngError,
-    TapError, VdpaError, VdpaFault, VhostNetError, VhostUserError,
+    TapError, VdpaError, VdpaFault, VhostNetError, VhostUserError, VhostUserRole,
 };
 
 use super::*;
@@ -159,6 +159,7 @@ fn a_backend_that_is_in_use_is_a_conflict_and_one_without_a_right_the_hosts_faul
         HOST,
         [
             VhostUserError::NoRight(s()),
+            VhostUserError::NoRightToListen(s()),
             VhostUserError::Socket { path: s(), source: io() },
             VhostUserError::Peer { path: s(), request: s(), reason: s() },
         ]
@@ -174,7 +175,8 @@ fn a_backend_that_is_in_use_is_a_conflict_and_one_without_a_right_the_hosts_faul
             VhostUserError::NoFolder(s()),
             VhostUserError::NobodyCame { path: s() },
             VhostUserError::Legacy(s()),
-            VhostUserError::TooFewQueues { path: s(), wanted: 2 },
+            VhostUserError::TooFewQueues { path: s(), role: VhostUserRole::Nic { queue_pairs: 2 } },
+            VhostUserError::NoConfig(s()),
             VhostUserError::NotShared(s()),
             VhostUserError::TooManyRegions { path: s(), regions: 9 },
         ]

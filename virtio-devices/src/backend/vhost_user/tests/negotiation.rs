@@ -44,7 +44,10 @@ fn a_peer_without_protocol_features_is_asked_for_none_and_runs_one_pair() {
     // The last question's answer is the only word that memory has been mapped.
     assert_eq!(peer.heard(), ["GET_FEATURES", "SET_OWNER", "SET_MEM_TABLE 1 fds=1", "GET_FEATURES"]);
     assert_eq!((ability.mac, ability.mtu), (None, None));
-    assert!(matches!(rig.connect(2), Err(VhostUserError::TooFewQueues { wanted: 2, .. })));
+    assert!(matches!(
+        rig.connect(2),
+        Err(VhostUserError::TooFewQueues { role: VhostUserRole::Nic { queue_pairs: 2 }, .. })
+    ));
 }
 
 #[test]
@@ -66,7 +69,11 @@ fn a_number_of_queues_is_one_of_queues_or_of_pairs() {
         let peer = rig.peer(Script { queue_num, queues, ..Script::new(1).without(without) });
         let connected = match rig.connect(pairs) {
             Ok(_) => true,
-            Err(VhostUserError::TooFewQueues { wanted, .. }) if wanted == pairs => false,
+            Err(VhostUserError::TooFewQueues { role: VhostUserRole::Nic { queue_pairs }, .. })
+                if queue_pairs == pairs =>
+            {
+                false
+            }
             Err(error) => panic!("{error}"),
         };
         (connected, peer.heard().iter().any(|heard| heard.ends_with(" none")))

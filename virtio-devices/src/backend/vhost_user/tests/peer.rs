@@ -30,7 +30,7 @@ pub(crate) struct Script {
     pub queue_num: u64,
     /// The queues that there are.
     pub queues: usize,
-    pub config: [u8; 12],
+    pub config: Vec<u8>,
     /// Requests that are heard and not answered.
     pub mute: Vec<Request>,
     /// Requests that are answered with a refusal.
@@ -65,7 +65,7 @@ impl Script {
             protocol: u64::MAX,
             queue_num: 2 * pairs as u64,
             queues: 2 * pairs,
-            config: CONFIG,
+            config: CONFIG.to_vec(),
             mute: Vec::new(),
             refused: Vec::new(),
             keeps_buffers: false,
@@ -90,7 +90,7 @@ struct Shared {
     channel: Option<OwnedFd>,
     connections: u32,
     /// The configuration to show from now on.
-    config: Option<[u8; 12]>,
+    config: Option<Vec<u8>>,
     /// Rings are to be called broken.
     breaks: bool,
     /// Buffers that were taken and not given back.
@@ -165,9 +165,9 @@ impl TestPeer {
     }
 
     /// Changes the configuration, and says so.
-    pub(crate) fn set_config(&self, config: [u8; 12]) {
+    pub(crate) fn set_config(&self, config: &[u8]) {
         let mut shared = self.shared.lock();
-        shared.config = Some(config);
+        shared.config = Some(config.to_vec());
         let header = Header { request: CONFIG_CHANGE, flags: 0, len: 0 }.bytes();
         rustix::net::send(shared.channel.as_ref().unwrap(), &header, SendFlags::empty()).unwrap();
     }
@@ -254,6 +254,11 @@ impl Session<'_> {
         true
     }
 
+    /// The configuration as it is now.
+    fn config(&self) -> Vec<u8> {
+        self.shared.lock().config.clone().unwrap_or_else(|| self.script.config.clone())
+    }
+
     /// Does what was asked. Returns how it is called, and the answer, if it has one.
     fn obey(
         &mut self,
@@ -311,8 +316,17 @@ impl Session<'_> {
                 named("SET_BACKEND_REQ_FD", None)
             }
             24 => {
-                let config = self.shared.lock().config.unwrap_or(self.script.config);
-                named("GET_CONFIG", Some([&payload[..12], &config].concat()))
+                let config = self.config();
+                // One that is asked for more than it has answers that it has nothing.
+                let (size, config) = if number as usize > config.len() { (0, &[][..]) } else { (number, &config[..]) };
+                let config = &config[..size as usize];
+                named("GET_CONFIG", Some([&numbers(&[index, size, 0]), config].concat()))
+            }
+            25 => {
+                let (mut config, at) = (self.config(), index as usize);
+                config[at..at + number as usize].copy_from_slice(&payload[12..]);
+                self.shared.lock().config = Some(config);
+                named(&format!("SET_CONFIG {index}={:?}", &payload[12..]), None)
             }
             31 => {
                 let file = rustix::fs::memfd_create("inflight", rustix::fs::MemfdFlags::CLOEXEC).unwrap();

@@ -341,17 +341,17 @@ fn a_peer_s_link_is_the_driver_s() {
     peer.await_heard("STATUS 15");
     assert!(guest.net.link_up());
     let told = |guest: &Guest| guest.interrupts.eventfd(guest.interrupts.config_vector()).unwrap().read().is_ok();
-    peer.set_config(link_down());
+    peer.set_config(&link_down());
     eventually("the link", || !guest.net.link_up());
     eventually("its interrupt", || told(&guest));
-    peer.set_config(CONFIG);
+    peer.set_config(&CONFIG);
     eventually("the link", || guest.net.link_up());
     drop(peer);
     await_loss(&guest, true);
-    let peer = rig.peer(Script { config: link_down(), ..Script::new(1) });
+    let peer = rig.peer(Script { config: link_down().to_vec(), ..Script::new(1) });
     await_loss(&guest, false);
     eventually("the link", || !guest.net.link_up());
-    peer.set_config(CONFIG);
+    peer.set_config(&CONFIG);
     eventually("the link", || guest.net.link_up());
     rig.check_traffic(&mut guest, 60);
 }

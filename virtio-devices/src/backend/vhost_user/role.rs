@@ -1,0 +1,125 @@
+//! The kind of device that a peer is the backend of, and what follows from it: queues, features, configuration.
+
+use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_S_LINK_UP,
+};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use super::peer::Peer;
+use crate::features::has;
+use crate::net_protocol::Offloads;
+use crate::net_protocol::features::{offered_by, served_for_any};
+
+/// The feature bits about rings that a device over a peer can offer (`virtio 1.4 §6`). The others in the range of bits
+/// 24 to 49 are the transport's, or need more of this process than a doorbell and an interrupt for each queue.
+pub(crate) const RING_FEATURES: u64 =
+    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_F_IN_ORDER;
+/// The feature bits that mean something else for each type of device (`virtio 1.4 §2.2`).
+pub(crate) const DEVICE_FEATURES: u64 = ((1 << 24) - 1) | (u64::MAX << 50);
+/// The part of a NIC's device configuration that is read: up to the MTU (`virtio 1.4 §5.1.4`).
+const NIC_CONFIG: u32 = 12;
+
+/// What a peer is the backend of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VhostUserRole {
+    /// A NIC, which serves the control queue itself and has a configuration of its own.
+    Nic {
+        /// The pairs of queues that the peer has to run.
+        queue_pairs: u16,
+    },
+    /// Another device, which leaves everything to the peer.
+    Device {
+        /// The queues that the peer has to run.
+        queues: u16,
+        /// The feature bits that drivers are offered where the peer has them.
+        features: u64,
+        /// The most bytes of device configuration that the peer is asked for; 0 if it is asked for none.
+        config: u32,
+    },
+}
+
+impl VhostUserRole {
+    /// What a device over a peer with these features can offer. A NIC serves the control queue, and the peer's own
+    /// commands do not count: it is never asked for them.
+    pub(super) fn able(self, features: u64) -> u64 {
+        match self {
+            Self::Nic { .. } => features & !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS) | served_for_any(),
+            Self::Device { features: offered, .. } => features & offered,
+        }
+    }
+
+    /// All features that drivers can be offered over a backend that is [`Self::able`] to do `able`.
+    pub(super) fn every_offer(self, able: u64) -> u64 {
+        match self {
+            Self::Nic { .. } => offered_by(able, Offloads::all(), true, true),
+            Self::Device { .. } => able,
+        }
+    }
+
+    /// The features that a driver negotiates with this process, and of which the peer is told nothing.
+    pub(super) fn served_here(self) -> u64 {
+        match self {
+            Self::Nic { .. } => served_for_any() & !(1 << VIRTIO_NET_F_MQ),
+            Self::Device { .. } => 0,
+        }
+    }
+
+    /// The pairs of queues of a NIC, and 0 for another device.
+    pub(super) fn pairs(self) -> u16 {
+        match self {
+            Self::Nic { queue_pairs } => queue_pairs,
+            Self::Device { .. } => 0,
+        }
+    }
+
+    /// The most bytes of the device configuration that are read.
+    pub(super) fn config_len(self) -> u32 {
+        match self {
+            Self::Nic { .. } => NIC_CONFIG,
+            Self::Device { config, .. } => config,
+        }
+    }
+
+    /// Whether a change of the device configuration matters. A NIC is told of its link only.
+    pub(super) fn hears_config(self, features: u64) -> bool {
+        match self {
+            Self::Nic { .. } => has(features, VIRTIO_NET_F_STATUS),
+            Self::Device { config, .. } => config != 0,
+        }
+    }
+
+    /// The queues that the peer has to run, in words.
+    pub(super) fn queues(self) -> String {
+        match self {
+            Self::Nic { queue_pairs: 1 } => "one pair of queues".into(),
+            Self::Nic { queue_pairs } => format!("{queue_pairs} pairs of queues"),
+            Self::Device { queues: 1, .. } => "one queue".into(),
+            Self::Device { queues, .. } => format!("{queues} queues"),
+        }
+    }
+}
+
+/// What the configuration of a NIC's peer says.
+impl Peer {
+    /// Its Ethernet address, if it has one.
+    pub(crate) fn mac(&self) -> Option<[u8; 6]> {
+        self.config.first_chunk().copied().filter(|_| has(self.features, VIRTIO_NET_F_MAC))
+    }
+
+    /// Its MTU in bytes, if it has one.
+    pub(crate) fn mtu(&self) -> Option<u16> {
+        self.config_u16(10).filter(|_| has(self.features, VIRTIO_NET_F_MTU))
+    }
+
+    /// Whether its link is up, which it is if the peer has no link status.
+    pub(crate) fn link_up(&self) -> bool {
+        let status = self.config_u16(6).filter(|_| has(self.features, VIRTIO_NET_F_STATUS));
+        status.is_none_or(|status| status & VIRTIO_NET_S_LINK_UP as u16 != 0)
+    }
+
+    fn config_u16(&self, offset: usize) -> Option<u16> {
+        self.config.get(offset..)?.first_chunk().map(|bytes| u16::from_le_bytes(*bytes))
+    }
+}

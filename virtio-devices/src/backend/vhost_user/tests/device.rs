@@ -1,0 +1,346 @@
+//! Devices that are no NICs over a peer: what they show of it, and what they ask of it. The peer's second queue sends
+//! what it is given over the wire, as that of a NIC does.
+
+use vm_memory::Bytes;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::super::message::*;
+use super::*;
+use crate::features::has;
+use crate::{Interrupts, Start, VhostUserDevice, VhostUserDeviceSpec, VhostUserKind, VirtioDevice, Worker};
+
+use virtio_bindings::virtio_blk::*;
+use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+const ID: &str = "_dev0";
+/// Where a disk's configuration says whether writes may be cached, and how many queues there are.
+const WRITEBACK: usize = 32;
+const NUM_QUEUES: usize = 34;
+
+/// A peer with all features and `queues` queues.
+fn script(queues: usize, config: &[u8]) -> Script {
+    let base = Script::new(1);
+    Script { features: u64::MAX, queues, queue_num: queues as u64, config: config.to_vec(), ..base }
+}
+
+fn fs() -> VhostUserKind {
+    VhostUserKind::FileSystem { tag: "kataShared".into() }
+}
+
+fn other(device_type: u16) -> VhostUserKind {
+    VhostUserKind::Other { device_type }
+}
+
+/// A disk's configuration of 60 bytes, of 1,000 sectors.
+fn disk_config() -> Vec<u8> {
+    let mut config = vec![0; 60];
+    config[..2].copy_from_slice(&1000u16.to_le_bytes());
+    config[WRITEBACK] = 1;
+    config[NUM_QUEUES] = 7;
+    config
+}
+
+impl Rig {
+    fn device(&self, kind: VhostUserKind, queues: usize) -> Result<VhostUserDevice, VhostUserError> {
+        let spec = VhostUserDeviceSpec { id: ID.into(), kind, queue_sizes: vec![16; queues], socket: self.path() };
+        VhostUserDevice::connect(spec, &Memory::new(self.map.clone()))
+    }
+
+    fn device_refusal(&self, kind: VhostUserKind, queues: usize) -> String {
+        let path = self.path().display().to_string();
+        self.device(kind, queues).map(|_| ()).unwrap_err().to_string().replace(&path, "PATH")
+    }
+}
+
+/// A device and its driver.
+struct Driver {
+    device: VhostUserDevice,
+    queues: Vec<DriverQueue>,
+    interrupts: Arc<Interrupts>,
+    workers: Vec<Worker>,
+    memory: Memory,
+    next: u64,
+}
+
+impl Driver {
+    fn new(rig: &Rig, kind: VhostUserKind, queues: u16) -> Self {
+        let device = rig.device(kind, queues.into()).unwrap();
+        let interrupts = Arc::new(Interrupts::new(queues, queues + 1));
+        (0..queues).for_each(|queue| interrupts.set_queue_vector(queue, queue));
+        interrupts.set_config_vector(queues);
+        let rings = (0..queues).map(|queue| DriverQueue::new(&rig.map, queue, 16)).collect();
+        Self { device, queues: rings, interrupts, workers: Vec::new(), memory: Memory::new(rig.map.clone()), next: 0 }
+    }
+
+    fn start(&mut self) {
+        let queues = self.queues.iter().enumerate().map(|(n, ring)| (n as u16, Arc::clone(&ring.queue))).collect();
+        let (memory, interrupts) = (self.memory.clone(), Arc::clone(&self.interrupts));
+        self.workers =
+            self.device.start(Start { memory, features: self.device.features(), queues, interrupts }).unwrap();
+    }
+
+    fn stop(&mut self) {
+        self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
+    }
+
+    /// A reset by the driver, with rings that start anew.
+    fn reset(&mut self, rig: &Rig) {
+        self.device.reset();
+        self.stop();
+        for (index, ring) in self.queues.iter_mut().enumerate() {
+            rig.map.write_slice(&[0; 1 << 16], GuestAddress((index as u64) << 16)).unwrap();
+            *ring = DriverQueue::new(&rig.map, index as u16, 16);
+        }
+    }
+
+    fn config(&self, len: usize) -> Vec<u8> {
+        let mut config = vec![0xee; len];
+        self.device.config_read(0, &mut config);
+        config
+    }
+
+    /// Writes to the configuration as the function does, and waits for what carries it.
+    fn write_config(&mut self, offset: u64, data: &[u8]) -> usize {
+        self.device.config_write(offset, data);
+        self.device.config_written().into_iter().map(|thread| thread.join().unwrap()).count()
+    }
+
+    /// Makes a request in the second queue.
+    fn request(&mut self) {
+        self.next += 1;
+        self.queues[1].send(BUFFERS + 4096 * self.next, &self.next.to_le_bytes(), &[]);
+        let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
+        doorbells.find(|(index, _)| *index == 1).unwrap().1.write(1).unwrap();
+    }
+
+    /// Waits until the last request was carried out, and the driver has heard of it.
+    fn await_request(&mut self, rig: &Rig) {
+        let mut sent = Vec::new();
+        eventually("the request", || {
+            sent.extend(receive(&rig.wire));
+            sent.last().is_some_and(|request| *request == self.next.to_le_bytes())
+        });
+        eventually("its return", || !self.queues[1].take_used().is_empty());
+        eventually("its interrupt", || self.vector(1).read().is_ok());
+    }
+
+    fn await_lost(&self, losses: u64) {
+        let heard = || logged(ID).iter().filter(|line| line.contains("is lost")).count() as u64;
+        eventually("a loss", || heard() >= losses);
+    }
+
+    fn vector(&self, vector: u16) -> Arc<EventFd> {
+        self.interrupts.eventfd(vector).unwrap()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[test]
+fn a_file_system_has_its_tag_and_queues_from_here_and_asks_the_peer_for_no_configuration() {
+    let rig = Rig::new();
+    let peer = rig.peer(script(3, &[]));
+    let mut driver = Driver::new(&rig, fs(), 3);
+    let heard = peer.heard();
+    assert!(heard.contains(&"SET_PROTOCOL_FEATURES 0x11009".to_owned()), "{heard:?}");
+    assert!(!heard.iter().any(|heard| heard.contains("CONFIG") || heard.contains("BACKEND")), "{heard:?}");
+    let ring = [VIRTIO_F_VERSION_1, VIRTIO_F_IN_ORDER, VIRTIO_RING_F_INDIRECT_DESC, VIRTIO_RING_F_EVENT_IDX];
+    assert_eq!(driver.device.features(), ring.iter().fold(0, |bits, bit| bits | 1 << bit));
+    assert_eq!((driver.device.device_type(), driver.device.queue_sizes()), (26, &[16; 3][..]));
+    let mut config = [0; 44];
+    config[..10].copy_from_slice(b"kataShared");
+    config[36] = 2;
+    assert_eq!(driver.config(44), config);
+    assert_eq!(driver.write_config(0, b"x"), 0);
+    assert_eq!(driver.config(44), config);
+    driver.start();
+    let heard = peer.await_heard("STATUS 15");
+    assert_eq!(heard.iter().filter(|heard| heard.starts_with("ENABLE")).count(), 3, "{heard:?}");
+    assert!(heard[0].starts_with("SET_FEATURES") && heard.contains(&"ENABLE 2=1".to_owned()), "{heard:?}");
+    driver.request();
+    driver.await_request(&rig);
+}
+
+#[test]
+fn a_peer_with_too_few_queues_or_without_version_1_is_refused() {
+    let rig = Rig::new();
+    let peer = rig.peer(script(2, &[]));
+    let refused = "socket=PATH: the backend has fewer than 3 queues; give fewer queues, or start it with more";
+    assert_eq!(rig.device_refusal(fs(), 3), refused);
+    drop(peer);
+    // One that cannot say how many it has is believed.
+    let peer = rig.peer(script(2, &[]).without(&[PROTOCOL_F_MQ]));
+    assert!(rig.device(fs(), 2).is_ok());
+    drop(peer);
+    let mut legacy = script(2, &[]);
+    legacy.features &= !(1 << VIRTIO_F_VERSION_1);
+    let _peer = rig.peer(legacy);
+    assert!(rig.device_refusal(fs(), 2).contains("VIRTIO_F_VERSION_1"));
+}
+
+#[test]
+fn requests_wait_for_a_peer_that_comes_back_and_are_made_again() {
+    record_log();
+    let rig = Rig::new();
+    let no_record = script(2, &[]).without(&[PROTOCOL_F_INFLIGHT_SHMFD]);
+    let peer = rig.peer(Script { keeps_buffers: true, ..no_record.clone() });
+    let mut driver = Driver::new(&rig, fs(), 2);
+    driver.start();
+    driver.request();
+    eventually("the request", || peer.kept() == 1);
+    drop(peer);
+    driver.await_lost(1);
+    assert!(logged(ID).iter().any(|line| line.contains("its requests wait until it is back")));
+    let _peer = rig.peer(no_record);
+    driver.await_request(&rig);
+    driver.request();
+    driver.await_request(&rig);
+}
+
+/// What upstream's issues 6439, 6601 and 8765 are about.
+#[test]
+fn a_peer_that_ends_while_the_guest_reboots_is_waited_for_by_the_next_driver() {
+    let rig = Rig::new();
+    let peer = rig.peer(script(2, &[]));
+    let mut driver = Driver::new(&rig, fs(), 2);
+    driver.start();
+    driver.request();
+    driver.await_request(&rig);
+    drop(peer);
+    let begun = Instant::now();
+    driver.reset(&rig);
+    assert!(begun.elapsed() < Duration::from_secs(5), "a reset waits for nobody");
+    driver.start();
+    driver.request();
+    assert_eq!(driver.config(10), b"kataShared");
+    // Nobody is there for a while, and one that cannot do it comes in between.
+    let unfit = rig.peer(Script { features: 1 << VIRTIO_F_VERSION_1, ..script(2, &[]) });
+    eventually("the unfit peer", || unfit.connections() > 0);
+    drop(unfit);
+    let _peer = rig.peer(script(2, &[]));
+    driver.await_request(&rig);
+}
+
+#[test]
+fn a_stop_and_a_start_without_a_reset_continue_where_the_peer_stopped() {
+    let rig = Rig::new();
+    let peer = rig.peer(script(2, &[]));
+    let mut driver = Driver::new(&rig, fs(), 2);
+    for round in 0..3 {
+        driver.start();
+        assert!(peer.await_heard("STATUS 15").contains(&format!("BASE 1={round}")));
+        driver.request();
+        driver.await_request(&rig);
+        driver.stop();
+    }
+    assert_eq!(peer.connections(), 1);
+}
+
+#[test]
+fn a_disk_shows_the_peers_configuration_with_its_own_number_of_queues() {
+    let rig = Rig::new();
+    let _peer = rig.peer(script(2, &disk_config()));
+    let driver = Driver::new(&rig, VhostUserKind::Disk, 2);
+    let mut config = disk_config();
+    config[NUM_QUEUES] = 2;
+    assert_eq!(driver.config(60), config);
+    assert_eq!(driver.device.device_type(), 2);
+    let features = driver.device.features();
+    assert!(has(features, VIRTIO_BLK_F_MQ) && has(features, VIRTIO_BLK_F_FLUSH));
+    assert!(!has(features, VIRTIO_F_RING_PACKED) && !has(features, VIRTIO_BLK_F_ZONED));
+    drop(driver);
+    let single = Driver::new(&rig, VhostUserKind::Disk, 1);
+    assert!(!has(single.device.features(), VIRTIO_BLK_F_MQ));
+}
+
+#[test]
+fn a_peer_that_has_no_configuration_of_a_disk_is_refused() {
+    let rig = Rig::new();
+    let refused = "socket=PATH: the backend has no device configuration for this type of device;";
+    for script in [script(1, &disk_config()).without(&[PROTOCOL_F_CONFIG]), script(1, &[0; 8])] {
+        let _peer = rig.peer(script);
+        assert!(rig.device_refusal(VhostUserKind::Disk, 1).starts_with(refused));
+    }
+}
+
+#[test]
+fn the_cache_that_a_driver_chose_is_told_to_the_peer_and_to_its_successor() {
+    let rig = Rig::new();
+    let peer = rig.peer(script(2, &disk_config()));
+    let mut driver = Driver::new(&rig, VhostUserKind::Disk, 2);
+    driver.start();
+    peer.await_heard("STATUS 15");
+    driver.device.config_write(0, &[9]);
+    driver.device.config_write(WRITEBACK as u64, &[0]);
+    assert_eq!(driver.config(60)[WRITEBACK], 0, "it is read back at once");
+    assert_eq!(peer.await_heard("GET_CONFIG"), ["SET_CONFIG 32=[0]", "GET_CONFIG"]);
+    drop(peer);
+    let peer = rig.peer(script(2, &disk_config()));
+    let mut heard = Vec::new();
+    eventually("the choice", || {
+        heard.extend(peer.heard());
+        heard.contains(&"SET_CONFIG 32=[0]".to_owned())
+    });
+    assert_eq!(driver.config(60)[WRITEBACK], 0);
+    assert_eq!(driver.config(2), 1000u16.to_le_bytes());
+}
+
+#[test]
+fn a_change_of_the_peers_configuration_interrupts_the_driver() {
+    let rig = Rig::new();
+    let peer = rig.peer(script(2, &disk_config()));
+    let mut driver = Driver::new(&rig, VhostUserKind::Disk, 2);
+    driver.start();
+    peer.await_heard("STATUS 15");
+    let generation = driver.device.config_generation();
+    let mut larger = disk_config();
+    larger[..2].copy_from_slice(&2000u16.to_le_bytes());
+    peer.set_config(&larger);
+    eventually("the interrupt", || driver.vector(2).read().is_ok());
+    assert_eq!(driver.config(2), 2000u16.to_le_bytes());
+    assert_ne!(driver.device.config_generation(), generation);
+    driver.request();
+    driver.await_request(&rig);
+}
+
+#[test]
+fn all_of_a_configuration_of_unknown_length_is_found() {
+    let rig = Rig::new();
+    for len in [0, 1, 8, 16, 100, 136, 255, 256] {
+        let config: Vec<u8> = (0..len).map(|byte| byte as u8 | 1).collect();
+        let _peer = rig.peer(script(2, &config));
+        let driver = Driver::new(&rig, other(25), 2);
+        assert_eq!(driver.config(300), [&config[..], &vec![0; 300 - len]].concat());
+    }
+}
+
+#[test]
+fn a_write_before_the_driver_is_up_has_reached_the_peer_when_it_completes() {
+    let rig = Rig::new();
+    let peer = rig.peer(script(2, &[5; 8]));
+    let mut driver = Driver::new(&rig, other(18), 2);
+    peer.heard();
+    assert_eq!(driver.write_config(2, &[1, 2]), 1);
+    assert_eq!(peer.heard(), ["SET_CONFIG 2=[1, 2]", "GET_CONFIG"]);
+    assert_eq!(driver.config(8), [5, 5, 1, 2, 5, 5, 5, 5]);
+    // Beyond the end there is nothing to write.
+    assert_eq!(driver.write_config(7, &[1, 2]), 0);
+    assert_eq!(driver.write_config(u64::MAX, &[1, 2]), 0);
+    drop(peer);
+    // A peer that is gone makes the write neither fail nor wait for long; the next one hears of it.
+    for _ in 0..100 {
+        driver.write_config(0, &[3]);
+    }
+    let peer = rig.peer(script(2, &[5; 8]));
+    driver.start();
+    let mut heard = Vec::new();
+    eventually("the write", || {
+        heard.extend(peer.heard());
+        heard.contains(&"SET_CONFIG 0=[3]".to_owned())
+    });
+}

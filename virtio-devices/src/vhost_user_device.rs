@@ -1,0 +1,183 @@
+//! Devices that another process runs over vhost-user and that are no NICs: shared file systems (`virtio 1.4 §5.11`), disks
+//! (`virtio 1.4 §5.2`), and devices of which this program knows the type only.
+//!
+//! The process runs all queues. One worker of this process starts, stops and recovers it, and carries the driver's
+//! writes to the device configuration to it.
+
+mod config;
+mod kind;
+mod worker;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use log::debug;
+use parking_lot::Mutex;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::backend::{
+    BackendObserver, Health, QueueRunner, VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec,
+};
+use crate::runner::{LentQueue, Progress, RunnerWorker, SharedRunner};
+use crate::worker::{spawn, thread_name};
+use crate::{DeviceSpecific, Memory, Start, StateError, VirtioDevice, Worker};
+use config::DeviceConfig;
+pub use kind::VhostUserKind;
+use worker::DeviceWorker;
+
+/// What a device over vhost-user is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VhostUserDeviceSpec {
+    /// Its id, which its thread is named after.
+    pub id: String,
+    /// What kind of device it is.
+    pub kind: VhostUserKind,
+    /// The size of each of its queues, a power of two up to 32,768. A file system has one for requests of high priority
+    /// before the others.
+    pub queue_sizes: Vec<u16>,
+    /// The socket that the process listens on.
+    pub socket: PathBuf,
+}
+
+/// A virtio device that another process runs. It and its connection outlive resets of the device and reboots of the
+/// guest.
+pub struct VhostUserDevice {
+    spec: VhostUserDeviceSpec,
+    /// The socket's path, as users read it.
+    name: String,
+    features: u64,
+    backend: SharedRunner,
+    config: Arc<DeviceConfig>,
+    health: Arc<Health>,
+    progress: Arc<Progress>,
+    /// What wakes the worker while the driver is up.
+    wake: Option<Arc<EventFd>>,
+}
+
+impl VhostUserDevice {
+    /// Connects to the process, learns its abilities, and makes it map the guest's memory.
+    ///
+    /// # Errors
+    ///
+    /// One line that says what to do; see [`VhostUserError`].
+    pub fn connect(spec: VhostUserDeviceSpec, memory: &Memory) -> Result<Self, VhostUserError> {
+        let queues = u16::try_from(spec.queue_sizes.len()).unwrap_or(u16::MAX);
+        let role = VhostUserRole::Device {
+            queues,
+            features: spec.kind.features(queues),
+            config: spec.kind.config_of_backend(),
+        };
+        let socket = VhostUserSocket::of_peer(spec.socket.clone());
+        let backend = VhostUser::connect(VhostUserSpec { socket, role, until: Instant::now() }, memory)?;
+        let ability = backend.ability();
+        if spec.kind.needs_config() && backend.config().len() < spec.kind.config_of_backend() as usize {
+            return Err(VhostUserError::NoConfig(ability.name));
+        }
+        let config = Arc::new(DeviceConfig::new(&spec.kind, queues, ability.features, backend.config()));
+        debug!("{}: {} runs {queues} queues", spec.id, ability.name);
+        Ok(Self {
+            name: ability.name,
+            features: ability.features,
+            backend: Arc::new(Mutex::new(Box::new(backend))),
+            config,
+            health: Arc::default(),
+            progress: Arc::new(Progress::new()),
+            wake: None,
+            spec,
+        })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.spec.id
+    }
+
+    /// The path of the socket.
+    pub fn backend_name(&self) -> &str {
+        &self.name
+    }
+
+    /// Notifies `observer` when its backend is lost, and when it is back.
+    pub fn observe_backend(&self, observer: BackendObserver) {
+        self.health.observe(observer);
+    }
+}
+
+impl VirtioDevice for VhostUserDevice {
+    fn device_type(&self) -> u16 {
+        self.spec.kind.device_type()
+    }
+
+    fn class(&self) -> [u8; 3] {
+        self.spec.kind.class()
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.spec.queue_sizes
+    }
+
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        self.config.read(offset, data);
+    }
+
+    fn config_write(&mut self, offset: u64, data: &[u8]) {
+        if self.config.write(&self.spec.id, offset, data)
+            && let Some(wake) = &self.wake
+        {
+            // A full counter has woken the worker already.
+            let _ = wake.write(1);
+        }
+    }
+
+    /// Before its driver is up, a thread of its own carries a write to the backend, and the access waits for it: the
+    /// driver may read an answer next, as that of an input device does.
+    fn config_written(&mut self) -> Vec<JoinHandle<()>> {
+        if self.wake.is_some() || !self.config.has_written() {
+            return Vec::new();
+        }
+        let (backend, config) = (Arc::clone(&self.backend), Arc::clone(&self.config));
+        let carry = move || worker::carry_writes(&mut **backend.lock(), &config);
+        // Without a thread the write waits for the driver's start.
+        spawn(thread_name(&self.spec.id, "cfg", 0), move || drop(carry())).into_iter().collect()
+    }
+
+    fn config_generation(&self) -> u8 {
+        self.config.generation()
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let lent = LentQueue::lend(&start.queues, |index| self.spec.kind.has_queue(index, start.features))?;
+        let runner = RunnerWorker::new(&self.spec.id, &start, lent, &self.backend, &self.health)?;
+        let (doorbells, kick, stop) = (runner.doorbells(), Arc::clone(&runner.kick), Arc::clone(&runner.stop));
+        let worker = DeviceWorker { runner, config: Arc::clone(&self.config), progress: Arc::clone(&self.progress) };
+        let thread = spawn(thread_name(&self.spec.id, "vq", 0), move || worker.run())?;
+        self.wake = Some(Arc::clone(&kick));
+        Ok(vec![Worker { doorbells, kick, stop, thread }])
+    }
+
+    fn reset(&mut self) {
+        let Self { spec: _, name: _, features: _, backend: _, config, health: _, progress, wake } = self;
+        // A worker that is still ending keeps the old progress.
+        *progress = Arc::new(Progress::new());
+        *wake = None;
+        config.reset();
+    }
+
+    /// Of a device that ran: the backend may have taken something from the driver's queues.
+    fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
+        if *state != DeviceSpecific::PowerOn {
+            return Err(StateError::Shape("kinds of device"));
+        }
+        if started.is_some() {
+            self.progress.set_touched();
+        }
+        Ok(())
+    }
+}

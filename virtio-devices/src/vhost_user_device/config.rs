@@ -1,0 +1,186 @@
+//! The device configuration of a device over vhost-user: what its driver reads, and what it wrote.
+//!
+//! A vCPU never waits for the backend here. It reads a copy, and its writes wait until a thread that has the backend
+//! takes them to it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use log::warn;
+use parking_lot::Mutex;
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_CONFIG_WCE;
+
+use super::kind::VhostUserKind;
+use crate::features::has;
+
+/// The most writes that wait for the backend.
+const MAX_WRITES: usize = 64;
+/// The length of a file system's tag (`virtio 1.4 §5.11.4`).
+const TAG: usize = 36;
+/// Offset of a disk's field that says whether writes may wait in a cache (`virtio 1.4 §5.2.4`).
+const WRITEBACK: usize = 32;
+/// Offset of a disk's number of queues.
+const NUM_QUEUES: usize = 34;
+
+/// A write of the driver: its offset and its bytes.
+pub(crate) type Write = (u32, Vec<u8>);
+
+/// The device configuration.
+#[derive(Debug)]
+pub(crate) struct DeviceConfig {
+    writable: Writable,
+    /// A disk's number of queues: it is the user's choice, not the backend's.
+    queues: Option<u16>,
+    state: Mutex<State>,
+    generation: AtomicU8,
+}
+
+/// What of it the driver may write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Writable {
+    Nothing,
+    /// A disk's `writeback`.
+    Writeback,
+    /// What the backend takes.
+    All,
+}
+
+#[derive(Debug)]
+struct State {
+    bytes: Vec<u8>,
+    writes: VecDeque<Write>,
+    /// What the driver of a disk wrote to `writeback` since the reset. A backend that replaces another has to be told.
+    writeback: Option<u8>,
+    /// Writes that found no room.
+    dropped: u64,
+}
+
+impl DeviceConfig {
+    /// The configuration of a device of this kind with this many queues, over a backend with `features` and
+    /// `of_backend`.
+    pub(crate) fn new(kind: &VhostUserKind, queues: u16, features: u64, of_backend: &[u8]) -> Self {
+        let (writable, bytes) = match kind {
+            VhostUserKind::FileSystem { tag } => (Writable::Nothing, of_file_system(tag, queues)),
+            VhostUserKind::Disk if has(features, VIRTIO_BLK_F_CONFIG_WCE) => (Writable::Writeback, of_backend.to_vec()),
+            VhostUserKind::Disk => (Writable::Nothing, of_backend.to_vec()),
+            VhostUserKind::Other { .. } => (Writable::All, of_backend.to_vec()),
+        };
+        let state = State { bytes, writes: VecDeque::new(), writeback: None, dropped: 0 };
+        let queues = (*kind == VhostUserKind::Disk).then_some(queues);
+        let config = Self { writable, queues, state: Mutex::new(state), generation: AtomicU8::new(0) };
+        config.take(of_backend);
+        config
+    }
+
+    /// Reads at `offset`. What is beyond the end reads 0.
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let state = self.state.lock();
+        let rest = state.bytes.get(offset..).unwrap_or_default();
+        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    }
+
+    /// Writes at `offset` for the driver of the device `id`. Returns whether the backend has to be told.
+    pub(crate) fn write(&self, id: &str, offset: u64, data: &[u8]) -> bool {
+        let Ok(offset) = usize::try_from(offset) else { return false };
+        let is_writable = match self.writable {
+            Writable::Nothing => false,
+            Writable::Writeback => offset == WRITEBACK && data.len() == 1,
+            Writable::All => true,
+        };
+        let mut state = self.state.lock();
+        let Some(field) = state.bytes.get_mut(offset..offset.saturating_add(data.len())).filter(|_| is_writable) else {
+            return false;
+        };
+        // Drivers read back what they wrote, and the backend may not have it yet.
+        field.copy_from_slice(data);
+        if self.writable == Writable::Writeback {
+            state.writeback = data.first().copied();
+        }
+        if state.writes.len() >= MAX_WRITES {
+            state.dropped += 1;
+            // Logged at powers of two, so that a driver cannot fill the log.
+            if state.dropped.is_power_of_two() {
+                let times = state.dropped;
+                warn!("{id}: the backend does not take what the driver writes ({times} times so far): it is dropped");
+            }
+            return false;
+        }
+        state.writes.push_back((u32::try_from(offset).unwrap_or(u32::MAX), data.to_vec()));
+        true
+    }
+
+    /// Whether a write waits for the backend.
+    pub(crate) fn has_written(&self) -> bool {
+        !self.state.lock().writes.is_empty()
+    }
+
+    /// The oldest write that waits. It waits on until [`Self::written`].
+    pub(crate) fn next_write(&self) -> Option<Write> {
+        self.state.lock().writes.front().cloned()
+    }
+
+    /// The backend has taken `write`.
+    pub(crate) fn written(&self, write: &Write) {
+        let mut state = self.state.lock();
+        // A reset may have dropped it meanwhile.
+        if state.writes.front() == Some(write) {
+            state.writes.pop_front();
+        }
+    }
+
+    /// Takes over what the backend has now. Returns whether drivers read something else than before.
+    pub(crate) fn take(&self, of_backend: &[u8]) -> bool {
+        // The backend of a file system has none, nor has one that is lost.
+        if of_backend.is_empty() {
+            return false;
+        }
+        let mut state = self.state.lock();
+        // What the driver wrote and the backend has not heard of is not overwritten.
+        if !state.writes.is_empty() {
+            return false;
+        }
+        let mut bytes = of_backend.to_vec();
+        if let (Some(queues), Some(field)) = (self.queues, bytes.get_mut(NUM_QUEUES..NUM_QUEUES + 2)) {
+            field.copy_from_slice(&queues.to_le_bytes());
+        }
+        if let (Some(chosen), Some(field)) = (state.writeback, bytes.get_mut(WRITEBACK))
+            && *field != chosen
+        {
+            *field = chosen;
+            state.writes.push_back((WRITEBACK as u32, vec![chosen]));
+        }
+        let changed = state.bytes != bytes;
+        if changed {
+            state.bytes = bytes;
+            self.changed();
+        }
+        changed
+    }
+
+    /// The driver has to read it again.
+    pub(crate) fn changed(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Its generation (`virtio 1.4 §2.5.1`).
+    pub(crate) fn generation(&self) -> u8 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The device is reset: what the driver wrote is void.
+    pub(crate) fn reset(&self) {
+        let mut state = self.state.lock();
+        state.writes.clear();
+        state.writeback = None;
+    }
+}
+
+/// `struct virtio_fs_config` (`virtio 1.4 §5.11.4`): the tag, and the number of request queues.
+fn of_file_system(tag: &str, queues: u16) -> Vec<u8> {
+    let mut bytes = vec![0; TAG];
+    bytes.iter_mut().zip(tag.bytes()).for_each(|(to, from)| *to = from);
+    bytes.extend(u32::from(queues.saturating_sub(1)).to_le_bytes());
+    bytes
+}
