@@ -9,6 +9,7 @@ pub mod grammar;
 pub mod id;
 pub mod json;
 pub mod mac;
+pub mod memory;
 pub mod net;
 pub mod option;
 pub mod platform;
@@ -27,6 +28,7 @@ pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::disk::{DiskConfig, ImageType};
 pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::mac::{MacAddress, ParseMacError};
+pub use crate::config::memory::MemoryConfig;
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
 pub use crate::config::option::{Key, Options, bytes, check_unsupported, help};
 pub use crate::config::platform::PlatformConfig;
@@ -127,31 +129,6 @@ pub struct CpusConfig {
     /// Maximum number of vCPUs, which can be added and removed while the guest runs. By default the same as boot.
     #[option("max=<number>", default_from = boot_vcpus)]
     pub max_vcpus: u32,
-}
-
-/// The guest's memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
-#[options("--memory")]
-pub struct MemoryConfig {
-    /// Size of the guest's memory.
-    #[option("size=<bytes>[K|M|G]", default = 512 << 20)]
-    pub size: u64,
-    /// Whether other processes can map the memory, as vhost-user backends do.
-    #[option("shared=on|off")]
-    pub shared: bool,
-    /// Whether to use huge pages that the host has reserved.
-    #[option("hugepages=on|off")]
-    pub hugepages: bool,
-    /// Size of the huge pages. By default the host's.
-    #[option("hugepage_size=<bytes>[K|M|G]")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hugepage_size: Option<u64>,
-    /// Whether to allocate all memory before the guest starts.
-    #[option("prefault=on|off")]
-    pub prefault: bool,
-    /// Whether the host may use transparent huge pages.
-    #[option("thp=on|off", default = true)]
-    pub thp: bool,
 }
 
 /// What the guest boots: `--kernel`, `--initramfs`, `--cmdline`.

@@ -75,7 +75,7 @@ impl Vm {
         let supported = kvm.supported_cpuid()?;
         let cpuid = Template::new(&supported, max_vcpus.into(), kvm.has_tsc_deadline());
         let (size, bits) = (config.memory.size, cpuid::address_bits(&supported));
-        let layout = Layout::new(size, bits).ok_or(VmError::AddressBits { size, bits })?;
+        let layout = Layout::new(size, 0, bits).ok_or(VmError::AddressBits { size, bits })?;
         let payload = Payload::open(&config.payload, &layout)?;
         let host = |error| VmError::Host { action: "make an eventfd", error };
         let stop = Arc::new(StopSignal::new().map_err(host)?);

@@ -234,7 +234,7 @@ mod tests {
     const BASE: u64 = layout::ACPI;
 
     fn tables_of(vcpus: u8, serial: bool) -> Vec<u8> {
-        let layout = Layout::new(5 << 30, 46).unwrap();
+        let layout = Layout::new(5 << 30, 0, 46).unwrap();
         tables(&Hardware { layout: &layout, vcpus, max_vcpus: vcpus, serial }, BASE)
     }
 
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn the_madt_lists_every_vcpu_and_the_ioapic() {
-        let layout = Layout::new(1 << 30, 46).unwrap();
+        let layout = Layout::new(1 << 30, 0, 46).unwrap();
         let tables = tables(&Hardware { layout: &layout, vcpus: 200, max_vcpus: 254, serial: true }, BASE);
         let madt = find(&tables, b"APIC");
         assert_eq!((u32_at(madt, 36), madt[8]), (0xfee0_0000, 5));

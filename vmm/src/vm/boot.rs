@@ -302,7 +302,7 @@ mod tests {
         };
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let acpi: Vec<u8> = b"RSD PTR ".iter().copied().chain(8..=255).collect();
-        payload.load(&memory, &Layout::new(1 << 20, 46).unwrap(), &acpi).unwrap();
+        payload.load(&memory, &Layout::new(1 << 20, 0, 46).unwrap(), &acpi).unwrap();
         // What is searched, on 16-byte boundaries.
         let read = |address| {
             let mut bytes = [0; RSDP_LEN];

@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     fn ram(config: &MemoryConfig) -> Result<GuestRam, MemoryError> {
-        GuestRam::new(config, &Layout::new(config.size, 46).unwrap(), false)
+        GuestRam::new(config, &Layout::new(config.size, 0, 46).unwrap(), false)
     }
 
     fn config(size: u64) -> MemoryConfig {

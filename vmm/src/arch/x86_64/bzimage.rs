@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn the_zero_page_holds_the_header_the_map_and_the_initramfs() {
         let image = parse(&image()).unwrap().unwrap();
-        let map = Layout::new(5 << 30, 46).unwrap().memory_map();
+        let map = Layout::new(5 << 30, 0, 46).unwrap().memory_map();
         let page = image.zero_page(&map, Some((0x7000_0000, 0x1234)));
         let dword = |at: usize| u32::from_le_bytes(page[at..at + 4].try_into().unwrap());
         assert_eq!(dword(offset::MAGIC), u32::from_le_bytes(*b"HdrS"));

@@ -49,6 +49,9 @@ pub const IOAPIC: u32 = 0xfec0_0000;
 /// The local APIC.
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
 
+/// The size and alignment of memory that can be added, in bytes: what Linux adds at once on x86-64 (a memory section).
+pub const MEMORY_BLOCK: u64 = 128 << 20;
+
 /// Bytes at the top of the address space reserved for the platform's registers.
 const PLATFORM: u64 = 1 << 20;
 
@@ -82,27 +85,38 @@ pub const KEYBOARD_RESET: u8 = 0xfe;
 /// The sleep type of S5, soft off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 
-/// The layout of a VM, which follows from its memory size and from the CPU.
+/// The layout of a VM, which follows from its memory sizes and from the CPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// Memory below the hole, from 0.
     pub low: Range<u64>,
     /// Memory from 4 GiB on; empty if all of it fits below the hole.
     pub high: Range<u64>,
-    /// The window for PCI memory above 4 GiB and above all memory.
+    /// The addresses reserved for memory that comes later, above all memory and from 4 GiB on. Aligned to
+    /// [`MEMORY_BLOCK`]; empty if none can come.
+    pub hotplug: Range<u64>,
+    /// The window for PCI memory above 4 GiB and above all memory, also that which comes later.
     pub mmio64: Range<u64>,
 }
 
 impl Layout {
-    /// The layout of `memory` bytes on a CPU with physical addresses of `address_bits` bits.
+    /// The layout of `memory` bytes, and `hotplug` bytes that may come later, on a CPU with physical addresses of
+    /// `address_bits` bits.
     ///
     /// `None` if the CPU cannot address so much memory and a 64-bit window of at least 4 GiB.
-    pub fn new(memory: u64, address_bits: u8) -> Option<Self> {
+    pub fn new(memory: u64, hotplug: u64, address_bits: u8) -> Option<Self> {
         let low = 0..memory.min(HOLE);
         let high_end = FOUR_GIB.checked_add(memory - low.end)?;
-        let start = high_end.checked_next_multiple_of(FOUR_GIB)?;
+        let hotplug_start = high_end.checked_next_multiple_of(MEMORY_BLOCK)?;
+        let hotplug_end = hotplug_start.checked_add(hotplug.checked_next_multiple_of(MEMORY_BLOCK)?)?;
+        let start = hotplug_end.checked_next_multiple_of(FOUR_GIB)?;
         let end = 1u64.checked_shl(address_bits.into())?.checked_sub(PLATFORM)?;
-        (start + (FOUR_GIB - PLATFORM) <= end).then_some(Self { low, high: FOUR_GIB..high_end, mmio64: start..end })
+        (start.checked_add(FOUR_GIB - PLATFORM)? <= end).then_some(Self {
+            low,
+            high: FOUR_GIB..high_end,
+            hotplug: hotplug_start..hotplug_end,
+            mmio64: start..end,
+        })
     }
 }
 
@@ -153,16 +167,16 @@ mod tests {
 
     #[test]
     fn memory_that_fits_stays_below_the_hole() {
-        let layout = Layout::new(256 * MIB, 40).unwrap();
+        let layout = Layout::new(256 * MIB, 0, 40).unwrap();
         assert_eq!(layout.low, 0..256 * MIB);
         assert!(layout.high.is_empty());
         assert_eq!(layout.mmio64, FOUR_GIB..(1 << 40) - MIB);
-        assert!(Layout::new(HOLE, 40).unwrap().high.is_empty());
+        assert!(Layout::new(HOLE, 0, 40).unwrap().high.is_empty());
     }
 
     #[test]
     fn memory_continues_above_the_hole() {
-        let layout = Layout::new(5 * GIB, 40).unwrap();
+        let layout = Layout::new(5 * GIB, 0, 40).unwrap();
         assert_eq!(layout.low, 0..3 * GIB);
         assert_eq!(layout.high, 4 * GIB..6 * GIB);
         assert_eq!(layout.mmio64, 8 * GIB..(1 << 40) - MIB);
@@ -170,15 +184,28 @@ mod tests {
 
     #[test]
     fn more_memory_than_the_cpu_can_address_has_no_layout() {
-        assert!(Layout::new(60 * GIB, 36).is_none());
-        assert!(Layout::new(59 * GIB, 36).is_some());
-        assert!(Layout::new(u64::MAX, 52).is_none());
+        assert!(Layout::new(60 * GIB, 0, 36).is_none());
+        assert!(Layout::new(59 * GIB, 0, 36).is_some());
+        assert!(Layout::new(u64::MAX, 0, 52).is_none());
+    }
+
+    #[test]
+    fn memory_that_comes_later_has_addresses_between_all_memory_and_the_window() {
+        let layout = Layout::new(512 * MIB, 16 * GIB, 46).unwrap();
+        assert_eq!(layout.hotplug, 4 * GIB..20 * GIB);
+        assert_eq!(layout.mmio64.start, 20 * GIB);
+        let layout = Layout::new(3 * GIB + MIB, MIB, 46).unwrap();
+        assert_eq!(layout.hotplug, 4 * GIB + MEMORY_BLOCK..4 * GIB + 2 * MEMORY_BLOCK);
+        assert_eq!(layout.mmio64.start, 8 * GIB);
+        assert!(Layout::new(GIB, 0, 46).unwrap().hotplug.is_empty());
+        assert!(Layout::new(GIB, 56 * GIB, 36).is_some() && Layout::new(GIB, 57 * GIB, 36).is_none());
+        assert!(Layout::new(GIB, u64::MAX, 46).is_none() && Layout::new(u64::MAX, u64::MAX, 46).is_none());
     }
 
     #[test]
     fn the_map_ascends_and_reserves_the_ecam() {
         for memory in [64 * MIB, 3 * GIB, 5 * GIB] {
-            let map = Layout::new(memory, 46).unwrap().memory_map();
+            let map = Layout::new(memory, 0, 46).unwrap().memory_map();
             assert!(map.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start), "{map:?}");
             assert!(map.contains(&MapEntry { range: ECAM, kind: MemoryKind::Reserved }));
             let ram: u64 = map

@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn what_a_pvh_kernel_is_told_does_not_overlap() {
-        let map = Layout::new(5 << 30, 46).unwrap().memory_map();
+        let map = Layout::new(5 << 30, 0, 46).unwrap().memory_map();
         let info = start_info(1, &map);
         assert!(PVH_START_INFO + info.len() as u64 <= PVH_MODULES);
         assert!(PVH_MODULES + modules(0x1000, 0x2000).len() as u64 <= ZERO_PAGE);

@@ -25,7 +25,7 @@ impl MmioHandler for Broken {
 /// A VM of 2 MiB with a vCPU that is about to run `code`.
 fn vcpu(code: &[u8]) -> (GuestRam, Vcpu) {
     let config = MemoryConfig { size: 2 << 20, ..MemoryConfig::default() };
-    let ram = GuestRam::new(&config, &Layout::new(config.size, 46).unwrap(), false).unwrap();
+    let ram = GuestRam::new(&config, &Layout::new(config.size, 0, 46).unwrap(), false).unwrap();
     let vm = crate::kvm::Kvm::open().unwrap().create_vm(layout::KVM_TSS).unwrap();
     let memory = ram.memory().memory();
     memory.write_slice(code, GuestAddress(0x1000)).unwrap();
