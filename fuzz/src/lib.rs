@@ -4,6 +4,7 @@
 //! `seeds` are inputs that lead to the interesting states, as a real driver would. Targets use no threads, sockets or
 //! timers, so the same input always has the same effect.
 
+pub mod balloon;
 pub mod bar_moves;
 pub mod config_space;
 pub mod ecam;
@@ -28,6 +29,7 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
+    Target { name: "balloon", run: balloon::run, seeds: balloon::seeds },
     Target { name: "bar_moves", run: bar_moves::run, seeds: bar_moves::seeds },
     Target { name: "config_space", run: config_space::run, seeds: config_space::seeds },
     Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },

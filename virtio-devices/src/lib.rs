@@ -3,11 +3,13 @@
 //! This crate knows guest memory, file descriptors and virtqueues. It does not know KVM, HTTP or ACPI.
 
 mod backend;
+mod balloon;
 mod block;
 mod chardev;
 mod console;
 mod counters;
 mod device;
+mod discard;
 mod error_kind;
 mod eventfd;
 mod features;
@@ -39,6 +41,7 @@ pub use backend::{
     TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
     VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
 };
+pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
 pub use block::{Block, BlockCounter, BlockCounters, BlockError, BlockSpec};
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};

@@ -13,6 +13,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 pub use self::hosted::Hosted;
+pub use crate::balloon::steps::{BalloonQueue, BalloonSteps};
 pub use crate::net::steps::{NetSteps, Step, StepQueue};
 use crate::worker::own;
 use crate::{DeviceSpecific, DoorbellPages, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker};

@@ -1,0 +1,174 @@
+//! virtio-balloon: memory that the guest lends to the host (`virtio 1.4 §5.5`).
+//!
+//! The pages that the driver puts into the balloon, and with free page reporting those that it reports as free, are
+//! given back to the host. Nothing has to be done for pages that the driver takes out: the host provides new ones when
+//! they are used. The driver decides how large the balloon is; the host can only ask.
+
+mod counters;
+mod pages;
+mod pass;
+mod size;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::counters::{Losses, log_losses};
+use crate::worker::{spawn, thread_name};
+use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
+pub use counters::{BalloonCounter, BalloonCounters};
+pub use size::BalloonSize;
+use worker::QueueWorker;
+
+/// Unassigned class.
+const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
+/// The sizes of the inflate, deflate and reporting queues. Without the queues of features that are not offered, Linux
+/// has the reporting queue at index 2, and so do other devices; the standard says 4.
+const QUEUE_SIZES: &[u16] = &[128, 128, 32];
+/// The driver may take pages out of the balloon when it runs out of memory (`VIRTIO_BALLOON_F_DEFLATE_ON_OOM`).
+const F_DEFLATE_ON_OOM: u32 = 2;
+/// The driver may report free pages (`VIRTIO_BALLOON_F_PAGE_REPORTING`).
+const F_PAGE_REPORTING: u32 = 5;
+
+/// What a balloon is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BalloonSpec {
+    /// Its id, which its thread is named after.
+    pub id: String,
+    /// The size that the host wants at first, in bytes: a multiple of 4 KiB.
+    pub size: u64,
+    /// Whether the driver may take pages out of the balloon when the guest runs out of memory.
+    pub deflate_on_oom: bool,
+    /// Whether the driver may report free pages, which the host then takes back.
+    pub free_page_reporting: bool,
+}
+
+/// A virtio balloon.
+pub struct Balloon {
+    spec: BalloonSpec,
+    size: Arc<BalloonSize>,
+    counters: Arc<BalloonCounters>,
+    losses: Losses,
+}
+
+impl Balloon {
+    /// An empty balloon, whose driver is asked to inflate it to its size.
+    pub fn new(spec: BalloonSpec) -> Self {
+        let size = Arc::new(BalloonSize::new(spec.size));
+        Self { spec, size, counters: Arc::new(BalloonCounters::new()), losses: Losses::default() }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.spec.id
+    }
+
+    /// Its size, by which it is resized.
+    pub fn size(&self) -> Arc<BalloonSize> {
+        Arc::clone(&self.size)
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> Arc<BalloonCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl VirtioDevice for Balloon {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_BALLOON as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_F_VERSION_1
+            | 1 << VIRTIO_RING_F_INDIRECT_DESC
+            | 1 << VIRTIO_RING_F_EVENT_IDX
+            | u64::from(self.spec.deflate_on_oom) << F_DEFLATE_ON_OOM
+            | u64::from(self.spec.free_page_reporting) << F_PAGE_REPORTING
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        if self.spec.free_page_reporting { QUEUE_SIZES } else { &QUEUE_SIZES[..2] }
+    }
+
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        self.size.read(offset, data);
+    }
+
+    fn config_write(&mut self, offset: u64, data: &[u8]) {
+        self.size.write(offset, data);
+    }
+
+    fn config_generation(&self) -> u8 {
+        self.size.generation()
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        if start.queues.is_empty() {
+            return Ok(Vec::new());
+        }
+        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let indices: Vec<_> = start.queues.iter().map(|(index, _)| *index).collect();
+        let worker = QueueWorker {
+            queues: start.queues,
+            features: start.features,
+            memory: start.memory,
+            interrupts: Arc::clone(&start.interrupts),
+            counters: Arc::clone(&self.counters),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let thread = spawn(thread_name(&self.spec.id, "q", 0), move || worker.run())?;
+        self.size.signal_to(Some(start.interrupts));
+        Ok(vec![Worker::new(indices, kick, stop, thread)])
+    }
+
+    /// A driver that is gone has lent nothing any more.
+    fn reset(&mut self) {
+        log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
+        self.size.signal_to(None);
+        self.size.set_actual_pages(0);
+    }
+
+    fn save(&self) -> DeviceSpecific {
+        match self.size.actual_pages() {
+            0 => DeviceSpecific::PowerOn,
+            actual => DeviceSpecific::Config(actual.to_le_bytes().to_vec()),
+        }
+    }
+
+    fn restore(&mut self, state: &DeviceSpecific, _started: Option<u64>) -> Result<(), StateError> {
+        let actual = match state {
+            DeviceSpecific::PowerOn => 0,
+            DeviceSpecific::Config(config) => {
+                let actual = config.as_slice().try_into().map_err(|_| StateError::Shape("configuration lengths"))?;
+                u32::from_le_bytes(actual)
+            }
+            DeviceSpecific::Net(_) => return Err(StateError::Shape("kinds of device")),
+        };
+        self.size.set_actual_pages(actual);
+        Ok(())
+    }
+}
+
+impl Drop for Balloon {
+    fn drop(&mut self) {
+        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
+    }
+}

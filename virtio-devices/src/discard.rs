@@ -1,0 +1,202 @@
+//! Giving pages of guest memory back to the host.
+//!
+//! The guest can use them again at any time: they then read as zero. All ranges come from the guest, so they are
+//! clamped to guest memory, and to whole pages of the host.
+
+use std::ops::Range;
+
+use rustix::fs::FallocateFlags;
+use rustix::mm::Advice;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+
+/// The size of a page in bytes, of the guest and, unless it is a huge page, of the host.
+pub(crate) const PAGE: u64 = 4096;
+/// The size of a huge page in bytes, where the host does not say it.
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// What became of a range, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Discarded {
+    /// Given back to the host.
+    pub freed: u64,
+    /// Kept: only a part of one of the host's pages, or memory that cannot be given back.
+    pub kept: u64,
+    /// Kept, because the host refused to take it.
+    pub refused: u64,
+    /// Not guest memory.
+    pub outside: u64,
+}
+
+/// Gives the pages in `range`, guest addresses, back to the host.
+pub(crate) fn discard(memory: &GuestMemoryMmap, range: &Range<u64>) -> Discarded {
+    let mut discarded = Discarded { outside: range.end.saturating_sub(range.start), ..Discarded::default() };
+    for region in memory.iter() {
+        let base = region.start_addr().0;
+        let begin = range.start.max(base);
+        let end = range.end.min(base.saturating_add(region.len()));
+        let Some(len) = end.checked_sub(begin).filter(|len| *len > 0) else { continue };
+        discarded.outside -= len;
+        let whole = whole_pages(&(begin - base..end - base), page_size(region));
+        let bytes = whole.end - whole.start;
+        discarded.kept += len - bytes;
+        if bytes == 0 {
+            continue;
+        }
+        match release(region, &whole) {
+            Ok(true) => discarded.freed += bytes,
+            Ok(false) => discarded.kept += bytes,
+            Err(_) => discarded.refused += bytes,
+        }
+    }
+    discarded
+}
+
+/// The whole pages in `range`, or an empty range.
+fn whole_pages(range: &Range<u64>, page: u64) -> Range<u64> {
+    let start = range.start.div_ceil(page).saturating_mul(page);
+    start..(range.end / page * page).max(start)
+}
+
+/// The size of the host's pages behind `region`.
+fn page_size(region: &GuestRegionMmap) -> u64 {
+    if region.is_hugetlbfs() != Some(true) {
+        return PAGE;
+    }
+    // A file of huge pages has blocks of their size.
+    let stat = region.file_offset().and_then(|file| rustix::fs::fstat(file.file()).ok());
+    let block = stat.and_then(|stat| u64::try_from(stat.st_blksize).ok()).filter(|block| block.is_power_of_two());
+    block.unwrap_or(HUGE_PAGE)
+}
+
+/// Gives the whole pages in `range`, offsets in `region`, back to the host; `false` if they would not read as zero
+/// afterwards.
+fn release(region: &GuestRegionMmap, range: &Range<u64>) -> rustix::io::Result<bool> {
+    let (offset, len) = (range.start, range.end - range.start);
+    let shared = region.flags() & libc::MAP_SHARED != 0;
+    match region.file_offset() {
+        Some(file) if shared => {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(file.file(), punch, file.start() + offset, len).map(|()| true)
+        }
+        // A private copy of a file's page would be that page again.
+        Some(_) => Ok(false),
+        None => {
+            let invalid = |_| rustix::io::Errno::INVAL;
+            let (offset, len) = (usize::try_from(offset).map_err(invalid)?, usize::try_from(len).map_err(invalid)?);
+            let start = region.as_ptr().wrapping_add(offset);
+            // SAFETY: the range lies in a mapping of guest memory, which `region` keeps. No Rust reference points into
+            // it, and this advice only makes its pages zero.
+            unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxDontNeed).map(|()| true) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use proptest::prelude::*;
+    use vm_memory::{Bytes, FileOffset, GuestAddress, MmapRegion};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Two regions of 1 MiB with a hole between them: private, or parts of one file.
+    fn memory(shared: bool) -> GuestMemoryMmap {
+        let file = shared.then(|| {
+            let file = File::from(rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+            file.set_len(2 * MIB).unwrap();
+            file
+        });
+        let part = |address, offset| {
+            let file = file.as_ref().map(|file| FileOffset::new(file.try_clone().unwrap(), offset));
+            (GuestAddress(address), MIB as usize, file)
+        };
+        GuestMemoryMmap::from_ranges_with_files([part(0, 0), part(2 * MIB, MIB)]).unwrap()
+    }
+
+    fn fill(memory: &GuestMemoryMmap) {
+        for address in (0..MIB).chain(2 * MIB..3 * MIB).step_by(PAGE as usize) {
+            memory.write_obj(u64::MAX, GuestAddress(address)).unwrap();
+        }
+    }
+
+    fn is_zero(memory: &GuestMemoryMmap, address: u64) -> bool {
+        memory.read_obj::<u64>(GuestAddress(address)).unwrap() == 0
+    }
+
+    #[test]
+    fn pages_read_as_zero_afterwards_and_their_neighbours_stay() {
+        for shared in [false, true] {
+            let memory = memory(shared);
+            fill(&memory);
+            let discarded = discard(&memory, &(PAGE..3 * PAGE));
+            assert_eq!(discarded, Discarded { freed: 2 * PAGE, ..Discarded::default() });
+            let zero = [0, 1, 2, 3].map(|page| is_zero(&memory, page * PAGE));
+            assert_eq!(zero, [false, true, true, false]);
+        }
+    }
+
+    #[test]
+    fn the_host_gets_the_pages_of_a_file_back() {
+        let memory = memory(true);
+        fill(&memory);
+        let region = memory.iter().next().unwrap();
+        let blocks = || rustix::fs::fstat(region.file_offset().unwrap().file()).unwrap().st_blocks;
+        let before = blocks();
+        discard(&memory, &(2 * MIB..3 * MIB));
+        assert_eq!(blocks(), before / 2);
+        assert!(!is_zero(&memory, 0) && is_zero(&memory, 2 * MIB));
+    }
+
+    #[test]
+    fn what_is_not_memory_is_left_out() {
+        let memory = memory(false);
+        fill(&memory);
+        assert_eq!(discard(&memory, &(MIB - PAGE..2 * MIB + PAGE)).outside, MIB);
+        assert_eq!(discard(&memory, &(u64::MAX - PAGE..u64::MAX)).outside, PAGE);
+        assert_eq!(discard(&memory, &(0..u64::MAX)).freed, 2 * MIB);
+        assert_eq!(discard(&memory, &(5..5)), Discarded::default());
+    }
+
+    /// The image that a guest's memory was started from must not change, and must not come back either.
+    #[test]
+    fn a_private_copy_of_a_file_is_kept() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(MIB).unwrap();
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+        let mapping = MmapRegion::build(Some(FileOffset::new(file, 0)), MIB as usize, prot, flags).unwrap();
+        let region = GuestRegionMmap::new(mapping, GuestAddress(0)).unwrap();
+        let memory = GuestMemoryMmap::from_regions(vec![region]).unwrap();
+        memory.write_obj(u64::MAX, GuestAddress(0)).unwrap();
+        assert_eq!(discard(&memory, &(0..MIB)), Discarded { kept: MIB, ..Discarded::default() });
+        assert!(!is_zero(&memory, 0));
+    }
+
+    #[test]
+    fn a_part_of_a_huge_page_is_no_page() {
+        assert_eq!(whole_pages(&(PAGE..HUGE_PAGE), HUGE_PAGE), HUGE_PAGE..HUGE_PAGE);
+        assert_eq!(whole_pages(&(PAGE..3 * HUGE_PAGE + PAGE), HUGE_PAGE), HUGE_PAGE..3 * HUGE_PAGE);
+    }
+
+    proptest! {
+        #[test]
+        fn exactly_the_whole_pages_of_a_range_are_discarded(
+            start in 0..4 * MIB, len in 0..4 * MIB, shared in any::<bool>()
+        ) {
+            let memory = memory(shared);
+            fill(&memory);
+            let discarded = discard(&memory, &(start..start + len));
+            let Discarded { freed, kept, refused, outside } = discarded;
+            prop_assert_eq!((freed + kept + outside, refused), (len, 0));
+            let mut zero = 0;
+            for page in (0..MIB).chain(2 * MIB..3 * MIB).step_by(PAGE as usize) {
+                let inside = start <= page && page + PAGE <= start + len;
+                prop_assert_eq!(is_zero(&memory, page), inside, "{:#x}", page);
+                zero += u64::from(inside) * PAGE;
+            }
+            prop_assert_eq!(freed, zero);
+        }
+    }
+}
