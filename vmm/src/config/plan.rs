@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::config::device::DevicePlan;
+use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::{console, disk, machine, rng};
 use crate::config_sriov::{self, NetPlan};
 use vm_api::config::VmConfig;
