@@ -10,6 +10,7 @@ mod connection;
 mod error;
 mod memory;
 mod message;
+mod nic_config;
 mod peer;
 mod rings;
 mod role;

@@ -1,13 +1,9 @@
 //! The kind of device that a peer is the backend of, and what follows from it: queues, features, configuration.
 
 use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
-use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS,
-    VIRTIO_NET_S_LINK_UP,
-};
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_MQ, VIRTIO_NET_F_STATUS};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use super::peer::Peer;
 use crate::features::has;
 use crate::net_protocol::Offloads;
 use crate::net_protocol::features::{offered_by, served_for_any};
@@ -98,28 +94,5 @@ impl VhostUserRole {
             Self::Device { queues: 1, .. } => "one queue".into(),
             Self::Device { queues, .. } => format!("{queues} queues"),
         }
-    }
-}
-
-/// What the configuration of a NIC's peer says.
-impl Peer {
-    /// Its Ethernet address, if it has one.
-    pub(crate) fn mac(&self) -> Option<[u8; 6]> {
-        self.config.first_chunk().copied().filter(|_| has(self.features, VIRTIO_NET_F_MAC))
-    }
-
-    /// Its MTU in bytes, if it has one.
-    pub(crate) fn mtu(&self) -> Option<u16> {
-        self.config_u16(10).filter(|_| has(self.features, VIRTIO_NET_F_MTU))
-    }
-
-    /// Whether its link is up, which it is if the peer has no link status.
-    pub(crate) fn link_up(&self) -> bool {
-        let status = self.config_u16(6).filter(|_| has(self.features, VIRTIO_NET_F_STATUS));
-        status.is_none_or(|status| status & VIRTIO_NET_S_LINK_UP as u16 != 0)
-    }
-
-    fn config_u16(&self, offset: usize) -> Option<u16> {
-        self.config.get(offset..)?.first_chunk().map(|bytes| u16::from_le_bytes(*bytes))
     }
 }

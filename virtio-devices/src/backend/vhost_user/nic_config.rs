@@ -1,0 +1,28 @@
+//! The device configuration of a NIC's peer.
+
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_MAC, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP};
+
+use super::peer::Peer;
+use crate::features::has;
+
+impl Peer {
+    /// Its Ethernet address, if it has one.
+    pub(crate) fn mac(&self) -> Option<[u8; 6]> {
+        self.config.first_chunk().copied().filter(|_| has(self.features, VIRTIO_NET_F_MAC))
+    }
+
+    /// Its MTU in bytes, if it has one.
+    pub(crate) fn mtu(&self) -> Option<u16> {
+        self.config_u16(10).filter(|_| has(self.features, VIRTIO_NET_F_MTU))
+    }
+
+    /// Whether its link is up, which it is if the peer has no link status.
+    pub(crate) fn link_up(&self) -> bool {
+        let status = self.config_u16(6).filter(|_| has(self.features, VIRTIO_NET_F_STATUS));
+        status.is_none_or(|status| status & VIRTIO_NET_S_LINK_UP as u16 != 0)
+    }
+
+    fn config_u16(&self, offset: usize) -> Option<u16> {
+        self.config.get(offset..)?.first_chunk().map(|bytes| u16::from_le_bytes(*bytes))
+    }
+}
