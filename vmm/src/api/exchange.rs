@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::api::Failure;
+use crate::error_kind::ErrorKind;
 use crate::heap;
 
 /// The most file descriptors received with incomplete requests, over all connections: enough for the largest NIC (one
@@ -72,35 +74,64 @@ impl Drop for LargeBody {
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     fds: Vec<OwnedFd>,
-    lost: bool,
+    lost: Option<Lost>,
     budget: Arc<Budget>,
+}
+
+/// Why descriptors of a request were closed before it was complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// The request has more than [`MOST_FDS`].
+    TooMany,
+    /// Other requests hold so many that there is no room for these.
+    Busy,
+    /// The kernel dropped them: this process has no room for more.
+    Limit,
+}
+
+impl From<Lost> for Failure {
+    fn from(lost: Lost) -> Self {
+        let (kind, why) = match lost {
+            Lost::TooMany => (ErrorKind::Invalid, format!("a request has at most {MOST_FDS}; pass fewer")),
+            Lost::Busy => {
+                (ErrorKind::Busy, format!("incomplete requests hold {MOST_FDS}, which is the limit; try again"))
+            }
+            Lost::Limit => (ErrorKind::Host, "the limit of open files is reached; raise it (ulimit -n)".to_string()),
+        };
+        Self::new(kind, format!("file descriptors of the request were lost: {why}"))
+    }
 }
 
 impl Descriptors {
     pub(super) fn new(budget: Arc<Budget>) -> Self {
-        Self { fds: Vec::new(), lost: false, budget }
+        Self { fds: Vec::new(), lost: None, budget }
     }
 
     /// Adds a descriptor, or closes it if there are too many.
     pub(super) fn push(&mut self, fd: OwnedFd) {
-        if take(&self.budget.fds, 1, MOST_FDS) {
+        if self.fds.len() == MOST_FDS {
+            self.lost = Some(Lost::TooMany);
+        } else if take(&self.budget.fds, 1, MOST_FDS) {
             self.fds.push(fd);
         } else {
-            self.lost = true;
+            self.lost.get_or_insert(Lost::Busy);
         }
     }
 
     /// Records that the kernel dropped descriptors.
     pub(super) fn lose(&mut self) {
-        self.lost = true;
+        self.lost.get_or_insert(Lost::Limit);
     }
 
-    /// Takes the descriptors for the request that is now complete. `None` if some were lost; the others are closed
-    /// then.
-    pub(super) fn take(&mut self) -> Option<Vec<OwnedFd>> {
+    /// Takes the descriptors for the request that is now complete.
+    ///
+    /// # Errors
+    ///
+    /// Some were lost; the others are closed.
+    pub(super) fn take(&mut self) -> Result<Vec<OwnedFd>, Lost> {
         self.budget.fds.fetch_sub(self.fds.len(), Ordering::Relaxed);
         let fds = mem::take(&mut self.fds);
-        (!mem::take(&mut self.lost)).then_some(fds)
+        self.lost.take().map_or(Ok(fds), Err)
     }
 }
 
@@ -154,13 +185,17 @@ mod tests {
             first.push(descriptor());
         }
         second.push(descriptor());
-        assert_eq!(second.take().map(|fds| fds.len()), Some(1));
+        assert_eq!(second.take().map(|fds| fds.len()), Ok(1));
         second.push(descriptor());
         second.push(descriptor());
-        assert!(second.take().is_none());
-        drop(first);
+        assert_eq!(second.take().map(|fds| fds.len()), Err(Lost::Busy));
+        first.push(descriptor());
+        first.push(descriptor());
+        assert_eq!(first.take().map(|fds| fds.len()), Err(Lost::TooMany));
+        first.lose();
+        assert_eq!(first.take().map(|fds| fds.len()), Err(Lost::Limit));
         second.push(descriptor());
-        assert_eq!(second.take().map(|fds| fds.len()), Some(1));
+        assert_eq!(second.take().map(|fds| fds.len()), Ok(1));
         assert_eq!(budget.fds.load(Ordering::Relaxed), 0);
     }
 

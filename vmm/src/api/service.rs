@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Bytes, Incoming};
-use hyper::header::{CONNECTION, EXPECT};
+use hyper::header::{CONNECTION, EXPECT, TRANSFER_ENCODING};
 use hyper::{Request, Response, Version};
 use parking_lot::Mutex;
 
@@ -43,10 +43,8 @@ pub(crate) async fn answer(
     let fds = exchange.lock().descriptors.take();
     let answer = match (body, fds) {
         (Err(refused), _) => Answer::outcome(Err(refused)),
-        (_, None) => Answer::outcome(Err(bad(
-            "file descriptors of the request were lost: there were too many, or the limit of open files is reached",
-        ))),
-        (Ok(received), Some(fds)) => {
+        (_, Err(lost)) => Answer::outcome(Err(lost.into())),
+        (Ok(received), Ok(fds)) => {
             // No endpoint takes a query: with one, the path is not found.
             let path = head.uri.path_and_query().map_or("", |path| path.as_str());
             let Received { bytes, large } = received;
@@ -66,7 +64,14 @@ pub(crate) async fn answer(
     exchange.phase = Phase::Answering(Instant::now());
     exchange.is_unsent = true;
     exchange.has_answered = true;
-    Ok(Answer { close: close || !is_read, ..answer }.into_http())
+    let close = close || !is_read;
+    let mut response = Answer { close, ..answer }.into_http();
+    if !close && head.headers.contains_key(TRANSFER_ENCODING) {
+        // If the request gave a length, too, hyper closes the connection (`RFC 9112 §6.3`) and adds "close" to what is
+        // here. Whether it did, only hyper knows. Without the header, the connection stays.
+        response.headers_mut().remove(CONNECTION);
+    }
+    Ok(response)
 }
 
 /// Whether the header lists this word, case-insensitively.

@@ -173,3 +173,31 @@ fn more_than_a_nic_can_have_are_refused_and_closed() {
     assert_eq!(client.answer().status, 204);
     assert_eq!(taken.lock()[0].len(), 100);
 }
+
+#[test]
+fn another_clients_unfinished_request_makes_a_client_try_again() {
+    let (server, taken) = keeper();
+    let probe = Probe::new();
+    let mut holder = server.client();
+    for half in ["PUT /api/v1/vm.add-net HTTP/1.1\r\nX: ", "y\r\n"] {
+        holder.send_with(half, &[probe.fd(); MOST_FDS / 2]);
+    }
+    let text = request("PUT", "/api/v1/vm.add-net", BODY);
+    let mut client = server.client();
+    let mut ask = || {
+        let probe = Probe::new();
+        client.send_with(&text, &[probe.fd()]);
+        client.answer()
+    };
+    // The holder's descriptors are there when the server has read them.
+    let answer = (0..6000).map(|_| ask()).find(|answer| answer.status != 204).unwrap();
+    assert_eq!(answer.status, 429);
+    assert_eq!(
+        answer.chain(),
+        ["file descriptors of the request were lost: incomplete requests hold 256, which is the limit; try again"]
+    );
+    drop(holder);
+    assert!(probe.closes_everywhere());
+    assert_eq!(ask().status, 204);
+    assert!(!taken.lock().is_empty());
+}

@@ -221,3 +221,19 @@ fn a_large_answer_arrives_whole_at_a_client_that_reads_late() {
     assert_eq!(client.answer().body, text);
     assert_eq!(client.ask("GET", "/api/v1/vm.info", "").body, text);
 }
+
+/// Such a request may be meant to smuggle another one past a proxy: `RFC 9112 §6.3`.
+#[test]
+fn a_request_that_says_twice_where_it_ends_closes_the_connection() {
+    let server = serve(plain);
+    let mut client = server.client();
+    client.send(
+        "PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n\
+         2\r\n{}\r\n0\r\n\r\n",
+    );
+    let answer = client.answer();
+    assert_eq!(answer.status, 204);
+    let connection: Vec<_> = answer.head.lines().filter(|line| line.starts_with("Connection:")).collect();
+    assert_eq!(connection, ["Connection: close"]);
+    assert!(client.is_closed());
+}
