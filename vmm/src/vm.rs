@@ -293,8 +293,8 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// vCPUs cannot be added because the guest has not answered an earlier request to release one, or because the host
-    /// cannot run them. Nothing has changed then.
+    /// The guest has not answered an earlier request to release vCPUs, or the host cannot run the new ones. Nothing has
+    /// changed then.
     pub fn resize(&mut self, vcpus: u8) -> Result<(), VmError> {
         self.stop_ejected();
         match self.ged.with_vcpus(|hotplug| hotplug.resize(vcpus)) {

@@ -52,10 +52,10 @@ pub enum VmError {
         /// The limit of this process.
         limit: u64,
     },
-    /// vCPUs cannot be added before the guest has answered an earlier request to remove one.
+    /// The number of vCPUs cannot change before the guest has answered an earlier request to remove one.
     #[error(
-        "the guest has not answered yet whether it will release vCPU {vcpu}; try again when it has, ask for fewer \
-         vCPUs again, or restart it (vm.reboot)"
+        "the guest has not answered yet whether it will release vCPU {vcpu}; try again when it has, or restart it \
+         (vm.reboot)"
     )]
     VcpuLeaving {
         /// The vCPU.
