@@ -60,7 +60,10 @@ fn check(disk: &DiskConfig, subject: &Subject, vcpus: u32) -> Result<RateLimits,
         return fail("num_queues", queues.to_string(), Problem::Value(what));
     }
     if u32::from(queues) > vcpus {
-        let what = format!("more queues than vCPUs (--cpus); give at most {vcpus}, or more vCPUs");
+        let what = format!(
+            "more queues than the vCPUs that the VM was created with (--cpus boot={vcpus}); give at most {vcpus}, or \
+             create it with more vCPUs"
+        );
         return fail("num_queues", queues.to_string(), Problem::Conflict(what));
     }
     if !queue_size.is_power_of_two() || !QUEUE_SIZES.contains(&queue_size) {
@@ -199,7 +202,8 @@ mod tests {
             ("path=/a,num_queues=0", "--disk num_queues=0: a disk needs a queue; give 1 or more"),
             (
                 "path=/a,num_queues=5",
-                "--disk num_queues=5: more queues than vCPUs (--cpus); give at most 4, or more vCPUs",
+                "--disk num_queues=5: more queues than the vCPUs that the VM was created with (--cpus boot=4); give at \
+                 most 4, or create it with more vCPUs",
             ),
             ("path=/a,queue_size=100", "--disk queue_size=100: not a power of two from 2 to 32768; 128 is usual"),
             (

@@ -118,7 +118,10 @@ impl Nic<'_> {
         let pairs = num_queues / 2;
         if u32::from(pairs) > vcpus {
             let most = vcpus.saturating_mul(2);
-            let what = format!("{pairs} queue pairs for {vcpus} vCPUs (--cpus); give at most {most}, or more vCPUs");
+            let what = format!(
+                "{pairs} queue pairs, but the VM was created with --cpus boot={vcpus}; give at most {most}, or create \
+                 it with more vCPUs"
+            );
             return self.error("num_queues", num_queues, Problem::Conflict(what));
         }
         if !queue_size.is_power_of_two() || !QUEUE_SIZES.contains(&queue_size) {

@@ -73,6 +73,11 @@ mod tests {
         instance.resize(&vcpus(1)).unwrap();
         assert!(add(&mut instance, "id=a,num_queues=4"));
         instance.resize(&vcpus(4)).unwrap();
-        assert!(!add(&mut instance, "id=b,num_queues=6"));
+        let refused = instance.add_net("id=b,num_queues=6".parse().unwrap(), Vec::new()).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "--net id=b,num_queues=6: 3 queue pairs, but the VM was created with --cpus boot=2; give at most 4, or \
+             create it with more vCPUs"
+        );
     }
 }
