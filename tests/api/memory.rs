@@ -45,11 +45,16 @@ fn what_a_refused_request_took_is_given_back() {
     let deep = format!("{}0{}", r#"{"":"#.repeat(100), "}".repeat(100));
     let keys: Vec<_> = (0..LARGE / 16).map(|n| format!(r#""{n}":{{"":0}}"#)).collect();
     let bodies = [
-        large(r#"{"disks":["#, "{}", "]}"),
-        large(r#"{"disks":[["#, r#"{"":0}"#, "]]}"),
-        large(r#"{"net":[{"sriov_vfs":32512,"vfs":["#, r#"{"index":1}"#, "]}]}"),
-        large(r#"{"net":[{"sriov_vfs":32512,"vfs":["#, &deep, "]}]}"),
-        many(r#"{"net":[{"sriov_vfs":32512,"vfs":["#, &format!(r#"{{"index":1,{:81}"mtu":0}}"#, ""), 32_512, "]}]}"),
+        large(r#"{"payload":{},"disks":["#, "{}", "]}"),
+        large(r#"{"payload":{},"disks":[["#, r#"{"":0}"#, "]]}"),
+        large(r#"{"payload":{},"net":[{"sriov_vfs":32512,"vfs":["#, r#"{"index":1}"#, "]}]}"),
+        large(r#"{"payload":{},"net":[{"sriov_vfs":32512,"vfs":["#, &deep, "]}]}"),
+        many(
+            r#"{"payload":{},"net":[{"sriov_vfs":32512,"vfs":["#,
+            &format!(r#"{{"index":1,{:81}"mtu":0}}"#, ""),
+            32_512,
+            "]}]}",
+        ),
         format!("{{{}}}", keys.join(",")),
         format!(r#"{{"colour":"{}"}}"#, "x".repeat(LARGE)),
     ];
@@ -112,6 +117,6 @@ fn is_refused_in_passing(body: &str) {
 #[test]
 fn the_numbers_of_a_request_size_no_memory() {
     for count in [1_000, 10_000, 100_000] {
-        is_refused_in_passing(&many(r#"{"net":["#, r#"{"sriov_vfs":32512}"#, count, "]}"));
+        is_refused_in_passing(&many(r#"{"payload":{},"net":["#, r#"{"sriov_vfs":32512}"#, count, "]}"));
     }
 }

@@ -1,5 +1,6 @@
 //! What is wrong with a configuration.
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// An invalid configuration, in one line: the option and its value, what is wrong, and what to do.
@@ -23,13 +24,24 @@ impl ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A value may come from JSON and hold anything; the report stays one line that a terminal can show.
-        let line = format!("{}: {}", self.subject, self.problem);
+        let line = format!("{}: {}", shortened(&self.subject, LONGEST_SUBJECT), self.problem);
         line.chars()
             .try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") })
     }
 }
 
 impl std::error::Error for ConfigError {}
+
+/// The most characters that a report shows of an option and its value.
+const LONGEST_SUBJECT: usize = 500;
+
+/// The first `most` characters of `text`, and a mark if there are more.
+pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()).into(),
+        None => text.into(),
+    }
+}
 
 /// What is wrong with an option's value, and what to do.
 ///
@@ -73,4 +85,20 @@ pub enum Problem {
     /// The host failed to provide what the plan needs.
     #[error("{0}")]
     Host(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_short_whatever_the_value_is() {
+        let id = "\u{1F980}".repeat(1 << 20);
+        let problem = crate::config::id::check_id(&id).unwrap_err();
+        let error = ConfigError::new(format!("--net id={id}"), problem).to_string();
+        let (subject, what) = error.split_once("...: ").unwrap();
+        assert_eq!(subject.chars().count(), LONGEST_SUBJECT);
+        assert_eq!(what, "a name of 1048576 characters; give at most 255");
+        assert_eq!(shortened("abc", 3), "abc");
+    }
 }

@@ -4,6 +4,9 @@ use std::collections::HashSet;
 
 use crate::config::error::Problem;
 
+/// The longest name, in characters.
+pub const LONGEST: usize = 255;
+
 /// Checks that a device can have this name.
 ///
 /// # Errors
@@ -12,6 +15,11 @@ use crate::config::error::Problem;
 pub fn check_id(id: &str) -> Result<(), Problem> {
     if id.is_empty() || id.starts_with("__") || id.chars().any(char::is_control) {
         let what = "not a device name; use printable characters, and do not start with two underscores".to_string();
+        return Err(Problem::Value(what));
+    }
+    let length = id.chars().count();
+    if length > LONGEST {
+        let what = format!("a name of {length} characters; give at most {LONGEST}");
         return Err(Problem::Value(what));
     }
     Ok(())

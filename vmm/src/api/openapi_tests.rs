@@ -99,7 +99,9 @@ fn assert_fields<T: DeserializeOwned>(document: &Value, name: &str, later: Optio
     let required = words(&schema["required"]);
     assert!(required.is_subset(&fields), "{name}");
     let is_empty_enough = serde_json::from_value::<T>(Value::Object(Default::default())).is_ok();
-    assert_eq!(is_empty_enough, required.is_empty(), "what {name} requires");
+    // The command line may leave the payload out of its file, because it has options for it.
+    let is_described = required.is_empty() || name == "VmConfig";
+    assert_eq!(is_empty_enough, is_described, "what {name} requires");
     for field in fields {
         let is_nullable = schema["properties"][&field]["nullable"] == true;
         if is_nullable {
@@ -200,6 +202,84 @@ fn operations_have_names_of_their_own() {
     ] {
         assert!(ids.contains(id), "{id}");
     }
+}
+
+#[test]
+fn a_vm_requires_its_payload_alone() {
+    let create =
+        |body: &[u8]| Request { method: "PUT", path: "/api/v1/vm.create", body, fds: Vec::new() }.action().is_ok();
+    assert_eq!(words(&schema(&document(), "VmConfig")["required"]), Set::from(["payload".to_string()]));
+    assert!(create(br#"{"payload": {}}"#) && !create(b"{}"));
+}
+
+/// A VM with this field at `value`, in an object of schema `name`. Only rules for this field refuse it.
+fn vm_with(name: &str, field: &str, value: Value) -> Option<VmConfig> {
+    let object = serde_json::json!({field: value});
+    let mut vm = serde_json::json!({"cpus": {"boot_vcpus": 254}, "payload": {}});
+    match name {
+        "CpusConfig" => vm["cpus"] = serde_json::json!({"boot_vcpus": 1, "max_vcpus": 254, field: value}),
+        "NetConfig" => vm["net"] = Value::Array(vec![object]),
+        "VfConfig" => {
+            let mut vf = serde_json::json!({"index": 0});
+            vf[field] = value;
+            vm["net"] = serde_json::json!([{"sriov_vfs": 32_512, "vfs": [vf]}]);
+        }
+        "DiskConfig" => {
+            vm["disks"] = Value::Array(vec![object]);
+            vm["disks"][0]["path"] = "/d".into();
+        }
+        "VdpaConfig" => {
+            vm["vdpa"] = Value::Array(vec![object]);
+            vm["vdpa"][0]["path"] = "/d".into();
+        }
+        "RngConfig" => vm["rng"] = object,
+        _ => return None,
+    }
+    serde_json::from_value(vm).ok()
+}
+
+#[test]
+fn a_bound_of_the_description_is_the_bound_of_the_plan() {
+    let document = document();
+    let mut bounds = 0;
+    for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+        for (field, described) in schema["properties"].as_object().into_iter().flatten() {
+            let is_planned = |value: Value| vm_with(name, field, value).map(|vm| PlannedVm::new(vm).is_ok());
+            let number = |bound: &str| described[bound].as_i64();
+            let text =
+                |bound: &str, more: i64| Some("x".repeat(usize::try_from(described[bound].as_i64()? + more).unwrap()));
+            // Numbers of bytes have no round bounds, and a socket needs further fields.
+            if ![
+                "num_queues",
+                "queue_size",
+                "mtu",
+                "pci_device_id",
+                "boot_vcpus",
+                "sriov_vfs",
+                "index",
+                "id",
+                "tap",
+                "serial",
+            ]
+            .contains(&field.as_str())
+                || vm_with(name, field, Value::Null).is_none()
+            {
+                continue;
+            }
+            let pairs = [
+                (number("minimum").map(Value::from), number("minimum").map(|least| Value::from(least - 1))),
+                (number("maximum").map(Value::from), number("maximum").map(|most| Value::from(most + 1))),
+                (text("minLength", 0).map(Value::from), text("minLength", -1).map(Value::from)),
+                (text("maxLength", 0).map(Value::from), text("maxLength", 1).map(Value::from)),
+            ];
+            for (within, beyond) in pairs.into_iter().filter_map(|(within, beyond)| Some((within?, beyond?))) {
+                assert_eq!(is_planned(within.clone()), Some(true), "{name}.{field} = {within}");
+                assert_ne!(is_planned(beyond.clone()), Some(true), "{name}.{field} = {beyond}");
+                bounds += 1;
+            }
+        }
+    }
+    assert!(bounds > 30, "{bounds}");
 }
 
 #[test]

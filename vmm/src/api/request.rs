@@ -184,6 +184,7 @@ fn stripped<T: DeserializeOwned>(mut body: Value, object: Object) -> Result<T, F
 }
 
 fn create(body: Value) -> Result<Action, Failure> {
+    let has_payload = body.get("payload").is_some_and(|payload| !payload.is_null());
     let config: crate::config::VmConfig = stripped(body, Object::Vm)?;
     for (index, net) in config.net.iter().enumerate() {
         if !net.fds.is_empty() {
@@ -193,6 +194,9 @@ fn create(body: Value) -> Result<Action, Failure> {
             ));
         }
         check_vf_fds(net, &format!("net[{index}]."))?;
+    }
+    if !has_payload {
+        return Err(bad("payload: is required; give what the VM boots, such as {\"kernel\": \"/boot/vmlinux\"}"));
     }
     Ok(Action::Create(Box::new(config)))
 }

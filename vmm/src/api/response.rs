@@ -11,6 +11,7 @@ use hyper::body::Bytes;
 use hyper::ext::ReasonPhrase;
 use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, SERVER};
 use hyper::{Response, StatusCode};
+use vm_api::config::error::shortened;
 
 use crate::api::request::Refusal;
 use crate::api::{Failure, Reply};
@@ -20,6 +21,9 @@ const SERVER_NAME: &str = "Cloud Hypervisor API";
 const JSON: &str = "application/json";
 /// The content type of Prometheus' text format.
 const METRICS: &str = "text/plain; version=0.0.4";
+
+/// The most characters of a line of an error: a message with the longest path.
+const LONGEST_LINE: usize = 5000;
 
 /// An HTTP answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,10 +64,11 @@ impl Answer {
         }
     }
 
-    /// An error: an array of strings, the outermost first.
+    /// An error: an array of strings, the outermost first. A request may be full of long names, an answer is not.
     pub(super) fn error(status: StatusCode, chain: &[String]) -> Self {
+        let chain: Vec<_> = chain.iter().map(|line| shortened(line, LONGEST_LINE)).collect();
         // Serializing an array of strings cannot fail.
-        let text = serde_json::to_string(chain).unwrap_or_default();
+        let text = serde_json::to_string(&chain).unwrap_or_default();
         Self { body: Some((ascii(&text), JSON)), ..Self::new(status) }
     }
 

@@ -5,6 +5,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use pci::{Rid, VfIndex};
 use virtio_devices::{BackendKind, MacError, Status};
+use vm_api::config::error::shortened;
+use vm_api::config::id::LONGEST;
 
 use crate::api::info::VmState;
 use crate::api::{Failure, Link, Resize, SetVf};
@@ -358,6 +360,7 @@ pub(crate) fn bdf(rid: Rid) -> String {
 }
 
 fn no_device(id: &str) -> Failure {
+    let id = shortened(id, LONGEST);
     let line = format!("there is no device {id}; vm.info lists the devices");
     Failure::new(ErrorKind::NotFound, line)
 }

@@ -65,7 +65,7 @@ fn a_client_that_expects_100_continue_for_too_large_a_body_does_not_get_it() {
     let server = serve(plain);
     let mut client = server.client();
     client.send(
-        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\nExpect: 100-continue\r\n\r\n",
+        "PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\nExpect: 100-continue\r\n\r\n",
     );
     assert_eq!(client.answer().status, 400);
     assert!(client.is_closed());
@@ -75,7 +75,7 @@ fn a_client_that_expects_100_continue_for_too_large_a_body_does_not_get_it() {
 fn an_endless_chunked_body_is_refused() {
     let server = serve(plain);
     let mut client = server.client();
-    client.send("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+    client.send("PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
     let chunk = format!("{:x}\r\n{}\r\n", 1 << 20, " ".repeat(1 << 20));
     // The server stops reading at some point.
     for _ in 0..80 {
@@ -91,11 +91,11 @@ fn an_endless_chunked_body_is_refused() {
 fn malformed_requests_are_refused() {
     let server = serve(plain);
     for text in [
-        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: -2\r\n\r\n{}",
-        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
-        "PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n{}",
-        "PUT /api/v1/vm.create HTTP/9.1\r\nHost: x\r\n\r\n",
+        "PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        "PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nContent-Length: -2\r\n\r\n{}",
+        "PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+        "PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n{}",
+        "PUT /api/v1/vm.resize HTTP/9.1\r\nHost: x\r\n\r\n",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "GET /\u{1F980} HTTP/1.1\r\nHost: x\r\nA b: c\r\n\r\n",
         "\0\0\0\0\r\n\r\n",
@@ -116,7 +116,7 @@ fn half_requests_delay_nobody() {
     let server = serve(plain);
     let mut half: Vec<_> = (0..100).map(|_| server.client()).collect();
     for client in &mut half {
-        client.send("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
+        client.send("PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
     }
     assert_serves(&server);
     // They can still be completed.
@@ -238,7 +238,7 @@ fn clients_that_come_together_are_all_answered() {
 #[test]
 fn only_two_large_bodies_are_read_at_a_time() {
     let server = serve(plain);
-    let head = |length: usize| format!("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+    let head = |length: usize| format!("PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
     let mut holders = [server.client(), server.client()];
     for client in &mut holders {
         client.send(head(1 << 20));
@@ -246,15 +246,15 @@ fn only_two_large_bodies_are_read_at_a_time() {
     }
     // Give these two time to count as large, or a third one could take the place of one of them.
     std::thread::sleep(Duration::from_secs(1));
-    let answer = server.ask("PUT", "/api/v1/vm.create", &format!("{}{{}}", " ".repeat(200 << 10)));
+    let answer = server.ask("PUT", "/api/v1/vm.resize", &format!("{}{{}}", " ".repeat(200 << 10)));
     assert_eq!(answer.status, 429, "{answer:?}");
-    assert_eq!(server.ask("PUT", "/api/v1/vm.create", "{}").status, 204);
+    assert_eq!(server.ask("PUT", "/api/v1/vm.resize", "{}").status, 204);
     for mut client in holders {
         client.send(" ".repeat((1 << 20) - (200 << 10) - 2));
         client.send("{}");
         assert_eq!(client.answer().status, 204);
     }
-    assert_eq!(server.ask("PUT", "/api/v1/vm.create", &format!("{}{{}}", " ".repeat(200 << 10))).status, 204);
+    assert_eq!(server.ask("PUT", "/api/v1/vm.resize", &format!("{}{{}}", " ".repeat(200 << 10))).status, 204);
 }
 
 #[test]

@@ -52,7 +52,8 @@ fn each_endpoint_without_a_body_is_its_action() {
 
 #[test]
 fn a_body_becomes_its_endpoints_action() {
-    let Ok(Action::Create(config)) = put("vm.create", &json!({"net": [{"id": "pf0", "sriov_vfs": 8}]})) else {
+    let Ok(Action::Create(config)) = put("vm.create", &json!({"payload": {}, "net": [{"id": "pf0", "sriov_vfs": 8}]}))
+    else {
         panic!()
     };
     assert_eq!(config.net[0].sriov_vfs, 8);
@@ -69,9 +70,13 @@ fn a_body_becomes_its_endpoints_action() {
 }
 
 #[test]
-fn an_empty_configuration_is_a_vm_with_all_defaults() {
-    let Ok(Action::Create(config)) = put("vm.create", &json!({})) else { panic!() };
+fn an_empty_payload_is_a_vm_with_all_defaults() {
+    let Ok(Action::Create(config)) = put("vm.create", &json!({"payload": {}})) else { panic!() };
     assert_eq!(*config, vmm::config::VmConfig::default());
+    for body in [json!({}), json!({"payload": null, "cpus": {}})] {
+        let said = "payload: is required; give what the VM boots, such as {\"kernel\": \"/boot/vmlinux\"}";
+        assert_eq!(problem("vm.create", &body), said);
+    }
 }
 
 #[test]
@@ -204,7 +209,7 @@ fn descriptor_numbers_in_a_configuration_are_refused() {
         problem("vm.add-net", &json!({"sriov_vfs": 1, "vfs": [{"index": 0, "fds": [3]}]})),
         "vfs[0].fds: a client's descriptor numbers mean nothing in this process; name the VF's tap instead"
     );
-    assert!(put("vm.create", &json!({"net": [{"fds": []}]})).is_ok());
+    assert!(put("vm.create", &json!({"payload": {}, "net": [{"fds": []}]})).is_ok());
 }
 
 /// What libvirt 11.3 sends, without disks and host devices.

@@ -167,6 +167,15 @@ fn an_id_used_twice_is_refused() {
 }
 
 #[test]
+fn an_id_has_a_limit_and_a_longer_one_is_refused_in_a_short_line() {
+    let id = |length: usize| format!("id={}", "x".repeat(length));
+    plan(&[&id(255)], &[]).unwrap();
+    let refused = refusal(&[&id(1 << 20)], &[]);
+    assert!(refused.ends_with("...: a name of 1048576 characters; give at most 255"), "{refused}");
+    assert!(refused.len() < 1000, "{}", refused.len());
+}
+
+#[test]
 fn an_id_that_is_kept_for_the_vm_is_refused() {
     let what = "not a device name; use printable characters, and do not start with two underscores";
     assert_eq!(refusal(&["id=__net"], &[]), format!("--net id=__net: {what}"));
