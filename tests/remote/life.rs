@@ -19,7 +19,8 @@ fn json_of(text: &str) -> Value {
 #[test]
 fn a_vm_is_created_changed_and_deleted() {
     let vmm = Vmm::start(&[]);
-    assert!(json_of(&vmm.done(&["ping"]))["version"].is_string());
+    let ping = json_of(&vmm.done(&["ping"]));
+    assert_eq!((&ping["version"], &ping["features"]), (&json!("53.0.0"), &json!(["io_uring", "kvm"])));
     assert_eq!(vmm.done(&["create", "--kernel", "k", "--memory", "size=1G", "--net", "id=n0,tap=rmt0"]), "");
     assert_eq!(vmm.done(&["add-net", "id=pf0,tap=rmt1,sriov_vfs=2", "--vf", "index=1,tap=rmt2"]), "");
     let info = json_of(&vmm.done(&["info"]));

@@ -346,7 +346,7 @@ fn ping() -> Reply {
         build_version: concat!("v53.0.0-sriov-", env!("CARGO_PKG_VERSION")).to_string(),
         version: "53.0.0".to_string(),
         pid: std::process::id(),
-        features: Vec::new(),
+        features: ["io_uring", "kvm"].map(str::to_string).into(),
     })
 }
 
