@@ -66,7 +66,7 @@ pub enum Harmless {
     Numbers(u64, u64),
     /// This one, in JSON and on the command line.
     Word(&'static str, &'static str),
-    /// An empty array or object.
+    /// An empty array.
     Empty,
     /// An object whose fields all ask for nothing.
     Object(Object),
