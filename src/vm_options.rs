@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 use vm_api::config::{
     ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options, PayloadConfig,
-    PlatformConfig, Problem, RngConfig, VdpaConfig, VmConfig, check_unsupported, help,
+    PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, check_unsupported, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -119,6 +119,18 @@ pub(crate) struct VmOptions {
     )]
     platform: Option<String>,
 
+    /// Rate limits that several disks share
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = keys::<RateLimitGroupConfig>("Rate limits that several disks share. Repeat for more")
+    )]
+    rate_limit_group: Vec<String>,
+
     /// Entropy device
     #[arg(
         long,
@@ -194,6 +206,9 @@ impl VmOptions {
             check_unsupported("--debug-console", &text)?;
         }
         config.platform = self.platform.map(|text| text.parse()).transpose()?;
+        for group in self.rate_limit_group {
+            config.rate_limit_groups.push(group.parse()?);
+        }
         for disk in self.disk {
             config.disks.push(disk.parse()?);
         }

@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use vm_api::body::{Link, RemoveDevice, Resize, SetVf};
+use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, SetVf};
 use vm_api::config::{DiskConfig, NetConfig, VdpaConfig, VfConfig};
 
 use super::client::Call;
@@ -96,7 +96,7 @@ fn body(command: Command) -> Result<Option<String>, Error> {
         Command::Resize { cpus, memory, balloon } => {
             json(&Resize { desired_vcpus: cpus, desired_ram: memory, desired_balloon: balloon })
         }
-        Command::ResizeDisk { disk, size } => json(&serde_json::json!({"id": disk, "desired_size": size})),
+        Command::ResizeDisk { disk, size } => json(&ResizeDisk { id: disk, desired_size: size }),
         Command::ResizeZone { id, size } => json(&serde_json::json!({"id": id, "desired_ram": size})),
         Command::SetVf { pf, index, link, mac } => {
             let link = link.map(|link| if link == LinkState::Up { Link::Up } else { Link::Down });

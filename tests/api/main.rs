@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
+mod disks;
 #[path = "../cli/files.rs"]
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;

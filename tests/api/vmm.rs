@@ -89,7 +89,7 @@ impl Vmm {
         self.boot_config(&config)
     }
 
-    fn boot_config(&self, config: &Value) -> Client {
+    pub(crate) fn boot_config(&self, config: &Value) -> Client {
         let mut client = self.client();
         client.put_json("vm.create", config).expect(204);
         client.put("vm.boot").expect(204);

@@ -80,7 +80,6 @@ fn features_not_in_this_version_are_refused_by_the_vmm() {
         &["add-vsock", "cid=3,socket=s"],
         &["coredump", "file:///tmp/x"],
         &["receive-migration", "receiver_url=x"],
-        &["resize-disk", "--disk", "d", "--size", "1G"],
         &["resize-zone", "--id", "z", "--size", "1G"],
         &["restore", "source_url=file:///tmp/x"],
         &["send-migration", "destination_url=x"],

@@ -11,8 +11,11 @@ mod engine;
 mod error;
 mod geometry;
 mod image;
+mod latency;
+mod lock;
 mod operation;
 mod requests;
+mod resize;
 mod uring;
 mod worker;
 
@@ -25,7 +28,6 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use log::debug;
 use parking_lot::Mutex;
@@ -37,13 +39,17 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
-use crate::rate_limiter::{RateLimiter, RateLimits};
+use crate::rate_limiter::{RateLimitGroup, RateLimits};
 use crate::worker::{spawn, spawn_all, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 use config::{Config, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
 pub use error::BlockError;
 use image::{Access, Image};
+pub use latency::BlockLatencies;
+pub use lock::LockGranularity;
+use operation::Abilities;
+pub use resize::{BlockSize, ResizeError};
 use worker::{QueueWorker, Shared};
 
 /// Mass storage controller, other: no other driver claims it.
@@ -82,6 +88,10 @@ pub struct BlockSpec {
     pub direct: bool,
     /// Treat it as raw even if it starts with another format's signature.
     pub surely_raw: bool,
+    /// Ranges may be discarded. Otherwise a file's space is all allocated when it is opened.
+    pub sparse: bool,
+    /// The part of the image that is locked.
+    pub lock: LockGranularity,
     /// The number of its queues, 1 or more.
     pub queues: u16,
     /// The size of its queues, a power of two up to 32,768.
@@ -90,6 +100,8 @@ pub struct BlockSpec {
     pub serial: Option<String>,
     /// Rate limits, shared by its queues. Discarding and zeroing count as operations only.
     pub limits: RateLimits,
+    /// The group that shares these limits, for whoever opens its disks: see [`Block::limited_by`].
+    pub limit_group: Option<String>,
     /// Tries io_uring. Without it a queue's requests are carried out one at a time.
     pub io_uring: bool,
 }
@@ -102,6 +114,8 @@ pub struct Block {
     features: u64,
     queue_sizes: Vec<u16>,
     counters: Arc<BlockCounters>,
+    latencies: Arc<BlockLatencies>,
+    size: Arc<BlockSize>,
     losses: Losses,
     /// What the driver wrote into `writeback` since the reset: whether it wants writes to wait in the host's cache
     /// until a flush (`virtio 1.4 §5.2.4`).
@@ -111,7 +125,7 @@ pub struct Block {
     /// Whether a write is complete only when it is on the medium: for the workers.
     stable: Arc<AtomicBool>,
     /// What it may still do. A reset does not refill it.
-    limiter: Option<Arc<Mutex<RateLimiter>>>,
+    limiter: Option<RateLimitGroup>,
 }
 
 impl Block {
@@ -130,29 +144,32 @@ impl Block {
         if let Some(serial) = spec.serial.as_ref().filter(|serial| serial.len() > SERIAL) {
             return Err(BlockError::Serial(serial.clone()));
         }
-        let access = Access { read_only: spec.read_only, direct: spec.direct, surely_raw: spec.surely_raw };
-        let image = Image::open(&spec.path, access)?;
+        let BlockSpec { read_only, direct, surely_raw, sparse, lock, .. } = spec;
+        let image = Arc::new(Image::open(&spec.path, Access { read_only, direct, surely_raw, sparse, lock })?);
+        let abilities = image.abilities();
         let mut serial = [0; SERIAL];
         let text = spec.serial.as_ref().unwrap_or(&spec.id).as_bytes();
         serial.iter_mut().zip(text).for_each(|(to, from)| *to = *from);
         let optional = [
             (VIRTIO_BLK_F_RO, spec.read_only),
             (VIRTIO_BLK_F_MQ, spec.queues > 1),
-            (VIRTIO_BLK_F_DISCARD, image.abilities.discard),
-            (VIRTIO_BLK_F_WRITE_ZEROES, image.abilities.discard),
+            (VIRTIO_BLK_F_DISCARD, abilities.discard),
+            (VIRTIO_BLK_F_WRITE_ZEROES, abilities.zero),
         ];
         let optional = optional.iter().filter(|(_, offered)| *offered).map(|(bit, _)| bit);
         Ok(Self {
             features: ALWAYS.iter().chain(optional).fold(0, |features, bit| features | 1 << bit),
             queue_sizes: vec![spec.queue_size; spec.queues.into()],
-            image: Arc::new(image),
+            size: BlockSize::new(Arc::clone(&image)),
+            image,
             serial,
             counters: Arc::new(BlockCounters::new()),
+            latencies: Arc::default(),
             losses: Losses::default(),
             chosen: None,
             negotiated: None,
             stable: Arc::new(AtomicBool::new(false)),
-            limiter: RateLimiter::new(spec.limits, Instant::now()).map(|limiter| Arc::new(Mutex::new(limiter))),
+            limiter: RateLimitGroup::new(spec.limits),
             spec,
         })
     }
@@ -162,9 +179,20 @@ impl Block {
         &self.spec.id
     }
 
-    /// Its size in bytes.
-    pub fn size(&self) -> u64 {
-        self.image.abilities.geometry.sectors.saturating_mul(geometry::SECTOR)
+    /// The same disk, which shares the limits of `group` instead of having its own.
+    pub fn limited_by(mut self, group: RateLimitGroup) -> Self {
+        self.limiter = Some(group);
+        self
+    }
+
+    /// Its size, for the host to change.
+    pub fn size(&self) -> Arc<BlockSize> {
+        Arc::clone(&self.size)
+    }
+
+    /// How long its requests take.
+    pub fn latencies(&self) -> Arc<BlockLatencies> {
+        Arc::clone(&self.latencies)
     }
 
     /// Its counters.
@@ -213,6 +241,7 @@ impl Block {
             memory: start.memory.clone(),
             features: start.features,
             counters: Arc::clone(&self.counters),
+            latencies: Arc::clone(&self.latencies),
             interrupts: Arc::clone(&start.interrupts),
             limiter: self.limiter.clone(),
             complete: Mutex::new(false),
@@ -246,12 +275,14 @@ impl VirtioDevice for Block {
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {
+        let Abilities { geometry, zero, discard, .. } = self.image.abilities();
         let config = Config {
-            geometry: self.image.abilities.geometry,
+            geometry,
             segments: self.spec.queue_size.saturating_sub(2).clamp(1, MAX_SEGMENTS).into(),
             writeback: self.writeback(),
             queues: self.spec.queues,
-            discard: self.image.abilities.discard,
+            zero,
+            discard,
         };
         config.read(offset, data);
     }
@@ -270,7 +301,7 @@ impl VirtioDevice for Block {
     }
 
     fn config_generation(&self) -> u8 {
-        0
+        self.size.generation()
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
@@ -282,6 +313,7 @@ impl VirtioDevice for Block {
         self.settle_cache(start.features);
         let shared = self.shared(&start);
         let workers = spawn_all(workers, &shared.complete, |worker| self.spawn(worker, &shared))?;
+        self.size.set_driver(Some(start.interrupts));
         debug!("{}: {} queues over {}", self.spec.id, workers.len(), self.spec.path.display());
         Ok(workers)
     }
@@ -293,6 +325,7 @@ impl VirtioDevice for Block {
         self.stable = Arc::new(AtomicBool::new(false));
         self.chosen = None;
         self.negotiated = None;
+        self.size.set_driver(None);
     }
 
     fn save(&self) -> DeviceSpecific {

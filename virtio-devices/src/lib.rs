@@ -42,7 +42,9 @@ pub use backend::{
     VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
 };
 pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
-pub use block::{Block, BlockCounter, BlockCounters, BlockError, BlockSpec};
+pub use block::{
+    Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, LockGranularity, ResizeError,
+};
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::{Start, VirtioDevice, Worker};
@@ -55,7 +57,7 @@ pub use net::{Counter, Net, NetCounters, NetError, NetSpec};
 pub use net_protocol::Offloads;
 pub use net_sriov::{NetSriov, NetSriovError};
 pub use port::{FunctionStatus, MacError, Port, SriovStatus};
-pub use rate_limiter::{RateLimit, RateLimits};
+pub use rate_limiter::{RateLimit, RateLimitGroup, RateLimits};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use state::{
     AddressesState, DeviceSpecific, DeviceState, FunctionState, NicState, PositionState, QueueState, STATE_VERSION,

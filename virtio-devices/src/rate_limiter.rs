@@ -4,7 +4,10 @@
 //! it begins, even if there are too few; the bucket is then in debt and must refill first. So the mean rate holds for
 //! operations of any size, and none is too large to pass.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// A limit that refills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +34,33 @@ pub struct RateLimits {
 pub(crate) struct RateLimiter {
     bandwidth: Option<Bucket>,
     ops: Option<Bucket>,
+}
+
+/// Limits that several devices share, and all of their queues. Clones are the same limits.
+#[derive(Debug, Clone)]
+pub struct RateLimitGroup(Arc<Mutex<RateLimiter>>);
+
+impl RateLimitGroup {
+    /// Full buckets. `None` where nothing is limited.
+    pub fn new(limits: RateLimits) -> Option<Self> {
+        RateLimiter::new(limits, Instant::now()).map(|limiter| Self(Arc::new(Mutex::new(limiter))))
+    }
+
+    /// How long to wait before an operation may begin; `None` if it may now.
+    pub(crate) fn limited_for(&self) -> Option<Duration> {
+        let wait = self.0.lock().wait(Instant::now());
+        (!wait.is_zero()).then_some(wait)
+    }
+
+    /// Takes what an operation costs.
+    pub(crate) fn take_op(&self) {
+        self.0.lock().take_op(Instant::now());
+    }
+
+    /// Takes what the transfer of `bytes` costs.
+    pub(crate) fn take_bytes(&self, bytes: u64) {
+        self.0.lock().take_bytes(bytes, Instant::now());
+    }
 }
 
 #[derive(Debug)]

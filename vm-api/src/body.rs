@@ -27,6 +27,16 @@ pub struct Resize {
     pub desired_balloon: Option<u64>,
 }
 
+/// The body of `vm.resize-disk`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeDisk {
+    /// The disk's id, as given or as in `vm.info`.
+    pub id: String,
+    /// Its new size in bytes, a multiple of 512.
+    pub desired_size: u64,
+}
+
 /// The body of `vm.set-vf`. What is left out stays as it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -25,7 +25,7 @@ use option_derive::Options;
 use serde::{Deserialize, Serialize};
 
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
-pub use crate::config::disk::{DiskConfig, ImageType};
+pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig};
 pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::mac::{MacAddress, ParseMacError};
 pub use crate::config::memory::MemoryConfig;
@@ -47,6 +47,9 @@ pub struct VmConfig {
     pub memory: MemoryConfig,
     /// What the guest boots.
     pub payload: PayloadConfig,
+    /// Limits that several disks share.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rate_limit_groups: Vec<RateLimitGroupConfig>,
     /// The disks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskConfig>,
@@ -73,6 +76,7 @@ impl Default for VmConfig {
             cpus: CpusConfig::default(),
             memory: MemoryConfig::default(),
             payload: PayloadConfig::default(),
+            rate_limit_groups: Vec::new(),
             disks: Vec::new(),
             net: Vec::new(),
             vdpa: Vec::new(),

@@ -17,10 +17,10 @@ pub(crate) mod rng;
 pub(crate) mod subject;
 
 pub use vm_api::config::{
-    ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DiskConfig, ImageType, Key, MacAddress, MemoryConfig,
-    NetConfig, NetVf, Options, ParseConsoleError, ParseMacError, PayloadConfig, PlatformConfig, Problem,
-    RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, bytes, grammar,
-    help, json, unsupported,
+    ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DiskConfig, ImageType, Key, LockGranularity, MacAddress,
+    MemoryConfig, NetConfig, NetVf, Options, ParseConsoleError, ParseMacError, PayloadConfig, PlatformConfig, Problem,
+    RateLimitGroupConfig, RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode,
+    VmConfig, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

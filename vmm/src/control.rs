@@ -239,6 +239,11 @@ impl ControlLoop {
             }
             Action::RemoveDevice(device) => self.created()?.remove_device(&device.id).map(|()| Reply::Done),
             Action::Resize(resize) => self.resize(&resize),
+            Action::ResizeDisk(resize) => {
+                let resized = self.created()?.resize_disk(&resize);
+                resized.map_err(|failure| failure.in_context("the disk cannot be resized"))?;
+                Ok(Reply::Done)
+            }
             Action::Info => Ok(json(&info::info(self.created()?))),
             Action::Counters => Ok(json(&info::counters(self.running()?))),
             Action::SetVf(change) => self.created()?.set_vf(&change).map(|()| Reply::Done),

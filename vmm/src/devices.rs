@@ -2,6 +2,7 @@
 
 pub(crate) mod backends;
 pub(crate) mod counters;
+pub(crate) mod disks;
 
 use std::io;
 use std::sync::Arc;
@@ -9,13 +10,15 @@ use std::thread::JoinHandle;
 
 use pci::{HostBridge, Placement, Rid, TopologyError, VfIndex};
 use virtio_devices::{
-    Block, BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError, NetSriov,
-    NetSriovError, Rng, RngError, VirtioDevice, VirtioFunction, VirtioPci,
+    BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError, NetSriov, NetSriovError,
+    ResizeError, Rng, RngError, VirtioDevice, VirtioFunction, VirtioPci,
 };
 
 use crate::config::{DeviceKind, DevicePlan, NetPlan, NicPlan};
 use crate::devices::backends::{BackendError, Opener};
 use crate::devices::counters::NicCounters;
+use crate::devices::disks::Disk;
+pub(crate) use crate::devices::disks::LimitGroups;
 use crate::error_kind::ErrorKind;
 use crate::kvm::Vm;
 use crate::pci_host::assign_bars::{Apertures, NoRoom};
@@ -142,6 +145,8 @@ pub struct Host {
     pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
     /// Where the guest's changes to them are reported.
     pub events: Events,
+    /// The rate limits that disks share.
+    pub limit_groups: LimitGroups,
 }
 
 /// A device in its slot.
@@ -158,6 +163,8 @@ pub struct Plugged {
 enum Counters {
     /// Of a NIC: its own function's, and those of its VFs by index.
     Net(Vec<NicCounters>),
+    /// Of a disk.
+    Disk(Disk),
     /// Of a device of another kind: the kind, as in names of metrics, and how its counters are read.
     Plain(&'static str, Box<dyn Fn() -> Vec<(&'static str, u64)> + Send>),
 }
@@ -175,6 +182,8 @@ pub struct Counted {
     /// The counters of each function by name, the device's own function first and then its VFs by index. Unknown
     /// counters are left out.
     pub functions: Vec<Vec<(&'static str, u64)>>,
+    /// How long requests to the device's own function take, in microseconds.
+    pub latencies: Vec<(&'static str, u64)>,
 }
 
 /// A device that is gone.
@@ -199,11 +208,24 @@ impl Plugged {
 
     /// What it has counted until now.
     pub fn counted(&self) -> Counted {
+        let mut latencies = Vec::new();
         let (kind, functions) = match &self.counters {
             Counters::Net(counters) => ("net", NicCounters::counted(counters)),
+            Counters::Disk(disk) => {
+                latencies = disk.latencies();
+                ("block", vec![disk.counters()])
+            }
             Counters::Plain(kind, read) => (*kind, vec![read()]),
         };
-        Counted { kind, functions }
+        Counted { kind, functions, latencies }
+    }
+
+    /// Changes the size of a disk in bytes, and notifies the guest. `None` if the device is no disk.
+    pub fn resize_disk(&self, bytes: u64, is_paused: bool) -> Option<Result<(), ResizeError>> {
+        match &self.counters {
+            Counters::Disk(disk) => Some(disk.resize(bytes, &self.slot, is_paused)),
+            _ => None,
+        }
     }
 
     /// The device as the machine has it.
@@ -375,11 +397,9 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
         }
         DeviceKind::Net(net) => open_net(net, plan, placement, host, opener),
         DeviceKind::Disk(spec) => {
-            let block =
-                Block::open(spec.clone()).map_err(|error| DeviceError::Disk { option: option.clone(), error })?;
-            let counters = block.counters();
-            let counters = Counters::plain("block", move || counters.iter().collect());
-            Ok((plain(block, &option, placement, memory)?, counters))
+            let (block, disk) = Disk::open(spec, &host.limit_groups)
+                .map_err(|error| DeviceError::Disk { option: option.clone(), error })?;
+            Ok((plain(block, &option, placement, memory)?, Counters::Disk(disk)))
         }
         DeviceKind::Rng(spec) => {
             let rng = Rng::open(spec.clone()).map_err(|error| DeviceError::Rng { option: option.clone(), error })?;

@@ -94,6 +94,7 @@ impl Vm {
             apertures: Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() },
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             events,
+            limit_groups: devices::LimitGroups::default(),
         };
         let devices = Devices::new(&plan.devices, host)?;
         let serial = SerialConsole::open(&config.serial)?;

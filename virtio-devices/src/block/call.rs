@@ -20,6 +20,16 @@ pub(crate) enum Call<'c> {
     },
     /// Puts what was written onto the medium.
     Sync,
-    /// Changes how a range is stored.
-    Allocate(FallocateFlags, Range),
+    /// Zeroes a range, and gives its space back if `unmap`.
+    Zero {
+        /// What is to be zero.
+        range: Range,
+        /// Whether its space is not needed any more.
+        unmap: bool,
+    },
+}
+
+/// How a file zeroes a range: by a hole, or without giving its space back.
+pub(crate) fn zeroing(unmap: bool) -> FallocateFlags {
+    FallocateFlags::KEEP_SIZE | if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE }
 }

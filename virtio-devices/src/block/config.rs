@@ -21,7 +21,9 @@ pub(crate) struct Config {
     pub writeback: bool,
     /// The number of queues.
     pub queues: u16,
-    /// Whether ranges can be discarded and zeroed.
+    /// Whether ranges can be zeroed.
+    pub zero: bool,
+    /// Whether ranges can be discarded, and zeroing may give their space back.
     pub discard: bool,
 }
 
@@ -52,9 +54,11 @@ impl Config {
             put(36, &MAX_RANGE.to_le_bytes());
             put(40, &1u32.to_le_bytes());
             put(44, &(block_size / 512).to_le_bytes());
+        }
+        if self.zero {
             put(48, &MAX_RANGE.to_le_bytes());
             put(52, &1u32.to_le_bytes());
-            put(56, &[1]);
+            put(56, &[self.discard.into()]);
         }
         bytes
     }
@@ -67,7 +71,7 @@ mod tests {
     #[test]
     fn fields_lie_where_the_standard_has_them_and_zero_beyond() {
         let geometry = Geometry { sectors: 0x0102_0304_0506, block_size: 512, physical_exponent: 3 };
-        let mut config = Config { geometry, segments: 126, writeback: true, queues: 4, discard: true };
+        let mut config = Config { geometry, segments: 126, writeback: true, queues: 4, zero: true, discard: true };
         let read = |config: &Config, offset, len| {
             let mut data = vec![0xff; len];
             config.read(offset, &mut data);
@@ -99,6 +103,9 @@ mod tests {
             assert_eq!(read(&config, offset, len), expected, "offset {offset}");
         }
         config.discard = false;
-        assert_eq!([36, 40, 44, 48, 52, 56].map(|offset| read(&config, offset, 4)), [0; 6]);
+        let ranges = |config: &Config| [36, 40, 44, 48, 52, 56].map(|offset| read(config, offset, 4));
+        assert_eq!(ranges(&config), [0, 0, 0, u64::from(MAX_RANGE), 1, 0]);
+        config.zero = false;
+        assert_eq!(ranges(&config), [0; 6]);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use log::debug;
 use rustix::io::Errno;
 
-use super::call::Call;
+use super::call::{Call, zeroing};
 use super::image::{AlignedBuffer, Image};
 use super::operation::Range;
 use super::uring::Uring;
@@ -125,8 +125,8 @@ unsafe fn execute(image: BorrowedFd<'_>, call: Call<'_>) -> io::Result<usize> {
             Ok(written)
         }
         Call::Sync => Ok(rustix::fs::fdatasync(image).map(|()| 0)?),
-        Call::Allocate(flags, Range { offset, len }) => {
-            Ok(rustix::fs::fallocate(image, flags, offset, len).map(|()| 0)?)
+        Call::Zero { range: Range { offset, len }, unmap } => {
+            Ok(rustix::fs::fallocate(image, zeroing(unmap), offset, len).map(|()| 0)?)
         }
     }
 }

@@ -72,6 +72,14 @@ pub enum BlockError {
         /// Why it failed.
         source: io::Error,
     },
+    /// There is not enough space for all of it.
+    #[error("path={}: sparse=off: cannot allocate its space: {source}; free some, or leave sparse out", path.display())]
+    Space {
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
     /// The serial number is too long.
     #[error("serial={0}: has more than 20 bytes; shorten it")]
     Serial(String),
@@ -96,6 +104,7 @@ impl BlockError {
             | Self::Direct(_)
             | Self::InUse(_)
             | Self::File { .. } => ErrorKind::Unsuitable,
+            Self::Space { .. } => ErrorKind::Host,
             Self::Serial(_) | Self::QueueSize(_) | Self::NoQueue => ErrorKind::Invalid,
         }
     }

@@ -1,16 +1,20 @@
 //! A raw image: a file, or a block device of the host.
 
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use log::debug;
+use log::warn;
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use super::error::BlockError;
 use super::geometry::{Geometry, MAX_BLOCK, SECTOR};
+use super::lock::{LockGranularity, lock};
 use super::operation::Abilities;
+use super::resize::ResizeError;
 
 /// The smallest block in bytes.
 const MIN_BLOCK: u32 = 512;
@@ -18,8 +22,13 @@ const MIN_BLOCK: u32 = 512;
 #[derive(Debug)]
 pub(crate) struct Image {
     fd: OwnedFd,
-    /// What can be done with it.
-    pub abilities: Abilities,
+    path: PathBuf,
+    access: Access,
+    /// What can be done with it, at the size that it was opened with.
+    abilities: Abilities,
+    /// Its size in sectors, which [`Self::resize`] changes.
+    sectors: AtomicU64,
+    block_device: bool,
     /// What addresses and lengths in memory must be a multiple of: 1, or a block around the page cache.
     pub alignment: usize,
 }
@@ -33,6 +42,10 @@ pub(crate) struct Access {
     pub direct: bool,
     /// It is raw whatever it begins with.
     pub surely_raw: bool,
+    /// Space that is not needed is given back. Otherwise all of a file's space is allocated when it is opened.
+    pub sparse: bool,
+    /// The part of it that is locked.
+    pub lock: LockGranularity,
 }
 
 /// Memory that is aligned to any block.
@@ -78,25 +91,93 @@ impl Image {
             other => return Err(BlockError::Kind { path: path.into(), kind: kind(other) }),
         };
         rustix::fs::fcntl_setfl(&fd, flags).map_err(fail("be set up"))?;
-        lock(path, fd.as_fd(), access.read_only)?;
         let mut block_size = MIN_BLOCK;
         let mut physical = u32::try_from(stat.st_blksize).unwrap_or(MIN_BLOCK);
         if block_device {
             block_size = rustix::fs::ioctl_blksszget(&fd).map_err(fail("tell its block size"))?;
             physical = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(block_size);
         }
+        let size = || rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(fail("tell its size"));
+        lock(path, fd.as_fd(), access, size()?)?;
         block_size = first_block(path, fd.as_fd(), block_size, access)?;
-        let size = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(fail("tell its size"))?;
+        let size = size()?;
         if size == 0 || !size.is_multiple_of(block_size.into()) {
             return Err(BlockError::Size { path: path.into(), size, block: block_size });
         }
         let geometry =
             Geometry { sectors: size / SECTOR, block_size, physical_exponent: exponent(physical, block_size) };
-        let discard = !access.read_only
+        let zero = !access.read_only
             && if block_device { device_zeroes(stat.st_rdev) } else { punches_holes(fd.as_fd(), size, block_size) };
-        let abilities = Abilities { geometry, read_only: access.read_only, discard };
+        let abilities = Abilities { geometry, read_only: access.read_only, zero, discard: zero && access.sparse };
         let alignment = if access.direct { block_size as usize } else { 1 };
-        Ok(Self { fd, abilities, alignment })
+        let sectors = AtomicU64::new(geometry.sectors);
+        let image = Self { fd, path: path.into(), access, abilities, sectors, block_device, alignment };
+        image.allocate(0, size)?;
+        Ok(image)
+    }
+
+    /// What can be done with it now.
+    pub(crate) fn abilities(&self) -> Abilities {
+        let sectors = self.sectors.load(Ordering::Acquire);
+        Abilities { geometry: Geometry { sectors, ..self.abilities.geometry }, ..self.abilities }
+    }
+
+    /// Its size in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.abilities().geometry.sectors.saturating_mul(SECTOR)
+    }
+
+    /// Changes its size in bytes. Of a block device, which only the host can change, the size becomes known.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot have that size. It has the old one then.
+    pub(crate) fn resize(&self, size: u64) -> Result<(), ResizeError> {
+        let block = self.abilities.geometry.block_size;
+        if size == 0 || !size.is_multiple_of(block.into()) {
+            return Err(ResizeError::Size(block));
+        }
+        if self.access.read_only {
+            return Err(ResizeError::ReadOnly);
+        }
+        // The kernel would end a process that exceeds its limit.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| size > limit) || i64::try_from(size).is_err() {
+            return Err(ResizeError::TooLarge);
+        }
+        if self.block_device {
+            let own = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
+            if own != size {
+                return Err(ResizeError::BlockDevice(own));
+            }
+        } else {
+            let old = self.size();
+            lock(&self.path, self.fd.as_fd(), self.access, size).map_err(|_| ResizeError::InUse)?;
+            rustix::fs::ftruncate(&self.fd, size)?;
+            if size > old
+                && let Err(error) = self.allocate(old, size - old)
+            {
+                // What there is no space for is taken away again; if that fails, the disk still has its old size.
+                let _ = rustix::fs::ftruncate(&self.fd, old);
+                return Err(ResizeError::Space(error.to_string()));
+            }
+        }
+        self.sectors.store(size / SECTOR, Ordering::Release);
+        Ok(())
+    }
+
+    /// Allocates the space of a part of a file that is not sparse. What is there stays.
+    fn allocate(&self, offset: u64, len: u64) -> Result<(), BlockError> {
+        if self.access.sparse || self.access.read_only || self.block_device {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.fd, FallocateFlags::KEEP_SIZE, offset, len) {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP) => {
+                warn!("{}: sparse=off: its file system allocates no space ahead", self.path.display());
+                Ok(())
+            }
+            Err(errno) => Err(BlockError::Space { path: self.path.clone(), source: errno.into() }),
+        }
     }
 }
 
@@ -123,26 +204,6 @@ fn exponent(physical: u32, block: u32) -> u8 {
     }
     // Both are powers of two of at most 16 bits.
     (physical.trailing_zeros() - block.trailing_zeros()) as u8
-}
-
-/// Locks the whole image: shared to read, alone to write. A file system that has no locks has none to be respected
-/// either.
-fn lock(path: &Path, fd: BorrowedFd<'_>, read_only: bool) -> Result<(), BlockError> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    let lock = libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 0, l_pid: 0 };
-    // SAFETY: the kernel reads the lock's description, which lives through the call. The lock is the open file's, not
-    // the process's: it ends when the last descriptor of it is closed.
-    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-    if result == 0 {
-        return Ok(());
-    }
-    match std::io::Error::last_os_error().raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(BlockError::InUse(path.into())),
-        _ => {
-            debug!("{}: its file system has no locks", path.display());
-            Ok(())
-        }
-    }
 }
 
 /// Reads the first block: around the page cache, the smallest that can be read from `least` on. Looks what it begins
@@ -194,7 +255,8 @@ mod tests {
 
     use super::*;
 
-    const WRITE: Access = Access { read_only: false, direct: false, surely_raw: false };
+    const WRITE: Access =
+        Access { read_only: false, direct: false, surely_raw: false, sparse: true, lock: LockGranularity::ByteRange };
     const READ: Access = Access { read_only: true, ..WRITE };
 
     fn image(len: u64) -> tempfile::NamedTempFile {
@@ -213,7 +275,7 @@ mod tests {
     fn a_file_of_whole_blocks_is_a_disk() {
         let file = image(1 << 20);
         let image = Image::open(file.path(), WRITE).unwrap();
-        let Abilities { geometry, read_only, .. } = image.abilities;
+        let Abilities { geometry, read_only, .. } = image.abilities();
         assert_eq!((geometry.sectors, geometry.block_size, read_only, image.alignment), (2048, 512, false, 1));
         assert!(geometry.physical_exponent <= 7);
         assert_eq!([exponent(4096, 512), exponent(512, 512), exponent(512, 4096), exponent(3000, 512)], [3, 0, 0, 0]);
@@ -262,6 +324,63 @@ mod tests {
         drop(writer);
         let _readers = [0; 2].map(|_| Image::open(file.path(), READ).unwrap());
         assert!(refusal(file.path(), WRITE).contains("in use"));
+    }
+
+    #[test]
+    fn a_lock_of_the_whole_file_reaches_beyond_its_end_and_one_of_its_bytes_does_not() {
+        let beyond = |granularity| {
+            let file = image(4096);
+            let _image = Image::open(file.path(), Access { lock: granularity, ..WRITE }).unwrap();
+            let other = fs::File::options().write(true).read(true).open(file.path()).unwrap();
+            let range = |start, len| super::super::lock::try_lock(other.as_fd(), false, start, len).is_ok();
+            assert!(!range(0, 1) && !range(4095, 1));
+            range(4096, 1)
+        };
+        assert!(beyond(LockGranularity::ByteRange));
+        assert!(!beyond(LockGranularity::Full));
+    }
+
+    #[test]
+    fn an_image_that_is_not_sparse_has_all_of_its_space_and_gives_none_back() {
+        let file = image(1 << 20);
+        let sparse = Image::open(file.path(), WRITE).unwrap();
+        assert_eq!(sparse.abilities().discard, sparse.abilities().zero);
+        drop(sparse);
+        let blocks = || std::os::unix::fs::MetadataExt::blocks(&file.as_file().metadata().unwrap());
+        assert_eq!(blocks(), 0);
+        let image = Image::open(file.path(), Access { sparse: false, ..WRITE }).unwrap();
+        assert!(blocks() >= 2048, "{}", blocks());
+        assert!(!image.abilities().discard);
+        image.resize(2 << 20).unwrap();
+        assert!(blocks() >= 4096, "{}", blocks());
+        let unwritten = self::image(1 << 20);
+        let _reader = Image::open(unwritten.path(), Access { sparse: false, ..READ }).unwrap();
+        assert_eq!(std::os::unix::fs::MetadataExt::blocks(&unwritten.as_file().metadata().unwrap()), 0);
+    }
+
+    #[test]
+    fn an_image_has_the_size_that_it_is_given_or_keeps_its_own() {
+        let file = image(1 << 20);
+        let image = Image::open(file.path(), WRITE).unwrap();
+        let len = || file.as_file().metadata().unwrap().len();
+        for size in [4 << 20, 512, 1 << 20] {
+            image.resize(size).unwrap();
+            assert_eq!((len(), image.size()), (size, size));
+        }
+        for size in [0, 511, 513, u64::MAX] {
+            assert!(matches!(image.resize(size), Err(ResizeError::Size(512))), "{size}");
+        }
+        for size in [u64::MAX - 511, i64::MAX as u64 - 511] {
+            assert!(matches!(image.resize(size), Err(ResizeError::TooLarge)), "{size}");
+        }
+        assert_eq!((len(), image.size()), (1 << 20, 1 << 20));
+        // What was added is locked as well.
+        image.resize(2 << 20).unwrap();
+        let other = fs::File::options().write(true).read(true).open(file.path()).unwrap();
+        assert!(super::super::lock::try_lock(other.as_fd(), false, 3 << 19, 1).is_err());
+        drop(image);
+        let reader = Image::open(file.path(), READ).unwrap();
+        assert!(matches!(reader.resize(4096), Err(ResizeError::ReadOnly)));
     }
 
     #[test]

@@ -60,7 +60,9 @@ pub(crate) struct Abilities {
     pub geometry: Geometry,
     /// Whether it cannot be written.
     pub read_only: bool,
-    /// Whether ranges can be discarded and zeroed.
+    /// Whether ranges can be zeroed.
+    pub zero: bool,
+    /// Whether they can be discarded, and zeroing may give their space back. Implies `zero`.
     pub discard: bool,
 }
 
@@ -87,9 +89,9 @@ impl Abilities {
                 (range, false) => Ok(Operation::Discard(range)),
                 (_, true) => Err(Refusal::Unsupported),
             },
-            VIRTIO_BLK_T_WRITE_ZEROES if self.discard => {
+            VIRTIO_BLK_T_WRITE_ZEROES if self.zero => {
                 let (range, unmap) = self.segment(segment, readable)?;
-                Ok(Operation::WriteZeroes { range, unmap })
+                Ok(Operation::WriteZeroes { range, unmap: unmap && self.discard })
             }
             _ => Err(Refusal::Unsupported),
         }
@@ -134,6 +136,7 @@ mod tests {
     const DISK: Abilities = Abilities {
         geometry: Geometry { sectors: 64, block_size: 512, physical_exponent: 0 },
         read_only: false,
+        zero: true,
         discard: true,
     };
     const FOUR_K: Abilities =
@@ -174,7 +177,7 @@ mod tests {
 
     #[test]
     fn what_is_read_only_is_read_and_not_written() {
-        let disk = Abilities { read_only: true, discard: false, ..DISK };
+        let disk = Abilities { read_only: true, zero: false, discard: false, ..DISK };
         assert_eq!(disk.parse(header(VIRTIO_BLK_T_OUT, 0), &[], 512, 0), Err(Refusal::Invalid));
         assert_eq!(disk.parse(header(VIRTIO_BLK_T_IN, 0), &[], 0, 512), Ok(Operation::Read(0)));
         for kind in [VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_WRITE_ZEROES] {
@@ -203,10 +206,21 @@ mod tests {
 
     #[test]
     fn what_was_not_offered_is_unsupported() {
-        let disk = Abilities { discard: false, ..DISK };
+        let disk = Abilities { zero: false, discard: false, ..DISK };
         for kind in [2, 3, 5, 7, VIRTIO_BLK_T_SECURE_ERASE, VIRTIO_BLK_T_ZONE_REPORT, u32::MAX] {
             assert_eq!(DISK.parse(header(kind, 0), &segment(0, 1, 0), 16, 512), Err(Refusal::Unsupported), "{kind}");
         }
         assert_eq!(disk.parse(header(VIRTIO_BLK_T_DISCARD, 0), &segment(0, 1, 0), 16, 0), Err(Refusal::Unsupported));
+    }
+
+    #[test]
+    fn an_image_that_keeps_its_space_is_zeroed_and_never_discarded() {
+        let disk = Abilities { discard: false, ..DISK };
+        let parse = |kind, flags| disk.parse(header(kind, 0), &segment(1, 2, flags), 16, 0);
+        let range = Range { offset: 512, len: 1024 };
+        for flags in [0, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP] {
+            assert_eq!(parse(VIRTIO_BLK_T_WRITE_ZEROES, flags), Ok(Operation::WriteZeroes { range, unmap: false }));
+        }
+        assert_eq!(parse(VIRTIO_BLK_T_DISCARD, 0), Err(Refusal::Unsupported));
     }
 }

@@ -4,8 +4,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use rustix::fs::FallocateFlags;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
 
@@ -13,10 +11,11 @@ use super::call::Call;
 use super::counters::{BlockCounter, BlockCounters, Tally};
 use super::engine::Engine;
 use super::image::Image;
+use super::latency::BlockLatencies;
 use super::operation::{HEADER, Operation, Refusal, SEGMENT};
 use crate::Interrupts;
 use crate::iovecs::{IoVecs, Storage, divide};
-use crate::rate_limiter::RateLimiter;
+use crate::rate_limiter::RateLimitGroup;
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 
 /// The most requests that are begun in one turn, before completions and a stop get their turn.
@@ -40,15 +39,16 @@ pub(crate) struct Disk<'d> {
     pub counters: &'d BlockCounters,
     /// Where the driver is interrupted.
     pub interrupts: &'d Interrupts,
+    /// How long requests take.
+    pub latencies: &'d BlockLatencies,
     /// What all queues together may do.
-    pub limiter: Option<&'d Mutex<RateLimiter>>,
+    pub limiter: Option<&'d RateLimitGroup>,
 }
 
 impl Disk<'_> {
     /// How long to wait before another request may begin; `None` if it may now.
     fn limited_for(&self) -> Option<Duration> {
-        let wait = self.limiter?.lock().wait(Instant::now());
-        (!wait.is_zero()).then_some(wait)
+        self.limiter?.limited_for()
     }
 }
 
@@ -92,6 +92,8 @@ struct Entry<'r, 'm> {
 struct Request<'m> {
     head: u16,
     operation: Operation,
+    /// When it was taken from the queue.
+    begun: Instant,
     status: VolatileSlice<'m>,
     /// How many bytes there are to transfer.
     bytes: usize,
@@ -219,7 +221,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         let Some(entry) = self.entries.get_mut(tag) else { return };
         let head = chain.head_index();
         // What is refused took time as well.
-        self.disk.limiter.iter().for_each(|limiter| limiter.lock().take_op(Instant::now()));
+        self.disk.limiter.into_iter().for_each(RateLimitGroup::take_op);
         let mut header = [0; HEADER];
         entry.readable.clear();
         entry.writable.clear();
@@ -234,13 +236,14 @@ impl<'r, 'm> Requests<'r, 'm> {
             let (readable, writable) = (entry.readable.bytes(), entry.writable.bytes());
             let mut segment = [0; SEGMENT];
             let len = entry.readable.read_at(0, &mut segment);
-            self.disk.image.abilities.parse(header, &segment[..len], readable, writable)
+            self.disk.image.abilities().parse(header, &segment[..len], readable, writable)
         } else {
             Err(Refusal::Invalid)
         };
         let stable = self.disk.stable.load(Ordering::Acquire);
         let request = Request {
             head,
+            begun: Instant::now(),
             status,
             bytes: 0,
             done: 0,
@@ -258,7 +261,7 @@ impl<'r, 'm> Requests<'r, 'm> {
                 let segments = if let Operation::Read(_) = operation { &entry.writable } else { &entry.readable };
                 let bytes = segments.bytes();
                 if let (Some(limiter), true) = (self.disk.limiter, operation.is_transfer()) {
-                    limiter.lock().take_bytes(bytes as u64, Instant::now());
+                    limiter.take_bytes(bytes as u64);
                 }
                 let bounced = operation.is_transfer() && !is_aligned(segments.segments(), self.disk.image.alignment);
                 tally.add(BlockCounter::BouncedOps, bounced.into());
@@ -306,7 +309,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         let Some(entry) = self.entries.get_mut(tag) else { return Progress::Done };
         let Some(status) = entry.take_note(result) else { return Progress::Again };
         if let Some(request) = entry.request.take() {
-            request.count(status, tally);
+            request.count(status, self.disk.latencies, tally);
             self.used.push(request.finish(status));
             self.in_flight = self.in_flight.saturating_sub(request.bytes);
             self.free.push(tag);
@@ -343,7 +346,6 @@ impl Entry<'_, '_> {
         if request.syncing {
             return Step::Call(Call::Sync);
         }
-        let keep = FallocateFlags::KEEP_SIZE;
         // The sum lies within the disk.
         let at = |offset: u64| offset.saturating_add(done as u64);
         match request.operation {
@@ -355,12 +357,8 @@ impl Entry<'_, '_> {
                 Step::Call(Call::Write { iovecs: self.readable.segments(), offset: at(offset), stable })
             }
             Operation::Flush => Step::Call(Call::Sync),
-            Operation::Discard(range) | Operation::WriteZeroes { range, unmap: true } => {
-                Step::Call(Call::Allocate(FallocateFlags::PUNCH_HOLE | keep, range))
-            }
-            Operation::WriteZeroes { range, unmap: false } => {
-                Step::Call(Call::Allocate(FallocateFlags::ZERO_RANGE | keep, range))
-            }
+            Operation::Discard(range) => Step::Call(Call::Zero { range, unmap: true }),
+            Operation::WriteZeroes { range, unmap } => Step::Call(Call::Zero { range, unmap }),
             Operation::GetId => Step::Nothing,
         }
     }
@@ -421,7 +419,7 @@ impl Request<'_> {
         Used { head: self.head, len: u32::try_from(read).unwrap_or(u32::MAX).saturating_add(1) }
     }
 
-    fn count(&self, status: u8, tally: &mut Tally) {
+    fn count(&self, status: u8, latencies: &BlockLatencies, tally: &mut Tally) {
         match status {
             OK => {}
             UNSUPP => return tally.count(BlockCounter::Unsupported),
@@ -429,10 +427,12 @@ impl Request<'_> {
         }
         match self.operation {
             Operation::Read(_) => {
+                latencies.read.note(self.begun.elapsed());
                 tally.count(BlockCounter::ReadOps);
                 tally.add(BlockCounter::ReadBytes, self.done as u64);
             }
             Operation::Write(_) => {
+                latencies.write.note(self.begun.elapsed());
                 tally.count(BlockCounter::WriteOps);
                 tally.add(BlockCounter::WriteBytes, self.done as u64);
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::counters::BlockCounter;
-use super::{Block, BlockSpec};
+use super::{Block, BlockSize, BlockSpec};
 pub(crate) use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
 use crate::{Interrupts, Memory, RateLimits, Start, VirtioDevice, Worker};
 
@@ -39,10 +39,13 @@ pub(crate) fn spec(io_uring: bool) -> BlockSpec {
         read_only: false,
         direct: false,
         surely_raw: false,
+        sparse: true,
+        lock: Default::default(),
         queues: 1,
         queue_size: 64,
         serial: Some("serial-1".into()),
         limits: RateLimits::default(),
+        limit_group: None,
         io_uring,
     }
 }
@@ -73,6 +76,16 @@ impl Guest {
         let queues = self.queues.iter().enumerate().map(|(i, queue)| (i as u16, Arc::clone(&queue.queue))).collect();
         let (memory, interrupts) = (self.memory.clone(), Arc::clone(&self.interrupts));
         self.workers = self.block.start(Start { memory, features, queues, interrupts }).unwrap();
+    }
+
+    /// Has the stopped disk align its transfers, as around the page cache, which not every file system here can.
+    pub(crate) fn align(&mut self, alignment: usize) {
+        let other = tempfile::NamedTempFile::new().unwrap();
+        other.as_file().set_len(512).unwrap();
+        let other = Block::open(BlockSpec { path: other.path().into(), ..spec(false) }).unwrap();
+        self.block.size = other.size();
+        Arc::get_mut(&mut self.block.image).unwrap().alignment = alignment;
+        self.block.size = BlockSize::new(Arc::clone(&self.block.image));
     }
 
     pub(crate) fn stop(&mut self) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
-use super::call::Call;
+use super::call::{Call, zeroing};
 
 /// How long to wait before calls are submitted again for which the kernel had no memory.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -122,8 +122,9 @@ fn entry(file: types::Fd, call: Call<'_>) -> io::Result<squeue::Entry> {
             opcode::Writev::new(file, iovecs.as_ptr().cast(), count(iovecs)?).offset(offset).rw_flags(flags).build()
         }
         Call::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
-        Call::Allocate(flags, range) => {
-            opcode::Fallocate::new(file, range.len).offset(range.offset).mode(flags.bits() as i32).build()
+        Call::Zero { range, unmap } => {
+            let mode = zeroing(unmap).bits() as i32;
+            opcode::Fallocate::new(file, range.len).offset(range.offset).mode(mode).build()
         }
     })
 }

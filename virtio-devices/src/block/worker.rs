@@ -14,10 +14,11 @@ use vmm_sys_util::eventfd::EventFd;
 use super::counters::{BlockCounter, BlockCounters, Tally};
 use super::engine::Engine;
 use super::image::Image;
+use super::latency::BlockLatencies;
 use super::requests::{Disk, Next, Requests, Room};
 use crate::eventfd::borrow;
 use crate::features::has;
-use crate::rate_limiter::RateLimiter;
+use crate::rate_limiter::RateLimitGroup;
 use crate::ring::{BrokenRing, Ring};
 use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
@@ -47,8 +48,10 @@ pub(crate) struct Shared {
     pub counters: Arc<BlockCounters>,
     /// Where the driver is interrupted.
     pub interrupts: Arc<Interrupts>,
+    /// How long requests take.
+    pub latencies: Arc<BlockLatencies>,
     /// What all queues together may do.
-    pub limiter: Option<Arc<Mutex<RateLimiter>>>,
+    pub limiter: Option<RateLimitGroup>,
     /// Whether all workers have been spawned. Locked until that is known, so that no worker touches anything before.
     pub complete: Mutex<bool>,
 }
@@ -97,7 +100,8 @@ impl QueueWorker {
                 stable: &shared.stable,
                 counters: &shared.counters,
                 interrupts: &shared.interrupts,
-                limiter: shared.limiter.as_deref(),
+                latencies: &shared.latencies,
+                limiter: shared.limiter.as_ref(),
             };
             let mut requests = Requests::new(disk, &mut engine, &memory, &mut room);
             while !self.stop.load(Ordering::Acquire) && requests.is_in(&shared.memory.memory()) {

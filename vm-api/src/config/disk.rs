@@ -53,6 +53,65 @@ pub struct DiskConfig {
     #[option(part)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
+    /// Id of a --rate-limit-group, whose limits the disk shares with others, instead of limits of its own.
+    #[option("rate_limit_group=<id>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_limit_group: Option<String>,
+    /// Whether the guest may give back space that it does not need. With off, all space of a raw image is allocated
+    /// when the disk is opened.
+    #[option("sparse=on|off", default = true)]
+    pub sparse: bool,
+    /// What is locked against other programs: the bytes that the image has, or the whole file, whatever its size
+    /// becomes.
+    #[option("lock_granularity=byte-range|full", default = LockGranularity::ByteRange)]
+    pub lock_granularity: LockGranularity,
+    /// Whether to do without io_uring: each queue then has one request at a time.
+    #[option("_disable_io_uring=on|off")]
+    pub disable_io_uring: bool,
+    /// Whether to do without Linux AIO, which is never used.
+    #[option("_disable_aio=on|off")]
+    pub disable_aio: bool,
+}
+
+/// The limits of a group of disks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--rate-limit-group")]
+pub struct RateLimitGroupConfig {
+    /// Name of the group, which disks give as rate_limit_group.
+    #[option("id=<name>", required)]
+    pub id: String,
+    /// What its disks together read and write.
+    #[option(part)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_limiter_config: Option<RateLimiterConfig>,
+}
+
+/// How much of an image is locked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockGranularity {
+    /// The bytes that it has.
+    #[default]
+    ByteRange,
+    /// The whole file, whatever its size becomes.
+    Full,
+}
+
+impl Value for LockGranularity {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "byte-range" => Ok(Self::ByteRange),
+            "full" => Ok(Self::Full),
+            _ => Err("give byte-range or full".to_string()),
+        }
+    }
+
+    fn print(&self) -> Option<String> {
+        let text = match self {
+            Self::ByteRange => "byte-range",
+            Self::Full => "full",
+        };
+        Some(text.to_string())
+    }
 }
 
 /// The format of an image.

@@ -86,6 +86,7 @@ impl Object {
                 ("serial", Self::Whole),
                 ("console", Self::Whole),
                 ("disks", Self::Disk),
+                ("rate_limit_groups", Self::Whole),
                 ("platform", Self::Platform),
             ],
             _ => &[],

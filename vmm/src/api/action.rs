@@ -4,7 +4,7 @@
 
 use std::os::fd::OwnedFd;
 
-use vm_api::body::{RemoveDevice, Resize, SetVf};
+use vm_api::body::{RemoveDevice, Resize, ResizeDisk, SetVf};
 use vm_api::config::{DiskConfig, NetConfig, VdpaConfig, VmConfig};
 
 use crate::error_kind::ErrorKind;
@@ -48,6 +48,8 @@ pub enum Action {
     RemoveDevice(RemoveDevice),
     /// `vm.resize`.
     Resize(Resize),
+    /// `vm.resize-disk`.
+    ResizeDisk(ResizeDisk),
     /// `vm.set-vf`.
     SetVf(SetVf),
     /// `GET /metrics`.

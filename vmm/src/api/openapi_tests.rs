@@ -139,6 +139,8 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<PlatformConfig>(all, "PlatformConfig", Some(Object::Platform));
     assert_fields::<RemoveDevice>(all, "VmRemoveDevice", None);
     assert_fields::<Resize>(all, "VmResize", None);
+    assert_fields::<ResizeDisk>(all, "VmResizeDisk", None);
+    assert_fields::<RateLimitGroupConfig>(all, "RateLimitGroupConfig", None);
     assert_fields::<SetVf>(all, "VmSetVf", None);
     assert_fields::<VmmPingResponse>(all, "VmmPingResponse", None);
     assert_fields::<VmInfo>(all, "VmInfo", None);
@@ -156,6 +158,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_variants::<BarType>(all, "BarType");
     assert_variants::<ConsoleMode>(all, "ConsoleMode");
     assert_variants::<VhostMode>(all, "VhostMode");
+    assert_variants::<LockGranularity>(all, "LockGranularity");
     assert_variants::<ImageType>(all, "ImageType");
     for (name, object) in [("CpuFeatures", Object::CpuFeatures), ("DebugConsoleConfig", Object::DebugConsole)] {
         assert_eq!(keys(&schema(all, name)["properties"]), object.fields().map(str::to_string).collect(), "{name}");

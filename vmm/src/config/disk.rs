@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use virtio_devices::{BlockSpec, RateLimits};
-use vm_api::config::disk::{DiskConfig, ImageType};
+use virtio_devices::{BlockSpec, LockGranularity, RateLimits};
+use vm_api::config::disk::{DiskConfig, ImageType, RateLimitGroupConfig};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::numbered;
 use vm_api::config::unsupported::IMAGE_TYPE;
@@ -24,9 +24,14 @@ const SERIAL: usize = 20;
 /// # Errors
 ///
 /// The first thing that is wrong.
-pub(crate) fn plan(disks: &[DiskConfig], vcpus: u32) -> Result<Vec<DevicePlan>, ConfigError> {
+pub(crate) fn plan(
+    disks: &[DiskConfig],
+    groups: &[RateLimitGroupConfig],
+    vcpus: u32,
+) -> Result<Vec<DevicePlan>, ConfigError> {
+    let groups = rate::plan_groups(groups)?;
     let subject = |index: usize, disk: &DiskConfig| Subject::device("--disk", disk.id.as_deref(), index, disks.len());
-    let limits = |(index, disk): (usize, &DiskConfig)| check(disk, &subject(index, disk), vcpus);
+    let limits = |(index, disk): (usize, &DiskConfig)| check(disk, &subject(index, disk), &groups, vcpus);
     let limits = disks.iter().enumerate().map(limits).collect::<Result<Vec<_>, _>>()?;
     check_apart(disks, subject)?;
     let ids = numbered("_disk", disks.iter().map(|disk| disk.id.as_deref()));
@@ -40,7 +45,12 @@ pub(crate) fn plan(disks: &[DiskConfig], vcpus: u32) -> Result<Vec<DevicePlan>, 
 }
 
 /// Checks a disk by itself, and plans its rate limits.
-fn check(disk: &DiskConfig, subject: &Subject, vcpus: u32) -> Result<RateLimits, ConfigError> {
+fn check(
+    disk: &DiskConfig,
+    subject: &Subject,
+    groups: &HashMap<String, RateLimits>,
+    vcpus: u32,
+) -> Result<RateLimits, ConfigError> {
     let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
     let keys = CommonKeys {
         id: disk.id.as_deref(),
@@ -75,7 +85,19 @@ fn check(disk: &DiskConfig, subject: &Subject, vcpus: u32) -> Result<RateLimits,
         let what = format!("{} bytes; a serial number has at most {SERIAL}, shorten it", serial.len());
         return fail("serial", serial.clone(), Problem::Value(what));
     }
-    disk.rate_limiter_config.as_ref().map_or(Ok(RateLimits::default()), |limits| rate::plan(limits, subject))
+    let own = disk.rate_limiter_config.as_ref().map_or(Ok(RateLimits::default()), |own| rate::plan(own, subject))?;
+    let Some(group) = &disk.rate_limit_group else { return Ok(own) };
+    if own != RateLimits::default() {
+        let what = "the disk has rate limits of its own; leave them out, or the group".to_string();
+        return fail("rate_limit_group", group.clone(), Problem::Conflict(what));
+    }
+    match groups.get(group) {
+        Some(limits) => Ok(*limits),
+        None => {
+            let what = format!("there is no such group; add --rate-limit-group id={group}");
+            fail("rate_limit_group", group.clone(), Problem::Missing(what))
+        }
+    }
 }
 
 /// Refuses the image formats that are not supported yet.
@@ -101,7 +123,13 @@ fn spec(disk: &DiskConfig, id: String, limits: RateLimits) -> BlockSpec {
         queue_size: disk.queue_size,
         serial: disk.serial.clone().filter(|serial| !serial.is_empty()),
         limits,
-        io_uring: true,
+        limit_group: disk.rate_limit_group.clone(),
+        sparse: disk.sparse,
+        lock: match disk.lock_granularity {
+            vm_api::config::LockGranularity::ByteRange => LockGranularity::ByteRange,
+            vm_api::config::LockGranularity::Full => LockGranularity::Full,
+        },
+        io_uring: !disk.disable_io_uring,
     }
 }
 
@@ -149,7 +177,7 @@ mod tests {
 
     fn plans(disks: &[&str]) -> Result<Vec<BlockSpec>, String> {
         let disks = disks.iter().map(|disk| disk.parse::<DiskConfig>()).collect::<Result<Vec<_>, _>>();
-        disks.and_then(|disks| plan(&disks, 4)).map(specs).map_err(|error| error.to_string())
+        disks.and_then(|disks| plan(&disks, &[], 4)).map(specs).map_err(|error| error.to_string())
     }
 
     fn specs(plans: Vec<DevicePlan>) -> Vec<BlockSpec> {
@@ -176,6 +204,9 @@ mod tests {
             queue_size: 128,
             serial: None,
             limits: RateLimits::default(),
+            limit_group: None,
+            sparse: true,
+            lock: LockGranularity::ByteRange,
             io_uring: true,
         };
         assert_eq!(plans(&["path=/a"]).unwrap(), [spec]);
@@ -225,9 +256,9 @@ mod tests {
             ),
             (
                 "path=/a,rate_limit_group=x",
-                "--disk rate_limit_group=x: rate limit groups are not supported yet; \
-                 leave rate_limit_group out",
+                "--disk rate_limit_group=x: there is no such group; add --rate-limit-group id=x",
             ),
+            ("path=/a,lock_granularity=byte", "--disk lock_granularity=byte: give byte-range or full"),
             (
                 "path=/a,id=x,ops_size=0,ops_refill_time=1",
                 "--disk id=x,ops_size=0: nothing could pass; give 1 or more, or 0 for ops_refill_time too",
@@ -242,8 +273,48 @@ mod tests {
         }
         let limited = r#"{"path": "/a", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
         let limited = [serde_json::from_str(limited).unwrap()];
-        let RateLimits { bandwidth, ops } = specs(plan(&limited, 1).unwrap())[0].limits;
+        let RateLimits { bandwidth, ops } = specs(plan(&limited, &[], 1).unwrap())[0].limits;
         assert_eq!((bandwidth, ops.unwrap().size), (None, 1));
+    }
+
+    #[test]
+    fn how_an_image_is_stored_locked_and_read_is_the_users_choice() {
+        let text = "path=/a,sparse=off,lock_granularity=full,_disable_io_uring=on,_disable_aio=on";
+        let BlockSpec { sparse, lock, io_uring, .. } = plans(&[text]).unwrap()[0];
+        assert!(!sparse && lock == LockGranularity::Full && !io_uring);
+        let disk: DiskConfig = text.parse().unwrap();
+        let json = serde_json::json!({
+            "path": "/a", "sparse": false, "lock_granularity": "Full", "disable_io_uring": true, "disable_aio": true,
+        });
+        assert_eq!(serde_json::from_value::<DiskConfig>(json).unwrap(), disk);
+        assert_eq!(disk.to_string().parse::<DiskConfig>().unwrap(), disk);
+    }
+
+    #[test]
+    fn disks_of_a_group_have_its_limits() {
+        let plans = |groups: &[&str], disk: &str| {
+            let groups: Vec<_> = groups.iter().map(|group| group.parse().unwrap()).collect();
+            plan(&[disk.parse().unwrap()], &groups, 1).map(specs).map_err(|error| error.to_string())
+        };
+        let group = "id=g,ops_size=10,ops_refill_time=1000";
+        let spec = &plans(&[group], "path=/a,rate_limit_group=g").unwrap()[0];
+        assert_eq!((spec.limit_group.as_deref(), spec.limits.ops.unwrap().size), (Some("g"), 10));
+        let own = "path=/a,rate_limit_group=g,bw_size=1,bw_refill_time=1";
+        assert_eq!(
+            plans(&[group], own).unwrap_err(),
+            "--disk rate_limit_group=g: the disk has rate limits of its own; leave them out, or the group"
+        );
+        assert_eq!(
+            plans(&[group, group], "path=/a").unwrap_err(),
+            "--rate-limit-group id=g: this id is already in use by another group; give each group its own"
+        );
+        for none in ["id=g", "id=g,bw_size=0,bw_refill_time=0"] {
+            assert_eq!(
+                plans(&[none], "path=/a").unwrap_err(),
+                "--rate-limit-group id=g: limits nothing; add bw_size and bw_refill_time, or ops_size and \
+                 ops_refill_time"
+            );
+        }
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl VmPlan {
             kind: DeviceKind::Net(net),
         };
         let mut devices: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
-        devices.extend(disk::plan(&config.disks, vcpus)?);
+        devices.extend(disk::plan(&config.disks, &config.rate_limit_groups, vcpus)?);
         devices.extend(console::plan(&config.console)?);
         devices.push(rng::plan(&config.rng)?);
         let plan = Self { devices };

@@ -1,9 +1,12 @@
 //! The rules for rate limits.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use virtio_devices::{RateLimit, RateLimits};
+use vm_api::config::disk::RateLimitGroupConfig;
 use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::id::check_id;
 use vm_api::config::rate::{BANDWIDTH, Names, OPS, RateLimiterConfig, TokenBucketConfig};
 
 use crate::config::subject::Subject;
@@ -19,6 +22,33 @@ pub(crate) fn plan(limits: &RateLimiterConfig, subject: &Subject) -> Result<Rate
         None => Ok(None),
     };
     Ok(RateLimits { bandwidth: limit(&limits.bandwidth, &BANDWIDTH)?, ops: limit(&limits.ops, &OPS)? })
+}
+
+/// Checks the limits that disks share and plans them, by the ids of their groups.
+///
+/// # Errors
+///
+/// A group without a name or a limit, or with another one's name.
+pub(crate) fn plan_groups(groups: &[RateLimitGroupConfig]) -> Result<HashMap<String, RateLimits>, ConfigError> {
+    let mut planned = HashMap::new();
+    for RateLimitGroupConfig { id, rate_limiter_config } in groups {
+        let subject = Subject::device("--rate-limit-group", Some(id), 0, 1);
+        let fail = |problem| ConfigError::new(subject.bare(), problem);
+        check_id(id).map_err(fail)?;
+        let limits = rate_limiter_config.as_ref().map(|limits| plan(limits, &subject)).transpose()?.unwrap_or_default();
+        if limits == RateLimits::default() {
+            let what = "limits nothing; add bw_size and bw_refill_time, or ops_size and ops_refill_time".to_string();
+            return Err(fail(Problem::Missing(what)));
+        }
+        if planned.insert(id.clone(), limits).is_some() {
+            return Err(fail(Problem::InUse {
+                what: "this id".to_string(),
+                user: "another group".to_string(),
+                remedy: "give each group its own".to_string(),
+            }));
+        }
+    }
+    Ok(planned)
 }
 
 fn plan_limit(bucket: &TokenBucketConfig, names: &Names, subject: &Subject) -> Result<Option<RateLimit>, ConfigError> {

@@ -11,7 +11,7 @@ use crate::api::info::{
 };
 use crate::config::{BackendPlan, MacAddress, NicPlan};
 use crate::control::instance::{Instance, bdf};
-use crate::devices::Plugged;
+use crate::devices::{Counted, Plugged};
 use crate::vm::Vm;
 
 /// The answer to `vm.info`.
@@ -44,7 +44,9 @@ pub(super) fn counters(instance: &Instance) -> VmCounters {
 /// The counters of each function of a device, by the function's id; the device's own function comes first.
 fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
     let named = |(name, value): (&str, u64)| (name.to_string(), value);
-    let counted = plugged.counted().functions.into_iter().map(|counters| counters.into_iter().map(named).collect());
+    let Counted { kind: _, mut functions, latencies } = plugged.counted();
+    functions.first_mut().into_iter().for_each(|own| own.extend(&latencies));
+    let counted = functions.into_iter().map(|counters| counters.into_iter().map(named).collect());
     plugged.plan().names().into_iter().zip(counted).collect()
 }
 

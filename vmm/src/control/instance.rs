@@ -9,7 +9,7 @@ use vm_api::config::error::shortened;
 use vm_api::config::id::LONGEST;
 
 use crate::api::info::VmState;
-use crate::api::{Failure, Link, Resize, SetVf};
+use crate::api::{Failure, Link, Resize, ResizeDisk, SetVf};
 use crate::config::{DiskConfig, MacAddress, NetConfig, PlannedVm, VdpaConfig, VmConfig};
 use crate::control::resize;
 use crate::devices::Removed;
@@ -271,6 +271,28 @@ impl Instance {
         }
         self.vcpus = vcpus.into();
         Ok(())
+    }
+
+    /// Changes the size of a disk. The guest is notified.
+    ///
+    /// # Errors
+    ///
+    /// There is no such disk, or it cannot have that size. Nothing has changed then.
+    pub(crate) fn resize_disk(&mut self, resize: &ResizeDisk) -> Result<(), Failure> {
+        let ResizeDisk { id, desired_size } = resize;
+        let fail = |kind, what: String| Failure::new(kind, format!("id={id},desired_size={desired_size}: {what}"));
+        if !self.planned.plan().devices.iter().any(|device| device.id == *id) {
+            return Err(no_device(id));
+        }
+        let vm = self.vm.as_ref().ok_or_else(|| {
+            let what = "the VM is not booted; change the size of the image itself (truncate)";
+            fail(ErrorKind::Conflict, what.to_string())
+        })?;
+        let plugged = vm.devices().find(id).ok_or_else(|| no_device(id))?;
+        let resized = plugged
+            .resize_disk(*desired_size, vm.is_paused())
+            .ok_or_else(|| fail(ErrorKind::Invalid, format!("{id} is not a disk; vm.info lists the disks")))?;
+        resized.map_err(|error| fail(error.kind().into(), error.to_string()))
     }
 
     /// Changes a VF's link or MAC address; the configuration follows.

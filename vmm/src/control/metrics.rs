@@ -95,7 +95,7 @@ struct Function {
 
 /// The functions of a device; its own comes first.
 fn functions(plugged: &Plugged) -> Vec<Function> {
-    let Counted { kind, functions } = plugged.counted();
+    let Counted { kind, functions, latencies: _ } = plugged.counted();
     let id = &plugged.plan().id;
     let look = |device: &mut dyn VirtioPci| {
         let vfs = std::iter::once(None).chain((0..=u16::MAX).map(VfIndex).map(Some));

@@ -181,7 +181,6 @@ fn endpoints_of_cloud_hypervisor_that_are_missing_here_are_501() {
         "add-vsock",
         "add-generic-vhost-user",
         "resize-zone",
-        "resize-disk",
         "snapshot",
         "restore",
         "send-migration",

@@ -116,7 +116,7 @@ fn a_reset_returns_to_the_cache_of_power_on_and_keeps_the_image() {
     guest.block.reset();
     assert_eq!(writeback(&guest), 1);
     assert_eq!(guest.image()[..512], pattern(512, 1));
-    assert_eq!(guest.block.size(), SIZE as u64);
+    assert_eq!(guest.block.size().get(), SIZE as u64);
 }
 
 #[test]
@@ -201,4 +201,69 @@ fn a_driver_whose_queues_stand_still_after_a_restore_chooses_as_it_negotiated() 
         guest.block.config_write(32, &[0]);
         assert_eq!(writeback(&guest), chosen, "{features:#x}");
     }
+}
+
+#[test]
+fn a_driver_hears_of_a_new_size_and_uses_it_at_once() {
+    for io_uring in ENGINES {
+        let mut guest = Guest::new(io_uring);
+        let capacity = |guest: &Guest| {
+            let mut sectors = [0; 8];
+            guest.block.config_read(0, &mut sectors);
+            u64::from_le_bytes(sectors)
+        };
+        let beyond = SIZE as u64 / 512;
+        assert_eq!(guest.read(beyond, 512).0, IOERR);
+        let (size, generation) = (guest.block.size(), guest.block.config_generation());
+        size.set(2 * SIZE as u64).unwrap();
+        assert_eq!(capacity(&guest), 2 * beyond);
+        assert_ne!(guest.block.config_generation(), generation);
+        assert!(guest.interrupts.eventfd(1).unwrap().read().is_ok());
+        assert_eq!(guest.write(beyond, &pattern(512, 3)).0, OK);
+        assert_eq!(guest.read(beyond, 512), (OK, pattern(512, 3)));
+        // A size that it has, or cannot have, is no change.
+        assert!(size.set(2 * SIZE as u64).is_ok() && size.set(1000).is_err());
+        assert!(guest.interrupts.eventfd(1).unwrap().read().is_err());
+        guest.stop();
+        guest.block.reset();
+        size.set(512).unwrap();
+        assert!(guest.interrupts.eventfd(1).unwrap().read().is_err(), "there is no driver to hear of it");
+        assert_eq!((capacity(&guest), guest.file.as_file().metadata().unwrap().len()), (1, 512));
+    }
+}
+
+#[test]
+fn reads_and_writes_have_latencies() {
+    for io_uring in ENGINES {
+        let mut guest = Guest::new(io_uring);
+        let latencies = guest.block.latencies();
+        assert_eq!(latencies.iter().count(), 0);
+        assert_eq!(guest.read(0, 512).0, OK);
+        let values: Vec<_> = latencies.iter().collect();
+        assert_eq!(
+            values.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+            ["read_latency_min", "read_latency_max", "read_latency_avg",]
+        );
+        assert!(values.iter().all(|(_, value)| *value == values[0].1), "there was one: {values:?}");
+        assert_eq!(guest.write(0, &[1; 512]).0, OK);
+        assert_eq!(latencies.iter().count(), 6);
+    }
+}
+
+#[test]
+fn an_image_that_keeps_its_space_is_zeroed_and_not_discarded() {
+    let mut guest = Guest::with(BlockSpec { sparse: false, ..spec(true) });
+    let features = guest.block.features();
+    assert!(!has(features, VIRTIO_BLK_F_DISCARD));
+    guest.put(BUFFERS, &segment(0, 8, 0));
+    assert_eq!(guest.request(VIRTIO_BLK_T_DISCARD, 0, &[(BUFFERS, 16, 0)]), (UNSUPP, 1));
+    let blocks = |guest: &Guest| std::os::unix::fs::MetadataExt::blocks(&guest.file.as_file().metadata().unwrap());
+    let before = blocks(&guest);
+    assert!(before >= SIZE as u64 / 512);
+    assert_eq!(guest.write(0, &pattern(8192, 1)).0, OK);
+    guest.put(BUFFERS, &segment(0, 8, 1));
+    let (status, _) = guest.request(VIRTIO_BLK_T_WRITE_ZEROES, 0, &[(BUFFERS, 16, 0)]);
+    // Not every file system zeroes without giving back space, and the driver is told so.
+    assert!(status == UNSUPP || status == OK && guest.image()[..4096] == [0; 4096]);
+    assert_eq!(blocks(&guest), before);
 }

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_blk::*;
 
-use super::super::BlockSpec;
 use super::super::counters::BlockCounter;
 use super::super::testing::*;
-use crate::{RateLimit, RateLimits, VirtioDevice};
+use super::super::{Block, BlockSpec};
+use crate::{RateLimit, RateLimitGroup, RateLimits, VirtioDevice};
 
 /// Longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -106,4 +106,25 @@ fn all_queues_of_a_disk_share_its_limits() {
     assert_eq!(guest.wait_used(1, 2).len(), 2);
     eventually("wait", || guest.count(BlockCounter::RateWaits) > 0);
     assert_eq!(guest.count(BlockCounter::ReadOps), 6);
+}
+
+#[test]
+fn disks_of_a_group_share_its_limits() {
+    let group = RateLimitGroup::new(RateLimits { ops: limit(6, 0, NEVER), bandwidth: None }).unwrap();
+    let mut guests = [0; 2].map(|_| {
+        let mut guest = Guest::new(true);
+        guest.stop();
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(SIZE as u64).unwrap();
+        let path = image.path().into();
+        guest.block = Block::open(BlockSpec { path, ..spec(true) }).unwrap().limited_by(group.clone());
+        guest.start(guest.block.features());
+        guest
+    });
+    guests[0].ask(0, 4);
+    assert_eq!(guests[0].wait_used(0, 4).len(), 4);
+    guests[1].ask(0, 4);
+    assert_eq!(guests[1].wait_used(0, 2).len(), 2);
+    eventually("wait", || guests[1].count(BlockCounter::RateWaits) > 0);
+    assert_eq!(guests[1].count(BlockCounter::ReadOps), 2);
 }

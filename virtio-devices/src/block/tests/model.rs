@@ -54,7 +54,7 @@ proptest! {
         let features = guest.block.features();
         if bounce {
             guest.stop();
-            std::sync::Arc::get_mut(&mut guest.block.image).unwrap().alignment = 512;
+            guest.align(512);
             guest.start(features);
         }
         let mut model = vec![0; SIZE];

@@ -1,7 +1,5 @@
 //! What a driver asks for, and what it gets.
 
-use std::sync::Arc;
-
 use virtio_bindings::virtio_blk::*;
 
 use super::super::counters::BlockCounter;
@@ -133,8 +131,7 @@ fn buffers_that_are_not_aligned_go_through_one_that_is() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         guest.stop();
-        // As around the page cache, which not every file system here can.
-        Arc::get_mut(&mut guest.block.image).unwrap().alignment = 512;
+        guest.align(512);
         guest.start(guest.block.features());
         // More than goes through the buffer at once.
         let data = pattern(600 << 10, 5);

@@ -79,31 +79,12 @@ pub(super) const TABLE: &[Missing] = &[
         ],
     ),
     missing(
-        "rate limit groups are",
-        &[Flag("--rate-limit-group"), Field(Vm, "rate_limit_groups", Empty), Setting(Disk, "rate_limit_group", Null)],
-    ),
-    missing(
         "vhost-user disks are",
         &[Setting(Disk, "vhost_user", Is(false)), Key(Disk, "socket", Null), Field(Disk, "vhost_socket", Null)],
     ),
     missing("pinned queues are", &[Setting(Disk, "queue_affinity", Empty)]),
     missing(IMAGE_TYPE, &[]),
     missing("images with backing files are", &[Setting(Disk, "backing_files", Is(false))]),
-    missing(
-        "choosing the granularity of locks is",
-        &[Setting(Disk, "lock_granularity", Word("ByteRange", "byte-range"))],
-    ),
-    missing("choosing whether images are sparse is", &[Setting(Disk, "sparse", Is(true))]),
-    missing(
-        "choosing the I/O engine is",
-        &[
-            Key(Disk, "_disable_io_uring", Is(false)),
-            Key(Disk, "_disable_aio", Is(false)),
-            Field(Disk, "disable_io_uring", Is(false)),
-            Field(Disk, "disable_aio", Is(false)),
-        ],
-    ),
-    missing("resizing disks is", &[Endpoint("vm.resize-disk")]),
     // PCI.
     missing(
         VIRTUAL_IOMMU,

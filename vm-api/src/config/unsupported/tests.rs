@@ -54,8 +54,8 @@ fn a_field_that_asks_for_something_is_refused_with_its_path() {
             "cpus.features.amx: additional CPU features are not supported yet; leave it out",
         ),
         (
-            json!({"disks": [{}, {"lock_granularity": "Full"}]}),
-            "disks[1].lock_granularity: choosing the granularity of locks is not supported yet; leave it out",
+            json!({"disks": [{}, {"queue_affinity": [{}]}]}),
+            "disks[1].queue_affinity: pinned queues are not supported yet; leave it out",
         ),
         (json!({"platform": {"tdx": true}}), "platform.tdx: confidential VMs are not supported yet; leave it out"),
         (

@@ -1,0 +1,75 @@
+//! How long a disk's reads and writes take, from when they are taken from the queue until they are complete.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The latencies of one disk since it was plugged in.
+#[derive(Debug, Default)]
+pub struct BlockLatencies {
+    pub(super) read: Latency,
+    pub(super) write: Latency,
+}
+
+/// The latency of one kind of request.
+#[derive(Debug)]
+pub(super) struct Latency {
+    /// In nanoseconds, as all here.
+    min: AtomicU64,
+    max: AtomicU64,
+    sum: AtomicU64,
+    count: AtomicU64,
+}
+
+impl Default for Latency {
+    fn default() -> Self {
+        let [max, sum, count] = [const { AtomicU64::new(0) }; 3];
+        Self { min: AtomicU64::new(u64::MAX), max, sum, count }
+    }
+}
+
+impl Latency {
+    /// Counts a request that took so long.
+    pub(super) fn note(&self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.min.fetch_min(nanos, Ordering::Relaxed);
+        self.max.fetch_max(nanos, Ordering::Relaxed);
+        self.sum.fetch_add(nanos, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// Least, most and mean in microseconds; `None` before the first request.
+    fn micros(&self) -> Option<[u64; 3]> {
+        let count = self.count.load(Ordering::Acquire);
+        let [min, max, sum] = [&self.min, &self.max, &self.sum].map(|nanos| nanos.load(Ordering::Relaxed));
+        Some([min, max, sum.checked_div(count)?].map(|nanos| nanos / 1000))
+    }
+}
+
+impl BlockLatencies {
+    /// Their names, and values in microseconds. Those of a kind of request that the driver never made are left out.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let read = ["read_latency_min", "read_latency_max", "read_latency_avg"];
+        let write = ["write_latency_min", "write_latency_max", "write_latency_avg"];
+        let named =
+            |names: [&'static str; 3], latency: &Latency| latency.micros().map(|values| names.into_iter().zip(values));
+        [named(read, &self.read), named(write, &self.write)].into_iter().flatten().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_latency_is_known_once_there_was_a_request() {
+        let latencies = BlockLatencies::default();
+        assert_eq!(latencies.iter().count(), 0);
+        for micros in [5, 2, 11] {
+            latencies.write.note(Duration::from_micros(micros));
+        }
+        let expected = [("write_latency_min", 2), ("write_latency_max", 11), ("write_latency_avg", 6)];
+        assert_eq!(latencies.iter().collect::<Vec<_>>(), expected);
+        latencies.read.note(Duration::MAX);
+        assert_eq!(latencies.iter().next(), Some(("read_latency_min", u64::MAX / 1000)));
+    }
+}

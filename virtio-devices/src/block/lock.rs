@@ -1,0 +1,60 @@
+//! The lock that a disk holds on its image: shared to read, alone to write.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
+
+use log::debug;
+
+use super::error::BlockError;
+use super::image::Access;
+
+/// How much of an image a disk locks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LockGranularity {
+    /// The bytes that the image has.
+    #[default]
+    ByteRange,
+    /// The whole file, whatever its size becomes.
+    Full,
+}
+
+/// Locks an image of `size` bytes, or locks it anew when it has become larger. A file system that has no locks has none
+/// to be respected either.
+///
+/// # Errors
+///
+/// [`BlockError::InUse`], when somebody else has a lock that excludes this one.
+pub(super) fn lock(path: &Path, fd: BorrowedFd<'_>, access: Access, size: u64) -> Result<(), BlockError> {
+    let len = match access.lock {
+        LockGranularity::ByteRange => size,
+        LockGranularity::Full => 0,
+    };
+    match try_lock(fd, access.read_only, 0, len) {
+        Ok(()) => Ok(()),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Err(BlockError::InUse(path.into()))
+        }
+        Err(error) => {
+            debug!("{}: it cannot be locked: {error}", path.display());
+            Ok(())
+        }
+    }
+}
+
+/// Locks `len` bytes from `start` on; of length 0, all from there on.
+pub(super) fn try_lock(fd: BorrowedFd<'_>, read_only: bool, start: u64, len: u64) -> io::Result<()> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let offset = |bytes: u64| libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput);
+    let lock = libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: offset(start)?,
+        l_len: offset(len)?,
+        l_pid: 0,
+    };
+    // SAFETY: the kernel reads the lock's description, which lives through the call. The lock is the open file's, not
+    // the process's: it ends when the last descriptor of it is closed.
+    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
