@@ -9,6 +9,7 @@ mod control;
 mod counters;
 mod engine;
 mod filter;
+mod limits;
 mod pass;
 mod receive;
 mod runner;
@@ -45,6 +46,7 @@ use config::Config;
 pub use counters::{Counter, NetCounters};
 use engine::Engine;
 use filter::is_multicast;
+use limits::NetLimits;
 pub use spec::{NetError, NetSpec};
 use start::NetStart;
 use state::NetState;
@@ -63,6 +65,8 @@ pub struct Net {
     health: Arc<Health>,
     features: u64,
     queue_sizes: Vec<u16>,
+    /// What it may still do. A reset does not refill it.
+    limits: Arc<NetLimits>,
     counters: Arc<NetCounters>,
     losses: Losses,
     state: Arc<NetState>,
@@ -95,6 +99,7 @@ impl Net {
         Ok(Self {
             features: if short { features::without_received_segments(offered.features) } else { offered.features },
             queue_sizes,
+            limits: Arc::new(NetLimits::new(spec.limits)),
             counters: Arc::new(NetCounters::new()),
             losses: Losses::default(),
             health: Arc::default(),
@@ -129,6 +134,7 @@ impl Net {
             id: &self.spec.id,
             pairs: self.pairs(start.features),
             state: &self.state,
+            limits: &self.limits,
             counters: &self.counters,
             health: &self.health,
             fresh: self.fresh,
@@ -273,6 +279,7 @@ impl VirtioDevice for Net {
             health: _,
             features: _,
             queue_sizes: _,
+            limits: _,
             counters,
             losses,
             state,

@@ -11,6 +11,7 @@ use crate::config::backend::BackendPlan;
 use crate::config::capacity::{CAPACITY, check_slot};
 use crate::config::names::{Name, Names};
 use crate::config::pool::Pool;
+use crate::config::rate;
 use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::numbered;
@@ -68,6 +69,7 @@ impl NicPlan {
             offload_tso: config.offload_tso,
             offload_ufo: config.offload_ufo,
             offload_csum: config.offload_csum,
+            limits: config.rate_limiter_config.as_ref().map(rate::limits_of).unwrap_or_default(),
         };
         Self { backend: BackendPlan::of(config, &spec, name.tap), spec }
     }

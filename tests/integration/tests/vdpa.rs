@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use driver::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
 use fixtures::process::Process;
 use virtio_devices::{
-    BackendChange, Interrupts, Memory, Net, NetSpec, Port, Start, Vdpa, VdpaError, VdpaSpec, VirtioDevice, Worker,
+    BackendChange, Interrupts, Memory, Net, NetSpec, Port, RateLimits, Start, Vdpa, VdpaError, VdpaSpec, VirtioDevice,
+    Worker,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryMmap};
 
@@ -74,6 +75,7 @@ impl Machine {
             offload_tso: true,
             offload_ufo: true,
             offload_csum: true,
+            limits: RateLimits::default(),
         };
         let net = Net::new(net, vdpa).unwrap();
         let interrupts = Arc::new(Interrupts::new(3, 4));

@@ -20,6 +20,10 @@ counters! {
     Kicks = "kicks",
     /// Interrupts that were signalled.
     Interrupts = "interrupts",
+    /// Waits of a receive queue, because a rate limit was reached.
+    RxRateWaits = "rx_rate_waits",
+    /// Waits of a transmit queue with frames in it, because a rate limit was reached.
+    TxRateWaits = "tx_rate_waits",
     /// Control commands that were carried out.
     ControlCommands = "control_commands",
     /// Control commands that were refused or malformed.
@@ -66,6 +70,7 @@ impl Counter {
         match self {
             Self::RxFrames | Self::RxBytes | Self::TxFrames | Self::TxBytes => false,
             Self::Kicks | Self::Interrupts | Self::ControlCommands => false,
+            Self::RxRateWaits | Self::TxRateWaits => false,
             // Any network has frames for others, and does not wait for a driver.
             Self::RxFiltered | Self::RxStale => false,
             _ => true,

@@ -1,11 +1,13 @@
 //! What a NIC's workers work with.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use vm_memory::GuestMemoryMmap;
 
 use super::counters::{Counter, NetCounters, Tally};
+use super::limits::NetLimits;
 use super::state::NetState;
 use crate::backend::TapQueue;
 use crate::ring::{BrokenRing, Ring};
@@ -13,6 +15,19 @@ use crate::{Interrupts, Memory};
 
 /// The most frames that are handled in one direction before the other direction and a stop get their turn.
 pub(crate) const BATCH: usize = 64;
+
+/// What a queue of frames waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing: there may be more frames.
+    More,
+    /// A frame.
+    Frame,
+    /// A doorbell: there are no buffers, or the backend does not work.
+    Doorbell,
+    /// The rate limit: wait this long.
+    Limited(Duration),
+}
 
 /// What the workers of one start share.
 pub(crate) struct Shared {
@@ -24,6 +39,8 @@ pub(crate) struct Shared {
     pub pairs: u16,
     /// What the driver changes at run time.
     pub state: Arc<NetState>,
+    /// What the NIC may still do.
+    pub limits: Arc<NetLimits>,
     /// The counters.
     pub counters: Arc<NetCounters>,
     /// Where the driver is interrupted.
@@ -42,6 +59,8 @@ pub(crate) struct Pass<'m, B: ?Sized = TapQueue> {
     pub backend: &'m B,
     /// What the driver changes at run time.
     pub state: &'m NetState,
+    /// What the NIC may still do.
+    pub limits: &'m NetLimits,
     /// The counters.
     pub tally: &'m mut Tally,
     /// Where the driver is interrupted.

@@ -13,7 +13,7 @@ use vm_memory::Permissions;
 
 use super::counters::{Counter, Tally};
 use super::filter::{ETHERNET_HEADER, Filter, HEAD};
-use super::pass::{BATCH, Pass};
+use super::pass::{BATCH, Next, Pass};
 use crate::features::has;
 use crate::iovecs::{Extent, IoVecs, Storage};
 use crate::net_protocol::MAX_READ;
@@ -23,17 +23,6 @@ use crate::spill::Spill;
 
 /// The fewest bytes that buffers are prepared for: a header and a usual frame.
 const MIN_PREPARED: usize = 2048;
-
-/// What a receive queue waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// Nothing: there may be more frames.
-    More,
-    /// A frame.
-    Frame,
-    /// A doorbell: there are no buffers, or the backend does not work.
-    Doorbell,
-}
 
 /// A receive queue.
 pub(crate) struct Receive<'q> {
@@ -133,6 +122,10 @@ impl<'q> Receive<'q> {
             let frame = match self.waiting {
                 Some(frame) => frame,
                 None => {
+                    if let Some(wait) = pass.limits.receive.limited_for() {
+                        pass.tally.count(Counter::RxRateWaits);
+                        return Ok(Next::Limited(wait));
+                    }
                     let shortage = self.prepare(self.prepared, iovecs, pass)?;
                     if self.chains.is_empty() {
                         match shortage {
@@ -274,6 +267,7 @@ impl<'q> Receive<'q> {
         iovecs.write_at(NUM_BUFFERS, &(self.used.len() as u16).to_le_bytes());
         iovecs.consume(segments);
         self.ring.give_back(pass.memory, &self.used)?;
+        pass.limits.receive.take(len - HEADER);
         pass.tally.count(Counter::RxFrames);
         pass.tally.add(Counter::RxBytes, (len - HEADER) as u64);
         Ok(())

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::ErrorKind;
+use crate::{ErrorKind, RateLimits};
 
 /// What a NIC is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,9 @@ pub struct NetSpec {
     pub offload_ufo: bool,
     /// Offers checksum offload in both directions.
     pub offload_csum: bool,
+    /// Limits of what it receives, and the same of what it sends, by frames and by bytes from the destination address
+    /// on. Its queue pairs share them. Only a tap's frames are limited, because others do not pass this program.
+    pub limits: RateLimits,
 }
 
 /// Why there cannot be such a NIC: one line, to follow the option's name.

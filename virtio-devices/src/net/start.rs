@@ -10,6 +10,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::counters::NetCounters;
 use super::engine::Engine;
+use super::limits::NetLimits;
 use super::pass::Shared;
 use super::runner::NicWorker;
 use super::state::NetState;
@@ -30,6 +31,8 @@ pub(crate) struct NetStart<'n> {
     pub pairs: u16,
     /// What the driver changes at run time.
     pub state: &'n Arc<NetState>,
+    /// What the NIC may still do.
+    pub limits: &'n Arc<NetLimits>,
     /// The counters.
     pub counters: &'n Arc<NetCounters>,
     /// Whether the backend works.
@@ -92,6 +95,7 @@ impl NetStart<'_> {
             features: self.start.features,
             pairs: self.pairs,
             state: Arc::clone(self.state),
+            limits: Arc::clone(self.limits),
             counters: Arc::clone(self.counters),
             interrupts: Arc::clone(&self.start.interrupts),
             fresh: self.fresh,

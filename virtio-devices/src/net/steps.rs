@@ -10,8 +10,9 @@ use vm_memory::GuestMemoryMmap;
 use super::control::Control;
 use super::counters::{Counter, NetCounters, Tally};
 use super::filter::{Filter, HEAD, Mac, Mode};
-use super::pass::Pass;
-use super::receive::{Next, Receive};
+use super::limits::NetLimits;
+use super::pass::{Next, Pass};
+use super::receive::Receive;
 use super::state::NetState;
 use super::transmit::Transmit;
 use crate::backend::Tap;
@@ -96,15 +97,18 @@ impl NetSteps {
     pub fn step(&mut self, queue: &mut StepQueue<'_>) -> Step {
         let Self { memory, backend, state, tally, counters, interrupts, features: _ } = self;
         let Some(tap) = backend.queues().first().map(|tap| tap.lock()) else { return Step::Broken };
-        let mut pass = Pass { memory, backend: &*tap, state, tally, interrupts };
+        let limits = &NetLimits::default();
+        let mut pass = Pass { memory, backend: &*tap, state, limits, tally, interrupts };
         let busy = |busy| if busy { Step::More } else { Step::Doorbell };
+        let step = |next| match next {
+            Next::More => Step::More,
+            Next::Frame => Step::Frame,
+            // There are no limits here.
+            Next::Doorbell | Next::Limited(_) => Step::Doorbell,
+        };
         let result = match &mut queue.0 {
-            Kind::Receive(receive) => receive.run(&mut pass).map(|next| match next {
-                Next::More => Step::More,
-                Next::Frame => Step::Frame,
-                Next::Doorbell => Step::Doorbell,
-            }),
-            Kind::Transmit(transmit) => transmit.run(&mut pass).map(busy),
+            Kind::Receive(receive) => receive.run(&mut pass).map(step),
+            Kind::Transmit(transmit) => transmit.run(&mut pass).map(step),
             Kind::Control(control) => control.run(&mut pass).map(busy),
         };
         tally.flush(counters);

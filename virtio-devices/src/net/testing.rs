@@ -10,6 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::counters::{Counter, NetCounters, Tally};
+use super::limits::NetLimits;
 use super::pass::Pass;
 use super::state::NetState;
 use super::{Net, NetSpec};
@@ -31,6 +32,7 @@ pub(crate) struct Rig {
     tap: Tap,
     pub peer: OwnedFd,
     pub state: NetState,
+    pub limits: NetLimits,
     tally: Tally,
     counters: NetCounters,
     pub interrupts: Interrupts,
@@ -51,6 +53,7 @@ impl Rig {
             tap: Tap::over_sockets(vec![backend]),
             peer,
             state: NetState::new(MAC, true, 0),
+            limits: NetLimits::default(),
             tally: Tally::new(),
             counters: NetCounters::new(),
             interrupts,
@@ -59,9 +62,9 @@ impl Rig {
 
     /// Runs `step`, and publishes what it counted.
     pub(crate) fn pass<T>(&mut self, step: impl FnOnce(&mut Pass<'_>) -> T) -> T {
-        let Self { memory, tap, state, tally, counters, interrupts, .. } = self;
+        let Self { memory, tap, state, limits, tally, counters, interrupts, .. } = self;
         let backend: &TapQueue = &tap.queues()[0].lock();
-        let result = step(&mut Pass { memory, backend, state, tally, interrupts });
+        let result = step(&mut Pass { memory, backend, state, limits, tally, interrupts });
         tally.flush(counters);
         result
     }
@@ -266,5 +269,6 @@ pub(crate) fn spec(queue_pairs: u16, queue_size: u16) -> NetSpec {
         offload_tso: true,
         offload_ufo: true,
         offload_csum: true,
+        limits: crate::RateLimits::default(),
     }
 }

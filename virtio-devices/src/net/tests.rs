@@ -2,6 +2,7 @@
 
 mod control;
 mod lifecycle;
+mod limits;
 mod properties;
 mod receive;
 mod runner;

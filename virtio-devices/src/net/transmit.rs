@@ -7,7 +7,7 @@ use vm_memory::{GuestMemoryMmap, Permissions};
 
 use super::counters::Counter;
 use super::filter::ETHERNET_HEADER;
-use super::pass::{BATCH, Pass};
+use super::pass::{BATCH, Next, Pass};
 use crate::iovecs::{IoVecs, Storage};
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER};
@@ -27,15 +27,20 @@ impl<'q> Transmit<'q> {
         Self { ring, features, storage: Storage::default(), used: Vec::with_capacity(BATCH) }
     }
 
-    /// Sends what the driver has made available, up to [`BATCH`] frames. Returns whether there may be more.
+    /// Sends what the driver has made available and the limits let through, up to [`BATCH`] frames.
     ///
     /// A frame that cannot be sent is dropped and counted, also when the backend's buffer is full: a tap accepts as
     /// much as memory allows unless its owner has limited it, and waiting would let one slow receiver hold up all
     /// others' frames.
-    pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
+    pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
         self.ring.suppress_doorbells(pass.memory)?;
         let mut drained = false;
+        let mut limited = None;
         for _ in 0..BATCH {
+            limited = pass.limits.transmit.limited_for();
+            if limited.is_some() {
+                break;
+            }
             let Some(chain) = self.ring.next(pass.memory)? else {
                 drained = true;
                 break;
@@ -43,10 +48,15 @@ impl<'q> Transmit<'q> {
             let head = chain.head_index();
             let counter = match Self::send(chain, pass, self.features, &mut self.storage) {
                 Ok(len) => {
+                    pass.limits.transmit.take(len);
                     pass.tally.add(Counter::TxBytes, len as u64);
                     Counter::TxFrames
                 }
-                Err(reason) => reason,
+                Err(reason) => {
+                    // What is dropped took time as well.
+                    pass.limits.transmit.take(0);
+                    reason
+                }
             };
             pass.tally.count(counter);
             self.used.push(Used { head, len: 0 });
@@ -54,7 +64,19 @@ impl<'q> Transmit<'q> {
         self.ring.give_back(pass.memory, &self.used)?;
         self.used.clear();
         pass.interrupt(&mut self.ring)?;
-        if drained { self.ring.expect_doorbell(pass.memory) } else { Ok(true) }
+        if limited.is_none() && !drained {
+            return Ok(Next::More);
+        }
+        match (self.ring.expect_doorbell(pass.memory)?, limited) {
+            (false, _) => Ok(Next::Doorbell),
+            (true, None) => Ok(Next::More),
+            (true, Some(wait)) => {
+                // The driver need not ring before the time is over.
+                self.ring.suppress_doorbells(pass.memory)?;
+                pass.tally.count(Counter::TxRateWaits);
+                Ok(Next::Limited(wait))
+            }
+        }
     }
 
     /// Sends a frame, and returns its length or the reason why it is dropped.

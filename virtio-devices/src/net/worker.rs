@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::control::Control;
 use super::counters::{Counter, Tally};
-use super::pass::{Pass, Shared, give_up};
-use super::receive::{Next, Receive};
+use super::pass::{Next, Pass, Shared, give_up};
+use super::receive::Receive;
 use super::transmit::Transmit;
 use crate::SharedQueue;
 use crate::backend::TapQueue;
@@ -70,6 +71,7 @@ impl Pair {
                 memory: &memory,
                 backend: &*tap,
                 state: &shared.state,
+                limits: &shared.limits,
                 tally: &mut tally,
                 interrupts: &shared.interrupts,
             };
@@ -79,7 +81,7 @@ impl Pair {
             // Without a wait, all queues are checked again.
             wakeup = Wakeup { kicked: true, frame: true };
             if !busy {
-                wakeup = self.wait(&tap, queues.waits_for_frame(), &mut tally);
+                wakeup = self.wait(&tap, queues.waits_for_frame(), queues.limited_for(), &mut tally);
             }
         }
         if let Some((mut receive, _)) = queues.receive {
@@ -109,7 +111,7 @@ impl Pair {
         });
         Queues {
             receive,
-            transmit: ring(&self.transmit, shared, tally).map(|ring| Transmit::new(ring, features)),
+            transmit: ring(&self.transmit, shared, tally).map(|ring| (Transmit::new(ring, features), Next::More)),
             control: ring(&self.control, shared, tally)
                 .map(|ring| Control::new(ring, features, shared.pairs, self.peers.clone())),
         }
@@ -121,14 +123,16 @@ impl Pair {
         let _ = tap.set_attached(self.index < shared.state.active_pairs());
     }
 
-    /// Waits for a doorbell, a stop, or a frame if `frame`.
-    fn wait(&self, tap: &TapQueue, frame: bool, tally: &mut Tally) -> Wakeup {
+    /// Waits for a doorbell, a stop, or a frame if `frame`, and no longer than `limit`.
+    fn wait(&self, tap: &TapQueue, frame: bool, limit: Option<Duration>, tally: &mut Tally) -> Wakeup {
+        // Without end is what is too long for the kernel.
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let frame = frame && tap.attached();
         let kick = borrow(&self.kick);
         let mut fds = [PollFd::new(&kick, PollFlags::IN), PollFd::new(tap, PollFlags::IN)];
         let watched = if frame { &mut fds[..] } else { &mut fds[..1] };
         // If this fails (a signal, no memory), the queues are checked and the wait is repeated.
-        let _ = poll(watched, None);
+        let _ = poll(watched, limit.as_ref());
         let kicked = !fds[0].revents().is_empty();
         let frame = frame && !fds[1].revents().is_empty();
         if kicked && self.kick.read().is_ok() {
@@ -165,7 +169,7 @@ struct Wakeup {
 /// The queues that a worker runs, and what the receive queue waits for. A queue that was given up is `None`.
 struct Queues<'q> {
     receive: Option<(Receive<'q>, Next)>,
-    transmit: Option<Transmit<'q>>,
+    transmit: Option<(Transmit<'q>, Next)>,
     control: Option<Control<'q>>,
 }
 
@@ -174,16 +178,32 @@ impl Queues<'_> {
         matches!(self.receive, Some((_, Next::Frame | Next::More)))
     }
 
+    /// The least time that a queue has to wait for its limit.
+    fn limited_for(&self) -> Option<Duration> {
+        let next = [self.receive.as_ref().map(|(_, next)| *next), self.transmit.as_ref().map(|(_, next)| *next)];
+        let limits = next.into_iter().flatten().filter_map(|next| match next {
+            Next::Limited(wait) => Some(wait),
+            _ => None,
+        });
+        limits.min()
+    }
+
     /// Runs the queues that may have work. Returns whether there is more to do.
     fn run(&mut self, wakeup: &Wakeup, pass: &mut Pass<'_>) -> bool {
         let mut busy = false;
+        if wakeup.kicked || matches!(self.transmit, Some((_, Next::Limited(_)))) {
+            busy |= attempt(&mut self.transmit, pass, |(transmit, next), pass| {
+                *next = transmit.run(pass)?;
+                Ok(*next == Next::More)
+            });
+        }
         if wakeup.kicked {
-            busy |= attempt(&mut self.transmit, pass, |transmit, pass| transmit.run(pass));
             busy |= attempt(&mut self.control, pass, |control, pass| control.run(pass));
         }
         let receivable = pass.backend.attached()
             && match self.receive {
                 Some((_, Next::Doorbell)) => wakeup.kicked,
+                Some((_, Next::Limited(_))) => true,
                 Some(_) => wakeup.frame,
                 None => false,
             };

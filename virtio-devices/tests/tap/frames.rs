@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_net::*;
-use virtio_devices::{Counter, Interrupts, Memory, Net, NetSpec, Start, Tap, TapSpec, VirtioDevice, Worker};
+use virtio_devices::{
+    Counter, Interrupts, Memory, Net, NetSpec, RateLimits, Start, Tap, TapSpec, VirtioDevice, Worker,
+};
 
 use crate::driver::*;
 use crate::host::*;
@@ -34,6 +36,7 @@ impl Machine {
             offload_tso: true,
             offload_ufo: true,
             offload_csum: true,
+            limits: RateLimits::default(),
         };
         let net = Net::new(net, tap).unwrap();
         let map = memory();

@@ -79,7 +79,8 @@ pub struct NetConfig {
     /// Whether the device is behind a virtual IOMMU. Only off is supported.
     #[option("iommu=on|off")]
     pub iommu: bool,
-    /// Whether the host's kernel moves the tap's packets (vhost-net). auto: if the kernel can.
+    /// Whether the host's kernel moves the tap's packets (vhost-net). auto: if the kernel can, and no rate limit is
+    /// given.
     #[option("vhost=on|off|auto")]
     #[serde(skip_serializing_if = "Vhost::is_off")]
     pub vhost: Vhost,
@@ -98,7 +99,8 @@ pub struct NetConfig {
     #[option("vdpa=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vdpa: Option<PathBuf>,
-    /// Limits of bandwidth and packet rate. Not supported yet.
+    /// Limits of what the NIC receives, and the same of what it sends. An operation is a packet.
+    #[option(part)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
     /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
@@ -196,6 +198,11 @@ pub struct VfConfig {
     #[option("vdpa=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vdpa: Option<PathBuf>,
+    /// Limits of what the VF receives, and the same of what it sends. By default the PF's numbers. They are the VF's
+    /// alone.
+    #[option(part, inherited)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_limiter_config: Option<RateLimiterConfig>,
 }
 
 impl VfConfig {
@@ -273,11 +280,13 @@ mod tests {
         let vf = r#"{"index": 0, "tap": "t", "ip": "10.0.0.1", "mask": "255.0.0.0", "mac": "52:54:00:00:00:01",
             "host_mac": "52:54:00:00:00:02", "mtu": 1400, "num_queues": 8, "queue_size": 64, "fds": [3],
             "offload_tso": false, "offload_ufo": false, "offload_csum": false, "vhost": "auto", "vhost_user": true,
-            "vhost_socket": "/s", "vhost_mode": "Server", "vdpa": "/d"}"#;
+            "vhost_socket": "/s", "vhost_mode": "Server", "vdpa": "/d",
+            "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
         let vf: VfConfig = serde_json::from_str(vf).unwrap();
         let settings = serde_json::to_value(&vf).unwrap();
         let settings = settings.as_object().unwrap();
-        assert_eq!(settings.len(), VfConfig::keys().len(), "a setting is missing above");
+        // The limits are one setting in JSON, and six keys.
+        assert_eq!(settings.len() + 5, VfConfig::keys().len(), "a setting is missing above");
         let merged = serde_json::to_value(vf.over(&NetConfig::default(), 8)).unwrap();
         for (name, value) in settings.iter().filter(|(name, _)| *name != "index") {
             assert_eq!(merged.get(name), Some(value), "{name}");
@@ -295,8 +304,18 @@ mod tests {
 
     #[test]
     fn a_vf_inherits_what_describes_the_link_and_no_backend() {
-        let pf = "id=pf0,tap=t,mac=52:54:00:00:00:01,mtu=9000,queue_size=64,offload_ufo=off,vhost=on,sriov_vfs=4";
-        let expected = NetConfig { mtu: Some(9000), queue_size: 64, offload_ufo: false, ..NetConfig::default() };
-        assert_eq!(VfConfig::default().over(&pf.parse().unwrap(), 2), expected);
+        let pf = "id=pf0,tap=t,mac=52:54:00:00:00:01,mtu=9000,queue_size=64,offload_ufo=off,vhost=on,sriov_vfs=4,\
+            ops_size=1,ops_refill_time=2";
+        let pf: NetConfig = pf.parse().unwrap();
+        let limits = pf.rate_limiter_config.clone();
+        assert!(limits.is_some());
+        let expected = NetConfig {
+            mtu: Some(9000),
+            queue_size: 64,
+            offload_ufo: false,
+            rate_limiter_config: limits,
+            ..NetConfig::default()
+        };
+        assert_eq!(VfConfig::default().over(&pf, 2), expected);
     }
 }

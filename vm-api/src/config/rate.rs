@@ -97,6 +97,11 @@ impl Names {
         };
         match (given.size, given.refill_time, given.one_time_burst) {
             (None, None, None) => Ok(None),
+            // Both are 0 by default, which is no limit.
+            (Some(0), None, one_time_burst) | (None, Some(0), one_time_burst) => {
+                Ok(Some(TokenBucketConfig { size: 0, one_time_burst, refill_time: 0 }))
+            }
+            (None, None, Some(0)) => Ok(None),
             (Some(size), Some(refill_time), one_time_burst) => {
                 Ok(Some(TokenBucketConfig { size, one_time_burst, refill_time }))
             }
@@ -170,5 +175,17 @@ mod tests {
         let names: Vec<_> = Option::<RateLimiterConfig>::keys().into_iter().map(|key| key.name).collect();
         assert_eq!(names[..3], ["bw_size", "bw_one_time_burst", "bw_refill_time"]);
         assert_eq!(names[3..], ["ops_size", "ops_one_time_burst", "ops_refill_time"]);
+    }
+
+    #[test]
+    fn a_key_at_its_default_is_no_limit() {
+        let limits = |text: &str| format!("path=/a,{text}").parse::<DiskConfig>().map(|disk| disk.rate_limiter_config);
+        let none = TokenBucketConfig { size: 0, one_time_burst: None, refill_time: 0 };
+        for text in ["bw_size=0", "bw_refill_time=0", "bw_size=0,bw_refill_time=0"] {
+            let expected = RateLimiterConfig { bandwidth: Some(none.clone()), ops: None };
+            assert_eq!(limits(text), Ok(Some(expected)), "{text}");
+        }
+        assert_eq!(limits("ops_one_time_burst=0"), Ok(None));
+        assert!(limits("ops_size=1").is_err() && limits("ops_refill_time=1").is_err());
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use virtio_devices::{NetSpec, TapSpec, VdpaSpec};
+use virtio_devices::{NetSpec, RateLimits, TapSpec, VdpaSpec};
 
 use vm_api::config::net::NetConfig;
 use vm_api::config::vhost::{Vhost, VhostMode};
@@ -39,7 +39,10 @@ pub enum BackendPlan {
 impl BackendPlan {
     /// The backend of the function that `config` describes and `spec` is made of. `tap` names a tap that has no name.
     pub(crate) fn of(config: &NetConfig, spec: &NetSpec, tap: Option<String>) -> Self {
-        let NetConfig { vhost, vhost_mode: mode, .. } = *config;
+        let NetConfig { vhost_mode: mode, .. } = *config;
+        // Only this program limits packets.
+        let limited = spec.limits != RateLimits::default();
+        let vhost = if limited && config.vhost == Vhost::Auto { Vhost::Off } else { config.vhost };
         let queue_pairs = spec.queue_pairs;
         match (&config.vdpa, &config.vhost_socket) {
             (Some(path), _) => {

@@ -7,10 +7,12 @@ use std::path::Path;
 
 use virtio_devices::{check_interface_name, is_network_mask};
 
+use crate::config::rate;
 use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::net::NetConfig;
-use vm_api::config::unsupported::{NET_RATE_LIMIT, PCI_SEGMENT, VIRTUAL_IOMMU};
+use vm_api::config::rate::{BANDWIDTH, OPS};
+use vm_api::config::unsupported::{PCI_SEGMENT, VIRTUAL_IOMMU};
 use vm_api::config::vhost::{Vhost, VhostMode};
 
 /// MTUs of a NIC in bytes: from IPv6's minimum (`RFC 8200 §5`) to what Linux allows on a tap, 65535 less an Ethernet
@@ -37,6 +39,7 @@ impl Nic<'_> {
         self.check_backend()?;
         self.check_queues(vcpus)?;
         self.check_link()?;
+        self.check_limits()?;
         self.check_tap()
     }
 
@@ -159,6 +162,30 @@ impl Nic<'_> {
         Ok(())
     }
 
+    /// Only what this program moves itself is limited.
+    fn check_limits(&self) -> Result<(), ConfigError> {
+        let NetConfig { vhost, vhost_user, vdpa, rate_limiter_config, .. } = self.config;
+        let Some(config) = rate_limiter_config else { return Ok(()) };
+        let limits = rate::plan(config, self.subject)?;
+        let (names, limit) = match (limits.bandwidth, limits.ops) {
+            (Some(limit), _) => (BANDWIDTH, limit),
+            (None, Some(limit)) => (OPS, limit),
+            (None, None) => return Ok(()),
+        };
+        let (key, carrier) = match (vdpa, vhost_user, vhost) {
+            (Some(_), ..) => ("vdpa", "a vDPA device moves"),
+            (None, true, _) => ("vhost_user", "another process (vhost_user=on) moves"),
+            (None, false, Vhost::On) => ("vhost", "the host's kernel (vhost=on) moves"),
+            (None, false, Vhost::Off | Vhost::Auto) => return Ok(()),
+        };
+        let what = format!(
+            "{carrier} the packets, and not this program, which could limit them; leave {key} out, or lift the limit: \
+             {}=0,{}=0",
+            names.size, names.refill_time
+        );
+        self.error(names.size, limit.size, Problem::Conflict(what))
+    }
+
     fn check_tap(&self) -> Result<(), ConfigError> {
         let NetConfig { tap, ip, mask, .. } = self.config;
         if let Some(tap) = tap {
@@ -213,9 +240,6 @@ pub(crate) fn check_supported(config: &NetConfig, subject: &Subject) -> Result<(
     }
     if config.pci_segment != 0 {
         return not_yet("pci_segment", config.pci_segment.to_string(), PCI_SEGMENT);
-    }
-    if config.rate_limiter_config.is_some() {
-        return not_yet("rate_limiter_config", "{...}".to_string(), NET_RATE_LIMIT);
     }
     Ok(())
 }

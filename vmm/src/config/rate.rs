@@ -17,11 +17,24 @@ use crate::config::subject::Subject;
 ///
 /// A limit without a size or a time.
 pub(crate) fn plan(limits: &RateLimiterConfig, subject: &Subject) -> Result<RateLimits, ConfigError> {
-    let limit = |bucket: &Option<TokenBucketConfig>, names| match bucket {
-        Some(bucket) => plan_limit(bucket, names, subject),
-        None => Ok(None),
+    for (bucket, names) in [(&limits.bandwidth, &BANDWIDTH), (&limits.ops, &OPS)] {
+        bucket.iter().try_for_each(|bucket| check(bucket, names, subject))?;
+    }
+    Ok(limits_of(limits))
+}
+
+/// The limits of a configuration that has been checked.
+pub(crate) fn limits_of(limits: &RateLimiterConfig) -> RateLimits {
+    let limit = |bucket: &TokenBucketConfig| {
+        let TokenBucketConfig { size, one_time_burst, refill_time } = *bucket;
+        (size != 0 && refill_time != 0).then(|| RateLimit {
+            size,
+            one_time_burst: one_time_burst.unwrap_or_default(),
+            refill: Duration::from_millis(refill_time),
+        })
     };
-    Ok(RateLimits { bandwidth: limit(&limits.bandwidth, &BANDWIDTH)?, ops: limit(&limits.ops, &OPS)? })
+    let RateLimiterConfig { bandwidth, ops } = limits;
+    RateLimits { bandwidth: bandwidth.as_ref().and_then(limit), ops: ops.as_ref().and_then(limit) }
 }
 
 /// Checks the limits that disks share and plans them, by the ids of their groups.
@@ -51,18 +64,12 @@ pub(crate) fn plan_groups(groups: &[RateLimitGroupConfig]) -> Result<HashMap<Str
     Ok(planned)
 }
 
-fn plan_limit(bucket: &TokenBucketConfig, names: &Names, subject: &Subject) -> Result<Option<RateLimit>, ConfigError> {
-    let TokenBucketConfig { size, one_time_burst, refill_time } = *bucket;
+fn check(bucket: &TokenBucketConfig, names: &Names, subject: &Subject) -> Result<(), ConfigError> {
     let fail = |key: &str, what: String| Err(ConfigError::new(subject.key(key, 0), Problem::Value(what)));
-    match (size, refill_time) {
-        (0, 0) => Ok(None),
-        (0, _) => fail(names.size, format!("nothing could pass; give 1 or more, or 0 for {} too", names.refill_time)),
-        (_, 0) => fail(names.refill_time, format!("needs a time; give 1 or more, or 0 for {} too", names.size)),
-        _ => Ok(Some(RateLimit {
-            size,
-            one_time_burst: one_time_burst.unwrap_or_default(),
-            refill: Duration::from_millis(refill_time),
-        })),
+    match (bucket.size, bucket.refill_time) {
+        (0, 1..) => fail(names.size, format!("nothing could pass; give 1 or more, or 0 for {} too", names.refill_time)),
+        (1.., 0) => fail(names.refill_time, format!("needs a time; give 1 or more, or 0 for {} too", names.size)),
+        _ => Ok(()),
     }
 }
 

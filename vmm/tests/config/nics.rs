@@ -1,6 +1,6 @@
 //! Every rule that a NIC or VF can break: the error, in one line, before anything is opened.
 
-use vmm::config::{BackendPlan, NetConfig, PlannedVm, VmPlan};
+use vmm::config::{BackendPlan, NetConfig, PlannedVm, Vhost, VmPlan};
 
 use crate::{plan, refusal, vm, with};
 
@@ -505,15 +505,63 @@ fn what_comes_later_is_refused_by_name() {
         pf("pci_segment=1"),
         "--net id=pf0,pci_segment=1: additional PCI segments are not supported yet; leave pci_segment out"
     );
-    assert_eq!(pf("bw_size=1000"), "--net bw_size=1000: rate limits for NICs are not supported yet; leave bw_size out");
-    let json = r#"{"rate_limiter_config":{"ops":{"size":1,"refill_time":1}}}"#;
-    assert_eq!(
-        with(|vm| vm.net.push(serde_json::from_str(json).unwrap())),
-        "--net rate_limiter_config={...}: rate limits for NICs are not supported yet; leave rate_limiter_config out"
-    );
 }
 
 #[test]
 fn what_comes_later_may_be_given_as_off() {
     assert!(plan(&["id=a,iommu=off,pci_segment=0,bw_size="], &[]).is_ok());
+}
+
+// Rate limits.
+
+#[test]
+fn packets_that_pass_this_program_by_are_not_limited() {
+    let lift = "lift the limit: ops_size=0,ops_refill_time=0";
+    for (backend, moves, key) in [
+        ("vhost=on", "the host's kernel (vhost=on) moves", "vhost"),
+        ("vhost_user=on,socket=/s", "another process (vhost_user=on) moves", "vhost_user"),
+        ("vdpa=/d", "a vDPA device moves", "vdpa"),
+    ] {
+        let text = format!("id=a,{backend},ops_size=5,ops_refill_time=10");
+        let reason =
+            format!("{moves} the packets, and not this program, which could limit them; leave {key} out, or {lift}");
+        assert_eq!(refusal(&[&text], &[]), format!("--net id=a,ops_size=5: {reason}"));
+        // A VF has its PF's limits unless it lifts them.
+        let pf = "id=a,sriov_vfs=2,ops_size=5,ops_refill_time=10";
+        let vf = format!("pf=a,index=1,{backend}");
+        assert_eq!(refusal(&[pf], &[&vf]), format!("--net-vf pf=a,index=1,ops_size=5: {reason}"));
+        assert!(plan(&[pf], &[&format!("{vf},ops_size=0,ops_refill_time=0")]).is_ok());
+    }
+    assert_eq!(
+        pf("bw_size=0,bw_refill_time=1"),
+        "--net id=pf0,bw_size=0: nothing could pass; give 1 or more, or 0 for bw_refill_time too"
+    );
+    assert_eq!(pf("bw_size=5"), "--net bw_size=5: needs bw_refill_time= too; give it, or leave bw_size out");
+    let json = r#"{"rate_limiter_config":{"ops":{"size":1,"refill_time":0}}}"#;
+    assert_eq!(
+        with(|vm| vm.net.push(serde_json::from_str(json).unwrap())),
+        "--net ops_refill_time=0: needs a time; give 1 or more, or 0 for ops_size too"
+    );
+}
+
+#[test]
+fn each_function_has_its_own_limits_or_the_numbers_of_its_pf() {
+    let pf = "id=a,sriov_vfs=3,bw_size=100,bw_one_time_burst=7,bw_refill_time=10,vhost=auto";
+    let vfs = ["pf=a,index=1,ops_size=5,ops_refill_time=1000", "pf=a,index=2,bw_size=0,bw_refill_time=0,vhost=auto"];
+    let plan = &plan(&[pf], &vfs).unwrap()[0];
+    let limits: Vec<_> = plan
+        .functions()
+        .map(|nic| nic.spec.limits)
+        .map(|limits| [limits.bandwidth.map(|limit| limit.size), limits.ops.map(|limit| limit.size)])
+        .collect();
+    assert_eq!(limits, [[Some(100), None], [Some(100), None], [None, Some(5)], [None, None]]);
+    // vhost=auto is the kernel where nothing is limited.
+    let vhost: Vec<_> = plan
+        .functions()
+        .map(|nic| match nic.backend {
+            BackendPlan::Tap { vhost, .. } => vhost,
+            ref other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(vhost, [Vhost::Off, Vhost::Off, Vhost::Off, Vhost::Auto]);
 }

@@ -7,7 +7,8 @@ use virtio_queue::QueueT;
 use super::super::control::Control;
 use super::super::counters::Counter;
 use super::super::filter::Mode;
-use super::super::receive::{Next, Receive};
+use super::super::pass::Next;
+use super::super::receive::Receive;
 use super::super::testing::*;
 use super::super::transmit::Transmit;
 
@@ -111,8 +112,8 @@ proptest! {
                 Op::Frame(len) => _ = driver.send(BUFFERS, &with_header(&frame(OTHER, *len)), &[]),
                 Op::Run => loop {
                     match rig.pass(|pass| transmit.run(pass)) {
-                        Ok(true) => {}
-                        Ok(false) => break,
+                        Ok(Next::More) => {}
+                        Ok(_) => break,
                         Err(_) => return Ok(()),
                     }
                 },

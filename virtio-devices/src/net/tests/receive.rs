@@ -4,8 +4,8 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_MRG_RXBU
 
 use super::super::counters::Counter;
 use super::super::filter::Mode;
-use super::super::pass::BATCH;
-use super::super::receive::{Next, Receive};
+use super::super::pass::{BATCH, Next};
+use super::super::receive::Receive;
 use super::super::testing::*;
 use crate::ring::BrokenRing;
 

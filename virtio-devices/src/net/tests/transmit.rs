@@ -1,6 +1,7 @@
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4};
 
 use super::super::counters::Counter;
+use super::super::pass::Next;
 use super::super::testing::*;
 use super::super::transmit::Transmit;
 use crate::ring::BrokenRing;
@@ -15,7 +16,7 @@ fn rig(size: u16) -> (Rig, DriverQueue) {
 }
 
 /// Lets the device send what is available.
-fn run(rig: &mut Rig, driver: &DriverQueue, features: u64) -> Result<bool, BrokenRing> {
+fn run(rig: &mut Rig, driver: &DriverQueue, features: u64) -> Result<Next, BrokenRing> {
     let queue = driver.queue.clone();
     let mut transmit = Transmit::new(rig.ring(&queue, 1, false), features);
     rig.pass(|pass| transmit.run(pass))
@@ -29,7 +30,7 @@ fn frames_leave_whole_and_in_order_however_they_are_cut() {
     for (i, cut) in cuts.iter().enumerate() {
         heads.push(driver.send(BUFFERS + 0x1000 * i as u64, &with_header(&frame(OTHER, 60 + i)), cut));
     }
-    assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(false));
+    assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(Next::Doorbell));
     for i in 0..cuts.len() {
         assert_eq!(receive(&rig.peer), Some(with_header(&frame(OTHER, 60 + i))), "{i}");
     }
@@ -98,7 +99,7 @@ fn what_is_wrong_is_dropped_and_counted_and_the_next_frame_leaves() {
         driver.build(&[(0, 0, 0)]);
         build(&mut driver);
         let good = driver.send(BUFFERS + 0x1_0000, &with_header(&frame(OTHER, 60)), &[]);
-        assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(false), "{what}");
+        assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(Next::Doorbell), "{what}");
         assert_eq!(rig.count(counter), 1, "{what}: {:?}", rig.counts());
         assert_eq!(receive(&rig.peer), Some(with_header(&frame(OTHER, 60))), "{what}");
         assert_eq!(receive(&rig.peer), None, "{what}");
@@ -150,12 +151,12 @@ fn a_backend_that_is_full_or_gone_costs_frames_and_nothing_else() {
     let (mut rig, mut driver) = rig(256);
     let data = with_header(&frame(OTHER, 60_000));
     (0..200).for_each(|_| _ = driver.send(BUFFERS, &data, &[]));
-    while run(&mut rig, &driver, NO_FEATURES) == Ok(true) {}
+    while run(&mut rig, &driver, NO_FEATURES) == Ok(Next::More) {}
     let sent = rig.count(Counter::TxFrames);
     assert!(sent > 0 && sent + rig.count(Counter::TxBackendFull) == 200, "{:?}", rig.counts());
     rig.peer = sockets().0;
     driver.send(BUFFERS, &data, &[]);
-    assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(false));
+    assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(Next::Doorbell));
     assert_eq!(rig.count(Counter::TxBackendErrors), 1);
     assert_eq!(driver.take_used().len(), 201);
 }
@@ -173,9 +174,9 @@ fn with_the_link_down_frames_are_dropped() {
 fn a_batch_is_bounded_and_says_that_there_is_more() {
     let (mut rig, mut driver) = rig(128);
     (0..100).for_each(|_| _ = driver.send(BUFFERS, &with_header(&frame(OTHER, 60)), &[]));
-    assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(true));
+    assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(Next::More));
     assert_eq!(rig.count(Counter::TxFrames), 64);
-    assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(false));
+    assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(Next::Doorbell));
     assert_eq!(rig.count(Counter::TxFrames), 100);
 }
 

@@ -8,15 +8,13 @@ use serde_json::{Map, Value};
 
 use super::place::Harmless::{self, Empty, If, Is, Null, Number, Numbers, Word};
 use super::place::Missing;
-use super::place::Object::{CpuFeatures, Cpus, DebugConsole, Disk, Memory, Net, Payload, Platform, Vm};
+use super::place::Object::{CpuFeatures, Cpus, DebugConsole, Disk, Memory, Payload, Platform, Vm};
 use super::place::Place::{self, Endpoint, Field, Flag, Key, Setting};
 
 /// `iommu=on` of a device.
 pub const VIRTUAL_IOMMU: &str = "virtual IOMMUs are";
 /// `pci_segment` of a device, other than 0.
 pub const PCI_SEGMENT: &str = "additional PCI segments are";
-/// Rate limits of a NIC.
-pub const NET_RATE_LIMIT: &str = "rate limits for NICs are";
 /// `image_type` of a disk, other than raw.
 pub const IMAGE_TYPE: &str = "image formats other than raw are";
 
@@ -67,17 +65,6 @@ pub(super) const TABLE: &[Missing] = &[
         ],
     ),
     // Disks and NICs.
-    missing(
-        NET_RATE_LIMIT,
-        &[
-            Key(Net, "bw_size", Number(0)),
-            Key(Net, "bw_one_time_burst", Number(0)),
-            Key(Net, "bw_refill_time", Number(0)),
-            Key(Net, "ops_size", Number(0)),
-            Key(Net, "ops_one_time_burst", Number(0)),
-            Key(Net, "ops_refill_time", Number(0)),
-        ],
-    ),
     missing(
         "vhost-user disks are",
         &[Setting(Disk, "vhost_user", Is(false)), Key(Disk, "socket", Null), Field(Disk, "vhost_socket", Null)],

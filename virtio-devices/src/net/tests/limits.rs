@@ -1,0 +1,95 @@
+//! How limits of bandwidth and frames affect a NIC over a tap.
+
+use std::time::{Duration, Instant};
+
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
+
+use super::super::counters::Counter;
+use super::super::testing::*;
+use crate::{NetSpec, RateLimit, RateLimits, VirtioDevice};
+
+/// Longer than any test.
+const NEVER: Duration = Duration::from_secs(3600);
+
+fn limit(size: u64, refill: Duration) -> Option<RateLimit> {
+    Some(RateLimit { size, one_time_burst: 0, refill })
+}
+
+fn guest(pairs: u16, limits: RateLimits) -> Guest {
+    let mut guest = Guest::with(NetSpec { limits, ..spec(pairs, 64) });
+    guest.start(if pairs > 1 { 1 << VIRTIO_NET_F_MQ } else { 0 });
+    guest
+}
+
+impl Guest {
+    /// Makes `count` frames of `len` bytes available in a transmit queue, and rings.
+    fn transmit(&mut self, queue: u16, count: u64, len: usize) {
+        for _ in 0..count {
+            self.queues[usize::from(queue)].send(BUFFERS, &with_header(&frame(OTHER, len)), &[]);
+        }
+        self.kick(queue);
+    }
+
+    fn sent(&self, pair: usize) -> usize {
+        std::iter::from_fn(|| receive(&self.peers[pair])).count()
+    }
+}
+
+#[test]
+fn no_more_frames_leave_than_the_limit_lets_through_and_the_others_wait_in_the_ring() {
+    let mut guest = guest(1, RateLimits { ops: limit(4, NEVER), bandwidth: None });
+    guest.transmit(1, 10, 60);
+    eventually("wait", || guest.count(Counter::TxRateWaits) > 0);
+    assert_eq!((guest.count(Counter::TxFrames), guest.sent(0)), (4, 4));
+    // A worker that waits is stopped at once, and neither a new start nor a reset refills the bucket.
+    for _ in 0..3 {
+        let (waits, began) = (guest.count(Counter::TxRateWaits), Instant::now());
+        guest.stop();
+        assert!(began.elapsed() < Duration::from_secs(60));
+        guest.net.reset();
+        guest.start(0);
+        guest.kick(1);
+        eventually("wait", || guest.count(Counter::TxRateWaits) > waits);
+    }
+    assert_eq!((guest.count(Counter::TxFrames), guest.sent(0)), (4, 0));
+    guest.stop();
+}
+
+#[test]
+fn no_more_frames_arrive_than_the_limit_lets_through_and_either_direction_has_its_own() {
+    let mut guest = guest(1, RateLimits { ops: limit(4, NEVER), bandwidth: None });
+    guest.transmit(1, 4, 60);
+    eventually("transmission", || guest.count(Counter::TxFrames) == 4);
+    guest.provide(0, 16, 2048);
+    (0..10).for_each(|_| send(&guest.peers[0], &with_header(&frame(OTHER, 60))));
+    eventually("wait", || guest.count(Counter::RxRateWaits) > 0);
+    assert_eq!((guest.queues[0].take_used().len(), guest.count(Counter::RxFrames)), (4, 4));
+    assert!(!guest.is_drained(0), "the others wait in the tap");
+    guest.stop();
+}
+
+#[test]
+fn what_waits_goes_on_as_the_buckets_refill() {
+    let began = Instant::now();
+    // 60 bytes in 20 ms, beyond the first.
+    let mut guest = guest(1, RateLimits { bandwidth: limit(60, Duration::from_millis(20)), ops: None });
+    guest.provide(0, 16, 2048);
+    (0..8).for_each(|_| send(&guest.peers[0], &with_header(&frame(OTHER, 60))));
+    guest.transmit(1, 8, 60);
+    // One doorbell was rung, and no other is needed.
+    eventually("all frames", || guest.count(Counter::TxFrames) == 8 && guest.count(Counter::RxFrames) == 8);
+    assert!(began.elapsed() >= Duration::from_millis(6 * 20), "{:?}", began.elapsed());
+    assert!(guest.count(Counter::TxRateWaits) > 0 && guest.count(Counter::RxRateWaits) > 0);
+    guest.stop();
+}
+
+#[test]
+fn all_queue_pairs_share_the_limits() {
+    let mut guest = guest(2, RateLimits { ops: limit(6, NEVER), bandwidth: None });
+    guest.transmit(1, 4, 60);
+    eventually("transmission", || guest.count(Counter::TxFrames) == 4);
+    guest.transmit(3, 4, 60);
+    eventually("wait", || guest.count(Counter::TxRateWaits) > 0);
+    assert_eq!(guest.count(Counter::TxFrames), 6);
+    guest.stop();
+}
