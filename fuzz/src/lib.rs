@@ -13,6 +13,7 @@ pub mod input;
 pub mod msix;
 pub mod net_ctrl;
 pub mod net_queue;
+pub mod qcow2_open;
 pub mod sriov;
 pub mod transport;
 pub mod vm_config;
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "msix", run: msix::run, seeds: msix::seeds },
     Target { name: "net_ctrl", run: net_ctrl::run, seeds: net_ctrl::seeds },
     Target { name: "net_queue", run: net_queue::run, seeds: net_queue::seeds },
+    Target { name: "qcow2_open", run: qcow2_open::run, seeds: qcow2_open::seeds },
     Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
     Target { name: "transport", run: transport::run, seeds: transport::seeds },
     Target { name: "vm_config", run: vm_config::run, seeds: vm_config::seeds },

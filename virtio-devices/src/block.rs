@@ -1,19 +1,24 @@
-//! virtio-blk over a raw image (`virtio 1.4 §5.2`).
+//! virtio-blk over a raw or qcow2 image (`virtio 1.4 §5.2`).
 //!
 //! Each queue has a thread, which owns the queue while the driver runs it. The thread hands many requests to the kernel
 //! at a time and completes each as its result arrives. A malformed request gets an error status or is dropped; it is
 //! counted and never logged.
 
+mod access;
+mod aligned_buffer;
 mod call;
 mod config;
 mod counters;
 mod engine;
 mod error;
+mod file;
 mod geometry;
 mod image;
 mod latency;
 mod lock;
 mod operation;
+pub(crate) mod qcow2;
+mod raw;
 mod requests;
 mod resize;
 mod uring;
@@ -42,14 +47,15 @@ use crate::features::has;
 use crate::rate_limiter::{RateLimitGroup, RateLimits};
 use crate::worker::{spawn, spawn_all, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
+use access::Access;
+pub use access::{ImageFormat, LockGranularity};
 use config::{Config, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
-pub use error::BlockError;
-use image::{Access, Image};
+pub use error::{BlockError, ResizeError};
+use image::Image;
 pub use latency::BlockLatencies;
-pub use lock::LockGranularity;
 use operation::Abilities;
-pub use resize::{BlockSize, ResizeError};
+pub use resize::BlockSize;
 use worker::{QueueWorker, Shared};
 
 /// Mass storage controller, other: no other driver claims it.
@@ -86,8 +92,8 @@ pub struct BlockSpec {
     pub read_only: bool,
     /// It is read and written around the host's page cache.
     pub direct: bool,
-    /// Treat it as raw even if it starts with another format's signature.
-    pub surely_raw: bool,
+    /// The format of the image.
+    pub format: ImageFormat,
     /// Ranges may be discarded. Otherwise a file's space is all allocated when it is opened.
     pub sparse: bool,
     /// The part of the image that is locked.
@@ -144,8 +150,8 @@ impl Block {
         if let Some(serial) = spec.serial.as_ref().filter(|serial| serial.len() > SERIAL) {
             return Err(BlockError::Serial(serial.clone()));
         }
-        let BlockSpec { read_only, direct, surely_raw, sparse, lock, .. } = spec;
-        let image = Arc::new(Image::open(&spec.path, Access { read_only, direct, surely_raw, sparse, lock })?);
+        let BlockSpec { read_only, direct, format, sparse, lock, .. } = spec;
+        let image = Arc::new(Image::open(&spec.path, Access { read_only, direct, format, sparse, lock })?);
         let abilities = image.abilities();
         let mut serial = [0; SERIAL];
         let text = spec.serial.as_ref().unwrap_or(&spec.id).as_bytes();

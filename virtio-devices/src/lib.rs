@@ -43,7 +43,8 @@ pub use backend::{
 };
 pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
 pub use block::{
-    Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, LockGranularity, ResizeError,
+    Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, ImageFormat, LockGranularity,
+    ResizeError,
 };
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};

@@ -84,9 +84,9 @@ const TOOLS: [&str; 11] = [
     "libssl3",
 ];
 
-/// Packages of other projects' programs that are backends of guests' NICs, or set them up. They are in `PATH` in the
-/// first-level machine.
-const PEERS: [&str; 5] = ["passt", "dpdk-dev", "ibverbs-providers", "iproute2", "zlib1g"];
+/// Packages of other projects' programs that are backends of guests' NICs, or set them up, or make disks' images. They
+/// are in `PATH` in the first-level machine.
+const PEERS: [&str; 6] = ["passt", "dpdk-dev", "ibverbs-providers", "iproute2", "zlib1g", "qemu-utils"];
 
 /// The kernel of the first-level machine.
 pub(crate) const FIRST_LEVEL_KERNEL: &str = "first-level";

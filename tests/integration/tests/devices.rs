@@ -141,6 +141,69 @@ fn a_disk_comes_and_goes_while_the_guest_runs(#[case] kernel: Kernel) {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
+/// `qemu-img`, which must succeed, in `folder`.
+fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
+    let run = Command::new("qemu-img").args(arguments).current_dir(folder).output().unwrap();
+    assert!(run.status.success(), "qemu-img {arguments:?}: {run:?}");
+    String::from_utf8_lossy(&run.stdout).into_owned()
+}
+
+/// Several queues write a file system over a raw image that stays as it is, and QEMU finds all of it afterwards.
+#[test]
+fn a_qcow2_image_over_a_backing_file_survives_reboots_and_qemu_finds_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = image(folder.path(), "base", 32);
+    let untouched = digest(&base);
+    qemu_img(folder.path(), &["create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top"]);
+    let disk =
+        format!("path={},image_type=qcow2,backing_files=on,num_queues=2,serial=q", folder.path().join("top").display());
+    let mut guest = Guest::boot(GuestSpec::new(Kernel::V6_12).with_modules().cpus(2).disk(&disk));
+    guest.load("virtio_blk");
+    assert_eq!(digest_in(&mut guest, "/dev/vda"), untouched, "as long as nothing is written, it is the backing file");
+    let mount = "mkdir -p /tmp/disk && mount -t ext4 /dev/vda /tmp/disk && cd /tmp/disk";
+    guest.ok(&format!("mke2fs /dev/vda > /dev/null && {mount}"));
+    guest.ok(&format!(
+        "{mount}; for cpu in 0 1; do taskset -c $cpu dd if=/dev/urandom of=data$cpu bs=64k count=64 2>/dev/null & done; \
+         wait; sha256sum data0 data1 > sum; sync"
+    ));
+    guest.reboot();
+    guest.load("virtio_blk");
+    guest.ok(&format!("{mount} && sha256sum -c sum && rm data0 && cd / && umount /tmp/disk"));
+    guest.ok("blkdiscard -o 8388608 -l 4194304 /dev/vda");
+    let seen = digest_in(&mut guest, "/dev/vda");
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+    assert!(qemu_img(folder.path(), &["check", "top"]).contains("No errors were found"));
+    qemu_img(folder.path(), &["convert", "-O", "raw", "top", "flat"]);
+    assert_eq!((digest(&folder.path().join("flat")), digest(&base)), (seen, untouched));
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_guest_uses_what_a_disk_has_become(#[case] kernel: Kernel) {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = image(folder.path(), "grows", 2);
+    let api = Api::new("resize");
+    let spec = GuestSpec::new(kernel).with_modules().disk(&format!("id=grows,path={}", disk.display()));
+    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    guest.load("virtio_blk");
+    for mebibytes in [6, 3] {
+        let size = mebibytes * MIB as u64;
+        let answer = api.put_json("vm.resize-disk", &json!({ "id": "grows", "desired_size": size }));
+        assert_eq!(answer.status, 204, "{:?}", answer.body);
+        guest.wait_for(&format!("[ $(cat /sys/block/vda/size) = {} ]", size / 512));
+        guest.ok(&format!(
+            "dd if=/dev/urandom of=/dev/vda bs=64k seek={} count=16 conv=fsync 2>&1",
+            (mebibytes - 1) * 16
+        ));
+        assert_eq!(digest_in(&mut guest, "/dev/vda"), digest(&disk));
+        assert_eq!(fs::metadata(&disk).unwrap().len(), size);
+    }
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
 /// Init uses the console `serial` while another client uses the virtio console.
 #[rstest]
 #[case::serial_pty_on_linux_6_1(Kernel::V6_1, Place::Pty, Place::Socket)]

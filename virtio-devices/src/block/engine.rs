@@ -7,8 +7,9 @@ use std::sync::Arc;
 use log::debug;
 use rustix::io::Errno;
 
+use super::aligned_buffer::AlignedBuffer;
 use super::call::{Call, zeroing};
-use super::image::{AlignedBuffer, Image};
+use super::image::{Contents, Image};
 use super::operation::Range;
 use super::uring::Uring;
 use crate::iovecs::IoVecs;
@@ -25,9 +26,9 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// For up to `depth` calls at a time. Without `io_uring`, or a kernel that has it, one at a time.
+    /// For up to `depth` calls at a time on a raw image. Without `io_uring`, or a kernel that has it, one at a time.
     pub(crate) fn new(id: &str, image: Arc<Image>, depth: u16, io_uring: bool) -> Self {
-        let ring = if io_uring {
+        let ring = if io_uring && matches!(image.contents(), Contents::Raw(_)) {
             Uring::new(depth.into())
                 .inspect_err(|error| debug!("{id}: the kernel refuses io_uring ({error}); requests go one at a time"))
                 .ok()
@@ -49,11 +50,12 @@ impl Engine {
     /// The call's segments, and the memory that they name, stay as they are until the call is complete, either at once
     /// or as reported by [`Self::next_complete`].
     pub(crate) unsafe fn start(&mut self, tag: usize, call: Call<'_>) -> Option<io::Result<usize>> {
-        match &mut self.ring {
+        match (self.image.contents(), &mut self.ring) {
             // SAFETY: the caller keeps what the call names until it is complete.
-            Some(ring) => unsafe { ring.start(self.image.as_fd(), tag, call) },
+            (Contents::Raw(raw), Some(ring)) => unsafe { ring.start(raw.as_fd(), tag, call) },
             // SAFETY: as above; it is complete when this returns.
-            None => Some(unsafe { execute(self.image.as_fd(), call) }),
+            (Contents::Raw(raw), None) => Some(unsafe { execute(raw.as_fd(), call) }),
+            (Contents::Qcow2(image), _) => Some(image.execute(call)),
         }
     }
 
@@ -85,9 +87,14 @@ impl Engine {
     pub(crate) fn read_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64) -> io::Result<usize> {
         let len = segments.bytes().min(BOUNCE);
         let buffer = self.bounce.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len);
-        let iovec = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        // SAFETY: the segment is `buffer`, which is borrowed mutably until the call is complete.
-        let read = unsafe { execute(self.image.as_fd(), Call::Read(&[iovec], offset)) }?.min(len);
+        let read = match self.image.contents() {
+            Contents::Raw(raw) => {
+                let iovec = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+                // SAFETY: the segment is `buffer`, which is borrowed mutably until the call is complete.
+                unsafe { execute(raw.as_fd(), Call::Read(&[iovec], offset)) }?.min(len)
+            }
+            Contents::Qcow2(image) => image.read(buffer, offset)?,
+        };
         Ok(segments.write_at(0, &buffer[..read]))
     }
 
@@ -96,9 +103,14 @@ impl Engine {
         let len = segments.bytes().min(BOUNCE);
         let buffer = self.bounce.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len);
         segments.read_at(0, buffer);
-        let iovecs = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
-        // SAFETY: as above.
-        unsafe { execute(self.image.as_fd(), Call::Write { iovecs: &iovecs, offset, stable }) }
+        match self.image.contents() {
+            Contents::Raw(raw) => {
+                let iovecs = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
+                // SAFETY: as above.
+                unsafe { execute(raw.as_fd(), Call::Write { iovecs: &iovecs, offset, stable }) }
+            }
+            Contents::Qcow2(image) => image.write(buffer, offset, stable),
+        }
     }
 }
 

@@ -43,7 +43,7 @@ pub enum BlockError {
     },
     /// The file is an image of another format.
     #[error(
-        "path={}: is a {format} image, and only raw ones are supported; convert it: \
+        "path={}: is a {format} image, and only raw and qcow2 ones are supported; convert it: \
          qemu-img convert -O raw {} {}.raw; if it is raw nevertheless, add image_type=raw",
         path.display(), path.display(), path.display()
     )]
@@ -52,6 +52,20 @@ pub enum BlockError {
         path: PathBuf,
         /// What it is.
         format: &'static str,
+    },
+    /// The file begins as a qcow2 image does, and nobody said that it is one.
+    #[error(
+        "path={}: begins like a qcow2 image; add image_type=qcow2 if it is one, or image_type=raw if it is not",
+        .0.display()
+    )]
+    MaybeQcow2(PathBuf),
+    /// The file is no qcow2 image, or one with something that is not supported.
+    #[error("path={}: {what}", path.display())]
+    Qcow2 {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
     },
     /// The file cannot be used around the page cache.
     #[error("path={}: its file system does not support direct=on; leave direct out", .0.display())]
@@ -101,6 +115,8 @@ impl BlockError {
             | Self::Kind { .. }
             | Self::Size { .. }
             | Self::Format { .. }
+            | Self::MaybeQcow2(_)
+            | Self::Qcow2 { .. }
             | Self::Direct(_)
             | Self::InUse(_)
             | Self::File { .. } => ErrorKind::Unsuitable,
@@ -119,6 +135,56 @@ impl BlockError {
             Errno::ISDIR => Self::Kind { path, kind: "directory" },
             Errno::NXIO => Self::Kind { path, kind: "socket or a device without a driver" },
             other => Self::File { path, action: "be opened", source: other.into() },
+        }
+    }
+}
+
+/// Why a disk does not get another size: one line, to follow the size that was asked for.
+#[derive(Debug, Error)]
+pub enum ResizeError {
+    /// It is not of whole blocks.
+    #[error("must be a multiple of {0}, and not 0")]
+    Size(u32),
+    /// No file can be that large there.
+    #[error("more than a file of this image's file system, or of this process, may have; ask for less")]
+    TooLarge,
+    /// Only raw images are resized.
+    #[error("only a disk with a raw image can be resized; shut the VM down and use qemu-img resize")]
+    Format,
+    /// The image is not written.
+    #[error("the disk is read-only and keeps its size; add it without readonly")]
+    ReadOnly,
+    /// The host has given the block device another size.
+    #[error("the block device has {0} bytes; give it the new size on the host first, then repeat this")]
+    BlockDevice(u64),
+    /// Another program uses what is behind the end of the image.
+    #[error("another program has locked what is behind the end of the image; stop it")]
+    InUse,
+    /// There is no space for it.
+    #[error("{0}")]
+    Space(String),
+    /// The host refuses.
+    #[error("the host cannot change the size of the image: {0}")]
+    Host(io::Error),
+}
+
+impl From<Errno> for ResizeError {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::FBIG | Errno::INVAL => Self::TooLarge,
+            other => Self::Host(other.into()),
+        }
+    }
+}
+
+impl ResizeError {
+    /// Who has to act.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Size(_) | Self::TooLarge => ErrorKind::Invalid,
+            Self::Format | Self::ReadOnly | Self::BlockDevice(_) => ErrorKind::Unsuitable,
+            Self::InUse => ErrorKind::Busy,
+            Self::Space(_) | Self::Host(_) => ErrorKind::Host,
         }
     }
 }

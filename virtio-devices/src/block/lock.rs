@@ -6,18 +6,8 @@ use std::path::Path;
 
 use log::debug;
 
+use super::access::{Access, LockGranularity};
 use super::error::BlockError;
-use super::image::Access;
-
-/// How much of an image a disk locks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum LockGranularity {
-    /// The bytes that the image has.
-    #[default]
-    ByteRange,
-    /// The whole file, whatever its size becomes.
-    Full,
-}
 
 /// Locks an image of `size` bytes, or locks it anew when it has become larger. A file system that has no locks has none
 /// to be respected either.

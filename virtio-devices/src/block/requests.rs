@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
 use super::call::Call;
 use super::counters::{BlockCounter, BlockCounters, Tally};
 use super::engine::Engine;
-use super::image::Image;
+use super::image::{Contents, Image};
 use super::latency::BlockLatencies;
 use super::operation::{HEADER, Operation, Refusal, SEGMENT};
 use crate::Interrupts;
@@ -263,8 +263,10 @@ impl<'r, 'm> Requests<'r, 'm> {
                 if let (Some(limiter), true) = (self.disk.limiter, operation.is_transfer()) {
                     limiter.take_bytes(bytes as u64);
                 }
-                let bounced = operation.is_transfer() && !is_aligned(segments.segments(), self.disk.image.alignment);
-                tally.add(BlockCounter::BouncedOps, bounced.into());
+                let is_raw = matches!(self.disk.image.contents(), Contents::Raw(_));
+                let is_aligned = is_aligned(segments.segments(), self.disk.image.alignment);
+                let bounced = operation.is_transfer() && !(is_raw && is_aligned);
+                tally.add(BlockCounter::BouncedOps, (bounced && is_raw).into());
                 entry.request = Some(Request { operation, bytes, bounced, ..request });
                 self.in_flight += bytes;
                 self.free.pop();

@@ -1,15 +1,13 @@
 //! Changing the size of a disk that a guest may be using.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
-use rustix::io::Errno;
-use thiserror::Error;
 
+use super::error::ResizeError;
 use super::image::Image;
-use crate::{ErrorKind, Interrupts};
+use crate::Interrupts;
 
 /// The size of a disk, which the host may change while the guest runs.
 pub struct BlockSize {
@@ -56,52 +54,5 @@ impl BlockSize {
     /// A driver is up, or gone.
     pub(super) fn set_driver(&self, interrupts: Option<Arc<Interrupts>>) {
         *self.driver.lock() = interrupts;
-    }
-}
-
-/// Why a disk does not get another size: one line, to follow the size that was asked for.
-#[derive(Debug, Error)]
-pub enum ResizeError {
-    /// It is not of whole blocks.
-    #[error("must be a multiple of {0}, and not 0")]
-    Size(u32),
-    /// No file can be that large there.
-    #[error("more than a file of this image's file system, or of this process, may have; ask for less")]
-    TooLarge,
-    /// The image is not written.
-    #[error("the disk is read-only and keeps its size; add it without readonly")]
-    ReadOnly,
-    /// The host has given the block device another size.
-    #[error("the block device has {0} bytes; give it the new size on the host first, then repeat this")]
-    BlockDevice(u64),
-    /// Another program uses what is behind the end of the image.
-    #[error("another program has locked what is behind the end of the image; stop it")]
-    InUse,
-    /// There is no space for it.
-    #[error("{0}")]
-    Space(String),
-    /// The host refuses.
-    #[error("the host cannot change the size of the image: {0}")]
-    Host(io::Error),
-}
-
-impl From<Errno> for ResizeError {
-    fn from(errno: Errno) -> Self {
-        match errno {
-            Errno::FBIG | Errno::INVAL => Self::TooLarge,
-            other => Self::Host(other.into()),
-        }
-    }
-}
-
-impl ResizeError {
-    /// Who has to act.
-    pub const fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Size(_) | Self::TooLarge => ErrorKind::Invalid,
-            Self::ReadOnly | Self::BlockDevice(_) => ErrorKind::Unsuitable,
-            Self::InUse => ErrorKind::Busy,
-            Self::Space(_) | Self::Host(_) => ErrorKind::Host,
-        }
     }
 }

@@ -2,12 +2,16 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::access::Access;
 use super::counters::BlockCounter;
-use super::{Block, BlockSize, BlockSpec};
+use super::image::Image;
+use super::{Block, BlockError, BlockSize, BlockSpec};
 pub(crate) use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
 use crate::{Interrupts, Memory, RateLimits, Start, VirtioDevice, Worker};
 
@@ -22,6 +26,15 @@ pub(crate) const UNSUPP: u8 = 2;
 
 /// Both ways of carrying requests out. Where the kernel refuses io_uring, they are the same.
 pub(crate) const ENGINES: [bool; 2] = [true, false];
+
+/// Until a new process has begun its program, it has the files of all tests, with their locks.
+pub(crate) static SPAWNING: Mutex<()> = Mutex::new(());
+
+/// Opens an image that may have been open a moment ago.
+pub(crate) fn open_image(path: &Path, access: Access) -> Result<Image, BlockError> {
+    let _spawning = SPAWNING.lock();
+    Image::open(path, access)
+}
 
 pub(crate) struct Guest {
     pub block: Block,
@@ -38,7 +51,7 @@ pub(crate) fn spec(io_uring: bool) -> BlockSpec {
         path: "".into(),
         read_only: false,
         direct: false,
-        surely_raw: false,
+        format: super::ImageFormat::Unknown,
         sparse: true,
         lock: Default::default(),
         queues: 1,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::option::Value;
 use crate::config::rate::RateLimiterConfig;
 
-/// A disk: a raw image file, or a block device of the host.
+/// A disk: an image file, or a block device of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--disk")]
 pub struct DiskConfig {
@@ -32,9 +32,14 @@ pub struct DiskConfig {
     /// Entries in each queue, a power of two from 2 to 32768.
     #[option("queue_size=<number>", default = 128)]
     pub queue_size: u16,
-    /// Image format. Only raw is supported; give it if a raw image starts with another format's signature.
-    #[option("image_type=raw")]
+    /// Image format. By default raw; but an image that starts with another format's signature is refused, unless it
+    /// is said to be raw.
+    #[option("image_type=raw|qcow2")]
     pub image_type: ImageType,
+    /// Whether a qcow2 image may be based on other images. It names them itself and can name any file, so it has to be
+    /// trusted.
+    #[option("backing_files=on|off")]
+    pub backing_files: bool,
     /// Serial number that the guest reads, at most 20 bytes.
     #[option("serial=<text>")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,7 +143,7 @@ impl Value for ImageType {
             "qcow2" => Ok(Self::Qcow2),
             "vhd" => Ok(Self::FixedVhd),
             "vhdx" => Ok(Self::Vhdx),
-            _ => Err("give raw".to_string()),
+            _ => Err("give raw or qcow2".to_string()),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use virtio_devices::{BlockSpec, LockGranularity, RateLimits};
+use virtio_devices::{BlockSpec, ImageFormat, LockGranularity, RateLimits};
 use vm_api::config::disk::{DiskConfig, ImageType, RateLimitGroupConfig};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::numbered;
@@ -61,7 +61,7 @@ fn check(
     keys.check("--disk", subject)?;
     check_image_type(disk, subject)?;
     if disk.path.as_deref().is_none_or(|path| path.as_os_str().is_empty()) {
-        let what = "needs path=: a raw image in a file, or a block device".to_string();
+        let what = "needs path=: an image in a file, or a block device".to_string();
         return Err(ConfigError::new(subject.bare(), Problem::Missing(what)));
     }
     let DiskConfig { num_queues: queues, queue_size, .. } = *disk;
@@ -103,7 +103,7 @@ fn check(
 /// Refuses the image formats that are not supported yet.
 fn check_image_type(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
     match disk.image_type {
-        ImageType::Raw | ImageType::Unknown => Ok(()),
+        ImageType::Raw | ImageType::Unknown | ImageType::Qcow2 => Ok(()),
         other => {
             let remedy = "convert it: qemu-img convert -O raw".to_string();
             let problem = Problem::NotYet { what: IMAGE_TYPE.to_string(), remedy };
@@ -118,7 +118,11 @@ fn spec(disk: &DiskConfig, id: String, limits: RateLimits) -> BlockSpec {
         path: disk.path.clone().unwrap_or_default(),
         read_only: disk.readonly,
         direct: disk.direct,
-        surely_raw: disk.image_type == ImageType::Raw,
+        format: match disk.image_type {
+            ImageType::Raw => ImageFormat::Raw,
+            ImageType::Qcow2 => ImageFormat::Qcow2 { backing_files: disk.backing_files },
+            _ => ImageFormat::Unknown,
+        },
         queues: disk.num_queues,
         queue_size: disk.queue_size,
         serial: disk.serial.clone().filter(|serial| !serial.is_empty()),
@@ -199,7 +203,7 @@ mod tests {
             path: "/a".into(),
             read_only: false,
             direct: false,
-            surely_raw: false,
+            format: ImageFormat::Unknown,
             queues: 1,
             queue_size: 128,
             serial: None,
@@ -212,8 +216,8 @@ mod tests {
         assert_eq!(plans(&["path=/a"]).unwrap(), [spec]);
         let plans =
             plans(&["path=/a,readonly=on,direct=on,num_queues=4,queue_size=2,serial=abc,image_type=raw"]).unwrap();
-        let BlockSpec { read_only, direct, surely_raw, queues, queue_size, serial, .. } = &plans[0];
-        assert!(*read_only && *direct && *surely_raw);
+        let BlockSpec { read_only, direct, format, queues, queue_size, serial, .. } = &plans[0];
+        assert!(*read_only && *direct && *format == ImageFormat::Raw);
         assert_eq!((*queues, *queue_size, serial.as_deref()), (4, 2, Some("abc")));
     }
 
@@ -229,7 +233,7 @@ mod tests {
     #[test]
     fn what_a_disk_cannot_have_is_refused_with_a_way_out() {
         for (disk, expected) in [
-            ("readonly=on", "--disk: needs path=: a raw image in a file, or a block device"),
+            ("readonly=on", "--disk: needs path=: an image in a file, or a block device"),
             ("path=/a,num_queues=0", "--disk num_queues=0: a disk needs a queue; give 1 or more"),
             (
                 "path=/a,num_queues=5",
@@ -264,8 +268,13 @@ mod tests {
                 "--disk id=x,ops_size=0: nothing could pass; give 1 or more, or 0 for ops_refill_time too",
             ),
             (
-                "path=/a,image_type=qcow2",
-                "--disk image_type=qcow2: image formats other than raw are not supported yet; \
+                "path=/a,image_type=vhdx",
+                "--disk image_type=vhdx: image formats other than raw and qcow2 are not supported yet; \
+                 convert it: qemu-img convert -O raw",
+            ),
+            (
+                "path=/a,image_type=vhd",
+                "--disk image_type=vhd: image formats other than raw and qcow2 are not supported yet; \
                  convert it: qemu-img convert -O raw",
             ),
         ] {
@@ -288,6 +297,18 @@ mod tests {
         });
         assert_eq!(serde_json::from_value::<DiskConfig>(json).unwrap(), disk);
         assert_eq!(disk.to_string().parse::<DiskConfig>().unwrap(), disk);
+    }
+
+    #[test]
+    fn a_qcow2_image_has_backing_files_only_if_the_user_says_so() {
+        let format = |disk: &str| plans(&[disk]).unwrap()[0].format;
+        let qcow2 = |backing_files| ImageFormat::Qcow2 { backing_files };
+        assert_eq!(format("path=/a,image_type=qcow2"), qcow2(false));
+        assert_eq!(format("path=/a,image_type=qcow2,backing_files=on"), qcow2(true));
+        assert_eq!(format("path=/a,backing_files=on"), ImageFormat::Unknown);
+        let json = r#"{"path": "/a", "image_type": "Qcow2", "backing_files": true}"#;
+        let disk: DiskConfig = serde_json::from_str(json).unwrap();
+        assert_eq!(disk, "path=/a,image_type=qcow2,backing_files=on".parse().unwrap());
     }
 
     #[test]

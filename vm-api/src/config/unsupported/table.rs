@@ -15,8 +15,8 @@ use super::place::Place::{self, Endpoint, Field, Flag, Key, Setting};
 pub const VIRTUAL_IOMMU: &str = "virtual IOMMUs are";
 /// `pci_segment` of a device, other than 0.
 pub const PCI_SEGMENT: &str = "additional PCI segments are";
-/// `image_type` of a disk, other than raw.
-pub const IMAGE_TYPE: &str = "image formats other than raw are";
+/// `image_type` of a disk, other than raw and qcow2.
+pub const IMAGE_TYPE: &str = "image formats other than raw and qcow2 are";
 
 /// Cloud Hypervisor has this field only in special builds, and prints it only there.
 fn is_false(value: &Value, _: &Map<String, Value>) -> bool {
@@ -71,7 +71,6 @@ pub(super) const TABLE: &[Missing] = &[
     ),
     missing("pinned queues are", &[Setting(Disk, "queue_affinity", Empty)]),
     missing(IMAGE_TYPE, &[]),
-    missing("images with backing files are", &[Setting(Disk, "backing_files", Is(false))]),
     // PCI.
     missing(
         VIRTUAL_IOMMU,

@@ -1,0 +1,59 @@
+//! The file of an image: a regular file, or a block device of the host.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::io::Errno;
+
+use super::access::Access;
+use super::error::BlockError;
+use super::lock::lock;
+
+/// A file that is open and locked.
+pub(crate) struct ImageFile {
+    /// The file.
+    pub fd: OwnedFd,
+    /// What the host says of it.
+    pub stat: Stat,
+    /// Whether it is a block device.
+    pub block_device: bool,
+}
+
+impl ImageFile {
+    /// Opens and locks the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be used, or somebody else uses it.
+    pub(crate) fn open(path: &Path, access: Access) -> Result<Self, BlockError> {
+        let fail = |action| move |errno: Errno| BlockError::File { path: path.into(), action, source: errno.into() };
+        let mut flags = OFlags::CLOEXEC | if access.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        flags.set(OFlags::DIRECT, access.direct);
+        // A pipe would be waited for.
+        let fd = match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
+            Err(Errno::INVAL) if access.direct => return Err(BlockError::Direct(path.into())),
+            result => result.map_err(|errno| BlockError::open(path, access.read_only, errno))?,
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(fail("be looked at"))?;
+        let block_device = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => false,
+            FileType::BlockDevice => true,
+            other => return Err(BlockError::Kind { path: path.into(), kind: kind(other) }),
+        };
+        rustix::fs::fcntl_setfl(&fd, flags).map_err(fail("be set up"))?;
+        let size = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(fail("tell its size"))?;
+        lock(path, fd.as_fd(), access, size)?;
+        Ok(Self { fd, stat, block_device })
+    }
+}
+
+fn kind(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "directory",
+        FileType::CharacterDevice => "character device",
+        FileType::Fifo => "pipe",
+        FileType::Socket => "socket",
+        _ => "file of another kind",
+    }
+}

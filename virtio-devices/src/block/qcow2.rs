@@ -1,0 +1,199 @@
+//! A qcow2 image: clusters that are allocated as they are written, over a backing file that is only read.
+//!
+//! The format itself is the crate imago's work. This opens what an image names, under our locks and with our limits,
+//! and keeps one owner of its metadata: requests of several queues go through one [`FormatAccess`], whose tables have
+//! locks of their own, and what frees clusters excludes all other requests.
+
+mod header;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
+
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use imago::file::File as Storage;
+use imago::qcow2::Qcow2 as Format;
+use imago::raw::Raw;
+use imago::{FormatAccess, StorageOpenOptions};
+use log::error;
+use parking_lot::RwLock;
+use rustix::io::Errno;
+
+use super::access::{Access, ImageFormat};
+use super::aligned_buffer::AlignedBuffer;
+use super::call::Call;
+use super::error::BlockError;
+use super::file::ImageFile;
+use super::geometry::{Geometry, SECTOR};
+use super::operation::{Abilities, Range};
+use header::{HEAD, Header};
+
+/// The most images in a chain of backing files.
+const MAX_CHAIN: usize = 32;
+
+/// An open image with its backing files. Dropping it writes what is only in memory.
+pub(crate) struct Qcow2 {
+    /// Read by those who read, write and flush; written by those who free clusters, which others must not be reading.
+    image: RwLock<FormatAccess<Storage>>,
+    path: PathBuf,
+    header: Header,
+    access: Access,
+}
+
+impl Qcow2 {
+    /// Makes a disk of the file `fd` at `path`, which is locked, and opens its backing files if it may have any.
+    ///
+    /// # Errors
+    ///
+    /// When it is not an image that can be used.
+    pub(crate) fn open(path: &Path, fd: OwnedFd, access: Access) -> Result<Self, BlockError> {
+        let (image, header) = layer(path, fd, access, MAX_CHAIN)?;
+        Ok(Self { image: RwLock::new(image), path: path.into(), header, access })
+    }
+
+    /// What can be done with it.
+    pub(crate) fn abilities(&self) -> Abilities {
+        let Access { read_only, sparse, .. } = self.access;
+        let zero = self.header.has_zero_clusters && !read_only;
+        // A write of less than a page costs a read.
+        let geometry = Geometry { sectors: self.header.size / SECTOR, block_size: 512, physical_exponent: 3 };
+        Abilities { geometry, read_only, zero, discard: zero && sparse }
+    }
+
+    /// Reads all of `data` at `offset`.
+    pub(crate) fn read(&self, data: &mut [u8], offset: u64) -> io::Result<usize> {
+        let len = data.len();
+        self.image.read().read(data, offset)?;
+        Ok(len)
+    }
+
+    /// Writes all of `data` at `offset`; `stable` means to the medium.
+    pub(crate) fn write(&self, data: &[u8], offset: u64, stable: bool) -> io::Result<usize> {
+        let image = self.image.read();
+        image.write(data, offset)?;
+        if stable {
+            sync(&image)?;
+        }
+        Ok(data.len())
+    }
+
+    /// Carries out a call that transfers nothing; those that do go by [`Self::read`] and [`Self::write`], because a
+    /// guest's memory cannot be lent to a library.
+    pub(crate) fn execute(&self, call: Call<'_>) -> io::Result<usize> {
+        match call {
+            Call::Read(..) | Call::Write { .. } => return Err(Errno::INVAL.into()),
+            Call::Sync => sync(&self.image.read())?,
+            Call::Zero { range: Range { offset, len }, unmap: false } => self.image.read().write_zeroes(offset, len)?,
+            Call::Zero { range: Range { offset, len }, unmap: true } => {
+                self.image.write().discard_to_zero(offset, len)?;
+            }
+        }
+        Ok(0)
+    }
+}
+
+impl Drop for Qcow2 {
+    fn drop(&mut self) {
+        if !self.access.read_only
+            && let Err(error) = sync(&self.image.read())
+        {
+            error!("{}: cannot be closed; repair it with qemu-img check: {error}", self.path.display());
+        }
+    }
+}
+
+/// Writes the tables that are in memory, then has the host write everything to the medium.
+fn sync(image: &FormatAccess<Storage>) -> io::Result<()> {
+    image.flush()?;
+    image.sync()
+}
+
+/// Opens a qcow2 image and those below it, of which there may be `depth`.
+fn layer(
+    path: &Path,
+    fd: OwnedFd,
+    access: Access,
+    depth: usize,
+) -> Result<(FormatAccess<Storage>, Header), BlockError> {
+    let fail = |source: io::Error| BlockError::File { path: path.into(), action: "be opened", source };
+    let header = Header::parse(path, head(path, &fd)?.as_slice())?;
+    let storage = storage(fd, access).map_err(fail)?;
+    let mut image = Format::<Storage>::open_image(storage, !access.read_only).map_err(fail)?;
+    // What the header names is opened here or not at all.
+    image.set_data_file(None);
+    let backing = header.backing.as_ref().map(|(name, format)| backing(path, name, format.as_deref(), access, depth));
+    image.set_backing(backing.transpose()?);
+    Ok((FormatAccess::new(image), header))
+}
+
+fn storage(fd: OwnedFd, access: Access) -> io::Result<Storage> {
+    let options = StorageOpenOptions::new().direct(access.direct).write(!access.read_only);
+    Storage::from_open_file(File::from(fd), options)
+}
+
+/// The beginning of a file.
+fn head(path: &Path, fd: &OwnedFd) -> Result<Vec<u8>, BlockError> {
+    let mut buffer = AlignedBuffer::new(HEAD);
+    let bytes = buffer.bytes(HEAD);
+    loop {
+        match rustix::io::pread(fd.as_fd(), &mut *bytes, 0) {
+            Err(Errno::INTR) => {}
+            Err(errno) => {
+                return Err(BlockError::File { path: path.into(), action: "be read", source: errno.into() });
+            }
+            Ok(len) => return Ok(bytes.get(..len).unwrap_or_default().to_vec()),
+        }
+    }
+}
+
+/// Opens the backing file `name` of the image at `path`.
+fn backing(
+    path: &Path,
+    name: &str,
+    format: Option<&str>,
+    access: Access,
+    depth: usize,
+) -> Result<FormatAccess<Storage>, BlockError> {
+    let refuse = |what: String| Err(BlockError::Qcow2 { path: path.into(), what });
+    if !matches!(access.format, ImageFormat::Qcow2 { backing_files: true }) {
+        return refuse(format!(
+            "has the backing file {name}; add backing_files=on if you trust the image, which may name any file"
+        ));
+    }
+    let Some(depth) = depth.checked_sub(1) else {
+        return refuse(format!("is based on more than {MAX_CHAIN} images; merge some: qemu-img convert -O qcow2"));
+    };
+    if name.starts_with("json:") || name.contains("://") {
+        return refuse(format!(
+            "has the backing file {name}, which is not a path; convert it: qemu-img convert -O qcow2"
+        ));
+    }
+    // A relative name is one in the folder of the image.
+    let below = path.parent().unwrap_or(Path::new("")).join(OsStr::new(name));
+    let access = Access { read_only: true, ..access };
+    match format {
+        Some("qcow2") => {
+            let ImageFile { fd, .. } = ImageFile::open(&below, access)?;
+            Ok(layer(&below, fd, access, depth)?.0)
+        }
+        Some("raw") => {
+            let fail = |source: io::Error| BlockError::File { path: below.clone(), action: "be opened", source };
+            let ImageFile { fd, .. } = ImageFile::open(&below, access)?;
+            let raw = Raw::open_image(storage(fd, access).map_err(fail)?, false).map_err(fail)?;
+            Ok(FormatAccess::new(raw))
+        }
+        Some(other) => refuse(format!(
+            "has a backing file of the format {other}, which is not supported yet; convert it: qemu-img convert -O qcow2"
+        )),
+        None => refuse(format!(
+            "does not say the format of its backing file; say it: qemu-img rebase -u -b {name} -F raw {}",
+            path.display()
+        )),
+    }
+}

@@ -1,0 +1,163 @@
+//! A raw image: the disk's contents and nothing else.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use log::warn;
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::access::{Access, ImageFormat};
+use super::aligned_buffer::AlignedBuffer;
+use super::error::{BlockError, ResizeError};
+use super::file::ImageFile;
+use super::geometry::{Geometry, MAX_BLOCK, SECTOR};
+use super::lock::lock;
+use super::operation::Abilities;
+
+/// The smallest block in bytes.
+const MIN_BLOCK: u32 = 512;
+
+/// The file of a raw image.
+pub(crate) struct RawFile {
+    fd: OwnedFd,
+    path: PathBuf,
+    access: Access,
+    block_device: bool,
+}
+
+impl RawFile {
+    /// The image in `file`, which is at `path`, and what can be done with it.
+    ///
+    /// # Errors
+    ///
+    /// When it is not a raw image, or cannot be used.
+    pub(crate) fn new(path: &Path, file: ImageFile, access: Access) -> Result<(Self, Abilities), BlockError> {
+        let fail = |action| move |errno: Errno| BlockError::File { path: path.into(), action, source: errno.into() };
+        let ImageFile { fd, stat, block_device } = file;
+        let mut block_size = MIN_BLOCK;
+        let mut physical = u32::try_from(stat.st_blksize).unwrap_or(MIN_BLOCK);
+        if block_device {
+            block_size = rustix::fs::ioctl_blksszget(&fd).map_err(fail("tell its block size"))?;
+            physical = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(block_size);
+        }
+        block_size = first_block(path, fd.as_fd(), block_size, access)?;
+        let size = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(fail("tell its size"))?;
+        if size == 0 || !size.is_multiple_of(block_size.into()) {
+            return Err(BlockError::Size { path: path.into(), size, block: block_size });
+        }
+        let geometry =
+            Geometry { sectors: size / SECTOR, block_size, physical_exponent: exponent(physical, block_size) };
+        let zero = !access.read_only
+            && if block_device { device_zeroes(stat.st_rdev) } else { punches_holes(fd.as_fd(), size, block_size) };
+        let abilities = Abilities { geometry, read_only: access.read_only, zero, discard: zero && access.sparse };
+        let raw = Self { fd, path: path.into(), access, block_device };
+        raw.allocate(0, size)?;
+        Ok((raw, abilities))
+    }
+
+    /// Changes its size in bytes from `old`. A block device, which only the host can change, must have it already.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot have that size. It has the old one then.
+    pub(crate) fn resize(&self, old: u64, size: u64) -> Result<(), ResizeError> {
+        if self.access.read_only {
+            return Err(ResizeError::ReadOnly);
+        }
+        if self.block_device {
+            let own = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
+            return if own == size { Ok(()) } else { Err(ResizeError::BlockDevice(own)) };
+        }
+        // The kernel would end a process that exceeds its limit.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| size > limit) || i64::try_from(size).is_err() {
+            return Err(ResizeError::TooLarge);
+        }
+        lock(&self.path, self.fd.as_fd(), self.access, size).map_err(|_| ResizeError::InUse)?;
+        rustix::fs::ftruncate(&self.fd, size)?;
+        if size > old
+            && let Err(error) = self.allocate(old, size - old)
+        {
+            // What there is no space for is taken away again; if that fails, the disk still has its old size.
+            let _ = rustix::fs::ftruncate(&self.fd, old);
+            return Err(ResizeError::Space(error.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Allocates the space of a part of a file that is not sparse. What is there stays.
+    fn allocate(&self, offset: u64, len: u64) -> Result<(), BlockError> {
+        if self.access.sparse || self.access.read_only || self.block_device {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.fd, FallocateFlags::KEEP_SIZE, offset, len) {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP) => {
+                warn!("{}: sparse=off: its file system allocates no space ahead", self.path.display());
+                Ok(())
+            }
+            Err(errno) => Err(BlockError::Space { path: self.path.clone(), source: errno.into() }),
+        }
+    }
+}
+
+impl AsFd for RawFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The size of physical blocks in blocks, as a power of two.
+pub(super) fn exponent(physical: u32, block: u32) -> u8 {
+    if !physical.is_power_of_two() || physical < block || physical > MAX_BLOCK {
+        return 0;
+    }
+    // Both are powers of two of at most 16 bits.
+    (physical.trailing_zeros() - block.trailing_zeros()) as u8
+}
+
+/// Reads the first block: around the page cache, the smallest that can be read from `least` on. Looks what it begins
+/// with.
+fn first_block(path: &Path, fd: BorrowedFd<'_>, least: u32, access: Access) -> Result<u32, BlockError> {
+    let mut buffer = AlignedBuffer::new(MAX_BLOCK as usize);
+    let mut block = least;
+    loop {
+        match rustix::io::pread(fd, buffer.bytes(block as usize), 0) {
+            Err(Errno::INTR) => {}
+            Err(Errno::INVAL) if access.direct && block < MAX_BLOCK => block *= 2,
+            Err(Errno::INVAL) if access.direct => return Err(BlockError::Direct(path.into())),
+            Err(errno) => {
+                return Err(BlockError::File { path: path.into(), action: "be read", source: errno.into() });
+            }
+            Ok(_) => break,
+        }
+    }
+    match format(buffer.bytes(block as usize)) {
+        Some("qcow2") if access.format != ImageFormat::Raw => Err(BlockError::MaybeQcow2(path.into())),
+        Some(format) if access.format != ImageFormat::Raw => Err(BlockError::Format { path: path.into(), format }),
+        _ => Ok(block),
+    }
+}
+
+/// The format of an image that begins so, if it is another one than raw.
+fn format(start: &[u8]) -> Option<&'static str> {
+    const FORMATS: [(&[u8], &str); 4] =
+        [(b"QFI\xfb", "qcow2"), (b"vhdxfile", "VHDX"), (b"conectix", "VHD"), (b"KDMV", "VMDK")];
+    FORMATS.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, name)| *name)
+}
+
+/// Whether a file's ranges can be given back: asked beyond its end, where there is nothing to lose.
+fn punches_holes(fd: BorrowedFd<'_>, size: u64, block: u32) -> bool {
+    rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, size, block.into()).is_ok()
+}
+
+/// Whether a block device, or what it is a partition of, can zero ranges by itself.
+fn device_zeroes(device: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    ["queue", "../queue"].iter().any(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/write_zeroes_max_bytes");
+        fs::read_to_string(path).is_ok_and(|text| text.trim().parse().is_ok_and(|bytes: u64| bytes > 0))
+    })
+}
