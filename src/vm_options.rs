@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 use vm_api::config::{
-    ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options, PayloadConfig,
-    PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, check_unsupported, help,
+    BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options,
+    PayloadConfig, PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, check_unsupported,
+    help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -18,6 +19,16 @@ const DEVICES: &str = "Devices";
 #[derive(Debug, Default, Args)]
 #[group(id = "vm", multiple = true)]
 pub(crate) struct VmOptions {
+    /// Balloon
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = keys::<BalloonConfig>("Balloon, by which the guest returns memory to the host")
+    )]
+    balloon: Option<String>,
+
     /// Kernel command line
     #[arg(long, value_name = "text", requires = "kernel", help_heading = BOOT)]
     cmdline: Option<String>,
@@ -195,6 +206,9 @@ impl VmOptions {
         }
         if let Some(rng) = self.rng {
             config.rng = rng.parse()?;
+        }
+        if let Some(balloon) = self.balloon {
+            config.balloon = Some(balloon.parse()?);
         }
         if let Some(mode) = self.serial {
             config.serial = console("--serial", &mode)?;

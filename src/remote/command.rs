@@ -127,7 +127,7 @@ pub(crate) enum Command {
         /// Id of the device
         id: String,
     },
-    /// Change the number of vCPUs
+    /// Change the number of vCPUs, or the memory that the guest returns
     Resize {
         /// Number of vCPUs
         #[arg(long)]
@@ -135,7 +135,7 @@ pub(crate) enum Command {
         /// Size of the memory in bytes, or with a unit K, M or G (not supported yet)
         #[arg(long, value_parser = bytes)]
         memory: Option<u64>,
-        /// Memory that the guest returns, in bytes, or with a unit K, M or G (not supported yet)
+        /// Memory that the guest returns by its balloon, in bytes, or with a unit K, M or G
         #[arg(long, value_parser = bytes)]
         balloon: Option<u64>,
     },

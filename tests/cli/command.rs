@@ -57,6 +57,7 @@ fn help_tells_every_option_and_every_key() {
         "--serial",
         "--console",
         "--vdpa",
+        "--balloon",
         "--log-file",
     ] {
         assert!(text.contains(&format!("{option} <")), "{option} in {text}");

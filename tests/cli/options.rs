@@ -1,6 +1,6 @@
 //! The options of the program itself, and a VM that is described by a file.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::files::Files;
 use crate::run::{Run, USAGE, WRONG};
@@ -38,6 +38,8 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
         "path=/nonexistent/disk",
         "--rng",
         "src=/dev/hwrng",
+        "--balloon",
+        "size=64M,free_page_reporting=on",
         "--net",
         "id=pf0,sriov_vfs=4",
         "--net-vf",
@@ -50,6 +52,11 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
     assert!(config["net"][0]["mac"].is_string());
     assert_eq!(config["disks"][0]["id"], Value::from("_disk0"));
     assert_eq!(config["rng"]["src"], Value::from("/dev/hwrng"));
+    let balloon = json!({
+        "size": 64 << 20, "deflate_on_oom": false, "free_page_reporting": true, "id": "__balloon", "pci_segment": 0,
+        "iommu": false,
+    });
+    assert_eq!(config["balloon"], balloon);
     let files = Files::new();
     let file = files.write("vm.json", text.as_bytes());
     assert_eq!(printed(&["--config", &file, "--print-config"]), text);
@@ -151,5 +158,6 @@ fn a_disk_and_an_entropy_device_are_read_by_their_keys() {
     let malformed = |option: &str, text: &str| usage(&["--kernel", "k", option, text]);
     assert_eq!(malformed("--disk", "size=1G"), "--disk size=1G: unknown key; --help lists those of --disk");
     assert_eq!(malformed("--disk", "readonly=maybe"), "--disk readonly=maybe: give on or off");
+    assert_eq!(malformed("--balloon", "pages=1"), "--balloon pages=1: unknown key; --help lists those of --balloon");
     assert_eq!(malformed("--rng", "source=x"), "--rng source=x: unknown key; --help lists those of --rng");
 }

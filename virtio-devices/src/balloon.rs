@@ -46,7 +46,7 @@ const F_PAGE_REPORTING: u32 = 5;
 pub struct BalloonSpec {
     /// Its id, which its thread is named after.
     pub id: String,
-    /// The size that the host wants at first, in bytes: a multiple of 4 KiB.
+    /// The size that the host wants at first, in bytes.
     pub size: u64,
     /// Whether the driver may take pages out of the balloon when the guest runs out of memory.
     pub deflate_on_oom: bool,
@@ -63,20 +63,15 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// An empty balloon, whose driver is asked to inflate it to its size.
-    pub fn new(spec: BalloonSpec) -> Self {
-        let size = Arc::new(BalloonSize::new(spec.size));
+    /// An empty balloon, whose driver is asked to inflate it to the size in `spec`, and later to what `size` says.
+    pub fn new(spec: BalloonSpec, size: Arc<BalloonSize>) -> Self {
+        size.resize(spec.size);
         Self { spec, size, counters: Arc::new(BalloonCounters::new()), losses: Losses::default() }
     }
 
     /// Its id.
     pub fn id(&self) -> &str {
         &self.spec.id
-    }
-
-    /// Its size, by which it is resized.
-    pub fn size(&self) -> Arc<BalloonSize> {
-        Arc::clone(&self.size)
     }
 
     /// Its counters.

@@ -2,6 +2,7 @@
 //!
 //! The names are Cloud Hypervisor's.
 
+pub mod balloon;
 pub mod console;
 pub mod disk;
 pub mod error;
@@ -24,6 +25,7 @@ use std::path::PathBuf;
 use option_derive::Options;
 use serde::{Deserialize, Serialize};
 
+pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig};
 pub use crate::config::error::{ConfigError, Problem};
@@ -61,6 +63,9 @@ pub struct VmConfig {
     pub vdpa: Vec<VdpaConfig>,
     /// The entropy device.
     pub rng: RngConfig,
+    /// The balloon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub balloon: Option<BalloonConfig>,
     /// The serial port: `--serial`.
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
@@ -81,6 +86,7 @@ impl Default for VmConfig {
             net: Vec::new(),
             vdpa: Vec::new(),
             rng: RngConfig::default(),
+            balloon: None,
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::new(ConsoleMode::Tty),
             platform: None,
@@ -97,7 +103,8 @@ impl VmConfig {
         let console = Place::new(&mut self.console.id, &mut self.console.pci_device_id);
         let console = (self.console.mode != ConsoleMode::Off).then_some(console);
         let rng = Place::new(&mut self.rng.id, &mut self.rng.pci_device_id);
-        nets.chain(vdpas).chain(disks).chain(console).chain([rng])
+        let balloon = self.balloon.iter_mut().map(|balloon| Place::new(&mut balloon.id, &mut balloon.pci_device_id));
+        nets.chain(vdpas).chain(disks).chain(console).chain([rng]).chain(balloon)
     }
 
     /// Removes the device called `id`, if there is one.

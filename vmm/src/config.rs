@@ -2,6 +2,7 @@
 //! every mistake is found, before anything is opened.
 
 pub(crate) mod backend;
+pub(crate) mod balloon;
 pub(crate) mod capacity;
 pub(crate) mod common_keys;
 pub(crate) mod console;
@@ -17,10 +18,10 @@ pub(crate) mod rng;
 pub(crate) mod subject;
 
 pub use vm_api::config::{
-    ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DiskConfig, ImageType, Key, LockGranularity, MacAddress,
-    MemoryConfig, NetConfig, NetVf, Options, ParseConsoleError, ParseMacError, PayloadConfig, PlatformConfig, Problem,
-    RateLimitGroupConfig, RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode,
-    VmConfig, bytes, grammar, help, json, unsupported,
+    BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DiskConfig, ImageType, Key, LockGranularity,
+    MacAddress, MemoryConfig, NetConfig, NetVf, Options, ParseConsoleError, ParseMacError, PayloadConfig,
+    PlatformConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig,
+    VfConfig, Vhost, VhostMode, VmConfig, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 
 use pci::{HostBridge, Placement, Rid, TopologyError, VfIndex};
 use virtio_devices::{
-    BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError, NetSriov, NetSriovError,
-    ResizeError, Rng, RngError, VirtioDevice, VirtioFunction, VirtioPci,
+    Balloon, BalloonSize, Block, BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError,
+    NetSriov, NetSriovError, ResizeError, Rng, RngError, VirtioDevice, VirtioFunction, VirtioPci,
 };
 
 use crate::config::{DeviceKind, DevicePlan, NetPlan, NicPlan};
@@ -143,6 +143,8 @@ pub struct Host {
     pub apertures: Apertures,
     /// The other end of the virtio console, and its window where that is a terminal, if there is a console.
     pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
+    /// The size of the balloon, if there is one: 0 otherwise.
+    pub balloon: Arc<BalloonSize>,
     /// Where the guest's changes to them are reported.
     pub events: Events,
     /// The rate limits that disks share.
@@ -406,6 +408,12 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let counters = rng.counters();
             let counters = Counters::plain("rng", move || counters.iter().collect());
             Ok((plain(rng, &option, placement, memory)?, counters))
+        }
+        DeviceKind::Balloon(spec) => {
+            let balloon = Balloon::new(spec.clone(), Arc::clone(&host.balloon));
+            let counters = balloon.counters();
+            let counters = Counters::plain("balloon", move || counters.iter().collect());
+            Ok((plain(balloon, &option, placement, memory)?, counters))
         }
     }
 }

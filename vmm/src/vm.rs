@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pci::Rid;
+use virtio_devices::BalloonSize;
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -42,6 +43,7 @@ pub struct Vm {
     devices: Devices,
     serial: Option<SerialConsole>,
     console: Option<ConsoleEnd>,
+    balloon: Arc<BalloonSize>,
     ram: GuestRam,
     payload: Payload,
     layout: Layout,
@@ -89,10 +91,12 @@ impl Vm {
             );
         }
         let console = ConsoleEnd::open("--console", &config.console, !shared)?;
+        let balloon = Arc::<BalloonSize>::default();
         let host = devices::Host {
             memory: ram.memory().clone(),
             apertures: Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() },
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
+            balloon: Arc::clone(&balloon),
             events,
             limit_groups: devices::LimitGroups::default(),
         };
@@ -105,6 +109,7 @@ impl Vm {
             devices,
             serial,
             console,
+            balloon,
             ram,
             payload,
             layout,
@@ -258,6 +263,11 @@ impl Vm {
     pub fn ptys(&self) -> [Option<&Path>; 2] {
         let serial = self.serial.as_ref().and_then(|serial| serial.end().device().pty());
         [serial, self.console.as_ref().and_then(|end| end.device().pty())]
+    }
+
+    /// The size of its balloon, which is 0 if it has none.
+    pub fn balloon(&self) -> &BalloonSize {
+        &self.balloon
     }
 
     /// The devices.

@@ -10,11 +10,12 @@ use crate::discard::PAGE;
 /// The offset of `actual` in the device configuration.
 const ACTUAL: u64 = 4;
 
-/// The size of a balloon, which may change while the guest runs: one for a balloon and for who resizes it.
-#[derive(Debug)]
+/// The size of a balloon, which may change while the guest runs: one for a balloon and for who resizes it. At first it
+/// is 0.
+#[derive(Debug, Default)]
 pub struct BalloonSize(Mutex<State>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     /// The size that the host wants, in pages.
     num_pages: u32,
@@ -26,11 +27,6 @@ struct State {
 }
 
 impl BalloonSize {
-    /// The host wants a balloon of `bytes`. It is empty.
-    pub fn new(bytes: u64) -> Self {
-        Self(Mutex::new(State { num_pages: pages(bytes), actual: 0, generation: 0, interrupts: None }))
-    }
-
     /// Asks the driver for a balloon of `bytes`, rounded down to 4 KiB, which takes it some time. Without a driver, the
     /// next one is asked.
     pub fn resize(&self, bytes: u64) {

@@ -34,7 +34,7 @@ impl Guest {
         (0..3).for_each(|queue| interrupts.set_queue_vector(queue, queue));
         interrupts.set_config_vector(CONFIG_VECTOR);
         let queues = [INFLATE, DEFLATE, REPORT].map(|index| DriverQueue::new(&map, index, 32));
-        let mut guest = Self { balloon: Balloon::new(spec()), queues, interrupts, workers: Vec::new() };
+        let mut guest = Self { balloon: Balloon::new(spec(), Arc::default()), queues, interrupts, workers: Vec::new() };
         for page in (FIRST..MEMORY).step_by(PAGE as usize) {
             guest.queues[0].memory_write(page, &[0xee; 16]);
         }
@@ -207,7 +207,7 @@ fn a_pause_keeps_the_position_of_each_queue() {
 #[test]
 fn the_host_asks_by_the_configuration_and_the_driver_answers_there() {
     let mut guest = Guest::new();
-    let size = guest.balloon.size();
+    let size = Arc::clone(&guest.balloon.size);
     assert_eq!(guest.read_config(), (256, 0));
     let generation = guest.balloon.config_generation();
     size.resize(3 << 20);
@@ -233,7 +233,7 @@ fn after_a_reset_the_balloon_is_empty_and_the_host_still_wants_as_much() {
     guest.stop();
     guest.balloon.reset();
     assert_eq!(guest.read_config(), (256, 0));
-    guest.balloon.size().resize(0);
+    guest.balloon.size.resize(0);
     assert!(guest.interrupts.eventfd(CONFIG_VECTOR).unwrap().read().is_err(), "there is no driver to tell");
     guest.start();
     assert_eq!(guest.read_config(), (0, 0));
@@ -242,7 +242,7 @@ fn after_a_reset_the_balloon_is_empty_and_the_host_still_wants_as_much() {
 #[test]
 fn features_and_queues_follow_from_the_options() {
     let balloon = |deflate_on_oom, free_page_reporting| {
-        Balloon::new(BalloonSpec { deflate_on_oom, free_page_reporting, ..spec() })
+        Balloon::new(BalloonSpec { deflate_on_oom, free_page_reporting, ..spec() }, Arc::default())
     };
     let own = |balloon: &Balloon| balloon.features() & 0xff;
     assert_eq!((own(&balloon(false, false)), balloon(false, false).queue_sizes()), (0, &[128, 128][..]));
@@ -252,11 +252,11 @@ fn features_and_queues_follow_from_the_options() {
 
 #[test]
 fn the_size_that_the_driver_reported_is_saved() {
-    let mut balloon = Balloon::new(spec());
+    let mut balloon = Balloon::new(spec(), Arc::default());
     assert_eq!(balloon.save(), DeviceSpecific::PowerOn);
     balloon.config_write(4, &0x0102_0304_u32.to_le_bytes());
     let state = balloon.save();
-    let mut other = Balloon::new(spec());
+    let mut other = Balloon::new(spec(), Arc::default());
     other.restore(&state, Some(0)).unwrap();
     assert_eq!(other.save(), state);
     assert!(other.restore(&DeviceSpecific::Config(vec![0; 5]), None).is_err());

@@ -80,6 +80,7 @@ impl Object {
                 ("net", Self::Net),
                 ("vdpa", Self::Whole),
                 ("rng", Self::Whole),
+                ("balloon", Self::Whole),
                 ("cpus", Self::Cpus),
                 ("memory", Self::Memory),
                 ("payload", Self::Payload),

@@ -1,6 +1,6 @@
 //! The plan of one device of bus 0.
 
-use virtio_devices::{BlockSpec, RngSpec};
+use virtio_devices::{BalloonSpec, BlockSpec, RngSpec};
 
 use crate::config_sriov::{NetPlan, NicPlan};
 
@@ -28,6 +28,8 @@ pub enum DeviceKind {
     Console,
     /// The entropy device.
     Rng(RngSpec),
+    /// The balloon.
+    Balloon(BalloonSpec),
 }
 
 impl DevicePlan {
@@ -54,9 +56,9 @@ impl DevicePlan {
         format!("{} id={}", self.flag, self.id)
     }
 
-    /// Whether it can be removed from a VM. The devices of every VM cannot.
+    /// Whether it can be removed from a VM. The devices of every VM cannot, and what a balloon holds would be lost.
     pub const fn is_removable(&self) -> bool {
-        !matches!(self.kind, DeviceKind::Console | DeviceKind::Rng(_))
+        !matches!(self.kind, DeviceKind::Console | DeviceKind::Rng(_) | DeviceKind::Balloon(_))
     }
 
     /// The names of its functions: its own, then those of its VFs by index.

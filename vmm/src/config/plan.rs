@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::{console, disk, machine, rng};
+use crate::config::{balloon, console, disk, machine, rng};
 use crate::config_sriov::{self, NetPlan};
 use vm_api::config::VmConfig;
 use vm_api::config::error::{ConfigError, Problem};
@@ -45,6 +45,9 @@ impl VmPlan {
         devices.extend(disk::plan(&config.disks, &config.rate_limit_groups, vcpus)?);
         devices.extend(console::plan(&config.console)?);
         devices.push(rng::plan(&config.rng)?);
+        if let Some(balloon) = &config.balloon {
+            devices.push(balloon::plan(balloon, config.memory.size, &devices)?);
+        }
         let plan = Self { devices };
         plan.check_apart()?;
         Ok(plan)
@@ -147,6 +150,18 @@ impl PlannedVm {
         }
     }
 
+    /// Notes that the balloon, if there is one, is to have `bytes`, which it is to have again at the next start.
+    pub fn set_balloon_size(&mut self, bytes: u64) {
+        if let Some(balloon) = &mut self.config.balloon {
+            balloon.size = bytes;
+        }
+        for device in &mut self.plan.devices {
+            if let DeviceKind::Balloon(spec) = &mut device.kind {
+                spec.size = bytes;
+            }
+        }
+    }
+
     /// Removes the device called `id`, if there is one.
     pub fn remove(&mut self, id: &str) {
         self.config.remove(id);
@@ -166,12 +181,15 @@ mod tests {
         }
         config.disks.push("path=/a".parse().unwrap());
         config.disks.push("path=/b".parse().unwrap());
+        config.balloon = Some("size=1M".parse().unwrap());
         let mut vm = PlannedVm::new(config).unwrap();
         let again = |vm: &PlannedVm| PlannedVm::new(vm.config().clone()).unwrap();
         assert_eq!(again(&vm), vm);
-        for (device, id) in [(7, "b"), (9, "_disk1"), (3, "__rng"), (5, "__console"), (4, "_net0")] {
+        for (device, id) in [(7, "b"), (9, "_disk1"), (3, "__rng"), (5, "__console"), (4, "_net0"), (6, "__balloon")] {
             vm.set_slot(id, device);
         }
+        vm.set_balloon_size(3 << 20);
+        assert_eq!(vm.config().balloon.as_ref().unwrap().size, 3 << 20);
         assert_eq!(again(&vm), vm);
         assert_eq!(vm.plan().devices[0].pci_device_id, Some(4));
         vm.remove("_net0");

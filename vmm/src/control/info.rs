@@ -27,7 +27,8 @@ pub(super) fn info(instance: &Instance) -> VmInfo {
     let devices = || instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
     VmInfo {
         state: instance.state(),
-        memory_actual_size: config.memory.size,
+        // What the driver says of its balloon may be anything.
+        memory_actual_size: config.memory.size.saturating_sub(instance.vm().map_or(0, |vm| vm.balloon().actual())),
         device_tree: devices().flat_map(nodes).map(|node| (node.id.clone(), node)).collect(),
         nics: devices().filter_map(nic).collect(),
         sriov: devices().filter_map(sriov).collect(),

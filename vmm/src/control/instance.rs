@@ -245,7 +245,7 @@ impl Instance {
         let devices = &self.planned.plan().devices;
         let device = devices.iter().find(|device| device.id == id).ok_or_else(|| no_device(id))?;
         if !device.is_removable() {
-            let line = format!("{id} is part of every VM and cannot be removed");
+            let line = format!("{id} stays as long as its VM and cannot be removed");
             return Err(Failure::new(ErrorKind::Invalid, line));
         }
         match &mut self.vm {
@@ -256,20 +256,26 @@ impl Instance {
     }
 
     /// Changes the number of vCPUs. Added vCPUs are there at once, removed ones when the guest has released them.
-    /// Memory does not change.
+    /// Memory does not change, but the guest can be asked to return some of it.
     ///
     /// # Errors
     ///
     /// The number exceeds the maximum, the guest has not answered an earlier change, or the host failed. Nothing has
     /// changed then.
     pub(crate) fn resize(&mut self, resize: &Resize) -> Result<(), Failure> {
-        let Some(vcpus) = resize::vcpus(resize, self.config())? else { return Ok(()) };
-        if let Some(vm) = &mut self.vm {
-            vm.resize(vcpus).map_err(|error| {
-                Failure::from(Error::from(error)).in_context(format!("the VM cannot be resized to {vcpus} vCPUs"))
-            })?;
+        let (vcpus, balloon) = (resize::vcpus(resize, self.config())?, resize::balloon(resize, self.config())?);
+        if let Some(vcpus) = vcpus {
+            if let Some(vm) = &mut self.vm {
+                vm.resize(vcpus).map_err(|error| {
+                    Failure::from(Error::from(error)).in_context(format!("the VM cannot be resized to {vcpus} vCPUs"))
+                })?;
+            }
+            self.vcpus = vcpus.into();
         }
-        self.vcpus = vcpus.into();
+        if let Some(bytes) = balloon {
+            self.planned.set_balloon_size(bytes);
+            self.vm.iter().for_each(|vm| vm.balloon().resize(bytes));
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Checks of a `vm.resize` request.
 
 use crate::api::{Failure, Resize};
-use crate::config::VmConfig;
+use crate::config::{VmConfig, balloon};
 use crate::error_kind::ErrorKind;
 
 /// The number of vCPUs that `resize` asks for, 1 to the maximum of `config`; `None` if it does not change the number.
@@ -17,9 +17,6 @@ pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Fa
             "desired_ram={ram}: this VM has {size} bytes, and its memory cannot be resized; leave it out"
         ));
     }
-    if let Some(bytes @ 1..) = resize.desired_balloon {
-        return refuse(format!("desired_balloon={bytes}: this VM has no balloon; leave it out"));
-    }
     match resize.desired_vcpus {
         None => Ok(None),
         Some(0) => refuse("desired_vcpus=0: a VM needs at least one vCPU; ask for 1 or more".to_string()),
@@ -29,6 +26,24 @@ pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Fa
                 "desired_vcpus={vcpus}: this VM can have at most {max} vCPUs (--cpus max={max}); ask for fewer, or \
                  create it with a larger max"
             )),
+        },
+    }
+}
+
+/// The bytes that `resize` asks a guest with this `config` to return; `None` if it does not change that.
+///
+/// # Errors
+///
+/// The request asks for more than the guest has, or there is no balloon.
+pub(crate) fn balloon(resize: &Resize, config: &VmConfig) -> Result<Option<u64>, Failure> {
+    let Some(bytes) = resize.desired_balloon else { return Ok(None) };
+    let refuse = |what: &str| Err(Failure::new(ErrorKind::Invalid, format!("desired_balloon={bytes}: {what}")));
+    match &config.balloon {
+        None if bytes == 0 => Ok(None),
+        None => refuse("this VM has no balloon; create it with one (--balloon size=0)"),
+        Some(_) => match balloon::check_size(bytes, config.memory.size) {
+            Ok(()) => Ok(Some(bytes)),
+            Err(what) => refuse(&what),
         },
     }
 }
@@ -63,6 +78,19 @@ mod tests {
             assert_eq!(resize(vcpus, ram, balloon), (Err(ErrorKind::Invalid), 4));
         }
         assert_eq!(resize(Some(1), None, None), (Ok(()), 1));
+    }
+
+    #[test]
+    fn a_balloon_takes_any_size_below_the_guests_memory_and_keeps_it() {
+        let mut instance = instance(r#"{"memory":{"size":1073741824},"balloon":{"size":1048576}}"#);
+        let mut resize = |bytes| {
+            let answer = instance.resize(&Resize { desired_balloon: Some(bytes), ..Resize::default() });
+            (answer.map_err(|failure| failure.chain.join(": ")), instance.config().balloon.as_ref().unwrap().size)
+        };
+        assert_eq!(resize((1 << 30) - 4096), (Ok(()), (1 << 30) - 4096));
+        assert_eq!(resize(0), (Ok(()), 0));
+        let refused = "desired_balloon=1073741824: the guest has 1G of memory, and cannot return all of it; give less";
+        assert_eq!(resize(1 << 30), (Err(refused.to_string()), 0));
     }
 
     #[test]

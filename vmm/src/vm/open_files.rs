@@ -20,6 +20,8 @@ const OF_CONSOLE: u64 = 8;
 const OF_SOCKET_OR_DEVICE: u64 = 4;
 /// For the entropy device: its source, doorbell, and two MSI-X vectors.
 const OF_RNG: u64 = 4;
+/// For the balloon: a doorbell, and four MSI-X vectors.
+const OF_BALLOON: u64 = 5;
 
 /// Raises the soft limit of open files to the hard limit, and checks that it suffices.
 ///
@@ -59,6 +61,7 @@ fn of_device(plan: &DevicePlan) -> u64 {
         DeviceKind::Disk(disk) => 1 + u64::from(disk.queues) * OF_DISK_QUEUE + 1,
         DeviceKind::Console => OF_CONSOLE,
         DeviceKind::Rng(_) => OF_RNG,
+        DeviceKind::Balloon(_) => OF_BALLOON,
     }
 }
 

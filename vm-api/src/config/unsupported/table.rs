@@ -30,7 +30,6 @@ const fn missing(what: &'static str, places: &'static [Place]) -> Missing {
 /// All features that are not supported yet.
 pub(super) const TABLE: &[Missing] = &[
     // Devices.
-    missing("memory balloons are", &[Flag("--balloon"), Field(Vm, "balloon", Null)]),
     missing("shared file systems are", &[Flag("--fs"), Field(Vm, "fs", Empty), Endpoint("vm.add-fs")]),
     missing(
         "generic vhost-user devices are",

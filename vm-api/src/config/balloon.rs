@@ -1,0 +1,33 @@
+//! The balloon: `--balloon`.
+
+use option_derive::Options;
+use serde::Serialize;
+
+/// A balloon, by which the guest returns memory to the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--balloon")]
+pub struct BalloonConfig {
+    /// Memory that the guest is asked to return, in whole pages of 4 KiB. It must be less than the guest's memory.
+    #[option("size=<bytes>[K|M|G]")]
+    pub size: u64,
+    /// Whether the guest may take memory back when it runs out of it.
+    #[option("deflate_on_oom=on|off")]
+    pub deflate_on_oom: bool,
+    /// Whether the guest reports memory that it does not use, which the host then takes back.
+    #[option("free_page_reporting=on|off")]
+    pub free_page_reporting: bool,
+    /// Device name, unique in the VM. It must not start with two underscores. By default __balloon.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment. Only 0 is supported.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    #[option("iommu=on|off")]
+    pub iommu: bool,
+}
