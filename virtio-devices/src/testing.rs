@@ -15,6 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 pub use self::hosted::Hosted;
 pub use crate::balloon::steps::{BalloonQueue, BalloonSteps};
 pub use crate::block::qcow2::steps::Qcow2Steps;
+pub use crate::mem::steps::{MemQueue, MemSteps};
 pub use crate::net::steps::{NetSteps, Step, StepQueue};
 use crate::worker::own;
 use crate::{DeviceSpecific, DoorbellPages, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker};

@@ -1,0 +1,153 @@
+//! virtio-mem: memory that the host gives a running guest and takes back, in blocks (`virtio 1.4 §5.15`).
+//!
+//! The host says how much it wants to be plugged; the driver plugs and unplugs blocks until that is so. All of the
+//! memory is mapped from the start, for KVM as for backends of other processes, which hear of it once: plugging a block
+//! allows the guest to use it, and unplugging one gives its pages back to the host.
+
+mod blocks;
+mod counters;
+mod pass;
+mod region;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::counters::{Losses, log_losses};
+use crate::worker::{spawn, thread_name};
+use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
+pub use counters::{MemCounter, MemCounters};
+pub use region::MemRegion;
+use worker::QueueWorker;
+
+/// Unassigned class.
+const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
+/// The size of the one queue.
+const QUEUE_SIZES: &[u16] = &[128];
+/// The configuration has the proximity domain of the memory (`VIRTIO_MEM_F_ACPI_PXM`).
+const F_ACPI_PXM: u32 = 0;
+
+/// What a memory device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemSpec {
+    /// Its id, which its thread is named after.
+    pub id: String,
+    /// The NUMA node that its memory belongs to, as in ACPI's tables, if there are nodes.
+    pub node: Option<u16>,
+}
+
+/// A virtio memory device.
+pub struct Mem {
+    spec: MemSpec,
+    region: Arc<MemRegion>,
+    counters: Arc<MemCounters>,
+    losses: Losses,
+}
+
+impl Mem {
+    /// A device with the memory `region`, which lies in the guest's memory.
+    pub fn new(spec: MemSpec, region: Arc<MemRegion>) -> Self {
+        Self { spec, region, counters: Arc::new(MemCounters::new()), losses: Losses::default() }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.spec.id
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> Arc<MemCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl VirtioDevice for Mem {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_MEM as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_F_VERSION_1
+            | 1 << VIRTIO_RING_F_INDIRECT_DESC
+            | 1 << VIRTIO_RING_F_EVENT_IDX
+            | u64::from(self.spec.node.is_some()) << F_ACPI_PXM
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        QUEUE_SIZES
+    }
+
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        self.region.read(self.spec.node.unwrap_or(0), offset, data);
+    }
+
+    /// All of it is read-only.
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn config_generation(&self) -> u8 {
+        self.region.generation()
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
+        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let worker = QueueWorker {
+            index,
+            queue,
+            features: start.features,
+            memory: start.memory,
+            region: Arc::clone(&self.region),
+            interrupts: Arc::clone(&start.interrupts),
+            counters: Arc::clone(&self.counters),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let thread = spawn(thread_name(&self.spec.id, "q", index), move || worker.run())?;
+        self.region.signal_to(Some(start.interrupts));
+        Ok(vec![Worker::new([index], kick, stop, thread)])
+    }
+
+    /// What is plugged stays so: only a reset of the machine takes it away (`virtio 1.4 §5.15.5`).
+    fn reset(&mut self) {
+        log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
+        self.region.signal_to(None);
+    }
+
+    fn save(&self) -> DeviceSpecific {
+        self.region.save().map_or(DeviceSpecific::PowerOn, DeviceSpecific::Config)
+    }
+
+    fn restore(&mut self, state: &DeviceSpecific, _started: Option<u64>) -> Result<(), StateError> {
+        match state {
+            DeviceSpecific::PowerOn => {
+                self.region.unplug_all();
+                Ok(())
+            }
+            DeviceSpecific::Config(bits) if self.region.restore(bits) => Ok(()),
+            DeviceSpecific::Config(_) => Err(StateError::Shape("numbers of memory blocks")),
+            DeviceSpecific::Net(_) => Err(StateError::Shape("kinds of device")),
+        }
+    }
+}
+
+impl Drop for Mem {
+    fn drop(&mut self) {
+        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
+    }
+}
