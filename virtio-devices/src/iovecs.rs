@@ -162,6 +162,21 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         }
     }
 
+    /// Moves the first `bytes` bytes, or as many as there are, to the end of `to`. The caller watches how many segments
+    /// that has.
+    pub(crate) fn move_front(&mut self, bytes: usize, to: &mut IoVecs<'_, 'm>) {
+        let mut rest = bytes;
+        for iovec in &self.iovecs[self.first..] {
+            if rest == 0 {
+                break;
+            }
+            let part = rest.min(iovec.iov_len);
+            to.iovecs.push(libc::iovec { iov_base: iovec.iov_base, iov_len: part });
+            rest -= part;
+        }
+        self.advance(bytes);
+    }
+
     /// Takes the last byte off; `None` if there is none.
     pub(crate) fn take_last(&mut self) -> Option<VolatileSlice<'m>> {
         while self.iovecs.len() > self.first {
@@ -240,6 +255,20 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         // as `'m`.
         let sent = unsafe { libc::writev(fd.as_raw_fd(), iovecs.as_ptr(), count) };
         self.iovecs[start] = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Writes all segments to the socket `fd` in one call, which does not wait and signals nothing if the other end is
+    /// gone.
+    pub(crate) fn send_to_socket(&self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let iovecs = &self.iovecs[self.first..];
+        // SAFETY: a message of zeros has no address, segments or control data.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = iovecs.as_ptr().cast_mut();
+        message.msg_iovlen = iovecs.len();
+        // SAFETY: the kernel reads guest memory that stays mapped as long as `'m`, and does not write to the segments.
+        let sent =
+            unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 

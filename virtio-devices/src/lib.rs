@@ -34,6 +34,7 @@ mod state;
 pub mod testing;
 mod transport;
 mod vhost_user_device;
+mod vsock;
 mod worker;
 
 pub use backend::{
@@ -68,3 +69,4 @@ pub use state::{
 };
 pub use transport::{QueueError, Status};
 pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};
+pub use vsock::{Vsock, VsockCounter, VsockCounters, VsockError, VsockSpec};

@@ -1,8 +1,8 @@
 //! The path of a Unix socket.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -18,6 +18,43 @@ pub(crate) fn connect(path: &Path) -> Result<UnixStream, Errno> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
+}
+
+/// Why a socket cannot be listened on.
+#[derive(Debug)]
+pub(crate) enum ListenError {
+    /// Another program listens there.
+    InUse,
+    /// There is a file of another kind.
+    NotASocket,
+    /// What the system says.
+    Failed(io::Error),
+}
+
+/// Listens at `path`, without waiting for clients. A socket that a program left behind there is removed.
+///
+/// # Errors
+///
+/// When another program is listening there, or the path cannot be used.
+pub(crate) fn listen(path: &Path) -> Result<(UnixListener, OwnPath), ListenError> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => return Err(ListenError::NotASocket),
+        Ok(_) => match connect(path) {
+            Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(ListenError::Failed)?,
+            // Also one that is too busy, or a socket of another type.
+            Ok(_) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(ListenError::InUse),
+            Err(errno) => return Err(ListenError::Failed(errno.into())),
+        },
+        // That it cannot be looked at shows when it is bound, too.
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => ListenError::InUse,
+        _ => ListenError::Failed(error),
+    })?;
+    let own = OwnPath::of(path.to_owned()).map_err(ListenError::Failed)?;
+    listener.set_nonblocking(true).map_err(ListenError::Failed)?;
+    Ok((listener, own))
 }
 
 /// The path of a socket that this process listens on. Dropping it removes the socket, unless another file has replaced

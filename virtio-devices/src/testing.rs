@@ -17,6 +17,7 @@ pub use crate::balloon::steps::{BalloonQueue, BalloonSteps};
 pub use crate::block::qcow2::steps::Qcow2Steps;
 pub use crate::mem::steps::{MemQueue, MemSteps};
 pub use crate::net::steps::{NetSteps, Step, StepQueue};
+pub use crate::vsock::steps::VsockSteps;
 use crate::worker::own;
 use crate::{DeviceSpecific, DoorbellPages, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker};
 

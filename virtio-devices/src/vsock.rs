@@ -1,0 +1,237 @@
+//! virtio-vsock, whose connections lead to Unix sockets of the host (`virtio 1.4 §5.10`).
+//!
+//! A client of the host connects to the device's socket, sends `CONNECT <port>` and a newline, and reads `OK <port>`
+//! once a program in the guest has accepted; the port in the answer is the host's. A connection that a program in the
+//! guest opens to port P of the host (context ID 2) leads to whoever listens at `<socket>_P`. Only stream sockets.
+//!
+//! One thread serves all queues and connections. Connections outlive a pause, and end with a reset of the device. They
+//! are not saved: a driver that is restored is told that they are gone.
+
+mod caller;
+mod connection;
+mod counters;
+mod credit;
+mod host;
+mod muxer;
+mod packet;
+mod poller;
+mod receive;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
+mod transmit;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use thiserror::Error;
+use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::counters::{Losses, log_losses};
+use crate::worker::{spawn, thread_name};
+use crate::{DeviceSpecific, ErrorKind, Start, StateError, VirtioDevice, Worker};
+pub use counters::{VsockCounter, VsockCounters};
+use host::HostSocket;
+use muxer::Muxer;
+use worker::{EVENTS, QueueWorker, RECEIVE, TRANSMIT};
+
+/// Unassigned class.
+const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
+/// Receive, transmit, events.
+const QUEUE_SIZES: &[u16] = &[256, 256, 256];
+const FEATURES: u64 =
+    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_F_IN_ORDER | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+
+/// What a socket device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VsockSpec {
+    /// Its id, which its thread is named after.
+    pub id: String,
+    /// The guest's context ID, from 3 to 0xffff_fffe.
+    pub cid: u32,
+    /// The Unix socket that clients of the host connect to, and the beginning of those that the guest's connections
+    /// lead to.
+    pub socket: PathBuf,
+}
+
+/// Why there is no socket device: one line, to follow the option's name.
+#[derive(Debug, Error)]
+pub enum VsockError {
+    /// Another program listens there.
+    #[error("socket={}: another program is listening there; stop it, or give another path", .0.display())]
+    InUse(PathBuf),
+    /// There is a file of another kind.
+    #[error("socket={}: exists and is not a socket; give another path, or remove it", .0.display())]
+    NotASocket(PathBuf),
+    /// Listening on the socket failed.
+    #[error("socket={}: cannot listen there: {error}", path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+}
+
+impl VsockError {
+    /// Who has to act on it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::InUse(_) => ErrorKind::Busy,
+            Self::NotASocket(_) => ErrorKind::Unsuitable,
+            Self::Listen { error, .. } => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ErrorKind::Missing,
+                io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+                io::ErrorKind::InvalidInput => ErrorKind::Invalid,
+                _ => ErrorKind::Host,
+            },
+        }
+    }
+}
+
+/// A virtio socket device.
+pub struct Vsock {
+    spec: VsockSpec,
+    host: Arc<HostSocket>,
+    /// The connections since the last reset.
+    muxer: Option<Arc<Mutex<Muxer>>>,
+    /// The driver knows connections that are gone, and is to be told.
+    owes_reset: Arc<AtomicBool>,
+    counters: Arc<VsockCounters>,
+    losses: Losses,
+}
+
+impl Vsock {
+    /// Listens on the socket.
+    ///
+    /// # Errors
+    ///
+    /// When another program listens there, or the path cannot be used.
+    pub fn open(spec: VsockSpec) -> Result<Self, VsockError> {
+        let host = Arc::new(HostSocket::listen(&spec.socket)?);
+        Ok(Self {
+            spec,
+            host,
+            muxer: None,
+            owes_reset: Arc::default(),
+            counters: Arc::new(VsockCounters::new()),
+            losses: Losses::default(),
+        })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.spec.id
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> Arc<VsockCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// The connections, none after a reset.
+    fn muxer(&mut self) -> io::Result<Arc<Mutex<Muxer>>> {
+        if let Some(muxer) = &self.muxer {
+            return Ok(Arc::clone(muxer));
+        }
+        // A driver that is restored remembers ports until it reads that all connections are gone: new ones begin
+        // somewhere else.
+        let mut port = [0; 4];
+        if self.owes_reset.load(Ordering::Acquire) {
+            rustix::rand::getrandom(&mut port, rustix::rand::GetRandomFlags::NONBLOCK)?;
+        }
+        let host = Arc::clone(&self.host);
+        let connect = Box::new(move |port| host.connect(port));
+        let muxer = Muxer::new(self.spec.cid.into(), u32::from_le_bytes(port), connect)?;
+        Ok(Arc::clone(self.muxer.insert(Arc::new(Mutex::new(muxer)))))
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_VSOCK as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        QUEUE_SIZES
+    }
+
+    /// The guest's context ID (`virtio 1.4 §5.10.4`).
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let cid = u64::from(self.spec.cid).to_le_bytes();
+        let rest = usize::try_from(offset).ok().and_then(|offset| cid.get(offset..)).unwrap_or_default();
+        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    }
+
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn config_generation(&self) -> u8 {
+        0
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let queue = |index| start.queues.iter().find(|(other, _)| *other == index).map(|(_, queue)| Arc::clone(queue));
+        let indices: Vec<_> = start.queues.iter().map(|(index, _)| *index).collect();
+        if indices.is_empty() {
+            return Ok(Vec::new());
+        }
+        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let worker = QueueWorker {
+            queues: [RECEIVE, TRANSMIT, EVENTS].map(queue),
+            muxer: self.muxer()?,
+            host: Arc::clone(&self.host),
+            owes_reset: Arc::clone(&self.owes_reset),
+            features: start.features,
+            memory: start.memory,
+            interrupts: start.interrupts,
+            counters: Arc::clone(&self.counters),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let thread = spawn(thread_name(&self.spec.id, "q", 0), move || worker.run())?;
+        Ok(vec![Worker::new(indices, kick, stop, thread)])
+    }
+
+    /// The connections end when the worker, which has been told to stop, no longer uses them.
+    fn reset(&mut self) {
+        log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
+        self.muxer = None;
+        // A worker that still runs keeps the old one.
+        self.owes_reset = Arc::default();
+    }
+
+    /// Connections are with this process, and cannot go with the guest.
+    fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
+        if *state != DeviceSpecific::PowerOn {
+            return Err(StateError::Shape("kinds of device"));
+        }
+        self.muxer = None;
+        self.owes_reset = Arc::new(AtomicBool::new(started.is_some()));
+        Ok(())
+    }
+}
+
+impl Drop for Vsock {
+    fn drop(&mut self) {
+        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
+    }
+}

@@ -1,0 +1,438 @@
+//! A connection between a program in the guest and one on the host.
+//!
+//! What the host sends goes from its socket into the driver's buffers, and waits in the socket while the guest has no
+//! room. What the guest sends goes from the driver's buffers into the socket; what the socket does not take is kept,
+//! at most [`ROOM`](super::credit::ROOM) bytes, which the guest's credit covers.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
+
+use super::credit::{FromGuest, ToGuest};
+use super::packet::{Header, Ports, STREAM, Shutdown, op};
+use crate::iovecs::IoVecs;
+
+/// How long the guest has to answer a request or the end of a connection, and the host to take some of what is left at
+/// that end.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+/// The most buffers of the driver that are filled at once.
+pub(crate) const MAX_BURST: usize = 32;
+
+bitflags::bitflags! {
+    /// Packets that the guest is to get, in the order of their importance.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    struct Owed: u8 {
+        const REQUEST = 1;
+        const RESPONSE = 2;
+        const CREDIT_UPDATE = 4;
+        const CREDIT_REQUEST = 8;
+        const SHUTDOWN = 16;
+    }
+}
+
+/// How far a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The guest has not answered a request.
+    Requested,
+    /// Both ends are there.
+    Established,
+    /// The guest has ended it, and the host has not taken all that the guest sent.
+    Draining,
+}
+
+/// How a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The guest knows, or was never asked.
+    Known,
+    /// The guest is to be told.
+    Reset,
+    /// As `Reset`, because the guest broke the rules.
+    Broken,
+    /// As `Reset`, because time ran out.
+    TimedOut,
+    /// As `TimedOut`, and the guest was never asked, or knows.
+    TimedOutKnown,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: UnixStream,
+    phase: Phase,
+    owed: Owed,
+    from_guest: FromGuest,
+    to_guest: ToGuest,
+    /// What the guest sent and the host has not taken.
+    rest: VecDeque<u8>,
+    /// There may be something to read from the host.
+    readable: bool,
+    /// The host has closed both directions.
+    hung_up: bool,
+    /// The guest was asked for room since it last had some.
+    asked: bool,
+    /// What the guest will not do any more.
+    guest: Shutdown,
+    /// What the host will not do any more.
+    host: Shutdown,
+    /// How many buffers to fill at once: more and more while they are all filled.
+    burst: usize,
+    end: Option<End>,
+    deadline: Option<Instant>,
+    /// The muxer's record of its turn.
+    pub ticket: Option<u64>,
+    /// The muxer's record of its deadline.
+    pub timer: Option<Instant>,
+}
+
+impl Connection {
+    fn new(stream: UnixStream, phase: Phase, owed: Owed) -> Self {
+        Self {
+            stream,
+            phase,
+            owed,
+            from_guest: FromGuest::default(),
+            to_guest: ToGuest::default(),
+            rest: VecDeque::new(),
+            readable: true,
+            hung_up: false,
+            asked: false,
+            guest: Shutdown::empty(),
+            host: Shutdown::empty(),
+            burst: 1,
+            end: None,
+            deadline: None,
+            ticket: None,
+            timer: None,
+        }
+    }
+
+    /// A connection that a client of the host asked for at `now`.
+    pub(crate) fn of_client(stream: UnixStream, now: Instant) -> Self {
+        Self { deadline: Some(now + PATIENCE), ..Self::new(stream, Phase::Requested, Owed::REQUEST) }
+    }
+
+    /// A connection that the guest asked for by `request`.
+    pub(crate) fn of_guest(stream: UnixStream, request: &Header) -> Self {
+        let mut connection = Self::new(stream, Phase::Established, Owed::RESPONSE);
+        connection.to_guest.hear(request);
+        connection
+    }
+
+    /// Whether the guest no longer knows of it.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.phase == Phase::Draining
+    }
+
+    /// How it ends, once it has to.
+    pub(crate) fn end(&self) -> Option<End> {
+        self.end
+    }
+
+    /// When time runs out.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Time has run out at `now`.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        if self.is_closing() && !self.rest.is_empty() {
+            // A socket is called writable only when most of it is free. This finds out whether the host took anything.
+            let before = self.rest.len();
+            self.flush(now);
+            if self.end.is_some() || self.rest.len() < before {
+                return;
+            }
+        }
+        let known = self.phase == Phase::Draining || self.owed.contains(Owed::REQUEST);
+        self.end_as(if known { End::TimedOutKnown } else { End::TimedOut });
+    }
+
+    fn end_as(&mut self, end: End) {
+        self.end.get_or_insert(end);
+    }
+
+    /// A packet of the guest's; `payload` is what belongs to it. Returns whether a connection was established.
+    pub(crate) fn receive(
+        &mut self,
+        ports: Ports,
+        header: &Header,
+        payload: &mut IoVecs<'_, '_>,
+        now: Instant,
+    ) -> bool {
+        self.to_guest.hear(header);
+        self.asked &= self.to_guest.room() == 0;
+        let established = self.phase == Phase::Established;
+        match header.op.get() {
+            op::RESPONSE if self.phase == Phase::Requested && !self.owed.contains(Owed::REQUEST) => {
+                return self.establish(ports);
+            }
+            op::RW if established => self.take(payload, now),
+            op::SHUTDOWN if established => self.shut_down(Shutdown::from_bits_truncate(header.flags.get()), now),
+            op::RST => self.drop_guest(now),
+            op::CREDIT_REQUEST if established => self.owed |= Owed::CREDIT_UPDATE,
+            op::CREDIT_REQUEST | op::CREDIT_UPDATE => {}
+            _ => self.end_as(End::Broken),
+        }
+        false
+    }
+
+    /// The guest has accepted: the client is told so before anything that the guest sends.
+    fn establish(&mut self, ports: Ports) -> bool {
+        let line = format!("OK {}\n", ports.host);
+        // The socket is empty, so it takes this, unless the client is gone.
+        match send(&self.stream, line.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(sent) if sent == line.len() => {
+                (self.phase, self.deadline) = (Phase::Established, None);
+                true
+            }
+            _ => {
+                self.end_as(End::Reset);
+                false
+            }
+        }
+    }
+
+    /// Passes on what the guest sends, and keeps what the host does not take.
+    fn take(&mut self, payload: &mut IoVecs<'_, '_>, now: Instant) {
+        let len = payload.bytes();
+        if self.guest.contains(Shutdown::SEND) || !self.from_guest.receive(len) {
+            return self.end_as(End::Broken);
+        }
+        if self.host.contains(Shutdown::RECEIVE) {
+            // The guest has been told, or will be, that it is in vain.
+            return self.from_guest.forward(len);
+        }
+        if self.rest.is_empty() {
+            match payload.send_to_socket(self.stream.as_fd()) {
+                Ok(sent) => {
+                    self.from_guest.forward(sent);
+                    payload.advance(sent);
+                }
+                Err(error) if is_transient(&error) => {}
+                Err(_) => {
+                    self.from_guest.forward(len);
+                    return self.host_receives_no_more();
+                }
+            }
+        }
+        self.keep(payload);
+        self.flush(now);
+        if self.from_guest.should_tell() {
+            self.owed |= Owed::CREDIT_UPDATE;
+        }
+    }
+
+    /// Keeps the payload, which the guest's credit covers.
+    fn keep(&mut self, payload: &IoVecs<'_, '_>) {
+        let mut part = [0; 4096];
+        let mut done = 0;
+        loop {
+            let len = payload.read_at(done, &mut part);
+            self.rest.extend(part.iter().take(len));
+            done += len;
+            if len < part.len() {
+                return;
+            }
+        }
+    }
+
+    /// Writes what was kept, as far as the host takes it.
+    fn flush(&mut self, now: Instant) {
+        while !self.rest.is_empty() {
+            let (first, second) = self.rest.as_slices();
+            let parts = [IoSlice::new(first), IoSlice::new(second)];
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.stream, &parts, &mut SendAncillaryBuffer::default(), flags) {
+                Ok(sent) => {
+                    self.rest.drain(..sent.min(self.rest.len()));
+                    self.from_guest.forward(sent);
+                    if self.is_closing() {
+                        self.deadline = Some(now + PATIENCE);
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) => return self.host_receives_no_more(),
+            }
+        }
+        // Few connections ever have a rest, so none keeps memory for one.
+        self.rest = VecDeque::new();
+        self.end_writing();
+    }
+
+    /// The guest will send no more.
+    fn is_closing(&self) -> bool {
+        self.phase == Phase::Draining || self.guest.is_all()
+    }
+
+    /// Passes the guest's end on, once the host has taken all that came before.
+    fn end_writing(&mut self) {
+        if !self.rest.is_empty() {
+            return;
+        }
+        if self.phase == Phase::Draining {
+            self.end_as(End::Known);
+        } else if self.guest.is_all() {
+            self.end_as(End::Reset);
+        } else if self.guest.contains(Shutdown::SEND) {
+            // It fails if the client is gone, which shows elsewhere.
+            let _ = self.stream.shutdown(net::Shutdown::Write);
+        }
+    }
+
+    /// The client takes nothing any more: what was meant for it is dropped.
+    fn host_receives_no_more(&mut self) {
+        self.from_guest.forward(self.rest.len());
+        self.rest = VecDeque::new();
+        self.announce(Shutdown::RECEIVE);
+        self.end_writing();
+    }
+
+    /// The host will not do so any more, which the guest is told once.
+    fn announce(&mut self, shutdown: Shutdown) {
+        if self.phase == Phase::Established && !self.host.contains(shutdown) {
+            self.owed |= Owed::SHUTDOWN;
+        }
+        self.host |= shutdown;
+    }
+
+    /// The guest will not do so any more.
+    fn shut_down(&mut self, shutdown: Shutdown, now: Instant) {
+        self.guest |= shutdown;
+        if shutdown.contains(Shutdown::RECEIVE) {
+            let _ = self.stream.shutdown(net::Shutdown::Read);
+        }
+        if self.guest.is_all() {
+            self.deadline = Some(now + PATIENCE);
+        }
+        self.end_writing();
+    }
+
+    /// The guest has ended the connection. What it sent before it said that it would send no more is still passed on.
+    fn drop_guest(&mut self, now: Instant) {
+        if self.phase == Phase::Established && self.guest.contains(Shutdown::SEND) && !self.rest.is_empty() {
+            (self.phase, self.owed, self.deadline) = (Phase::Draining, Owed::empty(), Some(now + PATIENCE));
+        } else {
+            self.end_as(End::Known);
+        }
+    }
+
+    /// The host's socket has changed.
+    pub(crate) fn host_changed(&mut self, readable: bool, writable: bool, hung_up: bool, now: Instant) {
+        self.readable |= readable;
+        self.hung_up |= hung_up;
+        // Nobody waits for the rest of what is read any more.
+        if hung_up && (self.host | self.guest_receives_not()).contains(Shutdown::SEND) {
+            self.host_receives_no_more();
+            self.announce(Shutdown::all());
+        }
+        if writable && !self.rest.is_empty() {
+            self.flush(now);
+            if self.from_guest.should_tell() {
+                self.owed |= Owed::CREDIT_UPDATE;
+            }
+        }
+    }
+
+    /// What the host sends reaches nobody once the guest does not receive.
+    fn guest_receives_not(&self) -> Shutdown {
+        if self.guest.contains(Shutdown::RECEIVE) { Shutdown::SEND } else { Shutdown::empty() }
+    }
+
+    /// Whether what the host sends may be read now, as far as is known.
+    fn wants_to_read(&self) -> bool {
+        self.phase == Phase::Established
+            && self.readable
+            && !(self.host | self.guest_receives_not()).contains(Shutdown::SEND)
+    }
+
+    /// Looks what is to be done after a change. Returns whether there is something for the guest.
+    pub(crate) fn settle(&mut self) -> bool {
+        if self.wants_to_read() && self.to_guest.room() == 0 && !self.asked {
+            self.asked = true;
+            self.owed |= Owed::CREDIT_REQUEST;
+        }
+        !self.owed.is_empty() || self.wants_to_read() && self.to_guest.room() > 0
+    }
+
+    /// How many of the driver's buffers the next packets for it need.
+    pub(crate) fn buffers(&self) -> usize {
+        if self.owed.is_empty() { self.burst } else { 1 }
+    }
+
+    /// A packet without payload that the guest is to get before all others of this connection.
+    pub(crate) fn control(&mut self, cid: u64, ports: Ports, now: Instant) -> Option<Header> {
+        let mut header = Header::to_guest(cid, ports, STREAM, 0);
+        let (owed, op) = [
+            (Owed::REQUEST, op::REQUEST),
+            (Owed::RESPONSE, op::RESPONSE),
+            (Owed::SHUTDOWN, op::SHUTDOWN),
+            (Owed::CREDIT_UPDATE, op::CREDIT_UPDATE),
+            (Owed::CREDIT_REQUEST, op::CREDIT_REQUEST),
+        ]
+        .into_iter()
+        .find(|(owed, _)| self.owed.contains(*owed))?;
+        self.owed -= owed | Owed::CREDIT_UPDATE;
+        header.op = op.into();
+        if owed == Owed::SHUTDOWN {
+            header.flags = self.host.bits().into();
+            if self.host.is_all() {
+                self.deadline.get_or_insert(now + PATIENCE);
+            }
+        }
+        self.from_guest.tell(&mut header);
+        Some(header)
+    }
+
+    /// Reads from the host into `data`, as much as the guest has room for, and returns how much that was.
+    pub(crate) fn fill(&mut self, data: &mut IoVecs<'_, '_>) -> usize {
+        let wanted = data.bytes();
+        data.truncate(self.to_guest.room());
+        if data.bytes() == 0 {
+            // The read would look like the end.
+            return 0;
+        }
+        match data.receive(self.stream.as_fd(), &mut []) {
+            Ok(len @ 1..) => {
+                self.to_guest.send(len);
+                self.burst = if len == wanted { (self.burst * 2).min(MAX_BURST) } else { self.burst };
+                len
+            }
+            Err(error) if is_transient(&error) => {
+                self.readable = error.kind() == io::ErrorKind::Interrupted;
+                self.burst = (self.burst / 2).max(1);
+                0
+            }
+            result => {
+                self.readable = false;
+                self.announce(Shutdown::SEND);
+                if self.hung_up || result.is_err() {
+                    self.host_receives_no_more();
+                }
+                0
+            }
+        }
+    }
+
+    /// The header of a packet with `len` bytes of payload.
+    pub(crate) fn data_header(&mut self, cid: u64, ports: Ports, len: usize) -> Header {
+        let mut header = Header::to_guest(cid, ports, STREAM, op::RW);
+        // At most what one buffer of the driver holds.
+        header.len = (len as u32).into();
+        self.from_guest.tell(&mut header);
+        self.owed -= Owed::CREDIT_UPDATE;
+        header
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

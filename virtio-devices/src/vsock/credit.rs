@@ -1,0 +1,120 @@
+//! Flow control: neither side sends what the other has no room for (`virtio 1.4 §5.10.6.3`).
+//!
+//! Both counts of a direction run freely and wrap.
+
+use super::packet::Header;
+
+/// The room for what the guest sent and the host has not taken, in bytes for each connection.
+pub(crate) const ROOM: u32 = 64 << 10;
+/// The guest is told of room when it knows of less than this. At half the room, it need not stop while it is told.
+const LOW: u32 = ROOM / 2;
+
+/// What the guest sends.
+#[derive(Debug, Default)]
+pub(crate) struct FromGuest {
+    received: u32,
+    forwarded: u32,
+    /// `forwarded`, as the guest was last told.
+    told: u32,
+}
+
+impl FromGuest {
+    /// Counts `len` bytes, unless that is more than there is room for.
+    pub(crate) fn receive(&mut self, len: usize) -> bool {
+        let room = ROOM.saturating_sub(self.received.wrapping_sub(self.forwarded));
+        let Some(len) = u32::try_from(len).ok().filter(|len| *len <= room) else { return false };
+        self.received = self.received.wrapping_add(len);
+        true
+    }
+
+    /// The host has taken `len` of the bytes received.
+    pub(crate) fn forward(&mut self, len: usize) {
+        // Never more than there is room for.
+        self.forwarded = self.forwarded.wrapping_add(len as u32);
+    }
+
+    /// Whether the guest may soon stop for want of room that there is.
+    pub(crate) fn should_tell(&self) -> bool {
+        let known = ROOM.saturating_sub(self.received.wrapping_sub(self.told));
+        known < LOW && self.told != self.forwarded
+    }
+
+    /// Tells the guest, in a packet that goes to it.
+    pub(crate) fn tell(&mut self, header: &mut Header) {
+        self.told = self.forwarded;
+        header.buf_alloc = ROOM.into();
+        header.fwd_cnt = self.forwarded.into();
+    }
+}
+
+/// What is sent to the guest.
+#[derive(Debug, Default)]
+pub(crate) struct ToGuest {
+    sent: u32,
+    buf_alloc: u32,
+    fwd_cnt: u32,
+}
+
+impl ToGuest {
+    /// The guest tells of its room.
+    pub(crate) fn hear(&mut self, header: &Header) {
+        self.buf_alloc = header.buf_alloc.get();
+        self.fwd_cnt = header.fwd_cnt.get();
+    }
+
+    /// How many bytes the guest has room for. A guest that says it passed on more than it got has none.
+    pub(crate) fn room(&self) -> usize {
+        self.buf_alloc.saturating_sub(self.sent.wrapping_sub(self.fwd_cnt)) as usize
+    }
+
+    /// Counts `len` bytes, for which there is room.
+    pub(crate) fn send(&mut self, len: usize) {
+        self.sent = self.sent.wrapping_add(len as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(buf_alloc: u32, fwd_cnt: u32) -> Header {
+        Header { buf_alloc: buf_alloc.into(), fwd_cnt: fwd_cnt.into(), ..Header::default() }
+    }
+
+    #[test]
+    fn a_guest_cannot_send_more_than_there_is_room_for() {
+        let mut credit = FromGuest::default();
+        assert!(credit.receive(ROOM as usize - 1) && !credit.receive(2) && credit.receive(1));
+        credit.forward(10);
+        assert!(!credit.receive(11) && !credit.receive(usize::MAX) && credit.receive(10));
+    }
+
+    #[test]
+    fn a_guest_is_told_of_room_before_it_has_none_and_once() {
+        let mut credit = FromGuest { received: u32::MAX - 5, forwarded: u32::MAX - 5, told: u32::MAX - 5 };
+        assert!(credit.receive(LOW as usize));
+        credit.forward(LOW as usize);
+        assert!(!credit.should_tell());
+        assert!(credit.receive(1) && credit.should_tell());
+        let mut header = Header::default();
+        credit.tell(&mut header);
+        assert_eq!((header.buf_alloc.get(), header.fwd_cnt.get()), (ROOM, LOW - 6));
+        assert!(!credit.should_tell());
+        assert!(credit.receive(ROOM as usize - 1) && !credit.should_tell(), "there is nothing to tell");
+    }
+
+    #[test]
+    fn what_a_guest_says_of_its_room_is_never_believed_to_be_more_than_it_says() {
+        let mut credit = ToGuest::default();
+        assert_eq!(credit.room(), 0);
+        credit.hear(&told(100, 0));
+        credit.send(60);
+        assert_eq!(credit.room(), 40);
+        credit.hear(&told(100, 61));
+        assert_eq!(credit.room(), 0, "it cannot have passed on more than it got");
+        credit.hear(&told(50, 0));
+        assert_eq!(credit.room(), 0, "it took room back");
+        credit.hear(&told(u32::MAX, 60));
+        assert_eq!(credit.room(), u32::MAX as usize);
+    }
+}

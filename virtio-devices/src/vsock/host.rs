@@ -1,0 +1,62 @@
+//! The host's sockets: the one that clients connect to, and those that the guest's connections lead to.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use super::VsockError;
+use crate::socket_path::{ListenError, OwnPath, connect, listen};
+
+/// A listening socket, removed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct HostSocket {
+    path: PathBuf,
+    listener: UnixListener,
+    _own: OwnPath,
+}
+
+impl HostSocket {
+    /// Listens at `path`. A socket that a program left behind there is removed.
+    ///
+    /// # Errors
+    ///
+    /// When another program is listening there, or the path cannot be used.
+    pub(crate) fn listen(path: &Path) -> Result<Self, VsockError> {
+        let (listener, own) = listen(path).map_err(|error| match error {
+            ListenError::InUse => VsockError::InUse(path.to_owned()),
+            ListenError::NotASocket => VsockError::NotASocket(path.to_owned()),
+            ListenError::Failed(error) => VsockError::Listen { path: path.to_owned(), error },
+        })?;
+        Ok(Self { path: path.to_owned(), listener, _own: own })
+    }
+
+    /// A client that waits, without blocking.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if there is none; any other if the host lacks something.
+    pub(crate) fn accept(&self) -> io::Result<UnixStream> {
+        let (stream, _) = self.listener.accept()?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+
+    /// Connects to the program that listens at `<path>_<port>`, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// When nobody does, or it is too busy.
+    pub(crate) fn connect(&self, port: u32) -> io::Result<UnixStream> {
+        let mut path = OsString::from(&self.path);
+        path.push(format!("_{port}"));
+        Ok(connect(Path::new(&path))?)
+    }
+}
+
+impl AsFd for HostSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}

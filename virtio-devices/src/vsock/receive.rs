@@ -1,0 +1,151 @@
+//! The queue that the driver receives from: packets of the host's into its buffers.
+
+use vm_memory::{GuestMemoryMmap, Permissions};
+use zerocopy::IntoBytes;
+
+use super::connection::MAX_BURST;
+use super::counters::{Tally, VsockCounter};
+use super::muxer::{Muxer, Output};
+use super::packet::{HEADER, Header, Ports};
+use super::worker::{Next, Pass};
+use crate::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
+use crate::ring::{BrokenRing, Ring, Used};
+
+/// The most turns of connections before other queues, or a stop, are looked at.
+const BATCH: usize = 32;
+
+/// A buffer of the driver's.
+#[derive(Debug, Clone, Copy)]
+struct Buffer {
+    head: u16,
+    /// The room behind the header in bytes.
+    room: usize,
+}
+
+/// The queue, and the storage of its segments.
+pub(crate) struct Receive<'q> {
+    ring: Ring<'q>,
+    chain: Storage,
+    headers: Storage,
+    data: Storage,
+    buffers: Vec<Buffer>,
+    used: Vec<Used>,
+}
+
+impl<'q> Receive<'q> {
+    pub(crate) fn new(ring: Ring<'q>) -> Self {
+        let [chain, headers, data] = std::array::from_fn(|_| Storage::default());
+        Self { ring, chain, headers, data, buffers: Vec::new(), used: Vec::new() }
+    }
+
+    /// Gives the driver up to [`BATCH`] turns' packets.
+    pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
+        self.ring.suppress_doorbells(pass.memory)?;
+        let mut next = Next::More;
+        for _ in 0..BATCH {
+            let Some(wanted) = pass.muxer.buffers() else {
+                next = Next::Doorbell;
+                break;
+            };
+            if !self.turn(wanted.min(MAX_BURST), pass)? {
+                next = if self.ring.expect_doorbell(pass.memory)? { Next::More } else { Next::Doorbell };
+                break;
+            }
+        }
+        pass.interrupt(&mut self.ring)?;
+        Ok(next)
+    }
+
+    /// Gives the driver the next packets, in up to `wanted` buffers. Returns whether there was a buffer.
+    fn turn(&mut self, wanted: usize, pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
+        let Self { ring, chain, headers, data, buffers, used } = self;
+        let Pass { memory, muxer, tally, now, .. } = pass;
+        buffers.clear();
+        used.clear();
+        let mut taken = Taken { headers: IoVecs::new(headers), data: IoVecs::new(data), buffers };
+        taken.gather(ring, memory, wanted, chain, tally)?;
+        if taken.buffers.is_empty() {
+            return Ok(false);
+        }
+        match muxer.next(*now, tally) {
+            Some(Output::Packet(header)) => taken.write(used, &header, 0),
+            Some(Output::Data(ports)) => taken.fill(muxer, ports, used, tally),
+            None => {}
+        }
+        tally.add(VsockCounter::RxPackets, used.len() as u64);
+        ring.give_back(memory, used)?;
+        // At most MAX_BURST.
+        ring.put_back((taken.buffers.len() - used.len()) as u16);
+        Ok(true)
+    }
+}
+
+/// Buffers in a row that were taken from the ring.
+struct Taken<'s, 'm> {
+    /// Room for their headers, [`HEADER`] bytes each.
+    headers: IoVecs<'s, 'm>,
+    /// The rest of their room.
+    data: IoVecs<'s, 'm>,
+    buffers: &'s mut Vec<Buffer>,
+}
+
+impl<'m> Taken<'_, 'm> {
+    /// Takes up to `wanted` buffers. A chain that is no buffer is given back when it is the first, so that all are
+    /// given back in their order.
+    fn gather(
+        &mut self,
+        ring: &mut Ring<'_>,
+        memory: &'m GuestMemoryMmap,
+        wanted: usize,
+        storage: &mut Storage,
+        tally: &mut Tally,
+    ) -> Result<(), BrokenRing> {
+        // No more than the ring has: a driver that adds bad ones again and again does not hold up the other queue.
+        for _ in 0..ring.size() {
+            if self.buffers.len() == wanted {
+                break;
+            }
+            let Some(chain) = ring.next(memory)? else { break };
+            let head = chain.head_index();
+            let mut segments = IoVecs::new(storage);
+            let extent = segments.append(memory, chain, Permissions::Write);
+            let is_buffer = extent.is_ok_and(|extent| extent.bytes > HEADER);
+            if !is_buffer && self.buffers.is_empty() {
+                tally.count(VsockCounter::RxBadChains);
+                ring.give_back(memory, &[Used { head, len: 0 }])?;
+                continue;
+            }
+            if !is_buffer || self.data.segments().len() + segments.segments().len() > MAX_SEGMENTS {
+                ring.put_back(1);
+                break;
+            }
+            segments.move_front(HEADER, &mut self.headers);
+            let room = segments.bytes();
+            segments.move_front(room, &mut self.data);
+            self.buffers.push(Buffer { head, room });
+        }
+        Ok(())
+    }
+
+    /// Fills buffers with what the host sends on a connection.
+    fn fill(&mut self, muxer: &mut Muxer, ports: Ports, used: &mut Vec<Used>, tally: &mut Tally) {
+        let mut rest = muxer.fill(ports, &mut self.data);
+        tally.add(VsockCounter::RxBytes, rest as u64);
+        while let (1.., Some(buffer)) = (rest, self.buffers.get(used.len())) {
+            let len = rest.min(buffer.room);
+            rest -= len;
+            let header = muxer.data_header(ports, len);
+            self.write(used, &header, len);
+        }
+        muxer.end_turn(ports, tally);
+    }
+
+    /// Writes the header of the first buffer that is not in `used`, and adds it there with `len` bytes of data.
+    fn write(&self, used: &mut Vec<Used>, header: &Header, len: usize) {
+        if let Some(Buffer { head, .. }) = self.buffers.get(used.len()) {
+            self.headers.write_at(used.len() * HEADER, header.as_bytes());
+            // One call reads less than 2 GiB.
+            used.push(Used { head: *head, len: (HEADER + len) as u32 });
+        }
+    }
+}

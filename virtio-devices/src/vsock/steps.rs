@@ -1,0 +1,130 @@
+//! Runs a socket device's queues step by step on the caller's thread, without waiting and without a clock. For tests
+//! and fuzz targets of other crates.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::GuestMemoryMmap;
+
+use super::counters::{Tally, VsockCounter, VsockCounters};
+use super::muxer::Muxer;
+use super::receive::Receive;
+use super::transmit::Transmit;
+use super::worker::{Next, Pass, RECEIVE, TRANSMIT, tell_of_reset};
+use crate::features::has;
+use crate::net::steps::Step;
+use crate::ring::{BrokenRing, Ring};
+use crate::{Interrupts, SharedQueue};
+
+/// A socket device in its state of power-on.
+pub struct VsockSteps {
+    memory: GuestMemoryMmap,
+    muxer: Muxer,
+    tally: Tally,
+    counters: VsockCounters,
+    interrupts: Interrupts,
+    features: u64,
+    now: Instant,
+}
+
+impl VsockSteps {
+    /// A device of a guest with the context ID `cid`, whose driver negotiated `features`. A guest's connection to a
+    /// port is what `connect` returns for it, a socket that does not block.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no descriptor for the poll set.
+    pub fn new(
+        memory: GuestMemoryMmap,
+        cid: u32,
+        features: u64,
+        connect: impl Fn(u32) -> io::Result<UnixStream> + Send + 'static,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            memory,
+            muxer: Muxer::new(cid.into(), 0, Box::new(connect))?,
+            tally: Tally::new(),
+            counters: VsockCounters::new(),
+            interrupts: Interrupts::new(3, 0),
+            features,
+            now: Instant::now(),
+        })
+    }
+
+    /// A client of the host, over a socket that does not block.
+    pub fn admit(&mut self, client: UnixStream) {
+        self.muxer.admit(client, self.now, &mut self.tally);
+    }
+
+    /// Lets time pass.
+    pub fn wait(&mut self, time: Duration) {
+        self.now += time;
+        self.muxer.expire(self.now, &mut self.tally);
+    }
+
+    /// Looks what has happened to the sockets.
+    pub fn look(&mut self) {
+        let mut happened = Vec::new();
+        loop {
+            self.muxer.poller().wait(Some(&rustix::event::Timespec::default()), &mut happened);
+            if happened.is_empty() {
+                return;
+            }
+            for event in happened.drain(..) {
+                self.muxer.happened(event, self.now, &mut self.tally);
+            }
+        }
+    }
+
+    /// Does what a worker does for the receive queue in one turn of its loop.
+    pub fn receive(&mut self, queue: &SharedQueue) -> Step {
+        self.run(RECEIVE, queue, |ring, pass| Receive::new(ring).run(pass))
+    }
+
+    /// As [`Self::receive`], for the transmit queue. [`Step::Frame`] means that the driver has to take packets first.
+    pub fn transmit(&mut self, queue: &SharedQueue) -> Step {
+        self.run(TRANSMIT, queue, |ring, pass| Transmit::new(ring).run(pass))
+    }
+
+    /// Tells the driver by the event queue that all connections are gone. [`Step::More`] once that is done.
+    pub fn tell_of_reset(&mut self, queue: &SharedQueue) -> Step {
+        self.run(2, queue, |mut ring, pass| tell_of_reset(&mut ring, pass))
+    }
+
+    fn run<'q>(
+        &mut self,
+        index: u16,
+        queue: &'q SharedQueue,
+        run: impl FnOnce(Ring<'q>, &mut Pass<'_>) -> Result<Next, BrokenRing>,
+    ) -> Step {
+        let Self { memory, muxer, tally, counters, interrupts, features, now } = self;
+        let ring = Ring::open(index, queue.lock(), has(*features, VIRTIO_RING_F_EVENT_IDX), memory);
+        let mut pass = Pass { memory, muxer, tally, now: *now, interrupts };
+        let result = ring.and_then(|ring| run(ring, &mut pass));
+        tally.flush(counters);
+        match result {
+            Ok(Next::More) => Step::More,
+            Ok(Next::Room) => Step::Frame,
+            Ok(Next::Doorbell) => Step::Doorbell,
+            Err(BrokenRing) => Step::Broken,
+        }
+    }
+
+    /// A counter so far.
+    pub fn count(&mut self, counter: VsockCounter) -> u64 {
+        self.tally.flush(&self.counters);
+        self.counters.get(counter)
+    }
+
+    /// How many connections there are, and how many clients that have not named a port.
+    pub fn census(&self) -> (usize, usize) {
+        self.muxer.census()
+    }
+
+    /// How many resets wait for the driver.
+    pub fn resets(&self) -> usize {
+        self.muxer.resets()
+    }
+}
