@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options,
-    PayloadConfig, PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, check_unsupported,
-    help,
+    PayloadConfig, PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig,
+    check_unsupported, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -175,6 +175,16 @@ pub(crate) struct VmOptions {
         )
     )]
     vdpa: Vec<String>,
+
+    /// Socket device: connections between programs of the guest and of the host
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        requires = "kernel",
+        help_heading = DEVICES,
+        long_help = keys::<VsockConfig>("Socket device: connections between programs of the guest and of the host")
+    )]
+    vsock: Option<String>,
 }
 
 /// The help of an option, generated from the struct that it is parsed into.
@@ -234,6 +244,9 @@ impl VmOptions {
         }
         for vdpa in self.vdpa {
             config.vdpa.push(vdpa.parse()?);
+        }
+        if let Some(vsock) = self.vsock {
+            config.vsock = Some(vsock.parse()?);
         }
         Ok(config)
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vm_api::config::{DiskConfig, MacAddress, MemoryConfig, NetConfig, VdpaConfig, VfConfig};
+use vm_api::config::{DiskConfig, MacAddress, MemoryConfig, NetConfig, VdpaConfig, VfConfig, VsockConfig};
 
 use crate::vm_options::{VmOptions, keys};
 
@@ -88,8 +88,15 @@ pub(crate) enum Command {
         )]
         vdpa: String,
     },
-    /// Add a vsock device (not supported yet)
-    AddVsock(Unknown),
+    /// Add a vsock device
+    AddVsock {
+        /// The device
+        #[arg(
+            value_name = "key=value,...",
+            long_help = keys::<VsockConfig>("The device, as for --vsock of cloud-hypervisor")
+        )]
+        vsock: String,
+    },
     /// Boot the VM
     Boot,
     /// Write the guest's memory to a file (not supported yet)

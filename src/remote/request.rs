@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, SetVf};
-use vm_api::config::{DiskConfig, NetConfig, VdpaConfig, VfConfig};
+use vm_api::config::{DiskConfig, NetConfig, VdpaConfig, VfConfig, VsockConfig};
 
 use super::client::Call;
 use super::command::{Command, LinkState};
@@ -60,7 +60,7 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
         Command::AddPmem(_) => ("PUT", "vm.add-pmem"),
         Command::AddUserDevice(_) => ("PUT", "vm.add-user-device"),
         Command::AddVdpa { .. } => ("PUT", "vm.add-vdpa"),
-        Command::AddVsock(_) => ("PUT", "vm.add-vsock"),
+        Command::AddVsock { .. } => ("PUT", "vm.add-vsock"),
         Command::Boot => ("PUT", "vm.boot"),
         Command::Coredump(_) => ("PUT", "vm.coredump"),
         Command::Create { .. } => ("PUT", "vm.create"),
@@ -90,6 +90,7 @@ fn body(command: Command) -> Result<Option<String>, Error> {
     let body = match command {
         Command::AddDisk { disk } => json(&disk.parse::<DiskConfig>()?),
         Command::AddVdpa { vdpa } => json(&vdpa.parse::<VdpaConfig>()?),
+        Command::AddVsock { vsock } => json(&vsock.parse::<VsockConfig>()?),
         Command::Create { file: None, vm } if vm.is_given() => json(&vm.into_config()?),
         Command::Create { file, .. } => read(&file.unwrap_or_else(|| PathBuf::from("-"))),
         Command::RemoveDevice { id } => json(&RemoveDevice { id }),

@@ -82,6 +82,11 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
     let rng = &info.config.rng;
     let id = text(&rng.id);
     rows.push(vec![id.clone(), bdf(&id), "rng".to_string(), rng.src.display().to_string()]);
+    if let Some(vsock) = &info.config.vsock {
+        let id = text(&vsock.id);
+        let about = format!("cid {}, {}", vsock.cid, vsock.socket.display());
+        rows.push(vec![id.clone(), bdf(&id), "vsock".to_string(), about]);
+    }
     rows
 }
 

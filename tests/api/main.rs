@@ -15,3 +15,4 @@ mod refused;
 mod registry_client;
 mod tap;
 mod vmm;
+mod vsock;

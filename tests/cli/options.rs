@@ -40,6 +40,8 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
         "src=/dev/hwrng",
         "--balloon",
         "size=64M,free_page_reporting=on",
+        "--vsock",
+        "cid=5,socket=/run/v",
         "--net",
         "id=pf0,sriov_vfs=4",
         "--net-vf",
@@ -57,6 +59,7 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
         "iommu": false,
     });
     assert_eq!(config["balloon"], balloon);
+    assert_eq!((&config["vsock"]["cid"], &config["vsock"]["socket"]), (&5.into(), &"/run/v".into()));
     let files = Files::new();
     let file = files.write("vm.json", text.as_bytes());
     assert_eq!(printed(&["--config", &file, "--print-config"]), text);

@@ -77,7 +77,6 @@ fn features_not_in_this_version_are_refused_by_the_vmm() {
         &["add-generic-vhost-user", "socket=s"],
         &["add-pmem", "file=x"],
         &["add-user-device", "socket=s"],
-        &["add-vsock", "cid=3,socket=s"],
         &["coredump", "file:///tmp/x"],
         &["receive-migration", "receiver_url=x"],
         &["resize-zone", "--id", "z", "--size", "1G"],

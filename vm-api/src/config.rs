@@ -19,6 +19,7 @@ pub mod rng;
 pub mod unsupported;
 pub mod vdpa;
 pub mod vhost;
+pub mod vsock;
 
 use std::path::PathBuf;
 
@@ -38,6 +39,7 @@ pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::rng::RngConfig;
 pub use crate::config::vdpa::VdpaConfig;
 pub use crate::config::vhost::{Vhost, VhostMode};
+pub use crate::config::vsock::VsockConfig;
 
 /// A virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +68,9 @@ pub struct VmConfig {
     /// The balloon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balloon: Option<BalloonConfig>,
+    /// The socket device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vsock: Option<VsockConfig>,
     /// The serial port: `--serial`.
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
@@ -87,6 +92,7 @@ impl Default for VmConfig {
             vdpa: Vec::new(),
             rng: RngConfig::default(),
             balloon: None,
+            vsock: None,
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::new(ConsoleMode::Tty),
             platform: None,
@@ -104,7 +110,8 @@ impl VmConfig {
         let console = (self.console.mode != ConsoleMode::Off).then_some(console);
         let rng = Place::new(&mut self.rng.id, &mut self.rng.pci_device_id);
         let balloon = self.balloon.iter_mut().map(|balloon| Place::new(&mut balloon.id, &mut balloon.pci_device_id));
-        nets.chain(vdpas).chain(disks).chain(console).chain([rng]).chain(balloon)
+        let vsock = self.vsock.iter_mut().map(|vsock| Place::new(&mut vsock.id, &mut vsock.pci_device_id));
+        nets.chain(vdpas).chain(disks).chain(console).chain([rng]).chain(balloon).chain(vsock)
     }
 
     /// Removes the device called `id`, if there is one.
@@ -112,6 +119,7 @@ impl VmConfig {
         self.net.retain(|net| net.id.as_deref() != Some(id));
         self.vdpa.retain(|vdpa| vdpa.id.as_deref() != Some(id));
         self.disks.retain(|disk| disk.id.as_deref() != Some(id));
+        self.vsock.take_if(|vsock| vsock.id.as_deref() == Some(id));
     }
 }
 

@@ -255,6 +255,10 @@ impl ControlLoop {
                 let added = self.created()?.add_vdpa(*vdpa);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the vDPA device cannot be added"))
             }
+            Action::AddVsock(vsock) => {
+                let added = self.created()?.add_vsock(*vsock);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the vsock device cannot be added"))
+            }
             Action::Metrics => {
                 let process = Process::this(self.began.elapsed(), self.events.dropped());
                 Ok(Reply::Metrics(metrics(&process, self.instance.as_ref())))

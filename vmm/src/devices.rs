@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 
 use pci::{HostBridge, Placement, Rid, TopologyError, VfIndex};
 use virtio_devices::{
-    Balloon, BalloonSize, Block, BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError,
-    NetSriov, NetSriovError, ResizeError, Rng, RngError, VirtioDevice, VirtioFunction, VirtioPci,
+    Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError,
+    NetSriov, NetSriovError, ResizeError, Rng, RngError, VirtioDevice, VirtioFunction, VirtioPci, Vsock, VsockError,
 };
 
 use crate::config::{DeviceKind, DevicePlan, NetPlan, NicPlan};
@@ -68,6 +68,14 @@ pub enum DeviceError {
         /// Why.
         error: RngError,
     },
+    /// The socket cannot be listened on.
+    #[error("{option}: {error}")]
+    Vsock {
+        /// The socket device.
+        option: String,
+        /// Why.
+        error: VsockError,
+    },
     /// The device cannot be a PCI function.
     #[error("{option}: {error}")]
     Function {
@@ -113,6 +121,7 @@ impl DeviceError {
             Self::Net { error, .. } => error.kind().into(),
             Self::Disk { error, .. } => error.kind().into(),
             Self::Rng { error, .. } => error.kind().into(),
+            Self::Vsock { error, .. } => error.kind().into(),
             Self::Place { .. } | Self::NoRoom(_) => ErrorKind::Conflict,
             Self::Function { .. } | Self::Sriov { .. } | Self::Pages { .. } | Self::NoConsole => ErrorKind::Host,
         }
@@ -414,6 +423,13 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let counters = balloon.counters();
             let counters = Counters::plain("balloon", move || counters.iter().collect());
             Ok((plain(balloon, &option, placement, memory)?, counters))
+        }
+        DeviceKind::Vsock(spec) => {
+            let vsock =
+                Vsock::open(spec.clone()).map_err(|error| DeviceError::Vsock { option: option.clone(), error })?;
+            let counters = vsock.counters();
+            let counters = Counters::plain("vsock", move || counters.iter().collect());
+            Ok((plain(vsock, &option, placement, memory)?, counters))
         }
     }
 }

@@ -20,7 +20,7 @@ fn places() -> impl Iterator<Item = (&'static str, &'static Place)> {
     TABLE.iter().flat_map(|missing| missing.places.iter().map(|place| (missing.what, place)))
 }
 
-/// What an option of the command line, such as `--vsock`, asks for, if that is not supported yet.
+/// What an option of the command line, such as `--tpm`, asks for, if that is not supported yet.
 pub fn flag(option: &str) -> Option<&'static str> {
     places().find(|(_, place)| matches!(place, Flag(flag) if *flag == option)).map(|(what, _)| what)
 }
@@ -81,6 +81,7 @@ impl Object {
                 ("vdpa", Self::Whole),
                 ("rng", Self::Whole),
                 ("balloon", Self::Whole),
+                ("vsock", Self::Whole),
                 ("cpus", Self::Cpus),
                 ("memory", Self::Memory),
                 ("payload", Self::Payload),

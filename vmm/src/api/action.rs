@@ -5,7 +5,7 @@
 use std::os::fd::OwnedFd;
 
 use vm_api::body::{RemoveDevice, Resize, ResizeDisk, SetVf};
-use vm_api::config::{DiskConfig, NetConfig, VdpaConfig, VmConfig};
+use vm_api::config::{DiskConfig, NetConfig, VdpaConfig, VmConfig, VsockConfig};
 
 use crate::error_kind::ErrorKind;
 
@@ -44,6 +44,8 @@ pub enum Action {
     AddDisk(Box<DiskConfig>),
     /// `vm.add-vdpa`.
     AddVdpa(Box<VdpaConfig>),
+    /// `vm.add-vsock`.
+    AddVsock(Box<VsockConfig>),
     /// `vm.remove-device`.
     RemoveDevice(RemoveDevice),
     /// `vm.resize`.

@@ -1,6 +1,6 @@
 //! The plan of one device of bus 0.
 
-use virtio_devices::{BalloonSpec, BlockSpec, RngSpec};
+use virtio_devices::{BalloonSpec, BlockSpec, RngSpec, VsockSpec};
 
 use crate::config_sriov::{NetPlan, NicPlan};
 
@@ -30,6 +30,8 @@ pub enum DeviceKind {
     Rng(RngSpec),
     /// The balloon.
     Balloon(BalloonSpec),
+    /// The socket device.
+    Vsock(VsockSpec),
 }
 
 impl DevicePlan {

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::{balloon, console, disk, machine, rng};
+use crate::config::{balloon, console, disk, machine, rng, vsock};
 use crate::config_sriov::{self, NetPlan};
 use vm_api::config::VmConfig;
 use vm_api::config::error::{ConfigError, Problem};
@@ -48,6 +48,7 @@ impl VmPlan {
         if let Some(balloon) = &config.balloon {
             devices.push(balloon::plan(balloon, config.memory.size, &devices)?);
         }
+        devices.extend(vsock::plan(config.vsock.as_ref())?);
         let plan = Self { devices };
         plan.check_apart()?;
         Ok(plan)

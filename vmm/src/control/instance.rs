@@ -10,7 +10,7 @@ use vm_api::config::id::LONGEST;
 
 use crate::api::info::VmState;
 use crate::api::{Failure, Link, Resize, ResizeDisk, SetVf};
-use crate::config::{DiskConfig, MacAddress, NetConfig, PlannedVm, VdpaConfig, VmConfig};
+use crate::config::{DiskConfig, MacAddress, NetConfig, PlannedVm, VdpaConfig, VmConfig, VsockConfig};
 use crate::control::resize;
 use crate::devices::Removed;
 use crate::error::Error;
@@ -215,6 +215,18 @@ impl Instance {
     /// It cannot be added. Nothing has changed then.
     pub(crate) fn add_disk(&mut self, disk: DiskConfig) -> Result<Option<Added>, Error> {
         Ok(self.add(|config| config.disks.push(disk))?.1)
+    }
+
+    /// Adds the socket device, hot-plugging it if the VM is booted.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be added, or there is one. Nothing has changed then.
+    pub(crate) fn add_vsock(&mut self, vsock: VsockConfig) -> Result<Option<Added>, Error> {
+        if let Some(other) = &self.config().vsock {
+            return Err(crate::config::vsock::second(other.id.as_deref().unwrap_or_default()).into());
+        }
+        Ok(self.add(|config| config.vsock = Some(vsock))?.1)
     }
 
     /// Adds the device that `change` adds to the configuration. Returns its id, and its address if the VM is booted.

@@ -22,6 +22,9 @@ const OF_SOCKET_OR_DEVICE: u64 = 4;
 const OF_RNG: u64 = 4;
 /// For the balloon: a doorbell, and four MSI-X vectors.
 const OF_BALLOON: u64 = 5;
+/// For the socket device: its socket, poll set and doorbell, and four MSI-X vectors. Connections for which there is no
+/// file are refused, one by one.
+const OF_VSOCK: u64 = 7;
 
 /// Raises the soft limit of open files to the hard limit, and checks that it suffices.
 ///
@@ -62,6 +65,7 @@ fn of_device(plan: &DevicePlan) -> u64 {
         DeviceKind::Console => OF_CONSOLE,
         DeviceKind::Rng(_) => OF_RNG,
         DeviceKind::Balloon(_) => OF_BALLOON,
+        DeviceKind::Vsock(_) => OF_VSOCK,
     }
 }
 

@@ -178,7 +178,6 @@ fn endpoints_of_cloud_hypervisor_that_are_missing_here_are_501() {
         "add-user-device",
         "add-fs",
         "add-pmem",
-        "add-vsock",
         "add-generic-vhost-user",
         "resize-zone",
         "snapshot",

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 /// A feature that is not supported yet.
 #[derive(Debug)]
 pub struct Missing {
-    /// What it is, with its verb: `vsock devices are`. "not supported yet" follows.
+    /// What it is, with its verb: `TPMs are`. "not supported yet" follows.
     pub what: &'static str,
     /// Where it is asked for in Cloud Hypervisor.
     pub(super) places: &'static [Place],
@@ -14,7 +14,7 @@ pub struct Missing {
 /// Where a feature is asked for.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// By an option of the command line: `--vsock`.
+    /// By an option of the command line: `--tpm`.
     Flag(&'static str),
     /// By a key of the object's option and a JSON field of the object, which have the same name.
     Setting(Object, &'static str, Harmless),
@@ -22,7 +22,7 @@ pub(super) enum Place {
     Key(Object, &'static str, Harmless),
     /// By a JSON field of the object alone.
     Field(Object, &'static str, Harmless),
-    /// By an endpoint of the API: `vm.add-vsock`.
+    /// By an endpoint of the API: `vm.add-pmem`.
     Endpoint(&'static str),
 }
 

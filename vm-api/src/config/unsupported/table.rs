@@ -41,7 +41,6 @@ pub(super) const TABLE: &[Missing] = &[
         ],
     ),
     missing("persistent memory devices are", &[Flag("--pmem"), Field(Vm, "pmem", Empty), Endpoint("vm.add-pmem")]),
-    missing("vsock devices are", &[Flag("--vsock"), Field(Vm, "vsock", Null), Endpoint("vm.add-vsock")]),
     missing("VFIO devices are", &[Flag("--device"), Field(Vm, "devices", Empty), Endpoint("vm.add-device")]),
     missing(
         "vfio-user devices are",

@@ -1,0 +1,32 @@
+//! The socket device: `--vsock`.
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::Serialize;
+
+/// A device for connections between programs of the guest and of the host. A VM has at most one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--vsock")]
+pub struct VsockConfig {
+    /// Context ID of the guest, from 3 to 4294967294.
+    #[option("cid=<number>", required)]
+    pub cid: u32,
+    /// Unix socket that clients connect to. A connection of the guest to port P leads to <path>_P.
+    #[option("socket=<path>", required)]
+    pub socket: PathBuf,
+    /// Device name, unique in the VM. It must not start with two underscores. By default _vsock0.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment. Only 0 is supported.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    #[option("iommu=on|off")]
+    pub iommu: bool,
+}
