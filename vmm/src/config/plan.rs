@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(vm.plan().devices[0].pci_device_id, Some(4));
         vm.remove("_net0");
         vm.remove("_disk1");
-        assert_eq!((vm.plan().nets().count(), vm.plan().devices.len()), (2, 5));
+        assert_eq!((vm.plan().nets().count(), vm.plan().devices.len()), (2, 6));
         assert_eq!(again(&vm), vm);
     }
 
