@@ -22,6 +22,7 @@
 //! | `default = <expression>` | the value if the key is left out, which `--help` shows; otherwise that of `Default` |
 //! | `default_from = <expression>` | the same, computed from the fields above it; `--help` shows none |
 //! | `required` | the key must be given |
+//! | `alias = "<key>"` | another name of the key and of the field, which is read but never written |
 //! | `#[option(part)]` | the field has several keys of its own (`Part`) |
 //! | `inherited`, `apart` | see below |
 //!
@@ -55,6 +56,7 @@ struct Setting {
     kind: Kind,
     default: Default,
     overriding: Overriding,
+    alias: Option<LitStr>,
 }
 
 /// What it is in a struct of overrides.
@@ -91,11 +93,11 @@ enum Default {
 }
 
 /// The arguments of `#[option(...)]`.
-struct Arguments(Kind, Default, Overriding);
+struct Arguments(Kind, Default, Overriding, Option<LitStr>);
 
 impl Parse for Arguments {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
-        let mut arguments = Self(Kind::JsonOnly, Default::OfType, Overriding::Own);
+        let mut arguments = Self(Kind::JsonOnly, Default::OfType, Overriding::Own, None);
         while !input.is_empty() {
             if input.peek(LitStr) {
                 let text: LitStr = input.parse()?;
@@ -111,6 +113,10 @@ impl Parse for Arguments {
                     "required" => arguments.1 = Default::Required,
                     "inherited" => arguments.2 = Overriding::Inherited,
                     "apart" => arguments.2 = Overriding::Apart,
+                    "alias" => {
+                        input.parse::<Token![=]>()?;
+                        arguments.3 = Some(input.parse()?);
+                    }
                     "default" => {
                         input.parse::<Token![=]>()?;
                         arguments.1 = Default::Value(input.parse()?);
@@ -120,7 +126,7 @@ impl Parse for Arguments {
                         arguments.1 = Default::From(input.parse()?);
                     }
                     _ => {
-                        let expected = "expected default, default_from, required, part, inherited or apart";
+                        let expected = "expected alias, default, default_from, required, part, inherited or apart";
                         return Err(Error::new(word.span(), expected));
                     }
                 }
@@ -137,11 +143,17 @@ impl Setting {
     fn of(field: &Field) -> Result<Self> {
         let name = field.ident.clone().ok_or_else(|| Error::new_spanned(field, "a field has a name"))?;
         let attribute = field.attrs.iter().find(|attribute| attribute.path().is_ident("option"));
-        let Arguments(kind, default, overriding) = match attribute {
+        let Arguments(kind, default, overriding, alias) = match attribute {
             Some(attribute) => attribute.parse_args()?,
-            None => Arguments(Kind::JsonOnly, Default::OfType, Overriding::Own),
+            None => Arguments(Kind::JsonOnly, Default::OfType, Overriding::Own, None),
         };
-        Ok(Self { name, ty: field.ty.clone(), about: about(&field.attrs), kind, default, overriding })
+        Ok(Self { name, ty: field.ty.clone(), about: about(&field.attrs), kind, default, overriding, alias })
+    }
+
+    /// The attribute of the field as JSON gives it.
+    fn given(&self) -> Code {
+        let alias = self.alias.as_ref().map(|alias| quote!(, alias = #alias));
+        quote!(#[serde(default #alias)])
     }
 
     /// The value if nothing is given. One that has to be given is only needed by `Default`.
@@ -192,7 +204,10 @@ impl Setting {
     fn read(&self) -> Code {
         let name = &self.name;
         match &self.kind {
-            Kind::Key(key, _) => quote!(#key => option::read(value).map(|value| given.#name = value),),
+            Kind::Key(key, _) => {
+                let alias = self.alias.as_ref().map(|alias| quote!(| #alias));
+                quote!(#key #alias => option::read(value).map(|value| given.#name = value),)
+            }
             Kind::Part | Kind::JsonOnly => quote!(),
         }
     }
@@ -279,6 +294,7 @@ fn expand(input: &DeriveInput) -> Result<Code> {
     let overrides = base.map(|base| overrides(config, &base, &settings));
     let names: Vec<_> = settings.iter().map(|setting| &setting.name).collect();
     let types: Vec<_> = settings.iter().map(|setting| &setting.ty).collect();
+    let given = settings.iter().map(Setting::given);
     let defaults = settings.iter().map(Setting::default);
     let resolved = settings.iter().map(Setting::resolved);
     let described = settings.iter().map(Setting::described);
@@ -296,7 +312,7 @@ fn expand(input: &DeriveInput) -> Result<Code> {
             #[derive(Default, ::serde::Deserialize)]
             #[serde(deny_unknown_fields, expecting = "an object")]
             pub(crate) struct Given {
-                #( #[serde(default)] #names: Option<#types>, )*
+                #( #given #names: Option<#types>, )*
             }
 
             impl Default for #config {

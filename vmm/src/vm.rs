@@ -46,6 +46,7 @@ pub struct Vm {
     balloon: Arc<BalloonSize>,
     ram: GuestRam,
     payload: Payload,
+    smbios: Vec<u8>,
     layout: Layout,
     cpuid: Template,
     /// The number of vCPUs, now and after a reboot.
@@ -112,6 +113,7 @@ impl Vm {
             balloon,
             ram,
             payload,
+            smbios: plan.smbios.clone(),
             layout,
             cpuid,
             vcpus,
@@ -165,7 +167,7 @@ impl Vm {
         let Self { layout, vcpus, max_vcpus, .. } = self;
         let hardware = tables::Hardware { layout, vcpus: *vcpus, max_vcpus: *max_vcpus, serial: self.serial.is_some() };
         let acpi = tables::tables(&hardware, layout::ACPI);
-        let entry = self.payload.load(&self.ram.memory().memory(), layout, &acpi)?;
+        let entry = self.payload.load(&self.ram.memory().memory(), layout, &acpi, &self.smbios)?;
         self.ged.with_vcpus(|hotplug| *hotplug = VcpuHotplug::new(*vcpus, *max_vcpus));
         let powered = self.power()?;
         let vcpus = self.vcpus(&powered.vm, entry)?;

@@ -151,6 +151,19 @@ impl Value for Vec<i32> {
     }
 }
 
+/// A list of texts, such as `[one,"two, three"]`.
+impl Value for Vec<String> {
+    fn parse(text: &str) -> Result<Self, String> {
+        list(text)
+    }
+
+    fn print(&self) -> Option<String> {
+        let element = |text: &String| if text.is_empty() { "\"\"".to_string() } else { quote(text) };
+        let texts: Vec<_> = self.iter().map(element).collect();
+        (!self.is_empty()).then(|| format!("[{}]", texts.join(",")))
+    }
+}
+
 impl Value for String {
     fn parse(text: &str) -> Result<Self, String> {
         Ok(text.to_string())

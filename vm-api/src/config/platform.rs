@@ -1,4 +1,5 @@
-//! What the machine is beyond its devices: `--platform`.
+//! What the machine is beyond its devices: `--platform`. Its strings are those of SMBIOS (`DSP0134`), by which the guest
+//! identifies it.
 
 use option_derive::Options;
 use serde::Serialize;
@@ -10,4 +11,40 @@ pub struct PlatformConfig {
     /// Number of PCI segments, 1 to 96.
     #[option("num_pci_segments=<number>", default = 1)]
     pub num_pci_segments: u16,
+    /// Manufacturer of the system. By default Cloud Hypervisor.
+    #[option("system_manufacturer=<text>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_manufacturer: Option<String>,
+    /// Product name of the system. By default cloud-hypervisor.
+    #[option("system_product_name=<text>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_product_name: Option<String>,
+    /// Version of the system.
+    #[option("system_version=<text>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_version: Option<String>,
+    /// Serial number of the system. The older name of this key is serial_number.
+    #[option("system_serial_number=<text>", alias = "serial_number")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_serial_number: Option<String>,
+    /// UUID of the system, 32 hexadecimal digits with or without hyphens. The older name of this key is uuid.
+    #[option("system_uuid=<uuid>", alias = "uuid")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_uuid: Option<String>,
+    /// SKU number of the system.
+    #[option("system_sku_number=<text>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_sku_number: Option<String>,
+    /// Family of the system.
+    #[option("system_family=<text>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_family: Option<String>,
+    /// Strings for programs in the guest, such as credentials for systemd: at most 255.
+    #[option("oem_strings=[<text>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub oem_strings: Vec<String>,
+    /// Asset tag of the chassis.
+    #[option("chassis_asset_tag=<text>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chassis_asset_tag: Option<String>,
 }

@@ -3,21 +3,24 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::{balloon, console, disk, machine, rng, vsock};
 use crate::config_sriov::{self, NetPlan};
-use vm_api::config::VmConfig;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
+use vm_api::config::{PlatformConfig, VmConfig};
 
-/// The devices of a VM, and nothing that has to be opened.
+/// The devices of a VM, what the guest is told about the machine, and nothing that has to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmPlan {
     /// All devices, in the order in which they are given slots: NICs first, so that their addresses do not depend on
     /// other devices, and each new kind last, so that no guest's addresses change with a new version.
     pub devices: Vec<DevicePlan>,
+    /// The SMBIOS tables.
+    pub smbios: Vec<u8>,
 }
 
 impl VmPlan {
@@ -49,7 +52,8 @@ impl VmPlan {
             devices.push(balloon::plan(balloon, config.memory.size, &devices)?);
         }
         devices.extend(vsock::plan(config.vsock.as_ref())?);
-        let plan = Self { devices };
+        let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
+        let plan = Self { devices, smbios };
         plan.check_apart()?;
         Ok(plan)
     }

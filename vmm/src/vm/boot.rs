@@ -10,7 +10,7 @@ use crate::arch::x86_64::bzimage::{self, BzImage};
 use crate::arch::x86_64::elf::{self, Elf};
 use crate::arch::x86_64::layout::{
     ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, PAGE_TABLES, PVH_MODULES, PVH_START_INFO, RESET_VECTOR,
-    RSDP_COPY, ZERO_PAGE,
+    RSDP_COPY, SMBIOS, SMBIOS_END, ZERO_PAGE,
 };
 use crate::arch::x86_64::pvh;
 use crate::arch::x86_64::regs::{self, Entry};
@@ -146,14 +146,21 @@ impl Payload {
         Ok(Self { path, kernel, format, initramfs, cmdline })
     }
 
-    /// Loads the payload and the ACPI tables `acpi` to memory that is all zero.
+    /// Loads the payload, the ACPI tables `acpi` and the SMBIOS tables `smbios` to memory that is all zero.
     ///
     /// # Errors
     ///
     /// When a file became shorter since it was opened, or cannot be read any more.
-    pub fn load(&self, memory: &GuestMemoryMmap, layout: &Layout, acpi: &[u8]) -> Result<Entry, BootError> {
+    pub fn load(
+        &self,
+        memory: &GuestMemoryMmap,
+        layout: &Layout,
+        acpi: &[u8],
+        smbios: &[u8],
+    ) -> Result<Entry, BootError> {
         debug_assert!(acpi.len() as u64 <= ACPI_END - ACPI);
-        self.try_load(memory, layout, acpi).map_err(|error| BootError::Load { path: self.path.clone(), error })
+        debug_assert!(smbios.len() as u64 <= SMBIOS_END - SMBIOS);
+        self.try_load(memory, layout, acpi, smbios).map_err(|error| BootError::Load { path: self.path.clone(), error })
     }
 
     fn try_load(
@@ -161,6 +168,7 @@ impl Payload {
         memory: &GuestMemoryMmap,
         layout: &Layout,
         acpi: &[u8],
+        smbios: &[u8],
     ) -> Result<Entry, vm_memory::GuestMemoryError> {
         let put = |address, bytes: &[u8]| memory.write_slice(bytes, GuestAddress(address));
         if let Some(initramfs) = &self.initramfs {
@@ -169,6 +177,7 @@ impl Payload {
         put(ACPI, acpi)?;
         // A kernel that found the RSDP by PVH does not pass it on to the next one in a kexec.
         put(RSDP_COPY, acpi.get(..RSDP_LEN).unwrap_or_default())?;
+        put(SMBIOS, smbios)?;
         put(CMDLINE, &self.cmdline)?;
         put(RESET_VECTOR, &regs::firmware())?;
         let map = layout.memory_map();
@@ -302,7 +311,7 @@ mod tests {
         };
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let acpi: Vec<u8> = b"RSD PTR ".iter().copied().chain(8..=255).collect();
-        payload.load(&memory, &Layout::new(1 << 20, 0, 46).unwrap(), &acpi).unwrap();
+        payload.load(&memory, &Layout::new(1 << 20, 0, 46).unwrap(), &acpi, &[]).unwrap();
         // What is searched, on 16-byte boundaries.
         let read = |address| {
             let mut bytes = [0; RSDP_LEN];

@@ -66,6 +66,15 @@ fn lists_have_ascending_ranges() {
 }
 
 #[test]
+fn a_list_of_texts_has_quotes_where_it_needs_them() {
+    let strings =
+        |text: &str| format!("oem_strings={text}").parse::<PlatformConfig>().map(|platform| platform.oem_strings);
+    assert_eq!(strings("[io.systemd.credential:a=b]").unwrap(), ["io.systemd.credential:a=b"]);
+    assert_eq!(strings("[one,\"two, \"\"three\"\"\",four five]").unwrap(), ["one", "two, \"three\"", "four five"]);
+    assert_eq!(problem::<PlatformConfig>("oem_strings=[a"), "--platform oem_strings=[a: a bracket is not closed");
+}
+
+#[test]
 fn an_unknown_key_is_an_error() {
     assert_eq!(problem::<NetConfig>("tapp=x"), "--net tapp=x: unknown key; --help lists those of --net");
     assert_eq!(problem::<NetVf>("pf=a,index=0,id=x"), "--net-vf id=x: unknown key; --help lists those of --net-vf");
@@ -238,6 +247,14 @@ proptest! {
         prop_assert_eq!(cpus.to_string().parse::<CpusConfig>().unwrap(), cpus);
         let memory = MemoryConfig { size, hugepage_size: page, shared, ..MemoryConfig::default() };
         prop_assert_eq!(memory.to_string().parse::<MemoryConfig>().unwrap(), memory);
+    }
+
+    #[test]
+    fn a_platform_reads_back_what_it_prints(family in option::of(text()), oem_strings in vec(any::<String>(), 0..4)) {
+        let platform = PlatformConfig { system_family: family, oem_strings, ..PlatformConfig::default() };
+        prop_assert_eq!(platform.to_string().parse::<PlatformConfig>().unwrap(), platform.clone());
+        let json = serde_json::to_string(&platform).unwrap();
+        prop_assert_eq!(serde_json::from_str::<PlatformConfig>(&json).unwrap(), platform);
     }
 
     #[test]

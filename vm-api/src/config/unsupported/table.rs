@@ -122,22 +122,6 @@ pub(super) const TABLE: &[Missing] = &[
         &[Flag("--host-data"), Field(Payload, "host_data", Null), Field(Payload, "mrconfigid", Null)],
     ),
     missing("confidential VMs are", &[Field(Platform, "tdx", If(is_false)), Field(Platform, "sev_snp", If(is_false))]),
-    missing(
-        "SMBIOS strings are",
-        &[
-            Setting(Platform, "serial_number", Null),
-            Setting(Platform, "uuid", Null),
-            Setting(Platform, "oem_strings", Empty),
-            Setting(Platform, "system_manufacturer", Null),
-            Setting(Platform, "system_product_name", Null),
-            Setting(Platform, "system_version", Null),
-            Setting(Platform, "system_serial_number", Null),
-            Setting(Platform, "system_uuid", Null),
-            Setting(Platform, "system_sku_number", Null),
-            Setting(Platform, "system_family", Null),
-            Setting(Platform, "chassis_asset_tag", Null),
-        ],
-    ),
     // The program.
     missing("debugging with gdb is", &[Flag("--gdb"), Field(Vm, "gdb", If(is_false))]),
     missing(

@@ -38,7 +38,10 @@ fn a_field_at_its_default_is_taken_out() {
         "platform": {"num_pci_segments": 2, "iommufd": false, "uuid": null}, "debug_console": {"mode": "Off"},
         "fs": [], "iommu": false, "landlock_rules": null, "memory": null,
     }));
-    assert_eq!(stripped, Ok(json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 4}, "platform": {"num_pci_segments": 2}})));
+    assert_eq!(
+        stripped,
+        Ok(json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 4}, "platform": {"num_pci_segments": 2, "uuid": null}}))
+    );
 }
 
 #[test]

@@ -24,6 +24,10 @@ pub const ACPI: u64 = LOW_MEMORY_END;
 pub const ACPI_END: u64 = 0xe_0000;
 /// A copy of the RSDP, where a kernel searches for it (`ACPI 6.5 §5.2.5.1`).
 pub const RSDP_COPY: u64 = ACPI_END;
+/// The SMBIOS tables, with the entry point as the first (`DSP0134 §5.2`).
+pub const SMBIOS: u64 = 0xf_0000;
+/// The end of the SMBIOS tables.
+pub const SMBIOS_END: u64 = RESET_VECTOR;
 /// Where a CPU starts after a reset, as seen from real mode: the firmware.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// The start of memory above 1 MiB, with the kernel and everything else.

@@ -6,3 +6,4 @@ pub mod elf;
 pub mod layout;
 pub mod pvh;
 pub mod regs;
+pub(crate) mod smbios;
