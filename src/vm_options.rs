@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args};
+use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options,
     PayloadConfig, PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig,
@@ -18,6 +18,7 @@ const DEVICES: &str = "Devices";
 /// A virtual machine.
 #[derive(Debug, Default, Args)]
 #[group(id = "vm", multiple = true)]
+#[command(group = ArgGroup::new("payload").multiple(true))]
 pub(crate) struct VmOptions {
     /// Balloon
     #[arg(
@@ -30,14 +31,14 @@ pub(crate) struct VmOptions {
     balloon: Option<String>,
 
     /// Kernel command line
-    #[arg(long, value_name = "text", requires = "kernel", help_heading = BOOT)]
+    #[arg(long, value_name = "text", requires = "payload", help_heading = BOOT)]
     cmdline: Option<String>,
 
     /// Virtio console
     #[arg(
         long,
         value_name = "mode",
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = format!(
             "Virtio console (hvc0 in the guest): {CONSOLE_MODES} [default: tty]\n\nKeys of the device may follow: \
@@ -50,7 +51,7 @@ pub(crate) struct VmOptions {
     #[arg(
         long,
         value_name = "key=value,...",
-        requires = "kernel",
+        requires = "payload",
         help_heading = MACHINE,
         long_help = keys::<CpusConfig>("Virtual CPUs")
     )]
@@ -60,7 +61,7 @@ pub(crate) struct VmOptions {
     #[arg(
         long,
         value_name = "mode",
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = "Debug console. Only off is supported, with or without iobase=0xe9 [default: off]"
     )]
@@ -72,25 +73,29 @@ pub(crate) struct VmOptions {
         value_name = "key=value,...",
         num_args = 1..,
         action = ArgAction::Append,
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = keys::<DiskConfig>("Disks. Repeat for more")
     )]
     disk: Vec<String>,
 
+    /// Firmware that boots from a disk, instead of a kernel: an ELF file with a PVH entry, such as CLOUDHV.fd
+    #[arg(long, value_name = "path", group = "payload", help_heading = BOOT)]
+    firmware: Option<PathBuf>,
+
     /// Initial RAM file system
-    #[arg(long, value_name = "path", requires = "kernel", help_heading = BOOT)]
+    #[arg(long, value_name = "path", requires = "payload", help_heading = BOOT)]
     initramfs: Option<PathBuf>,
 
     /// Kernel: a bzImage, or a vmlinux with a PVH entry
-    #[arg(long, value_name = "path", help_heading = BOOT)]
+    #[arg(long, value_name = "path", group = "payload", help_heading = BOOT)]
     kernel: Option<PathBuf>,
 
     /// Guest memory
     #[arg(
         long,
         value_name = "key=value,...",
-        requires = "kernel",
+        requires = "payload",
         help_heading = MACHINE,
         long_help = keys::<MemoryConfig>("Guest memory")
     )]
@@ -102,7 +107,7 @@ pub(crate) struct VmOptions {
         value_name = "key=value,...",
         num_args = 1..,
         action = ArgAction::Append,
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = keys::<NetConfig>("NICs. One with sriov_vfs is an SR-IOV physical function (PF). Repeat for more")
     )]
@@ -114,7 +119,7 @@ pub(crate) struct VmOptions {
         value_name = "key=value,...",
         num_args = 1..,
         action = ArgAction::Append,
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = keys::<NetVf>("Per-VF overrides of the PF's defaults. Repeat for more")
     )]
@@ -124,7 +129,7 @@ pub(crate) struct VmOptions {
     #[arg(
         long,
         value_name = "key=value,...",
-        requires = "kernel",
+        requires = "payload",
         help_heading = MACHINE,
         long_help = keys::<PlatformConfig>("The machine as a whole")
     )]
@@ -146,7 +151,7 @@ pub(crate) struct VmOptions {
     #[arg(
         long,
         value_name = "key=value,...",
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = keys::<RngConfig>("Entropy device. Every VM has one")
     )]
@@ -156,7 +161,7 @@ pub(crate) struct VmOptions {
     #[arg(
         long,
         value_name = "mode",
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = format!("Serial port: {CONSOLE_MODES} [default: null]")
     )]
@@ -168,7 +173,7 @@ pub(crate) struct VmOptions {
         value_name = "key=value,...",
         num_args = 1..,
         action = ArgAction::Append,
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = keys::<VdpaConfig>(
             "NICs that are vDPA devices of the host. --net with vdpa= has more keys. Repeat for more"
@@ -195,7 +200,7 @@ pub(crate) fn keys<T: Options>(about: &str) -> String {
 impl VmOptions {
     /// Whether a virtual machine is described.
     pub(crate) const fn is_given(&self) -> bool {
-        self.kernel.is_some()
+        self.kernel.is_some() || self.firmware.is_some()
     }
 
     /// The virtual machine that they describe.
@@ -205,7 +210,12 @@ impl VmOptions {
     /// The first value that cannot be read. Whether the values fit together is not checked.
     pub(crate) fn into_config(self) -> Result<VmConfig, ConfigError> {
         let mut config = VmConfig {
-            payload: PayloadConfig { kernel: self.kernel, initramfs: self.initramfs, cmdline: self.cmdline },
+            payload: PayloadConfig {
+                kernel: self.kernel,
+                firmware: self.firmware,
+                initramfs: self.initramfs,
+                cmdline: self.cmdline,
+            },
             ..VmConfig::default()
         };
         if let Some(cpus) = self.cpus {

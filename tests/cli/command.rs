@@ -100,7 +100,7 @@ fn an_option_that_comes_later_is_a_usage_error_by_name() {
 fn a_kernel_has_to_be_given() {
     assert_eq!(
         usage(&["--memory", "size=1G"]),
-        "the following required arguments were not provided: --kernel <path>; see --help"
+        "the following required arguments were not provided: <--firmware <path>|--kernel <path>>; see --help"
     );
     assert_eq!(usage(&["--kernel"]), "a value is required for '--kernel <path>' but none was supplied; see --help");
 }

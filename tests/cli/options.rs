@@ -93,7 +93,7 @@ fn a_file_is_the_whole_vm() {
     let none = files.write("none.json", b"{}");
     assert_eq!(
         Run::new(&["--config", &none]).refused(WRONG),
-        "--kernel: is required; give the path of a bzImage or a vmlinux"
+        "--kernel: is required; give the path of a bzImage or a vmlinux, or --firmware"
     );
 }
 

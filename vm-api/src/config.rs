@@ -150,13 +150,17 @@ pub struct CpusConfig {
     pub max_vcpus: u32,
 }
 
-/// What the guest boots: `--kernel`, `--initramfs`, `--cmdline`.
+/// What the guest boots: `--kernel`, `--initramfs`, `--cmdline`, `--firmware`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PayloadConfig {
     /// A bzImage, or an ELF vmlinux with a PVH entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<PathBuf>,
+    /// Firmware that boots from a disk: an ELF file with a PVH entry. It excludes `kernel`, and it is passed neither an
+    /// initramfs nor a command line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub firmware: Option<PathBuf>,
     /// The initial file system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initramfs: Option<PathBuf>,
@@ -170,10 +174,10 @@ impl PayloadConfig {
     ///
     /// # Errors
     ///
-    /// When there is no kernel.
+    /// When there is neither a kernel nor firmware.
     pub fn check_present(&self) -> Result<(), ConfigError> {
-        if self.kernel.is_none() {
-            let what = "is required; give the path of a bzImage or a vmlinux".to_string();
+        if self.kernel.is_none() && self.firmware.is_none() {
+            let what = "is required; give the path of a bzImage or a vmlinux, or --firmware".to_string();
             return Err(ConfigError::new("--kernel", Problem::Missing(what)));
         }
         Ok(())

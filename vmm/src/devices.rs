@@ -284,13 +284,14 @@ impl Devices {
         self.plugged.iter().find(|plugged| plugged.plan.id == id)
     }
 
-    /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs.
+    /// Wires the devices to `vm`, in their state of power-on. Unless firmware does that, it gives their BARs addresses.
     ///
     /// # Errors
     ///
     /// When the BARs need more addresses than there are.
-    pub fn attach(&self, vm: Arc<Vm>) -> Result<(), DeviceError> {
-        Ok(self.bus.attach(vm, self.host.apertures.clone())?)
+    pub fn attach(&self, vm: Arc<Vm>, has_firmware: bool) -> Result<(), DeviceError> {
+        let apertures = (!has_firmware).then(|| self.host.apertures.clone());
+        Ok(self.bus.attach(vm, apertures)?)
     }
 
     /// Stops the queues of all devices where they are.

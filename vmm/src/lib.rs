@@ -8,6 +8,7 @@
 //! | `error` | [`Error`]: why the program ends, or an action fails | who reports it |
 //! | `vm` | a booted VM: memory, payload, power-on, reset, hot-plug | clients, HTTP, JSON |
 //! | `devices` | from a plan to open devices in their slots | clients; vCPUs |
+//! | `firmware` | the ports that firmware needs | the VM |
 //! | `pci_host` | bus 0: slots, ECAM, MMIO, interrupts, BARs | the configuration |
 //! | `vcpu` | vCPU threads and their exits | PCI; what is behind an address |
 //! | `acpi` | tables, the generic event device, vCPU hot-plug registers | threads, KVM |
@@ -28,6 +29,7 @@ mod control;
 mod devices;
 mod error;
 mod error_kind;
+mod firmware;
 mod heap;
 pub mod kvm;
 mod pci_host;

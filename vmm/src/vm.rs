@@ -24,6 +24,7 @@ use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::config::{ConsoleMode, CpusConfig, DevicePlan, VmConfig, VmPlan};
 use crate::devices::{self, Devices, Plugged};
+use crate::firmware;
 use crate::kvm::{self, Kvm, KvmError, Vcpu};
 use crate::pci_host::assign_bars::Apertures;
 use crate::pci_host::bus::Bus;
@@ -173,11 +174,20 @@ impl Vm {
         let vcpus = self.vcpus(&powered.vm, entry)?;
         let handlers = Arc::new(cpu::ExitHandlers {
             mmio: Arc::clone(self.devices.bus()) as _,
-            ports: IoPorts::new(self.serial.as_ref().map(|serial| Arc::clone(serial.port())), Arc::clone(&self.ged)),
+            ports: self.ports(),
             stop: Arc::clone(&self.stop),
         });
         self.running = Some(Running { vcpus: Vcpus::start(vcpus, &handlers)?, powered, paused: false });
         Ok(())
+    }
+
+    /// The I/O ports, in their state of power-on.
+    fn ports(&self) -> IoPorts {
+        let serial = self.serial.as_ref().map(|serial| Arc::clone(serial.port()));
+        let ports = IoPorts::new(serial, Arc::clone(&self.ged));
+        // Linux would use the ports of configuration space, at two exits per access, where the ECAM needs none.
+        let firmware = self.payload.is_firmware().then(|| firmware::port_devices(self.devices.bus()));
+        ports.with_devices(firmware.into_iter().flatten())
     }
 
     /// Reboots the guest with its current devices.
@@ -416,7 +426,8 @@ impl Vm {
         }
         // From here on, dropping it detaches the devices, even if attaching fails.
         let powered = Powered { vm, bus: Arc::clone(self.devices.bus()), serial, ged: Arc::clone(&self.ged) };
-        self.devices.attach(Arc::clone(&powered.vm))?;
+        // edk2 moves BARs but not VF BARs, which would then lie over other devices' BARs.
+        self.devices.attach(Arc::clone(&powered.vm), self.payload.is_firmware())?;
         Ok(powered)
     }
 }

@@ -32,6 +32,38 @@ fn missing_memory_and_ports_read_all_ones() {
     assert_eq!(guest.output(), "memory port configuration ports");
 }
 
+/// Prints which of the ports that firmware needs are there.
+fn ports_of_firmware() -> Code {
+    Code::default()
+        .out32(0xcf8, 0x8000_0000)
+        .input32(0xcfc)
+        .print_if_eax(0x0d57_8086, "bridge ")
+        .out(0x70, 0x0d)
+        .bytes(&[0x31, 0xc0]) // xor eax, eax
+        .input(0x71)
+        .print_if_eax(0x80, "clock ")
+        .input32(0x608)
+        // It changes: mov ebx, eax; in eax, dx; sub eax, ebx; jz back to in
+        .bytes(&[0x89, 0xc3, 0xed, 0x29, 0xd8, 0x74, 0xfb])
+        .bytes(&[0x31, 0xc0])
+        .print_if_eax(0, "timer")
+        .power_off()
+}
+
+#[test]
+fn firmware_has_its_ports_however_it_is_given() {
+    let file = ports_of_firmware().firmware();
+    let mut guest = Guest::with_kernel(&file);
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "bridge clock timer");
+    guest.config.payload.firmware = guest.config.payload.kernel.take();
+    // Neither has an effect: the initramfs is not even opened.
+    guest.config.payload.cmdline = Some("x".repeat(0x1_0000));
+    guest.config.payload.initramfs = Some(guest.path("no such file"));
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "bridge clock timer");
+}
+
 #[test]
 fn the_ecam_has_the_host_bridge_and_nothing_beside_it() {
     let code = Code::default()

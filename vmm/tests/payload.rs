@@ -37,6 +37,19 @@ fn a_file_that_is_no_kernel_is_refused() {
 }
 
 #[test]
+fn a_file_that_is_no_firmware_is_refused() {
+    let mut guest = Guest::with_kernel(&[0; 8192]);
+    guest.config.payload.firmware = guest.config.payload.kernel.take();
+    let message = error(&guest);
+    assert!(message.starts_with("--firmware ") && message.contains("kernel: not an ELF file"), "{message}");
+    guest.config.payload.firmware = Some(guest.path("no such file"));
+    assert!(error(&guest).contains("no such file: cannot be read"), "{}", error(&guest));
+    guest.config.payload.kernel = Some(guest.path("kernel"));
+    let message = error(&guest);
+    assert!(message.starts_with("--firmware ") && message.ends_with("/kernel); leave one out"), "{message}");
+}
+
+#[test]
 fn a_kernel_that_does_not_fit_is_refused_with_what_would_be_enough() {
     let mut guest = Guest::new(&Code::default().power_off());
     guest.config.memory.size = 1 << 20;

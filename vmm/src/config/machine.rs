@@ -73,6 +73,10 @@ fn check_memory(memory: &MemoryConfig) -> Result<(), ConfigError> {
 }
 
 fn check_payload(payload: &PayloadConfig) -> Result<(), ConfigError> {
+    if let (Some(firmware), Some(kernel)) = (&payload.firmware, &payload.kernel) {
+        let what = format!("a VM boots either firmware or a kernel (--kernel {}); leave one out", kernel.display());
+        return Err(ConfigError::new(format!("--firmware {}", firmware.display()), Problem::Conflict(what)));
+    }
     if let Some(cmdline) = payload.cmdline.as_ref().filter(|cmdline| cmdline.contains('\0')) {
         let what = "a kernel command line ends at a NUL character; remove it".to_string();
         return Err(ConfigError::new(format!("--cmdline {cmdline}"), Problem::Value(what)));

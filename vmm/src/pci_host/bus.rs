@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use pci::{Placement, Rid, Topology, TopologyError, ecam_read, ecam_write};
+use pci::{ConfigPorts, Placement, Rid, Topology, TopologyError, ecam_read, ecam_write};
 
 use crate::arch::x86_64::layout;
 use crate::kvm::Vm;
@@ -66,14 +66,25 @@ impl Bus {
         result
     }
 
-    /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs.
+    /// Wires the devices to `vm`, in their state of power-on and with addresses in `apertures` in their BARs. Without
+    /// apertures, the BARs are left to firmware.
     ///
     /// # Errors
     ///
     /// When the BARs need more addresses than there are.
-    pub fn attach(&self, vm: Arc<Vm>, apertures: Apertures) -> Result<(), NoRoom> {
+    pub fn attach(&self, vm: Arc<Vm>, apertures: Option<Apertures>) -> Result<(), NoRoom> {
         self.host.set_wiring(Some(Box::new(vm)));
-        place_bars(&self.topology.load(), apertures)
+        apertures.map_or(Ok(()), |apertures| place_bars(&self.topology.load(), apertures))
+    }
+
+    /// Reads `data.len()` bytes at port `CF8h + offset`.
+    pub fn read_by_ports(&self, ports: &ConfigPorts, offset: u16, data: &mut [u8]) {
+        ports.read(&self.topology.load(), offset.into(), data);
+    }
+
+    /// Writes `data` at port `CF8h + offset`.
+    pub fn write_by_ports(&self, ports: &mut ConfigPorts, offset: u16, data: &[u8]) {
+        ports.write(&self.topology.load(), offset.into(), data);
     }
 
     /// Resets the devices, so that none of them touches the guest's memory any more, and cuts their wires to the VM.

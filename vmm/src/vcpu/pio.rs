@@ -1,9 +1,10 @@
 //! The I/O ports: the serial port, the ACPI sleep and reset registers, the generic event device, the vCPU hot-plug
 //! registers, the NMI status port, and the keyboard controller's reset line, which Linux uses with `reboot=k`.
 //!
-//! All other ports read as all-ones, including 0xcf8 and 0xcfc. Without these, Linux uses the ECAM for all
-//! configuration accesses.
+//! Further devices take ports of their own, such as those that firmware needs. All other ports read as all-ones. Without
+//! 0xcf8 and 0xcfc, Linux uses the ECAM for all configuration accesses.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::acpi::ged::{self, GenericEventDevice};
@@ -34,21 +35,54 @@ pub enum PowerRequest {
     Reset,
 }
 
+/// Handles accesses to the ports of one device.
+pub trait PortHandler: Send + Sync {
+    /// Reads `data.len()` bytes, 1 to 4, from the device's port number `offset` on.
+    fn read(&self, offset: u16, data: &mut [u8]);
+
+    /// Writes `data`, 1 to 4 bytes, from the device's port number `offset` on.
+    fn write(&self, offset: u16, data: &[u8]);
+}
+
+/// A device with ports of its own. An access that begins there is the device's.
+pub struct Device {
+    /// The ports.
+    pub ports: Range<u16>,
+    /// What handles accesses to them.
+    pub handler: Arc<dyn PortHandler>,
+}
+
 /// The I/O ports of a VM.
-#[derive(Debug)]
 pub struct IoPorts {
     serial: Option<Arc<SerialPort>>,
     ged: Arc<GenericEventDevice>,
+    devices: Vec<Device>,
 }
 
 impl IoPorts {
     /// The ports of a VM with or without a serial port.
     pub fn new(serial: Option<Arc<SerialPort>>, ged: Arc<GenericEventDevice>) -> Self {
-        Self { serial, ged }
+        Self { serial, ged, devices: Vec::new() }
+    }
+
+    /// Adds devices with ports of their own.
+    #[must_use]
+    pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
+        self.devices.extend(devices);
+        self
+    }
+
+    /// The device that has `port`, and the number of that port in it.
+    fn device(&self, port: u16) -> Option<(&dyn PortHandler, u16)> {
+        let device = self.devices.iter().find(|device| device.ports.contains(&port))?;
+        Some((device.handler.as_ref(), port - device.ports.start))
     }
 
     /// Reads `data.len()` ports of 8 bits, starting at `port`, in one access.
     pub fn read(&self, port: u16, data: &mut [u8]) {
+        if let Some((device, offset)) = self.device(port) {
+            return device.read(offset, data);
+        }
         for (byte, port) in data.iter_mut().zip(ports_from(port)) {
             *byte = self.read_byte(port);
         }
@@ -56,6 +90,10 @@ impl IoPorts {
 
     /// Writes `data.len()` ports of 8 bits, starting at `port`, in one access.
     pub fn write(&self, port: u16, data: &[u8]) -> Option<PowerRequest> {
+        if let Some((device, offset)) = self.device(port) {
+            device.write(offset, data);
+            return None;
+        }
         data.iter().zip(ports_from(port)).filter_map(|(byte, port)| self.write_byte(port, *byte)).last()
     }
 
@@ -151,6 +189,34 @@ mod tests {
         assert_eq!(ports.write(0x602, &[1]), Some(PowerRequest::Reset));
         assert_eq!(ports.write(0x64, &[0xd1]), None);
         assert_eq!(ports.write(0x64, &[0xfe]), Some(PowerRequest::Reset));
+    }
+
+    /// Remembers what is written, from which port of the device on.
+    #[derive(Default)]
+    struct Memory(parking_lot::Mutex<Vec<(u16, Vec<u8>)>>);
+
+    impl PortHandler for Memory {
+        fn read(&self, offset: u16, data: &mut [u8]) {
+            data.fill(offset as u8);
+        }
+
+        fn write(&self, offset: u16, data: &[u8]) {
+            self.0.lock().push((offset, data.to_vec()));
+        }
+    }
+
+    #[test]
+    fn an_access_to_a_device_with_ports_of_its_own_reaches_it_in_one_piece() {
+        let memory = Arc::new(Memory::default());
+        let ports = ports(None).with_devices([Device { ports: 0x70..0x74, handler: memory.clone() }]);
+        assert_eq!(ports.write(0x72, &[1, 2, 3, 4]), None);
+        assert_eq!(ports.write(0x74, &[5]), None);
+        assert_eq!(*memory.0.lock(), [(2, vec![1, 2, 3, 4])]);
+        let mut data = [0; 2];
+        ports.read(0x73, &mut data);
+        assert_eq!(data, [3, 3]);
+        ports.read(0x6f, &mut data);
+        assert_eq!(data, [0xff, 0xff]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The payload: checks a kernel, its initramfs and its command line, and loads them to guest memory.
+//! The payload: checks a kernel, its initramfs and its command line, or firmware, and loads them to guest memory.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -17,6 +17,8 @@ use crate::arch::x86_64::regs::{self, Entry};
 use crate::config::PayloadConfig;
 
 const PAGE: u64 = 4096;
+/// The option that names firmware.
+const FIRMWARE: &str = "--firmware";
 /// The length of the RSDP (`ACPI 6.5 §5.2.5.3`), which is the first of the ACPI tables.
 const RSDP_LEN: usize = 36;
 /// The last address of a PVH kernel's initramfs. PVH has 64-bit addresses, but Linux keeps only 32 bits of this one.
@@ -26,7 +28,7 @@ const PVH_INITRAMFS_MAX: u64 = u32::MAX as u64;
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// No kernel is given.
-    #[error("--kernel: missing; give a bzImage or an ELF kernel with a PVH entry")]
+    #[error("--kernel: missing; give a bzImage or an ELF kernel with a PVH entry, or --firmware")]
     NoKernel,
     /// A file cannot be opened or read.
     #[error("{option} {}: cannot be read: {error}", path.display())]
@@ -49,10 +51,15 @@ pub enum BootError {
     /// The kernel's format is unknown.
     #[error("--kernel {}: neither a bzImage nor an ELF file; give an x86_64 vmlinuz or vmlinux", .0.display())]
     UnknownFormat(PathBuf),
-    /// The kernel is an ELF file that cannot be booted.
-    #[error("--kernel {}: {error}", path.display())]
+    /// The firmware is no ELF file.
+    #[error("--firmware {}: not an ELF file; give firmware with a PVH entry, such as CLOUDHV.fd", .0.display())]
+    NotFirmware(PathBuf),
+    /// The kernel or firmware is an ELF file that cannot be booted.
+    #[error("{option} {}: {error}", path.display())]
     Elf {
-        /// The kernel.
+        /// The option that names it.
+        option: &'static str,
+        /// The file.
         path: PathBuf,
         /// Why not.
         error: elf::ElfError,
@@ -90,9 +97,11 @@ pub enum BootError {
     #[error("--cmdline: contains a NUL byte; remove it")]
     CmdlineNul,
     /// A file that was checked before cannot be loaded.
-    #[error("--kernel {}: cannot be loaded: {error}", path.display())]
+    #[error("{option} {}: cannot be loaded: {error}", path.display())]
     Load {
-        /// The kernel.
+        /// The option that names it.
+        option: &'static str,
+        /// The file.
         path: PathBuf,
         /// Why not.
         error: vm_memory::GuestMemoryError,
@@ -117,6 +126,7 @@ struct Initramfs {
 /// Its files stay open, so that a reboot gets the same kernel.
 #[derive(Debug)]
 pub struct Payload {
+    option: &'static str,
     path: PathBuf,
     kernel: File,
     format: Format,
@@ -131,19 +141,43 @@ impl Payload {
     ///
     /// If a file cannot be read, the kernel cannot be booted, or the payload does not fit into the memory of `layout`.
     pub fn open(config: &PayloadConfig, layout: &Layout) -> Result<Self, BootError> {
-        let path = config.kernel.clone().ok_or(BootError::NoKernel)?;
-        let (kernel, _) = open("--kernel", &path)?;
-        let format = Format::of(&kernel, &path)?;
+        let (option, path) = match (&config.firmware, &config.kernel) {
+            (Some(path), _) => (FIRMWARE, path.clone()),
+            (None, Some(path)) => ("--kernel", path.clone()),
+            (None, None) => return Err(BootError::NoKernel),
+        };
+        let (kernel, _) = open(option, &path)?;
+        let format = Format::of(&kernel, option, &path)?;
         let end = format.end();
         if end > layout.low.end {
-            return Err(BootError::TooLarge { option: "--kernel", path, needed: end.div_ceil(1 << 20) });
+            return Err(BootError::TooLarge { option, path, needed: end.div_ceil(1 << 20) });
         }
-        let initramfs = match &config.initramfs {
+        let (initramfs, cmdline_text) = if option == FIRMWARE {
+            for (given, dropped) in
+                [(config.initramfs.is_some(), "--initramfs"), (config.cmdline.is_some(), "--cmdline")]
+            {
+                if given {
+                    log::warn!("{dropped} has no effect with {FIRMWARE}, which boots what it finds on a disk");
+                }
+            }
+            (None, None)
+        } else {
+            (config.initramfs.as_ref(), config.cmdline.as_deref())
+        };
+        let initramfs = match initramfs {
             Some(path) => Some(Initramfs::open(path, end, layout.low.end.min(format.initramfs_end()))?),
             None => None,
         };
-        let cmdline = cmdline(config.cmdline.as_deref().unwrap_or_default(), format.cmdline_max())?;
-        Ok(Self { path, kernel, format, initramfs, cmdline })
+        let cmdline = cmdline(cmdline_text.unwrap_or_default(), format.cmdline_max())?;
+        Ok(Self { option, path, kernel, format, initramfs, cmdline })
+    }
+
+    /// Whether it is firmware, however it was given: users of libvirt give firmware as a kernel.
+    pub fn is_firmware(&self) -> bool {
+        match &self.format {
+            Format::Elf(elf) => self.option == FIRMWARE || elf.is_firmware(),
+            Format::BzImage(_) => false,
+        }
     }
 
     /// Loads the payload, the ACPI tables `acpi` and the SMBIOS tables `smbios` to memory that is all zero.
@@ -160,7 +194,11 @@ impl Payload {
     ) -> Result<Entry, BootError> {
         debug_assert!(acpi.len() as u64 <= ACPI_END - ACPI);
         debug_assert!(smbios.len() as u64 <= SMBIOS_END - SMBIOS);
-        self.try_load(memory, layout, acpi, smbios).map_err(|error| BootError::Load { path: self.path.clone(), error })
+        self.try_load(memory, layout, acpi, smbios).map_err(|error| BootError::Load {
+            option: self.option,
+            path: self.path.clone(),
+            error,
+        })
     }
 
     fn try_load(
@@ -210,9 +248,12 @@ impl Payload {
 }
 
 impl Format {
-    fn of(kernel: &File, path: &Path) -> Result<Self, BootError> {
-        if let Some(elf) = Elf::parse(kernel).map_err(|error| BootError::Elf { path: path.into(), error })? {
+    fn of(kernel: &File, option: &'static str, path: &Path) -> Result<Self, BootError> {
+        if let Some(elf) = Elf::parse(kernel).map_err(|error| BootError::Elf { option, path: path.into(), error })? {
             return Ok(Self::Elf(elf));
+        }
+        if option == FIRMWARE {
+            return Err(BootError::NotFirmware(path.into()));
         }
         match BzImage::parse(kernel).map_err(|error| BootError::BzImage { path: path.into(), error })? {
             Some(image) => Ok(Self::BzImage(Box::new(image))),
@@ -303,6 +344,7 @@ mod tests {
     #[test]
     fn a_kernel_that_is_told_nothing_finds_the_rsdp() {
         let payload = Payload {
+            option: "--kernel",
             path: PathBuf::new(),
             kernel: File::open("/dev/null").unwrap(),
             format: Format::Elf(Elf { segments: Vec::new(), entry: 0x10_0000, end: 0x10_0000 }),

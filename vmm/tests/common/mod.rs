@@ -72,6 +72,29 @@ impl Code {
         self.bytes(&[0xeb, 0xfe])
     }
 
+    /// `mov dx, port; mov eax, value; out dx, eax`
+    pub(crate) fn out32(self, port: u16, value: u32) -> Self {
+        let [low, high] = port.to_le_bytes();
+        self.bytes(&[0x66, 0xba, low, high, 0xb8]).bytes(&value.to_le_bytes()).bytes(&[0xef])
+    }
+
+    /// `mov dx, port; in eax, dx`
+    pub(crate) fn input32(self, port: u16) -> Self {
+        let [low, high] = port.to_le_bytes();
+        self.bytes(&[0x66, 0xba, low, high, 0xed])
+    }
+
+    /// As [`Self::elf`], loaded to 1 MiB and for a 32-bit machine, as firmware is.
+    pub(crate) fn firmware(&self) -> Vec<u8> {
+        let mut bytes = self.elf();
+        bytes[18] = 3;
+        let address = 0x10_0000u64.to_le_bytes();
+        // The physical address in the second program header, and the entry in the note.
+        bytes[64 + 56 + 24..64 + 56 + 32].copy_from_slice(&address);
+        bytes[CODE_OFFSET as usize - 4..CODE_OFFSET as usize].copy_from_slice(&address[..4]);
+        bytes
+    }
+
     /// An ELF file with this code and a PVH entry at its start.
     pub(crate) fn elf(&self) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();

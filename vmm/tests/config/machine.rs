@@ -26,7 +26,7 @@ fn a_vm_without_vcpus_memory_or_kernel_is_refused() {
         "--memory size=536870913: not a multiple of the page size, 4K; round it up"
     );
     let nothing = PayloadConfig::default().check_present().unwrap_err().to_string();
-    assert_eq!(nothing, "--kernel: is required; give the path of a bzImage or a vmlinux");
+    assert_eq!(nothing, "--kernel: is required; give the path of a bzImage or a vmlinux, or --firmware");
     assert_eq!(
         with(|vm| vm.payload.cmdline = Some("a\0b".to_string())),
         "--cmdline a\\u{0}b: a kernel command line ends at a NUL character; remove it"

@@ -114,7 +114,6 @@ pub(super) const TABLE: &[Missing] = &[
     missing("NUMA nodes are", &[Flag("--numa"), Field(Vm, "numa", Empty)]),
     missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty)]),
     // What is booted, and the platform.
-    missing("booting from firmware is", &[Flag("--firmware"), Field(Payload, "firmware", Null)]),
     missing("booting from an IGVM file is", &[Flag("--igvm"), Field(Payload, "igvm", Null)]),
     missing(
         "host data for confidential VMs is",

@@ -1,4 +1,4 @@
-//! ELF kernels with a PVH entry (a vmlinux).
+//! ELF files with a PVH entry: kernels (a vmlinux) and firmware.
 //!
 //! A Xen note gives the entry's address (`xen/include/public/elfnote.h`, `XEN_ELFNOTE_PHYS32_ENTRY`).
 //!
@@ -17,7 +17,12 @@ use super::layout::HIGH_MEMORY;
 const MAGIC: [u8; 4] = *b"\x7fELF";
 const CLASS_64: u8 = 2;
 const LITTLE_ENDIAN: u8 = 1;
+/// The machine of firmware that begins in 32-bit mode, such as edk2's, though the file is a 64-bit one.
+const MACHINE_386: u16 = 3;
 const MACHINE_X86_64: u16 = 62;
+/// No 64-bit Linux kernel is loaded below this address, the least alignment that it can be built with
+/// (`CONFIG_PHYSICAL_ALIGN`). Firmware is: it leaves the memory above to kernels.
+const LOWEST_KERNEL: u64 = 0x20_0000;
 const HEADER_LEN: usize = 64;
 const PROGRAM_HEADER_LEN: usize = 56;
 const PT_LOAD: u32 = 1;
@@ -47,7 +52,7 @@ pub enum ElfError {
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
     /// It is for another machine.
-    #[error("an ELF file, but not for 64-bit x86; give an x86_64 kernel")]
+    #[error("an ELF file, but not a 64-bit one for x86; give an x86_64 kernel")]
     Machine,
     /// Its headers contradict each other.
     #[error("an ELF file with malformed headers; the file may be incomplete")]
@@ -57,12 +62,12 @@ pub enum ElfError {
     NoEntry,
 }
 
-/// An ELF kernel, as its headers describe it.
+/// A kernel or firmware, as its headers describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elf {
     /// The parts to load.
     pub segments: Vec<Segment>,
-    /// The first address after the kernel, including its `.bss`.
+    /// The first address after it, including its `.bss`.
     pub end: u64,
     /// The address at which the boot CPU starts, in 32-bit mode.
     pub entry: u32,
@@ -81,7 +86,8 @@ impl Elf {
             return Ok(None);
         }
         file.read_exact_at(&mut header, 0)?;
-        if header[4] != CLASS_64 || header[5] != LITTLE_ENDIAN || u16_at(&header, 18) != MACHINE_X86_64 {
+        let machine = u16_at(&header, 18);
+        if header[4] != CLASS_64 || header[5] != LITTLE_ENDIAN || ![MACHINE_386, MACHINE_X86_64].contains(&machine) {
             return Err(ElfError::Machine);
         }
         let (offset, count) = (u64_at(&header, 32), u16_at(&header, 56));
@@ -91,6 +97,11 @@ impl Elf {
         let mut headers = vec![0; PROGRAM_HEADER_LEN * usize::from(count)];
         file.read_exact_at(&mut headers, offset)?;
         Self::from_program_headers(file, &headers).map(Some)
+    }
+
+    /// Whether it is firmware by the addresses that it is loaded to, rather than a Linux kernel.
+    pub fn is_firmware(&self) -> bool {
+        self.segments.iter().any(|segment| segment.address < LOWEST_KERNEL)
     }
 
     fn from_program_headers(file: &File, headers: &[u8]) -> Result<Self, ElfError> {
@@ -214,6 +225,19 @@ mod tests {
     fn a_file_of_another_kind_is_not_an_elf_file() {
         assert!(parse(b"").unwrap().is_none());
         assert!(parse(&[0; 4096]).unwrap().is_none());
+    }
+
+    #[test]
+    fn firmware_is_known_by_where_it_is_loaded() {
+        let mut file = elf(b"code", &note(b"Xen\0", NOTE_PHYS32_ENTRY, &[0; 4]));
+        assert!(!parse(&file).unwrap().unwrap().is_firmware());
+        // As edk2's CLOUDHV.fd: a 64-bit file for a 32-bit machine, loaded to 1 MiB.
+        file[18..20].copy_from_slice(&MACHINE_386.to_le_bytes());
+        file[HEADER_LEN + 24..HEADER_LEN + 32].copy_from_slice(&HIGH_MEMORY.to_le_bytes());
+        assert!(parse(&file).unwrap().unwrap().is_firmware());
+        // A 32-bit file has other headers.
+        file[4] = 1;
+        assert!(matches!(parse(&file), Err(ElfError::Machine)));
     }
 
     #[test]
