@@ -13,6 +13,7 @@ pub mod input;
 pub mod msix;
 pub mod net_ctrl;
 pub mod net_queue;
+pub mod payload;
 pub mod qcow2_open;
 pub mod sriov;
 pub mod transport;
@@ -37,6 +38,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "msix", run: msix::run, seeds: msix::seeds },
     Target { name: "net_ctrl", run: net_ctrl::run, seeds: net_ctrl::seeds },
     Target { name: "net_queue", run: net_queue::run, seeds: net_queue::seeds },
+    Target { name: "payload", run: payload::run, seeds: payload::seeds },
     Target { name: "qcow2_open", run: qcow2_open::run, seeds: qcow2_open::seeds },
     Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
     Target { name: "transport", run: transport::run, seeds: transport::seeds },

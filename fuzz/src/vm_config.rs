@@ -66,8 +66,8 @@ fn read_vf(text: &str) -> Option<NetVf> {
 
 /// Plans a configuration. Whatever is planned must be buildable.
 fn plan(config: &VmConfig) -> Option<usize> {
-    let plans = VmPlan::of(config).inspect_err(check_report).ok()?.nets;
-    let functions: Vec<_> = plans.iter().flat_map(|plan| std::iter::once(&plan.pf).chain(&plan.vfs)).collect();
+    let plan = VmPlan::of(config).inspect_err(check_report).ok()?;
+    let functions: Vec<_> = plan.nets().flat_map(|plan| std::iter::once(&plan.pf).chain(&plan.vfs)).collect();
     let distinct = |count: usize, what: &str| assert_eq!(count, functions.len(), "{what} is used twice");
     distinct(functions.iter().map(|nic| nic.spec.mac).collect::<HashSet<_>>().len(), "an address");
     distinct(functions.iter().map(|nic| &nic.spec.id).collect::<HashSet<_>>().len(), "an id");
@@ -79,7 +79,7 @@ fn plan(config: &VmConfig) -> Option<usize> {
         })
         .collect();
     assert_eq!(taps.iter().collect::<HashSet<_>>().len(), taps.len(), "a tap is used twice");
-    let slots: Vec<_> = plans.iter().filter_map(|plan| plan.pci_device_id).collect();
+    let slots: Vec<_> = plan.devices.iter().filter_map(|device| device.pci_device_id).collect();
     assert_eq!(slots.iter().collect::<HashSet<_>>().len(), slots.len(), "a slot is used twice");
     for nic in &functions {
         assert!(nic.spec.mac[0] & 1 == 0 && nic.spec.mac != [0; 6], "{:x?} is no address of a NIC", nic.spec.mac);
@@ -103,6 +103,7 @@ fn command_line(text: &str) -> Option<VmConfig> {
             "memory" => config.memory = read(value)?,
             "serial" => config.serial = read(value)?,
             "console" => config.console = read(value)?,
+            "platform" => config.platform = Some(read(value)?),
             "cmdline" => config.payload.cmdline = Some(value.into()),
             _ => return None,
         }
@@ -163,7 +164,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "serial":{"mode":"File","file":"/tmp/x"},"console":{"mode":"Off"}}"#;
     let machine = "cpus boot=4\nmemory size=512M\nnet id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=8,num_queues=4\n\
         net-vf pf=pf0,index=0,tap=tenant-a,mac=52:54:00:00:01:00\nnet-vf pf=pf0,index=7,queue_size=64\n\
-        net tap=other,pci_device_id=5\nserial tty\nconsole off\ncmdline console=ttyS0";
+        net tap=other,pci_device_id=5\nserial tty\nconsole off\ncmdline console=ttyS0\n\
+        platform uuid=00112233-4455-6677-8899-aabbccddeeff,oem_strings=[a,\"b,c\"],chassis_asset_tag=x";
     vec![
         seed(NET, &every_key::<NetConfig>()),
         seed(NET_VF, &every_key::<NetVf>()),
