@@ -71,11 +71,12 @@ fn the_examples_of_readme_and_usage_run_as_they_are_written() {
 #[test]
 fn the_command_lines_of_readme_and_usage_are_valid() {
     let joined = blocks(&text(), "```").concat().replace("\\\n", " ");
-    let command_lines = joined.lines().filter_map(|line| Some(line.split_once("cloud-hypervisor --kernel ")?.1));
+    let command_lines = joined.lines().filter_map(|line| Some(line.split_once("cloud-hypervisor ")?.1));
+    let command_lines = command_lines.filter(|line| line.starts_with("--kernel ") || line.starts_with("--firmware "));
     let command_lines: Vec<_> = command_lines.collect();
-    assert_eq!(command_lines.len(), DOCUMENTS.len(), "one per document: {command_lines:?}");
+    assert_eq!(command_lines.len(), DOCUMENTS.len() + 1, "one per document, and a cloud image: {command_lines:?}");
     for arguments in command_lines {
-        let command = format!("cloud-hypervisor --print-config --kernel {arguments}");
+        let command = format!("cloud-hypervisor --print-config {arguments}");
         let done = shell(Path::new("/"), &command).output().unwrap();
         assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
         let vm: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
