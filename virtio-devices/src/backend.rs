@@ -3,6 +3,7 @@
 mod any;
 mod doorbell_page;
 mod health;
+mod memory_user;
 mod queue_runner;
 mod tap;
 mod vdpa;
@@ -14,6 +15,8 @@ pub use any::Backend;
 pub use doorbell_page::{DOORBELL_PAGE, DoorbellPage, DoorbellPages};
 pub(crate) use health::Health;
 pub use health::{BackendChange, BackendObserver};
+pub(crate) use memory_user::MemoryMailbox;
+pub use memory_user::MemoryUser;
 pub(crate) use queue_runner::StartError;
 pub use queue_runner::{Ability, Attention, BackendKind, QueueRun, QueueRunner, RunnerError, RunnerQueue};
 pub use tap::{InterfaceNameError, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask};

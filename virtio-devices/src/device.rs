@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::backend::DoorbellPages;
+use crate::backend::{DoorbellPages, MemoryUser};
 use crate::interrupt::Interrupts;
 use crate::memory::{Memory, SharedQueue};
 use crate::port::Port;
@@ -65,6 +65,11 @@ pub trait VirtioDevice: Send {
     /// The doorbells that a guest may be given as pages while the queues run; `None` if there can never be any. Whether
     /// there can be does not change during the life of the device, because the place of its doorbells follows from it.
     fn doorbell_pages(&self) -> Option<&DoorbellPages> {
+        None
+    }
+
+    /// The backend that reaches the guest's memory by itself, if there is one.
+    fn memory_user(&self) -> Option<MemoryUser> {
         None
     }
 

@@ -20,8 +20,8 @@ use self::run::Run;
 use crate::host::queues_changed;
 use crate::transport::{Change, Transport};
 use crate::{
-    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory, Message, Outcome, Port,
-    QueueError, Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory, MemoryUser, Message, Outcome,
+    Port, QueueError, Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -423,6 +423,10 @@ impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
 
     fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port> {
         if vf.is_none() { self.device.port() } else { None }
+    }
+
+    fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {
+        out.extend(self.device.memory_user().map(|user| (None, user)));
     }
 }
 

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use pci::{Effects, HostBridge, Reach, Rid, VfIndex, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{DeviceState, DoorbellPage, FunctionStatus, Port, SriovStatus, StateError};
+use crate::{DeviceState, DoorbellPage, FunctionStatus, MemoryUser, Port, SriovStatus, StateError};
 
 /// What an access to a device did. What it stopped are queue workers.
 pub type Outcome = pci::Outcome<JoinHandle<()>>;
@@ -52,6 +52,10 @@ pub trait Inspect {
 
     /// The port of a function that has one.
     fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port>;
+
+    /// Appends the backends that reach the guest's memory by themselves, with the functions that they are behind. VFs
+    /// that do not exist now have them, too.
+    fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>);
 }
 
 /// What the host does with a device while a guest has it.
@@ -112,6 +116,8 @@ impl<S> Inspect for HostBridge<S> {
     fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
         None
     }
+
+    fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
 }
 
 impl<S> Lifecycle for HostBridge<S> {

@@ -39,8 +39,8 @@ mod worker;
 
 pub use backend::{
     Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, DOORBELL_PAGE, DoorbellPage,
-    DoorbellPages, InterfaceNameError, Locking, QueueRun, QueueRunner, RunnerError, RunnerQueue, Tap, TapError,
-    TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
+    DoorbellPages, InterfaceNameError, Locking, MemoryUser, QueueRun, QueueRunner, RunnerError, RunnerQueue, Tap,
+    TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
     VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
 };
 pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};

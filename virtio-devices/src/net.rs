@@ -37,7 +37,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 #[cfg(test)]
 use crate::backend::Tap;
-use crate::backend::{Backend, BackendKind, BackendObserver, DoorbellPages, Health};
+use crate::backend::{Backend, BackendKind, BackendObserver, DoorbellPages, Health, MemoryMailbox, MemoryUser};
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::net_protocol::{MAX_QUEUE_SIZE, features};
@@ -72,6 +72,8 @@ pub struct Net {
     state: Arc<NetState>,
     /// Where a change of the configuration is signalled while the driver runs.
     interrupts: Option<Arc<Interrupts>>,
+    /// Where a change of the guest's memory waits for the worker.
+    mailbox: Arc<MemoryMailbox>,
     /// What wakes the worker of a backend that runs the queues, while the driver runs.
     wake: Option<Arc<EventFd>>,
     /// The queues have not been started since the last reset.
@@ -105,6 +107,7 @@ impl Net {
             health: Arc::default(),
             state: Arc::new(NetState::new(mac, true, 0)),
             interrupts: None,
+            mailbox: Arc::default(),
             wake: None,
             fresh: true,
             spec: NetSpec { mac, mtu: offered.mtu, ..spec },
@@ -137,6 +140,7 @@ impl Net {
             limits: &self.limits,
             counters: &self.counters,
             health: &self.health,
+            mailbox: &self.mailbox,
             fresh: self.fresh,
             start,
         }
@@ -267,6 +271,12 @@ impl VirtioDevice for Net {
         Some(self)
     }
 
+    fn memory_user(&self) -> Option<MemoryUser> {
+        let Engine::Runner(_, backend) = &self.engine else { return None };
+        let (backend, mailbox) = (Arc::clone(backend), Arc::clone(&self.mailbox));
+        Some(MemoryUser { backend, mailbox, wake: self.wake.clone() })
+    }
+
     fn doorbell_pages(&self) -> Option<&DoorbellPages> {
         self.doorbells.as_deref()
     }
@@ -284,6 +294,7 @@ impl VirtioDevice for Net {
             losses,
             state,
             interrupts,
+            mailbox: _,
             wake,
             fresh,
         } = self;

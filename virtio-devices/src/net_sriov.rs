@@ -16,8 +16,8 @@ use pci::{
 use crate::function::{FunctionError, REGISTERS_BAR, Spacing, VirtioFunction, device_id};
 use crate::host::queues_changed;
 use crate::{
-    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory, Message, Outcome, Port,
-    Signals, SriovStatus, StateError, VirtioDevice,
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory, MemoryUser, Message, Outcome,
+    Port, Signals, SriovStatus, StateError, VirtioDevice,
 };
 
 /// Why devices cannot be made a PF and its VFs.
@@ -231,6 +231,12 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
             None => self.pf_mut(),
         };
         function.device_mut().port()
+    }
+
+    fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {
+        self.pf().memory_users(out);
+        let vfs = (0..).map(VfIndex).map_while(|index| Some((index, self.vf(index)?)));
+        out.extend(vfs.filter_map(|(index, vf)| Some((Some(index), vf.device().memory_user()?))));
     }
 }
 

@@ -16,7 +16,7 @@ use virtio_queue::Queue;
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::backend::{Attention, Health, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
+use crate::backend::{Attention, Health, MemoryMailbox, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
 use crate::eventfd::borrow;
 use crate::net_protocol::Offloads;
 use crate::ring;
@@ -45,6 +45,8 @@ pub(crate) struct RunnerWorker {
     backend: SharedRunner,
     /// Whether the backend works.
     health: Arc<Health>,
+    /// Where a change of the guest's memory waits.
+    mailbox: Arc<MemoryMailbox>,
     /// What wakes the worker.
     pub kick: Arc<EventFd>,
     /// Stops it.
@@ -147,7 +149,7 @@ impl RunnerWorker {
         start: &Start,
         lent: Vec<LentQueue>,
         backend: &SharedRunner,
-        health: &Arc<Health>,
+        (health, mailbox): (&Arc<Health>, &Arc<MemoryMailbox>),
     ) -> io::Result<Self> {
         Ok(Self {
             id: id.to_owned(),
@@ -157,6 +159,7 @@ impl RunnerWorker {
             lent,
             backend: Arc::clone(backend),
             health: Arc::clone(health),
+            mailbox: Arc::clone(mailbox),
             kick: Arc::new(EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?),
             stop: Arc::new(AtomicBool::new(false)),
         })
@@ -176,6 +179,7 @@ impl RunnerWorker {
     pub(crate) fn run<'q, D: RunnerDevice>(&'q self, backend: OwnedRunner<'q>, device: D) {
         let Some(mut session) = Session::new(self, backend, device) else { return };
         while !self.stop.load(Ordering::Acquire) {
+            session.follow_memory();
             session.settle();
             if !session.serve() {
                 session.wait();
@@ -339,6 +343,16 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
                 info!("{}: {} is back", self.worker.id, self.backend.ability().name);
             }
             self.tell_loss();
+        }
+    }
+
+    /// Tells the backend that the guest's memory has changed.
+    fn follow_memory(&mut self) {
+        let Some(change) = self.worker.mailbox.take() else { return };
+        change.apply(&mut **self.backend);
+        if matches!(self.service, Service::Runs) {
+            // It may be lost now.
+            self.attend();
         }
     }
 

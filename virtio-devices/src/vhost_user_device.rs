@@ -19,7 +19,8 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{
-    BackendObserver, Health, QueueRunner, VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec,
+    BackendObserver, Health, MemoryMailbox, MemoryUser, QueueRunner, VhostUser, VhostUserError, VhostUserRole,
+    VhostUserSocket, VhostUserSpec,
 };
 use crate::runner::{LentQueue, Progress, RunnerWorker, SharedRunner};
 use crate::worker::{spawn, thread_name};
@@ -52,6 +53,8 @@ pub struct VhostUserDevice {
     backend: SharedRunner,
     config: Arc<DeviceConfig>,
     health: Arc<Health>,
+    /// Where a change of the guest's memory waits for the worker.
+    mailbox: Arc<MemoryMailbox>,
     progress: Arc<Progress>,
     /// What wakes the worker while the driver is up.
     wake: Option<Arc<EventFd>>,
@@ -84,6 +87,7 @@ impl VhostUserDevice {
             backend: Arc::new(Mutex::new(Box::new(backend))),
             config,
             health: Arc::default(),
+            mailbox: Arc::default(),
             progress: Arc::new(Progress::new()),
             wake: None,
             spec,
@@ -154,7 +158,7 @@ impl VirtioDevice for VhostUserDevice {
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         let lent = LentQueue::lend(&start.queues, |index| self.spec.kind.has_queue(index, start.features))?;
-        let runner = RunnerWorker::new(&self.spec.id, &start, lent, &self.backend, &self.health)?;
+        let runner = RunnerWorker::new(&self.spec.id, &start, lent, &self.backend, (&self.health, &self.mailbox))?;
         let (doorbells, kick, stop) = (runner.doorbells(), Arc::clone(&runner.kick), Arc::clone(&runner.stop));
         let worker = DeviceWorker { runner, config: Arc::clone(&self.config), progress: Arc::clone(&self.progress) };
         let thread = spawn(thread_name(&self.spec.id, "vq", 0), move || worker.run())?;
@@ -162,8 +166,13 @@ impl VirtioDevice for VhostUserDevice {
         Ok(vec![Worker { doorbells, kick, stop, thread }])
     }
 
+    fn memory_user(&self) -> Option<MemoryUser> {
+        let (backend, mailbox) = (Arc::clone(&self.backend), Arc::clone(&self.mailbox));
+        Some(MemoryUser { backend, mailbox, wake: self.wake.clone() })
+    }
+
     fn reset(&mut self) {
-        let Self { spec: _, name: _, features: _, backend: _, config, health: _, progress, wake } = self;
+        let Self { spec: _, name: _, features: _, backend: _, config, health: _, mailbox: _, progress, wake } = self;
         // A worker that is still ending keeps the old progress.
         *progress = Arc::new(Progress::new());
         *wake = None;

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use pci::{BarIndex, Device, Dword, DwordWrite, Placement, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
 use virtio_devices::{
-    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Message, Outcome, Port, Signals,
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, Outcome, Port, Signals,
     SriovStatus, StateError, VirtioPci,
 };
 use vmm_sys_util::eventfd::EventFd;
@@ -137,6 +137,10 @@ impl Inspect for Shared {
 
     fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
         None
+    }
+
+    fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {
+        self.device.lock().memory_users(out);
     }
 }
 

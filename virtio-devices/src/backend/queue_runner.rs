@@ -83,6 +83,14 @@ pub trait QueueRunner: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Makes the backend reach `memory`, whether or not queues run, and nothing else. What was there before and is not in
+    /// `memory` is used by no queue. A backend that is lost keeps `memory` for when it is back.
+    ///
+    /// # Errors
+    ///
+    /// When the backend fails or refuses. It then reaches what it reached before, or is lost.
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), RunnerError>;
+
     /// The doorbell pages that the guest can write to directly while queues run. The same object for the life of the
     /// NIC; `None` if there are never any.
     fn doorbell_pages(&self) -> Option<Arc<DoorbellPages>> {

@@ -53,6 +53,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::{debug, warn};
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
@@ -73,7 +74,8 @@ type Opener = Box<dyn Fn(&Path) -> io::Result<Box<dyn Kernel>> + Send>;
 /// A vDPA device.
 pub struct Vdpa {
     spec: VdpaSpec,
-    memory: Memory,
+    /// What the device reaches, or will when it is back.
+    memory: GuestMemoryMmap,
     opener: Opener,
     ability: Ability,
     /// `None` while it is lost.
@@ -104,12 +106,13 @@ impl Vdpa {
     }
 
     fn open_by(opener: Opener, spec: VdpaSpec, memory: &Memory) -> Result<Self, VdpaError> {
+        let memory = GuestMemoryMmap::clone(&memory.memory());
         let opened = (|| {
             let kernel = opener(&spec.path).map_err(VdpaFault::opening)?;
             if let Some(complaint) = kernel.message_timeout().and_then(|timeout| timeout.complaint()) {
                 warn!("vdpa={}: {complaint}", spec.path.display());
             }
-            let (device, ability) = Device::open(kernel, &spec, memory, |_| true)?;
+            let (device, ability) = Device::open(kernel, &spec, &memory, |_| true)?;
             let request = |what| move |source| VdpaFault::Request { what, source };
             let config_call = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(request("get an eventfd"))?;
             let timer = TimerFd::new().map_err(|error| request("get a timer")(error.into()))?;
@@ -120,7 +123,7 @@ impl Vdpa {
         let doorbells = (!device.doorbells().is_empty()).then(Arc::default);
         Ok(Self {
             spec,
-            memory: memory.clone(),
+            memory,
             opener,
             ability,
             device: Some(device),
@@ -241,6 +244,20 @@ impl QueueRunner for Vdpa {
 
     /// A device with several pairs has a control queue, which takes the command itself.
     fn set_active_pairs(&mut self, _pairs: u16) -> Result<(), RunnerError> {
+        Ok(())
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), RunnerError> {
+        if let Some(device) = &mut self.device
+            && let Err(error) = device.set_memory(memory)
+        {
+            if !error.is_as_before {
+                self.close();
+            }
+            let what = "have the device reach the guest's new memory";
+            return Err(RunnerError { what, source: io::Error::other(error.fault) });
+        }
+        self.memory = memory.clone();
         Ok(())
     }
 

@@ -33,3 +33,9 @@ pub(crate) fn is_shared(memory: &GuestMemoryMmap) -> bool {
     let is_shared = |region: &GuestRegionMmap| region.file_offset().is_some() && region.flags() & libc::MAP_SHARED != 0;
     memory.iter().all(is_shared)
 }
+
+/// Whether two regions are the same memory at the same guest addresses.
+pub(crate) fn is_same(one: &GuestRegionMmap, other: &GuestRegionMmap) -> bool {
+    let place = |region: &GuestRegionMmap| (region.start_addr(), region.len(), region.as_ptr());
+    place(one) == place(other)
+}

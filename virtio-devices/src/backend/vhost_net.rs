@@ -112,6 +112,8 @@ struct Signals {
 struct Device {
     pair: u16,
     net: Net<Arc<GuestMemoryMmap>>,
+    /// What the kernel reaches, kept mapped.
+    memory: GuestMemoryMmap,
     /// The pair's queues that the driver enabled, by the kernel's index.
     queues: Vec<u16>,
     active: bool,
@@ -136,7 +138,7 @@ impl VhostNet {
             self.connect(&net, index.into(), queue).map_err(lost)?;
             queues.push(index);
         }
-        Ok(Device { pair, net, queues, active: false })
+        Ok(Device { pair, net, memory: GuestMemoryMmap::clone(memory), queues, active: false })
     }
 
     /// Gives the kernel the eventfds of `queue`.
@@ -251,6 +253,24 @@ impl QueueRunner for VhostNet {
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
         let first = self.tap.queues().first().ok_or(io::ErrorKind::NotFound)?;
         first.lock().set_offloads(offloads)
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), RunnerError> {
+        let table = |memory| regions(memory).map_err(io_error);
+        let failed = || RunnerError::of("give vhost-net the guest's memory");
+        let new = table(memory).map_err(failed())?;
+        let mut devices = self.devices.iter();
+        let set = devices.try_for_each(|device| device.net.set_mem_table(&new).map(drop));
+        if let Err(error) = set {
+            for device in &self.devices {
+                // A table that the kernel had cannot be too large. If it fails, the old memory is still in the new
+                // table, or no queue uses it.
+                let _ = table(&device.memory).map(|old| device.net.set_mem_table(&old));
+            }
+            return Err(failed()(io_error(error)));
+        }
+        self.devices.iter_mut().for_each(|device| device.memory = memory.clone());
+        Ok(())
     }
 
     fn watched(&self) -> Vec<BorrowedFd<'_>> {

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use log::warn;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
-use vm_memory::GuestAddressSpace;
+use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::{Ability, Attention, Backend, BackendKind, QueueRun, QueueRunner, RunnerError, StartError};
@@ -37,7 +37,7 @@ use crate::net_protocol::MAX_QUEUE_SIZE;
 use connection::{ANSWER, Fault, PeerError};
 pub use error::VhostUserError;
 pub(crate) use message::MAX_CONFIG;
-use message::Request;
+use message::{MAX_FDS, Request};
 use peer::Peer;
 use rings::Inflight;
 pub use role::VhostUserRole;
@@ -60,8 +60,8 @@ pub struct VhostUserSpec {
 pub struct VhostUser {
     socket: VhostUserSocket,
     role: VhostUserRole,
-    /// The guest's memory, which stays what it is.
-    memory: Memory,
+    /// The guest's memory, as the peer or its successor has it.
+    memory: GuestMemoryMmap,
     ability: Ability,
     /// The feature bits and the MTU that drivers were offered.
     promised: (u64, Option<u16>),
@@ -92,7 +92,7 @@ impl VhostUser {
     pub fn connect(spec: VhostUserSpec, memory: &Memory) -> Result<Self, VhostUserError> {
         let VhostUserSpec { socket, role, until } = spec;
         let name = socket.name();
-        let map = memory.memory();
+        let map = GuestMemoryMmap::clone(&memory.memory());
         memory::check(&map, &name)?;
         let eventfd = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
         let broken = eventfd.map_err(|source| VhostUserError::Socket { path: name.clone(), source })?;
@@ -103,6 +103,10 @@ impl VhostUser {
         }
         if !peer.runs_all().map_err(fault)? {
             return Err(VhostUserError::TooFewQueues { path: name, role });
+        }
+        if !peer.takes(&map) {
+            let (regions, most) = (map.num_regions(), peer.memory_slots.max(MAX_FDS));
+            return Err(VhostUserError::TooManyRegions { path: name, regions, most });
         }
         peer.map(&map).map_err(fault)?;
         let patience = memory::patience(&map);
@@ -124,7 +128,7 @@ impl VhostUser {
         Ok(Self {
             socket,
             role,
-            memory: memory.clone(),
+            memory: map,
             promised: (role.every_offer(ability.features), ability.mtu),
             ability,
             peer: Some(peer),
@@ -151,6 +155,9 @@ impl VhostUser {
         {
             return Ok(Some(format!("an MTU of {told}: its own is {mtu}")));
         }
+        if !peer.takes(&self.memory) {
+            return Ok(Some(format!("room for {} regions of memory", self.memory.num_regions())));
+        }
         Ok((!peer.runs_all()?).then(|| self.role.queues()))
     }
 
@@ -170,7 +177,7 @@ impl VhostUser {
             }
             return Err(RunnerError { what, source: io::Error::other(format!("it lacks {lacks}")) });
         }
-        peer.map(&self.memory.memory()).map_err(failed)?;
+        peer.map(&self.memory).map_err(failed)?;
         Ok(peer)
     }
 
@@ -186,7 +193,7 @@ impl VhostUser {
             return Ok(());
         }
         if Instant::now() >= until {
-            return Err(failed(too_slow(memory::patience(&self.memory.memory()))));
+            return Err(failed(too_slow(memory::patience(&self.memory))));
         }
         self.mapping = Some((peer, until));
         Err(RunnerError { what, source: io::Error::new(io::ErrorKind::TimedOut, "it is not done yet") })
@@ -280,6 +287,29 @@ impl QueueRunner for VhostUser {
         self.ask("write the device configuration", |peer| peer.write_config(offset, data))
     }
 
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), RunnerError> {
+        // A successor that is still mapping the old memory begins anew.
+        self.mapping = None;
+        if let Some(peer) = &mut self.peer
+            && let Err(error) = peer.remap(&self.memory, memory)
+        {
+            match error.fault {
+                Fault::Refused => {}
+                // Its successor is told.
+                Fault::Closed => {
+                    (self.peer, self.memory) = (None, memory.clone());
+                    return Ok(());
+                }
+                // A late answer would be mistaken for another.
+                _ => self.peer = None,
+            }
+            let what = "have the backend map the guest's new memory";
+            return Err(RunnerError { what, source: io::Error::other(error) });
+        }
+        self.memory = memory.clone();
+        Ok(())
+    }
+
     fn watched(&self) -> Vec<BorrowedFd<'_>> {
         if let Some((peer, _)) = &self.mapping {
             return vec![peer.connection.as_fd()];
@@ -321,7 +351,7 @@ impl QueueRunner for VhostUser {
             self.discouraged = error.kind() != io::ErrorKind::WouldBlock;
         });
         let peer = self.successor(stream.map_err(RunnerError::of("connect to the backend"))?)?;
-        self.mapping = Some((peer, Instant::now() + memory::patience(&self.memory.memory())));
+        self.mapping = Some((peer, Instant::now() + memory::patience(&self.memory)));
         // Most are done at once. A slower peer is not waited for here, so that commands of the driver are served
         // meanwhile.
         self.take_mapped(ANSWER)

@@ -15,7 +15,7 @@ use super::pass::Shared;
 use super::runner::NicWorker;
 use super::state::NetState;
 use super::worker::Pair;
-use crate::backend::{Ability, Health, Tap};
+use crate::backend::{Ability, Health, MemoryMailbox, Tap};
 use crate::features::has;
 use crate::runner::{LentQueue, RunnerWorker, SharedRunner};
 use crate::worker::{spawn, spawn_all, thread_name};
@@ -37,6 +37,8 @@ pub(crate) struct NetStart<'n> {
     pub counters: &'n Arc<NetCounters>,
     /// Whether the backend works.
     pub health: &'n Arc<Health>,
+    /// Where a change of the guest's memory waits.
+    pub mailbox: &'n Arc<MemoryMailbox>,
     /// Whether this is the first start since a reset.
     pub fresh: bool,
     /// What the driver has set up.
@@ -120,7 +122,7 @@ impl NetStart<'_> {
         let passed_on = ability.control_queue && has(self.start.features, VIRTIO_NET_F_CTRL_VQ);
         let lent = LentQueue::lend(&self.start.queues, |index| index < control || passed_on && index == control)?;
         let control = self.start.queues.iter().find(|(index, _)| *index == control && !ability.control_queue).cloned();
-        let runner = RunnerWorker::new(self.id, self.start, lent, backend, self.health)?;
+        let runner = RunnerWorker::new(self.id, self.start, lent, backend, (self.health, self.mailbox))?;
         let (mut doorbells, kick, stop) = (runner.doorbells(), Arc::clone(&runner.kick), Arc::clone(&runner.stop));
         doorbells.extend(control.iter().map(|(index, _)| (*index, Arc::clone(&kick))));
         let worker = NicWorker { runner, control, shared: self.shared() };

@@ -8,7 +8,7 @@ use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_ACCESS_PLATFORM,
 };
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
-use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::error::VdpaFault;
@@ -18,7 +18,6 @@ use super::locking::Locking;
 use super::mapping::Mapping;
 use super::reach;
 use super::spec::VdpaSpec;
-use crate::Memory;
 use crate::backend::{Ability, Attention, DoorbellPage, QueueRun, RunnerError, RunnerQueue, StartError};
 use crate::features::has;
 
@@ -54,6 +53,15 @@ pub(crate) struct Device {
     _memory: GuestMemoryMmap,
 }
 
+/// Why a device does not reach other memory.
+#[derive(Debug)]
+pub(crate) struct MemoryFault {
+    /// What is wrong.
+    pub fault: VdpaFault,
+    /// It reaches what it reached before.
+    pub is_as_before: bool,
+}
+
 /// What the device does.
 enum State {
     /// Reset.
@@ -84,11 +92,10 @@ impl Device {
     pub(crate) fn open(
         mut kernel: Box<dyn Kernel>,
         spec: &VdpaSpec,
-        memory: &Memory,
+        memory: &GuestMemoryMmap,
         suffices: impl FnOnce(&Ability) -> bool,
     ) -> Result<(Self, Ability), VdpaFault> {
-        let memory = GuestMemoryMmap::clone(&memory.memory());
-        let mappings = reach::mappings(&memory)?;
+        let mappings = reach::mappings(memory)?;
         kernel.set_owner().map_err(VdpaFault::of("own the device"))?;
         let mut identity = Identity::ask(&*kernel)?;
         let own_mac = identity.mac;
@@ -126,7 +133,7 @@ impl Device {
             forgotten: false,
             state: State::Reset,
             kernel,
-            _memory: memory,
+            _memory: memory.clone(),
         };
         Ok((device, ability))
     }
@@ -222,6 +229,31 @@ impl Device {
     /// The doorbell pages of its queues, in queue order, if it has any. They keep the device open.
     pub(crate) fn doorbells(&self) -> &[Arc<DoorbellPage>] {
         &self.doorbells
+    }
+
+    /// Makes the device reach `memory` and nothing else, whether or not it runs.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryFault`]; the device may have to be closed.
+    pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryFault> {
+        let refused = |fault| MemoryFault { fault, is_as_before: true };
+        let new = reach::mappings(memory).map_err(refused)?;
+        let range = self.kernel.iova_range().map_err(VdpaFault::of("read the addresses that the device reaches"));
+        reach::check_reach(&new, range.map_err(refused)?).map_err(refused)?;
+        let only_in = |these: &[Mapping], those: &[Mapping]| -> Vec<Mapping> {
+            these.iter().filter(|mapping| !those.contains(mapping)).copied().collect()
+        };
+        let (gone, came) = (only_in(&self.mappings, &new), only_in(&new, &self.mappings));
+        let locking = Locking::reserve(&came);
+        let batch = BackendFeature::Batch.is_in(self.backend_features);
+        if let Err(error) = reach::change(&*self.kernel, &gone, &came, batch) {
+            let is_as_before = reach::change_back(&*self.kernel, &came, &gone, batch).is_ok();
+            let fault = if locking.falls_short() { VdpaFault::MemoryLock(locking) } else { VdpaFault::Map(error) };
+            return Err(MemoryFault { fault, is_as_before });
+        }
+        (self.mappings, self._memory) = (new, memory.clone());
+        Ok(())
     }
 
     /// Resets it.

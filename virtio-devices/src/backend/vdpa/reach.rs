@@ -54,6 +54,37 @@ pub(crate) fn map(kernel: &dyn Kernel, mappings: &[Mapping], batch: bool) -> io:
     kernel.map(Iotlb::End)
 }
 
+/// Changes what the device reaches: no longer `gone`, and `came` from now on.
+///
+/// # Errors
+///
+/// When the kernel refuses. A part of it may have been done then; see [`change_back`].
+pub(crate) fn change(kernel: &dyn Kernel, gone: &[Mapping], came: &[Mapping], batch: bool) -> io::Result<()> {
+    if batch {
+        kernel.map(Iotlb::Begin)?;
+    }
+    gone.iter().try_for_each(|mapping| kernel.map(Iotlb::Invalidate(mapping)))?;
+    came.iter().try_for_each(|mapping| kernel.map(Iotlb::Update(mapping)))?;
+    if batch { kernel.map(Iotlb::End) } else { Ok(()) }
+}
+
+/// Undoes what [`change`] has done before it failed, which may be anything from nothing to all of it.
+///
+/// # Errors
+///
+/// When the kernel refuses. What the device reaches is not known then.
+pub(crate) fn change_back(kernel: &dyn Kernel, came: &[Mapping], gone: &[Mapping], batch: bool) -> io::Result<()> {
+    // The end of a batch that was begun. Where none was, the kernel says so.
+    if batch {
+        let _ = kernel.map(Iotlb::End);
+        kernel.map(Iotlb::Begin)?;
+    }
+    // What is not mapped may be unmapped, so that each part is mapped once afterwards.
+    came.iter().chain(gone).try_for_each(|mapping| kernel.map(Iotlb::Invalidate(mapping)))?;
+    gone.iter().try_for_each(|mapping| kernel.map(Iotlb::Update(mapping)))?;
+    if batch { kernel.map(Iotlb::End) } else { Ok(()) }
+}
+
 /// Lets a device that may have forgotten them reach `mappings` again. The kernel itself has not, and would refuse them
 /// as known.
 ///

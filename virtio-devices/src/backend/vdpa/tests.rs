@@ -2,15 +2,14 @@
 
 mod doorbells;
 mod lifecycle;
+mod memory;
 mod refusals;
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_STATUS;
-use vm_memory::GuestAddressSpace;
 
 use super::testing::*;
 use super::{Vdpa, VdpaSpec};
-use crate::Memory;
 use crate::backend::{QueueRun, QueueRunner, RunnerQueue, StartError};
 use crate::net_protocol::Offloads;
 
@@ -26,8 +25,7 @@ fn start(vdpa: &mut Vdpa, positions: [u16; 2], untouched: bool) -> Result<(), St
 }
 
 fn start_with(vdpa: &mut Vdpa, queues: &[RunnerQueue], features: u64, untouched: bool) -> Result<(), StartError> {
-    let memory = Memory::clone(&vdpa.memory);
-    let memory = memory.memory();
+    let memory = vdpa.memory.clone();
     let offloads = Offloads::empty();
     vdpa.start(&QueueRun { queues, features, memory: &memory, offloads, active_pairs: 1, fresh: untouched, untouched })
 }

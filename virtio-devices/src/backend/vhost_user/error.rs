@@ -4,7 +4,6 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::connection::{Fault, PeerError};
-use super::message::MAX_FDS;
 use super::role::VhostUserRole;
 use crate::ErrorKind;
 
@@ -93,15 +92,14 @@ pub enum VhostUserError {
     #[error("socket={0}: the backend cannot reach guest memory; add --memory shared=on")]
     NotShared(String),
     /// Guest memory is in too many pieces.
-    #[error(
-        "socket={path}: guest memory has {regions} regions, and vhost-user takes {MAX_FDS}; give it fewer",
-        MAX_FDS = MAX_FDS
-    )]
+    #[error("socket={path}: guest memory has {regions} regions, and the backend takes {most}; give it fewer")]
     TooManyRegions {
         /// The socket's path.
         path: String,
         /// How many there are.
         regions: usize,
+        /// How many the backend takes.
+        most: usize,
     },
 }
 

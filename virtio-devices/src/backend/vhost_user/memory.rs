@@ -1,16 +1,20 @@
 //! Guest memory as the peer sees it: files to map, and the addresses of this process by which rings are named.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
+use vm_memory::{
+    Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress,
+};
 
 use super::connection::{ANSWER, Fault, PeerError};
 use super::error::VhostUserError;
-use super::message::{MAX_FDS, NEED_REPLY, Request, longs, numbers};
+use super::message::{MAX_FDS, NEED_REPLY, PROTOCOL_F_CONFIGURE_MEM_SLOTS, Request, longs, numbers};
 use super::peer::Peer;
-use crate::backend::vhost_common::is_shared;
+use crate::backend::vhost_common::{is_same, is_shared};
+use crate::features::has;
 
 /// How long a peer may take to map guest memory, whatever its size.
 const MAPPING: Duration = Duration::from_secs(30);
@@ -24,61 +28,143 @@ pub(crate) fn patience(memory: &GuestMemoryMmap) -> Duration {
     MAPPING + MAPPING_A_GIB.saturating_mul(u32::try_from(bytes >> 30).unwrap_or(u32::MAX))
 }
 
+/// Memory that a peer is mapping.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    memory: GuestMemoryMmap,
+    /// What it was asked last, and has not answered.
+    asked: Request,
+    /// The regions that it has not been asked for yet, by their number.
+    left: Range<usize>,
+}
+
 impl Peer {
-    /// Has the peer map all of `memory`, which may take long: [`Self::has_mapped`] reports when it has. It is asked for
-    /// nothing else before.
+    /// Has the peer map all of `memory` and nothing else, which may take long: [`Self::has_mapped`] reports when it
+    /// has. It is asked for nothing else before.
     pub(crate) fn map(&mut self, memory: &GuestMemoryMmap) -> Result<(), PeerError> {
+        let asked = Request::SET_MEM_TABLE;
+        let first = memory.num_regions().min(MAX_FDS);
+        let (table, files) = table(memory, first).ok_or(PeerError { request: asked, fault: unmappable() })?;
+        self.ask_to_map(asked, &table, &files)?;
+        self.mapping = Some(Mapping { memory: memory.clone(), asked, left: first..memory.num_regions() });
+        Ok(())
+    }
+
+    /// Changes the memory that the peer has mapped from `old` to `new`, whether or not its rings run, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault::Refused`] if the peer does not take it: it reaches `old`. After any other error, it is lost.
+    pub(crate) fn remap(&mut self, old: &GuestMemoryMmap, new: &GuestMemoryMmap) -> Result<(), PeerError> {
         let request = Request::SET_MEM_TABLE;
-        let (table, files) = table(memory).ok_or(PeerError { request, fault: unmappable() })?;
+        if !self.takes(new) {
+            return Err(PeerError { request, fault: Fault::Refused });
+        }
+        let patience = patience(new);
+        let grows = old.iter().zip(new.iter()).filter(|(old, new)| is_same(old, new)).count() == old.num_regions();
+        if grows && has(self.protocol, PROTOCOL_F_CONFIGURE_MEM_SLOTS) {
+            // What it has stays mapped, so its rings go on meanwhile.
+            let left = old.num_regions()..new.num_regions();
+            self.mapping = Some(Mapping { memory: new.clone(), asked: Request::ADD_MEM_REG, left });
+            return match self.map_next()? {
+                true => self.await_mapped(patience),
+                false => Ok(()),
+            };
+        }
+        self.map(new)?;
+        match self.await_mapped(patience) {
+            Err(error @ PeerError { fault: Fault::Refused, .. }) => {
+                // Nothing says whether it still has the old table.
+                self.map(old)?;
+                self.await_mapped(patience)?;
+                Err(error)
+            }
+            done => done,
+        }
+    }
+
+    /// Whether the peer takes as many regions as `memory` has.
+    pub(crate) fn takes(&self, memory: &GuestMemoryMmap) -> bool {
+        memory.num_regions() <= self.memory_slots.max(MAX_FDS)
+    }
+
+    fn await_mapped(&mut self, patience: Duration) -> Result<(), PeerError> {
+        let request = self.mapping.as_ref().map_or(Request::SET_MEM_TABLE, |mapping| mapping.asked);
+        match self.has_mapped(patience)? {
+            true => Ok(()),
+            false => Err(PeerError { request, fault: Fault::NoAnswer(patience) }),
+        }
+    }
+
+    fn ask_to_map(&mut self, request: Request, payload: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), PeerError> {
         self.connection.allow(ANSWER);
         if self.acknowledges() {
-            return self.connection.send(request, NEED_REPLY, &table, &files);
+            return self.connection.send(request, NEED_REPLY, payload, files);
         }
-        self.connection.send(request, 0, &table, &files)?;
+        self.connection.send(request, 0, payload, files)?;
         // It does one request after the other.
         self.connection.send(Request::GET_FEATURES, 0, &[], &[])
     }
 
+    /// Asks for the next region of the memory that is being mapped. Returns whether there was one.
+    fn map_next(&mut self) -> Result<bool, PeerError> {
+        let request = Request::ADD_MEM_REG;
+        let Some(mut mapping) = self.mapping.take() else { return Ok(false) };
+        let Some(next) = mapping.left.next() else { return Ok(false) };
+        let region = mapping.memory.iter().nth(next).and_then(description);
+        let (description, file) = region.ok_or(PeerError { request, fault: unmappable() })?;
+        self.ask_to_map(request, &[longs(&[0]), description].concat(), &[file])?;
+        mapping.asked = request;
+        self.mapping = Some(mapping);
+        Ok(true)
+    }
+
     /// Waits up to `time` until the peer has mapped the memory of [`Self::map`]. Returns whether it has.
     pub(crate) fn has_mapped(&mut self, time: Duration) -> Result<bool, PeerError> {
-        if !self.connection.is_readable_within(time) {
-            return Ok(false);
-        }
-        self.connection.allow(ANSWER);
-        match self.acknowledges() {
-            true => self.acknowledged(Request::SET_MEM_TABLE)?,
-            false => drop(self.connection.answer(Request::GET_FEATURES)?),
+        let until = Instant::now() + time;
+        while let Some(mapping) = &self.mapping {
+            let asked = mapping.asked;
+            if !self.connection.is_readable_within(until.saturating_duration_since(Instant::now())) {
+                return Ok(false);
+            }
+            self.connection.allow(ANSWER);
+            match self.acknowledges() {
+                true => self.acknowledged(asked)?,
+                false => drop(self.connection.answer(Request::GET_FEATURES)?),
+            }
+            self.map_next()?;
         }
         Ok(true)
     }
 }
 
-/// Checks that the peer at `path` can map all of `memory`.
+/// Checks that other processes can map all of `memory`, as the peer at `path` is to.
 pub(crate) fn check(memory: &GuestMemoryMmap, path: &str) -> Result<(), VhostUserError> {
-    if !is_shared(memory) {
-        return Err(VhostUserError::NotShared(path.to_owned()));
-    }
-    match memory.num_regions() {
-        regions if regions > MAX_FDS => Err(VhostUserError::TooManyRegions { path: path.to_owned(), regions }),
-        _ => Ok(()),
-    }
+    if is_shared(memory) { Ok(()) } else { Err(VhostUserError::NotShared(path.to_owned())) }
 }
 
-/// The payload of `SET_MEM_TABLE`, and the files that go with it. `None` for memory that [`check`] refuses.
-fn table(memory: &GuestMemoryMmap) -> Option<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
-    let regions = u32::try_from(memory.num_regions()).ok().filter(|regions| *regions as usize <= MAX_FDS)?;
-    let (mut payload, mut files) = (numbers(&[regions, 0]), Vec::new());
-    for region in memory.iter() {
-        let file = region.file_offset()?;
-        let address = region.get_host_address(MemoryRegionAddress(0)).ok()?;
-        payload.extend(longs(&[region.start_addr().raw_value(), region.len(), address as u64, file.start()]));
-        files.push(file.file().as_fd());
+/// The payload of `SET_MEM_TABLE` for the first `count` regions, and the files that go with it. `None` for memory that
+/// [`check`] refuses.
+fn table(memory: &GuestMemoryMmap, count: usize) -> Option<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
+    let (mut payload, mut files) = (numbers(&[u32::try_from(count).ok()?, 0]), Vec::new());
+    for region in memory.iter().take(count) {
+        let (description, file) = description(region)?;
+        payload.extend(description);
+        files.push(file);
     }
     Some((payload, files))
 }
 
+/// A region as requests describe it, and its file.
+fn description(region: &GuestRegionMmap) -> Option<(Vec<u8>, BorrowedFd<'_>)> {
+    let file = region.file_offset()?;
+    let address = region.get_host_address(MemoryRegionAddress(0)).ok()?;
+    let description = longs(&[region.start_addr().raw_value(), region.len(), address as u64, file.start()]);
+    Some((description, file.file().as_fd()))
+}
+
 fn unmappable() -> Fault {
-    Fault::System(io::Error::new(io::ErrorKind::InvalidInput, "guest memory is not shared, or in too many regions"))
+    Fault::System(io::Error::new(io::ErrorKind::InvalidInput, "guest memory is not shared"))
 }
 
 /// The address in this process of `len` bytes of guest memory, if they lie in one region.

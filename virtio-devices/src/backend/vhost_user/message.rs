@@ -5,7 +5,8 @@ use std::fmt;
 
 /// The length of a header: request, flags, length of the payload.
 pub(crate) const HEADER: usize = 12;
-/// The most descriptors that a message carries: one for each of as many regions of memory.
+/// The most descriptors that a message carries: one for each of as many regions of memory. A peer that takes regions
+/// one by one may take more.
 pub(crate) const MAX_FDS: usize = 8;
 /// The longest device configuration that is asked for (vhost-user protocol, "Virtio device config space").
 pub(crate) const MAX_CONFIG: u32 = 256;
@@ -35,6 +36,8 @@ pub(crate) const PROTOCOL_F_BACKEND_REQ: u32 = 5;
 pub(crate) const PROTOCOL_F_CONFIG: u32 = 9;
 /// The peer records buffers that it took and has not returned in memory that outlives it.
 pub(crate) const PROTOCOL_F_INFLIGHT_SHMFD: u32 = 12;
+/// The peer takes regions of memory one by one, also while queues run.
+pub(crate) const PROTOCOL_F_CONFIGURE_MEM_SLOTS: u32 = 15;
 /// The peer knows the device status.
 pub(crate) const PROTOCOL_F_STATUS: u32 = 16;
 
@@ -63,6 +66,8 @@ impl Request {
     pub(crate) const SET_CONFIG: Self = Self(25, "SET_CONFIG");
     pub(crate) const GET_INFLIGHT_FD: Self = Self(31, "GET_INFLIGHT_FD");
     pub(crate) const SET_INFLIGHT_FD: Self = Self(32, "SET_INFLIGHT_FD");
+    pub(crate) const GET_MAX_MEM_SLOTS: Self = Self(36, "GET_MAX_MEM_SLOTS");
+    pub(crate) const ADD_MEM_REG: Self = Self(37, "ADD_MEM_REG");
     pub(crate) const SET_STATUS: Self = Self(39, "SET_STATUS");
     pub(crate) const GET_STATUS: Self = Self(40, "GET_STATUS");
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::channel::{Channel, Heard};
 use super::connection::{Answer, Connection, Fault, PeerError};
+use super::memory::Mapping;
 use super::message::*;
 use super::role::VhostUserRole;
 use crate::features::has;
@@ -17,6 +18,7 @@ const WANTED: u64 = 1 << PROTOCOL_F_MQ
     | 1 << PROTOCOL_F_REPLY_ACK
     | 1 << PROTOCOL_F_CONFIG
     | 1 << PROTOCOL_F_INFLIGHT_SHMFD
+    | 1 << PROTOCOL_F_CONFIGURE_MEM_SLOTS
     | 1 << PROTOCOL_F_STATUS;
 
 /// A connected peer.
@@ -32,6 +34,10 @@ pub(crate) struct Peer {
     /// Its device configuration, as far as it is read. Empty if it has none.
     pub(super) config: Vec<u8>,
     channel: Option<Channel>,
+    /// How many regions of memory it takes.
+    pub(super) memory_slots: usize,
+    /// The memory that it is mapping.
+    pub(super) mapping: Option<Mapping>,
 }
 
 impl Peer {
@@ -40,7 +46,16 @@ impl Peer {
         let fault = |fault| PeerError { request: Request::GET_FEATURES, fault };
         let mut connection = Connection::new(stream).map_err(|error| fault(Fault::System(error)))?;
         connection.allow(NEGOTIATION);
-        let mut peer = Self { connection, features: 0, protocol: 0, role, config: Vec::new(), channel: None };
+        let mut peer = Self {
+            connection,
+            features: 0,
+            protocol: 0,
+            role,
+            config: Vec::new(),
+            channel: None,
+            memory_slots: MAX_FDS,
+            mapping: None,
+        };
         peer.features = peer.get_u64(Request::GET_FEATURES)?;
         if has(peer.features, F_PROTOCOL_FEATURES) {
             let offered = peer.get_u64(Request::GET_PROTOCOL_FEATURES)?;
@@ -57,6 +72,10 @@ impl Peer {
             peer.protocol = taken;
         }
         peer.set(Request::SET_OWNER, &[], &[])?;
+        if has(peer.protocol, PROTOCOL_F_CONFIGURE_MEM_SLOTS) {
+            let slots = peer.get_u64(Request::GET_MAX_MEM_SLOTS)?;
+            peer.memory_slots = usize::try_from(slots).unwrap_or(usize::MAX);
+        }
         peer.find_config()?;
         if has(peer.protocol, PROTOCOL_F_BACKEND_REQ) {
             peer.open_channel()?;

@@ -3,6 +3,7 @@
 
 mod descriptors;
 mod device;
+mod memory;
 mod negotiation;
 mod peer;
 mod rings;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use super::{VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec};
 use crate::net::testing::*;
@@ -107,6 +108,14 @@ fn shared_memory() -> GuestMemoryMmap {
     // Not at the file's start, so that a peer has to look at the offset.
     let range = (GuestAddress(0), MEMORY as usize, Some(FileOffset::new(file, 4096)));
     GuestMemoryMmap::from_ranges_with_files([range]).unwrap()
+}
+
+/// `map` with a further region of `len` bytes at `at`.
+fn grown(map: &GuestMemoryMmap, at: u64, len: u64) -> GuestMemoryMmap {
+    let file = File::from(rustix::fs::memfd_create("more-memory", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(len).unwrap();
+    let region = GuestRegionMmap::from_range(GuestAddress(at), len as usize, Some(FileOffset::new(file, 0)));
+    map.insert_region(Arc::new(region.unwrap())).unwrap()
 }
 
 fn await_loss(guest: &Guest, lost: bool) {

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::*;
 use virtio_queue::QueueT;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::super::counters::Counter;
@@ -30,6 +31,7 @@ struct Script {
     says: Option<Result<Attention, ()>>,
     refuses_start: bool,
     refuses_rings: bool,
+    refuses_memory: bool,
     promised: (u64, Option<u16>),
     stays_lost: bool,
     needs_reset_after_stop: bool,
@@ -133,6 +135,12 @@ impl QueueRunner for Scripted {
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
         self.script.lock().asked.push(format!("offloads {:#x}", offloads.bits()));
         Ok(())
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), RunnerError> {
+        let mut script = self.script.lock();
+        script.asked.push(format!("memory {}", memory.num_regions()));
+        if script.refuses_memory { Err(lost()) } else { Ok(()) }
     }
 
     fn watched(&self) -> Vec<BorrowedFd<'_>> {
@@ -523,4 +531,25 @@ fn an_mtu_above_the_backend_s_is_refused() {
     };
     assert_eq!(with(Some(9000)), Err(NetError::Mtu { name: "scripted".into(), mtu: 9000, has: 1500 }));
     assert_eq!((with(Some(1500)), with(None)), (Ok(()), Ok(())));
+}
+
+#[test]
+fn a_backend_is_told_of_new_memory_by_whoever_has_it() {
+    let backend = Scripted::new(1);
+    let mut guest = backend.guest(1);
+    guest.net.memory_user().unwrap().set(&memory()).unwrap();
+    assert_eq!(backend.asked(), ["memory 1"]);
+    let before = guest.net.memory_user().unwrap();
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    guest.net.memory_user().unwrap().set(&memory()).unwrap();
+    assert_eq!(backend.asked(), ["memory 1"], "the worker has it, and wakes for it");
+    backend.script.lock().refuses_memory = true;
+    assert!(guest.net.memory_user().unwrap().set(&memory()).is_err());
+    backend.asked();
+    guest.stop();
+    assert_eq!(backend.asked(), ["stop"], "it went on");
+    backend.script.lock().refuses_memory = false;
+    before.set(&memory()).unwrap();
+    assert_eq!(backend.asked(), ["memory 1"], "the worker has ended");
 }

@@ -5,7 +5,8 @@ use std::os::fd::AsRawFd;
 
 use pci::VfIndex;
 use virtio_devices::{
-    DeviceState, Doorbell, FunctionStatus, Inspect, Lifecycle, Message, Port, Signals, SriovStatus, StateError,
+    DeviceState, Doorbell, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, Port, Signals, SriovStatus,
+    StateError,
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -107,6 +108,8 @@ impl Inspect for Fake {
     fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
         None
     }
+
+    fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
 }
 
 impl Lifecycle for Fake {

@@ -5,6 +5,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use super::super::locking::Locking;
 use super::super::{VdpaError, VdpaFault};
 use super::*;
+use crate::Memory;
 
 /// The error of a device that `change` describes, as a user reads it. Nothing of the device may be left.
 fn refusal(spec: VdpaSpec, change: impl FnOnce(&mut Script)) -> String {

@@ -18,8 +18,9 @@ fn a_peer_is_asked_what_it_can_do_before_it_is_given_anything() {
     let expected = [
         "GET_FEATURES",
         "GET_PROTOCOL_FEATURES",
-        "SET_PROTOCOL_FEATURES 0x11229",
+        "SET_PROTOCOL_FEATURES 0x19229",
         "SET_OWNER",
+        "GET_MAX_MEM_SLOTS",
         "GET_CONFIG",
         "SET_BACKEND_REQ_FD",
         "GET_QUEUE_NUM",
@@ -141,14 +142,7 @@ fn memory_that_the_peer_cannot_map_is_refused_before_anything_is_sent() {
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_NORESERVE,
     );
-    let private = vm_memory::GuestRegionMmap::new(private.unwrap(), GuestAddress(0)).unwrap();
+    let private = GuestRegionMmap::new(private.unwrap(), GuestAddress(0)).unwrap();
     assert_eq!(connect(GuestMemoryMmap::from_regions(vec![private]).unwrap()), expected);
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(9 * 4096).unwrap();
-    let file = Arc::new(file);
-    let piece = |n: u64| (GuestAddress(n << 20), 4096, Some(FileOffset::from_arc(Arc::clone(&file), n * 4096)));
-    let pieces: Vec<_> = (0..9).map(piece).collect();
-    let refused = connect(GuestMemoryMmap::from_ranges_with_files(pieces).unwrap());
-    assert_eq!(refused, "socket=PATH: guest memory has 9 regions, and vhost-user takes 8; give it fewer");
     assert_eq!((peer.connections(), peer.heard().len()), (0, 0));
 }

@@ -39,6 +39,8 @@ pub(crate) struct Script {
     pub keeps_buffers: bool,
     /// Features never become agreed.
     pub denies_features: bool,
+    /// How many regions of memory it takes.
+    pub memory_slots: u64,
     /// Guest memory is mapped only once [`TestPeer::let_map`] says so.
     pub maps_late: bool,
 }
@@ -70,6 +72,7 @@ impl Script {
             refused: Vec::new(),
             keeps_buffers: false,
             denies_features: false,
+            memory_slots: 32,
             maps_late: false,
         }
     }
@@ -95,6 +98,8 @@ struct Shared {
     breaks: bool,
     /// Buffers that were taken and not given back.
     kept: usize,
+    /// Where it has guest memory mapped.
+    regions: Vec<(u64, u64)>,
     /// A peer that maps late may go on.
     may_map: bool,
 }
@@ -170,6 +175,11 @@ impl TestPeer {
         shared.config = Some(config.to_vec());
         let header = Header { request: CONFIG_CHANGE, flags: 0, len: 0 }.bytes();
         rustix::net::send(shared.channel.as_ref().unwrap(), &header, SendFlags::empty()).unwrap();
+    }
+
+    /// Where it has guest memory mapped: addresses and lengths.
+    pub(crate) fn regions(&self) -> Vec<(u64, u64)> {
+        self.shared.lock().regions.clone()
     }
 
     /// Lets a peer that maps late do so.
@@ -281,6 +291,7 @@ impl Session<'_> {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 self.rings.map(payload, fd.collect());
+                self.shared.lock().regions = self.rings.regions();
                 named(&format!("SET_MEM_TABLE {index} fds={count}"), None)
             }
             8 => named(&format!("NUM {index}={number}"), self.rings.set(index, |ring| ring.size = number as u16)),
@@ -334,6 +345,16 @@ impl Session<'_> {
                 (format!("GET_INFLIGHT {}", shape_of(payload)), Ok(Some(shape)), Some(file))
             }
             32 => named(&format!("SET_INFLIGHT {} size={} fds={count}", shape_of(payload), long()), None),
+            36 => named("GET_MAX_MEM_SLOTS", Some(longs(&[self.script.memory_slots]))),
+            37 => {
+                let name = format!("ADD_MEM_REG {:#x} fds={count}", u64_at(payload, 8).unwrap());
+                if self.script.refused.contains(&Request::ADD_MEM_REG) {
+                    return (name, Err(()), None);
+                }
+                self.rings.add(payload, fd.next().unwrap());
+                self.shared.lock().regions = self.rings.regions();
+                named(&name, None)
+            }
             39 => {
                 self.rings.status = long();
                 named(&format!("STATUS {}", long()), None)

@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+};
 
 use super::super::message::{u32_at, u64_at};
 
@@ -20,6 +23,13 @@ pub(crate) struct PeerRing {
     pub enabled: bool,
     kick: Option<OwnedFd>,
     queue: Option<Queue>,
+}
+
+/// The region that is described at the start of `at`.
+fn region(at: &[u8], file: OwnedFd) -> GuestRegionMmap {
+    let [address, size, _, offset] = [0, 8, 16, 24].map(|field| u64_at(at, field).unwrap());
+    let file = FileOffset::new(File::from(file), offset);
+    GuestRegionMmap::from_range(GuestAddress(address), size as usize, Some(file)).unwrap()
 }
 
 /// All rings of a peer, and the memory that they are in.
@@ -43,14 +53,26 @@ impl Rings {
         None
     }
 
-    /// Maps guest memory, of one region.
+    /// Maps guest memory. The rings are in its first region.
     pub(crate) fn map(&mut self, table: &[u8], files: Vec<OwnedFd>) {
-        assert_eq!((u32_at(table, 0), files.len()), (Some(1), 1));
-        let [address, size, user, offset] = [8, 16, 24, 32].map(|at| u64_at(table, at).unwrap());
-        let file = files.into_iter().next().map(|file| FileOffset::new(File::from(file), offset));
-        let range = (GuestAddress(address), size as usize, file);
-        self.memory = Some(GuestMemoryMmap::from_ranges_with_files([range]).unwrap());
-        self.offset = user - address;
+        assert_eq!(u32_at(table, 0).map(|regions| regions as usize), Some(files.len()));
+        let regions: Vec<_> = files.into_iter().zip(table[8..].chunks(32)).map(|(file, at)| region(at, file)).collect();
+        self.memory = Some(GuestMemoryMmap::from_regions(regions).unwrap());
+        self.offset = u64_at(table, 24).unwrap() - u64_at(table, 8).unwrap();
+    }
+
+    /// Maps one more region.
+    pub(crate) fn add(&mut self, payload: &[u8], file: OwnedFd) {
+        assert_eq!((payload.len(), u64_at(payload, 0)), (40, Some(0)));
+        let region = Arc::new(region(&payload[8..], file));
+        let memory = self.memory.as_ref().expect("the table comes before further regions");
+        self.memory = Some(memory.insert_region(region).unwrap());
+    }
+
+    /// Where each region of guest memory is, and its length.
+    pub(crate) fn regions(&self) -> Vec<(u64, u64)> {
+        let memory = self.memory.iter().flat_map(GuestMemoryMmap::iter);
+        memory.map(|region| (region.start_addr().0, region.len())).collect()
     }
 
     /// Starts a ring with its doorbell.
