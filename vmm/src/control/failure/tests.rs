@@ -178,7 +178,7 @@ fn a_backend_that_is_in_use_is_a_conflict_and_one_without_a_right_the_hosts_faul
             VhostUserError::TooFewQueues { path: s(), role: VhostUserRole::Nic { queue_pairs: 2 } },
             VhostUserError::NoConfig(s()),
             VhostUserError::NotShared(s()),
-            VhostUserError::TooManyRegions { path: s(), regions: 9 },
+            VhostUserError::TooManyRegions { path: s(), regions: 9, most: 8 },
         ]
         .map(backend),
     );
