@@ -1,7 +1,6 @@
 //! Guest memory as the peer sees it: files to map, and the addresses of this process by which rings are named.
 
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use vm_memory::{
 use super::connection::{ANSWER, Fault, PeerError};
 use super::error::VhostUserError;
 use super::message::{MAX_FDS, NEED_REPLY, PROTOCOL_F_CONFIGURE_MEM_SLOTS, Request, longs, numbers};
-use super::peer::Peer;
+use super::peer::{Mapping, Peer};
 use crate::backend::vhost_common::{is_same, is_shared};
 use crate::features::has;
 
@@ -26,16 +25,6 @@ const MAPPING_A_GIB: Duration = Duration::from_secs(2);
 pub(crate) fn patience(memory: &GuestMemoryMmap) -> Duration {
     let bytes: u64 = memory.iter().map(GuestMemoryRegion::len).sum();
     MAPPING + MAPPING_A_GIB.saturating_mul(u32::try_from(bytes >> 30).unwrap_or(u32::MAX))
-}
-
-/// Memory that a peer is mapping.
-#[derive(Debug)]
-pub(crate) struct Mapping {
-    memory: GuestMemoryMmap,
-    /// What it was asked last, and has not answered.
-    asked: Request,
-    /// The regions that it has not been asked for yet, by their number.
-    left: Range<usize>,
 }
 
 impl Peer {

@@ -1,12 +1,14 @@
 //! A connected peer: its abilities, and the features agreed with it.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use vm_memory::GuestMemoryMmap;
+
 use super::channel::{Channel, Heard};
 use super::connection::{Answer, Connection, Fault, PeerError};
-use super::memory::Mapping;
 use super::message::*;
 use super::role::VhostUserRole;
 use crate::features::has;
@@ -38,6 +40,17 @@ pub(crate) struct Peer {
     pub(super) memory_slots: usize,
     /// The memory that it is mapping.
     pub(super) mapping: Option<Mapping>,
+}
+
+/// Memory that a peer is mapping.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    /// All of it.
+    pub(super) memory: GuestMemoryMmap,
+    /// The request that the peer has not answered.
+    pub(super) asked: Request,
+    /// The regions that it has not been asked to map yet, by their numbers.
+    pub(super) left: Range<usize>,
 }
 
 impl Peer {
