@@ -11,9 +11,12 @@ mod caller;
 mod connection;
 mod counters;
 mod credit;
+mod error;
+mod events;
 mod host;
 mod muxer;
 mod packet;
+mod pass;
 mod poller;
 mod receive;
 #[cfg(any(test, feature = "testing"))]
@@ -30,7 +33,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use thiserror::Error;
 use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -38,8 +40,9 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
 use crate::worker::{spawn, thread_name};
-use crate::{DeviceSpecific, ErrorKind, Start, StateError, VirtioDevice, Worker};
+use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{VsockCounter, VsockCounters};
+pub use error::VsockError;
 use host::HostSocket;
 use muxer::Muxer;
 use worker::{EVENTS, QueueWorker, RECEIVE, TRANSMIT};
@@ -61,41 +64,6 @@ pub struct VsockSpec {
     /// The Unix socket that clients of the host connect to, and the beginning of those that the guest's connections
     /// lead to.
     pub socket: PathBuf,
-}
-
-/// Why there is no socket device: one line, to follow the option's name.
-#[derive(Debug, Error)]
-pub enum VsockError {
-    /// Another program listens there.
-    #[error("socket={}: another program is listening there; stop it, or give another path", .0.display())]
-    InUse(PathBuf),
-    /// There is a file of another kind.
-    #[error("socket={}: exists and is not a socket; give another path, or remove it", .0.display())]
-    NotASocket(PathBuf),
-    /// Listening on the socket failed.
-    #[error("socket={}: cannot listen there: {error}", path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// Why not.
-        error: io::Error,
-    },
-}
-
-impl VsockError {
-    /// Who has to act on it.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::InUse(_) => ErrorKind::Busy,
-            Self::NotASocket(_) => ErrorKind::Unsuitable,
-            Self::Listen { error, .. } => match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ErrorKind::Missing,
-                io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-                io::ErrorKind::InvalidInput => ErrorKind::Invalid,
-                _ => ErrorKind::Host,
-            },
-        }
-    }
 }
 
 /// A virtio socket device.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use super::VsockError;
+use super::error::VsockError;
 use crate::socket_path::{ListenError, OwnPath, connect, listen};
 
 /// A listening socket, removed when this is dropped.

@@ -7,7 +7,7 @@ use super::connection::MAX_BURST;
 use super::counters::{Tally, VsockCounter};
 use super::muxer::{Muxer, Output};
 use super::packet::{HEADER, Header, Ports};
-use super::worker::{Next, Pass};
+use super::pass::{Next, Pass};
 use crate::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
 

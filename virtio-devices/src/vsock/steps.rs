@@ -9,10 +9,12 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::GuestMemoryMmap;
 
 use super::counters::{Tally, VsockCounter, VsockCounters};
+use super::events::tell_of_reset;
 use super::muxer::Muxer;
+use super::pass::{Next, Pass};
 use super::receive::Receive;
 use super::transmit::Transmit;
-use super::worker::{Next, Pass, RECEIVE, TRANSMIT, tell_of_reset};
+use super::worker::{EVENTS, RECEIVE, TRANSMIT};
 use crate::features::has;
 use crate::net::steps::Step;
 use crate::ring::{BrokenRing, Ring};
@@ -90,7 +92,7 @@ impl VsockSteps {
 
     /// Tells the driver by the event queue that all connections are gone. [`Step::More`] once that is done.
     pub fn tell_of_reset(&mut self, queue: &SharedQueue) -> Step {
-        self.run(2, queue, |mut ring, pass| tell_of_reset(&mut ring, pass))
+        self.run(EVENTS, queue, |mut ring, pass| tell_of_reset(&mut ring, pass))
     }
 
     fn run<'q>(

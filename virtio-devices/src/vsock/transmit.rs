@@ -5,7 +5,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::counters::VsockCounter;
 use super::packet::Header;
-use super::worker::{Next, Pass};
+use super::pass::{Next, Pass};
 use crate::iovecs::{IoVecs, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
 

@@ -7,19 +7,20 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::Timespec;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap, Permissions};
+use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::{Tally, VsockCounter, VsockCounters};
+use super::events::tell_of_reset;
 use super::host::HostSocket;
 use super::muxer::{DOORBELL, LISTENER, Muxer};
+use super::pass::{Next, Pass};
 use super::poller::Event;
 use super::receive::Receive;
 use super::transmit::Transmit;
 use crate::eventfd::borrow;
 use crate::features::has;
-use crate::iovecs::{IoVecs, Storage};
-use crate::ring::{BrokenRing, Ring, Used};
+use crate::ring::{BrokenRing, Ring};
 use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
 
@@ -29,8 +30,6 @@ pub(crate) const RECEIVE: u16 = 0;
 pub(crate) const TRANSMIT: u16 = 1;
 /// The queue of events.
 pub(crate) const EVENTS: u16 = 2;
-/// The event that all connections are gone (`VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
-const TRANSPORT_RESET: u32 = 0;
 /// The most clients that are accepted before queues are looked at.
 const CLIENTS: usize = 32;
 /// How long to wait before a client is accepted again for which the host had no descriptor.
@@ -58,37 +57,6 @@ pub(crate) struct QueueWorker {
     pub kick: Arc<EventFd>,
     /// Stops it.
     pub stop: Arc<AtomicBool>,
-}
-
-/// What a queue waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// Nothing: there may be more to do.
-    More,
-    /// That the driver takes what it is owed.
-    Room,
-    /// A doorbell, or something from the host.
-    Doorbell,
-}
-
-/// What the queues have in common in one turn of the worker's loop.
-pub(crate) struct Pass<'p> {
-    pub memory: &'p GuestMemoryMmap,
-    pub muxer: &'p mut Muxer,
-    pub tally: &'p mut Tally,
-    pub now: Instant,
-    pub interrupts: &'p Interrupts,
-}
-
-impl Pass<'_> {
-    /// Interrupts the driver if it wants to know what was given back to `ring`.
-    pub(crate) fn interrupt(&mut self, ring: &mut Ring<'_>) -> Result<(), BrokenRing> {
-        if ring.wants_interrupt(self.memory)? {
-            self.interrupts.signal_queue(ring.index());
-            self.tally.count(VsockCounter::Interrupts);
-        }
-        Ok(())
-    }
 }
 
 /// The queues while they run.
@@ -235,28 +203,4 @@ fn timeout(muxer: &Muxer, clients: Clients) -> Option<Duration> {
     let later = if let Clients::Later(time) = clients { Some(time) } else { None };
     let next = muxer.deadline().into_iter().chain(later).min()?;
     Some(next.saturating_duration_since(Instant::now()))
-}
-
-/// Tells the driver that all connections are gone (`virtio 1.4 §5.10.6.7`). [`Next::More`] once it is done.
-pub(crate) fn tell_of_reset(ring: &mut Ring<'_>, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
-    let mut storage = Storage::default();
-    // No more than the ring has.
-    for _ in 0..ring.size() {
-        let Some(chain) = ring.next(pass.memory)? else { break };
-        let head = chain.head_index();
-        let mut segments = IoVecs::new(&mut storage);
-        let event = TRANSPORT_RESET.to_le_bytes();
-        let written = match segments.append(pass.memory, chain, Permissions::Write) {
-            Ok(extent) if extent.bytes >= event.len() => segments.write_at(0, &event),
-            _ => 0,
-        };
-        // An event has four bytes.
-        ring.give_back(pass.memory, &[Used { head, len: written as u32 }])?;
-        pass.interrupt(ring)?;
-        if written == event.len() {
-            return Ok(Next::More);
-        }
-        pass.tally.count(VsockCounter::RxBadChains);
-    }
-    Ok(if ring.expect_doorbell(pass.memory)? { Next::Room } else { Next::Doorbell })
 }

@@ -11,7 +11,7 @@ use super::super::packet::{Header, Ports, STREAM, op};
 use super::super::*;
 use super::rig::{Packet, pattern};
 use crate::net::testing::{BUFFERS, DriverQueue, WRITE, eventually, memory};
-use crate::{Interrupts, Memory};
+use crate::{ErrorKind, Interrupts, Memory};
 
 const RECEIVE_BUFFERS: u64 = BUFFERS + (2 << 20);
 

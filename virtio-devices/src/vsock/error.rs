@@ -1,0 +1,43 @@
+//! Why there is no socket device.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::ErrorKind;
+
+/// Why there is no socket device: one line, to follow the option's name.
+#[derive(Debug, Error)]
+pub enum VsockError {
+    /// Another program listens there.
+    #[error("socket={}: another program is listening there; stop it, or give another path", .0.display())]
+    InUse(PathBuf),
+    /// There is a file of another kind.
+    #[error("socket={}: exists and is not a socket; give another path, or remove it", .0.display())]
+    NotASocket(PathBuf),
+    /// Listening on the socket failed.
+    #[error("socket={}: cannot listen there: {error}", path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+}
+
+impl VsockError {
+    /// Who has to act on it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::InUse(_) => ErrorKind::Busy,
+            Self::NotASocket(_) => ErrorKind::Unsuitable,
+            Self::Listen { error, .. } => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ErrorKind::Missing,
+                io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+                io::ErrorKind::InvalidInput => ErrorKind::Invalid,
+                _ => ErrorKind::Host,
+            },
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The queue of events: what a driver is told that concerns no connection.
+
+use vm_memory::Permissions;
+
+use super::counters::VsockCounter;
+use super::pass::{Next, Pass};
+use crate::iovecs::{IoVecs, Storage};
+use crate::ring::{BrokenRing, Ring, Used};
+
+/// The event that all connections are gone (`VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
+const TRANSPORT_RESET: u32 = 0;
+
+/// Tells the driver that all connections are gone (`virtio 1.4 §5.10.6.7`). [`Next::More`] once it is done.
+pub(crate) fn tell_of_reset(ring: &mut Ring<'_>, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
+    let mut storage = Storage::default();
+    // No more than the ring has.
+    for _ in 0..ring.size() {
+        let Some(chain) = ring.next(pass.memory)? else { break };
+        let head = chain.head_index();
+        let mut segments = IoVecs::new(&mut storage);
+        let event = TRANSPORT_RESET.to_le_bytes();
+        let written = match segments.append(pass.memory, chain, Permissions::Write) {
+            Ok(extent) if extent.bytes >= event.len() => segments.write_at(0, &event),
+            _ => 0,
+        };
+        // An event has four bytes.
+        ring.give_back(pass.memory, &[Used { head, len: written as u32 }])?;
+        pass.interrupt(ring)?;
+        if written == event.len() {
+            return Ok(Next::More);
+        }
+        pass.tally.count(VsockCounter::RxBadChains);
+    }
+    Ok(if ring.expect_doorbell(pass.memory)? { Next::Room } else { Next::Doorbell })
+}

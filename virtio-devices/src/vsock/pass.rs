@@ -1,0 +1,41 @@
+//! What the queues have in common.
+
+use std::time::Instant;
+
+use vm_memory::GuestMemoryMmap;
+
+use super::counters::{Tally, VsockCounter};
+use super::muxer::Muxer;
+use crate::Interrupts;
+use crate::ring::{BrokenRing, Ring};
+
+/// What a queue waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing: there may be more to do.
+    More,
+    /// That the driver takes what it is owed.
+    Room,
+    /// A doorbell, or something from the host.
+    Doorbell,
+}
+
+/// What the queues have in common in one turn of the worker's loop.
+pub(crate) struct Pass<'p> {
+    pub memory: &'p GuestMemoryMmap,
+    pub muxer: &'p mut Muxer,
+    pub tally: &'p mut Tally,
+    pub now: Instant,
+    pub interrupts: &'p Interrupts,
+}
+
+impl Pass<'_> {
+    /// Interrupts the driver if it wants to know what was given back to `ring`.
+    pub(crate) fn interrupt(&mut self, ring: &mut Ring<'_>) -> Result<(), BrokenRing> {
+        if ring.wants_interrupt(self.memory)? {
+            self.interrupts.signal_queue(ring.index());
+            self.tally.count(VsockCounter::Interrupts);
+        }
+        Ok(())
+    }
+}
