@@ -89,7 +89,7 @@ mod tests {
         for (text, expected) in [
             ("socket=/run/v", "--vsock: cid is required; add it".to_string()),
             ("cid=3", "--vsock: socket is required; add it".to_string()),
-            ("cid=3,socket=", "--vsock socket=: the path is empty; give that of a Unix socket to be made".to_string()),
+            ("cid=3,socket=", "--vsock: socket is required; add it".to_string()),
             (
                 &format!("cid=3,id=v,socket={long}"),
                 format!("--vsock id=v,socket={long}: 108 bytes; a socket's path has at most 107, shorten it"),
@@ -102,5 +102,10 @@ mod tests {
             let said = planned(text).unwrap_err();
             assert!(said.starts_with(&expected), "{said}");
         }
+        let config: VsockConfig = serde_json::from_str(r#"{"cid": 3, "socket": ""}"#).unwrap();
+        assert_eq!(
+            plan(Some(&config)).unwrap_err().to_string(),
+            "--vsock socket=: the path is empty; give that of a Unix socket to be made"
+        );
     }
 }
