@@ -146,7 +146,7 @@ pub(crate) enum Command {
         #[arg(long, value_parser = bytes)]
         balloon: Option<u64>,
     },
-    /// Change the size of a disk (not supported yet)
+    /// Change the size of a disk
     ResizeDisk {
         /// Id of the disk
         #[arg(long)]

@@ -494,6 +494,7 @@ mod tests {
             VmConfig { net: vec![net(None), net(Some(1)), net(Some(3)), net(None)], ..VmConfig::default() };
         config.payload.kernel = Some("vmlinux".into());
         let slots = slots(&VmPlan::of(&config).unwrap().devices);
-        assert_eq!(slots, [Some(2), Some(1), Some(3), Some(4), Some(5)]);
+        // The last two are the virtio console and the entropy device.
+        assert_eq!(slots, [Some(2), Some(1), Some(3), Some(4), Some(5), Some(6)]);
     }
 }

@@ -109,7 +109,7 @@ mod tests {
     fn each_function_counts_whether_its_vf_is_enabled_or_not() {
         let with = |nets: &[&str]| needed(&devices(nets), 1, 10);
         let (none, one) = (with(&[]), with(&["sriov_vfs=63"]));
-        assert_eq!(none, 10 + OTHERS + 1 + OF_RNG);
+        assert_eq!(none, 10 + OTHERS + 1 + OF_CONSOLE + OF_RNG);
         // A tap, a doorbell and 4 interrupts.
         assert_eq!(one - none, 64 * 6);
         assert_eq!(with(&["sriov_vfs=63", "sriov_vfs=63"]) - none, 2 * (one - none));

@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -191,6 +191,21 @@ impl Probe {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.theirs.as_fd()
+    }
+
+    /// Waits until the server, which is in this process, has received `count` copies.
+    pub(crate) fn await_received(&self, count: usize) {
+        let is_copy = |number: &std::fs::DirEntry| {
+            let link = std::fs::read_link(number.path()).ok();
+            link.is_some() && link == std::fs::read_link(format!("/proc/self/fd/{}", self.theirs.as_raw_fd())).ok()
+        };
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter(is_copy).count();
+        let start = std::time::Instant::now();
+        // Both ends of a pipe have the same name, and both of the test's are open.
+        while open() < count + 2 {
+            assert!(start.elapsed().as_secs() < 30, "{} of {count} copies were received", open());
+            thread::sleep(std::time::Duration::from_millis(5));
+        }
     }
 
     /// Closes the test's own copy, and returns whether all others get closed.
