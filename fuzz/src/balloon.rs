@@ -149,7 +149,7 @@ impl Balloon {
     fn page_numbers(&mut self, ram: &mut Snapshot, chain: &Chain) {
         let len = chain.len(false);
         let sound = chain.verdict == Verdict::Sound && chain.is_all(false);
-        if !sound || len == 0 || len % 4 != 0 || len > 4 * MAX_PAGES {
+        if !sound || len == 0 || !len.is_multiple_of(4) || len > 4 * MAX_PAGES {
             self.counts.bad_chains += 1;
             return;
         }

@@ -139,9 +139,9 @@ fn run_to_end(input: &[u8]) -> Option<usize> {
 /// A sound image with these changes.
 fn start(changes: &[(usize, &[u8])]) -> Seed {
     let seed = Seed::new().with([0, changes.len() as u8]);
-    changes.iter().fold(seed, |seed, (at, bytes)| {
-        seed.with((*at as u16).to_le_bytes()).with([bytes.len() as u8]).with(bytes)
-    })
+    changes
+        .iter()
+        .fold(seed, |seed, (at, bytes)| seed.with((*at as u16).to_le_bytes()).with([bytes.len() as u8]).with(bytes))
 }
 
 fn operation(seed: Seed, kind: u8, sector: u16, count: u8) -> Seed {

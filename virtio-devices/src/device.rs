@@ -41,8 +41,8 @@ pub trait VirtioDevice: Send {
     /// Writes device configuration at `offset`. Writes to read-only fields are ignored.
     fn config_write(&mut self, offset: u64, data: &[u8]);
 
-    /// Called after each [`Self::config_write`]. Returns threads that still carry the write to where it goes; the access
-    /// completes when they have ended.
+    /// Called after each [`Self::config_write`]. Returns threads that still carry the write to where it goes; the
+    /// access completes when they have ended.
     fn config_written(&mut self) -> Vec<JoinHandle<()>> {
         Vec::new()
     }

@@ -1,5 +1,5 @@
-//! Devices that another process runs over vhost-user and that are no NICs: shared file systems (`virtio 1.4 §5.11`), disks
-//! (`virtio 1.4 §5.2`), and devices of which this program knows the type only.
+//! Devices that another process runs over vhost-user and that are no NICs: shared file systems (`virtio 1.4 §5.11`),
+//! disks (`virtio 1.4 §5.2`), and devices of which this program knows the type only.
 //!
 //! The process runs all queues. One worker of this process starts, stops and recovers it, and carries the driver's
 //! writes to the device configuration to it.

@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use pci::{BarIndex, Device, Dword, DwordWrite, Placement, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
 use virtio_devices::{
-    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, Outcome, Port, Signals,
-    SriovStatus, StateError, VirtioPci,
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, Outcome, Port,
+    Signals, SriovStatus, StateError, VirtioPci,
 };
 use vmm_sys_util::eventfd::EventFd;
 

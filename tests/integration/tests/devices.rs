@@ -163,8 +163,8 @@ fn a_qcow2_image_over_a_backing_file_survives_reboots_and_qemu_finds_no_error() 
     let mount = "mkdir -p /tmp/disk && mount -t ext4 /dev/vda /tmp/disk && cd /tmp/disk";
     guest.ok(&format!("mke2fs /dev/vda > /dev/null && {mount}"));
     guest.ok(&format!(
-        "{mount}; for cpu in 0 1; do taskset -c $cpu dd if=/dev/urandom of=data$cpu bs=64k count=64 2>/dev/null & done; \
-         wait; sha256sum data0 data1 > sum; sync"
+        "{mount}; for cpu in 0 1; do taskset -c $cpu dd if=/dev/urandom of=data$cpu bs=64k count=64 2>/dev/null & \
+         done; wait; sha256sum data0 data1 > sum; sync"
     ));
     guest.reboot();
     guest.load("virtio_blk");

@@ -14,8 +14,8 @@ use crate::net_protocol::Offloads;
 /// A backend that runs a device's queues itself. The device handles its registers; a NIC also the link, and the control
 /// queue unless the backend runs that, too.
 ///
-/// One thread at a time calls it: first the one that plugs the device in, then the device's worker, never a vCPU. A call may
-/// wait for the backend, but not forever.
+/// One thread at a time calls it: first the one that plugs the device in, then the device's worker, never a vCPU. A
+/// call may wait for the backend, but not forever.
 pub trait QueueRunner: Send {
     /// What the backend is and can do. This never changes while the NIC exists; if the other end is replaced, the new
     /// one must have the same abilities.
@@ -83,8 +83,8 @@ pub trait QueueRunner: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Makes the backend reach `memory`, whether or not queues run, and nothing else. What was there before and is not in
-    /// `memory` is used by no queue. A backend that is lost keeps `memory` for when it is back.
+    /// Makes the backend reach `memory`, whether or not queues run, and nothing else. What was there before and is not
+    /// in `memory` is used by no queue. A backend that is lost keeps `memory` for when it is back.
     ///
     /// # Errors
     ///

@@ -189,7 +189,8 @@ fn backing(
             Ok(FormatAccess::new(raw))
         }
         Some(other) => refuse(format!(
-            "has a backing file of the format {other}, which is not supported yet; convert it: qemu-img convert -O qcow2"
+            "has a backing file of the format {other}, which is not supported yet; convert it: \
+             qemu-img convert -O qcow2"
         )),
         None => refuse(format!(
             "does not say the format of its backing file; say it: qemu-img rebase -u -b {name} -F raw {}",

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is known of a driver's queues on a backend that runs them itself. It outlives workers: one may be stopped before
-/// its backend is there. A reset of the device makes a new one.
+/// What is known of a driver's queues on a backend that runs them itself. It outlives workers: one may be stopped
+/// before its backend is there. A reset of the device makes a new one.
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// No backend has been started for this driver, or its link was down since.

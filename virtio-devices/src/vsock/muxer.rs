@@ -1,8 +1,8 @@
 //! All connections of a device: which packet belongs to which, and whose turn it is.
 //!
 //! Nothing here waits, and everything has a limit: [`MAX_CONNECTIONS`], each with a limited rest; [`MAX_CALLERS`]; and
-//! [`MAX_RESETS`] answers to packets that belong to no connection, beyond which no packet is taken from the guest before
-//! it has taken those (`virtio 1.4 §5.10.6.1.1`).
+//! [`MAX_RESETS`] answers to packets that belong to no connection, beyond which no packet is taken from the guest
+//! before it has taken those (`virtio 1.4 §5.10.6.1.1`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;

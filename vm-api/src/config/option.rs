@@ -309,8 +309,8 @@ pub(crate) fn from_pairs<T: Described>(pairs: Vec<Pair>) -> Result<T, ConfigErro
     T::resolve(given)
 }
 
-/// Checks the text of an option that is not supported yet: all its keys must be at their defaults. A word alone, such as
-/// `off`, is its mode.
+/// Checks the text of an option that is not supported yet: all its keys must be at their defaults. A word alone, such
+/// as `off`, is its mode.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! What the machine is beyond its devices: `--platform`. Its strings are those of SMBIOS (`DSP0134`), by which the guest
-//! identifies it.
+//! What the machine is beyond its devices: `--platform`. Its strings are those of SMBIOS (`DSP0134`), by which the
+//! guest identifies it.
 
 use option_derive::Options;
 use serde::Serialize;

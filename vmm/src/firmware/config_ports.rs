@@ -64,7 +64,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_access_panics(steps in prop::collection::vec((0..8u16, prop::collection::vec(any::<u8>(), 1..9)), 0..64)) {
+        fn no_access_panics(
+            steps in prop::collection::vec((0..8u16, prop::collection::vec(any::<u8>(), 1..9)), 0..64)
+        ) {
             let ports = SharedConfigPorts::new(Arc::new(Bus::new()));
             for (offset, mut data) in steps {
                 ports.write(offset, &data);

@@ -1,7 +1,7 @@
 //! The ACPI power management timer (`ACPI 6.5 §4.8.3.3`), by which firmware waits.
 //!
-//! A machine with hardware-reduced ACPI has none, and its FADT says so. Firmware for Cloud Hypervisor has the port built
-//! in.
+//! A machine with hardware-reduced ACPI has none, and its FADT says so. Firmware for Cloud Hypervisor has the port
+//! built in.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

@@ -161,7 +161,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_access_panics(steps in prop::collection::vec((0..2u16, prop::collection::vec(any::<u8>(), 1..5)), 0..64)) {
+        fn no_access_panics(
+            steps in prop::collection::vec((0..2u16, prop::collection::vec(any::<u8>(), 1..5)), 0..64)
+        ) {
             let rtc = Rtc::default();
             for (offset, mut data) in steps {
                 rtc.write(offset, &data);

@@ -1,7 +1,8 @@
 //! The I/O ports: the serial port, the ACPI sleep and reset registers, the generic event device, the vCPU hot-plug
 //! registers, the NMI status port, and the keyboard controller's reset line, which Linux uses with `reboot=k`.
 //!
-//! Further devices take ports of their own, such as those that firmware needs. All other ports read as all-ones. Without
+//! Further devices take ports of their own, such as those that firmware needs. All other ports read as all-ones.
+//! Without
 //! 0xcf8 and 0xcfc, Linux uses the ECAM for all configuration accesses.
 
 use std::ops::Range;

@@ -204,7 +204,7 @@ impl Probe {
         // Both ends of a pipe have the same name, and both of the test's are open.
         while open() < count + 2 {
             assert!(start.elapsed().as_secs() < 30, "{} of {count} copies were received", open());
-            thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
