@@ -77,7 +77,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many operations succeeded; `None` if the image was refused.
+/// As [`run`]. Returns how many operations succeeded; `None` if the image was refused at first.
 fn run_to_end(input: &[u8]) -> Option<usize> {
     let mut input = Input::new(input);
     let (flags, changes) = (input.u8(), input.u8());
@@ -97,6 +97,7 @@ fn run_to_end(input: &[u8]) -> Option<usize> {
     let open = || Qcow2Steps::open(file.try_clone().expect("a descriptor is left"), read_only);
     let mut image = open();
     assert!(image.is_some() || changes != 0, "a sound image is opened");
+    let opened = image.is_some();
     let mut succeeded = 0;
     while let Some(now) = image.as_ref()
         && !input.is_empty()
@@ -133,7 +134,7 @@ fn run_to_end(input: &[u8]) -> Option<usize> {
             }
         }
     }
-    image.map(|_| succeeded)
+    opened.then_some(succeeded)
 }
 
 /// A sound image with these changes.
