@@ -11,6 +11,9 @@ use vm_api::config::rate::{BANDWIDTH, Names, OPS, RateLimiterConfig, TokenBucket
 
 use crate::config::subject::Subject;
 
+/// The most bytes, operations and milliseconds: clients read and write them as signed numbers of 64 bits.
+const MOST: u64 = i64::MAX as u64;
+
 /// Checks the limits of a device and plans them.
 ///
 /// # Errors
@@ -66,6 +69,17 @@ pub(crate) fn plan_groups(groups: &[RateLimitGroupConfig]) -> Result<HashMap<Str
 
 fn check(bucket: &TokenBucketConfig, names: &Names, subject: &Subject) -> Result<(), ConfigError> {
     let fail = |key: &str, what: String| Err(ConfigError::new(subject.key(key, 0), Problem::Value(what)));
+    let numbers = [
+        (names.size, Some(bucket.size)),
+        (names.one_time_burst, bucket.one_time_burst),
+        (names.refill_time, Some(bucket.refill_time)),
+    ];
+    for (key, number) in numbers {
+        if let Some(number) = number.filter(|number| *number > MOST) {
+            let what = format!("more than a limit can have, {MOST}; give less, or leave the limit out");
+            return Err(ConfigError::new(subject.key(key, number), Problem::Limit(what)));
+        }
+    }
     match (bucket.size, bucket.refill_time) {
         (0, 1..) => fail(names.size, format!("nothing could pass; give 1 or more, or 0 for {} too", names.refill_time)),
         (1.., 0) => fail(names.refill_time, format!("needs a time; give 1 or more, or 0 for {} too", names.size)),
@@ -98,6 +112,19 @@ mod tests {
             limits("bw_refill_time=1,bw_one_time_burst=7,bw_size=1048576,ops_size=1000,path=/a,ops_refill_time=100"),
             Ok(RateLimits { bandwidth: Some(bandwidth), ops: Some(ops) })
         );
+    }
+
+    #[test]
+    fn a_number_that_clients_cannot_read_back_is_refused() {
+        assert_eq!(
+            limits("path=/a,ops_size=0,ops_refill_time=0,ops_one_time_burst=9223372036854775808"),
+            Err(
+                "--disk ops_one_time_burst=9223372036854775808: more than a limit can have, 9223372036854775807; give \
+                 less, or leave the limit out"
+                    .to_string()
+            )
+        );
+        assert!(limits("path=/a,ops_size=9223372036854775807,ops_refill_time=9223372036854775807").is_ok());
     }
 
     #[test]
