@@ -27,6 +27,8 @@ pub(crate) enum ListenError {
     InUse,
     /// There is a file of another kind.
     NotASocket,
+    /// There is a socket that this user may not connect to, so that nobody can tell whether it is in use.
+    Denied(io::Error),
     /// What the system says.
     Failed(io::Error),
 }
@@ -43,6 +45,7 @@ pub(crate) fn listen(path: &Path) -> Result<(UnixListener, OwnPath), ListenError
             Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(ListenError::Failed)?,
             // Also one that is too busy, or a socket of another type.
             Ok(_) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(ListenError::InUse),
+            Err(errno @ Errno::ACCESS) => return Err(ListenError::Denied(errno.into())),
             Err(errno) => return Err(ListenError::Failed(errno.into())),
         },
         // That it cannot be looked at shows when it is bound, too.

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,10 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustix::event::epoll;
-use rustix::io::Errno;
 
 use super::error::CharError;
-use crate::socket_path::{OwnPath, connect};
+use crate::socket_path::{self, ListenError, OwnPath};
 
 /// The poll set's data is not used.
 const NO_DATA: epoll::EventData = epoll::EventData::new_u64(0);
@@ -38,22 +36,13 @@ impl Socket {
     /// When another program is listening there, or the path cannot be used.
     pub(crate) fn listen(path: &Path) -> Result<Self, CharError> {
         let fail = |error: io::Error| CharError::Socket { path: path.to_owned(), error };
-        match std::fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => return Err(CharError::NotASocket(path.to_owned())),
-            Ok(_) => match connect(path) {
-                Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(fail)?,
-                // Also one that is too busy, or a socket of another type.
-                Ok(_) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(CharError::SocketInUse(path.to_owned())),
-                Err(errno) => return Err(fail(errno.into())),
-            },
-            // That it cannot be looked at shows when it is bound, too.
-            Err(_) => {}
-        }
+        let (listener, own) = socket_path::listen(path).map_err(|error| match error {
+            ListenError::InUse => CharError::SocketInUse(path.to_owned()),
+            ListenError::NotASocket => CharError::NotASocket(path.to_owned()),
+            ListenError::Denied(error) | ListenError::Failed(error) => fail(error),
+        })?;
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| fail(errno.into()))?;
-        let listener = UnixListener::bind(path).map_err(fail)?;
-        let own = OwnPath::of(path.to_owned()).map_err(fail)?;
         let socket = Self { listener, _path: own, client: Mutex::new(None), short: AtomicBool::new(false), events };
-        socket.listener.set_nonblocking(true).map_err(fail)?;
         epoll::add(&socket.events, &socket.listener, NO_DATA, epoll::EventFlags::IN)
             .map_err(|errno| fail(errno.into()))?;
         Ok(socket)

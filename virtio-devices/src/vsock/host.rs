@@ -27,7 +27,9 @@ impl HostSocket {
         let (listener, own) = listen(path).map_err(|error| match error {
             ListenError::InUse => VsockError::InUse(path.to_owned()),
             ListenError::NotASocket => VsockError::NotASocket(path.to_owned()),
-            ListenError::Failed(error) => VsockError::Listen { path: path.to_owned(), error },
+            ListenError::Denied(error) | ListenError::Failed(error) => {
+                VsockError::Listen { path: path.to_owned(), error }
+            }
         })?;
         Ok(Self { path: path.to_owned(), listener, _own: own })
     }

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::error::{PATIENCE, VhostUserError};
-use crate::socket_path::{OwnPath, connect};
+use crate::socket_path::{self, ListenError, OwnPath, connect};
 
 /// Where a vhost-user backend is: a path. A socket that is listened on is removed when this is dropped.
 #[derive(Debug)]
@@ -36,20 +36,12 @@ impl VhostUserSocket {
     ///
     /// When another program is listening there, or the path cannot be used.
     pub fn listen(path: PathBuf) -> Result<Self, VhostUserError> {
-        match std::fs::symlink_metadata(&path) {
-            Ok(found) if !found.file_type().is_socket() => return Err(VhostUserError::Occupied(name(&path))),
-            Ok(_) => match connect(&path) {
-                Err(Errno::CONNREFUSED) => std::fs::remove_file(&path).map_err(|error| unusable(&path, error))?,
-                Err(Errno::ACCESS) => return Err(VhostUserError::NoRight(name(&path))),
-                // Also one that is too busy, or a socket of another type.
-                _ => return Err(VhostUserError::InUse(name(&path))),
-            },
-            // That it cannot be looked at shows when it is bound, too.
-            Err(_) => {}
-        }
-        let listener = UnixListener::bind(&path).map_err(|error| unusable(&path, error))?;
-        let own = OwnPath::of(path.clone()).map_err(|error| unusable(&path, error))?;
-        listener.set_nonblocking(true).map_err(|error| unusable(&path, error))?;
+        let (listener, own) = socket_path::listen(&path).map_err(|error| match error {
+            ListenError::InUse => VhostUserError::InUse(name(&path)),
+            ListenError::NotASocket => VhostUserError::Occupied(name(&path)),
+            ListenError::Denied(_) => VhostUserError::NoRight(name(&path)),
+            ListenError::Failed(error) => unusable(&path, error),
+        })?;
         Ok(Self { path, listener: Some(listener), _own: Some(own) })
     }
 
@@ -121,7 +113,6 @@ fn unusable(path: &Path, source: io::Error) -> VhostUserError {
     match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => VhostUserError::NoFolder(name),
         io::ErrorKind::PermissionDenied => VhostUserError::NoRightToListen(name),
-        io::ErrorKind::AddrInUse => VhostUserError::InUse(name),
         _ => VhostUserError::Socket { path: name, source },
     }
 }
