@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::config::unsupported;
 use crate::config::{ConfigError, Problem, VmConfig};
 use crate::document::{self, DocumentError};
+use crate::typed::typed;
 
 /// Removes the fields that are null, at any depth: they ask for nothing, whether this program knows them or not.
 pub fn drop_nulls(value: &mut Value) {
@@ -57,7 +58,7 @@ impl VmConfig {
         }
         drop_nulls(&mut value);
         unsupported::Object::Vm.strip(&mut value, "")?;
-        serde_path_to_error::deserialize(value).map_err(|error| match error.path().to_string().as_str() {
+        typed(value).map_err(|error| match error.path().to_string().as_str() {
             "." => wrong("the document", error.inner().to_string()),
             path => wrong(path, error.inner().to_string()),
         })
@@ -70,6 +71,21 @@ mod tests {
 
     fn refused(text: &str) -> String {
         VmConfig::from_json(text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_array_is_no_object_at_any_depth() {
+        for (document, path) in [
+            (r#"{"payload": ["kernel"]}"#, "payload"),
+            (r#"{"payload": {}, "disks": [["/a"]]}"#, "disks[0]"),
+            (
+                r#"{"payload": {}, "disks": [{"path": "/a", "rate_limiter_config": [1, 2]}]}"#,
+                "disks[0].rate_limiter_config",
+            ),
+        ] {
+            let error = refused(document);
+            assert!(error.starts_with(path) && error.contains("sequence, expected an object"), "{error}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use vm_api::document::{self, DocumentError};
+use vm_api::typed;
 
 use crate::api::{Action, Failure};
 use crate::config::NetConfig;
@@ -172,7 +173,7 @@ fn typed<T: DeserializeOwned>(body: Value) -> Result<T, Failure> {
     if !body.is_object() {
         return Err(bad("the body is JSON, but not an object"));
     }
-    serde_path_to_error::deserialize(body).map_err(|error| match error.path().to_string().as_str() {
+    typed::typed(body).map_err(|error| match error.path().to_string().as_str() {
         "." => bad(error.inner().to_string()),
         path => bad(format!("{path}: {}", error.inner())),
     })
