@@ -122,7 +122,8 @@ fn layer(
     depth: usize,
 ) -> Result<(FormatAccess<Storage>, Header), BlockError> {
     let fail = |source: io::Error| BlockError::File { path: path.into(), action: "be opened", source };
-    let header = Header::parse(path, head(path, &fd)?.as_slice())?;
+    let header = Header::parse(path, &part(path, &fd, 0)?)?;
+    Header::check_refcounts(path, &part(path, &fd, header.refcount_table)?)?;
     let storage = storage(fd, access).map_err(fail)?;
     let mut image = Format::<Storage>::open_image(storage, !access.read_only).map_err(fail)?;
     // What the header names is opened here or not at all.
@@ -137,12 +138,12 @@ fn storage(fd: OwnedFd, access: Access) -> io::Result<Storage> {
     Storage::from_open_file(File::from(fd), options)
 }
 
-/// The beginning of a file.
-fn head(path: &Path, fd: &OwnedFd) -> Result<Vec<u8>, BlockError> {
+/// The [`HEAD`] bytes of a file at `offset`, or all that it has there.
+fn part(path: &Path, fd: &OwnedFd, offset: u64) -> Result<Vec<u8>, BlockError> {
     let mut buffer = AlignedBuffer::new(HEAD);
     let bytes = buffer.bytes(HEAD);
     loop {
-        match rustix::io::pread(fd.as_fd(), &mut *bytes, 0) {
+        match rustix::io::pread(fd.as_fd(), &mut *bytes, offset) {
             Err(Errno::INTR) => {}
             Err(errno) => {
                 return Err(BlockError::File { path: path.into(), action: "be read", source: errno.into() });

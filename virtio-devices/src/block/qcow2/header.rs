@@ -22,6 +22,8 @@ const CACHED_L2: u64 = 128;
 const MAX_L2_CACHE: u64 = 64 << 20;
 /// More extensions than any program writes.
 const MAX_EXTENSIONS: usize = 64;
+/// The bits of an entry of the refcount table that say where the block is.
+const REFCOUNT_BLOCK: u64 = !511;
 /// The longest name of a backing file in bytes.
 const MAX_NAME: usize = 1023;
 /// The extension that names the backing file's format.
@@ -45,6 +47,8 @@ pub(crate) struct Header {
     pub cluster: u32,
     /// Whether clusters can be marked as zero.
     pub has_zero_clusters: bool,
+    /// Where the refcount table is, in bytes: a multiple of the cluster's size.
+    pub refcount_table: u64,
     /// The name of the backing file, and its format.
     pub backing: Option<(String, Option<String>)>,
 }
@@ -57,6 +61,21 @@ impl Header {
     /// What is wrong, or what it has that is not supported.
     pub(crate) fn parse(path: &Path, head: &[u8]) -> Result<Self, BlockError> {
         parse(head).map_err(|what| BlockError::Qcow2 { path: path.into(), what })
+    }
+
+    /// Checks the beginning of the refcount table: the first clusters, this header among them, must have a block of
+    /// reference counts. Without one, imago 0.2 would put it over the header, and take its place for none at all,
+    /// without end.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub(crate) fn check_refcounts(path: &Path, table: &[u8]) -> Result<(), BlockError> {
+        let refuse = |what| BlockError::Qcow2 { path: path.into(), what };
+        match Fields(table).u64(0).map_err(refuse)? & REFCOUNT_BLOCK {
+            0 => Err(refuse(damaged("its refcount table"))),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -90,7 +109,7 @@ fn parse(head: &[u8]) -> Result<Header, String> {
     check_tables(&field, size, bits)?;
     let format = extension(&field, header_len)?;
     let backing = backing_name(&field)?.map(|name| (name, format));
-    Ok(Header { size, cluster: 1 << bits, has_zero_clusters: version == 3, backing })
+    Ok(Header { size, cluster: 1 << bits, has_zero_clusters: version == 3, refcount_table: field.u64(48)?, backing })
 }
 
 fn damaged(what: &str) -> String {
@@ -222,7 +241,8 @@ mod tests {
 
     #[test]
     fn a_header_says_what_the_disk_is_and_what_it_is_based_on() {
-        let plain = Header { size: 1 << 30, cluster: 1 << 16, has_zero_clusters: true, backing: None };
+        let plain =
+            Header { size: 1 << 30, cluster: 1 << 16, has_zero_clusters: true, refcount_table: 1 << 16, backing: None };
         assert_eq!(parse(&head(&[])), Ok(plain.clone()));
         let name: &[(usize, &[u8])] = &[(8, &200u64.to_be_bytes()), (16, &4u32.to_be_bytes()), (200, b"base")];
         let backing = |format: Option<&str>| Some(("base".to_string(), format.map(str::to_string)));

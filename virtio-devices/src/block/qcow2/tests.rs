@@ -92,6 +92,18 @@ fn read(image: &Qcow2, offset: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
+fn an_image_whose_header_has_no_reference_count_is_refused() {
+    let folder = Folder::new();
+    let path = folder.create("image", &[]);
+    let mut bytes = fs::read(&path).unwrap();
+    let table = usize::try_from(u64::from_be_bytes(bytes[48..56].try_into().unwrap())).unwrap();
+    bytes[table..table + 8].fill(0);
+    fs::write(&path, bytes).unwrap();
+    let line = refusal(&path, READ_WRITE);
+    assert!(line.contains("is damaged: its refcount table makes no sense"), "{line}");
+}
+
+#[test]
 fn what_is_written_is_what_qemu_reads_over_any_kind_of_image() {
     for options in [
         &[][..],
