@@ -104,7 +104,7 @@ fn a_mounted_file_system_survives_a_reboot(#[case] kernel: Kernel) {
     let mut guest = Guest::boot(spec);
     let mount = "mkdir -p /tmp/disk && mount -t ext4 /dev/vda /tmp/disk";
     guest.load("virtio_blk");
-    guest.ok("mke2fs /dev/vda > /dev/null");
+    guest.ok(&format!("mke2fs /dev/vda > /dev/null && {mount}"));
     let put = "cd /tmp/disk && dd if=/dev/urandom of=data bs=64k count=32 2>/dev/null && sha256sum data > sum && sync";
     guest.ok(put);
     guest.reboot();
