@@ -1,6 +1,7 @@
 //! The worker of a device whose backend runs the queues: it starts, stops and recovers the backend, and passes on what
 //! the driver changes. What only one kind of device does is behind [`RunnerDevice`].
 
+mod device;
 mod lent_queue;
 mod progress;
 
@@ -18,10 +19,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{Attention, Health, MemoryMailbox, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
 use crate::eventfd::borrow;
-use crate::net_protocol::Offloads;
 use crate::ring;
 use crate::worker::own;
 use crate::{Interrupts, Memory, Start};
+pub(crate) use device::RunnerDevice;
 pub(crate) use lent_queue::LentQueue;
 use lent_queue::settle_position;
 pub(crate) use progress::Progress;
@@ -57,54 +58,6 @@ pub(crate) struct RunnerWorker {
 pub(crate) type SharedRunner = Arc<Mutex<Box<dyn QueueRunner>>>;
 /// A backend while the worker owns it.
 pub(crate) type OwnedRunner<'q> = MutexGuard<'q, Box<dyn QueueRunner>>;
-
-/// The part of the work that depends on the kind of device. It is called on the worker's thread.
-pub(crate) trait RunnerDevice {
-    /// How far the driver's queues have come. It outlives the worker, until a reset.
-    fn progress(&self) -> &Progress;
-
-    /// Whether the host wants the queues to run: a NIC's link is up.
-    fn is_wanted(&self) -> bool {
-        true
-    }
-
-    /// The pairs of queues that the driver uses. A device that is no NIC uses all that it has.
-    fn active_pairs(&self) -> u16 {
-        u16::MAX
-    }
-
-    /// The offloaded frames that the driver takes.
-    fn offloads(&self) -> Offloads {
-        Offloads::empty()
-    }
-
-    /// Something that the driver reads in the device configuration has changed.
-    fn changed(&self);
-
-    /// Takes over the device configuration that the backend has now. Returns whether the driver has to be told.
-    fn take_config(&self, _config: &[u8]) -> bool {
-        false
-    }
-
-    /// Whether the driver sees a lost backend in the device configuration.
-    fn shows_loss(&self) -> bool {
-        false
-    }
-
-    /// Does what is left for the device to do in a turn of the worker, such as commands of a control queue. Returns
-    /// whether there may be more.
-    ///
-    /// # Errors
-    ///
-    /// When the backend is lost.
-    fn serve(&mut self, backend: &mut (dyn QueueRunner + 'static)) -> Result<bool, RunnerError>;
-
-    /// The worker was woken.
-    fn count_kick(&mut self) {}
-
-    /// A ring is invalid.
-    fn count_broken_ring(&mut self) {}
-}
 
 /// The state of the backend.
 enum Service {
