@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
-    BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, Options,
-    PayloadConfig, PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig,
-    check_unsupported, help,
+    BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
+    NetConfig, NetVf, Options, PayloadConfig, PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig,
+    VmConfig, VsockConfig, check_unsupported, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -24,7 +24,7 @@ pub(crate) struct VmOptions {
     #[arg(
         long,
         value_name = "key=value,...",
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = keys::<BalloonConfig>("Balloon, by which the guest returns memory to the host")
     )]
@@ -82,6 +82,32 @@ pub(crate) struct VmOptions {
     /// Firmware that boots from a disk, instead of a kernel: an ELF file with a PVH entry, such as CLOUDHV.fd
     #[arg(long, value_name = "path", group = "payload", help_heading = BOOT)]
     firmware: Option<PathBuf>,
+
+    /// Shared file systems
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "payload",
+        help_heading = DEVICES,
+        long_help = keys::<FsConfig>(
+            "Folders of the host that the guest mounts, over a vhost-user backend such as virtiofsd. Repeat for more"
+        )
+    )]
+    fs: Vec<String>,
+
+    /// vhost-user devices of any type
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "payload",
+        help_heading = DEVICES,
+        long_help = keys::<GenericVhostUserConfig>("vhost-user devices of any type. Repeat for more")
+    )]
+    generic_vhost_user: Vec<String>,
 
     /// Initial RAM file system
     #[arg(long, value_name = "path", requires = "payload", help_heading = BOOT)]
@@ -141,7 +167,7 @@ pub(crate) struct VmOptions {
         value_name = "key=value,...",
         num_args = 1..,
         action = ArgAction::Append,
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = keys::<RateLimitGroupConfig>("Rate limits that several disks share. Repeat for more")
     )]
@@ -185,7 +211,7 @@ pub(crate) struct VmOptions {
     #[arg(
         long,
         value_name = "key=value,...",
-        requires = "kernel",
+        requires = "payload",
         help_heading = DEVICES,
         long_help = keys::<VsockConfig>("Socket device: connections between programs of the guest and of the host")
     )]
@@ -245,6 +271,12 @@ impl VmOptions {
         }
         for disk in self.disk {
             config.disks.push(disk.parse()?);
+        }
+        for fs in self.fs {
+            config.fs.push(fs.parse()?);
+        }
+        for device in self.generic_vhost_user {
+            config.generic_vhost_user.push(device.parse()?);
         }
         for net in self.net {
             config.net.push(net.parse()?);

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vm_api::config::{DiskConfig, MacAddress, MemoryConfig, NetConfig, VdpaConfig, VfConfig, VsockConfig};
+use vm_api::config::{
+    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, MemoryConfig, NetConfig, VdpaConfig, VfConfig,
+    VsockConfig,
+};
 
 use crate::vm_options::{VmOptions, keys};
 
@@ -53,10 +56,24 @@ pub(crate) enum Command {
         )]
         disk: String,
     },
-    /// Add a shared file system (not supported yet)
-    AddFs(Unknown),
-    /// Add a vhost-user device (not supported yet)
-    AddGenericVhostUser(Unknown),
+    /// Add a shared file system
+    AddFs {
+        /// The file system
+        #[arg(
+            value_name = "key=value,...",
+            long_help = keys::<FsConfig>("The file system, as for --fs of cloud-hypervisor")
+        )]
+        fs: String,
+    },
+    /// Add a vhost-user device of any type
+    AddGenericVhostUser {
+        /// The device
+        #[arg(
+            value_name = "key=value,...",
+            long_help = keys::<GenericVhostUserConfig>("The device, as for --generic-vhost-user of cloud-hypervisor")
+        )]
+        device: String,
+    },
     /// Add a NIC with its VFs
     AddNet {
         /// The NIC

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, SetVf};
-use vm_api::config::{DiskConfig, NetConfig, VdpaConfig, VfConfig, VsockConfig};
+use vm_api::config::{DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, VdpaConfig, VfConfig, VsockConfig};
 
 use super::client::Call;
 use super::command::{Command, LinkState};
@@ -54,8 +54,8 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
         Command::Ping => ("GET", "vmm.ping"),
         Command::AddDevice(_) => ("PUT", "vm.add-device"),
         Command::AddDisk { .. } => ("PUT", "vm.add-disk"),
-        Command::AddFs(_) => ("PUT", "vm.add-fs"),
-        Command::AddGenericVhostUser(_) => ("PUT", "vm.add-generic-vhost-user"),
+        Command::AddFs { .. } => ("PUT", "vm.add-fs"),
+        Command::AddGenericVhostUser { .. } => ("PUT", "vm.add-generic-vhost-user"),
         Command::AddNet { .. } => ("PUT", "vm.add-net"),
         Command::AddPmem(_) => ("PUT", "vm.add-pmem"),
         Command::AddUserDevice(_) => ("PUT", "vm.add-user-device"),
@@ -89,6 +89,8 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
 fn body(command: Command) -> Result<Option<String>, Error> {
     let body = match command {
         Command::AddDisk { disk } => json(&disk.parse::<DiskConfig>()?),
+        Command::AddFs { fs } => json(&fs.parse::<FsConfig>()?),
+        Command::AddGenericVhostUser { device } => json(&device.parse::<GenericVhostUserConfig>()?),
         Command::AddVdpa { vdpa } => json(&vdpa.parse::<VdpaConfig>()?),
         Command::AddVsock { vsock } => json(&vsock.parse::<VsockConfig>()?),
         Command::Create { file: None, vm } if vm.is_given() => json(&vm.into_config()?),
@@ -153,7 +155,15 @@ mod tests {
         assert_eq!(call(&["info"]), ("GET /api/v1/vm.info".to_string(), None));
         assert_eq!(call(&["metrics"]), ("GET /metrics".to_string(), None));
         assert_eq!(call(&["shutdown-vmm"]), ("PUT /api/v1/vmm.shutdown".to_string(), None));
-        assert_eq!(call(&["add-fs", "tag=x"]), ("PUT /api/v1/vm.add-fs".to_string(), None));
+        assert_eq!(
+            call(&["add-fs", "tag=x,socket=/s"]).1,
+            Some(json!({"tag": "x", "socket": "/s", "num_queues": 1, "queue_size": 1024, "pci_segment": 0}))
+        );
+        let device = json!({"device_type": 16, "socket": "/s", "queue_sizes": [256, 16], "pci_segment": 0});
+        assert_eq!(
+            call(&["add-generic-vhost-user", "device_type=gpu,socket=/s,queue_sizes=[256,16]"]),
+            ("PUT /api/v1/vm.add-generic-vhost-user".to_string(), Some(device))
+        );
         assert_eq!(
             call(&["resize", "--cpus", "2", "--memory", "1G"]).1,
             Some(json!({"desired_vcpus": 2, "desired_ram": 1 << 30}))

@@ -76,7 +76,8 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
         rows.push(vec![id.clone(), bdf(&id), "vdpa".to_string(), vdpa.path.display().to_string()]);
     }
     for disk in &info.config.disks {
-        let (id, path) = (text(&disk.id), disk.path.as_ref().map(|path| path.display().to_string()));
+        let path = disk.path.as_ref().or(disk.vhost_socket.as_ref());
+        let (id, path) = (text(&disk.id), path.map(|path| path.display().to_string()));
         rows.push(vec![id.clone(), bdf(&id), "disk".to_string(), path.unwrap_or_default()]);
     }
     let rng = &info.config.rng;
@@ -86,6 +87,14 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
         let id = text(&vsock.id);
         let about = format!("cid {}, {}", vsock.cid, vsock.socket.display());
         rows.push(vec![id.clone(), bdf(&id), "vsock".to_string(), about]);
+    }
+    for fs in &info.config.fs {
+        let id = text(&fs.id);
+        rows.push(vec![id.clone(), bdf(&id), "fs".to_string(), format!("{}, {}", fs.tag, fs.socket.display())]);
+    }
+    for device in &info.config.generic_vhost_user {
+        let id = text(&device.id);
+        rows.push(vec![id.clone(), bdf(&id), "vhost-user".to_string(), device.socket.display().to_string()]);
     }
     rows
 }

@@ -64,6 +64,8 @@ impl<'a> Asked<'a> {
         let context = match self.endpoint {
             NET => "the NIC cannot be added",
             "vm.add-disk" => "the disk cannot be added",
+            "vm.add-fs" => "the file system cannot be added",
+            "vm.add-generic-vhost-user" => "the device cannot be added",
             _ => "the vDPA device cannot be added",
         };
         for time in 0..TIMES {
@@ -270,6 +272,19 @@ fn a_backend_that_cannot_reach_the_memory() {
     let vdpa = json!({"id": "v", "path": "/dev/vhost-vdpa-none"});
     let mut asked = Asked::new(&vmm, json!([]), "vm.add-vdpa", vdpa);
     asked.is_refused("ark", BAD_REQUEST, &private_memory("--vdpa id=v"));
+    let socket = "/nonexistent/s";
+    for (endpoint, option, body) in [
+        ("vm.add-fs", "--fs id=f", json!({"id": "f", "tag": "t", "socket": socket})),
+        ("vm.add-disk", "--disk id=f", json!({"id": "f", "vhost_user": true, "vhost_socket": socket})),
+        (
+            "vm.add-generic-vhost-user",
+            "--generic-vhost-user id=f",
+            json!({"id": "f", "device_type": 25, "socket": socket, "queue_sizes": [64]}),
+        ),
+    ] {
+        (asked.endpoint, asked.body) = (endpoint, body);
+        asked.is_refused("ark", BAD_REQUEST, &private_memory(option));
+    }
     asked.endpoint = NET;
     for body in [
         json!({"id": "n", "vhost_user": true, "vhost_socket": "/nonexistent/s"}),
@@ -312,6 +327,19 @@ fn a_vhost_user_socket_that_is_missing_or_deserted() {
     drop(UnixListener::bind(&socket).unwrap());
     let deserted = "nothing is listening there (Connection refused); start the backend first";
     asked.is_refused("arp", BAD_REQUEST, &format!("{option}: {deserted}"));
+    for (endpoint, flag, body) in [
+        ("vm.add-fs", "--fs", json!({"id": "n", "tag": "t", "socket": socket, "num_queues": 1, "queue_size": 1024})),
+        ("vm.add-disk", "--disk", json!({"id": "n", "vhost_user": true, "vhost_socket": socket})),
+        (
+            "vm.add-generic-vhost-user",
+            "--generic-vhost-user",
+            json!({"id": "n", "virtio_id": 25, "socket": socket, "queue_sizes": [64, 64]}),
+        ),
+    ] {
+        (asked.endpoint, asked.body) = (endpoint, body);
+        let option = format!("{flag} id=n,socket={}", socket.display());
+        asked.is_refused("arp", BAD_REQUEST, &format!("{option}: {deserted}"));
+    }
 }
 
 /// Runs the command with a /dev that has everything it needs except vhost-net.

@@ -90,8 +90,8 @@ fn an_unknown_option_is_a_usage_error() {
 #[test]
 fn an_option_that_comes_later_is_a_usage_error_by_name() {
     assert_eq!(
-        usage(&["--kernel", "k", "--fs", "tag=x,socket=y"]),
-        "--fs: shared file systems are not supported yet; leave it out"
+        usage(&["--kernel", "k", "--device", "path=/x"]),
+        "--device: VFIO devices are not supported yet; leave it out"
     );
     assert_eq!(usage(&["--tpm", "socket=/tmp/s"]), "--tpm: TPMs are not supported yet; leave it out");
 }

@@ -109,10 +109,10 @@ fn what_is_wrong_with_a_file_is_named_by_its_path() {
     assert!(said(r#"{"net": [{"sriov_vf": 1}]}"#).starts_with("--config F: net[0]"));
     let missing = Run::new(&["--config", "/nonexistent/vm.json"]).refused(WRONG);
     assert_eq!(missing, "--config /nonexistent/vm.json: cannot be read: No such file or directory (os error 2)");
-    let later = files.write("later.json", br#"{"fs": [{"tag": "x"}]}"#);
+    let later = files.write("later.json", br#"{"devices": [{"path": "x"}]}"#);
     assert_eq!(
         Run::new(&["--config", &later]).refused(WRONG).replace(&later, "F"),
-        "--config F: fs: shared file systems are not supported yet; leave it out"
+        "--config F: devices: VFIO devices are not supported yet; leave it out"
     );
 }
 

@@ -73,8 +73,6 @@ fn features_not_in_this_version_are_refused_by_the_vmm() {
     let vmm = Vmm::start(&[]);
     for arguments in [
         &["add-device", "path=/sys/bus/pci/devices/0000:01:00.0"][..],
-        &["add-fs", "tag=x,socket=s"],
-        &["add-generic-vhost-user", "socket=s"],
         &["add-pmem", "file=x"],
         &["add-user-device", "socket=s"],
         &["coredump", "file:///tmp/x"],

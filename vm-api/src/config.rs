@@ -6,6 +6,8 @@ pub mod balloon;
 pub mod console;
 pub mod disk;
 pub mod error;
+pub mod fs;
+pub mod generic_vhost_user;
 pub mod grammar;
 pub mod id;
 pub mod json;
@@ -30,6 +32,8 @@ pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig};
 pub use crate::config::error::{ConfigError, Problem};
+pub use crate::config::fs::FsConfig;
+pub use crate::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
 pub use crate::config::mac::{MacAddress, ParseMacError};
 pub use crate::config::memory::MemoryConfig;
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
@@ -71,6 +75,12 @@ pub struct VmConfig {
     /// The socket device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
+    /// The shared file systems.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fs: Vec<FsConfig>,
+    /// vhost-user devices of any type.
+    #[serde(skip_serializing_if = "Vec::is_empty", alias = "generic-vhost-user")]
+    pub generic_vhost_user: Vec<GenericVhostUserConfig>,
     /// The serial port: `--serial`.
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
@@ -93,6 +103,8 @@ impl Default for VmConfig {
             rng: RngConfig::default(),
             balloon: None,
             vsock: None,
+            fs: Vec::new(),
+            generic_vhost_user: Vec::new(),
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::new(ConsoleMode::Tty),
             platform: None,
@@ -111,7 +123,11 @@ impl VmConfig {
         let rng = Place::new(&mut self.rng.id, &mut self.rng.pci_device_id);
         let balloon = self.balloon.iter_mut().map(|balloon| Place::new(&mut balloon.id, &mut balloon.pci_device_id));
         let vsock = self.vsock.iter_mut().map(|vsock| Place::new(&mut vsock.id, &mut vsock.pci_device_id));
-        nets.chain(vdpas).chain(disks).chain(console).chain([rng]).chain(balloon).chain(vsock)
+        let fs = self.fs.iter_mut().map(|fs| Place::new(&mut fs.id, &mut fs.pci_device_id));
+        let generic = self.generic_vhost_user.iter_mut();
+        let generic = generic.map(|device| Place::new(&mut device.id, &mut device.pci_device_id));
+        let single = std::iter::once(rng).chain(balloon).chain(vsock);
+        nets.chain(vdpas).chain(disks).chain(console).chain(single).chain(fs).chain(generic)
     }
 
     /// Removes the device called `id`, if there is one.
@@ -120,6 +136,8 @@ impl VmConfig {
         self.vdpa.retain(|vdpa| vdpa.id.as_deref() != Some(id));
         self.disks.retain(|disk| disk.id.as_deref() != Some(id));
         self.vsock.take_if(|vsock| vsock.id.as_deref() == Some(id));
+        self.fs.retain(|fs| fs.id.as_deref() != Some(id));
+        self.generic_vhost_user.retain(|device| device.id.as_deref() != Some(id));
     }
 }
 

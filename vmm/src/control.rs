@@ -251,6 +251,14 @@ impl ControlLoop {
                 let added = self.created()?.add_disk(*disk);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the disk cannot be added"))
             }
+            Action::AddFs(fs) => {
+                let added = self.created()?.add_fs(*fs);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the file system cannot be added"))
+            }
+            Action::AddGenericVhostUser(device) => {
+                let added = self.created()?.add_generic_vhost_user(*device);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
+            }
             Action::AddVdpa(vdpa) => {
                 let added = self.created()?.add_vdpa(*vdpa);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the vDPA device cannot be added"))

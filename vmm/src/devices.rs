@@ -11,7 +11,8 @@ use std::thread::JoinHandle;
 use pci::{HostBridge, Placement, Rid, TopologyError, VfIndex};
 use virtio_devices::{
     Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError,
-    NetSriov, NetSriovError, ResizeError, Rng, RngError, VirtioDevice, VirtioFunction, VirtioPci, Vsock, VsockError,
+    NetSriov, NetSriovError, ResizeError, Rng, RngError, VhostUserDevice, VirtioDevice, VirtioFunction, VirtioPci,
+    Vsock, VsockError,
 };
 
 use crate::config::{DeviceKind, DevicePlan, NetPlan, NicPlan};
@@ -23,7 +24,7 @@ use crate::error_kind::ErrorKind;
 use crate::kvm::Vm;
 use crate::pci_host::assign_bars::{Apertures, NoRoom};
 use crate::pci_host::bus::Bus;
-use crate::pci_host::device_watch::{DeviceWatch, tell_backend};
+use crate::pci_host::device_watch::{DeviceWatch, backend_observer, tell_backend};
 use crate::pci_host::slot::Slot;
 use crate::telemetry::events::Events;
 
@@ -431,6 +432,14 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let counters = vsock.counters();
             let counters = Counters::plain("vsock", move || counters.iter().collect());
             Ok((plain(vsock, &option, placement, memory)?, counters))
+        }
+        DeviceKind::VhostUser(spec) => {
+            let device = VhostUserDevice::connect(spec.clone(), memory)
+                .map_err(|error| DeviceError::Backend { option: option.clone(), error: error.into() })?;
+            let observer = backend_observer(&plan.id, None, device.backend_name(), &host.events);
+            device.observe_backend(observer);
+            // Its requests pass this process by.
+            Ok((plain(device, &option, placement, memory)?, Counters::plain("vhost_user", Vec::new)))
         }
     }
 }

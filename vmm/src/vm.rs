@@ -293,7 +293,7 @@ impl Vm {
     ///
     /// The device cannot be opened or placed. Nothing has changed then.
     pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, VmError> {
-        if !self.ram.is_shared() && plan.nics().any(|nic| nic.backend.needs_shared_memory()) {
+        if !self.ram.is_shared() && plan.needs_shared_memory() {
             return Err(VmError::PrivateMemory { option: plan.option() });
         }
         // Files of VFs that the guest has not enabled yet stay reserved.

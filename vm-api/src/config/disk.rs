@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::option::Value;
 use crate::config::rate::RateLimiterConfig;
 
-/// A disk: an image file, or a block device of the host.
+/// A disk: an image file, a block device of the host, or a vhost-user backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--disk")]
 pub struct DiskConfig {
@@ -54,6 +54,13 @@ pub struct DiskConfig {
     /// Whether the device is behind a virtual IOMMU. Only off is supported.
     #[option("iommu=on|off")]
     pub iommu: bool,
+    /// Whether another process is the disk (vhost-user), instead of path; needs socket.
+    #[option("vhost_user=on|off")]
+    pub vhost_user: bool,
+    /// Unix socket that the vhost-user backend listens on.
+    #[option("socket=<path>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vhost_socket: Option<PathBuf>,
     /// Limits of what all queues together read and write.
     #[option(part)]
     #[serde(skip_serializing_if = "Option::is_none")]

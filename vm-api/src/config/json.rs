@@ -106,7 +106,20 @@ mod tests {
         assert!(refused(r#"{"colour": 1}"#).contains("unknown field `colour`"));
         let said = refused(r#"{"net": [{}, {"sriov_vfs": -1}]}"#);
         assert!(said.contains("net[1]") && said.contains("sriov_vfs") || said.contains("expected u16"), "{said}");
-        assert_eq!(refused(r#"{"fs": [{"tag": "x"}]}"#), "fs: shared file systems are not supported yet; leave it out");
+        assert_eq!(
+            refused(r#"{"devices": [{"path": "x"}]}"#),
+            "devices: VFIO devices are not supported yet; leave it out"
+        );
+    }
+
+    #[test]
+    fn both_spellings_of_generic_vhost_user_devices_are_read() {
+        for key in ["generic_vhost_user", "generic-vhost-user"] {
+            let device = r#"{"device_type": 34, "socket": "/s", "queue_sizes": [64]}"#;
+            let read = VmConfig::from_json(format!(r#"{{"{key}": [{device}]}}"#).as_bytes()).unwrap();
+            assert_eq!(read.generic_vhost_user, ["device_type=i2c,socket=/s,queue_sizes=[64]".parse().unwrap()]);
+            assert_eq!(VmConfig::from_json(format!(r#"{{"{key}": null}}"#).as_bytes()), Ok(VmConfig::default()));
+        }
     }
 
     #[test]
@@ -123,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_field_of_a_later_version_may_be_there_at_its_default() {
-        let read = VmConfig::from_json(br#"{"iommu": false, "fs": null, "payload": {"kernel": "k"}}"#).unwrap();
+        let read = VmConfig::from_json(br#"{"iommu": false, "devices": null, "payload": {"kernel": "k"}}"#).unwrap();
         assert_eq!(read.payload.kernel, Some("k".into()));
     }
 }

@@ -121,6 +121,18 @@ pub fn bytes(number: u64) -> String {
     }
 }
 
+/// A list of numbers, such as `[64,128]`.
+impl Value for Vec<u16> {
+    fn parse(text: &str) -> Result<Self, String> {
+        list(text)?.iter().map(|element| u16::parse(element)).collect()
+    }
+
+    fn print(&self) -> Option<String> {
+        let numbers: Vec<_> = self.iter().map(u16::to_string).collect();
+        (!self.is_empty()).then(|| format!("[{}]", numbers.join(",")))
+    }
+}
+
 /// A list of numbers and ascending ranges, such as `[3,5-7]`.
 impl Value for Vec<i32> {
     fn parse(text: &str) -> Result<Self, String> {

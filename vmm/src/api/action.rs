@@ -5,7 +5,7 @@
 use std::os::fd::OwnedFd;
 
 use vm_api::body::{RemoveDevice, Resize, ResizeDisk, SetVf};
-use vm_api::config::{DiskConfig, NetConfig, VdpaConfig, VmConfig, VsockConfig};
+use vm_api::config::{DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, VdpaConfig, VmConfig, VsockConfig};
 
 use crate::error_kind::ErrorKind;
 
@@ -42,6 +42,10 @@ pub enum Action {
     AddNet(Box<NetConfig>, Vec<OwnedFd>),
     /// `vm.add-disk`.
     AddDisk(Box<DiskConfig>),
+    /// `vm.add-fs`.
+    AddFs(Box<FsConfig>),
+    /// `vm.add-generic-vhost-user`.
+    AddGenericVhostUser(Box<GenericVhostUserConfig>),
     /// `vm.add-vdpa`.
     AddVdpa(Box<VdpaConfig>),
     /// `vm.add-vsock`.

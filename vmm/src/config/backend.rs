@@ -1,7 +1,7 @@
 //! The plan for the backend of each NIC, PF and VF.
 
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use virtio_devices::{NetSpec, RateLimits, TapSpec, VdpaSpec};
 
@@ -62,6 +62,14 @@ impl BackendPlan {
     pub(crate) fn tap_name(&self) -> Option<&str> {
         match self {
             Self::Tap { spec, .. } => spec.name.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The socket to another process, if that is the backend.
+    pub(crate) fn socket(&self) -> Option<&Path> {
+        match self {
+            Self::VhostUser { socket, .. } => Some(socket),
             _ => None,
         }
     }

@@ -1,6 +1,8 @@
 //! The plan of one device of bus 0.
 
-use virtio_devices::{BalloonSpec, BlockSpec, RngSpec, VsockSpec};
+use std::path::Path;
+
+use virtio_devices::{BalloonSpec, BlockSpec, RngSpec, VhostUserDeviceSpec, VsockSpec};
 
 use crate::config_sriov::{NetPlan, NicPlan};
 
@@ -32,6 +34,8 @@ pub enum DeviceKind {
     Balloon(BalloonSpec),
     /// The socket device.
     Vsock(VsockSpec),
+    /// A file system, a disk or another device that another process runs.
+    VhostUser(VhostUserDeviceSpec),
 }
 
 impl DevicePlan {
@@ -43,6 +47,19 @@ impl DevicePlan {
         }
     }
 
+    /// Whether the guest's memory must be shared, because a backend maps it.
+    pub fn needs_shared_memory(&self) -> bool {
+        match &self.kind {
+            DeviceKind::Net(net) => net.functions().any(|function| function.backend.needs_shared_memory()),
+            DeviceKind::VhostUser(_) => true,
+            DeviceKind::Disk(_)
+            | DeviceKind::Console
+            | DeviceKind::Rng(_)
+            | DeviceKind::Balloon(_)
+            | DeviceKind::Vsock(_) => false,
+        }
+    }
+
     /// How many VFs it reserves.
     pub fn total_vfs(&self) -> u16 {
         self.net().map_or(0, |net| u16::try_from(net.vfs.len()).unwrap_or(u16::MAX))
@@ -51,6 +68,15 @@ impl DevicePlan {
     /// The functions of a NIC: the NIC or PF, then the VFs by index.
     pub fn nics(&self) -> impl Iterator<Item = &NicPlan> {
         self.net().into_iter().flat_map(NetPlan::functions)
+    }
+
+    /// The sockets of its vhost-user backends.
+    pub fn sockets(&self) -> impl Iterator<Item = &Path> {
+        let own = match &self.kind {
+            DeviceKind::VhostUser(spec) => Some(spec.socket.as_path()),
+            _ => None,
+        };
+        own.into_iter().chain(self.nics().filter_map(|nic| nic.backend.socket()))
     }
 
     /// How a user would name it: `--net id=pf0`.

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use virtio_devices::{BlockSpec, ImageFormat, LockGranularity, RateLimits};
+use virtio_devices::{BlockSpec, ImageFormat, LockGranularity, RateLimits, VhostUserDeviceSpec, VhostUserKind};
 use vm_api::config::disk::{DiskConfig, ImageType, RateLimitGroupConfig};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::numbered;
@@ -13,6 +13,7 @@ use crate::config::common_keys::CommonKeys;
 use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::nic::QUEUE_SIZES;
 use crate::config::rate;
+use crate::config::socket;
 use crate::config::subject::Subject;
 
 /// The longest serial number in bytes (`virtio 1.4 §5.2.6`).
@@ -39,7 +40,15 @@ pub(crate) fn plan(
         flag: "--disk",
         id: id.clone(),
         pci_device_id: disk.pci_device_id,
-        kind: DeviceKind::Disk(spec(disk, id, limits)),
+        kind: match &disk.vhost_socket {
+            Some(socket) => DeviceKind::VhostUser(VhostUserDeviceSpec {
+                id,
+                kind: VhostUserKind::Disk,
+                queue_sizes: vec![disk.queue_size; disk.num_queues.into()],
+                socket: socket.clone(),
+            }),
+            None => DeviceKind::Disk(spec(disk, id, limits)),
+        },
     };
     Ok(disks.iter().zip(ids).zip(limits).map(plan).collect())
 }
@@ -60,7 +69,8 @@ fn check(
     };
     keys.check("--disk", subject)?;
     check_image_type(disk, subject)?;
-    if disk.path.as_deref().is_none_or(|path| path.as_os_str().is_empty()) {
+    check_vhost_user(disk, subject)?;
+    if !disk.vhost_user && disk.path.as_deref().is_none_or(|path| path.as_os_str().is_empty()) {
         let what = "needs path=: an image in a file, or a block device".to_string();
         return Err(ConfigError::new(subject.bare(), Problem::Missing(what)));
     }
@@ -96,6 +106,42 @@ fn check(
         None => {
             let what = format!("there is no such group; add --rate-limit-group id={group}");
             fail("rate_limit_group", group.clone(), Problem::Missing(what))
+        }
+    }
+}
+
+/// Checks that a disk is either an image or a vhost-user backend, and that a backend has what it alone decides from
+/// nobody else.
+fn check_vhost_user(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
+    let conflict = |key: &str, value: String, what: String| {
+        Err(ConfigError::new(subject.key(key, value), Problem::Conflict(what)))
+    };
+    match (disk.vhost_user, &disk.vhost_socket) {
+        (false, None) => Ok(()),
+        (false, Some(path)) => {
+            let what = "only a vhost-user backend has a socket; add vhost_user=on, or leave socket out".to_string();
+            conflict("socket", path.display().to_string(), what)
+        }
+        (true, None) => {
+            let what = "needs the backend's socket; add socket=<path>".to_string();
+            Err(ConfigError::new(subject.key("vhost_user", "on"), Problem::Missing(what)))
+        }
+        (true, Some(path)) => {
+            let settings = [
+                ("path", disk.path.is_some()),
+                ("readonly", disk.readonly),
+                ("direct", disk.direct),
+                ("serial", disk.serial.as_ref().is_some_and(|serial| !serial.is_empty())),
+                ("image_type", disk.image_type == ImageType::Qcow2),
+                ("sparse", !disk.sparse),
+                ("lock_granularity", disk.lock_granularity == vm_api::config::LockGranularity::Full),
+                ("rate limits", disk.rate_limiter_config.is_some() || disk.rate_limit_group.is_some()),
+            ];
+            if let Some((other, _)) = settings.iter().find(|(_, given)| *given) {
+                let what = format!("the backend decides on {other}; leave {other} out, or vhost_user");
+                return conflict("vhost_user", "on".to_string(), what);
+            }
+            socket::check(path, subject)
         }
     }
 }
@@ -335,6 +381,40 @@ mod tests {
                 "--rate-limit-group id=g: limits nothing; add bw_size and bw_refill_time, or ops_size and \
                  ops_refill_time"
             );
+        }
+    }
+
+    #[test]
+    fn a_disk_behind_vhost_user_has_a_socket_and_nothing_that_its_backend_decides() {
+        let disks = ["id=x,vhost_user=on,socket=/s,num_queues=2,queue_size=64".parse().unwrap()];
+        let kind = VhostUserKind::Disk;
+        let spec = VhostUserDeviceSpec { id: "x".into(), kind, queue_sizes: vec![64; 2], socket: "/s".into() };
+        assert_eq!(plan(&disks, &[], 4).unwrap()[0].kind, DeviceKind::VhostUser(spec));
+        for (disk, expected) in [
+            ("vhost_user=on", "--disk vhost_user=on: needs the backend's socket; add socket=<path>"),
+            (
+                "path=/a,socket=/s",
+                "--disk socket=/s: only a vhost-user backend has a socket; add vhost_user=on, or leave socket out",
+            ),
+            (
+                "path=/a,vhost_user=on,socket=/s",
+                "--disk vhost_user=on: the backend decides on path; leave path out, or vhost_user",
+            ),
+            (
+                "vhost_user=on,socket=/s,bw_size=1,bw_refill_time=1",
+                "--disk vhost_user=on: the backend decides on rate limits; leave rate limits out, or vhost_user",
+            ),
+            (
+                "vhost_user=on,socket=/s,sparse=off",
+                "--disk vhost_user=on: the backend decides on sparse; leave sparse out, or vhost_user",
+            ),
+            (
+                "vhost_user=on,socket=/s,readonly=on",
+                "--disk vhost_user=on: the backend decides on readonly; \
+                leave readonly out, or vhost_user",
+            ),
+        ] {
+            assert_eq!(refusal(&[disk]), expected);
         }
     }
 

@@ -3,11 +3,11 @@
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::path::Path;
 
 use virtio_devices::{check_interface_name, is_network_mask};
 
 use crate::config::rate;
+use crate::config::socket;
 use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::net::NetConfig;
@@ -20,8 +20,6 @@ use vm_api::config::vhost::{Vhost, VhostMode};
 const MTUS: RangeInclusive<u16> = 1280..=65_521;
 /// Queue sizes: from the smallest that holds a packet's header and data apart to the largest of `virtio 1.4 §2.7`.
 pub(crate) const QUEUE_SIZES: RangeInclusive<u16> = 2..=32_768;
-/// The longest path of a Unix socket in bytes: `sun_path` of unix(7), less the zero at its end.
-const LONGEST_SOCKET: usize = 107;
 
 /// The effective settings of one network function: a VF's own over its PF's.
 #[derive(Debug)]
@@ -65,7 +63,7 @@ impl Nic<'_> {
                 let what = "needs the backend's socket; add socket=<path>".to_string();
                 self.error("vhost_user", "on", Problem::Missing(what))
             }
-            (true, Some(socket)) => self.check_socket(socket),
+            (true, Some(socket)) => socket::check(socket, self.subject),
             (false, Some(socket)) => {
                 let what = "only a vhost-user backend has a socket; add vhost_user=on, or leave socket out";
                 self.error("socket", socket.display(), conflict(what))
@@ -98,17 +96,6 @@ impl Nic<'_> {
                 self.error(key, value, Problem::Conflict(what))
             }
             None => Ok(()),
-        }
-    }
-
-    fn check_socket(&self, socket: &Path) -> Result<(), ConfigError> {
-        let fail = |what| self.error("socket", socket.display(), Problem::Value(what));
-        match socket.as_os_str().len() {
-            0 => fail("the path is empty; give the backend's socket".to_string()),
-            len if len > LONGEST_SOCKET => {
-                fail(format!("{len} bytes; the path of a Unix socket has at most {LONGEST_SOCKET}, shorten it"))
-            }
-            _ => Ok(()),
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::{balloon, console, disk, machine, rng, vsock};
+use crate::config::{balloon, console, disk, machine, rng, vhost_user, vsock};
 use crate::config_sriov::{self, NetPlan};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
@@ -52,6 +52,8 @@ impl VmPlan {
             devices.push(balloon::plan(balloon, config.memory.size, &devices)?);
         }
         devices.extend(vsock::plan(config.vsock.as_ref())?);
+        devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);
+        devices.extend(vhost_user::plan_generic(&config.generic_vhost_user)?);
         let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
         let plan = Self { devices, smbios };
         plan.check_apart()?;
@@ -65,12 +67,12 @@ impl VmPlan {
 
     /// Whether the guest's memory must be shared, because a backend maps it.
     pub fn needs_shared_memory(&self) -> bool {
-        self.nets().flat_map(NetPlan::functions).any(|function| function.backend.needs_shared_memory())
+        self.devices.iter().any(DevicePlan::needs_shared_memory)
     }
 
     /// Checks that devices of different kinds share no name and no slot. Those of the same kind have been compared.
     fn check_apart(&self) -> Result<(), ConfigError> {
-        let (mut names, mut slots) = (HashMap::new(), HashMap::new());
+        let (mut names, mut slots, mut sockets) = (HashMap::new(), HashMap::new(), HashMap::new());
         for device in &self.devices {
             let taken = |what: String, user: String, remedy: &str| {
                 Err(ConfigError::new(device.option(), Problem::InUse { what, user, remedy: remedy.to_string() }))
@@ -84,6 +86,14 @@ impl VmPlan {
                 && let Some(user) = slots.insert(slot, device.option())
             {
                 return taken(format!("slot {slot}"), user, "give another, or leave pci_device_id out");
+            }
+            for socket in device.sockets() {
+                if let Some(user) = sockets.insert(socket, device.option())
+                    && user != device.option()
+                {
+                    let what = format!("socket {}", socket.display());
+                    return taken(what, user, "start a backend with a socket of its own for each");
+                }
             }
         }
         Ok(())

@@ -10,7 +10,9 @@ use vm_api::config::id::LONGEST;
 
 use crate::api::info::VmState;
 use crate::api::{Failure, Link, Resize, ResizeDisk, SetVf};
-use crate::config::{DiskConfig, MacAddress, NetConfig, PlannedVm, VdpaConfig, VmConfig, VsockConfig};
+use crate::config::{
+    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, NetConfig, PlannedVm, VdpaConfig, VmConfig, VsockConfig,
+};
 use crate::control::resize;
 use crate::devices::Removed;
 use crate::error::Error;
@@ -227,6 +229,24 @@ impl Instance {
             return Err(crate::config::vsock::second(other.id.as_deref().unwrap_or_default()).into());
         }
         Ok(self.add(|config| config.vsock = Some(vsock))?.1)
+    }
+
+    /// Adds a shared file system, hot-plugging it if the VM is booted.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be added. Nothing has changed then.
+    pub(crate) fn add_fs(&mut self, fs: FsConfig) -> Result<Option<Added>, Error> {
+        Ok(self.add(|config| config.fs.push(fs))?.1)
+    }
+
+    /// Adds a vhost-user device, hot-plugging it if the VM is booted.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be added. Nothing has changed then.
+    pub(crate) fn add_generic_vhost_user(&mut self, device: GenericVhostUserConfig) -> Result<Option<Added>, Error> {
+        Ok(self.add(|config| config.generic_vhost_user.push(device))?.1)
     }
 
     /// Adds the device that `change` adds to the configuration. Returns its id, and its address if the VM is booted.

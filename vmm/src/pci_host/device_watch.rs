@@ -70,10 +70,11 @@ impl Watch for DeviceWatch {
 /// Begins to report when the backend of `net` is lost and when it is back. `net` is VF `vf` of the device `id`, or that
 /// device's own function. A guest cannot cause this, so it is reported at once.
 pub(crate) fn tell_backend(net: &Net, id: &str, vf: Option<VfIndex>, events: &Events) {
-    net.observe_backend(observer(id, vf, net.backend_name(), events));
+    net.observe_backend(backend_observer(id, vf, net.backend_name(), events));
 }
 
-fn observer(id: &str, vf: Option<VfIndex>, backend: &str, events: &Events) -> BackendObserver {
+/// What reports when the backend of the device `id`, or of its VF `vf`, is lost and when it is back.
+pub(crate) fn backend_observer(id: &str, vf: Option<VfIndex>, backend: &str, events: &Events) -> BackendObserver {
     let (id, index) = (id.to_string(), vf.map(|vf| vf.to_string()));
     let (backend, events) = (backend.to_string(), events.clone());
     Box::new(move |change| {
@@ -197,8 +198,8 @@ mod tests {
         let path = folder.path().join("events");
         let output = EventMonitor::Path(path.clone()).open().unwrap();
         let (stream, events) = EventStream::start(output, Instant::now()).unwrap();
-        observer("pf0", Some(VfIndex(3)), "/run/s", &events)(BackendChange::Lost);
-        observer("n", None, "/dev/vhost-vdpa-0", &events)(BackendChange::Restored);
+        backend_observer("pf0", Some(VfIndex(3)), "/run/s", &events)(BackendChange::Lost);
+        backend_observer("n", None, "/dev/vhost-vdpa-0", &events)(BackendChange::Restored);
         drop(stream);
         let text = std::fs::read_to_string(path).unwrap();
         let told = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();

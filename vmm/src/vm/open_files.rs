@@ -66,6 +66,9 @@ fn of_device(plan: &DevicePlan) -> u64 {
         DeviceKind::Rng(_) => OF_RNG,
         DeviceKind::Balloon(_) => OF_BALLOON,
         DeviceKind::Vsock(_) => OF_VSOCK,
+        // Of each queue a doorbell and a vector, the vector of configuration changes, and the worker's: its own kick, a
+        // stand-in for interrupts and one for errors.
+        DeviceKind::VhostUser(spec) => OF_SOCKET_OR_DEVICE + 2 * spec.queue_sizes.len() as u64 + 4,
     }
 }
 

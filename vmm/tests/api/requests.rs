@@ -176,9 +176,7 @@ fn endpoints_of_cloud_hypervisor_that_are_missing_here_are_501() {
     let names = [
         "add-device",
         "add-user-device",
-        "add-fs",
         "add-pmem",
-        "add-generic-vhost-user",
         "resize-zone",
         "snapshot",
         "restore",

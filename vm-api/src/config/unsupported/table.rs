@@ -30,16 +30,6 @@ const fn missing(what: &'static str, places: &'static [Place]) -> Missing {
 /// All features that are not supported yet.
 pub(super) const TABLE: &[Missing] = &[
     // Devices.
-    missing("shared file systems are", &[Flag("--fs"), Field(Vm, "fs", Empty), Endpoint("vm.add-fs")]),
-    missing(
-        "generic vhost-user devices are",
-        &[
-            Flag("--generic-vhost-user"),
-            Field(Vm, "generic-vhost-user", Empty),
-            Field(Vm, "generic_vhost_user", Empty),
-            Endpoint("vm.add-generic-vhost-user"),
-        ],
-    ),
     missing("persistent memory devices are", &[Flag("--pmem"), Field(Vm, "pmem", Empty), Endpoint("vm.add-pmem")]),
     missing("VFIO devices are", &[Flag("--device"), Field(Vm, "devices", Empty), Endpoint("vm.add-device")]),
     missing(
@@ -63,10 +53,6 @@ pub(super) const TABLE: &[Missing] = &[
         ],
     ),
     // Disks and NICs.
-    missing(
-        "vhost-user disks are",
-        &[Setting(Disk, "vhost_user", Is(false)), Key(Disk, "socket", Null), Field(Disk, "vhost_socket", Null)],
-    ),
     missing("pinned queues are", &[Setting(Disk, "queue_affinity", Empty)]),
     missing(IMAGE_TYPE, &[]),
     // PCI.

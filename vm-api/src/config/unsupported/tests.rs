@@ -36,7 +36,7 @@ fn a_field_at_its_default_is_taken_out() {
     let stripped = strip(json!({
         "cpus": {"boot_vcpus": 2, "max_vcpus": 4, "nested": true, "features": {"amx": false}, "topology": null},
         "platform": {"num_pci_segments": 2, "iommufd": false, "uuid": null}, "debug_console": {"mode": "Off"},
-        "fs": [], "iommu": false, "landlock_rules": null, "memory": null,
+        "devices": [], "iommu": false, "landlock_rules": null, "memory": null,
     }));
     assert_eq!(
         stripped,
@@ -47,7 +47,7 @@ fn a_field_at_its_default_is_taken_out() {
 #[test]
 fn a_field_that_asks_for_something_is_refused_with_its_path() {
     for (value, what) in [
-        (json!({"fs": [{"tag": "x"}]}), "fs: shared file systems are not supported yet; leave it out"),
+        (json!({"devices": [{"path": "x"}]}), "devices: VFIO devices are not supported yet; leave it out"),
         (
             json!({"cpus": {"nested": false}}),
             "cpus.nested: choosing nested virtualisation is not supported yet; leave it out",

@@ -1,0 +1,35 @@
+//! Shared file systems: `--fs`.
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::Serialize;
+
+/// A folder of the host that the guest mounts, over a vhost-user backend such as virtiofsd.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--fs")]
+pub struct FsConfig {
+    /// Name by which the guest mounts it, 1 to 36 bytes.
+    #[option("tag=<name>", required)]
+    pub tag: String,
+    /// Unix socket that the backend listens on.
+    #[option("socket=<path>", required)]
+    pub socket: PathBuf,
+    /// Number of request queues, at most one per vCPU. There is one more, for requests of high priority.
+    #[option("num_queues=<number>", default = 1)]
+    pub num_queues: u16,
+    /// Entries in each queue, a power of two from 2 to 32768.
+    #[option("queue_size=<number>", default = 1024)]
+    pub queue_size: u16,
+    /// Device name, unique in the VM. It must not start with two underscores. By default _fs0, _fs1 and so on.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment. Only 0 is supported.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+}
