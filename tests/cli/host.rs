@@ -84,6 +84,17 @@ fn a_backend_that_is_missing_is_refused() {
         refused(&["--net", "vhost_user=on,socket=/nonexistent/s,vhost_mode=server"]),
         "--net id=_net0,socket=/nonexistent/s: its directory does not exist; create it"
     );
+    for (option, value, id) in [
+        ("--fs", "tag=t", "_fs0"),
+        ("--disk", "vhost_user=on", "_disk0"),
+        ("--generic-vhost-user", "device_type=sound,queue_sizes=[64,64]", "_generic_vhost_user0"),
+    ] {
+        let missing = "no such file; start the backend first, or give the path of its socket";
+        assert_eq!(
+            refused(&[option, &format!("{value},socket=/nonexistent/s")]),
+            format!("{option} id={id},socket=/nonexistent/s: {missing}")
+        );
+    }
 }
 
 #[test]
