@@ -32,7 +32,7 @@ struct Kernel {
 }
 
 /// Modules that guests load only for a test that needs them: loading them always would slow every boot.
-const GUEST_EXTRA: &[&str] = &["virtio_blk", "virtio_console", "virtio_rng", "button", "evdev"];
+const GUEST_EXTRA: &[&str] = &["virtio_blk", "virtio_console", "virtio_rng", "button", "evdev", "virtiofs"];
 
 /// The modules that a first-level machine loads.
 const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_net", "vhost_vdpa", "vduse"];
@@ -84,9 +84,10 @@ const TOOLS: [&str; 11] = [
     "libssl3",
 ];
 
-/// Packages of other projects' programs that are backends of guests' NICs, or set them up, or make disks' images. They
-/// are in `PATH` in the first-level machine.
-const PEERS: [&str; 6] = ["passt", "dpdk-dev", "ibverbs-providers", "iproute2", "zlib1g", "qemu-utils"];
+/// Packages of other projects' programs that are backends of guests' devices, or set them up, or make disks' images.
+/// They are in the first-level machine, most of them in `PATH`.
+const PEERS: [&str; 7] =
+    ["passt", "dpdk-dev", "ibverbs-providers", "iproute2", "zlib1g", "qemu-utils", "virtiofsd"];
 
 /// The kernel of the first-level machine.
 pub(crate) const FIRST_LEVEL_KERNEL: &str = "first-level";

@@ -18,15 +18,15 @@ const ACCEPTS: &str = "00010000";
 /// The script by which udhcpc configures an address.
 const DHCP_SCRIPT: &str = "/tmp/dhcp";
 
-/// A program that serves NICs. It is killed when this is dropped, or when the thread that started it ends.
-struct Peer {
+/// A program that serves guests. It is killed when this is dropped, or when the thread that started it ends.
+pub(crate) struct Peer {
     child: Child,
     log: PathBuf,
 }
 
 impl Peer {
     /// Starts `command` with its output in the file `log`.
-    fn start(mut command: Command, log: PathBuf) -> Peer {
+    pub(crate) fn start(mut command: Command, log: PathBuf) -> Peer {
         let sink = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
         let other = sink.try_clone().expect("a file can be shared");
         // SAFETY: the closure makes one system call without memory effects, which is sound between fork and exec.
@@ -42,7 +42,7 @@ impl Peer {
     }
 
     /// Waits until `ready` holds. If it never does, panics with the program's log.
-    fn wait_until(&mut self, ready: impl Fn() -> bool) {
+    pub(crate) fn wait_until(&mut self, ready: impl Fn() -> bool) {
         let deadline = Instant::now() + START_LIMIT;
         while !ready() {
             let ended = self.child.try_wait().expect("the program is our child");
@@ -118,7 +118,7 @@ impl Passt {
 
 /// Whether a socket at `path` is listening: it exists a moment before that. Trying to connect would not do, since a
 /// passt serves one client only.
-fn is_listening(path: &Path) -> bool {
+pub(crate) fn is_listening(path: &Path) -> bool {
     // Address, references, protocol, flags, type, state, inode, path.
     let sockets = fs::read_to_string("/proc/net/unix").expect("Linux has Unix sockets");
     let is_it =

@@ -1,0 +1,42 @@
+//! Third-party programs that are a guest's file system over vhost-user: virtiofsd.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::peers::{Peer, is_listening};
+
+/// A program with a vhost-user socket. It is killed when this is dropped.
+pub struct StoragePeer {
+    _peer: Peer,
+    socket: PathBuf,
+}
+
+impl StoragePeer {
+    /// A virtiofsd that shows `shared` to guests. Its socket `name` is in `folder`. It ends when its VMM disconnects.
+    pub fn virtiofsd(folder: &Path, name: &str, shared: &Path) -> StoragePeer {
+        // It is not in PATH. A machine whose root is an initramfs has no root to leave for a sandbox.
+        let mut command = Command::new("/usr/libexec/virtiofsd");
+        command.args(["--sandbox=none", "--seccomp=none", "--inode-file-handles=never", "--shared-dir"]).arg(shared);
+        StoragePeer::start(folder, name, |socket| {
+            command.arg("--socket-path").arg(socket);
+            command
+        })
+    }
+
+    fn start(folder: &Path, name: &str, command: impl FnOnce(&Path) -> Command) -> StoragePeer {
+        let socket = folder.join(name);
+        // One that was killed leaves its socket behind, which would be mistaken for the new one.
+        let _ = fs::remove_file(&socket);
+        let mut command = command(&socket);
+        command.stdin(Stdio::null());
+        let mut peer = Peer::start(command, socket.with_extension("log"));
+        peer.wait_until(|| is_listening(&socket));
+        StoragePeer { _peer: peer, socket }
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+}

@@ -1,0 +1,80 @@
+//! Folders of the host that a guest mounts, over vhost-user.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use integration::{Guest, GuestSpec, Kernel, StoragePeer};
+use rstest::rstest;
+
+const MIB: usize = 1 << 20;
+
+/// Writes `mebibytes` MiB to `path`, no two blocks of which are equal.
+fn write_file(path: &Path, mebibytes: usize) {
+    let words = (0..mebibytes * MIB / 8).map(|n| (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    fs::write(path, words.flatten().collect::<Vec<u8>>()).unwrap();
+}
+
+fn first_word(text: &str) -> String {
+    text.split_whitespace().next().unwrap_or_default().to_owned()
+}
+
+fn digest(path: &Path) -> String {
+    let output = Command::new("sha256sum").arg(path).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    first_word(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn digest_in(guest: &mut Guest, path: &str) -> String {
+    first_word(&guest.ok(&format!("sync; echo 3 > /proc/sys/vm/drop_caches; sha256sum {path}")))
+}
+
+/// Mounts the file system `tag` at `/mnt/<tag>`.
+fn mount(guest: &mut Guest, tag: &str) {
+    guest.ok(&format!("mkdir -p /mnt/{tag} && mount -t virtiofs {tag} /mnt/{tag}"));
+}
+
+/// Reads a file of the host's and writes one for it in the file system `tag`, which is `folder` on the host.
+fn check_files(guest: &mut Guest, tag: &str, folder: &Path) {
+    assert_eq!(digest_in(guest, &format!("/mnt/{tag}/from-host")), digest(&folder.join("from-host")));
+    guest.ok(&format!("dd if=/dev/urandom of=/mnt/{tag}/from-guest bs=64k count=32 2>&1"));
+    assert_eq!(digest_in(guest, &format!("/mnt/{tag}/from-guest")), digest(&folder.join("from-guest")));
+    assert_eq!(fs::metadata(folder.join("from-guest")).unwrap().len(), 2 << 20);
+    guest.ok(&format!("mkdir /mnt/{tag}/d && mv /mnt/{tag}/from-guest /mnt/{tag}/d/moved && rm -r /mnt/{tag}/d"));
+    assert!(!folder.join("d").exists());
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_folder_of_the_host_is_shared_over_restarts_of_virtiofsd_and_of_the_guest(#[case] kernel: Kernel) {
+    let folder = tempfile::tempdir().unwrap();
+    let shared = folder.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    write_file(&shared.join("from-host"), 3);
+    let start = || StoragePeer::virtiofsd(folder.path(), "fs.sock", &shared);
+    let virtiofsd = start();
+    // The guest's memory is shared with the backend though nobody says so.
+    let fs = format!("tag=host,socket={},id=share", virtiofsd.socket().display());
+    let spec = GuestSpec::new(kernel).with_modules();
+    let mut guest = Guest::boot(spec.arguments(&["--fs", &fs]));
+    guest.load("virtiofs");
+    mount(&mut guest, "host");
+    check_files(&mut guest, "host", &shared);
+
+    // One that comes back knows nothing of the files that its predecessor had open, so it is mounted anew.
+    drop(virtiofsd);
+    let _virtiofsd = start();
+    guest.ok("umount /mnt/host");
+    mount(&mut guest, "host");
+    check_files(&mut guest, "host", &shared);
+
+    guest.reboot();
+    guest.load("virtiofs");
+    mount(&mut guest, "host");
+    check_files(&mut guest, "host", &shared);
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
