@@ -1,4 +1,4 @@
-//! Third-party programs that are a guest's file system over vhost-user: virtiofsd.
+//! Third-party programs that are a guest's file system or disk over vhost-user: virtiofsd and qemu-storage-daemon.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,17 @@ impl StoragePeer {
         command.args(["--sandbox=none", "--seccomp=none", "--inode-file-handles=never", "--shared-dir"]).arg(shared);
         StoragePeer::start(folder, name, |socket| {
             command.arg("--socket-path").arg(socket);
+            command
+        })
+    }
+
+    /// A qemu-storage-daemon whose disk of two queues is the raw image `image`. Its socket `name` is in `folder`.
+    pub fn qemu_storage_daemon(folder: &Path, name: &str, image: &Path) -> StoragePeer {
+        let mut command = Command::new("qemu-storage-daemon");
+        command.arg("--blockdev").arg(format!("driver=file,node-name=disk,filename={}", image.display()));
+        StoragePeer::start(folder, name, |socket| {
+            let export = "vhost-user-blk,id=export,node-name=disk,writable=on,num-queues=2,addr.type=unix";
+            command.arg("--export").arg(format!("{export},addr.path={}", socket.display()));
             command
         })
     }

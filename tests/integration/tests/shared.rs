@@ -1,4 +1,4 @@
-//! Folders of the host that a guest mounts, over vhost-user.
+//! Folders of the host that a guest mounts, and disks that another process is, over vhost-user.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -6,8 +6,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use integration::{Guest, GuestSpec, Kernel, StoragePeer};
+use integration::{Api, Guest, GuestSpec, Kernel, StoragePeer};
 use rstest::rstest;
+use serde_json::json;
 
 const MIB: usize = 1 << 20;
 
@@ -51,22 +52,25 @@ fn check_files(guest: &mut Guest, tag: &str, folder: &Path) {
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_folder_of_the_host_is_shared_over_restarts_of_virtiofsd_and_of_the_guest(#[case] kernel: Kernel) {
     let folder = tempfile::tempdir().unwrap();
-    let shared = folder.path().join("shared");
-    fs::create_dir(&shared).unwrap();
-    write_file(&shared.join("from-host"), 3);
+    let [shared, added] = ["shared", "added"].map(|name| folder.path().join(name));
+    for folder in [&shared, &added] {
+        fs::create_dir(folder).unwrap();
+        write_file(&folder.join("from-host"), 3);
+    }
     let start = || StoragePeer::virtiofsd(folder.path(), "fs.sock", &shared);
     let virtiofsd = start();
+    let api = Api::new("shared");
     // The guest's memory is shared with the backend though nobody says so.
     let fs = format!("tag=host,socket={},id=share", virtiofsd.socket().display());
     let spec = GuestSpec::new(kernel).with_modules();
-    let mut guest = Guest::boot(spec.arguments(&["--fs", &fs]));
+    let mut guest = Guest::boot(spec.arguments(&["--fs", &fs, "--api-socket", &api.argument()]));
     guest.load("virtiofs");
     mount(&mut guest, "host");
     check_files(&mut guest, "host", &shared);
 
     // One that comes back knows nothing of the files that its predecessor had open, so it is mounted anew.
     drop(virtiofsd);
-    let _virtiofsd = start();
+    let virtiofsd = start();
     guest.ok("umount /mnt/host");
     mount(&mut guest, "host");
     check_files(&mut guest, "host", &shared);
@@ -75,6 +79,56 @@ fn a_folder_of_the_host_is_shared_over_restarts_of_virtiofsd_and_of_the_guest(#[
     guest.load("virtiofs");
     mount(&mut guest, "host");
     check_files(&mut guest, "host", &shared);
+
+    // It is gone while the guest reboots, and comes back after the next driver.
+    // The guest is not asked: it would wait for its file system before it ends.
+    drop(virtiofsd);
+    assert_eq!(api.put("vm.reboot").status, 204);
+    guest.wait_for_restart();
+    guest.load("virtiofs");
+    let _virtiofsd = start();
+    mount(&mut guest, "host");
+    check_files(&mut guest, "host", &shared);
+
+    let second = StoragePeer::virtiofsd(folder.path(), "added.sock", &added);
+    let body = json!({"tag": "added", "socket": second.socket(), "id": "second"});
+    assert_eq!(api.put_json("vm.add-fs", &body).status, 200);
+    guest.wait_for("mkdir -p /mnt/added && mount -t virtiofs added /mnt/added");
+    check_files(&mut guest, "added", &added);
+    check_files(&mut guest, "host", &shared);
+    guest.ok("umount /mnt/added");
+    assert_eq!(api.put_json("vm.remove-device", &json!({"id": "second"})).status, 204);
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_disk_of_another_process_is_one_over_restarts_of_that_and_of_the_guest(#[case] kernel: Kernel) {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    write_file(&image, 16);
+    let start = || StoragePeer::qemu_storage_daemon(folder.path(), "blk.sock", &image);
+    let mut daemon = start();
+    let disk = format!("vhost_user=on,socket={},num_queues=2", daemon.socket().display());
+    let mut guest = Guest::boot(GuestSpec::new(kernel).with_modules().cpus(2).disk(&disk));
+    for round in ["at first", "after a reboot"] {
+        guest.load("virtio_blk");
+        assert_eq!(guest.ok("echo $(cat /sys/block/vda/size) $(ls /sys/block/vda/mq)"), "32768 0 1", "{round}");
+        assert_eq!(digest_in(&mut guest, "/dev/vda"), digest(&image), "{round}");
+        // It is replaced in the middle of a write, which nobody in the guest notices.
+        guest.ok("dd if=/dev/urandom of=/tmp/new bs=1M count=8 2>&1");
+        guest.ok("(dd if=/tmp/new of=/dev/vda bs=16k oflag=direct 2>&1; echo $? > /tmp/status) > /dev/null 2>&1 &");
+        guest.wait_for("grep -q '^ *[0-9]* *[0-9]* vda .* [1-9][0-9]* ' /proc/diskstats");
+        drop(daemon);
+        daemon = start();
+        guest.wait_for("grep -qx 0 /tmp/status");
+        guest.ok("rm /tmp/status");
+        assert_eq!(digest_in(&mut guest, "/dev/vda"), digest(&image), "{round}");
+        guest.ok("cmp -n 8388608 /tmp/new /dev/vda");
+        guest.reboot();
+    }
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
