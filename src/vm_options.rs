@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
-    NetConfig, NetVf, Options, PayloadConfig, PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig,
-    VmConfig, VsockConfig, check_unsupported, help,
+    NetConfig, NetVf, Options, PayloadConfig, PciSegmentConfig, PlatformConfig, Problem, RateLimitGroupConfig,
+    RngConfig, VdpaConfig, VmConfig, VsockConfig, check_unsupported, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -151,6 +151,18 @@ pub(crate) struct VmOptions {
     )]
     net_vf: Vec<String>,
 
+    /// Shares of PCI segments in the addresses for PCI memory
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "payload",
+        help_heading = MACHINE,
+        long_help = keys::<PciSegmentConfig>("Shares of PCI segments in the addresses for PCI memory. Repeat for more")
+    )]
+    pci_segment: Vec<String>,
+
     /// The machine as a whole
     #[arg(
         long,
@@ -264,6 +276,9 @@ impl VmOptions {
         }
         if let Some(text) = self.debug_console {
             check_unsupported("--debug-console", &text)?;
+        }
+        for segment in self.pci_segment {
+            config.pci_segments.push(segment.parse()?);
         }
         config.platform = self.platform.map(|text| text.parse()).transpose()?;
         for group in self.rate_limit_group {

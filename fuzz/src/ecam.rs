@@ -133,7 +133,7 @@ impl Oracle {
         };
         let rid = Rid::from_bus_devfn(0, slot? << 3);
         if total_vfs == 0 {
-            return Some(Placement { rid, vfs: None });
+            return Some(Placement { segment: 0, rid, vfs: None });
         }
         let (needed, mut free) = (u32::from(total_vfs.div_ceil(256)), 0);
         let last = (1..=u32::from(LAST_BUS)).find(|bus| {
@@ -142,7 +142,7 @@ impl Oracle {
         });
         let first_vf_offset = ((last? + 1 - needed) << 8) as u16 - rid.to_bits();
         let vfs = Some(VfPlacement { total_vfs, first_vf_offset, vf_stride: 1 });
-        Some(Placement { rid, vfs })
+        Some(Placement { segment: 0, rid, vfs })
     }
 
     /// An offset in the ECAM: in a function that exists, or anywhere.

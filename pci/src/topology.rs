@@ -6,7 +6,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::{Rid, VfIndex, VfRouting};
+use crate::{Bdf, Rid, VfIndex, VfRouting};
 
 /// Slots on bus 0.
 const SLOTS: u8 = 32;
@@ -77,9 +77,11 @@ pub enum TopologyError {
     },
 }
 
-/// A device's routing IDs.
+/// Where a device is: its segment, and its routing IDs there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
+    /// Its segment's number.
+    pub segment: u16,
     /// Its own function's.
     pub rid: Rid,
     /// Where its VFs are, if it has any.
@@ -108,6 +110,12 @@ impl VfPlacement {
 }
 
 impl Placement {
+    /// The address of the function at `rid`, one of the device's.
+    #[must_use]
+    pub const fn bdf(self, rid: Rid) -> Bdf {
+        Bdf { segment: self.segment, rid }
+    }
+
     fn vf_buses(&self) -> RangeInclusive<u8> {
         match self.vfs {
             Some(vfs) => {
@@ -131,6 +139,7 @@ struct Plugged<D> {
 /// Meant to be an immutable snapshot that accesses share, and that plugging replaces by a changed copy.
 #[derive(Debug, Clone)]
 pub struct Topology<D> {
+    segment: u16,
     last_bus: u8,
     devices: Vec<Plugged<D>>,
     /// For each slot of bus 0, the device there.
@@ -140,10 +149,15 @@ pub struct Topology<D> {
 }
 
 impl<D> Topology<D> {
-    /// A segment with buses 0 to `last_bus`, without devices.
+    /// Segment 0 with buses 0 to `last_bus`, without devices.
     pub fn new(last_bus: u8) -> Self {
+        Self::of_segment(0, last_bus)
+    }
+
+    /// The segment with this number and with buses 0 to `last_bus`, without devices.
+    pub fn of_segment(segment: u16, last_bus: u8) -> Self {
         let buses = vec![None; usize::from(last_bus) + 1].into();
-        Self { last_bus, devices: Vec::new(), slots: [None; SLOTS as usize], buses }
+        Self { segment, last_bus, devices: Vec::new(), slots: [None; SLOTS as usize], buses }
     }
 
     /// How many devices and VFs the segment has room for when it is empty.
@@ -165,11 +179,12 @@ impl<D> Topology<D> {
         };
         let rid = Rid::from_bus_devfn(0, slot << 3);
         if total_vfs == 0 {
-            return Ok(Placement { rid, vfs: None });
+            return Ok(Placement { segment: self.segment, rid, vfs: None });
         }
         let first = Rid::from_bus_devfn(self.free_buses(total_vfs)?, 0);
         let first_vf_offset = first.to_bits() - rid.to_bits();
-        Ok(Placement { rid, vfs: Some(VfPlacement { total_vfs, first_vf_offset, vf_stride: 1 }) })
+        let vfs = Some(VfPlacement { total_vfs, first_vf_offset, vf_stride: 1 });
+        Ok(Placement { segment: self.segment, rid, vfs })
     }
 
     fn check_slot(&self, slot: u8) -> Result<u8, TopologyError> {
@@ -284,6 +299,15 @@ mod tests {
             ("00:09.0".into(), "02:00.0".into(), "03:05.3".into())
         );
         assert_eq!((third.rid.to_string(), vf(third, 0)), ("00:02.0".into(), "04:00.0".into()));
+    }
+
+    #[test]
+    fn a_place_has_the_segments_number() {
+        let mut topology = Topology::of_segment(1, 0);
+        let placement = plug(&mut topology, Some(3), 0, 1);
+        assert_eq!(placement.bdf(placement.rid).to_string(), "0001:00:03.0");
+        assert!(matches!(topology.place(None, 1), Err(TopologyError::NoBuses { free: 0, .. })));
+        assert_eq!(topology.unplug(placement.rid), Some(1));
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub use crate::config::mac::{MacAddress, ParseMacError};
 pub use crate::config::memory::MemoryConfig;
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
 pub use crate::config::option::{Key, Options, bytes, check_unsupported, help};
-pub use crate::config::platform::PlatformConfig;
+pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::rng::RngConfig;
 pub use crate::config::vdpa::VdpaConfig;
@@ -88,6 +88,9 @@ pub struct VmConfig {
     /// The machine as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<PlatformConfig>,
+    /// The shares of PCI segments; a segment that is left out has those of a default [`PciSegmentConfig`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pci_segments: Vec<PciSegmentConfig>,
 }
 
 impl Default for VmConfig {
@@ -108,6 +111,7 @@ impl Default for VmConfig {
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::new(ConsoleMode::Tty),
             platform: None,
+            pci_segments: Vec::new(),
         }
     }
 }

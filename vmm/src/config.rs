@@ -15,6 +15,7 @@ pub(crate) mod plan;
 pub(crate) mod pool;
 pub(crate) mod rate;
 pub(crate) mod rng;
+pub(crate) mod segments;
 pub(crate) mod socket;
 pub(crate) mod subject;
 pub(crate) mod vhost_user;
@@ -23,9 +24,9 @@ pub(crate) mod vsock;
 pub use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DeviceType, DiskConfig, FsConfig,
     GenericVhostUserConfig, ImageType, Key, LockGranularity, MacAddress, MemoryConfig, NetConfig, NetVf, Options,
-    ParseConsoleError, ParseMacError, PayloadConfig, PlatformConfig, Problem, RateLimitGroupConfig, RateLimiterConfig,
-    RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, VsockConfig, bytes, grammar, help,
-    json, unsupported,
+    ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, Problem, RateLimitGroupConfig,
+    RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, VsockConfig,
+    bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

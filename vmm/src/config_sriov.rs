@@ -12,6 +12,7 @@ use crate::config::capacity::{CAPACITY, check_slot};
 use crate::config::names::{Name, Names};
 use crate::config::pool::Pool;
 use crate::config::rate;
+use crate::config::segments;
 use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::numbered;
@@ -75,10 +76,17 @@ impl NicPlan {
     }
 }
 
-/// Plans the network devices of a VM with `vcpus` vCPUs: first those of `nets`, then those of `vdpas`.
-pub(crate) fn plan(nets: &[NetConfig], vdpas: &[VdpaConfig], vcpus: u32) -> Result<Vec<NetPlan>, ConfigError> {
+/// Plans the network devices of a VM with `vcpus` vCPUs and `segments` PCI segments: first those of `nets`, then those of `vdpas`.
+pub(crate) fn plan(
+    nets: &[NetConfig],
+    vdpas: &[VdpaConfig],
+    vcpus: u32,
+    segments: u16,
+) -> Result<Vec<NetPlan>, ConfigError> {
     // What limits the number of functions comes first: a client can ask for any number of PFs and VFs.
-    check_count(nets.len() + vdpas.len())?;
+    check_segments(nets, segments)?;
+    let on_vdpa = vdpas.iter().map(|vdpa| vdpa.pci_segment);
+    check_count(nets.iter().map(|net| net.pci_segment).chain(on_vdpa))?;
     check_buses(nets)?;
     let made: Vec<_> = vdpas.iter().map(VdpaConfig::to_net).collect();
     let mut pools = Vec::with_capacity(nets.len() + made.len());
@@ -114,10 +122,22 @@ fn check_vdpa(vdpa: &VdpaConfig, subject: &Subject) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Checks that there is a slot of bus 0 for each of `count` devices.
-fn check_count(count: usize) -> Result<(), ConfigError> {
+/// Checks that each NIC's segment is there, and has buses if the NIC is a PF.
+fn check_segments(nets: &[NetConfig], segments: u16) -> Result<(), ConfigError> {
+    nets.iter().enumerate().try_for_each(|(index, net)| {
+        let subject = || Subject::device("--net", net.id.as_deref(), index, nets.len());
+        segments::check(|key, value| subject().key(key, value), net.pci_segment, net.sriov_vfs, segments)
+    })
+}
+
+/// Checks that there is a slot of bus 0 for each device of a segment, of which `devices` has the segments.
+fn check_count(devices: impl Iterator<Item = u16>) -> Result<(), ConfigError> {
     let slots = Capacity::SLOTS.count();
-    if count > slots {
+    let mut counts = HashMap::<_, usize>::new();
+    for segment in devices {
+        *counts.entry(segment).or_default() += 1;
+    }
+    if let Some(count) = counts.into_values().find(|count| *count > slots) {
         let what = format!("bus 0 has slots for {slots} devices; use VFs (sriov_vfs=) instead of more NICs");
         return Err(ConfigError::new(format!("--net ({count} of them)"), Problem::Limit(what)));
     }
@@ -131,7 +151,7 @@ fn check_slots(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
         let Some(slot) = pool.pf.pci_device_id else { continue };
         let subject = pool.subject(None);
         check_slot(slot, &subject)?;
-        if let Some(user) = users.insert(slot, &pool.id) {
+        if let Some(user) = users.insert((pool.pf.pci_segment, slot), &pool.id) {
             let (what, user) = (format!("slot {slot}"), user.clone());
             let remedy = "give another, or leave pci_device_id out".to_string();
             return Err(ConfigError::new(subject.key("pci_device_id", slot), Problem::InUse { what, user, remedy }));

@@ -21,7 +21,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
 use crate::api::{Action, ApiSocket, Claim, Failure, Reply, Resize, Server};
 use crate::config::{PlannedVm, VmConfig};
-use crate::control::instance::{Added, Instance, Turn, bdf};
+use crate::control::instance::{Added, Instance, Turn};
 use crate::control::metrics::{Process, metrics};
 use crate::control::queue::ActionQueue;
 use crate::control::signals::Signals;
@@ -369,7 +369,7 @@ fn ping() -> Reply {
 
 /// The answer to `vm.add-*`: the device's address, if the VM is booted.
 fn reply(added: Option<Added>) -> Reply {
-    added.map_or(Reply::Done, |Added { id, rid }| json(&PciDeviceInfo { id, bdf: bdf(rid) }))
+    added.map_or(Reply::Done, |Added { id, address }| json(&PciDeviceInfo { id, bdf: address.to_string() }))
 }
 
 /// A JSON answer. Serialization cannot fail: all map keys are strings.

@@ -4,11 +4,12 @@ pub(crate) mod backends;
 pub(crate) mod counters;
 pub(crate) mod disks;
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use pci::{HostBridge, Placement, Rid, TopologyError, VfIndex};
+use pci::{Bdf, HostBridge, Placement, TopologyError, VfIndex};
 use virtio_devices::{
     Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError,
     NetSriov, NetSriovError, ResizeError, Rng, RngError, VhostUserDevice, VirtioDevice, VirtioFunction, VirtioPci,
@@ -149,8 +150,8 @@ pub struct Devices {
 pub struct Host {
     /// The guest's memory.
     pub memory: Memory,
-    /// Where BARs may be.
-    pub apertures: Apertures,
+    /// Where BARs may be, on each segment.
+    pub apertures: Vec<Apertures>,
     /// The other end of the virtio console, and its window where that is a terminal, if there is a console.
     pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
     /// The size of the balloon, if there is one: 0 otherwise.
@@ -204,7 +205,7 @@ pub struct Removed {
     /// Its id.
     pub id: String,
     /// Where its own function was.
-    pub rid: Rid,
+    pub address: Bdf,
 }
 
 impl Plugged {
@@ -240,13 +241,18 @@ impl Plugged {
         }
     }
 
+    /// The address of its own function.
+    pub const fn address(&self) -> Bdf {
+        self.placement.bdf(self.placement.rid)
+    }
+
     /// The device as the machine has it.
     pub const fn slot(&self) -> &Arc<Slot> {
         &self.slot
     }
 
     fn removed(self) -> Removed {
-        Removed { id: self.plan.id, rid: self.placement.rid }
+        Removed { address: self.address(), id: self.plan.id }
     }
 }
 
@@ -257,8 +263,10 @@ impl Devices {
     ///
     /// When something cannot be opened or be a device. What was opened or created until then is closed and gone.
     pub fn new(plans: &[DevicePlan], host: Host) -> Result<Self, DeviceError> {
-        let mut devices = Self { bus: Arc::new(Bus::new()), host, plugged: Vec::new() };
-        let placement = devices.place(Some(0), 0, "host bridge")?;
+        let segments = u16::try_from(host.apertures.len()).unwrap_or(u16::MAX);
+        let mut devices = Self { bus: Arc::new(Bus::new(segments)), host, plugged: Vec::new() };
+        // Only segment 0 has one, as in Cloud Hypervisor.
+        let placement = devices.place(0, Some(0), 0, "host bridge")?;
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
         devices.plug(placement, slot, "host bridge")?;
         let memory = devices.host.memory.clone();
@@ -291,8 +299,7 @@ impl Devices {
     ///
     /// When the BARs need more addresses than there are.
     pub fn attach(&self, vm: Arc<Vm>, has_firmware: bool) -> Result<(), DeviceError> {
-        let apertures = (!has_firmware).then(|| self.host.apertures.clone());
-        Ok(self.bus.attach(vm, apertures)?)
+        Ok(self.bus.attach(vm, &self.host.apertures, has_firmware)?)
     }
 
     /// Stops the queues of all devices where they are.
@@ -310,43 +317,45 @@ impl Devices {
         self.plugged.iter().flat_map(|plugged| plugged.plan.nics()).any(|nic| nic.backend.pins_memory())
     }
 
-    /// Adds the device of `plan` to those of a running guest, and returns where its own function is. Its BARs are the
-    /// guest's to place.
+    /// Adds the device of `plan` to those of a running guest, and returns the address of its own function. Its BARs are
+    /// the guest's to place.
     ///
     /// # Errors
     ///
     /// As [`Self::new`]: nothing is left of it then.
-    pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, DeviceError> {
+    pub fn add(&mut self, plan: &DevicePlan) -> Result<Bdf, DeviceError> {
         let memory = self.host.memory.clone();
         let mut opener = listening(std::slice::from_ref(plan), &memory)?;
-        Ok(self.open(plan, plan.pci_device_id, &mut opener)?.rid)
+        let placement = self.open(plan, plan.pci_device_id, &mut opener)?;
+        Ok(placement.bdf(placement.rid))
     }
 
-    /// Notes that the guest is asked to let the device called `id` go, and returns its slot.
-    pub fn unplug(&mut self, id: &str) -> Option<u8> {
+    /// Notes that the guest is asked to let the device called `id` go, and returns its address.
+    pub fn unplug(&mut self, id: &str) -> Option<Bdf> {
         let plugged = self.plugged.iter_mut().find(|plugged| plugged.plan.id == id)?;
         plugged.going = true;
-        Some(plugged.placement.rid.device())
+        Some(plugged.address())
     }
 
-    /// Removes the device in `slot`, which the guest does not use any more.
-    pub fn remove(&mut self, slot: u8) -> Option<Removed> {
-        let n = self.plugged.iter().position(|plugged| plugged.placement.rid.device() == slot)?;
+    /// Removes the device in this slot of this segment, which the guest does not use any more.
+    pub fn remove(&mut self, segment: u16, slot: u8) -> Option<Removed> {
+        let is_there = |address: Bdf| (address.segment, address.rid.device()) == (segment, slot);
+        let n = self.plugged.iter().position(|plugged| is_there(plugged.address()))?;
         let plugged = self.plugged.remove(n);
-        self.bus.unplug(plugged.placement.rid);
+        self.bus.unplug(plugged.address());
         Some(plugged.removed())
     }
 
     /// Removes all devices that the guest was asked to let go.
     pub fn remove_unplugged(&mut self) -> Vec<Removed> {
-        let going = |plugged: &Plugged| plugged.going.then(|| plugged.placement.rid.device());
-        let slots: Vec<_> = self.plugged.iter().filter_map(going).collect();
-        slots.into_iter().filter_map(|slot| self.remove(slot)).collect()
+        let going = |plugged: &Plugged| plugged.going.then(|| plugged.address());
+        let going: Vec<_> = self.plugged.iter().filter_map(going).collect();
+        going.into_iter().filter_map(|address| self.remove(address.segment, address.rid.device())).collect()
     }
 
     fn open(&mut self, plan: &DevicePlan, slot: Option<u8>, opener: &mut Opener<'_>) -> Result<Placement, DeviceError> {
         let option = plan.option();
-        let placement = self.place(slot, plan.total_vfs(), &option)?;
+        let placement = self.place(plan.pci_segment, slot, plan.total_vfs(), &option)?;
         let (device, counters) = open(plan, placement, &self.host, opener)?;
         let slot = self.slot(device, placement, &option)?;
         self.plug(placement, Arc::clone(&slot), &option)?;
@@ -355,8 +364,9 @@ impl Devices {
         Ok(placement)
     }
 
-    fn place(&self, slot: Option<u8>, total_vfs: u16, option: &str) -> Result<Placement, DeviceError> {
-        self.bus.place(slot, total_vfs).map_err(|error| DeviceError::Place { option: option.to_string(), error })
+    fn place(&self, segment: u16, slot: Option<u8>, total_vfs: u16, option: &str) -> Result<Placement, DeviceError> {
+        let place = self.bus.place(segment, slot, total_vfs);
+        place.map_err(|error| DeviceError::Place { option: option.to_string(), error })
     }
 
     fn slot(&self, device: Box<dyn VirtioPci>, placement: Placement, option: &str) -> Result<Arc<Slot>, DeviceError> {
@@ -369,10 +379,14 @@ impl Devices {
     }
 }
 
-/// The slot of each device: the chosen one, or the lowest from 1 that was not chosen. `None` if there are no more.
+/// The slot of each device: the chosen one, or the lowest from 1 of its segment that was not chosen. `None` if there are
+/// no more.
 fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
-    let mut free = (1..32).filter(|slot| plans.iter().all(|plan| plan.pci_device_id != Some(*slot)));
-    plans.iter().map(|plan| plan.pci_device_id.or_else(|| free.next())).collect()
+    let chosen = plans.iter().filter_map(|plan| Some((plan.pci_segment, plan.pci_device_id?)));
+    let mut taken: HashSet<_> = chosen.collect();
+    let slot =
+        |plan: &DevicePlan| plan.pci_device_id.or_else(|| (1..32).find(|slot| taken.insert((plan.pci_segment, *slot))));
+    plans.iter().map(slot).collect()
 }
 
 /// A device, and what it counts.
@@ -492,7 +506,7 @@ fn nic(plan: &NicPlan, option: String, opener: &mut Opener<'_>) -> Result<Net, D
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{NetConfig, VmConfig, VmPlan};
+    use crate::config::{NetConfig, PlatformConfig, VmConfig, VmPlan};
 
     use super::*;
 
@@ -504,6 +518,11 @@ mod tests {
         config.payload.kernel = Some("vmlinux".into());
         let slots = slots(&VmPlan::of(&config).unwrap().devices);
         // The last two are the virtio console and the entropy device.
-        assert_eq!(slots, [Some(2), Some(1), Some(3), Some(4), Some(5), Some(6)]);
+        assert_eq!(slots, [2, 1, 3, 4, 5, 6].map(Some));
+        let on = |pci_segment| NetConfig { pci_segment, ..net(None) };
+        config.net.extend([on(1), on(2), on(1)]);
+        config.platform = Some(PlatformConfig { num_pci_segments: 3, ..PlatformConfig::default() });
+        let slots = super::slots(&VmPlan::of(&config).unwrap().devices);
+        assert_eq!(slots, [2, 1, 3, 4, 1, 1, 2, 5, 6].map(Some));
     }
 }

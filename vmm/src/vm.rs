@@ -11,7 +11,7 @@ mod open_files;
 use std::path::Path;
 use std::sync::Arc;
 
-use pci::Rid;
+use pci::Bdf;
 use virtio_devices::BalloonSize;
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
@@ -49,6 +49,8 @@ pub struct Vm {
     payload: Payload,
     smbios: Vec<u8>,
     layout: Layout,
+    /// The PCI addresses of each segment.
+    apertures: Vec<Apertures>,
     cpuid: Template,
     /// The number of vCPUs, now and after a reboot.
     vcpus: u8,
@@ -94,9 +96,11 @@ impl Vm {
         }
         let console = ConsoleEnd::open("--console", &config.console, !shared)?;
         let balloon = Arc::<BalloonSize>::default();
+        let all = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() };
+        let apertures = all.split(&plan.segments);
         let host = devices::Host {
             memory: ram.memory().clone(),
-            apertures: Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() },
+            apertures: apertures.clone(),
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             balloon: Arc::clone(&balloon),
             events,
@@ -116,6 +120,7 @@ impl Vm {
             payload,
             smbios: plan.smbios.clone(),
             layout,
+            apertures,
             cpuid,
             vcpus,
             max_vcpus,
@@ -165,8 +170,9 @@ impl Vm {
     ///
     /// The payload cannot be read, or KVM fails. The guest does not run then.
     pub fn power_on(&mut self) -> Result<(), VmError> {
-        let Self { layout, vcpus, max_vcpus, .. } = self;
-        let hardware = tables::Hardware { layout, vcpus: *vcpus, max_vcpus: *max_vcpus, serial: self.serial.is_some() };
+        let Self { layout, apertures, vcpus, max_vcpus, .. } = self;
+        let (vcpus_at_boot, serial) = (*vcpus, self.serial.is_some());
+        let hardware = tables::Hardware { apertures, vcpus: vcpus_at_boot, max_vcpus: *max_vcpus, serial };
         let acpi = tables::tables(&hardware, layout::ACPI);
         let entry = self.payload.load(&self.ram.memory().memory(), layout, &acpi, &self.smbios)?;
         self.ged.with_vcpus(|hotplug| *hotplug = VcpuHotplug::new(*vcpus, *max_vcpus));
@@ -287,27 +293,27 @@ impl Vm {
         &self.devices
     }
 
-    /// Hot-plugs a device, and returns the routing ID of its own function.
+    /// Hot-plugs a device, and returns the address of its own function.
     ///
     /// # Errors
     ///
     /// The device cannot be opened or placed. Nothing has changed then.
-    pub fn add(&mut self, plan: &DevicePlan) -> Result<Rid, VmError> {
+    pub fn add(&mut self, plan: &DevicePlan) -> Result<Bdf, VmError> {
         if !self.ram.is_shared() && plan.needs_shared_memory() {
             return Err(VmError::PrivateMemory { option: plan.option() });
         }
         // Files of VFs that the guest has not enabled yet stay reserved.
         let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
         open_files::reserve(plans, self.max_vcpus.into(), self.other_files)?;
-        let rid = self.devices.add(plan)?;
-        self.ged.plugged(rid.device());
-        Ok(rid)
+        let address = self.devices.add(plan)?;
+        self.ged.plugged(address.segment, address.rid.device());
+        Ok(address)
     }
 
     /// Asks the guest to release the device `id`.
     pub fn unplug(&mut self, id: &str) {
-        if let Some(slot) = self.devices.unplug(id) {
-            self.ged.unplug(slot);
+        if let Some(address) = self.devices.unplug(id) {
+            self.ged.unplug(address.segment, address.rid.device());
         }
     }
 
@@ -364,8 +370,8 @@ impl Vm {
     /// Stops the vCPUs and removes the devices that the guest has released, and returns the devices' ids and addresses.
     pub fn take_ejected(&mut self) -> Vec<devices::Removed> {
         self.stop_ejected();
-        let slots = self.ged.take_ejected();
-        (0..32).filter(|slot| slots >> slot & 1 != 0).filter_map(|slot| self.devices.remove(slot)).collect()
+        let ejected = self.ged.take_ejected();
+        ejected.into_iter().filter_map(|(segment, slot)| self.devices.remove(segment, slot)).collect()
     }
 
     /// Ends the guest, and removes the devices that it was asked to release, whether it has or not.

@@ -25,7 +25,7 @@ const SLICES: [(u8, u64); 2] = [(2, 0x2000), (4, 0x1000)];
 fn nic(total_vfs: u16, new: fn(&[u16]) -> FakeDevice) -> Nic {
     let device = || new(&[256, 256, 64]);
     let vfs = VfPlacement { total_vfs, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 1 };
-    let placement = Placement { rid: PF, vfs: Some(vfs) };
+    let placement = Placement { segment: 0, rid: PF, vfs: Some(vfs) };
     Hosted::new(NetSriov::new(device(), (0..total_vfs).map(|_| device()).collect(), placement, &memory()).unwrap())
 }
 

@@ -20,7 +20,7 @@ const SLICE: u64 = 0x2000;
 
 fn placement(total_vfs: u16) -> Placement {
     let vfs = VfPlacement { total_vfs, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 1 };
-    Placement { rid: PF, vfs: Some(vfs) }
+    Placement { segment: 0, rid: PF, vfs: Some(vfs) }
 }
 
 fn device(total_vfs: u16, new: fn(&[u16]) -> FakeDevice) -> Nic {

@@ -44,7 +44,7 @@ pub struct DiskConfig {
     #[option("serial=<text>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// PCI segment. Only 0 is supported.
+    /// PCI segment.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
     /// Device number on bus 0, 1 to 31. By default the lowest free one.

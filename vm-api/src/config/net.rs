@@ -69,7 +69,7 @@ pub struct NetConfig {
     /// Whether checksums may be left to the other side. Required by offload_tso and offload_ufo.
     #[option("offload_csum=on|off", default = true)]
     pub offload_csum: bool,
-    /// PCI segment. Only 0 is supported.
+    /// PCI segment. A PF with VFs must be on segment 0, which alone has buses for them.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
     /// Device number on bus 0, 1 to 31. By default the lowest free one.

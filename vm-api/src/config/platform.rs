@@ -1,5 +1,5 @@
-//! What the machine is beyond its devices: `--platform`. Its strings are those of SMBIOS (`DSP0134`), by which the
-//! guest identifies it.
+//! What the machine is beyond its devices: `--platform` and `--pci-segment`. The strings of `--platform` are those of
+//! SMBIOS (`DSP0134`), by which the guest identifies it.
 
 use option_derive::Options;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--platform")]
 pub struct PlatformConfig {
-    /// Number of PCI segments, 1 to 96.
+    /// Number of PCI segments, 1 to 96. Each after the first has one bus, with room for 31 devices and no VFs.
     #[option("num_pci_segments=<number>", default = 1)]
     pub num_pci_segments: u16,
     /// Manufacturer of the system. By default Cloud Hypervisor.
@@ -47,4 +47,19 @@ pub struct PlatformConfig {
     #[option("chassis_asset_tag=<text>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chassis_asset_tag: Option<String>,
+}
+
+/// What a PCI segment gets of the addresses for PCI memory, in relation to the others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--pci-segment")]
+pub struct PciSegmentConfig {
+    /// Number of the segment.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Its share of the addresses below 4 GiB, 1 or more.
+    #[option("mmio32_aperture_weight=<number>", default = 1)]
+    pub mmio32_aperture_weight: u32,
+    /// Its share of the addresses above 4 GiB, 1 or more.
+    #[option("mmio64_aperture_weight=<number>", default = 1)]
+    pub mmio64_aperture_weight: u32,
 }

@@ -21,7 +21,7 @@ pub struct VdpaConfig {
     /// Number of queues: two per pair, at least one pair. The control queue may be counted or not.
     #[option("num_queues=<number>", default = 1)]
     pub num_queues: u16,
-    /// PCI segment. Only 0 is supported.
+    /// PCI segment.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
     /// Device number on bus 0, 1 to 31. By default the lowest free one.

@@ -3,12 +3,18 @@
 //!
 //! The registers are I/O ports, used only by the AML of `acpi/hotplug.rs`:
 //!
+//! | port | read | written |
+//! |---|---|---|
+//! | 0 | the events, which the read clears | nothing |
+//!
+//! The slots of each segment have registers of their own, [`SLOT_PORTS`] apart:
+//!
 //! | offset | read | written |
 //! |---|---|---|
-//! | 0 | [`EVENTS`], which the read clears | nothing |
-//! | 4 | slots with a new device, one bit each, which the read clears | nothing |
-//! | 8 | slots whose device is to be removed, which the read clears | nothing |
-//! | 12 | 0 | slots whose device the guest has released |
+//! | 0 | slots with a new device, one bit each, which the read clears | nothing |
+//! | 4 | slots whose device is to be removed, which the read clears | nothing |
+//! | 8 | 0 | slots whose device the guest has released |
+//! | 12 | 0 | nothing |
 //!
 //! Accesses are single bytes: byte `n` is bits `8 * n` to `8 * n + 7` of the register. vCPUs have ports of their own
 //! (`acpi/vcpu_hotplug.rs`).
@@ -20,17 +26,20 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::acpi::vcpu_hotplug::VcpuHotplug;
+use crate::arch::x86_64::layout::MOST_SEGMENTS;
 
-/// Number of ports.
-pub const PORTS: u16 = 16;
-/// Offset of the event register.
-pub const EVENTS: u16 = 0;
+/// Number of ports of the slots of one segment.
+pub const SLOT_PORTS: u16 = 16;
+/// Number of ports of the slots of all segments.
+pub const ALL_SLOT_PORTS: u16 = SLOT_PORTS * MOST_SEGMENTS;
 /// Offset of the register of slots with a new device.
-pub const PLUGGED: u16 = 4;
+pub const PLUGGED: u16 = 0;
 /// Offset of the register of slots whose device is to be removed.
-pub const UNPLUGGED: u16 = 8;
+pub const UNPLUGGED: u16 = 4;
 /// Offset of the register by which the guest releases devices.
-pub const EJECT: u16 = 12;
+pub const EJECT: u16 = 8;
+/// Offset behind that register.
+const END: u16 = 12;
 /// Event: devices were added or are to be removed.
 pub const PCI_EVENT: u8 = 1 << 0;
 /// Event: the power button was pressed.
@@ -39,12 +48,37 @@ pub const POWER_BUTTON_EVENT: u8 = 1 << 1;
 pub const VCPU_EVENT: u8 = 1 << 2;
 
 /// What the guest has not read yet, and the slots whose release the VMM has not taken yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Pending {
     events: u8,
+    /// By segment.
+    slots: [Slots; MOST_SEGMENTS as usize],
+}
+
+/// The slots of one segment, one bit each.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slots {
     plugged: u32,
     unplugged: u32,
     ejected: u32,
+}
+
+impl Default for Pending {
+    fn default() -> Self {
+        Self { events: 0, slots: [Slots::default(); MOST_SEGMENTS as usize] }
+    }
+}
+
+impl Pending {
+    /// The slots of a segment that can be.
+    fn of(&mut self, segment: u16) -> Option<&mut Slots> {
+        self.slots.get_mut(usize::from(segment))
+    }
+
+    /// The slots, and the register's offset, of a port.
+    fn at(&mut self, port: u16) -> Option<(&mut Slots, u16)> {
+        Some((self.of(port / SLOT_PORTS)?, port % SLOT_PORTS))
+    }
 }
 
 /// The generic event device.
@@ -74,14 +108,14 @@ impl GenericEventDevice {
         &self.interrupt
     }
 
-    /// Notifies the guest of a new device in `slot`.
-    pub fn plugged(&self, slot: u8) {
-        self.tell(PCI_EVENT, |pending| pending.plugged |= bit(slot));
+    /// Notifies the guest of a new device in `slot` of a segment.
+    pub fn plugged(&self, segment: u16, slot: u8) {
+        self.tell(PCI_EVENT, |pending| pending.of(segment).into_iter().for_each(|slots| slots.plugged |= bit(slot)));
     }
 
-    /// Asks the guest to release the device in `slot`.
-    pub fn unplug(&self, slot: u8) {
-        self.tell(PCI_EVENT, |pending| pending.unplugged |= bit(slot));
+    /// Asks the guest to release the device in `slot` of a segment.
+    pub fn unplug(&self, segment: u16, slot: u8) {
+        self.tell(PCI_EVENT, |pending| pending.of(segment).into_iter().for_each(|slots| slots.unplugged |= bit(slot)));
     }
 
     /// Tells the guest that the power button was pressed.
@@ -121,9 +155,14 @@ impl GenericEventDevice {
         unread
     }
 
-    /// The slots, one bit each, whose devices the guest has released since the last call.
-    pub fn take_ejected(&self) -> u32 {
-        std::mem::take(&mut self.pending.lock().ejected)
+    /// The slots, each with its segment, whose devices the guest has released since the last call.
+    pub fn take_ejected(&self) -> Vec<(u16, u8)> {
+        let mut pending = self.pending.lock();
+        let ejected = pending.slots.iter_mut().map(|slots| std::mem::take(&mut slots.ejected));
+        let slots = |(segment, ejected): (u16, u32)| {
+            (0..32).filter(move |slot| ejected & bit(*slot) != 0).map(move |slot| (segment, slot))
+        };
+        (0..).zip(ejected).flat_map(slots).collect()
     }
 
     /// Forgets everything that is pending, and all vCPUs.
@@ -133,23 +172,26 @@ impl GenericEventDevice {
         let _ = self.interrupt.read();
     }
 
-    /// Reads the port at `offset`, which is below [`PORTS`].
-    pub fn read(&self, offset: u16) -> u8 {
-        let mut pending = self.pending.lock();
-        match offset {
-            EVENTS => std::mem::take(&mut pending.events),
-            PLUGGED..UNPLUGGED => take_byte(&mut pending.plugged, offset - PLUGGED),
-            UNPLUGGED..EJECT => take_byte(&mut pending.unplugged, offset - UNPLUGGED),
+    /// Reads the event register.
+    pub fn take_events(&self) -> u8 {
+        std::mem::take(&mut self.pending.lock().events)
+    }
+
+    /// Reads one of the slots' ports, which is below [`ALL_SLOT_PORTS`].
+    pub fn read_slots(&self, port: u16) -> u8 {
+        match self.pending.lock().at(port) {
+            Some((slots, offset @ PLUGGED..UNPLUGGED)) => take_byte(&mut slots.plugged, offset - PLUGGED),
+            Some((slots, offset @ UNPLUGGED..EJECT)) => take_byte(&mut slots.unplugged, offset - UNPLUGGED),
             _ => 0,
         }
     }
 
-    /// Writes the port at `offset`, which is below [`PORTS`].
-    pub fn write(&self, offset: u16, value: u8) {
-        if let EJECT..PORTS = offset
+    /// Writes one of the slots' ports, which is below [`ALL_SLOT_PORTS`].
+    pub fn write_slots(&self, port: u16, value: u8) {
+        if let Some((slots, offset @ EJECT..END)) = self.pending.lock().at(port)
             && value != 0
         {
-            self.pending.lock().ejected |= u32::from(value) << (8 * (offset - EJECT));
+            slots.ejected |= u32::from(value) << (8 * (offset - EJECT));
             let _ = self.machine.write(1);
         }
     }
@@ -188,8 +230,9 @@ mod tests {
         (GenericEventDevice::new(Arc::clone(&machine)).unwrap(), machine)
     }
 
+    /// Reads a register of the slots of segment 3.
     fn read(device: &GenericEventDevice, offset: u16) -> u32 {
-        u32::from_le_bytes([0, 1, 2, 3].map(|n| device.read(offset + n)))
+        u32::from_le_bytes([0, 1, 2, 3].map(|n| device.read_slots(3 * SLOT_PORTS + offset + n)))
     }
 
     #[test]
@@ -199,55 +242,58 @@ mod tests {
         device.press_power_button();
         device.interrupt().read().unwrap();
         assert!(device.remind() && device.interrupt().read().is_ok());
-        assert_eq!(device.read(EVENTS), POWER_BUTTON_EVENT);
+        assert_eq!(device.take_events(), POWER_BUTTON_EVENT);
         assert!(!device.remind() && device.interrupt().read().is_err());
     }
 
     #[test]
     fn each_event_is_told_once_and_interrupts() {
         let (device, _) = device();
-        assert_eq!(read(&device, EVENTS), 0);
-        device.plugged(31);
-        device.plugged(9);
-        device.unplug(3);
+        assert_eq!(device.take_events(), 0);
+        device.plugged(3, 31);
+        device.plugged(3, 9);
+        device.unplug(3, 3);
         assert_eq!(device.interrupt().read().unwrap(), 3);
-        assert_eq!(device.read(EVENTS), PCI_EVENT);
+        assert_eq!(device.take_events(), PCI_EVENT);
+        assert!((0..3 * SLOT_PORTS).all(|port| device.read_slots(port) == 0), "other segments have no news");
         assert_eq!((read(&device, PLUGGED), read(&device, UNPLUGGED)), (1 << 31 | 1 << 9, 1 << 3));
-        assert_eq!((read(&device, EVENTS), read(&device, PLUGGED), read(&device, UNPLUGGED)), (0, 0, 0));
+        assert_eq!((device.take_events(), read(&device, PLUGGED), read(&device, UNPLUGGED)), (0, 0, 0));
         device.press_power_button();
-        assert_eq!(device.read(EVENTS), POWER_BUTTON_EVENT);
+        assert_eq!(device.take_events(), POWER_BUTTON_EVENT);
     }
 
     #[test]
     fn what_the_guest_lets_go_reaches_the_machine_once() {
         let (device, machine) = device();
-        device.write(EJECT, 0);
+        device.write_slots(EJECT, 0);
         assert!(machine.read().is_err());
-        device.write(EJECT, 1 << 4);
-        device.write(EJECT + 3, 1 << 7);
+        device.write_slots(EJECT, 1 << 4);
+        device.write_slots(95 * SLOT_PORTS + EJECT + 3, 1 << 7);
         assert!(machine.read().is_ok());
-        assert_eq!(device.take_ejected(), 1 << 4 | 1 << 31);
-        assert_eq!(device.take_ejected(), 0);
+        assert_eq!(device.take_ejected(), [(0, 4), (95, 31)]);
+        assert_eq!(device.take_ejected(), []);
     }
 
     #[test]
     fn nothing_else_can_be_written() {
         let (device, machine) = device();
-        for offset in 0..EJECT {
-            device.write(offset, 0xff);
+        for port in
+            (0..=u16::MAX).filter(|port| *port >= ALL_SLOT_PORTS || !(EJECT..END).contains(&(port % SLOT_PORTS)))
+        {
+            device.write_slots(port, 0xff);
         }
-        assert!(machine.read().is_err() && (0..PORTS).all(|offset| device.read(offset) == 0));
+        assert!(machine.read().is_err() && (0..=u16::MAX).all(|port| device.read_slots(port) == 0));
     }
 
     #[test]
     fn a_reset_forgets_what_was_not_told() {
         let (device, _) = device();
-        device.plugged(1);
+        device.plugged(0, 1);
         device.press_power_button();
-        device.write(EJECT, 1);
+        device.write_slots(EJECT, 1);
         device.reset();
-        assert!((0..PORTS).all(|offset| device.read(offset) == 0));
-        assert!(device.take_ejected() == 0 && device.interrupt().read().is_err());
+        assert!(device.take_events() == 0 && (0..ALL_SLOT_PORTS).all(|port| device.read_slots(port) == 0));
+        assert!(device.take_ejected().is_empty() && device.interrupt().read().is_err());
     }
 
     #[test]
@@ -257,7 +303,7 @@ mod tests {
         assert!(device.interrupt().read().is_err(), "those of the start are no news");
         device.with_vcpus(|vcpus| vcpus.add(1));
         assert!(device.interrupt().read().is_ok());
-        assert_eq!(device.read(EVENTS), VCPU_EVENT);
+        assert_eq!(device.take_events(), VCPU_EVENT);
         assert_eq!([PRESENT, ADDED, ADDED].map(|register| device.read_vcpus(register)), [3, 2, 0]);
         device.write_vcpus(vcpu_hotplug::EJECT, 1);
         assert!(machine.read().is_err(), "the first one stays");
@@ -271,7 +317,9 @@ mod tests {
     #[test]
     fn a_slot_that_cannot_be_is_no_slot() {
         let (device, _) = device();
-        device.plugged(32);
+        device.plugged(3, 32);
+        device.plugged(96, 1);
         assert_eq!(read(&device, PLUGGED), 0);
+        assert!((0..ALL_SLOT_PORTS).all(|port| device.read_slots(port) == 0));
     }
 }

@@ -4,14 +4,14 @@
 //! described slot, and removes the VFs of a PF whose function 0 it does not find.
 
 use acpi_tables::aml::{
-    And, Device, EISAName, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Interrupt, Local,
-    Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path, ResourceTemplate, Scope, Store, ZERO,
+    And, Arg, Device, EISAName, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Interrupt,
+    Local, Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path, ResourceTemplate, Scope, Store, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
 
-use crate::acpi::ged::{EJECT, EVENTS, PCI_EVENT, PLUGGED, PORTS, POWER_BUTTON_EVENT, UNPLUGGED, VCPU_EVENT};
+use crate::acpi::ged::{EJECT, PCI_EVENT, PLUGGED, POWER_BUTTON_EVENT, SLOT_PORTS, UNPLUGGED, VCPU_EVENT};
 use crate::acpi::processors;
-use crate::arch::x86_64::layout::{EVENT_GSI, EVENT_PORT};
+use crate::arch::x86_64::layout::{EVENT_GSI, EVENT_PORT, SLOTS_PORT};
 
 /// The slots of bus 0 that support hot-plug: all but the host bridge's.
 const SLOTS: std::ops::RangeInclusive<u32> = 1..=31;
@@ -22,14 +22,85 @@ const EJECT_REQUEST: u8 = 3;
 /// The power button was pressed (`ACPI 6.5 §4.8.3.2.2`).
 const BUTTON_PRESSED: u8 = 0x80;
 
-/// The slots, the power button and the generic event device.
-pub(crate) struct Hotplug;
+/// The ACPI name of a segment's host bridge.
+pub(crate) fn host_bridge(segment: u16) -> String {
+    if segment == 0 { "PCI0".to_string() } else { format!("PC{segment:02X}") }
+}
+
+/// The slots of segments 0 to this number - 1, the power button and the generic event device.
+pub(crate) struct Hotplug(pub u16);
 
 impl Aml for Hotplug {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        (0..self.0).for_each(|segment| Segment(segment).to_aml_bytes(sink));
+        let event = Event { segments: self.0 };
+        Scope::new(Path::new("\\_SB_"), vec![&PowerButton, &Ged(event)]).to_aml_bytes(sink);
+    }
+}
+
+/// The slots of one segment, their registers, and the method that notifies those with news.
+struct Segment(u16);
+
+impl Segment {
+    fn path(&self) -> String {
+        format!("\\_SB_.{}", host_bridge(self.0))
+    }
+
+    /// The path of the method.
+    fn scan(&self) -> Path {
+        Path::new(&format!("{}.SCAN", self.path()))
+    }
+}
+
+impl Aml for Segment {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let registers = || Path::new("REGS");
+        let reserved = |from: u16, to: u16| FieldEntry::Reserved(usize::from(to - from) * 8);
+        let field = Field::new(
+            registers(),
+            FieldAccessType::DWord,
+            FieldLockRule::NoLock,
+            FieldUpdateRule::WriteAsZeroes,
+            vec![
+                reserved(0, PLUGGED),
+                FieldEntry::Named(*b"PLUG", 32),
+                reserved(PLUGGED + 4, UNPLUGGED),
+                FieldEntry::Named(*b"UNPL", 32),
+                reserved(UNPLUGGED + 4, EJECT),
+                FieldEntry::Named(*b"EJCT", 32),
+            ],
+        );
+        let port = SLOTS_PORT + self.0 * SLOT_PORTS;
+        let region = OpRegion::new(registers(), OpRegionSpace::SystemIO, &port, &SLOT_PORTS);
         let slots: Vec<_> = SLOTS.map(SlotObject).collect();
-        Scope::new(Path::new("\\_SB_.PCI0"), slots.iter().map(|slot| slot as &dyn Aml).collect()).to_aml_bytes(sink);
-        Scope::new(Path::new("\\_SB_"), vec![&PowerButton, &Ged]).to_aml_bytes(sink);
+        // Notifies the slots in the first argument of the second.
+        let notify: Vec<_> = SLOTS.map(NotifySlot).collect();
+        let notify = notify.iter().map(|slot| slot as &dyn Aml).collect();
+        let notify = Method::new(Path::new("TELL"), 2, true, notify);
+        let scan = Method::new(
+            Path::new("SCAN"),
+            0,
+            true,
+            vec![&Tell { register: "PLUG", value: BUS_CHECK }, &Tell { register: "UNPL", value: EJECT_REQUEST }],
+        );
+        let mut children: Vec<&dyn Aml> = vec![&region, &field];
+        children.extend(slots.iter().map(|slot| slot as &dyn Aml));
+        children.extend([&notify as &dyn Aml, &scan]);
+        Scope::new(Path::new(&self.path()), children).to_aml_bytes(sink);
+    }
+}
+
+/// AML that notifies the slots in a register.
+struct Tell {
+    register: &'static str,
+    value: u8,
+}
+
+impl Aml for Tell {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let slots = Local(0);
+        Store::new(&slots, &Path::new(self.register)).to_aml_bytes(sink);
+        If::new(&slots, vec![&MethodCall::new(Path::new("TELL"), vec![&slots, &self.value])]).to_aml_bytes(sink);
     }
 }
 
@@ -44,17 +115,12 @@ impl SlotObject {
     fn bit(&self) -> u32 {
         1 << self.0
     }
-
-    /// AML that notifies the slot with `value` if its bit is set in `slots`.
-    fn notify(&self, slots: &Local, value: u8, sink: &mut dyn AmlSink) {
-        let path = Path::new(&format!("\\_SB_.PCI0.{}", self.name()));
-        If::new(&And::new(&ZERO, slots, &self.bit()), vec![&Notify::new(&path, &value)]).to_aml_bytes(sink);
-    }
 }
 
 impl Aml for SlotObject {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        let eject = Path::new("\\_SB_.GED_.EJCT");
+        // A name without a path is looked for in the scopes around it, of which the host bridge's has it.
+        let eject = Path::new("EJCT");
         Device::new(
             Path::new(&self.name()),
             vec![
@@ -64,6 +130,17 @@ impl Aml for SlotObject {
             ],
         )
         .to_aml_bytes(sink);
+    }
+}
+
+/// AML that notifies slot `n`, if its bit is set in the first argument, of the second.
+struct NotifySlot(u32);
+
+impl Aml for NotifySlot {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let (slot, slots, event) = (SlotObject(self.0), Arg(0), Arg(1));
+        let name = Path::new(&slot.name());
+        If::new(&And::new(&ZERO, &slots, &slot.bit()), vec![&Notify::new(&name, &event)]).to_aml_bytes(sink);
     }
 }
 
@@ -81,23 +158,18 @@ impl Aml for PowerButton {
 }
 
 /// The generic event device. On its interrupt, the guest reads its registers.
-struct Ged;
+struct Ged(Event);
 
 impl Aml for Ged {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let registers = || Path::new("REGS");
-        let field = |access, fields| {
-            Field::new(registers(), access, FieldLockRule::NoLock, FieldUpdateRule::WriteAsZeroes, fields)
-        };
-        let reserved = |from: u16, to: u16| FieldEntry::Reserved(usize::from(to - from) * 8);
-        let slots = vec![
-            reserved(0, PLUGGED),
-            FieldEntry::Named(*b"PLUG", 32),
-            reserved(PLUGGED + 4, UNPLUGGED),
-            FieldEntry::Named(*b"UNPL", 32),
-            reserved(UNPLUGGED + 4, EJECT),
-            FieldEntry::Named(*b"EJCT", 32),
-        ];
+        let events = Field::new(
+            registers(),
+            FieldAccessType::Byte,
+            FieldLockRule::NoLock,
+            FieldUpdateRule::WriteAsZeroes,
+            vec![FieldEntry::Named(*b"EVTS", 8)],
+        );
         Device::new(
             Path::new("GED_"),
             vec![
@@ -107,10 +179,9 @@ impl Aml for Ged {
                     Path::new("_CRS"),
                     &ResourceTemplate::new(vec![&Interrupt::new(true, true, false, false, EVENT_GSI)]),
                 ),
-                &OpRegion::new(registers(), OpRegionSpace::SystemIO, &EVENT_PORT, &PORTS),
-                &field(FieldAccessType::Byte, vec![reserved(0, EVENTS), FieldEntry::Named(*b"EVTS", 8)]),
-                &field(FieldAccessType::DWord, slots),
-                &Method::new(Path::new("_EVT"), 1, true, vec![&Event]),
+                &OpRegion::new(registers(), OpRegionSpace::SystemIO, &EVENT_PORT, &1u8),
+                &events,
+                &Method::new(Path::new("_EVT"), 1, true, vec![&self.0]),
             ],
         )
         .to_aml_bytes(sink);
@@ -118,30 +189,20 @@ impl Aml for Ged {
 }
 
 /// The method that the guest runs on an interrupt of the generic event device.
-struct Event;
+struct Event {
+    segments: u16,
+}
 
 impl Aml for Event {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let (events, button) = (Local(0), Path::new("\\_SB_.PWRB"));
         Store::new(&events, &Path::new("EVTS")).to_aml_bytes(sink);
-        If::new(&And::new(&ZERO, &events, &PCI_EVENT), vec![&Slots(Local(1))]).to_aml_bytes(sink);
+        let scans: Vec<_> = (0..self.segments).map(|n| MethodCall::new(Segment(n).scan(), Vec::new())).collect();
+        let scans = scans.iter().map(|scan| scan as &dyn Aml).collect();
+        If::new(&And::new(&ZERO, &events, &PCI_EVENT), scans).to_aml_bytes(sink);
         let scan = MethodCall::new(Path::new(processors::SCAN), Vec::new());
         If::new(&And::new(&ZERO, &events, &VCPU_EVENT), vec![&scan]).to_aml_bytes(sink);
         let pressed = Notify::new(&button, &BUTTON_PRESSED);
         If::new(&And::new(&ZERO, &events, &POWER_BUTTON_EVENT), vec![&pressed]).to_aml_bytes(sink);
-    }
-}
-
-/// AML that notifies each slot of its events.
-struct Slots(Local);
-
-impl Aml for Slots {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        for (register, value) in [("PLUG", BUS_CHECK), ("UNPL", EJECT_REQUEST)] {
-            Store::new(&self.0, &Path::new(register)).to_aml_bytes(sink);
-            for slot in SLOTS.map(SlotObject) {
-                slot.notify(&self.0, value, sink);
-            }
-        }
     }
 }

@@ -17,12 +17,12 @@ use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 
-use crate::acpi::hotplug::Hotplug;
+use crate::acpi::hotplug::{Hotplug, host_bridge};
 use crate::acpi::processors::Processors;
 use crate::arch::x86_64::layout::{
-    self, ECAM, LAST_BUS, Layout, MMIO32, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT,
-    SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
+    self, ECAM, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
 };
+use crate::pci_host::assign_bars::Apertures;
 
 const OEM_ID: [u8; 6] = *b"SRIOV ";
 const OEM_TABLE: [u8; 8] = *b"SRIOVVMM";
@@ -38,14 +38,21 @@ const BOOT_ARCHITECTURE: u16 = 1 << 2 | 1 << 5;
 /// The hardware that the tables describe.
 #[derive(Debug, Clone, Copy)]
 pub struct Hardware<'a> {
-    /// The addresses.
-    pub layout: &'a Layout,
+    /// Where devices may be, on each PCI segment.
+    pub apertures: &'a [Apertures],
     /// vCPUs at boot, with local APIC IDs from 0.
     pub vcpus: u8,
     /// The maximum number of vCPUs, 1 to 254; the additional ones have the next local APIC IDs.
     pub max_vcpus: u8,
     /// Whether there is a serial port.
     pub serial: bool,
+}
+
+impl Hardware<'_> {
+    /// The number of PCI segments.
+    fn segments(&self) -> u16 {
+        u16::try_from(self.apertures.len()).unwrap_or(u16::MAX)
+    }
 }
 
 /// All tables in sequence, the RSDP first, to be loaded at guest address `base`.
@@ -58,7 +65,7 @@ pub fn tables(hardware: &Hardware, base: u64) -> Vec<u8> {
         address
     };
     let dsdt = place(&dsdt(hardware));
-    let entries = [place(&fadt(dsdt)), place(&madt(hardware)), place(&mcfg())];
+    let entries = [place(&fadt(dsdt)), place(&madt(hardware)), place(&mcfg(hardware.segments()))];
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE, OEM_REVISION);
     for entry in entries {
         xsdt.add_entry(entry);
@@ -107,18 +114,23 @@ fn madt(hardware: &Hardware) -> impl Aml {
     madt
 }
 
-fn mcfg() -> impl Aml {
+/// The ECAM of each PCI segment.
+fn mcfg(segments: u16) -> impl Aml {
     let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE, OEM_REVISION);
-    mcfg.add_ecam(ECAM.start, 0, 0, LAST_BUS);
+    for segment in 0..segments {
+        mcfg.add_ecam(layout::ecam(segment).start, segment, 0, layout::last_bus(segment));
+    }
     mcfg
 }
 
 fn dsdt(hardware: &Hardware) -> impl Aml {
     let mut dsdt = Sdt::new(*b"DSDT", 36, DSDT_REVISION, OEM_ID, OEM_TABLE, OEM_REVISION);
-    dsdt.append_slice(&bytes(&Pci0(hardware.layout)));
+    for (segment, apertures) in (0..).zip(hardware.apertures) {
+        dsdt.append_slice(&bytes(&Bridge { segment, apertures }));
+    }
     dsdt.append_slice(&bytes(&Motherboard));
     dsdt.append_slice(&bytes(&Processors(hardware.max_vcpus)));
-    dsdt.append_slice(&bytes(&Hotplug));
+    dsdt.append_slice(&bytes(&Hotplug(hardware.segments())));
     if hardware.serial {
         dsdt.append_slice(&bytes(&Com1));
     }
@@ -130,37 +142,45 @@ fn path(name: &str) -> Path {
     Path::new(name)
 }
 
-/// The PCI Express host bridge of segment 0 (`PCI Firmware 3.3 §4.6`).
+/// The PCI Express host bridge of a segment (`PCI Firmware 3.3 §4.6`).
 ///
 /// It has no I/O port window, because no device has I/O BARs, and no _OSC, because the platform controls hot-plug, and
 /// there is no other feature to negotiate. The windows are not marked prefetchable: Linux would place only prefetchable
 /// BARs there, but places both kinds in unmarked windows.
-struct Pci0<'a>(&'a Layout);
+struct Bridge<'a> {
+    segment: u16,
+    apertures: &'a Apertures,
+}
 
-impl Aml for Pci0<'_> {
+impl Aml for Bridge<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        let Layout { mmio64, .. } = self.0;
+        let Apertures { mem32, mem64 } = self.apertures;
         let space = AddressSpaceCacheable::NotCacheable;
+        let buses = AddressSpace::new_bus_number(0, u16::from(layout::last_bus(self.segment)));
+        let (low, high);
+        let mut resources: Vec<&dyn Aml> = vec![&buses];
+        // A segment whose weight is next to nothing may have no window.
+        if !mem32.is_empty() {
+            low = AddressSpace::new_memory(space, true, mem32.start as u32, (mem32.end - 1) as u32, None);
+            resources.push(&low);
+        }
+        if !mem64.is_empty() {
+            high = AddressSpace::new_memory(space, true, mem64.start, mem64.end - 1, None);
+            resources.push(&high);
+        }
         Scope::new(
             path("\\_SB_"),
             vec![&Device::new(
-                path("PCI0"),
+                path(&host_bridge(self.segment)),
                 vec![
                     &Name::new(path("_HID"), &EISAName::new("PNP0A08")),
                     &Name::new(path("_CID"), &EISAName::new("PNP0A03")),
-                    &Name::new(path("_SEG"), &0u8),
+                    &Name::new(path("_SEG"), &self.segment),
                     &Name::new(path("_BBN"), &0u8),
-                    &Name::new(path("_UID"), &0u8),
+                    &Name::new(path("_UID"), &self.segment),
                     // DMA is coherent.
                     &Name::new(path("_CCA"), &1u8),
-                    &Name::new(
-                        path("_CRS"),
-                        &ResourceTemplate::new(vec![
-                            &AddressSpace::new_bus_number(0, u16::from(LAST_BUS)),
-                            &AddressSpace::new_memory(space, true, MMIO32.start as u32, (MMIO32.end - 1) as u32, None),
-                            &AddressSpace::new_memory(space, true, mmio64.start, mmio64.end - 1, None),
-                        ]),
-                    ),
+                    &Name::new(path("_CRS"), &ResourceTemplate::new(resources)),
                 ],
             )],
         )
@@ -230,12 +250,21 @@ impl Aml for SoftOff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::x86_64::layout::Layout;
+    use crate::pci_host::assign_bars::Weights;
 
     const BASE: u64 = layout::ACPI;
 
-    fn tables_of(vcpus: u8, serial: bool) -> Vec<u8> {
+    /// Tables of a machine of 5 GiB with this number of segments.
+    fn with_segments(segments: usize, vcpus: u8, max_vcpus: u8, serial: bool) -> Vec<u8> {
         let layout = Layout::new(5 << 30, 0, 46).unwrap();
-        tables(&Hardware { layout: &layout, vcpus, max_vcpus: vcpus, serial }, BASE)
+        let apertures = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64 };
+        let apertures = apertures.split(&vec![Weights { mem32: 1, mem64: 1 }; segments]);
+        tables(&Hardware { apertures: &apertures, vcpus, max_vcpus, serial }, BASE)
+    }
+
+    fn tables_of(vcpus: u8, serial: bool) -> Vec<u8> {
+        with_segments(1, vcpus, vcpus, serial)
     }
 
     fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -288,8 +317,7 @@ mod tests {
 
     #[test]
     fn the_madt_lists_every_vcpu_and_the_ioapic() {
-        let layout = Layout::new(1 << 30, 0, 46).unwrap();
-        let tables = tables(&Hardware { layout: &layout, vcpus: 200, max_vcpus: 254, serial: true }, BASE);
+        let tables = with_segments(1, 200, 254, true);
         let madt = find(&tables, b"APIC");
         assert_eq!((u32_at(madt, 36), madt[8]), (0xfee0_0000, 5));
         let mut apics = Vec::new();
@@ -345,32 +373,61 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_slot_but_the_host_bridges_can_be_ejected_and_is_never_device_checked() {
-        let tables = tables_of(1, false);
-        let dsdt = table(&tables, u64_at(find(&tables, b"FACP"), 140));
-        assert!(!contains(dsdt, b"S000") && !contains(dsdt, b"S032"));
-        for slot in 1..32 {
-            let name = format!("S{slot:03}");
-            let notified: Vec<_> = notifications(dsdt, name.as_bytes()).collect();
-            assert_eq!(notified, [0, 3], "{name}");
-        }
-        assert!(contains(dsdt, b"_EJ0") && contains(dsdt, b"ACPI0013"));
+    fn count(bytes: &[u8], part: &[u8]) -> usize {
+        bytes.windows(part.len()).filter(|window| *window == part).count()
     }
 
-    /// What a device of the host bridge is notified of: the operator, the root, a path of three names, and a byte.
-    fn notifications<'a>(dsdt: &'a [u8], name: &'a [u8]) -> impl Iterator<Item = u8> + 'a {
-        let notify = [b"\x86\\\x2f\x03_SB_PCI0", name].concat();
-        let at = (0..dsdt.len()).filter(move |at| dsdt[*at..].starts_with(&notify));
-        at.map(move |at| match dsdt[at + 16..][..2] {
-            [0x0a, value] => value,
-            [value @ (0 | 1), _] => value,
-            ref other => panic!("{other:x?}"),
-        })
+    #[test]
+    fn every_slot_but_the_host_bridges_can_be_ejected_and_is_never_device_checked() {
+        for segments in [1, 3] {
+            let tables = with_segments(segments, 1, 1, false);
+            let dsdt = table(&tables, u64_at(find(&tables, b"FACP"), 140));
+            assert!(!contains(dsdt, b"S000") && !contains(dsdt, b"S032"));
+            for slot in 1..32 {
+                // A slot is notified in one place: the operator, its name, and the second argument.
+                let notified = [b"\x86", format!("S{slot:03}").as_bytes(), b"\x69"].concat();
+                assert_eq!(count(dsdt, &notified), segments, "slot {slot}");
+            }
+            // That place is called with slots and an event: the prefix of a byte and 3, or 0 by itself.
+            let told: Vec<_> = (0..dsdt.len()).filter(|at| dsdt[*at..].starts_with(b"TELL\x60")).collect();
+            let mut told: Vec<_> = told.into_iter().map(|at| &dsdt[at + 5..at + 7]).collect();
+            told.sort();
+            let event = |bytes: &[u8]| if bytes[0] == 0x0a { bytes[1] } else { bytes[0] };
+            let mut events: Vec<_> = told.into_iter().map(event).collect();
+            events.sort_unstable();
+            assert_eq!(events, [vec![0; segments], vec![3; segments]].concat());
+            assert!(contains(dsdt, b"_EJ0") && contains(dsdt, b"ACPI0013"));
+        }
+    }
+
+    #[test]
+    fn every_segment_has_a_bridge_with_windows_and_an_ecam_of_its_own() {
+        let tables = with_segments(96, 1, 1, true);
+        let mcfg = find(&tables, b"MCFG");
+        assert_eq!(mcfg.len(), 44 + 96 * 16);
+        let entry = |n: usize| &mcfg[44 + n * 16..][..16];
+        for (n, address, last) in [(0, 0xe800_0000, 127), (1, 0xf000_0000, 0), (95, 0xf5e0_0000, 0)] {
+            assert_eq!(u64_at(entry(n), 0), address);
+            assert_eq!(
+                (u16::from_le_bytes([entry(n)[8], entry(n)[9]]), entry(n)[10], entry(n)[11]),
+                (n as u16, 0, last)
+            );
+        }
+        let dsdt = table(&tables, u64_at(find(&tables, b"FACP"), 140));
+        for bridge in ["PCI0", "PC01", "PC5F"] {
+            assert!(contains(dsdt, bridge.as_bytes()), "{bridge}");
+        }
+        assert!(!contains(dsdt, b"PC60") && !contains(dsdt, b"PC00"));
+        assert_eq!(count(dsdt, b"_SEG"), 96);
+        // Each has one window below 4 GiB and one above; none is given twice.
+        let windows: Vec<_> = (0..dsdt.len()).filter(|at| dsdt[*at..].starts_with(&[0x8a, 43, 0, 0])).collect();
+        let bases: std::collections::BTreeSet<_> = windows.iter().map(|at| u64_at(dsdt, at + 14)).collect();
+        assert_eq!((windows.len(), bases.len()), (96, 96));
     }
 
     #[test]
     fn the_tables_of_the_largest_machine_fit() {
-        assert!(tables_of(254, true).len() as u64 <= layout::ACPI_END - layout::ACPI);
+        let len = with_segments(usize::from(layout::MOST_SEGMENTS), 254, 254, true).len();
+        assert!(len as u64 <= layout::ACPI_END - layout::ACPI, "{len}");
     }
 }

@@ -141,6 +141,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<ConsoleConfig>(all, "ConsoleConfig", None);
     assert_fields::<ConsoleConfig>(all, "SerialConfig", None);
     assert_fields::<PlatformConfig>(all, "PlatformConfig", Some(Object::Platform));
+    assert_fields::<PciSegmentConfig>(all, "PciSegmentConfig", None);
     assert_fields::<RemoveDevice>(all, "VmRemoveDevice", None);
     assert_fields::<Resize>(all, "VmResize", None);
     assert_fields::<ResizeDisk>(all, "VmResizeDisk", None);

@@ -21,7 +21,6 @@ pub(crate) fn plan(config: &BalloonConfig, memory: u64, others: &[DevicePlan]) -
     let subject = Subject::device("--balloon", None, 0, 1);
     let keys = CommonKeys {
         id: config.id.as_deref().filter(|id| *id != ID),
-        pci_segment: config.pci_segment,
         pci_device_id: config.pci_device_id,
         iommu: config.iommu,
     };
@@ -35,9 +34,9 @@ pub(crate) fn plan(config: &BalloonConfig, memory: u64, others: &[DevicePlan]) -
         return Err(ConfigError::new("--balloon", Problem::Conflict(what)));
     }
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
-    let BalloonConfig { size, deflate_on_oom, free_page_reporting, pci_device_id, .. } = *config;
+    let BalloonConfig { size, deflate_on_oom, free_page_reporting, pci_segment, pci_device_id, .. } = *config;
     let spec = BalloonSpec { id: id.clone(), size, deflate_on_oom, free_page_reporting };
-    Ok(DevicePlan { flag: "--balloon", id, pci_device_id, kind: DeviceKind::Balloon(spec) })
+    Ok(DevicePlan { flag: "--balloon", id, pci_segment, pci_device_id, kind: DeviceKind::Balloon(spec) })
 }
 
 /// Checks a balloon of `size` bytes in a guest with `memory` bytes.
@@ -67,6 +66,7 @@ mod tests {
         let balloon = |id: &str, size, on, pci_device_id| DevicePlan {
             flag: "--balloon",
             id: id.to_string(),
+            pci_segment: 0,
             pci_device_id,
             kind: DeviceKind::Balloon(BalloonSpec {
                 id: id.to_string(),
@@ -90,10 +90,6 @@ mod tests {
                 "--balloon id=__x: not a device name; use printable characters, and do not start with two underscores",
             ),
             ("iommu=on", "--balloon iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
-            (
-                "pci_segment=1",
-                "--balloon pci_segment=1: additional PCI segments are not supported yet; leave pci_segment out",
-            ),
             ("pci_device_id=0", "--balloon pci_device_id=0: bus 0 has slots 1 to 31 for devices; give one of them"),
         ] {
             assert_eq!(planned(text).unwrap_err(), expected);

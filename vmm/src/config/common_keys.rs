@@ -2,17 +2,15 @@
 
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::check_id;
-use vm_api::config::unsupported::{PCI_SEGMENT, VIRTUAL_IOMMU};
+use vm_api::config::unsupported::VIRTUAL_IOMMU;
 
 use crate::config::capacity::check_slot;
 use crate::config::subject::Subject;
 
-/// The keys of a device that say what it is called and where it is.
+/// The keys of a device that say what it is called and where it is. Its segment is checked with the whole plan.
 pub(crate) struct CommonKeys<'a> {
     /// Its name, if one is given.
     pub id: Option<&'a str>,
-    /// Its PCI segment.
-    pub pci_segment: u16,
     /// Its device number on bus 0, if one is given.
     pub pci_device_id: Option<u8>,
     /// Whether it is behind a virtual IOMMU.
@@ -35,9 +33,6 @@ impl CommonKeys<'_> {
         }
         if self.iommu {
             return not_yet("iommu", "on", VIRTUAL_IOMMU);
-        }
-        if self.pci_segment != 0 {
-            return not_yet("pci_segment", &self.pci_segment.to_string(), PCI_SEGMENT);
         }
         self.pci_device_id.map_or(Ok(()), |slot| check_slot(slot, subject))
     }

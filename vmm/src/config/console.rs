@@ -21,14 +21,13 @@ pub(crate) fn plan(config: &ConsoleConfig) -> Result<Option<DevicePlan>, ConfigE
     }
     let keys = CommonKeys {
         id: config.id.as_deref().filter(|id| *id != ID),
-        pci_segment: config.pci_segment,
         pci_device_id: config.pci_device_id,
         iommu: config.iommu,
     };
     keys.check("--console", &Subject::device("--console", None, 0, 1))?;
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
-    let pci_device_id = config.pci_device_id;
-    Ok(Some(DevicePlan { flag: "--console", id, pci_device_id, kind: DeviceKind::Console }))
+    let ConsoleConfig { pci_segment, pci_device_id, .. } = *config;
+    Ok(Some(DevicePlan { flag: "--console", id, pci_segment, pci_device_id, kind: DeviceKind::Console }))
 }
 
 #[cfg(test)]
@@ -41,13 +40,13 @@ mod tests {
 
     #[test]
     fn the_console_has_a_name_of_its_own_and_the_keys_of_a_device() {
-        let console = |id: &str, pci_device_id| {
-            let flag = "--console";
-            Ok(Some(DevicePlan { flag, id: id.to_string(), pci_device_id, kind: DeviceKind::Console }))
+        let console = |id: &str, pci_segment, pci_device_id| {
+            let (flag, id) = ("--console", id.to_string());
+            Ok(Some(DevicePlan { flag, id, pci_segment, pci_device_id, kind: DeviceKind::Console }))
         };
-        assert_eq!(planned("tty"), console("__console", None));
-        assert_eq!(planned("null,id=__console"), console("__console", None));
-        assert_eq!(planned("pty,id=c,pci_device_id=7"), console("c", Some(7)));
+        assert_eq!(planned("tty"), console("__console", 0, None));
+        assert_eq!(planned("null,id=__console"), console("__console", 0, None));
+        assert_eq!(planned("pty,id=c,pci_segment=1,pci_device_id=7"), console("c", 1, Some(7)));
         assert_eq!(planned("off,id=c,pci_device_id=99,iommu=on"), Ok(None));
     }
 

@@ -13,7 +13,9 @@ pub struct DevicePlan {
     pub flag: &'static str,
     /// Its name, unique in the VM.
     pub id: String,
-    /// The device number on bus 0, 1 to 31; `None` for the lowest that is free.
+    /// The PCI segment.
+    pub pci_segment: u16,
+    /// The device number on bus 0 of the segment, 1 to 31; `None` for the lowest that is free.
     pub pci_device_id: Option<u8>,
     /// The device.
     pub kind: DeviceKind,

@@ -39,6 +39,7 @@ pub(crate) fn plan(
     let plan = |((disk, id), limits): ((&DiskConfig, String), _)| DevicePlan {
         flag: "--disk",
         id: id.clone(),
+        pci_segment: disk.pci_segment,
         pci_device_id: disk.pci_device_id,
         kind: match &disk.vhost_socket {
             Some(socket) => DeviceKind::VhostUser(VhostUserDeviceSpec {
@@ -61,12 +62,7 @@ fn check(
     vcpus: u32,
 ) -> Result<RateLimits, ConfigError> {
     let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
-    let keys = CommonKeys {
-        id: disk.id.as_deref(),
-        pci_segment: disk.pci_segment,
-        pci_device_id: disk.pci_device_id,
-        iommu: disk.iommu,
-    };
+    let keys = CommonKeys { id: disk.id.as_deref(), pci_device_id: disk.pci_device_id, iommu: disk.iommu };
     keys.check("--disk", subject)?;
     check_image_type(disk, subject)?;
     check_vhost_user(disk, subject)?;
@@ -200,7 +196,7 @@ fn check_apart(disks: &[DiskConfig], subject: impl Fn(usize, &DiskConfig) -> Sub
             return in_use(format!("--disk id={id}"), "this id".to_string(), user, "give each disk its own");
         }
         if let Some(slot) = disk.pci_device_id
-            && let Some(user) = slots.insert(slot, index)
+            && let Some(user) = slots.insert((disk.pci_segment, slot), index)
         {
             let subject = subject(index, disk).key("pci_device_id", slot);
             return in_use(subject, format!("slot {slot}"), name(user), "give another, or leave pci_device_id out");
@@ -300,10 +296,6 @@ mod tests {
                 "--disk id=__x: not a device name; use printable characters, and do not start with two underscores",
             ),
             ("path=/a,iommu=on", "--disk iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
-            (
-                "path=/a,pci_segment=1",
-                "--disk pci_segment=1: additional PCI segments are not supported yet; leave pci_segment out",
-            ),
             (
                 "path=/a,rate_limit_group=x",
                 "--disk rate_limit_group=x: there is no such group; add --rate-limit-group id=x",

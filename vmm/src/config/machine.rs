@@ -2,7 +2,7 @@
 
 use vm_api::config::console::{ConsoleConfig, ConsoleMode};
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::{CpusConfig, MemoryConfig, PayloadConfig, PlatformConfig, VmConfig, bytes};
+use vm_api::config::{CpusConfig, MemoryConfig, PayloadConfig, VmConfig, bytes};
 
 /// Checks them.
 ///
@@ -13,7 +13,6 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     check_cpus(&vm.cpus)?;
     check_memory(&vm.memory)?;
     check_payload(&vm.payload)?;
-    check_platform(vm.platform.as_ref())?;
     check_path("--serial", &vm.serial)?;
     check_serial(&vm.serial)?;
     check_console(&vm.console, &vm.serial)
@@ -82,19 +81,6 @@ fn check_payload(payload: &PayloadConfig) -> Result<(), ConfigError> {
         return Err(ConfigError::new(format!("--cmdline {cmdline}"), Problem::Value(what)));
     }
     Ok(())
-}
-
-/// The most PCI segments, as in Cloud Hypervisor.
-const MOST_SEGMENTS: u16 = 96;
-
-fn check_platform(platform: Option<&PlatformConfig>) -> Result<(), ConfigError> {
-    match platform.map(|platform| platform.num_pci_segments) {
-        Some(segments) if !(1..=MOST_SEGMENTS).contains(&segments) => {
-            let what = format!("a VM has 1 to {MOST_SEGMENTS} PCI segments; give one of these numbers");
-            Err(ConfigError::new(format!("--platform num_pci_segments={segments}"), Problem::Limit(what)))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The serial port is no PCI device.

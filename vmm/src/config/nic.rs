@@ -12,7 +12,7 @@ use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::net::NetConfig;
 use vm_api::config::rate::{BANDWIDTH, OPS};
-use vm_api::config::unsupported::{PCI_SEGMENT, VIRTUAL_IOMMU};
+use vm_api::config::unsupported::VIRTUAL_IOMMU;
 use vm_api::config::vhost::{Vhost, VhostMode};
 
 /// MTUs of a NIC in bytes: from IPv6's minimum (`RFC 8200 §5`) to what Linux allows on a tap, 65535 less an Ethernet
@@ -224,9 +224,6 @@ pub(crate) fn check_supported(config: &NetConfig, subject: &Subject) -> Result<(
     };
     if config.iommu {
         return not_yet("iommu", "on".to_string(), VIRTUAL_IOMMU);
-    }
-    if config.pci_segment != 0 {
-        return not_yet("pci_segment", config.pci_segment.to_string(), PCI_SEGMENT);
     }
     Ok(())
 }

@@ -5,8 +5,9 @@ use std::collections::{HashMap, HashSet};
 
 use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::{balloon, console, disk, machine, rng, vhost_user, vsock};
+use crate::config::{balloon, console, disk, machine, rng, segments, vhost_user, vsock};
 use crate::config_sriov::{self, NetPlan};
+use crate::pci_host::assign_bars::Weights;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::option::Options as _;
@@ -21,6 +22,8 @@ pub struct VmPlan {
     pub devices: Vec<DevicePlan>,
     /// The SMBIOS tables.
     pub smbios: Vec<u8>,
+    /// What each PCI segment gets of the addresses, by number.
+    pub segments: Vec<Weights>,
 }
 
 impl VmPlan {
@@ -34,13 +37,16 @@ impl VmPlan {
     /// The first thing that is wrong.
     pub fn of(config: &VmConfig) -> Result<Self, ConfigError> {
         machine::check(config)?;
+        let segments = segments::plan(config)?;
+        let count = u16::try_from(segments.len()).unwrap_or(u16::MAX);
         let vcpus = config.cpus.boot_vcpus;
-        let nets = config.net.iter().map(|net| ("--net", net.pci_device_id));
-        let vdpas = config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_device_id));
-        let plans = config_sriov::plan(&config.net, &config.vdpa, vcpus)?;
-        let device = |(net, (flag, pci_device_id)): (NetPlan, _)| DevicePlan {
+        let nets = config.net.iter().map(|net| ("--net", net.pci_segment, net.pci_device_id));
+        let vdpas = config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id));
+        let plans = config_sriov::plan(&config.net, &config.vdpa, vcpus, count)?;
+        let device = |(net, (flag, pci_segment, pci_device_id)): (NetPlan, _)| DevicePlan {
             flag,
             id: net.id().to_string(),
+            pci_segment,
             pci_device_id,
             kind: DeviceKind::Net(net),
         };
@@ -55,7 +61,11 @@ impl VmPlan {
         devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);
         devices.extend(vhost_user::plan_generic(&config.generic_vhost_user)?);
         let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
-        let plan = Self { devices, smbios };
+        let plan = Self { devices, smbios, segments };
+        for device in &plan.devices {
+            let option = |key: &str, value| format!("{},{key}={value}", device.option());
+            segments::check(option, device.pci_segment, device.total_vfs(), count)?;
+        }
         plan.check_apart()?;
         Ok(plan)
     }
@@ -83,9 +93,9 @@ impl VmPlan {
                 }
             }
             if let Some(slot) = device.pci_device_id
-                && let Some(user) = slots.insert(slot, device.option())
+                && let Some(user) = slots.insert((device.pci_segment, slot), device.option())
             {
-                return taken(format!("slot {slot}"), user, "give another, or leave pci_device_id out");
+                return taken(slot_of(device.pci_segment, slot), user, "give another, or leave pci_device_id out");
             }
             for socket in device.sockets() {
                 if let Some(user) = sockets.insert(socket, device.option())
@@ -116,6 +126,14 @@ impl VmPlan {
                 net.tap = Some(tap.to_string());
             }
         }
+    }
+}
+
+/// How messages name a slot.
+fn slot_of(segment: u16, slot: u8) -> String {
+    match segment {
+        0 => format!("slot {slot}"),
+        segment => format!("slot {slot} of segment {segment}"),
     }
 }
 

@@ -19,7 +19,6 @@ const ID: &str = "__rng";
 pub(crate) fn plan(config: &RngConfig) -> Result<DevicePlan, ConfigError> {
     let keys = CommonKeys {
         id: config.id.as_deref().filter(|id| *id != ID),
-        pci_segment: config.pci_segment,
         pci_device_id: config.pci_device_id,
         iommu: config.iommu,
     };
@@ -30,7 +29,8 @@ pub(crate) fn plan(config: &RngConfig) -> Result<DevicePlan, ConfigError> {
     }
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let spec = RngSpec { id: id.clone(), source: config.src.clone() };
-    Ok(DevicePlan { flag: "--rng", id, pci_device_id: config.pci_device_id, kind: DeviceKind::Rng(spec) })
+    let RngConfig { pci_segment, pci_device_id, .. } = *config;
+    Ok(DevicePlan { flag: "--rng", id, pci_segment, pci_device_id, kind: DeviceKind::Rng(spec) })
 }
 
 #[cfg(test)]
@@ -46,6 +46,7 @@ mod tests {
         let rng = |id: &str, source: &str, pci_device_id| DevicePlan {
             flag: "--rng",
             id: id.to_string(),
+            pci_segment: 0,
             pci_device_id,
             kind: DeviceKind::Rng(RngSpec { id: id.to_string(), source: source.into() }),
         };
@@ -65,10 +66,6 @@ mod tests {
                 "--rng id=__x: not a device name; use printable characters, and do not start with two underscores",
             ),
             ("iommu=on", "--rng iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
-            (
-                "pci_segment=2",
-                "--rng pci_segment=2: additional PCI segments are not supported yet; leave pci_segment out",
-            ),
             ("pci_device_id=32", "--rng pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them"),
         ] {
             assert_eq!(planned(text).unwrap_err(), expected);

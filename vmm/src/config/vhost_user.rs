@@ -48,7 +48,7 @@ pub(crate) fn plan_fs(all: &[FsConfig], vcpus: u32) -> Result<Vec<DevicePlan>, C
             queue_sizes: vec![fs.queue_size; usize::from(fs.num_queues) + 1],
             socket: fs.socket.clone(),
         };
-        plans.push(device(FS, fs.pci_device_id, spec));
+        plans.push(device(FS, (fs.pci_segment, fs.pci_device_id), spec));
     }
     check_ids(FS, &plans)?;
     Ok(plans)
@@ -56,8 +56,8 @@ pub(crate) fn plan_fs(all: &[FsConfig], vcpus: u32) -> Result<Vec<DevicePlan>, C
 
 fn check_fs(fs: &FsConfig, subject: &Subject, vcpus: u32) -> Result<(), ConfigError> {
     let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
-    let (id, pci_segment, pci_device_id) = (fs.id.as_deref(), fs.pci_segment, fs.pci_device_id);
-    CommonKeys { id, pci_segment, pci_device_id, iommu: false }.check(FS, subject)?;
+    let keys = CommonKeys { id: fs.id.as_deref(), pci_device_id: fs.pci_device_id, iommu: false };
+    keys.check(FS, subject)?;
     if fs.tag.is_empty() || fs.tag.len() > TAG || fs.tag.contains('\0') {
         let what = format!("a tag has 1 to {TAG} bytes, none of them 0; give another");
         return fail("tag", fs.tag.clone(), Problem::Value(what));
@@ -90,7 +90,7 @@ pub(crate) fn plan_generic(all: &[GenericVhostUserConfig]) -> Result<Vec<DeviceP
         let device_type = check_generic(config, &subject)?;
         let (queue_sizes, socket) = (config.queue_sizes.clone(), config.socket.clone());
         let spec = VhostUserDeviceSpec { id, kind: VhostUserKind::Other { device_type }, queue_sizes, socket };
-        plans.push(device(GENERIC, config.pci_device_id, spec));
+        plans.push(device(GENERIC, (config.pci_segment, config.pci_device_id), spec));
     }
     check_ids(GENERIC, &plans)?;
     Ok(plans)
@@ -98,8 +98,8 @@ pub(crate) fn plan_generic(all: &[GenericVhostUserConfig]) -> Result<Vec<DeviceP
 
 /// Checks a device by itself, and returns its type.
 fn check_generic(config: &GenericVhostUserConfig, subject: &Subject) -> Result<u16, ConfigError> {
-    let (id, pci_segment, pci_device_id) = (config.id.as_deref(), config.pci_segment, config.pci_device_id);
-    CommonKeys { id, pci_segment, pci_device_id, iommu: false }.check(GENERIC, subject)?;
+    let keys = CommonKeys { id: config.id.as_deref(), pci_device_id: config.pci_device_id, iommu: false };
+    keys.check(GENERIC, subject)?;
     let device_type = check_type(config, subject)?;
     socket::check(&config.socket, subject)?;
     if config.queue_sizes.is_empty() || config.queue_sizes.len() > MAX_QUEUES {
@@ -155,8 +155,9 @@ fn check_ids(flag: &str, plans: &[DevicePlan]) -> Result<(), ConfigError> {
     }
 }
 
-fn device(flag: &'static str, pci_device_id: Option<u8>, spec: VhostUserDeviceSpec) -> DevicePlan {
-    DevicePlan { flag, id: spec.id.clone(), pci_device_id, kind: DeviceKind::VhostUser(spec) }
+fn device(flag: &'static str, place: (u16, Option<u8>), spec: VhostUserDeviceSpec) -> DevicePlan {
+    let (pci_segment, pci_device_id) = place;
+    DevicePlan { flag, id: spec.id.clone(), pci_segment, pci_device_id, kind: DeviceKind::VhostUser(spec) }
 }
 
 #[cfg(test)]

@@ -24,7 +24,6 @@ pub(crate) fn plan(config: Option<&VsockConfig>) -> Result<Option<DevicePlan>, C
     let subject = Subject::device(FLAG, config.id.as_deref(), 0, 1);
     let keys = CommonKeys {
         id: config.id.as_deref(),
-        pci_segment: config.pci_segment,
         pci_device_id: config.pci_device_id,
         iommu: config.iommu,
     };
@@ -46,7 +45,8 @@ pub(crate) fn plan(config: Option<&VsockConfig>) -> Result<Option<DevicePlan>, C
     }
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let spec = VsockSpec { id: id.clone(), cid: config.cid, socket: config.socket.clone() };
-    Ok(Some(DevicePlan { flag: FLAG, id, pci_device_id: config.pci_device_id, kind: DeviceKind::Vsock(spec) }))
+    let VsockConfig { pci_segment, pci_device_id, .. } = *config;
+    Ok(Some(DevicePlan { flag: FLAG, id, pci_segment, pci_device_id, kind: DeviceKind::Vsock(spec) }))
 }
 
 /// The error of a second socket device, next to the one called `id`.
@@ -67,15 +67,16 @@ mod tests {
 
     #[test]
     fn a_socket_device_has_a_context_id_and_a_socket() {
-        let vsock = |id: &str, cid, pci_device_id| DevicePlan {
+        let vsock = |id: &str, cid, pci_segment, pci_device_id| DevicePlan {
             flag: "--vsock",
             id: id.to_string(),
+            pci_segment,
             pci_device_id,
             kind: DeviceKind::Vsock(VsockSpec { id: id.to_string(), cid, socket: "/run/v".into() }),
         };
-        assert_eq!(planned("cid=3,socket=/run/v").unwrap(), vsock("_vsock0", 3, None));
-        let text = "cid=4294967294,socket=/run/v,id=v,pci_device_id=5,iommu=off,pci_segment=0";
-        assert_eq!(planned(text).unwrap(), vsock("v", u32::MAX - 1, Some(5)));
+        assert_eq!(planned("cid=3,socket=/run/v").unwrap(), vsock("_vsock0", 3, 0, None));
+        let text = "cid=4294967294,socket=/run/v,id=v,pci_device_id=5,iommu=off,pci_segment=1";
+        assert_eq!(planned(text).unwrap(), vsock("v", u32::MAX - 1, 1, Some(5)));
         assert_eq!(plan(None), Ok(None));
     }
 

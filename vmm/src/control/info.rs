@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pci::{Rid, VfIndex, WindowId};
+use pci::{Bdf, VfIndex, WindowId};
 use virtio_devices::{Port, Status};
 
 use crate::api::Link;
@@ -10,7 +10,7 @@ use crate::api::info::{
     BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo,
 };
 use crate::config::{BackendPlan, MacAddress, NicPlan};
-use crate::control::instance::{Instance, bdf};
+use crate::control::instance::Instance;
 use crate::devices::{Counted, Plugged};
 use crate::vm::Vm;
 
@@ -60,7 +60,7 @@ fn nodes(plugged: &Plugged) -> [DeviceNode; 2] {
         DeviceNode {
             id: carrier,
             children: vec![id.clone()],
-            pci_bdf: Some(bdf(plugged.placement().rid)),
+            pci_bdf: Some(plugged.address().to_string()),
             resources: resources(plugged),
             ..DeviceNode::default()
         },
@@ -89,7 +89,7 @@ fn nic(plugged: &Plugged) -> Option<NicInfo> {
         let port = device.port(None)?;
         Some(NicInfo {
             id: plan.id().to_string(),
-            bdf: bdf(placement.rid),
+            bdf: plugged.address().to_string(),
             mac: MacAddress(port.mac()),
             backend: backend(&plan.pf, port),
             link: link(port),
@@ -110,10 +110,10 @@ fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
         let port = device.port(None)?;
         Some((status, MacAddress(port.mac()), backend(&plan.pf, port)))
     })??;
-    let vf = |(index, plan)| vf(plugged, index, vfs.vf_rid(placement.rid, index), plan);
+    let vf = |(index, plan)| vf(plugged, index, placement.bdf(vfs.vf_rid(placement.rid, index)), plan);
     Some(SriovInfo {
         id: plan.id().to_string(),
-        bdf: bdf(placement.rid),
+        bdf: plugged.address().to_string(),
         mac,
         backend,
         total_vfs: vfs.total_vfs,
@@ -123,13 +123,13 @@ fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
     })
 }
 
-fn vf(plugged: &Plugged, index: VfIndex, rid: Rid, plan: &NicPlan) -> Option<VfInfo> {
+fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, plan: &NicPlan) -> Option<VfInfo> {
     plugged.slot().with(|device| {
         let status = device.function_status(Some(index))?;
         let port = device.port(Some(index))?;
         Some(VfInfo {
             index: index.0,
-            bdf: bdf(rid),
+            bdf: address.to_string(),
             mac: MacAddress(port.mac()),
             backend: backend(plan, port),
             link: link(port),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use pci::{Rid, VfIndex};
+use pci::{Bdf, VfIndex};
 use virtio_devices::{BackendKind, MacError, Status};
 use vm_api::config::error::shortened;
 use vm_api::config::id::LONGEST;
@@ -41,8 +41,8 @@ pub(crate) struct Instance {
 pub(crate) struct Added {
     /// Its id.
     pub id: String,
-    /// The routing ID of its own function.
-    pub rid: Rid,
+    /// The address of its own function.
+    pub address: Bdf,
 }
 
 /// What became of the guest.
@@ -258,10 +258,10 @@ impl Instance {
         if let Some(device) = planned.added_to(self.planned.plan()).cloned() {
             id.clone_from(&device.id);
             if let Some(vm) = &mut self.vm {
-                let rid = vm.add(&device)?;
-                planned.set_slot(&id, rid.device());
-                self.events.tell(Source::Vm, "device-added", &[("id", &id), ("bdf", &bdf(rid))]);
-                added = Some(Added { id: id.clone(), rid });
+                let address = vm.add(&device)?;
+                planned.set_slot(&id, address.rid.device());
+                self.events.tell(Source::Vm, "device-added", &[("id", &id), ("bdf", &address.to_string())]);
+                added = Some(Added { id: id.clone(), address });
             }
         }
         self.planned = planned;
@@ -402,9 +402,9 @@ impl Instance {
     }
 
     fn forget(&mut self, removed: &[Removed]) {
-        for Removed { id, rid } in removed {
+        for Removed { id, address } in removed {
             self.forget_device(id);
-            self.events.tell(Source::Vm, "device-removed", &[("id", id), ("bdf", &bdf(*rid))]);
+            self.events.tell(Source::Vm, "device-removed", &[("id", id), ("bdf", &address.to_string())]);
         }
     }
 
@@ -412,11 +412,6 @@ impl Instance {
         self.planned.remove(id);
         self.fds.remove(id);
     }
-}
-
-/// The address of a function on segment 0, such as `0000:01:00.0`.
-pub(crate) fn bdf(rid: Rid) -> String {
-    format!("0000:{rid}")
 }
 
 fn no_device(id: &str) -> Failure {

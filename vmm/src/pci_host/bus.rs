@@ -1,10 +1,10 @@
-//! The PCI segment as vCPUs see it: configuration space and device windows.
+//! The PCI segments as vCPUs see them: configuration space and device windows.
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use pci::{ConfigPorts, Placement, Rid, Topology, TopologyError, ecam_read, ecam_write};
+use pci::{Bdf, ConfigPorts, Placement, Topology, TopologyError, ecam_read, ecam_write};
 
 use crate::arch::x86_64::layout;
 use crate::kvm::Vm;
@@ -17,29 +17,34 @@ use crate::vcpu::cpu::MmioHandler;
 /// vCPUs read a snapshot without a lock; plugging and unplugging replace it.
 pub struct Bus {
     host: Arc<PciHost>,
-    topology: ArcSwap<Topology<Arc<Slot>>>,
+    /// By number.
+    segments: Vec<ArcSwap<Topology<Arc<Slot>>>>,
     writer: Mutex<()>,
 }
 
 impl Bus {
-    /// A segment without devices.
-    pub fn new() -> Self {
-        let topology = ArcSwap::from_pointee(Topology::new(layout::LAST_BUS));
-        Self { host: Arc::default(), topology, writer: Mutex::new(()) }
+    /// Segments 0 to `segments` - 1 without devices.
+    pub fn new(segments: u16) -> Self {
+        let topology = |segment| ArcSwap::from_pointee(Topology::of_segment(segment, layout::last_bus(segment)));
+        Self { host: Arc::default(), segments: (0..segments).map(topology).collect(), writer: Mutex::new(()) }
     }
 
-    /// What the slots of this segment share.
+    /// What the slots of all segments share.
     pub fn host(&self) -> &Arc<PciHost> {
         &self.host
     }
 
-    /// The place for a device with `total_vfs` VFs: in `slot`, or in the lowest free one from 1.
+    fn segment(&self, segment: u16) -> Option<&ArcSwap<Topology<Arc<Slot>>>> {
+        self.segments.get(usize::from(segment))
+    }
+
+    /// The place for a device with `total_vfs` VFs on a segment: in `slot`, or in the lowest free one from 1.
     ///
     /// # Errors
     ///
-    /// When that place is taken, or no place is left.
-    pub fn place(&self, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
-        self.topology.load().place(slot, total_vfs)
+    /// When that place is taken, or no place is left. A segment that is not there has no place.
+    pub fn place(&self, segment: u16, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
+        self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place(slot, total_vfs)
     }
 
     /// Shows a device, which is in the state of power-on, to the guest.
@@ -48,54 +53,61 @@ impl Bus {
     ///
     /// When its place is taken.
     pub fn plug(&self, placement: Placement, slot: Arc<Slot>) -> Result<(), TopologyError> {
-        self.change(|topology| topology.plug(placement, slot))
+        self.change(placement.segment, |topology| topology.plug(placement, slot)).ok_or(TopologyError::NoSlot)?
     }
 
-    /// Takes the device at `rid` from the guest, ends all that it does, and removes its wires.
-    pub fn unplug(&self, rid: Rid) -> Option<Arc<Slot>> {
-        let slot = self.change(|topology| topology.unplug(rid))?;
+    /// Takes the device whose own function is at `address` from the guest, ends all that it does, and removes its wires.
+    pub fn unplug(&self, address: Bdf) -> Option<Arc<Slot>> {
+        let slot = self.change(address.segment, |topology| topology.unplug(address.rid))??;
         slot.retire();
         Some(slot)
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Topology<Arc<Slot>>) -> T) -> T {
+    fn change<T>(&self, segment: u16, change: impl FnOnce(&mut Topology<Arc<Slot>>) -> T) -> Option<T> {
         let _writer = self.writer.lock();
-        let mut topology = Topology::clone(&self.topology.load());
+        let segment = self.segment(segment)?;
+        let mut topology = Topology::clone(&segment.load());
         let result = change(&mut topology);
-        self.topology.store(Arc::new(topology));
-        result
+        segment.store(Arc::new(topology));
+        Some(result)
     }
 
-    /// Wires the devices to `vm`, in their state of power-on and with addresses in `apertures` in their BARs. Without
-    /// apertures, the BARs are left to firmware.
+    /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs; `apertures` are those of
+    /// each segment. Firmware is left the BARs of segment 0, the only one that it sees.
     ///
     /// # Errors
     ///
-    /// When the BARs need more addresses than there are.
-    pub fn attach(&self, vm: Arc<Vm>, apertures: Option<Apertures>) -> Result<(), NoRoom> {
+    /// When the BARs of a segment need more addresses than it has.
+    pub fn attach(&self, vm: Arc<Vm>, apertures: &[Apertures], has_firmware: bool) -> Result<(), NoRoom> {
         self.host.set_wiring(Some(Box::new(vm)));
-        apertures.map_or(Ok(()), |apertures| place_bars(&self.topology.load(), apertures))
+        let mut segments = self.segments.iter().zip(apertures).skip(usize::from(has_firmware));
+        segments.try_for_each(|(topology, apertures)| place_bars(&topology.load(), apertures.clone()))
     }
 
-    /// Reads `data.len()` bytes at port `CF8h + offset`.
+    /// Reads `data.len()` bytes at port `CF8h + offset`. These ports lead to segment 0 alone.
     pub fn read_by_ports(&self, ports: &ConfigPorts, offset: u16, data: &mut [u8]) {
-        ports.read(&self.topology.load(), offset.into(), data);
+        match self.segment(0) {
+            Some(topology) => ports.read(&topology.load(), offset.into(), data),
+            None => data.fill(0xff),
+        }
     }
 
     /// Writes `data` at port `CF8h + offset`.
     pub fn write_by_ports(&self, ports: &mut ConfigPorts, offset: u16, data: &[u8]) {
-        ports.write(&self.topology.load(), offset.into(), data);
+        if let Some(topology) = self.segment(0) {
+            ports.write(&topology.load(), offset.into(), data);
+        }
     }
 
     /// Resets the devices, so that none of them touches the guest's memory any more, and cuts their wires to the VM.
     /// Its vCPUs must have stopped.
     pub fn detach(&self) {
-        let topology = self.topology.load();
-        for (_, slot) in topology.iter() {
+        let segments: Vec<_> = self.segments.iter().map(|topology| topology.load()).collect();
+        for (_, slot) in segments.iter().flat_map(|topology| topology.iter()) {
             slot.reset();
         }
         self.host.set_wiring(None);
-        for (_, slot) in topology.iter() {
+        for (_, slot) in segments.iter().flat_map(|topology| topology.iter()) {
             slot.forget_wiring();
         }
     }
@@ -103,8 +115,11 @@ impl Bus {
 
 impl MmioHandler for Bus {
     fn read(&self, address: u64, data: &mut [u8]) {
-        if layout::ECAM.contains(&address) {
-            return ecam_read(&self.topology.load(), address - layout::ECAM.start, data);
+        if let Some((segment, offset)) = layout::ecam_offset(address) {
+            return match self.segment(segment) {
+                Some(topology) => ecam_read(&topology.load(), offset, data),
+                None => data.fill(0xff),
+            };
         }
         match self.host.mmio.find(address) {
             Some((slot, window, offset)) => slot.mmio_read(window, offset, data),
@@ -113,8 +128,11 @@ impl MmioHandler for Bus {
     }
 
     fn write(&self, address: u64, data: &[u8]) {
-        if layout::ECAM.contains(&address) {
-            return ecam_write(&self.topology.load(), address - layout::ECAM.start, data);
+        if let Some((segment, offset)) = layout::ecam_offset(address) {
+            if let Some(topology) = self.segment(segment) {
+                ecam_write(&topology.load(), offset, data);
+            }
+            return;
         }
         if let Some((slot, window, offset)) = self.host.mmio.find(address) {
             slot.mmio_write(window, offset, data);

@@ -53,9 +53,11 @@ fn num_visible(device: &dyn VirtioPci) -> u16 {
     device.sriov_status().map_or(0, SriovStatus::num_visible)
 }
 
-/// Pages to show: `len` bytes of `memory` at the routing ID `first` of the ECAM.
+/// Pages to show: `len` bytes of `memory` at the routing ID `first` of a segment's ECAM.
 #[derive(Debug, Clone)]
 pub struct Shown {
+    /// The segment.
+    pub segment: u16,
     /// The first function.
     pub first: Rid,
     /// The pages, in the order of the functions.
@@ -73,6 +75,7 @@ impl PartialEq for Shown {
 /// The pages of a device.
 #[derive(Debug)]
 pub(crate) struct ConfigPages {
+    segment: u16,
     own: Block,
     vfs: Option<Block>,
     /// Functions whose configuration space is more than registers at the moment.
@@ -93,7 +96,8 @@ impl ConfigPages {
             Some(_) => return Err(io::ErrorKind::Unsupported.into()),
             None => None,
         };
-        Ok(Self { own: Block::new(placement.rid, 1)?, vfs, dynamic: BTreeSet::new() })
+        let (segment, own) = (placement.segment, Block::new(placement.rid, 1)?);
+        Ok(Self { segment, own, vfs, dynamic: BTreeSet::new() })
     }
 
     /// Renders the pages of the functions in `reach`. Returns whether [`Self::shown`] answers differently for another
@@ -138,6 +142,7 @@ impl ConfigPages {
             return [None, None];
         }
         let shown = |block: &Block, functions: u16| Shown {
+            segment: self.segment,
             first: block.first,
             memory: Arc::clone(&block.memory),
             len: u64::from(functions) * PAGE,

@@ -3,25 +3,33 @@
 //! | memory slots | show the guest |
 //! |---|---|
 //! | 0 to 15 | its memory |
-//! | 16 to 79 | configuration space of each device on bus 0: its own function's, and its VFs' |
-//! | 128 and up | doorbell pages of host devices, once they are given to the guest |
+//! | 16 to 79 | configuration space of each device of segment 0: its own function's, and its VFs' |
+//! | 128 to 26,623 | doorbell pages of host devices, once they are given to the guest |
+//! | 26,624 and up | configuration space of the devices of other segments |
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use parking_lot::Mutex;
 
-/// The first memory slot of configuration space.
+/// The first memory slot of configuration space of segment 0.
 const CONFIG: u32 = 16;
+
+/// The first memory slot of configuration space of other segments.
+const OTHER_SEGMENTS: u32 = 26_624;
+
+/// Memory slots of a segment: two for each of its 32 slots.
+const PER_SEGMENT: u32 = 64;
 
 /// The memory slots of doorbells. Linux has 32,764 memory slots since 5.12, and 509 before. A doorbell for whose page
 /// the host has no memory slot does without.
-const DOORBELLS: Range<u32> = 128..32_764;
+const DOORBELLS: Range<u32> = 128..OTHER_SEGMENTS;
 
-/// The memory slots that show configuration space of the device with this number on bus 0, 0 to 31: of its own
-/// function, and of its VFs.
-pub(crate) fn config_slots(device: u8) -> [u32; 2] {
-    let first = CONFIG + 2 * u32::from(device);
+/// The memory slots that show configuration space of the device with this number, 0 to 31, on bus 0 of this segment: of
+/// its own function, and of its VFs.
+pub(crate) fn config_slots(segment: u16, device: u8) -> [u32; 2] {
+    let bus = segment.checked_sub(1).map_or(CONFIG, |other| OTHER_SEGMENTS + PER_SEGMENT * u32::from(other));
+    let first = bus + 2 * u32::from(device);
     [first, first + 1]
 }
 
@@ -55,6 +63,7 @@ impl MemorySlots {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::x86_64::layout::MOST_SEGMENTS;
 
     #[test]
     fn the_lowest_free_memory_slot_is_taken_and_none_twice() {
@@ -63,15 +72,16 @@ mod tests {
         slots.give_back(129);
         assert_eq!([slots.take(), slots.take()], [Some(129), Some(131)]);
         while slots.take().is_some() {}
-        assert_eq!(slots.taken.lock().last(), Some(&32_763));
+        assert_eq!(slots.taken.lock().last(), Some(&26_623));
         slots.clear();
         assert_eq!(slots.take(), Some(128));
     }
 
     #[test]
     fn no_two_devices_share_a_memory_slot() {
-        let slots: Vec<_> = (0..32).flat_map(config_slots).collect();
+        let devices = (0..MOST_SEGMENTS).flat_map(|segment| (0..32).map(move |device| (segment, device)));
+        let slots: Vec<_> = devices.flat_map(|(segment, device)| config_slots(segment, device)).collect();
         assert!(slots.is_sorted_by(|a, b| a < b));
-        assert!(slots.iter().all(|slot| *slot >= CONFIG && *slot < DOORBELLS.start));
+        assert!(slots.iter().all(|slot| *slot >= CONFIG && !DOORBELLS.contains(slot) && *slot < 32_764));
     }
 }

@@ -235,7 +235,7 @@ impl Slot {
     }
 
     fn show(&self, wired: &mut Wired, mut wanted: [Option<Shown>; 2], wiring: &dyn Wiring) {
-        let memory_slots = config_slots(self.placement.rid.device());
+        let memory_slots = config_slots(self.placement.segment, self.placement.rid.device());
         let mut show = |wanted: &[Option<Shown>; 2]| {
             let mut result = Ok(());
             for ((memory_slot, shown), wanted) in memory_slots.into_iter().zip(&mut wired.shown).zip(wanted) {

@@ -1,5 +1,5 @@
-//! The I/O ports: the serial port, the ACPI sleep and reset registers, the generic event device, the vCPU hot-plug
-//! registers, the NMI status port, and the keyboard controller's reset line, which Linux uses with `reboot=k`.
+//! The I/O ports: the serial port, the ACPI sleep and reset registers, the generic event device, the hot-plug registers
+//! of slots and vCPUs, the NMI status port, and the keyboard controller's reset line, which Linux uses with `reboot=k`.
 //!
 //! Further devices take ports of their own, such as those that firmware needs. All other ports read as all-ones.
 //! Without
@@ -12,7 +12,7 @@ use crate::acpi::ged::{self, GenericEventDevice};
 use crate::acpi::vcpu_hotplug;
 use crate::arch::x86_64::layout::{
     EVENT_PORT, KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, NMI_STATUS, NMI_STATUS_PORT, PROCESSOR_PORT, RESET_PORT,
-    RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
+    RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLOTS_PORT,
 };
 use crate::serial::SerialPort;
 
@@ -20,8 +20,8 @@ use crate::serial::SerialPort;
 const SERIAL_PORTS: u16 = 8;
 /// The last port of the serial port.
 const SERIAL_LAST: u16 = SERIAL_PORT + SERIAL_PORTS - 1;
-/// The last port of the generic event device.
-const EVENT_LAST: u16 = EVENT_PORT + ged::PORTS - 1;
+/// The last port of the slots of all segments.
+const SLOTS_LAST: u16 = SLOTS_PORT + ged::ALL_SLOT_PORTS - 1;
 /// The last port of the vCPU hot-plug registers.
 const PROCESSOR_LAST: u16 = PROCESSOR_PORT + vcpu_hotplug::PORTS - 1;
 /// SLP_EN of the sleep control register, which starts the transition (`ACPI 6.5 §4.8.3.7`).
@@ -102,7 +102,8 @@ impl IoPorts {
         match (port, &self.serial) {
             (SERIAL_PORT..=SERIAL_LAST, Some(serial)) => serial.read((port - SERIAL_PORT) as u8),
             (SLEEP_CONTROL_PORT | SLEEP_STATUS_PORT | RESET_PORT, _) => 0,
-            (EVENT_PORT..=EVENT_LAST, _) => self.ged.read(port - EVENT_PORT),
+            (EVENT_PORT, _) => self.ged.take_events(),
+            (SLOTS_PORT..=SLOTS_LAST, _) => self.ged.read_slots(port - SLOTS_PORT),
             (PROCESSOR_PORT..=PROCESSOR_LAST, _) => self.ged.read_vcpus(port - PROCESSOR_PORT),
             (NMI_STATUS_PORT, _) => NMI_STATUS,
             _ => 0xff,
@@ -115,8 +116,8 @@ impl IoPorts {
                 serial.write((port - SERIAL_PORT) as u8, value);
                 None
             }
-            (EVENT_PORT..=EVENT_LAST, _) => {
-                self.ged.write(port - EVENT_PORT, value);
+            (SLOTS_PORT..=SLOTS_LAST, _) => {
+                self.ged.write_slots(port - SLOTS_PORT, value);
                 None
             }
             (PROCESSOR_PORT..=PROCESSOR_LAST, _) => {

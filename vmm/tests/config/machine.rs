@@ -61,6 +61,74 @@ fn segments_are_1_to_96() {
     }
 }
 
+/// A VM of 3 segments with these NICs and shares.
+fn on_segments(nets: &[&str], shares: &[&str]) -> Result<VmPlan, String> {
+    let mut config = vm(nets, &[]).unwrap();
+    config.platform = Some("num_pci_segments=3".parse().unwrap());
+    config.pci_segments = shares.iter().map(|share| share.parse().unwrap()).collect();
+    VmPlan::of(&config).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_device_is_on_a_segment_that_is_there_and_a_pf_with_vfs_where_its_buses_are() {
+    let refused = |net: &str| on_segments(&[net], &[]).unwrap_err();
+    assert_eq!(
+        refused("id=n,pci_segment=3"),
+        "--net id=n,pci_segment=3: the VM has PCI segments 0 to 2; give one of them, or more with --platform"
+    );
+    assert_eq!(
+        refused("id=pf0,sriov_vfs=4,pci_segment=1"),
+        "--net id=pf0,pci_segment=1: segment 1 has bus 0 alone, and VFs need buses of their own (sriov_vfs=4); put \
+         the PF on segment 0"
+    );
+    let mut config = vm(&[], &[]).unwrap();
+    config.disks.push("path=/d,pci_segment=1".parse().unwrap());
+    assert_eq!(
+        VmPlan::of(&config).unwrap_err().to_string(),
+        "--disk id=_disk0,pci_segment=1: the VM has PCI segment 0 alone; leave pci_segment out, or add --platform \
+         num_pci_segments=2"
+    );
+    let nets = ["id=pf0,sriov_vfs=4", "id=n,pci_segment=2", "id=m,pci_segment=2"];
+    let segments: Vec<_> = on_segments(&nets, &[]).unwrap().devices.iter().map(|device| device.pci_segment).collect();
+    assert_eq!(segments, [0, 2, 2, 0, 0]);
+}
+
+#[test]
+fn a_slot_is_taken_on_its_own_segment_alone() {
+    let slot = |id: &str, segment: u8| format!("id={id},pci_segment={segment},pci_device_id=5");
+    assert!(on_segments(&[&slot("a", 0), &slot("b", 1), &slot("c", 2)], &[]).is_ok());
+    assert_eq!(
+        on_segments(&[&slot("a", 1), &slot("b", 1)], &[]).unwrap_err(),
+        "--net id=b,pci_device_id=5: slot 5 is already in use by a; give another, or leave pci_device_id out"
+    );
+    let full: Vec<_> = (0..62).map(|n| format!("id=n{n},pci_segment={}", 1 + n % 2)).collect();
+    let mut nets: Vec<_> = full.iter().map(String::as_str).collect();
+    assert!(on_segments(&nets, &[]).is_ok());
+    nets.push("id=more,pci_segment=1");
+    assert!(on_segments(&nets, &[]).unwrap_err().starts_with("--net (32 of them): bus 0 has slots for 31 devices"));
+}
+
+#[test]
+fn a_segments_share_is_one_or_more_and_given_once() {
+    let refused = |shares: &[&str]| on_segments(&[], shares).unwrap_err();
+    assert_eq!(
+        refused(&["pci_segment=3"]),
+        "--pci-segment pci_segment=3: the VM has PCI segments 0 to 2; give one of them, or more with --platform"
+    );
+    assert_eq!(
+        refused(&["pci_segment=1", "pci_segment=1,mmio32_aperture_weight=2"]),
+        "--pci-segment pci_segment=1: this segment is given twice; put all its keys into one"
+    );
+    assert_eq!(
+        refused(&["pci_segment=1,mmio64_aperture_weight=0"]),
+        "--pci-segment pci_segment=1,mmio64_aperture_weight=0: a segment without addresses is of no use; give 1 or more"
+    );
+    let shares = ["pci_segment=2,mmio32_aperture_weight=3,mmio64_aperture_weight=4"];
+    let segments = on_segments(&[], &shares).unwrap().segments;
+    let weights: Vec<_> = segments.iter().map(|weights| (weights.mem32, weights.mem64)).collect();
+    assert_eq!(weights, [(1, 1), (1, 1), (3, 4)]);
+}
+
 #[test]
 fn a_console_that_cannot_be_is_refused() {
     assert_eq!(

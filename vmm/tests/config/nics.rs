@@ -503,7 +503,8 @@ fn what_comes_later_is_refused_by_name() {
     assert_eq!(pf("iommu=on"), "--net id=pf0,iommu=on: virtual IOMMUs are not supported yet; leave iommu out");
     assert_eq!(
         pf("pci_segment=1"),
-        "--net id=pf0,pci_segment=1: additional PCI segments are not supported yet; leave pci_segment out"
+        "--net id=pf0,pci_segment=1: the VM has PCI segment 0 alone; leave pci_segment out, or add --platform \
+         num_pci_segments=2"
     );
 }
 

@@ -151,7 +151,7 @@ impl Machine {
         let (near, mut peers): (Vec<_>, Vec<_>) = (0..3).map(|_| sockets()).unzip();
         let mut nics = near.into_iter().map(|near| Net::new(spec(1, 256), Tap::over_sockets(vec![near])).unwrap());
         let vfs = VfPlacement { total_vfs: 2, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 1 };
-        let placement = Placement { rid: PF, vfs: Some(vfs) };
+        let placement = Placement { segment: 0, rid: PF, vfs: Some(vfs) };
         let pf = nics.next().unwrap();
         let device = NetSriov::new(pf, nics.collect(), placement, &Memory::new(memory.clone())).unwrap();
         let device = Hosted::new(device);

@@ -101,7 +101,7 @@ fn a_thousand_vfs_appear_across_buses_and_each_has_its_slice() {
 #[test]
 fn a_single_vf_needs_no_stride() {
     let vfs = VfPlacement { total_vfs: 1, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 0 };
-    let placement = Placement { rid: PF, vfs: Some(vfs) };
+    let placement = Placement { segment: 0, rid: PF, vfs: Some(vfs) };
     let device = NetSriov::new(FakeDevice::new(QUEUES), vec![FakeDevice::new(QUEUES)], placement, &memory());
     let mut device = Hosted::new(device.unwrap());
     let _ = enable(&mut device, 1);

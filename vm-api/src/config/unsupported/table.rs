@@ -13,8 +13,6 @@ use super::place::Place::{self, Endpoint, Field, Flag, Key, Setting};
 
 /// `iommu=on` of a device.
 pub const VIRTUAL_IOMMU: &str = "virtual IOMMUs are";
-/// `pci_segment` of a device, other than 0.
-pub const PCI_SEGMENT: &str = "additional PCI segments are";
 /// `image_type` of a disk, other than raw and qcow2.
 pub const IMAGE_TYPE: &str = "image formats other than raw and qcow2 are";
 
@@ -65,7 +63,6 @@ pub(super) const TABLE: &[Missing] = &[
             Field(Platform, "iommu_address_width_bits", Number(64)),
         ],
     ),
-    missing(PCI_SEGMENT, &[Flag("--pci-segment"), Field(Vm, "pci_segments", Empty)]),
     missing("iommufd is", &[Setting(Platform, "iommufd", Is(false)), Setting(Platform, "iommufd_fd", Null)]),
     missing("choosing DMA between devices is", &[Setting(Platform, "vfio_p2p_dma", Is(true))]),
     // vCPUs.

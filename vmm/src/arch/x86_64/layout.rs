@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use pci::ECAM_BUS_LEN;
+
 /// The global descriptor table that the boot CPU starts with.
 pub const GDT: u64 = 0x500;
 /// The PVH start info.
@@ -40,10 +42,45 @@ pub const FOUR_GIB: u64 = 1 << 32;
 
 /// The window for PCI memory below 4 GiB, from the start of the hole to the ECAM.
 pub const MMIO32: Range<u64> = HOLE..ECAM.start;
-/// The ECAM of all segments (`PCIe 6.2 §7.2.2`): the lower half is buses 0 to 127 of segment 0.
+/// The ECAM of all segments (`PCIe 6.2 §7.2.2`): the lower half is buses 0 to 127 of segment 0, the upper half has one
+/// bus for each further segment.
 pub const ECAM: Range<u64> = 0xe800_0000..0xf800_0000;
 /// The last bus of segment 0.
 pub const LAST_BUS: u8 = 127;
+/// The most segments, as in Cloud Hypervisor.
+pub const MOST_SEGMENTS: u16 = 96;
+/// Where the buses of the other segments are in the ECAM.
+const OTHER_SEGMENTS: u64 = ECAM.start + (LAST_BUS as u64 + 1) * ECAM_BUS_LEN;
+
+/// The last bus of a segment.
+pub const fn last_bus(segment: u16) -> u8 {
+    if segment == 0 { LAST_BUS } else { 0 }
+}
+
+/// The ECAM of a segment, which is below [`MOST_SEGMENTS`].
+pub const fn ecam(segment: u16) -> Range<u64> {
+    match segment {
+        0 => ECAM.start..OTHER_SEGMENTS,
+        other => {
+            let start = OTHER_SEGMENTS + (other as u64 - 1) * ECAM_BUS_LEN;
+            start..start + ECAM_BUS_LEN
+        }
+    }
+}
+
+/// The segment and the offset in its ECAM that an address belongs to; `None` outside of the ECAM.
+pub fn ecam_offset(address: u64) -> Option<(u16, u64)> {
+    if !ECAM.contains(&address) {
+        return None;
+    }
+    match address.checked_sub(OTHER_SEGMENTS) {
+        None => Some((0, address - ECAM.start)),
+        Some(offset) => {
+            let segment = u16::try_from(offset / ECAM_BUS_LEN + 1).ok()?;
+            Some((segment, offset % ECAM_BUS_LEN))
+        }
+    }
+}
 /// Three pages that KVM needs on Intel hosts, and a fourth after them.
 pub const KVM_TSS: u32 = 0xf800_0000;
 /// The end of KVM's pages.
@@ -67,6 +104,8 @@ pub const SERIAL_GSI: u32 = 4;
 pub const EVENT_PORT: u16 = 0x610;
 /// The vCPU hot-plug registers.
 pub const PROCESSOR_PORT: u16 = 0xb000;
+/// The hot-plug registers of the slots of all segments.
+pub const SLOTS_PORT: u16 = 0xa000;
 /// The interrupt of the generic event device.
 pub const EVENT_GSI: u32 = 5;
 /// The port of the ACPI sleep control register (`ACPI 6.5 §4.8.3.7`).
@@ -204,6 +243,20 @@ mod tests {
         assert!(Layout::new(GIB, 0, 46).unwrap().hotplug.is_empty());
         assert!(Layout::new(GIB, 56 * GIB, 36).is_some() && Layout::new(GIB, 57 * GIB, 36).is_none());
         assert!(Layout::new(GIB, u64::MAX, 46).is_none() && Layout::new(u64::MAX, u64::MAX, 46).is_none());
+    }
+
+    #[test]
+    fn every_segment_has_an_ecam_of_its_own_and_every_address_of_it_one_segment() {
+        assert_eq!(ecam(0), 0xe800_0000..0xf000_0000);
+        assert_eq!(ecam(1), 0xf000_0000..0xf010_0000);
+        assert_eq!(ecam(MOST_SEGMENTS - 1).end, 0xf5f0_0000);
+        for segment in 0..MOST_SEGMENTS {
+            let Range { start, end } = ecam(segment);
+            assert_eq!(ecam_offset(start), Some((segment, 0)));
+            assert_eq!(ecam_offset(end - 1), Some((segment, end - start - 1)));
+            assert_eq!(end - start, (u64::from(last_bus(segment)) + 1) * ECAM_BUS_LEN);
+        }
+        assert_eq!((ecam_offset(ECAM.start - 1), ecam_offset(ECAM.end)), (None, None));
     }
 
     #[test]

@@ -152,7 +152,7 @@ fn rig() -> Rig {
     let (wants, record) = (Arc::default(), Arc::default());
     let host = Arc::new(PciHost::default());
     host.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&record)))));
-    let placement = Placement { rid: PF, vfs: None };
+    let placement = Placement { segment: 0, rid: PF, vfs: None };
     let slot = Slot::new(Box::new(Fake(Arc::clone(&wants))), placement, Arc::clone(&host)).unwrap();
     Rig { wants, record, host, slot }
 }
