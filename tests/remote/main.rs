@@ -9,5 +9,6 @@ mod events;
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
 mod life;
+mod memory;
 mod metrics;
 mod vmm;

@@ -35,7 +35,7 @@ pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::fs::FsConfig;
 pub use crate::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
 pub use crate::config::mac::{MacAddress, ParseMacError};
-pub use crate::config::memory::MemoryConfig;
+pub use crate::config::memory::{HotplugMethod, MemoryConfig};
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
 pub use crate::config::option::{Key, Options, bytes, check_unsupported, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};

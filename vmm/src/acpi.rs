@@ -2,6 +2,8 @@
 
 pub mod ged;
 pub(crate) mod hotplug;
+pub(crate) mod memory_devices;
+pub mod memory_hotplug;
 pub(crate) mod processors;
 pub mod tables;
 pub mod vcpu_hotplug;

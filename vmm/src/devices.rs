@@ -12,9 +12,10 @@ use std::thread::JoinHandle;
 use pci::{Bdf, HostBridge, Placement, TopologyError, VfIndex};
 use virtio_devices::{
     Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError,
-    NetSriov, NetSriovError, ResizeError, Rng, RngError, VhostUserDevice, VirtioDevice, VirtioFunction, VirtioPci,
-    Vsock, VsockError,
+    NetSriov, NetSriovError, ResizeError, Rng, RngError, RunnerError, VhostUserDevice, VirtioDevice, VirtioFunction,
+    VirtioPci, Vsock, VsockError,
 };
+use vm_memory::GuestMemoryMmap;
 
 use crate::config::{DeviceKind, DevicePlan, NetPlan, NicPlan};
 use crate::devices::backends::{BackendError, Opener};
@@ -78,6 +79,14 @@ pub enum DeviceError {
         /// Why.
         error: VsockError,
     },
+    /// Its backend does not take the guest's new memory.
+    #[error("{option}: {error}; the guest's memory stays as it is")]
+    Memory {
+        /// The network function.
+        option: String,
+        /// Why.
+        error: RunnerError,
+    },
     /// The device cannot be a PCI function.
     #[error("{option}: {error}")]
     Function {
@@ -124,7 +133,7 @@ impl DeviceError {
             Self::Disk { error, .. } => error.kind().into(),
             Self::Rng { error, .. } => error.kind().into(),
             Self::Vsock { error, .. } => error.kind().into(),
-            Self::Place { .. } | Self::NoRoom(_) => ErrorKind::Conflict,
+            Self::Place { .. } | Self::NoRoom(_) | Self::Memory { .. } => ErrorKind::Conflict,
             Self::Function { .. } | Self::Sriov { .. } | Self::Pages { .. } | Self::NoConsole => ErrorKind::Host,
         }
     }
@@ -315,6 +324,42 @@ impl Devices {
     /// Whether the host's devices may reach pages of the guest's memory as they are now.
     pub fn pin_memory(&self) -> bool {
         self.plugged.iter().flat_map(|plugged| plugged.plan.nics()).any(|nic| nic.backend.pins_memory())
+    }
+
+    /// Makes all backends that reach the guest's memory by themselves reach `new` in place of `old`, before the guest
+    /// can know of it. Waits for them; none of them is called on a vCPU.
+    ///
+    /// # Errors
+    ///
+    /// When a backend cannot. All reach `old` then, or are lost until they do.
+    pub fn set_memory(&self, old: &GuestMemoryMmap, new: &GuestMemoryMmap) -> Result<(), DeviceError> {
+        let mut users = Vec::new();
+        for Plugged { plan, slot, .. } in &self.plugged {
+            let mut of_device = Vec::new();
+            // Without the device's lock afterwards: vCPUs take it.
+            slot.with(|device| device.memory_users(&mut of_device));
+            users.extend(of_device.into_iter().map(|(vf, user)| (function_option(plan, vf), user)));
+        }
+        for (n, (option, user)) in users.iter().enumerate() {
+            let Err(error) = user.set(new) else { continue };
+            for (option, user) in users.iter().take(n) {
+                if let Err(error) = user.set(old) {
+                    log::warn!("{option}: {error}");
+                }
+            }
+            return Err(DeviceError::Memory { option: option.clone(), error });
+        }
+        Ok(())
+    }
+
+    /// Where BARs may be, on each segment.
+    pub fn apertures(&self) -> &[Apertures] {
+        &self.host.apertures
+    }
+
+    /// Sets where BARs may be, on each segment, from the next [`Self::attach`] on.
+    pub fn set_apertures(&mut self, apertures: Vec<Apertures>) {
+        self.host.apertures = apertures;
     }
 
     /// Adds the device of `plan` to those of a running guest, and returns the address of its own function. Its BARs are

@@ -3,9 +3,11 @@
 //! Host resources (files, memory, terminal, taps) are acquired once and kept as long as the [`Vm`] lives. The KVM VM
 //! lives from one power-on or reset to the next: a reboot creates a new one, so that no state of the old guest remains.
 
+mod addresses;
 pub mod boot;
 mod error;
 pub mod memory;
+mod memory_size;
 mod open_files;
 
 use std::path::Path;
@@ -22,17 +24,18 @@ use crate::acpi::vcpu_hotplug::{Change, VcpuHotplug};
 use crate::arch::x86_64::cpuid::{self, Template};
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::regs::{self, Entry};
-use crate::config::{ConsoleMode, CpusConfig, DevicePlan, VmConfig, VmPlan};
+use crate::config::{ConsoleMode, CpusConfig, DevicePlan, MemoryConfig, VmConfig, VmPlan};
 use crate::devices::{self, Devices, Plugged};
 use crate::firmware;
 use crate::kvm::{self, Kvm, KvmError, Vcpu};
-use crate::pci_host::assign_bars::Apertures;
+use crate::pci_host::assign_bars::Weights;
 use crate::pci_host::bus::Bus;
 use crate::serial::end::ConsoleEnd;
 use crate::serial::{SerialConsole, SerialPort};
 use crate::telemetry::events::Events;
 use crate::vcpu::cpu::{self, Stop, StopSignal, Vcpus};
 use crate::vcpu::pio::IoPorts;
+use crate::vm::addresses::{apertures, layout_of};
 use crate::vm::boot::Payload;
 pub use crate::vm::error::VmError;
 use crate::vm::memory::GuestRam;
@@ -49,8 +52,12 @@ pub struct Vm {
     payload: Payload,
     smbios: Vec<u8>,
     layout: Layout,
-    /// The PCI addresses of each segment.
-    apertures: Vec<Apertures>,
+    /// The guest's memory; its size is that of the next start.
+    memory: MemoryConfig,
+    /// The guest's physical address bits.
+    address_bits: u8,
+    /// What each PCI segment gets of the addresses.
+    segments: Vec<Weights>,
     cpuid: Template,
     /// The number of vCPUs, now and after a reboot.
     vcpus: u8,
@@ -80,8 +87,8 @@ impl Vm {
         let (vcpus, max_vcpus) = vcpus(&kvm, &config.cpus)?;
         let supported = kvm.supported_cpuid()?;
         let cpuid = Template::new(&supported, max_vcpus.into(), kvm.has_tsc_deadline());
-        let (size, bits) = (config.memory.size, cpuid::address_bits(&supported));
-        let layout = Layout::new(size, 0, bits).ok_or(VmError::AddressBits { size, bits })?;
+        let address_bits = cpuid::address_bits(&supported);
+        let layout = layout_of(&config.memory, address_bits)?;
         let payload = Payload::open(&config.payload, &layout)?;
         let host = |error| VmError::Host { action: "make an eventfd", error };
         let stop = Arc::new(StopSignal::new().map_err(host)?);
@@ -96,11 +103,9 @@ impl Vm {
         }
         let console = ConsoleEnd::open("--console", &config.console, !shared)?;
         let balloon = Arc::<BalloonSize>::default();
-        let all = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() };
-        let apertures = all.split(&plan.segments);
         let host = devices::Host {
             memory: ram.memory().clone(),
-            apertures: apertures.clone(),
+            apertures: apertures(&layout, &plan.segments),
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             balloon: Arc::clone(&balloon),
             events,
@@ -120,7 +125,9 @@ impl Vm {
             payload,
             smbios: plan.smbios.clone(),
             layout,
-            apertures,
+            memory: config.memory.clone(),
+            address_bits,
+            segments: plan.segments.clone(),
             cpuid,
             vcpus,
             max_vcpus,
@@ -170,12 +177,16 @@ impl Vm {
     ///
     /// The payload cannot be read, or KVM fails. The guest does not run then.
     pub fn power_on(&mut self) -> Result<(), VmError> {
-        let Self { layout, apertures, vcpus, max_vcpus, .. } = self;
-        let (vcpus_at_boot, serial) = (*vcpus, self.serial.is_some());
-        let hardware = tables::Hardware { apertures, vcpus: vcpus_at_boot, max_vcpus: *max_vcpus, serial };
+        let hardware = tables::Hardware {
+            apertures: self.devices.apertures(),
+            vcpus: self.vcpus,
+            max_vcpus: self.max_vcpus,
+            memory_slots: self.memory.room().is_some(),
+            serial: self.serial.is_some(),
+        };
         let acpi = tables::tables(&hardware, layout::ACPI);
-        let entry = self.payload.load(&self.ram.memory().memory(), layout, &acpi, &self.smbios)?;
-        self.ged.with_vcpus(|hotplug| *hotplug = VcpuHotplug::new(*vcpus, *max_vcpus));
+        let entry = self.payload.load(&self.ram.memory().memory(), &self.layout, &acpi, &self.smbios)?;
+        self.ged.with_vcpus(|hotplug| *hotplug = VcpuHotplug::new(self.vcpus, self.max_vcpus));
         let powered = self.power()?;
         let vcpus = self.vcpus(&powered.vm, entry)?;
         let handlers = Arc::new(cpu::ExitHandlers {
@@ -205,6 +216,7 @@ impl Vm {
         self.end_guest();
         // Another vCPU may have reported a stop of its own meanwhile.
         self.stop.take();
+        self.settle_memory();
         self.ram.clear(self.devices.pin_memory())?;
         self.power_on()
     }

@@ -1,13 +1,15 @@
 //! The guest's memory: `--memory`.
 
 use option_derive::Options;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::config::option::Value;
 
 /// The guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--memory")]
 pub struct MemoryConfig {
-    /// Size of the guest's memory.
+    /// Size of the guest's memory at boot. After vm.resize, the size that was asked for.
     #[option("size=<bytes>[K|M|G]", default = 512 << 20)]
     pub size: u64,
     /// Whether other processes can map the memory, as vhost-user backends do.
@@ -26,4 +28,48 @@ pub struct MemoryConfig {
     /// Whether the host may use transparent huge pages.
     #[option("thp=on|off", default = true)]
     pub thp: bool,
+    /// How memory is added while the guest runs. Only acpi is supported.
+    #[option("hotplug_method=acpi", default = HotplugMethod::Acpi)]
+    pub hotplug_method: HotplugMethod,
+    /// How much memory can be added while the guest runs, in steps of 128M, at most 8 of them. By default none.
+    #[option("hotplug_size=<bytes>[K|M|G]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hotplug_size: Option<u64>,
+}
+
+impl MemoryConfig {
+    /// The unit in which memory is added while the guest runs, in bytes.
+    pub const STEP: u64 = 128 << 20;
+
+    /// How much memory can be added while the guest runs, in bytes; `None` if none can.
+    pub fn room(&self) -> Option<u64> {
+        self.hotplug_size.filter(|size| *size > 0)
+    }
+}
+
+/// How memory is added while the guest runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HotplugMethod {
+    /// As memory devices of ACPI, which cannot be removed.
+    #[default]
+    Acpi,
+    /// By a virtio memory device.
+    VirtioMem,
+}
+
+impl Value for HotplugMethod {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "acpi" => Ok(Self::Acpi),
+            "virtio-mem" => Ok(Self::VirtioMem),
+            _ => Err("give acpi".to_string()),
+        }
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(match self {
+            Self::Acpi => "acpi".to_string(),
+            Self::VirtioMem => "virtio-mem".to_string(),
+        })
+    }
 }

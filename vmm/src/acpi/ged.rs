@@ -1,5 +1,6 @@
 //! The generic event device (`ACPI 6.5 §5.6.9`): tells the guest that a device or vCPU was added or is to be removed,
-//! or that the power button was pressed; and receives the guest's notice that it has released a device or vCPU.
+//! that memory was added, or that the power button was pressed; and receives the guest's notice that it has released a
+//! device or vCPU.
 //!
 //! The registers are I/O ports, used only by the AML of `acpi/hotplug.rs`:
 //!
@@ -16,8 +17,8 @@
 //! | 8 | 0 | slots whose device the guest has released |
 //! | 12 | 0 | nothing |
 //!
-//! Accesses are single bytes: byte `n` is bits `8 * n` to `8 * n + 7` of the register. vCPUs have ports of their own
-//! (`acpi/vcpu_hotplug.rs`).
+//! Accesses are single bytes: byte `n` is bits `8 * n` to `8 * n + 7` of the register. vCPUs and memory have ports of
+//! their own (`acpi/vcpu_hotplug.rs`, `acpi/memory_hotplug.rs`).
 
 use std::io;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::acpi::memory_hotplug::MemoryHotplug;
 use crate::acpi::vcpu_hotplug::VcpuHotplug;
 use crate::arch::x86_64::layout::MOST_SEGMENTS;
 
@@ -46,6 +48,8 @@ pub const PCI_EVENT: u8 = 1 << 0;
 pub const POWER_BUTTON_EVENT: u8 = 1 << 1;
 /// Event: vCPUs were added or are to be removed.
 pub const VCPU_EVENT: u8 = 1 << 2;
+/// Event: memory was added.
+pub const MEMORY_EVENT: u8 = 1 << 3;
 
 /// What the guest has not read yet, and the slots whose release the VMM has not taken yet.
 #[derive(Debug)]
@@ -86,21 +90,23 @@ impl Pending {
 pub struct GenericEventDevice {
     pending: Mutex<Pending>,
     vcpus: Mutex<VcpuHotplug>,
+    memory: Mutex<MemoryHotplug>,
     interrupt: EventFd,
     /// Signalled for what [`Self::take_ejected`] and [`VcpuHotplug::take_ejected`] give.
     machine: Arc<EventFd>,
 }
 
 impl GenericEventDevice {
-    /// A device with nothing pending, and without vCPUs. `machine` is signalled when the guest has released a device or
-    /// vCPU.
+    /// A device with nothing pending, without vCPUs and without added memory. `machine` is signalled when the guest has
+    /// released a device or vCPU.
     ///
     /// # Errors
     ///
     /// No file descriptor is left.
     pub fn new(machine: Arc<EventFd>) -> io::Result<Self> {
         let interrupt = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
-        Ok(Self { pending: Mutex::default(), vcpus: Mutex::default(), interrupt, machine })
+        let (pending, vcpus, memory) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { pending, vcpus, memory, interrupt, machine })
     }
 
     /// The device's interrupt, which is edge-triggered.
@@ -135,6 +141,18 @@ impl GenericEventDevice {
         result
     }
 
+    /// Reads or changes the memory slots, and notifies the guest if there is something new.
+    pub fn with_memory<R>(&self, change: impl FnOnce(&mut MemoryHotplug) -> R) -> R {
+        let (result, has_news) = {
+            let mut memory = self.memory.lock();
+            (change(&mut memory), memory.has_news())
+        };
+        if has_news {
+            self.tell(MEMORY_EVENT, |_| {});
+        }
+        result
+    }
+
     fn tell(&self, event: u8, change: impl FnOnce(&mut Pending)) {
         {
             let mut pending = self.pending.lock();
@@ -165,10 +183,11 @@ impl GenericEventDevice {
         (0..).zip(ejected).flat_map(slots).collect()
     }
 
-    /// Forgets everything that is pending, and all vCPUs.
+    /// Forgets everything that is pending, all vCPUs and all memory slots.
     pub fn reset(&self) {
         *self.pending.lock() = Pending::default();
         *self.vcpus.lock() = VcpuHotplug::default();
+        *self.memory.lock() = MemoryHotplug::default();
         let _ = self.interrupt.read();
     }
 
@@ -201,6 +220,11 @@ impl GenericEventDevice {
         self.vcpus.lock().read(offset)
     }
 
+    /// Reads the memory hot-plug port at `offset`. Nothing can be written there.
+    pub fn read_memory(&self, offset: u16) -> u8 {
+        self.memory.lock().read(offset)
+    }
+
     /// Writes the vCPU hot-plug port at `offset`.
     pub fn write_vcpus(&self, offset: u16, value: u8) {
         if self.vcpus.lock().write(offset, value) {
@@ -223,6 +247,7 @@ fn take_byte(register: &mut u32, n: u16) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acpi::memory_hotplug;
     use crate::acpi::vcpu_hotplug::{self, ADDED, PRESENT};
 
     fn device() -> (GenericEventDevice, Arc<EventFd>) {
@@ -312,6 +337,18 @@ mod tests {
         assert_eq!(device.with_vcpus(|vcpus| vcpus.take_ejected().collect::<Vec<_>>()), [1]);
         device.reset();
         assert_eq!(device.read_vcpus(PRESENT), 0);
+    }
+
+    #[test]
+    fn the_guest_is_told_of_memory() {
+        let (device, _) = device();
+        assert!(device.with_memory(|memory| memory.has_room()) && device.interrupt().read().is_err());
+        device.with_memory(|memory| memory.add(1 << 32..2 << 32));
+        assert!(device.interrupt().read().is_ok());
+        assert_eq!(device.take_events(), MEMORY_EVENT);
+        assert_eq!([0, 0].map(|register| device.read_memory(register)), [1, 0]);
+        device.reset();
+        assert_eq!(device.read_memory(memory_hotplug::BANK + memory_hotplug::STATUS), 0);
     }
 
     #[test]

@@ -9,8 +9,10 @@ use acpi_tables::aml::{
 };
 use acpi_tables::{Aml, AmlSink};
 
-use crate::acpi::ged::{EJECT, PCI_EVENT, PLUGGED, POWER_BUTTON_EVENT, SLOT_PORTS, UNPLUGGED, VCPU_EVENT};
-use crate::acpi::processors;
+use crate::acpi::ged::{
+    EJECT, MEMORY_EVENT, PCI_EVENT, PLUGGED, POWER_BUTTON_EVENT, SLOT_PORTS, UNPLUGGED, VCPU_EVENT,
+};
+use crate::acpi::{memory_devices, processors};
 use crate::arch::x86_64::layout::{EVENT_GSI, EVENT_PORT, SLOTS_PORT};
 
 /// The slots of bus 0 that support hot-plug: all but the host bridge's.
@@ -27,13 +29,18 @@ pub(crate) fn host_bridge(segment: u16) -> String {
     if segment == 0 { "PCI0".to_string() } else { format!("PC{segment:02X}") }
 }
 
-/// The slots of segments 0 to this number - 1, the power button and the generic event device.
-pub(crate) struct Hotplug(pub u16);
+/// The slots of all segments, the power button and the generic event device.
+pub(crate) struct Hotplug {
+    /// The number of segments.
+    pub segments: u16,
+    /// Whether there are slots for memory.
+    pub memory: bool,
+}
 
 impl Aml for Hotplug {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        (0..self.0).for_each(|segment| Segment(segment).to_aml_bytes(sink));
-        let event = Event { segments: self.0 };
+        (0..self.segments).for_each(|segment| Segment(segment).to_aml_bytes(sink));
+        let event = Event { segments: self.segments, memory: self.memory };
         Scope::new(Path::new("\\_SB_"), vec![&PowerButton, &Ged(event)]).to_aml_bytes(sink);
     }
 }
@@ -191,6 +198,8 @@ impl Aml for Ged {
 /// The method that the guest runs on an interrupt of the generic event device.
 struct Event {
     segments: u16,
+    /// Whether there are slots for memory.
+    memory: bool,
 }
 
 impl Aml for Event {
@@ -202,6 +211,10 @@ impl Aml for Event {
         If::new(&And::new(&ZERO, &events, &PCI_EVENT), scans).to_aml_bytes(sink);
         let scan = MethodCall::new(Path::new(processors::SCAN), Vec::new());
         If::new(&And::new(&ZERO, &events, &VCPU_EVENT), vec![&scan]).to_aml_bytes(sink);
+        if self.memory {
+            let scan = MethodCall::new(Path::new(memory_devices::SCAN), Vec::new());
+            If::new(&And::new(&ZERO, &events, &MEMORY_EVENT), vec![&scan]).to_aml_bytes(sink);
+        }
         let pressed = Notify::new(&button, &BUTTON_PRESSED);
         If::new(&And::new(&ZERO, &events, &POWER_BUTTON_EVENT), vec![&pressed]).to_aml_bytes(sink);
     }

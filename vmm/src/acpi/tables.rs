@@ -18,6 +18,7 @@ use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 
 use crate::acpi::hotplug::{Hotplug, host_bridge};
+use crate::acpi::memory_devices::MemoryDevices;
 use crate::acpi::processors::Processors;
 use crate::arch::x86_64::layout::{
     self, ECAM, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
@@ -44,6 +45,8 @@ pub struct Hardware<'a> {
     pub vcpus: u8,
     /// The maximum number of vCPUs, 1 to 254; the additional ones have the next local APIC IDs.
     pub max_vcpus: u8,
+    /// Whether memory can be added, in the slots of `acpi/memory_hotplug.rs`.
+    pub memory_slots: bool,
     /// Whether there is a serial port.
     pub serial: bool,
 }
@@ -130,7 +133,10 @@ fn dsdt(hardware: &Hardware) -> impl Aml {
     }
     dsdt.append_slice(&bytes(&Motherboard));
     dsdt.append_slice(&bytes(&Processors(hardware.max_vcpus)));
-    dsdt.append_slice(&bytes(&Hotplug(hardware.segments())));
+    if hardware.memory_slots {
+        dsdt.append_slice(&bytes(&MemoryDevices));
+    }
+    dsdt.append_slice(&bytes(&Hotplug { segments: hardware.segments(), memory: hardware.memory_slots }));
     if hardware.serial {
         dsdt.append_slice(&bytes(&Com1));
     }
@@ -255,12 +261,13 @@ mod tests {
 
     const BASE: u64 = layout::ACPI;
 
-    /// Tables of a machine of 5 GiB with this number of segments.
+    /// Tables of a machine of 5 GiB with this number of segments, and with slots for memory if it has several vCPUs.
     fn with_segments(segments: usize, vcpus: u8, max_vcpus: u8, serial: bool) -> Vec<u8> {
         let layout = Layout::new(5 << 30, 0, 46).unwrap();
         let apertures = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64 };
         let apertures = apertures.split(&vec![Weights { mem32: 1, mem64: 1 }; segments]);
-        tables(&Hardware { apertures: &apertures, vcpus, max_vcpus, serial }, BASE)
+        let memory_slots = vcpus > 1;
+        tables(&Hardware { apertures: &apertures, vcpus, max_vcpus, memory_slots, serial }, BASE)
     }
 
     fn tables_of(vcpus: u8, serial: bool) -> Vec<u8> {
@@ -375,6 +382,15 @@ mod tests {
 
     fn count(bytes: &[u8], part: &[u8]) -> usize {
         bytes.windows(part.len()).filter(|window| *window == part).count()
+    }
+
+    #[test]
+    fn memory_devices_are_described_only_if_memory_can_be_added() {
+        for (vcpus, memory) in [(1, false), (2, true)] {
+            let tables = tables_of(vcpus, true);
+            let dsdt = table(&tables, u64_at(find(&tables, b"FACP"), 140));
+            assert_eq!((contains(dsdt, b"M007"), contains(dsdt, b"MSCN")), (memory, memory));
+        }
     }
 
     #[test]

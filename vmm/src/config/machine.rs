@@ -2,7 +2,8 @@
 
 use vm_api::config::console::{ConsoleConfig, ConsoleMode};
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::{CpusConfig, MemoryConfig, PayloadConfig, VmConfig, bytes};
+use vm_api::config::unsupported::VIRTIO_MEM;
+use vm_api::config::{CpusConfig, HotplugMethod, MemoryConfig, PayloadConfig, VmConfig, bytes};
 
 /// Checks them.
 ///
@@ -45,7 +46,12 @@ const MOST_MEMORY: u64 = 1 << 45;
 /// The unit of memory, in bytes: a page.
 const PAGE: u64 = 4096;
 
-fn check_memory(memory: &MemoryConfig) -> Result<(), ConfigError> {
+/// Checks the guest's memory.
+///
+/// # Errors
+///
+/// The first thing that is wrong.
+pub(crate) fn check_memory(memory: &MemoryConfig) -> Result<(), ConfigError> {
     let fail =
         |key: &str, value: u64, problem| Err(ConfigError::new(format!("--memory {key}={}", bytes(value)), problem));
     if memory.size == 0 {
@@ -67,6 +73,22 @@ fn check_memory(memory: &MemoryConfig) -> Result<(), ConfigError> {
     if !memory.size.is_multiple_of(page) {
         let what = format!("not a multiple of the page size, {}; round it up", bytes(page));
         return fail("size", memory.size, Problem::Conflict(what));
+    }
+    if memory.hotplug_method == HotplugMethod::VirtioMem {
+        let problem =
+            Problem::NotYet { what: VIRTIO_MEM.to_string(), remedy: "give acpi, or leave it out".to_string() };
+        return Err(ConfigError::new("--memory hotplug_method=virtio-mem", problem));
+    }
+    if let Some(room) = memory.room() {
+        // With less, nothing can ever be added.
+        if room < MemoryConfig::STEP {
+            let what = format!("memory is added in steps of {}; give that or more", bytes(MemoryConfig::STEP));
+            return fail("hotplug_size", room, Problem::Value(what));
+        }
+        if room > MOST_MEMORY - memory.size {
+            let what = format!("together with size more than a guest can address; give at most {}G", MOST_MEMORY >> 30);
+            return fail("hotplug_size", room, Problem::Limit(what));
+        }
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
-use vm_api::config::{PlatformConfig, VmConfig};
+use vm_api::config::{MemoryConfig, PlatformConfig, VmConfig};
 
 /// The devices of a VM, what the guest is told about the machine, and nothing that has to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -193,6 +193,18 @@ impl PlannedVm {
                 spec.size = bytes;
             }
         }
+    }
+
+    /// Gives the VM `size` bytes of memory at its next start.
+    ///
+    /// # Errors
+    ///
+    /// The VM cannot have so much memory. Nothing has changed then.
+    pub fn set_memory_size(&mut self, size: u64) -> Result<(), ConfigError> {
+        let memory = MemoryConfig { size, ..self.config.memory.clone() };
+        machine::check_memory(&memory)?;
+        self.config.memory = memory;
+        Ok(())
     }
 
     /// Removes the device called `id`, if there is one.

@@ -12,6 +12,7 @@ use crate::api::info::VmState;
 use crate::api::{Failure, Link, Resize, ResizeDisk, SetVf};
 use crate::config::{
     DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, NetConfig, PlannedVm, VdpaConfig, VmConfig, VsockConfig,
+    bytes,
 };
 use crate::control::resize;
 use crate::devices::Removed;
@@ -287,15 +288,18 @@ impl Instance {
         Ok(())
     }
 
-    /// Changes the number of vCPUs. Added vCPUs are there at once, removed ones when the guest has released them.
-    /// Memory does not change, but the guest can be asked to return some of it.
+    /// Changes the amount of memory, then the number of vCPUs, and then how much memory the guest is asked to return.
+    /// What is added is there at once; vCPUs go when the guest has released them, and memory at the next start.
     ///
     /// # Errors
     ///
-    /// The number exceeds the maximum, the guest has not answered an earlier change, or the host failed. Nothing has
-    /// changed then.
+    /// The VM cannot have so much, the guest has not answered an earlier change, or the host failed. Nothing has changed
+    /// then, except that memory stays changed when only the number of vCPUs cannot be.
     pub(crate) fn resize(&mut self, resize: &Resize) -> Result<(), Failure> {
         let (vcpus, balloon) = (resize::vcpus(resize, self.config())?, resize::balloon(resize, self.config())?);
+        if let Some(ram) = resize.desired_ram {
+            self.resize_memory(ram)?;
+        }
         if let Some(vcpus) = vcpus {
             if let Some(vm) = &mut self.vm {
                 vm.resize(vcpus).map_err(|error| {
@@ -308,6 +312,21 @@ impl Instance {
             self.planned.set_balloon_size(bytes);
             self.vm.iter().for_each(|vm| vm.balloon().resize(bytes));
         }
+        Ok(())
+    }
+
+    fn resize_memory(&mut self, size: u64) -> Result<(), Failure> {
+        let mut planned = self.planned.clone();
+        planned
+            .set_memory_size(size)
+            .map_err(|error| Failure::new((&error.problem).into(), format!("desired_ram={size}: {}", error.problem)))?;
+        if let Some(vm) = &mut self.vm {
+            vm.resize_memory(size).map_err(|error| {
+                Failure::from(Error::from(error))
+                    .in_context(format!("the VM cannot be resized to {} of memory", bytes(size)))
+            })?;
+        }
+        self.planned = planned;
         Ok(())
     }
 

@@ -1,22 +1,17 @@
 //! Checks of a `vm.resize` request.
 
 use crate::api::{Failure, Resize};
-use crate::config::{VmConfig, balloon};
+use crate::config::{VmConfig, balloon, bytes as text};
 use crate::error_kind::ErrorKind;
 
 /// The number of vCPUs that `resize` asks for, 1 to the maximum of `config`; `None` if it does not change the number.
 ///
 /// # Errors
 ///
-/// The request asks for more vCPUs than the maximum, or for other memory than the VM has.
+/// The request asks for more vCPUs than the maximum.
 pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Failure> {
-    let (max, size) = (config.cpus.max_vcpus, config.memory.size);
+    let max = config.cpus.max_vcpus;
     let refuse = |line: String| Err(Failure::new(ErrorKind::Invalid, line));
-    if let Some(ram) = resize.desired_ram.filter(|ram| *ram != size) {
-        return refuse(format!(
-            "desired_ram={ram}: this VM has {size} bytes, and its memory cannot be resized; leave it out"
-        ));
-    }
     match resize.desired_vcpus {
         None => Ok(None),
         Some(0) => refuse("desired_vcpus=0: a VM needs at least one vCPU; ask for 1 or more".to_string()),
@@ -34,14 +29,25 @@ pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Fa
 ///
 /// # Errors
 ///
-/// The request asks for more than the guest has, or there is no balloon.
+/// The request asks for more than the guest then has, there is no balloon, or the memory would be too little for the
+/// balloon.
 pub(crate) fn balloon(resize: &Resize, config: &VmConfig) -> Result<Option<u64>, Failure> {
-    let Some(bytes) = resize.desired_balloon else { return Ok(None) };
+    let memory = resize.desired_ram.unwrap_or(config.memory.size);
+    let Some(bytes) = resize.desired_balloon else {
+        let kept = config.balloon.as_ref().map_or(0, |balloon| balloon.size);
+        return match resize.desired_ram {
+            Some(ram) if kept > 0 && balloon::check_size(kept, memory).is_err() => {
+                let what = format!("the balloon has {}; ask for more memory, or for a smaller balloon", text(kept));
+                Err(Failure::new(ErrorKind::Invalid, format!("desired_ram={ram}: {what}")))
+            }
+            _ => Ok(None),
+        };
+    };
     let refuse = |what: &str| Err(Failure::new(ErrorKind::Invalid, format!("desired_balloon={bytes}: {what}")));
     match &config.balloon {
         None if bytes == 0 => Ok(None),
         None => refuse("this VM has no balloon; create it with one (--balloon size=0)"),
-        Some(_) => match balloon::check_size(bytes, config.memory.size) {
+        Some(_) => match balloon::check_size(bytes, memory) {
             Ok(()) => Ok(Some(bytes)),
             Err(what) => refuse(&what),
         },
@@ -72,12 +78,29 @@ mod tests {
             (Some(5), None, None),
             (Some(257), None, None),
             (Some(0), None, None),
-            (Some(1), Some(1 << 20), None),
+            (Some(1), Some(0), None),
+            (Some(1), Some((1 << 20) + 1), None),
+            (Some(1), Some(1 << 46), None),
             (Some(1), None, Some(1)),
         ] {
             assert_eq!(resize(vcpus, ram, balloon), (Err(ErrorKind::Invalid), 4));
         }
         assert_eq!(resize(Some(1), None, None), (Ok(()), 1));
+        assert_eq!(instance.config().memory.size, 512 << 20);
+    }
+
+    #[test]
+    fn memory_of_a_vm_that_is_not_booted_is_what_its_next_start_has() {
+        for config in ["{}", r#"{"memory":{"hotplug_size":1073741824}}"#] {
+            let mut instance = instance(config);
+            let before = instance.config().clone();
+            for size in [1 << 30, 256 << 20] {
+                instance.resize(&Resize { desired_ram: Some(size), ..Resize::default() }).unwrap();
+                assert_eq!(instance.config().memory.size, size);
+            }
+            let now = instance.config();
+            assert_eq!((&now.memory.hotplug_size, &now.net), (&before.memory.hotplug_size, &before.net));
+        }
     }
 
     #[test]
@@ -91,6 +114,14 @@ mod tests {
         assert_eq!(resize(0), (Ok(()), 0));
         let refused = "desired_balloon=1073741824: the guest has 1G of memory, and cannot return all of it; give less";
         assert_eq!(resize(1 << 30), (Err(refused.to_string()), 0));
+        let mut both = |desired_ram, desired_balloon| {
+            let answer = instance.resize(&Resize { desired_ram, desired_balloon, ..Resize::default() });
+            answer.map_err(|failure| failure.chain.join(": "))
+        };
+        assert_eq!(both(Some(2 << 30), Some(1 << 30)), Ok(()));
+        let refused = "desired_ram=1073741824: the balloon has 1G; ask for more memory, or for a smaller balloon";
+        assert_eq!(both(Some(1 << 30), None), Err(refused.to_string()));
+        assert_eq!(both(Some(1 << 30), Some(0)), Ok(()));
     }
 
     #[test]

@@ -12,8 +12,10 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
+/// The last memory slot of the guest's memory.
+pub(crate) const LAST_MEMORY: u32 = 15;
 /// The first memory slot of configuration space of segment 0.
-const CONFIG: u32 = 16;
+const CONFIG: u32 = LAST_MEMORY + 1;
 
 /// The first memory slot of configuration space of other segments.
 const OTHER_SEGMENTS: u32 = 26_624;

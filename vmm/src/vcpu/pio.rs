@@ -1,5 +1,6 @@
 //! The I/O ports: the serial port, the ACPI sleep and reset registers, the generic event device, the hot-plug registers
-//! of slots and vCPUs, the NMI status port, and the keyboard controller's reset line, which Linux uses with `reboot=k`.
+//! of slots, vCPUs and memory, the NMI status port, and the keyboard controller's reset line, which Linux uses with
+//! `reboot=k`.
 //!
 //! Further devices take ports of their own, such as those that firmware needs. All other ports read as all-ones.
 //! Without
@@ -9,10 +10,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::acpi::ged::{self, GenericEventDevice};
-use crate::acpi::vcpu_hotplug;
+use crate::acpi::{memory_hotplug, vcpu_hotplug};
 use crate::arch::x86_64::layout::{
-    EVENT_PORT, KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, NMI_STATUS, NMI_STATUS_PORT, PROCESSOR_PORT, RESET_PORT,
-    RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLOTS_PORT,
+    EVENT_PORT, KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, MEMORY_PORT, NMI_STATUS, NMI_STATUS_PORT, PROCESSOR_PORT,
+    RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLOTS_PORT,
 };
 use crate::serial::SerialPort;
 
@@ -24,6 +25,8 @@ const SERIAL_LAST: u16 = SERIAL_PORT + SERIAL_PORTS - 1;
 const SLOTS_LAST: u16 = SLOTS_PORT + ged::ALL_SLOT_PORTS - 1;
 /// The last port of the vCPU hot-plug registers.
 const PROCESSOR_LAST: u16 = PROCESSOR_PORT + vcpu_hotplug::PORTS - 1;
+/// The last port of the memory hot-plug registers.
+const MEMORY_LAST: u16 = MEMORY_PORT + memory_hotplug::PORTS - 1;
 /// SLP_EN of the sleep control register, which starts the transition (`ACPI 6.5 §4.8.3.7`).
 const SLEEP_ENABLE: u8 = 1 << 5;
 
@@ -105,6 +108,7 @@ impl IoPorts {
             (EVENT_PORT, _) => self.ged.take_events(),
             (SLOTS_PORT..=SLOTS_LAST, _) => self.ged.read_slots(port - SLOTS_PORT),
             (PROCESSOR_PORT..=PROCESSOR_LAST, _) => self.ged.read_vcpus(port - PROCESSOR_PORT),
+            (MEMORY_PORT..=MEMORY_LAST, _) => self.ged.read_memory(port - MEMORY_PORT),
             (NMI_STATUS_PORT, _) => NMI_STATUS,
             _ => 0xff,
         }

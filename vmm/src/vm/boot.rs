@@ -116,8 +116,8 @@ enum Format {
 
 #[derive(Debug)]
 struct Initramfs {
+    path: PathBuf,
     file: File,
-    address: u64,
     len: u64,
 }
 
@@ -148,10 +148,6 @@ impl Payload {
         };
         let (kernel, _) = open(option, &path)?;
         let format = Format::of(&kernel, option, &path)?;
-        let end = format.end();
-        if end > layout.low.end {
-            return Err(BootError::TooLarge { option, path, needed: end.div_ceil(1 << 20) });
-        }
         let (initramfs, cmdline_text) = if option == FIRMWARE {
             for (given, dropped) in
                 [(config.initramfs.is_some(), "--initramfs"), (config.cmdline.is_some(), "--cmdline")]
@@ -162,14 +158,43 @@ impl Payload {
             }
             (None, None)
         } else {
-            (config.initramfs.as_ref(), config.cmdline.as_deref())
+            (config.initramfs.as_deref(), config.cmdline.as_deref())
         };
-        let initramfs = match initramfs {
-            Some(path) => Some(Initramfs::open(path, end, layout.low.end.min(format.initramfs_end()))?),
-            None => None,
-        };
+        let initramfs = initramfs.map(Initramfs::open).transpose()?;
         let cmdline = cmdline(cmdline_text.unwrap_or_default(), format.cmdline_max())?;
-        Ok(Self { option, path, kernel, format, initramfs, cmdline })
+        let payload = Self { option, path, kernel, format, initramfs, cmdline };
+        payload.check_fits(layout)?;
+        Ok(payload)
+    }
+
+    /// Checks that the payload fits into the memory of `layout`.
+    ///
+    /// # Errors
+    ///
+    /// [`BootError::TooLarge`].
+    pub fn check_fits(&self, layout: &Layout) -> Result<(), BootError> {
+        let end = self.format.end();
+        if end > layout.low.end {
+            let needed = end.div_ceil(1 << 20);
+            return Err(BootError::TooLarge { option: self.option, path: self.path.clone(), needed });
+        }
+        self.initramfs_place(layout).map(drop)
+    }
+
+    /// The address and the length of the initramfs, if there is one: as high as possible in the memory of `layout`, and
+    /// after the kernel.
+    fn initramfs_place(&self, layout: &Layout) -> Result<Option<(u64, u64)>, BootError> {
+        let Some(Initramfs { path, len, .. }) = &self.initramfs else { return Ok(None) };
+        let kernel_end = self.format.end();
+        let end = layout.low.end.min(self.format.initramfs_end());
+        let address = end.checked_sub(*len).map(|address| address / PAGE * PAGE);
+        match address.filter(|address| *address >= kernel_end) {
+            Some(address) => Ok(Some((address, *len))),
+            None => {
+                let needed = kernel_end.saturating_add(*len).saturating_add(PAGE).div_ceil(1 << 20);
+                Err(BootError::TooLarge { option: "--initramfs", path: path.clone(), needed })
+            }
+        }
     }
 
     /// Whether it is firmware, however it was given: users of libvirt give firmware as a kernel.
@@ -184,7 +209,7 @@ impl Payload {
     ///
     /// # Errors
     ///
-    /// When a file became shorter since it was opened, or cannot be read any more.
+    /// When a file became shorter since it was opened, or cannot be read any more; or when the payload does not fit.
     pub fn load(
         &self,
         memory: &GuestMemoryMmap,
@@ -194,7 +219,8 @@ impl Payload {
     ) -> Result<Entry, BootError> {
         debug_assert!(acpi.len() as u64 <= ACPI_END - ACPI);
         debug_assert!(smbios.len() as u64 <= SMBIOS_END - SMBIOS);
-        self.try_load(memory, layout, acpi, smbios).map_err(|error| BootError::Load {
+        let place = self.initramfs_place(layout)?;
+        self.try_load(memory, layout, place, acpi, smbios).map_err(|error| BootError::Load {
             option: self.option,
             path: self.path.clone(),
             error,
@@ -205,12 +231,13 @@ impl Payload {
         &self,
         memory: &GuestMemoryMmap,
         layout: &Layout,
+        place: Option<(u64, u64)>,
         acpi: &[u8],
         smbios: &[u8],
     ) -> Result<Entry, vm_memory::GuestMemoryError> {
         let put = |address, bytes: &[u8]| memory.write_slice(bytes, GuestAddress(address));
-        if let Some(initramfs) = &self.initramfs {
-            read(memory, &initramfs.file, 0, initramfs.address, initramfs.len)?;
+        if let (Some(initramfs), Some((address, len))) = (&self.initramfs, place) {
+            read(memory, &initramfs.file, 0, address, len)?;
         }
         put(ACPI, acpi)?;
         // A kernel that found the RSDP by PVH does not pass it on to the next one in a kexec.
@@ -219,7 +246,6 @@ impl Payload {
         put(CMDLINE, &self.cmdline)?;
         put(RESET_VECTOR, &regs::firmware())?;
         let map = layout.memory_map();
-        let place = self.initramfs.as_ref().map(|initramfs| (initramfs.address, initramfs.len));
         let entry = match &self.format {
             Format::Elf(elf) => {
                 for segment in &elf.segments {
@@ -287,19 +313,9 @@ impl Format {
 }
 
 impl Initramfs {
-    /// Opens the file. It is to be loaded as high as possible below `end`, and after the kernel, which ends at
-    /// `kernel_end`.
-    fn open(path: &Path, kernel_end: u64, end: u64) -> Result<Self, BootError> {
-        let option = "--initramfs";
-        let (file, len) = open(option, path)?;
-        let address = end.checked_sub(len).map(|address| address / PAGE * PAGE);
-        match address.filter(|address| *address >= kernel_end) {
-            Some(address) => Ok(Self { file, address, len }),
-            None => {
-                let needed = kernel_end.saturating_add(len).saturating_add(PAGE).div_ceil(1 << 20);
-                Err(BootError::TooLarge { option, path: path.into(), needed })
-            }
-        }
+    fn open(path: &Path) -> Result<Self, BootError> {
+        let (file, len) = open("--initramfs", path)?;
+        Ok(Self { path: path.into(), file, len })
     }
 }
 

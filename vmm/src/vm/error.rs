@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::acpi::memory_hotplug::SLOTS;
+use crate::arch::x86_64::layout::MEMORY_BLOCK;
 use crate::config::bytes;
 use crate::devices::DeviceError;
 use crate::error_kind::ErrorKind;
@@ -31,6 +33,36 @@ pub enum VmError {
         /// The guest's physical address bits.
         bits: u8,
     },
+    /// Memory is added in steps only.
+    #[error(
+        "{} of memory cannot be added: memory is added in steps of {}; ask for {} or {}",
+        bytes(*.more), bytes(MEMORY_BLOCK), bytes(*.size + .more / MEMORY_BLOCK * MEMORY_BLOCK),
+        bytes(*.size + .more.next_multiple_of(MEMORY_BLOCK))
+    )]
+    MemoryStep {
+        /// What the VM has, in bytes.
+        size: u64,
+        /// What was asked for beyond that, in bytes.
+        more: u64,
+    },
+    /// Too little room was reserved for memory.
+    #[error(
+        "{} of memory cannot be added: there is room for {} (--memory hotplug_size=); ask for less, or create the VM \
+         with more room",
+        bytes(*.more), bytes(*.room)
+    )]
+    MemoryRoom {
+        /// What was asked for beyond what the VM has, in bytes.
+        more: u64,
+        /// What can be added, in bytes.
+        room: u64,
+    },
+    /// Memory has been added too often.
+    #[error("memory can be added {SLOTS} times until the guest restarts; restart it (vm.reboot)")]
+    MemorySlots,
+    /// Memory is in too many parts.
+    #[error("memory has been added too often; shut the VM down and boot it again (vm.shutdown, vm.boot)")]
+    MemoryRegions,
     /// A backend that maps guest memory cannot be added to a VM with private memory.
     #[error(
         "{option}: its backend must map the guest's memory, which is private in this VM; boot the VM with --memory \
@@ -84,7 +116,10 @@ impl VmError {
     /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Boot(_) | Self::AddressBits { .. } | Self::PrivateMemory { .. } => ErrorKind::Invalid,
+            Self::Boot(_) | Self::AddressBits { .. } | Self::PrivateMemory { .. } | Self::MemoryStep { .. } => {
+                ErrorKind::Invalid
+            }
+            Self::MemoryRoom { .. } | Self::MemorySlots | Self::MemoryRegions => ErrorKind::Conflict,
             Self::Devices(error) => error.kind(),
             Self::VcpuLeaving { .. } => ErrorKind::Busy,
             Self::Kvm(_)

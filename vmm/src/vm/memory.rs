@@ -1,76 +1,24 @@
 //! The guest's memory.
 
-use std::fs::File;
+mod backing;
+mod error;
+
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::FallocateFlags;
 use rustix::mm::Advice;
-use thiserror::Error;
 use virtio_devices::Memory;
-use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MemoryRegionAddress, MmapRegion,
+    Bytes, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MemoryRegionAddress,
 };
 
 use crate::arch::x86_64::layout::Layout;
 use crate::config::MemoryConfig;
-use crate::config::bytes;
-
-/// The host's page size, in bytes.
-const PAGE: u64 = 4096;
-/// The size and alignment of transparent huge pages, in bytes.
-const HUGE_PAGE: usize = 2 << 20;
-
-/// Why the guest's memory cannot be allocated or cleared.
-#[derive(Debug, Error)]
-pub enum MemoryError {
-    /// The size is not a whole number of pages.
-    #[error(
-        "--memory size={}: not a multiple of the page size; make it a multiple of {}",
-        bytes(*.size), bytes(*.page)
-    )]
-    Unaligned {
-        /// The size asked for, in bytes.
-        size: u64,
-        /// The page size, in bytes.
-        page: u64,
-    },
-    /// The host has no huge pages of this size.
-    #[error(
-        "--memory hugepage_size={}: the host has no huge pages of this size; /sys/kernel/mm/hugepages lists its sizes",
-        bytes(*.0)
-    )]
-    HugePageSize(u64),
-    /// The host has too few free huge pages.
-    #[error(
-        "--memory size={},hugepages=on: the host has too few free huge pages; {needed} of {} are needed, see \
-         /proc/sys/vm/nr_hugepages",
-        bytes(*.size),
-        bytes(*.page)
-    )]
-    HugePages {
-        /// The size asked for, in bytes.
-        size: u64,
-        /// The size of a huge page, in bytes.
-        page: u64,
-        /// How many are needed.
-        needed: u64,
-    },
-    /// The host cannot allocate the memory.
-    #[error("--memory size={}: the host cannot allocate the memory: {error}; give less", bytes(*.size))]
-    Map {
-        /// The size asked for, in bytes.
-        size: u64,
-        /// Why.
-        error: io::Error,
-    },
-    /// The memory cannot be cleared for a reboot.
-    #[error("cannot clear the guest's memory: {0}")]
-    Clear(io::Error),
-}
+use backing::{Backing, advise};
+pub use error::MemoryError;
 
 /// The guest's mapped memory.
 ///
@@ -79,15 +27,8 @@ pub enum MemoryError {
 #[derive(Debug)]
 pub struct GuestRam {
     memory: Memory,
-    prefault: bool,
-}
-
-/// The backing of all regions of a guest's memory.
-struct Backing {
-    size: u64,
-    huge_page: Option<u64>,
-    thp: bool,
-    file: Option<Arc<File>>,
+    config: MemoryConfig,
+    shared: bool,
 }
 
 impl GuestRam {
@@ -98,20 +39,43 @@ impl GuestRam {
     ///
     /// The host cannot allocate it. Nothing is mapped then.
     pub fn new(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<Self, MemoryError> {
-        let backing = Backing::new(config, shared)?;
-        let mut regions = Vec::new();
-        let mut offset = 0;
-        for range in [&layout.low, &layout.high] {
-            if !range.is_empty() {
-                regions.push(backing.region(range, offset)?);
-                offset += range.end - range.start;
-            }
-        }
-        let memory =
-            GuestMemoryMmap::from_regions(regions).map_err(|error| backing.map_error(io::Error::other(error)))?;
-        let ram = Self { memory: Memory::new(memory), prefault: config.prefault };
-        ram.populate().map_err(|error| backing.map_error(error))?;
-        Ok(ram)
+        let memory = Memory::new(map(config, layout, shared)?);
+        Ok(Self { memory, config: config.clone(), shared })
+    }
+
+    /// This memory and another region at the addresses `range`, mapped in the same way. The guest's memory does not
+    /// change before [`Self::set`].
+    ///
+    /// # Errors
+    ///
+    /// The host cannot allocate it.
+    pub fn grown(&self, range: &Range<u64>) -> Result<GuestMemoryMmap, MemoryError> {
+        let config = MemoryConfig { size: range.end - range.start, ..self.config.clone() };
+        let backing = Backing::new(&config, self.shared)?;
+        let failed = |error| backing.map_error(io::Error::other(error));
+        let region = backing.region(range, 0)?;
+        populate(&region, config.prefault).map_err(|error| backing.map_error(error))?;
+        self.memory.memory().insert_region(Arc::new(region)).map_err(failed)
+    }
+
+    /// Other memory, mapped in the same way, of the size and the layout of another start. The guest's memory does not
+    /// change before [`Self::set`].
+    ///
+    /// # Errors
+    ///
+    /// The host cannot allocate it beside the present memory.
+    pub fn anew(&self, size: u64, layout: &Layout) -> Result<GuestMemoryMmap, MemoryError> {
+        map(&MemoryConfig { size, ..self.config.clone() }, layout, self.shared)
+    }
+
+    /// Makes `memory` the guest's memory.
+    pub fn set(&self, memory: GuestMemoryMmap) {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).replace(memory);
+    }
+
+    /// How much there is, in bytes.
+    pub fn size(&self) -> u64 {
+        self.memory.memory().iter().map(GuestMemoryRegion::len).sum()
     }
 
     /// The memory as devices see it.
@@ -145,135 +109,37 @@ impl GuestRam {
                 fill_with_zeros(region).map_err(MemoryError::Clear)?;
             }
         }
-        self.populate().map_err(MemoryError::Clear)
-    }
-
-    fn populate(&self) -> io::Result<()> {
-        if self.prefault {
-            for region in self.memory.memory().iter() {
-                match advise(region, Advice::LinuxPopulateWrite) {
-                    // Linux before 5.14 does not know this advice.
-                    Err(rustix::io::Errno::INVAL) => fill_with_zeros(region)?,
-                    result => result?,
-                }
-            }
-        }
-        Ok(())
+        let memory = self.memory.memory();
+        memory.iter().try_for_each(|region| populate(region, self.config.prefault)).map_err(MemoryError::Clear)
     }
 }
 
-impl Backing {
-    fn new(config: &MemoryConfig, shared: bool) -> Result<Self, MemoryError> {
-        let size = config.size;
-        let huge_page = match (config.hugepages, config.hugepage_size) {
-            (false, _) => None,
-            (true, Some(size)) => Some(size),
-            (true, None) => Some(default_huge_page().ok_or(MemoryError::HugePageSize(HUGE_PAGE as u64))?),
-        };
-        if let Some(page) = huge_page
-            && !(page.is_power_of_two() && page > PAGE && huge_page_exists(page))
-        {
-            return Err(MemoryError::HugePageSize(page));
-        }
-        let page = huge_page.unwrap_or(PAGE);
-        if size == 0 || !size.is_multiple_of(page) {
-            return Err(MemoryError::Unaligned { size, page });
-        }
-        let mut backing = Self { size, huge_page, thp: config.thp && huge_page.is_none(), file: None };
-        if shared || config.shared {
-            backing.file = Some(Arc::new(backing.create_file().map_err(|error| backing.map_error(error))?));
-        }
-        Ok(backing)
-    }
-
-    /// A memfd for all regions. Its size is sealed, so that no peer can make this process fault by truncating it.
-    fn create_file(&self) -> io::Result<File> {
-        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        if let Some(page) = self.huge_page {
-            flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(page.ilog2() << libc::MAP_HUGE_SHIFT);
-        }
-        let fd = rustix::fs::memfd_create("guest-memory", flags)?;
-        rustix::fs::ftruncate(&fd, self.size)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(fd.into())
-    }
-
-    fn region(&self, range: &Range<u64>, offset: u64) -> Result<GuestRegionMmap, MemoryError> {
-        let len = usize::try_from(range.end - range.start).map_err(|error| self.map_error(io::Error::other(error)))?;
-        let mapping = self.map_aligned(len, offset)?;
-        let region = GuestRegionMmap::new(mapping, GuestAddress(range.start))
-            .ok_or_else(|| self.map_error(io::ErrorKind::InvalidInput.into()))?;
-        if self.thp {
-            // Fails on a host without transparent huge pages, which only costs speed.
-            let _ = advise(&region, Advice::LinuxHugepage);
-        }
-        Ok(region)
-    }
-
-    /// A mapping aligned to huge pages, so that they can back huge pages of the guest.
-    ///
-    /// Linux before 6.7 places a mapping directly below the previous one, whatever its size. To align it, the surplus
-    /// is mapped while the mapping is made again. This is best effort: another thread may map something in between.
-    fn map_aligned(&self, len: usize, offset: u64) -> Result<MmapRegion, MemoryError> {
-        let mapping = self.map(len, offset)?;
-        let surplus = mapping.as_ptr() as usize % HUGE_PAGE;
-        if surplus == 0 {
-            return Ok(mapping);
-        }
-        drop(mapping);
-        let filling = MmapRegionBuilder::<()>::new(surplus).build();
-        let mapping = self.map(len, offset);
-        drop(filling);
-        mapping
-    }
-
-    fn map(&self, len: usize, offset: u64) -> Result<MmapRegion, MemoryError> {
-        // Guests normally overcommit memory. Huge pages are reserved instead, so that a guest is not killed later.
-        let mut flags = if self.huge_page.is_some() { 0 } else { libc::MAP_NORESERVE };
-        let mut builder = MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
-        match &self.file {
-            Some(file) => {
-                flags |= libc::MAP_SHARED;
-                builder = builder.with_file_offset(FileOffset::from_arc(Arc::clone(file), offset));
-            }
-            None => {
-                flags |= libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-                if let Some(page) = self.huge_page {
-                    flags |= libc::MAP_HUGETLB | (page.ilog2() as i32) << libc::MAP_HUGE_SHIFT;
-                }
-            }
-        }
-        builder.with_hugetlbfs(self.huge_page.is_some()).with_mmap_flags(flags).build().map_err(|error| match error {
-            vm_memory::mmap::MmapRegionError::Mmap(error) => self.map_error(error),
-            error => self.map_error(io::Error::other(error)),
-        })
-    }
-
-    fn map_error(&self, error: io::Error) -> MemoryError {
-        match self.huge_page {
-            Some(page) if error.raw_os_error() == Some(libc::ENOMEM) => {
-                MemoryError::HugePages { size: self.size, page, needed: self.size / page }
-            }
-            _ => MemoryError::Map { size: self.size, error },
+/// Maps the memory of a start.
+fn map(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<GuestMemoryMmap, MemoryError> {
+    let backing = Backing::new(config, shared)?;
+    let mut regions = Vec::new();
+    let mut offset = 0;
+    for range in [&layout.low, &layout.high] {
+        if !range.is_empty() {
+            let region = backing.region(range, offset)?;
+            populate(&region, config.prefault).map_err(|error| backing.map_error(error))?;
+            regions.push(region);
+            offset += range.end - range.start;
         }
     }
+    GuestMemoryMmap::from_regions(regions).map_err(|error| backing.map_error(io::Error::other(error)))
 }
 
-/// The host's default huge page size, in bytes.
-fn default_huge_page() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("Hugepagesize:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
-}
-
-fn huge_page_exists(page: u64) -> bool {
-    std::path::Path::new(&format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024)).exists()
-}
-
-fn advise(region: &GuestRegionMmap, advice: Advice) -> rustix::io::Result<()> {
-    // SAFETY: the range is one whole mapping of guest memory. No Rust reference points into it, and these advices only
-    // change when its pages are allocated and whether they are zero.
-    unsafe { rustix::mm::madvise(region.as_ptr().cast(), region.size(), advice) }
+/// Allocates all pages of `region` if `prefault` says so.
+fn populate(region: &GuestRegionMmap, prefault: bool) -> io::Result<()> {
+    if !prefault {
+        return Ok(());
+    }
+    match advise(region, Advice::LinuxPopulateWrite) {
+        // Linux before 5.14 does not know this advice.
+        Err(rustix::io::Errno::INVAL) => fill_with_zeros(region),
+        result => Ok(result?),
+    }
 }
 
 fn fill_with_zeros(region: &GuestRegionMmap) -> io::Result<()> {
@@ -288,6 +154,9 @@ fn fill_with_zeros(region: &GuestRegionMmap) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use vm_memory::GuestAddress;
+
+    use super::backing::HUGE_PAGE;
     use super::*;
 
     fn ram(config: &MemoryConfig) -> Result<GuestRam, MemoryError> {
@@ -306,6 +175,25 @@ mod tests {
         assert_eq!(regions, [(0, 3 << 30), (4 << 30, 2 << 30)]);
         assert!(memory.iter().all(|region| (region.as_ptr() as usize).is_multiple_of(HUGE_PAGE)));
         assert!(memory.iter().all(|region| region.file_offset().is_none()));
+    }
+
+    #[test]
+    fn memory_grows_by_a_region_of_the_same_kind_and_only_when_it_is_set() {
+        for shared in [false, true] {
+            let ram = ram(&MemoryConfig { shared, ..config(1 << 30) }).unwrap();
+            let range = 4 << 30..(4 << 30) + (128 << 20);
+            let grown = ram.grown(&range).unwrap();
+            assert_eq!((ram.size(), ram.memory().memory().num_regions()), (1 << 30, 1));
+            ram.set(grown);
+            let memory = ram.memory().memory();
+            let last = memory.iter().last().unwrap();
+            assert_eq!((last.start_addr().0, last.len(), memory.num_regions()), (4 << 30, 128 << 20, 2));
+            assert_eq!((ram.size(), ram.is_shared()), ((1 << 30) + (128 << 20), shared));
+            assert!(ram.grown(&range).is_err(), "there is something already");
+            memory.write_obj(u64::MAX, GuestAddress(4 << 30)).unwrap();
+            ram.clear(false).unwrap();
+            assert_eq!(memory.read_obj::<u64>(GuestAddress(4 << 30)).unwrap(), 0);
+        }
     }
 
     #[test]

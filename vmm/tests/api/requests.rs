@@ -234,7 +234,7 @@ fn configurations_of_generated_clients_are_accepted() {
         },
         "memory": {
             "size": 536_870_912, "mergeable": false, "hotplug_method": "Acpi", "shared": true, "hugepages": false,
-            "prefault": false, "thp": true, "zones": null, "hotplug_size": null,
+            "prefault": false, "thp": true, "zones": null, "hotplug_size": 17_179_869_184_u64,
         },
         "payload": {"kernel": "/vmlinux", "firmware": null, "cmdline": "quiet"},
         "net": [{
@@ -252,7 +252,7 @@ fn configurations_of_generated_clients_are_accepted() {
         },
     });
     let Ok(Action::Create(config)) = put("vm.create", &config) else { panic!() };
-    assert_eq!((config.memory.shared, config.net.len()), (true, 1));
+    assert_eq!((config.memory.shared, config.memory.hotplug_size, config.net.len()), (true, Some(16 << 30), 1));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Every rule that the rest of the machine can break.
 
-use vmm::config::{ConsoleConfig, ConsoleMode, PayloadConfig, VmPlan};
+use vmm::config::{ConsoleConfig, ConsoleMode, HotplugMethod, PayloadConfig, VmPlan};
 
 use crate::{vm, with};
 
@@ -127,6 +127,23 @@ fn a_segments_share_is_one_or_more_and_given_once() {
     let segments = on_segments(&[], &shares).unwrap().segments;
     let weights: Vec<_> = segments.iter().map(|weights| (weights.mem32, weights.mem64)).collect();
     assert_eq!(weights, [(1, 1), (1, 1), (3, 4)]);
+}
+
+#[test]
+fn room_for_memory_that_cannot_be_is_refused() {
+    let room = |size: u64| with(|vm| vm.memory.hotplug_size = Some(size));
+    assert_eq!(room(1 << 20), "--memory hotplug_size=1M: memory is added in steps of 128M; give that or more");
+    assert_eq!(
+        room(1 << 45),
+        "--memory hotplug_size=32768G: together with size more than a guest can address; give at most 32768G"
+    );
+    assert_eq!(
+        with(|vm| vm.memory.hotplug_method = HotplugMethod::VirtioMem),
+        "--memory hotplug_method=virtio-mem: virtio memory devices are not supported yet; give acpi, or leave it out"
+    );
+    let mut none = vm(&[], &[]).unwrap();
+    none.memory.hotplug_size = Some(0);
+    assert!(VmPlan::of(&none).is_ok(), "no room is what there is anyway");
 }
 
 #[test]

@@ -89,8 +89,8 @@ fn a_key_of_a_later_version_is_refused_by_name() {
         "--cpus topology=1:1:2:1: CPU topologies are not supported yet; leave topology out"
     );
     assert_eq!(
-        problem::<MemoryConfig>("hotplug_size=1G"),
-        "--memory hotplug_size=1G: memory hot-plug is not supported yet; leave hotplug_size out"
+        problem::<MemoryConfig>("hotplugged_size=1G"),
+        "--memory hotplugged_size=1G: virtio memory devices are not supported yet; leave hotplugged_size out"
     );
 }
 
@@ -241,11 +241,11 @@ proptest! {
 
     #[test]
     fn cpus_and_memory_read_back_what_they_print(
-        boot_vcpus: u32, max_vcpus: u32, size: u64, page: Option<u64>, shared: bool,
+        boot_vcpus: u32, max_vcpus: u32, size: u64, page: Option<u64>, shared: bool, room: Option<u64>,
     ) {
         let cpus = CpusConfig { boot_vcpus, max_vcpus };
         prop_assert_eq!(cpus.to_string().parse::<CpusConfig>().unwrap(), cpus);
-        let memory = MemoryConfig { size, hugepage_size: page, shared, ..MemoryConfig::default() };
+        let memory = MemoryConfig { size, hugepage_size: page, shared, hotplug_size: room, ..MemoryConfig::default() };
         prop_assert_eq!(memory.to_string().parse::<MemoryConfig>().unwrap(), memory);
     }
 

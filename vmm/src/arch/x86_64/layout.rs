@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pci::ECAM_BUS_LEN;
-
+use vm_api::config::MemoryConfig;
 /// The global descriptor table that the boot CPU starts with.
 pub const GDT: u64 = 0x500;
 /// The PVH start info.
@@ -91,7 +91,7 @@ pub const IOAPIC: u32 = 0xfec0_0000;
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
 
 /// The size and alignment of memory that can be added, in bytes: what Linux adds at once on x86-64 (a memory section).
-pub const MEMORY_BLOCK: u64 = 128 << 20;
+pub const MEMORY_BLOCK: u64 = MemoryConfig::STEP;
 
 /// Bytes at the top of the address space reserved for the platform's registers.
 const PLATFORM: u64 = 1 << 20;
@@ -106,6 +106,8 @@ pub const EVENT_PORT: u16 = 0x610;
 pub const PROCESSOR_PORT: u16 = 0xb000;
 /// The hot-plug registers of the slots of all segments.
 pub const SLOTS_PORT: u16 = 0xa000;
+/// The memory hot-plug registers.
+pub const MEMORY_PORT: u16 = 0xb100;
 /// The interrupt of the generic event device.
 pub const EVENT_GSI: u32 = 5;
 /// The port of the ACPI sleep control register (`ACPI 6.5 §4.8.3.7`).
@@ -138,6 +140,8 @@ pub struct Layout {
     /// The addresses reserved for memory that comes later, above all memory and from 4 GiB on. Aligned to
     /// [`MEMORY_BLOCK`]; empty if none can come.
     pub hotplug: Range<u64>,
+    /// The part of [`Self::hotplug`] that was filled before the guest's present start: memory like any other to it.
+    pub plugged: Range<u64>,
     /// The window for PCI memory above 4 GiB and above all memory, also that which comes later.
     pub mmio64: Range<u64>,
 }
@@ -158,6 +162,7 @@ impl Layout {
             low,
             high: FOUR_GIB..high_end,
             hotplug: hotplug_start..hotplug_end,
+            plugged: hotplug_start..hotplug_start,
             mmio64: start..end,
         })
     }
@@ -196,6 +201,7 @@ impl Layout {
             (ECAM, MemoryKind::Reserved),
             (u64::from(KVM_TSS)..KVM_TSS_END, MemoryKind::Reserved),
             (self.high.clone(), MemoryKind::Ram),
+            (self.plugged.clone(), MemoryKind::Ram),
         ];
         map.into_iter().filter(|(range, _)| !range.is_empty()).map(|(range, kind)| MapEntry { range, kind }).collect()
     }

@@ -1,0 +1,134 @@
+//! Memory added to a running guest. These tests need /dev/kvm.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::files::Files;
+use crate::vmm::{Vmm, wait_for};
+
+/// The register of added memory, as in the ACPI tables.
+const ADDED: u16 = 0xb100;
+/// Bits 24 to 31 of the length of the memory in the first slot.
+const LENGTH: u16 = 0xb133;
+
+/// `mov dx, port; in al, dx`
+fn input(port: u16) -> Vec<u8> {
+    let [low, high] = port.to_le_bytes();
+    vec![0x66, 0xba, low, high, 0xec]
+}
+
+/// `add al, '0'; mov dx, 0x3f8; out dx, al`
+const PRINT: [u8; 7] = [0x04, 0x30, 0x66, 0xba, 0xf8, 0x03, 0xee];
+
+/// A guest that says how many times 128 MiB its memory map has at 4 GiB, and each time that memory is added, how many
+/// times 16 MiB are in the first slot.
+fn guest() -> Vec<u8> {
+    // mov esi, 0x7000: the memory map, of entries of 24 bytes; mov ecx, 16
+    let mut code = b"\xbe\0\x70\0\0\xb9\x10\0\0\0".to_vec();
+    // again: cmp dword [esi + 4], 1; jne next; cmp dword [esi], 0; jne next; mov eax, [esi + 8]; shr eax, 27; jmp found;
+    code.extend(b"\x83\x7e\x04\x01\x75\x0d\x83\x3e\0\x75\x08\x8b\x46\x08\xc1\xe8\x1b\xeb\x07");
+    // next: add esi, 24; loop again; xor eax, eax; found:
+    code.extend(b"\x83\xc6\x18\xe2\xe8\x31\xc0");
+    code.extend(PRINT);
+    // wait: test al, al; jz wait; jmp wait
+    let mut wait = [&input(ADDED)[..], b"\x84\xc0\x74\xf7", &input(LENGTH), &PRINT, b"\xeb"].concat();
+    wait.push((-(wait.len() as i16 + 1)) as u8);
+    [code, wait].concat()
+}
+
+fn memory(vmm: &Vmm) -> (Value, Value, Value) {
+    let info: Value = serde_json::from_str(&vmm.done(&["info"])).unwrap();
+    let memory = &info["config"]["memory"];
+    (memory["size"].clone(), memory["hotplug_size"].clone(), info["memory_actual_size"].clone())
+}
+
+const MIB: u64 = 1 << 20;
+
+fn sizes(size: u64, room: u64) -> (Value, Value, Value) {
+    (json!(size * MIB), json!(room * MIB), json!(size * MIB))
+}
+
+#[test]
+fn memory_is_added_to_a_running_guest_and_stays_after_a_reboot() {
+    let files = Files::new();
+    let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
+    let serial_file = format!("file={}", serial.display());
+    let options = ["--kernel", &kernel, "--memory", "size=64M,hotplug_size=1G", "--serial", &serial_file];
+    let vmm = Vmm::start(&options);
+    let said = || fs::read_to_string(&serial).unwrap_or_default();
+    wait_for("the guest", || said() == "0");
+    assert_eq!(memory(&vmm), sizes(64, 1024));
+
+    let refused = vmm.refused(&["resize", "--memory", "100M"]);
+    assert!(
+        refused.contains("in steps of 128M; ask for 64M or 192M") && refused.ends_with("(status 400)"),
+        "{refused}"
+    );
+    let refused = vmm.refused(&["resize", "--memory", "1216M"]);
+    assert!(refused.contains("there is room for 1G") && refused.ends_with("(status 409)"), "{refused}");
+    assert_eq!((memory(&vmm), said()), (sizes(64, 1024), "0".to_string()));
+
+    vmm.done(&["resize", "--memory", "192M"]);
+    wait_for("the memory", || said() == "08");
+    assert_eq!(memory(&vmm), sizes(192, 1024));
+    // A paused guest gets memory, too.
+    vmm.done(&["pause"]);
+    vmm.done(&["resize", "--memory", "448M"]);
+    vmm.done(&["resume"]);
+    wait_for("more memory", || said() == "088");
+    assert_eq!(memory(&vmm), sizes(448, 1024));
+
+    vmm.done(&["reboot"]);
+    wait_for("the memory after the reboot", || said() == "0883");
+    assert_eq!(memory(&vmm), sizes(448, 1024));
+    for size in [576, 704, 832, 960, 1088_u64] {
+        let before = said().len();
+        vmm.done(&["resize", "--memory", &format!("{size}M")]);
+        wait_for("memory", || said().len() > before);
+    }
+    assert!(vmm.refused(&["resize", "--memory", "1216M"]).contains("there is room for 0"));
+
+    // Less memory, and more than can be added, counts from the next start on.
+    vmm.done(&["resize", "--memory", "64M"]);
+    assert_eq!(memory(&vmm), sizes(64, 1024));
+    vmm.done(&["reboot"]);
+    wait_for("its absence after the reboot", || said().ends_with('0'));
+    vmm.done(&["resize", "--memory", "192M"]);
+    wait_for("the memory", || said().ends_with("08"));
+    vmm.done(&["shutdown-vmm"]);
+    assert_eq!(vmm.end(), Some(0));
+}
+
+#[test]
+fn memory_can_be_added_eight_times_until_the_guest_restarts() {
+    let files = Files::new();
+    let kernel = files.kernel(&guest());
+    let vmm = Vmm::start(&["--kernel", &kernel, "--memory", "size=64M,hotplug_size=2G"]);
+    for n in 1..=8 {
+        vmm.done(&["resize", "--memory", &format!("{}M", 64 + 128 * n)]);
+    }
+    let refused = vmm.refused(&["resize", "--memory", "1216M"]);
+    assert!(refused.contains("8 times until the guest restarts") && refused.ends_with("(status 409)"), "{refused}");
+    vmm.done(&["reboot"]);
+    vmm.done(&["resize", "--memory", "1216M"]);
+    assert_eq!(memory(&vmm), sizes(1216, 2048));
+}
+
+#[test]
+fn without_room_another_size_counts_from_the_next_start_on() {
+    let files = Files::new();
+    let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
+    let serial_file = format!("file={}", serial.display());
+    let vmm = Vmm::start(&["--kernel", &kernel, "--memory", "size=64M", "--serial", &serial_file]);
+    let said = || fs::read_to_string(&serial).unwrap_or_default();
+    wait_for("the guest", || said() == "0");
+    vmm.done(&["resize", "--memory", "4G"]);
+    assert_eq!(memory(&vmm).0, json!(4096 * MIB));
+    vmm.done(&["reboot"]);
+    wait_for("memory above 4 GiB", || said() == "08");
+    let refused = vmm.refused(&["resize", "--memory", "1M"]);
+    assert!(refused.contains("does not fit into the guest's memory"), "{refused}");
+    assert!(vmm.refused(&["resize", "--memory", "0"]).ends_with("(status 400)"));
+    assert_eq!(memory(&vmm).0, json!(4096 * MIB));
+}

@@ -1,0 +1,18 @@
+//! Where a guest's memory and the BARs of its devices are.
+
+use crate::arch::x86_64::layout::{self, Layout};
+use crate::config::MemoryConfig;
+use crate::pci_host::assign_bars::{Apertures, Weights};
+use crate::vm::error::VmError;
+
+/// The layout of a guest with this memory.
+pub(super) fn layout_of(memory: &MemoryConfig, bits: u8) -> Result<Layout, VmError> {
+    let (size, room) = (memory.size, memory.room().unwrap_or(0));
+    let too_large = VmError::AddressBits { size: size.saturating_add(room), bits };
+    Layout::new(size, room, bits).ok_or(too_large)
+}
+
+/// Where BARs may be in this layout, on each segment, which has its share.
+pub(super) fn apertures(layout: &Layout, segments: &[Weights]) -> Vec<Apertures> {
+    Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() }.split(segments)
+}

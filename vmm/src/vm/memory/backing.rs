@@ -1,0 +1,142 @@
+//! How the host provides a part of the guest's memory.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::Advice;
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
+
+use super::error::MemoryError;
+use crate::config::MemoryConfig;
+
+/// The host's page size, in bytes.
+const PAGE: u64 = 4096;
+/// The size and alignment of transparent huge pages, in bytes.
+pub(super) const HUGE_PAGE: usize = 2 << 20;
+
+/// The backing of all regions of a guest's memory.
+pub(super) struct Backing {
+    size: u64,
+    huge_page: Option<u64>,
+    thp: bool,
+    file: Option<Arc<File>>,
+}
+
+impl Backing {
+    pub(super) fn new(config: &MemoryConfig, shared: bool) -> Result<Self, MemoryError> {
+        let size = config.size;
+        let huge_page = match (config.hugepages, config.hugepage_size) {
+            (false, _) => None,
+            (true, Some(size)) => Some(size),
+            (true, None) => Some(default_huge_page().ok_or(MemoryError::HugePageSize(HUGE_PAGE as u64))?),
+        };
+        if let Some(page) = huge_page
+            && !(page.is_power_of_two() && page > PAGE && huge_page_exists(page))
+        {
+            return Err(MemoryError::HugePageSize(page));
+        }
+        let page = huge_page.unwrap_or(PAGE);
+        if size == 0 || !size.is_multiple_of(page) {
+            return Err(MemoryError::Unaligned { size, page });
+        }
+        let mut backing = Self { size, huge_page, thp: config.thp && huge_page.is_none(), file: None };
+        if shared || config.shared {
+            backing.file = Some(Arc::new(backing.create_file().map_err(|error| backing.map_error(error))?));
+        }
+        Ok(backing)
+    }
+
+    /// A memfd for all regions. Its size is sealed, so that no peer can make this process fault by truncating it.
+    fn create_file(&self) -> io::Result<File> {
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if let Some(page) = self.huge_page {
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(page.ilog2() << libc::MAP_HUGE_SHIFT);
+        }
+        let fd = rustix::fs::memfd_create("guest-memory", flags)?;
+        rustix::fs::ftruncate(&fd, self.size)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(fd.into())
+    }
+
+    pub(super) fn region(&self, range: &Range<u64>, offset: u64) -> Result<GuestRegionMmap, MemoryError> {
+        let len = usize::try_from(range.end - range.start).map_err(|error| self.map_error(io::Error::other(error)))?;
+        let mapping = self.map_aligned(len, offset)?;
+        let region = GuestRegionMmap::new(mapping, GuestAddress(range.start))
+            .ok_or_else(|| self.map_error(io::ErrorKind::InvalidInput.into()))?;
+        if self.thp {
+            // Fails on a host without transparent huge pages, which only costs speed.
+            let _ = advise(&region, Advice::LinuxHugepage);
+        }
+        Ok(region)
+    }
+
+    /// A mapping aligned to huge pages, so that they can back huge pages of the guest.
+    ///
+    /// Linux before 6.7 places a mapping directly below the previous one, whatever its size. To align it, the surplus
+    /// is mapped while the mapping is made again. This is best effort: another thread may map something in between.
+    fn map_aligned(&self, len: usize, offset: u64) -> Result<MmapRegion, MemoryError> {
+        let mapping = self.map(len, offset)?;
+        let surplus = mapping.as_ptr() as usize % HUGE_PAGE;
+        if surplus == 0 {
+            return Ok(mapping);
+        }
+        drop(mapping);
+        let filling = MmapRegionBuilder::<()>::new(surplus).build();
+        let mapping = self.map(len, offset);
+        drop(filling);
+        mapping
+    }
+
+    fn map(&self, len: usize, offset: u64) -> Result<MmapRegion, MemoryError> {
+        // Guests normally overcommit memory. Huge pages are reserved instead, so that a guest is not killed later.
+        let mut flags = if self.huge_page.is_some() { 0 } else { libc::MAP_NORESERVE };
+        let mut builder = MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
+        match &self.file {
+            Some(file) => {
+                flags |= libc::MAP_SHARED;
+                builder = builder.with_file_offset(FileOffset::from_arc(Arc::clone(file), offset));
+            }
+            None => {
+                flags |= libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                if let Some(page) = self.huge_page {
+                    flags |= libc::MAP_HUGETLB | (page.ilog2() as i32) << libc::MAP_HUGE_SHIFT;
+                }
+            }
+        }
+        builder.with_hugetlbfs(self.huge_page.is_some()).with_mmap_flags(flags).build().map_err(|error| match error {
+            vm_memory::mmap::MmapRegionError::Mmap(error) => self.map_error(error),
+            error => self.map_error(io::Error::other(error)),
+        })
+    }
+
+    pub(super) fn map_error(&self, error: io::Error) -> MemoryError {
+        match self.huge_page {
+            Some(page) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                MemoryError::HugePages { size: self.size, page, needed: self.size / page }
+            }
+            _ => MemoryError::Map { size: self.size, error },
+        }
+    }
+}
+
+/// The host's default huge page size, in bytes.
+fn default_huge_page() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("Hugepagesize:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn huge_page_exists(page: u64) -> bool {
+    std::path::Path::new(&format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024)).exists()
+}
+
+/// Advises the host about all pages of `region`.
+pub(super) fn advise(region: &GuestRegionMmap, advice: Advice) -> rustix::io::Result<()> {
+    // SAFETY: the range is one whole mapping of guest memory. No Rust reference points into it, and these advices only
+    // change when its pages are allocated and whether they are zero.
+    unsafe { rustix::mm::madvise(region.as_ptr().cast(), region.size(), advice) }
+}

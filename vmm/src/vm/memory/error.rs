@@ -1,0 +1,55 @@
+//! Why the guest's memory cannot be allocated or cleared.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::config::bytes;
+
+/// Why the guest's memory cannot be allocated or cleared.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// The size is not a whole number of pages.
+    #[error(
+        "--memory size={}: not a multiple of the page size; make it a multiple of {}",
+        bytes(*.size), bytes(*.page)
+    )]
+    Unaligned {
+        /// The size asked for, in bytes.
+        size: u64,
+        /// The page size, in bytes.
+        page: u64,
+    },
+    /// The host has no huge pages of this size.
+    #[error(
+        "--memory hugepage_size={}: the host has no huge pages of this size; /sys/kernel/mm/hugepages lists its sizes",
+        bytes(*.0)
+    )]
+    HugePageSize(u64),
+    /// The host has too few free huge pages.
+    #[error(
+        "--memory size={},hugepages=on: the host has too few free huge pages; {needed} of {} are needed, see \
+         /proc/sys/vm/nr_hugepages",
+        bytes(*.size),
+        bytes(*.page)
+    )]
+    HugePages {
+        /// The size asked for, in bytes.
+        size: u64,
+        /// The size of a huge page, in bytes.
+        page: u64,
+        /// How many are needed.
+        needed: u64,
+    },
+    /// The host cannot allocate the memory.
+    #[error("--memory size={}: the host cannot allocate the memory: {error}; give less", bytes(*.size))]
+    Map {
+        /// The size asked for, in bytes.
+        size: u64,
+        /// Why.
+        error: io::Error,
+    },
+    /// The memory cannot be cleared for a reboot.
+    #[error("cannot clear the guest's memory: {0}")]
+    Clear(io::Error),
+}

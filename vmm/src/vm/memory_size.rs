@@ -1,0 +1,96 @@
+//! Changes of the amount of the guest's memory: more of it while the guest runs, or another amount from its next start
+//! on.
+
+use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend};
+
+use crate::arch::x86_64::layout::MEMORY_BLOCK;
+use crate::config::{MemoryConfig, bytes};
+use crate::pci_host::memory_slots::LAST_MEMORY;
+use crate::vm::addresses::{apertures, layout_of};
+use crate::vm::{Vm, VmError};
+
+impl Vm {
+    /// Gives the guest `size` bytes of memory: adds what is missing if the VM has room for it, and otherwise from the
+    /// next start on. Nothing is taken from a running guest.
+    ///
+    /// # Errors
+    ///
+    /// The VM cannot have so much memory, or so little, or a backend cannot reach what is added. Nothing has changed
+    /// then.
+    pub fn resize_memory(&mut self, size: u64) -> Result<(), VmError> {
+        let next = MemoryConfig { size, ..self.memory.clone() };
+        // It must be possible to start with it.
+        self.payload.check_fits(&layout_of(&next, self.address_bits)?)?;
+        let present = self.ram.size();
+        if size > present && next.room().is_some() {
+            self.add_memory(size - present)?;
+        }
+        self.memory = next;
+        Ok(())
+    }
+
+    /// Adds `more` bytes of memory to a running guest.
+    fn add_memory(&mut self, more: u64) -> Result<(), VmError> {
+        let size = self.ram.size();
+        if !more.is_multiple_of(MEMORY_BLOCK) {
+            return Err(VmError::MemoryStep { size, more });
+        }
+        let Some(running) = &self.running else { return Ok(()) };
+        let (start, room) = self.free_addresses();
+        if more > room {
+            return Err(VmError::MemoryRoom { more, room });
+        }
+        if !self.ged.with_memory(|memory| memory.has_room()) {
+            return Err(VmError::MemorySlots);
+        }
+        let old = self.ram.memory().memory();
+        let slot = u32::try_from(old.num_regions()).unwrap_or(u32::MAX);
+        if slot > LAST_MEMORY {
+            return Err(VmError::MemoryRegions);
+        }
+        let range = start..start + more;
+        let new = self.ram.grown(&range)?;
+        self.devices.set_memory(&old, &new)?;
+        let added = new.find_region(GuestAddress(start)).map_or(Ok(()), |region| {
+            // SAFETY: the region is a mapping of guest memory, to which no references are made; `self` keeps it mapped
+            // for longer than this VM and its vCPUs live.
+            unsafe { running.powered.vm.set_memory(slot, start, region.as_ptr(), more) }
+        });
+        if let Err(error) = added {
+            self.devices.set_memory(&new, &old)?;
+            return Err(error.into());
+        }
+        self.ram.set(new);
+        self.ged.with_memory(|memory| memory.add(range));
+        Ok(())
+    }
+
+    /// Where memory is added next, and how much can be, in bytes.
+    fn free_addresses(&self) -> (u64, u64) {
+        let area = &self.layout.hotplug;
+        let last = self.ram.memory().memory().last_addr().0;
+        let start = if area.contains(&last) { last + 1 } else { area.start };
+        (start, area.end - start)
+    }
+
+    /// Makes what was added to the guest's memory a part of the memory of its next start. If it is to have another size
+    /// then, it gets new memory; if that is not to be had, it keeps what it has.
+    pub(super) fn settle_memory(&mut self) {
+        if self.ram.size() == self.memory.size {
+            self.layout.plugged = self.layout.hotplug.start..self.free_addresses().0;
+        } else if let Err(error) = self.exchange_memory() {
+            log::warn!("the guest keeps {} of memory: {error}", bytes(self.ram.size()));
+            self.layout.plugged = self.layout.hotplug.start..self.free_addresses().0;
+        }
+    }
+
+    fn exchange_memory(&mut self) -> Result<(), VmError> {
+        let layout = layout_of(&self.memory, self.address_bits)?;
+        let new = self.ram.anew(self.memory.size, &layout)?;
+        self.devices.set_memory(&self.ram.memory().memory(), &new)?;
+        self.ram.set(new);
+        self.devices.set_apertures(apertures(&layout, &self.segments));
+        self.layout = layout;
+        Ok(())
+    }
+}
