@@ -76,8 +76,8 @@ impl NicPlan {
     }
 }
 
-/// Plans the network devices of a VM with `vcpus` vCPUs and `segments` PCI segments: first those of `nets`, then those of
-/// `vdpas`.
+/// Plans the network devices of a VM with `vcpus` vCPUs and `segments` PCI segments: first those of `nets`, then those
+/// of `vdpas`.
 pub(crate) fn plan(
     nets: &[NetConfig],
     vdpas: &[VdpaConfig],

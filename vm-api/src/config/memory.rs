@@ -28,6 +28,12 @@ pub struct MemoryConfig {
     /// Whether the host may use transparent huge pages.
     #[option("thp=on|off", default = true)]
     pub thp: bool,
+    /// Whether the host may merge equal pages (KSM). Memory that other processes can map is not merged.
+    #[option("mergeable=on|off")]
+    pub mergeable: bool,
+    /// Whether the host sets swap space aside, so that the guest cannot run out of it later. Only for private memory.
+    #[option("reserve=on|off")]
+    pub reserve: bool,
     /// How memory is added while the guest runs. Only acpi is supported.
     #[option("hotplug_method=acpi", default = HotplugMethod::Acpi)]
     pub hotplug_method: HotplugMethod,

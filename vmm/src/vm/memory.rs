@@ -196,6 +196,29 @@ mod tests {
         }
     }
 
+    /// The flags of the mapping at the start of the guest's memory (`proc_pid_smaps(5)`).
+    fn flags(ram: &GuestRam) -> String {
+        let host = ram.memory().memory().get_host_address(GuestAddress(0)).unwrap() as usize;
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mapping = smaps.split_once(&format!("{host:x}-")).unwrap().1;
+        mapping.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap().to_string()
+    }
+
+    #[test]
+    fn pages_are_merged_and_swap_is_set_aside_only_if_asked_for() {
+        let flags = |change: fn(&mut MemoryConfig)| {
+            let mut config = config(64 << 20);
+            change(&mut config);
+            flags(&ram(&config).unwrap())
+        };
+        let (plain, merged) = (flags(|_| {}), flags(|config| config.mergeable = true));
+        let reserved = flags(|config| config.reserve = true);
+        assert_eq!([&plain, &merged, &reserved].map(|flags| flags.contains(" mg")), [false, true, false]);
+        assert_eq!([&plain, &merged, &reserved].map(|flags| flags.contains(" nr")), [true, true, false]);
+        let shared = MemoryConfig { reserve: true, shared: true, ..config(64 << 20) };
+        assert!(matches!(ram(&shared), Err(MemoryError::ReserveShared)));
+    }
+
     #[test]
     fn shared_memory_is_one_file() {
         let ram = ram(&MemoryConfig { shared: true, ..config(4 << 30) }).unwrap();

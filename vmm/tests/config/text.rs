@@ -242,10 +242,13 @@ proptest! {
     #[test]
     fn cpus_and_memory_read_back_what_they_print(
         boot_vcpus: u32, max_vcpus: u32, size: u64, page: Option<u64>, shared: bool, room: Option<u64>,
+        mergeable: bool, reserve: bool,
     ) {
         let cpus = CpusConfig { boot_vcpus, max_vcpus };
         prop_assert_eq!(cpus.to_string().parse::<CpusConfig>().unwrap(), cpus);
-        let memory = MemoryConfig { size, hugepage_size: page, shared, hotplug_size: room, ..MemoryConfig::default() };
+        let memory = MemoryConfig {
+            size, hugepage_size: page, shared, hotplug_size: room, mergeable, reserve, ..MemoryConfig::default()
+        };
         prop_assert_eq!(memory.to_string().parse::<MemoryConfig>().unwrap(), memory);
     }
 

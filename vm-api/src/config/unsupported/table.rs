@@ -84,10 +84,8 @@ pub(super) const TABLE: &[Missing] = &[
     missing("core scheduling is", &[Setting(Cpus, "core_scheduling", Word("Vm", "vm"))]),
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
     // Memory.
-    missing("merging equal pages is", &[Setting(Memory, "mergeable", Is(false))]),
     // Cloud Hypervisor prints this only where it is given.
     missing(VIRTIO_MEM, &[Setting(Memory, "hotplugged_size", Numbers(0, 0))]),
-    missing("reserving swap space is", &[Setting(Memory, "reserve", Is(false))]),
     missing("memory zones are", &[Flag("--memory-zone"), Field(Memory, "zones", Empty), Endpoint("vm.resize-zone")]),
     missing("NUMA nodes are", &[Flag("--numa"), Field(Vm, "numa", Empty)]),
     missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty)]),

@@ -23,6 +23,8 @@ pub(super) struct Backing {
     size: u64,
     huge_page: Option<u64>,
     thp: bool,
+    mergeable: bool,
+    reserve: bool,
     file: Option<Arc<File>>,
 }
 
@@ -43,8 +45,14 @@ impl Backing {
         if size == 0 || !size.is_multiple_of(page) {
             return Err(MemoryError::Unaligned { size, page });
         }
-        let mut backing = Self { size, huge_page, thp: config.thp && huge_page.is_none(), file: None };
+        let MemoryConfig { mergeable, reserve, .. } = *config;
+        let thp = config.thp && huge_page.is_none();
+        let mut backing = Self { size, huge_page, thp, mergeable, reserve, file: None };
         if shared || config.shared {
+            // Huge pages are always set aside.
+            if reserve && huge_page.is_none() {
+                return Err(MemoryError::ReserveShared);
+            }
             backing.file = Some(Arc::new(backing.create_file().map_err(|error| backing.map_error(error))?));
         }
         Ok(backing)
@@ -71,6 +79,9 @@ impl Backing {
             // Fails on a host without transparent huge pages, which only costs speed.
             let _ = advise(&region, Advice::LinuxHugepage);
         }
+        if self.mergeable {
+            advise(&region, Advice::LinuxMergeable).map_err(|_| MemoryError::Merge)?;
+        }
         Ok(region)
     }
 
@@ -93,7 +104,8 @@ impl Backing {
 
     fn map(&self, len: usize, offset: u64) -> Result<MmapRegion, MemoryError> {
         // Guests normally overcommit memory. Huge pages are reserved instead, so that a guest is not killed later.
-        let mut flags = if self.huge_page.is_some() { 0 } else { libc::MAP_NORESERVE };
+        let is_reserved = self.reserve || self.huge_page.is_some();
+        let mut flags = if is_reserved { 0 } else { libc::MAP_NORESERVE };
         let mut builder = MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
         match &self.file {
             Some(file) => {

@@ -41,6 +41,14 @@ pub enum MemoryError {
         /// How many are needed.
         needed: u64,
     },
+    /// The host's kernel does not merge pages.
+    #[error("--memory mergeable=on: the host's kernel does not merge pages (CONFIG_KSM); leave it out")]
+    Merge,
+    /// Swap space cannot be set aside for shared memory.
+    #[error(
+        "--memory reserve=on: the host sets no swap space aside for shared memory; use prefault=on, or leave reserve out"
+    )]
+    ReserveShared,
     /// The host cannot allocate the memory.
     #[error("--memory size={}: the host cannot allocate the memory: {error}; give less", bytes(*.size))]
     Map {
