@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
-    NetConfig, NetVf, Options, PayloadConfig, PciSegmentConfig, PlatformConfig, Problem, RateLimitGroupConfig,
-    RngConfig, VdpaConfig, VmConfig, VsockConfig, check_unsupported, help,
+    MemoryZoneConfig, NetConfig, NetVf, Options, PayloadConfig, PciSegmentConfig, PlatformConfig, Problem,
+    RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig, check_unsupported, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -126,6 +126,20 @@ pub(crate) struct VmOptions {
         long_help = keys::<MemoryConfig>("Guest memory")
     )]
     memory: Option<String>,
+
+    /// Parts of the guest memory with properties of their own
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "payload",
+        help_heading = MACHINE,
+        long_help = keys::<MemoryZoneConfig>(
+            "Parts of the guest memory with properties of their own, with --memory size=0. Repeat for more"
+        )
+    )]
+    memory_zone: Vec<String>,
 
     /// NICs. One with sriov_vfs is an SR-IOV physical function (PF)
     #[arg(
@@ -261,6 +275,9 @@ impl VmOptions {
         }
         if let Some(memory) = self.memory {
             config.memory = memory.parse()?;
+        }
+        for zone in self.memory_zone {
+            config.memory.zones.push(zone.parse()?);
         }
         if let Some(rng) = self.rng {
             config.rng = rng.parse()?;

@@ -23,10 +23,10 @@ pub(crate) mod vsock;
 
 pub use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DeviceType, DiskConfig, FsConfig,
-    GenericVhostUserConfig, HotplugMethod, ImageType, Key, LockGranularity, MacAddress, MemoryConfig, NetConfig, NetVf,
-    Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, Problem,
-    RateLimitGroupConfig, RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode,
-    VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
+    GenericVhostUserConfig, HotplugMethod, ImageType, Key, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig,
+    NetConfig, NetVf, Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    Problem, RateLimitGroupConfig, RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost,
+    VhostMode, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

@@ -3,6 +3,7 @@
 use option_derive::Options;
 use serde::{Deserialize, Serialize};
 
+use crate::config::memory_zone::MemoryZoneConfig;
 use crate::config::option::Value;
 
 /// The guest's memory.
@@ -41,11 +42,38 @@ pub struct MemoryConfig {
     #[option("hotplug_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_size: Option<u64>,
+    /// The zones that the memory consists of (--memory-zone on the command line). With zones, the size is 0.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub zones: Vec<MemoryZoneConfig>,
 }
 
 impl MemoryConfig {
     /// The unit in which memory is added while the guest runs, in bytes.
     pub const STEP: u64 = 128 << 20;
+
+    /// How much memory there is at boot, in bytes.
+    pub fn total(&self) -> u64 {
+        self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.size))
+    }
+
+    /// The zones, or if there are none, the one that these settings describe.
+    pub fn parts(&self) -> Vec<MemoryZoneConfig> {
+        if !self.zones.is_empty() {
+            return self.zones.clone();
+        }
+        vec![MemoryZoneConfig {
+            id: String::new(),
+            size: self.size,
+            file: None,
+            shared: self.shared,
+            hugepages: self.hugepages,
+            hugepage_size: self.hugepage_size,
+            host_numa_node: None,
+            prefault: self.prefault,
+            reserve: self.reserve,
+            mergeable: self.mergeable,
+        }]
+    }
 
     /// How much memory can be added while the guest runs, in bytes; `None` if none can.
     pub fn room(&self) -> Option<u64> {

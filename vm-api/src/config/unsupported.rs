@@ -93,7 +93,9 @@ impl Object {
                 ("disks", Self::Disk),
                 ("rate_limit_groups", Self::Whole),
                 ("platform", Self::Platform),
+                ("pci_segments", Self::Whole),
             ],
+            Self::Memory => &[("zones", Self::MemoryZone)],
             _ => &[],
         }
     }

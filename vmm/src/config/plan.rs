@@ -55,7 +55,7 @@ impl VmPlan {
         devices.extend(console::plan(&config.console)?);
         devices.push(rng::plan(&config.rng)?);
         if let Some(balloon) = &config.balloon {
-            devices.push(balloon::plan(balloon, config.memory.size, &devices)?);
+            devices.push(balloon::plan(balloon, config.memory.total(), &devices)?);
         }
         devices.extend(vsock::plan(config.vsock.as_ref())?);
         devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);

@@ -28,7 +28,7 @@ pub(super) fn info(instance: &Instance) -> VmInfo {
     VmInfo {
         state: instance.state(),
         // What the driver says of its balloon may be anything.
-        memory_actual_size: config.memory.size.saturating_sub(instance.vm().map_or(0, |vm| vm.balloon().actual())),
+        memory_actual_size: config.memory.total().saturating_sub(instance.vm().map_or(0, |vm| vm.balloon().actual())),
         device_tree: devices().flat_map(nodes).map(|node| (node.id.clone(), node)).collect(),
         nics: devices().filter_map(nic).collect(),
         sriov: devices().filter_map(sriov).collect(),

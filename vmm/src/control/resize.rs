@@ -12,6 +12,13 @@ use crate::error_kind::ErrorKind;
 pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Failure> {
     let max = config.cpus.max_vcpus;
     let refuse = |line: String| Err(Failure::new(ErrorKind::Invalid, line));
+    if let Some(ram) = resize.desired_ram
+        && !config.memory.zones.is_empty()
+    {
+        return refuse(format!(
+            "desired_ram={ram}: this VM's memory consists of zones, which keep their size; leave it out"
+        ));
+    }
     match resize.desired_vcpus {
         None => Ok(None),
         Some(0) => refuse("desired_vcpus=0: a VM needs at least one vCPU; ask for 1 or more".to_string()),
@@ -32,7 +39,7 @@ pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Fa
 /// The request asks for more than the guest then has, there is no balloon, or the memory would be too little for the
 /// balloon.
 pub(crate) fn balloon(resize: &Resize, config: &VmConfig) -> Result<Option<u64>, Failure> {
-    let memory = resize.desired_ram.unwrap_or(config.memory.size);
+    let memory = resize.desired_ram.unwrap_or(config.memory.total());
     let Some(bytes) = resize.desired_balloon else {
         let kept = config.balloon.as_ref().map_or(0, |balloon| balloon.size);
         return match resize.desired_ram {
@@ -87,6 +94,16 @@ mod tests {
         }
         assert_eq!(resize(Some(1), None, None), (Ok(()), 1));
         assert_eq!(instance.config().memory.size, 512 << 20);
+    }
+
+    #[test]
+    fn zones_keep_their_size() {
+        let mut instance =
+            instance(r#"{"memory":{"size":0,"zones":[{"id":"a","size":1048576},{"id":"b","size":2097152}]}}"#);
+        assert_eq!(instance.config().memory.total(), 3 << 20);
+        let resize = Resize { desired_ram: Some(4 << 20), ..Resize::default() };
+        assert_eq!(instance.resize(&resize).unwrap_err().kind, ErrorKind::Invalid);
+        assert_eq!(instance.config().memory.total(), 3 << 20);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::vm::error::VmError;
 
 /// The layout of a guest with this memory.
 pub(super) fn layout_of(memory: &MemoryConfig, bits: u8) -> Result<Layout, VmError> {
-    let (size, room) = (memory.size, memory.room().unwrap_or(0));
+    let (size, room) = (memory.total(), memory.room().unwrap_or(0));
     let too_large = VmError::AddressBits { size: size.saturating_add(room), bits };
     Layout::new(size, room, bits).ok_or(too_large)
 }

@@ -16,7 +16,7 @@ use vm_memory::{
 };
 
 use crate::arch::x86_64::layout::Layout;
-use crate::config::MemoryConfig;
+use crate::config::{MemoryConfig, MemoryZoneConfig};
 use backing::{Backing, advise};
 pub use error::MemoryError;
 
@@ -51,10 +51,12 @@ impl GuestRam {
     /// The host cannot allocate it.
     pub fn grown(&self, range: &Range<u64>) -> Result<GuestMemoryMmap, MemoryError> {
         let config = MemoryConfig { size: range.end - range.start, ..self.config.clone() };
-        let backing = Backing::new(&config, self.shared)?;
-        let failed = |error| backing.map_error(io::Error::other(error));
-        let region = backing.region(range, 0)?;
-        populate(&region, config.prefault).map_err(|error| backing.map_error(error))?;
+        let failed = |error| MemoryError::Map { size: config.size, error: io::Error::other(error) };
+        let mut added = Vec::new();
+        for part in config.parts() {
+            added.extend(map_part(&part, config.thp, std::slice::from_ref(range), self.shared)?);
+        }
+        let region = added.pop().ok_or_else(|| failed(vm_memory::GuestRegionCollectionError::NoMemoryRegion))?;
         self.memory.memory().insert_region(Arc::new(region)).map_err(failed)
     }
 
@@ -85,7 +87,7 @@ impl GuestRam {
 
     /// Whether other processes can map it.
     pub fn is_shared(&self) -> bool {
-        self.memory.memory().iter().all(|region| region.file_offset().is_some())
+        self.memory.memory().iter().all(is_shared)
     }
 
     /// Sets all memory to zero. Mappings stay, including those of other processes. With `keep_pages` the host pages
@@ -98,10 +100,12 @@ impl GuestRam {
         for region in self.memory.memory().iter() {
             let discarded = match region.file_offset() {
                 _ if keep_pages => Err(rustix::io::Errno::BUSY),
-                Some(file) => {
+                Some(file) if is_shared(region) => {
                     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                     rustix::fs::fallocate(file.file(), punch, file.start(), region.len())
                 }
+                // Discarded pages would be the file's again.
+                Some(_) => Err(rustix::io::Errno::BUSY),
                 None => advise(region, Advice::LinuxDontNeed),
             };
             // Linux before 5.18 cannot discard private huge pages, either.
@@ -110,24 +114,50 @@ impl GuestRam {
             }
         }
         let memory = self.memory.memory();
-        memory.iter().try_for_each(|region| populate(region, self.config.prefault)).map_err(MemoryError::Clear)
+        let prefault = self.config.parts().iter().any(|part| part.prefault);
+        memory.iter().try_for_each(|region| populate(region, prefault)).map_err(MemoryError::Clear)
     }
+}
+
+/// Whether other processes can map `region`.
+fn is_shared(region: &GuestRegionMmap) -> bool {
+    region.file_offset().is_some() && region.flags() & libc::MAP_SHARED != 0
 }
 
 /// Maps the memory of a start.
 fn map(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<GuestMemoryMmap, MemoryError> {
-    let backing = Backing::new(config, shared)?;
+    let parts = config.parts();
+    let sizes: Vec<_> = parts.iter().map(|part| part.size).collect();
+    let mut regions = Vec::new();
+    for (part, ranges) in parts.iter().zip(layout.parts(&sizes)) {
+        let mapped = map_part(part, config.thp, &ranges, shared);
+        regions.extend(mapped.map_err(|error| match part.id.as_str() {
+            "" => error,
+            id => MemoryError::Zone { id: id.to_string(), error: Box::new(error) },
+        })?);
+    }
+    regions.sort_by_key(GuestMemoryRegion::start_addr);
+    let failed = |error| MemoryError::Map { size: config.total(), error: io::Error::other(error) };
+    GuestMemoryMmap::from_regions(regions).map_err(failed)
+}
+
+/// Maps a part of the memory at the addresses `ranges`.
+fn map_part(
+    part: &MemoryZoneConfig,
+    thp: bool,
+    ranges: &[Range<u64>],
+    shared: bool,
+) -> Result<Vec<GuestRegionMmap>, MemoryError> {
+    let backing = Backing::new(part, thp, shared)?;
     let mut regions = Vec::new();
     let mut offset = 0;
-    for range in [&layout.low, &layout.high] {
-        if !range.is_empty() {
-            let region = backing.region(range, offset)?;
-            populate(&region, config.prefault).map_err(|error| backing.map_error(error))?;
-            regions.push(region);
-            offset += range.end - range.start;
-        }
+    for range in ranges {
+        let region = backing.region(range, offset)?;
+        populate(&region, part.prefault).map_err(|error| backing.map_error(error))?;
+        regions.push(region);
+        offset += range.end - range.start;
     }
-    GuestMemoryMmap::from_regions(regions).map_err(|error| backing.map_error(io::Error::other(error)))
+    Ok(regions)
 }
 
 /// Allocates all pages of `region` if `prefault` says so.
@@ -217,6 +247,58 @@ mod tests {
         assert_eq!([&plain, &merged, &reserved].map(|flags| flags.contains(" nr")), [true, true, false]);
         let shared = MemoryConfig { reserve: true, shared: true, ..config(64 << 20) };
         assert!(matches!(ram(&shared), Err(MemoryError::ReserveShared)));
+    }
+
+    fn zone(text: &str) -> MemoryZoneConfig {
+        text.parse().unwrap()
+    }
+
+    fn zones(zones: &[&str]) -> Result<GuestRam, MemoryError> {
+        let zones: Vec<_> = zones.iter().map(|text| zone(text)).collect();
+        let config = MemoryConfig { size: 0, zones, ..MemoryConfig::default() };
+        GuestRam::new(&config, &Layout::new(config.total(), 0, 46).unwrap(), false)
+    }
+
+    #[test]
+    fn zones_follow_each_other_with_their_own_properties() {
+        let ram = zones(&["id=a,size=1G,shared=on", "id=b,size=3G"]).unwrap();
+        let memory = ram.memory().memory();
+        let regions: Vec<_> =
+            memory.iter().map(|region| (region.start_addr().0, region.len(), is_shared(region))).collect();
+        assert_eq!(regions, [(0, 1 << 30, true), (1 << 30, 2 << 30, false), (4 << 30, 1 << 30, false)]);
+        assert!(!ram.is_shared());
+    }
+
+    #[test]
+    fn a_zone_with_a_file_has_its_contents_and_changes_them_only_if_it_is_shared() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("zone");
+        for shared in [false, true] {
+            std::fs::write(&path, [7; 8192]).unwrap();
+            let text = format!("id=a,size=8K,file={},shared={}", path.display(), if shared { "on" } else { "off" });
+            let ram = zones(&[&text]).unwrap();
+            let memory = ram.memory().memory();
+            assert_eq!(memory.read_obj::<u8>(GuestAddress(8191)).unwrap(), 7);
+            memory.write_obj(9u8, GuestAddress(8191)).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap()[8191], if shared { 9 } else { 7 });
+            assert_eq!(ram.is_shared(), shared);
+            ram.clear(false).unwrap();
+            assert_eq!(memory.read_obj::<u8>(GuestAddress(8191)).unwrap(), 0);
+            assert_eq!(std::fs::read(&path).unwrap()[0], if shared { 0 } else { 7 });
+        }
+        let refused = |text: &str| zones(&[text]).unwrap_err().to_string();
+        let short = refused(&format!("id=a,size=12K,file={}", path.display()));
+        assert!(short.starts_with("--memory-zone id=a,file=") && short.contains("8192 bytes long"), "{short}");
+        assert!(refused("id=a,size=8K,file=/nonexistent/zone").contains("cannot be opened"));
+        // A directory gets a file without a name.
+        let ram = zones(&[&format!("id=a,size=8K,file={},shared=on", folder.path().display())]).unwrap();
+        assert!(ram.is_shared() && std::fs::read_dir(folder.path()).unwrap().count() == 1);
+    }
+
+    #[test]
+    fn a_numa_node_that_the_host_does_not_have_is_refused() {
+        let error = zones(&["id=a,size=8K,host_numa_node=1023"]).unwrap_err().to_string();
+        assert!(error.starts_with("--memory-zone id=a,host_numa_node=1023: the host does not give"), "{error}");
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Vm {
     /// Makes what was added to the guest's memory a part of the memory of its next start. If it is to have another size
     /// then, it gets new memory; if that is not to be had, it keeps what it has.
     pub(super) fn settle_memory(&mut self) {
-        if self.ram.size() == self.memory.size {
+        if self.ram.size() == self.memory.total() {
             self.layout.plugged = self.layout.hotplug.start..self.free_addresses().0;
         } else if let Err(error) = self.exchange_memory() {
             log::warn!("the guest keeps {} of memory: {error}", bytes(self.ram.size()));

@@ -1,6 +1,6 @@
 //! Every rule that the rest of the machine can break.
 
-use vmm::config::{ConsoleConfig, ConsoleMode, HotplugMethod, PayloadConfig, VmPlan};
+use vmm::config::{ConsoleConfig, ConsoleMode, HotplugMethod, MemoryConfig, PayloadConfig, VmPlan};
 
 use crate::{vm, with};
 
@@ -144,6 +144,49 @@ fn room_for_memory_that_cannot_be_is_refused() {
     let mut none = vm(&[], &[]).unwrap();
     none.memory.hotplug_size = Some(0);
     assert!(VmPlan::of(&none).is_ok(), "no room is what there is anyway");
+}
+
+#[test]
+fn zones_that_cannot_be_are_refused() {
+    let zones = |zones: &[&str]| {
+        with(|vm| {
+            vm.memory.size = 0;
+            vm.memory.zones = zones.iter().map(|zone| zone.parse().unwrap()).collect();
+        })
+    };
+    let with_zone = |change: fn(&mut MemoryConfig)| {
+        with(|vm| {
+            (vm.memory.size, vm.memory.zones) = (0, vec!["id=a,size=1G".parse().unwrap()]);
+            change(&mut vm.memory);
+        })
+    };
+    let mut some = vm(&[], &[]).unwrap();
+    (some.memory.size, some.memory.zones) = (0, vec!["id=a,size=1G,host_numa_node=1,file=/f".parse().unwrap()]);
+    assert!(VmPlan::of(&some).is_ok());
+    assert_eq!(
+        with_zone(|memory| memory.size = 1 << 30),
+        "--memory size=1G: the zones (--memory-zone) have all of the memory; give size=0"
+    );
+    assert!(with_zone(|memory| memory.shared = true).contains("give these to each --memory-zone"));
+    assert!(with_zone(|memory| memory.hotplug_size = Some(1 << 30)).contains("cannot be added to"));
+    assert_eq!(
+        zones(&["id=a,size=1G", "id=a,size=1G"]),
+        "--memory-zone id=a: another zone has this name; give each its own"
+    );
+    assert_eq!(zones(&["id=a,size=0"]), "--memory-zone id=a,size=0: a VM needs memory; give a size, such as 512M");
+    assert!(
+        zones(&["id=a,size=1G,hugepage_size=2M"]).starts_with("--memory-zone id=a,hugepage_size=2M: needs hugepages")
+    );
+    assert!(zones(&["id=a,size=1G,hugepages=on,file=/f"]).contains("a file has its own pages"));
+    assert!(zones(&["id=a,size=1G,host_numa_node=1024"]).contains("at most 1024 NUMA nodes"));
+    assert_eq!(
+        with_zone(|memory| memory.zones.iter_mut().for_each(|zone| zone.id.clear())),
+        "--memory-zone id=: a zone needs a name; give one"
+    );
+    assert!(zones(&["id=a,size=20000G", "id=b,size=20000G"]).contains("together more than a guest can address"));
+    let many: Vec<_> = (0..8).map(|n| format!("id={n},size=1G")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    assert_eq!(zones(&many), "--memory-zone: 8 zones: a VM has at most 7 memory zones; give fewer");
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub enum Object {
     CpuFeatures,
     /// `MemoryConfig`.
     Memory,
+    /// `MemoryZoneConfig`.
+    MemoryZone,
     /// `PayloadConfig`.
     Payload,
     /// `NetConfig`.
@@ -80,6 +82,7 @@ impl Object {
         match self {
             Self::Cpus => Some("--cpus"),
             Self::Memory => Some("--memory"),
+            Self::MemoryZone => Some("--memory-zone"),
             Self::Net => Some("--net"),
             Self::Disk => Some("--disk"),
             Self::DebugConsole => Some("--debug-console"),

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::place::Harmless::{self, Empty, If, Is, Null, Number, Numbers, Word};
 use super::place::Missing;
-use super::place::Object::{CpuFeatures, Cpus, DebugConsole, Disk, Memory, Payload, Platform, Vm};
+use super::place::Object::{CpuFeatures, Cpus, DebugConsole, Disk, Memory, MemoryZone, Payload, Platform, Vm};
 use super::place::Place::{self, Endpoint, Field, Flag, Key, Setting};
 
 /// `iommu=on` of a device.
@@ -84,9 +84,16 @@ pub(super) const TABLE: &[Missing] = &[
     missing("core scheduling is", &[Setting(Cpus, "core_scheduling", Word("Vm", "vm"))]),
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
     // Memory.
-    // Cloud Hypervisor prints this only where it is given.
-    missing(VIRTIO_MEM, &[Setting(Memory, "hotplugged_size", Numbers(0, 0))]),
-    missing("memory zones are", &[Flag("--memory-zone"), Field(Memory, "zones", Empty), Endpoint("vm.resize-zone")]),
+    // Cloud Hypervisor prints these only where they are given.
+    missing(
+        VIRTIO_MEM,
+        &[
+            Setting(Memory, "hotplugged_size", Numbers(0, 0)),
+            Setting(MemoryZone, "hotplug_size", Numbers(0, 0)),
+            Setting(MemoryZone, "hotplugged_size", Numbers(0, 0)),
+        ],
+    ),
+    missing("resizing memory zones is", &[Endpoint("vm.resize-zone")]),
     missing("NUMA nodes are", &[Flag("--numa"), Field(Vm, "numa", Empty)]),
     missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty)]),
     // What is booted, and the platform.

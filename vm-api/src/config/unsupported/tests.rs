@@ -4,7 +4,8 @@ use serde_json::json;
 use super::*;
 use crate::config::option::Options as _;
 use crate::config::{
-    CpusConfig, DiskConfig, MemoryConfig, NetConfig, PayloadConfig, PlatformConfig, VmConfig, check_unsupported,
+    CpusConfig, DiskConfig, MemoryConfig, MemoryZoneConfig, NetConfig, PayloadConfig, PlatformConfig, VmConfig,
+    check_unsupported,
 };
 
 /// A field is in the table or in the typed configuration, never in both: the table would refuse a supported one.
@@ -21,6 +22,7 @@ fn what_is_later_is_not_there() {
     assert_unknown::<VmConfig>(Object::Vm);
     assert_unknown::<CpusConfig>(Object::Cpus);
     assert_unknown::<MemoryConfig>(Object::Memory);
+    assert_unknown::<MemoryZoneConfig>(Object::MemoryZone);
     assert_unknown::<PayloadConfig>(Object::Payload);
     assert_unknown::<NetConfig>(Object::Net);
     assert_unknown::<PlatformConfig>(Object::Platform);
@@ -101,6 +103,7 @@ fn a_key_is_in_the_table_or_supported() {
         let supported = match object {
             Object::Cpus => CpusConfig::keys(),
             Object::Memory => MemoryConfig::keys(),
+            Object::MemoryZone => MemoryZoneConfig::keys(),
             Object::Net => NetConfig::keys(),
             Object::Disk => DiskConfig::keys(),
             Object::Platform => PlatformConfig::keys(),
@@ -131,6 +134,7 @@ fn a_key_at_its_default_is_no_error_on_either_surface_and_any_other_value_is_one
     let parse = |object: Object, text: &str| match object {
         Object::Cpus => text.parse::<CpusConfig>().map(drop),
         Object::Memory => text.parse::<MemoryConfig>().map(drop),
+        Object::MemoryZone => format!("id=z,size=1M,{text}").parse::<MemoryZoneConfig>().map(drop),
         Object::Net => text.parse::<NetConfig>().map(drop),
         Object::Disk => text.parse::<DiskConfig>().map(drop),
         Object::Platform => text.parse::<PlatformConfig>().map(drop),
@@ -154,7 +158,7 @@ fn a_key_at_its_default_is_no_error_on_either_surface_and_any_other_value_is_one
             assert_eq!(object.strip(&mut json!({*field: default}), ""), Ok(()), "{object:?} {field}");
         }
     }
-    assert!(keys > 20, "{keys}");
+    assert!(keys > 15, "{keys}");
     assert_eq!(check_unsupported("--debug-console", "off,iobase=0xe9"), Ok(()));
     let said = check_unsupported("--debug-console", "pty").unwrap_err().to_string();
     assert_eq!(said, "--debug-console pty: debug consoles are not supported yet; leave it out");

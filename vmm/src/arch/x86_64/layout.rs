@@ -168,6 +168,27 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Where parts of the memory of these sizes are, one after the other: a part may lie on both sides of the hole.
+    pub fn parts(&self, sizes: &[u64]) -> Vec<Vec<Range<u64>>> {
+        let mut free = [self.low.clone(), self.high.clone()];
+        let place = |size: &u64| {
+            let mut left = *size;
+            let mut ranges = Vec::new();
+            for range in &mut free {
+                let len = left.min(range.end - range.start);
+                if len > 0 {
+                    ranges.push(range.start..range.start + len);
+                    range.start += len;
+                    left -= len;
+                }
+            }
+            ranges
+        };
+        sizes.iter().map(place).collect()
+    }
+}
+
 /// The type of an address range in the memory map (E820).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -263,6 +284,13 @@ mod tests {
             assert_eq!(end - start, (u64::from(last_bus(segment)) + 1) * ECAM_BUS_LEN);
         }
         assert_eq!((ecam_offset(ECAM.start - 1), ecam_offset(ECAM.end)), (None, None));
+    }
+
+    #[test]
+    fn parts_follow_each_other_and_may_lie_on_both_sides_of_the_hole() {
+        let layout = Layout::new(5 * GIB, 0, 46).unwrap();
+        let parts = layout.parts(&[GIB, 3 * GIB, GIB]);
+        assert_eq!(parts, [vec![0..GIB], vec![GIB..3 * GIB, 4 * GIB..5 * GIB], vec![5 * GIB..6 * GIB]]);
     }
 
     #[test]

@@ -3,33 +3,39 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::Advice;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
 
 use super::error::MemoryError;
-use crate::config::MemoryConfig;
+use crate::config::MemoryZoneConfig;
 
 /// The host's page size, in bytes.
 const PAGE: u64 = 4096;
 /// The size and alignment of transparent huge pages, in bytes.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
 
-/// The backing of all regions of a guest's memory.
+/// The backing of the regions of a part of a guest's memory.
 pub(super) struct Backing {
     size: u64,
     huge_page: Option<u64>,
     thp: bool,
     mergeable: bool,
     reserve: bool,
+    /// The host's NUMA node that pages come from.
+    node: Option<u32>,
+    shared: bool,
     file: Option<Arc<File>>,
 }
 
 impl Backing {
-    pub(super) fn new(config: &MemoryConfig, shared: bool) -> Result<Self, MemoryError> {
+    /// The backing of `config`; other processes can map it if `config` or `shared` says so. A file of its own is never
+    /// shared against its own setting: the guest would write to it.
+    pub(super) fn new(config: &MemoryZoneConfig, thp: bool, shared: bool) -> Result<Self, MemoryError> {
         let size = config.size;
         let huge_page = match (config.hugepages, config.hugepage_size) {
             (false, _) => None,
@@ -45,15 +51,19 @@ impl Backing {
         if size == 0 || !size.is_multiple_of(page) {
             return Err(MemoryError::Unaligned { size, page });
         }
-        let MemoryConfig { mergeable, reserve, .. } = *config;
-        let thp = config.thp && huge_page.is_none();
-        let mut backing = Self { size, huge_page, thp, mergeable, reserve, file: None };
-        if shared || config.shared {
-            // Huge pages are always set aside.
-            if reserve && huge_page.is_none() {
-                return Err(MemoryError::ReserveShared);
-            }
+        let MemoryZoneConfig { mergeable, reserve, host_numa_node: node, .. } = *config;
+        let thp = thp && huge_page.is_none();
+        let mut backing = Self { size, huge_page, thp, mergeable, reserve, node, shared: config.shared, file: None };
+        if let Some(path) = &config.file {
+            let problem = |problem| MemoryError::File { path: path.clone(), problem };
+            backing.file = Some(Arc::new(open_file(path, size).map_err(problem)?));
+        } else if shared || config.shared {
+            backing.shared = true;
             backing.file = Some(Arc::new(backing.create_file().map_err(|error| backing.map_error(error))?));
+        }
+        // Huge pages are always set aside.
+        if reserve && backing.shared && huge_page.is_none() {
+            return Err(MemoryError::ReserveShared);
         }
         Ok(backing)
     }
@@ -78,6 +88,9 @@ impl Backing {
         if self.thp {
             // Fails on a host without transparent huge pages, which only costs speed.
             let _ = advise(&region, Advice::LinuxHugepage);
+        }
+        if let Some(node) = self.node {
+            bind(&region, node).map_err(|error| MemoryError::Node { node, error })?;
         }
         if self.mergeable {
             advise(&region, Advice::LinuxMergeable).map_err(|_| MemoryError::Merge)?;
@@ -109,7 +122,7 @@ impl Backing {
         let mut builder = MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
         match &self.file {
             Some(file) => {
-                flags |= libc::MAP_SHARED;
+                flags |= if self.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
                 builder = builder.with_file_offset(FileOffset::from_arc(Arc::clone(file), offset));
             }
             None => {
@@ -135,6 +148,52 @@ impl Backing {
     }
 }
 
+/// Opens the file at `path` for `size` bytes of memory, or a file without a name if that is a directory.
+///
+/// # Errors
+///
+/// What is wrong, and what to do.
+fn open_file(path: &Path, size: u64) -> Result<File, String> {
+    let failed = |error: io::Error| format!("cannot be opened: {error}; give a file, or a directory");
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if metadata.is_dir() {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
+        rustix::fs::ftruncate(&file, size).map_err(|error| failed(error.into()))?;
+        return Ok(file.into());
+    }
+    if !metadata.is_file() {
+        return Err("neither a regular file nor a directory; give one of these".to_string());
+    }
+    // Memory beyond the end of its file would end this process.
+    if metadata.len() < size {
+        return Err(format!("{} bytes long, and the zone has {size}; make the file longer", metadata.len()));
+    }
+    File::options().read(true).write(true).open(path).map_err(failed)
+}
+
+/// Has all pages of `region` come from the host's NUMA node `node`.
+fn bind(region: &GuestRegionMmap, node: u32) -> io::Result<()> {
+    const MPOL_BIND: libc::c_int = 2;
+    const MPOL_MF_STRICT: libc::c_uint = 1;
+    const MPOL_MF_MOVE: libc::c_uint = 2;
+    let bits = libc::c_ulong::BITS;
+    let word = usize::try_from(node / bits).map_err(io::Error::other)?;
+    let mut nodes = vec![0 as libc::c_ulong; word + 1];
+    if let Some(last) = nodes.last_mut() {
+        *last = 1 << (node % bits);
+    }
+    // The kernel takes one bit less than it is told.
+    let most = nodes.len() * bits as usize + 1;
+    // SAFETY: the range is one whole mapping of guest memory, of whose pages only the origin changes; the kernel reads as
+    // many words of `nodes` as there are.
+    let result = unsafe {
+        let (address, len) = (region.as_ptr(), region.size());
+        libc::syscall(libc::SYS_mbind, address, len, MPOL_BIND, nodes.as_ptr(), most, MPOL_MF_STRICT | MPOL_MF_MOVE)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// The host's default huge page size, in bytes.
 fn default_huge_page() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -143,7 +202,7 @@ fn default_huge_page() -> Option<u64> {
 }
 
 fn huge_page_exists(page: u64) -> bool {
-    std::path::Path::new(&format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024)).exists()
+    Path::new(&format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024)).exists()
 }
 
 /// Advises the host about all pages of `region`.

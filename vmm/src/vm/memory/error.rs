@@ -1,6 +1,7 @@
 //! Why the guest's memory cannot be allocated or cleared.
 
 use std::io;
+use std::path::PathBuf;
 
 use thiserror::Error;
 
@@ -49,6 +50,32 @@ pub enum MemoryError {
         "--memory reserve=on: the host sets no swap space aside for shared memory; use prefault=on, or leave reserve out"
     )]
     ReserveShared,
+    /// A zone cannot be allocated.
+    #[error("--memory-zone id={id},{}", error.to_string().trim_start_matches("--memory "))]
+    Zone {
+        /// Its name.
+        id: String,
+        /// Why.
+        error: Box<Self>,
+    },
+    /// The file of a zone cannot be used.
+    #[error("--memory file={}: {problem}", path.display())]
+    File {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// The host has no such NUMA node, or its pages cannot be had.
+    #[error(
+        "--memory host_numa_node={node}: the host does not give memory of this node: {error}; see /sys/devices/system/node"
+    )]
+    Node {
+        /// The node's number.
+        node: u32,
+        /// Why not.
+        error: io::Error,
+    },
     /// The host cannot allocate the memory.
     #[error("--memory size={}: the host cannot allocate the memory: {error}; give less", bytes(*.size))]
     Map {

@@ -1,0 +1,45 @@
+//! Memory zones: `--memory-zone`.
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::Serialize;
+
+/// A part of the guest's memory with properties of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--memory-zone")]
+pub struct MemoryZoneConfig {
+    /// Zone name, unique in the VM.
+    #[option("id=<name>", required)]
+    pub id: String,
+    /// Size of the zone. Zones follow each other in the order in which they are given.
+    #[option("size=<bytes>[K|M|G]", required)]
+    pub size: u64,
+    /// File whose contents are the zone's, or directory in which the zone gets a file without a name.
+    #[option("file=<path>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// Whether other processes can map the zone. What the guest writes to a file's zone is in the file only then.
+    #[option("shared=on|off")]
+    pub shared: bool,
+    /// Whether to use huge pages that the host has reserved.
+    #[option("hugepages=on|off")]
+    pub hugepages: bool,
+    /// Size of the huge pages. By default the host's.
+    #[option("hugepage_size=<bytes>[K|M|G]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hugepage_size: Option<u64>,
+    /// NUMA node of the host that the zone's pages come from. By default any.
+    #[option("host_numa_node=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_numa_node: Option<u32>,
+    /// Whether to allocate all of the zone before the guest starts.
+    #[option("prefault=on|off")]
+    pub prefault: bool,
+    /// Whether the host sets swap space aside. Only for private memory.
+    #[option("reserve=on|off")]
+    pub reserve: bool,
+    /// Whether the host may merge equal pages (KSM). Memory that other processes can map is not merged.
+    #[option("mergeable=on|off")]
+    pub mergeable: bool,
+}
