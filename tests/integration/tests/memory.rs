@@ -1,0 +1,90 @@
+//! Memory added to a running guest.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
+
+use integration::{Api, Backend, Backends, Flood, Guest, Kernel, Pf, Subnet};
+use rstest::rstest;
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+/// Linux's memory blocks of 128 MiB from 4 GiB on.
+const FIRST_BLOCK: u64 = 32;
+/// How many bytes pass through each VF in each direction once all memory is there.
+const BYTES: usize = 2 << 20;
+
+/// Resizes the guest to `size` MiB of memory, of which `blocks` are then from 4 GiB on, and brings these online, as udev
+/// can be told to do.
+fn resize(guest: &mut Guest, api: &Api, size: u64, blocks: u64) {
+    let answer = api.put_json("vm.resize", &json!({ "desired_ram": size * MIB }));
+    assert_eq!(answer.status, 204, "{size} MiB: {}", answer.body);
+    assert_info(api, size);
+    let block = |n: u64| format!("/sys/devices/system/memory/memory{}", FIRST_BLOCK + n);
+    for n in 0..blocks {
+        guest.wait_for(&format!("[ -e {} ]", block(n)));
+        guest.ok(&format!("grep -q online {0}/state || echo online > {0}/state", block(n)));
+    }
+    assert!(guest.run(&format!("[ -e {} ]", block(blocks))).status != 0, "no more memory than was asked for");
+}
+
+fn assert_info(api: &Api, size: u64) {
+    let info = api.info();
+    let memory = &info["config"]["memory"];
+    assert_eq!((&memory["size"], &memory["hotplug_size"]), (&json!(size * MIB), &json!(2048 * MIB)));
+    assert_eq!(info["memory_actual_size"], json!(size * MIB));
+}
+
+/// The guest's memory in MiB, as Linux counts it.
+fn total(guest: &mut Guest) -> u64 {
+    let line = guest.ok("grep MemTotal /proc/meminfo");
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+}
+
+/// G62: memory that is added while VFs over all kinds of backends carry traffic is reached by all of them, and is the
+/// guest's after a reboot.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn memory_is_added_while_vfs_over_all_kinds_of_backends_carry_traffic(#[case] kernel: Kernel) {
+    let backends = Backends::start(&[Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa]);
+    let api = Api::new("memory");
+    let spec = backends.spec(kernel).memory("size=512M,hotplug_size=2G");
+    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    let pf = Pf::find(&mut guest);
+    pf.set_num_vfs(&mut guest, 4);
+    let vfs = pf.vfs(&mut guest);
+    let floods = Flood::through(&mut guest, &vfs, &backends.taps());
+    assert!(total(&mut guest) < 512);
+
+    resize(&mut guest, &api, 1024, 4);
+    resize(&mut guest, &api, 2048, 12);
+    assert!((1792..2048).contains(&total(&mut guest)));
+    assert_eq!(api.put_json("vm.resize", &json!({ "desired_ram": 4096 * MIB })).status, 409);
+    assert_info(&api, 2048);
+    drop(floods);
+    // New buffers are above 4 GiB: Linux takes lower memory last.
+    for vf in &vfs {
+        guest.ping(vf.interface(), Subnet(vf.index as u8));
+        guest.transfer(Subnet(vf.index as u8), BYTES);
+    }
+    guest.assert_kernel_has_no_complaint();
+
+    guest.reboot();
+    assert!((1792..2048).contains(&total(&mut guest)));
+    assert_info(&api, 2048);
+    pf.set_num_vfs(&mut guest, 4);
+    let taps = backends.taps();
+    for vf in pf.vfs(&mut guest) {
+        vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
+    }
+    // Less counts from the next start on.
+    assert_eq!(api.put_json("vm.resize", &json!({ "desired_ram": 512 * MIB })).status, 204);
+    assert!((1792..2048).contains(&total(&mut guest)));
+    guest.reboot();
+    assert!(total(&mut guest) < 512);
+    pf.set_num_vfs(&mut guest, 4);
+    for vf in pf.vfs(&mut guest) {
+        vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
+    }
+    assert_eq!(guest.vmm().errors(), "", "the VMM printed no errors");
+    assert_eq!(guest.power_off().code, Some(0));
+}
