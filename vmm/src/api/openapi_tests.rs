@@ -126,6 +126,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<VmConfig>(all, "VmConfig", Some(Object::Vm));
     assert_fields::<CpusConfig>(all, "CpusConfig", Some(Object::Cpus));
     assert_fields::<MemoryConfig>(all, "MemoryConfig", Some(Object::Memory));
+    assert_fields::<MemoryZoneConfig>(all, "MemoryZoneConfig", Some(Object::MemoryZone));
     assert_fields::<PayloadConfig>(all, "PayloadConfig", Some(Object::Payload));
     assert_fields::<NetConfig>(all, "NetConfig", None);
     assert_fields::<VfConfig>(all, "VfConfig", None);
