@@ -13,6 +13,8 @@ use crate::sources::Mirrors;
 pub(crate) const RELEASE_6_1: &str = "bookworm";
 /// The Debian release whose kernel is 6.12.
 pub(crate) const RELEASE_6_12: &str = "trixie";
+/// Debian's release in development, which is always called this.
+const DEVELOPMENT: &str = "sid";
 
 /// An apt whose configuration, lists and cache are in a folder of the project.
 pub(crate) struct Apt {
@@ -36,6 +38,11 @@ impl Apt {
     pub(crate) fn with_backports(folder: &Path) -> Result<Apt> {
         let archive = Mirrors::of_this_machine()?.archive;
         Apt::of(folder, &(archive.line(RELEASE_6_12) + &archive.line(&format!("{RELEASE_6_12}-backports"))))
+    }
+
+    /// As [`Self::new`], for the release in development.
+    pub(crate) fn with_development(folder: &Path) -> Result<Apt> {
+        Apt::of(folder, &Mirrors::of_this_machine()?.archive.line(DEVELOPMENT))
     }
 
     fn of(folder: &Path, list: &str) -> Result<Apt> {

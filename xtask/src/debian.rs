@@ -75,17 +75,23 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
     let (root, unfinished) = (folder.join("root"), folder.join("unfinished.raw"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).context(folder.display())?;
-    let mut command = Command::new("mmdebstrap");
-    command.args(["--variant=minbase", "--include=systemd-sysv,udev"]);
-    command.args(WITHOUT.map(|path| format!("--dpkgopt=path-exclude={path}")));
-    let patience =
-        format!("cd \"$1/etc/systemd\" && mkdir -p system.conf.d && printf '{PATIENCE}' > system.conf.d/patience.conf");
-    command.arg("--customize-hook=echo debian > \"$1/etc/hostname\"").arg(format!("--customize-hook={patience}"));
-    command.arg(apt::RELEASE_6_1);
-    output(command.arg(&root))?;
+    tree(&root, "systemd-sysv,udev", &[])?;
     output(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(&unfinished).arg(DISK))?;
     fs::remove_dir_all(&root).context(root.display())?;
     fs::rename(&unfinished, &disk).context(disk.display())?;
     step.done();
     Ok(disk)
+}
+
+/// Makes the tree of a Debian with these packages at `root`. Each hook is a shell command, in which `$1` is the root.
+pub(crate) fn tree(root: &Path, packages: &str, hooks: &[&str]) -> Result<()> {
+    let mut command = Command::new("mmdebstrap");
+    command.args(["--variant=minbase", &format!("--include={packages}")]);
+    command.args(WITHOUT.map(|path| format!("--dpkgopt=path-exclude={path}")));
+    let patience =
+        format!("cd \"$1/etc/systemd\" && mkdir -p system.conf.d && printf '{PATIENCE}' > system.conf.d/patience.conf");
+    for hook in ["echo debian > \"$1/etc/hostname\"", &patience].into_iter().chain(hooks.iter().copied()) {
+        command.arg(format!("--customize-hook={hook}"));
+    }
+    output(command.arg(apt::RELEASE_6_1).arg(root)).map(drop)
 }

@@ -8,6 +8,7 @@ mod bench;
 mod boot_time;
 mod build;
 mod check;
+mod cloud_image;
 mod contract;
 mod coverage;
 mod cpio;
@@ -18,6 +19,7 @@ mod dist;
 mod emulator;
 mod error;
 mod fuzz;
+mod gpt;
 mod hotplug;
 mod images;
 mod kernel;
@@ -31,6 +33,7 @@ mod sources;
 mod splice;
 mod stress;
 mod suite;
+mod uefi;
 mod vp_vdpa;
 
 use std::path::{Path, PathBuf};
@@ -78,6 +81,9 @@ enum Task {
         /// Where guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
         lab: Option<Place>,
+        /// Runs the longer tests, too: minutes each
+        #[arg(long)]
+        all: bool,
         /// Rewrites the expected output under tests/integration/expected from what the guests print
         #[arg(long)]
         bless: bool,
@@ -180,6 +186,8 @@ enum LabTask {
         #[arg(long, default_value_t = 50)]
         rounds: u32,
     },
+    /// Boots a Debian with systemd from a disk by UEFI firmware, with cloud-init's disk, and enables VFs by a unit
+    CloudImage,
     /// Boots a whole Debian from a disk to its login prompt
     Debian {
         /// The guest's kernel
@@ -192,9 +200,9 @@ fn main() -> ExitCode {
     let workspace = workspace();
     let outcome = match Arguments::parse().command {
         Task::Demo { lab } => demo::run(&workspace, lab),
-        Task::Test { part, filter, lab, bless, verbose } => {
+        Task::Test { part, filter, lab, all, bless, verbose } => {
             let filter = filter.unwrap_or_default();
-            test(&workspace, part, &IntegrationOptions { filter, lab, bless, verbose })
+            test(&workspace, part, all, &IntegrationOptions { filter, lab, bless, verbose })
         }
         Task::Bench { backend, seconds, runs, qemu } => {
             let options = bench::Options { backend, seconds, runs, qemu };
@@ -222,8 +230,8 @@ struct IntegrationOptions {
     verbose: bool,
 }
 
-/// Runs the parts asked for. The last line of the output counts all tests.
-fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> Result<bool> {
+/// Runs the parts asked for, and the longer tests if `all` are wanted. The last line of the output counts all tests.
+fn test(workspace: &Path, part: Option<Part>, all: bool, options: &IntegrationOptions) -> Result<bool> {
     let started = Instant::now();
     let wanted = |this: Part| part.is_none_or(|only| only == this);
     let mut tally = Tally::default();
@@ -242,6 +250,11 @@ fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> R
     if wanted(Part::Integration) {
         tally += counted("integration tests", integration(workspace, options));
     }
+    if all {
+        let passed = Tally { passed: 1, failed: 0 };
+        let cloud_image = Lab::open(workspace).and_then(|lab| cloud_image::run(&lab, workspace));
+        tally += counted("the cloud image", cloud_image.map(|()| passed));
+    }
     note("done", seconds(started.elapsed()));
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(tally.failed == 0)
@@ -258,6 +271,8 @@ fn counted(part: &str, outcome: Result<Tally>) -> Tally {
 fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> {
     let lab = Lab::open(workspace)?;
     lab.prepare_everything()?;
+    uefi::firmware(&lab)?;
+    uefi::guest_disk(&lab)?;
     let vmm = build::vmm(workspace)?;
     let fixtures = build::fixtures(workspace)?;
     let tests = build::tests(workspace)?;
@@ -299,6 +314,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
         LabTask::VpVdpa { nics, command } => return Ok(vp_vdpa::run(&lab, workspace, *nics, command.as_deref())? == 0),
         LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
         LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
+        LabTask::CloudImage => cloud_image::run(&lab, workspace)?,
         LabTask::Debian { kernel } => debian::run(&lab, workspace, kernel)?,
         LabTask::Hotplug { kernel, rounds } => hotplug::run(&lab, workspace, kernel, *rounds)?,
     }

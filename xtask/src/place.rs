@@ -87,14 +87,19 @@ impl Place {
 
     /// A worker in this place. `number` distinguishes concurrent workers.
     pub(crate) fn worker(self, lab: &Lab, workspace: &Path, number: usize) -> Result<Worker> {
+        self.worker_with_clock(lab, workspace, number, Clock::Real)
+    }
+
+    /// As [`Place::worker`], whose machine keeps time by `clock` if it is emulated.
+    pub(crate) fn worker_with_clock(self, lab: &Lab, workspace: &Path, number: usize, clock: Clock) -> Result<Worker> {
         match self {
             Place::Host => Ok(Worker::Host),
             Place::Nested => {
                 apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
-                let machine = FirstLevel::boot(lab, workspace, number, Clock::Real).or_else(|error| {
+                let machine = FirstLevel::boot(lab, workspace, number, clock).or_else(|error| {
                     // An emulated boot can hang. It is tried once more, never silently.
                     note("retry", format!("{error}; booting it again"));
-                    FirstLevel::boot(lab, workspace, number, Clock::Real)
+                    FirstLevel::boot(lab, workspace, number, clock)
                 })?;
                 Ok(Worker::Nested(machine))
             }

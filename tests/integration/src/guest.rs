@@ -1,6 +1,7 @@
 //! A Linux guest: its configuration, and what a test can do while it runs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::client::Client;
@@ -22,6 +23,7 @@ const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
 pub struct GuestSpec {
     kernel: Kernel,
     image: Image,
+    firmware: Option<PathBuf>,
     cpus: u32,
     max_cpus: Option<u32>,
     memory: String,
@@ -41,6 +43,7 @@ impl GuestSpec {
         GuestSpec {
             kernel,
             image: Image::Vmlinux,
+            firmware: None,
             cpus: 1,
             max_cpus: None,
             memory: "size=256M".into(),
@@ -53,6 +56,12 @@ impl GuestSpec {
             open_files: None,
             user: None,
         }
+    }
+
+    /// A guest whose firmware boots Linux 6.12 from `disk`, a copy of [`lab::firmware_disk`].
+    pub fn from_firmware(disk: &Path) -> GuestSpec {
+        let spec = GuestSpec { firmware: Some(lab::firmware()), ..GuestSpec::new(Kernel::V6_12) };
+        spec.memory("size=512M").disk(&format!("path={}", disk.display()))
     }
 
     /// Boots the kernel from another form of its image.
@@ -153,12 +162,17 @@ impl GuestSpec {
     /// The VMM's command line for this guest.
     pub fn command(self) -> VmmCommand {
         let max = self.max_cpus.map_or(String::new(), |cpus| format!(",max={cpus}"));
-        let command = VmmCommand::new()
-            .arg("--kernel")
-            .arg(lab::kernel_file(self.kernel, self.image))
-            .arg("--initramfs")
-            .arg(lab::initramfs(self.kernel, self.userland))
-            .args(["--cmdline", &self.cmdline, "--serial", &self.serial])
+        let command = match self.firmware {
+            Some(firmware) => VmmCommand::new().arg("--firmware").arg(firmware),
+            None => VmmCommand::new()
+                .arg("--kernel")
+                .arg(lab::kernel_file(self.kernel, self.image))
+                .arg("--initramfs")
+                .arg(lab::initramfs(self.kernel, self.userland))
+                .args(["--cmdline", &self.cmdline]),
+        };
+        let command = command
+            .args(["--serial", &self.serial])
             .args(["--cpus", &format!("boot={}{max}", self.cpus), "--memory", &self.memory])
             .args(self.arguments);
         let command = if self.has_console { command } else { command.args(["--console", "off"]) };

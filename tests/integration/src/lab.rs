@@ -63,6 +63,17 @@ pub fn initramfs(kernel: Kernel, userland: Userland) -> PathBuf {
     existing(lab().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
 }
 
+/// UEFI firmware for `--firmware`.
+pub fn firmware() -> PathBuf {
+    existing(lab().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))
+}
+
+/// A disk that firmware boots from, with Linux 6.12 and the modules that tests load. Firmware writes to it: boot a
+/// copy.
+pub fn firmware_disk() -> PathBuf {
+    existing(lab().join("images/uefi-6.12.raw"))
+}
+
 /// Reads the files of guests that run `kernel` into the page cache. A clock that counts instructions jumps while the
 /// machine waits for its disk, which would falsify a measurement.
 pub fn read_into_memory(kernel: Kernel) {

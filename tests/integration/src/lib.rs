@@ -44,7 +44,7 @@ pub use flood::Flood;
 pub use guest::{Guest, GuestSpec};
 pub use kvm_statistics::KvmExits;
 pub use kvm_trace::{KvmEvents, KvmObjects, KvmTrace};
-pub use lab::{Image, Kernel, Userland, initramfs, kernel_file, read_into_memory};
+pub use lab::{Image, Kernel, Userland, firmware, firmware_disk, initramfs, kernel_file, read_into_memory};
 pub use mode::DeviceMode;
 pub use peers::{Passt, Testpmd};
 pub use sample::Sample;

@@ -45,3 +45,29 @@ fn a_bzimage_boots_with_two_vcpus_and_memory_on_both_sides_of_the_hole(#[case] k
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
+
+/// The strings come by SMBIOS. systemd reads credentials from the OEM strings; Linux shows all tables as they are.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn the_guest_identifies_the_machine_by_the_strings_of_the_platform(#[case] kernel: Kernel) {
+    let platform = "system_manufacturer=Maker,system_version=7,uuid=00112233-4455-6677-8899-aabbccddeeff,\
+                    chassis_asset_tag=A9,oem_strings=[io.systemd.credential:a=b,\"x, y\"]";
+    let mut guest = Guest::boot(GuestSpec::new(kernel).arguments(&["--platform", platform]));
+    let id = |name: &str| format!("cat /sys/class/dmi/id/{name}");
+    for (name, value) in [
+        ("bios_vendor", "cloud-hypervisor"),
+        ("sys_vendor", "Maker"),
+        ("product_name", "cloud-hypervisor"),
+        ("product_version", "7"),
+        ("product_uuid", "00112233-4455-6677-8899-aabbccddeeff"),
+        ("chassis_asset_tag", "A9"),
+    ] {
+        assert_eq!(guest.ok(&id(name)), value, "{name}");
+    }
+    for text in ["io.systemd.credential:a=b", "x, y"] {
+        guest.ok(&format!("grep -aqF '{text}' /sys/firmware/dmi/tables/DMI"));
+    }
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
