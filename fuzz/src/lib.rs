@@ -18,6 +18,7 @@ pub mod qcow2_open;
 pub mod sriov;
 pub mod transport;
 pub mod vm_config;
+pub mod vsock;
 
 /// A fuzz target.
 pub struct Target {
@@ -43,6 +44,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
     Target { name: "transport", run: transport::run, seeds: transport::seeds },
     Target { name: "vm_config", run: vm_config::run, seeds: vm_config::seeds },
+    Target { name: "vsock", run: vsock::run, seeds: vsock::seeds },
 ];
 
 #[cfg(test)]

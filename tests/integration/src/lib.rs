@@ -23,6 +23,7 @@ mod kvm_statistics;
 mod kvm_trace;
 mod lab;
 mod mode;
+pub mod pattern;
 mod peers;
 mod sample;
 mod sriov;
