@@ -32,8 +32,17 @@ struct Kernel {
 }
 
 /// Modules that guests load only for a test that needs them: loading them always would slow every boot.
-const GUEST_EXTRA: &[&str] =
-    &["virtio_blk", "virtio_console", "virtio_rng", "vmw_vsock_virtio_transport", "button", "evdev", "virtiofs", "isofs"];
+const GUEST_EXTRA: &[&str] = &[
+    "virtio_blk",
+    "virtio_console",
+    "virtio_rng",
+    "virtio_balloon",
+    "vmw_vsock_virtio_transport",
+    "button",
+    "evdev",
+    "virtiofs",
+    "isofs",
+];
 
 /// The modules that a first-level machine loads.
 const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_net", "vhost_vdpa", "vduse"];
