@@ -26,7 +26,8 @@ const PRINT: [u8; 7] = [0x04, 0x30, 0x66, 0xba, 0xf8, 0x03, 0xee];
 fn guest() -> Vec<u8> {
     // mov esi, 0x7000: the memory map, of entries of 24 bytes; mov ecx, 16
     let mut code = b"\xbe\0\x70\0\0\xb9\x10\0\0\0".to_vec();
-    // again: cmp dword [esi + 4], 1; jne next; cmp dword [esi], 0; jne next; mov eax, [esi + 8]; shr eax, 27; jmp found;
+    // again: cmp dword [esi + 4], 1; jne next; cmp dword [esi], 0; jne next; mov eax, [esi + 8]; shr eax, 27;
+    // jmp found;
     code.extend(b"\x83\x7e\x04\x01\x75\x0d\x83\x3e\0\x75\x08\x8b\x46\x08\xc1\xe8\x1b\xeb\x07");
     // next: add esi, 24; loop again; xor eax, eax; found:
     code.extend(b"\x83\xc6\x18\xe2\xe8\x31\xc0");

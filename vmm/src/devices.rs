@@ -424,8 +424,8 @@ impl Devices {
     }
 }
 
-/// The slot of each device: the chosen one, or the lowest from 1 of its segment that was not chosen. `None` if there are
-/// no more.
+/// The slot of each device: the chosen one, or the lowest from 1 of its segment that was not chosen. `None` if there
+/// are no more.
 fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
     let chosen = plans.iter().filter_map(|plan| Some((plan.pci_segment, plan.pci_device_id?)));
     let mut taken: HashSet<_> = chosen.collect();

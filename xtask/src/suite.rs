@@ -18,8 +18,8 @@ use crate::progress::{note, seconds};
 
 /// How long one test may take. The harness has shorter limits of its own; this one applies when the harness hangs too.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
-/// The file of tests whose guests start with UEFI firmware. QEMU's emulation of a nested guest aborts in firmware, by an
-/// assertion on its own lock, unless the machine's clock counts instructions.
+/// The file of tests whose guests start with UEFI firmware. QEMU's emulation of a nested guest aborts in firmware, by
+/// an assertion on its own lock, unless the machine's clock counts instructions.
 const FIRMWARE_TESTS: &str = "firmware";
 
 /// How many tests passed and failed.

@@ -13,7 +13,8 @@ const MIB: u64 = 1 << 20;
 /// How long a guest may take to return memory.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Fills 256 MiB of memory.
-const FILL: &str = "mkdir -p /mnt; mount -t tmpfs -o size=400m tmpfs /mnt; dd if=/dev/urandom of=/mnt/a bs=1M count=1 2>/dev/null; \
+const FILL: &str = "mkdir -p /mnt; mount -t tmpfs -o size=400m tmpfs /mnt; \
+                    dd if=/dev/urandom of=/mnt/a bs=1M count=1 2>/dev/null; \
                     for n in $(seq 256); do cat /mnt/a; done > /mnt/b; sha256sum < /mnt/b";
 
 /// What the process `id` has in memory, in MiB.

@@ -12,8 +12,8 @@ const FIRST_BLOCK: u64 = 32;
 /// How many bytes pass through each VF in each direction once all memory is there.
 const BYTES: usize = 2 << 20;
 
-/// Resizes the guest to `size` MiB of memory, of which `blocks` are then from 4 GiB on, and brings these online, as udev
-/// can be told to do.
+/// Resizes the guest to `size` MiB of memory, of which `blocks` are then from 4 GiB on, and brings these online, as
+/// udev can be told to do.
 fn resize(guest: &mut Guest, api: &Api, size: u64, blocks: u64) {
     let answer = api.put_json("vm.resize", &json!({ "desired_ram": size * MIB }));
     assert_eq!(answer.status, 204, "{size} MiB: {}", answer.body);

@@ -293,8 +293,8 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// The VM cannot have so much, the guest has not answered an earlier change, or the host failed. Nothing has changed
-    /// then, except that memory stays changed when only the number of vCPUs cannot be.
+    /// The VM cannot have so much, the guest has not answered an earlier change, or the host failed. Nothing has
+    /// changed then, except that memory stays changed when only the number of vCPUs cannot be.
     pub(crate) fn resize(&mut self, resize: &Resize) -> Result<(), Failure> {
         let (vcpus, balloon) = (resize::vcpus(resize, self.config())?, resize::balloon(resize, self.config())?);
         if let Some(ram) = resize.desired_ram {

@@ -56,7 +56,8 @@ impl Bus {
         self.change(placement.segment, |topology| topology.plug(placement, slot)).ok_or(TopologyError::NoSlot)?
     }
 
-    /// Takes the device whose own function is at `address` from the guest, ends all that it does, and removes its wires.
+    /// Takes the device whose own function is at `address` from the guest, ends all that it does, and removes its
+    /// wires.
     pub fn unplug(&self, address: Bdf) -> Option<Arc<Slot>> {
         let slot = self.change(address.segment, |topology| topology.unplug(address.rid))??;
         slot.retire();

@@ -185,8 +185,8 @@ fn bind(region: &GuestRegionMmap, node: u32) -> io::Result<()> {
     }
     // The kernel takes one bit less than it is told.
     let most = nodes.len() * bits as usize + 1;
-    // SAFETY: the range is one whole mapping of guest memory, of whose pages only the origin changes; the kernel reads as
-    // many words of `nodes` as there are.
+    // SAFETY: the range is one whole mapping of guest memory, of whose pages only the origin changes; the kernel reads
+    // as many words of `nodes` as there are.
     let result = unsafe {
         let (address, len) = (region.as_ptr(), region.size());
         libc::syscall(libc::SYS_mbind, address, len, MPOL_BIND, nodes.as_ptr(), most, MPOL_MF_STRICT | MPOL_MF_MOVE)

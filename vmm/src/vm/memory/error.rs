@@ -47,7 +47,8 @@ pub enum MemoryError {
     Merge,
     /// Swap space cannot be set aside for shared memory.
     #[error(
-        "--memory reserve=on: the host sets no swap space aside for shared memory; use prefault=on, or leave reserve out"
+        "--memory reserve=on: the host sets no swap space aside for shared memory; \
+         use prefault=on, or leave reserve out"
     )]
     ReserveShared,
     /// A zone cannot be allocated.
@@ -68,7 +69,8 @@ pub enum MemoryError {
     },
     /// The host has no such NUMA node, or its pages cannot be had.
     #[error(
-        "--memory host_numa_node={node}: the host does not give memory of this node: {error}; see /sys/devices/system/node"
+        "--memory host_numa_node={node}: the host does not give memory of this node: {error}; \
+         see /sys/devices/system/node"
     )]
     Node {
         /// The node's number.
