@@ -1,7 +1,5 @@
 //! Guests that UEFI firmware boots from a disk.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 
 use integration::{Guest, GuestSpec, HostTap, Pf, Subnet, firmware_disk};
