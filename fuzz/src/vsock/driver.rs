@@ -109,7 +109,7 @@ impl Driver {
         for _ in 0..u16::from(count).min(SIZE - self.provided) {
             let index = self.receive_next % SIZE;
             let at = RECEIVE_BUFFERS + u64::from(index) * 0x1000;
-            self.descriptor(0, index, (at, u32::from(len % 0x1000) + 1, WRITE, 0));
+            self.descriptor(0, index, (at, u32::from(len).clamp(1, 0x1000), WRITE, 0));
             let mut next = self.receive_next;
             self.offer(0, &mut next, index);
             self.receive_next = next;
