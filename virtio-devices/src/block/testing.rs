@@ -27,7 +27,8 @@ pub(crate) const UNSUPP: u8 = 2;
 /// Both ways of carrying requests out. Where the kernel refuses io_uring, they are the same.
 pub(crate) const ENGINES: [bool; 2] = [true, false];
 
-/// Until a new process has begun its program, it has the files of all tests, with their locks.
+/// A new process has the files of all tests, with their locks, until some time after its program has begun: Linux wakes
+/// who spawned it before it closes them. So the lock is held until the process has ended.
 pub(crate) static SPAWNING: Mutex<()> = Mutex::new(());
 
 /// Opens an image that may have been open a moment ago.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
@@ -35,12 +35,11 @@ impl Folder {
     /// `qemu-img`, which must succeed, in this folder.
     fn qemu_img(&self, arguments: &[&str]) -> String {
         let mut command = Command::new("qemu-img");
-        command.args(arguments).current_dir(self.0.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = {
+        command.args(arguments).current_dir(self.0.path());
+        let run = {
             let _spawning = SPAWNING.lock();
-            command.spawn().expect("qemu-img is missing: apt-get install qemu-utils")
+            command.output().expect("qemu-img is missing: apt-get install qemu-utils")
         };
-        let run = child.wait_with_output().unwrap();
         let said = [run.stdout, run.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
         assert!(run.status.success(), "qemu-img {arguments:?}: {said}");
         said
