@@ -81,7 +81,7 @@ enum Task {
         /// Where guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
         lab: Option<Place>,
-        /// Runs the longer tests, too: minutes each
+        /// Runs the longer tests, too: a cloud image, and what the second kernel most likely repeats
         #[arg(long)]
         all: bool,
         /// Rewrites the expected output under tests/integration/expected from what the guests print
@@ -202,7 +202,7 @@ fn main() -> ExitCode {
         Task::Demo { lab } => demo::run(&workspace, lab),
         Task::Test { part, filter, lab, all, bless, verbose } => {
             let filter = filter.unwrap_or_default();
-            test(&workspace, part, all, &IntegrationOptions { filter, lab, bless, verbose })
+            test(&workspace, part, &IntegrationOptions { filter, lab, all, bless, verbose })
         }
         Task::Bench { backend, seconds, runs, qemu } => {
             let options = bench::Options { backend, seconds, runs, qemu };
@@ -226,12 +226,13 @@ fn main() -> ExitCode {
 struct IntegrationOptions {
     filter: String,
     lab: Option<Place>,
+    all: bool,
     bless: bool,
     verbose: bool,
 }
 
-/// Runs the parts asked for, and the longer tests if `all` are wanted. The last line of the output counts all tests.
-fn test(workspace: &Path, part: Option<Part>, all: bool, options: &IntegrationOptions) -> Result<bool> {
+/// Runs the parts asked for. The last line of the output counts all tests.
+fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> Result<bool> {
     let started = Instant::now();
     let wanted = |this: Part| part.is_none_or(|only| only == this);
     let mut tally = Tally::default();
@@ -250,7 +251,7 @@ fn test(workspace: &Path, part: Option<Part>, all: bool, options: &IntegrationOp
     if wanted(Part::Integration) {
         tally += counted("integration tests", integration(workspace, options));
     }
-    if all {
+    if options.all && part.is_none() {
         let passed = Tally { passed: 1, failed: 0 };
         let cloud_image = Lab::open(workspace).and_then(|lab| cloud_image::run(&lab, workspace));
         tally += counted("the cloud image", cloud_image.map(|()| passed));
@@ -285,6 +286,7 @@ fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> 
         tests: &tests,
         place,
         filter: &options.filter,
+        all: options.all,
         bless: options.bless,
         verbose: options.verbose,
     };

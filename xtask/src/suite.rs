@@ -54,6 +54,8 @@ pub(crate) struct Suite<'a> {
     pub place: Place,
     /// Only tests whose name contains this are run.
     pub filter: &'a str,
+    /// Whether to run the longer tests too, which are those that the test harness ignores unless it is told.
+    pub all: bool,
     /// Whether to rewrite the expectations from what the guests show.
     pub bless: bool,
     /// Whether to show everything that a test prints, while it runs.
@@ -97,7 +99,8 @@ impl Suite<'_> {
         let queue = Mutex::new(self.tests()?);
         let total = queue.lock().len();
         if total == 0 {
-            return Err(Error::new(format!("no integration test has {:?} in its name", self.filter)));
+            let hint = if self.all { "" } else { "; --all adds the longer tests" };
+            return Err(Error::new(format!("no integration test has {:?} in its name{hint}", self.filter)));
         }
         let workers = self.place.workers().min(total);
         note("test", format!("{total} integration tests, {}", self.description(workers)));
@@ -134,11 +137,10 @@ impl Suite<'_> {
     fn tests(&self) -> Result<VecDeque<Test>> {
         let mut tests = VecDeque::new();
         for (file, binary) in self.tests {
-            for line in output(Command::new(binary).args(["--list", "--format", "terse"]))?.lines() {
-                let Some(name) = line.strip_suffix(": test") else { continue };
-                if format!("{file}::{name}").contains(self.filter) {
-                    let test =
-                        Test { file: file.clone(), name: name.to_owned(), binary: binary.clone(), retried: false };
+            let longer = if self.all { Vec::new() } else { names(binary, &["--ignored"])? };
+            for name in names(binary, &[])? {
+                if format!("{file}::{name}").contains(self.filter) && !longer.contains(&name) {
+                    let test = Test { file: file.clone(), name, binary: binary.clone(), retried: false };
                     // Those that take longest come first, so that other workers have something to do meanwhile.
                     match test.clock() {
                         Clock::Instructions => tests.push_front(test),
@@ -212,9 +214,19 @@ impl Suite<'_> {
         if self.bless {
             line += "CH_BLESS=1 ";
         }
-        line += &format!("RUST_BACKTRACE=0 {} --exact {} --test-threads=1", quote(&test.binary), test.name);
+        line += &format!(
+            "RUST_BACKTRACE=0 {} --exact {} --include-ignored --test-threads=1",
+            quote(&test.binary),
+            test.name
+        );
         if self.verbose { line + " --nocapture" } else { line }
     }
+}
+
+/// The names of the tests in a test binary: all of them, or those that these options choose.
+fn names(binary: &Path, options: &[&str]) -> Result<Vec<String>> {
+    let list = output(Command::new(binary).args(["--list", "--format", "terse"]).args(options))?;
+    Ok(list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
 /// The start of a shell command: the variables that tell the harness where the lab, the command under test and the

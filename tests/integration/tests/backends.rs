@@ -44,6 +44,7 @@ fn assert_refused(exit: &Exit, words: &[&str]) {
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn vfs_over_all_kinds_of_backends_carry_data_at_once_and_survive_disable_flr_and_reboot(#[case] kernel: Kernel) {
@@ -75,6 +76,7 @@ fn vfs_over_all_kinds_of_backends_carry_data_at_once_and_survive_disable_flr_and
 
 /// G63: a lost backend affects its own VF and no other.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_vhost_user_peer_that_is_killed_takes_its_link_down_and_brings_it_up_when_it_returns(#[case] kernel: Kernel) {

@@ -4,6 +4,7 @@ use integration::{Guest, GuestSpec, Image, Kernel};
 use rstest::rstest;
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_guest_boots_and_its_power_off_ends_the_vmm_with_exit_code_0(#[case] kernel: Kernel) {
@@ -15,6 +16,7 @@ fn a_guest_boots_and_its_power_off_ends_the_vmm_with_exit_code_0(#[case] kernel:
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_reboot_starts_the_guest_again_under_the_same_vmm(#[case] kernel: Kernel) {

@@ -48,6 +48,7 @@ fn first_word(text: &str) -> String {
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_disk_has_the_contents_of_its_image_and_a_readonly_one_keeps_them(#[case] kernel: Kernel) {
@@ -95,6 +96,7 @@ fn a_disk_has_the_contents_of_its_image_and_a_readonly_one_keeps_them(#[case] ke
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_mounted_file_system_survives_a_reboot(#[case] kernel: Kernel) {
@@ -116,6 +118,7 @@ fn a_mounted_file_system_survives_a_reboot(#[case] kernel: Kernel) {
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_disk_comes_and_goes_while_the_guest_runs(#[case] kernel: Kernel) {
@@ -179,6 +182,7 @@ fn a_qcow2_image_over_a_backing_file_survives_reboots_and_qemu_finds_no_error() 
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_guest_uses_what_a_disk_has_become(#[case] kernel: Kernel) {
@@ -206,7 +210,9 @@ fn a_guest_uses_what_a_disk_has_become(#[case] kernel: Kernel) {
 
 /// Init uses the console `serial` while another client uses the virtio console.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::serial_pty_on_linux_6_1(Kernel::V6_1, Place::Pty, Place::Socket)]
+#[ignore = "a longer test: a second kernel"]
 #[case::serial_socket_on_linux_6_1(Kernel::V6_1, Place::Socket, Place::Pty)]
 #[case::serial_pty_on_linux_6_12(Kernel::V6_12, Place::Pty, Place::Socket)]
 #[case::serial_socket_on_linux_6_12(Kernel::V6_12, Place::Socket, Place::Pty)]
@@ -239,6 +245,7 @@ fn both_consoles_carry_characters_both_ways(#[case] kernel: Kernel, #[case] seri
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn the_console_in_a_terminal_carries_characters_both_ways(#[case] kernel: Kernel) {
@@ -269,6 +276,7 @@ fn boot_in(terminal: &Terminal, kernel: Kernel, name: &str) -> Guest {
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn the_console_is_as_large_as_the_terminal_and_follows_it(#[case] kernel: Kernel) {
@@ -288,6 +296,7 @@ fn the_console_is_as_large_as_the_terminal_and_follows_it(#[case] kernel: Kernel
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_guest_has_random_numbers_a_power_button_and_nmis(#[case] kernel: Kernel) {

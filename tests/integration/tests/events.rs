@@ -44,6 +44,7 @@ fn wait_for(path: &Path, event: &str) {
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn what_a_guest_does_with_its_vfs_is_reported(#[case] kernel: Kernel) {

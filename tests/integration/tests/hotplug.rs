@@ -75,6 +75,7 @@ fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case]
 /// After a reboot, a device whose removal the guest never completed is gone, and an added device is still there. A
 /// guest that was paused when it was rebooted runs, and so do its devices' queues.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_reboot_keeps_an_added_device_and_completes_a_removal(#[case] kernel: Kernel) {
@@ -106,6 +107,7 @@ fn add_hot_pf_after_reboot(guest: &mut Guest, api: &Api) {
 
 /// A paused guest makes no progress, and continues after the resume; its VFs still work.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_paused_guest_resumes_with_its_vfs(#[case] kernel: Kernel) {
@@ -140,6 +142,7 @@ fn a_paused_guest_resumes_with_its_vfs(#[case] kernel: Kernel) {
 
 /// A removal that is requested before the guest's drivers are up completes once they are.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_removal_requested_during_boot_completes_once_the_guest_is_up(#[case] kernel: Kernel) {
@@ -158,6 +161,7 @@ fn a_removal_requested_during_boot_completes_once_the_guest_is_up(#[case] kernel
 
 /// A VF whose link the host takes down loses its carrier and works again afterwards; the other VFs are not affected.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn the_host_takes_the_link_of_one_vf_down_and_up(#[case] kernel: Kernel) {

@@ -42,6 +42,7 @@ fn total(guest: &mut Guest) -> u64 {
 /// G62: memory that is added while VFs over all kinds of backends carry traffic is reached by all of them, and is the
 /// guest's after a reboot.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn memory_is_added_while_vfs_over_all_kinds_of_backends_carry_traffic(#[case] kernel: Kernel) {

@@ -6,6 +6,7 @@ use rstest::rstest;
 const SUBNET: Subnet = Subnet(200);
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_plain_nic_carries_traffic_over_a_tap_that_comes_and_goes_with_the_vmm(#[case] kernel: Kernel) {
@@ -34,6 +35,7 @@ fn a_tap_that_exists_is_used_and_left_in_place() {
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_nic_with_two_queue_pairs_gives_each_vcpu_one(#[case] kernel: Kernel) {

@@ -18,6 +18,7 @@ fn passt(folder: &Path, index: usize) -> Passt {
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn an_ordinary_user_runs_a_guest_whose_pf_and_vfs_have_a_passt_each(#[case] kernel: Kernel) {

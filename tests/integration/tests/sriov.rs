@@ -76,6 +76,7 @@ fn one_four_or_eight_vfs_come_with_their_mac_and_address_and_go_again(#[case] ke
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_and_no_other(#[case] kernel: Kernel) {
@@ -98,6 +99,7 @@ fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_and_no_other(#[case] kern
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn sixty_four_vfs_come_with_their_mac_and_address_and_carry_traffic(#[case] kernel: Kernel) {
@@ -117,6 +119,7 @@ fn sixty_four_vfs_come_with_their_mac_and_address_and_carry_traffic(#[case] kern
 
 /// The usual limit of open files is enough for 64 VFs that are all in use.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_running_nic_has_at_most_8_files_and_a_thread_and_64_vfs_fit_in_1024_files(#[case] kernel: Kernel) {
@@ -155,6 +158,7 @@ fn a_running_nic_has_at_most_8_files_and_a_thread_and_64_vfs_fit_in_1024_files(#
 
 /// G22, B15: VF 256 is on the second VF bus.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn vfs_on_both_of_their_buses_carry_traffic_when_300_are_enabled(#[case] kernel: Kernel) {
@@ -183,6 +187,7 @@ fn vfs_on_both_of_their_buses_carry_traffic_when_300_are_enabled(#[case] kernel:
 
 /// G40: a virtio reset of one function does not affect the others.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_vf_whose_driver_is_unbound_and_bound_again_carries_traffic(#[case] kernel: Kernel) {
@@ -226,6 +231,7 @@ fn all_vfs_carry_traffic_whatever_the_kernel_is_told_about_pci(
 
 /// G37: a reset of one VF does not affect the others or the PF.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_function_level_reset_of_a_vf_leaves_the_others_and_the_vf_usable(#[case] kernel: Kernel) {
@@ -325,6 +331,7 @@ fn held(guest: &mut Guest) -> (usize, usize, u64) {
 
 /// G47, B8: enabling and disabling VFs repeatedly leaks no files, threads or memory.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn nothing_piles_up_while_vfs_come_and_go(#[case] kernel: Kernel) {
