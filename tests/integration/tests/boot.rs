@@ -1,6 +1,6 @@
 //! A guest boots, powers off and reboots.
 
-use integration::{Guest, GuestSpec, Image, Kernel};
+use integration::{Guest, GuestSpec, Image, Kernel, resident};
 use rstest::rstest;
 
 #[rstest]
@@ -13,6 +13,15 @@ fn a_guest_boots_and_its_power_off_ends_the_vmm_with_exit_code_0(#[case] kernel:
     guest.assert_kernel_has_no_complaint();
     let exit = guest.power_off();
     assert_eq!((exit.code, exit.errors.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_vm_without_devices_takes_less_than_8_mb_beyond_its_guests_memory() {
+    let guest = Guest::boot(GuestSpec::new(Kernel::V6_12));
+    // Of all mappings, only guest memory is as large as 64 MiB.
+    let resident = resident(guest.vmm(), 64 << 10);
+    assert!((0.5..8.0).contains(&resident), "{resident:.2} MB");
+    assert_eq!(guest.power_off().code, Some(0));
 }
 
 #[rstest]
