@@ -35,6 +35,7 @@ pub mod testing;
 mod transport;
 mod vhost_user_device;
 mod vsock;
+mod watchdog;
 mod worker;
 
 pub use backend::{
@@ -70,3 +71,4 @@ pub use state::{
 pub use transport::{QueueError, Status};
 pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};
 pub use vsock::{Vsock, VsockCounter, VsockCounters, VsockError, VsockSpec};
+pub use watchdog::{Expiry, Watchdog, WatchdogCounter, WatchdogCounters};

@@ -1,0 +1,153 @@
+//! A watchdog that a driver pings, and that has the machine reset when no ping comes any more.
+//!
+//! The standard reserves the device type and does not describe the device (`virtio 1.4 §5`). It is as Cloud Hypervisor
+//! has it: a driver pings by making a buffer available, the device writes a 1 into it and gives it back. The first ping
+//! starts the clock; from then on the device looks every 15 s whether the last ping is more than 20 s old.
+
+mod clock;
+mod counters;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_WATCHDOG;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::counters::{Losses, log_losses};
+use crate::worker::{spawn, thread_name};
+use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
+use clock::Times;
+pub use counters::{WatchdogCounter, WatchdogCounters};
+use worker::QueueWorker;
+
+/// Unassigned class.
+const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
+/// The size of the one queue.
+const QUEUE_SIZES: &[u16] = &[8];
+const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+/// The saved state of a watchdog whose clock runs.
+const RUNS: [u8; 1] = [1];
+
+/// Called when the pings have ended. It must not wait.
+pub type Expiry = dyn Fn() + Send + Sync;
+
+/// A virtio watchdog.
+pub struct Watchdog {
+    id: String,
+    times: Times,
+    expiry: Arc<Expiry>,
+    /// Whether its clock runs. Workers that were told to stop before a reset have an older one.
+    runs: Arc<AtomicBool>,
+    counters: Arc<WatchdogCounters>,
+    losses: Losses,
+}
+
+impl Watchdog {
+    /// A watchdog whose clock does not run. It calls `expiry` when pings have begun and ended, and then waits for a
+    /// first ping again. Its thread is named after `id`.
+    pub fn new(id: &str, expiry: Arc<Expiry>) -> Self {
+        Self::with_times(id, expiry, Times::default())
+    }
+
+    fn with_times(id: &str, expiry: Arc<Expiry>, times: Times) -> Self {
+        let counters = Arc::new(WatchdogCounters::new());
+        Self { id: id.to_string(), times, expiry, runs: Arc::default(), counters, losses: Losses::default() }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> Arc<WatchdogCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl VirtioDevice for Watchdog {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_WATCHDOG as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        QUEUE_SIZES
+    }
+
+    /// There is no configuration.
+    fn config_read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn config_generation(&self) -> u8 {
+        0
+    }
+
+    /// A clock that ran goes on from its beginning: the time for which the queue was stopped, as while the VM was
+    /// paused, does not count.
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
+        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let worker = QueueWorker {
+            index,
+            queue,
+            features: start.features,
+            memory: start.memory,
+            interrupts: start.interrupts,
+            times: self.times,
+            expiry: Arc::clone(&self.expiry),
+            runs: Arc::clone(&self.runs),
+            counters: Arc::clone(&self.counters),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let thread = spawn(thread_name(&self.id, "q", index), move || worker.run())?;
+        Ok(vec![Worker::new([index], kick, stop, thread)])
+    }
+
+    fn reset(&mut self) {
+        log_losses(&self.id, self.losses.doubled(&self.counters.losses()));
+        self.runs = Arc::default();
+    }
+
+    fn save(&self) -> DeviceSpecific {
+        if self.runs.load(Ordering::Acquire) { DeviceSpecific::Config(RUNS.to_vec()) } else { DeviceSpecific::PowerOn }
+    }
+
+    fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
+        match state {
+            DeviceSpecific::PowerOn => Ok(()),
+            // Nobody can have pinged a watchdog whose queue never ran.
+            DeviceSpecific::Config(config) if started.is_some() && *config == RUNS => {
+                self.runs.store(true, Ordering::Release);
+                Ok(())
+            }
+            DeviceSpecific::Config(_) => Err(StateError::Shape("configuration lengths")),
+            DeviceSpecific::Net(_) => Err(StateError::Shape("kinds of device")),
+        }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        log_losses(&self.id, self.losses.untold(&self.counters.losses()));
+    }
+}

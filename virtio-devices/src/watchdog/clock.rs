@@ -1,0 +1,72 @@
+//! The clock of a watchdog.
+
+use std::time::{Duration, Instant};
+
+/// The times of a watchdog.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    /// How often the watchdog looks at its last ping.
+    pub interval: Duration,
+    /// The age that a last ping may have then.
+    pub limit: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(15), limit: Duration::from_secs(20) }
+    }
+}
+
+/// A clock that runs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clock {
+    times: Times,
+    last_ping: Instant,
+    next_look: Instant,
+}
+
+impl Clock {
+    /// A clock that begins to run, with a ping.
+    pub(super) fn start(times: Times, now: Instant) -> Self {
+        Self { times, last_ping: now, next_look: now + times.interval }
+    }
+
+    /// Notes a ping.
+    pub(super) fn ping(&mut self, now: Instant) {
+        self.last_ping = now;
+    }
+
+    /// Looks at the last ping if it is time to. Returns whether the pings have ended.
+    pub(super) fn look(&mut self, now: Instant) -> bool {
+        if now < self.next_look {
+            return false;
+        }
+        self.next_look = now + self.times.interval;
+        now.saturating_duration_since(self.last_ping) > self.times.limit
+    }
+
+    /// How long it is until the next look.
+    pub(super) fn until_look(&self, now: Instant) -> Duration {
+        self.next_look.saturating_duration_since(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pings_have_ended_at_the_first_look_that_finds_none_of_the_last_20_seconds() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut clock = Clock::start(Times::default(), begin);
+        assert_eq!(clock.until_look(at(5)), Duration::from_secs(10));
+        assert!(!clock.look(at(14)) && !clock.look(at(15)), "the ping of the beginning is young enough");
+        clock.ping(at(24));
+        assert!(!clock.look(at(30)) && !clock.look(at(44)), "the second ping is, too; and it is not time to look");
+        assert_eq!(clock.until_look(at(50)), Duration::ZERO);
+        assert!(clock.look(at(45)));
+        let mut silent = Clock::start(Times::default(), begin);
+        assert!(!silent.look(at(15)) && !silent.look(at(29)) && silent.look(at(30)));
+    }
+}

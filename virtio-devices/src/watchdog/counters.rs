@@ -1,0 +1,30 @@
+//! What a watchdog counts.
+
+use crate::counters::counters;
+
+counters! {
+    /// Something that is counted of a watchdog.
+    pub enum WatchdogCounter;
+    /// The counters of one watchdog since it was plugged in.
+    pub struct WatchdogCounters;
+
+    /// Pings of the driver.
+    Pings = "pings",
+    /// How often the pings ended, and the machine was to be reset.
+    Expiries = "expiries",
+    /// Wake-ups by the driver's doorbells.
+    Kicks = "kicks",
+    /// Interrupts that were signalled.
+    Interrupts = "interrupts",
+    /// Buffers that were no pings: the device cannot write to them.
+    BadChains = "bad_chains",
+    /// Queues that were given up because their rings are invalid.
+    BrokenRings = "broken_rings",
+}
+
+impl WatchdogCounter {
+    /// Whether it counts what failed though the driver wanted it.
+    pub(crate) fn is_loss(self) -> bool {
+        matches!(self, Self::BadChains | Self::BrokenRings)
+    }
+}
