@@ -187,6 +187,10 @@ pub(crate) struct VmOptions {
     )]
     platform: Option<String>,
 
+    /// Device by which the guest tells that it panicked, which becomes an event
+    #[arg(long, requires = "payload", help_heading = DEVICES)]
+    pvpanic: bool,
+
     /// Rate limits that several disks share
     #[arg(
         long,
@@ -242,6 +246,10 @@ pub(crate) struct VmOptions {
         long_help = keys::<VsockConfig>("Socket device: connections between programs of the guest and of the host")
     )]
     vsock: Option<String>,
+
+    /// Watchdog, which resets a guest that has pinged it and does so no longer
+    #[arg(long, requires = "payload", help_heading = DEVICES)]
+    watchdog: bool,
 }
 
 /// The help of an option, generated from the struct that it is parsed into.
@@ -268,6 +276,8 @@ impl VmOptions {
                 initramfs: self.initramfs,
                 cmdline: self.cmdline,
             },
+            watchdog: self.watchdog,
+            pvpanic: self.pvpanic,
             ..VmConfig::default()
         };
         if let Some(cpus) = self.cpus {

@@ -10,6 +10,7 @@ mod disks;
 mod files;
 mod limits;
 mod memory;
+mod on_off;
 mod readme;
 mod refused;
 mod registry_client;

@@ -62,6 +62,7 @@ fn help_tells_every_option_and_every_key() {
     ] {
         assert!(text.contains(&format!("{option} <")), "{option} in {text}");
     }
+    assert!(text.contains("--watchdog\n") && text.contains("--pvpanic\n"), "{text}");
     for key in
         ["boot=<number>", "size=<bytes>[K|M|G]", "sriov_vfs=<number>", "pf=<id>", "index=<number>", "fd=[<fd>,...]"]
     {

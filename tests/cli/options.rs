@@ -42,6 +42,8 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
         "size=64M,free_page_reporting=on",
         "--vsock",
         "cid=5,socket=/run/v",
+        "--watchdog",
+        "--pvpanic",
         "--net",
         "id=pf0,sriov_vfs=4",
         "--net-vf",
@@ -60,6 +62,7 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
     });
     assert_eq!(config["balloon"], balloon);
     assert_eq!((&config["vsock"]["cid"], &config["vsock"]["socket"]), (&5.into(), &"/run/v".into()));
+    assert_eq!((&config["watchdog"], &config["pvpanic"]), (&true.into(), &true.into()));
     let files = Files::new();
     let file = files.write("vm.json", text.as_bytes());
     assert_eq!(printed(&["--config", &file, "--print-config"]), text);

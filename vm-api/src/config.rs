@@ -83,6 +83,10 @@ pub struct VmConfig {
     /// vhost-user devices of any type.
     #[serde(skip_serializing_if = "Vec::is_empty", alias = "generic-vhost-user")]
     pub generic_vhost_user: Vec<GenericVhostUserConfig>,
+    /// Whether there is a watchdog, which resets a guest that no longer pings it.
+    pub watchdog: bool,
+    /// Whether there is a device by which a guest tells that it panicked.
+    pub pvpanic: bool,
     /// The serial port: `--serial`.
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
@@ -110,6 +114,8 @@ impl Default for VmConfig {
             vsock: None,
             fs: Vec::new(),
             generic_vhost_user: Vec::new(),
+            watchdog: false,
+            pvpanic: false,
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::new(ConsoleMode::Tty),
             platform: None,

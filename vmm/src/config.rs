@@ -11,6 +11,7 @@ pub(crate) mod disk;
 pub(crate) mod machine;
 pub(crate) mod names;
 pub(crate) mod nic;
+pub(crate) mod on_off;
 pub(crate) mod plan;
 pub(crate) mod pool;
 pub(crate) mod rate;

@@ -3,6 +3,7 @@
 pub(crate) mod backends;
 pub(crate) mod counters;
 pub(crate) mod disks;
+pub(crate) mod pvpanic;
 
 use std::collections::HashSet;
 use std::io;
@@ -11,9 +12,9 @@ use std::thread::JoinHandle;
 
 use pci::{Bdf, HostBridge, Placement, TopologyError, VfIndex};
 use virtio_devices::{
-    Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, FunctionError, Memory, Net, NetError,
+    Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, Expiry, FunctionError, Memory, Net, NetError,
     NetSriov, NetSriovError, ResizeError, Rng, RngError, RunnerError, VhostUserDevice, VirtioDevice, VirtioFunction,
-    VirtioPci, Vsock, VsockError,
+    VirtioPci, Vsock, VsockError, Watchdog,
 };
 use vm_memory::GuestMemoryMmap;
 
@@ -22,6 +23,7 @@ use crate::devices::backends::{BackendError, Opener};
 use crate::devices::counters::NicCounters;
 use crate::devices::disks::Disk;
 pub(crate) use crate::devices::disks::LimitGroups;
+use crate::devices::pvpanic::Pvpanic;
 use crate::error_kind::ErrorKind;
 use crate::kvm::Vm;
 use crate::pci_host::assign_bars::{Apertures, NoRoom};
@@ -165,6 +167,8 @@ pub struct Host {
     pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
     /// The size of the balloon, if there is one: 0 otherwise.
     pub balloon: Arc<BalloonSize>,
+    /// Resets the guest, for its watchdog.
+    pub expiry: Arc<Expiry>,
     /// Where the guest's changes to them are reported.
     pub events: Events,
     /// The rate limits that disks share.
@@ -499,6 +503,18 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             device.observe_backend(observer);
             // Its requests pass this process by.
             Ok((plain(device, &option, placement, memory)?, Counters::plain("vhost_user", Vec::new)))
+        }
+        DeviceKind::Watchdog => {
+            let watchdog = Watchdog::new(&plan.id, Arc::clone(&host.expiry));
+            let counters = watchdog.counters();
+            let counters = Counters::plain("watchdog", move || counters.iter().collect());
+            Ok((plain(watchdog, &option, placement, memory)?, counters))
+        }
+        DeviceKind::Pvpanic => {
+            let device = Pvpanic::new(placement.rid, &host.events);
+            let device = device.map_err(|error| DeviceError::Function { option, error: error.into() })?;
+            let reports = Arc::clone(device.reports());
+            Ok((Box::new(device), Counters::plain("pvpanic", move || reports.counters())))
         }
     }
 }

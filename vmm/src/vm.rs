@@ -9,6 +9,7 @@ mod error;
 pub mod memory;
 mod memory_size;
 mod open_files;
+mod watchdog;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -108,6 +109,7 @@ impl Vm {
             apertures: apertures(&layout, &plan.segments),
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             balloon: Arc::clone(&balloon),
+            expiry: watchdog::expiry(Arc::clone(&stop)),
             events,
             limit_groups: devices::LimitGroups::default(),
         };

@@ -38,6 +38,10 @@ pub enum DeviceKind {
     Vsock(VsockSpec),
     /// A file system, a disk or another device that another process runs.
     VhostUser(VhostUserDeviceSpec),
+    /// The watchdog.
+    Watchdog,
+    /// The device by which the guest tells that it panicked.
+    Pvpanic,
 }
 
 impl DevicePlan {
@@ -58,7 +62,9 @@ impl DevicePlan {
             | DeviceKind::Console
             | DeviceKind::Rng(_)
             | DeviceKind::Balloon(_)
-            | DeviceKind::Vsock(_) => false,
+            | DeviceKind::Vsock(_)
+            | DeviceKind::Watchdog
+            | DeviceKind::Pvpanic => false,
         }
     }
 
@@ -86,9 +92,17 @@ impl DevicePlan {
         format!("{} id={}", self.flag, self.id)
     }
 
-    /// Whether it can be removed from a VM. The devices of every VM cannot, and what a balloon holds would be lost.
+    /// Whether it can be removed from a VM. The devices that a VM has once cannot, except for the socket device; what a
+    /// balloon holds would be lost.
     pub const fn is_removable(&self) -> bool {
-        !matches!(self.kind, DeviceKind::Console | DeviceKind::Rng(_) | DeviceKind::Balloon(_))
+        match self.kind {
+            DeviceKind::Console
+            | DeviceKind::Rng(_)
+            | DeviceKind::Balloon(_)
+            | DeviceKind::Watchdog
+            | DeviceKind::Pvpanic => false,
+            DeviceKind::Net(_) | DeviceKind::Disk(_) | DeviceKind::Vsock(_) | DeviceKind::VhostUser(_) => true,
+        }
     }
 
     /// The names of its functions: its own, then those of its VFs by index.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::{balloon, console, disk, machine, rng, segments, vhost_user, vsock};
+use crate::config::{balloon, console, disk, machine, on_off, rng, segments, vhost_user, vsock};
 use crate::config_sriov::{self, NetPlan};
 use crate::pci_host::assign_bars::Weights;
 use vm_api::config::error::{ConfigError, Problem};
@@ -60,6 +60,8 @@ impl VmPlan {
         devices.extend(vsock::plan(config.vsock.as_ref())?);
         devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);
         devices.extend(vhost_user::plan_generic(&config.generic_vhost_user)?);
+        // The last, because the configuration has no place for their names and slots.
+        devices.extend(on_off::plan(config));
         let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
         let plan = Self { devices, smbios, segments };
         for device in &plan.devices {
@@ -183,6 +185,17 @@ impl PlannedVm {
         }
     }
 
+    /// Notes the slots that devices have in `before`, for those whose slot the configuration has no place for. A device
+    /// that was given such a slot has it.
+    pub fn keep_slots(&mut self, before: &VmPlan) {
+        let chosen = |device: &DevicePlan| Some((device.pci_segment, device.pci_device_id?));
+        let taken: HashSet<_> = self.plan.devices.iter().filter_map(chosen).collect();
+        for device in self.plan.devices.iter_mut().filter(|device| device.pci_device_id.is_none()) {
+            let known = before.devices.iter().find(|known| known.id == device.id).and_then(chosen);
+            device.pci_device_id = known.filter(|place| !taken.contains(place)).map(|(_, slot)| slot);
+        }
+    }
+
     /// Notes that the balloon, if there is one, is to have `bytes`, which it is to have again at the next start.
     pub fn set_balloon_size(&mut self, bytes: u64) {
         if let Some(balloon) = &mut self.config.balloon {
@@ -251,5 +264,26 @@ mod tests {
         let mac = |plan: &VmPlan| plan.nets().next().unwrap().pf.spec.mac;
         assert!(vm.plan().nets().next().unwrap().pf.backend.has_own_mac());
         assert_ne!(mac(&VmPlan::of(vm.config()).unwrap()), mac(vm.plan()));
+    }
+
+    #[test]
+    fn a_device_without_a_place_in_the_configuration_keeps_its_slot() {
+        let vm = |net: &[&str]| {
+            let net = net.iter().map(|net| net.parse().unwrap()).collect();
+            PlannedVm::new(VmConfig { net, watchdog: true, pvpanic: true, ..VmConfig::default() }).unwrap()
+        };
+        let slots = |vm: &PlannedVm| {
+            let slot = |id: &str| vm.plan.devices.iter().find(|device| device.id == id).unwrap().pci_device_id;
+            ["__watchdog", "__pvpanic"].map(slot)
+        };
+        let mut before = vm(&["id=a"]);
+        before.set_slot("__watchdog", 4);
+        before.set_slot("__pvpanic", 5);
+        let mut after = vm(&["id=a", "id=b"]);
+        after.keep_slots(before.plan());
+        assert_eq!(slots(&after), [Some(4), Some(5)]);
+        let mut taken = vm(&["id=a", "id=b,pci_device_id=4"]);
+        taken.keep_slots(before.plan());
+        assert_eq!(slots(&taken), [None, Some(5)], "another device was given its slot");
     }
 }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use pci::{Bdf, VfIndex, WindowId};
+use pci::{Bdf, MemoryKind, VfIndex, Window, WindowId};
 use virtio_devices::{Port, Status};
 
 use crate::api::Link;
 use crate::api::info::{
     BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo,
 };
-use crate::config::{BackendPlan, MacAddress, NicPlan};
+use crate::config::{BackendPlan, DeviceKind, MacAddress, NicPlan};
 use crate::control::instance::Instance;
 use crate::devices::{Counted, Plugged};
 use crate::vm::Vm;
@@ -51,19 +51,21 @@ fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
     plugged.plan().names().into_iter().zip(counted).collect()
 }
 
-/// The device's node, and that of the PCI function that carries it.
-fn nodes(plugged: &Plugged) -> [DeviceNode; 2] {
-    let id = &plugged.plan().id;
+/// The device's node, and for a virtio device that of the PCI function that carries it.
+fn nodes(plugged: &Plugged) -> Vec<DeviceNode> {
+    let id = plugged.plan().id.clone();
+    let function = DeviceNode {
+        pci_bdf: Some(plugged.address().to_string()),
+        resources: resources(plugged),
+        ..DeviceNode::default()
+    };
+    if plugged.plan().kind == DeviceKind::Pvpanic {
+        return vec![DeviceNode { id, ..function }];
+    }
     let carrier = format!("_virtio-pci-{id}");
-    [
+    vec![
         DeviceNode { id: id.clone(), parent: Some(carrier.clone()), ..DeviceNode::default() },
-        DeviceNode {
-            id: carrier,
-            children: vec![id.clone()],
-            pci_bdf: Some(plugged.address().to_string()),
-            resources: resources(plugged),
-            ..DeviceNode::default()
-        },
+        DeviceNode { id: carrier, children: vec![id], ..function },
     ]
 }
 
@@ -71,11 +73,17 @@ fn nodes(plugged: &Plugged) -> [DeviceNode; 2] {
 fn resources(plugged: &Plugged) -> Vec<Resource> {
     let windows = plugged.slot().windows();
     let bars = windows.into_iter().filter_map(|window| match window.id {
-        WindowId::Bar(bar) => Some((bar.get(), window.base, window.len)),
+        WindowId::Bar(bar) => Some((bar.get(), window)),
         WindowId::VfBar(_) => None,
     });
-    bars.map(|(index, base, size)| Resource::PciBar { index, base, size, type_: BarType::Mmio64, prefetchable: true })
-        .collect()
+    bars.map(|(index, Window { base, len: size, kind, .. })| {
+        let (type_, prefetchable) = match kind {
+            MemoryKind::Memory32 => (BarType::Mmio32, false),
+            MemoryKind::Memory64 { prefetchable } => (BarType::Mmio64, prefetchable),
+        };
+        Resource::PciBar { index, base, size, type_, prefetchable }
+    })
+    .collect()
 }
 
 /// A NIC without VFs; `None` for other devices and for PFs.

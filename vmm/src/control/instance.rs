@@ -255,6 +255,7 @@ impl Instance {
         let mut config = self.config().clone();
         change(&mut config);
         let mut planned = PlannedVm::new(config)?;
+        planned.keep_slots(self.planned.plan());
         let (mut id, mut added) = (String::new(), None);
         if let Some(device) = planned.added_to(self.planned.plan()).cloned() {
             id.clone_from(&device.id);

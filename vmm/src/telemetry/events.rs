@@ -48,6 +48,8 @@ pub enum Source {
     VirtioDevice,
     /// A PF and its VFs.
     Sriov,
+    /// What runs in the VM.
+    Guest,
 }
 
 /// An event's properties. All values are strings, as in Cloud Hypervisor.

@@ -118,7 +118,8 @@ impl StopSignal {
         self.first.lock().take()
     }
 
-    fn send(&self, stop: Stop) {
+    /// Reports why the guest stops.
+    pub fn send(&self, stop: Stop) {
         self.first.lock().get_or_insert(stop);
         // The counter cannot be full: it is read before each boot.
         let _ = self.event.write(1);

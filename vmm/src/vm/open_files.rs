@@ -26,6 +26,9 @@ const OF_BALLOON: u64 = 5;
 /// file are refused, one by one.
 const OF_VSOCK: u64 = 7;
 
+/// For the watchdog: a doorbell, and two MSI-X vectors.
+const OF_WATCHDOG: u64 = 3;
+
 /// Raises the soft limit of open files to the hard limit, and checks that it suffices.
 ///
 /// # Errors
@@ -66,6 +69,8 @@ fn of_device(plan: &DevicePlan) -> u64 {
         DeviceKind::Rng(_) => OF_RNG,
         DeviceKind::Balloon(_) => OF_BALLOON,
         DeviceKind::Vsock(_) => OF_VSOCK,
+        DeviceKind::Watchdog => OF_WATCHDOG,
+        DeviceKind::Pvpanic => 0,
         // Of each queue a doorbell and a vector, the vector of configuration changes, and the worker's: its own kick, a
         // stand-in for interrupts and one for errors.
         DeviceKind::VhostUser(spec) => OF_SOCKET_OR_DEVICE + 2 * spec.queue_sizes.len() as u64 + 4,

@@ -37,8 +37,6 @@ pub(super) const TABLE: &[Missing] = &[
         &[Flag("--user-device"), Field(Vm, "user_devices", Empty), Endpoint("vm.add-user-device")],
     ),
     missing("TPMs are", &[Flag("--tpm"), Field(Vm, "tpm", Null)]),
-    missing("watchdogs are", &[Flag("--watchdog"), Field(Vm, "watchdog", Is(false))]),
-    missing("pvpanic devices are", &[Flag("--pvpanic"), Field(Vm, "pvpanic", Is(false))]),
     missing("pvmemcontrol devices are", &[Flag("--pvmemcontrol"), Field(Vm, "pvmemcontrol", Null)]),
     missing("ivshmem devices are", &[Flag("--ivshmem"), Field(Vm, "ivshmem", Null)]),
     missing("fw_cfg devices are", &[Flag("--fw-cfg-config"), Field(Vm, "fw_cfg_config", Null)]),
