@@ -40,6 +40,7 @@ const GUEST_EXTRA: &[&str] = &[
     "vmw_vsock_virtio_transport",
     "button",
     "evdev",
+    "pvpanic-pci",
     "virtiofs",
     "isofs",
 ];

@@ -124,6 +124,14 @@ impl Console {
         }
     }
 
+    /// Waits until the guest's kernel says that it panics.
+    pub(crate) fn wait_for_panic(&mut self, limit: Duration) -> Result<(), Silence> {
+        match self.wait(limit, |_| None::<((), usize)>) {
+            Ok(()) | Err(Silence::Panicked) => Ok(()),
+            Err(silence) => Err(silence),
+        }
+    }
+
     /// Everything received so far.
     pub(crate) fn transcript(&self) -> String {
         String::from_utf8_lossy(&self.received.state.lock().bytes).into_owned()

@@ -272,6 +272,14 @@ impl Guest {
         self.restart_by("reboot -f");
     }
 
+    /// Makes the guest's kernel panic. Unless its command line has `panic=0`, it reboots then.
+    pub fn crash(&mut self) {
+        self.console.send("0 echo c > /proc/sysrq-trigger\n");
+        if let Err(silence) = self.console.wait_for_panic(COMMAND_LIMIT) {
+            self.fail("waiting for the panic of the guest's kernel", &silence);
+        }
+    }
+
     /// Runs a command that ends the running kernel, and waits until the next kernel is up.
     pub(crate) fn restart_by(&mut self, command: &str) {
         self.console.send(&format!("0 {command}\n"));

@@ -1,4 +1,4 @@
-//! What `--event-monitor` reports of a guest's use of its NIC.
+//! What `--event-monitor` reports of a guest: its use of its NIC, and its panic.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use integration::{Guest, Kernel, Pf, predicted_vf_address, spec_with_vfs};
+use integration::{Guest, GuestSpec, Kernel, Pf, predicted_vf_address, spec_with_vfs};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -80,4 +80,22 @@ fn what_a_guest_does_with_its_vfs_is_reported(#[case] kernel: Kernel) {
     );
     assert_eq!((told[0].as_str(), told[1].as_str(), told[2].as_str()), ("vmm:starting", "vm:booting", "vm:booted"));
     assert!(told.ends_with(&["vm:shutdown".to_string(), "vmm:shutdown".to_string()]), "{told:?}");
+}
+
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_guest_that_panics_says_so_by_its_pvpanic_device(#[case] kernel: Kernel) {
+    let events = Events(std::env::temp_dir().join(format!("panic-{}-{kernel:?}", std::process::id())));
+    let argument = format!("path={}", events.0.display());
+    let arguments = ["--pvpanic", "--event-monitor", &argument];
+    let mut guest = Guest::boot(GuestSpec::new(kernel).with_modules().kernel_argument("panic=0").arguments(&arguments));
+    guest.load("pvpanic-pci");
+    // The entropy device is in the first slot.
+    let device = "/sys/bus/pci/devices/0000:00:02.0";
+    assert_eq!(guest.ok(&format!("cat {device}/vendor {device}/device {device}/capability")), "0x1b36\n0x0011\n3");
+    guest.assert_kernel_has_no_complaint();
+    guest.crash();
+    wait_for(&events.0, "guest:panic event=panic");
+    assert_eq!(guest.stop_by(libc::SIGTERM).code, Some(0));
 }
