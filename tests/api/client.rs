@@ -33,6 +33,11 @@ impl Client {
         Self(stream)
     }
 
+    /// Receives once, at most as many bytes as `bytes` has. Returns how many there were.
+    pub(crate) fn receive_once(&mut self, bytes: &mut [u8]) -> usize {
+        self.0.read(bytes).unwrap()
+    }
+
     /// Sends GET `endpoint`.
     pub(crate) fn get(&mut self, endpoint: &str) -> Answer {
         self.ask("GET", endpoint, None, &[])
@@ -59,7 +64,8 @@ impl Client {
         self.answer()
     }
 
-    fn send(&mut self, request: &[u8], fds: &[OwnedFd]) {
+    /// Sends bytes, with file descriptors beside the first.
+    pub(crate) fn send(&mut self, request: &[u8], fds: &[OwnedFd]) {
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -70,7 +76,16 @@ impl Client {
         self.0.write_all(&request[sent..]).unwrap();
     }
 
-    fn answer(&mut self) -> Answer {
+    /// Receives the next answer.
+    pub(crate) fn answer(&mut self) -> Answer {
+        let (head, body) = self.answer_as_sent();
+        let status = head.strip_prefix("HTTP/1.1 ").unwrap().split(' ').next().unwrap().parse().unwrap();
+        let body = if body.is_empty() { Value::Null } else { serde_json::from_str(&body).unwrap() };
+        Answer { status, body }
+    }
+
+    /// Receives the next answer: its head without the empty line, and its body.
+    pub(crate) fn answer_as_sent(&mut self) -> (String, String) {
         let mut bytes = Vec::new();
         let head = loop {
             if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -79,15 +94,13 @@ impl Client {
             self.read_on(&mut bytes);
         };
         let text = String::from_utf8(bytes[..head].to_vec()).unwrap();
-        let status = text.strip_prefix("HTTP/1.1 ").unwrap().split(' ').next().unwrap().parse().unwrap();
         let length = text.lines().find_map(|line| line.strip_prefix("Content-Length: "));
         let length: usize = length.map_or(0, |length| length.parse().unwrap());
         while bytes.len() < head + 4 + length {
             self.read_on(&mut bytes);
         }
-        let body = &bytes[head + 4..];
-        let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(body).unwrap() };
-        Answer { status, body }
+        assert_eq!(bytes.len(), head + 4 + length, "nothing follows an answer");
+        (text, String::from_utf8(bytes.split_off(head + 4)).unwrap())
     }
 
     fn read_on(&mut self, bytes: &mut Vec<u8>) {

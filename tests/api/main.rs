@@ -1,9 +1,10 @@
 //! Tests of the REST API of the real command, as clients use it. Where a guest is needed, it consists of a few
 //! instructions and runs on the machine's own KVM.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod client;
+mod clients;
 mod disks;
 #[path = "../cli/files.rs"]
 #[expect(dead_code, reason = "these tests use only one of the kernels")]

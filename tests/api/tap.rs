@@ -32,8 +32,17 @@ pub(crate) struct Kept(String);
 impl Kept {
     /// Creates the tap and brings it up.
     pub(crate) fn new(name: &str) -> Self {
+        Self::with(name, &[])
+    }
+
+    /// Creates a tap of several queues and brings it up.
+    pub(crate) fn of_many_queues(name: &str) -> Self {
+        Self::with(name, &["multi_queue"])
+    }
+
+    fn with(name: &str, flags: &[&str]) -> Self {
         let tap = Self(name.to_string());
-        ip(&["tuntap", "add", name, "mode", "tap", "user", "root", "vnet_hdr"]);
+        ip(&[&["tuntap", "add", name, "mode", "tap", "user", "root", "vnet_hdr"], flags].concat());
         ip(&["link", "set", name, "up"]);
         tap
     }
