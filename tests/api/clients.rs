@@ -2,6 +2,7 @@
 //! read as they read it.
 
 mod folder;
+mod generated;
 mod kata_go;
 mod kata_runtime_rs;
 mod libvirt;
