@@ -123,6 +123,80 @@ fn vcpus_are_added_to_a_running_guest_and_removed() {
     assert_eq!(vmm.end(), Some(0));
 }
 
+/// The CPUs of the host that each thread may run on, as `/proc` lists them.
+fn allowed(vmm: &Vmm) -> Vec<(String, String)> {
+    let threads = fs::read_dir(format!("/proc/{}/task", vmm.process.id())).unwrap();
+    let read = |thread: std::io::Result<fs::DirEntry>| {
+        let status = fs::read_to_string(thread.unwrap().path().join("status")).unwrap_or_default();
+        let line = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+            line.trim().to_string()
+        };
+        (line("Name:"), line("Cpus_allowed_list:"))
+    };
+    threads.map(read).collect()
+}
+
+#[test]
+fn vcpus_have_the_places_that_they_were_given_also_when_they_come_later() {
+    let files = Files::new();
+    let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
+    let serial_file = format!("file={}", serial.display());
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let own = own.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
+    let cpu = own.split(['-', ',']).next().unwrap();
+    let cpus = format!("boot=1,max=6,topology=1:3:1:2,affinity=[0@[{cpu}],4@[{cpu}]],nested=off,max_phys_bits=40");
+    let options = ["--kernel", &kernel, "--memory", "size=64M", "--cpus", &cpus, "--serial", &serial_file];
+    let vmm = Vmm::start(&options);
+    wait_for("its vCPU", || running(&vmm) == ["vcpu0"]);
+    vmm.done(&["resize", "--cpus", "6"]);
+    // The second package begins at the next power of two, so no vCPU has the APIC ID 3 or 7.
+    let said = || fs::read_to_string(&serial).unwrap_or_default();
+    wait_for("all vCPUs", || "12456".chars().all(|id| said().contains(id)));
+    assert!(said().chars().all(|id| "12456".contains(id)), "{}", said());
+    for (name, list) in allowed(&vmm) {
+        // Those of the kernel are started by a vCPU, and stay with it.
+        if name.starts_with("kvm-") {
+            continue;
+        }
+        let is_bound = ["vcpu0", "vcpu4"].contains(&name.as_str());
+        assert_eq!(list, if is_bound { cpu } else { own }, "{name}");
+    }
+    let info: Value = serde_json::from_str(&vmm.done(&["info"])).unwrap();
+    let expected = json!({"threads_per_core": 1, "cores_per_die": 3, "dies_per_package": 1, "packages": 2});
+    assert_eq!(info["config"]["cpus"]["topology"], expected);
+    assert_eq!(info["config"]["cpus"]["affinity"][1], json!({"vcpu": 4, "host_cpus": [cpu.parse::<u32>().unwrap()]}));
+    vmm.done(&["shutdown-vmm"]);
+    assert_eq!(vmm.end(), Some(0));
+}
+
+#[test]
+fn a_vcpu_that_cannot_be_placed_is_refused_and_the_vm_stays() {
+    let files = Files::new();
+    let vmm = Vmm::start(&[]);
+    let kernel = files.kernel(&guest());
+    vmm.done(&["create", "--kernel", &kernel, "--cpus", "boot=1,max=2,affinity=[1@[1023]]", "--console", "off"]);
+    vmm.done(&["boot"]);
+    let said = vmm.refused(&["resize", "--cpus", "2"]);
+    assert!(said.contains("vCPU 1: --cpus affinity: this process can run on none of the CPUs given"), "{said}");
+    assert_eq!((running(&vmm).len(), cpus(&vmm)), (1, json!({ "boot_vcpus": 1, "max_vcpus": 2 })));
+}
+
+#[test]
+fn amx_is_there_where_the_host_has_it_and_refused_elsewhere() {
+    let has_amx = fs::read_to_string("/proc/cpuinfo").unwrap().contains("amx_tile");
+    let files = Files::new();
+    let vmm = Vmm::start(&[]);
+    let kernel = files.idle_kernel();
+    vmm.done(&["create", "--kernel", &kernel, "--cpus", "boot=1,features=amx", "--console", "off"]);
+    if has_amx {
+        vmm.done(&["boot"]);
+    } else {
+        let said = vmm.refused(&["boot"]);
+        assert!(said.contains("--cpus features=amx: the host cannot give guests AMX"), "{said}");
+    }
+}
+
 #[test]
 fn a_vm_that_is_not_running_is_resized_for_its_boot() {
     let vmm = Vmm::start(&[]);

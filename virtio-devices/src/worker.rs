@@ -6,6 +6,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use rustix::process::getpid;
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
 use crate::Worker;
 
@@ -31,7 +33,22 @@ pub(crate) fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<Mutex
 
 /// Starts a thread of a worker's size.
 pub(crate) fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let run = || {
+        run_where_the_process_does();
+        run();
+    };
     thread::Builder::new().name(name).stack_size(STACK).spawn(run)
+}
+
+/// Lets the calling thread run on the CPUs that the process's first thread runs on. Most workers are started by a vCPU,
+/// whose thread may be bound to a CPU, which it would otherwise share with them.
+fn run_where_the_process_does() {
+    if let (Ok(own), Ok(process)) = (sched_getaffinity(None), sched_getaffinity(Some(getpid())))
+        && own != process
+    {
+        // If it is refused, the worker runs on the vCPU's CPU.
+        let _ = sched_setaffinity(None, &process);
+    }
 }
 
 /// Spawns a worker for each of `parts`, or none. If one cannot be spawned, the others end before they have touched
@@ -68,6 +85,8 @@ pub(crate) fn thread_name(id: &str, kind: &str, number: u16) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::CpuSet;
+
     use super::*;
 
     #[test]
@@ -84,6 +103,23 @@ mod tests {
             assert!(own(&queue, &stop).is_none());
             assert!(own(&queue, &AtomicBool::new(false)).is_some());
         });
+    }
+
+    #[test]
+    fn a_worker_is_not_bound_to_the_cpu_of_the_vcpu_that_starts_it() {
+        let process = sched_getaffinity(Some(getpid())).unwrap();
+        let cpu = (0..CpuSet::MAX_CPU).find(|cpu| process.is_set(*cpu)).unwrap();
+        let of_worker = thread::spawn(move || {
+            let mut one = CpuSet::new();
+            one.set(cpu);
+            sched_setaffinity(None, &one).unwrap();
+            let (found, find) = std::sync::mpsc::channel();
+            let look = move || found.send(sched_getaffinity(None).unwrap()).unwrap();
+            spawn("test".to_string(), look).unwrap().join().unwrap();
+            assert_eq!(sched_getaffinity(None), Ok(one));
+            find.recv().unwrap()
+        });
+        assert_eq!(of_worker.join().unwrap(), process);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod balloon;
 pub mod console;
+pub mod cpus;
 pub mod disk;
 pub mod error;
 pub mod fs;
@@ -26,11 +27,11 @@ pub mod vsock;
 
 use std::path::PathBuf;
 
-use option_derive::Options;
 use serde::{Deserialize, Serialize};
 
 pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
+pub use crate::config::cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
 pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig};
 pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::fs::FsConfig;
@@ -166,18 +167,6 @@ impl<'a> Place<'a> {
     const fn new(id: &'a mut Option<String>, pci_device_id: &'a mut Option<u8>) -> Self {
         Self { id, pci_device_id }
     }
-}
-
-/// The virtual CPUs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
-#[options("--cpus")]
-pub struct CpusConfig {
-    /// Number of vCPUs at boot.
-    #[option("boot=<number>", default = 1)]
-    pub boot_vcpus: u32,
-    /// Maximum number of vCPUs, which can be added and removed while the guest runs. By default the same as boot.
-    #[option("max=<number>", default_from = boot_vcpus)]
-    pub max_vcpus: u32,
 }
 
 /// What the guest boots: `--kernel`, `--initramfs`, `--cmdline`, `--firmware`.

@@ -6,6 +6,7 @@ pub(crate) mod balloon;
 pub(crate) mod capacity;
 pub(crate) mod common_keys;
 pub(crate) mod console;
+pub(crate) mod cpus;
 pub(crate) mod device;
 pub(crate) mod disk;
 pub(crate) mod machine;
@@ -23,11 +24,12 @@ pub(crate) mod vhost_user;
 pub(crate) mod vsock;
 
 pub use vm_api::config::{
-    BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CpusConfig, DeviceType, DiskConfig, FsConfig,
-    GenericVhostUserConfig, HotplugMethod, ImageType, Key, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig,
-    NetConfig, NetVf, Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig,
-    Problem, RateLimitGroupConfig, RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost,
-    VhostMode, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
+    BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
+    CpusConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType, Key,
+    LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, Options, ParseConsoleError,
+    ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, Problem, RateLimitGroupConfig, RateLimiterConfig,
+    RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, VsockConfig, bytes, grammar, help,
+    json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

@@ -3,3 +3,4 @@
 pub mod cpu;
 pub(crate) mod gate;
 pub mod pio;
+pub mod placement;

@@ -22,9 +22,11 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::acpi::ged::GenericEventDevice;
 use crate::acpi::tables;
 use crate::acpi::vcpu_hotplug::{Change, VcpuHotplug};
+use crate::arch::x86_64::amx;
 use crate::arch::x86_64::cpuid::{self, Template};
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::regs::{self, Entry};
+use crate::arch::x86_64::topology::Topology;
 use crate::config::{ConsoleMode, CpusConfig, DevicePlan, MemoryConfig, VmConfig, VmPlan};
 use crate::devices::{self, Devices, Plugged};
 use crate::firmware;
@@ -36,6 +38,7 @@ use crate::serial::{SerialConsole, SerialPort};
 use crate::telemetry::events::Events;
 use crate::vcpu::cpu::{self, Stop, StopSignal, Vcpus};
 use crate::vcpu::pio::IoPorts;
+use crate::vcpu::placement::Placement;
 use crate::vm::addresses::{apertures, layout_of};
 use crate::vm::boot::Payload;
 pub use crate::vm::error::VmError;
@@ -60,6 +63,9 @@ pub struct Vm {
     /// What each PCI segment gets of the addresses.
     segments: Vec<Weights>,
     cpuid: Template,
+    /// The vCPUs as configured.
+    cpus: CpusConfig,
+    placement: Arc<Placement>,
     /// The number of vCPUs, now and after a reboot.
     vcpus: u8,
     max_vcpus: u8,
@@ -86,9 +92,16 @@ impl Vm {
         open_files::reserve(&plan.devices, config.cpus.max_vcpus, other_files)?;
         let kvm = Kvm::open()?;
         let (vcpus, max_vcpus) = vcpus(&kvm, &config.cpus)?;
+        if config.cpus.features.amx {
+            amx::allow().map_err(|error| VmError::Amx(Some(error)))?;
+        }
         let supported = kvm.supported_cpuid()?;
-        let cpuid = Template::new(&supported, max_vcpus.into(), kvm.has_tsc_deadline());
-        let address_bits = cpuid::address_bits(&supported);
+        if config.cpus.features.amx && !cpuid::has_amx(&supported) {
+            return Err(VmError::Amx(None));
+        }
+        let features = cpuid::Features::of(&config.cpus, &supported, kvm.has_tsc_deadline());
+        let cpuid = Template::new(&supported, &features);
+        let address_bits = features.address_bits;
         let layout = layout_of(&config.memory, address_bits)?;
         let payload = Payload::open(&config.payload, &layout)?;
         let host = |error| VmError::Host { action: "make an eventfd", error };
@@ -131,6 +144,8 @@ impl Vm {
             address_bits,
             segments: plan.segments.clone(),
             cpuid,
+            cpus: config.cpus.clone(),
+            placement: Arc::new(Placement::of(&config.cpus)),
             vcpus,
             max_vcpus,
             kvm,
@@ -183,6 +198,8 @@ impl Vm {
             apertures: self.devices.apertures(),
             vcpus: self.vcpus,
             max_vcpus: self.max_vcpus,
+            topology: Topology::of(&self.cpus),
+            has_pptt: self.cpus.topology.is_some(),
             memory_slots: self.memory.room().is_some(),
             serial: self.serial.is_some(),
         };
@@ -196,7 +213,8 @@ impl Vm {
             ports: self.ports(),
             stop: Arc::clone(&self.stop),
         });
-        self.running = Some(Running { vcpus: Vcpus::start(vcpus, &handlers)?, powered, paused: false });
+        self.running =
+            Some(Running { vcpus: Vcpus::start(vcpus, &handlers, &self.placement)?, powered, paused: false });
         Ok(())
     }
 
@@ -422,7 +440,7 @@ impl Vm {
     /// vCPU `id` of `vm`, in its power-on state.
     fn vcpu(&self, vm: &kvm::Vm, id: u32) -> Result<Vcpu, VmError> {
         let msrs = regs::msrs().ok_or(KvmError::Capability("room for two MSRs"))?;
-        let vcpu = vm.create_vcpu(id)?;
+        let vcpu = vm.create_vcpu(self.cpuid.apic_id(id))?;
         let cpuid = self.cpuid.vcpu(id).ok_or(KvmError::Capability("room for its own CPUID leaves"))?;
         vcpu.set_cpuid(&cpuid)?;
         vcpu.set_msrs(&msrs)?;

@@ -26,6 +26,7 @@ pub struct GuestSpec {
     firmware: Option<PathBuf>,
     cpus: u32,
     max_cpus: Option<u32>,
+    topology: Option<String>,
     memory: String,
     cmdline: String,
     userland: Userland,
@@ -46,6 +47,7 @@ impl GuestSpec {
             firmware: None,
             cpus: 1,
             max_cpus: None,
+            topology: None,
             memory: "size=256M".into(),
             cmdline: CMDLINE.into(),
             userland: Userland::Plain,
@@ -79,6 +81,12 @@ impl GuestSpec {
     /// Sets the number of vCPUs that the guest may have after a resize.
     pub fn max_cpus(mut self, cpus: u32) -> GuestSpec {
         self.max_cpus = Some(cpus);
+        self
+    }
+
+    /// Sets the shape of the vCPUs: threads of a core, cores of a die, dies of a package, packages.
+    pub fn topology(mut self, shape: [u32; 4]) -> GuestSpec {
+        self.topology = Some(shape.map(|count| count.to_string()).join(":"));
         self
     }
 
@@ -162,6 +170,7 @@ impl GuestSpec {
     /// The VMM's command line for this guest.
     pub fn command(self) -> VmmCommand {
         let max = self.max_cpus.map_or(String::new(), |cpus| format!(",max={cpus}"));
+        let topology = self.topology.map_or(String::new(), |shape| format!(",topology={shape}"));
         let command = match self.firmware {
             Some(firmware) => VmmCommand::new().arg("--firmware").arg(firmware),
             None => VmmCommand::new()
@@ -173,7 +182,7 @@ impl GuestSpec {
         };
         let command = command
             .args(["--serial", &self.serial])
-            .args(["--cpus", &format!("boot={}{max}", self.cpus), "--memory", &self.memory])
+            .args(["--cpus", &format!("boot={}{max}{topology}", self.cpus), "--memory", &self.memory])
             .args(self.arguments);
         let command = if self.has_console { command } else { command.args(["--console", "off"]) };
         let command = self.inherited.into_iter().fold(command, VmmCommand::inherit);

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use integration::{Api, Flood, Guest, Kernel, Pf, Subnet, spec_with_vfs, vf_taps};
+use integration::{Api, Flood, Guest, GuestSpec, Kernel, Pf, Subnet, spec_with_vfs, vf_taps};
 use rstest::rstest;
 use serde_json::json;
 
@@ -123,6 +123,52 @@ fn vcpus_come_and_go_while_vfs_carry_traffic(#[case] kernel: Kernel) {
     pf.set_num_vfs(&mut guest, 2);
     for vf in &pf.vfs(&mut guest) {
         vf.ping_through(&mut guest, &vf_taps(2), vf.index, Subnet(vf.index as u8));
+    }
+    assert_kernel_has_no_complaint(&mut guest);
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// The CPUs of a list in Linux's format, such as `0-1,4`.
+fn list(text: &str) -> Vec<u32> {
+    let range = |part: &str| match part.split_once('-') {
+        Some((first, last)) => first.parse().unwrap()..=last.parse().unwrap(),
+        None => part.parse().unwrap()..=part.parse().unwrap(),
+    };
+    text.trim().split(',').flat_map(range).collect()
+}
+
+/// Linux finds the packages, and the threads of a core, that the command line gives, also where a package begins at no
+/// number of its vCPUs, and after one of its vCPUs was added.
+#[rstest]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn a_guest_sees_the_topology_that_was_given(#[case] kernel: Kernel) {
+    let api = Api::new("topology");
+    let spec = GuestSpec::new(kernel).cpus(5).max_cpus(6).topology([1, 3, 1, 2]);
+    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    let topology = |guest: &mut Guest, cpu: u32, file: &str| {
+        guest.ok(&format!("cat /sys/devices/system/cpu/cpu{cpu}/topology/{file}"))
+    };
+    let packages = |guest: &mut Guest, cpus: std::ops::Range<u32>| -> Vec<u32> {
+        cpus.map(|cpu| topology(guest, cpu, "physical_package_id").parse().unwrap()).collect()
+    };
+    assert_eq!(packages(&mut guest, 0..5), [0, 0, 0, 1, 1]);
+    assert_eq!(list(&topology(&mut guest, 4, "package_cpus_list")), [3, 4]);
+    assert_eq!(api.put_json("vm.resize", &json!({ "desired_vcpus": 6 })).status, 204);
+    let online = "/sys/devices/system/cpu/cpu5/online";
+    guest.wait_for(&format!("[ -e {online} ]"));
+    guest.ok(&format!("read on < {online}; [ $on = 1 ] || echo 1 > {online}"));
+    assert_eq!(list(&topology(&mut guest, 5, "package_cpus_list")), [3, 4, 5]);
+    assert_kernel_has_no_complaint(&mut guest);
+    assert_eq!(guest.power_off().code, Some(0));
+
+    let mut guest = Guest::boot(GuestSpec::new(kernel).cpus(4).topology([2, 1, 1, 2]));
+    assert_eq!(packages(&mut guest, 0..4), [0, 0, 1, 1]);
+    // Linux looks for threads of AMD's CPUs only where they say that they have them.
+    if guest.run("grep -qE 'topoext|GenuineIntel' /proc/cpuinfo").status == 0 {
+        for (cpu, siblings) in [(0, [0, 1]), (3, [2, 3])] {
+            assert_eq!(list(&topology(&mut guest, cpu, "thread_siblings_list")), siblings);
+        }
     }
     assert_kernel_has_no_complaint(&mut guest);
     assert_eq!(guest.power_off().code, Some(0));

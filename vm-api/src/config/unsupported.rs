@@ -10,7 +10,7 @@ mod table;
 use serde_json::{Map, Value};
 
 use crate::config::error::{ConfigError, Problem};
-use place::Place::{self, Endpoint, Field, Flag, Key, Setting};
+use place::Place::{self, Endpoint, Field, Flag, Setting};
 use table::TABLE;
 
 pub use place::{Harmless, Missing, Object};
@@ -36,11 +36,7 @@ pub fn flags() -> impl Iterator<Item = &'static str> {
 /// What a key of an option asks for, and the values with which it asks for nothing, if it is not supported yet.
 pub fn key(option: &str, key: &str) -> Option<(&'static str, &'static Harmless)> {
     places().find_map(|(what, place)| match place {
-        Setting(object, name, harmless) | Key(object, name, harmless)
-            if object.option() == Some(option) && *name == key =>
-        {
-            Some((what, harmless))
-        }
+        Setting(object, name, harmless) if object.option() == Some(option) && *name == key => Some((what, harmless)),
         _ => None,
     })
 }

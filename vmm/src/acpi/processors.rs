@@ -12,6 +12,7 @@ use acpi_tables::{Aml, AmlSink};
 
 use crate::acpi::vcpu_hotplug::{ADDED, EJECT, KEEP, LEAVING, PORTS, PRESENT};
 use crate::arch::x86_64::layout::PROCESSOR_PORT;
+use crate::arch::x86_64::topology::Topology;
 
 /// The method that notifies the guest of vCPUs that were added or are to be removed.
 pub(crate) const SCAN: &str = "\\_SB_.CPUS.CSCN";
@@ -26,12 +27,17 @@ const EJECT_IN_PROGRESS: u8 = 0x84;
 /// _STA: present, enabled, shown and functioning (`ACPI 6.5 §6.3.7`).
 const PRESENT_STATUS: u8 = 0xf;
 
-/// The processor objects of all possible vCPUs: IDs from 0 to one less than this number.
-pub(crate) struct Processors(pub u8);
+/// The processor objects of all possible vCPUs.
+pub(crate) struct Processors {
+    /// Their number. IDs begin at 0.
+    pub count: u8,
+    /// Their shape, from which their local APIC IDs follow.
+    pub topology: Topology,
+}
 
 impl Processors {
     fn ids(&self) -> impl Iterator<Item = Processor> {
-        (0..self.0).map(Processor)
+        (0..self.count).map(|id| Processor { id, apic_id: self.topology.apic_id(id.into()) as u8 })
     }
 
     /// The register fields: one for each bit of a vCPU, and one for each port that is read as a whole.
@@ -62,7 +68,7 @@ impl Processors {
     }
 
     fn ports(&self) -> impl Iterator<Item = RegisterByte> {
-        let count = self.0;
+        let count = self.count;
         (0..count.div_ceil(8))
             .map(move |n| RegisterByte { n, processors: n * 8..n.saturating_mul(8).saturating_add(8).min(count) })
     }
@@ -91,25 +97,28 @@ impl Aml for Processors {
     }
 }
 
-/// A vCPU's processor object. Its local APIC has the same ID.
-struct Processor(u8);
+/// A vCPU's processor object.
+struct Processor {
+    id: u8,
+    apic_id: u8,
+}
 
 impl Processor {
     fn name(&self, letter: u8) -> [u8; 4] {
-        name(letter, self.0)
+        name(letter, self.id)
     }
 
     fn path(&self, letter: u8) -> Path {
-        path(letter, self.0)
+        path(letter, self.id)
     }
 }
 
 impl Aml for Processor {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let mut apic = Vec::new();
-        ProcessorLocalApic::new(self.0, self.0, EnabledStatus::Enabled).to_aml_bytes(&mut apic);
+        ProcessorLocalApic::new(self.id, self.apic_id, EnabledStatus::Enabled).to_aml_bytes(&mut apic);
         let hid = Name::new(Path::new("_HID"), &"ACPI0007");
-        let uid = Name::new(Path::new("_UID"), &self.0);
+        let uid = Name::new(Path::new("_UID"), &self.id);
         let entry = Name::new(Path::new("_MAT"), &BufferData::new(apic));
         let (present, eject, keep) = (self.path(b'P'), self.path(b'E'), self.path(b'K'));
         let is_present = Return::new(&PRESENT_STATUS);
@@ -127,7 +136,7 @@ impl Aml for Processor {
         let asked = If::new(&asked, vec![&unless_done]);
         let answer = Method::new(Path::new("_OST"), 3, true, vec![&asked]);
         let mut children: Vec<&dyn Aml> = vec![&hid, &uid, &entry, &status];
-        if self.0 != 0 {
+        if self.id != 0 {
             children.extend([&eject as &dyn Aml, &answer]);
         }
         Device::new(self.path(b'C'), children).to_aml_bytes(sink);
@@ -152,9 +161,9 @@ impl Aml for RegisterByte {
         let news = Local(0);
         for (register, value) in [(b'A', DEVICE_CHECK), (b'L', EJECT_REQUEST)] {
             Store::new(&news, &path(register, self.n)).to_aml_bytes(sink);
-            for processor in self.processors.clone().map(Processor) {
-                let bit = 1u8 << (processor.0 % 8);
-                let device = processor.path(b'C');
+            for id in self.processors.clone() {
+                let bit = 1u8 << (id % 8);
+                let device = path(b'C', id);
                 let notify = Notify::new(&device, &value);
                 If::new(&And::new(&ZERO, &news, &bit), vec![&notify]).to_aml_bytes(sink);
             }
@@ -175,9 +184,13 @@ fn path(letter: u8, n: u8) -> Path {
 mod tests {
     use super::*;
 
+    fn of(topology: Topology) -> Processors {
+        Processors { count: topology.vcpus() as u8, topology }
+    }
+
     fn aml(count: u8) -> Vec<u8> {
         let mut bytes = Vec::new();
-        Processors(count).to_aml_bytes(&mut bytes);
+        of(Topology::flat(count.into())).to_aml_bytes(&mut bytes);
         bytes
     }
 
@@ -188,7 +201,7 @@ mod tests {
     /// What a guest makes of the fields: of each name the first bit and the length in the register file.
     fn fields(count: u8) -> Vec<(String, usize, usize)> {
         let mut at = 0;
-        let placed = Processors(count).fields().into_iter().filter_map(|field| match field {
+        let placed = of(Topology::flat(count.into())).fields().into_iter().filter_map(|field| match field {
             FieldEntry::Named(name, len) => {
                 at += len;
                 Some((String::from_utf8(name.to_vec()).unwrap(), at - len, len))
@@ -227,6 +240,14 @@ mod tests {
         // Store(One, E001)
         assert!(find(&bytes, b"\x70\x01E001").is_some() && find(&bytes, b"\x70\x01E000").is_none());
         assert!(find(&bytes, b"\x70\x01K002").is_some() && find(&bytes, b"\x70\x01K000").is_none());
+    }
+
+    #[test]
+    fn an_added_vcpu_has_the_apic_id_that_its_place_gives_it() {
+        let mut bytes = Vec::new();
+        of(Topology { threads: 1, cores: 3, dies: 1, packages: 2 }).to_aml_bytes(&mut bytes);
+        // vCPU 3 is the first of the second package.
+        assert!(find(&bytes, &[0, 8, 3, 4, 1, 0, 0, 0]).is_some());
     }
 
     #[test]

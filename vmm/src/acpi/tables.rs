@@ -12,6 +12,7 @@ use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace as GasSpace, GAS};
 use acpi_tables::madt::{EnabledStatus, IoApic, ProcessorLocalApic};
 use acpi_tables::mcfg::MCFG;
+use acpi_tables::pptt::{PPTT, ProcessorHandle, ProcessorNode};
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
@@ -23,6 +24,7 @@ use crate::acpi::processors::Processors;
 use crate::arch::x86_64::layout::{
     self, ECAM, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
 };
+use crate::arch::x86_64::topology::Topology;
 use crate::pci_host::assign_bars::Apertures;
 
 const OEM_ID: [u8; 6] = *b"SRIOV ";
@@ -41,10 +43,14 @@ const BOOT_ARCHITECTURE: u16 = 1 << 2 | 1 << 5;
 pub struct Hardware<'a> {
     /// Where devices may be, on each PCI segment.
     pub apertures: &'a [Apertures],
-    /// vCPUs at boot, with local APIC IDs from 0.
+    /// vCPUs at boot: the first of all.
     pub vcpus: u8,
-    /// The maximum number of vCPUs, 1 to 254; the additional ones have the next local APIC IDs.
+    /// The maximum number of vCPUs, 1 to 254.
     pub max_vcpus: u8,
+    /// The shape of all of them, from which their local APIC IDs follow.
+    pub topology: Topology,
+    /// Whether a table describes the shape, too.
+    pub has_pptt: bool,
     /// Whether memory can be added, in the slots of `acpi/memory_hotplug.rs`.
     pub memory_slots: bool,
     /// Whether there is a serial port.
@@ -68,10 +74,12 @@ pub fn tables(hardware: &Hardware, base: u64) -> Vec<u8> {
         address
     };
     let dsdt = place(&dsdt(hardware));
-    let entries = [place(&fadt(dsdt)), place(&madt(hardware)), place(&mcfg(hardware.segments()))];
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE, OEM_REVISION);
-    for entry in entries {
-        xsdt.add_entry(entry);
+    xsdt.add_entry(place(&fadt(dsdt)));
+    xsdt.add_entry(place(&madt(hardware)));
+    xsdt.add_entry(place(&mcfg(hardware.segments())));
+    if hardware.has_pptt {
+        xsdt.add_entry(place(&pptt(&hardware.topology)));
     }
     let xsdt = place(&xsdt);
     let rsdp = bytes(&Rsdp::new(OEM_ID, xsdt));
@@ -111,10 +119,37 @@ fn madt(hardware: &Hardware) -> impl Aml {
     madt.append_slice(&0u32.to_le_bytes());
     for id in 0..hardware.max_vcpus {
         let status = if id < hardware.vcpus { EnabledStatus::Enabled } else { EnabledStatus::DisabledOnlineCapable };
-        madt.append_slice(&bytes(&ProcessorLocalApic::new(id, id, status)));
+        let apic_id = hardware.topology.apic_id(id.into()) as u8;
+        madt.append_slice(&bytes(&ProcessorLocalApic::new(id, apic_id, status)));
     }
     madt.append_slice(&bytes(&IoApic::new(0, layout::IOAPIC, 0)));
     madt
+}
+
+/// Packages, dies, cores and threads (`ACPI 6.5 §5.2.30`). Linux reads them from CPUID instead.
+fn pptt(topology: &Topology) -> impl Aml {
+    let mut pptt = PPTT::new(OEM_ID, OEM_TABLE, OEM_REVISION);
+    let (mut package, mut die, mut core) = (None, None, None);
+    for vcpu in (0..=u8::MAX).map(u32::from).take_while(|vcpu| u64::from(*vcpu) < topology.vcpus()) {
+        let is_first = |of: u32| vcpu % of.max(1) == 0;
+        let leaf = |parent: &Option<ProcessorHandle>| ProcessorNode::new(parent.as_ref(), vcpu).valid().leaf();
+        if is_first(topology.package_vcpus()) {
+            package = Some(pptt.add_processor(ProcessorNode::new(None, 0).physical()));
+        }
+        if is_first(topology.threads.saturating_mul(topology.cores)) {
+            let is_package = topology.dies == 1;
+            die = if is_package { package } else { Some(pptt.add_processor(ProcessorNode::new(package.as_ref(), 0))) };
+        }
+        if topology.threads == 1 {
+            pptt.add_processor(leaf(&die));
+            continue;
+        }
+        if is_first(topology.threads) {
+            core = Some(pptt.add_processor(ProcessorNode::new(die.as_ref(), 0)));
+        }
+        pptt.add_processor(leaf(&core).thread());
+    }
+    pptt
 }
 
 /// The ECAM of each PCI segment.
@@ -132,7 +167,7 @@ fn dsdt(hardware: &Hardware) -> impl Aml {
         dsdt.append_slice(&bytes(&Bridge { segment, apertures }));
     }
     dsdt.append_slice(&bytes(&Motherboard));
-    dsdt.append_slice(&bytes(&Processors(hardware.max_vcpus)));
+    dsdt.append_slice(&bytes(&Processors { count: hardware.max_vcpus, topology: hardware.topology }));
     if hardware.memory_slots {
         dsdt.append_slice(&bytes(&MemoryDevices));
     }
@@ -267,7 +302,10 @@ mod tests {
         let apertures = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64 };
         let apertures = apertures.split(&vec![Weights { mem32: 1, mem64: 1 }; segments]);
         let memory_slots = vcpus > 1;
-        tables(&Hardware { apertures: &apertures, vcpus, max_vcpus, memory_slots, serial }, BASE)
+        let topology = Topology::flat(max_vcpus.into());
+        let hardware =
+            Hardware { apertures: &apertures, vcpus, max_vcpus, topology, has_pptt: false, memory_slots, serial };
+        tables(&hardware, BASE)
     }
 
     fn tables_of(vcpus: u8, serial: bool) -> Vec<u8> {
@@ -342,6 +380,63 @@ mod tests {
         let flag = |id| if id < 200 { enabled } else { online_capable };
         assert_eq!(apics, (0..254).map(|id| (id, flag(id))).collect::<Vec<_>>());
         assert_eq!(ioapics, [(0xfec0_0000, 0)]);
+    }
+
+    /// Tables of a machine with this shape of vCPUs.
+    fn shaped(topology: Topology) -> Vec<u8> {
+        let vcpus = topology.vcpus() as u8;
+        let hardware = Hardware {
+            apertures: &[],
+            vcpus,
+            max_vcpus: vcpus,
+            topology,
+            has_pptt: true,
+            memory_slots: false,
+            serial: false,
+        };
+        tables(&hardware, BASE)
+    }
+
+    #[test]
+    fn the_madt_has_the_apic_ids_of_the_topology() {
+        let tables = shaped(Topology { threads: 1, cores: 3, dies: 1, packages: 2 });
+        let madt = find(&tables, b"APIC");
+        let ids: Vec<_> = madt[44..].chunks(8).take(6).map(|apic| (apic[2], apic[3])).collect();
+        assert_eq!(ids, [(0, 0), (1, 1), (2, 2), (3, 4), (4, 5), (5, 6)]);
+    }
+
+    /// The leaves of the PPTT: each vCPU's number, and how many parents lead to which package.
+    fn leaves(tables: &[u8]) -> Vec<(u32, u32, u32)> {
+        let (valid, leaf, physical) = (1 << 1, 1 << 3, 1);
+        let pptt = find(tables, b"PPTT");
+        let mut leaves = Vec::new();
+        for at in (36..pptt.len()).step_by(20) {
+            assert_eq!((pptt[at], pptt[at + 1]), (0, 20));
+            if u32_at(pptt, at + 4) & leaf == 0 {
+                continue;
+            }
+            assert_eq!(u32_at(pptt, at + 4) & valid, valid);
+            let (mut node, mut parents) = (at, 0);
+            while u32_at(pptt, node + 8) != 0 {
+                (node, parents) = (u32_at(pptt, node + 8) as usize, parents + 1);
+            }
+            assert_eq!(u32_at(pptt, node + 4) & physical, physical);
+            leaves.push((u32_at(pptt, at + 12), parents, node as u32));
+        }
+        leaves
+    }
+
+    #[test]
+    fn the_pptt_has_a_leaf_of_each_vcpu_in_its_package() {
+        for (threads, cores, dies, packages, parents) in [(1, 2, 1, 1, 1), (2, 3, 1, 2, 2), (2, 1, 2, 2, 3)] {
+            let topology = Topology { threads, cores, dies, packages };
+            let leaves = leaves(&shaped(topology));
+            let ids: Vec<_> = leaves.iter().map(|(vcpu, ..)| *vcpu).collect();
+            assert_eq!(ids, (0..topology.vcpus() as u32).collect::<Vec<_>>());
+            assert!(leaves.iter().all(|leaf| leaf.1 == parents), "{leaves:?}");
+            let roots: std::collections::BTreeSet<_> = leaves.iter().map(|(.., root)| *root).collect();
+            assert_eq!(roots.len(), packages as usize);
+        }
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use vm_api::config::console::{ConsoleConfig, ConsoleMode};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::unsupported::VIRTIO_MEM;
-use vm_api::config::{CpusConfig, HotplugMethod, MemoryConfig, MemoryZoneConfig, PayloadConfig, VmConfig, bytes};
+use vm_api::config::{HotplugMethod, MemoryConfig, MemoryZoneConfig, PayloadConfig, VmConfig, bytes};
+
+use crate::config::cpus;
 
 /// Checks them.
 ///
@@ -11,34 +13,12 @@ use vm_api::config::{CpusConfig, HotplugMethod, MemoryConfig, MemoryZoneConfig, 
 ///
 /// The first thing that is wrong.
 pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
-    check_cpus(&vm.cpus)?;
+    cpus::check(&vm.cpus)?;
     check_memory(&vm.memory)?;
     check_payload(&vm.payload)?;
     check_path("--serial", &vm.serial)?;
     check_serial(&vm.serial)?;
     check_console(&vm.console, &vm.serial)
-}
-
-/// The most vCPUs: an APIC ID is a byte, 255 addresses all of them, and the I/O APIC has one too.
-const MOST_VCPUS: u32 = 254;
-
-fn check_cpus(cpus: &CpusConfig) -> Result<(), ConfigError> {
-    let CpusConfig { boot_vcpus: boot, max_vcpus: max } = *cpus;
-    let fail = |what: String, problem| Err(ConfigError::new(format!("--cpus {what}"), problem));
-    if boot == 0 {
-        return fail("boot=0".to_string(), Problem::Value("a VM needs a vCPU; give 1 or more".to_string()));
-    }
-    for (key, value) in [("boot", boot), ("max", max)] {
-        if value > MOST_VCPUS {
-            let what = format!("a VM has at most {MOST_VCPUS} vCPUs; give fewer");
-            return fail(format!("{key}={value}"), Problem::Limit(what));
-        }
-    }
-    if max < boot {
-        let what = format!("max is less than boot; give max={boot} or more, or leave max out");
-        return fail(format!("boot={boot},max={max}"), Problem::Conflict(what));
-    }
-    Ok(())
 }
 
 /// The most memory: 46 bits of address, less what is above it.

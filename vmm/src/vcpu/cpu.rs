@@ -7,9 +7,11 @@ use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
+use rustix::process::Pid;
 use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
@@ -17,6 +19,7 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use crate::kvm::{Exit, KvmError, Vcpu};
 use crate::vcpu::gate::{Gate, Passage};
 use crate::vcpu::pio::{IoPorts, PowerRequest};
+use crate::vcpu::placement::{Placement, PlacementError};
 
 /// The stack of a vCPU's thread, in bytes: far more than devices need, but too small for a transparent huge page.
 const STACK: usize = 512 << 10;
@@ -68,6 +71,14 @@ pub enum VcpuError {
         vcpu: u32,
         /// Why not.
         error: io::Error,
+    },
+    /// A vCPU's thread cannot run where it should.
+    #[error("vCPU {vcpu}: {error}")]
+    Placement {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why not.
+        error: PlacementError,
     },
     /// A vCPU's thread panicked: a bug in this program.
     #[error("vCPU {0}: its thread panicked; please report this")]
@@ -141,6 +152,9 @@ pub struct Vcpus {
     cpus: BTreeMap<u32, Cpu>,
     handlers: Arc<ExitHandlers>,
     gate: Arc<Gate>,
+    placement: Arc<Placement>,
+    /// The thread of the first vCPU.
+    first: Option<Pid>,
     /// Number of threads ever started. One that has ended counts as held at the gate.
     started: usize,
 }
@@ -167,11 +181,16 @@ impl Vcpus {
     ///
     /// # Errors
     ///
-    /// A thread cannot be started. Those that were started are stopped again.
-    pub fn start(vcpus: Vec<Vcpu>, handlers: &Arc<ExitHandlers>) -> Result<Self, VcpuError> {
+    /// A thread cannot be started or placed. Those that were started are stopped again.
+    pub fn start(
+        vcpus: Vec<Vcpu>,
+        handlers: &Arc<ExitHandlers>,
+        placement: &Arc<Placement>,
+    ) -> Result<Self, VcpuError> {
         register_signal_handler(SIGRTMIN(), leave_guest).map_err(|error| VcpuError::Signal(error.into()))?;
         let cpus = (0..).zip(vcpus).map(|(id, vcpu)| (id, Cpu::new(vcpu))).collect();
-        let mut vcpus = Self { cpus, handlers: Arc::clone(handlers), gate: Arc::default(), started: 0 };
+        let (handlers, placement) = (Arc::clone(handlers), Arc::clone(placement));
+        let mut vcpus = Self { cpus, handlers, gate: Arc::default(), placement, first: None, started: 0 };
         let ids: Vec<_> = vcpus.cpus.keys().copied().collect();
         ids.into_iter().try_for_each(|id| vcpus.spawn(id))?;
         Ok(vcpus)
@@ -214,8 +233,26 @@ impl Vcpus {
         cpu.orders = Arc::default();
         let (vcpu, orders) = (Arc::clone(&cpu.vcpu), Arc::clone(&cpu.orders));
         let (handlers, gate) = (Arc::clone(&self.handlers), Arc::clone(&self.gate));
+        let (placement, first) = (Arc::clone(&self.placement), self.first);
+        let (report, placed) = mpsc::sync_channel(1);
+        let body = move || {
+            let entered = placement.enter(id, first);
+            let can_run = entered.is_ok();
+            // The other side waits for it.
+            let _ = report.send(entered);
+            if can_run {
+                run(id, &mut vcpu.lock(), &handlers, &gate, &orders);
+            }
+        };
         let thread = std::thread::Builder::new().name(format!("vcpu{id}")).stack_size(STACK);
-        cpu.thread = Some(thread.spawn(move || run(id, &mut vcpu.lock(), &handlers, &gate, &orders)).map_err(failed)?);
+        let thread = thread.spawn(body).map_err(failed)?;
+        match placed.recv() {
+            Ok(Ok(thread)) if id == 0 => self.first = Some(thread),
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Err(VcpuError::Placement { vcpu: id, error }),
+            Err(_) => return Err(VcpuError::Panicked(id)),
+        }
+        cpu.thread = Some(thread);
         self.started += 1;
         Ok(())
     }

@@ -33,6 +33,15 @@ pub enum VmError {
         /// The guest's physical address bits.
         bits: u8,
     },
+    /// The host cannot give guests AMX, or no longer can.
+    #[error(
+        "--cpus features=amx: the host cannot give guests AMX{}; leave it out", 
+        .0.as_ref().map_or(String::new(), |error| match error.raw_os_error() {
+            Some(libc::EBUSY) => " after this program has run a VM without it".to_string(),
+            _ => format!(" ({error})"),
+        })
+    )]
+    Amx(Option<io::Error>),
     /// Memory is added in steps only.
     #[error(
         "{} of memory cannot be added: memory is added in steps of {}; ask for {} or {}",
@@ -123,6 +132,7 @@ impl VmError {
             Self::Devices(error) => error.kind(),
             Self::VcpuLeaving { .. } => ErrorKind::Busy,
             Self::Kvm(_)
+            | Self::Amx(_)
             | Self::Memory(_)
             | Self::OpenFiles { .. }
             | Self::Console(_)

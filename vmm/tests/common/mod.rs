@@ -149,7 +149,7 @@ impl Guest {
 
     /// Sets the number of vCPUs.
     pub(crate) fn with_vcpus(mut self, vcpus: u32) -> Self {
-        self.config.cpus = CpusConfig { boot_vcpus: vcpus, max_vcpus: vcpus };
+        self.config.cpus = CpusConfig { boot_vcpus: vcpus, max_vcpus: vcpus, ..CpusConfig::default() };
         self
     }
 

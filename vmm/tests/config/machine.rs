@@ -33,6 +33,60 @@ fn a_vm_without_vcpus_memory_or_kernel_is_refused() {
     );
 }
 
+/// What is said about these vCPUs.
+fn cpus(text: &str) -> String {
+    let cpus = text.parse().unwrap();
+    let mut config = vm(&[], &[]).unwrap();
+    config.cpus = cpus;
+    VmPlan::of(&config).map_or_else(|error| error.to_string(), |_| "fine".to_string())
+}
+
+#[test]
+fn a_topology_has_all_vcpus_and_apic_ids_of_8_bits() {
+    for (max, topology) in [(1, "1:1:1:1"), (8, "2:2:1:2"), (254, "1:254:1:1"), (252, "2:1:1:126"), (189, "1:3:1:63")] {
+        assert_eq!((cpus(&format!("max={max},topology={topology}")).as_str(), topology), ("fine", topology));
+    }
+    let end = |text: &str| cpus(text).split_once(": ").unwrap().1.to_string();
+    assert_eq!(end("boot=4,topology=0:4:1:1"), "no number of topology can be 0; give 1 or more");
+    assert_eq!(end("boot=4,topology=4:1:1:1"), "4 threads of a core in topology; give 1 or 2");
+    assert_eq!(end("boot=2,max=4,topology=1:2:1:1"), "topology has 2 vCPUs, and max is 4; make them equal");
+    assert_eq!(
+        end("boot=1,topology=1:65535:65535:65535"),
+        "topology has 281462092005375 vCPUs, and max is 1; make them equal"
+    );
+    assert_eq!(
+        end("boot=1,max=195,topology=1:3:1:65"),
+        "topology needs APIC IDs up to 258, and they end at 254; give numbers that are powers of two, or fewer vCPUs"
+    );
+}
+
+#[test]
+fn a_vcpu_is_bound_to_cpus_that_a_host_can_have() {
+    assert_eq!(cpus("boot=2,max=4,affinity=[0@[0-3],3@[1023]]"), "fine");
+    for (affinity, said) in [
+        ("[4@[0]]", "--cpus affinity=[4@...]: the vCPUs are 0 to 3; give one of them"),
+        ("[0@[0],0@[1]]", "--cpus affinity=[0@...]: the vCPU is there twice; give all of its CPUs at once"),
+        ("[1@[]]", "--cpus affinity=[1@...]: a vCPU needs a CPU of the host to run on; give one, or more"),
+        (
+            "[1@[0,1024]]",
+            "--cpus affinity=[1@...]: CPU 1024 of the host: they are numbered 0 to 1023; give one of these",
+        ),
+    ] {
+        assert_eq!(cpus(&format!("boot=2,max=4,affinity={affinity}")), said);
+    }
+}
+
+#[test]
+fn a_cpu_has_36_to_52_address_bits() {
+    assert_eq!([36, 46, 52].map(|bits| cpus(&format!("max_phys_bits={bits}"))), ["fine"; 3]);
+    for bits in [0, 35, 53, 255] {
+        assert_eq!(
+            cpus(&format!("max_phys_bits={bits}")),
+            format!("--cpus max_phys_bits={bits}: a CPU has 36 to 52 address bits; give such a number")
+        );
+    }
+}
+
 #[test]
 fn wrong_huge_pages_are_refused() {
     let page = |size: u64| with(|vm| (vm.memory.hugepages, vm.memory.hugepage_size) = (true, Some(size)));

@@ -20,7 +20,10 @@ fn the_defaults_are_cloud_hypervisors() {
     assert_eq!(net, NetConfig::default());
     assert_eq!("".parse::<MemoryConfig>().unwrap().size, 512 << 20);
     assert!(MemoryConfig::default().thp);
-    assert_eq!("boot=3".parse::<CpusConfig>().unwrap(), CpusConfig { boot_vcpus: 3, max_vcpus: 3 });
+    assert_eq!(
+        "boot=3".parse::<CpusConfig>().unwrap(),
+        CpusConfig { boot_vcpus: 3, max_vcpus: 3, ..CpusConfig::default() }
+    );
     assert_eq!(VmConfig::default().serial.mode, ConsoleMode::Null);
     assert_eq!(VmConfig::default().console.mode, ConsoleMode::Tty);
 }
@@ -85,8 +88,8 @@ fn an_unknown_key_is_an_error() {
 #[test]
 fn a_key_of_a_later_version_is_refused_by_name() {
     assert_eq!(
-        problem::<CpusConfig>("boot=2,topology=1:1:2:1"),
-        "--cpus topology=1:1:2:1: CPU topologies are not supported yet; leave topology out"
+        problem::<CpusConfig>("boot=2,kvm_hyperv=on"),
+        "--cpus kvm_hyperv=on: Hyper-V enlightenments are not supported yet; leave kvm_hyperv out"
     );
     assert_eq!(
         problem::<MemoryConfig>("hotplugged_size=1G"),
@@ -244,7 +247,7 @@ proptest! {
         boot_vcpus: u32, max_vcpus: u32, size: u64, page: Option<u64>, shared: bool, room: Option<u64>,
         mergeable: bool, reserve: bool,
     ) {
-        let cpus = CpusConfig { boot_vcpus, max_vcpus };
+        let cpus = CpusConfig { boot_vcpus, max_vcpus, ..CpusConfig::default() };
         prop_assert_eq!(cpus.to_string().parse::<CpusConfig>().unwrap(), cpus);
         let memory = MemoryConfig {
             size, hugepage_size: page, shared, hotplug_size: room, mergeable, reserve, ..MemoryConfig::default()

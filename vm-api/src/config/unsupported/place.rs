@@ -18,8 +18,6 @@ pub(super) enum Place {
     Flag(&'static str),
     /// By a key of the object's option and a JSON field of the object, which have the same name.
     Setting(Object, &'static str, Harmless),
-    /// By a key of the object's option alone.
-    Key(Object, &'static str, Harmless),
     /// By a JSON field of the object alone.
     Field(Object, &'static str, Harmless),
     /// By an endpoint of the API: `vm.add-pmem`.
@@ -33,8 +31,6 @@ pub enum Object {
     Vm,
     /// `CpusConfig`.
     Cpus,
-    /// `CpuFeatures`.
-    CpuFeatures,
     /// `MemoryConfig`.
     Memory,
     /// `MemoryZoneConfig`.
@@ -87,7 +83,7 @@ impl Object {
             Self::Disk => Some("--disk"),
             Self::DebugConsole => Some("--debug-console"),
             Self::Platform => Some("--platform"),
-            Self::Vm | Self::CpuFeatures | Self::Payload | Self::Whole => None,
+            Self::Vm | Self::Payload | Self::Whole => None,
         }
     }
 }

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use super::place::Harmless::{self, Empty, If, Is, Null, Number, Numbers, Word};
 use super::place::Missing;
-use super::place::Object::{CpuFeatures, Cpus, DebugConsole, Disk, Memory, MemoryZone, Payload, Platform, Vm};
-use super::place::Place::{self, Endpoint, Field, Flag, Key, Setting};
+use super::place::Object::{Cpus, DebugConsole, Disk, Memory, MemoryZone, Payload, Platform, Vm};
+use super::place::Place::{self, Endpoint, Field, Flag, Setting};
 
 /// `iommu=on` of a device.
 pub const VIRTUAL_IOMMU: &str = "virtual IOMMUs are";
@@ -66,20 +66,7 @@ pub(super) const TABLE: &[Missing] = &[
     missing("iommufd is", &[Setting(Platform, "iommufd", Is(false)), Setting(Platform, "iommufd_fd", Null)]),
     missing("choosing DMA between devices is", &[Setting(Platform, "vfio_p2p_dma", Is(true))]),
     // vCPUs.
-    missing("CPU topologies are", &[Setting(Cpus, "topology", If(is_own_topology))]),
     missing("Hyper-V enlightenments are", &[Setting(Cpus, "kvm_hyperv", Is(false))]),
-    missing("limiting the physical address width is", &[Setting(Cpus, "max_phys_bits", Number(46))]),
-    missing("pinned vCPUs are", &[Setting(Cpus, "affinity", Empty)]),
-    missing(
-        "additional CPU features are",
-        &[
-            Key(Cpus, "features", Empty),
-            Field(Cpus, "features", Harmless::Object(CpuFeatures)),
-            Field(CpuFeatures, "amx", Is(false)),
-        ],
-    ),
-    missing("choosing nested virtualisation is", &[Setting(Cpus, "nested", Is(true))]),
-    missing("core scheduling is", &[Setting(Cpus, "core_scheduling", Word("Vm", "vm"))]),
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
     // Memory.
     // Cloud Hypervisor prints these only where they are given.
@@ -118,13 +105,3 @@ pub(super) const TABLE: &[Missing] = &[
     missing("live migration is", &[Endpoint("vm.send-migration"), Endpoint("vm.receive-migration")]),
     missing("guest core dumps are", &[Endpoint("vm.coredump")]),
 ];
-
-/// Whether this is the topology that guests have here anyway: cores of one thread each, in one package.
-fn is_own_topology(topology: &Value, cpus: &Map<String, Value>) -> bool {
-    let vcpus = cpus.get("max_vcpus").or(cpus.get("boot_vcpus")).and_then(Value::as_u64).unwrap_or(1);
-    let own = [("threads_per_core", 1), ("cores_per_die", vcpus), ("dies_per_package", 1), ("packages", 1)];
-    let is_own = |(name, value): (&String, &Value)| {
-        own.iter().any(|(own_name, own_value)| own_name == name && value.as_u64() == Some(*own_value))
-    };
-    topology.as_object().is_some_and(|topology| topology.iter().all(is_own))
-}

@@ -3,85 +3,150 @@
 //! Leaves and bits are those of the Intel SDM (volume 2A, CPUID) and of the AMD APM (volume 3, appendix E).
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+use vm_api::config::CpusConfig;
 
-/// The widest physical addresses of a guest, in bits: 64 TiB, the limit of Linux without five-level page tables.
-const MAX_ADDRESS_BITS: u8 = 46;
+use crate::arch::x86_64::topology::Topology;
+
 /// The width on CPUs without the leaf, in bits.
 const DEFAULT_ADDRESS_BITS: u8 = 36;
 
 /// Without interrupt remapping, local APIC IDs have 8 bits, and 255 means broadcast.
 pub const MAX_VCPUS: u32 = 254;
 
+const VMX: u32 = 1 << 5;
+const SVM: u32 = 1 << 2;
 const TSC_DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
 const HYPER_THREADING: u32 = 1 << 28;
 const CMP_LEGACY: u32 = 1 << 1;
+/// AMX-BF16, AMX-TILE and AMX-INT8.
+const AMX: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+/// AMX-FP16, of EAX of the first subleaf.
+const AMX_FP16: u32 = 1 << 21;
+/// AMX-COMPLEX, of EDX of the first subleaf.
+const AMX_COMPLEX: u32 = 1 << 8;
 const TOPOLOGY_LEVEL_THREAD: u32 = 1;
 const TOPOLOGY_LEVEL_CORE: u32 = 2;
+const TOPOLOGY_LEVEL_DIE: u32 = 5;
 
-/// The width of the guest's physical addresses, in bits.
-pub fn address_bits(supported: &CpuId) -> u8 {
+/// The width of the guest's physical addresses, in bits: the host's, at most `most`.
+pub fn address_bits(supported: &CpuId, most: u8) -> u8 {
     let leaf = supported.as_slice().iter().find(|entry| entry.function == 0x8000_0008);
     let [host, ..] = leaf.map_or([DEFAULT_ADDRESS_BITS; 4], |entry| entry.eax.to_le_bytes());
-    host.min(MAX_ADDRESS_BITS)
+    host.min(most)
+}
+
+/// Whether guests can have AMX.
+pub fn has_amx(supported: &CpuId) -> bool {
+    supported.as_slice().iter().any(|entry| (entry.function, entry.index) == (7, 0) && entry.edx & AMX == AMX)
+}
+
+/// What a VM's vCPUs have of what the host supports.
+#[derive(Debug, Clone, Copy)]
+pub struct Features {
+    /// The shape of the vCPUs, at most [`MAX_VCPUS`], whose APIC IDs are at most that too.
+    pub topology: Topology,
+    /// The width of physical addresses, in bits.
+    pub address_bits: u8,
+    /// Whether the local APIC's timer has TSC-deadline mode.
+    pub tsc_deadline: bool,
+    /// Whether the guest can run VMs itself.
+    pub nested: bool,
+    /// Whether it has AMX.
+    pub amx: bool,
+}
+
+impl Features {
+    /// Those of a configuration.
+    pub fn of(cpus: &CpusConfig, supported: &CpuId, tsc_deadline: bool) -> Self {
+        Self {
+            topology: Topology::of(cpus),
+            address_bits: address_bits(supported, cpus.max_phys_bits),
+            tsc_deadline,
+            nested: cpus.nested,
+            amx: cpus.features.amx,
+        }
+    }
 }
 
 /// The CPUID of a VM's vCPUs, without their IDs.
 #[derive(Debug, Clone)]
 pub struct Template {
     entries: Vec<kvm_cpuid_entry2>,
-    vcpus: u32,
+    topology: Topology,
 }
 
 impl Template {
-    /// The CPUID of a VM with `vcpus` vCPUs, 1 to [`MAX_VCPUS`]: cores of one thread each in one package.
-    pub fn new(supported: &CpuId, vcpus: u32, tsc_deadline: bool) -> Self {
+    /// The CPUID of a VM with these features, of those that KVM supports.
+    pub fn new(supported: &CpuId, features: &Features) -> Self {
+        let topology = features.topology;
+        let vcpus = topology.package_vcpus();
         let mut entries = supported.as_slice().to_vec();
         for entry in &mut entries {
             match entry.function {
                 0x1 => {
-                    entry.ecx |= HYPERVISOR | if tsc_deadline { TSC_DEADLINE } else { 0 };
+                    entry.ecx |= HYPERVISOR | if features.tsc_deadline { TSC_DEADLINE } else { 0 };
+                    entry.ecx = with(entry.ecx, VMX, entry.ecx & VMX != 0 && features.nested);
                     entry.edx = with(entry.edx, HYPER_THREADING, vcpus > 1);
-                    entry.ebx = field(entry.ebx, 16, 8, vcpus);
+                    entry.ebx = field(entry.ebx, 16, 8, addressable(&topology));
                 }
-                // Caches: levels 1 and 2 are per core, level 3 is shared by all cores.
+                // Caches: levels 1 and 2 are per core, level 3 is shared by all cores of a die.
                 0x4 | 0x8000_001d if entry.eax & 0x1f != 0 => {
-                    let sharing = if entry.eax >> 5 & 7 >= 3 { id_space(vcpus) } else { 1 };
-                    entry.eax = field(entry.eax, 14, 12, sharing - 1);
+                    let is_shared = entry.eax >> 5 & 7 >= 3;
+                    let shift = if is_shared { topology.die_shift() } else { topology.core_shift() };
+                    entry.eax = field(entry.eax, 14, 12, (1 << shift) - 1);
                     if entry.function == 0x4 {
-                        entry.eax = field(entry.eax, 26, 6, id_space(vcpus).min(64) - 1);
+                        let cores = 1 << (topology.package_shift() - topology.core_shift());
+                        entry.eax = field(entry.eax, 26, 6, cores.min(64) - 1);
                     }
                 }
-                0x8000_0001 => entry.ecx = with(entry.ecx, CMP_LEGACY, entry.ecx & CMP_LEGACY != 0 && vcpus > 1),
+                0x7 if !features.amx => match entry.index {
+                    0 => entry.edx &= !AMX,
+                    1 => (entry.eax, entry.edx) = (entry.eax & !AMX_FP16, entry.edx & !AMX_COMPLEX),
+                    _ => {}
+                },
+                0x8000_0001 => {
+                    entry.ecx = with(entry.ecx, CMP_LEGACY, entry.ecx & CMP_LEGACY != 0 && vcpus > 1);
+                    entry.ecx = with(entry.ecx, SVM, entry.ecx & SVM != 0 && features.nested);
+                }
                 0x8000_0008 => {
-                    entry.eax = field(entry.eax, 0, 8, address_bits(supported).into());
+                    entry.eax = field(entry.eax, 0, 8, features.address_bits.into());
                     // The guest address limit is about nested guests: none.
                     entry.eax = field(entry.eax, 16, 8, 0);
                     entry.ecx = field(entry.ecx, 0, 8, vcpus - 1);
-                    entry.ecx = field(entry.ecx, 12, 4, id_space(vcpus).ilog2());
+                    entry.ecx = field(entry.ecx, 12, 4, topology.package_shift());
                 }
                 _ => {}
             }
         }
-        set_topology(&mut entries, vcpus);
-        Self { entries, vcpus }
+        set_topology(&mut entries, &topology);
+        Self { entries, topology }
     }
 
-    /// The CPUID of vCPU `id`, whose local APIC has the same ID.
+    /// The local APIC ID of vCPU `id`.
+    pub fn apic_id(&self, id: u32) -> u32 {
+        self.topology.apic_id(id)
+    }
+
+    /// The CPUID of vCPU `id`.
     ///
     /// `None` if there are more leaves than KVM accepts, which its own list never has.
     pub fn vcpu(&self, id: u32) -> Option<CpuId> {
-        debug_assert!(id < self.vcpus);
+        debug_assert!(u64::from(id) < self.topology.vcpus());
+        let Topology { threads, dies, .. } = self.topology;
+        let (apic_id, place) = (self.apic_id(id), self.topology.place(id));
+        // A core's number within its package: without the bits of the threads below it and of the package above it.
+        let core = (apic_id & ((1 << self.topology.package_shift()) - 1)) >> self.topology.core_shift();
         let mut entries = self.entries.clone();
         for entry in &mut entries {
             match entry.function {
-                0x1 => entry.ebx = field(entry.ebx, 24, 8, id),
-                0xb | 0x1f => entry.edx = id,
+                0x1 => entry.ebx = field(entry.ebx, 24, 8, apic_id),
+                0xb | 0x1f => entry.edx = apic_id,
                 0x8000_001e => {
-                    entry.eax = id;
-                    // One thread a core; cores count through the package, which is one node.
-                    entry.ebx = field(entry.ebx, 0, 16, id & 0xff);
-                    entry.ecx = 0;
+                    entry.eax = apic_id;
+                    entry.ebx = field(entry.ebx, 0, 16, (threads - 1) << 8 | core & 0xff);
+                    // A die is a node. The field has room for 8 in a package.
+                    entry.ecx = (dies.min(8) - 1) << 8 | place.die & 0xff;
                 }
                 _ => {}
             }
@@ -90,29 +155,49 @@ impl Template {
     }
 }
 
-/// Replaces the extended topology leaves, which KVM reports for the host's CPU or not at all.
-fn set_topology(entries: &mut Vec<kvm_cpuid_entry2>, vcpus: u32) {
+/// The number of logical processors of a package, as older software reads it. It rounds the number up to a power of two
+/// and takes that for the room that a package has in APIC IDs.
+fn addressable(topology: &Topology) -> u32 {
+    let (vcpus, room) = (topology.package_vcpus(), 1 << topology.package_shift());
+    if vcpus.next_power_of_two() == room { vcpus } else { room.min(255) }
+}
+
+/// Replaces the extended topology leaves, which KVM reports for the host's CPU or not at all. Only 0x1f knows dies.
+fn set_topology(entries: &mut Vec<kvm_cpuid_entry2>, topology: &Topology) {
+    let Topology { threads, cores, dies, .. } = *topology;
+    if dies > 1
+        && let Some(entry) = entries.iter_mut().find(|entry| entry.function == 0 && is_intel(entry))
+    {
+        entry.eax = entry.eax.max(0x1f);
+    }
     let maximum = entries.iter().find(|entry| entry.function == 0).map_or(0, |entry| entry.eax);
     entries.retain(|entry| !matches!(entry.function, 0xb | 0x1f));
-    for function in [0xb, 0x1f].into_iter().filter(|function| *function <= maximum) {
-        let level = |index, shift, count, kind| kvm_cpuid_entry2 {
+    let package = (topology.package_shift(), topology.package_vcpus());
+    let thread = (TOPOLOGY_LEVEL_THREAD, topology.core_shift(), threads);
+    let die = [
+        thread,
+        (TOPOLOGY_LEVEL_CORE, topology.die_shift(), threads * cores),
+        (TOPOLOGY_LEVEL_DIE, package.0, package.1),
+        (0, 0, 0),
+    ];
+    let core = [thread, (TOPOLOGY_LEVEL_CORE, package.0, package.1), (0, 0, 0)];
+    let leaves = [(0xb, &core[..]), (0x1f, if dies > 1 { &die[..] } else { &core[..] })];
+    for (function, levels) in leaves.into_iter().filter(|(function, _)| *function <= maximum) {
+        entries.extend((0..).zip(levels).map(|(index, (kind, shift, count))| kvm_cpuid_entry2 {
             function,
             index,
             flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
-            eax: shift,
-            ebx: count,
+            eax: *shift,
+            ebx: *count,
             ecx: kind << 8 | index,
             ..Default::default()
-        };
-        entries.push(level(0, 0, 1, TOPOLOGY_LEVEL_THREAD));
-        entries.push(level(1, id_space(vcpus).ilog2(), vcpus, TOPOLOGY_LEVEL_CORE));
-        entries.push(level(2, 0, 0, 0));
+        }));
     }
 }
 
-/// How many APIC IDs the package takes: a power of two.
-fn id_space(vcpus: u32) -> u32 {
-    vcpus.next_power_of_two()
+/// Whether leaf 0 says `GenuineIntel`.
+fn is_intel(leaf: &kvm_cpuid_entry2) -> bool {
+    [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
 }
 
 fn with(register: u32, bit: u32, set: bool) -> u32 {
@@ -144,13 +229,21 @@ mod tests {
         .unwrap()
     }
 
+    fn features(topology: Topology) -> Features {
+        Features { topology, address_bits: 46, tsc_deadline: true, nested: true, amx: false }
+    }
+
+    fn flat(vcpus: u32) -> Template {
+        Template::new(&supported(), &features(Topology::flat(vcpus)))
+    }
+
     fn leaf(cpuid: &CpuId, function: u32, index: u32) -> kvm_cpuid_entry2 {
         *cpuid.as_slice().iter().find(|entry| entry.function == function && entry.index == index).unwrap()
     }
 
     #[test]
     fn each_vcpu_reads_its_own_apic_id() {
-        let template = Template::new(&supported(), 3, true);
+        let template = flat(3);
         for id in 0..3 {
             let cpuid = template.vcpu(id).unwrap();
             assert_eq!(leaf(&cpuid, 1, 0).ebx, id << 24 | 3 << 16 | 0x0800);
@@ -161,7 +254,7 @@ mod tests {
 
     #[test]
     fn the_topology_is_cores_of_one_thread_in_one_package() {
-        let cpuid = Template::new(&supported(), 3, true).vcpu(0).unwrap();
+        let cpuid = flat(3).vcpu(0).unwrap();
         let [threads, cores] = [0, 1].map(|index| leaf(&cpuid, 0xb, index));
         assert_eq!((threads.eax, threads.ebx, threads.ecx), (0, 1, 0x100));
         assert_eq!((cores.eax, cores.ebx, cores.ecx), (2, 3, 0x201));
@@ -173,17 +266,80 @@ mod tests {
     }
 
     #[test]
+    fn each_level_has_its_bits_and_its_count() {
+        let shape = Topology { threads: 2, cores: 3, dies: 2, packages: 2 };
+        let mut host = supported().as_slice().to_vec();
+        host[0] = kvm_cpuid_entry2 { ebx: 0x756e_6547, edx: 0x4965_6e69, ecx: 0x6c65_746e, ..host[0] };
+        let template = Template::new(&CpuId::from_entries(&host).unwrap(), &features(shape));
+        // Thread 1 of core 2 of die 1 of package 1.
+        let cpuid = template.vcpu(23).unwrap();
+        let id = 1 << 4 | 1 << 3 | 2 << 1 | 1;
+        assert_eq!((template.apic_id(23), leaf(&cpuid, 1, 0).ebx >> 24), (id, id));
+        // 12 vCPUs, which need 16 numbers.
+        assert_eq!(leaf(&cpuid, 1, 0).ebx >> 16 & 0xff, 12);
+        let level = |function, index| {
+            let leaf = leaf(&cpuid, function, index);
+            assert_eq!(leaf.edx, id);
+            (leaf.eax, leaf.ebx, leaf.ecx)
+        };
+        assert_eq!([0, 1, 2].map(|index| level(0xb, index)), [(1, 2, 0x100), (4, 12, 0x201), (0, 0, 2)]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|index| level(0x1f, index)),
+            [(1, 2, 0x100), (3, 6, 0x201), (4, 12, 0x502), (0, 0, 3)]
+        );
+        assert_eq!(leaf(&cpuid, 0, 0).eax, 0x1f);
+        let [first, third] = [0, 3].map(|index| leaf(&cpuid, 4, index).eax);
+        assert_eq!((first >> 14 & 0xfff, third >> 14 & 0xfff, third >> 26), (1, 7, 7));
+        assert_eq!(leaf(&cpuid, 0x8000_0008, 0).ecx, 4 << 12 | 11);
+        let amd = leaf(&cpuid, 0x8000_001e, 0);
+        assert_eq!((amd.eax, amd.ebx, amd.ecx), (id, 1 << 8 | 1 << 2 | 2, 1 << 8 | 3));
+    }
+
+    #[test]
+    fn older_software_finds_the_package_in_the_apic_id() {
+        // 5 and 3 need 8 and 4 numbers: 32, where 15 would round up to 16.
+        assert_eq!(addressable(&Topology { threads: 1, cores: 5, dies: 3, packages: 2 }), 32);
+        assert_eq!(addressable(&Topology::flat(254)), 254);
+    }
+
+    #[test]
     fn a_hypervisor_and_its_timer_are_announced() {
-        let ecx = |tsc_deadline| leaf(&Template::new(&supported(), 1, tsc_deadline).vcpu(0).unwrap(), 1, 0).ecx;
+        let ecx = |tsc_deadline| {
+            let features = Features { tsc_deadline, ..features(Topology::flat(1)) };
+            leaf(&Template::new(&supported(), &features).vcpu(0).unwrap(), 1, 0).ecx
+        };
         assert_eq!(ecx(true), HYPERVISOR | TSC_DEADLINE);
         assert_eq!(ecx(false), HYPERVISOR);
     }
 
     #[test]
-    fn physical_addresses_have_at_most_46_bits() {
-        assert_eq!(address_bits(&supported()), 46);
-        let cpuid = Template::new(&supported(), 1, true).vcpu(0).unwrap();
+    fn what_is_not_asked_for_is_not_announced() {
+        let host = CpuId::from_entries(&[
+            kvm_cpuid_entry2 { function: 1, ecx: VMX | 1, ..Default::default() },
+            kvm_cpuid_entry2 { function: 7, edx: AMX | 1, ..Default::default() },
+            kvm_cpuid_entry2 { function: 7, index: 1, eax: AMX_FP16 | 1, edx: AMX_COMPLEX | 1, ..Default::default() },
+            kvm_cpuid_entry2 { function: 0x8000_0001, ecx: SVM | 1, ..Default::default() },
+        ])
+        .unwrap();
+        let read = |nested, amx| {
+            let features = Features { nested, amx, ..features(Topology::flat(1)) };
+            let cpuid = Template::new(&host, &features).vcpu(0).unwrap();
+            let [first, second] = [0, 1].map(|index| leaf(&cpuid, 7, index));
+            let nested = [leaf(&cpuid, 1, 0).ecx & VMX, leaf(&cpuid, 0x8000_0001, 0).ecx & SVM];
+            // Other bits stay.
+            assert_eq!([first.edx, second.eax, second.edx, leaf(&cpuid, 0x8000_0001, 0).ecx].map(|r| r & 1), [1; 4]);
+            (nested, [first.edx & AMX, second.eax & AMX_FP16, second.edx & AMX_COMPLEX])
+        };
+        assert_eq!(read(false, false), ([0, 0], [0, 0, 0]));
+        assert_eq!(read(true, true), ([VMX, SVM], [AMX, AMX_FP16, AMX_COMPLEX]));
+        assert!(has_amx(&host) && !has_amx(&supported()));
+    }
+
+    #[test]
+    fn physical_addresses_have_at_most_the_bits_that_were_given() {
+        assert_eq!([36, 46, 52, 255].map(|most| address_bits(&supported(), most)), [36, 46, 52, 52]);
+        let cpuid = flat(1).vcpu(0).unwrap();
         assert_eq!(leaf(&cpuid, 0x8000_0008, 0).eax, 0x302e);
-        assert_eq!(address_bits(&CpuId::from_entries(&[]).unwrap()), 36);
+        assert_eq!(address_bits(&CpuId::from_entries(&[]).unwrap(), 46), 36);
     }
 }

@@ -1,5 +1,6 @@
 //! The x86_64 PC without its legacy: no BIOS, no PIT, no RTC, no keyboard controller, no VGA.
 
+pub(crate) mod amx;
 pub mod bzimage;
 pub mod cpuid;
 pub mod elf;
@@ -7,3 +8,4 @@ pub mod layout;
 pub mod pvh;
 pub mod regs;
 pub(crate) mod smbios;
+pub mod topology;

@@ -46,7 +46,7 @@ fn a_panic_of_a_vcpus_thread_ends_the_guest() {
     let stop = Arc::new(StopSignal::new().unwrap());
     let ports = IoPorts::new(None, Arc::new(GenericEventDevice::new(Arc::clone(stop.event())).unwrap()));
     let handlers = Arc::new(ExitHandlers { mmio: Arc::new(Broken), ports, stop: Arc::clone(&stop) });
-    let _vcpus = Vcpus::start(vec![vcpu], &handlers).unwrap();
+    let _vcpus = Vcpus::start(vec![vcpu], &handlers, &Arc::default()).unwrap();
     let stopped = std::iter::repeat_with(|| {
         std::thread::sleep(Duration::from_millis(1));
         stop.take()
@@ -71,7 +71,7 @@ fn a_paused_guest_stands_still_and_goes_on() {
         .take(60_000)
         .any(|now| now != before)
     };
-    let vcpus = Vcpus::start(vec![vcpu], &handlers).unwrap();
+    let vcpus = Vcpus::start(vec![vcpu], &handlers, &Arc::default()).unwrap();
     for _ in 0..5 {
         assert!(moves_on_from(count()));
         vcpus.pause();
@@ -95,7 +95,7 @@ fn a_vcpu_that_was_removed_stands_still_and_can_be_added_again() {
         std::thread::sleep(Duration::from_millis(20));
         count() == before
     };
-    let mut vcpus = Vcpus::start(vec![vcpu], &handlers).unwrap();
+    let mut vcpus = Vcpus::start(vec![vcpu], &handlers, &Arc::default()).unwrap();
     for paused in [false, true, false] {
         let before = count();
         while count() == before && !paused {
