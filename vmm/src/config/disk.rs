@@ -77,8 +77,8 @@ fn check(
     }
     if u32::from(queues) > vcpus {
         let what = format!(
-            "more queues than the vCPUs that the VM was created with (--cpus boot={vcpus}); give at most {vcpus}, or \
-             create it with more vCPUs"
+            "more queues than the {vcpus} vCPUs that the VM was created with or resized to; give at most {vcpus}, or more \
+             vCPUs"
         );
         return fail("num_queues", queues.to_string(), Problem::Conflict(what));
     }
@@ -279,8 +279,8 @@ mod tests {
             ("path=/a,num_queues=0", "--disk num_queues=0: a disk needs a queue; give 1 or more"),
             (
                 "path=/a,num_queues=5",
-                "--disk num_queues=5: more queues than the vCPUs that the VM was created with (--cpus boot=4); give at \
-                 most 4, or create it with more vCPUs",
+                "--disk num_queues=5: more queues than the 4 vCPUs that the VM was created with or resized to; \
+                 give at most 4, or more vCPUs",
             ),
             ("path=/a,queue_size=100", "--disk queue_size=100: not a power of two from 2 to 32768; 128 is usual"),
             (

@@ -109,8 +109,8 @@ impl Nic<'_> {
         if u32::from(pairs) > vcpus {
             let most = vcpus.saturating_mul(2);
             let what = format!(
-                "{pairs} queue pairs, but the VM was created with --cpus boot={vcpus}; give at most {most}, or create \
-                 it with more vCPUs"
+                "{pairs} queue pairs, but the VM was created with or resized to {vcpus} vCPUs; give at most {most}, or \
+                 more vCPUs"
             );
             return self.error("num_queues", num_queues, Problem::Conflict(what));
         }

@@ -196,6 +196,13 @@ impl PlannedVm {
         }
     }
 
+    /// Lets devices that are added have queues for `vcpus` vCPUs, if those are more than before. Devices that the VM has
+    /// may have more queues than it has vCPUs, so fewer change nothing.
+    pub fn count_vcpus(&mut self, vcpus: u32) {
+        let boot = &mut self.config.cpus.boot_vcpus;
+        *boot = vcpus.max(*boot);
+    }
+
     /// Notes that the balloon, if there is one, is to have `bytes`, which it is to have again at the next start.
     pub fn set_balloon_size(&mut self, bytes: u64) {
         if let Some(balloon) = &mut self.config.balloon {

@@ -69,8 +69,8 @@ fn check_fs(fs: &FsConfig, subject: &Subject, vcpus: u32) -> Result<(), ConfigEr
     }
     if u32::from(fs.num_queues) > vcpus {
         let what = format!(
-            "more queues than the vCPUs that the VM was created with (--cpus boot={vcpus}); give at most {vcpus}, or \
-             create it with more vCPUs"
+            "more queues than the {vcpus} vCPUs that the VM was created with or resized to; give at most {vcpus}, or more \
+             vCPUs"
         );
         return fail("num_queues", fs.num_queues.to_string(), Problem::Conflict(what));
     }
@@ -201,8 +201,8 @@ mod tests {
             ),
             (
                 &["tag=a,socket=/a,num_queues=3"],
-                "--fs num_queues=3: more queues than the vCPUs that the VM was created with (--cpus boot=2); give at \
-                 most 2, or create it with more vCPUs",
+                "--fs num_queues=3: more queues than the 2 vCPUs that the VM was created with or resized to; \
+                 give at most 2, or more vCPUs",
             ),
             (
                 &["tag=a,socket=/a,queue_size=100"],

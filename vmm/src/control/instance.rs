@@ -308,6 +308,7 @@ impl Instance {
                 })?;
             }
             self.vcpus = vcpus.into();
+            self.planned.count_vcpus(self.vcpus);
         }
         if let Some(bytes) = balloon {
             self.planned.set_balloon_size(bytes);

@@ -142,18 +142,23 @@ mod tests {
     }
 
     #[test]
-    fn the_queues_of_devices_are_planned_for_the_vcpus_that_were_given() {
+    fn the_queues_of_devices_are_planned_for_the_most_vcpus_that_the_vm_had() {
         let mut instance = instance(r#"{"cpus":{"boot_vcpus":2,"max_vcpus":4},"net":[{"num_queues":4}]}"#);
         let vcpus = |desired_vcpus| Resize { desired_vcpus: Some(desired_vcpus), ..Resize::default() };
         let add = |instance: &mut Instance, net: &str| instance.add_net(net.parse().unwrap(), Vec::new()).is_ok();
         instance.resize(&vcpus(1)).unwrap();
-        assert!(add(&mut instance, "id=a,num_queues=4"));
-        instance.resize(&vcpus(4)).unwrap();
-        let refused = instance.add_net("id=b,num_queues=6".parse().unwrap(), Vec::new()).unwrap_err().to_string();
+        assert!(add(&mut instance, "id=a,num_queues=4") && !add(&mut instance, "id=b,num_queues=6"));
+        instance.resize(&vcpus(3)).unwrap();
+        assert!(add(&mut instance, "id=c,num_queues=6"));
+        assert_eq!(instance.vcpus(), 3);
+        // What the VM has stays possible, and so does as much as it has.
+        instance.resize(&vcpus(1)).unwrap();
+        assert!(add(&mut instance, "id=d,num_queues=6"));
+        let refused = instance.add_net("id=b,num_queues=8".parse().unwrap(), Vec::new()).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "--net id=b,num_queues=6: 3 queue pairs, but the VM was created with --cpus boot=2; give at most 4, or \
-             create it with more vCPUs"
+            "--net id=b,num_queues=8: 4 queue pairs, but the VM was created with or resized to 3 vCPUs; give at \
+             most 6, or more vCPUs"
         );
     }
 }
