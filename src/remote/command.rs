@@ -151,12 +151,12 @@ pub(crate) enum Command {
         /// Id of the device
         id: String,
     },
-    /// Change the number of vCPUs, or the memory that the guest returns
+    /// Change the number of vCPUs, the memory, or the memory that the guest returns
     Resize {
         /// Number of vCPUs
         #[arg(long)]
         cpus: Option<u32>,
-        /// Size of the memory in bytes, or with a unit K, M or G (not supported yet)
+        /// Size of the memory in bytes, or with a unit K, M or G
         #[arg(long, value_parser = bytes)]
         memory: Option<u64>,
         /// Memory that the guest returns by its balloon, in bytes, or with a unit K, M or G
@@ -172,7 +172,7 @@ pub(crate) enum Command {
         #[arg(long, value_parser = bytes)]
         size: u64,
     },
-    /// Change the size of a memory zone (not supported yet)
+    /// Change the size of a memory zone
     ResizeZone {
         /// Id of the memory zone
         #[arg(long)]

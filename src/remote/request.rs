@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, SetVf};
+use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
 use vm_api::config::{DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, VdpaConfig, VfConfig, VsockConfig};
 
 use super::client::Call;
@@ -100,7 +100,7 @@ fn body(command: Command) -> Result<Option<String>, Error> {
             json(&Resize { desired_vcpus: cpus, desired_ram: memory, desired_balloon: balloon })
         }
         Command::ResizeDisk { disk, size } => json(&ResizeDisk { id: disk, desired_size: size }),
-        Command::ResizeZone { id, size } => json(&serde_json::json!({"id": id, "desired_ram": size})),
+        Command::ResizeZone { id, size } => json(&ResizeZone { id, desired_ram: size }),
         Command::SetVf { pf, index, link, mac } => {
             let link = link.map(|link| if link == LinkState::Up { Link::Up } else { Link::Down });
             json(&SetVf { pf, index, link, mac })

@@ -77,7 +77,6 @@ fn features_not_in_this_version_are_refused_by_the_vmm() {
         &["add-user-device", "socket=s"],
         &["coredump", "file:///tmp/x"],
         &["receive-migration", "receiver_url=x"],
-        &["resize-zone", "--id", "z", "--size", "1G"],
         &["restore", "source_url=file:///tmp/x"],
         &["send-migration", "destination_url=x"],
         &["snapshot", "file:///tmp/x"],

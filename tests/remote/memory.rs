@@ -116,6 +116,68 @@ fn memory_can_be_added_eight_times_until_the_guest_restarts() {
     assert_eq!(memory(&vmm), sizes(1216, 2048));
 }
 
+/// The sizes of a VM whose memory a device adds to: at boot, beyond that as asked for, and as the guest has it, in MiB.
+fn with_device(vmm: &Vmm) -> (u64, Value, u64) {
+    let info: Value = serde_json::from_str(&vmm.done(&["info"])).unwrap();
+    let memory = &info["config"]["memory"];
+    let mib = |size: &Value| size.as_u64().unwrap() / MIB;
+    (mib(&memory["size"]), memory["hotplugged_size"].clone(), mib(&info["memory_actual_size"]))
+}
+
+/// The guest has no driver, so that its memory stays.
+#[test]
+fn a_memory_device_is_asked_at_once_for_another_size_also_after_a_reboot() {
+    let files = Files::new();
+    let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
+    let serial_file = format!("file={}", serial.display());
+    let memory = "size=64M,hotplug_method=virtio-mem,hotplug_size=1G,hotplugged_size=2M";
+    let vmm = Vmm::start(&["--kernel", &kernel, "--memory", memory, "--serial", &serial_file]);
+    let said = || fs::read_to_string(&serial).unwrap_or_default();
+    wait_for("the guest, whose memory map has nothing at 4 GiB", || said() == "0");
+    assert_eq!(with_device(&vmm), (64, json!(2 * MIB), 64));
+    let info: Value = serde_json::from_str(&vmm.done(&["info"])).unwrap();
+    assert!(info["device_tree"]["_mem0"].is_object(), "{info}");
+    vmm.done(&["resize", "--memory", "1088M"]);
+    assert_eq!(with_device(&vmm), (64, json!(1024 * MIB), 64));
+    for (size, what) in [
+        ("1090M", "there is room for 1G (hotplug_size)"),
+        ("65M", "memory is added in steps of 2M"),
+        ("62M", "memory of the start, 64M, is not taken away"),
+    ] {
+        let refused = vmm.refused(&["resize", "--memory", size]);
+        assert!(refused.contains(what) && (refused.contains("(status 4")), "{refused}");
+    }
+    assert_eq!(vmm.refused(&["resize-zone", "--id", "z", "--size", "1G"]).matches("no memory zone z").count(), 1);
+    vmm.done(&["reboot"]);
+    wait_for("the guest again", || said() == "00");
+    assert_eq!(with_device(&vmm), (64, json!(1024 * MIB), 64));
+    vmm.done(&["resize", "--memory", "64M"]);
+    assert_eq!(with_device(&vmm), (64, json!(0), 64));
+    assert!(vmm.refused(&["remove-device", "_mem0"]).contains("cannot be removed"));
+    vmm.done(&["shutdown-vmm"]);
+    assert_eq!(vmm.end(), Some(0));
+}
+
+#[test]
+fn zones_are_resized_by_their_names() {
+    let files = Files::new();
+    let kernel = files.kernel(&guest());
+    let zones = ["id=a,size=64M,hotplug_size=128M,shared=on", "id=b,size=64M,hotplug_size=256M,hotplugged_size=2M"];
+    let memory = "size=0,hotplug_method=virtio-mem";
+    let vmm = Vmm::start(&["--kernel", &kernel, "--memory", memory, "--memory-zone", zones[0], zones[1]]);
+    let sizes = || {
+        let info: Value = serde_json::from_str(&vmm.done(&["info"])).unwrap();
+        [0, 1].map(|n| info["config"]["memory"]["zones"][n]["hotplugged_size"].clone())
+    };
+    assert_eq!(sizes(), [Value::Null, json!(2 * MIB)]);
+    vmm.done(&["resize-zone", "--id", "a", "--size", "192M"]);
+    assert_eq!(sizes(), [json!(128 * MIB), json!(2 * MIB)]);
+    let refused = vmm.refused(&["resize-zone", "--id", "a", "--size", "194M"]);
+    assert!(refused.contains("id=a,desired_ram=203423744: there is room for 128M"), "{refused}");
+    assert!(vmm.refused(&["resize", "--memory", "1G"]).contains("vm.resize-zone"));
+    assert_eq!(sizes(), [json!(128 * MIB), json!(2 * MIB)]);
+}
+
 #[test]
 fn without_room_another_size_counts_from_the_next_start_on() {
     let files = Files::new();

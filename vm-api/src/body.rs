@@ -27,6 +27,16 @@ pub struct Resize {
     pub desired_balloon: Option<u64>,
 }
 
+/// The body of `vm.resize-zone`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeZone {
+    /// The zone's name.
+    pub id: String,
+    /// The amount of memory that it is to have, in bytes.
+    pub desired_ram: u64,
+}
+
 /// The body of `vm.resize-disk`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

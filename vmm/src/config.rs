@@ -10,6 +10,8 @@ pub(crate) mod cpus;
 pub(crate) mod device;
 pub(crate) mod disk;
 pub(crate) mod machine;
+pub(crate) mod mem;
+pub(crate) mod memory;
 pub(crate) mod names;
 pub(crate) mod nic;
 pub(crate) mod on_off;

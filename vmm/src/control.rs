@@ -239,6 +239,11 @@ impl ControlLoop {
             }
             Action::RemoveDevice(device) => self.created()?.remove_device(&device.id).map(|()| Reply::Done),
             Action::Resize(resize) => self.resize(&resize),
+            Action::ResizeZone(resize) => {
+                let resized = self.created()?.resize_zone(&resize);
+                resized.map_err(|failure| failure.in_context("the memory zone cannot be resized"))?;
+                Ok(Reply::Done)
+            }
             Action::ResizeDisk(resize) => {
                 let resized = self.created()?.resize_disk(&resize);
                 resized.map_err(|failure| failure.in_context("the disk cannot be resized"))?;

@@ -3,6 +3,7 @@
 pub(crate) mod backends;
 pub(crate) mod counters;
 pub(crate) mod disks;
+pub(crate) mod mem_regions;
 pub(crate) mod pvpanic;
 
 use std::collections::HashSet;
@@ -12,9 +13,9 @@ use std::thread::JoinHandle;
 
 use pci::{Bdf, HostBridge, Placement, TopologyError, VfIndex};
 use virtio_devices::{
-    Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, Expiry, FunctionError, Memory, Net, NetError,
-    NetSriov, NetSriovError, ResizeError, Rng, RngError, RunnerError, VhostUserDevice, VirtioDevice, VirtioFunction,
-    VirtioPci, Vsock, VsockError, Watchdog,
+    Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, Expiry, FunctionError, Mem, Memory, Net,
+    NetError, NetSriov, NetSriovError, ResizeError, Rng, RngError, RunnerError, VhostUserDevice, VirtioDevice,
+    VirtioFunction, VirtioPci, Vsock, VsockError, Watchdog,
 };
 use vm_memory::GuestMemoryMmap;
 
@@ -23,6 +24,7 @@ use crate::devices::backends::{BackendError, Opener};
 use crate::devices::counters::NicCounters;
 use crate::devices::disks::Disk;
 pub(crate) use crate::devices::disks::LimitGroups;
+use crate::devices::mem_regions::MemRegions;
 use crate::devices::pvpanic::Pvpanic;
 use crate::error_kind::ErrorKind;
 use crate::kvm::Vm;
@@ -72,6 +74,12 @@ pub enum DeviceError {
         option: String,
         /// Why.
         error: RngError,
+    },
+    /// A memory device is planned for memory that was not mapped.
+    #[error("{option}: its memory is not mapped")]
+    NoRegion {
+        /// The memory device.
+        option: String,
     },
     /// The socket cannot be listened on.
     #[error("{option}: {error}")]
@@ -136,7 +144,11 @@ impl DeviceError {
             Self::Rng { error, .. } => error.kind().into(),
             Self::Vsock { error, .. } => error.kind().into(),
             Self::Place { .. } | Self::NoRoom(_) | Self::Memory { .. } => ErrorKind::Conflict,
-            Self::Function { .. } | Self::Sriov { .. } | Self::Pages { .. } | Self::NoConsole => ErrorKind::Host,
+            Self::Function { .. }
+            | Self::Sriov { .. }
+            | Self::Pages { .. }
+            | Self::NoConsole
+            | Self::NoRegion { .. } => ErrorKind::Host,
         }
     }
 }
@@ -169,6 +181,8 @@ pub struct Host {
     pub balloon: Arc<BalloonSize>,
     /// Resets the guest, for its watchdog.
     pub expiry: Arc<Expiry>,
+    /// The memory of memory devices.
+    pub mem_regions: MemRegions,
     /// Where the guest's changes to them are reported.
     pub events: Events,
     /// The rate limits that disks share.
@@ -495,6 +509,13 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let counters = vsock.counters();
             let counters = Counters::plain("vsock", move || counters.iter().collect());
             Ok((plain(vsock, &option, placement, memory)?, counters))
+        }
+        DeviceKind::Mem { spec, part } => {
+            let region = host.mem_regions.of(*part).ok_or_else(|| DeviceError::NoRegion { option: option.clone() })?;
+            let mem = Mem::new(spec.clone(), Arc::clone(region));
+            let counters = mem.counters();
+            let counters = Counters::plain("mem", move || counters.iter().collect());
+            Ok((plain(mem, &option, placement, memory)?, counters))
         }
         DeviceKind::VhostUser(spec) => {
             let device = VhostUserDevice::connect(spec.clone(), memory)

@@ -28,6 +28,7 @@ use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::arch::x86_64::topology::Topology;
 use crate::config::{ConsoleMode, CpusConfig, DevicePlan, MemoryConfig, VmConfig, VmPlan};
+use crate::devices::mem_regions::MemRegions;
 use crate::devices::{self, Devices, Plugged};
 use crate::firmware;
 use crate::kvm::{self, Kvm, KvmError, Vcpu};
@@ -52,6 +53,7 @@ pub struct Vm {
     serial: Option<SerialConsole>,
     console: Option<ConsoleEnd>,
     balloon: Arc<BalloonSize>,
+    mem_regions: MemRegions,
     ram: GuestRam,
     payload: Payload,
     smbios: Vec<u8>,
@@ -117,12 +119,14 @@ impl Vm {
         }
         let console = ConsoleEnd::open("--console", &config.console, !shared)?;
         let balloon = Arc::<BalloonSize>::default();
+        let mem_regions = memory::places::regions(&config.memory, &layout);
         let host = devices::Host {
             memory: ram.memory().clone(),
             apertures: apertures(&layout, &plan.segments),
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             balloon: Arc::clone(&balloon),
             expiry: watchdog::expiry(Arc::clone(&stop)),
+            mem_regions: mem_regions.clone(),
             events,
             limit_groups: devices::LimitGroups::default(),
         };
@@ -136,6 +140,7 @@ impl Vm {
             serial,
             console,
             balloon,
+            mem_regions,
             ram,
             payload,
             smbios: plan.smbios.clone(),
@@ -154,6 +159,7 @@ impl Vm {
             triple_faults,
             other_files,
         };
+        vm.keep_pages();
         for (option, pty) in ["--serial", "--console"].into_iter().zip(vm.ptys()) {
             if let Some(pty) = pty {
                 log::info!("{option} pty: {}", pty.display());
@@ -237,6 +243,7 @@ impl Vm {
         // Another vCPU may have reported a stop of its own meanwhile.
         self.stop.take();
         self.settle_memory();
+        self.mem_regions.unplug_all();
         self.ram.clear(self.devices.pin_memory())?;
         self.power_on()
     }
@@ -320,6 +327,11 @@ impl Vm {
         &self.balloon
     }
 
+    /// How much memory the drivers of memory devices have plugged, in bytes.
+    pub fn plugged_memory(&self) -> u64 {
+        self.mem_regions.plugged()
+    }
+
     /// The devices.
     pub const fn devices(&self) -> &Devices {
         &self.devices
@@ -338,8 +350,16 @@ impl Vm {
         let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
         open_files::reserve(plans, self.max_vcpus.into(), self.other_files)?;
         let address = self.devices.add(plan)?;
+        self.keep_pages();
         self.ged.plugged(address.segment, address.rid.device());
         Ok(address)
+    }
+
+    /// Has memory devices keep the pages of unplugged memory if devices of the host may have pinned them.
+    fn keep_pages(&self) {
+        if self.devices.pin_memory() {
+            self.mem_regions.keep_pages();
+        }
     }
 
     /// Asks the guest to release the device `id`.

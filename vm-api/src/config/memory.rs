@@ -35,13 +35,18 @@ pub struct MemoryConfig {
     /// Whether the host sets swap space aside, so that the guest cannot run out of it later. Only for private memory.
     #[option("reserve=on|off")]
     pub reserve: bool,
-    /// How memory is added while the guest runs. Only acpi is supported.
-    #[option("hotplug_method=acpi", default = HotplugMethod::Acpi)]
+    /// How memory is added while the guest runs. Only virtio-mem can also take it back.
+    #[option("hotplug_method=acpi|virtio-mem", default = HotplugMethod::Acpi)]
     pub hotplug_method: HotplugMethod,
-    /// How much memory can be added while the guest runs, in steps of 128M, at most 8 of them. By default none.
+    /// How much memory can be added while the guest runs: with acpi in steps of 128M, at most 8 of them; with virtio-mem
+    /// in steps of 2M or of a huge page. By default none.
     #[option("hotplug_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_size: Option<u64>,
+    /// How much of hotplug_size the guest has from the start. Only with virtio-mem. After vm.resize, what was asked for.
+    #[option("hotplugged_size=<bytes>[K|M|G]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hotplugged_size: Option<u64>,
     /// The zones that the memory consists of (--memory-zone on the command line). With zones, the size is 0.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<MemoryZoneConfig>,
@@ -51,9 +56,14 @@ impl MemoryConfig {
     /// The unit in which memory is added while the guest runs, in bytes.
     pub const STEP: u64 = 128 << 20;
 
-    /// How much memory there is at boot, in bytes.
+    /// How much memory there is without that of virtio memory devices, in bytes.
     pub fn total(&self) -> u64 {
         self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.size))
+    }
+
+    /// How much memory the guest is to have, with that of virtio memory devices, in bytes.
+    pub fn wanted(&self) -> u64 {
+        self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.wanted()))
     }
 
     /// The zones, or if there are none, the one that these settings describe.
@@ -61,6 +71,7 @@ impl MemoryConfig {
         if !self.zones.is_empty() {
             return self.zones.clone();
         }
+        let by_device = |size: Option<u64>| size.filter(|_| self.hotplug_method == HotplugMethod::VirtioMem);
         vec![MemoryZoneConfig {
             id: String::new(),
             size: self.size,
@@ -69,15 +80,17 @@ impl MemoryConfig {
             hugepages: self.hugepages,
             hugepage_size: self.hugepage_size,
             host_numa_node: None,
+            hotplug_size: by_device(self.hotplug_size),
+            hotplugged_size: by_device(self.hotplugged_size),
             prefault: self.prefault,
             reserve: self.reserve,
             mergeable: self.mergeable,
         }]
     }
 
-    /// How much memory can be added while the guest runs, in bytes; `None` if none can.
+    /// How much memory can be added by ACPI while the guest runs, in bytes; `None` if none can.
     pub fn room(&self) -> Option<u64> {
-        self.hotplug_size.filter(|size| *size > 0)
+        self.hotplug_size.filter(|size| *size > 0 && self.hotplug_method == HotplugMethod::Acpi)
     }
 }
 
@@ -96,7 +109,7 @@ impl Value for HotplugMethod {
         match text.to_ascii_lowercase().as_str() {
             "acpi" => Ok(Self::Acpi),
             "virtio-mem" => Ok(Self::VirtioMem),
-            _ => Err("give acpi".to_string()),
+            _ => Err("give acpi or virtio-mem".to_string()),
         }
     }
 

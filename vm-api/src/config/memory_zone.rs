@@ -33,6 +33,15 @@ pub struct MemoryZoneConfig {
     #[option("host_numa_node=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_numa_node: Option<u32>,
+    /// How much memory can be added to the zone while the guest runs, in steps of 2M or of a huge page. Only with
+    /// --memory hotplug_method=virtio-mem. By default none.
+    #[option("hotplug_size=<bytes>[K|M|G]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hotplug_size: Option<u64>,
+    /// How much of hotplug_size the zone has from the start. After vm.resize-zone, what was asked for.
+    #[option("hotplugged_size=<bytes>[K|M|G]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hotplugged_size: Option<u64>,
     /// Whether to allocate all of the zone before the guest starts.
     #[option("prefault=on|off")]
     pub prefault: bool,
@@ -42,4 +51,16 @@ pub struct MemoryZoneConfig {
     /// Whether the host may merge equal pages (KSM). Memory that other processes can map is not merged.
     #[option("mergeable=on|off")]
     pub mergeable: bool,
+}
+
+impl MemoryZoneConfig {
+    /// How much memory a virtio memory device can add to the zone, in bytes; `None` if none can.
+    pub fn room(&self) -> Option<u64> {
+        self.hotplug_size.filter(|size| *size > 0)
+    }
+
+    /// How much memory the zone is to have, in bytes.
+    pub fn wanted(&self) -> u64 {
+        self.size.saturating_add(self.hotplugged_size.unwrap_or(0))
+    }
 }

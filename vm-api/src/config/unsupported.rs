@@ -14,7 +14,7 @@ use place::Place::{self, Endpoint, Field, Flag, Setting};
 use table::TABLE;
 
 pub use place::{Harmless, Missing, Object};
-pub use table::{IMAGE_TYPE, VIRTIO_MEM, VIRTUAL_IOMMU};
+pub use table::{IMAGE_TYPE, VIRTUAL_IOMMU};
 
 fn places() -> impl Iterator<Item = (&'static str, &'static Place)> {
     TABLE.iter().flat_map(|missing| missing.places.iter().map(|place| (missing.what, place)))

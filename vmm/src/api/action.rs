@@ -4,7 +4,7 @@
 
 use std::os::fd::OwnedFd;
 
-use vm_api::body::{RemoveDevice, Resize, ResizeDisk, SetVf};
+use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
 use vm_api::config::{DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, VdpaConfig, VmConfig, VsockConfig};
 
 use crate::error_kind::ErrorKind;
@@ -54,6 +54,8 @@ pub enum Action {
     RemoveDevice(RemoveDevice),
     /// `vm.resize`.
     Resize(Resize),
+    /// `vm.resize-zone`.
+    ResizeZone(ResizeZone),
     /// `vm.resize-disk`.
     ResizeDisk(ResizeDisk),
     /// `vm.set-vf`.

@@ -21,5 +21,5 @@ pub use request::{ROUTES, Refusal, Request, Route};
 pub use server::{MOST_CONNECTIONS, MOST_WORKERS, Server};
 pub use service::MOST_BODY;
 pub use socket::{ApiSocket, BoundSocket, Claim, SocketError};
-pub use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, SetVf};
+pub use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
 pub use vm_api::info;

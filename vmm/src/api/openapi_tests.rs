@@ -149,6 +149,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<PciSegmentConfig>(all, "PciSegmentConfig", None);
     assert_fields::<RemoveDevice>(all, "VmRemoveDevice", None);
     assert_fields::<Resize>(all, "VmResize", None);
+    assert_fields::<ResizeZone>(all, "VmResizeZone", None);
     assert_fields::<ResizeDisk>(all, "VmResizeDisk", None);
     assert_fields::<RateLimitGroupConfig>(all, "RateLimitGroupConfig", None);
     assert_fields::<SetVf>(all, "VmSetVf", None);

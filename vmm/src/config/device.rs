@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use virtio_devices::{BalloonSpec, BlockSpec, RngSpec, VhostUserDeviceSpec, VsockSpec};
+use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, RngSpec, VhostUserDeviceSpec, VsockSpec};
 
 use crate::config_sriov::{NetPlan, NicPlan};
 
@@ -42,6 +42,13 @@ pub enum DeviceKind {
     Watchdog,
     /// The device by which the guest tells that it panicked.
     Pvpanic,
+    /// A memory device.
+    Mem {
+        /// The device.
+        spec: MemSpec,
+        /// The index of the part of the memory that it adds to.
+        part: usize,
+    },
 }
 
 impl DevicePlan {
@@ -64,7 +71,8 @@ impl DevicePlan {
             | DeviceKind::Balloon(_)
             | DeviceKind::Vsock(_)
             | DeviceKind::Watchdog
-            | DeviceKind::Pvpanic => false,
+            | DeviceKind::Pvpanic
+            | DeviceKind::Mem { .. } => false,
         }
     }
 
@@ -93,14 +101,15 @@ impl DevicePlan {
     }
 
     /// Whether it can be removed from a VM. The devices that a VM has once cannot, except for the socket device; what a
-    /// balloon holds would be lost.
+    /// balloon holds would be lost, as would what a memory device has plugged.
     pub const fn is_removable(&self) -> bool {
         match self.kind {
             DeviceKind::Console
             | DeviceKind::Rng(_)
             | DeviceKind::Balloon(_)
             | DeviceKind::Watchdog
-            | DeviceKind::Pvpanic => false,
+            | DeviceKind::Pvpanic
+            | DeviceKind::Mem { .. } => false,
             DeviceKind::Net(_) | DeviceKind::Disk(_) | DeviceKind::Vsock(_) | DeviceKind::VhostUser(_) => true,
         }
     }

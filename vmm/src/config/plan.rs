@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::{balloon, console, disk, machine, on_off, rng, segments, vhost_user, vsock};
+use crate::config::{balloon, console, disk, machine, mem, memory, on_off, rng, segments, vhost_user, vsock};
 use crate::config_sriov::{self, NetPlan};
 use crate::pci_host::assign_bars::Weights;
 use vm_api::config::error::{ConfigError, Problem};
@@ -55,13 +55,14 @@ impl VmPlan {
         devices.extend(console::plan(&config.console)?);
         devices.push(rng::plan(&config.rng)?);
         if let Some(balloon) = &config.balloon {
-            devices.push(balloon::plan(balloon, config.memory.total(), &devices)?);
+            devices.push(balloon::plan(balloon, config.memory.wanted(), &devices)?);
         }
         devices.extend(vsock::plan(config.vsock.as_ref())?);
         devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);
         devices.extend(vhost_user::plan_generic(&config.generic_vhost_user)?);
-        // The last, because the configuration has no place for their names and slots.
+        // The last, because the configuration has no place for their names and slots, which `fill_in` relies on.
         devices.extend(on_off::plan(config));
+        devices.extend(mem::plan(&config.memory));
         let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
         let plan = Self { devices, smbios, segments };
         for device in &plan.devices {
@@ -215,14 +216,13 @@ impl PlannedVm {
         }
     }
 
-    /// Gives the VM `size` bytes of memory at its next start.
+    /// Gives the VM this memory, which differs in sizes alone.
     ///
     /// # Errors
     ///
     /// The VM cannot have so much memory. Nothing has changed then.
-    pub fn set_memory_size(&mut self, size: u64) -> Result<(), ConfigError> {
-        let memory = MemoryConfig { size, ..self.config.memory.clone() };
-        machine::check_memory(&memory)?;
+    pub fn set_memory(&mut self, memory: MemoryConfig) -> Result<(), ConfigError> {
+        memory::check_memory(&memory)?;
         self.config.memory = memory;
         Ok(())
     }

@@ -27,13 +27,21 @@ pub(super) fn info(instance: &Instance) -> VmInfo {
     let devices = || instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
     VmInfo {
         state: instance.state(),
-        // What the driver says of its balloon may be anything.
-        memory_actual_size: config.memory.total().saturating_sub(instance.vm().map_or(0, |vm| vm.balloon().actual())),
+        memory_actual_size: actual_memory(instance),
         device_tree: devices().flat_map(nodes).map(|node| (node.id.clone(), node)).collect(),
         nics: devices().filter_map(nic).collect(),
         sriov: devices().filter_map(sriov).collect(),
         config,
     }
+}
+
+/// How much memory the guest has, in bytes; if it is not booted, how much it is to have.
+fn actual_memory(instance: &Instance) -> u64 {
+    let memory = &instance.config().memory;
+    // What the driver says of its balloon may be anything.
+    instance.vm().map_or(memory.wanted(), |vm| {
+        memory.total().saturating_add(vm.plugged_memory()).saturating_sub(vm.balloon().actual())
+    })
 }
 
 /// The answer to `vm.counters`.

@@ -9,10 +9,10 @@ use vm_api::config::error::shortened;
 use vm_api::config::id::LONGEST;
 
 use crate::api::info::VmState;
-use crate::api::{Failure, Link, Resize, ResizeDisk, SetVf};
+use crate::api::{Failure, Link, Resize, ResizeDisk, ResizeZone, SetVf};
 use crate::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, NetConfig, PlannedVm, VdpaConfig, VmConfig, VsockConfig,
-    bytes,
+    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, MemoryConfig, NetConfig, PlannedVm, VdpaConfig, VmConfig,
+    VsockConfig, bytes,
 };
 use crate::control::resize;
 use crate::devices::Removed;
@@ -290,7 +290,8 @@ impl Instance {
     }
 
     /// Changes the amount of memory, then the number of vCPUs, and then how much memory the guest is asked to return.
-    /// What is added is there at once; vCPUs go when the guest has released them, and memory at the next start.
+    /// What is added is there at once, but for memory devices, whose drivers take their time in both directions; vCPUs
+    /// go when the guest has released them, and memory that ACPI added at the next start.
     ///
     /// # Errors
     ///
@@ -318,12 +319,29 @@ impl Instance {
     }
 
     fn resize_memory(&mut self, size: u64) -> Result<(), Failure> {
+        let next = resize::memory(size, &self.config().memory)?;
+        self.set_memory(next, &format!("desired_ram={size}"))
+    }
+
+    /// Changes the size of a memory zone. The driver of its memory device is asked for it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such zone, or it cannot have that size. Nothing has changed then.
+    pub(crate) fn resize_zone(&mut self, resize: &ResizeZone) -> Result<(), Failure> {
+        let next = resize::zone(resize, self.config())?;
+        self.set_memory(next, &format!("id={},desired_ram={}", resize.id, resize.desired_ram))
+    }
+
+    /// Gives the VM the memory `next`, as `request` asks.
+    fn set_memory(&mut self, next: MemoryConfig, request: &str) -> Result<(), Failure> {
         let mut planned = self.planned.clone();
         planned
-            .set_memory_size(size)
-            .map_err(|error| Failure::new((&error.problem).into(), format!("desired_ram={size}: {}", error.problem)))?;
+            .set_memory(next.clone())
+            .map_err(|error| Failure::new((&error.problem).into(), format!("{request}: {}", error.problem)))?;
         if let Some(vm) = &mut self.vm {
-            vm.resize_memory(size).map_err(|error| {
+            let size = next.wanted();
+            vm.resize_memory(next).map_err(|error| {
                 Failure::from(Error::from(error))
                     .in_context(format!("the VM cannot be resized to {} of memory", bytes(size)))
             })?;

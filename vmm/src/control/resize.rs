@@ -1,7 +1,10 @@
 //! Checks of a `vm.resize` request.
 
-use crate::api::{Failure, Resize};
-use crate::config::{VmConfig, balloon, bytes as text};
+use vm_api::config::error::shortened;
+use vm_api::config::id::LONGEST;
+
+use crate::api::{Failure, Resize, ResizeZone};
+use crate::config::{HotplugMethod, MemoryConfig, VmConfig, balloon, bytes as text};
 use crate::error_kind::ErrorKind;
 
 /// The number of vCPUs that `resize` asks for, 1 to the maximum of `config`; `None` if it does not change the number.
@@ -16,7 +19,7 @@ pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Fa
         && !config.memory.zones.is_empty()
     {
         return refuse(format!(
-            "desired_ram={ram}: this VM's memory consists of zones, which keep their size; leave it out"
+            "desired_ram={ram}: this VM's memory consists of zones, whose sizes vm.resize-zone changes; leave it out"
         ));
     }
     match resize.desired_vcpus {
@@ -39,7 +42,7 @@ pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Fa
 /// The request asks for more than the guest then has, there is no balloon, or the memory would be too little for the
 /// balloon.
 pub(crate) fn balloon(resize: &Resize, config: &VmConfig) -> Result<Option<u64>, Failure> {
-    let memory = resize.desired_ram.unwrap_or(config.memory.total());
+    let memory = resize.desired_ram.unwrap_or(config.memory.wanted());
     let Some(bytes) = resize.desired_balloon else {
         let kept = config.balloon.as_ref().map_or(0, |balloon| balloon.size);
         return match resize.desired_ram {
@@ -59,6 +62,52 @@ pub(crate) fn balloon(resize: &Resize, config: &VmConfig) -> Result<Option<u64>,
             Err(what) => refuse(&what),
         },
     }
+}
+
+/// The memory of `memory` with `size` bytes in all: with memory devices, what is beyond that at boot is theirs.
+///
+/// # Errors
+///
+/// That is less than there is at boot.
+pub(crate) fn memory(size: u64, memory: &MemoryConfig) -> Result<MemoryConfig, Failure> {
+    let mut next = memory.clone();
+    if memory.hotplug_method == HotplugMethod::Acpi {
+        next.size = size;
+        return Ok(next);
+    }
+    let hotplugged = size.checked_sub(memory.size).ok_or_else(|| below_boot("desired_ram", size, memory.size))?;
+    next.hotplugged_size = Some(hotplugged);
+    Ok(next)
+}
+
+/// The memory of `config` in which a zone has the size that `resize` asks for.
+///
+/// # Errors
+///
+/// There is no such zone, it would be less than at boot, or the memory would be too little for the balloon.
+pub(crate) fn zone(resize: &ResizeZone, config: &VmConfig) -> Result<MemoryConfig, Failure> {
+    let ResizeZone { id, desired_ram } = resize;
+    let mut next = config.memory.clone();
+    let zone = next.zones.iter_mut().find(|zone| zone.id == *id).ok_or_else(|| {
+        let line = format!("there is no memory zone {}; vm.info lists the zones", shortened(id, LONGEST));
+        Failure::new(ErrorKind::NotFound, line)
+    })?;
+    let request = || format!("id={id},desired_ram");
+    let hotplugged =
+        desired_ram.checked_sub(zone.size).ok_or_else(|| below_boot(&request(), *desired_ram, zone.size))?;
+    zone.hotplugged_size = Some(hotplugged);
+    let kept = config.balloon.as_ref().map_or(0, |balloon| balloon.size);
+    if kept > 0 && balloon::check_size(kept, next.wanted()).is_err() {
+        let what = format!("the balloon has {}; ask for more memory, or for a smaller balloon", text(kept));
+        return Err(Failure::new(ErrorKind::Invalid, format!("{}={desired_ram}: {what}", request())));
+    }
+    Ok(next)
+}
+
+/// Memory that is there at boot stays.
+fn below_boot(request: &str, size: u64, boot: u64) -> Failure {
+    let what = format!("memory of the start, {}, is not taken away; ask for that or more", text(boot));
+    Failure::new(ErrorKind::Invalid, format!("{request}={size}: {what}"))
 }
 
 #[cfg(test)]
@@ -118,6 +167,61 @@ mod tests {
             let now = instance.config();
             assert_eq!((&now.memory.hotplug_size, &now.net), (&before.memory.hotplug_size, &before.net));
         }
+    }
+
+    #[test]
+    fn a_memory_device_has_what_is_beyond_the_memory_at_boot() {
+        let mut instance = instance(
+            r#"{"memory":{"size":536870912,"hotplug_method":"VirtioMem","hotplug_size":1073741824},"balloon":{}}"#,
+        );
+        let mut resize = |size: u64, balloon| {
+            let resize = Resize { desired_ram: Some(size), desired_balloon: balloon, ..Resize::default() };
+            let answer = instance.resize(&resize).map_err(|failure| failure.chain.join(": "));
+            let memory = &instance.config().memory;
+            assert_eq!(memory.size, 512 << 20);
+            (answer, memory.hotplugged_size)
+        };
+        assert_eq!(resize(1536 << 20, None), (Ok(()), Some(1 << 30)));
+        assert_eq!(resize(1 << 30, Some(768 << 20)), (Ok(()), Some(512 << 20)));
+        for (size, balloon, what) in [
+            ((1536 << 20) + (2 << 20), None, "there is room for 1G (hotplug_size); give less, or more room"),
+            ((512 << 20) + 4096, Some(0), "memory is added in steps of 2M; give a multiple of that"),
+            (512 << 20, None, "the balloon has 768M; ask for more memory, or for a smaller balloon"),
+        ] {
+            assert_eq!(resize(size, balloon), (Err(format!("desired_ram={size}: {what}")), Some(512 << 20)));
+        }
+        assert_eq!(resize(512 << 20, Some(0)), (Ok(()), Some(0)));
+        let refused = "desired_ram=1048576: memory of the start, 512M, is not taken away; ask for that or more";
+        assert_eq!(resize(1 << 20, None), (Err(refused.to_string()), Some(0)));
+    }
+
+    #[test]
+    fn a_zone_is_resized_alone() {
+        let mut instance = instance(
+            r#"{"memory":{"size":0,"hotplug_method":"VirtioMem","zones":[{"id":"a","size":1073741824},
+                {"id":"b","size":1073741824,"hotplug_size":1073741824,"hotplugged_size":2097152}]},
+                "balloon":{"size":3145728}}"#,
+        );
+        let mut resize = |id: &str, desired_ram| {
+            let answer = instance.resize_zone(&ResizeZone { id: id.to_string(), desired_ram });
+            let sizes: Vec<_> = instance.config().memory.zones.iter().map(|zone| zone.hotplugged_size).collect();
+            (answer.map_err(|failure| failure.chain.join(": ")), [sizes[0], sizes[1]])
+        };
+        assert_eq!(resize("b", 2 << 30), (Ok(()), [None, Some(1 << 30)]));
+        for (id, size, what) in [
+            ("c", 1, "there is no memory zone c; vm.info lists the zones"),
+            ("a", 2 << 30, "id=a,desired_ram=2147483648: there is room for 0 (hotplug_size); give less, or more room"),
+            (
+                "b",
+                1 << 20,
+                "id=b,desired_ram=1048576: memory of the start, 1G, is not taken away; ask for that or more",
+            ),
+        ] {
+            assert_eq!(resize(id, size), (Err(what.to_string()), [None, Some(1 << 30)]));
+        }
+        assert_eq!(resize("b", 1 << 30), (Ok(()), [None, Some(0)]));
+        let resize = Resize { desired_ram: Some(2 << 30), ..Resize::default() };
+        assert_eq!(instance.resize(&resize).unwrap_err().kind, ErrorKind::Invalid);
     }
 
     #[test]

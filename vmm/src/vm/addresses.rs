@@ -4,10 +4,12 @@ use crate::arch::x86_64::layout::{self, Layout};
 use crate::config::MemoryConfig;
 use crate::pci_host::assign_bars::{Apertures, Weights};
 use crate::vm::error::VmError;
+use crate::vm::memory::places;
 
 /// The layout of a guest with this memory.
 pub(super) fn layout_of(memory: &MemoryConfig, bits: u8) -> Result<Layout, VmError> {
-    let (size, room) = (memory.total(), memory.room().unwrap_or(0));
+    let size = memory.total();
+    let room = memory.room().unwrap_or(0).saturating_add(places::addresses(memory));
     let too_large = VmError::AddressBits { size: size.saturating_add(room), bits };
     Layout::new(size, room, bits).ok_or(too_large)
 }

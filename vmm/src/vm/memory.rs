@@ -2,12 +2,13 @@
 
 mod backing;
 mod error;
+pub(crate) mod places;
 
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::mm::Advice;
 use virtio_devices::Memory;
 use vm_memory::{
@@ -19,6 +20,7 @@ use crate::arch::x86_64::layout::Layout;
 use crate::config::{MemoryConfig, MemoryZoneConfig};
 use backing::{Backing, advise};
 pub use error::MemoryError;
+use places::places;
 
 /// The guest's mapped memory.
 ///
@@ -29,6 +31,8 @@ pub struct GuestRam {
     memory: Memory,
     config: MemoryConfig,
     shared: bool,
+    /// Where the memory of memory devices begins.
+    of_devices: Vec<u64>,
 }
 
 impl GuestRam {
@@ -40,7 +44,8 @@ impl GuestRam {
     /// The host cannot allocate it. Nothing is mapped then.
     pub fn new(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<Self, MemoryError> {
         let memory = Memory::new(map(config, layout, shared)?);
-        Ok(Self { memory, config: config.clone(), shared })
+        let of_devices = places(config, layout).into_iter().map(|place| place.range.start).collect();
+        Ok(Self { memory, config: config.clone(), shared, of_devices })
     }
 
     /// This memory and another region at the addresses `range`, mapped in the same way. The guest's memory does not
@@ -51,7 +56,7 @@ impl GuestRam {
     /// The host cannot allocate it.
     pub fn grown(&self, range: &Range<u64>) -> Result<GuestMemoryMmap, MemoryError> {
         let config = MemoryConfig { size: range.end - range.start, ..self.config.clone() };
-        let failed = |error| MemoryError::Map { size: config.size, error: io::Error::other(error) };
+        let failed = |error| MemoryError::Map { key: "size", size: config.size, error: io::Error::other(error) };
         let mut added = Vec::new();
         for part in config.parts() {
             added.extend(map_part(&part, config.thp, std::slice::from_ref(range), self.shared)?);
@@ -115,7 +120,8 @@ impl GuestRam {
         }
         let memory = self.memory.memory();
         let prefault = self.config.parts().iter().any(|part| part.prefault);
-        memory.iter().try_for_each(|region| populate(region, prefault)).map_err(MemoryError::Clear)
+        let mut at_boot = memory.iter().filter(|region| !self.of_devices.contains(&region.start_addr().0));
+        at_boot.try_for_each(|region| populate(region, prefault)).map_err(MemoryError::Clear)
     }
 }
 
@@ -129,15 +135,24 @@ fn map(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<GuestMemo
     let parts = config.parts();
     let sizes: Vec<_> = parts.iter().map(|part| part.size).collect();
     let mut regions = Vec::new();
+    let named = |part: &MemoryZoneConfig, error| match part.id.as_str() {
+        "" => error,
+        id => MemoryError::Zone { id: id.to_string(), error: Box::new(error) },
+    };
     for (part, ranges) in parts.iter().zip(layout.parts(&sizes)) {
         let mapped = map_part(part, config.thp, &ranges, shared);
-        regions.extend(mapped.map_err(|error| match part.id.as_str() {
-            "" => error,
-            id => MemoryError::Zone { id: id.to_string(), error: Box::new(error) },
-        })?);
+        regions.extend(mapped.map_err(|error| named(part, error))?);
+    }
+    // All that memory devices can plug is mapped, for backends too, and costs nothing until it is plugged and used.
+    for place in places(config, layout) {
+        if let Some(part) = parts.get(place.part) {
+            let backing = Backing::of_room(part, config.thp, shared);
+            let region = backing.and_then(|backing| backing.region(&place.range, 0));
+            regions.push(region.map_err(|error| named(part, error))?);
+        }
     }
     regions.sort_by_key(GuestMemoryRegion::start_addr);
-    let failed = |error| MemoryError::Map { size: config.total(), error: io::Error::other(error) };
+    let failed = |error| MemoryError::Map { key: "size", size: config.total(), error: io::Error::other(error) };
     GuestMemoryMmap::from_regions(regions).map_err(failed)
 }
 
@@ -172,14 +187,37 @@ fn populate(region: &GuestRegionMmap, prefault: bool) -> io::Result<()> {
     }
 }
 
+/// Overwrites the pages of `region`. Those that a shared region does not have are zero already, and stay away.
 fn fill_with_zeros(region: &GuestRegionMmap) -> io::Result<()> {
     static ZEROS: [u8; 65536] = [0; 65536];
     let mut offset = 0;
-    while offset < region.len() {
-        let written = region.write(&ZEROS, MemoryRegionAddress(offset)).map_err(io::Error::other)?;
-        offset += written as u64;
+    while let Some(data) = next_data(region, offset)? {
+        offset = data.start;
+        while offset < data.end {
+            let len = ZEROS.len().min(usize::try_from(data.end - offset).unwrap_or(usize::MAX));
+            let zeros = ZEROS.get(..len).unwrap_or(&ZEROS);
+            offset += region.write(zeros, MemoryRegionAddress(offset)).map_err(io::Error::other)? as u64;
+        }
     }
     Ok(())
+}
+
+/// The next part of `region` from `offset` on that has pages; `None` if there is none.
+fn next_data(region: &GuestRegionMmap, offset: u64) -> io::Result<Option<Range<u64>>> {
+    let end = region.len();
+    let Some(file) = region.file_offset().filter(|_| is_shared(region)) else {
+        return Ok((offset < end).then_some(offset..end));
+    };
+    let start = match rustix::fs::seek(file.file(), SeekFrom::Data(file.start() + offset)) {
+        Ok(start) => start.saturating_sub(file.start()),
+        Err(rustix::io::Errno::NXIO) => end,
+        Err(error) => return Err(error.into()),
+    };
+    if start >= end {
+        return Ok(None);
+    }
+    let hole = rustix::fs::seek(file.file(), SeekFrom::Hole(file.start() + start))?;
+    Ok(Some(start..end.min(hole.saturating_sub(file.start()))))
 }
 
 #[cfg(test)]
@@ -188,6 +226,7 @@ mod tests {
 
     use super::backing::HUGE_PAGE;
     use super::*;
+    use crate::config::HotplugMethod;
 
     fn ram(config: &MemoryConfig) -> Result<GuestRam, MemoryError> {
         GuestRam::new(config, &Layout::new(config.size, 0, 46).unwrap(), false)
@@ -346,6 +385,40 @@ mod tests {
         assert!(written > 0 && blocks() >= written);
         ram.clear(false).unwrap();
         assert_eq!(blocks(), 0);
+    }
+
+    #[test]
+    fn pages_that_were_never_used_stay_away_although_those_in_use_are_kept() {
+        let ram = ram(&MemoryConfig { shared: true, ..config(4 << 20) }).unwrap();
+        let memory = ram.memory().memory();
+        for page in [0, 5, 6, 1023] {
+            memory.write_obj(u64::MAX, GuestAddress(page * 4096)).unwrap();
+        }
+        let file = memory.iter().next().unwrap().file_offset().unwrap().file();
+        let blocks = || rustix::fs::fstat(file).unwrap().st_blocks;
+        let written = blocks();
+        ram.clear(true).unwrap();
+        assert_eq!(blocks(), written);
+        assert_eq!([0, 5, 6, 1023].map(|page| memory.read_obj::<u64>(GuestAddress(page * 4096)).unwrap()), [0; 4]);
+    }
+
+    #[test]
+    fn what_memory_devices_can_add_is_mapped_and_never_allocated_before_it_is_used() {
+        for shared in [false, true] {
+            let mut memory = MemoryConfig { shared, prefault: true, ..config(4 << 20) };
+            (memory.hotplug_method, memory.hotplug_size) = (HotplugMethod::VirtioMem, Some(1 << 40));
+            let layout = Layout::new(memory.total(), places::addresses(&memory), 46).unwrap();
+            let ram = GuestRam::new(&memory, &layout, false).unwrap();
+            let regions = ram.memory().memory();
+            let last = regions.iter().last().unwrap();
+            assert_eq!((last.start_addr().0, last.len(), regions.num_regions()), (4 << 30, 1 << 40, 2));
+            assert_eq!(ram.is_shared(), shared);
+            ram.clear(false).unwrap();
+            if shared {
+                let file = last.file_offset().unwrap().file();
+                assert_eq!((rustix::fs::fstat(file).unwrap().st_blocks, last.file_offset().unwrap().start()), (0, 0));
+            }
+        }
     }
 
     #[test]

@@ -4,21 +4,27 @@
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 
 use crate::arch::x86_64::layout::MEMORY_BLOCK;
-use crate::config::{MemoryConfig, bytes};
+use crate::config::{HotplugMethod, MemoryConfig, bytes};
 use crate::pci_host::memory_slots::LAST_MEMORY;
 use crate::vm::addresses::{apertures, layout_of};
 use crate::vm::{Vm, VmError};
 
 impl Vm {
-    /// Gives the guest `size` bytes of memory: adds what is missing if the VM has room for it, and otherwise from the
-    /// next start on. Nothing is taken from a running guest.
+    /// Gives the guest the memory `next`, which differs from that of now in sizes alone. Drivers of memory devices are
+    /// asked for what they are to have. Otherwise what is missing is added if the VM has room for it, or else from the
+    /// next start on; nothing is taken from a running guest.
     ///
     /// # Errors
     ///
     /// The VM cannot have so much memory, or so little, or a backend cannot reach what is added. Nothing has changed
     /// then.
-    pub fn resize_memory(&mut self, size: u64) -> Result<(), VmError> {
-        let next = MemoryConfig { size, ..self.memory.clone() };
+    pub fn resize_memory(&mut self, next: MemoryConfig) -> Result<(), VmError> {
+        if next.hotplug_method == HotplugMethod::VirtioMem {
+            self.mem_regions.resize(&next);
+            self.memory = next;
+            return Ok(());
+        }
+        let size = next.size;
         // It must be possible to start with it.
         self.payload.check_fits(&layout_of(&next, self.address_bits)?)?;
         let present = self.ram.size();
@@ -76,6 +82,9 @@ impl Vm {
     /// Makes what was added to the guest's memory a part of the memory of its next start. If it is to have another size
     /// then, it gets new memory; if that is not to be had, it keeps what it has.
     pub(super) fn settle_memory(&mut self) {
+        if self.memory.hotplug_method == HotplugMethod::VirtioMem {
+            return;
+        }
         if self.ram.size() == self.memory.total() {
             self.layout.plugged = self.layout.hotplug.start..self.free_addresses().0;
         } else if let Err(error) = self.exchange_memory() {

@@ -22,6 +22,8 @@ const OF_SOCKET_OR_DEVICE: u64 = 4;
 const OF_RNG: u64 = 4;
 /// For the balloon: a doorbell, and four MSI-X vectors.
 const OF_BALLOON: u64 = 5;
+/// For a memory device: a doorbell, and two MSI-X vectors.
+const OF_MEM: u64 = 3;
 /// For the socket device: its socket, poll set and doorbell, and four MSI-X vectors. Connections for which there is no
 /// file are refused, one by one.
 const OF_VSOCK: u64 = 7;
@@ -71,6 +73,7 @@ fn of_device(plan: &DevicePlan) -> u64 {
         DeviceKind::Vsock(_) => OF_VSOCK,
         DeviceKind::Watchdog => OF_WATCHDOG,
         DeviceKind::Pvpanic => 0,
+        DeviceKind::Mem { .. } => OF_MEM,
         // Of each queue a doorbell and a vector, the vector of configuration changes, and the worker's: its own kick, a
         // stand-in for interrupts and one for errors.
         DeviceKind::VhostUser(spec) => OF_SOCKET_OR_DEVICE + 2 * spec.queue_sizes.len() as u64 + 4,

@@ -177,7 +177,6 @@ fn endpoints_of_cloud_hypervisor_that_are_missing_here_are_501() {
         "add-device",
         "add-user-device",
         "add-pmem",
-        "resize-zone",
         "snapshot",
         "restore",
         "send-migration",

@@ -1,6 +1,6 @@
 //! Every rule that the rest of the machine can break.
 
-use vmm::config::{ConsoleConfig, ConsoleMode, HotplugMethod, MemoryConfig, PayloadConfig, VmPlan};
+use vmm::config::{ConsoleConfig, ConsoleMode, MemoryConfig, PayloadConfig, VmPlan};
 
 use crate::{vm, with};
 
@@ -191,13 +191,64 @@ fn room_for_memory_that_cannot_be_is_refused() {
         room(1 << 45),
         "--memory hotplug_size=32768G: together with size more than a guest can address; give at most 32768G"
     );
-    assert_eq!(
-        with(|vm| vm.memory.hotplug_method = HotplugMethod::VirtioMem),
-        "--memory hotplug_method=virtio-mem: virtio memory devices are not supported yet; give acpi, or leave it out"
-    );
     let mut none = vm(&[], &[]).unwrap();
     none.memory.hotplug_size = Some(0);
     assert!(VmPlan::of(&none).is_ok(), "no room is what there is anyway");
+}
+
+#[test]
+fn memory_devices_that_cannot_be_are_refused() {
+    let memory = |text: &str| with(|vm| vm.memory = text.parse().unwrap());
+    let zones = |text: &str, zones: &[&str]| {
+        with(|vm| {
+            vm.memory = text.parse().unwrap();
+            vm.memory.zones = zones.iter().map(|zone| zone.parse().unwrap()).collect();
+        })
+    };
+    assert_eq!(
+        memory("hotplug_size=1G,hotplugged_size=1G"),
+        "--memory hotplugged_size=1G: only with hotplug_method=virtio-mem; add that, or make size larger"
+    );
+    assert_eq!(
+        memory("hotplug_method=virtio-mem,hotplug_size=3M"),
+        "--memory hotplug_size=3M: memory is added in steps of 2M; give a multiple of that"
+    );
+    assert_eq!(
+        memory("hugepages=on,hugepage_size=1G,size=1G,hotplug_method=virtio-mem,hotplug_size=2G,hotplugged_size=2M"),
+        "--memory hotplugged_size=2M: memory is added in steps of 1G; give a multiple of that"
+    );
+    assert_eq!(
+        memory("hotplug_method=virtio-mem,hotplug_size=2M,hotplugged_size=4M"),
+        "--memory hotplugged_size=4M: there is room for 2M (hotplug_size); give less, or more room"
+    );
+    assert_eq!(
+        memory("hotplug_method=virtio-mem,hotplug_size=32768G"),
+        "--memory hotplug_size=32768G: together with size more than a guest can address; give at most 32768G"
+    );
+    let grows = "size=0,hotplug_method=virtio-mem";
+    assert_eq!(
+        zones("size=0", &["id=a,size=1G,hotplug_size=1G"]),
+        "--memory-zone id=a,hotplug_size=1G: memory is added to zones by virtio-mem alone; give --memory \
+         size=0,hotplug_method=virtio-mem"
+    );
+    assert_eq!(
+        zones("size=0,hotplug_method=virtio-mem,hotplug_size=1G", &["id=a,size=1G"]),
+        "--memory hotplug_size=1G: memory is added to each zone by itself; give it to a --memory-zone"
+    );
+    assert_eq!(
+        zones(grows, &["id=a,size=1G,hotplug_size=1G,file=/f"]),
+        "--memory-zone id=a,hotplug_size=1G: a zone with the contents of a file keeps its size; leave one out"
+    );
+    let many: Vec<_> = (0..4).map(|n| format!("id={n},size=1G,hotplug_size=1G")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    assert_eq!(zones(grows, &many), "--memory-zone: 4 zones, 4 with hotplug_size: together at most 7; give fewer");
+    let mut some = vm(&[], &[]).unwrap();
+    some.memory = "hotplug_method=virtio-mem,hotplug_size=1G,hotplugged_size=2M".parse().unwrap();
+    let plan = VmPlan::of(&some).unwrap();
+    assert_eq!(plan.devices.last().map(|device| device.option()).as_deref(), Some("--memory id=_mem0"));
+    some.memory = grows.parse().unwrap();
+    some.memory.zones = vec!["id=a,size=1G,hotplug_size=2M,hotplugged_size=2M".parse().unwrap()];
+    VmPlan::of(&some).unwrap();
 }
 
 #[test]

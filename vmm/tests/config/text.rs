@@ -92,8 +92,8 @@ fn a_key_of_a_later_version_is_refused_by_name() {
         "--cpus kvm_hyperv=on: Hyper-V enlightenments are not supported yet; leave kvm_hyperv out"
     );
     assert_eq!(
-        problem::<MemoryConfig>("hotplugged_size=1G"),
-        "--memory hotplugged_size=1G: virtio memory devices are not supported yet; leave hotplugged_size out"
+        problem::<MemoryConfig>("hotplug_method=balloon"),
+        "--memory hotplug_method=balloon: give acpi or virtio-mem"
     );
 }
 

@@ -8,15 +8,13 @@ use serde_json::{Map, Value};
 
 use super::place::Harmless::{self, Empty, If, Is, Null, Number, Numbers, Word};
 use super::place::Missing;
-use super::place::Object::{Cpus, DebugConsole, Disk, Memory, MemoryZone, Payload, Platform, Vm};
+use super::place::Object::{Cpus, DebugConsole, Disk, Payload, Platform, Vm};
 use super::place::Place::{self, Endpoint, Field, Flag, Setting};
 
 /// `iommu=on` of a device.
 pub const VIRTUAL_IOMMU: &str = "virtual IOMMUs are";
 /// `image_type` of a disk, other than raw and qcow2.
 pub const IMAGE_TYPE: &str = "image formats other than raw and qcow2 are";
-/// `hotplug_method=virtio-mem`.
-pub const VIRTIO_MEM: &str = "virtio memory devices are";
 
 /// Cloud Hypervisor has this field only in special builds, and prints it only there.
 fn is_false(value: &Value, _: &Map<String, Value>) -> bool {
@@ -69,16 +67,6 @@ pub(super) const TABLE: &[Missing] = &[
     missing("Hyper-V enlightenments are", &[Setting(Cpus, "kvm_hyperv", Is(false))]),
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
     // Memory.
-    // Cloud Hypervisor prints these only where they are given.
-    missing(
-        VIRTIO_MEM,
-        &[
-            Setting(Memory, "hotplugged_size", Numbers(0, 0)),
-            Setting(MemoryZone, "hotplug_size", Numbers(0, 0)),
-            Setting(MemoryZone, "hotplugged_size", Numbers(0, 0)),
-        ],
-    ),
-    missing("resizing memory zones is", &[Endpoint("vm.resize-zone")]),
     missing("NUMA nodes are", &[Flag("--numa"), Field(Vm, "numa", Empty)]),
     missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty)]),
     // What is booted, and the platform.

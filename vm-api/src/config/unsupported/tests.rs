@@ -65,8 +65,8 @@ fn a_field_that_asks_for_something_is_refused_with_its_path() {
         ),
         (json!({"debug_console": 7}), "debug_console: debug consoles are not supported yet; leave it out"),
         (
-            json!({"memory": {"hotplugged_size": 1}}),
-            "memory.hotplugged_size: virtio memory devices are not supported yet; leave it out",
+            json!({"platform": {"iommu_address_width_bits": 1}}),
+            "platform.iommu_address_width_bits: virtual IOMMUs are not supported yet; leave it out",
         ),
     ] {
         assert_eq!(strip(value), Err(what.to_string()));

@@ -75,7 +75,7 @@ fn a_vm_fails_by_the_hosts_fault_unless_it_asks_for_what_cannot_be() {
     );
     check_vm(INVALID, [VmError::AddressBits { size: 1, bits: 36 }, VmError::PrivateMemory { option: s() }]);
     check_vm(BUSY, [VmError::VcpuLeaving { vcpu: 1 }]);
-    check_vm(HOST, [MemoryError::Unaligned { size: 1, page: 4096 }, MemoryError::Clear(io())]);
+    check_vm(HOST, [MemoryError::Unaligned { key: "size", size: 1, page: 4096 }, MemoryError::Clear(io())]);
     check_vm(HOST, [kvm::KvmError::Absent, kvm::KvmError::Vcpus { key: "max", requested: 9, limit: 8 }]);
     check_vm(HOST, [VcpuError::Panicked(0), VcpuError::Signal(io())]);
     check_vm(HOST, [VmError::OpenFiles { needed: 2, limit: 1 }, VmError::Host { action: "", error: io() }]);

@@ -21,6 +21,8 @@ pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// The backing of the regions of a part of a guest's memory.
 pub(super) struct Backing {
+    /// The key that says the size.
+    key: &'static str,
     size: u64,
     huge_page: Option<u64>,
     thp: bool,
@@ -36,11 +38,24 @@ impl Backing {
     /// The backing of `config`; other processes can map it if `config` or `shared` says so. A file of its own is never
     /// shared against its own setting: the guest would write to it.
     pub(super) fn new(config: &MemoryZoneConfig, thp: bool, shared: bool) -> Result<Self, MemoryError> {
-        let size = config.size;
-        let huge_page = match (config.hugepages, config.hugepage_size) {
-            (false, _) => None,
-            (true, Some(size)) => Some(size),
-            (true, None) => Some(default_huge_page().ok_or(MemoryError::HugePageSize(HUGE_PAGE as u64))?),
+        Self::with_size("size", config.size, config, thp, shared)
+    }
+
+    /// The backing of what a memory device can add to `config`, without a file of its own.
+    pub(super) fn of_room(config: &MemoryZoneConfig, thp: bool, shared: bool) -> Result<Self, MemoryError> {
+        Self::with_size("hotplug_size", config.room().unwrap_or(0), config, thp, shared)
+    }
+
+    fn with_size(
+        key: &'static str,
+        size: u64,
+        config: &MemoryZoneConfig,
+        thp: bool,
+        shared: bool,
+    ) -> Result<Self, MemoryError> {
+        let huge_page = match huge_page(config) {
+            None if config.hugepages => return Err(MemoryError::HugePageSize(HUGE_PAGE as u64)),
+            page => page,
         };
         if let Some(page) = huge_page
             && !(page.is_power_of_two() && page > PAGE && huge_page_exists(page))
@@ -49,11 +64,12 @@ impl Backing {
         }
         let page = huge_page.unwrap_or(PAGE);
         if size == 0 || !size.is_multiple_of(page) {
-            return Err(MemoryError::Unaligned { size, page });
+            return Err(MemoryError::Unaligned { key, size, page });
         }
         let MemoryZoneConfig { mergeable, reserve, host_numa_node: node, .. } = *config;
         let thp = thp && huge_page.is_none();
-        let mut backing = Self { size, huge_page, thp, mergeable, reserve, node, shared: config.shared, file: None };
+        let mut backing =
+            Self { key, size, huge_page, thp, mergeable, reserve, node, shared: config.shared, file: None };
         if let Some(path) = &config.file {
             let problem = |problem| MemoryError::File { path: path.clone(), problem };
             backing.file = Some(Arc::new(open_file(path, size).map_err(problem)?));
@@ -141,9 +157,9 @@ impl Backing {
     pub(super) fn map_error(&self, error: io::Error) -> MemoryError {
         match self.huge_page {
             Some(page) if error.raw_os_error() == Some(libc::ENOMEM) => {
-                MemoryError::HugePages { size: self.size, page, needed: self.size / page }
+                MemoryError::HugePages { key: self.key, size: self.size, page, needed: self.size / page }
             }
-            _ => MemoryError::Map { size: self.size, error },
+            _ => MemoryError::Map { key: self.key, size: self.size, error },
         }
     }
 }
@@ -192,6 +208,11 @@ fn bind(region: &GuestRegionMmap, node: u32) -> io::Result<()> {
         libc::syscall(libc::SYS_mbind, address, len, MPOL_BIND, nodes.as_ptr(), most, MPOL_MF_STRICT | MPOL_MF_MOVE)
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The size of the huge pages that `config` asks for, in bytes; `None` also if the host has none.
+pub(super) fn huge_page(config: &MemoryZoneConfig) -> Option<u64> {
+    config.hugepages.then(|| config.hugepage_size.or_else(default_huge_page)).flatten()
 }
 
 /// The host's default huge page size, in bytes.

@@ -12,10 +12,12 @@ use crate::config::bytes;
 pub enum MemoryError {
     /// The size is not a whole number of pages.
     #[error(
-        "--memory size={}: not a multiple of the page size; make it a multiple of {}",
+        "--memory {key}={}: not a multiple of the page size; make it a multiple of {}",
         bytes(*.size), bytes(*.page)
     )]
     Unaligned {
+        /// The key that asked for it.
+        key: &'static str,
         /// The size asked for, in bytes.
         size: u64,
         /// The page size, in bytes.
@@ -29,12 +31,14 @@ pub enum MemoryError {
     HugePageSize(u64),
     /// The host has too few free huge pages.
     #[error(
-        "--memory size={},hugepages=on: the host has too few free huge pages; {needed} of {} are needed, see \
+        "--memory {key}={},hugepages=on: the host has too few free huge pages; {needed} of {} are needed, see \
          /proc/sys/vm/nr_hugepages",
         bytes(*.size),
         bytes(*.page)
     )]
     HugePages {
+        /// The key that asked for them.
+        key: &'static str,
         /// The size asked for, in bytes.
         size: u64,
         /// The size of a huge page, in bytes.
@@ -79,8 +83,10 @@ pub enum MemoryError {
         error: io::Error,
     },
     /// The host cannot allocate the memory.
-    #[error("--memory size={}: the host cannot allocate the memory: {error}; give less", bytes(*.size))]
+    #[error("--memory {key}={}: the host cannot allocate the memory: {error}; give less", bytes(*.size))]
     Map {
+        /// The key that asked for it.
+        key: &'static str,
         /// The size asked for, in bytes.
         size: u64,
         /// Why.

@@ -1,0 +1,75 @@
+//! The memory of virtio memory devices, as the devices and those who resize it share it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use virtio_devices::MemRegion;
+
+use crate::config::MemoryConfig;
+
+/// The regions of all devices, which those who resize them share with the devices.
+#[derive(Debug, Clone, Default)]
+pub struct MemRegions(Vec<(usize, Arc<MemRegion>)>);
+
+impl MemRegions {
+    /// Regions by the index of their part of `memory`, with their addresses and the size of their blocks in bytes. Each
+    /// device asks its driver for what the part is to have.
+    pub(crate) fn new(memory: &MemoryConfig, places: impl Iterator<Item = (usize, Range<u64>, u64)>) -> Self {
+        let regions = Self(places.map(|(n, range, block)| (n, Arc::new(MemRegion::new(&range, block)))).collect());
+        regions.resize(memory);
+        regions
+    }
+
+    /// The region of the device of the part with this index.
+    pub(crate) fn of(&self, part: usize) -> Option<&Arc<MemRegion>> {
+        self.0.iter().find(|(index, _)| *index == part).map(|(_, region)| region)
+    }
+
+    /// Asks the drivers for what the parts are to have.
+    pub(crate) fn resize(&self, memory: &MemoryConfig) {
+        for (n, part) in memory.parts().iter().enumerate() {
+            self.of(n).into_iter().for_each(|region| region.resize(part.hotplugged_size.unwrap_or(0)));
+        }
+    }
+
+    /// How many bytes are plugged.
+    pub(crate) fn plugged(&self) -> u64 {
+        self.0.iter().map(|(_, region)| region.plugged()).sum()
+    }
+
+    /// Unplugs everything, for a reset of the machine. No driver runs.
+    pub(crate) fn unplug_all(&self) {
+        self.0.iter().for_each(|(_, region)| region.unplug_all());
+    }
+
+    /// Notes that devices of the host may have pinned pages of the guest's memory.
+    pub(crate) fn keep_pages(&self) {
+        self.0.iter().for_each(|(_, region)| region.keep_pages());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn drivers_are_asked_for_what_the_parts_are_to_have() {
+        let mut memory: MemoryConfig = "size=0,hotplug_method=virtio-mem".parse().unwrap();
+        for zone in ["id=a,size=1G,hotplug_size=1G", "id=b,size=1G", "id=c,size=1G,hotplug_size=1G,hotplugged_size=4M"]
+        {
+            memory.zones.push(zone.parse().unwrap());
+        }
+        let places = [(0, 4 * GIB..5 * GIB, 2 * MIB), (2, 5 * GIB..6 * GIB, 2 * MIB)];
+        let regions = MemRegions::new(&memory, places.into_iter());
+        let requested = |part| regions.of(part).unwrap().requested();
+        assert_eq!((requested(0), requested(2), regions.plugged()), (0, 4 * MIB, 0));
+        memory.zones[0].hotplugged_size = Some(GIB);
+        memory.zones[2].hotplugged_size = None;
+        regions.resize(&memory);
+        assert_eq!((requested(0), requested(2)), (GIB, 0));
+        assert!(regions.of(1).is_none());
+    }
+}
