@@ -1,11 +1,13 @@
 //! A client of a VMM's REST API.
 
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// How long the VMM may take to create its socket.
 const SOCKET_LIMIT: Duration = Duration::from_secs(30);
@@ -58,6 +60,11 @@ impl Api {
         self.request("PUT", endpoint, Some(body))
     }
 
+    /// Sends PUT `endpoint` with a body, and descriptors beside the first byte of the request.
+    pub fn put_with_fds(&self, endpoint: &str, body: &Value, fds: &[OwnedFd]) -> Answer {
+        self.request_with_fds("PUT", endpoint, Some(body), fds)
+    }
+
     /// The body of `vm.info`.
     pub fn info(&self) -> Value {
         let Answer { status, body } = self.get("vm.info");
@@ -87,13 +94,19 @@ impl Api {
     }
 
     fn request(&self, method: &str, endpoint: &str, body: Option<&Value>) -> Answer {
+        self.request_with_fds(method, endpoint, body, &[])
+    }
+
+    fn request_with_fds(&self, method: &str, endpoint: &str, body: Option<&Value>, fds: &[OwnedFd]) -> Answer {
         let mut stream = self.connect();
         stream.set_read_timeout(Some(ANSWER_LIMIT)).unwrap();
         let body = body.map(Value::to_string).unwrap_or_default();
         let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
         let head =
             format!("{method} /api/v1/{endpoint} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n");
-        stream.write_all((head + &body).as_bytes()).unwrap();
+        let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let sent = stream.send_with_fds(&[head.as_bytes()], &numbers).unwrap();
+        stream.write_all(&[&head.as_bytes()[sent..], body.as_bytes()].concat()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap_or_else(|error| panic!("{method} {endpoint}: {error}"));
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {endpoint}: {answer:?}"));

@@ -215,6 +215,15 @@ impl Guest {
         Guest::await_init(vmm, console)
     }
 
+    /// A guest that a client of the API creates: `create` sends the requests to the VMM that `command` starts. The
+    /// guest's serial port must be the VMM's standard streams.
+    pub fn boot_by(command: VmmCommand, create: impl FnOnce()) -> Guest {
+        let mut vmm = command.spawn();
+        create();
+        let console = Console::new(vmm.take_stdin(), vmm.take_stdout());
+        Guest::await_init(vmm, console)
+    }
+
     /// As [`Guest::boot_over`], with the VMM in `terminal`, which is not the serial port.
     pub fn boot_in(terminal: &Terminal, spec: GuestSpec, connect: impl FnOnce() -> Client) -> Guest {
         let vmm = terminal.spawn(spec.command());
@@ -316,6 +325,12 @@ impl Guest {
     /// Powers the guest off from inside and waits until the VMM has exited.
     pub fn power_off(mut self) -> Exit {
         self.console.send("0 poweroff -f\n");
+        self.vmm.wait(EXIT_LIMIT)
+    }
+
+    /// Waits until the VMM has exited because of what `end` does.
+    pub fn end_by(self, end: impl FnOnce()) -> Exit {
+        end();
         self.vmm.wait(EXIT_LIMIT)
     }
 
