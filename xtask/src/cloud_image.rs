@@ -1,4 +1,5 @@
 //! Boots what a cloud boots: a disk with a Debian of its own, by UEFI firmware, told who it is by cloud-init's disk.
+//! Once the disk is raw, and once it is a qcow2 image over that one.
 //!
 //! A unit of systemd enables the VFs of the guest's NIC, as an administrator would have it done at each start.
 
@@ -18,55 +19,95 @@ use crate::progress::{Step, note};
 use crate::suite::quote;
 use crate::{build, debian, uefi};
 
-/// How long the guest may take, in seconds of the machine's own time, which counts instructions.
+/// How long a guest may take, in seconds of the machine's own time, which counts instructions.
 const LIMIT: u64 = 1200;
-/// How long all may take in real time: an emulated instruction takes longer than a nanosecond.
+/// How long each may take in real time: an emulated instruction takes longer than a nanosecond.
 const REAL_LIMIT: Duration = Duration::from_secs(5400);
 /// The size of the root file system. The file is sparse.
-const ROOT_SIZE: u64 = 1 << 30;
+const ROOT_SIZE: u64 = 512 << 20;
 const CMDLINE: &str = "console=ttyS0 root=/dev/vda2 quiet systemd.show_status=1";
-/// The unit that enables VFs: the PF is the first NIC, in the first slot.
-const UNIT: &str = "[Unit]\\nDescription=VFs\\nBefore=cloud-final.service\\n[Service]\\nType=oneshot\\n\
-                    ExecStart=/bin/sh -c \"echo 4 > /sys/bus/pci/devices/0000:00:01.0/sriov_numvfs\"\\n\
-                    [Install]\\nWantedBy=multi-user.target\\n";
-/// What the guest says in the end: its name, which cloud-init gave it, and its VFs.
-const EXPECTED: &str = "@@guest named-by-cloud-init, 4 VFs";
-const USER_DATA: &str = "#cloud-config\nhostname: named-by-cloud-init\nruncmd:\n\
-                         - 'echo \"@@guest $(hostname), $(ls -d /sys/bus/pci/devices/0000:01:00.* | wc -l) VFs\" \
-                         > /dev/ttyS0'\n";
+/// The unit that enables all VFs of each PF.
+const UNIT: &str = "[Unit]
+Description=VFs
+Before=cloud-final.service
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'for pf in /sys/bus/pci/devices/*/sriov_totalvfs; do cat $pf > ${pf%%totalvfs}numvfs; done'
+[Install]
+WantedBy=multi-user.target
+";
+/// What the guest says in the end: who cloud-init told it that it is, the state of the unit, its VFs that have a
+/// driver, and what it knows of the machine by SMBIOS.
+const EXPECTED: &str = "@@guest named-by-cloud-init, active, 4 VFs, serial number S42";
+const USER_DATA: &str = "#cloud-config
+hostname: named-by-cloud-init
+write_files:
+- path: /run/report
+  content: |
+    state=$(systemctl show -p Result --value vfs.service)
+    [ \"$state\" = success ] && state=active
+    vfs=$(ls -d /sys/bus/pci/drivers/virtio-pci/*/physfn | wc -l)
+    echo \"@@guest $(hostname), $state, $vfs VFs, serial number $(cat /sys/class/dmi/id/product_serial)\"
+runcmd:
+- sh /run/report > /dev/ttyS0
+";
 const META_DATA: &str = "instance-id: lab\n";
 const NETWORK_CONFIG: &str = "network: {config: disabled}\n";
 
-/// Boots it and returns when the guest has its name and its VFs.
-pub(crate) fn run(lab: &Lab, workspace: &Path) -> Result<()> {
-    apt::install_missing(&[
+/// The form of the guest's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Form {
+    /// A file with the disk's bytes
+    Raw,
+    /// A qcow2 image over the raw one, which is its backing file
+    Qcow2,
+}
+
+/// Boots it from a disk of this form, and returns when the guest has its name and its VFs.
+pub(crate) fn run(lab: &Lab, workspace: &Path, form: Form) -> Result<()> {
+    let programs = [
         ("qemu-system-x86_64", "qemu-system-x86"),
-        ("mmdebstrap", "mmdebstrap"),
-        ("mke2fs", "e2fsprogs"),
         ("mformat", "mtools"),
         ("objcopy", "binutils"),
-        ("genisoimage", "genisoimage"),
-    ])?;
+        ("qemu-img", "qemu-utils"),
+    ];
+    apt::install_missing(&programs)?;
+    apt::install_missing(&debian::PROGRAMS)?;
+    apt::install_missing(&[("genisoimage", "genisoimage")])?;
     let (firmware, disk, seed) = (uefi::firmware(lab)?, disk(lab)?, seed(lab)?);
     let vmm = build::vmm(workspace)?;
-    note("boot", "Debian from a disk, by UEFI firmware; it takes many minutes");
+    let name = if form == Form::Raw { "a raw disk" } else { "a qcow2 image" };
+    note("boot", format!("Debian from {name}, by UEFI firmware; it takes minutes"));
     let mut machine = FirstLevel::boot(lab, workspace, 7, Clock::Instructions)?;
+    // Firmware is taken as a kernel, too.
+    let (copy, option, key) = match form {
+        Form::Raw => (format!("cp {} /tmp/disk", quote(&disk)), "--firmware", ""),
+        Form::Qcow2 => {
+            let overlay = disk.with_extension("qcow2");
+            let mut command = Command::new("qemu-img");
+            command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&disk).arg(&overlay);
+            output(&mut command)?;
+            (format!("cp {} /tmp/disk", quote(&overlay)), "--kernel", ",image_type=qcow2,backing_files=on")
+        }
+    };
     let command = format!(
-        "cp {disk} /tmp/root.raw || exit 1; \
-         {vmm} --firmware {firmware} --disk path=/tmp/root.raw path={seed},readonly=on \
-         --net tap=pf0,sriov_vfs=4 --cpus boot=1 --memory size=768M --serial file=/tmp/serial --console off & \
+        "{copy} || exit 1; \
+         {vmm} {option} {firmware} --disk path=/tmp/disk{key} path={seed},readonly=on \
+         --net tap=pf0,sriov_vfs=4 --cpus boot=1 --memory size=768M --platform system_serial_number=S42 \
+         --serial file=/tmp/serial --console off & \
          vmm=$!; waited=0; \
          until grep -qs '^@@guest ' /tmp/serial; do \
          sleep 1; waited=$((waited + 1)); [ $waited -lt {LIMIT} ] && kill -0 $vmm || break; done; \
-         cat /tmp/serial; echo; kill $vmm; echo \"after $waited s\"; grep -q '^{EXPECTED}' /tmp/serial",
-        disk = quote(&disk),
+         cat /tmp/serial; echo; kill $vmm; wait $vmm; echo \"after $waited s\"; {check} \
+         grep -q '^{EXPECTED}' /tmp/serial",
         vmm = quote(&vmm),
         firmware = quote(&firmware),
         seed = quote(&seed),
+        check = if form == Form::Raw { "" } else { "qemu-img check /tmp/disk &&" },
     );
     match machine.run(&command, REAL_LIMIT, &mut |line| println!("{line}")) {
         Ok(0) => Ok(()),
-        Ok(_) => Err(Error::new(format!("the guest did not say {EXPECTED:?}"))),
+        Ok(_) => Err(Error::new(format!("the guest did not say {EXPECTED:?}, or its image has errors"))),
         Err(lost) => Err(Error::new(format!("the run did not end: {}", lost.explain(REAL_LIMIT)))),
     }
 }
@@ -79,15 +120,15 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
         return Ok(disk);
     }
     let step = Step::begin("make", format!("a disk with Debian {} and cloud-init", apt::RELEASE_6_1));
-    let (root, filesystem, unfinished) = (folder.join("root"), folder.join("root.raw"), folder.join("unfinished.raw"));
+    let (filesystem, unfinished) = (folder.join("root.raw"), folder.join("unfinished.raw"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).context(folder.display())?;
-    let unit = format!("printf '{UNIT}' > \"$1/etc/systemd/system/vfs.service\"");
+    let unit = folder.join("vfs.service");
+    fs::write(&unit, UNIT).context(unit.display())?;
+    let copy = format!("copy-in {} /etc/systemd/system", quote(&unit));
     let enable = "chroot \"$1\" systemctl enable vfs.service";
-    debian::tree(&root, "systemd-sysv,udev,cloud-init", &[&unit, enable])?;
     let size = format!("{}K", ROOT_SIZE >> 10);
-    output(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(&filesystem).arg(size))?;
-    fs::remove_dir_all(&root).context(root.display())?;
+    debian::file_system(&filesystem, &size, "systemd-sysv,udev,cloud-init", &[&copy, enable])?;
     let program = folder.join("linux.efi");
     uefi::unified_kernel_image(lab, &lab.image(Image::DiskRoot, uefi::KERNEL)?, CMDLINE, &program)?;
     let offsets = gpt::create(&unfinished, &[(Kind::EfiSystem, uefi::EFI_SYSTEM_SIZE), (Kind::Linux, ROOT_SIZE)])?;

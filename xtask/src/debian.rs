@@ -24,13 +24,14 @@ const PATIENCE: &str = "[Manager]\\nDefaultTimeoutStartSec=900\\nDefaultDeviceTi
 /// Files of packages that are left out, to unpack less.
 const WITHOUT: [&str; 3] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"];
 
+/// The programs that make a file system, and the packages that have them.
+pub(crate) const PROGRAMS: [(&str, &str); 3] =
+    [("mmdebstrap", "mmdebstrap"), ("fakeroot", "fakeroot"), ("mke2fs", "e2fsprogs")];
+
 /// Boots Debian from a disk with the lab's `kernel` and returns when the login prompt shows.
 pub(crate) fn run(lab: &Lab, workspace: &Path, kernel: &str) -> Result<()> {
-    apt::install_missing(&[
-        ("qemu-system-x86_64", "qemu-system-x86"),
-        ("mmdebstrap", "mmdebstrap"),
-        ("mke2fs", "e2fsprogs"),
-    ])?;
+    apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
+    apt::install_missing(&PROGRAMS)?;
     let disk = disk(lab)?;
     let vmm = build::vmm(workspace)?;
     note("debian", format!("Linux {kernel}"));
@@ -72,19 +73,19 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
         return Ok(disk);
     }
     let step = Step::begin("make", format!("a disk with Debian {}", apt::RELEASE_6_1));
-    let (root, unfinished) = (folder.join("root"), folder.join("unfinished.raw"));
+    let unfinished = folder.join("unfinished.raw");
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).context(folder.display())?;
-    tree(&root, "systemd-sysv,udev", &[])?;
-    output(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(&unfinished).arg(DISK))?;
-    fs::remove_dir_all(&root).context(root.display())?;
+    file_system(&unfinished, DISK, "systemd-sysv,udev", &[])?;
     fs::rename(&unfinished, &disk).context(disk.display())?;
     step.done();
     Ok(disk)
 }
 
-/// Makes the tree of a Debian with these packages at `root`. Each hook is a shell command, in which `$1` is the root.
-pub(crate) fn tree(root: &Path, packages: &str, hooks: &[&str]) -> Result<()> {
+/// Makes the file system of a Debian with these packages, `size` large, at `image`. Each hook is a shell command, in
+/// which `$1` is the root.
+pub(crate) fn file_system(image: &Path, size: &str, packages: &str, hooks: &[&str]) -> Result<()> {
+    let (archive, tree) = (image.with_extension("tar"), image.with_extension("tree"));
     let mut command = Command::new("mmdebstrap");
     command.args(["--variant=minbase", &format!("--include={packages}")]);
     command.args(WITHOUT.map(|path| format!("--dpkgopt=path-exclude={path}")));
@@ -93,5 +94,17 @@ pub(crate) fn tree(root: &Path, packages: &str, hooks: &[&str]) -> Result<()> {
     for hook in ["echo debian > \"$1/etc/hostname\"", &patience].into_iter().chain(hooks.iter().copied()) {
         command.arg(format!("--customize-hook={hook}"));
     }
-    output(command.arg(apt::RELEASE_6_1).arg(root)).map(drop)
+    output(command.arg(apt::RELEASE_6_1).arg(&archive))?;
+    // Without root, only fakeroot knows whose file is whose. It cannot read those that nobody may read, such as the
+    // backups of the lists of users.
+    let make = format!(
+        "mkdir {tree} && tar -C {tree} --exclude='./etc/*-' -xf {archive} && mke2fs -q -t ext4 -d {tree} {image} {size}",
+        tree = quote(&tree),
+        archive = quote(&archive),
+        image = quote(image),
+    );
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    output(Command::new("fakeroot").args(["sh", "-c", &make]).env("PATH", path))?;
+    fs::remove_dir_all(&tree).context(tree.display())?;
+    fs::remove_file(&archive).context(archive.display())
 }

@@ -187,7 +187,11 @@ enum LabTask {
         rounds: u32,
     },
     /// Boots a Debian with systemd from a disk by UEFI firmware, with cloud-init's disk, and enables VFs by a unit
-    CloudImage,
+    CloudImage {
+        /// The form of the disk
+        #[arg(value_enum, default_value_t = cloud_image::Form::Raw)]
+        form: cloud_image::Form,
+    },
     /// Boots a whole Debian from a disk to its login prompt
     Debian {
         /// The guest's kernel
@@ -251,10 +255,11 @@ fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> R
     if wanted(Part::Integration) {
         tally += counted("integration tests", integration(workspace, options));
     }
-    if options.all && part.is_none() {
-        let passed = Tally { passed: 1, failed: 0 };
-        let cloud_image = Lab::open(workspace).and_then(|lab| cloud_image::run(&lab, workspace));
-        tally += counted("the cloud image", cloud_image.map(|()| passed));
+    if options.all && wanted(Part::Integration) && options.filter.is_empty() {
+        for form in [cloud_image::Form::Raw, cloud_image::Form::Qcow2] {
+            let cloud_image = Lab::open(workspace).and_then(|lab| cloud_image::run(&lab, workspace, form));
+            tally += counted("the cloud image", cloud_image.map(|()| Tally { passed: 1, failed: 0 }));
+        }
     }
     note("done", seconds(started.elapsed()));
     println!("{} passed, {} failed", tally.passed, tally.failed);
@@ -316,7 +321,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
         LabTask::VpVdpa { nics, command } => return Ok(vp_vdpa::run(&lab, workspace, *nics, command.as_deref())? == 0),
         LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
         LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
-        LabTask::CloudImage => cloud_image::run(&lab, workspace)?,
+        LabTask::CloudImage { form } => cloud_image::run(&lab, workspace, *form)?,
         LabTask::Debian { kernel } => debian::run(&lab, workspace, kernel)?,
         LabTask::Hotplug { kernel, rounds } => hotplug::run(&lab, workspace, kernel, *rounds)?,
     }

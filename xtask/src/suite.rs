@@ -18,8 +18,10 @@ use crate::progress::{note, seconds};
 
 /// How long one test may take. The harness has shorter limits of its own; this one applies when the harness hangs too.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
-/// The file of tests whose guests start with UEFI firmware. QEMU's emulation of a nested guest aborts in firmware, by
-/// an assertion on its own lock, unless the machine's clock counts instructions.
+/// How long a test may take in a machine whose clock counts instructions, which is slower.
+const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
+/// The files of tests whose guests start with UEFI firmware begin with this. QEMU's emulation of a nested guest aborts
+/// in firmware, by an assertion on its own lock, unless the machine's clock counts instructions.
 const FIRMWARE_TESTS: &str = "firmware";
 
 /// How many tests passed and failed.
@@ -74,7 +76,15 @@ struct Test {
 impl Test {
     /// The clock of the machine that it runs in.
     fn clock(&self) -> Clock {
-        if self.file == FIRMWARE_TESTS { Clock::Instructions } else { Clock::Real }
+        if self.file.starts_with(FIRMWARE_TESTS) { Clock::Instructions } else { Clock::Real }
+    }
+
+    /// How long it may take.
+    fn limit(&self) -> Duration {
+        match self.clock() {
+            Clock::Real => TEST_LIMIT,
+            Clock::Instructions => COUNTING_LIMIT,
+        }
     }
 }
 
@@ -169,7 +179,8 @@ impl Suite<'_> {
                 // The machine it ran in is in an unknown state.
                 worker = None;
                 if !report.test.retried {
-                    note("retry", format!("{}::{}: {}", report.test.file, report.test.name, lost.explain(TEST_LIMIT)));
+                    let Test { file, name, .. } = &report.test;
+                    note("retry", format!("{file}::{name}: {}", lost.explain(report.test.limit())));
                     queue.lock().push_back(Test { retried: true, ..report.test });
                     continue;
                 }
@@ -193,7 +204,7 @@ impl Suite<'_> {
     fn run_one(&self, test: Test, worker: &mut Worker) -> Report {
         let started = Instant::now();
         let mut text = String::new();
-        let result = worker.run(&self.command_line(&test), TEST_LIMIT, &mut |line| {
+        let result = worker.run(&self.command_line(&test), test.limit(), &mut |line| {
             if self.verbose {
                 println!("          {} | {line}", test.name);
             }
@@ -255,7 +266,8 @@ fn print(report: &Report) {
         Outcome::Passed => note("ok", format!("{file}::{name}  ({took}{again})")),
         Outcome::Failed => note("FAILED", format!("{file}::{name}  ({took}{again})\n{}", report.output)),
         Outcome::Lost(lost) => {
-            note("FAILED", format!("{file}::{name}: {} twice\n{}", lost.explain(TEST_LIMIT), report.output));
+            let why = lost.explain(report.test.limit());
+            note("FAILED", format!("{file}::{name}: {why} twice\n{}", report.output));
         }
         Outcome::NoWorker(error) => note("FAILED", format!("{file}::{name}: {error}")),
     }

@@ -23,7 +23,8 @@ const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
 pub struct GuestSpec {
     kernel: Kernel,
     image: Image,
-    firmware: Option<PathBuf>,
+    /// The option that names firmware, and the file.
+    firmware: Option<(&'static str, PathBuf)>,
     cpus: u32,
     max_cpus: Option<u32>,
     topology: Option<String>,
@@ -62,8 +63,15 @@ impl GuestSpec {
 
     /// A guest whose firmware boots Linux 6.12 from `disk`, a copy of [`lab::firmware_disk`].
     pub fn from_firmware(disk: &Path) -> GuestSpec {
-        let spec = GuestSpec { firmware: Some(lab::firmware()), ..GuestSpec::new(Kernel::V6_12) };
+        let firmware = Some(("--firmware", lab::firmware()));
+        let spec = GuestSpec { firmware, ..GuestSpec::new(Kernel::V6_12) };
         spec.memory("size=512M").disk(&format!("path={}", disk.display()))
+    }
+
+    /// Names the firmware by `--kernel`.
+    pub fn firmware_as_kernel(mut self) -> GuestSpec {
+        self.firmware = Some(("--kernel", lab::firmware()));
+        self
     }
 
     /// Boots the kernel from another form of its image.
@@ -172,7 +180,7 @@ impl GuestSpec {
         let max = self.max_cpus.map_or(String::new(), |cpus| format!(",max={cpus}"));
         let topology = self.topology.map_or(String::new(), |shape| format!(",topology={shape}"));
         let command = match self.firmware {
-            Some(firmware) => VmmCommand::new().arg("--firmware").arg(firmware),
+            Some((option, firmware)) => VmmCommand::new().arg(option).arg(firmware),
             None => VmmCommand::new()
                 .arg("--kernel")
                 .arg(lab::kernel_file(self.kernel, self.image))
