@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{DoorbellPages, MemoryUser};
+use crate::file_mapping::FileMapping;
 use crate::interrupt::Interrupts;
 use crate::memory::{Memory, SharedQueue};
 use crate::port::Port;
@@ -38,6 +39,12 @@ pub trait VirtioDevice: Send {
     /// Reads device configuration at `offset`. Beyond its end it reads 0.
     fn config_read(&self, offset: u64, data: &mut [u8]);
 
+    /// As [`Self::config_read`], of a device whose [memory](Self::memory) is at the guest address `start` now; 0 while it
+    /// is nowhere.
+    fn placed_config_read(&self, _start: u64, offset: u64, data: &mut [u8]) {
+        self.config_read(offset, data);
+    }
+
     /// Writes device configuration at `offset`. Writes to read-only fields are ignored.
     fn config_write(&mut self, offset: u64, data: &[u8]);
 
@@ -65,6 +72,11 @@ pub trait VirtioDevice: Send {
     /// The doorbells that a guest may be given as pages while the queues run; `None` if there can never be any. Whether
     /// there can be does not change during the life of the device, because the place of its doorbells follows from it.
     fn doorbell_pages(&self) -> Option<&DoorbellPages> {
+        None
+    }
+
+    /// The memory that the guest finds in a BAR of its own, if the device has any. It is always the same.
+    fn memory(&self) -> Option<&Arc<FileMapping>> {
         None
     }
 

@@ -15,13 +15,13 @@ use pci::{
 };
 
 use self::layout::Place;
-pub(crate) use self::layout::{Layout, REGISTERS_BAR, Spacing};
+pub(crate) use self::layout::{Layout, MEMORY_BAR, REGISTERS_BAR, Spacing};
 use self::run::Run;
 use crate::host::queues_changed;
 use crate::transport::{Change, Transport};
 use crate::{
-    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory, MemoryUser, Message, Outcome,
-    Port, QueueError, Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
+    DeviceState, Doorbell, DoorbellObserver, FileMapping, FunctionStatus, Inspect, Lifecycle, Memory, MemoryUser,
+    Message, Outcome, Port, QueueError, Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -87,7 +87,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     ) -> Result<Self, FunctionError> {
         let queue_sizes = device.queue_sizes();
         let count = u16::try_from(queue_sizes.len()).map_err(|_| QueueError::Count(queue_sizes.len()))?;
-        let layout = Layout::new(count, spacing);
+        let memory_len = device.memory().map_or(0, |memory| memory.len());
+        let layout = Layout::new(count, spacing).with_memory(memory_len);
         let sr_iov = matches!(role, Role::Pf(_));
         let transport = Transport::new(device.features(), sr_iov, queue_sizes, layout.msix().vectors)?;
         let transport = transport.requiring(device.feature_requirements());
@@ -178,6 +179,9 @@ impl<D: VirtioDevice> VirtioFunction<D> {
                     *isr = self.transport.interrupts().take_isr();
                 }
             }
+            Place::DeviceConfig(offset) if self.device.memory().is_some() => {
+                self.device.placed_config_read(self.memory_start(), offset, data);
+            }
             Place::DeviceConfig(offset) => self.device.config_read(offset, data),
             Place::Table(offset) => self.config.msix().into_iter().for_each(|msix| msix.table_read(offset, data)),
             Place::Pba(offset) => {
@@ -188,6 +192,14 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             }
             Place::Doorbell(_) | Place::Hole => {}
         }
+    }
+
+    /// Where the guest has the device's memory; 0 while it is nowhere.
+    fn memory_start(&self) -> u64 {
+        let mut windows = Vec::new();
+        self.config.windows(&mut windows);
+        let window = windows.iter().find(|window| window.id == WindowId::Bar(MEMORY_BAR));
+        window.map_or(0, |window| window.base)
     }
 
     /// Writes `data` at `offset` of `bar`.
@@ -398,6 +410,10 @@ impl<D: VirtioDevice> Signals for VirtioFunction<D> {
         if self.is_in(reach) {
             self.sendable(out);
         }
+    }
+
+    fn memory(&self) -> Option<(WindowId, Arc<FileMapping>)> {
+        self.device.memory().map(|memory| (WindowId::Bar(MEMORY_BAR), Arc::clone(memory)))
     }
 
     fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use pci::{Effects, HostBridge, Reach, Rid, VfIndex, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{DeviceState, DoorbellPage, FunctionStatus, MemoryUser, Port, SriovStatus, StateError};
+use crate::{DeviceState, DoorbellPage, FileMapping, FunctionStatus, MemoryUser, Port, SriovStatus, StateError};
 
 /// What an access to a device did. What it stopped are queue workers.
 pub type Outcome = pci::Outcome<JoinHandle<()>>;
@@ -19,7 +19,8 @@ pub trait VirtioPci: pci::Device<Stopping = JoinHandle<()>> + Signals + Inspect 
 
 impl<D: pci::Device<Stopping = JoinHandle<()>> + Signals + Inspect + Lifecycle + ?Sized> VirtioPci for D {}
 
-/// The wires that a device wants: eventfds that the guest's writes signal, and eventfds that send the guest messages.
+/// The wires that a device wants: eventfds that the guest's writes signal, eventfds that send the guest messages, and
+/// memory.
 pub trait Signals {
     /// Appends the doorbells of those queues of the functions in `reach` that run now.
     fn doorbells(&self, reach: Reach, out: &mut Vec<Doorbell>);
@@ -30,6 +31,11 @@ pub trait Signals {
     /// A vector that is signalled while it is not in this list keeps the signal in its eventfd, which is its pending
     /// bit.
     fn messages(&self, reach: Reach, out: &mut Vec<Message>);
+
+    /// The memory that the guest is to find at the beginning of a window, if the device has any. It is always the same.
+    fn memory(&self) -> Option<(WindowId, Arc<FileMapping>)> {
+        None
+    }
 
     /// Calls `observer` from now on for each function whose doorbells changed without an access. The first observer
     /// stays. It is called on the device's own threads, which hold no lock that the other methods need.

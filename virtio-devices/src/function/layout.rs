@@ -4,6 +4,7 @@
 //!
 //! | BAR | offset | content |
 //! |---|---|---|
+//! | 0 | 0 | the memory of a device that has some, such as virtio-pmem |
 //! | 2 | 0 | common configuration, 64 bytes |
 //! | 2 | 0x100 | ISR status, 1 byte |
 //! | 2 | 0x200 | device configuration, to 0xfff |
@@ -23,6 +24,8 @@ use crate::VirtioDevice;
 use crate::backend::DOORBELL_PAGE;
 use crate::transport::Register;
 
+/// The BAR of a device's memory.
+pub(crate) const MEMORY_BAR: BarIndex = BarIndex::ALL[0];
 /// The BAR of virtio's registers.
 pub(crate) const REGISTERS_BAR: BarIndex = BarIndex::ALL[2];
 /// The BAR of the MSI-X structures.
@@ -91,6 +94,8 @@ pub(crate) struct Layout {
     queues: u16,
     spacing: Spacing,
     msix: MsixShape,
+    /// Bytes of memory of the device; usually 0.
+    memory: u64,
 }
 
 impl Layout {
@@ -99,7 +104,12 @@ impl Layout {
         let vectors = queues.saturating_add(1).min(VECTORS_MAX);
         let table = MsixShape { vectors, table: (MSIX_BAR, 0), pba: (MSIX_BAR, 0) };
         let pba = u32::try_from(table.table_len().max(PBA_MIN)).unwrap_or(u32::MAX);
-        Self { queues, spacing, msix: MsixShape { pba: (MSIX_BAR, pba), ..table } }
+        Self { queues, spacing, msix: MsixShape { pba: (MSIX_BAR, pba), ..table }, memory: 0 }
+    }
+
+    /// The same with `memory` bytes of memory of the device, at most 2^63.
+    pub(crate) fn with_memory(self, memory: u64) -> Self {
+        Self { memory, ..self }
     }
 
     /// The MSI-X structures.
@@ -109,9 +119,10 @@ impl Layout {
 
     /// The BARs of one function.
     pub(crate) fn bars(&self) -> Vec<(BarIndex, BarKind)> {
-        [REGISTERS_BAR, MSIX_BAR]
-            .map(|bar| (bar, BarKind::Memory64 { size: self.bar_len(bar), prefetchable: true }))
-            .into()
+        let memory = (self.memory > 0).then_some((MEMORY_BAR, self.memory.next_power_of_two()));
+        let own = [REGISTERS_BAR, MSIX_BAR].map(|bar| (bar, self.bar_len(bar)));
+        let all = memory.into_iter().chain(own);
+        all.map(|(bar, size)| (bar, BarKind::Memory64 { size, prefetchable: true })).collect()
     }
 
     fn bar_len(&self, bar: BarIndex) -> u64 {

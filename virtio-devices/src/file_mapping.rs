@@ -1,0 +1,116 @@
+//! A file as memory that a guest is shown.
+
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// The beginning of a file, mapped for reading and writing as long as this lives. Nothing in this process reads or
+/// writes it, so a file that becomes shorter harms only the guest.
+pub struct FileMapping {
+    start: NonNull<u8>,
+    len: usize,
+    private: bool,
+}
+
+// SAFETY: the mapping belongs to the process and not to a thread, and nothing in this process accesses its contents.
+unsafe impl Send for FileMapping {}
+// SAFETY: as above.
+unsafe impl Sync for FileMapping {}
+
+impl FileMapping {
+    /// Maps the first `len` bytes of `file`, not 0. Of a `private` mapping the file does not get what is written.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be mapped, or there is no address space.
+    pub fn new(file: impl AsFd, len: u64, private: bool) -> io::Result<Self> {
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let share = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
+        // SAFETY: the kernel chooses the address, so that no other mapping is touched.
+        let start = unsafe {
+            // A private mapping takes memory when it is written to, and not before.
+            mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, share | MapFlags::NORESERVE, file, 0)
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len, private })
+    }
+
+    /// Where this process has it.
+    pub fn address(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// How long it is, in bytes.
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether it is empty, which it never is.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forgets what was written to a private mapping: it is as the file again. A shared mapping stays as it is.
+    pub fn forget_writes(&self) {
+        if self.private {
+            // SAFETY: the range is this mapping, into which nothing has a reference.
+            let forgotten = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontNeed) };
+            debug_assert!(forgotten.is_ok());
+        }
+    }
+}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length, and the VMM keeps this value while a guest can see the memory.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+impl fmt::Debug for FileMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileMapping({:p}, {:#x} bytes)", self.start, self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Seek, Write};
+
+    use super::*;
+
+    fn write(mapping: &FileMapping, byte: u8) {
+        // SAFETY: the first byte is mapped, and nothing has a reference to it.
+        unsafe { mapping.address().write_volatile(byte) };
+    }
+
+    fn read(mapping: &FileMapping) -> u8 {
+        // SAFETY: the first byte is mapped, and nothing has a reference to it.
+        unsafe { mapping.address().read_volatile() }
+    }
+
+    #[test]
+    fn a_shared_mapping_is_the_file_and_a_private_one_only_begins_as_it() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; 4096]).unwrap();
+        let private = FileMapping::new(&file, 4096, true).unwrap();
+        let shared = FileMapping::new(&file, 4096, false).unwrap();
+        assert_eq!((read(&private), read(&shared), shared.len()), (7, 7, 4096));
+        write(&private, 8);
+        assert_eq!((read(&private), read(&shared)), (8, 7));
+        private.forget_writes();
+        assert_eq!(read(&private), 7);
+        write(&shared, 9);
+        shared.forget_writes();
+        assert_eq!(read(&shared), 9);
+        let mut byte = [0];
+        file.rewind().unwrap();
+        file.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, [9]);
+        assert!(FileMapping::new(&file, u64::MAX, false).is_err());
+    }
+}

@@ -1,0 +1,220 @@
+//! virtio-pmem: a file of the host as persistent memory of the guest (`virtio 1.4 §5.19`).
+//!
+//! The guest reads and writes the file's pages as memory, without an exit. What it asks the device for is that they are
+//! on the medium: a flush.
+//!
+//! The memory is a BAR of the device, and the configuration says where that is now. So it moves with the BAR, is placed
+//! as all BARs are, and is gone when the device is. Drivers need no more: they take address and size from the
+//! configuration, and do not look what else is there.
+
+mod counters;
+mod error;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use rustix::process::{Resource, getrlimit};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::counters::{Losses, log_losses};
+use crate::file_mapping::FileMapping;
+use crate::worker::{spawn, thread_name};
+use crate::{Start, VirtioDevice, Worker};
+pub use counters::{PmemCounter, PmemCounters};
+pub use error::PmemError;
+use worker::QueueWorker;
+
+/// Unassigned class.
+const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
+/// The size of the one queue.
+const QUEUE_SIZES: &[u16] = &[256];
+const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+
+/// What a persistent memory device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PmemSpec {
+    /// Its id, which its thread is named after.
+    pub id: String,
+    /// A file, a block device, or a folder for an unnamed temporary file.
+    pub file: PathBuf,
+    /// Its size in bytes, a multiple of [`Self::UNIT`]; `None` for that of the file.
+    pub size: Option<u64>,
+    /// Whether the file does not get what the guest writes.
+    pub discard_writes: bool,
+}
+
+impl PmemSpec {
+    /// The unit of sizes, in bytes: Linux maps such memory in pages of 2 MiB.
+    pub const UNIT: u64 = 2 << 20;
+    /// The largest size, in bytes: more than a guest can address beside its memory.
+    pub const MOST: u64 = 1 << 45;
+}
+
+/// A virtio persistent memory device.
+pub struct Pmem {
+    id: String,
+    memory: Arc<FileMapping>,
+    /// What a flush writes to the medium; `None` if nothing has to be.
+    file: Option<Arc<OwnedFd>>,
+    counters: Arc<PmemCounters>,
+    losses: Losses,
+}
+
+impl Pmem {
+    /// Opens and maps the file.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be used, or has no such size. Nothing is left of a temporary file then.
+    pub fn open(spec: PmemSpec) -> Result<Self, PmemError> {
+        let path = &spec.file;
+        let (file, size) = open(&spec)?;
+        if size == 0 || size > PmemSpec::MOST || !size.is_multiple_of(PmemSpec::UNIT) {
+            return Err(PmemError::Size { path: path.clone(), size });
+        }
+        let memory = FileMapping::new(&file, size, spec.discard_writes).map_err(|error| PmemError::File {
+            path: path.clone(),
+            action: "mapped",
+            error,
+        })?;
+        Ok(Self {
+            id: spec.id,
+            memory: Arc::new(memory),
+            file: (!spec.discard_writes).then(|| Arc::new(file)),
+            counters: Arc::new(PmemCounters::new()),
+            losses: Losses::default(),
+        })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> Arc<PmemCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+/// Opens the file, and returns how many bytes of it are to be mapped.
+fn open(spec: &PmemSpec) -> Result<(OwnedFd, u64), PmemError> {
+    let path = spec.file.as_path();
+    let fail =
+        |action| move |errno: rustix::io::Errno| PmemError::File { path: path.into(), action, error: errno.into() };
+    let is_folder = rustix::fs::stat(path)
+        .map(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+        .map_err(fail("opened"))?;
+    if is_folder {
+        let size = spec.size.ok_or_else(|| PmemError::Folder(path.into()))?;
+        return temporary(path, size).map(|file| (file, size));
+    }
+    let access = if spec.discard_writes { OFlags::RDONLY } else { OFlags::RDWR };
+    // Nothing that has to be waited for: it would not be taken anyway.
+    let file =
+        rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).map_err(fail("opened"))?;
+    let stat = rustix::fs::fstat(&file).map_err(fail("opened"))?;
+    if !matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::BlockDevice) {
+        return Err(PmemError::Kind(path.into()));
+    }
+    let len = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(fail("asked for its size"))?;
+    match spec.size {
+        Some(size) if size > len => Err(PmemError::TooShort { path: path.into(), size, len }),
+        size => Ok((file, size.unwrap_or(len))),
+    }
+}
+
+/// An unnamed temporary file of `size` bytes in `folder`, which is gone when nobody has it open any more.
+fn temporary(folder: &Path, size: u64) -> Result<OwnedFd, PmemError> {
+    let fail = |action, error| PmemError::File { path: folder.into(), action, error };
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|errno| fail("used for a temporary file", errno.into()))?;
+    // The kernel would end a process that exceeds its limit.
+    if getrlimit(Resource::Fsize).current.is_some_and(|limit| size > limit) {
+        return Err(fail("used for a file of this size", io::ErrorKind::FileTooLarge.into()));
+    }
+    rustix::fs::ftruncate(&file, size).map_err(|errno| fail("used for a file of this size", errno.into()))?;
+    Ok(file)
+}
+
+impl VirtioDevice for Pmem {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_PMEM as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        QUEUE_SIZES
+    }
+
+    /// Without a place, the memory is at address 0.
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        self.placed_config_read(0, offset, data);
+    }
+
+    /// `start` and `size` (`virtio 1.4 §5.19.4`).
+    fn placed_config_read(&self, start: u64, offset: u64, data: &mut [u8]) {
+        let config = [start, self.memory.len()].map(u64::to_le_bytes);
+        let bytes = config.as_flattened().iter().skip(usize::try_from(offset).unwrap_or(usize::MAX));
+        data.fill(0);
+        data.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    }
+
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn config_generation(&self) -> u8 {
+        0
+    }
+
+    fn memory(&self) -> Option<&Arc<FileMapping>> {
+        Some(&self.memory)
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
+        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let worker = QueueWorker {
+            index,
+            queue,
+            features: start.features,
+            memory: start.memory,
+            interrupts: start.interrupts,
+            file: self.file.clone(),
+            counters: Arc::clone(&self.counters),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let thread = spawn(thread_name(&self.id, "q", index), move || worker.run())?;
+        Ok(vec![Worker::new([index], kick, stop, thread)])
+    }
+
+    fn reset(&mut self) {
+        log_losses(&self.id, self.losses.doubled(&self.counters.losses()));
+    }
+}
+
+impl Drop for Pmem {
+    fn drop(&mut self) {
+        log_losses(&self.id, self.losses.untold(&self.counters.losses()));
+    }
+}

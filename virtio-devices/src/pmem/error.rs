@@ -1,0 +1,66 @@
+//! Why a file cannot be persistent memory.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::PmemSpec;
+use crate::ErrorKind;
+
+/// Why there is no persistent memory device: one line, to follow the option's name.
+#[derive(Debug, Error)]
+pub enum PmemError {
+    /// The file, or the folder, cannot be used.
+    #[error("file={}: cannot be {action}: {error}; give a file, a block device, or a folder with size=", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What cannot be done with it: "opened".
+        action: &'static str,
+        /// Why not.
+        error: io::Error,
+    },
+    /// It is neither a file nor a block device nor a folder.
+    #[error("file={}: is not a file; give a file, a block device, or a folder with size=", .0.display())]
+    Kind(PathBuf),
+    /// It is a folder, and nothing says how large the temporary file is.
+    #[error("file={}: is a folder; add size= for a temporary file in it, or give a file", .0.display())]
+    Folder(PathBuf),
+    /// The file is too short.
+    #[error("file={},size={size}: the file has {len} bytes; give at most that, or enlarge it", path.display())]
+    TooShort {
+        /// The file.
+        path: PathBuf,
+        /// The size that was asked for, in bytes.
+        size: u64,
+        /// Its own, in bytes.
+        len: u64,
+    },
+    /// No such memory has this size.
+    #[error(
+        "file={}: its size, {size} bytes, is not a multiple of 2M, or is zero or above {} GiB; give size=, or change \
+         the file's: truncate -s %2M {}", path.display(), PmemSpec::MOST >> 30, path.display()
+    )]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+    },
+}
+
+impl PmemError {
+    /// Who has to act on it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::File { error, .. } => match error.kind() {
+                io::ErrorKind::NotFound => ErrorKind::Missing,
+                io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+                io::ErrorKind::OutOfMemory => ErrorKind::Host,
+                _ => ErrorKind::Unsuitable,
+            },
+            Self::Kind(_) | Self::Folder(_) | Self::TooShort { .. } | Self::Size { .. } => ErrorKind::Unsuitable,
+        }
+    }
+}
