@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
-    MemoryZoneConfig, NetConfig, NetVf, Options, PayloadConfig, PciSegmentConfig, PlatformConfig, Problem,
+    MemoryZoneConfig, NetConfig, NetVf, Options, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem,
     RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig, check_unsupported, help,
 };
 
@@ -187,6 +187,18 @@ pub(crate) struct VmOptions {
     )]
     platform: Option<String>,
 
+    /// Persistent memory
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "payload",
+        help_heading = DEVICES,
+        long_help = keys::<PmemConfig>("Files that the guest has as persistent memory. Repeat for more")
+    )]
+    pmem: Vec<String>,
+
     /// Device by which the guest tells that it panicked, which becomes an event
     #[arg(long, requires = "payload", help_heading = DEVICES)]
     pvpanic: bool,
@@ -319,6 +331,9 @@ impl VmOptions {
         }
         for device in self.generic_vhost_user {
             config.generic_vhost_user.push(device.parse()?);
+        }
+        for pmem in self.pmem {
+            config.pmem.push(pmem.parse()?);
         }
         for net in self.net {
             config.net.push(net.parse()?);

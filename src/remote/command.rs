@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vm_api::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, MemoryConfig, NetConfig, VdpaConfig, VfConfig,
-    VsockConfig,
+    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, MemoryConfig, NetConfig, PmemConfig, VdpaConfig,
+    VfConfig, VsockConfig,
 };
 
 use crate::vm_options::{VmOptions, keys};
@@ -92,8 +92,15 @@ pub(crate) enum Command {
         )]
         vf: Vec<String>,
     },
-    /// Add persistent memory (not supported yet)
-    AddPmem(Unknown),
+    /// Add persistent memory
+    AddPmem {
+        /// The memory
+        #[arg(
+            value_name = "key=value,...",
+            long_help = keys::<PmemConfig>("The memory, as for --pmem of cloud-hypervisor")
+        )]
+        pmem: String,
+    },
     /// Add a vfio-user device (not supported yet)
     AddUserDevice(Unknown),
     /// Add a vDPA device

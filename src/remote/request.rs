@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
-use vm_api::config::{DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, VdpaConfig, VfConfig, VsockConfig};
+use vm_api::config::{
+    DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PmemConfig, VdpaConfig, VfConfig, VsockConfig,
+};
 
 use super::client::Call;
 use super::command::{Command, LinkState};
@@ -57,7 +59,7 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
         Command::AddFs { .. } => ("PUT", "vm.add-fs"),
         Command::AddGenericVhostUser { .. } => ("PUT", "vm.add-generic-vhost-user"),
         Command::AddNet { .. } => ("PUT", "vm.add-net"),
-        Command::AddPmem(_) => ("PUT", "vm.add-pmem"),
+        Command::AddPmem { .. } => ("PUT", "vm.add-pmem"),
         Command::AddUserDevice(_) => ("PUT", "vm.add-user-device"),
         Command::AddVdpa { .. } => ("PUT", "vm.add-vdpa"),
         Command::AddVsock { .. } => ("PUT", "vm.add-vsock"),
@@ -91,6 +93,7 @@ fn body(command: Command) -> Result<Option<String>, Error> {
         Command::AddDisk { disk } => json(&disk.parse::<DiskConfig>()?),
         Command::AddFs { fs } => json(&fs.parse::<FsConfig>()?),
         Command::AddGenericVhostUser { device } => json(&device.parse::<GenericVhostUserConfig>()?),
+        Command::AddPmem { pmem } => json(&pmem.parse::<PmemConfig>()?),
         Command::AddVdpa { vdpa } => json(&vdpa.parse::<VdpaConfig>()?),
         Command::AddVsock { vsock } => json(&vsock.parse::<VsockConfig>()?),
         Command::Create { file: None, vm } if vm.is_given() => json(&vm.into_config()?),
@@ -158,6 +161,10 @@ mod tests {
         assert_eq!(
             call(&["add-fs", "tag=x,socket=/s"]).1,
             Some(json!({"tag": "x", "socket": "/s", "num_queues": 1, "queue_size": 1024, "pci_segment": 0}))
+        );
+        assert_eq!(
+            call(&["add-pmem", "file=/f,size=4M"]).1,
+            Some(json!({"file": "/f", "size": 4 << 20, "discard_writes": false, "pci_segment": 0, "iommu": false}))
         );
         let device = json!({"device_type": 16, "socket": "/s", "queue_sizes": [256, 16], "pci_segment": 0});
         assert_eq!(

@@ -12,6 +12,7 @@ mod files;
 mod limits;
 mod memory;
 mod on_off;
+mod pmem;
 mod readme;
 mod refused;
 mod registry_client;

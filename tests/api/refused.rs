@@ -65,6 +65,7 @@ impl<'a> Asked<'a> {
             NET => "the NIC cannot be added",
             "vm.add-disk" => "the disk cannot be added",
             "vm.add-fs" => "the file system cannot be added",
+            "vm.add-pmem" => "the persistent memory cannot be added",
             "vm.add-generic-vhost-user" => "the device cannot be added",
             _ => "the vDPA device cannot be added",
         };
@@ -393,5 +394,30 @@ fn a_descriptor_that_is_no_tap() {
                 error 25)); pass /dev/net/tun after TUNSETIFF";
     asked.is_refused("arm", BAD_REQUEST, said);
     asked.fds = vec![tap::queue("arm0", Queues::One)];
+    asked.is_done();
+}
+
+#[test]
+fn a_file_that_cannot_be_persistent_memory() {
+    let vmm = Vmm::start();
+    let file = vmm.files.path("pmem");
+    let (path, folder) = (file.display().to_string(), vmm.files.path("").display().to_string());
+    let mut asked = Asked::new(&vmm, json!([]), "vm.add-pmem", json!({"id": "p", "file": file}));
+    let remedy = "give a file, a block device, or a folder with size=";
+    let missing =
+        format!("--pmem id=p: file={path}: cannot be opened: No such file or directory (os error 2); {remedy}");
+    asked.is_refused("ars", BAD_REQUEST, &missing);
+    asked.body["file"] = json!("/dev/null");
+    asked.is_refused("ars", BAD_REQUEST, &format!("--pmem id=p: file=/dev/null: is not a file; {remedy}"));
+    asked.body["file"] = json!(folder);
+    let needs = "is a folder; add size= for a temporary file in it, or give a file";
+    asked.is_refused("ars", BAD_REQUEST, &format!("--pmem id=p: file={folder}: {needs}"));
+    vmm.files.sparse("pmem", 2 << 20);
+    asked.body = json!({"id": "p", "file": file, "size": 4 << 20});
+    let short = "the file has 2097152 bytes; give at most that, or enlarge it";
+    asked.is_refused("ars", BAD_REQUEST, &format!("--pmem id=p: file={path},size=4194304: {short}"));
+    asked.body["size"] = json!(3);
+    asked.is_refused("ars", BAD_REQUEST, "--pmem id=p,size=3: not a multiple of 2M above 0; round it up");
+    asked.body["size"] = json!(2 << 20);
     asked.is_done();
 }

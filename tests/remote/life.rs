@@ -73,7 +73,6 @@ fn features_not_in_this_version_are_refused_by_the_vmm() {
     let vmm = Vmm::start(&[]);
     for arguments in [
         &["add-device", "path=/sys/bus/pci/devices/0000:01:00.0"][..],
-        &["add-pmem", "file=x"],
         &["add-user-device", "socket=s"],
         &["coredump", "file:///tmp/x"],
         &["receive-migration", "receiver_url=x"],

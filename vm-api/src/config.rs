@@ -18,6 +18,7 @@ pub mod memory_zone;
 pub mod net;
 pub mod option;
 pub mod platform;
+pub mod pmem;
 pub mod rate;
 pub mod rng;
 pub mod unsupported;
@@ -42,6 +43,7 @@ pub use crate::config::memory_zone::MemoryZoneConfig;
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
 pub use crate::config::option::{Key, Options, bytes, check_unsupported, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
+pub use crate::config::pmem::PmemConfig;
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::rng::RngConfig;
 pub use crate::config::vdpa::VdpaConfig;
@@ -84,6 +86,9 @@ pub struct VmConfig {
     /// vhost-user devices of any type.
     #[serde(skip_serializing_if = "Vec::is_empty", alias = "generic-vhost-user")]
     pub generic_vhost_user: Vec<GenericVhostUserConfig>,
+    /// Persistent memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pmem: Vec<PmemConfig>,
     /// Whether there is a watchdog, which resets a guest that no longer pings it.
     pub watchdog: bool,
     /// Whether there is a device by which a guest tells that it panicked.
@@ -115,6 +120,7 @@ impl Default for VmConfig {
             vsock: None,
             fs: Vec::new(),
             generic_vhost_user: Vec::new(),
+            pmem: Vec::new(),
             watchdog: false,
             pvpanic: false,
             serial: ConsoleConfig::new(ConsoleMode::Null),
@@ -139,8 +145,9 @@ impl VmConfig {
         let fs = self.fs.iter_mut().map(|fs| Place::new(&mut fs.id, &mut fs.pci_device_id));
         let generic = self.generic_vhost_user.iter_mut();
         let generic = generic.map(|device| Place::new(&mut device.id, &mut device.pci_device_id));
+        let pmem = self.pmem.iter_mut().map(|pmem| Place::new(&mut pmem.id, &mut pmem.pci_device_id));
         let single = std::iter::once(rng).chain(balloon).chain(vsock);
-        nets.chain(vdpas).chain(disks).chain(console).chain(single).chain(fs).chain(generic)
+        nets.chain(vdpas).chain(disks).chain(console).chain(single).chain(fs).chain(generic).chain(pmem)
     }
 
     /// Removes the device called `id`, if there is one.
@@ -151,6 +158,7 @@ impl VmConfig {
         self.vsock.take_if(|vsock| vsock.id.as_deref() == Some(id));
         self.fs.retain(|fs| fs.id.as_deref() != Some(id));
         self.generic_vhost_user.retain(|device| device.id.as_deref() != Some(id));
+        self.pmem.retain(|pmem| pmem.id.as_deref() != Some(id));
     }
 }
 

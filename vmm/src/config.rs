@@ -16,6 +16,7 @@ pub(crate) mod names;
 pub(crate) mod nic;
 pub(crate) mod on_off;
 pub(crate) mod plan;
+pub(crate) mod pmem;
 pub(crate) mod pool;
 pub(crate) mod rate;
 pub(crate) mod rng;
@@ -29,9 +30,9 @@ pub use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
     CpusConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType, Key,
     LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, Options, ParseConsoleError,
-    ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, Problem, RateLimitGroupConfig, RateLimiterConfig,
-    RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, VsockConfig, bytes, grammar, help,
-    json, unsupported,
+    ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig,
+    RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, VsockConfig,
+    bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

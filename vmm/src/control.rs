@@ -264,6 +264,12 @@ impl ControlLoop {
                 let added = self.created()?.add_generic_vhost_user(*device);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
             }
+            Action::AddPmem(pmem) => {
+                let added = self.created()?.add_pmem(*pmem);
+                added
+                    .map(reply)
+                    .map_err(|error| Failure::from(error).in_context("the persistent memory cannot be added"))
+            }
             Action::AddVdpa(vdpa) => {
                 let added = self.created()?.add_vdpa(*vdpa);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the vDPA device cannot be added"))

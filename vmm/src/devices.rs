@@ -14,8 +14,8 @@ use std::thread::JoinHandle;
 use pci::{Bdf, HostBridge, Placement, TopologyError, VfIndex};
 use virtio_devices::{
     Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, Expiry, FunctionError, Mem, Memory, Net,
-    NetError, NetSriov, NetSriovError, ResizeError, Rng, RngError, RunnerError, VhostUserDevice, VirtioDevice,
-    VirtioFunction, VirtioPci, Vsock, VsockError, Watchdog,
+    NetError, NetSriov, NetSriovError, Pmem, PmemError, ResizeError, Rng, RngError, RunnerError, VhostUserDevice,
+    VirtioDevice, VirtioFunction, VirtioPci, Vsock, VsockError, Watchdog,
 };
 use vm_memory::GuestMemoryMmap;
 
@@ -89,6 +89,14 @@ pub enum DeviceError {
         /// Why.
         error: VsockError,
     },
+    /// The file cannot be persistent memory.
+    #[error("{option}: {error}")]
+    Pmem {
+        /// The device.
+        option: String,
+        /// Why.
+        error: PmemError,
+    },
     /// Its backend does not take the guest's new memory.
     #[error("{option}: {error}; the guest's memory stays as it is")]
     Memory {
@@ -143,6 +151,7 @@ impl DeviceError {
             Self::Disk { error, .. } => error.kind().into(),
             Self::Rng { error, .. } => error.kind().into(),
             Self::Vsock { error, .. } => error.kind().into(),
+            Self::Pmem { error, .. } => error.kind().into(),
             Self::Place { .. } | Self::NoRoom(_) | Self::Memory { .. } => ErrorKind::Conflict,
             Self::Function { .. }
             | Self::Sriov { .. }
@@ -524,6 +533,12 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             device.observe_backend(observer);
             // Its requests pass this process by.
             Ok((plain(device, &option, placement, memory)?, Counters::plain("vhost_user", Vec::new)))
+        }
+        DeviceKind::Pmem(spec) => {
+            let pmem = Pmem::open(spec.clone()).map_err(|error| DeviceError::Pmem { option: option.clone(), error })?;
+            let counters = pmem.counters();
+            let counters = Counters::plain("pmem", move || counters.iter().collect());
+            Ok((plain(pmem, &option, placement, memory)?, counters))
         }
         DeviceKind::Watchdog => {
             let watchdog = Watchdog::new(&plan.id, Arc::clone(&host.expiry));

@@ -17,7 +17,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use parking_lot::Mutex;
-use virtio_devices::{DOORBELL_PAGE, DoorbellPage};
+use virtio_devices::{DOORBELL_PAGE, DoorbellPage, FileMapping};
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -110,7 +110,13 @@ impl Kvm {
         fd.set_tss_address(tss as usize).map_err(failed("place the TSS"))?;
         fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
         let msi_device_ids = fd.check_extension(Cap::MsiDevid);
-        Ok(Vm { fd, msi_device_ids, read_only: Mutex::default(), doorbells: Mutex::default() })
+        Ok(Vm {
+            fd,
+            msi_device_ids,
+            read_only: Mutex::default(),
+            doorbells: Mutex::default(),
+            memory: Mutex::default(),
+        })
     }
 }
 
@@ -123,6 +129,8 @@ pub struct Vm {
     read_only: Mutex<BTreeMap<u32, Arc<MmapRegion>>>,
     /// The doorbell pages behind memory slots; likewise.
     doorbells: Mutex<BTreeMap<u32, Arc<DoorbellPage>>>,
+    /// The memory of devices behind memory slots; likewise.
+    memory: Mutex<BTreeMap<u32, Arc<FileMapping>>>,
 }
 
 impl Vm {
@@ -194,6 +202,28 @@ impl Vm {
             // the slot is removed or the VM is dropped.
             unsafe { self.set_slot(slot, guest, page.address() as u64, DOORBELL_PAGE, 0)? };
             doorbells.insert(slot, Arc::clone(page));
+        }
+        Ok(())
+    }
+
+    /// Shows `memory` at a guest address, as memory that the guest can read and write, and hides what `slot` showed
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// When something else is at that address, or the ioctl fails. What `slot` showed before may be hidden then.
+    pub fn set_device_memory(&self, slot: u32, memory: Option<(u64, &Arc<FileMapping>)>) -> io::Result<()> {
+        let mut shown = self.memory.lock();
+        if shown.contains_key(&slot) {
+            // SAFETY: a slot without memory refers to none.
+            unsafe { self.set_slot(slot, 0, 0, 0, 0)? };
+            shown.remove(&slot);
+        }
+        if let Some((guest, memory)) = memory {
+            // SAFETY: the mapping has this length, it gives out no references, and it lives in `memory` until the slot
+            // is removed or the VM is dropped.
+            unsafe { self.set_slot(slot, guest, memory.address() as u64, memory.len(), 0)? };
+            shown.insert(slot, Arc::clone(memory));
         }
         Ok(())
     }

@@ -189,3 +189,90 @@ fn memory_is_above_the_hole_too() {
     guest.run().unwrap();
     assert_eq!(guest.output(), "there");
 }
+
+/// Where guests place the memory of the device in this slot.
+fn place(slot: u32) -> u32 {
+    0xd000_0000 + (slot << 24)
+}
+
+/// The registers of configuration space of the device in this slot.
+fn function(slot: u32) -> u32 {
+    0xe800_0000 + (slot << 15)
+}
+
+/// Where guests place virtio's registers of the device in this slot.
+fn registers(slot: u32) -> u32 {
+    place(slot) + 0x80_0000
+}
+
+/// Places the memory and the registers of a device, and has it decode them.
+fn placed(slot: u32) -> Code {
+    let bars = [(0x10, place(slot)), (0x14, 0), (0x18, registers(slot)), (0x1c, 0)];
+    bars.into_iter()
+        .fold(Code::default(), |code, (offset, address)| code.store(function(slot) + offset, address))
+        .store(function(slot) + 4, 2)
+}
+
+/// A guest with 2 MiB of persistent memory in slot 5, which begins with 7, and in slot 6, which is zero.
+fn with_persistent_memory(code: &Code, discard_writes: bool) -> Guest {
+    let mut guest = Guest::new(code);
+    for (slot, first, discard_writes) in [(5, 7, discard_writes), (6, 0, false)] {
+        let file = guest.path(&format!("pmem{slot}"));
+        std::fs::write(&file, [first]).unwrap();
+        std::fs::File::options().write(true).open(&file).unwrap().set_len(2 << 20).unwrap();
+        let text = format!("file={},discard_writes={},pci_device_id={slot}", file.display(), on_off(discard_writes));
+        guest.config.pmem.push(text.parse().unwrap());
+    }
+    guest
+}
+
+fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+#[test]
+fn a_file_is_memory_where_the_guest_places_it() {
+    let moved = place(7);
+    let code = placed(5)
+        .load(place(5))
+        .print_if_eax(7, "read ")
+        .load(registers(5) + 0x200)
+        .print_if_eax(place(5), "address ")
+        .load(registers(5) + 0x208)
+        .print_if_eax(2 << 20, "size ")
+        .store(place(5), 8)
+        .store(function(5) + 0x10, moved)
+        .load(moved)
+        .print_if_eax(8, "moved ")
+        .load(place(5))
+        .print_if_eax(u32::MAX, "gone ")
+        .store(moved + 4, 9)
+        .power_off();
+    let guest = with_persistent_memory(&code, false);
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "read address size moved gone ");
+    let file = std::fs::read(guest.path("pmem5")).unwrap();
+    assert_eq!((&file[..5], file.len()), (&[8, 0, 0, 0, 9][..], 2 << 20));
+}
+
+#[test]
+fn what_a_guest_writes_to_a_file_that_is_not_to_get_it_is_gone_when_the_guest_restarts() {
+    let restart = Code::default().store(place(6), 1).out(0x602, 1).spin().0;
+    let code = placed(5)
+        .bytes(&placed(6).0)
+        .load(place(5))
+        .print_if_eax(7, "clean ")
+        .store(place(5), 8)
+        .load(place(5))
+        .print_if_eax(8, "written ")
+        .load(place(6))
+        // cmp eax, 0; jne past the restart
+        .bytes(&[0x3d, 0, 0, 0, 0, 0x75, u8::try_from(restart.len()).unwrap()])
+        .bytes(&restart)
+        .power_off();
+    let guest = with_persistent_memory(&code, true);
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "clean written clean written ");
+    assert_eq!(std::fs::read(guest.path("pmem5")).unwrap()[0], 7);
+    assert_eq!(std::fs::read(guest.path("pmem6")).unwrap()[0], 1);
+}

@@ -80,6 +80,7 @@ impl Object {
                 ("vsock", Self::Whole),
                 ("fs", Self::Whole),
                 ("generic_vhost_user", Self::Whole),
+                ("pmem", Self::Whole),
                 ("generic-vhost-user", Self::Whole),
                 ("cpus", Self::Cpus),
                 ("memory", Self::Memory),

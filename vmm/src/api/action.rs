@@ -5,7 +5,9 @@
 use std::os::fd::OwnedFd;
 
 use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
-use vm_api::config::{DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, VdpaConfig, VmConfig, VsockConfig};
+use vm_api::config::{
+    DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PmemConfig, VdpaConfig, VmConfig, VsockConfig,
+};
 
 use crate::error_kind::ErrorKind;
 
@@ -46,6 +48,8 @@ pub enum Action {
     AddFs(Box<FsConfig>),
     /// `vm.add-generic-vhost-user`.
     AddGenericVhostUser(Box<GenericVhostUserConfig>),
+    /// `vm.add-pmem`.
+    AddPmem(Box<PmemConfig>),
     /// `vm.add-vdpa`.
     AddVdpa(Box<VdpaConfig>),
     /// `vm.add-vsock`.

@@ -1,10 +1,13 @@
 //! The keys that plain devices have in common.
 
+use std::collections::HashSet;
+
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::check_id;
 use vm_api::config::unsupported::VIRTUAL_IOMMU;
 
 use crate::config::capacity::check_slot;
+use crate::config::device::DevicePlan;
 use crate::config::subject::Subject;
 
 /// The keys of a device that say what it is called and where it is. Its segment is checked with the whole plan.
@@ -35,5 +38,22 @@ impl CommonKeys<'_> {
             return not_yet("iommu", "on", VIRTUAL_IOMMU);
         }
         self.pci_device_id.map_or(Ok(()), |slot| check_slot(slot, subject))
+    }
+}
+
+/// Checks that no two devices of one kind share an id. Those of different kinds are compared with all others.
+///
+/// # Errors
+///
+/// Two have the same.
+pub(crate) fn check_ids(flag: &str, plans: &[DevicePlan]) -> Result<(), ConfigError> {
+    let mut ids = HashSet::new();
+    match plans.iter().find(|plan| !ids.insert(&plan.id)) {
+        Some(plan) => {
+            let (what, user) = ("this id".to_string(), "another device".to_string());
+            let remedy = "give each device its own".to_string();
+            Err(ConfigError::new(format!("{flag} id={}", plan.id), Problem::InUse { what, user, remedy }))
+        }
+        None => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, RngSpec, VhostUserDeviceSpec, VsockSpec};
+use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, PmemSpec, RngSpec, VhostUserDeviceSpec, VsockSpec};
 
 use crate::config_sriov::{NetPlan, NicPlan};
 
@@ -38,6 +38,8 @@ pub enum DeviceKind {
     Vsock(VsockSpec),
     /// A file system, a disk or another device that another process runs.
     VhostUser(VhostUserDeviceSpec),
+    /// Persistent memory.
+    Pmem(PmemSpec),
     /// The watchdog.
     Watchdog,
     /// The device by which the guest tells that it panicked.
@@ -70,6 +72,7 @@ impl DevicePlan {
             | DeviceKind::Rng(_)
             | DeviceKind::Balloon(_)
             | DeviceKind::Vsock(_)
+            | DeviceKind::Pmem(_)
             | DeviceKind::Watchdog
             | DeviceKind::Pvpanic
             | DeviceKind::Mem { .. } => false,
@@ -110,7 +113,11 @@ impl DevicePlan {
             | DeviceKind::Watchdog
             | DeviceKind::Pvpanic
             | DeviceKind::Mem { .. } => false,
-            DeviceKind::Net(_) | DeviceKind::Disk(_) | DeviceKind::Vsock(_) | DeviceKind::VhostUser(_) => true,
+            DeviceKind::Net(_)
+            | DeviceKind::Disk(_)
+            | DeviceKind::Vsock(_)
+            | DeviceKind::VhostUser(_)
+            | DeviceKind::Pmem(_) => true,
         }
     }
 

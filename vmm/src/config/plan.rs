@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::{balloon, console, disk, machine, mem, memory, on_off, rng, segments, vhost_user, vsock};
+use crate::config::{balloon, console, disk, machine, mem, memory, on_off, pmem, rng, segments, vhost_user, vsock};
 use crate::config_sriov::{self, NetPlan};
 use crate::pci_host::assign_bars::Weights;
 use vm_api::config::error::{ConfigError, Problem};
@@ -60,6 +60,7 @@ impl VmPlan {
         devices.extend(vsock::plan(config.vsock.as_ref())?);
         devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);
         devices.extend(vhost_user::plan_generic(&config.generic_vhost_user)?);
+        devices.extend(pmem::plan(&config.pmem)?);
         // The last, because the configuration has no place for their names and slots, which `fill_in` relies on.
         devices.extend(on_off::plan(config));
         devices.extend(mem::plan(&config.memory));

@@ -1,6 +1,6 @@
 //! The rules for shared file systems and for vhost-user devices of any type, and their plans.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use virtio_devices::{VhostUserDeviceSpec, VhostUserKind};
 use vm_api::config::error::{ConfigError, Problem};
@@ -8,7 +8,7 @@ use vm_api::config::fs::FsConfig;
 use vm_api::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
 use vm_api::config::id::numbered;
 
-use crate::config::common_keys::CommonKeys;
+use crate::config::common_keys::{CommonKeys, check_ids};
 use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::nic::QUEUE_SIZES;
 use crate::config::socket;
@@ -140,19 +140,6 @@ fn check_size(key: &str, size: u16, subject: &Subject) -> Result<(), ConfigError
     let (least, most) = (QUEUE_SIZES.start(), QUEUE_SIZES.end());
     let what = format!("not a power of two from {least} to {most}; 1024 is usual");
     Err(ConfigError::new(subject.key(key, size), Problem::Value(what)))
-}
-
-/// Checks that no two devices of one kind share an id. Those of different kinds are compared with all others.
-fn check_ids(flag: &str, plans: &[DevicePlan]) -> Result<(), ConfigError> {
-    let mut ids = HashSet::new();
-    match plans.iter().find(|plan| !ids.insert(&plan.id)) {
-        Some(plan) => {
-            let (what, user) = ("this id".to_string(), "another device".to_string());
-            let remedy = "give each device its own".to_string();
-            Err(ConfigError::new(format!("{flag} id={}", plan.id), Problem::InUse { what, user, remedy }))
-        }
-        None => Ok(()),
-    }
 }
 
 fn device(flag: &'static str, place: (u16, Option<u8>), spec: VhostUserDeviceSpec) -> DevicePlan {

@@ -11,8 +11,8 @@ use vm_api::config::id::LONGEST;
 use crate::api::info::VmState;
 use crate::api::{Failure, Link, Resize, ResizeDisk, ResizeZone, SetVf};
 use crate::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, MemoryConfig, NetConfig, PlannedVm, VdpaConfig, VmConfig,
-    VsockConfig, bytes,
+    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, MemoryConfig, NetConfig, PlannedVm, PmemConfig,
+    VdpaConfig, VmConfig, VsockConfig, bytes,
 };
 use crate::control::resize;
 use crate::devices::Removed;
@@ -248,6 +248,15 @@ impl Instance {
     /// It cannot be added. Nothing has changed then.
     pub(crate) fn add_generic_vhost_user(&mut self, device: GenericVhostUserConfig) -> Result<Option<Added>, Error> {
         Ok(self.add(|config| config.generic_vhost_user.push(device))?.1)
+    }
+
+    /// Adds persistent memory, hot-plugging it if the VM is booted.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be added. Nothing has changed then.
+    pub(crate) fn add_pmem(&mut self, pmem: PmemConfig) -> Result<Option<Added>, Error> {
+        Ok(self.add(|config| config.pmem.push(pmem))?.1)
     }
 
     /// Adds the device that `change` adds to the configuration. Returns its id, and its address if the VM is booted.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0 to 15 | its memory |
 //! | 16 to 79 | configuration space of each device of segment 0: its own function's, and its VFs' |
-//! | 128 to 26,623 | doorbell pages of host devices, once they are given to the guest |
+//! | 128 to 26,623 | doorbell pages of host devices, once they are given to the guest, and memory of devices |
 //! | 26,624 and up | configuration space of the devices of other segments |
 
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ const OTHER_SEGMENTS: u32 = 26_624;
 /// Memory slots of a segment: two for each of its 32 slots.
 const PER_SEGMENT: u32 = 64;
 
-/// The memory slots of doorbells. Linux has 32,764 memory slots since 5.12, and 509 before. A doorbell for whose page
+/// The memory slots of doorbells and of devices' memory. Linux has 32,764 memory slots since 5.12, and 509 before. A doorbell for whose page
 /// the host has no memory slot does without.
 const DOORBELLS: Range<u32> = 128..OTHER_SEGMENTS;
 
@@ -35,14 +35,14 @@ pub(crate) fn config_slots(segment: u16, device: u8) -> [u32; 2] {
     [first, first + 1]
 }
 
-/// The memory slots of doorbells that are taken.
+/// The memory slots of doorbells and of devices' memory that are taken.
 #[derive(Debug, Default)]
 pub(crate) struct MemorySlots {
     taken: Mutex<BTreeSet<u32>>,
 }
 
 impl MemorySlots {
-    /// Takes the lowest free memory slot for a doorbell, if there is one.
+    /// Takes the lowest free memory slot for a doorbell or a device's memory, if there is one.
     pub(crate) fn take(&self) -> Option<u32> {
         let mut taken = self.taken.lock();
         let mut used = taken.iter().peekable();

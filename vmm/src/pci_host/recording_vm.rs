@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use virtio_devices::DoorbellPage;
+use virtio_devices::{DoorbellPage, FileMapping};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::kvm::MsiRoute;
@@ -26,6 +26,8 @@ pub struct Record {
     pub ioeventfds: BTreeSet<(i32, u64)>,
     /// The guest addresses of doorbells that are pages, and where this process has these, by memory slot.
     pub doorbells: BTreeMap<u32, (u64, usize)>,
+    /// The guest addresses of devices' memory, and where this process has it, by memory slot.
+    pub memory: BTreeMap<u32, (u64, usize)>,
     /// By memory slot.
     pub pages: BTreeMap<u32, Shown>,
     /// What it refuses to do.
@@ -40,7 +42,7 @@ pub enum Refuse {
     Nothing,
     /// To attach or detach irqfds.
     Irqfds,
-    /// To show doorbells, or to hide them.
+    /// To show doorbells and devices' memory, or to hide them.
     Doorbells,
     /// Everything.
     All,
@@ -102,6 +104,18 @@ impl Wiring for RecordingVm {
                 free && record.doorbells.insert(memory_slot, (address, page.address() as usize)).is_none()
             }
             None => record.doorbells.remove(&memory_slot).is_some(),
+        })
+    }
+
+    fn show_memory(&self, memory_slot: u32, memory: Option<(u64, &Arc<FileMapping>)>) -> io::Result<()> {
+        if self.0.lock().refuse == Refuse::Doorbells {
+            return Err(io::Error::other("refused"));
+        }
+        self.told(|record| match memory {
+            Some((address, memory)) => {
+                record.memory.insert(memory_slot, (address, memory.address() as usize)).is_none()
+            }
+            None => record.memory.remove(&memory_slot).is_some(),
         })
     }
 

@@ -17,6 +17,7 @@ use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, Reach, ResetKind,
 use virtio_devices::{DoorbellObserver, Outcome, VirtioPci};
 
 use crate::pci_host::config_pages::{ConfigPages, Shown};
+use crate::pci_host::device_memory::DeviceMemory;
 use crate::pci_host::irq_routes::Routes;
 use crate::pci_host::memory_slots::{MemorySlots, config_slots};
 use crate::pci_host::mmio::MmioMap;
@@ -64,6 +65,7 @@ struct Inner {
 struct Wired {
     windows: Vec<Window>,
     wires: Wires,
+    memory: DeviceMemory,
     /// The pages of configuration space that are shown: the device's own, and its VFs'.
     shown: [Option<Shown>; 2],
     /// The VM shows no pages: every read is an exit.
@@ -205,6 +207,7 @@ impl Slot {
     fn reconcile_in(&self, mut reach: Reach) {
         let mut wired = self.wired.lock();
         let (mut windows, mut wants, mut shown) = (Vec::new(), Wants::default(), [None, None]);
+        let mut memory = None;
         match &*self.inner.lock() {
             Inner { device: Some(device), pages } => {
                 device.windows(&mut windows);
@@ -215,6 +218,7 @@ impl Slot {
                 device.doorbells(reach, &mut wants.doorbells);
                 device.messages(reach, &mut wants.messages);
                 shown = pages.shown(device.as_ref());
+                memory = device.memory();
             }
             Inner { device: None, .. } => reach = Reach::Device,
         }
@@ -228,6 +232,7 @@ impl Slot {
             let complain = |what: &str, error: &io::Error| self.complain(what, error);
             let PciHost { routes, memory_slots, .. } = &*self.host;
             let tools = Tools { routes, memory_slots, wiring, complain: &complain };
+            wired.memory.update(memory, &windows, &tools);
             wired.wires.update(reach, wants, &windows, &tools);
             self.show(&mut wired, shown, wiring);
         }
@@ -263,8 +268,9 @@ impl Slot {
     /// Forgets the wires to a VM that is gone.
     pub fn forget_wiring(&self) {
         let mut wired = self.wired.lock();
-        let Wired { windows: _, wires, shown, shows_nothing } = &mut *wired;
+        let Wired { windows: _, wires, memory, shown, shows_nothing } = &mut *wired;
         wires.clear();
+        memory.clear(self.with(|device| device.memory()).flatten());
         *shown = [None, None];
         *shows_nothing = false;
     }

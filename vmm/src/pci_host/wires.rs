@@ -45,7 +45,7 @@ pub(crate) struct Wants {
 pub(crate) struct Tools<'a> {
     /// The routes of the VM.
     pub routes: &'a Routes,
-    /// The VM's memory slots for doorbells.
+    /// The VM's memory slots for doorbells and devices' memory.
     pub memory_slots: &'a MemorySlots,
     /// The VM.
     pub wiring: &'a dyn Wiring,

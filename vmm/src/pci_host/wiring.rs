@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use virtio_devices::DoorbellPage;
+use virtio_devices::{DoorbellPage, FileMapping};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch::x86_64::layout;
@@ -24,6 +24,8 @@ pub trait Wiring: Send + Sync {
     fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
     /// Makes `memory_slot` show `page` at a guest address, for the guest to write to, or nothing.
     fn show_doorbell(&self, memory_slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()>;
+    /// Makes `memory_slot` show `memory` at a guest address, for the guest to read and write, or nothing.
+    fn show_memory(&self, memory_slot: u32, memory: Option<(u64, &Arc<FileMapping>)>) -> io::Result<()>;
     /// Makes `memory_slot` show `pages` in the ECAM, read-only, or nothing.
     fn show_config(&self, memory_slot: u32, pages: Option<&Shown>) -> io::Result<()>;
 }
@@ -51,6 +53,10 @@ impl Wiring for Arc<Vm> {
 
     fn show_doorbell(&self, memory_slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
         self.set_doorbell_page(memory_slot, page)
+    }
+
+    fn show_memory(&self, memory_slot: u32, memory: Option<(u64, &Arc<FileMapping>)>) -> io::Result<()> {
+        self.set_device_memory(memory_slot, memory)
     }
 
     fn show_config(&self, memory_slot: u32, pages: Option<&Shown>) -> io::Result<()> {

@@ -31,6 +31,9 @@ const OF_VSOCK: u64 = 7;
 /// For the watchdog: a doorbell, and two MSI-X vectors.
 const OF_WATCHDOG: u64 = 3;
 
+/// For persistent memory: its file, a doorbell, and two MSI-X vectors.
+const OF_PMEM: u64 = 4;
+
 /// Raises the soft limit of open files to the hard limit, and checks that it suffices.
 ///
 /// # Errors
@@ -71,6 +74,7 @@ fn of_device(plan: &DevicePlan) -> u64 {
         DeviceKind::Rng(_) => OF_RNG,
         DeviceKind::Balloon(_) => OF_BALLOON,
         DeviceKind::Vsock(_) => OF_VSOCK,
+        DeviceKind::Pmem(_) => OF_PMEM,
         DeviceKind::Watchdog => OF_WATCHDOG,
         DeviceKind::Pvpanic => 0,
         DeviceKind::Mem { .. } => OF_MEM,

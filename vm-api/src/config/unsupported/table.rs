@@ -28,7 +28,6 @@ const fn missing(what: &'static str, places: &'static [Place]) -> Missing {
 /// All features that are not supported yet.
 pub(super) const TABLE: &[Missing] = &[
     // Devices.
-    missing("persistent memory devices are", &[Flag("--pmem"), Field(Vm, "pmem", Empty), Endpoint("vm.add-pmem")]),
     missing("VFIO devices are", &[Flag("--device"), Field(Vm, "devices", Empty), Endpoint("vm.add-device")]),
     missing(
         "vfio-user devices are",

@@ -7,7 +7,7 @@ use pci::testing::{OP_LEN, Op, Target};
 use pci::{Access, ConfigTarget, DwordWrite, Topology};
 use proptest::prelude::*;
 use virtio_devices::testing::{FakeDevice, memory};
-use virtio_devices::{DoorbellPage, NetSriov};
+use virtio_devices::{DoorbellPage, FileMapping, NetSriov};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
@@ -46,6 +46,11 @@ impl Wiring for Vm {
 
     fn show_doorbell(&self, _memory_slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
         assert!(page.is_none(), "the device has no such page");
+        Ok(())
+    }
+
+    fn show_memory(&self, _memory_slot: u32, memory: Option<(u64, &Arc<FileMapping>)>) -> io::Result<()> {
+        assert!(memory.is_none(), "the device has no memory");
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use pci::{Device, Topology};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use virtio_devices::testing::{Driver, FakeDevice, memory};
-use virtio_devices::{Doorbell, DoorbellPage, Message, NetSriov};
+use virtio_devices::{Doorbell, DoorbellPage, FileMapping, Message, NetSriov};
 use vm_memory::{Bytes, VolatileMemory};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -70,6 +70,11 @@ impl Wiring for Vm {
 
     fn show_doorbell(&self, _memory_slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
         assert!(page.is_none(), "the device has no such page");
+        Ok(())
+    }
+
+    fn show_memory(&self, _memory_slot: u32, memory: Option<(u64, &Arc<FileMapping>)>) -> io::Result<()> {
+        assert!(memory.is_none(), "the device has no memory");
         Ok(())
     }
 

@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 
 use pci::VfIndex;
 use virtio_devices::{
-    DeviceState, Doorbell, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, Port, Signals, SriovStatus,
-    StateError,
+    DeviceState, Doorbell, FileMapping, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, Port, Signals,
+    SriovStatus, StateError,
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -22,6 +22,7 @@ struct Says {
     windows: Vec<Window>,
     doorbells: Vec<Doorbell>,
     messages: Vec<Message>,
+    memory: Option<(WindowId, Arc<FileMapping>)>,
     /// A worker that its next write stops.
     stopping: Option<JoinHandle<()>>,
     /// Hears that doorbells changed without an access.
@@ -81,6 +82,10 @@ impl Signals for Fake {
 
     fn messages(&self, reach: Reach, out: &mut Vec<Message>) {
         out.extend(self.0.lock().messages.iter().filter(|message| is_in(message.requester, reach)).cloned());
+    }
+
+    fn memory(&self) -> Option<(WindowId, Arc<FileMapping>)> {
+        self.0.lock().memory.clone()
     }
 
     fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
@@ -413,3 +418,4 @@ fn an_access_waits_for_what_it_stopped_and_the_device_can_be_reached_meanwhile()
 }
 
 mod doorbells;
+mod memory;

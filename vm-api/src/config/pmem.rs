@@ -1,0 +1,36 @@
+//! Persistent memory: `--pmem`.
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::Serialize;
+
+/// A file that the guest has as persistent memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--pmem")]
+pub struct PmemConfig {
+    /// A file, a block device, or a folder for an unnamed temporary file.
+    #[option("file=<path>", required)]
+    pub file: PathBuf,
+    /// How much of it, a multiple of 2M. By default all of it; a folder needs it.
+    #[option("size=<bytes>[K|M|G]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// Whether what the guest writes is kept from the file, and forgotten when the guest restarts.
+    #[option("discard_writes=on|off")]
+    pub discard_writes: bool,
+    /// Device name, unique in the VM. It must not start with two underscores. By default _pmem0, _pmem1 and so on.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    #[option("iommu=on|off")]
+    pub iommu: bool,
+}
