@@ -41,6 +41,8 @@ const GUEST_EXTRA: &[&str] = &[
     "button",
     "evdev",
     "pvpanic-pci",
+    "virtio_pmem",
+    "nd_pmem",
     "virtiofs",
     "isofs",
 ];
