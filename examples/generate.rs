@@ -9,6 +9,8 @@ mod cli;
 mod command;
 #[path = "../src/error.rs"]
 mod error;
+#[path = "../src/log_format.rs"]
+mod log_format;
 #[path = "../src/vm_options.rs"]
 mod vm_options;
 

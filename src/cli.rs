@@ -8,6 +8,7 @@ use vmm::Options;
 use vmm::config::{ConfigError, PlannedVm, VmConfig, unsupported};
 
 use crate::error::CommandError;
+use crate::log_format::Format;
 use crate::vm_options::VmOptions;
 
 /// Starts with the version of Cloud Hypervisor that the options are compatible with, which management programs parse.
@@ -73,6 +74,26 @@ pub(crate) struct Cli {
     /// Write the log to this file instead of standard error
     #[arg(long, value_name = "path", help_heading = PROGRAM)]
     pub log_file: Option<PathBuf>,
+
+    /// Format of the log's lines
+    #[arg(
+        long,
+        value_name = "format",
+        help_heading = PROGRAM,
+        long_help = "Format of the log's lines: text with tokens in braces, such as \"{wallclock} {level} {msg}\". \
+                     Two braces are one.\n\n\
+                     {boottime}  seconds since the start\n\
+                     {wallclock} date and time in UTC\n\
+                     {glog}      month, day and time, as the library glog writes them\n\
+                     {thread}    name of the thread\n\
+                     {level}     ERROR, WARN, INFO, DEBUG or TRACE; {levelchar} is its first letter\n\
+                     {location}  file and line of the message\n\
+                     {msg}       the message\n\
+                     {pid}, {tid}  number of the process and of the thread\n\
+                     {year}, {month}, {day}, {hour}, {minute}, {second}, {micros}, {offset}  parts of the time in UTC\n\n\
+                     {localglog}, {localyear} and so on are in local time"
+    )]
+    pub log_format: Option<Format>,
 
     /// Keep running after the guest powers off, until a client or a signal ends the program
     #[arg(long, help_heading = PROGRAM)]

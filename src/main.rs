@@ -2,6 +2,7 @@
 
 mod cli;
 mod error;
+mod log_format;
 mod vm_options;
 
 use std::error::Error;
@@ -9,6 +10,7 @@ use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::Parser;
 use rustix::fs::Mode;
@@ -18,6 +20,7 @@ use vmm::config::{VmConfig, json};
 
 use crate::cli::{Cli, Seccomp};
 use crate::error::CommandError;
+use crate::log_format::Format;
 
 fn main() -> ExitCode {
     // Files created by this process are private to this user.
@@ -37,13 +40,17 @@ fn main() -> ExitCode {
 
 /// Runs until the VM ends.
 fn run(cli: Cli) -> Result<(), CommandError> {
+    let start = Instant::now();
     let (verbose, log_file, print_config) = (cli.verbose, cli.log_file.clone(), cli.print_config);
-    let seccomp = cli.seccomp;
+    let (seccomp, log_format) = (cli.seccomp, cli.log_format.clone());
     let options = cli.into_options()?;
     if let (true, Some(vm)) = (print_config, &options.vm) {
         return print(vm.config());
     }
-    log_to(log_file.as_deref(), verbose)?;
+    match log_format {
+        Some(format) => log_as(format, start, log_file.as_deref(), verbose)?,
+        None => log_to(log_file.as_deref(), verbose)?,
+    }
     if let Some(Seccomp::True | Seccomp::Log | Seccomp::Errno) = seccomp {
         log::warn!("--seccomp: there are no system call filters yet; --seccomp false says so");
     }
@@ -99,6 +106,26 @@ fn chain(error: &dyn Error) -> String {
     line
 }
 
+/// Creates or truncates the file of the log.
+fn create(path: &Path) -> Result<File, CommandError> {
+    File::create(path).map_err(|error| CommandError::LogFile { path: path.to_owned(), error })
+}
+
+/// Sends the log to a file or to standard error, in this format.
+fn log_as(format: Format, start: Instant, file: Option<&Path>, verbose: u8) -> Result<(), CommandError> {
+    let level = match verbose {
+        0 => log::LevelFilter::Warn,
+        1 => log::LevelFilter::Info,
+        2 => log::LevelFilter::Debug,
+        _ => log::LevelFilter::Trace,
+    };
+    let started = match file {
+        Some(path) => log_format::start(format, level, start, create(path)?),
+        None => log_format::start(format, level, start, std::io::stderr()),
+    };
+    started.map_err(|error| CommandError::Log(Box::new(error)))
+}
+
 /// Sends the log to a file or to standard error.
 fn log_to(file: Option<&Path>, verbose: u8) -> Result<(), CommandError> {
     let level = match verbose {
@@ -110,10 +137,7 @@ fn log_to(file: Option<&Path>, verbose: u8) -> Result<(), CommandError> {
     // Reporting its own write errors on standard error would panic if that is closed, and end the guest.
     let log = tracing_subscriber::fmt().with_max_level(level).log_internal_errors(false);
     let started = match file {
-        Some(path) => {
-            let file = File::create(path).map_err(|error| CommandError::LogFile { path: path.to_owned(), error })?;
-            log.with_ansi(false).with_writer(file).try_init()
-        }
+        Some(path) => log.with_ansi(false).with_writer(create(path)?).try_init(),
         None => log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).try_init(),
     };
     started.map_err(CommandError::Log)

@@ -6,7 +6,7 @@ use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
     MemoryZoneConfig, NetConfig, NetVf, Options, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem,
-    RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig, check_unsupported, help,
+    RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -57,13 +57,14 @@ pub(crate) struct VmOptions {
     )]
     cpus: Option<String>,
 
-    /// Debug console. Only off is supported
+    /// Debug console: an I/O port to which firmware writes what it has to say
     #[arg(
         long,
-        value_name = "mode",
+        value_name = "mode[,iobase=<port>]",
         requires = "payload",
         help_heading = DEVICES,
-        long_help = "Debug console. Only off is supported, with or without iobase=0xe9 [default: off]"
+        long_help = "Debug console, an I/O port to which firmware writes what it has to say: off, null, tty, pty or \
+                     file=<path>, with or without iobase=<port> [default: off,iobase=0xe9]"
     )]
     debug_console: Option<String>,
 
@@ -314,7 +315,7 @@ impl VmOptions {
             config.console = console("--console", &mode)?;
         }
         if let Some(text) = self.debug_console {
-            check_unsupported("--debug-console", &text)?;
+            config.debug_console = text.parse()?;
         }
         for segment in self.pci_segment {
             config.pci_segments.push(segment.parse()?);

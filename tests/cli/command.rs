@@ -148,8 +148,8 @@ fn a_key_at_its_default_is_no_error() {
         shown(&["--kernel", "/nonexistent/vmlinux", option, text, "--print-config"]);
     }
     assert_eq!(
-        wrong(&["--debug-console", "pty"]),
-        "--debug-console pty: debug consoles are not supported yet; leave it out"
+        wrong(&["--debug-console", "pty,iobase=0x3f8"]),
+        "--debug-console pty,iobase=0x3f8: port 0x3f8 is of another device of the VM; give another, such as 0xe9"
     );
 }
 
@@ -279,6 +279,13 @@ fn a_log_file_that_cannot_be_written_is_refused() {
         wrong(&["--log-file", "/nonexistent/log"]),
         "--log-file /nonexistent/log: cannot be written (No such file or directory (os error 2)); give a writable path"
     );
+}
+
+#[test]
+fn a_log_format_of_unknown_tokens_is_refused() {
+    let said = usage(&["--kernel", "k", "--log-format", "{level} {x}"]);
+    let expected = "invalid value '{level} {x}' for '--log-format <format>': {x} is no token; --help lists them";
+    assert!(said.starts_with(expected), "{said}");
 }
 
 #[test]

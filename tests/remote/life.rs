@@ -196,3 +196,19 @@ fn a_service_manager_passes_the_socket_and_hears_when_all_is_ready() {
     let count = notify.recv(&mut told).unwrap();
     assert_eq!(&told[..count], b"STOPPING=1\n");
 }
+
+#[test]
+fn the_pseudo_terminal_of_a_debug_console_is_reported() {
+    let files = Files::new();
+    let vmm = Vmm::start(&[]);
+    // mov al, 'x'; out 0xe9, al; again: hlt; jmp again
+    let kernel = files.kernel(&[0xb0, b'x', 0xe6, 0xe9, 0xf4, 0xeb, 0xfd]);
+    vmm.done(&["create", "--kernel", &kernel, "--console", "off", "--debug-console", "pty"]);
+    let debug = || json_of(&vmm.done(&["info"]))["config"]["debug_console"].clone();
+    assert_eq!(debug(), json!({"mode": "Pty", "iobase": 0xe9}));
+    vmm.done(&["boot"]);
+    let mut terminal = File::open(debug()["file"].as_str().unwrap()).unwrap();
+    let mut byte = [0];
+    std::io::Read::read_exact(&mut terminal, &mut byte).unwrap();
+    assert_eq!(byte, [b'x']);
+}

@@ -5,6 +5,7 @@
 pub mod balloon;
 pub mod console;
 pub mod cpus;
+pub mod debug_console;
 pub mod disk;
 pub mod error;
 pub mod fs;
@@ -33,6 +34,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
+pub use crate::config::debug_console::DebugConsoleConfig;
 pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig};
 pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::fs::FsConfig;
@@ -41,7 +43,7 @@ pub use crate::config::mac::{MacAddress, ParseMacError};
 pub use crate::config::memory::{HotplugMethod, MemoryConfig};
 pub use crate::config::memory_zone::MemoryZoneConfig;
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
-pub use crate::config::option::{Key, Options, bytes, check_unsupported, help};
+pub use crate::config::option::{Key, Options, bytes, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
 pub use crate::config::pmem::PmemConfig;
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
@@ -97,6 +99,8 @@ pub struct VmConfig {
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
     pub console: ConsoleConfig,
+    /// The debug console: `--debug-console`.
+    pub debug_console: DebugConsoleConfig,
     /// The machine as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<PlatformConfig>,
@@ -125,6 +129,7 @@ impl Default for VmConfig {
             pvpanic: false,
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::new(ConsoleMode::Tty),
+            debug_console: DebugConsoleConfig::default(),
             platform: None,
             pci_segments: Vec::new(),
         }

@@ -7,6 +7,7 @@ pub(crate) mod capacity;
 pub(crate) mod common_keys;
 pub(crate) mod console;
 pub(crate) mod cpus;
+pub(crate) mod debug_console;
 pub(crate) mod device;
 pub(crate) mod disk;
 pub(crate) mod machine;
@@ -28,8 +29,8 @@ pub(crate) mod vsock;
 
 pub use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
-    CpusConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType, Key,
-    LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, Options, ParseConsoleError,
+    CpusConfig, DebugConsoleConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType,
+    Key, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, Options, ParseConsoleError,
     ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig,
     RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, VsockConfig,
     bytes, grammar, help, json, unsupported,

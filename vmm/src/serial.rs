@@ -6,6 +6,7 @@
 //! [`virtio_devices::PATIENCE`], once. Further output is dropped until it is read again, as on a line without flow
 //! control. Meanwhile other vCPUs can use the registers; only those that also write wait for their turn.
 
+pub(crate) mod debug;
 pub mod end;
 mod terminal;
 

@@ -34,6 +34,7 @@ use crate::firmware;
 use crate::kvm::{self, Kvm, KvmError, Vcpu};
 use crate::pci_host::assign_bars::Weights;
 use crate::pci_host::bus::Bus;
+use crate::serial::debug::DebugConsole;
 use crate::serial::end::ConsoleEnd;
 use crate::serial::{SerialConsole, SerialPort};
 use crate::telemetry::events::Events;
@@ -52,6 +53,7 @@ pub struct Vm {
     devices: Devices,
     serial: Option<SerialConsole>,
     console: Option<ConsoleEnd>,
+    debug_console: Option<DebugConsole>,
     balloon: Arc<BalloonSize>,
     mem_regions: MemRegions,
     ram: GuestRam,
@@ -132,6 +134,7 @@ impl Vm {
         };
         let devices = Devices::new(&plan.devices, host)?;
         let serial = SerialConsole::open(&config.serial)?;
+        let debug_console = DebugConsole::open(&config.debug_console)?;
         let running = None;
         let triple_faults = 0;
         let vm = Self {
@@ -139,6 +142,7 @@ impl Vm {
             devices,
             serial,
             console,
+            debug_console,
             balloon,
             mem_regions,
             ram,
@@ -160,7 +164,7 @@ impl Vm {
             other_files,
         };
         vm.keep_pages();
-        for (option, pty) in ["--serial", "--console"].into_iter().zip(vm.ptys()) {
+        for (option, pty) in ["--serial", "--console", "--debug-console"].into_iter().zip(vm.ptys()) {
             if let Some(pty) = pty {
                 log::info!("{option} pty: {}", pty.display());
             }
@@ -230,7 +234,8 @@ impl Vm {
         let ports = IoPorts::new(serial, Arc::clone(&self.ged));
         // Linux would use the ports of configuration space, at two exits per access, where the ECAM needs none.
         let firmware = self.payload.is_firmware().then(|| firmware::port_devices(self.devices.bus()));
-        ports.with_devices(firmware.into_iter().flatten())
+        let debug = self.debug_console.as_ref().map(DebugConsole::device);
+        ports.with_devices(firmware.into_iter().flatten().chain(debug))
     }
 
     /// Reboots the guest with its current devices.
@@ -316,10 +321,12 @@ impl Vm {
         self.console.iter().for_each(ConsoleEnd::follow_size);
     }
 
-    /// The pseudo-terminals of the serial port and the virtio console, in this order.
-    pub fn ptys(&self) -> [Option<&Path>; 2] {
+    /// The pseudo-terminals of the serial port, the virtio console and the debug console, in this order.
+    pub fn ptys(&self) -> [Option<&Path>; 3] {
         let serial = self.serial.as_ref().and_then(|serial| serial.end().device().pty());
-        [serial, self.console.as_ref().and_then(|end| end.device().pty())]
+        let debug = self.debug_console.as_ref().map(DebugConsole::end);
+        let [console, debug] = [self.console.as_ref(), debug].map(|end| end.and_then(|end| end.device().pty()));
+        [serial, console, debug]
     }
 
     /// The size of its balloon, which is 0 if it has none.

@@ -32,6 +32,25 @@ fn missing_memory_and_ports_read_all_ones() {
     assert_eq!(guest.output(), "memory port configuration ports");
 }
 
+#[test]
+fn a_debug_console_takes_characters_at_its_port() {
+    let code = Code::default()
+        .bytes(&[0x31, 0xc0]) // xor eax, eax
+        .input(0xe9)
+        .print_if_eax(0xe9, "there ")
+        .out(0xe9, b'h')
+        .out(0xe9, b'i')
+        .print("said")
+        .power_off();
+    let mut guest = Guest::new(&code);
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "said", "there is none by default");
+    let file = guest.path("debug");
+    guest.config.debug_console = format!("file={}", file.display()).parse().unwrap();
+    guest.run().unwrap();
+    assert_eq!((guest.output().as_str(), common::output(&file).as_str()), ("there said", "hi"));
+}
+
 /// Prints which of the ports that firmware needs are there.
 fn ports_of_firmware() -> Code {
     Code::default()

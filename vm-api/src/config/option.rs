@@ -321,33 +321,11 @@ pub(crate) fn from_pairs<T: Described>(pairs: Vec<Pair>) -> Result<T, ConfigErro
     T::resolve(given)
 }
 
-/// Checks the text of an option that is not supported yet: all its keys must be at their defaults. A word alone, such
-/// as `off`, is its mode.
-///
-/// # Errors
-///
-/// What it asks for.
-pub fn check_unsupported(option: &str, text: &str) -> Result<(), ConfigError> {
-    let wrong = |what| ConfigError::new(format!("{option} {text}"), Problem::Syntax(what));
-    for Pair { key, value } in pairs(text).map_err(wrong)? {
-        let (key, value, named) = match &value {
-            Some(value) => (key.as_str(), value.as_str(), key.as_str()),
-            None => ("mode", key.as_str(), "it"),
-        };
-        let Some((what, harmless)) = unsupported::key(option, key) else {
-            return Err(wrong(format!("{key} is not a key of {option}")));
-        };
-        check_harmless(harmless, value, what, named)
-            .map_err(|problem| ConfigError::new(format!("{option} {text}"), problem))?;
-    }
-    Ok(())
-}
-
 /// Checks that the value of the unsupported `key`, as it was split off, asks for nothing.
 fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Result<(), Problem> {
     let harmless = match harmless {
         Harmless::Is(default) => read::<bool>(raw).map(|value| value.is_none_or(|value| value == *default)),
-        Harmless::Number(default) => read::<u64>(&hexadecimal(raw)).map(|value| value.is_none_or(|n| n == *default)),
+        Harmless::Number(default) => read::<u64>(raw).map(|value| value.is_none_or(|n| n == *default)),
         Harmless::Numbers(first, last) => {
             read::<u64>(raw).map(|value| value.is_none_or(|n| (*first..=*last).contains(&n)))
         }
@@ -355,19 +333,13 @@ fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Resu
             read::<String>(raw).map(|text| text.is_none_or(|text| text.eq_ignore_ascii_case(word)))
         }
         Harmless::Empty => list(raw).map(|elements| elements.is_empty()),
-        Harmless::Null | Harmless::Object(_) | Harmless::If(_) => read::<String>(raw).map(|text| text.is_none()),
+        Harmless::Null | Harmless::If(_) => read::<String>(raw).map(|text| text.is_none()),
     };
     match harmless {
         Ok(true) => Ok(()),
         // What cannot be read is no default either.
         Ok(false) | Err(_) => Err(Problem::NotYet { what: what.to_string(), remedy: format!("leave {key} out") }),
     }
-}
-
-/// A number that may be written as `0xe9`, in decimal digits. What is none is left as it is.
-fn hexadecimal(text: &str) -> String {
-    let number = text.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
-    number.map_or_else(|| text.to_string(), |number| number.to_string())
 }
 
 /// The error that a field has to be given.

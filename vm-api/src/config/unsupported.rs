@@ -87,6 +87,7 @@ impl Object {
                 ("payload", Self::Payload),
                 ("serial", Self::Whole),
                 ("console", Self::Whole),
+                ("debug_console", Self::Whole),
                 ("disks", Self::Disk),
                 ("rate_limit_groups", Self::Whole),
                 ("platform", Self::Platform),
@@ -108,7 +109,7 @@ impl Object {
         let Some(fields) = value.as_object_mut() else { return Ok(()) };
         for (what, field, harmless) in self.missing() {
             let Some(value) = fields.remove(field) else { continue };
-            harmless.check(value, fields, &join(path, field), what)?;
+            harmless.check(&value, fields, &join(path, field), what)?;
         }
         for (field, object) in self.objects() {
             let path = join(path, field);
@@ -131,15 +132,7 @@ impl Object {
     pub fn fill_in(self, value: &mut Value) {
         let Some(fields) = value.as_object_mut() else { return };
         for (_, field, harmless) in self.missing() {
-            let default = match harmless {
-                Harmless::Object(object) => {
-                    let mut default = Value::Object(Map::new());
-                    object.fill_in(&mut default);
-                    Some(default)
-                }
-                harmless => harmless.value(),
-            };
-            if let Some(default) = default {
+            if let Some(default) = harmless.value() {
                 fields.entry(field).or_insert(default);
             }
         }
@@ -151,30 +144,11 @@ impl Object {
             }
         }
     }
-
-    /// Checks an object that is not supported as a whole.
-    fn check_nothing_else(self, value: &mut Value, path: &str, what: &str) -> Result<(), ConfigError> {
-        self.strip(value, path)?;
-        let Some(rest) = value.as_object() else { return Err(not_yet(path, what)) };
-        match rest.keys().next() {
-            Some(unknown) => {
-                let what = "unknown field; the API's description lists the known ones".to_string();
-                Err(ConfigError::new(join(path, unknown), Problem::Syntax(what)))
-            }
-            None => Ok(()),
-        }
-    }
 }
 
 impl Harmless {
-    fn check(
-        &self,
-        mut value: Value,
-        siblings: &Map<String, Value>,
-        path: &str,
-        what: &str,
-    ) -> Result<(), ConfigError> {
-        let harmless = match (self, &value) {
+    fn check(&self, value: &Value, siblings: &Map<String, Value>, path: &str, what: &str) -> Result<(), ConfigError> {
+        let harmless = match (self, value) {
             (_, Value::Null) => true,
             (Self::Null, _) => false,
             (Self::Is(default), value) => value.as_bool() == Some(*default),
@@ -184,7 +158,6 @@ impl Harmless {
             (Self::Empty, Value::Array(elements)) => elements.is_empty(),
             (Self::Empty, _) => false,
             (Self::If(harmless), value) => harmless(value, siblings),
-            (Self::Object(object), _) => return object.check_nothing_else(&mut value, path, what),
         };
         if harmless { Ok(()) } else { Err(not_yet(path, what)) }
     }

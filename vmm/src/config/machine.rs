@@ -4,8 +4,8 @@ use vm_api::config::console::{ConsoleConfig, ConsoleMode};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::{PayloadConfig, VmConfig};
 
-use crate::config::cpus;
 use crate::config::memory::check_memory;
+use crate::config::{cpus, debug_console};
 
 /// Checks them.
 ///
@@ -18,7 +18,8 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     check_payload(&vm.payload)?;
     check_path("--serial", &vm.serial)?;
     check_serial(&vm.serial)?;
-    check_console(&vm.console, &vm.serial)
+    check_console(&vm.console, &vm.serial)?;
+    debug_console::check(vm)
 }
 
 fn check_payload(payload: &PayloadConfig) -> Result<(), ConfigError> {

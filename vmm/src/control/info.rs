@@ -18,10 +18,11 @@ use crate::vm::Vm;
 pub(super) fn info(instance: &Instance) -> VmInfo {
     let mut config = instance.config().clone();
     config.cpus.boot_vcpus = instance.vcpus();
-    let [serial, console] = instance.vm().map(Vm::ptys).unwrap_or_default();
-    for (console, pty) in [(&mut config.serial, serial), (&mut config.console, console)] {
+    let [serial, console, debug] = instance.vm().map(Vm::ptys).unwrap_or_default();
+    let files = [&mut config.serial.file, &mut config.console.file, &mut config.debug_console.file];
+    for (file, pty) in files.into_iter().zip([serial, console, debug]) {
         if let Some(pty) = pty {
-            console.file = Some(pty.to_path_buf());
+            *file = Some(pty.to_path_buf());
         }
     }
     let devices = || instance.vm().into_iter().flat_map(|vm| vm.devices().iter());

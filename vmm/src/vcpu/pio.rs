@@ -147,6 +147,7 @@ fn ports_from(first: u16) -> impl Iterator<Item = u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::x86_64::layout;
     use crate::config::{ConsoleConfig, ConsoleMode};
     use crate::serial::SerialConsole;
     use vmm_sys_util::eventfd::EventFd;
@@ -163,6 +164,17 @@ mod tests {
             ports.read(port, &mut data);
             assert_eq!(data, [0xff; 4], "{port:#x}");
             assert_eq!(ports.write(port, &[0xff; 4]), None, "{port:#x}");
+        }
+    }
+
+    #[test]
+    fn a_port_that_answers_is_not_free() {
+        let console = SerialConsole::open(&ConsoleConfig::new(ConsoleMode::Null)).unwrap().unwrap();
+        let ports = ports(Some(Arc::clone(console.port())));
+        for port in 0..=u16::MAX {
+            let mut data = [0];
+            ports.read(port, &mut data);
+            assert!(data == [0xff] || layout::is_device_port(port), "{port:#x}");
         }
     }
 

@@ -39,8 +39,6 @@ pub enum Object {
     Payload,
     /// `NetConfig`.
     Net,
-    /// `DebugConsoleConfig`.
-    DebugConsole,
     /// `DiskConfig`.
     Disk,
     /// `PlatformConfig`.
@@ -66,8 +64,6 @@ pub enum Harmless {
     Word(&'static str, &'static str),
     /// An empty array.
     Empty,
-    /// An object whose fields all ask for nothing.
-    Object(Object),
     /// Those that the function accepts, which also sees the object that has the field. On the command line, none.
     If(fn(&Value, &Map<String, Value>) -> bool),
 }
@@ -81,7 +77,6 @@ impl Object {
             Self::MemoryZone => Some("--memory-zone"),
             Self::Net => Some("--net"),
             Self::Disk => Some("--disk"),
-            Self::DebugConsole => Some("--debug-console"),
             Self::Platform => Some("--platform"),
             Self::Vm | Self::Payload | Self::Whole => None,
         }
@@ -95,7 +90,7 @@ impl Harmless {
             Self::Is(value) => Some((*value).into()),
             Self::Number(value) => Some((*value).into()),
             Self::Word(value, _) => Some((*value).into()),
-            Self::Null | Self::Numbers(..) | Self::Empty | Self::Object(_) | Self::If(_) => None,
+            Self::Null | Self::Numbers(..) | Self::Empty | Self::If(_) => None,
         }
     }
 }

@@ -6,9 +6,9 @@
 
 use serde_json::{Map, Value};
 
-use super::place::Harmless::{self, Empty, If, Is, Null, Number, Numbers, Word};
+use super::place::Harmless::{Empty, If, Is, Null, Number, Numbers, Word};
 use super::place::Missing;
-use super::place::Object::{Cpus, DebugConsole, Disk, Payload, Platform, Vm};
+use super::place::Object::{Cpus, Disk, Payload, Platform, Vm};
 use super::place::Place::{self, Endpoint, Field, Flag, Setting};
 
 /// `iommu=on` of a device.
@@ -38,15 +38,6 @@ pub(super) const TABLE: &[Missing] = &[
     missing("ivshmem devices are", &[Flag("--ivshmem"), Field(Vm, "ivshmem", Null)]),
     missing("fw_cfg devices are", &[Flag("--fw-cfg-config"), Field(Vm, "fw_cfg_config", Null)]),
     missing("paravirtual clocks are", &[Flag("--rtc"), Field(Vm, "rtc", Null)]),
-    missing(
-        "debug consoles are",
-        &[
-            Field(Vm, "debug_console", Harmless::Object(DebugConsole)),
-            Setting(DebugConsole, "mode", Word("Off", "off")),
-            Setting(DebugConsole, "file", Null),
-            Setting(DebugConsole, "iobase", Number(0xe9)),
-        ],
-    ),
     // Disks and NICs.
     missing("pinned queues are", &[Setting(Disk, "queue_affinity", Empty)]),
     missing(IMAGE_TYPE, &[]),
@@ -87,7 +78,6 @@ pub(super) const TABLE: &[Missing] = &[
             Field(Vm, "landlock_rules", Empty),
         ],
     ),
-    missing("choosing the log format is", &[Flag("--log-format")]),
     missing("snapshots are", &[Flag("--restore"), Endpoint("vm.snapshot"), Endpoint("vm.restore")]),
     missing("live migration is", &[Endpoint("vm.send-migration"), Endpoint("vm.receive-migration")]),
     missing("guest core dumps are", &[Endpoint("vm.coredump")]),

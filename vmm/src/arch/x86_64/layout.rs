@@ -130,6 +130,17 @@ pub const KEYBOARD_RESET: u8 = 0xfe;
 /// The sleep type of S5, soft off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 
+/// Whether an I/O port is of a device that each VM, or each VM with firmware, has.
+pub const fn is_device_port(port: u16) -> bool {
+    const SERIAL_LAST: u16 = SERIAL_PORT + 7;
+    // The registers of hot-plug take up to 0x600 ports each.
+    const MEMORY_LAST: u16 = MEMORY_PORT + 0xfff;
+    matches!(port, NMI_STATUS_PORT | KEYBOARD_COMMAND_PORT | SERIAL_PORT..=SERIAL_LAST)
+        || matches!(port, SLEEP_CONTROL_PORT..=EVENT_PORT | SLOTS_PORT..=MEMORY_LAST)
+        // Of firmware: the clock, and the ports of configuration space.
+        || matches!(port, 0x70 | 0x71 | 0xcf8..=0xcff)
+}
+
 /// The layout of a VM, which follows from its memory sizes and from the CPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
