@@ -10,6 +10,7 @@ pub mod config_space;
 pub mod ecam;
 pub mod guest;
 pub mod input;
+pub mod mem;
 pub mod msix;
 pub mod net_ctrl;
 pub mod net_queue;
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "bar_moves", run: bar_moves::run, seeds: bar_moves::seeds },
     Target { name: "config_space", run: config_space::run, seeds: config_space::seeds },
     Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },
+    Target { name: "mem", run: mem::run, seeds: mem::seeds },
     Target { name: "msix", run: msix::run, seeds: msix::seeds },
     Target { name: "net_ctrl", run: net_ctrl::run, seeds: net_ctrl::seeds },
     Target { name: "net_queue", run: net_queue::run, seeds: net_queue::seeds },
