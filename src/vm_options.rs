@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
-    MemoryZoneConfig, NetConfig, NetVf, Options, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem,
-    RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig, help,
+    MemoryZoneConfig, NetConfig, NetVf, NumaConfig, Options, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    PmemConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -166,6 +166,18 @@ pub(crate) struct VmOptions {
     )]
     net_vf: Vec<String>,
 
+    /// NUMA nodes of the guest
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "payload",
+        help_heading = MACHINE,
+        long_help = keys::<NumaConfig>("NUMA nodes of the guest. Repeat for more")
+    )]
+    numa: Vec<String>,
+
     /// Shares of PCI segments in the addresses for PCI memory
     #[arg(
         long,
@@ -319,6 +331,9 @@ impl VmOptions {
         }
         for segment in self.pci_segment {
             config.pci_segments.push(segment.parse()?);
+        }
+        for node in self.numa {
+            config.numa.push(node.parse()?);
         }
         config.platform = self.platform.map(|text| text.parse()).transpose()?;
         for group in self.rate_limit_group {

@@ -17,6 +17,7 @@ pub mod mac;
 pub mod memory;
 pub mod memory_zone;
 pub mod net;
+pub mod numa;
 pub mod option;
 pub mod platform;
 pub mod pmem;
@@ -43,6 +44,7 @@ pub use crate::config::mac::{MacAddress, ParseMacError};
 pub use crate::config::memory::{HotplugMethod, MemoryConfig};
 pub use crate::config::memory_zone::MemoryZoneConfig;
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
+pub use crate::config::numa::{NumaConfig, NumaDistance};
 pub use crate::config::option::{Key, Options, bytes, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
 pub use crate::config::pmem::PmemConfig;
@@ -107,6 +109,9 @@ pub struct VmConfig {
     /// The shares of PCI segments; a segment that is left out has those of a default [`PciSegmentConfig`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pci_segments: Vec<PciSegmentConfig>,
+    /// The NUMA nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub numa: Vec<NumaConfig>,
 }
 
 impl Default for VmConfig {
@@ -132,6 +137,7 @@ impl Default for VmConfig {
             debug_console: DebugConsoleConfig::default(),
             platform: None,
             pci_segments: Vec::new(),
+            numa: Vec::new(),
         }
     }
 }
@@ -164,6 +170,9 @@ impl VmConfig {
         self.fs.retain(|fs| fs.id.as_deref() != Some(id));
         self.generic_vhost_user.retain(|device| device.id.as_deref() != Some(id));
         self.pmem.retain(|pmem| pmem.id.as_deref() != Some(id));
+        for node in &mut self.numa {
+            node.device_id.take_if(|device| device == id);
+        }
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod mem;
 pub(crate) mod memory;
 pub(crate) mod names;
 pub(crate) mod nic;
+pub mod numa;
 pub(crate) mod on_off;
 pub(crate) mod plan;
 pub(crate) mod pmem;
@@ -30,10 +31,10 @@ pub(crate) mod vsock;
 pub use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
     CpusConfig, DebugConsoleConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType,
-    Key, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, Options, ParseConsoleError,
-    ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig,
-    RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VmConfig, VsockConfig,
-    bytes, grammar, help, json, unsupported,
+    Key, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, NumaDistance,
+    Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem,
+    RateLimitGroupConfig, RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode,
+    VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

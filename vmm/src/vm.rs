@@ -8,6 +8,7 @@ pub mod boot;
 mod error;
 pub mod memory;
 mod memory_size;
+mod numa;
 mod open_files;
 mod watchdog;
 
@@ -27,6 +28,7 @@ use crate::arch::x86_64::cpuid::{self, Template};
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::arch::x86_64::topology::Topology;
+use crate::config::numa::NumaNode;
 use crate::config::{ConsoleMode, CpusConfig, DevicePlan, MemoryConfig, VmConfig, VmPlan};
 use crate::devices::mem_regions::MemRegions;
 use crate::devices::{self, Devices, Plugged};
@@ -66,6 +68,8 @@ pub struct Vm {
     address_bits: u8,
     /// What each PCI segment gets of the addresses.
     segments: Vec<Weights>,
+    /// The NUMA nodes.
+    numa: Vec<NumaNode>,
     cpuid: Template,
     /// The vCPUs as configured.
     cpus: CpusConfig,
@@ -152,6 +156,7 @@ impl Vm {
             memory: config.memory.clone(),
             address_bits,
             segments: plan.segments.clone(),
+            numa: plan.numa.clone(),
             cpuid,
             cpus: config.cpus.clone(),
             placement: Arc::new(Placement::of(&config.cpus)),
@@ -212,6 +217,7 @@ impl Vm {
             has_pptt: self.cpus.topology.is_some(),
             memory_slots: self.memory.room().is_some(),
             serial: self.serial.is_some(),
+            numa: &numa::nodes(&self.numa, &self.memory, &self.layout, &self.devices),
         };
         let acpi = tables::tables(&hardware, layout::ACPI);
         let entry = self.payload.load(&self.ram.memory().memory(), &self.layout, &acpi, &self.smbios)?;

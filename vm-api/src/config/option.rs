@@ -133,35 +133,40 @@ impl Value for Vec<u16> {
     }
 }
 
-/// A list of numbers and ascending ranges, such as `[3,5-7]`.
-impl Value for Vec<i32> {
-    fn parse(text: &str) -> Result<Self, String> {
-        /// Far more than a process can have open, and far less than it has memory for.
-        const LONGEST: usize = 65_536;
-        let wrong = || "give a list of numbers, such as [3,4] or [3-6]".to_string();
-        let number = |text: &str| digits(text).and_then(|digits| digits.parse::<i32>().ok()).ok_or_else(wrong);
-        let mut numbers = Self::new();
-        for element in list(text)? {
-            let (first, last) = match element.split_once('-') {
-                Some((first, last)) => (number(first)?, number(last)?),
-                None => (number(&element)?, number(&element)?),
-            };
-            if first > last || (first == last && element.contains('-')) {
-                return Err("a range must be ascending".to_string());
+macro_rules! list_of_ranges {
+    ($($ty:ty),*) => {$(
+        /// A list of numbers and ascending ranges, such as `[3,5-7]`.
+        impl Value for Vec<$ty> {
+            fn parse(text: &str) -> Result<Self, String> {
+                /// Far more than a process can have open, and far less than it has memory for.
+                const LONGEST: usize = 65_536;
+                let wrong = || "give a list of numbers, such as [3,4] or [3-6]".to_string();
+                let number = |text: &str| digits(text).and_then(|digits| digits.parse().ok()).ok_or_else(wrong);
+                let mut numbers = Self::new();
+                for element in list(text)? {
+                    let (first, last): ($ty, $ty) = match element.split_once('-') {
+                        Some((first, last)) => (number(first)?, number(last)?),
+                        None => (number(&element)?, number(&element)?),
+                    };
+                    if first > last || (first == last && element.contains('-')) {
+                        return Err("a range must be ascending".to_string());
+                    }
+                    numbers.extend((first..=last).take(LONGEST + 1));
+                    if numbers.len() > LONGEST {
+                        return Err(format!("the list is longer than {LONGEST} numbers"));
+                    }
+                }
+                Ok(numbers)
             }
-            numbers.extend((first..=last).take(LONGEST + 1));
-            if numbers.len() > LONGEST {
-                return Err(format!("the list is longer than {LONGEST} numbers"));
+
+            fn print(&self) -> Option<String> {
+                let numbers: Vec<_> = self.iter().map(<$ty>::to_string).collect();
+                (!self.is_empty()).then(|| format!("[{}]", numbers.join(",")))
             }
         }
-        Ok(numbers)
-    }
-
-    fn print(&self) -> Option<String> {
-        let numbers: Vec<_> = self.iter().map(i32::to_string).collect();
-        (!self.is_empty()).then(|| format!("[{}]", numbers.join(",")))
-    }
+    )*};
 }
+list_of_ranges!(i32, u32);
 
 /// A list of texts, such as `[one,"two, three"]`.
 impl Value for Vec<String> {

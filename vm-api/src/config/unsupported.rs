@@ -92,6 +92,7 @@ impl Object {
                 ("rate_limit_groups", Self::Whole),
                 ("platform", Self::Platform),
                 ("pci_segments", Self::Whole),
+                ("numa", Self::Whole),
             ],
             Self::Memory => &[("zones", Self::MemoryZone)],
             _ => &[],

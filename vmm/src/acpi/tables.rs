@@ -4,10 +4,7 @@
 //! Devices that the guest can enumerate are not described. The slots of bus 0 are, for hot-plug; no device is ever
 //! described on a VF bus, so that ACPI hot-plug cannot affect VFs.
 
-use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path,
-    ResourceTemplate, Scope,
-};
+use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope};
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace as GasSpace, GAS};
 use acpi_tables::madt::{EnabledStatus, IoApic, ProcessorLocalApic};
@@ -18,8 +15,10 @@ use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 
-use crate::acpi::hotplug::{Hotplug, host_bridge};
+use crate::acpi::bridge::Bridge;
+use crate::acpi::hotplug::Hotplug;
 use crate::acpi::memory_devices::MemoryDevices;
+use crate::acpi::numa::{self, Node};
 use crate::acpi::processors::Processors;
 use crate::arch::x86_64::layout::{
     self, ECAM, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
@@ -27,9 +26,12 @@ use crate::arch::x86_64::layout::{
 use crate::arch::x86_64::topology::Topology;
 use crate::pci_host::assign_bars::Apertures;
 
-const OEM_ID: [u8; 6] = *b"SRIOV ";
-const OEM_TABLE: [u8; 8] = *b"SRIOVVMM";
-const OEM_REVISION: u32 = 1;
+/// Who made the tables.
+pub(crate) const OEM_ID: [u8; 6] = *b"SRIOV ";
+/// Which tables they are.
+pub(crate) const OEM_TABLE: [u8; 8] = *b"SRIOVVMM";
+/// Their revision.
+pub(crate) const OEM_REVISION: u32 = 1;
 
 /// The revision of the MADT of ACPI 6.3 and later.
 const MADT_REVISION: u8 = 5;
@@ -55,6 +57,8 @@ pub struct Hardware<'a> {
     pub memory_slots: bool,
     /// Whether there is a serial port.
     pub serial: bool,
+    /// The NUMA nodes; none if the machine is one.
+    pub numa: &'a [Node],
 }
 
 impl Hardware<'_> {
@@ -80,6 +84,10 @@ pub fn tables(hardware: &Hardware, base: u64) -> Vec<u8> {
     xsdt.add_entry(place(&mcfg(hardware.segments())));
     if hardware.has_pptt {
         xsdt.add_entry(place(&pptt(&hardware.topology)));
+    }
+    if !hardware.numa.is_empty() {
+        xsdt.add_entry(place(&numa::srat(hardware.numa, &hardware.topology)));
+        xsdt.add_entry(place(&numa::slit(hardware.numa)));
     }
     let xsdt = place(&xsdt);
     let rsdp = bytes(&Rsdp::new(OEM_ID, xsdt));
@@ -164,7 +172,8 @@ fn mcfg(segments: u16) -> impl Aml {
 fn dsdt(hardware: &Hardware) -> impl Aml {
     let mut dsdt = Sdt::new(*b"DSDT", 36, DSDT_REVISION, OEM_ID, OEM_TABLE, OEM_REVISION);
     for (segment, apertures) in (0..).zip(hardware.apertures) {
-        dsdt.append_slice(&bytes(&Bridge { segment, apertures }));
+        let node = numa::of_segment(hardware.numa, segment);
+        dsdt.append_slice(&bytes(&Bridge { segment, apertures, node }));
     }
     dsdt.append_slice(&bytes(&Motherboard));
     dsdt.append_slice(&bytes(&Processors { count: hardware.max_vcpus, topology: hardware.topology }));
@@ -181,52 +190,6 @@ fn dsdt(hardware: &Hardware) -> impl Aml {
 
 fn path(name: &str) -> Path {
     Path::new(name)
-}
-
-/// The PCI Express host bridge of a segment (`PCI Firmware 3.3 §4.6`).
-///
-/// It has no I/O port window, because no device has I/O BARs, and no _OSC, because the platform controls hot-plug, and
-/// there is no other feature to negotiate. The windows are not marked prefetchable: Linux would place only prefetchable
-/// BARs there, but places both kinds in unmarked windows.
-struct Bridge<'a> {
-    segment: u16,
-    apertures: &'a Apertures,
-}
-
-impl Aml for Bridge<'_> {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        let Apertures { mem32, mem64 } = self.apertures;
-        let space = AddressSpaceCacheable::NotCacheable;
-        let buses = AddressSpace::new_bus_number(0, u16::from(layout::last_bus(self.segment)));
-        let (low, high);
-        let mut resources: Vec<&dyn Aml> = vec![&buses];
-        // A segment whose weight is next to nothing may have no window.
-        if !mem32.is_empty() {
-            low = AddressSpace::new_memory(space, true, mem32.start as u32, (mem32.end - 1) as u32, None);
-            resources.push(&low);
-        }
-        if !mem64.is_empty() {
-            high = AddressSpace::new_memory(space, true, mem64.start, mem64.end - 1, None);
-            resources.push(&high);
-        }
-        Scope::new(
-            path("\\_SB_"),
-            vec![&Device::new(
-                path(&host_bridge(self.segment)),
-                vec![
-                    &Name::new(path("_HID"), &EISAName::new("PNP0A08")),
-                    &Name::new(path("_CID"), &EISAName::new("PNP0A03")),
-                    &Name::new(path("_SEG"), &self.segment),
-                    &Name::new(path("_BBN"), &0u8),
-                    &Name::new(path("_UID"), &self.segment),
-                    // DMA is coherent.
-                    &Name::new(path("_CCA"), &1u8),
-                    &Name::new(path("_CRS"), &ResourceTemplate::new(resources)),
-                ],
-            )],
-        )
-        .to_aml_bytes(sink);
-    }
 }
 
 /// Reserves the ECAM (`PCI Firmware 3.3 §4.1.2`).
@@ -303,8 +266,16 @@ mod tests {
         let apertures = apertures.split(&vec![Weights { mem32: 1, mem64: 1 }; segments]);
         let memory_slots = vcpus > 1;
         let topology = Topology::flat(max_vcpus.into());
-        let hardware =
-            Hardware { apertures: &apertures, vcpus, max_vcpus, topology, has_pptt: false, memory_slots, serial };
+        let hardware = Hardware {
+            apertures: &apertures,
+            vcpus,
+            max_vcpus,
+            topology,
+            has_pptt: false,
+            memory_slots,
+            serial,
+            numa: &[],
+        };
         tables(&hardware, BASE)
     }
 
@@ -537,8 +508,29 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_of_nodes_has_their_tables_and_a_segment_its_node() {
+        let layout = Layout::new(5 << 30, 0, 46).unwrap();
+        let apertures = [Apertures { mem32: layout::MMIO32, mem64: layout.mmio64 }];
+        let node = |segments: &[u16]| Node { distances: vec![10, 20], segments: segments.to_vec(), ..Node::default() };
+        let of = |numa: &[Node]| {
+            let hardware =
+                Hardware { apertures: &apertures, vcpus: 1, max_vcpus: 1, memory_slots: false, serial: false, numa };
+            tables(&hardware, BASE)
+        };
+        let tables = of(&[node(&[]), node(&[0])]);
+        assert_eq!((find(&tables, b"SRAT").len(), find(&tables, b"SLIT").len()), (48, 48));
+        let dsdt = table(&tables, u64_at(find(&tables, b"FACP"), 140));
+        // A name, and the constant 1.
+        assert!(contains(dsdt, b"\x08_PXM\x01"));
+        let without = of(&[]);
+        assert!(!contains(&without, b"SRAT") && !contains(&without, b"SLIT") && !contains(&without, b"_PXM"));
+    }
+
+    #[test]
     fn the_tables_of_the_largest_machine_fit() {
         let len = with_segments(usize::from(layout::MOST_SEGMENTS), 254, 254, true).len();
+        // Of each vCPU and each zone's memory, and the distances.
+        let len = len + 256 * 16 + 32 * 40 + 64 * (32 + 64);
         assert!(len as u64 <= layout::ACPI_END - layout::ACPI, "{len}");
     }
 }

@@ -148,6 +148,8 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<ConsoleConfig>(all, "SerialConfig", None);
     assert_fields::<DebugConsoleConfig>(all, "DebugConsoleConfig", None);
     assert_fields::<PlatformConfig>(all, "PlatformConfig", Some(Object::Platform));
+    assert_fields::<NumaConfig>(all, "NumaConfig", None);
+    assert_fields::<NumaDistance>(all, "NumaDistance", None);
     assert_fields::<PciSegmentConfig>(all, "PciSegmentConfig", None);
     assert_fields::<RemoveDevice>(all, "VmRemoveDevice", None);
     assert_fields::<Resize>(all, "VmResize", None);

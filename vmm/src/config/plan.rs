@@ -5,7 +5,10 @@ use std::collections::{HashMap, HashSet};
 
 use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::{balloon, console, disk, machine, mem, memory, on_off, pmem, rng, segments, vhost_user, vsock};
+use crate::config::numa::NumaNode;
+use crate::config::{
+    balloon, console, disk, machine, mem, memory, numa, on_off, pmem, rng, segments, vhost_user, vsock,
+};
 use crate::config_sriov::{self, NetPlan};
 use crate::pci_host::assign_bars::Weights;
 use vm_api::config::error::{ConfigError, Problem};
@@ -24,6 +27,8 @@ pub struct VmPlan {
     pub smbios: Vec<u8>,
     /// What each PCI segment gets of the addresses, by number.
     pub segments: Vec<Weights>,
+    /// The NUMA nodes, by number; none if the machine is one.
+    pub numa: Vec<NumaNode>,
 }
 
 impl VmPlan {
@@ -63,9 +68,11 @@ impl VmPlan {
         devices.extend(pmem::plan(&config.pmem)?);
         // The last, because the configuration has no place for their names and slots, which `fill_in` relies on.
         devices.extend(on_off::plan(config));
-        devices.extend(mem::plan(&config.memory));
+        let numa = numa::plan(config, count)?;
+        devices.extend(mem::plan(&config.memory, &numa));
+        numa::check_devices(&numa, &devices)?;
         let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
-        let plan = Self { devices, smbios, segments };
+        let plan = Self { devices, smbios, segments, numa };
         for device in &plan.devices {
             let option = |key: &str, value| format!("{},{key}={value}", device.option());
             segments::check(option, device.pci_segment, device.total_vfs(), count)?;
@@ -231,6 +238,9 @@ impl PlannedVm {
     /// Removes the device called `id`, if there is one.
     pub fn remove(&mut self, id: &str) {
         self.config.remove(id);
+        for node in &mut self.plan.numa {
+            node.device.take_if(|device| device == id);
+        }
         self.plan.devices.retain(|device| device.id != id);
     }
 }

@@ -57,7 +57,6 @@ pub(super) const TABLE: &[Missing] = &[
     missing("Hyper-V enlightenments are", &[Setting(Cpus, "kvm_hyperv", Is(false))]),
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
     // Memory.
-    missing("NUMA nodes are", &[Flag("--numa"), Field(Vm, "numa", Empty)]),
     missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty)]),
     // What is booted, and the platform.
     missing("booting from an IGVM file is", &[Flag("--igvm"), Field(Payload, "igvm", Null)]),

@@ -1,0 +1,64 @@
+//! The NUMA nodes of the guest: `--numa`.
+
+use option_derive::Options;
+use serde::{Deserialize, Serialize};
+
+use crate::config::grammar::list;
+use crate::config::option::{Value, digits};
+
+/// A NUMA node of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--numa")]
+pub struct NumaConfig {
+    /// Number of the node. Nodes have the numbers from 0 on.
+    #[option("guest_numa_id=<number>", required)]
+    pub guest_numa_id: u32,
+    /// vCPUs of the node, such as [0-3,8].
+    #[option("cpus=[<number or range>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cpus: Vec<u32>,
+    /// Distances to other nodes, 11 to 255, such as [1@20,2@30]. By default 20, or as from there to here.
+    #[option("distances=[<node>@<distance>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub distances: Vec<NumaDistance>,
+    /// Memory zones of the node (--memory-zone). Memory that does not consist of zones is that of node 0.
+    #[option("memory_zones=[<name>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub memory_zones: Vec<String>,
+    /// PCI segments of the node.
+    #[option("pci_segments=[<number>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pci_segments: Vec<u16>,
+    /// Device whose node this is (a generic initiator), such as an accelerator with memory of its own.
+    #[option("device_id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_id: Option<String>,
+}
+
+/// The distance from a NUMA node to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NumaDistance {
+    /// The number of the other node.
+    pub destination: u32,
+    /// The distance, where 10 is that of a node to itself.
+    pub distance: u8,
+}
+
+/// A list of distances, such as `[1@20,2@30]`.
+impl Value for Vec<NumaDistance> {
+    fn parse(text: &str) -> Result<Self, String> {
+        let one = |text: &String| {
+            let (destination, distance) = text.split_once('@')?;
+            let (destination, distance) = (digits(destination)?.parse().ok()?, digits(distance)?.parse().ok()?);
+            Some(NumaDistance { destination, distance })
+        };
+        let distances = list(text)?.iter().map(one).collect::<Option<Self>>();
+        distances.ok_or_else(|| "give a list of nodes and distances up to 255, such as [1@20,2@30]".to_string())
+    }
+
+    fn print(&self) -> Option<String> {
+        let one = |NumaDistance { destination, distance }: &NumaDistance| format!("{destination}@{distance}");
+        (!self.is_empty()).then(|| format!("[{}]", self.iter().map(one).collect::<Vec<_>>().join(",")))
+    }
+}

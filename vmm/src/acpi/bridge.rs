@@ -1,0 +1,55 @@
+//! The host bridges in the DSDT.
+
+use acpi_tables::aml::{AddressSpace, AddressSpaceCacheable, Device, EISAName, Name, Path, ResourceTemplate, Scope};
+use acpi_tables::{Aml, AmlSink};
+
+use crate::acpi::hotplug::host_bridge;
+use crate::arch::x86_64::layout;
+use crate::pci_host::assign_bars::Apertures;
+
+/// The PCI Express host bridge of a segment (`PCI Firmware 3.3 §4.6`).
+///
+/// It has no I/O port window, because no device has I/O BARs, and no _OSC, because the platform controls hot-plug, and
+/// there is no other feature to negotiate. The windows are not marked prefetchable: Linux would place only prefetchable
+/// BARs there, but places both kinds in unmarked windows.
+pub(crate) struct Bridge<'a> {
+    /// The segment.
+    pub segment: u16,
+    /// Where its devices may be.
+    pub apertures: &'a Apertures,
+    /// Its NUMA node, if it has one.
+    pub node: Option<u32>,
+}
+
+impl Aml for Bridge<'_> {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let Apertures { mem32, mem64 } = self.apertures;
+        let space = AddressSpaceCacheable::NotCacheable;
+        let buses = AddressSpace::new_bus_number(0, u16::from(layout::last_bus(self.segment)));
+        let (low, high);
+        let mut resources: Vec<&dyn Aml> = vec![&buses];
+        // A segment whose weight is next to nothing may have no window.
+        if !mem32.is_empty() {
+            low = AddressSpace::new_memory(space, true, mem32.start as u32, (mem32.end - 1) as u32, None);
+            resources.push(&low);
+        }
+        if !mem64.is_empty() {
+            high = AddressSpace::new_memory(space, true, mem64.start, mem64.end - 1, None);
+            resources.push(&high);
+        }
+        let node = self.node.map(|node| Name::new(Path::new("_PXM"), &node));
+        let objects = [
+            Name::new(Path::new("_HID"), &EISAName::new("PNP0A08")),
+            Name::new(Path::new("_CID"), &EISAName::new("PNP0A03")),
+            Name::new(Path::new("_SEG"), &self.segment),
+            Name::new(Path::new("_BBN"), &0u8),
+            Name::new(Path::new("_UID"), &self.segment),
+            // DMA is coherent.
+            Name::new(Path::new("_CCA"), &1u8),
+            Name::new(Path::new("_CRS"), &ResourceTemplate::new(resources)),
+        ];
+        let objects = objects.iter().chain(&node).map(|object| object as &dyn Aml).collect();
+        let device = Device::new(Path::new(&host_bridge(self.segment)), objects);
+        Scope::new(Path::new("\\_SB_"), vec![&device]).to_aml_bytes(sink);
+    }
+}
