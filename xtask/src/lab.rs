@@ -37,6 +37,7 @@ const GUEST_EXTRA: &[&str] = &[
     "virtio_console",
     "virtio_rng",
     "virtio_balloon",
+    "virtio_mem",
     "vmw_vsock_virtio_transport",
     "button",
     "evdev",

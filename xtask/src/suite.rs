@@ -18,6 +18,10 @@ use crate::progress::{note, seconds};
 
 /// How long one test may take. The harness has shorter limits of its own; this one applies when the harness hangs too.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
+/// The variable that says how often tests repeat what must not wear out. Then one may take [`LONG_LIMIT`].
+const ROUNDS: &str = "CH_MEMORY_ROUNDS";
+/// How long one test may take in a longer run.
+const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// How long a test may take in a machine whose clock counts instructions, which is slower.
 const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
 /// The files of tests whose guests start with UEFI firmware begin with this. QEMU's emulation of a nested guest aborts
@@ -82,6 +86,7 @@ impl Test {
     /// How long it may take.
     fn limit(&self) -> Duration {
         match self.clock() {
+            Clock::Real if std::env::var_os(ROUNDS).is_some() => LONG_LIMIT,
             Clock::Real => TEST_LIMIT,
             Clock::Instructions => COUNTING_LIMIT,
         }
@@ -224,6 +229,10 @@ impl Suite<'_> {
         let mut line = environment(self.lab, self.vmm, Some(self.fixtures));
         if self.bless {
             line += "CH_BLESS=1 ";
+        }
+        // How often tests repeat what must not wear out.
+        if let Some(rounds) = std::env::var_os(ROUNDS) {
+            line += &format!("{ROUNDS}={} ", quote(Path::new(&rounds)));
         }
         line += &format!(
             "RUST_BACKTRACE=0 {} --exact {} --include-ignored --test-threads=1",
