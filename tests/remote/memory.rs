@@ -179,6 +179,46 @@ fn zones_are_resized_by_their_names() {
 }
 
 #[test]
+fn numa_nodes_are_the_same_by_command_line_and_json() {
+    let files = Files::new();
+    let kernel = files.kernel(&guest());
+    let vmm = Vmm::start(
+        &[
+            &["--kernel", &kernel, "--cpus", "boot=1,max=4", "--memory", "size=0,hotplug_method=virtio-mem"][..],
+            &["--memory-zone", "id=a,size=64M", "id=b,size=64M,hotplug_size=128M"],
+            &["--numa", "guest_numa_id=0,cpus=[0-1],memory_zones=[a],pci_segments=[0],distances=[1@30]"],
+            &["--numa", "guest_numa_id=1,cpus=[2,3],memory_zones=[b],device_id=__rng"],
+        ]
+        .concat(),
+    );
+    let config = || serde_json::from_str::<Value>(&vmm.done(&["info"])).unwrap()["config"].clone();
+    let before = config();
+    let expected = json!([
+        {
+            "guest_numa_id": 0, "cpus": [0, 1], "distances": [{"destination": 1, "distance": 30}],
+            "memory_zones": ["a"], "pci_segments": [0],
+        },
+        {"guest_numa_id": 1, "cpus": [2, 3], "memory_zones": ["b"], "device_id": "__rng"},
+    ]);
+    assert_eq!(before["numa"], expected);
+    vmm.done(&["reboot"]);
+    // What is printed can be created and booted again.
+    vmm.done(&["shutdown"]);
+    vmm.done(&["delete"]);
+    let path = files.path("again.json");
+    fs::write(&path, before.to_string()).unwrap();
+    vmm.done(&["create", &path.display().to_string()]);
+    vmm.done(&["boot"]);
+    assert_eq!(config()["numa"], expected);
+    let mut wrong = before;
+    wrong["numa"][1]["cpus"] = json!([1]);
+    fs::write(&path, wrong.to_string()).unwrap();
+    vmm.done(&["delete"]);
+    let refused = vmm.refused(&["create", &path.display().to_string()]);
+    assert!(refused.contains("--numa guest_numa_id=1,cpus=[1]: node 0 has it already"), "{refused}");
+}
+
+#[test]
 fn without_room_another_size_counts_from_the_next_start_on() {
     let files = Files::new();
     let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));

@@ -6,6 +6,7 @@ pub(crate) mod hotplug;
 pub(crate) mod memory_devices;
 pub mod memory_hotplug;
 pub mod numa;
+pub(crate) mod oem;
 pub(crate) mod processors;
 pub mod tables;
 pub mod vcpu_hotplug;

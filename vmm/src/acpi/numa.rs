@@ -6,7 +6,7 @@ use acpi_tables::Aml;
 use acpi_tables::sdt::Sdt;
 use pci::Bdf;
 
-use crate::acpi::tables::{OEM_ID, OEM_REVISION, OEM_TABLE};
+use crate::acpi::oem::{OEM_ID, OEM_REVISION, OEM_TABLE};
 use crate::arch::x86_64::topology::Topology;
 
 /// The revision of the SRAT since ACPI 3.0: proximity domains have 32 bits.

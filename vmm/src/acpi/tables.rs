@@ -19,19 +19,13 @@ use crate::acpi::bridge::Bridge;
 use crate::acpi::hotplug::Hotplug;
 use crate::acpi::memory_devices::MemoryDevices;
 use crate::acpi::numa::{self, Node};
+use crate::acpi::oem::{OEM_ID, OEM_REVISION, OEM_TABLE};
 use crate::acpi::processors::Processors;
 use crate::arch::x86_64::layout::{
     self, ECAM, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
 };
 use crate::arch::x86_64::topology::Topology;
 use crate::pci_host::assign_bars::Apertures;
-
-/// Who made the tables.
-pub(crate) const OEM_ID: [u8; 6] = *b"SRIOV ";
-/// Which tables they are.
-pub(crate) const OEM_TABLE: [u8; 8] = *b"SRIOVVMM";
-/// Their revision.
-pub(crate) const OEM_REVISION: u32 = 1;
 
 /// The revision of the MADT of ACPI 6.3 and later.
 const MADT_REVISION: u8 = 5;
