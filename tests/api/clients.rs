@@ -1,5 +1,5 @@
 //! Clients that name Cloud Hypervisor: their requests are sent as they send them, byte for byte, and each answer is
-//! read as they read it.
+//! read as they read it. docs/clients.md has their versions, and what to know of each.
 
 mod folder;
 mod generated;
