@@ -5,5 +5,6 @@
 mod command;
 mod files;
 mod host;
+mod keys;
 mod options;
 mod run;

@@ -4,6 +4,7 @@
 
 mod balloon;
 mod cpus;
+mod devices;
 mod events;
 #[path = "../cli/files.rs"]
 #[expect(dead_code, reason = "these tests use only one of the kernels")]

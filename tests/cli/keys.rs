@@ -1,0 +1,220 @@
+//! Every option and key that `--help` lists is used by a test. A new one fails here until it has a line.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::run::BINARY;
+
+/// Keys whose only supported value is the default. Any other is refused by name.
+const ONLY_DEFAULT: [&str; 2] = ["iommu", "hotplug_method"];
+/// What every VM here has, so that an option has what it needs.
+const AROUND: [(&str, &str); 6] = [
+    ("--kernel", "/k"),
+    ("--cpus", "boot=4"),
+    ("--platform", "num_pci_segments=3"),
+    ("--rate-limit-group", "id=around,bw_size=1,bw_refill_time=1"),
+    ("--net", "id=n,mac=02:00:00:00:00:01,sriov_vfs=2"),
+    ("--net", "id=m,mac=02:00:00:00:00:02,sriov_vfs=2"),
+];
+
+/// The options of a help text, each with its keys. Options are indented by 6 characters, their keys by 10.
+fn options(help: &str) -> Vec<(String, Vec<String>)> {
+    let mut options: Vec<(String, Vec<String>)> = Vec::new();
+    for line in help.lines() {
+        let text = line.trim_start();
+        match line.len() - text.len() {
+            2 | 6 if text.starts_with('-') => {
+                let long = text.split([' ', ',']).find(|word| word.starts_with("--")).unwrap_or("-v");
+                options.push((long.to_owned(), Vec::new()));
+            }
+            10 => {
+                let key = text.split_once('=').map_or("", |(key, _)| key);
+                if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+                    // Those of an argument without a name are those of the other command's option.
+                    options.iter_mut().last().into_iter().for_each(|(_, keys)| keys.push(key.to_owned()));
+                }
+            }
+            _ => {}
+        }
+    }
+    options
+}
+
+fn help(command: &str, arguments: &[&str]) -> String {
+    let output = Command::new(command).args(arguments).arg("--help").output().unwrap();
+    assert!(output.status.success(), "{command} {arguments:?} --help");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A value of `option` without `key`, or with another value for it, that is complete otherwise.
+fn base(option: &str, key: &str) -> String {
+    let limits = "bw_size=1,bw_refill_time=1,ops_size=1,ops_refill_time=1";
+    let base = match (option, key) {
+        ("--disk", "socket") => "vhost_user=on,socket=/s",
+        ("--disk", "backing_files") => "path=/d,image_type=qcow2",
+        ("--generic-vhost-user", "virtio_id") => "virtio_id=26,socket=/s,queue_sizes=[64]",
+        ("--net-vf", _) => "pf=n,index=0",
+        ("--console", _) => "null",
+        ("--balloon", _) => "size=0",
+        ("--disk", _) => "path=/d",
+        ("--fs", _) => "tag=t,socket=/s",
+        ("--generic-vhost-user", _) => "device_type=26,socket=/s,queue_sizes=[64]",
+        ("--net", _) => "id=o,mac=02:00:00:00:00:03",
+        ("--rate-limit-group", _) => "id=g",
+        ("--rng", _) => "src=/dev/random",
+        ("--vdpa", _) => "path=/v",
+        ("--vsock", _) => "cid=4,socket=/t",
+        ("--cpus", _) => "boot=1",
+        ("--memory", _) => "size=256M",
+        ("--memory-zone", _) => "id=z,size=256M",
+        ("--pci-segment", _) => "pci_segment=1",
+        ("--platform", _) => "num_pci_segments=2",
+        _ => panic!("{option}: give it a line here"),
+    };
+    let more = match (option, key) {
+        ("--net" | "--net-vf", "ip" | "mask") => "ip=10.0.0.1,mask=255.255.255.0",
+        ("--net" | "--net-vf", "offload_csum") => "offload_tso=off,offload_ufo=off",
+        ("--net" | "--net-vf", "socket" | "vhost_mode") => "vhost_user=on,socket=/s",
+        ("--memory" | "--memory-zone", "hugepage_size") => "hugepages=on",
+        (_, key) if key.starts_with("bw_") || key.starts_with("ops_") => limits,
+        ("--rate-limit-group", _) => limits,
+        _ => return base.to_owned(),
+    };
+    format!("{base},{more}")
+}
+
+/// A value for `key` that is not its default, and what else it needs.
+fn other(option: &str, key: &str) -> &'static str {
+    match (option, key) {
+        ("--cpus", "boot") => "2,max=2",
+        ("--net" | "--net-vf", "num_queues") => "4",
+        ("--net" | "--net-vf", "vhost_user") => "on,socket=/other",
+        (_, "num_queues" | "num_pci_segments" | "mmio32_aperture_weight" | "mmio64_aperture_weight") => "3",
+        (_, "boot" | "max") => "3",
+        ("--pci-segment", "pci_segment") => "2",
+        (_, "index" | "sriov_vfs" | "pci_segment") => "1",
+        (_, "pci_device_id") => "9",
+        (_, "pf") => "m",
+        (_, "id") => "other",
+        (_, "device_type" | "virtio_id") => "sound",
+        (_, "queue_size") => "512",
+        (_, "queue_sizes") => "[64,64]",
+        (_, "size" | "hotplug_size") => "128M",
+        (_, "hugepage_size") => "2M",
+        (_, "host_numa_node") => "0",
+        (_, "hotplug_method") => "virtio-mem",
+        (_, "cid") => "7",
+        (_, "mtu") => "1400",
+        (_, "ip") => "10.0.0.9",
+        (_, "mask") => "255.255.0.0",
+        (_, "mac" | "host_mac") => "02:00:00:00:00:09",
+        (_, "tap") => "tap9",
+        (_, "rate_limit_group") => "around",
+        (_, "fd") => "[30]",
+        (_, "vhost_mode") => "server",
+        (_, "image_type") => "qcow2",
+        (_, "lock_granularity") => "full",
+        (_, "offload_tso" | "offload_ufo" | "offload_csum" | "sparse" | "thp") => "off",
+        (_, "oem_strings") => "[a,b]",
+        (_, "system_uuid") => "12345678-1234-1234-1234-123456789abc",
+        (_, key) if key.starts_with("system_") || key == "chassis_asset_tag" => "text",
+        (_, key) if key.starts_with("bw_") || key.starts_with("ops_") => "77",
+        (_, "path" | "socket" | "file" | "src" | "vdpa" | "tag" | "serial") => "/other",
+        _ => "on",
+    }
+}
+
+/// `value` with another value for `key`, or with this key at its end.
+fn with(value: &str, key: &str, new: &str) -> String {
+    let begin = format!("{key}=");
+    let others: Vec<_> = value.split(',').filter(|pair| !pair.starts_with(&begin)).collect();
+    format!("{},{begin}{new}", others.join(",")).trim_end_matches(',').trim_start_matches(',').to_owned()
+}
+
+/// What is printed of a VM with this option, or why it is refused.
+fn printed(option: &str, value: &str) -> Result<String, String> {
+    let once = ["--cpus", "--platform"];
+    let around = AROUND.iter().filter(|(other, _)| *other != option || !once.contains(other));
+    let mut command = Command::new(BINARY);
+    command.arg("--print-config").args(around.flat_map(|(option, value)| [option, value]));
+    if option == "--memory-zone" {
+        command.args(["--memory", "size=0"]);
+    }
+    let output = command.args([option, value]).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+#[test]
+fn every_key_changes_the_vm_or_is_refused_by_name() {
+    let mut keys = 0;
+    for (option, key) in
+        options(&help(BINARY, &[])).iter().flat_map(|(option, keys)| keys.iter().map(move |key| (option, key)))
+    {
+        let base = base(option, key);
+        let given = match (option.as_str(), key.as_str()) {
+            // It takes the place of `path`.
+            ("--disk", "vhost_user") => "vhost_user=on,socket=/other".to_owned(),
+            _ => with(&base, key, other(option, key)),
+        };
+        let before = printed(option, &base).unwrap_or_else(|why| panic!("{option} {base}: {why}"));
+        match printed(option, &given) {
+            Ok(after) => assert_ne!(after, before, "{option} {given}: {key} has no effect"),
+            Err(why) => {
+                let named = why.contains(option.as_str()) && why.contains(&format!("{key}="));
+                assert!(ONLY_DEFAULT.contains(&key.as_str()) && named, "{option} {given}: {why}");
+            }
+        }
+        keys += 1;
+    }
+    assert!(keys > 100, "{keys} keys in the help");
+}
+
+/// The tests in all Rust files below `folder`: the whole of a file of tests, and a source file from its tests on.
+fn tests(folder: &Path) -> String {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let text = paths.map(|path| match path.extension().and_then(|extension| extension.to_str()) {
+        _ if path.is_dir() => tests(&path),
+        Some("rs") if !path.ends_with("cli/keys.rs") => {
+            let text = fs::read_to_string(&path).unwrap();
+            let is_test = path.iter().any(|part| part == "tests" || part == "tests.rs");
+            if is_test {
+                text
+            } else {
+                text.split_once("#[cfg(test)]").map_or(<_>::default(), |(_, tests)| tests.into())
+            }
+        }
+        _ => String::new(),
+    });
+    text.collect()
+}
+
+/// By text: an option is in a string of a test's source, alone or with its value. Those with keys are used above.
+#[test]
+fn every_option_and_subcommand_is_in_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text: String = ["tests", "src", "vmm"].map(|folder| tests(&root.join(folder))).concat();
+    let is_used = |word: &str| {
+        let after = |rest: &str| rest.starts_with(['"', ' ', '=', '\\']);
+        text.match_indices(word).any(|(at, _)| text[..at].ends_with(['"', ' ']) && after(&text[at + word.len()..]))
+    };
+    let remote = env!("CARGO_BIN_EXE_ch-remote");
+    let overview = help(remote, &[]);
+    let commands = overview.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let commands: Vec<_> = commands.map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert!(commands.len() > 30, "{commands:?}");
+    let mut missing: Vec<String> = Vec::new();
+    for command in commands.into_iter().filter(|command| *command != "help") {
+        if !is_used(command) {
+            missing.push(format!("ch-remote {command}"));
+        }
+        let of_command = options(&help(remote, &[command])).into_iter().map(|(option, _)| option);
+        missing
+            .extend(of_command.filter(|option| !is_used(option)).map(|option| format!("ch-remote {command} {option}")));
+    }
+    let of_program =
+        options(&help(BINARY, &[])).into_iter().filter(|(option, keys)| keys.is_empty() && !is_used(option));
+    missing.extend(of_program.map(|(option, _)| option));
+    assert!(missing.is_empty(), "no test uses these: {missing:#?}");
+}
