@@ -25,29 +25,33 @@ const LIMIT: u64 = 1200;
 const REAL_LIMIT: Duration = Duration::from_secs(5400);
 /// The size of the root file system. The file is sparse.
 const ROOT_SIZE: u64 = 512 << 20;
+/// What is on it.
+const PACKAGES: &str = "systemd-sysv,udev,cloud-init";
 const CMDLINE: &str = "console=ttyS0 root=/dev/vda2 quiet systemd.show_status=1";
-/// The unit that enables all VFs of each PF.
+/// The unit that enables all VFs of each PF. systemd replaces `$name` and `%x` itself; doubled, they reach the shell.
 const UNIT: &str = "[Unit]
 Description=VFs
 Before=cloud-final.service
 [Service]
 Type=oneshot
-ExecStart=/bin/sh -c 'for pf in /sys/bus/pci/devices/*/sriov_totalvfs; do cat $pf > ${pf%%totalvfs}numvfs; done'
+RemainAfterExit=yes
+ExecStart=/bin/sh -ec 'for pf in /sys/bus/pci/devices/*/sriov_totalvfs; do cat $$pf > $${pf%%totalvfs}numvfs; done'
 [Install]
 WantedBy=multi-user.target
 ";
 /// What the guest says in the end: who cloud-init told it that it is, the state of the unit, its VFs that have a
 /// driver, and what it knows of the machine by SMBIOS.
 const EXPECTED: &str = "@@guest named-by-cloud-init, active, 4 VFs, serial number S42";
+/// The line begins behind an empty one: a login prompt may be there.
 const USER_DATA: &str = "#cloud-config
 hostname: named-by-cloud-init
 write_files:
 - path: /run/report
   content: |
-    state=$(systemctl show -p Result --value vfs.service)
-    [ \"$state\" = success ] && state=active
     vfs=$(ls -d /sys/bus/pci/drivers/virtio-pci/*/physfn | wc -l)
-    echo \"@@guest $(hostname), $state, $vfs VFs, serial number $(cat /sys/class/dmi/id/product_serial)\"
+    serial=$(cat /sys/class/dmi/id/product_serial)
+    echo
+    echo \"@@guest $(hostname), $(systemctl is-active vfs.service), $vfs VFs, serial number $serial\"
 runcmd:
 - sh /run/report > /dev/ttyS0
 ";
@@ -112,11 +116,13 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, form: Form) -> Result<()> {
     }
 }
 
-/// The guest's disk: an EFI system partition with a unified kernel image, and Debian. It is made once.
+/// The guest's disk: an EFI system partition with a unified kernel image, and Debian. It is made once, and again when
+/// what is put on it changes.
 fn disk(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("cloud-image");
     let disk = folder.join("disk.raw");
-    if disk.exists() {
+    let (record, wanted) = (folder.join("wanted"), format!("{PACKAGES}\n{CMDLINE}\n{UNIT}"));
+    if fs::read_to_string(&record).is_ok_and(|have| have == wanted) {
         return Ok(disk);
     }
     let step = Step::begin("make", format!("a disk with Debian {} and cloud-init", apt::RELEASE_6_1));
@@ -128,7 +134,7 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
     let copy = format!("copy-in {} /etc/systemd/system", quote(&unit));
     let enable = "chroot \"$1\" systemctl enable vfs.service";
     let size = format!("{}K", ROOT_SIZE >> 10);
-    debian::file_system(&filesystem, &size, "systemd-sysv,udev,cloud-init", &[&copy, enable])?;
+    debian::file_system(&filesystem, &size, PACKAGES, &[&copy, enable])?;
     let program = folder.join("linux.efi");
     uefi::unified_kernel_image(lab, &lab.image(Image::DiskRoot, uefi::KERNEL)?, CMDLINE, &program)?;
     let offsets = gpt::create(&unfinished, &[(Kind::EfiSystem, uefi::EFI_SYSTEM_SIZE), (Kind::Linux, ROOT_SIZE)])?;
@@ -137,6 +143,7 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
     copy_sparse(&filesystem, &unfinished, linux)?;
     fs::remove_file(&filesystem).context(filesystem.display())?;
     fs::rename(&unfinished, &disk).context(disk.display())?;
+    fs::write(&record, wanted).context(record.display())?;
     step.done();
     Ok(disk)
 }

@@ -98,7 +98,8 @@ pub(crate) fn file_system(image: &Path, size: &str, packages: &str, hooks: &[&st
     // Without root, only fakeroot knows whose file is whose. It cannot read those that nobody may read, such as the
     // backups of the lists of users.
     let make = format!(
-        "mkdir {tree} && tar -C {tree} --exclude='./etc/*-' -xf {archive} && mke2fs -q -t ext4 -d {tree} {image} {size}",
+        "mkdir {tree} && tar -C {tree} --exclude='./etc/*-' -xf {archive} && \
+         mke2fs -q -t ext4 -d {tree} {image} {size}",
         tree = quote(&tree),
         archive = quote(&archive),
         image = quote(image),
