@@ -47,7 +47,7 @@ fn firmware_boots_linux_from_a_disk_and_its_vfs_carry_traffic() {
     guest.ok("[ -d /sys/firmware/efi ]");
     assert_eq!(guest.ok("cat /sys/class/dmi/id/sys_vendor /sys/class/dmi/id/product_serial"), "Cloud Hypervisor\nS1");
     for text in ["one", "two"] {
-        guest.ok(&format!("grep -aqF '{text}' /sys/firmware/dmi/tables/DMI"));
+        guest.ok(&format!("tr '\\000' '\\n' < /sys/firmware/dmi/tables/DMI | grep -qF '{text}'"));
     }
 
     let pf = Pf::find(&mut guest);
