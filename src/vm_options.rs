@@ -6,7 +6,7 @@ use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
     MemoryZoneConfig, NetConfig, NetVf, NumaConfig, Options, PayloadConfig, PciSegmentConfig, PlatformConfig,
-    PmemConfig, Problem, RateLimitGroupConfig, RngConfig, VdpaConfig, VmConfig, VsockConfig, help,
+    PmemConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig, VdpaConfig, VmConfig, VsockConfig, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -238,6 +238,18 @@ pub(crate) struct VmOptions {
     )]
     rng: Option<String>,
 
+    /// Clock with the host's time
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 0..=1,
+        default_missing_value = "",
+        requires = "payload",
+        help_heading = DEVICES,
+        long_help = keys::<RtcConfig>("Virtio clock, which has the host's UTC. Without keys, one with their defaults")
+    )]
+    rtc: Option<String>,
+
     /// Serial port
     #[arg(
         long,
@@ -316,6 +328,9 @@ impl VmOptions {
         }
         if let Some(rng) = self.rng {
             config.rng = rng.parse()?;
+        }
+        if let Some(rtc) = self.rtc {
+            config.rtc = Some(rtc.parse()?);
         }
         if let Some(balloon) = self.balloon {
             config.balloon = Some(balloon.parse()?);

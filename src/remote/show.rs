@@ -88,6 +88,10 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
         let about = format!("cid {}, {}", vsock.cid, vsock.socket.display());
         rows.push(vec![id.clone(), bdf(&id), "vsock".to_string(), about]);
     }
+    if let Some(rtc) = &info.config.rtc {
+        let id = text(&rtc.id);
+        rows.push(vec![id.clone(), bdf(&id), "rtc".to_string(), "UTC".to_string()]);
+    }
     for fs in &info.config.fs {
         let id = text(&fs.id);
         rows.push(vec![id.clone(), bdf(&id), "fs".to_string(), format!("{}, {}", fs.tag, fs.socket.display())]);

@@ -212,3 +212,23 @@ fn the_pseudo_terminal_of_a_debug_console_is_reported() {
     std::io::Read::read_exact(&mut terminal, &mut byte).unwrap();
     assert_eq!(byte, [b'x']);
 }
+
+#[test]
+fn a_vm_has_a_clock_if_it_is_asked_for() {
+    let files = Files::new();
+    let vmm = Vmm::start(&[]);
+    let kernel = files.idle_kernel();
+    let create = |options: &[&str]| {
+        vmm.done(&["delete"]);
+        vmm.done(&[&["create", "--kernel", &kernel, "--console", "off"], options].concat());
+        json_of(&vmm.done(&["info"]))["config"]["rtc"].clone()
+    };
+    assert_eq!(create(&[]), Value::Null);
+    assert_eq!(create(&["--rtc", "id=clock,pci_device_id=9"])["id"], json!("clock"));
+    assert_eq!(create(&["--rtc"])["id"], json!("__rtc"));
+    vmm.done(&["boot"]);
+    let slot = &json_of(&vmm.done(&["info"]))["device_tree"]["_virtio-pci-__rtc"]["pci_bdf"];
+    assert!(vmm.done(&["info", "--text"]).contains(slot.as_str().unwrap()), "{slot}");
+    assert!(vmm.refused(&["remove-device", "__rtc"]).contains("__rtc stays as long as its VM"));
+    assert!(json_of(&vmm.done(&["counters"]))["__rtc"]["readings"].is_u64());
+}

@@ -28,6 +28,7 @@ mod port;
 mod rate_limiter;
 mod ring;
 mod rng;
+mod rtc;
 mod runner;
 mod socket_path;
 mod spill;
@@ -68,6 +69,7 @@ pub use pmem::{Pmem, PmemCounter, PmemCounters, PmemError, PmemSpec};
 pub use port::{FunctionStatus, MacError, Port, SriovStatus};
 pub use rate_limiter::{RateLimit, RateLimitGroup, RateLimits};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
+pub use rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use state::{
     AddressesState, DeviceSpecific, DeviceState, FunctionState, NicState, PositionState, QueueState, STATE_VERSION,
     StateError, TransportState, VectorState, VfState, VfsState,

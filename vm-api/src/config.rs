@@ -23,6 +23,7 @@ pub mod platform;
 pub mod pmem;
 pub mod rate;
 pub mod rng;
+pub mod rtc;
 pub mod unsupported;
 pub mod vdpa;
 pub mod vhost;
@@ -50,6 +51,7 @@ pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
 pub use crate::config::pmem::PmemConfig;
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::rng::RngConfig;
+pub use crate::config::rtc::RtcConfig;
 pub use crate::config::vdpa::VdpaConfig;
 pub use crate::config::vhost::{Vhost, VhostMode};
 pub use crate::config::vsock::VsockConfig;
@@ -97,6 +99,9 @@ pub struct VmConfig {
     pub watchdog: bool,
     /// Whether there is a device by which a guest tells that it panicked.
     pub pvpanic: bool,
+    /// The clock: `--rtc`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rtc: Option<RtcConfig>,
     /// The serial port: `--serial`.
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
@@ -132,6 +137,7 @@ impl Default for VmConfig {
             pmem: Vec::new(),
             watchdog: false,
             pvpanic: false,
+            rtc: None,
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::new(ConsoleMode::Tty),
             debug_console: DebugConsoleConfig::default(),
@@ -157,8 +163,9 @@ impl VmConfig {
         let generic = self.generic_vhost_user.iter_mut();
         let generic = generic.map(|device| Place::new(&mut device.id, &mut device.pci_device_id));
         let pmem = self.pmem.iter_mut().map(|pmem| Place::new(&mut pmem.id, &mut pmem.pci_device_id));
+        let rtc = self.rtc.iter_mut().map(|rtc| Place::new(&mut rtc.id, &mut rtc.pci_device_id));
         let single = std::iter::once(rng).chain(balloon).chain(vsock);
-        nets.chain(vdpas).chain(disks).chain(console).chain(single).chain(fs).chain(generic).chain(pmem)
+        nets.chain(vdpas).chain(disks).chain(console).chain(single).chain(fs).chain(generic).chain(pmem).chain(rtc)
     }
 
     /// Removes the device called `id`, if there is one.

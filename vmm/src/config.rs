@@ -22,6 +22,7 @@ pub(crate) mod pmem;
 pub(crate) mod pool;
 pub(crate) mod rate;
 pub(crate) mod rng;
+pub(crate) mod rtc;
 pub(crate) mod segments;
 pub(crate) mod socket;
 pub(crate) mod subject;
@@ -33,8 +34,8 @@ pub use vm_api::config::{
     CpusConfig, DebugConsoleConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType,
     Key, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, NumaDistance,
     Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem,
-    RateLimitGroupConfig, RateLimiterConfig, RngConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost, VhostMode,
-    VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
+    RateLimitGroupConfig, RateLimiterConfig, RngConfig, RtcConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost,
+    VhostMode, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use pci::{Bdf, HostBridge, Placement, TopologyError, VfIndex};
 use virtio_devices::{
     Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, Expiry, FunctionError, Mem, Memory, Net,
-    NetError, NetSriov, NetSriovError, Pmem, PmemError, ResizeError, Rng, RngError, RunnerError, VhostUserDevice,
+    NetError, NetSriov, NetSriovError, Pmem, PmemError, ResizeError, Rng, RngError, Rtc, RunnerError, VhostUserDevice,
     VirtioDevice, VirtioFunction, VirtioPci, Vsock, VsockError, Watchdog,
 };
 use vm_memory::GuestMemoryMmap;
@@ -511,6 +511,12 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let counters = balloon.counters();
             let counters = Counters::plain("balloon", move || counters.iter().collect());
             Ok((plain(balloon, &option, placement, memory)?, counters))
+        }
+        DeviceKind::Rtc(spec) => {
+            let rtc = Rtc::new(spec.clone());
+            let counters = rtc.counters();
+            let counters = Counters::plain("rtc", move || counters.iter().collect());
+            Ok((plain(rtc, &option, placement, memory)?, counters))
         }
         DeviceKind::Vsock(spec) => {
             let vsock =

@@ -77,6 +77,7 @@ impl Object {
                 ("vdpa", Self::Whole),
                 ("rng", Self::Whole),
                 ("balloon", Self::Whole),
+                ("rtc", Self::Whole),
                 ("vsock", Self::Whole),
                 ("fs", Self::Whole),
                 ("generic_vhost_user", Self::Whole),

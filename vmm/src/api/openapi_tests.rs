@@ -138,6 +138,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<TokenBucketConfig>(all, "TokenBucket", None);
     assert_fields::<DiskConfig>(all, "DiskConfig", Some(Object::Disk));
     assert_fields::<RngConfig>(all, "RngConfig", None);
+    assert_fields::<RtcConfig>(all, "RtcConfig", None);
     assert_fields::<BalloonConfig>(all, "BalloonConfig", None);
     assert_fields::<VdpaConfig>(all, "VdpaConfig", None);
     assert_fields::<VsockConfig>(all, "VsockConfig", None);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, PmemSpec, RngSpec, VhostUserDeviceSpec, VsockSpec};
+use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, PmemSpec, RngSpec, RtcSpec, VhostUserDeviceSpec, VsockSpec};
 
 use crate::config_sriov::{NetPlan, NicPlan};
 
@@ -51,6 +51,8 @@ pub enum DeviceKind {
         /// The index of the part of the memory that it adds to.
         part: usize,
     },
+    /// The clock.
+    Rtc(RtcSpec),
 }
 
 impl DevicePlan {
@@ -75,7 +77,8 @@ impl DevicePlan {
             | DeviceKind::Pmem(_)
             | DeviceKind::Watchdog
             | DeviceKind::Pvpanic
-            | DeviceKind::Mem { .. } => false,
+            | DeviceKind::Mem { .. }
+            | DeviceKind::Rtc(_) => false,
         }
     }
 
@@ -112,7 +115,8 @@ impl DevicePlan {
             | DeviceKind::Balloon(_)
             | DeviceKind::Watchdog
             | DeviceKind::Pvpanic
-            | DeviceKind::Mem { .. } => false,
+            | DeviceKind::Mem { .. }
+            | DeviceKind::Rtc(_) => false,
             DeviceKind::Net(_)
             | DeviceKind::Disk(_)
             | DeviceKind::Vsock(_)

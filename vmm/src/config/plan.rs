@@ -7,7 +7,7 @@ use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::numa::NumaNode;
 use crate::config::{
-    balloon, console, disk, machine, mem, memory, numa, on_off, pmem, rng, segments, vhost_user, vsock,
+    balloon, console, disk, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vhost_user, vsock,
 };
 use crate::config_sriov::{self, NetPlan};
 use crate::pci_host::assign_bars::Weights;
@@ -66,6 +66,7 @@ impl VmPlan {
         devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);
         devices.extend(vhost_user::plan_generic(&config.generic_vhost_user)?);
         devices.extend(pmem::plan(&config.pmem)?);
+        devices.extend(rtc::plan(config.rtc.as_ref())?);
         // The last, because the configuration has no place for their names and slots, which `fill_in` relies on.
         devices.extend(on_off::plan(config));
         let numa = numa::plan(config, count)?;

@@ -24,6 +24,8 @@ const OF_RNG: u64 = 4;
 const OF_BALLOON: u64 = 5;
 /// For a memory device: a doorbell, and two MSI-X vectors.
 const OF_MEM: u64 = 3;
+/// For the clock: a doorbell, and two MSI-X vectors.
+const OF_RTC: u64 = 3;
 /// For the socket device: its socket, poll set and doorbell, and four MSI-X vectors. Connections for which there is no
 /// file are refused, one by one.
 const OF_VSOCK: u64 = 7;
@@ -78,6 +80,7 @@ fn of_device(plan: &DevicePlan) -> u64 {
         DeviceKind::Watchdog => OF_WATCHDOG,
         DeviceKind::Pvpanic => 0,
         DeviceKind::Mem { .. } => OF_MEM,
+        DeviceKind::Rtc(_) => OF_RTC,
         // Of each queue a doorbell and a vector, the vector of configuration changes, and the worker's: its own kick, a
         // stand-in for interrupts and one for errors.
         DeviceKind::VhostUser(spec) => OF_SOCKET_OR_DEVICE + 2 * spec.queue_sizes.len() as u64 + 4,

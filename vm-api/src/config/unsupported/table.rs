@@ -37,7 +37,6 @@ pub(super) const TABLE: &[Missing] = &[
     missing("pvmemcontrol devices are", &[Flag("--pvmemcontrol"), Field(Vm, "pvmemcontrol", Null)]),
     missing("ivshmem devices are", &[Flag("--ivshmem"), Field(Vm, "ivshmem", Null)]),
     missing("fw_cfg devices are", &[Flag("--fw-cfg-config"), Field(Vm, "fw_cfg_config", Null)]),
-    missing("paravirtual clocks are", &[Flag("--rtc"), Field(Vm, "rtc", Null)]),
     // Disks and NICs.
     missing("pinned queues are", &[Setting(Disk, "queue_affinity", Empty)]),
     missing(IMAGE_TYPE, &[]),

@@ -1,0 +1,115 @@
+//! virtio-rtc with one clock, the host's UTC (`virtio 1.4`, device type 17).
+//!
+//! A driver reads the clock by requests in a queue. There are no alarms, and no readings together with a counter of
+//! the CPU.
+
+mod counters;
+mod requests;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_CLOCK;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::counters::{Losses, log_losses};
+use crate::worker::{spawn, thread_name};
+use crate::{Start, VirtioDevice, Worker};
+pub use counters::{RtcCounter, RtcCounters};
+use worker::QueueWorker;
+
+/// Unassigned class.
+const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
+/// The size of the queue of requests.
+const QUEUE_SIZES: &[u16] = &[64];
+const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+
+/// What a clock is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RtcSpec {
+    /// Its id, which its thread is named after.
+    pub id: String,
+}
+
+/// A virtio real-time clock.
+pub struct Rtc {
+    spec: RtcSpec,
+    counters: Arc<RtcCounters>,
+    losses: Losses,
+}
+
+impl Rtc {
+    /// A clock.
+    pub fn new(spec: RtcSpec) -> Self {
+        Self { spec, counters: Arc::new(RtcCounters::new()), losses: Losses::default() }
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> Arc<RtcCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl VirtioDevice for Rtc {
+    fn device_type(&self) -> u16 {
+        VIRTIO_ID_CLOCK as u16
+    }
+
+    fn class(&self) -> [u8; 3] {
+        CLASS
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        QUEUE_SIZES
+    }
+
+    /// There is no configuration: a driver asks by requests.
+    fn config_read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn config_generation(&self) -> u8 {
+        0
+    }
+
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
+        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let worker = QueueWorker {
+            index,
+            queue,
+            features: start.features,
+            memory: start.memory,
+            interrupts: start.interrupts,
+            counters: Arc::clone(&self.counters),
+            kick: Arc::clone(&kick),
+            stop: Arc::clone(&stop),
+        };
+        let thread = spawn(thread_name(&self.spec.id, "q", index), move || worker.run())?;
+        Ok(vec![Worker::new([index], kick, stop, thread)])
+    }
+
+    fn reset(&mut self) {
+        log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
+    }
+}
+
+impl Drop for Rtc {
+    fn drop(&mut self) {
+        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
+    }
+}

@@ -1,0 +1,24 @@
+//! The clock: `--rtc`.
+
+use option_derive::Options;
+use serde::Serialize;
+
+/// The virtio clock, which has the host's UTC.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--rtc")]
+pub struct RtcConfig {
+    /// Device name, unique in the VM. It must not start with two underscores. By default __rtc.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    #[option("iommu=on|off")]
+    pub iommu: bool,
+}

@@ -1,0 +1,69 @@
+//! The rules for the clock, and its plan.
+
+use virtio_devices::RtcSpec;
+use vm_api::config::RtcConfig;
+use vm_api::config::error::ConfigError;
+
+use crate::config::common_keys::CommonKeys;
+use crate::config::device::{DeviceKind, DevicePlan};
+use crate::config::subject::Subject;
+
+const FLAG: &str = "--rtc";
+/// The default id of the clock.
+const ID: &str = "__rtc";
+
+/// Plans the clock, if there is one.
+///
+/// # Errors
+///
+/// The first thing that is wrong.
+pub(crate) fn plan(config: Option<&RtcConfig>) -> Result<Option<DevicePlan>, ConfigError> {
+    let Some(config) = config else { return Ok(None) };
+    let keys = CommonKeys {
+        id: config.id.as_deref().filter(|id| *id != ID),
+        pci_device_id: config.pci_device_id,
+        iommu: config.iommu,
+    };
+    keys.check(FLAG, &Subject::device(FLAG, None, 0, 1))?;
+    let id = config.id.clone().unwrap_or_else(|| ID.to_string());
+    let spec = RtcSpec { id: id.clone() };
+    let RtcConfig { pci_segment, pci_device_id, .. } = *config;
+    Ok(Some(DevicePlan { flag: FLAG, id, pci_segment, pci_device_id, kind: DeviceKind::Rtc(spec) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(text: &str) -> Result<DevicePlan, String> {
+        let planned = text.parse::<RtcConfig>().and_then(|config| plan(Some(&config)));
+        planned.map(Option::unwrap).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_clock_is_there_if_it_is_asked_for_and_has_a_name_of_its_own() {
+        let rtc = |id: &str, pci_segment, pci_device_id| DevicePlan {
+            flag: "--rtc",
+            id: id.to_string(),
+            pci_segment,
+            pci_device_id,
+            kind: DeviceKind::Rtc(RtcSpec { id: id.to_string() }),
+        };
+        assert_eq!(plan(None), Ok(None));
+        // As it is printed, it can be given.
+        assert_eq!([planned(""), planned("id=__rtc")], [Ok(rtc("__rtc", 0, None)), Ok(rtc("__rtc", 0, None))]);
+        assert_eq!(planned("id=clock,pci_segment=1,pci_device_id=5").unwrap(), rtc("clock", 1, Some(5)));
+    }
+
+    #[test]
+    fn what_it_cannot_have_is_refused_with_a_way_out() {
+        for (text, expected) in [
+            ("id=__x", "--rtc id=__x: not a device name"),
+            ("iommu=on", "--rtc iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
+            ("pci_device_id=32", "--rtc pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them"),
+        ] {
+            let said = planned(text).unwrap_err();
+            assert!(said.starts_with(expected), "{said}");
+        }
+    }
+}
