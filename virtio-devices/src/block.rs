@@ -45,7 +45,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::rate_limiter::{RateLimitGroup, RateLimits};
-use crate::worker::{spawn, spawn_all, thread_name};
+use crate::worker::{can_run_on, cpu_set, run_on, spawn, spawn_all, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 use access::Access;
 pub use access::{ImageFormat, LockGranularity};
@@ -110,6 +110,8 @@ pub struct BlockSpec {
     pub limit_group: Option<String>,
     /// Tries io_uring. Without it a queue's requests are carried out one at a time.
     pub io_uring: bool,
+    /// The CPUs of the host that queues run on, below 1,024. Those that are left out run on any.
+    pub queue_cpus: Vec<(u16, Vec<u32>)>,
 }
 
 /// A virtio block device. It and its image outlive resets of the device and reboots of the guest.
@@ -149,6 +151,11 @@ impl Block {
         }
         if let Some(serial) = spec.serial.as_ref().filter(|serial| serial.len() > SERIAL) {
             return Err(BlockError::Serial(serial.clone()));
+        }
+        for (queue, cpus) in &spec.queue_cpus {
+            if !can_run_on(&cpu_set(cpus)) {
+                return Err(BlockError::Cpus(*queue));
+            }
         }
         let BlockSpec { read_only, direct, format, sparse, lock, .. } = spec;
         let image = Arc::new(Image::open(&spec.path, Access { read_only, direct, format, sparse, lock })?);
@@ -258,7 +265,14 @@ impl Block {
         let (queues, kick, stop) = (vec![worker.index], Arc::clone(&worker.kick), Arc::clone(&worker.stop));
         let shared = Arc::clone(shared);
         let name = thread_name(&self.spec.id, "q", worker.index);
-        let thread = spawn(name, move || worker.run(&shared))?;
+        let cpus = self.spec.queue_cpus.iter().find(|(queue, _)| *queue == worker.index).map(|(_, cpus)| cpu_set(cpus));
+        let run = move || {
+            if let Some(cpus) = cpus {
+                run_on(&cpus);
+            }
+            worker.run(&shared);
+        };
+        let thread = spawn(name, run)?;
         Ok(Worker::new(queues, kick, stop, thread))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::process::getpid;
-use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::Worker;
 
@@ -51,6 +51,30 @@ fn run_where_the_process_does() {
     }
 }
 
+/// A set of CPUs of the host. There are none from 1,024 on.
+pub(crate) fn cpu_set(cpus: &[u32]) -> CpuSet {
+    let mut set = CpuSet::new();
+    let known = cpus.iter().filter_map(|cpu| usize::try_from(*cpu).ok()).filter(|cpu| *cpu < CpuSet::MAX_CPU);
+    known.for_each(|cpu| set.set(cpu));
+    set
+}
+
+/// Whether the host and this process's limits have one of these CPUs.
+pub(crate) fn can_run_on(cpus: &CpuSet) -> bool {
+    // The kernel says by trying, and a thread that ends leaves nothing behind.
+    thread::scope(|scope| {
+        let try_it =
+            thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || sched_setaffinity(None, cpus).is_ok());
+        try_it.is_ok_and(|thread| thread.join().unwrap_or(false))
+    })
+}
+
+/// Binds the calling thread to these CPUs.
+pub(crate) fn run_on(cpus: &CpuSet) {
+    // It was possible when the device was opened. If those CPUs have gone since, it runs on any.
+    let _ = sched_setaffinity(None, cpus);
+}
+
 /// Spawns a worker for each of `parts`, or none. If one cannot be spawned, the others end before they have touched
 /// anything, and are joined here. Workers lock `complete` first, and end at once if it is false.
 pub(crate) fn spawn_all<T>(
@@ -85,8 +109,6 @@ pub(crate) fn thread_name(id: &str, kind: &str, number: u16) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rustix::thread::CpuSet;
-
     use super::*;
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! The names are Cloud Hypervisor's.
 
+pub(crate) mod affinity;
 pub mod balloon;
 pub mod console;
 pub mod cpus;
@@ -37,7 +38,7 @@ pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
 pub use crate::config::debug_console::DebugConsoleConfig;
-pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig};
+pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
 pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::fs::FsConfig;
 pub use crate::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};

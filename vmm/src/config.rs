@@ -20,6 +20,7 @@ pub(crate) mod on_off;
 pub(crate) mod plan;
 pub(crate) mod pmem;
 pub(crate) mod pool;
+pub(crate) mod queue_affinity;
 pub(crate) mod rate;
 pub(crate) mod rng;
 pub(crate) mod rtc;
@@ -35,7 +36,7 @@ pub use vm_api::config::{
     Key, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, NumaDistance,
     Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem,
     RateLimitGroupConfig, RateLimiterConfig, RngConfig, RtcConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost,
-    VhostMode, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
+    VhostMode, VirtQueueAffinity, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

@@ -11,6 +11,9 @@ use crate::ErrorKind;
 /// Why there is no disk: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum BlockError {
+    /// A queue cannot run on any of its CPUs.
+    #[error("queue_affinity=[{0}@...]: this process can run on none of the CPUs given; give others")]
+    Cpus(u16),
     /// There is no such file.
     #[error("path={}: does not exist; create it: truncate -s 10G {}", .0.display(), .0.display())]
     Missing(PathBuf),
@@ -121,7 +124,7 @@ impl BlockError {
             | Self::InUse(_)
             | Self::File { .. } => ErrorKind::Unsuitable,
             Self::Space { .. } => ErrorKind::Host,
-            Self::Serial(_) | Self::QueueSize(_) | Self::NoQueue => ErrorKind::Invalid,
+            Self::Serial(_) | Self::QueueSize(_) | Self::NoQueue | Self::Cpus(_) => ErrorKind::Invalid,
         }
     }
 

@@ -61,6 +61,7 @@ pub(crate) fn spec(io_uring: bool) -> BlockSpec {
         limits: RateLimits::default(),
         limit_group: None,
         io_uring,
+        queue_cpus: Vec::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 use option_derive::Options;
 use serde::{Deserialize, Serialize};
 
+use crate::config::affinity;
 use crate::config::grammar::list;
 use crate::config::option::Value;
 
@@ -86,22 +87,12 @@ pub struct CpuAffinity {
 /// A list such as `[0@[0-3],1@[2,5]]`.
 impl Value for Vec<CpuAffinity> {
     fn parse(text: &str) -> Result<Self, String> {
-        let element = |element: &String| {
-            let (vcpu, cpus) =
-                element.split_once('@').ok_or("write each vCPU as 0@[0,2-3]: its number, @, its CPUs")?;
-            let host_cpus = Vec::<i32>::parse(cpus)?.into_iter().map(i32::unsigned_abs).collect();
-            Ok(CpuAffinity { vcpu: u32::parse(vcpu)?, host_cpus })
-        };
-        list(text)?.iter().map(element).collect()
+        let elements = affinity::parse(text)?.into_iter();
+        Ok(elements.map(|(vcpu, host_cpus)| CpuAffinity { vcpu, host_cpus }).collect())
     }
 
     fn print(&self) -> Option<String> {
-        let element = |affinity: &CpuAffinity| {
-            let cpus: Vec<_> = affinity.host_cpus.iter().map(u32::to_string).collect();
-            format!("{}@[{}]", affinity.vcpu, cpus.join(","))
-        };
-        let elements: Vec<_> = self.iter().map(element).collect();
-        (!self.is_empty()).then(|| format!("[{}]", elements.join(",")))
+        affinity::print(self.iter().map(|affinity| (affinity.vcpu, &affinity.host_cpus[..])))
     }
 }
 

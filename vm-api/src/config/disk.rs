@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use option_derive::Options;
 use serde::{Deserialize, Serialize};
 
+use crate::config::affinity;
 use crate::config::option::Value;
 use crate::config::rate::RateLimiterConfig;
 
@@ -77,12 +78,38 @@ pub struct DiskConfig {
     /// becomes.
     #[option("lock_granularity=byte-range|full", default = LockGranularity::ByteRange)]
     pub lock_granularity: LockGranularity,
+    /// The CPUs of the host that the queues run on. Those that are left out run on any.
+    #[option("queue_affinity=[<queue>@[<cpu>,<cpu>-<cpu>,...],...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub queue_affinity: Vec<VirtQueueAffinity>,
     /// Whether to do without io_uring: each queue then has one request at a time.
     #[option("_disable_io_uring=on|off")]
     pub disable_io_uring: bool,
     /// Whether to do without Linux AIO, which is never used.
     #[option("_disable_aio=on|off")]
     pub disable_aio: bool,
+}
+
+/// The CPUs of the host that a queue runs on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+pub struct VirtQueueAffinity {
+    /// The queue, from 0.
+    pub queue_index: u16,
+    /// The CPUs of the host.
+    pub host_cpus: Vec<u32>,
+}
+
+/// A list such as `[0@[0-3],1@[2,5]]`.
+impl Value for Vec<VirtQueueAffinity> {
+    fn parse(text: &str) -> Result<Self, String> {
+        let elements = affinity::parse(text)?.into_iter();
+        Ok(elements.map(|(queue_index, host_cpus)| VirtQueueAffinity { queue_index, host_cpus }).collect())
+    }
+
+    fn print(&self) -> Option<String> {
+        affinity::print(self.iter().map(|affinity| (affinity.queue_index, &affinity.host_cpus[..])))
+    }
 }
 
 /// The limits of a group of disks.

@@ -136,6 +136,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<VfConfig>(all, "VfConfig", None);
     assert_fields::<RateLimiterConfig>(all, "RateLimiterConfig", None);
     assert_fields::<TokenBucketConfig>(all, "TokenBucket", None);
+    assert_fields::<VirtQueueAffinity>(all, "VirtQueueAffinity", None);
     assert_fields::<DiskConfig>(all, "DiskConfig", Some(Object::Disk));
     assert_fields::<RngConfig>(all, "RngConfig", None);
     assert_fields::<RtcConfig>(all, "RtcConfig", None);

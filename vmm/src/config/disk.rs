@@ -12,6 +12,7 @@ use vm_api::config::unsupported::IMAGE_TYPE;
 use crate::config::common_keys::CommonKeys;
 use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::nic::QUEUE_SIZES;
+use crate::config::queue_affinity;
 use crate::config::rate;
 use crate::config::socket;
 use crate::config::subject::Subject;
@@ -66,6 +67,7 @@ fn check(
     keys.check("--disk", subject)?;
     check_image_type(disk, subject)?;
     check_vhost_user(disk, subject)?;
+    queue_affinity::check(disk, subject)?;
     if !disk.vhost_user && disk.path.as_deref().is_none_or(|path| path.as_os_str().is_empty()) {
         let what = "needs path=: an image in a file, or a block device".to_string();
         return Err(ConfigError::new(subject.bare(), Problem::Missing(what)));
@@ -176,6 +178,7 @@ fn spec(disk: &DiskConfig, id: String, limits: RateLimits) -> BlockSpec {
             vm_api::config::LockGranularity::Full => LockGranularity::Full,
         },
         io_uring: !disk.disable_io_uring,
+        queue_cpus: disk.queue_affinity.iter().map(|queue| (queue.queue_index, queue.host_cpus.clone())).collect(),
     }
 }
 
@@ -254,6 +257,7 @@ mod tests {
             sparse: true,
             lock: LockGranularity::ByteRange,
             io_uring: true,
+            queue_cpus: Vec::new(),
         };
         assert_eq!(plans(&["path=/a"]).unwrap(), [spec]);
         let plans =

@@ -75,6 +75,28 @@ fn each_queue_has_a_worker_that_is_named_after_it_if_the_driver_knows_several() 
 }
 
 #[test]
+fn a_queue_runs_on_its_cpus_and_the_others_on_any() {
+    let allowed = |worker: &crate::Worker| {
+        let name = worker.thread.thread().name().unwrap().to_string();
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
+        let mut statuses = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
+        let status = statuses.find(|status| status.starts_with(&format!("Name:\t{name}\n"))).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t"));
+        line.unwrap_or_default().to_string()
+    };
+    let own = std::fs::read_to_string("/proc/self/status").unwrap();
+    let all = own.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap();
+    let cpu = all.split(['-', ',']).next().unwrap();
+    let queue_cpus = vec![(1, vec![cpu.parse().unwrap(), 1023])];
+    let guest = Guest::with(BlockSpec { id: "bound".into(), queues: 2, queue_cpus, ..spec(true) });
+    eventually("its CPU", || allowed(&guest.workers[1]) == cpu);
+    assert_eq!(allowed(&guest.workers[0]), all);
+    let open = |queue_cpus| Block::open(BlockSpec { path: guest.file.path().into(), queue_cpus, ..spec(true) }).err();
+    let none = open(vec![(0, vec![1023])]).unwrap();
+    assert!(matches!(none, BlockError::Cpus(0)) && none.to_string().contains("can run on none of the CPUs"), "{none}");
+}
+
+#[test]
 fn guest_memory_that_is_exchanged_is_used_from_then_on() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);

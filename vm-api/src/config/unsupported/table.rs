@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::place::Harmless::{Empty, If, Is, Null, Number, Numbers, Word};
 use super::place::Missing;
-use super::place::Object::{Cpus, Disk, Payload, Platform, Vm};
+use super::place::Object::{Cpus, Payload, Platform, Vm};
 use super::place::Place::{self, Endpoint, Field, Flag, Setting};
 
 /// `iommu=on` of a device.
@@ -38,7 +38,6 @@ pub(super) const TABLE: &[Missing] = &[
     missing("ivshmem devices are", &[Flag("--ivshmem"), Field(Vm, "ivshmem", Null)]),
     missing("fw_cfg devices are", &[Flag("--fw-cfg-config"), Field(Vm, "fw_cfg_config", Null)]),
     // Disks and NICs.
-    missing("pinned queues are", &[Setting(Disk, "queue_affinity", Empty)]),
     missing(IMAGE_TYPE, &[]),
     // PCI.
     missing(

@@ -1,0 +1,28 @@
+//! CPUs of the host that numbered threads may run on: `[0@[0-3],1@[2,5]]`.
+
+use crate::config::grammar::list;
+use crate::config::option::Value;
+
+/// Reads such a list: each number with its CPUs.
+///
+/// # Errors
+///
+/// What is wrong.
+pub(crate) fn parse<N: Value>(text: &str) -> Result<Vec<(N, Vec<u32>)>, String> {
+    let element = |element: &String| {
+        let (number, cpus) = element.split_once('@').ok_or("write each as 0@[0,2-3]: a number, @, its CPUs")?;
+        let cpus = Vec::<i32>::parse(cpus)?.into_iter().map(i32::unsigned_abs).collect();
+        Ok((N::parse(number)?, cpus))
+    };
+    list(text)?.iter().map(element).collect()
+}
+
+/// The list as it reads back; `None` if it is empty.
+pub(crate) fn print<'c, N: ToString>(elements: impl Iterator<Item = (N, &'c [u32])>) -> Option<String> {
+    let element = |(number, cpus): (N, &[u32])| {
+        let cpus: Vec<_> = cpus.iter().map(u32::to_string).collect();
+        format!("{}@[{}]", number.to_string(), cpus.join(","))
+    };
+    let elements: Vec<_> = elements.map(element).collect();
+    (!elements.is_empty()).then(|| format!("[{}]", elements.join(",")))
+}

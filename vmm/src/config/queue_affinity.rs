@@ -1,0 +1,80 @@
+//! The rules for disks' queues that are bound to CPUs of the host.
+
+use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::{DiskConfig, VirtQueueAffinity};
+
+use crate::config::cpus::HOST_CPUS;
+use crate::config::subject::Subject;
+
+/// Checks those of a disk.
+///
+/// # Errors
+///
+/// The first thing that is wrong.
+pub(crate) fn check(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
+    let queues = disk.num_queues;
+    for (n, VirtQueueAffinity { queue_index, host_cpus }) in disk.queue_affinity.iter().enumerate() {
+        let fail = |problem| {
+            let key = subject.key("queue_affinity", format!("[{queue_index}@...]"));
+            Err(ConfigError::new(key, problem))
+        };
+        if disk.vhost_user {
+            let what = "its backend runs the queues; leave queue_affinity out".to_string();
+            return fail(Problem::Conflict(what));
+        }
+        if *queue_index >= queues {
+            let what = format!("the queues are 0 to {}; give one of them", queues.saturating_sub(1));
+            return fail(Problem::Value(what));
+        }
+        if disk.queue_affinity.iter().take(n).any(|other| other.queue_index == *queue_index) {
+            return fail(Problem::Conflict("the queue is there twice; give all of its CPUs at once".to_string()));
+        }
+        if host_cpus.is_empty() {
+            return fail(Problem::Value("a queue needs a CPU of the host to run on; give one, or more".to_string()));
+        }
+        if let Some(cpu) = host_cpus.iter().find(|cpu| **cpu >= HOST_CPUS) {
+            let what = format!("CPU {cpu} of the host: they are numbered 0 to {}; give one of these", HOST_CPUS - 1);
+            return fail(Problem::Limit(what));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{DeviceKind, PlannedVm, VmConfig};
+
+    fn planned(text: &str) -> Result<Vec<(u16, Vec<u32>)>, String> {
+        let mut vm = VmConfig { cpus: "boot=4".parse().unwrap(), ..VmConfig::default() };
+        vm.disks.push(text.parse().unwrap());
+        let planned = PlannedVm::new(vm).map_err(|error| error.to_string())?;
+        match &planned.plan().devices[0].kind {
+            DeviceKind::Disk(spec) => Ok(spec.queue_cpus.clone()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_queue_has_the_cpus_that_it_is_given() {
+        let text = "path=/d,num_queues=4,queue_affinity=[0@[0-2],3@[7,1023]]";
+        assert_eq!(planned(text), Ok(vec![(0, vec![0, 1, 2]), (3, vec![7, 1023])]));
+        assert_eq!(planned("path=/d,queue_affinity=[]"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_queue_that_is_not_there_or_has_no_cpu_is_refused() {
+        for (affinity, said) in [
+            ("[2@[0]]", "--disk queue_affinity=[2@...]: the queues are 0 to 1; give one of them"),
+            ("[1@[0],1@[1]]", "--disk queue_affinity=[1@...]: the queue is there twice; give all of its CPUs at once"),
+            ("[1@[]]", "--disk queue_affinity=[1@...]: a queue needs a CPU of the host to run on; give one, or more"),
+            (
+                "[0@[1024]]",
+                "--disk queue_affinity=[0@...]: CPU 1024 of the host: they are numbered 0 to 1023; give one of these",
+            ),
+        ] {
+            assert_eq!(planned(&format!("path=/d,num_queues=2,queue_affinity={affinity}")), Err(said.to_string()));
+        }
+        let said = planned("vhost_user=on,socket=/s,queue_affinity=[0@[0]]").unwrap_err();
+        assert!(said.ends_with("its backend runs the queues; leave queue_affinity out"), "{said}");
+    }
+}
