@@ -148,6 +148,11 @@ fn every_key<T: Options>() -> String {
         "on|off" => "on",
         "on|off|auto" => "auto",
         "client|server" => "server",
+        "<threads>:<cores>:<dies>:<packages>" => "1:2:1:1",
+        "[<vcpu>@[<cpu>,<cpu>-<cpu>,...],...]" => "[0@[1,3-4]]",
+        "amx" => "amx",
+        "acpi" | "acpi|virtio-mem" => "acpi",
+        "vm|vcpu|off" => "vcpu",
         _ => "\"a,b\"",
     };
     let keys = T::keys().into_iter().map(|key| format!("{}={}", key.name, value(key.syntax)));
