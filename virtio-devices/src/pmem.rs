@@ -9,6 +9,7 @@
 
 mod counters;
 mod error;
+mod spec;
 mod worker;
 
 #[cfg(test)]
@@ -16,7 +17,7 @@ mod tests;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -33,6 +34,7 @@ use crate::worker::{spawn, thread_name};
 use crate::{Start, VirtioDevice, Worker};
 pub use counters::{PmemCounter, PmemCounters};
 pub use error::PmemError;
+pub use spec::PmemSpec;
 use worker::QueueWorker;
 
 /// Unassigned class.
@@ -40,26 +42,6 @@ const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The size of the one queue.
 const QUEUE_SIZES: &[u16] = &[256];
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
-
-/// What a persistent memory device is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PmemSpec {
-    /// Its id, which its thread is named after.
-    pub id: String,
-    /// A file, a block device, or a folder for an unnamed temporary file.
-    pub file: PathBuf,
-    /// Its size in bytes, a multiple of [`Self::UNIT`]; `None` for that of the file.
-    pub size: Option<u64>,
-    /// Whether the file does not get what the guest writes.
-    pub discard_writes: bool,
-}
-
-impl PmemSpec {
-    /// The unit of sizes, in bytes: Linux maps such memory in pages of 2 MiB.
-    pub const UNIT: u64 = 2 << 20;
-    /// The largest size, in bytes: more than a guest can address beside its memory.
-    pub const MOST: u64 = 1 << 45;
-}
 
 /// A virtio persistent memory device.
 pub struct Pmem {

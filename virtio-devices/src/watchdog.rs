@@ -23,6 +23,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::counters::{Losses, log_losses};
 use crate::worker::{spawn, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
+pub use clock::Expiry;
 use clock::Times;
 pub use counters::{WatchdogCounter, WatchdogCounters};
 use worker::QueueWorker;
@@ -34,9 +35,6 @@ const QUEUE_SIZES: &[u16] = &[8];
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 /// The saved state of a watchdog whose clock runs.
 const RUNS: [u8; 1] = [1];
-
-/// Called when the pings have ended. It must not wait.
-pub type Expiry = dyn Fn() + Send + Sync;
 
 /// A virtio watchdog.
 pub struct Watchdog {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::PmemSpec;
+use super::spec::PmemSpec;
 use crate::ErrorKind;
 
 /// Why there is no persistent memory device: one line, to follow the option's name.

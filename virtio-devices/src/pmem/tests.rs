@@ -1,6 +1,7 @@
 //! Persistent memory as its driver uses it.
 
 use std::fs::File;
+use std::path::PathBuf;
 
 use pci::Rid;
 

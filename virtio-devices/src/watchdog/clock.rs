@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+/// Called when the pings have ended. It must not wait.
+pub type Expiry = dyn Fn() + Send + Sync;
+
 /// The times of a watchdog.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {

@@ -9,8 +9,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::{Bytes, GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::Expiry;
-use super::clock::{Clock, Times};
+use super::clock::{Clock, Expiry, Times};
 use super::counters::{Tally, WatchdogCounter, WatchdogCounters};
 use crate::eventfd::borrow;
 use crate::features::has;
