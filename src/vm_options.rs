@@ -6,7 +6,8 @@ use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
     MemoryZoneConfig, NetConfig, NetVf, NumaConfig, Options, PayloadConfig, PciSegmentConfig, PlatformConfig,
-    PmemConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig, VdpaConfig, VmConfig, VsockConfig, help,
+    PmemConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig, TpmConfig, VdpaConfig, VmConfig, VsockConfig,
+    help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -260,6 +261,16 @@ pub(crate) struct VmOptions {
     )]
     serial: Option<String>,
 
+    /// TPM 2.0, whose work swtpm does
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        requires = "payload",
+        help_heading = DEVICES,
+        long_help = keys::<TpmConfig>("TPM 2.0, whose work swtpm does")
+    )]
+    tpm: Option<String>,
+
     /// NICs that are vDPA devices of the host
     #[arg(
         long,
@@ -350,6 +361,7 @@ impl VmOptions {
         for node in self.numa {
             config.numa.push(node.parse()?);
         }
+        config.tpm = self.tpm.map(|text| text.parse()).transpose()?;
         config.platform = self.platform.map(|text| text.parse()).transpose()?;
         for group in self.rate_limit_group {
             config.rate_limit_groups.push(group.parse()?);

@@ -17,5 +17,6 @@ mod readme;
 mod refused;
 mod registry_client;
 mod tap;
+mod tpm;
 mod vmm;
 mod vsock;

@@ -94,7 +94,7 @@ fn an_option_that_comes_later_is_a_usage_error_by_name() {
         usage(&["--kernel", "k", "--device", "path=/x"]),
         "--device: VFIO devices are not supported yet; leave it out"
     );
-    assert_eq!(usage(&["--tpm", "socket=/tmp/s"]), "--tpm: TPMs are not supported yet; leave it out");
+    assert_eq!(usage(&["--gdb", "path=/x"]), "--gdb: debugging with gdb is not supported yet; leave it out");
 }
 
 #[test]

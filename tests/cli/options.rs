@@ -44,6 +44,10 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
         "cid=5,socket=/run/v",
         "--watchdog",
         "--pvpanic",
+        "--tpm",
+        "socket=/run/tpm",
+        "--pmem",
+        "file=/run/pmem,size=4M",
         "--net",
         "id=pf0,sriov_vfs=4",
         "--net-vf",
@@ -62,6 +66,7 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
     });
     assert_eq!(config["balloon"], balloon);
     assert_eq!((&config["vsock"]["cid"], &config["vsock"]["socket"]), (&5.into(), &"/run/v".into()));
+    assert_eq!((&config["tpm"], &config["pmem"][0]["size"]), (&json!({"socket": "/run/tpm"}), &(4 << 20).into()));
     assert_eq!((&config["watchdog"], &config["pvpanic"]), (&true.into(), &true.into()));
     let files = Files::new();
     let file = files.write("vm.json", text.as_bytes());

@@ -25,6 +25,7 @@ pub mod pmem;
 pub mod rate;
 pub mod rng;
 pub mod rtc;
+pub mod tpm;
 pub mod unsupported;
 pub mod vdpa;
 pub mod vhost;
@@ -53,6 +54,7 @@ pub use crate::config::pmem::PmemConfig;
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::rng::RngConfig;
 pub use crate::config::rtc::RtcConfig;
+pub use crate::config::tpm::TpmConfig;
 pub use crate::config::vdpa::VdpaConfig;
 pub use crate::config::vhost::{Vhost, VhostMode};
 pub use crate::config::vsock::VsockConfig;
@@ -103,6 +105,9 @@ pub struct VmConfig {
     /// The clock: `--rtc`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtc: Option<RtcConfig>,
+    /// The TPM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tpm: Option<TpmConfig>,
     /// The serial port: `--serial`.
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
@@ -139,6 +144,7 @@ impl Default for VmConfig {
             watchdog: false,
             pvpanic: false,
             rtc: None,
+            tpm: None,
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::new(ConsoleMode::Tty),
             debug_console: DebugConsoleConfig::default(),

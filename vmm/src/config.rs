@@ -35,8 +35,8 @@ pub use vm_api::config::{
     CpusConfig, DebugConsoleConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType,
     Key, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, NumaDistance,
     Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem,
-    RateLimitGroupConfig, RateLimiterConfig, RngConfig, RtcConfig, TokenBucketConfig, VdpaConfig, VfConfig, Vhost,
-    VhostMode, VirtQueueAffinity, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
+    RateLimitGroupConfig, RateLimiterConfig, RngConfig, RtcConfig, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig,
+    Vhost, VhostMode, VirtQueueAffinity, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

@@ -35,6 +35,7 @@ pub mod kvm;
 mod pci_host;
 pub mod serial;
 mod telemetry;
+mod tpm;
 pub mod vcpu;
 pub mod vm;
 

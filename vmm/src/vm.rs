@@ -40,7 +40,8 @@ use crate::serial::debug::DebugConsole;
 use crate::serial::end::ConsoleEnd;
 use crate::serial::{SerialConsole, SerialPort};
 use crate::telemetry::events::Events;
-use crate::vcpu::cpu::{self, Stop, StopSignal, Vcpus};
+use crate::tpm::Tpm;
+use crate::vcpu::cpu::{self, MmioHandler, Stop, StopSignal, Vcpus};
 use crate::vcpu::pio::IoPorts;
 use crate::vcpu::placement::Placement;
 use crate::vm::addresses::{apertures, layout_of};
@@ -56,6 +57,7 @@ pub struct Vm {
     serial: Option<SerialConsole>,
     console: Option<ConsoleEnd>,
     debug_console: Option<DebugConsole>,
+    tpm: Option<Tpm>,
     balloon: Arc<BalloonSize>,
     mem_regions: MemRegions,
     ram: GuestRam,
@@ -139,6 +141,7 @@ impl Vm {
         let devices = Devices::new(&plan.devices, host)?;
         let serial = SerialConsole::open(&config.serial)?;
         let debug_console = DebugConsole::open(&config.debug_console)?;
+        let tpm = config.tpm.as_ref().map(|tpm| Tpm::open(&tpm.socket)).transpose()?;
         let running = None;
         let triple_faults = 0;
         let vm = Self {
@@ -147,6 +150,7 @@ impl Vm {
             serial,
             console,
             debug_console,
+            tpm,
             balloon,
             mem_regions,
             ram,
@@ -218,20 +222,27 @@ impl Vm {
             memory_slots: self.memory.room().is_some(),
             serial: self.serial.is_some(),
             numa: &numa::nodes(&self.numa, &self.memory, &self.layout, &self.devices),
+            tpm: self.tpm.is_some(),
         };
         let acpi = tables::tables(&hardware, layout::ACPI);
         let entry = self.payload.load(&self.ram.memory().memory(), &self.layout, &acpi, &self.smbios)?;
         self.ged.with_vcpus(|hotplug| *hotplug = VcpuHotplug::new(self.vcpus, self.max_vcpus));
         let powered = self.power()?;
         let vcpus = self.vcpus(&powered.vm, entry)?;
-        let handlers = Arc::new(cpu::ExitHandlers {
-            mmio: Arc::clone(self.devices.bus()) as _,
-            ports: self.ports(),
-            stop: Arc::clone(&self.stop),
-        });
+        let handlers =
+            Arc::new(cpu::ExitHandlers { mmio: self.mmio(), ports: self.ports(), stop: Arc::clone(&self.stop) });
         self.running =
             Some(Running { vcpus: Vcpus::start(vcpus, &handlers, &self.placement)?, powered, paused: false });
         Ok(())
+    }
+
+    /// What is at addresses that are not memory.
+    fn mmio(&self) -> Arc<dyn MmioHandler> {
+        let bus = Arc::clone(self.devices.bus()) as _;
+        match &self.tpm {
+            Some(tpm) => tpm.over(bus),
+            None => bus,
+        }
     }
 
     /// The I/O ports, in their state of power-on.
@@ -253,6 +264,7 @@ impl Vm {
         self.end_guest();
         // Another vCPU may have reported a stop of its own meanwhile.
         self.stop.take();
+        self.tpm.iter().for_each(Tpm::reset);
         self.settle_memory();
         self.mem_regions.unplug_all();
         self.ram.clear(self.devices.pin_memory())?;

@@ -40,8 +40,8 @@ fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
 /// Runs the tests of every crate except the integration tests, and the seeds of the fuzz targets.
 pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
     fuzz::install_compiler()?;
-    // It makes the qcow2 images of the unit tests, and checks them afterwards.
-    apt::install_missing(&[("qemu-img", "qemu-utils")])?;
+    // The first makes the qcow2 images of the unit tests, and checks them afterwards; the second is guests' TPM.
+    apt::install_missing(&[("qemu-img", "qemu-utils"), ("swtpm", "swtpm")])?;
     let mut tally = tests(workspace, "unit and property tests")?;
     tally += tests(&workspace.join("fuzz"), "seeds of the fuzz targets")?;
     Ok(tally)

@@ -12,7 +12,10 @@ use crate::ErrorKind;
 #[derive(Debug, Error)]
 pub enum PmemError {
     /// The file, or the folder, cannot be used.
-    #[error("file={}: cannot be {action}: {error}; give a file, a block device, or a folder with size=", path.display())]
+    #[error(
+        "file={}: cannot be {action}: {error}; give a file, a block device, or a folder with size=",
+        path.display()
+    )]
     File {
         /// The file.
         path: PathBuf,

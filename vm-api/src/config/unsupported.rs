@@ -82,6 +82,7 @@ impl Object {
                 ("fs", Self::Whole),
                 ("generic_vhost_user", Self::Whole),
                 ("pmem", Self::Whole),
+                ("tpm", Self::Whole),
                 ("generic-vhost-user", Self::Whole),
                 ("cpus", Self::Cpus),
                 ("memory", Self::Memory),

@@ -53,6 +53,8 @@ pub struct Hardware<'a> {
     pub serial: bool,
     /// The NUMA nodes; none if the machine is one.
     pub numa: &'a [Node],
+    /// Whether there is a TPM.
+    pub tpm: bool,
 }
 
 impl Hardware<'_> {
@@ -82,6 +84,9 @@ pub fn tables(hardware: &Hardware, base: u64) -> Vec<u8> {
     if !hardware.numa.is_empty() {
         xsdt.add_entry(place(&numa::srat(hardware.numa, &hardware.topology)));
         xsdt.add_entry(place(&numa::slit(hardware.numa)));
+    }
+    if hardware.tpm {
+        xsdt.add_entry(place(&tpm2()));
     }
     let xsdt = place(&xsdt);
     let rsdp = bytes(&Rsdp::new(OEM_ID, xsdt));
@@ -163,6 +168,21 @@ fn mcfg(segments: u16) -> impl Aml {
     mcfg
 }
 
+/// Where the TPM's control area is, and that commands are started by it (`TCG ACPI Specification 1.3 §8.4`).
+fn tpm2() -> impl Aml {
+    const REVISION: u8 = 4;
+    const COMMAND_RESPONSE_BUFFER: u32 = 7;
+    const CONTROL_AREA: u64 = layout::TPM.start + 0x40;
+    let mut tpm2 = Sdt::new(*b"TPM2", 36, REVISION, OEM_ID, OEM_TABLE, OEM_REVISION);
+    // A client platform.
+    tpm2.append_slice(&0u32.to_le_bytes());
+    tpm2.append_slice(&CONTROL_AREA.to_le_bytes());
+    tpm2.append_slice(&COMMAND_RESPONSE_BUFFER.to_le_bytes());
+    // No parameters of the start method, and no log of events before the kernel.
+    tpm2.append_slice(&[0; 24]);
+    tpm2
+}
+
 fn dsdt(hardware: &Hardware) -> impl Aml {
     let mut dsdt = Sdt::new(*b"DSDT", 36, DSDT_REVISION, OEM_ID, OEM_TABLE, OEM_REVISION);
     for (segment, apertures) in (0..).zip(hardware.apertures) {
@@ -177,6 +197,9 @@ fn dsdt(hardware: &Hardware) -> impl Aml {
     dsdt.append_slice(&bytes(&Hotplug { segments: hardware.segments(), memory: hardware.memory_slots }));
     if hardware.serial {
         dsdt.append_slice(&bytes(&Com1));
+    }
+    if hardware.tpm {
+        dsdt.append_slice(&bytes(&Tpm));
     }
     dsdt.append_slice(&bytes(&SoftOff));
     dsdt
@@ -236,6 +259,29 @@ impl Aml for Com1 {
     }
 }
 
+/// The registers of the TPM.
+struct Tpm;
+
+impl Aml for Tpm {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let len = layout::TPM.end - layout::TPM.start;
+        Scope::new(
+            path("\\_SB_"),
+            vec![&Device::new(
+                path("TPM_"),
+                vec![
+                    &Name::new(path("_HID"), &"MSFT0101"),
+                    &Name::new(
+                        path("_CRS"),
+                        &ResourceTemplate::new(vec![&Memory32Fixed::new(true, layout::TPM.start as u32, len as u32)]),
+                    ),
+                ],
+            )],
+        )
+        .to_aml_bytes(sink);
+    }
+}
+
 /// S5, the only sleep state.
 struct SoftOff;
 
@@ -269,6 +315,7 @@ mod tests {
             memory_slots,
             serial,
             numa: &[],
+            tpm: serial,
         };
         tables(&hardware, BASE)
     }
@@ -326,6 +373,18 @@ mod tests {
     }
 
     #[test]
+    fn the_tpm_is_found_by_its_table_and_its_device() {
+        let tables = tables_of(1, true);
+        let tpm2 = find(&tables, b"TPM2");
+        assert_eq!((tpm2.len(), tpm2[8], u64_at(tpm2, 40), u32_at(tpm2, 48)), (76, 4, 0xfed4_0040, 7));
+        assert!(contains(&tables, b"MSFT0101"));
+        // Memory32Fixed: read and write, the address, the length.
+        assert!(contains(&tables, &[0x86, 9, 0, 1, 0, 0, 0xd4, 0xfe, 0, 0x10, 0, 0]));
+        let without = tables_of(1, false);
+        assert!(!contains(&without, b"TPM2") && !contains(&without, b"MSFT0101"));
+    }
+
+    #[test]
     fn the_madt_lists_every_vcpu_and_the_ioapic() {
         let tables = with_segments(1, 200, 254, true);
         let madt = find(&tables, b"APIC");
@@ -358,6 +417,8 @@ mod tests {
             has_pptt: true,
             memory_slots: false,
             serial: false,
+            numa: &[],
+            tpm: false,
         };
         tables(&hardware, BASE)
     }
@@ -507,8 +568,17 @@ mod tests {
         let apertures = [Apertures { mem32: layout::MMIO32, mem64: layout.mmio64 }];
         let node = |segments: &[u16]| Node { distances: vec![10, 20], segments: segments.to_vec(), ..Node::default() };
         let of = |numa: &[Node]| {
-            let hardware =
-                Hardware { apertures: &apertures, vcpus: 1, max_vcpus: 1, memory_slots: false, serial: false, numa };
+            let hardware = Hardware {
+                apertures: &apertures,
+                vcpus: 1,
+                max_vcpus: 1,
+                topology: Topology::flat(1),
+                has_pptt: false,
+                memory_slots: false,
+                serial: false,
+                numa,
+                tpm: false,
+            };
             tables(&hardware, BASE)
         };
         let tables = of(&[node(&[]), node(&[0])]);

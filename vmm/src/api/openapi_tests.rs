@@ -145,6 +145,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<VsockConfig>(all, "VsockConfig", None);
     assert_fields::<FsConfig>(all, "FsConfig", None);
     assert_fields::<PmemConfig>(all, "PmemConfig", None);
+    assert_fields::<TpmConfig>(all, "TpmConfig", None);
     assert_fields::<GenericVhostUserConfig>(all, "GenericVhostUserConfig", None);
     assert_fields::<ConsoleConfig>(all, "ConsoleConfig", None);
     assert_fields::<ConsoleConfig>(all, "SerialConfig", None);

@@ -1,5 +1,7 @@
 //! The rules for the parts of a VM that are not devices of bus 0.
 
+use crate::config::socket;
+use crate::config::subject::Subject;
 use vm_api::config::console::{ConsoleConfig, ConsoleMode};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::{PayloadConfig, VmConfig};
@@ -16,6 +18,9 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     cpus::check(&vm.cpus)?;
     check_memory(&vm.memory)?;
     check_payload(&vm.payload)?;
+    if let Some(tpm) = &vm.tpm {
+        socket::check(&tpm.socket, &Subject::device("--tpm", None, 0, 1))?;
+    }
     check_path("--serial", &vm.serial)?;
     check_serial(&vm.serial)?;
     check_console(&vm.console, &vm.serial)?;

@@ -35,8 +35,8 @@ const REPORTS: [(u8, &str, &str); 2] = [(1 << 0, "panic", "panics"), (1 << 1, "c
 
 /// What a guest has reported.
 ///
-/// A guest can report again and again, so a report is noted, and the thread that writes events tells it when it can: two
-/// of the same kind become one event if it has not come round in between.
+/// A guest can report again and again, so a report is noted, and the thread that writes events tells it when it can:
+/// two of the same kind become one event if it has not come round in between.
 #[derive(Default)]
 pub(crate) struct Reports {
     kinds: [Kind; REPORTS.len()],

@@ -9,6 +9,7 @@ use crate::devices::DeviceError;
 use crate::error_kind::ErrorKind;
 use crate::kvm::KvmError;
 use crate::serial::end::ConsoleError;
+use crate::tpm::TpmError;
 use crate::vcpu::cpu::VcpuError;
 use crate::vm::boot;
 use crate::vm::memory::MemoryError;
@@ -108,6 +109,9 @@ pub enum VmError {
     /// A device cannot be opened or placed.
     #[error(transparent)]
     Devices(#[from] DeviceError),
+    /// There is no TPM.
+    #[error(transparent)]
+    Tpm(#[from] TpmError),
     /// A vCPU cannot run.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
@@ -130,6 +134,7 @@ impl VmError {
             }
             Self::MemoryRoom { .. } | Self::MemorySlots | Self::MemoryRegions => ErrorKind::Conflict,
             Self::Devices(error) => error.kind(),
+            Self::Tpm(error) => error.kind(),
             Self::VcpuLeaving { .. } => ErrorKind::Busy,
             Self::Kvm(_)
             | Self::Amx(_)

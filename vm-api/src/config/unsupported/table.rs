@@ -33,7 +33,6 @@ pub(super) const TABLE: &[Missing] = &[
         "vfio-user devices are",
         &[Flag("--user-device"), Field(Vm, "user_devices", Empty), Endpoint("vm.add-user-device")],
     ),
-    missing("TPMs are", &[Flag("--tpm"), Field(Vm, "tpm", Null)]),
     missing("pvmemcontrol devices are", &[Flag("--pvmemcontrol"), Field(Vm, "pvmemcontrol", Null)]),
     missing("ivshmem devices are", &[Flag("--ivshmem"), Field(Vm, "ivshmem", Null)]),
     missing("fw_cfg devices are", &[Flag("--fw-cfg-config"), Field(Vm, "fw_cfg_config", Null)]),

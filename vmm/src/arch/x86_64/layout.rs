@@ -89,6 +89,8 @@ pub const KVM_TSS_END: u64 = KVM_TSS as u64 + 4 * 4096;
 pub const IOAPIC: u32 = 0xfec0_0000;
 /// The local APIC.
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
+/// The registers of the TPM, if there is one.
+pub const TPM: Range<u64> = 0xfed4_0000..0xfed4_1000;
 
 /// The size and alignment of memory that can be added, in bytes: what Linux adds at once on x86-64 (a memory section).
 pub const MEMORY_BLOCK: u64 = MemoryConfig::STEP;

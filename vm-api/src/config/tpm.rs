@@ -1,0 +1,15 @@
+//! The TPM: `--tpm`.
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::Serialize;
+
+/// A TPM 2.0, whose work swtpm does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--tpm")]
+pub struct TpmConfig {
+    /// Unix socket that swtpm listens on for control (--ctrl type=unixio).
+    #[option("socket=<path>", required)]
+    pub socket: PathBuf,
+}

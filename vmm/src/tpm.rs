@@ -1,0 +1,95 @@
+//! A TPM 2.0 whose work another process does, swtpm: registers for the guest, and a thread that carries its commands.
+
+mod crb;
+mod error;
+mod order;
+mod swtpm;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::arch::x86_64::layout;
+use crate::tpm::crb::CrbDevice;
+pub(crate) use crate::tpm::error::TpmError;
+use crate::tpm::order::Order;
+use crate::tpm::swtpm::Swtpm;
+use crate::tpm::worker::Worker;
+use crate::vcpu::cpu::MmioHandler;
+
+/// A TPM. Dropping it ends its thread and closes its connection.
+pub(crate) struct Tpm {
+    device: Arc<CrbDevice>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Tpm {
+    /// Connects to the swtpm that listens at `socket`, and initialises its TPM.
+    ///
+    /// # Errors
+    ///
+    /// When nothing listens there, or what listens is no swtpm with a TPM 2.0.
+    pub(crate) fn open(socket: &Path) -> Result<Self, TpmError> {
+        let fail = |what: &'static str| move |error| TpmError::Io { path: socket.into(), what, error };
+        let mut swtpm = Swtpm::connect(socket)?;
+        swtpm.power_on()?;
+        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(fail("make an eventfd"))?);
+        let device = Arc::new(CrbDevice::new(Arc::clone(&kick)));
+        let worker = Worker { swtpm, device: Arc::clone(&device), kick };
+        let thread = std::thread::Builder::new().name("tpm".to_string()).spawn(move || worker.run());
+        Ok(Self { device, thread: Some(thread.map_err(fail("start its thread"))?) })
+    }
+
+    /// Resets it, as a reset of the machine does. Does not wait: a command of the next guest waits for the reset.
+    pub(crate) fn reset(&self) {
+        self.device.reset();
+    }
+
+    /// What guests find at its addresses, and `rest` at all others.
+    pub(crate) fn over(&self, rest: Arc<dyn MmioHandler>) -> Arc<dyn MmioHandler> {
+        Arc::new(Over { device: Arc::clone(&self.device), rest })
+    }
+}
+
+impl Drop for Tpm {
+    fn drop(&mut self) {
+        self.device.order(Order::End);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the TPM's thread panicked; please report this");
+        }
+    }
+}
+
+/// The TPM's registers, over what is at all other addresses.
+struct Over {
+    device: Arc<CrbDevice>,
+    rest: Arc<dyn MmioHandler>,
+}
+
+/// The offset of an address in the TPM's registers.
+fn offset(address: u64) -> Option<u64> {
+    layout::TPM.contains(&address).then(|| address - layout::TPM.start)
+}
+
+impl MmioHandler for Over {
+    fn read(&self, address: u64, data: &mut [u8]) {
+        match offset(address) {
+            Some(offset) => self.device.read(offset, data),
+            None => self.rest.read(address, data),
+        }
+    }
+
+    fn write(&self, address: u64, data: &[u8]) {
+        match offset(address) {
+            Some(offset) => self.device.write(offset, data),
+            None => self.rest.write(address, data),
+        }
+    }
+}
