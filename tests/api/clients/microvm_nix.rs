@@ -11,14 +11,14 @@ use crate::client::Client;
 use crate::files::Files;
 use crate::vmm::{BINARY, Kill, taps, wait_for};
 
-/// The command line of a machine: `balloon`, a volume, a share by virtiofs, a tap, a vsock and a socket for control. It
-/// lacks `--watchdog`, which microvm.nix always gives.
+/// The command line of a machine: a balloon, a volume, a share by virtiofs, a tap, a vsock and a socket for control.
 fn arguments(files: &Files, vcpus: u32, tap: &str) -> Vec<String> {
     let path = |name: &str| files.path(name).into_os_string().into_string().unwrap();
     let (queues, pairs) =
         if vcpus > 1 { (format!("num_queues={vcpus},"), format!("num_queues={},", 2 * vcpus)) } else { <_>::default() };
     [
         ("--cpus", format!("boot={vcpus}")),
+        ("--watchdog", String::new()),
         ("--kernel", files.idle_kernel()),
         ("--initramfs", path("initrd")),
         ("--cmdline", "earlyprintk=ttyS0 console=ttyS0 reboot=t panic=-1 root=fstab loglevel=4".into()),
@@ -75,7 +75,7 @@ fn the_command_line_of_microvm_nix_starts_a_guest_and_its_scripts_control_it() {
             config["disks"].as_array().unwrap().iter().map(|disk| disk["num_queues"].as_u64()).collect();
         assert_eq!(disks, [Some(vcpus.into()); 2]);
         assert_eq!(config["net"][0]["num_queues"], 2 * vcpus);
-        assert_eq!(config["fs"][0]["tag"], "ro-store");
+        assert_eq!((&config["fs"][0]["tag"], &config["watchdog"]), (&json!("ro-store"), &json!(true)));
         assert!(files.path("notify.vsock").exists() && taps(tap) == [tap]);
 
         let remote = |arguments: &[&str]| {
