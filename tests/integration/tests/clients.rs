@@ -139,8 +139,8 @@ fn a_guest_of_kata_has_its_nic_disk_vsock_and_shared_folder_and_grows() {
     drop(tap);
 }
 
-/// The command line of microvm.nix, each option's keys sorted, with the console that the test needs. Debian's kernels have
-/// no driver for the watchdog, so it watches nothing.
+/// The command line of microvm.nix, each option's keys sorted, with the console that the test needs. Debian's kernels
+/// have no driver for the watchdog, so it watches nothing.
 #[test]
 fn a_guest_of_microvm_nix_has_its_volumes_share_tap_and_notification_socket() {
     let files = Files::new();
