@@ -90,7 +90,8 @@ pub(crate) struct Cli {
                      {location}  file and line of the message\n\
                      {msg}       the message\n\
                      {pid}, {tid}  number of the process and of the thread\n\
-                     {year}, {month}, {day}, {hour}, {minute}, {second}, {micros}, {offset}  parts of the time in UTC\n\n\
+                     {year}, {month}, {day}, {hour}, {minute}, {second}, {micros}, {offset}  \
+                     parts of the time in UTC\n\n\
                      {localglog}, {localyear} and so on are in local time"
     )]
     pub log_format: Option<Format>,

@@ -1,5 +1,5 @@
-//! The queue of a virtio memory device, over rings and chains in guest memory that a driver wrote arbitrarily, while the
-//! host changes its mind.
+//! The queue of a virtio memory device, over rings and chains in guest memory that a driver wrote arbitrarily, while
+//! the host changes its mind.
 //!
 //! The first byte of the input chooses the features. The device's memory is three pages with buffers, so that requests
 //! and answers may lie in blocks that are plugged and unplugged. Some chains leave the device free to do anything; the

@@ -247,8 +247,8 @@ fn queue_counts_that_cannot_be_are_refused() {
     );
     assert_eq!(
         wrong_vf("pf=pf0,index=0,num_queues=6"),
-        "--net-vf pf=pf0,index=0,num_queues=6: 3 queue pairs, but the VM was created with or resized to 2 vCPUs; give at \
-         most 4, or more vCPUs"
+        "--net-vf pf=pf0,index=0,num_queues=6: 3 queue pairs, but the VM was created with or resized to 2 vCPUs; \
+         give at most 4, or more vCPUs"
     );
 }
 

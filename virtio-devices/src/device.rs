@@ -39,8 +39,8 @@ pub trait VirtioDevice: Send {
     /// Reads device configuration at `offset`. Beyond its end it reads 0.
     fn config_read(&self, offset: u64, data: &mut [u8]);
 
-    /// As [`Self::config_read`], of a device whose [memory](Self::memory) is at the guest address `start` now; 0 while it
-    /// is nowhere.
+    /// As [`Self::config_read`], of a device whose [memory](Self::memory) is at the guest address `start` now; 0 while
+    /// it is nowhere.
     fn placed_config_read(&self, _start: u64, offset: u64, data: &mut [u8]) {
         self.config_read(offset, data);
     }

@@ -38,12 +38,13 @@ pub struct MemoryConfig {
     /// How memory is added while the guest runs. Only virtio-mem can also take it back.
     #[option("hotplug_method=acpi|virtio-mem", default = HotplugMethod::Acpi)]
     pub hotplug_method: HotplugMethod,
-    /// How much memory can be added while the guest runs: with acpi in steps of 128M, at most 8 of them; with virtio-mem
-    /// in steps of 2M or of a huge page. By default none.
+    /// How much memory can be added while the guest runs: with acpi in steps of 128M, at most 8 of them; with
+    /// virtio-mem in steps of 2M or of a huge page. By default none.
     #[option("hotplug_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_size: Option<u64>,
-    /// How much of hotplug_size the guest has from the start. Only with virtio-mem. After vm.resize, what was asked for.
+    /// How much of hotplug_size the guest has from the start. Only with virtio-mem. After vm.resize, what was asked
+    /// for.
     #[option("hotplugged_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplugged_size: Option<u64>,

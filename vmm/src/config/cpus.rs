@@ -62,8 +62,8 @@ fn check_topology(given: &CpuTopology, max: u32) -> Result<(), Problem> {
     // 255 addresses all vCPUs.
     if last > MAX_VCPUS {
         let what = format!(
-            "topology needs APIC IDs up to {last}, and they end at {MAX_VCPUS}; give numbers that are powers of two, or \
-             fewer vCPUs"
+            "topology needs APIC IDs up to {last}, and they end at {MAX_VCPUS}; give numbers that are powers of two, \
+             or fewer vCPUs"
         );
         return Err(Problem::Limit(what));
     }

@@ -79,8 +79,8 @@ fn check(
     }
     if u32::from(queues) > vcpus {
         let what = format!(
-            "more queues than the {vcpus} vCPUs that the VM was created with or resized to; give at most {vcpus}, or more \
-             vCPUs"
+            "more queues than the {vcpus} vCPUs that the VM was created with or resized to; give at most {vcpus}, \
+             or more vCPUs"
         );
         return fail("num_queues", queues.to_string(), Problem::Conflict(what));
     }

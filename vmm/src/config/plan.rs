@@ -206,8 +206,8 @@ impl PlannedVm {
         }
     }
 
-    /// Lets devices that are added have queues for `vcpus` vCPUs, if those are more than before. Devices that the VM has
-    /// may have more queues than it has vCPUs, so fewer change nothing.
+    /// Lets devices that are added have queues for `vcpus` vCPUs, if those are more than before. Devices that the VM
+    /// has may have more queues than it has vCPUs, so fewer change nothing.
     pub fn count_vcpus(&mut self, vcpus: u32) {
         let boot = &mut self.config.cpus.boot_vcpus;
         *boot = vcpus.max(*boot);

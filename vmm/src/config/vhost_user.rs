@@ -69,8 +69,8 @@ fn check_fs(fs: &FsConfig, subject: &Subject, vcpus: u32) -> Result<(), ConfigEr
     }
     if u32::from(fs.num_queues) > vcpus {
         let what = format!(
-            "more queues than the {vcpus} vCPUs that the VM was created with or resized to; give at most {vcpus}, or more \
-             vCPUs"
+            "more queues than the {vcpus} vCPUs that the VM was created with or resized to; give at most {vcpus}, \
+             or more vCPUs"
         );
         return fail("num_queues", fs.num_queues.to_string(), Problem::Conflict(what));
     }

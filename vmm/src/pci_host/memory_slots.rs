@@ -23,8 +23,8 @@ const OTHER_SEGMENTS: u32 = 26_624;
 /// Memory slots of a segment: two for each of its 32 slots.
 const PER_SEGMENT: u32 = 64;
 
-/// The memory slots of doorbells and of devices' memory. Linux has 32,764 memory slots since 5.12, and 509 before. A doorbell for whose page
-/// the host has no memory slot does without.
+/// The memory slots of doorbells and of devices' memory. Linux has 32,764 memory slots since 5.12, and 509 before. A
+/// doorbell for whose page the host has no memory slot does without.
 const DOORBELLS: Range<u32> = 128..OTHER_SEGMENTS;
 
 /// The memory slots that show configuration space of the device with this number, 0 to 31, on bus 0 of this segment: of

@@ -280,8 +280,8 @@ fn wrong_queue_counts_are_refused() {
     }
     assert_eq!(
         vf("num_queues=10"),
-        "--net-vf pf=pf0,index=3,num_queues=10: 5 queue pairs, but the VM was created with or resized to 4 vCPUs; give at \
-         most 8, or more vCPUs"
+        "--net-vf pf=pf0,index=3,num_queues=10: 5 queue pairs, but the VM was created with or resized to 4 vCPUs; \
+         give at most 8, or more vCPUs"
     );
 }
 
