@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a failure ends the program")]
 
 #[path = "../tests/api/client.rs"]
+#[expect(dead_code, reason = "this client always reads whole answers")]
 mod client;
 #[path = "../tests/cli/files.rs"]
 #[expect(dead_code, reason = "only one of its kernels is used here")]

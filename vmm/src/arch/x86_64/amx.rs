@@ -1,5 +1,5 @@
-//! AMX, the matrix instructions of newer CPUs. Their registers take 8 KiB of each vCPU's state, so Linux gives them only
-//! to guests of a process that has asked (Linux's `Documentation/arch/x86/xstate.rst`).
+//! AMX, the matrix instructions of newer CPUs. Their registers take 8 KiB of each vCPU's state, so Linux gives them
+//! only to guests of a process that has asked (Linux's `Documentation/arch/x86/xstate.rst`).
 
 use std::io;
 
