@@ -65,6 +65,10 @@ fn base(option: &str, key: &str) -> String {
         ("--net", _) => "id=o,mac=02:00:00:00:00:03",
         ("--rate-limit-group", _) => "id=g",
         ("--rng", _) => "src=/dev/random",
+        ("--rtc", _) => "id=c",
+        ("--tpm", _) => "socket=/t",
+        ("--numa", "memory_zones") => "guest_numa_id=0,memory_zones=[z] guest_numa_id=1,memory_zones=[y]",
+        ("--numa", _) => "guest_numa_id=0,memory_zones=[z,y]",
         ("--vdpa", _) => "path=/v",
         ("--vsock", _) => "cid=4,socket=/t",
         ("--cpus", _) => "boot=1",
@@ -115,6 +119,10 @@ fn other(option: &str, key: &str) -> &'static str {
         (_, "host_numa_node") => "0",
         (_, "hotplug_method") => "virtio-mem",
         (_, "cid") => "7",
+        (_, "cpus") => "[0]",
+        (_, "distances") => "[0@10]",
+        (_, "pci_segments") => "[0]",
+        (_, "device_id") => "n",
         (_, "mtu") => "1400",
         (_, "ip") => "10.0.0.9",
         (_, "mask") => "255.255.0.0",
@@ -151,7 +159,10 @@ fn printed(option: &str, value: &str) -> Result<String, String> {
     if option == "--memory-zone" {
         command.args(["--memory", "size=0,hotplug_method=virtio-mem"]);
     }
-    let output = command.args([option, value]).output().unwrap();
+    if option == "--numa" {
+        command.args(["--memory", "size=0", "--memory-zone", "id=z,size=256M", "id=y,size=256M"]);
+    }
+    let output = command.arg(option).args(value.split(' ')).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }
@@ -166,6 +177,9 @@ fn every_key_changes_the_vm_or_is_refused_by_name() {
         let given = match (option.as_str(), key.as_str()) {
             // It takes the place of `path`.
             ("--disk", "vhost_user") => "vhost_user=on,socket=/other".to_owned(),
+            // Each zone has a node.
+            ("--numa", "guest_numa_id") => "guest_numa_id=0,memory_zones=[z] guest_numa_id=1,memory_zones=[y]".into(),
+            ("--numa", "memory_zones") => "guest_numa_id=0,memory_zones=[y] guest_numa_id=1,memory_zones=[z]".into(),
             _ => with(&base, key, other(option, key)),
         };
         let before = printed(option, &base).unwrap_or_else(|why| panic!("{option} {base}: {why}"));

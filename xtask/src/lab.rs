@@ -100,8 +100,8 @@ const TOOLS: [&str; 11] = [
 
 /// Packages of other projects' programs that are backends of guests' devices, or set them up, or make disks' images.
 /// They are in the first-level machine, most of them in `PATH`.
-const PEERS: [&str; 8] =
-    ["passt", "dpdk-dev", "ibverbs-providers", "iproute2", "zlib1g", "qemu-utils", "virtiofsd", "swtpm"];
+const PEERS: [&str; 9] =
+    ["passt", "dpdk-dev", "ibverbs-providers", "iproute2", "zlib1g", "qemu-utils", "virtiofsd", "swtpm", "swtpm-libs"];
 
 /// The kernel of the first-level machine.
 pub(crate) const FIRST_LEVEL_KERNEL: &str = "first-level";

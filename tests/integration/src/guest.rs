@@ -290,7 +290,12 @@ impl Guest {
 
     /// Loads a module and its dependencies. The guest must be built [`GuestSpec::with_modules`].
     pub fn load(&mut self, module: &str) {
-        self.ok(&format!("for file in /extra/{module}/*; do [ ! -e $file ] || insmod $file || exit 1; done"));
+        // A module on which another one depends too may be there already.
+        let name = "$(basename $file .ko | sed 's/^[0-9]*-//; y/-/_/')";
+        self.ok(&format!(
+            "for file in /extra/{module}/*; do \
+             [ ! -e $file ] || [ -d /sys/module/{name} ] || insmod $file || exit 1; done"
+        ));
     }
 
     /// Reboots the guest from inside and waits until it is up again.

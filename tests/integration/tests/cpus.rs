@@ -140,6 +140,7 @@ fn list(text: &str) -> Vec<u32> {
 /// Linux finds the packages, and the threads of a core, that the command line gives, also where a package begins at no
 /// number of its vCPUs, and after one of its vCPUs was added.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_guest_sees_the_topology_that_was_given(#[case] kernel: Kernel) {

@@ -47,6 +47,7 @@ fn flushes(api: &Api, id: &str) -> u64 {
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_file_system_on_persistent_memory_is_in_the_file_once_it_is_synced(#[case] kernel: Kernel) {
@@ -80,6 +81,7 @@ fn a_file_system_on_persistent_memory_is_in_the_file_once_it_is_synced(#[case] k
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn persistent_memory_is_added_to_a_running_guest_and_taken_away(#[case] kernel: Kernel) {

@@ -20,6 +20,7 @@ impl Drop for Swtpm {
 }
 
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_guest_finds_its_tpm_again_after_a_reboot(#[case] kernel: Kernel) {

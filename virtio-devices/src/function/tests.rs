@@ -28,7 +28,7 @@ fn driver(function: &mut Plain) -> Driver<'_, Plain> {
 }
 
 fn wait(what: &str, condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < end, "{what}");
         std::thread::yield_now();

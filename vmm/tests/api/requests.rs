@@ -173,16 +173,8 @@ fn no_array_is_longer_than_a_vm_can_have_devices_for() {
 
 #[test]
 fn endpoints_of_cloud_hypervisor_that_are_missing_here_are_501() {
-    let names = [
-        "add-device",
-        "add-user-device",
-        "add-pmem",
-        "snapshot",
-        "restore",
-        "send-migration",
-        "receive-migration",
-        "coredump",
-    ];
+    let names =
+        ["add-device", "add-user-device", "snapshot", "restore", "send-migration", "receive-migration", "coredump"];
     for name in names.map(|name| format!("vm.{name}")) {
         let failure = put(&name, &json!({"destination_url": "file:///tmp"})).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::Unsupported);

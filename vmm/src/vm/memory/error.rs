@@ -51,8 +51,8 @@ pub enum MemoryError {
     Merge,
     /// Swap space cannot be set aside for shared memory.
     #[error(
-        "--memory reserve=on: the host sets no swap space aside for shared memory; \
-         use prefault=on, or leave reserve out"
+        "--memory reserve=on: the host sets no swap space aside for shared memory; use \
+         prefault=on, or leave reserve out"
     )]
     ReserveShared,
     /// A zone cannot be allocated.
