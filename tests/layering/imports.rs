@@ -145,7 +145,7 @@ fn expand(tree: &str) -> Vec<(String, Vec<String>)> {
         let name = if alias.is_empty() { path.last().unwrap().clone() } else { alias.to_string() };
         return vec![(name, path)];
     };
-    let list = list.strip_suffix('}').unwrap_or_else(|| panic!("{tree}"));
+    let list = list.strip_suffix('}').unwrap();
     let (mut depth, mut items) = (0, vec![String::new()]);
     for letter in list.chars() {
         match letter {
