@@ -158,7 +158,8 @@ fn a_guest_sees_the_topology_that_was_given(#[case] kernel: Kernel) {
     assert_eq!(api.put_json("vm.resize", &json!({ "desired_vcpus": 6 })).status, 204);
     let online = "/sys/devices/system/cpu/cpu5/online";
     guest.wait_for(&format!("[ -e {online} ]"));
-    guest.ok(&format!("read on < {online}; [ $on = 1 ] || echo 1 > {online}"));
+    let up = guest.run(&format!("read on < {online}; [ $on = 1 ] || echo 1 > {online}"));
+    assert_eq!(up.status, 0, "{}: {}", up.text, guest.run("dmesg | tail").text);
     assert_eq!(list(&topology(&mut guest, 5, "package_cpus_list")), [3, 4, 5]);
     assert_kernel_has_no_complaint(&mut guest);
     assert_eq!(guest.power_off().code, Some(0));
