@@ -140,7 +140,13 @@ impl Vm {
     ///
     /// When the ioctl fails.
     pub fn create_vcpu(&self, id: u32) -> Result<Vcpu, KvmError> {
-        self.fd.create_vcpu(u64::from(id)).map(|fd| Vcpu { fd }).map_err(failed("create a vCPU"))
+        let fd = self.fd.create_vcpu(u64::from(id)).map_err(failed("create a vCPU"))?;
+        // KVM finds the receiver of an interrupt in a map, which it makes again when an APIC changes, but not with the
+        // vCPU that it is just creating. One that is added alone to a running guest would never get the INIT that wakes
+        // it.
+        let state = fd.get_lapic().map_err(failed("read the state of a vCPU's APIC"))?;
+        fd.set_lapic(&state).map_err(failed("set the state of a vCPU's APIC"))?;
+        Ok(Vcpu { fd })
     }
 
     /// Backs `len` bytes of guest addresses from `guest` with the host's memory at `host`. A `len` of 0 removes the

@@ -20,9 +20,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 const ENOUGH: u64 = 20;
 /// How many bytes pass through each VF in each direction at the end.
 const BYTES: usize = 2 << 20;
-/// Uses 64 MiB of memory, of the highest that can be moved.
+/// Uses 24 MiB of memory, of the highest that can be moved.
 const FILL: &str = "mkdir -p /mnt && mount -t tmpfs -o size=100m tmpfs /mnt && \
-                    dd if=/dev/zero of=/mnt/a bs=1M count=64 2>/dev/null";
+                    dd if=/dev/zero of=/mnt/a bs=1M count=24 2>/dev/null";
 
 /// How often memory is plugged and unplugged: 2 times, or as the environment says.
 fn rounds() -> usize {
@@ -106,13 +106,13 @@ fn memory_comes_and_goes_while_vfs_over_all_kinds_of_backends_carry_traffic() {
         await_traffic(&taps);
         guest.ok(FILL);
         let full = resident(&guest);
-        assert!(full >= before.0 + 48, "round {round}: {full} MiB, {} before", before.0);
+        assert!(full >= before.0 + 20, "round {round}: {full} MiB, {} before", before.0);
         guest.ok("umount /mnt");
         resize(&api, BOOT);
         await_traffic(&taps);
         let after = resident(&guest);
         assert!(
-            after + 32 <= full && after < before.0 + 100,
+            after + 16 <= full && after < before.0 + 100,
             "round {round}: {after} of {full} MiB, {} before",
             before.0
         );
