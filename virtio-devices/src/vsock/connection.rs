@@ -329,8 +329,8 @@ impl Connection {
     pub(crate) fn host_changed(&mut self, readable: bool, writable: bool, hung_up: bool, now: Instant) {
         self.readable |= readable;
         self.hung_up |= hung_up;
-        // Nobody waits for the rest of what is read any more.
-        if hung_up && (self.host | self.guest_receives_not()).contains(Shutdown::SEND) {
+        // Nobody waits for the rest of what is read any more. Once is enough: ending the socket is a change of it too.
+        if hung_up && !self.host.is_all() && (self.host | self.guest_receives_not()).contains(Shutdown::SEND) {
             self.host_receives_no_more();
             self.announce(Shutdown::all());
         }

@@ -63,6 +63,17 @@ fn a_guest_that_receives_no_more_has_its_client_told() {
 }
 
 #[test]
+fn a_client_that_left_its_guest_which_sends_no_more_is_no_event_for_ever() {
+    let mut rig = Rig::ready();
+    let (client, ports) = rig.connected_client(52);
+    rig.shut_down(ports, SEND);
+    drop(client);
+    let packet = rig.packet();
+    assert_eq!((packet.op(), packet.header.flags.get()), (op::SHUTDOWN, BOTH));
+    rig.assert_quiet();
+}
+
+#[test]
 fn all_that_a_client_sent_before_it_left_arrives() {
     let mut rig = Rig::ready();
     let (client, ports) = rig.connected_client(52);
