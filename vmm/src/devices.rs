@@ -3,32 +3,31 @@
 pub(crate) mod backends;
 pub(crate) mod counters;
 pub(crate) mod disks;
+mod error;
 pub(crate) mod mem_regions;
 pub(crate) mod pvpanic;
 
 use std::collections::HashSet;
-use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use pci::{Bdf, HostBridge, Placement, TopologyError, VfIndex};
+use pci::{Bdf, HostBridge, Placement, VfIndex};
 use virtio_devices::{
-    Balloon, BalloonSize, BlockError, CharDevice, Console, ConsoleWindow, Expiry, FunctionError, Mem, Memory, Net,
-    NetError, NetSriov, NetSriovError, Pmem, PmemError, ResizeError, Rng, RngError, Rtc, RunnerError, VhostUserDevice,
-    VirtioDevice, VirtioFunction, VirtioPci, Vsock, VsockError, Watchdog,
+    Balloon, BalloonSize, CharDevice, Console, ConsoleWindow, Expiry, Mem, Memory, Net, NetSriov, Pmem, ResizeError,
+    Rng, Rtc, VhostUserDevice, VirtioDevice, VirtioFunction, VirtioPci, Vsock, Watchdog,
 };
 use vm_memory::GuestMemoryMmap;
 
 use crate::config::{DeviceKind, DevicePlan, NetPlan, NicPlan};
-use crate::devices::backends::{BackendError, Opener};
+use crate::devices::backends::Opener;
 use crate::devices::counters::NicCounters;
 use crate::devices::disks::Disk;
 pub(crate) use crate::devices::disks::LimitGroups;
+pub(crate) use crate::devices::error::DeviceError;
 use crate::devices::mem_regions::MemRegions;
 use crate::devices::pvpanic::Pvpanic;
-use crate::error_kind::ErrorKind;
 use crate::kvm::Vm;
-use crate::pci_host::assign_bars::{Apertures, NoRoom};
+use crate::pci_host::assign_bars::Apertures;
 use crate::pci_host::bus::Bus;
 use crate::pci_host::device_watch::{DeviceWatch, backend_observer, tell_backend};
 use crate::pci_host::slot::Slot;
@@ -36,140 +35,6 @@ use crate::telemetry::events::Events;
 
 /// The host bridge that guests of Cloud Hypervisor see.
 const HOST_BRIDGE: HostBridge<JoinHandle<()>> = HostBridge::new(0x8086, 0x0d57);
-
-/// Why a device cannot be. `option` is how the user named it: `--net id=pf0` or `--net-vf pf=pf0,index=3`.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// Its backend cannot be used.
-    #[error("{option}{error}")]
-    Backend {
-        /// The network function.
-        option: String,
-        /// Why.
-        error: BackendError,
-    },
-    /// The network function cannot be.
-    #[error("{option}: {error}")]
-    Net {
-        /// The network function.
-        option: String,
-        /// Why.
-        error: NetError,
-    },
-    /// The image of a disk cannot be used.
-    #[error("{option}: {error}")]
-    Disk {
-        /// The disk.
-        option: String,
-        /// Why.
-        error: BlockError,
-    },
-    /// A virtio console is planned whose other end was not opened.
-    #[error("--console: it is not open")]
-    NoConsole,
-    /// The source of random bytes cannot be used.
-    #[error("{option}: {error}")]
-    Rng {
-        /// The entropy device.
-        option: String,
-        /// Why.
-        error: RngError,
-    },
-    /// A memory device is planned for memory that was not mapped.
-    #[error("{option}: its memory is not mapped")]
-    NoRegion {
-        /// The memory device.
-        option: String,
-    },
-    /// The socket cannot be listened on.
-    #[error("{option}: {error}")]
-    Vsock {
-        /// The socket device.
-        option: String,
-        /// Why.
-        error: VsockError,
-    },
-    /// The file cannot be persistent memory.
-    #[error("{option}: {error}")]
-    Pmem {
-        /// The device.
-        option: String,
-        /// Why.
-        error: PmemError,
-    },
-    /// Its backend does not take the guest's new memory.
-    #[error("{option}: {error}; the guest's memory stays as it is")]
-    Memory {
-        /// The network function.
-        option: String,
-        /// Why.
-        error: RunnerError,
-    },
-    /// The device cannot be a PCI function.
-    #[error("{option}: {error}")]
-    Function {
-        /// The device.
-        option: String,
-        /// Why.
-        error: FunctionError,
-    },
-    /// The devices cannot be a PF and its VFs.
-    #[error("{option}: {error}")]
-    Sriov {
-        /// The PF.
-        option: String,
-        /// Why.
-        error: NetSriovError,
-    },
-    /// There is no place for the device.
-    #[error("{option}: {error}; {}", place_remedy(.error))]
-    Place {
-        /// The device.
-        option: String,
-        /// Why.
-        error: TopologyError,
-    },
-    /// The host does not give the addresses for pages of configuration space.
-    #[error("{option}: cannot reserve addresses for its configuration space: {error}")]
-    Pages {
-        /// The device.
-        option: String,
-        /// Why.
-        error: io::Error,
-    },
-    /// The BARs do not fit.
-    #[error(transparent)]
-    NoRoom(#[from] NoRoom),
-}
-
-impl DeviceError {
-    /// The kind of this error.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Backend { error, .. } => error.kind(),
-            Self::Net { error, .. } => error.kind().into(),
-            Self::Disk { error, .. } => error.kind().into(),
-            Self::Rng { error, .. } => error.kind().into(),
-            Self::Vsock { error, .. } => error.kind().into(),
-            Self::Pmem { error, .. } => error.kind().into(),
-            Self::Place { .. } | Self::NoRoom(_) | Self::Memory { .. } => ErrorKind::Conflict,
-            Self::Function { .. }
-            | Self::Sriov { .. }
-            | Self::Pages { .. }
-            | Self::NoConsole
-            | Self::NoRegion { .. } => ErrorKind::Host,
-        }
-    }
-}
-
-/// What to do when there is no place for a device.
-const fn place_remedy(error: &TopologyError) -> &'static str {
-    match error {
-        TopologyError::NoSuchSlot(_) | TopologyError::SlotTaken(_) => "give another, or leave pci_device_id out",
-        TopologyError::NoSlot => "remove a device, or give a NIC VFs (sriov_vfs=) in place of more NICs",
-        TopologyError::NoBuses { .. } => "reserve fewer",
-    }
-}
 
 /// The devices of a machine. They outlive the KVM VMs that a guest's reboots make of it.
 pub struct Devices {
