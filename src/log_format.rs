@@ -213,7 +213,7 @@ impl Part {
         match token {
             Token::BootTime => format!("{:>10.6}", moment.uptime.as_secs_f64()),
             Token::WallClock => moment.rfc3339(),
-            Token::Thread => std::thread::current().name().unwrap_or("anonymous").to_string(),
+            Token::Thread => thread_name(),
             Token::Level => record.level().to_string(),
             Token::LevelChar => record.level().as_str().chars().take(1).collect(),
             Token::Location => match (record.file(), record.line()) {
@@ -229,6 +229,15 @@ impl Part {
             Token::Tid => rustix::thread::gettid().as_raw_nonzero().to_string(),
             Token::Time(part, zone) => moment.text(part, zone),
         }
+    }
+}
+
+/// The name of the calling thread. The standard library knows that of the first thread and of those that it started,
+/// the kernel that of each.
+fn thread_name() -> String {
+    match std::thread::current().name() {
+        Some(name) => name.to_string(),
+        None => rustix::thread::name().map_or_else(|_| "anonymous".into(), |name| name.to_string_lossy().into_owned()),
     }
 }
 
@@ -312,6 +321,32 @@ mod tests {
             line("{pid} {tid}", ""),
             format!("{} {}\n", std::process::id(), rustix::thread::gettid().as_raw_nonzero())
         );
+    }
+
+    #[test]
+    fn a_thread_that_the_standard_library_did_not_start_has_its_name_too() {
+        let line = || line("{thread}", "");
+        assert_eq!(
+            std::thread::Builder::new().name("std's".to_string()).spawn(line).unwrap().join().unwrap(),
+            "std's\n"
+        );
+        let (said, says) = std::sync::mpsc::channel::<String>();
+        extern "C" fn run(said: *mut libc::c_void) -> *mut libc::c_void {
+            rustix::thread::set_name(c"posix's").unwrap();
+            // SAFETY: the test leaves its sender to this thread.
+            let said = unsafe { Box::from_raw(said.cast::<std::sync::mpsc::Sender<String>>()) };
+            said.send(thread_name()).unwrap();
+            std::ptr::null_mut()
+        }
+        let mut thread = 0;
+        // SAFETY: the sender is the thread's, and the default attributes stand for a null pointer.
+        let error = unsafe {
+            libc::pthread_create(&raw mut thread, std::ptr::null(), run, Box::into_raw(Box::new(said)).cast())
+        };
+        assert_eq!(error, 0);
+        assert_eq!(says.recv().unwrap(), "posix's");
+        // SAFETY: the thread was started above, and is joined once.
+        unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
     }
 
     #[test]

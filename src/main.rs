@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use rustix::fs::Mode;
+use rustix::fs::{Mode, OFlags};
 use tracing_subscriber::filter::LevelFilter;
 use vmm::ErrorKind;
 use vmm::config::{VmConfig, json};
@@ -108,7 +108,8 @@ fn chain(error: &dyn Error) -> String {
 
 /// Creates or truncates the file of the log.
 fn create(path: &Path) -> Result<File, CommandError> {
-    File::create(path).map_err(|error| CommandError::LogFile { path: path.to_owned(), error })
+    vmm::create_file(path, false, OFlags::empty())
+        .map_err(|error| CommandError::LogFile { path: path.to_owned(), error })
 }
 
 /// Sends the log to a file or to standard error, in this format.

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
-    BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
-    MemoryZoneConfig, NetConfig, NetVf, NumaConfig, Options, PayloadConfig, PciSegmentConfig, PlatformConfig,
-    PmemConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig, TpmConfig, VdpaConfig, VmConfig, VsockConfig,
-    help,
+    BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig,
+    LandlockConfig, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, Options, PayloadConfig,
+    PciSegmentConfig, PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig, TpmConfig,
+    VdpaConfig, VmConfig, VsockConfig, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -118,6 +118,31 @@ pub(crate) struct VmOptions {
     /// Kernel: a bzImage, or a vmlinux with a PVH entry
     #[arg(long, value_name = "path", group = "payload", help_heading = BOOT)]
     kernel: Option<PathBuf>,
+
+    /// Keep the program from all files that the VM's options do not name
+    #[arg(
+        long,
+        requires = "payload",
+        help_heading = MACHINE,
+        long_help = "Have Landlock keep this program from all files of the host but those that the VM's options name, \
+                     and from TCP. The files must exist"
+    )]
+    landlock: bool,
+
+    /// Further files that the program may use with --landlock
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "landlock",
+        help_heading = MACHINE,
+        long_help = keys::<LandlockConfig>(
+            "Further files that the program may use with --landlock, such as those of devices that are added later. \
+             Repeat for more"
+        )
+    )]
+    landlock_rules: Vec<String>,
 
     /// Guest memory
     #[arg(
@@ -326,6 +351,7 @@ impl VmOptions {
             },
             watchdog: self.watchdog,
             pvpanic: self.pvpanic,
+            landlock_enable: self.landlock,
             ..VmConfig::default()
         };
         if let Some(cpus) = self.cpus {
@@ -386,6 +412,9 @@ impl VmOptions {
         }
         for vdpa in self.vdpa {
             config.vdpa.push(vdpa.parse()?);
+        }
+        for rule in self.landlock_rules {
+            config.landlock_rules.push(rule.parse()?);
         }
         if let Some(vsock) = self.vsock {
             config.vsock = Some(vsock.parse()?);

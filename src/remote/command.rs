@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use vm_api::body::SetVf;
 use vm_api::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, MemoryConfig, NetConfig, PmemConfig, VdpaConfig,
-    VfConfig, VsockConfig,
+    DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MacAddress, MemoryConfig, NetConfig, PmemConfig,
+    VdpaConfig, VfConfig, VlanProto, Vlans, VsockConfig,
 };
 
 use crate::vm_options::{VmOptions, keys};
@@ -200,12 +201,9 @@ pub(crate) enum Command {
         pf: String,
         /// Index of the VF, from 0
         index: u16,
-        /// State of its link
-        #[arg(long, required_unless_present = "mac")]
-        link: Option<LinkState>,
-        /// New MAC address
-        #[arg(long)]
-        mac: Option<MacAddress>,
+        /// What changes
+        #[command(flatten)]
+        change: Box<VfChange>,
     },
     /// Power the VM off immediately
     Shutdown,
@@ -239,9 +237,97 @@ pub(crate) struct Destination {
     pub url: String,
 }
 
-/// Whether a VF has a link.
+/// Changes of a VF.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub(crate) struct VfChange {
+    /// State of its link
+    #[arg(long)]
+    pub link: Option<LinkState>,
+    /// New MAC address
+    #[arg(long)]
+    pub mac: Option<MacAddress>,
+    /// VLAN of all its packets, 0 for none
+    #[arg(long, value_name = "id")]
+    pub vlan: Option<u16>,
+    /// Priority of the VLAN's tag, 0 to 7
+    #[arg(long, value_name = "priority")]
+    pub vlan_qos: Option<u8>,
+    /// Kind of its tags
+    #[arg(long)]
+    pub vlan_proto: Option<TagKind>,
+    /// VLANs that the guest may use, such as [10,100-199]; [] for all
+    #[arg(long, value_name = "list")]
+    pub trunk: Option<Vlans>,
+    /// Drop packets from other MAC addresses than its own
+    #[arg(long)]
+    pub spoofchk: Option<Switch>,
+    /// Let the guest change addresses and receive everything
+    #[arg(long)]
+    pub trust: Option<Switch>,
+    /// Limit of what it sends in Mbit/s, 0 for none
+    #[arg(long, value_name = "Mbit/s")]
+    pub max_tx_rate: Option<u32>,
+    /// Broadcast and multicast packets that it may send in a second, 0 for any number
+    #[arg(long, value_name = "number")]
+    pub storm: Option<u32>,
+}
+
+impl VfChange {
+    /// The body of the request.
+    pub(crate) fn into_body(self, pf: String, index: u16) -> SetVf {
+        let Self { link, mac, vlan, vlan_qos, vlan_proto, trunk, spoofchk, trust, max_tx_rate, storm } = self;
+        let is_on = |switch| switch == Switch::On;
+        SetVf {
+            pf,
+            index,
+            link: link.map(|link| match link {
+                LinkState::Auto => LinkPolicy::Auto,
+                LinkState::Up => LinkPolicy::Up,
+                LinkState::Down => LinkPolicy::Down,
+            }),
+            mac,
+            vlan,
+            vlan_qos,
+            vlan_proto: vlan_proto.map(|kind| match kind {
+                TagKind::Customer => VlanProto::Customer,
+                TagKind::Service => VlanProto::Service,
+            }),
+            trunk,
+            spoofchk: spoofchk.map(is_on),
+            trust: trust.map(is_on),
+            max_tx_rate,
+            storm,
+            rate_limiter_config: None,
+        }
+    }
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// On
+    On,
+    /// Off
+    Off,
+}
+
+/// The kind of a VLAN's tags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TagKind {
+    /// A customer's
+    #[value(name = "802.1q")]
+    Customer,
+    /// A provider's
+    #[value(name = "802.1ad")]
+    Service,
+}
+
+/// A VF's link as the host wants it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LinkState {
+    /// Up, unless its backend is lost
+    Auto,
     /// The link is up
     Up,
     /// The link is down

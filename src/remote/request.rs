@@ -5,13 +5,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
+use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone};
 use vm_api::config::{
     DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PmemConfig, VdpaConfig, VfConfig, VsockConfig,
 };
 
 use super::client::Call;
-use super::command::{Command, LinkState};
+use super::command::Command;
 
 type Error = Box<dyn std::error::Error>;
 
@@ -104,10 +104,7 @@ fn body(command: Command) -> Result<Option<String>, Error> {
         }
         Command::ResizeDisk { disk, size } => json(&ResizeDisk { id: disk, desired_size: size }),
         Command::ResizeZone { id, size } => json(&ResizeZone { id, desired_ram: size }),
-        Command::SetVf { pf, index, link, mac } => {
-            let link = link.map(|link| if link == LinkState::Up { Link::Up } else { Link::Down });
-            json(&SetVf { pf, index, link, mac })
-        }
+        Command::SetVf { pf, index, change } => json(&change.into_body(pf, index)),
         Command::Snapshot(to) | Command::Coredump(to) => json(&serde_json::json!({"destination_url": to.url})),
         _ => return Ok(None),
     };
@@ -178,6 +175,16 @@ mod tests {
         assert_eq!(
             call(&["set-vf", "pf0", "3", "--link", "down"]).1,
             Some(json!({"pf": "pf0", "index": 3, "link": "down"}))
+        );
+        let policy =
+            ["--vlan", "100", "--vlan-qos", "3", "--vlan-proto", "802.1ad", "--spoofchk", "on", "--trust", "off"];
+        let rest = ["--max-tx-rate", "500", "--storm", "0", "--trunk", "[7,10-19]"];
+        assert_eq!(
+            call(&[&["set-vf", "pf0", "3"][..], &policy, &rest].concat()).1,
+            Some(json!({
+                "pf": "pf0", "index": 3, "vlan": 100, "vlan_qos": 3, "vlan_proto": "802.1ad", "spoofchk": true,
+                "trust": false, "max_tx_rate": 500, "storm": 0, "trunk": [7, "10-19"],
+            }))
         );
     }
 

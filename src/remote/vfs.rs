@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vm_api::body::Link;
-use vm_api::info::{BackendInfo, BackendKind, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
+use vm_api::info::{BackendInfo, BackendKind, PolicyInfo, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
 
 use super::show::table;
 
@@ -19,7 +19,8 @@ pub(crate) struct Row {
     pub index: Option<u16>,
     /// Its address, such as `0000:01:00.0`.
     pub bdf: String,
-    /// Its state: `reserved`, `enabled` or `running`; for a PF how many VFs are enabled.
+    /// Its state: `reserved`, `enabled` or `running`; for a PF how many VFs are enabled. Ends in `(needs reset)` while
+    /// the function stands still until its driver resets it.
     pub state: String,
     /// Its MAC address.
     pub mac: String,
@@ -28,6 +29,15 @@ pub(crate) struct Row {
     /// `up` or `down`; none for a PF.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<&'static str>,
+    /// The VLAN of all its packets, the list of those that it may use, or none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<String>,
+    /// Whether packets from other addresses than its own are dropped.
+    pub spoofchk: bool,
+    /// Whether the guest may change addresses and receive everything.
+    pub trust: bool,
+    /// The limit of what it sends, in Mbit/s; 0 for none.
+    pub max_tx_rate: u32,
     /// What it received and sent between two readings; none if the VM does not run, or the backend does not count.
     #[serde(flatten)]
     pub rates: Option<Rates>,
@@ -96,10 +106,14 @@ fn of_pf(pf: &SriovInfo) -> Row {
         pf: pf.id.clone(),
         index: None,
         bdf: pf.bdf.clone(),
-        state: format!("{enabled} of {} enabled", pf.total_vfs),
+        state: state(&format!("{enabled} of {} enabled", pf.total_vfs), pf.needs_reset),
         mac: pf.mac.to_string(),
         backend: backend(&pf.backend),
         link: None,
+        vlan: vlan(&pf.policy),
+        spoofchk: pf.policy.spoofchk,
+        trust: pf.policy.trust,
+        max_tx_rate: pf.policy.max_tx_rate,
         rates: None,
     }
 }
@@ -109,16 +123,35 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
         pf: pf.id.clone(),
         index: Some(vf.index),
         bdf: vf.bdf.clone(),
-        state: match vf.state {
-            VfState::Reserved => "reserved",
-            VfState::Enabled => "enabled",
-            VfState::Running => "running",
-        }
-        .to_string(),
+        state: state(
+            match vf.state {
+                VfState::Reserved => "reserved",
+                VfState::Enabled => "enabled",
+                VfState::Running => "running",
+            },
+            vf.needs_reset,
+        ),
         mac: vf.mac.to_string(),
         backend: backend(&vf.backend),
         link: Some(if vf.link == Link::Up { "up" } else { "down" }),
+        vlan: vlan(&vf.policy),
+        spoofchk: vf.policy.spoofchk,
+        trust: vf.policy.trust,
+        max_tx_rate: vf.policy.max_tx_rate,
         rates: None,
+    }
+}
+
+/// A state, and whether the function stands still in it until its driver resets it.
+fn state(state: &str, needs_reset: bool) -> String {
+    if needs_reset { format!("{state} (needs reset)") } else { state.to_string() }
+}
+
+fn vlan(policy: &PolicyInfo) -> Option<String> {
+    match (policy.vlan, &policy.trunk) {
+        (0, trunk) if trunk.0.is_empty() => None,
+        (0, trunk) => Some(trunk.to_string()),
+        (vlan, _) => Some(vlan.to_string()),
     }
 }
 
@@ -139,7 +172,9 @@ pub(crate) fn text(rows: &[Row]) -> String {
     if rows.is_empty() {
         return "there are no PFs; boot a VM with a NIC that has sriov_vfs=\n".to_string();
     }
-    let head = ["PF", "VF", "ADDRESS", "STATE", "MAC", "BACKEND", "LINK", "RX", "TX"].map(str::to_string).to_vec();
+    let head = ["PF", "VF", "ADDRESS", "STATE", "MAC", "BACKEND", "LINK", "VLAN", "SPOOF", "TRUST", "RATE", "RX", "TX"];
+    let head = head.map(str::to_string).to_vec();
+    let on_off = |on: bool| if on { "on" } else { "off" }.to_string();
     let cells = |row: &Row| {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
         let traffic = |bits: f64, frames: f64| format!("{}b/s {}f/s", scaled(bits), scaled(frames));
@@ -151,6 +186,10 @@ pub(crate) fn text(rows: &[Row]) -> String {
             row.mac.clone(),
             row.backend.clone(),
             or_dash(row.link.map(str::to_string)),
+            or_dash(row.vlan.clone()),
+            on_off(row.spoofchk),
+            on_off(row.trust),
+            or_dash((row.max_tx_rate != 0).then(|| format!("{}M", row.max_tx_rate))),
             or_dash(row.rates.map(|rates| traffic(rates.rx_bits_per_second, rates.rx_frames_per_second))),
             or_dash(row.rates.map(|rates| traffic(rates.tx_bits_per_second, rates.tx_frames_per_second))),
         ]
@@ -181,9 +220,10 @@ mod tests {
              "backend": {"kind": "vhost-user", "name": "/run/s", "lost": true},
              "total_vfs": 2, "num_vfs": 2, "enabled": true, "vfs": [
                 {"index": 0, "bdf": "0000:01:00.0", "mac": "52:54:00:00:01:00", "link": "up", "state": "Running",
-                 "backend": {"kind": "tap", "name": "t0v0"}},
+                 "needs_reset": true, "backend": {"kind": "tap", "name": "t0v0"},
+                 "policy": {"vlan": 100, "spoofchk": true, "max_tx_rate": 500}},
                 {"index": 1, "bdf": "0000:01:00.1", "mac": "52:54:00:00:01:01", "link": "down", "state": "Enabled",
-                 "backend": {"kind": "fd"}},
+                 "backend": {"kind": "fd"}, "policy": {"trunk": [7, "10-19"], "trust": true}},
             ]}],
         }))
         .unwrap()
@@ -196,10 +236,10 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "PF VF ADDRESS STATE MAC BACKEND LINK RX TX",
-                "pf0 - 0000:00:01.0 2 of 2 enabled 52:54:00:00:00:01 vhost-user /run/s (lost) - - -",
-                "pf0 0 0000:01:00.0 running 52:54:00:00:01:00 tap t0v0 up - -",
-                "pf0 1 0000:01:00.1 enabled 52:54:00:00:01:01 fd down - -",
+                "PF VF ADDRESS STATE MAC BACKEND LINK VLAN SPOOF TRUST RATE RX TX",
+                "pf0 - 0000:00:01.0 2 of 2 enabled 52:54:00:00:00:01 vhost-user /run/s (lost) - - off off - - -",
+                "pf0 0 0000:01:00.0 running (needs reset) 52:54:00:00:01:00 tap t0v0 up 100 on off 500M - -",
+                "pf0 1 0000:01:00.1 enabled 52:54:00:00:01:01 fd down [7,10-19] off on - - -",
             ]
         );
     }

@@ -11,7 +11,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use serde_json::Value;
 
 /// The most descriptors that a test here sends.
-const MOST_FDS: usize = 4;
+pub(crate) const MOST_FDS: usize = 4;
 
 /// A connection.
 pub(crate) struct Client(UnixStream);
@@ -62,6 +62,18 @@ impl Client {
         );
         self.send(request.as_bytes(), fds);
         self.answer()
+    }
+
+    /// Sends a request to a program that may drop the connection. Returns the status of its answer, if there is one.
+    pub(crate) fn try_ask(&mut self, method: &str, endpoint: &str, body: Option<&Value>) -> Option<u16> {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let length = body.len();
+        let head = format!("{method} /api/v1/{endpoint} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}");
+        self.0.write_all(format!("{head}\r\nConnection: close\r\n\r\n{body}").as_bytes()).ok()?;
+        let mut answer = String::new();
+        // What came before the connection broke counts, too.
+        let _ = self.0.read_to_string(&mut answer);
+        answer.strip_prefix("HTTP/1.1 ")?.split(' ').next()?.parse().ok()
     }
 
     /// Sends bytes, with file descriptors beside the first.

@@ -1,8 +1,12 @@
 //! A VM stays within its limit of open files, even when its guest uses all its devices.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
 use serde_json::json;
 
-use crate::client::Client;
+use crate::client::{Client, MOST_FDS};
 use crate::vmm::{Vmm, reasons};
 
 /// Descriptors per function: a tap, a doorbell and 4 interrupts.
@@ -22,13 +26,13 @@ fn sixty_four_vfs_fit_into_1024_open_files() {
 /// The descriptors that reserved VFs will need are kept for them.
 #[test]
 fn an_added_pf_does_not_take_the_files_that_other_vfs_may_need() {
-    let vmm = Vmm::limited(1024);
+    let vmm = Vmm::limited(1300);
     let mut client = vmm.boot(json!([{"id": "pf0", "tap": "alg", "sriov_vfs": 64}]));
     let mut add = |id, tap| client.put_json("vm.add-net", &json!({"id": id, "tap": tap, "sriov_vfs": 64}));
     add("pf1", "alh").expect(200);
     let refused = add("pf2", "ali");
     let said = reasons(&refused).join(": ");
-    assert!(refused.status == 500 && said.contains("the limit is 1024"), "{said}");
+    assert!(refused.status == 500 && said.contains("the limit is 1300"), "{said}");
 }
 
 /// accept(2) fails without a free descriptor, whether a client waits or not.
@@ -39,9 +43,39 @@ fn idle_clients_leave_a_descriptor_for_the_next_one() {
     for _ in 0..60 {
         let mut client = vmm.client();
         // The program has accepted this client, and waits for the next one.
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
         client.get("vmm.ping").expect(200);
         client.get("vmm.ping").expect(200);
         clients.push(client);
     }
+}
+
+/// With the limit that the program itself asks for, and with all that clients can take.
+#[test]
+fn what_clients_take_leaves_vfs_their_files() {
+    let net = json!([{"id": "pf0", "tap": "alj", "sriov_vfs": 64}]);
+    let vmm = Vmm::limited(600);
+    let mut client = vmm.client();
+    client.put_json("vm.create", &vmm.config(net.clone())).expect(204);
+    let said = reasons(&client.put("vm.boot")).join(": ");
+    let needed = said.split_once("needs up to ").and_then(|(_, rest)| rest.split(' ').next()).unwrap();
+    let needed: usize = needed.parse().unwrap();
+    drop((client, vmm));
+
+    let vmm = Vmm::limited(needed as u64);
+    drop(vmm.boot(net));
+    let descriptor = || OwnedFd::from(File::open("/dev/null").unwrap());
+    let descriptors: Vec<_> = (0..MOST_FDS).map(|_| descriptor()).collect();
+    let mut idle: Vec<Client> = (0..127).map(|_| vmm.client()).collect();
+    // Requests that are not complete, with more descriptors than all may have together.
+    for client in idle.iter_mut().rev().take(100) {
+        client.send(b"P", &descriptors);
+    }
+    let mut most = 0;
+    for _ in 0..100 {
+        most = vmm.open_files().max(most);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(most > 127 + 250, "clients have taken what they can: {most}");
+    assert!(most + 65 * (OF_FUNCTION - 1) <= needed, "{most} files are open, and {needed} were asked for");
 }

@@ -6,16 +6,23 @@
 mod client;
 mod clients;
 mod disks;
+mod faults;
 #[path = "../cli/files.rs"]
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
+mod floods;
+mod landlock;
 mod limits;
 mod memory;
+mod mute_peer;
 mod on_off;
 mod pmem;
+mod policy;
+mod privileges;
 mod readme;
 mod refused;
 mod registry_client;
+mod rootless;
 mod tap;
 mod tpm;
 mod vmm;

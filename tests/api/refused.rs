@@ -211,7 +211,7 @@ fn enough(asked: &mut Asked<'_>) -> u64 {
 
 #[test]
 fn vfs_that_need_more_open_files_than_there_may_be() {
-    let vmm = Vmm::limited(300);
+    let vmm = Vmm::limited(686);
     let mut asked = Asked::net(
         &vmm,
         json!([{"id": "pf0", "tap": "arh0", "sriov_vfs": 16}]),
@@ -222,7 +222,7 @@ fn vfs_that_need_more_open_files_than_there_may_be() {
         "arh",
         HOST,
         &format!(
-            "this VM needs up to {needed} open files, and the limit is 300; raise it (ulimit -n {needed}, or \
+            "this VM needs up to {needed} open files, and the limit is 686; raise it (ulimit -n {needed}, or \
              LimitNOFILE={needed} in a systemd unit), or reserve fewer VFs"
         ),
     );

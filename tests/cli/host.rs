@@ -35,6 +35,26 @@ fn a_missing_kernel_is_refused() {
 }
 
 #[test]
+fn a_link_where_a_file_would_be_created_is_refused_and_what_it_names_stays_as_it_is() {
+    let files = Files::new();
+    let (kernel, link) = (files.idle_kernel(), files.path("link").display().to_string());
+    std::os::unix::fs::symlink(files.write("precious", b"old"), &link).unwrap();
+    let by_key = |key: &str| format!("{key}={link}");
+    for (option, value) in [
+        ("--log-file", link.clone()),
+        ("--event-monitor", by_key("path")),
+        ("--serial", by_key("file")),
+        ("--console", by_key("file")),
+        ("--debug-console", by_key("file")),
+    ] {
+        let said = wrong(&["--kernel", &kernel, "--memory", "size=64M", option, &value]);
+        assert!(said.starts_with(option) && said.contains(&link), "{said}");
+        assert!(said.contains("it is a symbolic link, and links are not followed"), "{said}");
+    }
+    assert_eq!(fs::read(files.path("precious")).unwrap(), b"old");
+}
+
+#[test]
 fn an_unreadable_kernel_is_refused() {
     let files = Files::new();
     let directory = files.path("").into_os_string().into_string().unwrap();
@@ -308,11 +328,11 @@ fn a_signal_ends_a_vm_that_is_still_being_made() {
     let files = Files::new();
     let mut command = StdCommand::new(BINARY);
     command.args(["--kernel", &files.idle_kernel(), "--net", "tap=climaking"]);
-    // Nobody connects: this NIC, which is opened after the other, is waited for, for 10 s.
+    // Nobody connects: backends like this one are waited for, for 10 s, before anything else is opened.
     let socket = files.path("backend");
     command.arg(format!("vhost_user=on,vhost_mode=server,socket={}", socket.display()));
     let mut vm = Idle(command.spawn().unwrap());
-    vm.wait_until(|_| interfaces().contains(&"climaking".to_string()));
+    vm.wait_until(|_| socket.exists());
     let ended = vm.terminate();
     assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()));
     // The kernel takes its time with a process that was killed.

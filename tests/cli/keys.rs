@@ -67,6 +67,7 @@ fn base(option: &str, key: &str) -> String {
         ("--rng", _) => "src=/dev/random",
         ("--rtc", _) => "id=c",
         ("--tpm", _) => "socket=/t",
+        ("--landlock-rules", _) => "path=/p,access=r",
         ("--numa", "memory_zones") => "guest_numa_id=0,memory_zones=[z] guest_numa_id=1,memory_zones=[y]",
         ("--numa", _) => "guest_numa_id=0,memory_zones=[z,y]",
         ("--vdpa", _) => "path=/v",
@@ -82,6 +83,7 @@ fn base(option: &str, key: &str) -> String {
         ("--net" | "--net-vf", "ip" | "mask") => "ip=10.0.0.1,mask=255.255.255.0",
         ("--net" | "--net-vf", "offload_csum") => "offload_tso=off,offload_ufo=off",
         ("--net" | "--net-vf", "socket" | "vhost_mode") => "vhost_user=on,socket=/s",
+        ("--net" | "--net-vf", "vlan_qos" | "vlan_proto") => "vlan=5",
         ("--memory" | "--memory-zone", "hugepage_size") => "hugepages=on",
         (_, key) if key.starts_with("bw_") || key.starts_with("ops_") => limits,
         ("--rate-limit-group", _) => limits,
@@ -118,12 +120,17 @@ fn other(option: &str, key: &str) -> &'static str {
         (_, "hugepage_size") => "2M",
         (_, "host_numa_node") => "0",
         (_, "hotplug_method") => "virtio-mem",
+        (_, "access") => "rw",
         (_, "cid") => "7",
         (_, "cpus") => "[0]",
         (_, "distances") => "[0@10]",
         (_, "pci_segments") => "[0]",
         (_, "device_id") => "n",
         (_, "mtu") => "1400",
+        (_, "vlan" | "vlan_qos" | "storm" | "max_tx_rate") => "7",
+        (_, "vlan_proto") => "802.1ad",
+        (_, "trunk") => "[5]",
+        (_, "link") => "down",
         (_, "ip") => "10.0.0.9",
         (_, "mask") => "255.255.0.0",
         (_, "mac" | "host_mac") => "02:00:00:00:00:09",
@@ -133,7 +140,7 @@ fn other(option: &str, key: &str) -> &'static str {
         (_, "vhost_mode") => "server",
         (_, "image_type") => "qcow2",
         (_, "lock_granularity") => "full",
-        (_, "offload_tso" | "offload_ufo" | "offload_csum" | "sparse" | "thp" | "nested") => "off",
+        (_, "offload_tso" | "offload_ufo" | "offload_csum" | "sparse" | "thp" | "nested" | "trust") => "off",
         (_, "oem_strings") => "[a,b]",
         (_, "system_uuid") => "12345678-1234-1234-1234-123456789abc",
         (_, key) if key.starts_with("system_") || key == "chassis_asset_tag" => "text",
@@ -158,6 +165,9 @@ fn printed(option: &str, value: &str) -> Result<String, String> {
     command.arg("--print-config").args(around.flat_map(|(option, value)| [option, value]));
     if option == "--memory-zone" {
         command.args(["--memory", "size=0,hotplug_method=virtio-mem"]);
+    }
+    if option == "--landlock-rules" {
+        command.arg("--landlock");
     }
     if option == "--numa" {
         command.args(["--memory", "size=0", "--memory-zone", "id=z,size=256M", "id=y,size=256M"]);

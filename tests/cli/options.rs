@@ -48,6 +48,9 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
         "socket=/run/tpm",
         "--pmem",
         "file=/run/pmem,size=4M",
+        "--landlock",
+        "--landlock-rules",
+        "path=/srv/later,access=rw",
         "--net",
         "id=pf0,sriov_vfs=4",
         "--net-vf",
@@ -68,6 +71,8 @@ fn the_printed_configuration_is_whole_and_can_be_given_again() {
     assert_eq!((&config["vsock"]["cid"], &config["vsock"]["socket"]), (&5.into(), &"/run/v".into()));
     assert_eq!((&config["tpm"], &config["pmem"][0]["size"]), (&json!({"socket": "/run/tpm"}), &(4 << 20).into()));
     assert_eq!((&config["watchdog"], &config["pvpanic"]), (&true.into(), &true.into()));
+    let rules = json!([{"path": "/srv/later", "access": "rw"}]);
+    assert_eq!((&config["landlock_enable"], &config["landlock_rules"]), (&true.into(), &rules));
     let files = Files::new();
     let file = files.write("vm.json", text.as_bytes());
     assert_eq!(printed(&["--config", &file, "--print-config"]), text);

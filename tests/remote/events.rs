@@ -56,6 +56,25 @@ fn the_life_of_a_vm_is_reported() {
 }
 
 #[test]
+fn a_change_of_a_vfs_policy_is_reported_with_who_made_it() {
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("events");
+    let (vmm, _files) = boot_idle(&file);
+    vmm.done(&["add-net", "id=pf0,tap=rmp0,sriov_vfs=2"]);
+    vmm.done(&["set-vf", "pf0", "1", "--spoofchk", "on"]);
+    assert!(vmm.refused(&["set-vf", "pf0", "1", "--vlan", "4095"]).contains("not a VLAN"));
+    vmm.done(&["shutdown-vmm"]);
+    assert_eq!(vmm.end(), Some(0));
+    let told = events(&fs::read_to_string(&file).unwrap());
+    let told: Vec<_> = told.iter().filter(|event| event["event"] == "vf-policy").collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(
+        (&told[0]["source"], &told[0]["properties"]),
+        (&json!("sriov"), &json!({"id": "pf0", "index": "1", "by": "host"}))
+    );
+}
+
+#[test]
 fn a_vmm_whose_socket_is_in_use_does_not_touch_the_events_of_the_other() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("events");

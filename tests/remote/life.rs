@@ -134,6 +134,14 @@ fn the_vfs_of_a_running_vm_are_shown_and_changed() {
     vmm.done(&["set-vf", "pf0", "1", "--link", "down"]);
     let shown = vmm.done(&["vfs", "--text"]);
     assert!(shown.lines().nth(3).unwrap().contains("tap rmv0v1  down"), "{shown}");
+    let policy = ["--vlan", "100", "--vlan-qos", "3", "--vlan-proto", "802.1q", "--spoofchk", "on", "--trust", "off"];
+    vmm.done(&[&["set-vf", "pf0", "1", "--max-tx-rate", "500", "--storm", "7"][..], &policy].concat());
+    let shown = vmm.done(&["vfs", "--text"]);
+    assert!(shown.lines().nth(3).unwrap().contains("down  100   on     off    500M"), "{shown}");
+    vmm.done(&["set-vf", "pf0", "1", "--vlan", "0", "--vlan-qos", "0", "--trunk", "[5,10-19]", "--link", "auto"]);
+    let rows = json_of(&vmm.done(&["vfs"]));
+    assert_eq!((&rows[2]["vlan"], &rows[2]["spoofchk"]), (&json!("[5,10-19]"), &json!(true)));
+    assert!(vmm.refused(&["set-vf", "pf0", "1", "--vlan", "5"]).contains("trunk=[5,10-19]: the guest has no VLANs"));
     assert!(vmm.refused(&["set-vf", "pf0", "7", "--link", "down"]).contains("reserves 2 VFs"));
     let added = json_of(&vmm.done(&["add-net", "id=pf1,tap=rmv1,sriov_vfs=1"]));
     assert_eq!(added["id"], json!("pf1"));

@@ -22,5 +22,7 @@ pub use queue_runner::{Ability, Attention, BackendKind, QueueRun, QueueRunner, R
 pub use tap::{InterfaceNameError, Tap, TapError, TapQueue, TapSpec, check_interface_name, is_network_mask};
 pub use vdpa::{Locking, Vdpa, VdpaError, VdpaFault, VdpaSpec};
 pub use vhost_net::{VhostKernel, VhostNet, VhostNetError};
+#[cfg(any(test, feature = "testing"))]
+pub use vhost_user::VhostUserSteps;
+pub use vhost_user::{Cancel, VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec};
 pub(crate) use vhost_user::{DEVICE_FEATURES, MAX_CONFIG, RING_FEATURES};
-pub use vhost_user::{VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec};

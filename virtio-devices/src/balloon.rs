@@ -25,7 +25,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
-use crate::worker::{spawn, thread_name};
+use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{BalloonCounter, BalloonCounters};
 pub use size::BalloonSize;
@@ -129,7 +129,7 @@ impl VirtioDevice for Balloon {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(thread_name(&self.spec.id, "q", 0), move || worker.run())?;
+        let thread = spawn(WorkerKind::Balloon, thread_name(&self.spec.id, "q", 0), move || worker.run())?;
         self.size.signal_to(Some(start.interrupts));
         Ok(vec![Worker::new(indices, kick, stop, thread)])
     }

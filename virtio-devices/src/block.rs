@@ -19,8 +19,11 @@ mod lock;
 mod operation;
 pub(crate) mod qcow2;
 mod raw;
+mod request;
 mod requests;
 mod resize;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
 mod uring;
 mod worker;
 
@@ -45,7 +48,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::rate_limiter::{RateLimitGroup, RateLimits};
-use crate::worker::{can_run_on, cpu_set, run_on, spawn, spawn_all, thread_name};
+use crate::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn, spawn_all, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 use access::Access;
 pub use access::{ImageFormat, LockGranularity};
@@ -112,6 +115,15 @@ pub struct BlockSpec {
     pub io_uring: bool,
     /// The CPUs of the host that queues run on, below 1,024. Those that are left out run on any.
     pub queue_cpus: Vec<(u16, Vec<u32>)>,
+}
+
+/// The files of the images below the one of `spec`, which are opened with it. Those that cannot be read, or are none,
+/// end the list; opening says what is wrong.
+pub fn backing_files(spec: &BlockSpec) -> Vec<PathBuf> {
+    match spec.format {
+        ImageFormat::Qcow2 { backing_files: true } => qcow2::chain(&spec.path),
+        _ => Vec::new(),
+    }
 }
 
 /// A virtio block device. It and its image outlive resets of the device and reboots of the guest.
@@ -272,7 +284,7 @@ impl Block {
             }
             worker.run(&shared);
         };
-        let thread = spawn(name, run)?;
+        let thread = spawn(WorkerKind::Block, name, run)?;
         Ok(Worker::new(queues, kick, stop, thread))
     }
 }

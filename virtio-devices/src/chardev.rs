@@ -13,10 +13,10 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,9 +26,10 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::eventfd::borrow;
+use crate::new_file::create_file;
 use backlog::Backlog;
 pub use error::CharError;
 use pty::Pty;
@@ -76,7 +77,7 @@ struct Kept {
 
 impl Kept {
     fn new() -> io::Result<Self> {
-        Ok(Self { backlog: Mutex::default(), begun: EventFd::new(EFD_NONBLOCK)? })
+        Ok(Self { backlog: Mutex::default(), begun: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)? })
     }
 }
 
@@ -334,11 +335,10 @@ impl CharDevice {
 
 /// Creates or truncates the file at `path`, without blocking.
 fn create(path: &Path) -> io::Result<File> {
-    // A terminal must not become the controlling terminal, and a modem line must not block.
-    let flags = i32::try_from((OFlags::NOCTTY | OFlags::NONBLOCK).bits()).unwrap_or_default();
     // Opening a FIFO without a reader for writing fails, so it is opened for reading, too, and never read.
-    let is_fifo = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
-    OpenOptions::new().read(is_fifo).write(true).create(true).truncate(true).custom_flags(flags).open(path)
+    let is_fifo = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_fifo());
+    // A modem line must not block.
+    create_file(path, is_fifo, OFlags::NONBLOCK)
 }
 
 /// Whether `fd` takes output or has input, as `direction` says, within `patience`. A signal ends the wait: it may be

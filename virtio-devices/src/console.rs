@@ -4,6 +4,8 @@
 //! written is dropped, as [`CharDevice`] describes, so a guest never waits for its user.
 
 mod counters;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
 mod worker;
 
 #[cfg(test)]
@@ -22,7 +24,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::chardev::CharDevice;
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
-use crate::worker::{spawn, thread_name};
+use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{Interrupts, Start, VirtioDevice, Worker};
 pub use counters::{ConsoleCounter, ConsoleCounters};
 use worker::{QueueWorker, RECEIVE, TRANSMIT};
@@ -187,7 +189,7 @@ impl VirtioDevice for Console {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(thread_name(&self.id, "q", 0), move || worker.run())?;
+        let thread = spawn(WorkerKind::Console, thread_name(&self.id, "q", 0), move || worker.run())?;
         self.signal_to(has(start.features, F_SIZE).then_some(start.interrupts));
         Ok(vec![Worker::new(queues, kick, stop, thread)])
     }

@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 use vmm_sys_util::eventfd::EventFd;
 
@@ -12,6 +11,7 @@ use crate::file_mapping::FileMapping;
 use crate::interrupt::Interrupts;
 use crate::memory::{Memory, SharedQueue};
 use crate::port::Port;
+use crate::thread::Thread;
 use crate::{DeviceSpecific, StateError};
 
 /// A virtio device: its features, configuration and queues, without its transport.
@@ -50,7 +50,7 @@ pub trait VirtioDevice: Send {
 
     /// Called after each [`Self::config_write`]. Returns threads that still carry the write to where it goes; the
     /// access completes when they have ended.
-    fn config_written(&mut self) -> Vec<JoinHandle<()>> {
+    fn config_written(&mut self) -> Vec<Thread> {
         Vec::new()
     }
 
@@ -130,7 +130,7 @@ pub struct Worker {
     /// Set before a last kick. The worker then finishes at most the buffers that it has taken, and ends.
     pub stop: Arc<AtomicBool>,
     /// The thread.
-    pub thread: JoinHandle<()>,
+    pub thread: Thread,
 }
 
 impl Worker {
@@ -139,7 +139,7 @@ impl Worker {
         queues: impl IntoIterator<Item = u16>,
         kick: Arc<EventFd>,
         stop: Arc<AtomicBool>,
-        thread: JoinHandle<()>,
+        thread: Thread,
     ) -> Self {
         let doorbells = queues.into_iter().map(|queue| (queue, Arc::clone(&kick))).collect();
         Self { doorbells, kick, stop, thread }
@@ -153,7 +153,7 @@ impl Worker {
 
     /// Tells the worker to end, and returns its thread. Once that has ended, it touches neither guest memory nor its
     /// backend.
-    pub fn stop(self) -> JoinHandle<()> {
+    pub fn stop(self) -> Thread {
         self.stop.store(true, Ordering::Release);
         self.wake();
         self.thread

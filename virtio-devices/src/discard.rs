@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use rustix::fs::FallocateFlags;
 use rustix::mm::Advice;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+
+use crate::zeros::fill_with_zeros;
 
 /// The size of a page in bytes, of the guest and, unless it is a huge page, of the host.
 pub(crate) const PAGE: u64 = 4096;
@@ -51,15 +53,17 @@ pub(crate) fn discard(memory: &GuestMemoryMmap, range: &Range<u64>) -> Discarded
     discarded
 }
 
-/// Writes zeros to `range`, guest addresses, as far as it is guest memory. Its pages stay the same.
-pub(crate) fn fill_with_zeros(memory: &GuestMemoryMmap, range: &Range<u64>) {
-    static ZEROS: [u8; 65536] = [0; 65536];
-    let mut address = range.start;
-    while address < range.end {
-        let len = usize::try_from(range.end - address).unwrap_or(ZEROS.len()).min(ZEROS.len());
-        // What is not memory cannot be written to.
-        let _ = memory.write_slice(&ZEROS[..len], GuestAddress(address));
-        address = address.saturating_add(len as u64);
+/// Writes zeros to `range`, guest addresses, as far as it is guest memory. Its pages stay the same, and no others are
+/// allocated.
+pub(crate) fn clear(memory: &GuestMemoryMmap, range: &Range<u64>) {
+    for region in memory.iter() {
+        let base = region.start_addr().0;
+        let begin = range.start.max(base);
+        let end = range.end.min(base.saturating_add(region.len()));
+        if begin < end {
+            // A host whose files do not tell their pages keeps what is in them.
+            let _ = fill_with_zeros(region, &(begin - base..end - base));
+        }
     }
 }
 
@@ -108,7 +112,7 @@ mod tests {
     use std::fs::File;
 
     use proptest::prelude::*;
-    use vm_memory::{FileOffset, MmapRegion};
+    use vm_memory::{Bytes, FileOffset, GuestAddress, MmapRegion};
 
     use super::*;
 

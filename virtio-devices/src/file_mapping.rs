@@ -35,7 +35,10 @@ impl FileMapping {
             mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, share | MapFlags::NORESERVE, file, 0)
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, len, private })
+        let mapping = Self { start, len, private };
+        // SAFETY: the range is this mapping, of whose pages nothing changes. Core dumps are to have none of them.
+        unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump) }?;
+        Ok(mapping)
     }
 
     /// Where this process has it.

@@ -5,8 +5,8 @@ mod layout;
 mod run;
 mod state;
 
+use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use log::warn;
 use pci::{
@@ -18,10 +18,12 @@ use self::layout::Place;
 pub(crate) use self::layout::{Layout, MEMORY_BAR, REGISTERS_BAR, Spacing};
 use self::run::Run;
 use crate::host::queues_changed;
+use crate::thread::Thread;
 use crate::transport::{Change, Transport};
 use crate::{
     DeviceState, Doorbell, DoorbellObserver, FileMapping, FunctionStatus, Inspect, Lifecycle, Memory, MemoryUser,
-    Message, Outcome, Port, QueueError, Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
+    Message, NeedsResetObserver, NotResumed, Outcome, Port, QueueError, Signals, SriovStatus, Start, StateError,
+    Status, VirtioDevice,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -64,6 +66,8 @@ pub struct VirtioFunction<D> {
     /// The host keeps the queues stopped.
     paused: bool,
     start_failures: u64,
+    /// Why the host could not resume it.
+    not_resumed: Option<io::Error>,
 }
 
 impl<D: VirtioDevice> VirtioFunction<D> {
@@ -107,8 +111,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             msix: Some(layout.msix()),
             ..ConfigShape::new(identity, role)
         })?;
-        let (run, paused, start_failures) = (None, false, 0);
-        Ok(Self { rid, layout, config, transport, device, memory, run, paused, start_failures })
+        let (run, paused, start_failures, not_resumed) = (None, false, 0, None);
+        Ok(Self { rid, layout, config, transport, device, memory, run, paused, start_failures, not_resumed })
     }
 
     /// The BARs that a function of this device decodes.
@@ -235,7 +239,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// Stops the queues, forgets their positions, and resets the device.
     #[must_use]
-    fn reset_device(&mut self) -> Vec<JoinHandle<()>> {
+    fn reset_device(&mut self) -> Vec<Thread> {
         let stopping = self.run.take().map(|mut run| run.stop()).unwrap_or_default();
         self.device.reset();
         stopping
@@ -243,33 +247,57 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// As [`Lifecycle::pause`], for this function alone.
     #[must_use]
-    pub(crate) fn hold(&mut self) -> Vec<JoinHandle<()>> {
+    pub(crate) fn hold(&mut self) -> Vec<Thread> {
         self.paused = true;
         self.settle(false)
     }
 
     /// As [`Lifecycle::resume`], for this function alone.
     #[must_use]
-    pub(crate) fn release(&mut self, powered: bool) -> Vec<JoinHandle<()>> {
+    pub(crate) fn release(&mut self, powered: bool) -> Vec<Thread> {
         self.paused = false;
-        self.settle(powered)
+        self.not_resumed = None;
+        if !self.is_to_run(powered) {
+            return self.settle(powered);
+        }
+        if let Err(error) = self.try_start() {
+            // Its driver has done nothing wrong, and need not know: the host may try again.
+            self.paused = true;
+            self.not_resumed = Some(error);
+        }
+        Vec::new()
+    }
+
+    /// Why the last [`Self::release`] left it paused, if it did.
+    pub(crate) fn take_not_resumed(&mut self) -> Option<io::Error> {
+        self.not_resumed.take()
+    }
+
+    /// Calls `observer` when it asks its driver for a reset.
+    pub(crate) fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
+        self.transport.interrupts().observe_needs_reset(observer);
+    }
+
+    /// Whether the registers, the host and `powered` want the queues to run.
+    fn is_to_run(&self, powered: bool) -> bool {
+        self.transport.ready() && self.config.bus_master() && powered && !self.paused
     }
 
     /// Makes the queues run or stop, as the registers, the host and `powered` say.
     #[must_use]
-    fn settle(&mut self, powered: bool) -> Vec<JoinHandle<()>> {
-        if self.transport.ready() && self.config.bus_master() && powered && !self.paused {
+    fn settle(&mut self, powered: bool) -> Vec<Thread> {
+        if self.is_to_run(powered) {
             self.start();
             return Vec::new();
         }
         self.run.as_mut().map(Run::stop).unwrap_or_default()
     }
 
-    fn start(&mut self) {
+    fn try_start(&mut self) -> io::Result<()> {
         let transport = &self.transport;
         let run = self.run.get_or_insert_with(|| Run::new(transport.queues()));
         if run.is_running() {
-            return;
+            return Ok(());
         }
         let start = Start {
             memory: self.memory.clone(),
@@ -277,7 +305,11 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             queues: run.queues().to_vec(),
             interrupts: Arc::clone(transport.interrupts()),
         };
-        if let Err(error) = run.start(&mut self.device, start) {
+        run.start(&mut self.device, start)
+    }
+
+    fn start(&mut self) {
+        if let Err(error) = self.try_start() {
             self.transport.interrupts().ask_for_reset();
             self.start_failures = self.start_failures.saturating_add(1);
             // A guest can retry as often as it likes; the log grows with the logarithm of that.
@@ -324,7 +356,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 }
 
 impl<D: VirtioDevice> Function for VirtioFunction<D> {
-    type Stopping = JoinHandle<()>;
+    type Stopping = Thread;
 
     fn config(&self) -> &ConfigSpace {
         &self.config
@@ -360,7 +392,7 @@ impl<D: VirtioDevice> Function for VirtioFunction<D> {
 
 /// A function that is neither a PF nor a VF is a device by itself.
 impl<D: VirtioDevice> Device for VirtioFunction<D> {
-    type Stopping = JoinHandle<()>;
+    type Stopping = Thread;
 
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
         if rid == self.rid { Function::config_read(self, reg) } else { pci::spec::ALL_ONES }
@@ -441,6 +473,10 @@ impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
         if vf.is_none() { self.device.port() } else { None }
     }
 
+    fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
+        Self::observe_needs_reset(self, observer);
+    }
+
     fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {
         out.extend(self.device.memory_user().map(|user| (None, user)));
     }
@@ -453,6 +489,10 @@ impl<D: VirtioDevice> Lifecycle for VirtioFunction<D> {
 
     fn resume(&mut self) -> Outcome {
         queues_changed(Reach::Function(self.rid), self.release(true))
+    }
+
+    fn take_not_resumed(&mut self) -> Option<NotResumed> {
+        Self::take_not_resumed(self).map(|error| NotResumed { vf: None, error })
     }
 
     fn save(&self) -> Result<Option<DeviceState>, StateError> {

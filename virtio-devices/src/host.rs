@@ -3,21 +3,24 @@
 //! A device does not push changes. The VMM asks what the device wants now, compares that with what it has done so far,
 //! and applies the difference after dropping the device's lock.
 
+use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use pci::{Effects, HostBridge, Reach, Rid, VfIndex, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{DeviceState, DoorbellPage, FileMapping, FunctionStatus, MemoryUser, Port, SriovStatus, StateError};
+use crate::{
+    DeviceState, DoorbellPage, FileMapping, FunctionStatus, MemoryUser, NeedsResetObserver, Port, SriovStatus,
+    StateError, Thread,
+};
 
 /// What an access to a device did. What it stopped are queue workers.
-pub type Outcome = pci::Outcome<JoinHandle<()>>;
+pub type Outcome = pci::Outcome<Thread>;
 
 /// A device that can be plugged in.
-pub trait VirtioPci: pci::Device<Stopping = JoinHandle<()>> + Signals + Inspect + Lifecycle {}
+pub trait VirtioPci: pci::Device<Stopping = Thread> + Signals + Inspect + Lifecycle {}
 
-impl<D: pci::Device<Stopping = JoinHandle<()>> + Signals + Inspect + Lifecycle + ?Sized> VirtioPci for D {}
+impl<D: pci::Device<Stopping = Thread> + Signals + Inspect + Lifecycle + ?Sized> VirtioPci for D {}
 
 /// The wires that a device wants: eventfds that the guest's writes signal, eventfds that send the guest messages, and
 /// memory.
@@ -59,6 +62,10 @@ pub trait Inspect {
     /// The port of a function that has one.
     fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port>;
 
+    /// Calls `observer` from now on when a function asks its driver for a reset. The first observer stays. It is called
+    /// on any thread, also with the device's lock held.
+    fn observe_needs_reset(&self, _observer: &Arc<NeedsResetObserver>) {}
+
     /// Appends the backends that reach the guest's memory by themselves, with the functions that they are behind. VFs
     /// that do not exist now have them, too.
     fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>);
@@ -70,8 +77,14 @@ pub trait Lifecycle {
     /// and no queue loses its position. Accesses still work, resets too. A second pause does nothing.
     fn pause(&mut self) -> Outcome;
 
-    /// Starts the queues that the registers want to run, from where they stood.
+    /// Starts the queues that the registers want to run, from where they stood. A function whose queues the host cannot
+    /// start stays paused, and [`Self::take_not_resumed`] says so; others go on.
     fn resume(&mut self) -> Outcome;
+
+    /// A function that the last [`Self::resume`] left paused, if there is one.
+    fn take_not_resumed(&mut self) -> Option<NotResumed> {
+        None
+    }
 
     /// The state of a device that is paused and whose workers have ended; `None` if no driver can change anything of
     /// it.
@@ -93,7 +106,7 @@ pub trait Lifecycle {
 }
 
 /// All effects of queues that started or stopped in the functions in `reach`.
-pub(crate) fn queues_changed(reach: Reach, stopping: Vec<JoinHandle<()>>) -> Outcome {
+pub(crate) fn queues_changed(reach: Reach, stopping: Vec<Thread>) -> Outcome {
     Outcome { effects: Effects::QUEUES, reach, stopping }
 }
 
@@ -158,6 +171,15 @@ pub struct Doorbell {
     /// A page that the guest may be given in its place. Then `offset` starts a page with nothing but this doorbell in
     /// it.
     pub page: Option<Arc<DoorbellPage>>,
+}
+
+/// A function that stays paused, because the host lacks something.
+#[derive(Debug)]
+pub struct NotResumed {
+    /// Which VF; `None` for the device's own function.
+    pub vf: Option<VfIndex>,
+    /// What the host lacks.
+    pub error: io::Error,
 }
 
 /// Hears that the doorbells of a function changed.

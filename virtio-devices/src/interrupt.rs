@@ -1,8 +1,9 @@
 //! A device's interrupts: where its workers signal the driver.
 
+use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,18 +20,30 @@ const ISR_QUEUE: u8 = 1;
 /// The ISR bit of a change of the device configuration.
 const ISR_CONFIG: u8 = 2;
 
+/// Hears that a function has asked its driver for a reset.
+pub type NeedsResetObserver = dyn Fn() + Send + Sync;
+
 /// The interrupts of one function: which MSI-X vector each queue signals, an eventfd per vector in use, the ISR status,
 /// and whether the device has asked for a reset.
 ///
 /// Shared between the function, which maps vectors, and the workers, which signal. An eventfd that is signalled while
 /// its vector is masked keeps the signal: it is the vector's pending bit (`PCIe 6.2 §7.7.2.5`).
-#[derive(Debug)]
 pub struct Interrupts {
     config: AtomicU16,
     queues: Box<[AtomicU16]>,
     vectors: Box<[Mutex<Option<Arc<EventFd>>>]>,
     isr: AtomicU8,
     needs_reset: AtomicBool,
+    observer: Arc<OnceLock<Arc<NeedsResetObserver>>>,
+}
+
+impl fmt::Debug for Interrupts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { config, queues, vectors, isr, needs_reset, observer: _ } = self;
+        let mut fields = f.debug_struct("Interrupts");
+        fields.field("config", config).field("queues", queues).field("vectors", vectors);
+        fields.field("isr", isr).field("needs_reset", needs_reset).finish_non_exhaustive()
+    }
 }
 
 impl Interrupts {
@@ -42,7 +55,18 @@ impl Interrupts {
             vectors: (0..vectors).map(|_| Mutex::new(None)).collect(),
             isr: AtomicU8::new(0),
             needs_reset: AtomicBool::new(false),
+            observer: Arc::default(),
         }
+    }
+
+    /// The same, whose wish for a reset `other`'s observer hears, too.
+    pub(crate) fn observed_as(self, other: &Self) -> Self {
+        Self { observer: Arc::clone(&other.observer), ..self }
+    }
+
+    /// Calls `observer` from now on when the device asks for a reset. The first observer stays.
+    pub(crate) fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
+        let _ = self.observer.set(Arc::clone(observer));
     }
 
     /// The vector of configuration changes.
@@ -107,8 +131,11 @@ impl Interrupts {
     /// The device has met an error that only a reset clears: it says so in the device status, and tells the driver
     /// (`virtio 1.4 §2.1.2`). For after DRIVER_OK, before which nothing runs.
     pub fn ask_for_reset(&self) {
-        self.set_needs_reset();
+        let asked_before = self.needs_reset.swap(true, Ordering::AcqRel);
         self.signal_config();
+        if let Some(observer) = self.observer.get().filter(|_| !asked_before) {
+            observer();
+        }
     }
 
     /// The device has asked for a reset.
@@ -173,7 +200,7 @@ impl Interrupts {
     /// Unmaps everything, closes the eventfds, and clears the ISR status and the wish for a reset, as a reset of the
     /// device does.
     pub fn reset(&self) {
-        let Self { config, queues, vectors, isr, needs_reset } = self;
+        let Self { config, queues, vectors, isr, needs_reset, observer: _ } = self;
         config.store(NO_VECTOR, Ordering::Relaxed);
         for queue in queues {
             queue.store(NO_VECTOR, Ordering::Relaxed);

@@ -225,6 +225,17 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         done
     }
 
+    /// Zeroes the first `bytes` bytes, or as many as there are.
+    pub(crate) fn zero_front(&self, bytes: usize) {
+        const ZEROES: [u8; 4096] = [0; 4096];
+        self.for_each_at(0, bytes, |slice| {
+            for start in (0..slice.len()).step_by(ZEROES.len()) {
+                // As much as the slice has room for.
+                let _ = slice.write(&ZEROES, start);
+            }
+        });
+    }
+
     /// Calls `access` with each piece of the `len` bytes at `offset`.
     fn for_each_at(&self, mut offset: usize, mut len: usize, mut access: impl FnMut(VolatileSlice<'_>)) {
         for iovec in &self.iovecs[self.first..] {

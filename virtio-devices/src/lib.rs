@@ -23,7 +23,9 @@ mod memory;
 mod net;
 mod net_protocol;
 mod net_sriov;
+mod new_file;
 mod pmem;
+mod policy;
 mod port;
 mod rate_limiter;
 mod ring;
@@ -35,14 +37,16 @@ mod spill;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod thread;
 mod transport;
 mod vhost_user_device;
 mod vsock;
 mod watchdog;
 mod worker;
+mod zeros;
 
 pub use backend::{
-    Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, DOORBELL_PAGE, DoorbellPage,
+    Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, Cancel, DOORBELL_PAGE, DoorbellPage,
     DoorbellPages, InterfaceNameError, Locking, MemoryUser, QueueRun, QueueRunner, RunnerError, RunnerQueue, Tap,
     TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
     VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
@@ -50,7 +54,7 @@ pub use backend::{
 pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
 pub use block::{
     Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, ImageFormat, LockGranularity,
-    ResizeError,
+    ResizeError, backing_files,
 };
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
@@ -58,23 +62,28 @@ pub use device::{Start, VirtioDevice, Worker};
 pub use error_kind::ErrorKind;
 pub use file_mapping::FileMapping;
 pub use function::{FunctionError, VirtioFunction};
-pub use host::{Doorbell, DoorbellObserver, Inspect, Lifecycle, Message, Outcome, Signals, VirtioPci};
-pub use interrupt::{Interrupts, NO_VECTOR};
+pub use host::{Doorbell, DoorbellObserver, Inspect, Lifecycle, Message, NotResumed, Outcome, Signals, VirtioPci};
+pub use interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
 pub use mem::{Mem, MemCounter, MemCounters, MemRegion, MemSpec};
 pub use memory::{Memory, SharedQueue};
-pub use net::{Counter, Net, NetCounters, NetError, NetSpec};
+pub use net::{Counter, Net, NetCounters, NetError, NetSpec, PolicyNotice, PolicyObserver};
 pub use net_protocol::Offloads;
 pub use net_sriov::{NetSriov, NetSriovError};
+pub use new_file::create_file;
 pub use pmem::{Pmem, PmemCounter, PmemCounters, PmemError, PmemSpec};
+pub use policy::{MAX_VLAN, Policy, PortVlan, Replaced, Trunk, VlanProtocol, VlanSet};
 pub use port::{FunctionStatus, MacError, Port, SriovStatus};
-pub use rate_limiter::{RateLimit, RateLimitGroup, RateLimits};
+pub use rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use state::{
     AddressesState, DeviceSpecific, DeviceState, FunctionState, NicState, PositionState, QueueState, STATE_VERSION,
     StateError, TransportState, VectorState, VfState, VfsState,
 };
+pub use thread::{NewThread, Panicked, Thread};
 pub use transport::{QueueError, Status};
 pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};
 pub use vsock::{Vsock, VsockCounter, VsockCounters, VsockError, VsockSpec};
 pub use watchdog::{Expiry, Watchdog, WatchdogCounter, WatchdogCounters};
+pub use worker::{StartWorker, WorkerKind, start_workers_with};
+pub use zeros::fill_with_zeros;

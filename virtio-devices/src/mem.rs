@@ -25,7 +25,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
-use crate::worker::{spawn, thread_name};
+use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{MemCounter, MemCounters};
 pub use region::MemRegion;
@@ -118,7 +118,7 @@ impl VirtioDevice for Mem {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(thread_name(&self.spec.id, "q", index), move || worker.run())?;
+        let thread = spawn(WorkerKind::Mem, thread_name(&self.spec.id, "q", index), move || worker.run())?;
         self.region.signal_to(Some(start.interrupts));
         Ok(vec![Worker::new([index], kick, stop, thread)])
     }

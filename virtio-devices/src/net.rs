@@ -7,9 +7,11 @@
 mod config;
 mod control;
 mod counters;
+mod enforced;
 mod engine;
 mod filter;
 mod limits;
+mod link;
 mod pass;
 mod receive;
 mod runner;
@@ -41,12 +43,14 @@ use crate::backend::{Backend, BackendKind, BackendObserver, DoorbellPages, Healt
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::net_protocol::{MAX_QUEUE_SIZE, features};
-use crate::{DeviceSpecific, Interrupts, MacError, Port, Start, StateError, VirtioDevice, Worker};
+use crate::policy::{Policy, Replaced};
+use crate::{DeviceSpecific, Interrupts, MacError, Port, RateLimits, Start, StateError, VirtioDevice, Worker};
 use config::Config;
 pub use counters::{Counter, NetCounters};
+use enforced::PolicyCell;
+pub use enforced::{PolicyNotice, PolicyObserver};
 use engine::Engine;
 use filter::is_multicast;
-use limits::NetLimits;
 pub use spec::{NetError, NetSpec};
 use start::NetStart;
 use state::NetState;
@@ -65,8 +69,8 @@ pub struct Net {
     health: Arc<Health>,
     features: u64,
     queue_sizes: Vec<u16>,
-    /// What it may still do. A reset does not refill it.
-    limits: Arc<NetLimits>,
+    /// What it may do. A reset changes nothing of it, and refills no bucket.
+    policy: Arc<PolicyCell>,
     counters: Arc<NetCounters>,
     losses: Losses,
     state: Arc<NetState>,
@@ -74,8 +78,8 @@ pub struct Net {
     interrupts: Option<Arc<Interrupts>>,
     /// Where a change of the guest's memory waits for the worker.
     mailbox: Arc<MemoryMailbox>,
-    /// What wakes the worker of a backend that runs the queues, while the driver runs.
-    wake: Option<Arc<EventFd>>,
+    /// What wakes the workers, while the driver runs.
+    wake: Vec<Arc<EventFd>>,
     /// The queues have not been started since the last reset.
     fresh: bool,
 }
@@ -101,14 +105,14 @@ impl Net {
         Ok(Self {
             features: if short { features::without_received_segments(offered.features) } else { offered.features },
             queue_sizes,
-            limits: Arc::new(NetLimits::new(spec.limits)),
+            policy: Arc::new(PolicyCell::new(spec.policy.clone(), spec.limits)),
             counters: Arc::new(NetCounters::new()),
             losses: Losses::default(),
             health: Arc::default(),
-            state: Arc::new(NetState::new(mac, true, 0)),
+            state: Arc::new(NetState::new(mac, spec.link_up, 0)),
             interrupts: None,
             mailbox: Arc::default(),
-            wake: None,
+            wake: Vec::new(),
             fresh: true,
             spec: NetSpec { mac, mtu: offered.mtu, ..spec },
             engine,
@@ -126,6 +130,11 @@ impl Net {
         self.health.observe(observer);
     }
 
+    /// Notifies `observer` when its driver does something that its policy is about.
+    pub fn observe_policy(&self, observer: PolicyObserver) {
+        self.policy.observe(observer);
+    }
+
     /// The queue pairs that a driver with these features may use.
     fn pairs(&self, features: u64) -> u16 {
         if has(features, VIRTIO_NET_F_MQ) { self.spec.queue_pairs } else { 1 }
@@ -137,7 +146,7 @@ impl Net {
             id: &self.spec.id,
             pairs: self.pairs(start.features),
             state: &self.state,
-            limits: &self.limits,
+            policy: &self.policy,
             counters: &self.counters,
             health: &self.health,
             mailbox: &self.mailbox,
@@ -193,6 +202,11 @@ impl Port for Net {
         Ok(())
     }
 
+    fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced {
+        (self.spec.policy, self.spec.limits) = (policy.clone(), limits);
+        self.policy.replace(policy, limits)
+    }
+
     fn link_up(&self) -> bool {
         self.state.link_up() && self.health.link_up()
     }
@@ -204,7 +218,7 @@ impl Port for Net {
         if let Some(interrupts) = &self.interrupts {
             interrupts.signal_config();
         }
-        if let Some(wake) = &self.wake {
+        for wake in &self.wake {
             // A full counter has woken the worker already.
             let _ = wake.write(1);
         }
@@ -258,10 +272,7 @@ impl VirtioDevice for Net {
         }
         let workers = self.starting(&start).workers()?;
         debug!("{}: {} workers over {}", self.spec.id, workers.len(), self.backend_name());
-        self.wake = match self.engine {
-            Engine::Tap(_) => None,
-            Engine::Runner(..) => workers.first().map(|worker| Arc::clone(&worker.kick)),
-        };
+        self.wake = workers.iter().map(|worker| Arc::clone(&worker.kick)).collect();
         self.interrupts = Some(start.interrupts);
         self.fresh = false;
         Ok(workers)
@@ -274,7 +285,7 @@ impl VirtioDevice for Net {
     fn memory_user(&self) -> Option<MemoryUser> {
         let Engine::Runner(_, backend) = &self.engine else { return None };
         let (backend, mailbox) = (Arc::clone(backend), Arc::clone(&self.mailbox));
-        Some(MemoryUser { backend, mailbox, wake: self.wake.clone() })
+        Some(MemoryUser { backend, mailbox, wake: self.wake.first().cloned() })
     }
 
     fn doorbell_pages(&self) -> Option<&DoorbellPages> {
@@ -289,7 +300,7 @@ impl VirtioDevice for Net {
             health: _,
             features: _,
             queue_sizes: _,
-            limits: _,
+            policy: _,
             counters,
             losses,
             state,
@@ -301,9 +312,10 @@ impl VirtioDevice for Net {
         // What workers that are still ending have yet to count is told another time.
         log_losses(&spec.id, losses.doubled(&counters.losses()));
         // The workers that are still ending keep the old state. The link is the host's business and stays as it is.
-        *state = Arc::new(NetState::new(spec.mac, state.link_up(), state.generation().wrapping_add(1)));
+        let generation = state.generation().wrapping_add(1);
+        *state = Arc::new(NetState::new(spec.mac, state.link_up(), generation).with_link(state.link()));
         *interrupts = None;
-        *wake = None;
+        wake.clear();
         *fresh = true;
     }
 

@@ -1,5 +1,6 @@
 //! The protocol of virtio-net (`virtio 1.4 §5.1`): the part that both a NIC and its backends need.
 
+pub(crate) mod ethernet;
 pub(crate) mod features;
 pub(crate) mod header;
 mod offloads;

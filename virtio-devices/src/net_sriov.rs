@@ -6,7 +6,6 @@
 mod state;
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use pci::{
     Device, Dword, DwordWrite, PfError, PfWithVfs, Placement, Reach, ResetKind, Rid, Role, Sriov, SriovShape, VfIndex,
@@ -15,9 +14,10 @@ use pci::{
 
 use crate::function::{FunctionError, REGISTERS_BAR, Spacing, VirtioFunction, device_id};
 use crate::host::queues_changed;
+use crate::thread::Thread;
 use crate::{
-    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory, MemoryUser, Message, Outcome,
-    Port, Signals, SriovStatus, StateError, VirtioDevice,
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory, MemoryUser, Message,
+    NeedsResetObserver, NotResumed, Outcome, Port, Signals, SriovStatus, StateError, VirtioDevice,
 };
 
 /// Why devices cannot be made a PF and its VFs.
@@ -159,7 +159,7 @@ impl<D: VirtioDevice> NetSriov<D> {
 
 /// SR-IOV is the business of [`PfWithVfs`].
 impl<D: VirtioDevice> Device for NetSriov<D> {
-    type Stopping = JoinHandle<()>;
+    type Stopping = Thread;
 
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
         self.functions.config_read(rid, reg)
@@ -233,6 +233,10 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
         function.device_mut().port()
     }
 
+    fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
+        self.functions.functions().for_each(|function| function.observe_needs_reset(observer));
+    }
+
     fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {
         self.pf().memory_users(out);
         let vfs = (0..).map(VfIndex).map_while(|index| Some((index, self.vf(index)?)));
@@ -252,6 +256,11 @@ impl<D: VirtioDevice> Lifecycle for NetSriov<D> {
         // The PF's own registers say whether it is in D0.
         let stopping = self.functions.functions_mut().flat_map(|function| function.release(powered)).collect();
         queues_changed(Reach::Device, stopping)
+    }
+
+    fn take_not_resumed(&mut self) -> Option<NotResumed> {
+        let functions = std::iter::once(None).chain((0..).map(VfIndex).map(Some)).zip(self.functions.functions_mut());
+        functions.filter_map(|(vf, function)| Some(NotResumed { vf, error: function.take_not_resumed()? })).next()
     }
 
     fn save(&self) -> Result<Option<DeviceState>, StateError> {

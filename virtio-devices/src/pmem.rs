@@ -30,7 +30,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
 use crate::file_mapping::FileMapping;
-use crate::worker::{spawn, thread_name};
+use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{Start, VirtioDevice, Worker};
 pub use counters::{PmemCounter, PmemCounters};
 pub use error::PmemError;
@@ -186,7 +186,7 @@ impl VirtioDevice for Pmem {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(thread_name(&self.id, "q", index), move || worker.run())?;
+        let thread = spawn(WorkerKind::Pmem, thread_name(&self.id, "q", index), move || worker.run())?;
         Ok(vec![Worker::new([index], kick, stop, thread)])
     }
 

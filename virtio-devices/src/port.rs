@@ -1,6 +1,6 @@
 //! What the host can inspect and change in a network function while a guest uses it.
 
-use crate::{BackendKind, ErrorKind, Status};
+use crate::{BackendKind, ErrorKind, Policy, RateLimits, Replaced, Status};
 
 /// A network function's end of its link, as the host has it.
 pub trait Port {
@@ -25,6 +25,9 @@ pub trait Port {
     ///
     /// [`MacError`]; its address is what it was then.
     fn set_mac(&mut self, mac: [u8; 6]) -> Result<(), MacError>;
+
+    /// Replaces what the function may send and receive. Buckets whose limits stay are not refilled.
+    fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced;
 
     /// Whether the link is up.
     fn link_up(&self) -> bool;

@@ -31,7 +31,7 @@ pub struct RateLimits {
 
 /// What a device may still do. It has no clock: the caller passes the time.
 #[derive(Debug)]
-pub(crate) struct RateLimiter {
+pub struct RateLimiter {
     bandwidth: Option<Bucket>,
     ops: Option<Bucket>,
 }
@@ -74,20 +74,25 @@ struct Bucket {
 
 impl RateLimiter {
     /// Full buckets, at the time `now`. `None` where nothing is limited.
-    pub(crate) fn new(limits: RateLimits, now: Instant) -> Option<Self> {
+    pub fn new(limits: RateLimits, now: Instant) -> Option<Self> {
         let bucket = |limit: RateLimit| Bucket { limit, burst: limit.one_time_burst, full_at: now };
         let RateLimits { bandwidth, ops } = limits;
         (bandwidth.is_some() || ops.is_some()).then(|| Self { bandwidth: bandwidth.map(bucket), ops: ops.map(bucket) })
     }
 
+    /// Full buckets that limit operations alone, at the time `now`.
+    pub fn of_ops(limit: RateLimit, now: Instant) -> Self {
+        Self { bandwidth: None, ops: Some(Bucket { limit, burst: limit.one_time_burst, full_at: now }) }
+    }
+
     /// How long after `now` an operation may begin; zero if it may now.
-    pub(crate) fn wait(&self, now: Instant) -> Duration {
+    pub fn wait(&self, now: Instant) -> Duration {
         let buckets = [&self.bandwidth, &self.ops].into_iter().flatten();
         buckets.map(|bucket| bucket.wait(now)).max().unwrap_or_default()
     }
 
     /// Takes what an operation costs.
-    pub(crate) fn take_op(&mut self, now: Instant) {
+    pub fn take_op(&mut self, now: Instant) {
         self.ops.iter_mut().for_each(|bucket| bucket.take(1, now));
     }
 

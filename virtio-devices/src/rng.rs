@@ -1,6 +1,8 @@
 //! virtio-rng over a random source of the host (`virtio 1.4 §5.4`).
 
 mod counters;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
 mod worker;
 
 #[cfg(test)]
@@ -21,7 +23,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
-use crate::worker::{spawn, thread_name};
+use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{ErrorKind, Start, VirtioDevice, Worker};
 pub use counters::{RngCounter, RngCounters};
 use worker::QueueWorker;
@@ -148,7 +150,7 @@ impl VirtioDevice for Rng {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(thread_name(&self.spec.id, "q", index), move || worker.run())?;
+        let thread = spawn(WorkerKind::Rng, thread_name(&self.spec.id, "q", index), move || worker.run())?;
         Ok(vec![Worker::new([index], kick, stop, thread)])
     }
 

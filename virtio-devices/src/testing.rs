@@ -1,6 +1,7 @@
 //! A device without a backend and a driver without a guest, for tests, property tests and fuzz targets.
 
 mod hosted;
+mod nic;
 
 use std::convert::Infallible;
 use std::io;
@@ -13,10 +14,16 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 pub use self::hosted::Hosted;
+pub use self::nic::nic;
+pub use crate::backend::VhostUserSteps;
 pub use crate::balloon::steps::{BalloonQueue, BalloonSteps};
 pub use crate::block::qcow2::steps::Qcow2Steps;
+pub use crate::block::steps::{BlockQueue, BlockSteps};
+pub use crate::console::steps::{ConsoleQueue, ConsoleSteps};
 pub use crate::mem::steps::{MemQueue, MemSteps};
 pub use crate::net::steps::{NetSteps, Step, StepQueue};
+pub use crate::rng::steps::{RngQueue, RngSteps};
+use crate::thread::NewThread;
 pub use crate::vsock::steps::VsockSteps;
 use crate::worker::own;
 use crate::{DeviceSpecific, DoorbellPages, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker};
@@ -35,6 +42,8 @@ pub fn memory() -> Memory {
 pub struct Counters {
     /// Doorbells heard.
     pub kicks: AtomicUsize,
+    /// How often they were rung: a doorbell that is rung twice before it is heard is one kick.
+    pub rings: AtomicUsize,
     /// Workers that hold their queues now.
     pub workers: AtomicUsize,
 }
@@ -92,10 +101,11 @@ impl FakeDevice {
         let kick = Arc::new(EventFd::new(0)?);
         let stop = Arc::new(AtomicBool::new(false));
         let queues: Vec<_> = start.queues.iter().map(|(index, _)| *index).collect();
-        let thread = std::thread::Builder::new().spawn({
+        let thread = NewThread::new("fake", 64 << 10, {
             let (kick, stop, counters) = (Arc::clone(&kick), Arc::clone(&stop), Arc::clone(&self.counters));
             move || run(&start.queues, &start.interrupts, &kick, &stop, &counters)
-        })?;
+        })
+        .start()?;
         Ok(Worker::new(queues, kick, stop, thread))
     }
 }
@@ -104,7 +114,8 @@ fn run(queues: &[(u16, SharedQueue)], interrupts: &Interrupts, kick: &EventFd, s
     let owned = queues.iter().map(|(index, queue)| own(queue, stop).map(|queue| (*index, queue)));
     let Some(mut queues) = owned.collect::<Option<Vec<_>>>() else { return };
     counters.workers.fetch_add(1, Ordering::AcqRel);
-    while kick.read().is_ok() && !stop.load(Ordering::Acquire) {
+    let heard = || kick.read().inspect(|rings| _ = counters.rings.fetch_add(*rings as usize, Ordering::AcqRel)).is_ok();
+    while heard() && !stop.load(Ordering::Acquire) {
         for (index, queue) in &mut queues {
             let next = queue.next_avail();
             queue.set_next_avail(next.wrapping_add(1));

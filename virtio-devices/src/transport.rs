@@ -190,7 +190,7 @@ impl Transport {
         match Arc::get_mut(interrupts) {
             Some(interrupts) => interrupts.reset(),
             // Workers that are still ending signal into the old ones, which no longer reach the driver.
-            None => *interrupts = Arc::new(Interrupts::new(queue_count(queues), *vectors)),
+            None => *interrupts = Arc::new(Interrupts::new(queue_count(queues), *vectors).observed_as(interrupts)),
         }
         for queue in queues {
             *queue = QueueRegisters::new(queue.max_size);

@@ -11,7 +11,6 @@ mod worker;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use log::debug;
@@ -19,11 +18,12 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{
-    BackendObserver, Health, MemoryMailbox, MemoryUser, QueueRunner, VhostUser, VhostUserError, VhostUserRole,
+    BackendObserver, Cancel, Health, MemoryMailbox, MemoryUser, QueueRunner, VhostUser, VhostUserError, VhostUserRole,
     VhostUserSocket, VhostUserSpec,
 };
 use crate::runner::{LentQueue, Progress, RunnerWorker, SharedRunner};
-use crate::worker::{spawn, thread_name};
+use crate::thread::Thread;
+use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Memory, Start, StateError, VirtioDevice, Worker};
 use config::DeviceConfig;
 pub use kind::VhostUserKind;
@@ -61,12 +61,13 @@ pub struct VhostUserDevice {
 }
 
 impl VhostUserDevice {
-    /// Connects to the process, learns its abilities, and makes it map the guest's memory.
+    /// Connects to the process, learns its abilities, and makes it map the guest's memory. `cancel` ends the wait for
+    /// it.
     ///
     /// # Errors
     ///
     /// One line that says what to do; see [`VhostUserError`].
-    pub fn connect(spec: VhostUserDeviceSpec, memory: &Memory) -> Result<Self, VhostUserError> {
+    pub fn connect(spec: VhostUserDeviceSpec, memory: &Memory, cancel: Option<Cancel>) -> Result<Self, VhostUserError> {
         let queues = u16::try_from(spec.queue_sizes.len()).unwrap_or(u16::MAX);
         let role = VhostUserRole::Device {
             queues,
@@ -74,7 +75,7 @@ impl VhostUserDevice {
             config: spec.kind.config_of_backend(),
         };
         let socket = VhostUserSocket::of_peer(spec.socket.clone());
-        let backend = VhostUser::connect(VhostUserSpec { socket, role, until: Instant::now() }, memory)?;
+        let backend = VhostUser::connect(VhostUserSpec { socket, role, until: Instant::now(), cancel }, memory)?;
         let ability = backend.ability();
         if spec.kind.needs_config() && backend.config().len() < spec.kind.config_of_backend() as usize {
             return Err(VhostUserError::NoConfig(ability.name));
@@ -142,14 +143,16 @@ impl VirtioDevice for VhostUserDevice {
 
     /// Before its driver is up, a thread of its own carries a write to the backend, and the access waits for it: the
     /// driver may read an answer next, as that of an input device does.
-    fn config_written(&mut self) -> Vec<JoinHandle<()>> {
+    fn config_written(&mut self) -> Vec<Thread> {
         if self.wake.is_some() || !self.config.has_written() {
             return Vec::new();
         }
         let (backend, config) = (Arc::clone(&self.backend), Arc::clone(&self.config));
         let carry = move || worker::carry_writes(&mut **backend.lock(), &config);
         // Without a thread the write waits for the driver's start.
-        spawn(thread_name(&self.spec.id, "cfg", 0), move || drop(carry())).into_iter().collect()
+        spawn(WorkerKind::VhostUserConfig, thread_name(&self.spec.id, "cfg", 0), move || drop(carry()))
+            .into_iter()
+            .collect()
     }
 
     fn config_generation(&self) -> u8 {
@@ -161,7 +164,7 @@ impl VirtioDevice for VhostUserDevice {
         let runner = RunnerWorker::new(&self.spec.id, &start, lent, &self.backend, (&self.health, &self.mailbox))?;
         let (doorbells, kick, stop) = (runner.doorbells(), Arc::clone(&runner.kick), Arc::clone(&runner.stop));
         let worker = DeviceWorker { runner, config: Arc::clone(&self.config), progress: Arc::clone(&self.progress) };
-        let thread = spawn(thread_name(&self.spec.id, "vq", 0), move || worker.run())?;
+        let thread = spawn(WorkerKind::VhostUser, thread_name(&self.spec.id, "vq", 0), move || worker.run())?;
         self.wake = Some(Arc::clone(&kick));
         Ok(vec![Worker { doorbells, kick, stop, thread }])
     }

@@ -21,7 +21,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
-use crate::worker::{spawn, thread_name};
+use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use clock::Expiry;
 use clock::Times;
@@ -117,7 +117,7 @@ impl VirtioDevice for Watchdog {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(thread_name(&self.id, "q", index), move || worker.run())?;
+        let thread = spawn(WorkerKind::Watchdog, thread_name(&self.id, "q", index), move || worker.run())?;
         Ok(vec![Worker::new([index], kick, stop, thread)])
     }
 

@@ -1,8 +1,8 @@
-//! Worker threads: their names, and how a device starts them.
+//! Worker threads: their kinds and names, and how a device starts them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -10,6 +10,7 @@ use rustix::process::getpid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::Worker;
+use crate::thread::{NewThread, Thread};
 
 /// The length that Linux gives a thread's name.
 const THREAD_NAME: usize = 15;
@@ -31,17 +32,83 @@ pub(crate) fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<Mutex
     None
 }
 
+/// The work that a thread of a device does, which decides what it may ask of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WorkerKind {
+    /// Moves the frames of a NIC between its queues and a tap.
+    Net,
+    /// Starts, stops and listens to a backend that runs a NIC's queues by itself, and serves the control queue.
+    NetRunner,
+    /// Carries out the requests of a disk's queue.
+    Block,
+    /// Carries a virtio console's bytes.
+    Console,
+    /// Fills buffers with entropy.
+    Rng,
+    /// Gives pages of the guest's memory back to the host.
+    Balloon,
+    /// Plugs and unplugs a memory device's blocks.
+    Mem,
+    /// Flushes persistent memory.
+    Pmem,
+    /// Runs the socket device and its connections.
+    Vsock,
+    /// Keeps the watchdog's clock.
+    Watchdog,
+    /// Answers requests for the time.
+    Rtc,
+    /// Starts, stops and listens to a vhost-user backend of a device that is no NIC.
+    VhostUser,
+    /// Carries a write to such a device's configuration to its backend, and ends.
+    VhostUserConfig,
+}
+
+impl WorkerKind {
+    /// All kinds.
+    pub const ALL: [Self; 13] = [
+        Self::Net,
+        Self::NetRunner,
+        Self::Block,
+        Self::Console,
+        Self::Rng,
+        Self::Balloon,
+        Self::Mem,
+        Self::Pmem,
+        Self::Vsock,
+        Self::Watchdog,
+        Self::Rtc,
+        Self::VhostUser,
+        Self::VhostUserConfig,
+    ];
+}
+
+/// Starts a worker.
+pub type StartWorker = fn(WorkerKind, NewThread) -> io::Result<Thread>;
+
+/// How workers are started, once the VMM has said so. It is one for the process, as system call filters are.
+static STARTER: OnceLock<StartWorker> = OnceLock::new();
+
+/// Has `start` start all workers of this process from now on. Without it, the thread that needs a worker starts it,
+/// which then has that thread's system call filters. The first call stands.
+pub fn start_workers_with(start: StartWorker) {
+    let _ = STARTER.set(start);
+}
+
 /// Starts a thread of a worker's size.
-pub(crate) fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub(crate) fn spawn(kind: WorkerKind, name: String, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     let run = || {
         run_where_the_process_does();
         run();
     };
-    thread::Builder::new().name(name).stack_size(STACK).spawn(run)
+    let thread = NewThread::new(name, STACK, run);
+    match STARTER.get() {
+        Some(start) => start(kind, thread),
+        None => thread.start(),
+    }
 }
 
-/// Lets the calling thread run on the CPUs that the process's first thread runs on. Most workers are started by a vCPU,
-/// whose thread may be bound to a CPU, which it would otherwise share with them.
+/// Lets the calling thread run on the CPUs that the process's first thread runs on. The thread that started it may be
+/// bound to others: a vCPU's own, or those that the process had when it began.
 fn run_where_the_process_does() {
     if let (Ok(own), Ok(process)) = (sched_getaffinity(None), sched_getaffinity(Some(getpid())))
         && own != process
@@ -62,11 +129,11 @@ pub(crate) fn cpu_set(cpus: &[u32]) -> CpuSet {
 /// Whether the host and this process's limits have one of these CPUs.
 pub(crate) fn can_run_on(cpus: &CpuSet) -> bool {
     // The kernel says by trying, and a thread that ends leaves nothing behind.
-    thread::scope(|scope| {
-        let try_it =
-            thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || sched_setaffinity(None, cpus).is_ok());
-        try_it.is_ok_and(|thread| thread.join().unwrap_or(false))
-    })
+    let (cpus, can) = (*cpus, Arc::new(AtomicBool::new(false)));
+    let found = Arc::clone(&can);
+    let run = move || found.store(sched_setaffinity(None, &cpus).is_ok(), Ordering::Release);
+    let tried = spawn(WorkerKind::Block, "try-cpus".to_string(), run);
+    tried.is_ok_and(|thread| thread.join().is_ok()) && can.load(Ordering::Acquire)
 }
 
 /// Binds the calling thread to these CPUs.
@@ -109,6 +176,8 @@ pub(crate) fn thread_name(id: &str, kind: &str, number: u16) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -137,7 +206,7 @@ mod tests {
             sched_setaffinity(None, &one).unwrap();
             let (found, find) = std::sync::mpsc::channel();
             let look = move || found.send(sched_getaffinity(None).unwrap()).unwrap();
-            spawn("test".to_string(), look).unwrap().join().unwrap();
+            spawn(WorkerKind::Rng, "test".to_string(), look).unwrap().join().unwrap();
             assert_eq!(sched_getaffinity(None), Ok(one));
             find.recv().unwrap()
         });

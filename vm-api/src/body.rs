@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::mac::MacAddress;
+use crate::config::net::VfConfig;
+use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
+use crate::config::rate::RateLimiterConfig;
 
 /// The body of `vm.remove-device`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,19 +51,87 @@ pub struct ResizeDisk {
 }
 
 /// The body of `vm.set-vf`. What is left out stays as it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetVf {
     /// The PF's id.
     pub pf: String,
     /// The VF's index, from 0.
     pub index: u16,
-    /// Whether the VF has a link.
+    /// The VF's link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub link: Option<Link>,
+    pub link: Option<LinkPolicy>,
     /// The VF's MAC address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddress>,
+    /// The VLAN of all its packets; 0 for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
+    /// The priority of its VLAN's tag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan_qos: Option<u8>,
+    /// The kind of its tags.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan_proto: Option<VlanProto>,
+    /// The VLANs that the guest may use; an empty list for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<Vlans>,
+    /// Whether packets from other addresses than its own are dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spoofchk: Option<bool>,
+    /// Whether the guest may change addresses and receive everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust: Option<bool>,
+    /// The limit of what it sends, in Mbit/s; 0 for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tx_rate: Option<u32>,
+    /// The broadcast and multicast packets that it may send in a second; 0 for any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storm: Option<u32>,
+    /// The limits of what it receives and sends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_limiter_config: Option<RateLimiterConfig>,
+}
+
+impl SetVf {
+    /// Changes the configuration of the VF, but for its link, which is not kept. Returns whether that may be a change.
+    pub fn apply(&self, vf: &mut VfConfig) -> bool {
+        let Self {
+            pf: _,
+            index: _,
+            link: _,
+            mac,
+            vlan,
+            vlan_qos,
+            vlan_proto,
+            trunk,
+            spoofchk,
+            trust,
+            max_tx_rate,
+            storm,
+            rate_limiter_config,
+        } = self;
+        let changes = [
+            set(&mut vf.mac, mac),
+            set(&mut vf.vlan, vlan),
+            set(&mut vf.vlan_qos, vlan_qos),
+            set(&mut vf.vlan_proto, vlan_proto),
+            set(&mut vf.trunk, trunk),
+            set(&mut vf.spoofchk, spoofchk),
+            set(&mut vf.trust, trust),
+            set(&mut vf.max_tx_rate, max_tx_rate),
+            set(&mut vf.storm, storm),
+            set(&mut vf.rate_limiter_config, rate_limiter_config),
+        ];
+        changes.contains(&true)
+    }
+}
+
+fn set<T: Clone>(setting: &mut Option<T>, new: &Option<T>) -> bool {
+    if new.is_some() {
+        setting.clone_from(new);
+    }
+    new.is_some()
 }
 
 /// Whether a network function has a link.

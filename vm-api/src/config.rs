@@ -14,6 +14,7 @@ pub mod generic_vhost_user;
 pub mod grammar;
 pub mod id;
 pub mod json;
+pub mod landlock;
 pub mod mac;
 pub mod memory;
 pub mod memory_zone;
@@ -22,6 +23,7 @@ pub mod numa;
 pub mod option;
 pub mod platform;
 pub mod pmem;
+pub mod policy;
 pub mod rate;
 pub mod rng;
 pub mod rtc;
@@ -43,6 +45,7 @@ pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitG
 pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::fs::FsConfig;
 pub use crate::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
+pub use crate::config::landlock::{LandlockAccess, LandlockConfig};
 pub use crate::config::mac::{MacAddress, ParseMacError};
 pub use crate::config::memory::{HotplugMethod, MemoryConfig};
 pub use crate::config::memory_zone::MemoryZoneConfig;
@@ -51,6 +54,7 @@ pub use crate::config::numa::{NumaConfig, NumaDistance};
 pub use crate::config::option::{Key, Options, bytes, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
 pub use crate::config::pmem::PmemConfig;
+pub use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::rng::RngConfig;
 pub use crate::config::rtc::RtcConfig;
@@ -123,6 +127,11 @@ pub struct VmConfig {
     /// The NUMA nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numa: Vec<NumaConfig>,
+    /// Whether Landlock keeps this program from all files but those that this configuration names: `--landlock`.
+    pub landlock_enable: bool,
+    /// Further files that it may use then: `--landlock-rules`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub landlock_rules: Vec<LandlockConfig>,
 }
 
 impl Default for VmConfig {
@@ -151,6 +160,8 @@ impl Default for VmConfig {
             platform: None,
             pci_segments: Vec::new(),
             numa: Vec::new(),
+            landlock_enable: false,
+            landlock_rules: Vec::new(),
         }
     }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::body::Link;
 use crate::config::VmConfig;
 use crate::config::mac::MacAddress;
+use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 
 /// The answer to `vmm.ping`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +115,12 @@ pub struct NicInfo {
     pub backend: BackendInfo,
     /// Whether it has a link.
     pub link: Link,
+    /// Whether it stands still until its driver resets it (DEVICE_NEEDS_RESET). Left out while it need not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub needs_reset: bool,
+    /// What it may send and receive.
+    #[serde(default)]
+    pub policy: PolicyInfo,
 }
 
 /// A physical function with its VFs.
@@ -127,6 +134,13 @@ pub struct SriovInfo {
     pub mac: MacAddress,
     /// Where the PF's own packets go.
     pub backend: BackendInfo,
+    /// Whether the PF's own function stands still until its driver resets it (DEVICE_NEEDS_RESET). Left out while it
+    /// need not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub needs_reset: bool,
+    /// What the PF itself may send and receive.
+    #[serde(default)]
+    pub policy: PolicyInfo,
     /// How many VFs are reserved.
     pub total_vfs: u16,
     /// The NumVFs register.
@@ -152,6 +166,41 @@ pub struct VfInfo {
     pub link: Link,
     /// Its state.
     pub state: VfState,
+    /// Whether it stands still until its driver resets it (DEVICE_NEEDS_RESET). Left out while it need not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub needs_reset: bool,
+    /// What it may send and receive.
+    #[serde(default)]
+    pub policy: PolicyInfo,
+}
+
+/// What a network function may send and receive, with what follows from its configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyInfo {
+    /// The VLAN of all its packets; 0 if there is none.
+    pub vlan: u16,
+    /// The priority of its VLAN's tag.
+    pub vlan_qos: u8,
+    /// The kind of its tags.
+    pub vlan_proto: VlanProto,
+    /// The VLANs that the guest may use. Empty, and left out, for all.
+    #[serde(skip_serializing_if = "is_all")]
+    pub trunk: Vlans,
+    /// Whether packets from other addresses than its own are dropped.
+    pub spoofchk: bool,
+    /// Whether the guest may change addresses and receive everything.
+    pub trust: bool,
+    /// The limit of what it sends, in Mbit/s; 0 if there is none.
+    pub max_tx_rate: u32,
+    /// The broadcast and multicast packets that it may send in a second; 0 for any number.
+    pub storm: u32,
+    /// The link as the host wants it.
+    pub link: LinkPolicy,
+}
+
+fn is_all(trunk: &Vlans) -> bool {
+    trunk.0.is_empty()
 }
 
 /// Where the packets of a network function go.

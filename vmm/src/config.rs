@@ -19,6 +19,7 @@ pub mod numa;
 pub(crate) mod on_off;
 pub(crate) mod plan;
 pub(crate) mod pmem;
+pub(crate) mod policy;
 pub(crate) mod pool;
 pub(crate) mod queue_affinity;
 pub(crate) mod rate;
@@ -33,10 +34,11 @@ pub(crate) mod vsock;
 pub use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
     CpusConfig, DebugConsoleConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType,
-    Key, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, NumaDistance,
-    Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, Problem,
-    RateLimitGroupConfig, RateLimiterConfig, RngConfig, RtcConfig, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig,
-    Vhost, VhostMode, VirtQueueAffinity, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
+    Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig,
+    NetConfig, NetVf, NumaConfig, NumaDistance, Options, ParseConsoleError, ParseMacError, PayloadConfig,
+    PciSegmentConfig, PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RngConfig,
+    RtcConfig, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VirtQueueAffinity, VlanProto,
+    Vlans, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;

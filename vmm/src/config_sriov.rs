@@ -10,12 +10,14 @@ use virtio_devices::NetSpec;
 use crate::config::backend::BackendPlan;
 use crate::config::capacity::{CAPACITY, check_slot};
 use crate::config::names::{Name, Names};
+use crate::config::policy;
 use crate::config::pool::Pool;
 use crate::config::rate;
 use crate::config::segments;
 use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::numbered;
+use vm_api::config::mac::MacAddress;
 use vm_api::config::net::NetConfig;
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
@@ -51,16 +53,19 @@ impl NetPlan {
     }
 
     fn new(pool: &Pool<'_>, names: Names) -> Self {
+        // A NIC always has an address of its own. That of a VF may follow from its PF's, but not from one that only the
+        // PF's device knows: then the configuration keeps the VF's, as if it had been given.
+        let pf = NicPlan::new(pool.pf, Some(names.pf.mac), names.pf);
+        let is_kept = pf.backend.has_own_mac();
+        let given = |config: &NetConfig, name: &Name| config.mac.or(is_kept.then_some(name.mac));
         let vfs = pool.vfs.iter().zip(names.vfs);
-        Self {
-            pf: NicPlan::new(pool.pf, names.pf),
-            vfs: vfs.map(|(config, name)| NicPlan::new(config, name)).collect(),
-        }
+        let vfs = vfs.map(|(config, name)| NicPlan::new(config, given(config, &name), name)).collect();
+        Self { pf, vfs }
     }
 }
 
 impl NicPlan {
-    fn new(config: &NetConfig, name: Name) -> Self {
+    fn new(config: &NetConfig, given: Option<MacAddress>, name: Name) -> Self {
         let spec = NetSpec {
             id: name.id,
             mac: name.mac.0,
@@ -71,6 +76,8 @@ impl NicPlan {
             offload_ufo: config.offload_ufo,
             offload_csum: config.offload_csum,
             limits: config.rate_limiter_config.as_ref().map(rate::limits_of).unwrap_or_default(),
+            policy: policy::policy_of(config, given),
+            link_up: policy::link_up(config),
         };
         Self { backend: BackendPlan::of(config, &spec, name.tap), spec }
     }

@@ -5,10 +5,13 @@ mod failure;
 mod info;
 pub(crate) mod instance;
 mod metrics;
+mod opening;
 pub(crate) mod queue;
 mod resize;
+mod set_vf;
 mod signals;
 
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,21 +22,26 @@ use serde::Serialize;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
-use crate::api::{Action, ApiSocket, Claim, Failure, Reply, Resize, Server};
+use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, Reply, Resize, Server};
 use crate::config::{PlannedVm, VmConfig};
 use crate::control::instance::{Added, Instance, Turn};
 use crate::control::metrics::{Process, metrics};
-use crate::control::queue::ActionQueue;
+use crate::control::opening::Opening;
+use crate::control::queue::{ActionQueue, PendingAction};
 use crate::control::signals::Signals;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::heap;
+use crate::landlock::{self, Rule};
+use crate::privileges;
 use crate::telemetry::events::{EventStream, Events};
 use crate::telemetry::monitor::EventMonitor;
-use crate::vm::Vm;
+use crate::vm::{Vm, open_files};
 
 /// How often a guest that has not read its pending events is interrupted again.
 const REMINDER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// No wait.
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// What the program does.
 #[derive(Debug, Default)]
@@ -57,7 +65,11 @@ pub struct Options {
 /// returns.
 pub fn run(options: Options) -> Result<(), Error> {
     let began = Instant::now();
+    heap::limit();
+    let clients = if options.api.is_some() { MOST_FILES } else { 0 };
+    let other_files = open_files::already_open() + clients;
     let host = |action| move |error| Error::Host { action, error };
+    privileges::reduce().map_err(host("give up rights that no VM needs"))?;
     // First: if another VMM has the socket, its event file must not be truncated.
     let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
@@ -65,13 +77,23 @@ pub fn run(options: Options) -> Result<(), Error> {
     let (_stream, events) = stream.map_err(host("start the thread that writes events"))?.unzip();
     let events = events.unwrap_or_default();
     events.vmm("starting");
-    let ended = serve(options, claim, &events, began);
+    let ended = serve(options, claim, &events, began, other_files);
     events.vmm("shutdown");
     ended
 }
 
-fn serve(options: Options, claim: Option<Claim>, events: &Events, began: Instant) -> Result<(), Error> {
-    let mut instance = options.vm.map(|planned| Instance::new(planned, events.clone()));
+fn serve(
+    options: Options,
+    claim: Option<Claim>,
+    events: &Events,
+    began: Instant,
+    other_files: u64,
+) -> Result<(), Error> {
+    let own_files: Vec<_> = options.api.iter().filter_map(ApiSocket::path).map(Rule::of_api_socket).collect();
+    if let Some(planned) = &options.vm {
+        landlock::enter(planned, &own_files)?;
+    }
+    let mut instance = options.vm.map(|planned| Instance::new(planned, events.clone(), other_files));
     if let Some(instance) = &mut instance {
         instance.open()?;
     }
@@ -81,7 +103,19 @@ fn serve(options: Options, claim: Option<Claim>, events: &Events, began: Instant
     let (sender, actions) = queue::pair().map_err(host("make an eventfd"))?;
     let bound = claim.map(Claim::listen).transpose()?;
     let (events, no_shutdown) = (events.clone(), options.no_shutdown);
-    let mut vmm = ControlLoop { instance, actions, signals, events, began, no_shutdown };
+    let (opening, deferred) = (None, VecDeque::new());
+    let mut vmm = ControlLoop {
+        instance,
+        actions,
+        signals,
+        events,
+        began,
+        no_shutdown,
+        other_files,
+        own_files,
+        opening,
+        deferred,
+    };
     if let Some(instance) = &mut vmm.instance {
         instance.start()?;
     }
@@ -114,6 +148,14 @@ struct ControlLoop {
     events: Events,
     began: Instant,
     no_shutdown: bool,
+    /// Files that this process has or may have open besides those of a VM.
+    other_files: u64,
+    /// The action for which something is being acquired.
+    opening: Option<Opening>,
+    /// Actions that wait until it has been applied, in their order.
+    deferred: VecDeque<PendingAction>,
+    /// The files that this program needs whatever its VM is.
+    own_files: Vec<Rule>,
 }
 
 /// What woke the control thread.
@@ -123,6 +165,7 @@ struct Ready {
     window: bool,
     guest: bool,
     client: bool,
+    opened: bool,
 }
 
 impl ControlLoop {
@@ -151,19 +194,77 @@ impl ControlLoop {
             if ready.guest && self.guest()? == Next::End {
                 return Ok(());
             }
+            if ready.opened {
+                self.opened();
+            }
             // One action at a time: busy clients must not starve signals and the guest.
-            if ready.client
-                && let Some(pending) = self.actions.take()
+            let deferred = if self.opening.is_none() { self.deferred.pop_front() } else { None };
+            let pending = deferred.or_else(|| if ready.client { self.actions.take() } else { None });
+            if let Some(pending) = pending
+                && self.handle(pending) == Next::End
             {
-                let mut next = Next::On;
-                pending.serve(|action| {
-                    next = if matches!(action, Action::ShutdownVmm) { Next::End } else { Next::On };
-                    self.apply(action)
-                });
-                if next == Next::End {
-                    return Ok(());
+                return Ok(());
+            }
+        }
+    }
+
+    /// Applies a client's action, or begins to acquire what it needs. While that is done for another, the action waits,
+    /// unless it changes no device; one that ends the VM ends it, too.
+    fn handle(&mut self, pending: PendingAction) -> Next {
+        if self.opening.is_some() {
+            match pending.action() {
+                Action::Shutdown | Action::Delete | Action::ShutdownVmm => self.abandon(),
+                Action::Ping | Action::Info | Action::Counters | Action::Metrics => {}
+                Action::Pause | Action::Resume | Action::PowerButton | Action::Nmi => {}
+                _ => {
+                    self.deferred.push_back(pending);
+                    return Next::On;
                 }
             }
+        }
+        let acquirer = self.instance.as_ref().and_then(|instance| instance.acquirer(pending.action()));
+        let Some(acquirer) = acquirer else { return self.perform(pending) };
+        match Opening::begin(pending, acquirer) {
+            Ok(opening) => self.opening = Some(opening),
+            Err(refused) => {
+                let (pending, error) = *refused;
+                let what = format!("the host has no thread for the wait for vhost-user backends: {error}");
+                pending.serve(|_| Err(Failure::new(ErrorKind::Host, what)));
+            }
+        }
+        Next::On
+    }
+
+    /// Applies a client's action.
+    fn perform(&mut self, pending: PendingAction) -> Next {
+        let mut next = Next::On;
+        pending.serve(|action| {
+            next = if matches!(action, Action::ShutdownVmm) { Next::End } else { Next::On };
+            self.apply(action)
+        });
+        if let Some(instance) = &mut self.instance {
+            instance.forget_acquired();
+        }
+        next
+    }
+
+    /// Applies the action for which everything has been acquired.
+    fn opened(&mut self) {
+        let Some((pending, acquired)) = self.opening.take().and_then(Opening::finish) else { return };
+        let is_of_use = self.instance.as_mut().is_none_or(|instance| instance.keep(acquired));
+        if is_of_use {
+            self.perform(pending);
+        } else {
+            // The guest's memory has changed meanwhile: once more.
+            self.handle(pending);
+        }
+    }
+
+    /// Ends the action for which something is being acquired.
+    fn abandon(&mut self) {
+        if let Some(pending) = self.opening.take().and_then(Opening::abandon) {
+            let what = "the VM was ended before a vhost-user backend was ready";
+            pending.serve(|_| Err(Failure::new(ErrorKind::Conflict, what)));
         }
     }
 
@@ -174,19 +275,30 @@ impl ControlLoop {
     }
 
     fn wait(&self) -> Result<Ready, Error> {
-        let guest = self.instance.as_ref().and_then(Instance::vm).map(|vm| vm.event());
-        let mut fds: Vec<_> = [self.signals.fd(), self.signals.window(), borrow(self.actions.event())]
-            .into_iter()
-            .chain(guest.map(borrow))
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
+        let client = self.actions.event();
+        // One that is always polled stands in for one that is not there.
+        let guest = self.instance.as_ref().and_then(Instance::vm).map_or(client, |vm| vm.event());
+        let opened = self.opening.as_ref().map_or(client, Opening::event);
+        let mut fds = [self.signals.fd(), self.signals.window(), borrow(client), borrow(guest), borrow(opened)]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let unread = self.instance.as_ref().and_then(Instance::vm).is_some_and(|vm| vm.remind_guest());
-        match rustix::event::poll(&mut fds, unread.then_some(&REMINDER)) {
+        let timeout = match self.opening {
+            None if !self.deferred.is_empty() => Some(&AT_ONCE),
+            _ => unread.then_some(&REMINDER),
+        };
+        match rustix::event::poll(&mut fds, timeout) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::Host { action: "wait for the guest", error: error.into() }),
         }
         let ready = |n: usize| fds.get(n).is_some_and(|fd| !fd.revents().is_empty());
-        Ok(Ready { signal: ready(0), window: ready(1), client: ready(2), guest: ready(3) })
+        let is_opening = self.opening.is_some();
+        Ok(Ready {
+            signal: ready(0),
+            window: ready(1),
+            client: ready(2),
+            guest: ready(3),
+            opened: is_opening && ready(4),
+        })
     }
 
     /// Handles what the guest did.
@@ -195,7 +307,6 @@ impl ControlLoop {
         match instance.turn()? {
             Turn::Off if self.no_shutdown => log::info!("the guest powered off"),
             Turn::Off => return Ok(Next::End),
-            Turn::Again => log::info!("the guest reboots"),
             Turn::On => {}
         }
         Ok(Next::On)
@@ -294,7 +405,9 @@ impl ControlLoop {
             heap::give_back();
             Failure::from(error).in_context("the VM cannot be created")
         })?;
-        self.instance = Some(Instance::new(planned, self.events.clone()));
+        landlock::enter(&planned, &self.own_files)
+            .map_err(|error| Failure::from(Error::from(error)).in_context("the VM cannot be created"))?;
+        self.instance = Some(Instance::new(planned, self.events.clone(), self.other_files));
         Ok(Reply::Done)
     }
 
@@ -328,7 +441,8 @@ impl ControlLoop {
         match self.guest_mut()? {
             vm if vm.is_paused() => {
                 events.vm("resuming");
-                vm.resume();
+                vm.resume()
+                    .map_err(|error| Failure::from(Error::from(error)).in_context("the VM cannot be resumed"))?;
                 events.vm("resumed");
                 Ok(Reply::Done)
             }

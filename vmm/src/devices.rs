@@ -5,16 +5,16 @@ pub(crate) mod counters;
 pub(crate) mod disks;
 mod error;
 pub(crate) mod mem_regions;
+pub(crate) mod peers;
 pub(crate) mod pvpanic;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use pci::{Bdf, HostBridge, Placement, VfIndex};
 use virtio_devices::{
-    Balloon, BalloonSize, CharDevice, Console, ConsoleWindow, Expiry, Mem, Memory, Net, NetSriov, Pmem, ResizeError,
-    Rng, Rtc, VhostUserDevice, VirtioDevice, VirtioFunction, VirtioPci, Vsock, Watchdog,
+    Balloon, BalloonSize, Cancel, CharDevice, Console, ConsoleWindow, Expiry, Mem, Memory, Net, NetSriov, NotResumed,
+    Pmem, ResizeError, Rng, Rtc, Thread, VirtioDevice, VirtioFunction, VirtioPci, Vsock, Watchdog,
 };
 use vm_memory::GuestMemoryMmap;
 
@@ -25,16 +25,18 @@ use crate::devices::disks::Disk;
 pub(crate) use crate::devices::disks::LimitGroups;
 pub(crate) use crate::devices::error::DeviceError;
 use crate::devices::mem_regions::MemRegions;
+use crate::devices::peers::{Peers, function_option};
 use crate::devices::pvpanic::Pvpanic;
 use crate::kvm::Vm;
 use crate::pci_host::assign_bars::Apertures;
 use crate::pci_host::bus::Bus;
 use crate::pci_host::device_watch::{DeviceWatch, backend_observer, tell_backend};
+use crate::pci_host::policy_watch::PolicyWatch;
 use crate::pci_host::slot::Slot;
 use crate::telemetry::events::Events;
 
 /// The host bridge that guests of Cloud Hypervisor see.
-const HOST_BRIDGE: HostBridge<JoinHandle<()>> = HostBridge::new(0x8086, 0x0d57);
+const HOST_BRIDGE: HostBridge<Thread> = HostBridge::new(0x8086, 0x0d57);
 
 /// The devices of a machine. They outlive the KVM VMs that a guest's reboots make of it.
 pub struct Devices {
@@ -44,7 +46,7 @@ pub struct Devices {
 }
 
 /// What devices are given by their machine.
-pub struct Host {
+pub(crate) struct Host {
     /// The guest's memory.
     pub memory: Memory,
     /// Where BARs may be, on each segment.
@@ -158,12 +160,12 @@ impl Plugged {
 }
 
 impl Devices {
-    /// Opens what the plans name and makes devices of it.
+    /// Opens what the plans name and makes devices of it. `cancel` ends the wait for vhost-user backends.
     ///
     /// # Errors
     ///
     /// When something cannot be opened or be a device. What was opened or created until then is closed and gone.
-    pub fn new(plans: &[DevicePlan], host: Host) -> Result<Self, DeviceError> {
+    pub(crate) fn new(plans: &[DevicePlan], host: Host, cancel: Option<&Cancel>) -> Result<Self, DeviceError> {
         let segments = u16::try_from(host.apertures.len()).unwrap_or(u16::MAX);
         let mut devices = Self { bus: Arc::new(Bus::new(segments)), host, plugged: Vec::new() };
         // Only segment 0 has one, as in Cloud Hypervisor.
@@ -171,7 +173,7 @@ impl Devices {
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
         devices.plug(placement, slot, "host bridge")?;
         let memory = devices.host.memory.clone();
-        let mut opener = listening(plans, &memory)?;
+        let mut opener = Opener::new(&memory, Peers::connect(plans, &memory, cancel)?);
         // In the order of the configuration, so that the buses of VFs do not depend on who chose a slot.
         for (plan, slot) in plans.iter().zip(slots(plans)) {
             devices.open(plan, slot, &mut opener)?;
@@ -209,8 +211,18 @@ impl Devices {
     }
 
     /// Lets the queues go on.
-    pub fn resume(&self) {
-        self.plugged.iter().for_each(|plugged| plugged.slot.resume());
+    ///
+    /// # Errors
+    ///
+    /// The host has no thread or file for some of them. All stand still then.
+    pub fn resume(&self) -> Result<(), DeviceError> {
+        let resumed = self.plugged.iter().try_for_each(|plugged| {
+            plugged.slot.resume().map_err(|NotResumed { vf, error }| {
+                let option = function_option(&plugged.plan, vf);
+                DeviceError::NotResumed { option, error }
+            })
+        });
+        resumed.inspect_err(|_| self.pause())
     }
 
     /// Whether the host's devices may reach pages of the guest's memory as they are now.
@@ -255,14 +267,14 @@ impl Devices {
     }
 
     /// Adds the device of `plan` to those of a running guest, and returns the address of its own function. Its BARs are
-    /// the guest's to place.
+    /// the guest's to place. Its vhost-user backends, if it has any, are `peers`.
     ///
     /// # Errors
     ///
     /// As [`Self::new`]: nothing is left of it then.
-    pub fn add(&mut self, plan: &DevicePlan) -> Result<Bdf, DeviceError> {
+    pub(crate) fn add(&mut self, plan: &DevicePlan, peers: Peers) -> Result<Bdf, DeviceError> {
         let memory = self.host.memory.clone();
-        let mut opener = listening(std::slice::from_ref(plan), &memory)?;
+        let mut opener = Opener::new(&memory, peers);
         let placement = self.open(plan, plan.pci_device_id, &mut opener)?;
         Ok(placement.bdf(placement.rid))
     }
@@ -329,25 +341,6 @@ fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
 /// A device, and what it counts.
 type Opened = (Box<dyn VirtioPci>, Counters);
 
-/// Listens for all backends of `plans` that connect, before any of them is waited for.
-fn listening<'a>(plans: &[DevicePlan], memory: &'a Memory) -> Result<Opener<'a>, DeviceError> {
-    let mut opener = Opener::new(memory);
-    for plan in plans {
-        for (vf, nic) in std::iter::once(None).chain((0..).map(VfIndex).map(Some)).zip(plan.nics()) {
-            opener.listen(nic).map_err(|error| DeviceError::Backend { option: function_option(plan, vf), error })?;
-        }
-    }
-    Ok(opener)
-}
-
-/// How the user named the device of `plan`, or its VF `vf`.
-fn function_option(plan: &DevicePlan, vf: Option<VfIndex>) -> String {
-    match vf {
-        Some(index) => format!("--net-vf pf={},index={index}", plan.id),
-        None => plan.option(),
-    }
-}
-
 /// Opens what `plan` names and makes a device of it.
 fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opener<'_>) -> Result<Opened, DeviceError> {
     let (option, memory) = (plan.option(), &host.memory);
@@ -398,8 +391,8 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             Ok((plain(mem, &option, placement, memory)?, counters))
         }
         DeviceKind::VhostUser(spec) => {
-            let device = VhostUserDevice::connect(spec.clone(), memory)
-                .map_err(|error| DeviceError::Backend { option: option.clone(), error: error.into() })?;
+            let device = opener.device(spec);
+            let device = device.map_err(|error| DeviceError::Backend { option: option.clone(), error })?;
             let observer = backend_observer(&plan.id, None, device.backend_name(), &host.events);
             device.observe_backend(observer);
             // Its requests pass this process by.
@@ -445,10 +438,11 @@ fn open_net(
     opener: &mut Opener<'_>,
 ) -> Result<Opened, DeviceError> {
     let Host { memory, events, .. } = host;
-    let option = plan.option();
+    let (option, policy_watch) = (plan.option(), PolicyWatch::new(net.id(), events));
     let mut function = |vf: Option<VfIndex>, of: &NicPlan| {
         let nic = nic(of, function_option(plan, vf), opener)?;
         tell_backend(&nic, net.id(), vf, events);
+        policy_watch.observe(&nic, vf);
         Ok(nic)
     };
     let pf = function(None, &net.pf)?;

@@ -5,6 +5,7 @@ use std::io;
 use crate::api::SocketError;
 use crate::config::{ConfigError, Problem};
 use crate::error_kind::ErrorKind;
+use crate::landlock::LandlockError;
 use crate::telemetry::monitor::MonitorError;
 use crate::vm::VmError;
 
@@ -20,6 +21,9 @@ pub enum Error {
     /// The event monitor cannot be opened.
     #[error(transparent)]
     EventMonitor(#[from] MonitorError),
+    /// The program cannot be confined, or would leave its confinement.
+    #[error(transparent)]
+    Landlock(#[from] LandlockError),
     /// The VM cannot be booted, changed or kept running.
     #[error(transparent)]
     Vm(#[from] VmError),
@@ -40,6 +44,7 @@ impl Error {
             Self::Config(error) => (&error.problem).into(),
             Self::Api(error) => error.kind(),
             Self::EventMonitor(error) => error.kind(),
+            Self::Landlock(error) => error.kind(),
             Self::Vm(error) => error.kind(),
             Self::Host { .. } => ErrorKind::Host,
         }

@@ -1,5 +1,22 @@
 //! The memory that the program has allocated and freed again.
 
+/// The most that the C library keeps at the end of each of its parts, and the size from which an allocation is a
+/// mapping of its own, in bytes: the library's own limits, before it raises them.
+#[cfg(target_env = "gnu")]
+const MOST_KEPT: libc::c_int = 128 << 10;
+
+/// Has the C library keep its limits. By itself it raises them to twice the largest allocation that was freed, such as
+/// a request's body, and then keeps as much in each of the parts that it makes for threads: [`give_back`] does not
+/// reach their ends.
+pub(crate) fn limit() {
+    // SAFETY: it takes no pointer, and may be called at any time.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, MOST_KEPT);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MOST_KEPT);
+    }
+}
+
 /// Returns it to the host. The C library keeps what was freed below something that is still in use, in each of the
 /// parts that it makes for threads.
 pub(crate) fn give_back() {

@@ -7,6 +7,7 @@ mod routes;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -165,27 +166,31 @@ impl Vm {
         unsafe { self.set_slot(slot, guest, host as u64, len, 0) }.map_err(failed("give the VM its memory"))
     }
 
-    /// Shows the first `len` bytes of `memory` at the guest address `guest`, as memory that the guest can read and
-    /// whose writes leave it. Replaces what was shown under `slot` before; without `memory` that is hidden.
+    /// Shows the bytes in `range` of `memory` at the guest address `guest`, as memory that the guest can read and whose
+    /// writes leave it. Replaces what was shown under `slot` before; without `memory` that is hidden.
     ///
     /// # Errors
     ///
     /// When `memory` is too short, KVM does not support read-only memory, or the ioctl fails. Nothing is shown under
     /// `slot` then.
-    pub fn set_read_only(&self, slot: u32, guest: u64, memory: Option<(&Arc<MmapRegion>, u64)>) -> io::Result<()> {
+    pub fn set_read_only(
+        &self,
+        slot: u32,
+        guest: u64,
+        memory: Option<(&Arc<MmapRegion>, Range<u64>)>,
+    ) -> io::Result<()> {
         let mut read_only = self.read_only.lock();
         if read_only.contains_key(&slot) {
             // SAFETY: a slot without memory refers to none.
             unsafe { self.set_slot(slot, guest, 0, 0, KVM_MEM_READONLY)? };
             read_only.remove(&slot);
         }
-        if let Some((memory, len)) = memory {
-            if len > memory.size() as u64 {
-                return Err(io::ErrorKind::InvalidInput.into());
-            }
-            // SAFETY: the mapping has `len` bytes, of which it gives out no references, and it lives in `read_only`
+        if let Some((memory, Range { start, end })) = memory {
+            let len = end.checked_sub(start).filter(|_| end <= memory.size() as u64);
+            let len = len.ok_or(io::ErrorKind::InvalidInput)?;
+            // SAFETY: the mapping has these bytes, of which it gives out no references, and it lives in `read_only`
             // until the slot is removed or the VM is dropped.
-            unsafe { self.set_slot(slot, guest, memory.as_ptr() as u64, len, KVM_MEM_READONLY)? };
+            unsafe { self.set_slot(slot, guest, memory.as_ptr() as u64 + start, len, KVM_MEM_READONLY)? };
             read_only.insert(slot, Arc::clone(memory));
         }
         Ok(())

@@ -15,7 +15,10 @@
 //! | `serial` | the 16550A; the host side of both consoles; the terminal | the VM |
 //! | `api` | HTTP server, requests, actions, documents | the VM; who applies an action |
 //! | `telemetry` | events and their output | who reports them |
+//! | `landlock` | which files this process may use | who asks for it |
+//! | `privileges` | the rights that this process keeps | what they are used for |
 //! | `config` | the configuration and the plan made of it | everything that runs |
+//! | `threads` | the one thread that starts all others | what they do |
 //! | `kvm` | KVM's system calls; no other room calls KVM | guests and devices |
 //! | `arch` | addresses, CPUID, registers, boot protocols | the rest of the crate |
 //! | `error_kind` | [`ErrorKind`]: exit code and HTTP status | the errors |
@@ -32,32 +35,39 @@ mod error_kind;
 mod firmware;
 mod heap;
 pub mod kvm;
+mod landlock;
 mod pci_host;
+mod privileges;
 pub mod serial;
 mod telemetry;
+mod threads;
 mod tpm;
 pub mod vcpu;
 pub mod vm;
 
+pub use crate::landlock::LandlockError;
 pub use control::{Options, run};
 pub use error::Error;
 pub use error_kind::ErrorKind;
 pub use telemetry::monitor::{EventMonitor, MonitorError};
+pub use virtio_devices::create_file;
 pub use vm::VmError;
 
-/// Parts of `pci_host`, for fuzz targets.
+/// Parts of the rooms, for fuzz targets.
 #[cfg(any(test, feature = "testing"))]
 pub mod testing {
     use pci::{ConfigTarget, Topology};
 
     use crate::pci_host::{assign_bars, config_pages};
 
+    pub use crate::api::steps::converse;
     pub use crate::pci_host::assign_bars::{Apertures, NoRoom};
     pub use crate::pci_host::config_pages::Shown;
     pub use crate::pci_host::mmio::MmioMap;
     pub use crate::pci_host::recording_vm::{Record, RecordingVm, Refuse};
     pub use crate::pci_host::slot::{PciHost, Slot};
     pub use crate::pci_host::wiring::Wiring;
+    pub use crate::serial::steps::SerialSteps;
 
     /// The size of a page of configuration space, in bytes.
     pub const PAGE: u64 = config_pages::PAGE;

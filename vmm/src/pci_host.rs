@@ -8,8 +8,10 @@ pub(crate) mod device_watch;
 pub(crate) mod irq_routes;
 pub(crate) mod memory_slots;
 pub(crate) mod mmio;
+pub(crate) mod policy_watch;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod recording_vm;
+pub(crate) mod shown_pages;
 pub(crate) mod slot;
 pub(crate) mod wires;
 pub(crate) mod wiring;

@@ -8,22 +8,24 @@
 
 pub(crate) mod debug;
 pub mod end;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
 mod terminal;
 
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use virtio_devices::CharDevice;
+use virtio_devices::{CharDevice, NewThread, Thread};
 use vm_superio::serial::SerialEvents;
 use vm_superio::{Serial, Trigger};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::config::ConsoleConfig;
 use crate::serial::end::{ConsoleEnd, ConsoleError};
+use crate::threads::{self, ThreadKind};
 
 /// The serial port as the guest sees it.
 #[derive(Debug)]
@@ -40,8 +42,8 @@ type Uart = Serial<Interrupt, Room, Vec<u8>>;
 
 impl SerialPort {
     fn new(output: Arc<CharDevice>) -> io::Result<Self> {
-        let interrupt = Arc::new(EventFd::new(EFD_NONBLOCK)?);
-        let room = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let interrupt = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let room = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let uart = Mutex::new(uart(&interrupt, &room));
         Ok(Self { uart, output: Mutex::new(output), interrupt, room })
     }
@@ -181,18 +183,16 @@ impl SerialConsole {
 #[derive(Debug)]
 struct Reader {
     stop: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 impl Reader {
     fn start(port: Arc<SerialPort>, input: Arc<CharDevice>) -> io::Result<Self> {
-        let stop = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let stop = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name("serial".to_string())
-            // Its calls are shallow.
-            .stack_size(64 << 10)
-            .spawn(move || while let Ok(true) = pass_input(&port, &input, &stopped) {})?;
+        let run = move || while let Ok(true) = pass_input(&port, &input, &stopped) {};
+        // Its calls are shallow.
+        let thread = threads::start(ThreadKind::Serial, NewThread::new(ThreadKind::Serial.name(), 64 << 10, run))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

@@ -10,11 +10,12 @@ mod worker;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
+use virtio_devices::{NewThread, Thread};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::arch::x86_64::layout;
+use crate::threads::{self, ThreadKind};
 use crate::tpm::crb::CrbDevice;
 pub(crate) use crate::tpm::error::TpmError;
 use crate::tpm::order::Order;
@@ -22,10 +23,13 @@ use crate::tpm::swtpm::Swtpm;
 use crate::tpm::worker::Worker;
 use crate::vcpu::cpu::MmioHandler;
 
+/// The stack of its thread, in bytes.
+const STACK: usize = 128 << 10;
+
 /// A TPM. Dropping it ends its thread and closes its connection.
 pub(crate) struct Tpm {
     device: Arc<CrbDevice>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 impl Tpm {
@@ -41,7 +45,8 @@ impl Tpm {
         let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(fail("make an eventfd"))?);
         let device = Arc::new(CrbDevice::new(Arc::clone(&kick)));
         let worker = Worker { swtpm, device: Arc::clone(&device), kick };
-        let thread = std::thread::Builder::new().name("tpm".to_string()).spawn(move || worker.run());
+        let kind = ThreadKind::Tpm;
+        let thread = threads::start(kind, NewThread::new(kind.name(), STACK, move || worker.run()));
         Ok(Self { device, thread: Some(thread.map_err(fail("start its thread"))?) })
     }
 

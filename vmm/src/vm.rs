@@ -9,14 +9,14 @@ mod error;
 pub mod memory;
 mod memory_size;
 mod numa;
-mod open_files;
+pub(crate) mod open_files;
 mod watchdog;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use pci::Bdf;
-use virtio_devices::BalloonSize;
+use virtio_devices::{BalloonSize, Cancel, Memory};
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -31,7 +31,8 @@ use crate::arch::x86_64::topology::Topology;
 use crate::config::numa::NumaNode;
 use crate::config::{ConsoleMode, CpusConfig, DevicePlan, MemoryConfig, VmConfig, VmPlan};
 use crate::devices::mem_regions::MemRegions;
-use crate::devices::{self, Devices, Plugged};
+use crate::devices::peers::{PeerError, Peers};
+use crate::devices::{self, DeviceError, Devices, Plugged};
 use crate::firmware;
 use crate::kvm::{self, Kvm, KvmError, Vcpu};
 use crate::pci_host::assign_bars::Weights;
@@ -83,7 +84,7 @@ pub struct Vm {
     stop: Arc<StopSignal>,
     ged: Arc<GenericEventDevice>,
     triple_faults: u64,
-    /// Files that were open before this VM was created.
+    /// Files that are not this VM's: those that were open before, and those that clients may open.
     other_files: u64,
 }
 
@@ -92,13 +93,19 @@ impl Vm {
     /// that others can see come last.
     ///
     /// `plan` is that of `config` ([`VmPlan::of`]), in which every mistake of the configuration alone was found. What
-    /// the guest does to its devices is reported to `events`.
+    /// the guest does to its devices is reported to `events`. `other_files` is the number of files that this process
+    /// has or may have open besides those of the VM. `cancel` ends the wait for vhost-user backends.
     ///
     /// # Errors
     ///
     /// The host lacks something. Nothing is left behind then.
-    pub fn new(config: &VmConfig, plan: &VmPlan, events: Events) -> Result<Self, VmError> {
-        let other_files = open_files::already_open();
+    pub fn new(
+        config: &VmConfig,
+        plan: &VmPlan,
+        events: Events,
+        other_files: u64,
+        cancel: Option<&Cancel>,
+    ) -> Result<Self, VmError> {
         open_files::reserve(&plan.devices, config.cpus.max_vcpus, other_files)?;
         let kvm = Kvm::open()?;
         let (vcpus, max_vcpus) = vcpus(&kvm, &config.cpus)?;
@@ -138,7 +145,7 @@ impl Vm {
             events,
             limit_groups: devices::LimitGroups::default(),
         };
-        let devices = Devices::new(&plan.devices, host)?;
+        let devices = Devices::new(&plan.devices, host, cancel)?;
         let serial = SerialConsole::open(&config.serial)?;
         let debug_console = DebugConsole::open(&config.debug_console)?;
         let tpm = config.tpm.as_ref().map(|tpm| Tpm::open(&tpm.socket)).transpose()?;
@@ -306,14 +313,19 @@ impl Vm {
     }
 
     /// Resumes the guest and its devices.
-    pub fn resume(&mut self) {
+    ///
+    /// # Errors
+    ///
+    /// The host has no thread or file for a device. The guest stays paused.
+    pub fn resume(&mut self) -> Result<(), VmError> {
         if let Some(running) = &mut self.running
             && running.paused
         {
-            self.devices.resume();
+            self.devices.resume()?;
             running.vcpus.resume();
             running.paused = false;
         }
+        Ok(())
     }
 
     /// Sends each vCPU a non-maskable interrupt.
@@ -362,19 +374,27 @@ impl Vm {
         &self.devices
     }
 
-    /// Hot-plugs a device, and returns the address of its own function.
+    /// The guest's memory, if devices can be added that need it to be shared.
+    pub(crate) fn shared_memory(&self) -> Option<&Memory> {
+        self.ram.is_shared().then(|| self.ram.memory())
+    }
+
+    /// Hot-plugs a device, and returns the address of its own function. Its vhost-user backends are `peers`; without,
+    /// they are connected here.
     ///
     /// # Errors
     ///
     /// The device cannot be opened or placed. Nothing has changed then.
-    pub fn add(&mut self, plan: &DevicePlan) -> Result<Bdf, VmError> {
+    pub(crate) fn add(&mut self, plan: &DevicePlan, peers: Option<Result<Peers, PeerError>>) -> Result<Bdf, VmError> {
         if !self.ram.is_shared() && plan.needs_shared_memory() {
             return Err(VmError::PrivateMemory { option: plan.option() });
         }
         // Files of VFs that the guest has not enabled yet stay reserved.
         let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
         open_files::reserve(plans, self.max_vcpus.into(), self.other_files)?;
-        let address = self.devices.add(plan)?;
+        let peers = peers.unwrap_or_else(|| Peers::connect(std::slice::from_ref(plan), self.ram.memory(), None));
+        let peers = peers.map_err(DeviceError::from)?;
+        let address = self.devices.add(plan, peers)?;
         self.keep_pages();
         self.ged.plugged(address.segment, address.rid.device());
         Ok(address)
@@ -461,8 +481,9 @@ impl Vm {
     fn end_guest(&mut self) {
         let paused = self.is_paused();
         self.running = None;
-        if paused {
-            self.devices.resume();
+        if paused && let Err(error) = self.devices.resume() {
+            // They have been reset, and no queue is to run.
+            log::warn!("{error}");
         }
     }
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use driver::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
 use fixtures::process::Process;
 use virtio_devices::{
-    BackendChange, Interrupts, Memory, Net, NetSpec, Port, RateLimits, Start, Vdpa, VdpaError, VdpaSpec, VirtioDevice,
-    Worker,
+    BackendChange, Interrupts, Memory, Net, NetSpec, Policy, Port, RateLimits, Start, Vdpa, VdpaError, VdpaSpec,
+    VirtioDevice, Worker,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryMmap};
 
@@ -76,6 +76,8 @@ impl Machine {
             offload_ufo: true,
             offload_csum: true,
             limits: RateLimits::default(),
+            policy: Policy::default(),
+            link_up: true,
         };
         let net = Net::new(net, vdpa).unwrap();
         let interrupts = Arc::new(Interrupts::new(3, 4));

@@ -5,6 +5,7 @@
 //! abilities; it continues after the last buffer that was returned, or from the records that its predecessor left in
 //! shared memory.
 
+mod cancel;
 mod channel;
 mod connection;
 mod error;
@@ -15,6 +16,8 @@ mod peer;
 mod rings;
 mod role;
 mod socket;
+#[cfg(any(test, feature = "testing"))]
+mod steps;
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +37,7 @@ use crate::Memory;
 use crate::eventfd::borrow;
 use crate::features::has;
 use crate::net_protocol::MAX_QUEUE_SIZE;
+pub use cancel::Cancel;
 use connection::{ANSWER, Fault, PeerError};
 pub use error::VhostUserError;
 pub(crate) use message::MAX_CONFIG;
@@ -43,6 +47,8 @@ use rings::Inflight;
 pub use role::VhostUserRole;
 pub(crate) use role::{DEVICE_FEATURES, RING_FEATURES};
 pub use socket::VhostUserSocket;
+#[cfg(any(test, feature = "testing"))]
+pub use steps::VhostUserSteps;
 
 /// Which vhost-user backend to use.
 #[derive(Debug)]
@@ -53,6 +59,8 @@ pub struct VhostUserSpec {
     pub role: VhostUserRole,
     /// Until when it is waited for if it is to connect.
     pub until: Instant,
+    /// Ends the wait for its answers earlier.
+    pub cancel: Option<Cancel>,
 }
 
 /// A vhost-user backend.
@@ -90,14 +98,14 @@ impl VhostUser {
     ///
     /// One line that says what to do; see [`VhostUserError`]. A listening socket is removed then.
     pub fn connect(spec: VhostUserSpec, memory: &Memory) -> Result<Self, VhostUserError> {
-        let VhostUserSpec { socket, role, until } = spec;
+        let VhostUserSpec { socket, role, until, cancel } = spec;
         let name = socket.name();
         let map = GuestMemoryMmap::clone(&memory.memory());
         memory::check(&map, &name)?;
         let eventfd = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
         let broken = eventfd.map_err(|source| VhostUserError::Socket { path: name.clone(), source })?;
         let fault = |error| VhostUserError::of_peer(&name, error);
-        let mut peer = Peer::negotiate(socket.first(until)?, role).map_err(fault)?;
+        let mut peer = Peer::negotiate(socket.first(until, cancel.as_ref())?, role, cancel).map_err(fault)?;
         if !has(peer.features, VIRTIO_F_VERSION_1) {
             return Err(VhostUserError::Legacy(name));
         }
@@ -113,6 +121,7 @@ impl VhostUser {
         if !peer.has_mapped(patience).map_err(fault)? {
             return Err(fault(too_slow(patience)));
         }
+        peer.connection.forget_cancel();
         let ability = Ability {
             kind: BackendKind::VhostUser,
             name,
@@ -165,7 +174,8 @@ impl VhostUser {
     /// memory.
     fn successor(&mut self, stream: UnixStream) -> Result<Peer, RunnerError> {
         let what = "negotiate with the backend";
-        let negotiated = Peer::negotiate(stream, self.role).and_then(|mut peer| Ok((self.lacks(&mut peer)?, peer)));
+        let negotiated =
+            Peer::negotiate(stream, self.role, None).and_then(|mut peer| Ok((self.lacks(&mut peer)?, peer)));
         let failed = |error| RunnerError { what, source: io::Error::other(error) };
         let (lacks, mut peer) = negotiated.map_err(failed)?;
         if let Some(lacks) = lacks {

@@ -120,7 +120,7 @@ fn number(page: u64) -> u32 {
 #[test]
 fn pages_in_the_balloon_are_the_hosts_and_their_neighbours_are_not() {
     let mut guest = Guest::new();
-    assert_eq!(guest.workers[0].thread.thread().name(), Some("__balloon_q0"));
+    assert_eq!(guest.workers[0].thread.name(), "__balloon_q0");
     guest.send(INFLATE, &[7, 3, 4, 9, 5].map(number));
     assert_eq!(guest.gone(), [3, 4, 5, 7, 9]);
     eventually("counts", || guest.count(BalloonCounter::DiscardedBytes) == 5 * PAGE);

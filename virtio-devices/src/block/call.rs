@@ -29,7 +29,66 @@ pub(crate) enum Call<'c> {
     },
 }
 
+impl<'c> Call<'c> {
+    /// The same call, of a transfer only the beginning: whole segments of at most `bytes` bytes together, or that much
+    /// of the first one, for which `part` has room.
+    pub(crate) fn beginning(self, bytes: usize, part: &'c mut [libc::iovec; 1]) -> Self {
+        match self {
+            Self::Read(iovecs, offset) => Self::Read(beginning(iovecs, bytes, part), offset),
+            Self::Write { iovecs, offset, stable } => {
+                Self::Write { iovecs: beginning(iovecs, bytes, part), offset, stable }
+            }
+            other => other,
+        }
+    }
+
+    /// How many bytes it transfers.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Read(iovecs, _) | Self::Write { iovecs, .. } => iovecs.iter().map(|segment| segment.iov_len).sum(),
+            Self::Sync | Self::Zero { .. } => 0,
+        }
+    }
+}
+
+fn beginning<'c>(iovecs: &'c [libc::iovec], bytes: usize, part: &'c mut [libc::iovec; 1]) -> &'c [libc::iovec] {
+    let mut rest = bytes;
+    let fits = |segment: &&libc::iovec| rest.checked_sub(segment.iov_len).inspect(|left| rest = *left).is_some();
+    match (iovecs.iter().take_while(fits).count(), iovecs.first()) {
+        (0, Some(first)) => {
+            *part = [libc::iovec { iov_base: first.iov_base, iov_len: bytes }];
+            part
+        }
+        (whole, _) => iovecs.get(..whole).unwrap_or_default(),
+    }
+}
+
 /// How a file zeroes a range: by a hole, or without giving its space back.
 pub(crate) fn zeroing(unmap: bool) -> FallocateFlags {
     FallocateFlags::KEEP_SIZE | if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_begins_with_whole_segments_or_a_part_of_the_first() {
+        let segment = |iov_len| libc::iovec { iov_base: std::ptr::dangling_mut::<u8>().cast(), iov_len };
+        let beginning = |lens: &[usize], bytes| {
+            let (iovecs, mut part) = (lens.iter().copied().map(segment).collect::<Vec<_>>(), [segment(0)]);
+            match (Call::Write { iovecs: &iovecs, offset: 512, stable: true }).beginning(bytes, &mut part) {
+                Call::Write { iovecs, offset: 512, stable: true } => {
+                    iovecs.iter().map(|segment| segment.iov_len).collect::<Vec<_>>()
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(beginning(&[512, 0, 512, 512], 1024), [512, 0, 512]);
+        assert_eq!(beginning(&[512, 4096], 1024), [512]);
+        assert_eq!(beginning(&[4096, 512], 1024), [1024]);
+        assert_eq!(beginning(&[512, 512], 1 << 20), [512, 512]);
+        assert!(beginning(&[], 1024).is_empty());
+    }
 }

@@ -17,6 +17,9 @@ use crate::iovecs::IoVecs;
 /// How much goes through the aligned buffer at once in bytes, a multiple of any block.
 const BOUNCE: usize = 256 << 10;
 
+/// How many bytes one call on this thread transfers, so that a stop need not wait long; a multiple of any block.
+const CHUNK: usize = 2 << 20;
+
 /// What carries out calls on an image.
 pub(crate) struct Engine {
     /// Before `image`: dropping it waits for its calls, which need the image to be open.
@@ -43,7 +46,8 @@ impl Engine {
         self.ring.as_ref().map(Uring::as_fd)
     }
 
-    /// Starts `call` under `tag`; returns its result if it is complete already.
+    /// Starts `call` under `tag`; returns its result if it is complete already. A transfer on this thread may be one of
+    /// only its beginning.
     ///
     /// # Safety
     ///
@@ -53,8 +57,14 @@ impl Engine {
         match (self.image.contents(), &mut self.ring) {
             // SAFETY: the caller keeps what the call names until it is complete.
             (Contents::Raw(raw), Some(ring)) => unsafe { ring.start(raw.as_fd(), tag, call) },
-            // SAFETY: as above; it is complete when this returns.
-            (Contents::Raw(raw), None) => Some(unsafe { execute(raw.as_fd(), call) }),
+            (Contents::Raw(raw), None) => {
+                let mut part = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }];
+                let call = call.beginning(CHUNK, &mut part);
+                #[cfg(test)]
+                self.image.dawdle(call.bytes());
+                // SAFETY: as above; it is complete when this returns.
+                Some(unsafe { execute(raw.as_fd(), call) })
+            }
             (Contents::Qcow2(image), _) => Some(image.execute(call)),
         }
     }
@@ -87,6 +97,8 @@ impl Engine {
     pub(crate) fn read_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64) -> io::Result<usize> {
         let len = segments.bytes().min(BOUNCE);
         let buffer = self.bounce.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len);
+        #[cfg(test)]
+        self.image.dawdle(len);
         let read = match self.image.contents() {
             Contents::Raw(raw) => {
                 let iovec = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -103,6 +115,8 @@ impl Engine {
         let len = segments.bytes().min(BOUNCE);
         let buffer = self.bounce.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len);
         segments.read_at(0, buffer);
+        #[cfg(test)]
+        self.image.dawdle(len);
         match self.image.contents() {
             Contents::Raw(raw) => {
                 let iovecs = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];

@@ -169,6 +169,9 @@ pub enum ResizeError {
     /// The host refuses.
     #[error("the host cannot change the size of the image: {0}")]
     Host(io::Error),
+    /// The size is changed, and the host cannot let the queues go on.
+    #[error("the size is changed, but the disk stands still: {0}; repeat this, or pause and resume the VM")]
+    Stopped(io::Error),
 }
 
 impl From<Errno> for ResizeError {
@@ -187,7 +190,7 @@ impl ResizeError {
             Self::Size(_) | Self::TooLarge => ErrorKind::Invalid,
             Self::Format | Self::ReadOnly | Self::BlockDevice(_) => ErrorKind::Unsuitable,
             Self::InUse => ErrorKind::Busy,
-            Self::Space(_) | Self::Host(_) => ErrorKind::Host,
+            Self::Space(_) | Self::Host(_) | Self::Stopped(_) => ErrorKind::Host,
         }
     }
 }

@@ -20,6 +20,9 @@ pub(crate) struct Image {
     sectors: AtomicU64,
     /// What addresses and lengths in memory must be a multiple of: 1, or a block around the page cache.
     pub alignment: usize,
+    /// How long a transfer on a worker's own thread takes for each MiB: a slow medium, in tests.
+    #[cfg(test)]
+    pub slowness: std::time::Duration,
 }
 
 /// The formats, with what carries out calls.
@@ -51,7 +54,22 @@ impl Image {
         };
         let alignment = if access.direct { abilities.geometry.block_size as usize } else { 1 };
         let sectors = AtomicU64::new(abilities.geometry.sectors);
-        Ok(Self { contents, abilities, sectors, alignment })
+        #[cfg(test)]
+        let slowness = std::time::Duration::ZERO;
+        Ok(Self {
+            contents,
+            abilities,
+            sectors,
+            alignment,
+            #[cfg(test)]
+            slowness,
+        })
+    }
+
+    /// Takes as long as a transfer of `bytes` bytes does.
+    #[cfg(test)]
+    pub(crate) fn dawdle(&self, bytes: usize) {
+        std::thread::sleep(self.slowness.mul_f64(bytes as f64 / f64::from(1 << 20)));
     }
 
     /// What carries out calls.

@@ -23,6 +23,7 @@ use imago::raw::Raw;
 use imago::{FormatAccess, StorageOpenOptions};
 use log::error;
 use parking_lot::RwLock;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::access::{Access, ImageFormat};
@@ -153,6 +154,36 @@ fn part(path: &Path, fd: &OwnedFd, offset: u64) -> Result<Vec<u8>, BlockError> {
     }
 }
 
+/// The files of the images below the one at `path`, as far as their headers can be read. They are only looked at: what
+/// is wrong with them shows when they are opened.
+pub(crate) fn chain(path: &Path) -> Vec<PathBuf> {
+    let name = |path: &Path| {
+        let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).ok()?;
+        let header = Header::parse(path, &part(path, &fd, 0).ok()?).ok()?;
+        header.backing.filter(|(name, _)| is_path(name))
+    };
+    let mut files: Vec<PathBuf> = Vec::new();
+    while files.len() < MAX_CHAIN {
+        let last = files.last().map_or(path, PathBuf::as_path);
+        let Some((name, format)) = name(last) else { break };
+        files.push(below(last, &name));
+        if format.as_deref() != Some("qcow2") {
+            break;
+        }
+    }
+    files
+}
+
+/// Whether the name of a backing file is a path, and not an address or a description of one.
+fn is_path(name: &str) -> bool {
+    !name.starts_with("json:") && !name.contains("://")
+}
+
+/// Where the backing file `name` of the image at `path` is: a relative name is one in the image's folder.
+fn below(path: &Path, name: &str) -> PathBuf {
+    path.parent().unwrap_or(Path::new("")).join(OsStr::new(name))
+}
+
 /// Opens the backing file `name` of the image at `path`.
 fn backing(
     path: &Path,
@@ -170,13 +201,12 @@ fn backing(
     let Some(depth) = depth.checked_sub(1) else {
         return refuse(format!("is based on more than {MAX_CHAIN} images; merge some: qemu-img convert -O qcow2"));
     };
-    if name.starts_with("json:") || name.contains("://") {
+    if !is_path(name) {
         return refuse(format!(
             "has the backing file {name}, which is not a path; convert it: qemu-img convert -O qcow2"
         ));
     }
-    // A relative name is one in the folder of the image.
-    let below = path.parent().unwrap_or(Path::new("")).join(OsStr::new(name));
+    let below = below(path, name);
     let access = Access { read_only: true, ..access };
     match format {
         Some("qcow2") => {

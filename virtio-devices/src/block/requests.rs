@@ -4,8 +4,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use virtio_bindings::virtio_blk::{VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
-use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
+use vm_memory::GuestMemoryMmap;
 
 use super::call::Call;
 use super::counters::{BlockCounter, BlockCounters, Tally};
@@ -13,6 +13,7 @@ use super::engine::Engine;
 use super::image::{Contents, Image};
 use super::latency::BlockLatencies;
 use super::operation::{HEADER, Operation, Refusal, SEGMENT};
+use super::request::{IOERR, OK, Request, UNSUPP};
 use crate::Interrupts;
 use crate::iovecs::{IoVecs, Storage, divide};
 use crate::rate_limiter::RateLimitGroup;
@@ -22,10 +23,9 @@ use crate::ring::{BrokenRing, Chain, Ring, Used};
 const BATCH: usize = 32;
 /// The bytes in flight beyond which no request is begun, because a stop has to wait for them.
 const MAX_IN_FLIGHT: usize = 64 << 20;
-
-const OK: u8 = VIRTIO_BLK_S_OK as u8;
-const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
-const UNSUPP: u8 = VIRTIO_BLK_S_UNSUPP as u8;
+/// The bytes that are transferred on this thread in one turn beyond which no request is begun: those that are complete
+/// are given back first.
+const MAX_AT_ONCE: usize = 4 << 20;
 
 /// What requests work with, besides their memory.
 pub(crate) struct Disk<'d> {
@@ -43,6 +43,8 @@ pub(crate) struct Disk<'d> {
     pub latencies: &'d BlockLatencies,
     /// What all queues together may do.
     pub limiter: Option<&'d RateLimitGroup>,
+    /// Set when the worker is to end.
+    pub stop: &'d AtomicBool,
 }
 
 impl Disk<'_> {
@@ -77,6 +79,8 @@ pub(crate) struct Requests<'r, 'm> {
     free: Vec<usize>,
     /// The bytes of the requests that are being carried out.
     in_flight: usize,
+    /// The bytes that this turn has transferred on this thread.
+    at_once: usize,
     used: Vec<Used>,
 }
 
@@ -89,30 +93,21 @@ struct Entry<'r, 'm> {
     request: Option<Request<'m>>,
 }
 
-struct Request<'m> {
-    head: u16,
-    operation: Operation,
-    /// When it was taken from the queue.
-    begun: Instant,
-    status: VolatileSlice<'m>,
-    /// How many bytes there are to transfer.
-    bytes: usize,
-    /// How many of them have been transferred.
-    done: usize,
-    /// It goes through an aligned buffer.
-    bounced: bool,
-    /// It is complete only when it is on the medium.
-    stable: bool,
-    /// It has been carried out, and is being flushed to the medium.
-    syncing: bool,
-}
-
 /// What follows a call.
 enum Progress {
     /// Another call.
     Again,
     /// Nothing: the request is complete.
     Done,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Begun {
+    /// It is complete, or in flight.
+    Yes,
+    /// The worker has to end, and the request is as if it had never been taken from the queue.
+    No,
 }
 
 impl<'r, 'm> Requests<'r, 'm> {
@@ -132,7 +127,7 @@ impl<'r, 'm> Requests<'r, 'm> {
             })
             .collect();
         let free = (0..entries.len()).collect();
-        Self { disk, engine, memory, entries, free, in_flight: 0, used: Vec::with_capacity(BATCH) }
+        Self { disk, engine, memory, entries, free, in_flight: 0, at_once: 0, used: Vec::with_capacity(BATCH) }
     }
 
     /// Returns completed requests, and begins those that the driver has made available.
@@ -141,7 +136,11 @@ impl<'r, 'm> Requests<'r, 'm> {
         self.reap(tally);
         let mut drained = false;
         let mut limited = None;
+        self.at_once = 0;
         for _ in 0..BATCH {
+            if self.at_once > MAX_AT_ONCE || self.disk.stop.load(Ordering::Acquire) {
+                break;
+            }
             let Some(tag) = self.next_tag() else { break };
             limited = self.disk.limited_for();
             if limited.is_some() {
@@ -151,7 +150,10 @@ impl<'r, 'm> Requests<'r, 'm> {
                 drained = true;
                 break;
             };
-            self.begin(tag, chain, tally);
+            if self.begin(tag, chain, tally) == Begun::No {
+                // It is the last that was taken. A driver that goes on later finds it begun anew.
+                ring.put_back(1);
+            }
         }
         self.engine.submit();
         self.give_back(ring, tally)?;
@@ -211,14 +213,15 @@ impl<'r, 'm> Requests<'r, 'm> {
     fn reap(&mut self, tally: &mut Tally) {
         while let Some((tag, result)) = self.engine.next_complete() {
             if let Progress::Again = self.follow(tag, result, tally) {
-                self.advance(tag, tally);
+                // It is in flight again, if it is not complete.
+                let _ = self.advance(tag, tally);
             }
         }
     }
 
     /// Parses a request, and begins it under a free tag.
-    fn begin(&mut self, tag: usize, chain: Chain<'m>, tally: &mut Tally) {
-        let Some(entry) = self.entries.get_mut(tag) else { return };
+    fn begin(&mut self, tag: usize, chain: Chain<'m>, tally: &mut Tally) -> Begun {
+        let Some(entry) = self.entries.get_mut(tag) else { return Begun::Yes };
         let head = chain.head_index();
         // What is refused took time as well.
         self.disk.limiter.into_iter().for_each(RateLimitGroup::take_op);
@@ -230,7 +233,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         let (Ok(()), Some(status)) = (divided, status) else {
             tally.count(BlockCounter::BadChains);
             self.used.push(Used { head, len: 0 });
-            return;
+            return Begun::Yes;
         };
         let operation = if entry.readable.take_front(&mut header) {
             let (readable, writable) = (entry.readable.bytes(), entry.writable.bytes());
@@ -270,7 +273,7 @@ impl<'r, 'm> Requests<'r, 'm> {
                 entry.request = Some(Request { operation, bytes, bounced, ..request });
                 self.in_flight += bytes;
                 self.free.pop();
-                self.advance(tag, tally);
+                return self.advance(tag, tally);
             }
             Err(refusal) => {
                 let (status, counter) = match refusal {
@@ -281,13 +284,15 @@ impl<'r, 'm> Requests<'r, 'm> {
                 self.used.push(request.finish(status));
             }
         }
+        Begun::Yes
     }
 
-    /// Makes the request's next call, and further ones while each completes at once.
-    fn advance(&mut self, tag: usize, tally: &mut Tally) {
+    /// Makes the request's next call, and further ones while each completes at once. A stop need not wait for all of
+    /// them: what has been transferred is transferred again when the queue goes on.
+    fn advance(&mut self, tag: usize, tally: &mut Tally) -> Begun {
         loop {
             let Self { engine, entries, .. } = self;
-            let Some(entry) = entries.get(tag) else { return };
+            let Some(entry) = entries.get(tag) else { return Begun::Yes };
             let result = match entry.step() {
                 Step::Nothing => Ok(0),
                 Step::ReadBounced(offset) => engine.read_bounced(&entry.writable, offset),
@@ -297,12 +302,25 @@ impl<'r, 'm> Requests<'r, 'm> {
                 // all calls.
                 Step::Call(call) => match unsafe { engine.start(tag, call) } {
                     Some(result) => result,
-                    None => return,
+                    None => return Begun::Yes,
                 },
             };
+            self.at_once = self.at_once.saturating_add(*result.as_ref().unwrap_or(&0));
             if let Progress::Done = self.follow(tag, result, tally) {
-                return;
+                return Begun::Yes;
             }
+            if self.disk.stop.load(Ordering::Acquire) {
+                self.forget(tag);
+                return Begun::No;
+            }
+        }
+    }
+
+    /// Forgets a request that is not in flight.
+    fn forget(&mut self, tag: usize) {
+        if let Some(request) = self.entries.get_mut(tag).and_then(|entry| entry.request.take()) {
+            self.in_flight = self.in_flight.saturating_sub(request.bytes);
+            self.free.push(tag);
         }
     }
 
@@ -396,52 +414,6 @@ impl Entry<'_, '_> {
             // The image has become shorter than it was.
             _ if transferred == 0 => Some(IOERR),
             _ => None,
-        }
-    }
-}
-
-impl Operation {
-    fn is_transfer(self) -> bool {
-        matches!(self, Self::Read(_) | Self::Write(_))
-    }
-
-    /// Whether it changes how a range is stored. A driver has another way if the image's file system does not know
-    /// that.
-    fn is_range(self) -> bool {
-        matches!(self, Self::Discard(_) | Self::WriteZeroes { .. })
-    }
-}
-
-impl Request<'_> {
-    /// Writes the status; what to give back to the driver.
-    fn finish(&self, status: u8) -> Used {
-        // The slice is one byte of guest memory, and holds it.
-        let _ = self.status.write_obj(status, 0);
-        let read = if matches!(self.operation, Operation::Write(_)) { 0 } else { self.done };
-        Used { head: self.head, len: u32::try_from(read).unwrap_or(u32::MAX).saturating_add(1) }
-    }
-
-    fn count(&self, status: u8, latencies: &BlockLatencies, tally: &mut Tally) {
-        match status {
-            OK => {}
-            UNSUPP => return tally.count(BlockCounter::Unsupported),
-            _ => return tally.count(BlockCounter::BackendErrors),
-        }
-        match self.operation {
-            Operation::Read(_) => {
-                latencies.read.note(self.begun.elapsed());
-                tally.count(BlockCounter::ReadOps);
-                tally.add(BlockCounter::ReadBytes, self.done as u64);
-            }
-            Operation::Write(_) => {
-                latencies.write.note(self.begun.elapsed());
-                tally.count(BlockCounter::WriteOps);
-                tally.add(BlockCounter::WriteBytes, self.done as u64);
-            }
-            Operation::Flush => tally.count(BlockCounter::FlushOps),
-            Operation::Discard(_) => tally.count(BlockCounter::DiscardOps),
-            Operation::WriteZeroes { .. } => tally.count(BlockCounter::WriteZeroesOps),
-            Operation::GetId => {}
         }
     }
 }

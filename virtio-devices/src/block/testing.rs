@@ -95,11 +95,16 @@ impl Guest {
 
     /// Has the stopped disk align its transfers, as around the page cache, which not every file system here can.
     pub(crate) fn align(&mut self, alignment: usize) {
+        self.change_image(|image| image.alignment = alignment);
+    }
+
+    /// Changes the image of the stopped disk.
+    pub(crate) fn change_image(&mut self, change: impl FnOnce(&mut Image)) {
         let other = tempfile::NamedTempFile::new().unwrap();
         other.as_file().set_len(512).unwrap();
         let other = Block::open(BlockSpec { path: other.path().into(), ..spec(false) }).unwrap();
         self.block.size = other.size();
-        Arc::get_mut(&mut self.block.image).unwrap().alignment = alignment;
+        change(Arc::get_mut(&mut self.block.image).unwrap());
         self.block.size = BlockSize::new(Arc::clone(&self.block.image));
     }
 

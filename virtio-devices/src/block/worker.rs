@@ -102,6 +102,7 @@ impl QueueWorker {
                 interrupts: &shared.interrupts,
                 latencies: &shared.latencies,
                 limiter: shared.limiter.as_ref(),
+                stop: &self.stop,
             };
             let mut requests = Requests::new(disk, &mut engine, &memory, &mut room);
             while !self.stop.load(Ordering::Acquire) && requests.is_in(&shared.memory.memory()) {

@@ -113,7 +113,7 @@ impl Drop for Guest {
 #[test]
 fn what_the_driver_transmits_comes_out_in_order() {
     let mut guest = Guest::new();
-    assert_eq!(guest.workers[0].thread.thread().name(), Some("__console_q0"));
+    assert_eq!(guest.workers[0].thread.name(), "__console_q0");
     guest.transmit.send(BUFFERS, b"hello world", &[3, 0, 2]);
     guest.transmit.send(BUFFERS + 0x1000, &[b'x'; 10_000], &[]);
     guest.kick();

@@ -52,7 +52,7 @@ pub(crate) struct QueueWorker {
 
 /// What a queue waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+pub(crate) enum Next {
     /// Nothing: there may be more to do.
     More,
     /// Input.
@@ -62,9 +62,11 @@ enum Next {
 }
 
 /// A queue and the storage of its segments.
-struct Running<'q> {
-    ring: Ring<'q>,
-    storage: Storage,
+pub(crate) struct Running<'q> {
+    /// The queue.
+    pub ring: Ring<'q>,
+    /// The storage.
+    pub storage: Storage,
 }
 
 impl QueueWorker {
@@ -115,7 +117,7 @@ impl QueueWorker {
     }
 
     /// Passes on what the driver transmits.
-    fn send(
+    pub(crate) fn send(
         &self,
         Running { ring, storage }: &mut Running<'_>,
         memory: &GuestMemoryMmap,
@@ -160,7 +162,7 @@ impl QueueWorker {
     }
 
     /// Gives available input to the driver.
-    fn fill(
+    pub(crate) fn fill(
         &self,
         Running { ring, storage }: &mut Running<'_>,
         memory: &GuestMemoryMmap,

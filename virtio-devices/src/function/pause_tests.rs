@@ -51,3 +51,56 @@ fn what_happens_during_a_pause_counts_at_its_end() {
     function.resume();
     assert_eq!((function.is_running(), function.device().starts), (false, 1));
 }
+
+#[test]
+fn a_doorbell_that_queues_share_is_rung_once_when_they_start() {
+    let mut function = threaded();
+    driver(&mut function).init();
+    wait("the worker is kicked when it starts", || kicks(&function) >= 1);
+    function.pause();
+    join(&mut function);
+    let rings = function.device().counters.rings.load(Ordering::Acquire);
+    assert!(rings <= 2, "{rings}: the start of three queues is one, the stop another");
+}
+
+#[test]
+fn queues_that_the_host_cannot_start_again_stay_paused_until_it_can() {
+    let mut function = threaded();
+    driver(&mut function).init();
+    function.pause();
+    join(&mut function);
+    function.device_mut().refuse = true;
+    for _ in 0..2 {
+        function.resume();
+        let NotResumed { vf, error } = Lifecycle::take_not_resumed(&mut *function).unwrap();
+        assert_eq!((vf, error.to_string().as_str()), (None, "refused"));
+        assert!(!function.is_running() && !function.status().contains(Status::DEVICE_NEEDS_RESET));
+    }
+    assert_eq!(function.start_failures(), 0);
+    // What a driver does meanwhile starts nothing.
+    function.device_mut().refuse = false;
+    let _ = driver(&mut function).set_bus_master(false);
+    let _ = driver(&mut function).set_bus_master(true);
+    assert!(!function.is_running());
+    function.resume();
+    assert!(function.is_running() && Lifecycle::take_not_resumed(&mut *function).is_none());
+}
+
+#[test]
+fn an_observer_hears_each_time_that_a_reset_is_asked_for() {
+    let heard = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let observer: Arc<NeedsResetObserver> = Arc::new({
+        let heard = Arc::clone(&heard);
+        move || _ = heard.fetch_add(1, Ordering::AcqRel)
+    });
+    let mut function = idle();
+    Inspect::observe_needs_reset(&*function, &observer);
+    for times in 1..=2 {
+        driver(&mut function).init();
+        let interrupts = function.device().interrupts.clone().unwrap();
+        interrupts.ask_for_reset();
+        interrupts.ask_for_reset();
+        assert_eq!(heard.load(Ordering::Acquire), times, "also after a reset, and once");
+        let _ = driver(&mut function).set_status(0);
+    }
+}

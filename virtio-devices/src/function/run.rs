@@ -2,10 +2,10 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::thread::Thread;
 use crate::{SharedQueue, Start, VirtioDevice, Worker};
 
 /// Queues that outlive their workers: a stop without a reset keeps their positions.
@@ -39,9 +39,14 @@ impl Run {
     /// When the device cannot start them. The queues do not run then.
     pub(crate) fn start(&mut self, device: &mut impl VirtioDevice, start: Start) -> io::Result<()> {
         let workers = device.start(start)?;
-        for (_, doorbell) in workers.iter().flat_map(|worker| &worker.doorbells) {
-            // Nobody heard it while the queues were stopped.
-            ring(doorbell);
+        for doorbells in workers.iter().map(|worker| &worker.doorbells) {
+            for (n, (_, doorbell)) in doorbells.iter().enumerate() {
+                // Nobody heard it while the queues were stopped. One that several queues share is rung once: a worker
+                // that was faster than the next ring would be woken again, for nothing.
+                if doorbells.iter().take(n).all(|(_, other)| !Arc::ptr_eq(other, doorbell)) {
+                    ring(doorbell);
+                }
+            }
         }
         self.workers = Some(workers);
         Ok(())
@@ -49,7 +54,7 @@ impl Run {
 
     /// Tells the workers to end, and returns what to join.
     #[must_use]
-    pub(crate) fn stop(&mut self) -> Vec<JoinHandle<()>> {
+    pub(crate) fn stop(&mut self) -> Vec<Thread> {
         self.workers.take().into_iter().flatten().map(Worker::stop).collect()
     }
 

@@ -9,7 +9,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::blocks::Blocks;
 use crate::Interrupts;
-use crate::discard::{discard, fill_with_zeros};
+use crate::discard::{self, discard};
 
 /// The most blocks that are plugged or unplugged before a stop is looked at.
 const PART: usize = 64;
@@ -217,7 +217,7 @@ impl MemRegion {
             let addresses = self.state.lock().blocks.addresses(&part);
             let keep = self.keeps_pages.load(Ordering::Acquire);
             if keep || discard(memory, &addresses).freed < addresses.end - addresses.start {
-                fill_with_zeros(memory, &addresses);
+                discard::clear(memory, &addresses);
             }
         }
         true

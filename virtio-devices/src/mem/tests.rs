@@ -130,7 +130,7 @@ fn at(block: u64) -> u64 {
 #[test]
 fn the_host_asks_and_the_driver_plugs_as_much_but_no_more() {
     let mut guest = Guest::new();
-    assert_eq!(guest.workers[0].thread.thread().name(), Some("_mem0_q0"));
+    assert_eq!(guest.workers[0].thread.name(), "_mem0_q0");
     assert_eq!(guest.config(), [BLOCK, 0, START, LEN, LEN, 0, 0]);
     assert_eq!(guest.ask(PLUG, at(0), 1).0, NACK, "nothing is wanted");
     let generation = guest.mem.config_generation();

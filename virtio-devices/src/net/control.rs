@@ -8,6 +8,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::Counter;
+use super::enforced::PolicyCell;
 use super::filter::{Addresses, Mac, Mode, is_multicast};
 use super::pass::Pass;
 use super::state::NetState;
@@ -121,7 +122,7 @@ impl<'q> Control<'q> {
         match (class, number) {
             (VIRTIO_NET_CTRL_RX, number) => set_mode(number, command, pass.state),
             (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_TABLE_SET) => set_table(command, pass.state),
-            (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_ADDR_SET) => set_mac(command, pass.state),
+            (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_ADDR_SET) => set_mac(command, pass.state, pass.policy),
             (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_ADD) => set_vlan(true, command, pass.state),
             (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_DEL) => set_vlan(false, command, pass.state),
             (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => self.set_pairs(command, pass.state),
@@ -205,12 +206,20 @@ fn take_addresses(command: &mut IoVecs<'_, '_>) -> Result<Addresses, Refused> {
     Ok(addresses)
 }
 
-fn set_mac(command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
+fn set_mac(command: &mut IoVecs<'_, '_>, state: &NetState, policy: &PolicyCell) -> Result<(), Refused> {
     let mac: Mac = take(command)?;
     if is_multicast(&mac) || mac == [0; 6] {
         return Err(Refused);
     }
+    // An address that the host gave is set again by tools that set up every function.
+    if policy.load().policy.fixed_address().is_some_and(|fixed| mac != fixed) {
+        return Err(Refused);
+    }
+    let changed = mac != state.mac();
     state.set_mac(mac);
+    if changed {
+        policy.note_address(mac);
+    }
     Ok(())
 }
 

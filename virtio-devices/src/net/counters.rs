@@ -40,7 +40,7 @@ counters! {
     RxTooShort = "rx_too_short",
     /// Dropped: it arrived before the driver was ready.
     RxStale = "rx_stale",
-    /// Dropped: it was waiting for buffers when the queue stopped.
+    /// Dropped: it was waiting for buffers when the queue stopped or the policy changed.
     RxStopped = "rx_stopped",
     /// Dropped: the link is down.
     RxLinkDown = "rx_link_down",
@@ -62,6 +62,16 @@ counters! {
     TxBackendErrors = "tx_backend_errors",
     /// Dropped: the link is down.
     TxLinkDown = "tx_link_down",
+    /// Dropped: its source is not an address that the function may send from.
+    TxSpoofedMac = "tx_spoofed_mac",
+    /// Dropped: its VLAN tags are not what the function may send.
+    TxBadVlan = "tx_bad_vlan",
+    /// Dropped: it is for a group that bridges keep for themselves.
+    TxReservedGroup = "tx_reserved_group",
+    /// Dropped: more frames to groups than the function may send.
+    StormDropped = "storm_dropped",
+    /// Dropped: not in a VLAN that the function may receive.
+    RxVlanFiltered = "rx_vlan_filtered",
 }
 
 impl Counter {
@@ -72,7 +82,7 @@ impl Counter {
             Self::Kicks | Self::Interrupts | Self::ControlCommands => false,
             Self::RxRateWaits | Self::TxRateWaits => false,
             // Any network has frames for others, and does not wait for a driver.
-            Self::RxFiltered | Self::RxStale => false,
+            Self::RxFiltered | Self::RxStale | Self::RxVlanFiltered => false,
             _ => true,
         }
     }

@@ -1,7 +1,6 @@
 //! The receive filter: which frames the driver wants (`virtio 1.4 §5.1.6.5.1` to §5.1.6.5.3). No I/O, no locks.
 
-/// An Ethernet address.
-pub(crate) type Mac = [u8; 6];
+pub(crate) use crate::net_protocol::ethernet::{ETHERNET_HEADER, Mac, is_multicast};
 
 /// The most addresses that are kept of one kind. A driver that sets more receives all frames of that kind, as from
 /// hardware whose table is full.
@@ -10,18 +9,18 @@ pub(crate) const MAX_ADDRESSES: usize = 64;
 /// The bytes at the beginning of a frame that decide: two addresses, a type, and a VLAN tag.
 pub(crate) const HEAD: usize = 16;
 
-/// An Ethernet header without tags; a frame is at least this long.
-pub(crate) const ETHERNET_HEADER: usize = 14;
-
 const BROADCAST: Mac = [0xff; 6];
 /// The Ethernet type of a customer VLAN tag (`IEEE 802.1Q`). A driver's command for a VLAN has no type, and Linux gives
 /// none for a service VLAN (0x88a8), whose frames it wants without having asked for them.
 const VLAN_TYPE: [u8; 2] = [0x81, 0x00];
 const VLAN_IDS: usize = 4096;
 
-/// Whether `mac` is a multicast or the broadcast address.
-pub(crate) fn is_multicast(mac: &Mac) -> bool {
-    mac[0] & 1 != 0
+/// The most further unicast addresses of a driver that the host does not trust. If it sets more, none of them counts.
+const MAX_UNTRUSTED: usize = 16;
+
+fn destination(head: &[u8; HEAD]) -> Mac {
+    let [a, b, c, d, e, f, ..] = *head;
+    [a, b, c, d, e, f]
 }
 
 /// A bounded set of addresses.
@@ -157,6 +156,22 @@ impl Filter {
         self.wants_all() || (self.wants_vlan(head) && self.wants_address(head))
     }
 
+    /// Whether the frame that begins with `head` is wanted by a driver that the host does not trust, whose address is
+    /// `own`: no mode and no full table brings it frames for others.
+    pub(crate) fn wants_untrusted(&self, head: &[u8; HEAD], own: Mac) -> bool {
+        let mac = destination(head);
+        let known = |table: &Addresses| table.addresses().contains(&mac);
+        self.wants_vlan(head)
+            && if mac == BROADCAST {
+                !self.mode(Mode::NoBroadcast)
+            } else if is_multicast(&mac) {
+                !self.mode(Mode::NoMulticast) && known(&self.multicast)
+            } else {
+                let few = self.unicast.addresses().len() <= MAX_UNTRUSTED;
+                !self.mode(Mode::NoUnicast) && (mac == own || few && known(&self.unicast))
+            }
+    }
+
     fn wants_vlan(&self, head: &[u8; HEAD]) -> bool {
         let Some(vlans) = &self.vlans else { return true };
         if [head[12], head[13]] != VLAN_TYPE {
@@ -168,7 +183,7 @@ impl Filter {
     }
 
     fn wants_address(&self, head: &[u8; HEAD]) -> bool {
-        let mac = &[head[0], head[1], head[2], head[3], head[4], head[5]];
+        let mac = &destination(head);
         if *mac == BROADCAST {
             !self.mode(Mode::NoBroadcast)
         } else if is_multicast(mac) {
@@ -255,6 +270,26 @@ mod tests {
         assert!(wants(&filter, [2, 0, 0, 0, 1, 63]) && !wants(&filter, OTHER));
         filter.unicast.add([2, 0, 0, 0, 1, 64]);
         assert!(wants(&filter, OTHER) && !wants(&filter, GROUP));
+    }
+
+    #[test]
+    fn no_mode_and_no_full_table_bring_an_untrusted_driver_frames_for_others() {
+        let wants = |filter: &Filter| {
+            [OWN, OTHER, GROUP, BROADCAST].map(|mac| filter.wants_untrusted(&head(mac, [8, 0, 0, 0]), OWN))
+        };
+        let mut filter = Filter::new(OWN);
+        for mode in [Mode::Promiscuous, Mode::AllMulticast, Mode::AllUnicast] {
+            filter.set_mode(mode, true);
+            assert_eq!(wants(&filter), [true, false, false, true], "{mode:?}");
+        }
+        filter.multicast.add(GROUP);
+        filter.unicast.add(OTHER);
+        assert_eq!(wants(&filter), [true; 4]);
+        (0..16).for_each(|last| filter.unicast.add([2, 0, 0, 0, 1, last]));
+        assert_eq!(wants(&filter), [true, false, true, true], "more than 16 count as none");
+        (0..64).for_each(|last| filter.multicast.add([3, 0, 0, 0, 1, last]));
+        assert_eq!(wants(&filter), [true, false, true, true]);
+        assert!(!filter.wants_untrusted(&head([3, 0, 0, 0, 1, 63], [8, 0, 0, 0]), OWN), "it did not fit");
     }
 
     #[test]

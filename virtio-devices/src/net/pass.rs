@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use vm_memory::GuestMemoryMmap;
 
 use super::counters::{Counter, NetCounters, Tally};
-use super::limits::NetLimits;
+use super::enforced::PolicyCell;
 use super::state::NetState;
 use crate::backend::TapQueue;
 use crate::ring::{BrokenRing, Ring};
@@ -39,8 +39,8 @@ pub(crate) struct Shared {
     pub pairs: u16,
     /// What the driver changes at run time.
     pub state: Arc<NetState>,
-    /// What the NIC may still do.
-    pub limits: Arc<NetLimits>,
+    /// What the NIC may do.
+    pub policy: Arc<PolicyCell>,
     /// The counters.
     pub counters: Arc<NetCounters>,
     /// Where the driver is interrupted.
@@ -59,8 +59,8 @@ pub(crate) struct Pass<'m, B: ?Sized = TapQueue> {
     pub backend: &'m B,
     /// What the driver changes at run time.
     pub state: &'m NetState,
-    /// What the NIC may still do.
-    pub limits: &'m NetLimits,
+    /// What the NIC may do.
+    pub policy: &'m PolicyCell,
     /// The counters.
     pub tally: &'m mut Tally,
     /// Where the driver is interrupted.

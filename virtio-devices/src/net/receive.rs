@@ -3,6 +3,10 @@
 //! A frame is read straight into the driver's buffers, before its length is known. Most frames are short, so buffers
 //! are prepared for the recent maximum length; the excess of a longer frame goes to a spill area and is copied into
 //! further buffers.
+//!
+//! The guest sees its buffers at all times, so a frame that the host may refuse is read into the spill area alone
+//! ([`Way::Apart`]), and copied from there once it may pass. What the driver's own filter does not want is no secret
+//! from that driver: it can switch the filter off. Such a frame is read straight, and wiped out.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,12 +16,14 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_MRG_RXBU
 use vm_memory::Permissions;
 
 use super::counters::{Counter, Tally};
+use super::enforced::Enforced;
 use super::filter::{ETHERNET_HEADER, Filter, HEAD};
 use super::pass::{BATCH, Next, Pass};
 use crate::features::has;
 use crate::iovecs::{Extent, IoVecs, Storage};
 use crate::net_protocol::MAX_READ;
 use crate::net_protocol::header::{FLAGS, HEADER, NUM_BUFFERS};
+use crate::policy::{self, Head, Policy};
 use crate::ring::{BrokenRing, Ring, Used};
 use crate::spill::Spill;
 
@@ -49,12 +55,23 @@ struct Prepared {
     extent: Extent,
 }
 
+/// Where a frame is read to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The driver's buffers: nothing but the driver's own filter can refuse it.
+    Straight,
+    /// The spill area: the guest may never see it.
+    Apart,
+}
+
 /// A frame, with its header, that has been read.
 #[derive(Debug, Clone, Copy)]
 struct Frame {
     len: usize,
     /// How much of it is in the buffers. The rest is in the spill.
     placed: usize,
+    /// The number of the policy that let it through.
+    policy: u64,
 }
 
 /// Why no further chain can be prepared.
@@ -116,49 +133,36 @@ impl<'q> Receive<'q> {
     }
 
     fn batch<'m>(&mut self, iovecs: &mut IoVecs<'_, 'm>, pass: &mut Pass<'m>) -> Result<Next, BrokenRing> {
-        let filter = pass.state.filter();
+        let (filter, policy) = (pass.state.filter(), pass.policy.load());
         let (mut longest, mut failures) = (0, 0);
         for _ in 0..BATCH {
+            if !pass.state.link_up() && self.waiting.take().is_some() {
+                pass.tally.count(Counter::RxLinkDown);
+            }
+            // It was let through by the policy of before.
+            if self.waiting.take_if(|frame| frame.policy != policy.number).is_some() {
+                pass.tally.count(Counter::RxStopped);
+            }
             let frame = match self.waiting {
                 Some(frame) => frame,
-                None => {
-                    if let Some(wait) = pass.limits.receive.limited_for() {
-                        pass.tally.count(Counter::RxRateWaits);
-                        return Ok(Next::Limited(wait));
+                None => match self.fetch(&filter, &policy, &mut failures, iovecs, pass)? {
+                    Fetched::Frame(frame) => frame,
+                    Fetched::Nothing => continue,
+                    Fetched::Wait(Next::Frame) => {
+                        self.adapt(longest);
+                        return Ok(Next::Frame);
                     }
-                    let shortage = self.prepare(self.prepared, iovecs, pass)?;
-                    if self.chains.is_empty() {
-                        match shortage {
-                            Some(Shortage::Empty) if !self.ring.expect_doorbell(pass.memory)? => {
-                                return Ok(Next::Doorbell);
-                            }
-                            _ => continue,
-                        }
-                    }
-                    match self.read(iovecs, pass) {
-                        Ok(frame) => frame,
-                        Err(Failure::NoFrame) => {
-                            self.adapt(longest);
-                            return Ok(Next::Frame);
-                        }
-                        Err(failure) => {
-                            pass.tally.count(Counter::RxBackendErrors);
-                            failures += 1;
-                            if failure == Failure::Frame && failures < BATCH {
-                                continue;
-                            }
-                            // A backend that keeps failing stays readable, so waiting for a frame would return at once.
-                            self.ring.expect_doorbell(pass.memory)?;
-                            return Ok(Next::Doorbell);
-                        }
-                    }
-                }
+                    Fetched::Wait(next) => return Ok(next),
+                },
             };
             longest = longest.max(frame.len);
             // It waits until it has been dealt with: what cannot be finished must not be forgotten.
             self.waiting = Some(frame);
             match self.place(frame, iovecs, pass)? {
-                Placed::Whole => self.deliver(frame.len, &filter, iovecs, pass)?,
+                Placed::Whole => {
+                    self.deliver(frame.len, iovecs, pass)?;
+                    policy.receive.take(frame.len - HEADER);
+                }
                 Placed::No => pass.tally.count(Counter::RxTooLong),
                 Placed::Waits if self.ring.expect_doorbell(pass.memory)? => continue,
                 Placed::Waits => return Ok(Next::Doorbell),
@@ -167,6 +171,54 @@ impl<'q> Receive<'q> {
         }
         self.adapt(longest);
         Ok(Next::More)
+    }
+
+    /// Reads a frame that the driver may and wants to see. `failures` counts the reads of this batch that failed.
+    fn fetch<'m>(
+        &mut self,
+        filter: &Filter,
+        policy: &Enforced,
+        failures: &mut usize,
+        iovecs: &mut IoVecs<'_, 'm>,
+        pass: &mut Pass<'m>,
+    ) -> Result<Fetched, BrokenRing> {
+        let link_up = pass.state.link_up();
+        let way = if link_up && !policy.may_hide { Way::Straight } else { Way::Apart };
+        // While the link is down, no buffer is needed, and no limit applies.
+        if link_up {
+            if let Some(wait) = policy.receive.limited_for() {
+                pass.tally.count(Counter::RxRateWaits);
+                return Ok(Fetched::Wait(Next::Limited(wait)));
+            }
+            let shortage = self.prepare(self.prepared, iovecs, pass)?;
+            if self.chains.is_empty() {
+                return Ok(match shortage {
+                    Some(Shortage::Empty) if !self.ring.expect_doorbell(pass.memory)? => Fetched::Wait(Next::Doorbell),
+                    _ => Fetched::Nothing,
+                });
+            }
+        }
+        match self.read(way, iovecs, pass) {
+            Ok(frame) => match self.check(frame, filter, policy, iovecs, pass) {
+                Ok(frame) => Ok(Fetched::Frame(frame)),
+                Err(reason) => {
+                    pass.tally.count(reason);
+                    iovecs.zero_front(frame.placed);
+                    Ok(Fetched::Nothing)
+                }
+            },
+            Err(Failure::NoFrame) => Ok(Fetched::Wait(Next::Frame)),
+            Err(failure) => {
+                pass.tally.count(Counter::RxBackendErrors);
+                *failures += 1;
+                if failure == Failure::Frame && *failures < BATCH {
+                    return Ok(Fetched::Nothing);
+                }
+                // A backend that keeps failing stays readable, so waiting for a frame would return at once.
+                self.ring.expect_doorbell(pass.memory)?;
+                Ok(Fetched::Wait(Next::Doorbell))
+            }
+        }
     }
 
     /// Prepares for frames as long as those of this batch.
@@ -208,15 +260,74 @@ impl<'q> Receive<'q> {
         Ok(None)
     }
 
-    fn read(&mut self, iovecs: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<Frame, Failure> {
-        match iovecs.receive(pass.backend.as_fd(), self.spill.bytes()) {
+    fn read(&mut self, way: Way, iovecs: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<Frame, Failure> {
+        let (fd, spill) = (pass.backend.as_fd(), self.spill.bytes());
+        let (read, room) = match way {
+            Way::Straight => (iovecs.receive(fd, spill), self.capacity),
+            Way::Apart => (rustix::io::read(fd, spill).map_err(io::Error::from), 0),
+        };
+        match read {
             Ok(0) => Err(Failure::Backend),
-            Ok(len) => Ok(Frame { len, placed: self.capacity.min(len) }),
+            Ok(len) => Ok(Frame { len, placed: room.min(len), policy: 0 }),
             Err(error) => Err(failure(&error)),
         }
     }
 
-    /// Moves what exceeded the prepared chains into further ones.
+    /// The frame that has just been read, as the driver may and wants to see it, or the reason why not.
+    fn check(
+        &mut self,
+        frame: Frame,
+        filter: &Filter,
+        policy: &Enforced,
+        iovecs: &IoVecs<'_, '_>,
+        pass: &Pass<'_>,
+    ) -> Result<Frame, Counter> {
+        if frame.len < HEADER + ETHERNET_HEADER {
+            return Err(Counter::RxTooShort);
+        }
+        if !pass.state.link_up() {
+            return Err(Counter::RxLinkDown);
+        }
+        let len = if policy.checks_received { self.police(frame.len, &policy.policy)? } else { frame.len };
+        let trusted = policy.policy.trusted;
+        if !(trusted && filter.wants_all()) {
+            let mut bytes = [0; HEADER + HEAD];
+            let placed = frame.placed.min(bytes.len());
+            iovecs.read_at(0, &mut bytes[..placed]);
+            let rest = bytes.len().min(len) - placed;
+            bytes[placed..placed + rest].copy_from_slice(&self.spill.bytes()[..rest]);
+            let mut head = [0; HEAD];
+            head.copy_from_slice(&bytes[HEADER..]);
+            let own = policy.policy.fixed_address().unwrap_or(filter.mac);
+            let wanted = if trusted { filter.wants(&head) } else { filter.wants_untrusted(&head, own) };
+            if !wanted {
+                return Err(Counter::RxFiltered);
+            }
+        }
+        Ok(Frame { len, policy: policy.number, ..frame })
+    }
+
+    /// Makes of the frame of `len` bytes, with its header, in the spill area what `policy` lets through. Returns the
+    /// new length, which is no larger, or the reason why the frame is dropped.
+    fn police(&mut self, len: usize, policy: &Policy) -> Result<usize, Counter> {
+        let bytes = &mut self.spill.bytes()[..len];
+        let (header, frame) = bytes.split_at_mut(HEADER);
+        let copied = frame.len().min(policy::HEAD);
+        let new = Head::of(&frame[..copied]).and_then(|head| policy.egress(&head));
+        let new = new.map_err(|_| Counter::RxVlanFiltered)?;
+        let mut copy = [0; HEADER];
+        copy.copy_from_slice(header);
+        header.copy_from_slice(&policy::changed(copy, &new).map_err(|_| Counter::RxBackendErrors)?);
+        let new_len = new.new_len(frame.len());
+        let head = new.bytes();
+        if head.len() != copied {
+            frame.copy_within(copied.., head.len());
+        }
+        frame[..head.len()].copy_from_slice(head);
+        Ok(HEADER + new_len)
+    }
+
+    /// Moves what is not in the prepared chains yet into them, and into further ones.
     fn place<'m>(
         &mut self,
         frame: Frame,
@@ -226,8 +337,10 @@ impl<'q> Receive<'q> {
         if frame.placed == frame.len && frame.len <= self.capacity {
             return Ok(Placed::Whole);
         }
-        // Long frames come in rows.
-        self.prepared = MAX_READ;
+        if frame.len > self.prepared {
+            // Long frames come in rows.
+            self.prepared = MAX_READ;
+        }
         let shortage = self.prepare(frame.len, iovecs, pass)?;
         if frame.len <= self.capacity {
             iovecs.write_at(frame.placed, &self.spill.bytes()[..frame.len - frame.placed]);
@@ -238,17 +351,7 @@ impl<'q> Receive<'q> {
     }
 
     /// Gives the driver the frame of `len` bytes, with its header, that is in the first chains.
-    fn deliver(
-        &mut self,
-        len: usize,
-        filter: &Filter,
-        iovecs: &mut IoVecs<'_, '_>,
-        pass: &mut Pass<'_>,
-    ) -> Result<(), BrokenRing> {
-        if let Err(reason) = check(len, filter, iovecs, pass) {
-            pass.tally.count(reason);
-            return Ok(());
-        }
+    fn deliver(&mut self, len: usize, iovecs: &mut IoVecs<'_, '_>, pass: &mut Pass<'_>) -> Result<(), BrokenRing> {
         let (mut rest, mut segments) = (len, 0);
         self.used.clear();
         while rest > 0
@@ -267,11 +370,20 @@ impl<'q> Receive<'q> {
         iovecs.write_at(NUM_BUFFERS, &(self.used.len() as u16).to_le_bytes());
         iovecs.consume(segments);
         self.ring.give_back(pass.memory, &self.used)?;
-        pass.limits.receive.take(len - HEADER);
         pass.tally.count(Counter::RxFrames);
         pass.tally.add(Counter::RxBytes, (len - HEADER) as u64);
         Ok(())
     }
+}
+
+/// What came of an attempt to read a frame.
+enum Fetched {
+    /// A frame that the driver may see.
+    Frame(Frame),
+    /// Nothing, but the next attempt may succeed.
+    Nothing,
+    /// Nothing, and there is something to wait for.
+    Wait(Next),
 }
 
 /// Why no frame was read.
@@ -299,23 +411,4 @@ enum Placed {
     Whole,
     Waits,
     No,
-}
-
-/// Whether the driver may and wants to see a frame, or the reason why not.
-fn check(len: usize, filter: &Filter, iovecs: &IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<(), Counter> {
-    let frame_len = len.saturating_sub(HEADER);
-    if frame_len < ETHERNET_HEADER {
-        return Err(Counter::RxTooShort);
-    }
-    if !pass.state.link_up() {
-        return Err(Counter::RxLinkDown);
-    }
-    if !filter.wants_all() {
-        let mut head = [0; HEAD];
-        iovecs.read_at(HEADER, &mut head[..HEAD.min(frame_len)]);
-        if !filter.wants(&head) {
-            return Err(Counter::RxFiltered);
-        }
-    }
-    Ok(())
 }

@@ -102,7 +102,7 @@ impl Nic<'_> {
             memory: &memory,
             backend,
             state: &self.shared.state,
-            limits: &self.shared.limits,
+            policy: &self.shared.policy,
             tally: &mut self.tally,
             interrupts: &self.shared.interrupts,
         };

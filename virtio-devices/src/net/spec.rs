@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::policy::Policy;
 use crate::{ErrorKind, RateLimits};
 
 /// What a NIC is.
@@ -26,6 +27,11 @@ pub struct NetSpec {
     /// Limits of what it receives, and the same of what it sends, by frames and by bytes from the destination address
     /// on. Its queue pairs share them. Only a tap's frames are limited, because others do not pass this program.
     pub limits: RateLimits,
+    /// What it may send and receive. But for an address that the driver cannot change, only a tap's frames are checked,
+    /// because others do not pass this program.
+    pub policy: Policy,
+    /// Whether its link is up when it is plugged in.
+    pub link_up: bool,
 }
 
 /// Why there cannot be such a NIC: one line, to follow the option's name.

@@ -9,8 +9,8 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::counters::NetCounters;
+use super::enforced::PolicyCell;
 use super::engine::Engine;
-use super::limits::NetLimits;
 use super::pass::Shared;
 use super::runner::NicWorker;
 use super::state::NetState;
@@ -18,7 +18,7 @@ use super::worker::Pair;
 use crate::backend::{Ability, Health, MemoryMailbox, Tap};
 use crate::features::has;
 use crate::runner::{LentQueue, RunnerWorker, SharedRunner};
-use crate::worker::{spawn, spawn_all, thread_name};
+use crate::worker::{WorkerKind, spawn, spawn_all, thread_name};
 use crate::{Start, Worker};
 
 /// A driver's start of a NIC.
@@ -31,8 +31,8 @@ pub(crate) struct NetStart<'n> {
     pub pairs: u16,
     /// What the driver changes at run time.
     pub state: &'n Arc<NetState>,
-    /// What the NIC may still do.
-    pub limits: &'n Arc<NetLimits>,
+    /// What the NIC may do.
+    pub policy: &'n Arc<PolicyCell>,
     /// The counters.
     pub counters: &'n Arc<NetCounters>,
     /// Whether the backend works.
@@ -97,7 +97,7 @@ impl NetStart<'_> {
             features: self.start.features,
             pairs: self.pairs,
             state: Arc::clone(self.state),
-            limits: Arc::clone(self.limits),
+            policy: Arc::clone(self.policy),
             counters: Arc::clone(self.counters),
             interrupts: Arc::clone(&self.start.interrupts),
             fresh: self.fresh,
@@ -111,7 +111,7 @@ impl NetStart<'_> {
         let (kick, stop) = (Arc::clone(&pair.kick), Arc::clone(&pair.stop));
         let shared = Arc::clone(shared);
         let name = thread_name(self.id, "qp", pair.index);
-        let thread = spawn(name, move || pair.run(&shared))?;
+        let thread = spawn(WorkerKind::Net, name, move || pair.run(&shared))?;
         Ok(Worker::new(queues, kick, stop, thread))
     }
 
@@ -126,7 +126,7 @@ impl NetStart<'_> {
         let (mut doorbells, kick, stop) = (runner.doorbells(), Arc::clone(&runner.kick), Arc::clone(&runner.stop));
         doorbells.extend(control.iter().map(|(index, _)| (*index, Arc::clone(&kick))));
         let worker = NicWorker { runner, control, shared: self.shared() };
-        let thread = spawn(thread_name(self.id, "vq", 0), move || worker.run())?;
+        let thread = spawn(WorkerKind::NetRunner, thread_name(self.id, "vq", 0), move || worker.run())?;
         Ok(Worker { doorbells, kick, stop, thread })
     }
 }

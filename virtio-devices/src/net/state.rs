@@ -1,11 +1,12 @@
 //! What a NIC's workers share with each other and with the device.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 
 use super::filter::{Filter, Mac};
+use super::link::Link;
 use crate::net_protocol::Offloads;
 use crate::runner::Progress;
 
@@ -17,7 +18,7 @@ pub(crate) struct NetState {
     filter: ArcSwap<Filter>,
     active_pairs: AtomicU16,
     offloads: AtomicU32,
-    link_up: AtomicBool,
+    link: Arc<Link>,
     generation: AtomicU8,
     progress: Progress,
 }
@@ -30,7 +31,7 @@ impl NetState {
             filter: ArcSwap::from_pointee(Filter::new(mac)),
             active_pairs: AtomicU16::new(1),
             offloads: AtomicU32::new(Offloads::empty().bits()),
-            link_up: AtomicBool::new(link_up),
+            link: Arc::new(Link::new(link_up)),
             generation: AtomicU8::new(generation),
             progress: Progress::new(),
         }
@@ -40,6 +41,11 @@ impl NetState {
     pub(crate) fn with_filter(self, filter: Filter) -> Self {
         let mac = AtomicU64::new(pack(filter.mac));
         Self { mac, filter: ArcSwap::from_pointee(filter), ..self }
+    }
+
+    /// The state that `self` is with the link of another one, which stays as it is.
+    pub(crate) fn with_link(self, link: &Arc<Link>) -> Self {
+        Self { link: Arc::clone(link), ..self }
     }
 
     /// The NIC's address.
@@ -90,14 +96,19 @@ impl NetState {
         self.offloads.store(offloads.bits(), Ordering::Relaxed);
     }
 
-    /// Whether the link is up.
-    pub(crate) fn link_up(&self) -> bool {
-        self.link_up.load(Ordering::Relaxed)
+    /// The link, which workers watch and the host changes.
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
     }
 
-    /// Changes the link. Returns whether that is a change.
+    /// Whether the link is up.
+    pub(crate) fn link_up(&self) -> bool {
+        self.link.is_up()
+    }
+
+    /// Changes the link, as [`Link::set`] does. Returns whether that is a change.
     pub(crate) fn set_link_up(&self, up: bool) -> bool {
-        let changed = self.link_up.swap(up, Ordering::Relaxed) != up;
+        let changed = self.link.set(up);
         if changed {
             self.generation.fetch_add(1, Ordering::Release);
         }

@@ -9,8 +9,8 @@ use vm_memory::GuestMemoryMmap;
 
 use super::control::Control;
 use super::counters::{Counter, NetCounters, Tally};
+use super::enforced::PolicyCell;
 use super::filter::{Filter, HEAD, Mac, Mode};
-use super::limits::NetLimits;
 use super::pass::{Next, Pass};
 use super::receive::Receive;
 use super::state::NetState;
@@ -18,9 +18,10 @@ use super::transmit::Transmit;
 use crate::backend::Tap;
 use crate::features::has;
 use crate::net_protocol::MAX_READ;
+use crate::policy::Policy;
 use crate::ring::Ring;
 use crate::spill::Spill;
-use crate::{Interrupts, SharedQueue};
+use crate::{Interrupts, RateLimits, SharedQueue};
 
 /// A queue that is run step by step.
 pub struct StepQueue<'q>(Kind<'q>);
@@ -49,6 +50,7 @@ pub struct NetSteps {
     memory: GuestMemoryMmap,
     backend: Tap,
     state: NetState,
+    policy: PolicyCell,
     tally: Tally,
     counters: NetCounters,
     interrupts: Interrupts,
@@ -67,6 +69,7 @@ impl NetSteps {
             memory,
             backend: Tap::over_sockets(vec![backend]),
             state,
+            policy: PolicyCell::new(Policy::default(), RateLimits::default()),
             tally: Tally::new(),
             counters: NetCounters::new(),
             interrupts: Interrupts::new(3, 0),
@@ -95,15 +98,14 @@ impl NetSteps {
 
     /// Does what a worker does in one turn of its loop.
     pub fn step(&mut self, queue: &mut StepQueue<'_>) -> Step {
-        let Self { memory, backend, state, tally, counters, interrupts, features: _ } = self;
+        let Self { memory, backend, state, policy, tally, counters, interrupts, features: _ } = self;
         let Some(tap) = backend.queues().first().map(|tap| tap.lock()) else { return Step::Broken };
-        let limits = &NetLimits::default();
-        let mut pass = Pass { memory, backend: &*tap, state, limits, tally, interrupts };
+        let mut pass = Pass { memory, backend: &*tap, state, policy, tally, interrupts };
         let busy = |busy| if busy { Step::More } else { Step::Doorbell };
         let step = |next| match next {
             Next::More => Step::More,
             Next::Frame => Step::Frame,
-            // There are no limits here.
+            // A limit needs time, and no step waits.
             Next::Doorbell | Next::Limited(_) => Step::Doorbell,
         };
         let result = match &mut queue.0 {
@@ -123,6 +125,11 @@ impl NetSteps {
     /// Whether the driver was interrupted since the last call.
     pub fn take_interrupt(&self) -> bool {
         self.interrupts.take_isr() != 0
+    }
+
+    /// Has frames checked by `policy` from the next step on.
+    pub fn set_policy(&self, policy: Policy) {
+        self.policy.replace(policy, RateLimits::default()).wait();
     }
 
     /// Takes the link up or down.

@@ -10,15 +10,16 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::counters::{Counter, NetCounters, Tally};
-use super::limits::NetLimits;
+use super::enforced::PolicyCell;
 use super::pass::Pass;
 use super::state::NetState;
 use super::{Net, NetSpec};
 use crate::backend::{Backend, Tap, TapQueue};
 use crate::net_protocol::MAX_READ;
+use crate::policy::Policy;
 use crate::ring::Ring;
 use crate::spill::Spill;
-use crate::{Interrupts, Memory, SharedQueue, Start, VirtioDevice, Worker};
+use crate::{Interrupts, Memory, RateLimits, SharedQueue, Start, VirtioDevice, Worker};
 
 pub(crate) use driver::*;
 
@@ -32,7 +33,7 @@ pub(crate) struct Rig {
     tap: Tap,
     pub peer: OwnedFd,
     pub state: NetState,
-    pub limits: NetLimits,
+    pub policy: PolicyCell,
     tally: Tally,
     counters: NetCounters,
     pub interrupts: Interrupts,
@@ -53,7 +54,7 @@ impl Rig {
             tap: Tap::over_sockets(vec![backend]),
             peer,
             state: NetState::new(MAC, true, 0),
-            limits: NetLimits::default(),
+            policy: PolicyCell::new(Policy::default(), RateLimits::default()),
             tally: Tally::new(),
             counters: NetCounters::new(),
             interrupts,
@@ -62,9 +63,9 @@ impl Rig {
 
     /// Runs `step`, and publishes what it counted.
     pub(crate) fn pass<T>(&mut self, step: impl FnOnce(&mut Pass<'_>) -> T) -> T {
-        let Self { memory, tap, state, limits, tally, counters, interrupts, .. } = self;
+        let Self { memory, tap, state, policy, tally, counters, interrupts, .. } = self;
         let backend: &TapQueue = &tap.queues()[0].lock();
-        let result = step(&mut Pass { memory, backend, state, limits, tally, interrupts });
+        let result = step(&mut Pass { memory, backend, state, policy, tally, interrupts });
         tally.flush(counters);
         result
     }
@@ -269,6 +270,8 @@ pub(crate) fn spec(queue_pairs: u16, queue_size: u16) -> NetSpec {
         offload_tso: true,
         offload_ufo: true,
         offload_csum: true,
-        limits: crate::RateLimits::default(),
+        limits: RateLimits::default(),
+        policy: Policy::default(),
+        link_up: true,
     }
 }

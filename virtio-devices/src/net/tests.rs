@@ -3,6 +3,7 @@
 mod control;
 mod lifecycle;
 mod limits;
+mod policy;
 mod properties;
 mod receive;
 mod runner;

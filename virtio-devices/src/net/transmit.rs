@@ -6,11 +6,14 @@ use std::os::fd::AsFd;
 use vm_memory::{GuestMemoryMmap, Permissions};
 
 use super::counters::Counter;
-use super::filter::ETHERNET_HEADER;
+use super::enforced::Enforced;
+use super::filter::{ETHERNET_HEADER, Mac, is_multicast};
 use super::pass::{BATCH, Next, Pass};
+use super::state::NetState;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER};
+use crate::policy::{self, Head, NEW_HEAD};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 
 /// A transmit queue.
@@ -34,10 +37,11 @@ impl<'q> Transmit<'q> {
     /// others' frames.
     pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
         self.ring.suppress_doorbells(pass.memory)?;
+        let policy = pass.policy.load();
         let mut drained = false;
         let mut limited = None;
         for _ in 0..BATCH {
-            limited = pass.limits.transmit.limited_for();
+            limited = policy.transmit.limited_for();
             if limited.is_some() {
                 break;
             }
@@ -46,15 +50,16 @@ impl<'q> Transmit<'q> {
                 break;
             };
             let head = chain.head_index();
-            let counter = match Self::send(chain, pass, self.features, &mut self.storage) {
+            let counter = match Self::send(chain, pass, &policy, self.features, &mut self.storage) {
                 Ok(len) => {
-                    pass.limits.transmit.take(len);
+                    policy.transmit.take(len);
                     pass.tally.add(Counter::TxBytes, len as u64);
                     Counter::TxFrames
                 }
                 Err(reason) => {
                     // What is dropped took time as well.
-                    pass.limits.transmit.take(0);
+                    policy.transmit.take(0);
+                    pass.policy.note(reason);
                     reason
                 }
             };
@@ -80,7 +85,13 @@ impl<'q> Transmit<'q> {
     }
 
     /// Sends a frame, and returns its length or the reason why it is dropped.
-    fn send<'m>(chain: Chain<'m>, pass: &Pass<'m>, features: u64, storage: &mut Storage) -> Result<usize, Counter> {
+    fn send<'m>(
+        chain: Chain<'m>,
+        pass: &Pass<'m>,
+        policy: &Enforced,
+        features: u64,
+        storage: &mut Storage,
+    ) -> Result<usize, Counter> {
         let memory: &GuestMemoryMmap = pass.memory;
         let mut iovecs = IoVecs::new(storage);
         let extent = iovecs.append(memory, chain, Permissions::Read).map_err(|_| Counter::TxBadChains)?;
@@ -100,8 +111,61 @@ impl<'q> Transmit<'q> {
         if !pass.state.link_up() {
             return Err(Counter::TxLinkDown);
         }
-        iovecs.send(pass.backend.as_fd(), &header).map_err(|error| reason(&error))?;
+        let fd = pass.backend.as_fd();
+        let sent = if policy.checks_sent {
+            let front = Front::checked(&mut iovecs, len, header, policy, pass.state)?;
+            iovecs.send(fd, front.bytes())
+        } else {
+            iovecs.send(fd, &header)
+        };
+        sent.map_err(|error| reason(&error))?;
         Ok(len)
+    }
+}
+
+/// The header of a frame and its first bytes, as they were checked: what the guest writes to them afterwards changes
+/// nothing.
+struct Front {
+    bytes: [u8; HEADER + NEW_HEAD],
+    len: usize,
+}
+
+impl Front {
+    /// Takes the first bytes off the frame of `len` bytes in `iovecs`, and makes of them and of `header` what `policy`
+    /// lets through; or the reason why the frame is dropped.
+    fn checked(
+        iovecs: &mut IoVecs<'_, '_>,
+        len: usize,
+        header: [u8; HEADER],
+        policy: &Enforced,
+        state: &NetState,
+    ) -> Result<Self, Counter> {
+        let mut copy = [0; policy::HEAD];
+        let copy = &mut copy[..len.min(policy::HEAD)];
+        if !iovecs.take_front(copy) {
+            return Err(Counter::TxTooShort);
+        }
+        let head = Head::of(copy)?;
+        let is_further = |mac: &Mac| state.filter().unicast.addresses().contains(mac);
+        let new = policy.policy.ingress(&head, state.mac(), is_further)?;
+        let header = policy::changed(header, &new).map_err(|_| Counter::TxBadHeaders)?;
+        if new.new_len(len) > MAX_FRAME {
+            return Err(Counter::TxTooLong);
+        }
+        if policy.policy.storm.is_some() && is_multicast(&head.destination()) {
+            if policy.storm.limited_for().is_some() {
+                return Err(Counter::StormDropped);
+            }
+            policy.storm.take(0);
+        }
+        let (mut bytes, head) = ([0; HEADER + NEW_HEAD], new.bytes());
+        bytes[..HEADER].copy_from_slice(&header);
+        bytes[HEADER..HEADER + head.len()].copy_from_slice(head);
+        Ok(Self { bytes, len: HEADER + head.len() })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 }
 

@@ -58,6 +58,7 @@ impl Pair {
         }
         // Only now: an older segment may be of a kind that this driver does not take.
         if shared.fresh && queues.receive.is_some() {
+            tap.follow_link(shared.state.link().changes());
             tally.add(Counter::RxStale, tap.discard_stale());
         }
 
@@ -67,15 +68,20 @@ impl Pair {
                 self.follow_active_pairs(&mut tap, shared);
             }
             let memory = shared.memory.memory();
+            let batch = shared.state.link().batch();
+            if tap.follow_link(shared.state.link().changes()) {
+                tally.add(Counter::RxLinkDown, tap.discard_stale());
+            }
             let mut pass = Pass {
                 memory: &memory,
                 backend: &*tap,
                 state: &shared.state,
-                limits: &shared.limits,
+                policy: &shared.policy,
                 tally: &mut tally,
                 interrupts: &shared.interrupts,
             };
             let busy = queues.run(&wakeup, &mut pass);
+            drop(batch);
             drop(memory);
             tally.flush(&shared.counters);
             // Without a wait, all queues are checked again.

@@ -98,7 +98,7 @@ impl Drop for Guest {
 fn a_flush_is_answered_when_it_is_done() {
     let (_folder, path) = file(UNIT);
     let mut guest = Guest::new(Pmem::open(spec(&path)).unwrap());
-    assert_eq!(guest.workers[0].thread.thread().name(), Some("_pmem0_q0"));
+    assert_eq!(guest.workers[0].thread.name(), "_pmem0_q0");
     assert_eq!(guest.request(0), (4, 0));
     eventually("an interrupt", || guest.interrupts.eventfd(0).unwrap().read().is_ok());
     // In pieces, and with more room than the answer needs.

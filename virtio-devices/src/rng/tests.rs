@@ -70,7 +70,7 @@ impl Drop for Guest {
 #[test]
 fn buffers_of_any_pieces_are_filled_with_what_differs() {
     let mut guest = Guest::new("/dev/urandom");
-    assert_eq!(guest.workers[0].thread.thread().name(), Some("__rng_q0"));
+    assert_eq!(guest.workers[0].thread.name(), "__rng_q0");
     guest.queue.add(&[(BUFFERS, 64, WRITE)]);
     guest.queue.add(&[(BUFFERS + 64, 1, WRITE), (BUFFERS + 65, 63, WRITE)]);
     guest.kick();

@@ -51,7 +51,7 @@ pub(crate) struct QueueWorker {
 }
 
 /// What the queue waits for.
-enum Next {
+pub(crate) enum Next {
     /// Nothing: there may be more buffers.
     More,
     /// A doorbell.
@@ -90,7 +90,7 @@ impl QueueWorker {
     }
 
     /// Fills up to [`BATCH`] buffers.
-    fn fill(
+    pub(crate) fn fill(
         &self,
         ring: &mut Ring<'_>,
         memory: &GuestMemoryMmap,

@@ -89,7 +89,7 @@ fn now() -> u128 {
 #[test]
 fn the_clock_is_the_hosts() {
     let mut guest = Guest::new();
-    assert_eq!(guest.workers[0].thread.thread().name(), Some("__rtc_q0"));
+    assert_eq!(guest.workers[0].thread.name(), "__rtc_q0");
     assert_eq!(guest.ask(0x1000, &[16])[8..10], [1, 0]);
     let before = now();
     let answer = guest.ask(1, &[5, 5, 6]);

@@ -2,17 +2,16 @@
 
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
-use std::thread::JoinHandle;
 
 use pci::{Device, Dword, DwordWrite, ResetKind, Rid, Window, WindowId};
 
-use crate::{Lifecycle, Outcome};
+use crate::{Lifecycle, Outcome, Thread};
 
 /// A device as its host has it. The host joins the workers that an access stopped before the access completes; here
 /// they are kept until [`Self::join`], for tests to count.
 pub struct Hosted<D> {
     device: D,
-    stopping: Vec<JoinHandle<()>>,
+    stopping: Vec<Thread>,
 }
 
 impl<D> Hosted<D> {
@@ -23,8 +22,13 @@ impl<D> Hosted<D> {
 
     /// Joins the workers that were told to stop, and returns how many there were.
     pub fn join(&mut self) -> usize {
-        let joined = std::mem::take(&mut self.stopping).into_iter().map(JoinHandle::join);
+        let joined = std::mem::take(&mut self.stopping).into_iter().map(Thread::join);
         joined.filter(Result::is_ok).count()
+    }
+
+    /// The device, for another host.
+    pub fn into_device(self) -> D {
+        self.device
     }
 
     fn keep(&mut self, outcome: Outcome) -> pci::Outcome<Infallible> {
@@ -61,7 +65,7 @@ impl<D> DerefMut for Hosted<D> {
     }
 }
 
-impl<D: Device<Stopping = JoinHandle<()>>> Device for Hosted<D> {
+impl<D: Device<Stopping = Thread>> Device for Hosted<D> {
     type Stopping = Infallible;
 
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {

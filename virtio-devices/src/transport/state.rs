@@ -48,7 +48,9 @@ impl Transport {
             offered: self.offered,
             requirements: self.requirements,
             vectors: self.vectors,
-            interrupts: Arc::new(Interrupts::new(queue_count(&self.queues), self.vectors)),
+            interrupts: Arc::new(
+                Interrupts::new(queue_count(&self.queues), self.vectors).observed_as(&self.interrupts),
+            ),
             queues: self.queues.iter().map(|queue| QueueRegisters::new(queue.max_size)).collect(),
             status: Status::empty(),
             device_feature_select: 0,

@@ -84,7 +84,7 @@ impl Drop for Guest {
 #[test]
 fn a_ping_is_answered_with_a_one() {
     let mut guest = Guest::new(LONG);
-    assert_eq!(guest.workers[0].thread.thread().name(), Some("__watchdog_q0"));
+    assert_eq!(guest.workers[0].thread.name(), "__watchdog_q0");
     guest.queue.memory_write(BUFFERS, &[0xee; 2]);
     assert_eq!(guest.ping(), 1);
     assert_eq!(guest.queue.bytes(BUFFERS, 2), [1, 0xee]);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_net::*;
 use virtio_devices::{
-    Counter, Interrupts, Memory, Net, NetSpec, RateLimits, Start, Tap, TapSpec, VirtioDevice, Worker,
+    Counter, Interrupts, Memory, Net, NetSpec, Policy, RateLimits, Start, Tap, TapSpec, VirtioDevice, Worker,
 };
 
 use crate::driver::*;
@@ -37,6 +37,8 @@ impl Machine {
             offload_ufo: true,
             offload_csum: true,
             limits: RateLimits::default(),
+            policy: Policy::default(),
+            link_up: true,
         };
         let net = Net::new(net, tap).unwrap();
         let map = memory();

@@ -35,6 +35,9 @@ pub struct MemoryConfig {
     /// Whether the host sets swap space aside, so that the guest cannot run out of it later. Only for private memory.
     #[option("reserve=on|off")]
     pub reserve: bool,
+    /// Whether core dumps of this program contain the memory.
+    #[option("dump=on|off")]
+    pub dump: bool,
     /// How memory is added while the guest runs. Only virtio-mem can also take it back.
     #[option("hotplug_method=acpi|virtio-mem", default = HotplugMethod::Acpi)]
     pub hotplug_method: HotplugMethod,

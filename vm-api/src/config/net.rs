@@ -12,6 +12,7 @@ use crate::config::grammar::pairs;
 use crate::config::id::numbered;
 use crate::config::mac::MacAddress;
 use crate::config::option::{Key, Options, from_pairs, read};
+use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::rate::RateLimiterConfig;
 use crate::config::vhost::{Vhost, VhostMode};
 
@@ -103,6 +104,46 @@ pub struct NetConfig {
     #[option(part)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
+    /// VLAN of all packets, 1 to 4094, without the guest knowing: its packets leave with a tag, and only packets with
+    /// that tag reach it, without the tag. Its own tags are refused with 802.1q. 0 is none.
+    #[option("vlan=<id>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
+    /// Priority of the tag of vlan, 0 to 7. By default 0.
+    #[option("vlan_qos=<priority>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan_qos: Option<u8>,
+    /// Kind of the tag of vlan, or of those of trunk. By default 802.1q.
+    #[option("vlan_proto=802.1q|802.1ad")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan_proto: Option<VlanProto>,
+    /// VLANs that the guest may use with tags of its own, instead of vlan; 0 is packets without a tag. By default
+    /// all.
+    #[option("trunk=[<id>,<id>-<id>,...]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<Vlans>,
+    /// Whether to drop packets that the guest sends from another MAC address than its own. By default off.
+    #[option("spoofchk=on|off")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spoofchk: Option<bool>,
+    /// Whether the guest may change a MAC address that was given, send from further ones and to bridges
+    /// (01:80:c2:00:00:00 to :0f), and receive packets that are not for it. By default on, but off with spoofchk=on.
+    #[option("trust=on|off")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust: Option<bool>,
+    /// Limit of what the guest sends, in Mbit/s; more waits in its queues. 0 is none.
+    #[option("max_tx_rate=<Mbit/s>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tx_rate: Option<u32>,
+    /// Number of broadcast and multicast packets that the guest may send in a second; more are dropped. 0 is no
+    /// limit.
+    #[option("storm=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storm: Option<u32>,
+    /// Link when the VM starts. auto and up: up, unless the backend is lost. By default auto.
+    #[option("link=auto|up|down")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link: Option<LinkPolicy>,
     /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
     #[option("sriov_vfs=<number>")]
     pub sriov_vfs: u16,
@@ -203,6 +244,42 @@ pub struct VfConfig {
     #[option(part, inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
+    /// As for --net, but not inherited from the PF.
+    #[option("vlan=<id>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
+    /// As for --net, but not inherited from the PF.
+    #[option("vlan_qos=<priority>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan_qos: Option<u8>,
+    /// As for --net, but not inherited from the PF.
+    #[option("vlan_proto=802.1q|802.1ad")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan_proto: Option<VlanProto>,
+    /// As for --net, but not inherited from the PF.
+    #[option("trunk=[<id>,<id>-<id>,...]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<Vlans>,
+    /// As for --net, but not inherited from the PF.
+    #[option("spoofchk=on|off")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spoofchk: Option<bool>,
+    /// As for --net, but not inherited from the PF.
+    #[option("trust=on|off")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust: Option<bool>,
+    /// As for --net, but not inherited from the PF.
+    #[option("max_tx_rate=<Mbit/s>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tx_rate: Option<u32>,
+    /// As for --net, but not inherited from the PF.
+    #[option("storm=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storm: Option<u32>,
+    /// As for --net, but not inherited from the PF.
+    #[option("link=auto|up|down")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link: Option<LinkPolicy>,
 }
 
 impl VfConfig {
@@ -280,8 +357,9 @@ mod tests {
         let vf = r#"{"index": 0, "tap": "t", "ip": "10.0.0.1", "mask": "255.0.0.0", "mac": "52:54:00:00:00:01",
             "host_mac": "52:54:00:00:00:02", "mtu": 1400, "num_queues": 8, "queue_size": 64, "fds": [3],
             "offload_tso": false, "offload_ufo": false, "offload_csum": false, "vhost": "auto", "vhost_user": true,
-            "vhost_socket": "/s", "vhost_mode": "Server", "vdpa": "/d",
-            "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
+            "vhost_socket": "/s", "vhost_mode": "Server", "vdpa": "/d", "vlan": 5, "vlan_qos": 1,
+            "vlan_proto": "802.1ad", "trunk": [7, "9-11"], "spoofchk": true, "trust": false, "max_tx_rate": 10,
+            "storm": 3, "link": "down", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
         let vf: VfConfig = serde_json::from_str(vf).unwrap();
         let settings = serde_json::to_value(&vf).unwrap();
         let settings = settings.as_object().unwrap();
@@ -305,7 +383,8 @@ mod tests {
     #[test]
     fn a_vf_inherits_what_describes_the_link_and_no_backend() {
         let pf = "id=pf0,tap=t,mac=52:54:00:00:00:01,mtu=9000,queue_size=64,offload_ufo=off,vhost=on,sriov_vfs=4,\
-            ops_size=1,ops_refill_time=2";
+            ops_size=1,ops_refill_time=2,vlan=5,vlan_qos=2,vlan_proto=802.1ad,spoofchk=on,trust=off,max_tx_rate=7,\
+            storm=9,link=down";
         let pf: NetConfig = pf.parse().unwrap();
         let limits = pf.rate_limiter_config.clone();
         assert!(limits.is_some());

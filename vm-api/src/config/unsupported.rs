@@ -95,6 +95,7 @@ impl Object {
                 ("platform", Self::Platform),
                 ("pci_segments", Self::Whole),
                 ("numa", Self::Whole),
+                ("landlock_rules", Self::Whole),
             ],
             Self::Memory => &[("zones", Self::MemoryZone)],
             _ => &[],

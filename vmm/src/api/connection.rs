@@ -3,8 +3,7 @@
 //! There is no async runtime. The thread that owns a connection advances it as far as the received bytes allow, and is
 //! then told what the connection waits for.
 
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
@@ -19,7 +18,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send};
+use rustix::net::{SendFlags, send};
 
 use crate::api::exchange::{Exchange, Phase};
 use crate::api::response::Answer;
@@ -31,10 +30,10 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const MOST_HEAD: usize = 16 << 10;
 /// The most headers of a request.
 const MOST_HEADERS: usize = 64;
-/// The most descriptors that the kernel passes with one message (`SCM_MAX_FD`).
-const FDS_PER_MESSAGE: usize = 253;
 /// The start of what hyper sends to a client that expects `100 Continue` before its body.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 ";
+/// The start of what hyper answers to bytes that are not a request. Answers from here have no reason phrase.
+const REFUSALS: [&[u8]; 2] = [b"HTTP/1.1 400 B", b"HTTP/1.1 431 R"];
 
 /// A client's connection.
 pub(crate) struct Connection {
@@ -118,8 +117,11 @@ impl Connection {
 
     /// Answers bytes that are not an HTTP request.
     fn refuse(&self, error: &hyper::Error) {
-        if !error.is_parse() || matches!(self.exchange.lock().phase, Phase::Answering(_)) {
-            return;
+        {
+            let exchange = self.exchange.lock();
+            if !error.is_parse() || matches!(exchange.phase, Phase::Answering(_)) && !exchange.is_refused {
+                return;
+            }
         }
         let (status, what) = match error.is_parse_too_large() {
             true => (
@@ -148,7 +150,6 @@ impl Wake for WakeFlag {
     }
 }
 
-const RECEIVE: RecvFlags = RecvFlags::DONTWAIT.union(RecvFlags::CMSG_CLOEXEC);
 const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 /// The socket, with hyper's I/O traits.
@@ -166,32 +167,22 @@ impl Read for HyperIo {
         let mut bytes = [0; 8 << 10];
         let room = buffer.remaining().min(bytes.len());
         let Some(room) = bytes.get_mut(..room) else { return Poll::Ready(Ok(())) };
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_MESSAGE))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = match recvmsg(&*self.stream, &mut [IoSliceMut::new(room)], &mut control, RECEIVE) {
+        let mut exchange = self.exchange.lock();
+        let received = match exchange.descriptors.receive(&*self.stream, room) {
             Ok(received) => received,
             Err(Errno::AGAIN | Errno::INTR) => return Poll::Pending,
             Err(error) => return Poll::Ready(Err(error.into())),
         };
-        let mut exchange = self.exchange.lock();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                fds.for_each(|fd| exchange.descriptors.push(fd));
-            }
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            exchange.descriptors.lose();
-        }
         // The next request may begin while this one's answer is being sent.
         let is_between = match exchange.phase {
             Phase::Idle => true,
             Phase::Receiving(_) => false,
             Phase::Answering(_) => !exchange.is_unsent,
         };
-        if received.bytes > 0 && is_between {
+        if received > 0 && is_between {
             exchange.phase = Phase::Receiving(Instant::now());
         }
-        buffer.put_slice(room.get(..received.bytes).unwrap_or_default());
+        buffer.put_slice(room.get(..received).unwrap_or_default());
         Poll::Ready(Ok(()))
     }
 }
@@ -202,6 +193,11 @@ impl Write for HyperIo {
         // hyper's own answer to bytes that are not a request has a reason phrase and no explanation. It is dropped
         // here; `Connection::refuse` answers instead.
         if !matches!(exchange.phase, Phase::Answering(_)) && !bytes.starts_with(CONTINUE) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        // The same right behind an answer that is all sent: the bytes that are not a request came with its request.
+        if !exchange.is_unsent && REFUSALS.iter().any(|refusal| bytes.starts_with(refusal)) {
+            exchange.is_refused = true;
             return Poll::Ready(Ok(bytes.len()));
         }
         exchange.is_unsent = true;

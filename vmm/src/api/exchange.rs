@@ -1,20 +1,26 @@
 //! The state of a connection's current request, and limits on what the requests of all connections take together.
 
-use std::mem;
-use std::os::fd::OwnedFd;
+use std::io::IoSliceMut;
+use std::mem::{self, MaybeUninit};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use crate::api::Failure;
 use crate::error_kind::ErrorKind;
 use crate::heap;
 
-/// The most file descriptors received with incomplete requests, over all connections: enough for the largest NIC (one
-/// for each of 254 vCPUs).
+/// The most file descriptors that requests hold until they are answered, over all connections: enough for the largest
+/// NIC (one for each of 254 vCPUs).
 pub const MOST_FDS: usize = 256;
+/// The most descriptors that the kernel passes with one message (`SCM_MAX_FD`).
+const FDS_PER_MESSAGE: usize = 253;
+const RECEIVE: RecvFlags = RecvFlags::DONTWAIT.union(RecvFlags::CMSG_CLOEXEC);
 /// The most requests with bodies above [`SMALL_BODY`] at the same time.
 const MOST_LARGE_BODIES: usize = 2;
 /// The largest body, in bytes, that does not count against [`MOST_LARGE_BODIES`].
@@ -26,6 +32,8 @@ const READ_PER_RETURN: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     fds: AtomicUsize,
+    /// Locked while descriptors are received: they are open before they can be counted.
+    receiving: Mutex<()>,
     large_bodies: AtomicUsize,
     /// Locked while a body is read: that takes many times its size.
     reading: Mutex<()>,
@@ -70,7 +78,7 @@ impl Drop for LargeBody {
     }
 }
 
-/// File descriptors received by SCM_RIGHTS with an incomplete request.
+/// File descriptors received by SCM_RIGHTS with a request that is not complete.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     fds: Vec<OwnedFd>,
@@ -83,7 +91,7 @@ pub(crate) struct Descriptors {
 pub(crate) enum Lost {
     /// The request has more than [`MOST_FDS`].
     TooMany,
-    /// Other requests hold so many that there is no room for these.
+    /// Other requests, complete or not, hold so many that there is no room for these.
     Busy,
     /// The kernel dropped them: this process has no room for more.
     Limit,
@@ -94,7 +102,7 @@ impl From<Lost> for Failure {
         let (kind, why) = match lost {
             Lost::TooMany => (ErrorKind::Invalid, format!("a request has at most {MOST_FDS}; pass fewer")),
             Lost::Busy => {
-                (ErrorKind::Busy, format!("incomplete requests hold {MOST_FDS}, which is the limit; try again"))
+                (ErrorKind::Busy, format!("requests under way hold {MOST_FDS}, which is the limit; try again"))
             }
             Lost::Limit => (ErrorKind::Host, "the limit of open files is reached; raise it (ulimit -n)".to_string()),
         };
@@ -118,20 +126,67 @@ impl Descriptors {
         }
     }
 
-    /// Records that the kernel dropped descriptors.
-    pub(super) fn lose(&mut self) {
-        self.lost.get_or_insert(Lost::Limit);
+    /// Receives bytes without waiting, and the descriptors beside them: no more than there is room for.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub(super) fn receive(&mut self, from: impl AsFd, bytes: &mut [u8]) -> Result<usize, Errno> {
+        let budget = self.budget.clone();
+        let _receiving = budget.receiving.lock();
+        let room = MOST_FDS.saturating_sub(budget.fds.load(Ordering::Relaxed)).min(FDS_PER_MESSAGE);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_MESSAGE))];
+        // The kernel drops those for which there is no space here, before they are open.
+        let space = space.get_mut(..rustix::cmsg_space!(ScmRights(room))).unwrap_or_default();
+        let mut control = RecvAncillaryBuffer::new(space);
+        let received = recvmsg(from, &mut [IoSliceMut::new(bytes)], &mut control, RECEIVE)?;
+        let mut count = 0;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                for fd in fds {
+                    count += 1;
+                    self.push(fd);
+                }
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            self.lose(count < room);
+        }
+        Ok(received.bytes)
     }
 
-    /// Takes the descriptors for the request that is now complete.
+    /// Records that the kernel dropped descriptors: because it could not open them, or because there was no room.
+    fn lose(&mut self, is_limit: bool) {
+        let why = match () {
+            () if is_limit => Lost::Limit,
+            () if self.fds.len() == MOST_FDS => Lost::TooMany,
+            () => Lost::Busy,
+        };
+        self.lost.get_or_insert(why);
+    }
+
+    /// Takes the descriptors for the request that is now complete. They count until the second value is dropped.
     ///
     /// # Errors
     ///
     /// Some were lost; the others are closed.
-    pub(super) fn take(&mut self) -> Result<Vec<OwnedFd>, Lost> {
-        self.budget.fds.fetch_sub(self.fds.len(), Ordering::Relaxed);
+    pub(super) fn take(&mut self) -> Result<(Vec<OwnedFd>, Passed), Lost> {
         let fds = mem::take(&mut self.fds);
-        self.lost.take().map_or(Ok(fds), Err)
+        let passed = Passed { count: fds.len(), budget: self.budget.clone() };
+        self.lost.take().map_or(Ok((fds, passed)), Err)
+    }
+}
+
+/// The number of descriptors of a complete request, until that is answered.
+#[derive(Debug)]
+pub(crate) struct Passed {
+    count: usize,
+    budget: Arc<Budget>,
+}
+
+impl Drop for Passed {
+    fn drop(&mut self) {
+        self.budget.fds.fetch_sub(self.count, Ordering::Relaxed);
     }
 }
 
@@ -158,6 +213,8 @@ pub(crate) struct Exchange {
     pub phase: Phase,
     /// Whether the socket has not taken all bytes of the answer.
     pub is_unsent: bool,
+    /// Whether bytes that are not a request came behind a request that was answered.
+    pub is_refused: bool,
     /// Whether a request was answered on this connection.
     pub has_answered: bool,
     pub descriptors: Descriptors,
@@ -165,7 +222,13 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     pub(super) fn new(budget: Arc<Budget>) -> Self {
-        Self { phase: Phase::Idle, is_unsent: false, has_answered: false, descriptors: Descriptors::new(budget) }
+        Self {
+            phase: Phase::Idle,
+            is_unsent: false,
+            is_refused: false,
+            has_answered: false,
+            descriptors: Descriptors::new(budget),
+        }
     }
 }
 
@@ -184,19 +247,53 @@ mod tests {
         for _ in 0..MOST_FDS - 1 {
             first.push(descriptor());
         }
+        let take = |descriptors: &mut Descriptors| descriptors.take().map(|(fds, _)| fds.len());
         second.push(descriptor());
-        assert_eq!(second.take().map(|fds| fds.len()), Ok(1));
+        assert_eq!(take(&mut second), Ok(1));
         second.push(descriptor());
         second.push(descriptor());
-        assert_eq!(second.take().map(|fds| fds.len()), Err(Lost::Busy));
+        assert_eq!(take(&mut second), Err(Lost::Busy));
         first.push(descriptor());
         first.push(descriptor());
-        assert_eq!(first.take().map(|fds| fds.len()), Err(Lost::TooMany));
-        first.lose();
-        assert_eq!(first.take().map(|fds| fds.len()), Err(Lost::Limit));
+        assert_eq!(take(&mut first), Err(Lost::TooMany));
+        first.lose(true);
+        assert_eq!(take(&mut first), Err(Lost::Limit));
         second.push(descriptor());
-        assert_eq!(second.take().map(|fds| fds.len()), Ok(1));
+        assert_eq!(take(&mut second), Ok(1));
         assert_eq!(budget.fds.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn descriptors_of_a_complete_request_count_until_it_is_answered() {
+        let budget = Arc::new(Budget::default());
+        let (mut first, mut second) = (Descriptors::new(budget.clone()), Descriptors::new(budget));
+        for _ in 0..MOST_FDS {
+            first.push(descriptor());
+        }
+        let (_fds, under_way) = first.take().unwrap();
+        second.push(descriptor());
+        assert_eq!(second.take().map(|(fds, _)| fds.len()), Err(Lost::Busy));
+        drop(under_way);
+        second.push(descriptor());
+        assert_eq!(second.take().map(|(fds, _)| fds.len()), Ok(1));
+    }
+
+    #[test]
+    fn descriptors_for_which_there_is_no_room_are_never_open_here() {
+        let budget = Arc::new(Budget::default());
+        budget.fds.store(MOST_FDS - 3, Ordering::Relaxed);
+        let mut descriptors = Descriptors::new(budget.clone());
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let many = [near.as_fd(); FDS_PER_MESSAGE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_MESSAGE))];
+        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&many)));
+        let bytes = [std::io::IoSlice::new(b"PUT")];
+        assert_eq!(rustix::net::sendmsg(&far, &bytes, &mut control, rustix::net::SendFlags::empty()), Ok(3));
+        assert_eq!(descriptors.receive(&near, &mut [0; 8]), Ok(3));
+        assert_eq!(descriptors.fds.len(), 3);
+        assert_eq!(descriptors.take().map(|(fds, _)| fds.len()), Err(Lost::Busy));
+        assert_eq!(budget.fds.load(Ordering::Relaxed), MOST_FDS - 3);
     }
 
     #[test]

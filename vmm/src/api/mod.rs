@@ -13,12 +13,14 @@ mod response;
 mod server;
 mod service;
 mod socket;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
 
 pub use action::{Action, Failure, Handler, Reply};
 pub use connection::{MOST_HEAD, PATIENCE};
 pub use exchange::MOST_FDS;
 pub use request::{ROUTES, Refusal, Request, Route};
-pub use server::{MOST_CONNECTIONS, MOST_WORKERS, Server};
+pub use server::{MOST_CONNECTIONS, MOST_FILES, MOST_WORKERS, Server};
 pub use service::MOST_BODY;
 pub use socket::{ApiSocket, BoundSocket, Claim, SocketError};
 pub use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};

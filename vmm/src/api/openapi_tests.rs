@@ -146,6 +146,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<FsConfig>(all, "FsConfig", None);
     assert_fields::<PmemConfig>(all, "PmemConfig", None);
     assert_fields::<TpmConfig>(all, "TpmConfig", None);
+    assert_fields::<LandlockConfig>(all, "LandlockConfig", None);
     assert_fields::<GenericVhostUserConfig>(all, "GenericVhostUserConfig", None);
     assert_fields::<ConsoleConfig>(all, "ConsoleConfig", None);
     assert_fields::<ConsoleConfig>(all, "SerialConfig", None);
@@ -167,11 +168,14 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<SriovInfo>(all, "SriovInfo", None);
     assert_fields::<VfInfo>(all, "VfInfo", None);
     assert_fields::<BackendInfo>(all, "BackendInfo", None);
+    assert_fields::<PolicyInfo>(all, "PolicyInfo", None);
     assert_fields::<RngConfig>(all, "RngConfig", None);
     assert_fields::<PciDeviceInfo>(all, "PciDeviceInfo", None);
     assert_variants::<VmState>(all, "VmState");
     assert_variants::<VfState>(all, "VfState");
     assert_variants::<Link>(all, "Link");
+    assert_variants::<LinkPolicy>(all, "LinkPolicy");
+    assert_variants::<VlanProto>(all, "VlanProto");
     assert_variants::<BackendKind>(all, "BackendKind");
     assert_variants::<BarType>(all, "BarType");
     assert_variants::<ConsoleMode>(all, "ConsoleMode");
@@ -271,6 +275,7 @@ fn a_bound_of_the_description_is_the_bound_of_the_plan() {
                 "num_queues",
                 "queue_size",
                 "mtu",
+                "vlan",
                 "pci_device_id",
                 "boot_vcpus",
                 "max_phys_bits",

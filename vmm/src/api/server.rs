@@ -11,20 +11,28 @@ use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::{Errno, ioctl_fionread, read, write};
+use virtio_devices::{NewThread, Thread};
 
 use crate::api::Handler;
 use crate::api::connection::{Connection, PATIENCE, Wait};
+use crate::api::exchange::MOST_FDS;
 use crate::api::service::Service;
+use crate::landlock;
+use crate::threads::{self, ThreadKind};
 
 /// The most connections. A further one replaces one that waits for its client: preferably one that never had a request
 /// answered, otherwise the one that has been idle for longest.
 pub const MOST_CONNECTIONS: usize = 128;
+/// A thread's stack in bytes. Requests are parsed and answered on it.
+const STACK: usize = 2 << 20;
+/// The most files that clients make this process open: connections, a further one before it replaces another, and
+/// descriptors that they pass, of which the last may come with one too many.
+pub const MOST_FILES: u64 = (MOST_CONNECTIONS + 1 + MOST_FDS + 1) as u64;
 /// The most worker threads.
 pub const MOST_WORKERS: usize = 64;
 /// How long a worker waits for work before it ends. The last one stays.
@@ -45,7 +53,7 @@ const FIRST_CONNECTION: u64 = 2;
 /// it: it would wait for itself.
 pub struct Server {
     shared: Arc<Shared>,
-    poller: Option<JoinHandle<()>>,
+    poller: Option<Thread>,
 }
 
 impl std::fmt::Debug for Server {
@@ -86,7 +94,8 @@ impl Server {
         let mut server = Self { shared: shared.clone(), poller: None };
         shared.start_worker(&mut shared.state.lock())?;
         let poller = Poller { shared, listener, accept_at: None };
-        server.poller = Some(thread::Builder::new().name("http-server".to_string()).spawn(move || poller.run())?);
+        let run = landlock::isolated(None, move || poller.run());
+        server.poller = Some(start_thread(ThreadKind::HttpServer, String::new(), run)?);
         Ok(server)
     }
 }
@@ -103,6 +112,11 @@ impl Drop for Server {
             }
         }
     }
+}
+
+/// Starts one of the threads.
+fn start_thread(kind: ThreadKind, number: String, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+    threads::start(kind, NewThread::new(format!("{}{number}", kind.name()), STACK, run))
 }
 
 const ONCE_READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
@@ -130,7 +144,7 @@ struct State {
     ready: VecDeque<(u64, Connection)>,
     /// Number of connections that workers hold.
     advancing: usize,
-    workers: Vec<JoinHandle<()>>,
+    workers: Vec<Thread>,
     running_workers: usize,
     idle_workers: usize,
     last_token: u64,
@@ -218,8 +232,9 @@ impl Shared {
     fn start_worker(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
         state.workers.retain(|worker| !worker.is_finished());
         let shared = self.clone();
-        let name = format!("http-{}", state.running_workers);
-        state.workers.push(thread::Builder::new().name(name).spawn(move || shared.work())?);
+        let number = state.running_workers.to_string();
+        let run = landlock::isolated(None, move || shared.work());
+        state.workers.push(start_thread(ThreadKind::Http, number, run)?);
         state.running_workers += 1;
         Ok(())
     }

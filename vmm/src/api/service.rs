@@ -38,28 +38,30 @@ pub(crate) async fn answer(
     let (head, body) = request.into_parts();
     let close = head.version != Version::HTTP_11 || wants(&head.headers, CONNECTION, "close");
     let waits = wants(&head.headers, EXPECT, "100-continue");
-    let body = receive(body, waits, &service.budget).await;
+    let mut length = 0;
+    let body = receive(body, waits, &service.budget, &mut length).await;
     let is_read = body.is_ok();
     let fds = exchange.lock().descriptors.take();
     let answer = match (body, fds) {
         (Err(refused), _) => Answer::outcome(Err(refused)),
         (_, Err(lost)) => Answer::outcome(Err(lost.into())),
-        (Ok(received), Ok(fds)) => {
+        (Ok(received), Ok((fds, passed))) => {
             // No endpoint takes a query: with one, the path is not found.
             let path = head.uri.path_and_query().map_or("", |path| path.as_str());
             let Received { bytes, large } = received;
-            let (length, turn) = (bytes.len(), (!bytes.is_empty()).then(|| service.budget.turn()));
+            let turn = (!bytes.is_empty()).then(|| service.budget.turn());
             let action = request::Request { method: head.method.as_str(), path, body: &bytes, fds }.action();
             drop((bytes, turn));
             let answer = match action {
                 Ok(action) => Answer::outcome(service.handler.handle(action)),
                 Err(refusal) => Answer::refusal(&refusal),
             };
-            drop(large);
-            service.budget.done(length);
+            drop((large, passed));
             answer
         }
     };
+    // Also one that was refused has taken memory while it was read.
+    service.budget.done(length);
     let mut exchange = exchange.lock();
     exchange.phase = Phase::Answering(Instant::now());
     exchange.is_unsent = true;
@@ -88,25 +90,25 @@ struct Received {
 }
 
 /// Receives a body. A refused one is still read, so that the client gets to reading the answer, unless it `waits` for
-/// 100 Continue.
-async fn receive(mut body: Incoming, waits: bool, budget: &Arc<Budget>) -> Result<Received, Failure> {
+/// 100 Continue. `read` becomes the number of bytes that were read.
+async fn receive(mut body: Incoming, waits: bool, budget: &Arc<Budget>, read: &mut usize) -> Result<Received, Failure> {
     let too_large = || bad(format!("the body is larger than {} MiB", MOST_BODY >> 20));
     if waits && body.size_hint().lower() > MOST_BODY as u64 {
         return Err(too_large());
     }
-    let (mut bytes, mut large, mut read) = (Vec::new(), None, 0);
+    let (mut bytes, mut large) = (Vec::new(), None);
     let mut refused = None;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| bad(format!("the body is malformed: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        read += data.len();
-        if read > MOST_READ {
+        *read += data.len();
+        if *read > MOST_READ {
             break;
         }
-        if refused.is_none() && read > MOST_BODY {
+        if refused.is_none() && *read > MOST_BODY {
             refused = Some(too_large());
         }
-        if refused.is_none() && read > SMALL_BODY && large.is_none() {
+        if refused.is_none() && *read > SMALL_BODY && large.is_none() {
             large = budget.large_body();
             refused = large.is_none().then(|| {
                 let what = "too many requests with large bodies at the same time; try again";

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use thiserror::Error;
@@ -104,6 +104,14 @@ impl Drop for BoundSocket {
 }
 
 impl ApiSocket {
+    /// The path of a socket that this process creates.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Path(path) => Some(path),
+            Self::Fd(_) => None,
+        }
+    }
+
     /// Claims the path against other VMMs, which all lock `<path>.lock`.
     ///
     /// # Errors
@@ -161,7 +169,10 @@ fn fail(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> SocketEr
 fn lock(path: &Path) -> Result<File, SocketError> {
     let mut lock_path = path.as_os_str().to_owned();
     lock_path.push(".lock");
-    let lock = OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(lock_path);
+    let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
+    let mut options = OpenOptions::new();
+    options.create(true).write(true).truncate(false).mode(0o600).custom_flags(flags);
+    let lock = options.open(lock_path);
     let lock = lock.map_err(fail(path, "open its lock file"))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),

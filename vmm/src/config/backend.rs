@@ -40,8 +40,8 @@ impl BackendPlan {
     /// The backend of the function that `config` describes and `spec` is made of. `tap` names a tap that has no name.
     pub(crate) fn of(config: &NetConfig, spec: &NetSpec, tap: Option<String>) -> Self {
         let NetConfig { vhost_mode: mode, .. } = *config;
-        // Only this program limits packets.
-        let limited = spec.limits != RateLimits::default();
+        // Only this program limits packets and looks at them.
+        let limited = spec.limits != RateLimits::default() || !spec.policy.is_open();
         let vhost = if limited && config.vhost == Vhost::Auto { Vhost::Off } else { config.vhost };
         let queue_pairs = spec.queue_pairs;
         match (&config.vdpa, &config.vhost_socket) {

@@ -4,7 +4,8 @@ use crate::config::socket;
 use crate::config::subject::Subject;
 use vm_api::config::console::{ConsoleConfig, ConsoleMode};
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::{PayloadConfig, VmConfig};
+use vm_api::config::option::Options as _;
+use vm_api::config::{LandlockConfig, PayloadConfig, VmConfig};
 
 use crate::config::memory::check_memory;
 use crate::config::{cpus, debug_console};
@@ -24,7 +25,23 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     check_path("--serial", &vm.serial)?;
     check_serial(&vm.serial)?;
     check_console(&vm.console, &vm.serial)?;
-    debug_console::check(vm)
+    debug_console::check(vm)?;
+    check_landlock(vm)
+}
+
+/// Rules without Landlock would keep the program from nothing.
+fn check_landlock(vm: &VmConfig) -> Result<(), ConfigError> {
+    if let Some(rule) = vm.landlock_rules.iter().find(|rule| rule.path.as_os_str().is_empty()) {
+        let what = "the path is empty; give a file or a folder".to_string();
+        return Err(ConfigError::new(format!("{} {rule}", LandlockConfig::OPTION), Problem::Value(what)));
+    }
+    match vm.landlock_rules.first() {
+        Some(rule) if !vm.landlock_enable => {
+            let what = "has no effect without Landlock; add --landlock (landlock_enable), or leave it out".to_string();
+            Err(ConfigError::new(format!("{} {rule}", LandlockConfig::OPTION), Problem::Missing(what)))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_payload(payload: &PayloadConfig) -> Result<(), ConfigError> {

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use virtio_devices::{check_interface_name, is_network_mask};
 
+use crate::config::policy::{self, Carrier};
 use crate::config::rate;
 use crate::config::socket;
 use crate::config::subject::Subject;
@@ -38,6 +39,7 @@ impl Nic<'_> {
         self.check_queues(vcpus)?;
         self.check_link()?;
         self.check_limits()?;
+        policy::check(self.config, Carrier::of(self.config), self.subject)?;
         self.check_tap()
     }
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use pci::{Bdf, MemoryKind, VfIndex, Window, WindowId};
-use virtio_devices::{Port, Status};
+use virtio_devices::{Port, Status, VirtioPci};
 
 use crate::api::Link;
 use crate::api::info::{
-    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, Resource, SriovInfo, VfInfo, VfState, VmCounters, VmInfo,
+    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PolicyInfo, Resource, SriovInfo, VfInfo, VfState,
+    VmCounters, VmInfo,
 };
 use crate::config::{BackendPlan, DeviceKind, MacAddress, NicPlan};
 use crate::control::instance::Instance;
@@ -30,8 +31,8 @@ pub(super) fn info(instance: &Instance) -> VmInfo {
         state: instance.state(),
         memory_actual_size: actual_memory(instance),
         device_tree: devices().flat_map(nodes).map(|node| (node.id.clone(), node)).collect(),
-        nics: devices().filter_map(nic).collect(),
-        sriov: devices().filter_map(sriov).collect(),
+        nics: devices().filter_map(|plugged| nic(instance, plugged)).collect(),
+        sriov: devices().filter_map(|plugged| sriov(instance, plugged)).collect(),
         config,
     }
 }
@@ -96,13 +97,14 @@ fn resources(plugged: &Plugged) -> Vec<Resource> {
 }
 
 /// A NIC without VFs; `None` for other devices and for PFs.
-fn nic(plugged: &Plugged) -> Option<NicInfo> {
+fn nic(instance: &Instance, plugged: &Plugged) -> Option<NicInfo> {
     let plan = plugged.plan().net()?;
     let placement = plugged.placement();
     if placement.vfs.is_some() {
         return None;
     }
     plugged.slot().with(|device| {
+        let needs_reset = needs_reset(device, None);
         let port = device.port(None)?;
         Some(NicInfo {
             id: plan.id().to_string(),
@@ -110,29 +112,42 @@ fn nic(plugged: &Plugged) -> Option<NicInfo> {
             mac: MacAddress(port.mac()),
             backend: backend(&plan.pf, port),
             link: link(port),
+            needs_reset,
+            policy: instance.policy(plan.id(), None),
         })
     })?
+}
+
+/// Whether a function stands still until its driver resets it.
+fn needs_reset(device: &dyn VirtioPci, vf: Option<VfIndex>) -> bool {
+    device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DEVICE_NEEDS_RESET))
 }
 
 fn link(port: &dyn Port) -> Link {
     if port.link_up() { Link::Up } else { Link::Down }
 }
 
-fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
+fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
     let plan = plugged.plan().net()?;
     let placement = plugged.placement();
     let vfs = placement.vfs?;
-    let (status, mac, backend) = plugged.slot().with(|device| {
+    let (status, mac, backend, needs_reset) = plugged.slot().with(|device| {
         let status = device.sriov_status()?;
+        let needs_reset = needs_reset(device, None);
         let port = device.port(None)?;
-        Some((status, MacAddress(port.mac()), backend(&plan.pf, port)))
+        Some((status, MacAddress(port.mac()), backend(&plan.pf, port), needs_reset))
     })??;
-    let vf = |(index, plan)| vf(plugged, index, placement.bdf(vfs.vf_rid(placement.rid, index)), plan);
+    let vf = |(index, nic): (VfIndex, &NicPlan)| {
+        let policy = instance.policy(plan.id(), Some(index.0));
+        vf(plugged, index, placement.bdf(vfs.vf_rid(placement.rid, index)), (nic, policy))
+    };
     Some(SriovInfo {
         id: plan.id().to_string(),
         bdf: plugged.address().to_string(),
         mac,
         backend,
+        needs_reset,
+        policy: instance.policy(plan.id(), None),
         total_vfs: vfs.total_vfs,
         num_vfs: status.num_vfs,
         enabled: status.vf_enable,
@@ -140,7 +155,8 @@ fn sriov(plugged: &Plugged) -> Option<SriovInfo> {
     })
 }
 
-fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, plan: &NicPlan) -> Option<VfInfo> {
+fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo)) -> Option<VfInfo> {
+    let (plan, policy) = of;
     plugged.slot().with(|device| {
         let status = device.function_status(Some(index))?;
         let port = device.port(Some(index))?;
@@ -155,6 +171,8 @@ fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, plan: &NicPlan) -> Option
                 driver if driver.contains(Status::DRIVER_OK) => VfState::Running,
                 _ => VfState::Enabled,
             },
+            needs_reset: status.exists && status.driver.contains(Status::DEVICE_NEEDS_RESET),
+            policy,
         })
     })?
 }

@@ -2,25 +2,34 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use pci::{Bdf, VfIndex};
-use virtio_devices::{BackendKind, MacError, Status};
+use virtio_devices::{Cancel, RateLimit, RateLimiter, Status};
 use vm_api::config::error::shortened;
 use vm_api::config::id::LONGEST;
 
-use crate::api::info::VmState;
-use crate::api::{Failure, Link, Resize, ResizeDisk, ResizeZone, SetVf};
+use crate::api::info::{PolicyInfo, VmState};
+use crate::api::{Action, Failure, Resize, ResizeDisk, ResizeZone, SetVf};
+use crate::config::subject::Subject;
 use crate::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, MacAddress, MemoryConfig, NetConfig, PlannedVm, PmemConfig,
+    DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MemoryConfig, NetConfig, PlannedVm, PmemConfig,
     VdpaConfig, VmConfig, VsockConfig, bytes,
 };
-use crate::control::resize;
+use crate::control::opening::{Acquire, Acquired};
+use crate::control::{resize, set_vf};
 use crate::devices::Removed;
+use crate::devices::peers::Peers;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
+use crate::landlock;
 use crate::telemetry::events::{Events, Source};
 use crate::vcpu::cpu::Stop;
 use crate::vm::{Vm, VmError};
+
+/// How often the guest's own reboots are told, in events and in the log: an hour's worth of them at once, and then one
+/// each minute. No guest can fill the host's disk by rebooting.
+const REBOOTS: RateLimit = RateLimit { size: 60, one_time_burst: 0, refill: Duration::from_secs(3600) };
 
 /// A VM from `vm.create` to `vm.delete`, booted or not.
 pub(crate) struct Instance {
@@ -32,9 +41,19 @@ pub(crate) struct Instance {
     /// Tap file descriptors passed by clients, by the id of their NIC.
     fds: HashMap<String, Vec<OwnedFd>>,
     vm: Option<Vm>,
+    /// The links of VFs that were set since it was booted, by PF and index.
+    links: HashMap<(String, u16), LinkPolicy>,
     /// Whether it was ever booted.
     has_run: bool,
     events: Events,
+    /// Files that this process has or may have open besides those of the VM.
+    other_files: u64,
+    /// What was acquired for the action that is about to be applied.
+    acquired: Option<Acquired>,
+    /// How many of the guest's own reboots may still be told.
+    reboots: RateLimiter,
+    /// How many have not been told since the last that was.
+    untold: u64,
 }
 
 /// A device that was added to a booted VM.
@@ -48,20 +67,31 @@ pub(crate) struct Added {
 
 /// What became of the guest.
 pub(crate) enum Turn {
-    /// It keeps running.
+    /// It keeps running, or runs again.
     On,
-    /// It reboots.
-    Again,
     /// It powered off.
     Off,
 }
 
 impl Instance {
     /// A virtual machine that does not run, and reports its events to `events`. Its payload is looked at when it is
-    /// booted.
-    pub(crate) fn new(planned: PlannedVm, events: Events) -> Self {
+    /// booted. Besides its files, this process has or may have `other_files` open.
+    pub(crate) fn new(planned: PlannedVm, events: Events, other_files: u64) -> Self {
         let vcpus = planned.config().cpus.boot_vcpus;
-        Self { planned, vcpus, fds: HashMap::new(), vm: None, has_run: false, events }
+        let (fds, links, reboots) = (HashMap::new(), HashMap::new(), RateLimiter::of_ops(REBOOTS, Instant::now()));
+        Self {
+            planned,
+            vcpus,
+            fds,
+            links,
+            vm: None,
+            has_run: false,
+            events,
+            other_files,
+            acquired: None,
+            reboots,
+            untold: 0,
+        }
     }
 
     /// The configuration as given, with defaults filled in.
@@ -72,6 +102,12 @@ impl Instance {
     /// The number of vCPUs it has or was resized to.
     pub(crate) const fn vcpus(&self) -> u32 {
         self.vcpus
+    }
+
+    /// What VF `vf` of the NIC `id`, or that NIC itself, may send and receive.
+    pub(crate) fn policy(&self, id: &str, vf: Option<u16>) -> PolicyInfo {
+        let link = vf.and_then(|index| self.links.get(&(id.to_string(), index)));
+        set_vf::policy_of(self.config(), id, vf, link.copied())
     }
 
     /// Its state, as `vm.info` reports it.
@@ -90,16 +126,80 @@ impl Instance {
     ///
     /// Something is missing. Nothing has changed then.
     pub(crate) fn open(&mut self) -> Result<(), Error> {
-        self.config().payload.check_present()?;
-        self.events.vm("booting");
-        let mut config = self.config().clone();
-        config.cpus.boot_vcpus = self.vcpus;
-        let vm = Vm::new(&config, self.planned.plan(), self.events.clone())?;
+        let vm = match self.acquired.take() {
+            Some(Acquired::Vm(vm)) => *vm?,
+            _ => {
+                self.begin_boot()?;
+                self.opener()(None)?
+            }
+        };
         for plugged in vm.devices().iter() {
             self.planned.set_slot(&plugged.plan().id, plugged.placement().rid.device());
         }
         self.vm = Some(vm);
+        self.links.clear();
         Ok(())
+    }
+
+    /// Checks what can be checked before anything is opened, and reports that the VM boots.
+    fn begin_boot(&self) -> Result<(), Error> {
+        self.config().payload.check_present()?;
+        landlock::check_vm(&self.planned)?;
+        self.events.vm("booting");
+        Ok(())
+    }
+
+    /// What acquires everything the VM needs from the host, on any thread.
+    fn opener(&self) -> impl FnOnce(Option<&Cancel>) -> Result<Vm, VmError> + Send + use<> {
+        let (mut config, plan) = (self.config().clone(), self.planned.plan().clone());
+        config.cpus.boot_vcpus = self.vcpus;
+        let (events, other_files) = (self.events.clone(), self.other_files);
+        move |cancel| Vm::new(&config, &plan, events, other_files, cancel)
+    }
+
+    /// What acquires what `action` needs from vhost-user backends, on any thread. `None` if it needs nothing from them,
+    /// or fails anyway.
+    pub(crate) fn acquirer(&self, action: &Action) -> Option<Acquire> {
+        if matches!(action, Action::Boot) {
+            if self.vm.is_some() || !self.planned.plan().devices.iter().any(Peers::are_of) {
+                return None;
+            }
+            self.begin_boot().ok()?;
+            let opener = self.opener();
+            return Some(Box::new(|cancel: &Cancel| Acquired::Vm(opener(Some(cancel)).map(Box::new))));
+        }
+        let vm = self.vm.as_ref()?;
+        let mut config = self.config().clone();
+        match action {
+            Action::AddNet(net, fds) if fds.is_empty() => config.net.push(NetConfig::clone(net)),
+            Action::AddDisk(disk) => config.disks.push(DiskConfig::clone(disk)),
+            Action::AddFs(fs) => config.fs.push(FsConfig::clone(fs)),
+            Action::AddGenericVhostUser(device) => {
+                config.generic_vhost_user.push(GenericVhostUserConfig::clone(device));
+            }
+            _ => return None,
+        }
+        let planned = PlannedVm::new(config).ok()?;
+        let plan = planned.added_to(self.planned.plan()).filter(|plan| Peers::are_of(plan))?.clone();
+        landlock::check_device(&plan).ok()?;
+        let memory = vm.shared_memory()?.clone();
+        Some(Box::new(move |cancel: &Cancel| Acquired::Peers(Peers::connect(&[plan], &memory, Some(cancel)))))
+    }
+
+    /// Keeps what was acquired for the action that is applied next. Returns false if it is of no use any more.
+    pub(crate) fn keep(&mut self, acquired: Acquired) -> bool {
+        let memory = self.vm.as_ref().and_then(Vm::shared_memory);
+        let is_of_use = match (&acquired, memory) {
+            (Acquired::Peers(Ok(peers)), Some(memory)) => peers.have(memory),
+            _ => true,
+        };
+        self.acquired = is_of_use.then_some(acquired);
+        is_of_use
+    }
+
+    /// Forgets what was acquired for an action that has been applied.
+    pub(crate) fn forget_acquired(&mut self) {
+        self.acquired = None;
     }
 
     /// Runs the guest, after [`Self::open`]. Signals must no longer end the process: the terminal has to be restored.
@@ -136,17 +236,36 @@ impl Instance {
     ///
     /// The guest cannot run. The VM is shut down then.
     pub(crate) fn reset(&mut self) -> Result<(), Error> {
-        self.reset_by(Vm::reset)
+        self.reset_by(Vm::reset, true)
     }
 
-    fn reset_by(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), VmError>) -> Result<(), Error> {
+    /// The guest has reset itself.
+    fn reset_by_guest(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), VmError>) -> Result<Turn, Error> {
+        let now = Instant::now();
+        let is_told = self.reboots.wait(now).is_zero();
+        if is_told {
+            self.reboots.take_op(now);
+            match std::mem::take(&mut self.untold) {
+                0 => log::info!("the guest reboots"),
+                untold => log::info!("the guest reboots, and has done so {untold} times without a word here"),
+            }
+        } else {
+            self.untold += 1;
+        }
+        self.reset_by(reset, is_told).map(|()| Turn::On)
+    }
+
+    fn reset_by(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), VmError>, is_told: bool) -> Result<(), Error> {
         let Some(vm) = &mut self.vm else { return Ok(()) };
-        self.events.vm("rebooting");
+        if is_told {
+            self.events.vm("rebooting");
+        }
         let removed = vm.remove_unplugged();
         let started = reset(vm).map_err(Error::from);
         self.forget(&removed);
         match started {
-            Ok(()) => self.events.vm("rebooted"),
+            Ok(()) if is_told => self.events.vm("rebooted"),
+            Ok(()) => {}
             Err(_) => self.shutdown(),
         }
         started
@@ -174,8 +293,8 @@ impl Instance {
                 self.shutdown();
                 Ok(Turn::Off)
             }
-            Some(Stop::Reset) => self.reset().map(|()| Turn::Again),
-            Some(Stop::TripleFault) => self.reset_by(Vm::reset_after_triple_fault).map(|()| Turn::Again),
+            Some(Stop::Reset) => self.reset_by_guest(Vm::reset),
+            Some(Stop::TripleFault) => self.reset_by_guest(Vm::reset_after_triple_fault),
             Some(Stop::Failed(error)) => {
                 self.shutdown();
                 Err(VmError::from(error).into())
@@ -269,7 +388,12 @@ impl Instance {
         if let Some(device) = planned.added_to(self.planned.plan()).cloned() {
             id.clone_from(&device.id);
             if let Some(vm) = &mut self.vm {
-                let address = vm.add(&device)?;
+                let peers = match self.acquired.take() {
+                    Some(Acquired::Peers(peers)) => Some(peers),
+                    _ => None,
+                };
+                landlock::check_device(&device)?;
+                let address = vm.add(&device, peers)?;
                 planned.set_slot(&id, address.rid.device());
                 self.events.tell(Source::Vm, "device-added", &[("id", &id), ("bdf", &address.to_string())]);
                 added = Some(Added { id: id.clone(), address });
@@ -381,14 +505,15 @@ impl Instance {
         resized.map_err(|error| fail(error.kind().into(), error.to_string()))
     }
 
-    /// Changes a VF's link or MAC address; the configuration follows.
+    /// Changes a VF: its link, its MAC address, and what it may send and receive. The configuration follows, but for
+    /// the link. What closes something has taken hold when this returns.
     ///
     /// # Errors
     ///
-    /// There is no such VF, another function has the address, or a driver already uses the VF. Nothing has changed
-    /// then.
+    /// There is no such VF, another function has the address, a driver already uses the VF, or nobody would enforce
+    /// what is asked for. Nothing has changed then.
     pub(crate) fn set_vf(&mut self, change: &SetVf) -> Result<(), Failure> {
-        let SetVf { pf, index, link, mac } = change;
+        let SetVf { pf, index, link, mac, .. } = change;
         let vm = self.vm.as_ref().ok_or_else(|| {
             Failure::new(ErrorKind::Conflict, "the VM is not booted; give the VF's settings in vm.create or vm.add-net")
         })?;
@@ -404,49 +529,57 @@ impl Instance {
         if *index >= reserved {
             return Err(no_vf());
         }
-        let planned = mac.map(|mac| self.planned_with_vf_mac(pf, *index, mac)).transpose()?;
+        let planned = self.planned_with_vf(change)?;
+        let plan =
+            planned.as_ref().map(|planned| set_vf::plan_of(planned, pf, *index).ok_or_else(no_vf)).transpose()?;
         let set = plugged.slot().with(|device| {
             let vf = Some(VfIndex(*index));
             let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
             let port = device.port(vf).ok_or_else(no_vf)?;
+            if let Some(plan) = plan {
+                set_vf::check_enforced(plan, port.backend_kind(), &Subject::vf(pf, *index))?;
+            }
             if let Some(mac) = mac {
-                // The vDPA device knows its address, and filters by it.
-                if port.backend_kind() == BackendKind::Vdpa && port.mac() != mac.0 {
-                    let device = port.backend_name();
-                    let line = format!(
-                        "pf={pf},index={index},mac={mac}: a VF on {device} has that device's address; set another \
-                         address in \
-                         the VF's configuration, before the PF is added"
-                    );
-                    return Err(Failure::new(ErrorKind::Conflict, line));
-                }
-                // With DRIVER set, the driver has read the address or is about to, even if no queue runs yet.
-                let set = if driven { Err(MacError::InUse) } else { port.set_mac(mac.0) };
-                set.map_err(|error| {
-                    Failure::new(error.kind().into(), format!("pf={pf},index={index},mac={mac}: {error}"))
-                })?;
+                set_vf::set_mac(port, change, *mac, driven)?;
             }
             if let Some(link) = link {
-                port.set_link(*link == Link::Up);
+                port.set_link(*link != LinkPolicy::Down);
             }
-            Ok(())
+            Ok(plan.map(|plan| port.set_policy(plan.spec.policy.clone(), plan.spec.limits)))
         });
-        set.unwrap_or_else(|| Err(no_vf()))?;
-        if let Some(planned) = planned {
+        let replaced = set.unwrap_or_else(|| Err(no_vf()))?;
+        // Without the device's lock: vCPUs take it.
+        if let Some(replaced) = replaced {
+            replaced.wait();
+        }
+        if let Some(link) = link {
+            self.links.insert((pf.clone(), *index), *link);
+        }
+        if let Some(mut planned) = planned {
+            planned.keep_slots(self.planned.plan());
             self.planned = planned;
         }
+        self.events.tell(Source::Sriov, "vf-policy", &[("id", pf), ("index", &index.to_string()), ("by", "host")]);
         Ok(())
     }
 
-    /// The VM in which VF `index` of `pf` has the address `mac`.
-    fn planned_with_vf_mac(&self, pf: &str, index: u16, mac: MacAddress) -> Result<PlannedVm, Failure> {
+    /// The VM after `change`; `None` if that changes nothing of its configuration.
+    fn planned_with_vf(&self, change: &SetVf) -> Result<Option<PlannedVm>, Failure> {
+        let SetVf { pf, index, mac, .. } = change;
         let mut config = self.config().clone();
         let net = config.net.iter_mut().find(|net| net.id.as_deref() == Some(pf)).ok_or_else(|| no_device(pf))?;
-        net.vf_mut(index).mac = Some(mac);
-        PlannedVm::new(config).map_err(|error| {
-            let line = format!("pf={pf},index={index},mac={mac}: {}", error.problem);
-            Failure::new((&error.problem).into(), line)
-        })
+        if !change.apply(net.vf_mut(*index)) {
+            return Ok(None);
+        }
+        let planned = PlannedVm::new(config).map_err(|error| {
+            let only_mac = SetVf { pf: pf.clone(), index: *index, link: change.link, mac: *mac, ..SetVf::default() };
+            let line = match mac {
+                Some(mac) if *change == only_mac => format!("pf={pf},index={index},mac={mac}: {}", error.problem),
+                _ => error.to_string(),
+            };
+            Failure::new(set_vf::kind_of(&error.problem), line)
+        })?;
+        Ok(Some(planned))
     }
 
     fn forget(&mut self, removed: &[Removed]) {
@@ -459,6 +592,7 @@ impl Instance {
     fn forget_device(&mut self, id: &str) {
         self.planned.remove(id);
         self.fds.remove(id);
+        self.links.retain(|(pf, _), _| pf != id);
     }
 }
 
@@ -469,95 +603,4 @@ fn no_device(id: &str) -> Failure {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::config::DeviceKind;
-
-    use super::*;
-
-    fn instance(config: &str) -> Instance {
-        Instance::new(PlannedVm::new(serde_json::from_str(config).unwrap()).unwrap(), Events::default())
-    }
-
-    fn net(text: &str) -> NetConfig {
-        text.parse().unwrap()
-    }
-
-    fn ids(instance: &Instance) -> Vec<&str> {
-        instance.config().net.iter().filter_map(|net| net.id.as_deref()).collect()
-    }
-
-    #[test]
-    fn what_is_left_out_is_decided_once() {
-        let mut instance = instance(r#"{"net":[{"sriov_vfs":2},{"id":"b"}]}"#);
-        let before = instance.config().clone();
-        assert!(before.net.iter().all(|net| net.mac.is_some()));
-        assert_eq!(instance.add_net(net("id=c"), Vec::new()).unwrap(), None);
-        assert_eq!(instance.config().net[..2], before.net);
-        assert_eq!(ids(&instance), ["_net0", "b", "c"]);
-        instance.remove_device("_net0").unwrap();
-        assert_eq!(instance.config().net[0], before.net[1]);
-    }
-
-    #[test]
-    fn a_pf_without_a_tap_gets_a_name_that_no_pf_has_although_another_has_gone() {
-        let mut instance = instance(r#"{"net":[{"id":"a","sriov_vfs":1},{"id":"b","sriov_vfs":1}]}"#);
-        instance.remove_device("a").unwrap();
-        instance.add_net(net("id=c,sriov_vfs=1"), Vec::new()).unwrap();
-        let taps: Vec<_> = instance.config().net.iter().map(|net| net.tap.clone().unwrap()).collect();
-        assert_ne!(taps[0], taps[1]);
-    }
-
-    #[test]
-    fn a_device_that_cannot_be_leaves_no_trace() {
-        let mut instance = instance(r#"{"net":[{"id":"a","tap":"a0"}]}"#);
-        let before = instance.config().clone();
-        for wrong in ["id=a", "tap=a0", "mtu=1", "pci_device_id=32", "id=__x", "num_queues=3", "sriov_vfs=65535"] {
-            assert!(instance.add_net(net(wrong), Vec::new()).is_err(), "{wrong}");
-        }
-        assert!(instance.add_disk("id=a,path=/x".parse().unwrap()).is_err(), "a name is one of all devices");
-        assert_eq!(instance.config(), &before);
-    }
-
-    #[test]
-    fn what_is_not_there_or_in_every_vm_is_not_removed() {
-        let mut instance = instance("{}");
-        let kind = |instance: &mut Instance, id| instance.remove_device(id).unwrap_err().kind;
-        assert_eq!(kind(&mut instance, "nobody"), ErrorKind::NotFound);
-        assert_eq!(kind(&mut instance, "__rng"), ErrorKind::Invalid);
-    }
-
-    #[test]
-    fn taps_that_were_passed_are_kept_as_long_as_their_nic() {
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let mut instance = instance("{}");
-        // The numbers of the request mean nothing here.
-        instance.add_net(net("id=a,fd=[3]"), vec![ours.into()]).unwrap();
-        theirs.set_nonblocking(true).unwrap();
-        let gone = || std::io::Read::read(&mut &theirs, &mut [0]).is_ok_and(|len| len == 0);
-        assert!(!gone());
-        instance.remove_device("a").unwrap();
-        assert!(gone());
-    }
-
-    #[test]
-    fn an_address_that_a_vf_is_given_is_its_own_in_the_configuration() {
-        let instance = instance(
-            r#"{"net":[{"id":"a","mac":"52:54:00:00:00:01","sriov_vfs":3,"vfs":[{"index":2,"mac":"52:54:00:00:01:02"}]},
-                {"id":"b","mac":"52:54:00:00:00:02"}]}"#,
-        );
-        let given = |index, mac: &str| instance.planned_with_vf_mac("a", index, mac.parse().unwrap());
-        for index in 0..3 {
-            let (mut expected, changed) = (instance.planned.plan().clone(), given(index, "52:54:00:77:77:77").unwrap());
-            let DeviceKind::Net(net) = &mut expected.devices[0].kind else { panic!("the first device is the PF") };
-            net.vfs[usize::from(index)].spec.mac = [0x52, 0x54, 0, 0x77, 0x77, 0x77];
-            assert_eq!(changed.plan(), &expected);
-        }
-        given(2, "52:54:00:00:01:02").unwrap();
-        let derived = instance.planned.plan().nets().next().unwrap().vfs[1].spec.mac;
-        for used in ["52:54:00:00:00:01", "52:54:00:00:00:02", "52:54:00:00:01:02", &MacAddress(derived).to_string()] {
-            let failure = given(0, used).unwrap_err();
-            assert_eq!(failure.kind, ErrorKind::Conflict, "{failure:?}");
-        }
-        assert_eq!(given(0, "01:00:00:00:00:01").unwrap_err().kind, ErrorKind::Invalid);
-    }
-}
+mod tests;

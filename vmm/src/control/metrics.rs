@@ -84,6 +84,8 @@ fn pool(plugged: &Plugged) -> Option<Pool> {
 struct Function {
     labels: Vec<(&'static str, String)>,
     driver_up: bool,
+    /// Whether it asks its driver for a reset, and does not work before.
+    needs_reset: bool,
     /// Whether the link is up; `None` if it has no link.
     link_up: Option<bool>,
     /// Whether its backend is lost, and how often that happened; `None` if it cannot be lost.
@@ -99,9 +101,13 @@ fn functions(plugged: &Plugged) -> Vec<Function> {
     let id = &plugged.plan().id;
     let look = |device: &mut dyn VirtioPci| {
         let vfs = std::iter::once(None).chain((0..=u16::MAX).map(VfIndex).map(Some));
+        let is = |device: &dyn VirtioPci, vf, bit| {
+            device.function_status(vf).is_some_and(|status| status.driver.contains(bit))
+        };
         let function = |(vf, counters): (Option<VfIndex>, Vec<_>)| Function {
             labels: labels(id, vf),
-            driver_up: device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER_OK)),
+            driver_up: is(device, vf, Status::DRIVER_OK),
+            needs_reset: is(device, vf, Status::DEVICE_NEEDS_RESET),
             link_up: device.port(vf).map(|port| port.link_up()),
             lost: device
                 .port(vf)
@@ -168,6 +174,13 @@ impl Text {
         let name = "cloud_hypervisor_driver_up";
         self.family(name, "gauge", "1 while a guest driver runs the function.");
         functions.iter().for_each(|function| self.sample(name, &function.labels, u8::from(function.driver_up)));
+        let name = "cloud_hypervisor_needs_reset";
+        self.family(
+            name,
+            "gauge",
+            "1 while the function stands still until its driver resets it (DEVICE_NEEDS_RESET).",
+        );
+        functions.iter().for_each(|function| self.sample(name, &function.labels, u8::from(function.needs_reset)));
         let name = "cloud_hypervisor_link_up";
         self.family(name, "gauge", "1 while the link of the network function is up.");
         for function in functions {
@@ -256,7 +269,8 @@ mod tests {
     fn function(vf: Option<u16>, counters: &[(&'static str, u64)]) -> Function {
         let labels = labels("pf0", vf.map(VfIndex));
         let (driver_up, lost) = (vf.is_none(), vf.map(|vf| (vf == 3, 2)));
-        Function { labels, driver_up, link_up: Some(true), lost, kind: "net", counters: counters.to_vec() }
+        let needs_reset = vf == Some(3);
+        Function { labels, driver_up, needs_reset, link_up: Some(true), lost, kind: "net", counters: counters.to_vec() }
     }
 
     #[test]
@@ -272,6 +286,8 @@ mod tests {
         assert_eq!(samples[r#"cloud_hypervisor_driver_up{device="pf0"}"#], 1.0);
         assert_eq!(samples[r#"cloud_hypervisor_driver_up{device="pf0",vf="0"}"#], 0.0);
         assert_eq!(samples[r#"cloud_hypervisor_link_up{device="pf0",vf="0"}"#], 1.0);
+        assert_eq!(samples[r#"cloud_hypervisor_needs_reset{device="pf0",vf="3"}"#], 1.0);
+        assert_eq!(samples[r#"cloud_hypervisor_needs_reset{device="pf0",vf="0"}"#], 0.0);
         assert!(!samples.contains_key(r#"cloud_hypervisor_net_rx_bytes_total{device="pf0",vf="0"}"#));
         assert_eq!(samples[r#"cloud_hypervisor_net_control_commands_total{device="pf0",vf="3"}"#], 5.0);
         assert!(!samples.contains_key(r#"cloud_hypervisor_net_control_commands_total{device="pf0"}"#));

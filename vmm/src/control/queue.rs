@@ -16,6 +16,11 @@ pub(crate) struct PendingAction {
 }
 
 impl PendingAction {
+    /// The action.
+    pub(crate) const fn action(&self) -> &Action {
+        &self.action
+    }
+
     /// Applies the action by `apply`, and sends the reply. A client that is gone does not get one.
     pub(crate) fn serve(self, apply: impl FnOnce(Action) -> Result<Reply, Failure>) {
         let _ = self.reply.send(apply(self.action));

@@ -118,7 +118,7 @@ mod tests {
     use crate::telemetry::events::Events;
 
     fn instance(config: &str) -> Instance {
-        Instance::new(PlannedVm::new(serde_json::from_str(config).unwrap()).unwrap(), Events::default())
+        Instance::new(PlannedVm::new(serde_json::from_str(config).unwrap()).unwrap(), Events::default(), 0)
     }
 
     #[test]

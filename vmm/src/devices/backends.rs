@@ -1,16 +1,14 @@
 //! From a plan to an open backend of a NIC.
 
-use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
-use std::time::Instant;
 
 use virtio_devices::{
-    Backend, Memory, Tap, TapError, Vdpa, VdpaError, VhostKernel, VhostNet, VhostNetError, VhostUser, VhostUserError,
-    VhostUserRole, VhostUserSocket, VhostUserSpec,
+    Backend, Memory, Tap, TapError, Vdpa, VdpaError, VhostKernel, VhostNet, VhostNetError, VhostUserDevice,
+    VhostUserDeviceSpec, VhostUserError,
 };
 
-use crate::config::{BackendPlan, NicPlan, Options as _, VdpaConfig, Vhost, VhostMode};
+use crate::config::{BackendPlan, NicPlan, Options as _, VdpaConfig, Vhost};
+use crate::devices::peers::Peers;
 use crate::error_kind::ErrorKind;
 
 /// Why a NIC has no backend: one line, to follow the option that names the network function.
@@ -52,36 +50,19 @@ impl BackendError {
 }
 
 /// Opens backends, those of one start of a VM or those of a device that comes later.
-///
-/// Sockets that backends connect to all listen before the first of these is waited for: whoever starts the backends
-/// need not know an order, and one deadline is enough for all.
 pub(crate) struct Opener<'a> {
     /// The guest's memory.
     memory: &'a Memory,
-    /// Sockets that listen and have not been waited at yet.
-    listening: HashMap<PathBuf, VhostUserSocket>,
-    /// Until when backends may connect, once the first of them has been waited for.
-    until: Option<Instant>,
+    /// The vhost-user backends, which are connected already.
+    peers: Peers,
     /// Why the kernel does not carry packets that it should carry if it can.
     without_vhost: Option<VhostNetError>,
 }
 
 impl<'a> Opener<'a> {
     /// Opens backends for a guest with this memory.
-    pub(crate) fn new(memory: &'a Memory) -> Self {
-        Self { memory, listening: HashMap::new(), until: None, without_vhost: None }
-    }
-
-    /// Listens for the backend of `plan` if it is one that connects.
-    ///
-    /// # Errors
-    ///
-    /// When the socket cannot be listened on.
-    pub(crate) fn listen(&mut self, plan: &NicPlan) -> Result<(), BackendError> {
-        if let BackendPlan::VhostUser { socket, mode: VhostMode::Server } = &plan.backend {
-            self.listening.insert(socket.clone(), VhostUserSocket::listen(socket.clone())?);
-        }
-        Ok(())
+    pub(crate) fn new(memory: &'a Memory, peers: Peers) -> Self {
+        Self { memory, peers, without_vhost: None }
     }
 
     /// Opens the backend of `plan`, which `option` names.
@@ -97,21 +78,24 @@ impl<'a> Opener<'a> {
                 self.carried(Tap::from_fds(duplicates)?, *vhost)
             }
             BackendPlan::VhostUser { socket, .. } => {
-                let listening = self.listening.remove(socket);
-                let until = match listening {
-                    Some(_) => *self.until.get_or_insert_with(|| Instant::now() + VhostUserSocket::PATIENCE),
-                    None => Instant::now(),
-                };
-                let socket = listening.unwrap_or_else(|| VhostUserSocket::of_peer(socket.clone()));
-                let role = VhostUserRole::Nic { queue_pairs: plan.spec.queue_pairs };
-                let spec = VhostUserSpec { socket, role, until };
-                Ok(VhostUser::connect(spec, self.memory)?.into())
+                let backend = self.peers.nic(socket);
+                Ok(backend.ok_or_else(|| VhostUserError::Missing(socket.display().to_string()))?.into())
             }
             BackendPlan::Vdpa(spec) => {
                 let key = if option.starts_with(VdpaConfig::OPTION) { "path" } else { "vdpa" };
                 Ok(Vdpa::open(spec.clone(), self.memory).map_err(|error| BackendError::Vdpa { key, error })?.into())
             }
         }
+    }
+
+    /// The device over a vhost-user backend that `spec` names.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub(crate) fn device(&mut self, spec: &VhostUserDeviceSpec) -> Result<VhostUserDevice, BackendError> {
+        let device = self.peers.device(&spec.socket);
+        Ok(device.ok_or_else(|| VhostUserError::Missing(spec.socket.display().to_string()))?)
     }
 
     /// `tap`, whose packets the kernel carries if `vhost` says so.
@@ -145,54 +129,4 @@ fn duplicate(fd: i32) -> Result<OwnedFd, BackendError> {
     // SAFETY: the number is only used for this one call, which fails if it is not open.
     let passed = unsafe { BorrowedFd::borrow_raw(fd) };
     passed.try_clone_to_owned().map_err(|_| BackendError::Fd(fd))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs::File;
-    use std::os::unix::net::UnixStream;
-    use std::path::Path;
-    use std::time::Duration;
-
-    use rustix::fs::MemfdFlags;
-    use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
-
-    use super::*;
-    use crate::config::{NetVf, VmConfig, VmPlan};
-
-    fn memory() -> Memory {
-        let file = File::from(rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC).unwrap());
-        file.set_len(4096).unwrap();
-        let range = (GuestAddress(0), 4096, Some(FileOffset::new(file, 0)));
-        Memory::new(GuestMemoryMmap::from_ranges_with_files([range]).unwrap())
-    }
-
-    /// The functions of a PF and a VF whose backends connect to sockets in `folder`.
-    fn plans(folder: &Path) -> Vec<NicPlan> {
-        let folder = folder.display();
-        let server = |name: &str| format!("vhost_user=on,vhost_mode=server,socket={folder}/{name}");
-        let mut config = VmConfig::default();
-        config.net.push(format!("id=pf0,sriov_vfs=1,{}", server("pf.sock")).parse().unwrap());
-        config.net[0].vfs.push(format!("pf=pf0,index=0,{}", server("vf.sock")).parse::<NetVf>().unwrap().vf);
-        config.memory.shared = true;
-        VmPlan::of(&config).unwrap().nets().next().unwrap().functions().cloned().collect()
-    }
-
-    #[test]
-    fn all_sockets_listen_before_the_first_is_waited_for_and_one_deadline_is_for_all() {
-        let folder = tempfile::tempdir().unwrap();
-        let (plans, memory) = (plans(folder.path()), memory());
-        let mut opener = Opener::new(&memory);
-        plans.iter().for_each(|plan| opener.listen(plan).unwrap());
-        // A backend of the last one may come first. It goes at once, so that nothing comes of it.
-        drop(UnixStream::connect(folder.path().join("vf.sock")).unwrap());
-        let begun = Instant::now();
-        opener.until = Some(begun);
-        let error = opener.open(&plans[0], "--net id=pf0").map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("no backend connected within 10 s"), "{error}");
-        let error = opener.open(&plans[1], "--net-vf pf=pf0,index=0").map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("the peer closed the connection"), "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(5), "nobody was waited for");
-        assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "no socket is left");
-    }
 }

@@ -12,7 +12,7 @@ use crate::pci_host::slot::Slot;
 
 /// The rate limits that disks share, by the ids of their groups. A group's limits begin with its first disk.
 #[derive(Default)]
-pub struct LimitGroups(Mutex<HashMap<String, RateLimitGroup>>);
+pub(crate) struct LimitGroups(Mutex<HashMap<String, RateLimitGroup>>);
 
 impl LimitGroups {
     fn group(&self, id: &str, limits: RateLimits) -> Option<RateLimitGroup> {
@@ -58,7 +58,7 @@ impl Disk {
         // What has begun beyond the new end is completed before that is cut off.
         slot.pause();
         let resized = self.size.set(bytes);
-        slot.resume();
+        slot.resume().map_err(|not_resumed| ResizeError::Stopped(not_resumed.error))?;
         resized
     }
 }

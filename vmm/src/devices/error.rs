@@ -8,6 +8,7 @@ use virtio_devices::{
 };
 
 use crate::devices::backends::BackendError;
+use crate::devices::peers::PeerError;
 use crate::error_kind::ErrorKind;
 use crate::pci_host::assign_bars::NoRoom;
 
@@ -79,6 +80,17 @@ pub enum DeviceError {
         /// Why.
         error: RunnerError,
     },
+    /// The host has no thread or file for its queues.
+    #[error(
+        "{option}: cannot start its queues: {error}; the VM stays paused: have the host give it more open files and \
+         threads (ulimit -n, ulimit -u), and try again"
+    )]
+    NotResumed {
+        /// The function.
+        option: String,
+        /// Why.
+        error: io::Error,
+    },
     /// The device cannot be a PCI function.
     #[error("{option}: {error}")]
     Function {
@@ -116,6 +128,12 @@ pub enum DeviceError {
     NoRoom(#[from] NoRoom),
 }
 
+impl From<PeerError> for DeviceError {
+    fn from(PeerError { option, error }: PeerError) -> Self {
+        Self::Backend { option, error: error.into() }
+    }
+}
+
 impl DeviceError {
     /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
@@ -129,6 +147,7 @@ impl DeviceError {
             Self::Place { .. } | Self::NoRoom(_) | Self::Memory { .. } => ErrorKind::Conflict,
             Self::Function { .. }
             | Self::Sriov { .. }
+            | Self::NotResumed { .. }
             | Self::Pages { .. }
             | Self::NoConsole
             | Self::NoRegion { .. } => ErrorKind::Host,

@@ -9,7 +9,7 @@ use crate::config::MemoryConfig;
 
 /// The regions of all devices, which those who resize them share with the devices.
 #[derive(Debug, Clone, Default)]
-pub struct MemRegions(Vec<(usize, Arc<MemRegion>)>);
+pub(crate) struct MemRegions(Vec<(usize, Arc<MemRegion>)>);
 
 impl MemRegions {
     /// Regions by the index of their part of `memory`, with their addresses and the size of their blocks in bytes. Each

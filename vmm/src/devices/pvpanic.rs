@@ -5,7 +5,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 
 use pci::spec::ALL_ONES;
 use pci::{
@@ -14,7 +13,8 @@ use pci::{
 };
 use virtio_devices::{
     DeviceSpecific, DeviceState, Doorbell, DoorbellObserver, FunctionState, FunctionStatus, Inspect, Lifecycle,
-    MemoryUser, Message, NO_VECTOR, Outcome, Port, STATE_VERSION, Signals, SriovStatus, StateError, TransportState,
+    MemoryUser, Message, NO_VECTOR, Outcome, Port, STATE_VERSION, Signals, SriovStatus, StateError, Thread,
+    TransportState,
 };
 
 use crate::telemetry::events::{Events, Source, Tell, Watched};
@@ -126,7 +126,7 @@ impl Pvpanic {
 }
 
 impl Device for Pvpanic {
-    type Stopping = JoinHandle<()>;
+    type Stopping = Thread;
 
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
         if rid == self.rid { self.config.read(reg) } else { ALL_ONES }

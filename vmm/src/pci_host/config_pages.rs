@@ -7,6 +7,10 @@
 //! A page is rendered under the device's lock, with the write that changed it. Pages are shown and hidden later,
 //! without that lock, before the guest's write completes: in between, another vCPU reads what it would have read just
 //! before the write. Functions that do not exist have no page; reads of them leave the guest and find all-ones.
+//!
+//! A function whose driver uses virtio's window into the BARs has no page either, until VFs come or go or the device is
+//! reset: showing and hiding pages costs all vCPUs, and a driver could have it done again and again. The pages of other
+//! functions stay.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,6 +23,10 @@ use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 
 /// Bytes of a function's configuration space, and of a page.
 pub(crate) const PAGE: u64 = 4096;
+
+/// The most rows of VFs whose pages are shown. Each hidden VF divides a row; VFs beyond the last row are served by
+/// exits.
+const MAX_ROWS: usize = 64;
 
 /// The pages of consecutive functions.
 #[derive(Debug)]
@@ -53,7 +61,7 @@ fn num_visible(device: &dyn VirtioPci) -> u16 {
     device.sriov_status().map_or(0, SriovStatus::num_visible)
 }
 
-/// Pages to show: `len` bytes of `memory` at the routing ID `first` of a segment's ECAM.
+/// Pages to show: `len` bytes of `memory` from `offset` on, at the routing ID `first` of a segment's ECAM.
 #[derive(Debug, Clone)]
 pub struct Shown {
     /// The segment.
@@ -62,12 +70,15 @@ pub struct Shown {
     pub first: Rid,
     /// The pages, in the order of the functions.
     pub memory: Arc<MmapRegion>,
+    /// Where the first page begins, a multiple of [`PAGE`].
+    pub offset: u64,
     /// Bytes, a multiple of [`PAGE`].
     pub len: u64,
 }
 
 impl PartialEq for Shown {
     fn eq(&self, other: &Self) -> bool {
+        // The offset follows from the first function.
         self.first == other.first && Arc::ptr_eq(&self.memory, &other.memory) && self.len == other.len
     }
 }
@@ -78,8 +89,8 @@ pub(crate) struct ConfigPages {
     segment: u16,
     own: Block,
     vfs: Option<Block>,
-    /// Functions whose configuration space is more than registers at the moment.
-    dynamic: BTreeSet<Rid>,
+    /// Functions whose configuration space was more than registers at some time since VFs last came or went.
+    hidden: BTreeSet<Rid>,
 }
 
 impl ConfigPages {
@@ -97,18 +108,18 @@ impl ConfigPages {
             None => None,
         };
         let (segment, own) = (placement.segment, Block::new(placement.rid, 1)?);
-        Ok(Self { segment, own, vfs, dynamic: BTreeSet::new() })
+        Ok(Self { segment, own, vfs, hidden: BTreeSet::new() })
     }
 
     /// Renders the pages of the functions in `reach`. Returns whether [`Self::shown`] answers differently for another
     /// reason than VFs that came or went.
     pub(crate) fn refresh(&mut self, device: &dyn VirtioPci, reach: Reach) -> bool {
-        let was_static = self.dynamic.is_empty();
+        let were_hidden = self.hidden.len();
+        let before = if reach == Reach::Device { std::mem::take(&mut self.hidden) } else { BTreeSet::new() };
         match reach {
             Reach::Nothing => {}
             Reach::Function(rid) => self.refresh_function(device, rid),
             Reach::Device => {
-                self.dynamic.clear();
                 self.refresh_function(device, self.own.first);
                 for n in 0..num_visible(device) {
                     let first = self.vfs.as_ref().map(|vfs| vfs.first);
@@ -116,7 +127,7 @@ impl ConfigPages {
                 }
             }
         }
-        was_static != self.dynamic.is_empty()
+        if reach == Reach::Device { before != self.hidden } else { were_hidden != self.hidden.len() }
     }
 
     fn refresh_function(&mut self, device: &dyn VirtioPci, rid: Rid) {
@@ -130,26 +141,37 @@ impl ConfigPages {
         };
         if device.config_is_static(rid) {
             block.render(device, n);
-            self.dynamic.remove(&rid);
         } else {
-            self.dynamic.insert(rid);
+            self.hidden.insert(rid);
         }
     }
 
-    /// The pages to show now: those of all functions that exist, or none while one of them is more than registers.
-    pub(crate) fn shown(&self, device: &dyn VirtioPci) -> [Option<Shown>; 2] {
-        if !self.dynamic.is_empty() {
-            return [None, None];
+    /// The pages to show now, in the order of the functions: those of all that exist and are not hidden.
+    pub(crate) fn shown(&self, device: &dyn VirtioPci) -> Vec<Shown> {
+        let mut shown = Vec::new();
+        self.rows(&self.own, 1, &mut shown);
+        if let Some(vfs) = &self.vfs {
+            self.rows(vfs, num_visible(device), &mut shown);
         }
-        let shown = |block: &Block, functions: u16| Shown {
-            segment: self.segment,
-            first: block.first,
-            memory: Arc::clone(&block.memory),
-            len: u64::from(functions) * PAGE,
-        };
-        let visible = num_visible(device);
-        let vfs = self.vfs.as_ref().filter(|_| visible > 0).map(|vfs| shown(vfs, visible));
-        [Some(shown(&self.own, 1)), vfs]
+        shown
+    }
+
+    /// Appends the pages of the first `functions` functions of a block, between those that are hidden.
+    fn rows(&self, block: &Block, functions: u16, out: &mut Vec<Shown>) {
+        let hidden = self.hidden.range(block.first..).map(|rid| rid.to_bits().saturating_sub(block.first.to_bits()));
+        let mut start = 0;
+        for end in hidden.take_while(|n| *n < functions).chain([functions]).take(MAX_ROWS) {
+            if end > start {
+                out.push(Shown {
+                    segment: self.segment,
+                    first: block.first.wrapping_add(start),
+                    memory: Arc::clone(&block.memory),
+                    offset: u64::from(start) * PAGE,
+                    len: u64::from(end - start) * PAGE,
+                });
+            }
+            start = end.saturating_add(1);
+        }
     }
 }
 

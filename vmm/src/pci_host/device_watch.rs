@@ -4,12 +4,15 @@
 //! that writes events looks at the device when it can, compares it with what it reported last, and reports the
 //! difference. A change that is undone in between is not reported; the last state always is.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pci::{Effects, VfIndex};
-use virtio_devices::{BackendChange, BackendObserver, Net, Port as _, SriovStatus, Status, VirtioPci};
+use virtio_devices::{
+    BackendChange, BackendObserver, NeedsResetObserver, Net, Port as _, SriovStatus, Status, VirtioPci,
+};
 
 use crate::pci_host::slot::{Slot, Watch};
 use crate::telemetry::events::{Events, Source, Tell, Watched};
@@ -33,6 +36,10 @@ struct State {
     enabled: u16,
     /// Whether the driver of each of them is up.
     running: Vec<bool>,
+    /// Whether its own function asks its driver for a reset.
+    needs_reset: bool,
+    /// The VFs that do.
+    need_reset: BTreeSet<u16>,
 }
 
 /// A change of a device.
@@ -44,6 +51,8 @@ enum Change {
     VfsDisabled(u16),
     VfDriverOk(u16),
     VfReset(u16),
+    NeedsReset,
+    VfNeedsReset(u16),
 }
 
 impl DeviceWatch {
@@ -54,6 +63,10 @@ impl DeviceWatch {
         let watch = Arc::new(Self { id, slot: slot_of, events: events_of, changed, told });
         let watched: Arc<dyn Watched> = watch.clone();
         events.watch(Arc::downgrade(&watched));
+        let noted = Arc::downgrade(&watch);
+        let observer: Arc<NeedsResetObserver> =
+            Arc::new(move || noted.upgrade().iter().for_each(|watch| watch.note(Effects::QUEUES)));
+        slot.with(|device| device.observe_needs_reset(&observer));
         slot.set_watch(watch);
     }
 }
@@ -114,9 +127,16 @@ impl Watched for DeviceWatch {
 
 impl State {
     fn of(device: &dyn VirtioPci) -> Self {
-        let is_up = |vf| device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER_OK));
+        let is = |vf, bit| device.function_status(vf).is_some_and(|status| status.driver.contains(bit));
+        let vf_is = |index, bit| is(Some(VfIndex(index)), bit);
         let enabled = device.sriov_status().map_or(0, SriovStatus::num_visible);
-        Self { driver: is_up(None), enabled, running: (0..enabled).map(|index| is_up(Some(VfIndex(index)))).collect() }
+        Self {
+            driver: is(None, Status::DRIVER_OK),
+            enabled,
+            running: (0..enabled).map(|index| vf_is(index, Status::DRIVER_OK)).collect(),
+            needs_reset: is(None, Status::DEVICE_NEEDS_RESET),
+            need_reset: (0..enabled).filter(|index| vf_is(*index, Status::DEVICE_NEEDS_RESET)).collect(),
+        }
     }
 
     /// The changes from this state to `now`, in an order in which they may have happened. Drivers of VFs that are gone
@@ -130,6 +150,9 @@ impl State {
         if self.driver != now.driver {
             changes.push(if now.driver { Change::Activated } else { Change::Reset });
         }
+        if now.needs_reset && !self.needs_reset {
+            changes.push(Change::NeedsReset);
+        }
         if !stays && now.enabled > 0 {
             changes.push(Change::VfsEnabled(now.enabled));
         }
@@ -139,6 +162,9 @@ impl State {
                 (false, true) => changes.push(Change::VfDriverOk(index)),
                 (true, false) => changes.push(Change::VfReset(index)),
                 _ => {}
+            }
+            if now.need_reset.contains(&index) && !(stays && self.need_reset.contains(&index)) {
+                changes.push(Change::VfNeedsReset(index));
             }
         }
         changes
@@ -155,6 +181,8 @@ impl Change {
             Self::VfsDisabled(count) => (Source::Sriov, "vfs-disabled", Some(("num_vfs", count))),
             Self::VfDriverOk(index) => (Source::Sriov, "vf-driver-ok", Some(("index", index))),
             Self::VfReset(index) => (Source::Sriov, "vf-reset", Some(("index", index))),
+            Self::NeedsReset => (Source::VirtioDevice, "needs-reset", None),
+            Self::VfNeedsReset(index) => (Source::Sriov, "vf-needs-reset", Some(("index", index))),
         }
     }
 }
@@ -167,14 +195,15 @@ mod tests {
     use pci::{Access, ConfigTarget as _, Topology};
     use serde_json::json;
     use virtio_devices::NetSriov;
-    use virtio_devices::testing::{FakeDevice, memory};
+    use virtio_devices::testing::{Driver, FakeDevice, Hosted, memory};
 
     use super::*;
     use crate::telemetry::events::EventStream;
     use crate::telemetry::monitor::EventMonitor;
 
     fn state(driver: bool, running: &[bool]) -> State {
-        State { driver, enabled: u16::try_from(running.len()).unwrap(), running: running.to_vec() }
+        let enabled = u16::try_from(running.len()).unwrap();
+        State { driver, enabled, running: running.to_vec(), ..State::default() }
     }
 
     #[test]
@@ -190,6 +219,9 @@ mod tests {
         assert_eq!(running.changes(&up), [Change::VfsDisabled(2)]);
         assert_eq!(running.changes(&off), [Change::VfsDisabled(2), Change::Reset]);
         assert_eq!(running.changes(&running), []);
+        let stuck = State { needs_reset: true, need_reset: BTreeSet::from([1]), ..running.clone() };
+        assert_eq!(running.changes(&stuck), [Change::NeedsReset, Change::VfNeedsReset(1)]);
+        assert_eq!((stuck.changes(&stuck), stuck.changes(&running)), (vec![], vec![]));
     }
 
     #[test]
@@ -214,6 +246,30 @@ mod tests {
                 ("sriov".into(), "backend-restored".into(), json!({"id": "n", "backend": "/dev/vhost-vdpa-0"})),
             ]
         );
+    }
+
+    /// A worker that finds a broken ring asks for a reset, and no access of the guest comes with it.
+    #[test]
+    fn a_function_that_asks_for_a_reset_by_itself_is_told() {
+        let placement = Topology::<()>::new(127).place(Some(3), 1).unwrap();
+        let device = NetSriov::new(FakeDevice::new(&[64]), vec![FakeDevice::new(&[64])], placement, &memory()).unwrap();
+        let mut device = Hosted::new(device);
+        let rid = placement.rid;
+        Driver::new(&mut device, rid).init();
+        let interrupts = device.pf().device().interrupts.clone().unwrap();
+        let slot = Slot::new(Box::new(device.into_device()), placement, Arc::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events");
+        let output = EventMonitor::Path(path.clone()).open().unwrap();
+        let (stream, events) = EventStream::start(output, Instant::now()).unwrap();
+        DeviceWatch::begin("pf0", &slot, &events);
+        interrupts.ask_for_reset();
+        let end = Instant::now() + Duration::from_secs(60);
+        while !std::fs::read_to_string(&path).unwrap().contains("needs-reset") {
+            assert!(Instant::now() < end, "it is told");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(stream);
     }
 
     /// The PF's VFs were enabled when the device was taken out: the guest did not disable them before.

@@ -8,24 +8,30 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use pci::spec::ALL_ONES;
 use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, Reach, ResetKind, Rid, Window, WindowId};
-use virtio_devices::{DoorbellObserver, Outcome, VirtioPci};
+use virtio_devices::{DoorbellObserver, NotResumed, Outcome, Thread, VirtioPci};
 
-use crate::pci_host::config_pages::{ConfigPages, Shown};
+use crate::pci_host::config_pages::ConfigPages;
 use crate::pci_host::device_memory::DeviceMemory;
 use crate::pci_host::irq_routes::Routes;
 use crate::pci_host::memory_slots::{MemorySlots, config_slots};
 use crate::pci_host::mmio::MmioMap;
+use crate::pci_host::shown_pages::ShownPages;
 use crate::pci_host::wires::{Tools, Wants, Wires};
 use crate::pci_host::wiring::Wiring;
 
 /// Complaints about the host that a slot logs before it falls silent: a guest can repeat what causes them.
 const MAX_COMPLAINTS: u32 = 16;
+
+/// How long a resume waits for the host before it tries a second time; each further time it waits twice as long.
+const FIRST_WAIT: Duration = Duration::from_millis(10);
+/// The longest that a resume waits before it tries again.
+const LAST_WAIT: Duration = Duration::from_millis(640);
 
 /// What all slots share.
 #[derive(Default)]
@@ -66,10 +72,7 @@ struct Wired {
     windows: Vec<Window>,
     wires: Wires,
     memory: DeviceMemory,
-    /// The pages of configuration space that are shown: the device's own, and its VFs'.
-    shown: [Option<Shown>; 2],
-    /// The VM shows no pages: every read is an exit.
-    shows_nothing: bool,
+    pages: ShownPages,
 }
 
 /// A device and what has been done for it.
@@ -149,9 +152,27 @@ impl Slot {
         self.access(|device| device.pause());
     }
 
-    /// Lets the device's queues go on.
-    pub fn resume(&self) {
-        self.access(|device| device.resume());
+    /// Lets the device's queues go on. What the host lacks only for a moment is waited for, 1.3 s at most.
+    ///
+    /// # Errors
+    ///
+    /// The host has no thread or file for a function, which stays paused.
+    pub fn resume(&self) -> Result<(), NotResumed> {
+        let mut wait = FIRST_WAIT;
+        loop {
+            let mut not_resumed = None;
+            self.access(|device| {
+                let outcome = device.resume();
+                not_resumed = device.take_not_resumed();
+                outcome
+            });
+            match not_resumed {
+                None => return Ok(()),
+                Some(not_resumed) if wait > LAST_WAIT => return Err(not_resumed),
+                Some(_) => std::thread::sleep(wait),
+            }
+            wait *= 2;
+        }
     }
 
     /// Ends everything that the device does, permanently, and closes what it has of the host. Accesses that are still
@@ -206,7 +227,7 @@ impl Slot {
     /// As [`Self::reconcile`], where only the functions in `reach` may want other doorbells and messages.
     fn reconcile_in(&self, mut reach: Reach) {
         let mut wired = self.wired.lock();
-        let (mut windows, mut wants, mut shown) = (Vec::new(), Wants::default(), [None, None]);
+        let (mut windows, mut wants, mut shown) = (Vec::new(), Wants::default(), Vec::new());
         let mut memory = None;
         match &*self.inner.lock() {
             Inner { device: Some(device), pages } => {
@@ -234,45 +255,19 @@ impl Slot {
             let tools = Tools { routes, memory_slots, wiring, complain: &complain };
             wired.memory.update(memory, &windows, &tools);
             wired.wires.update(reach, wants, &windows, &tools);
-            self.show(&mut wired, shown, wiring);
+            let own = config_slots(self.placement.segment, self.placement.rid.device());
+            wired.pages.update(&shown, own, &tools);
         }
         wired.windows = windows;
-    }
-
-    fn show(&self, wired: &mut Wired, mut wanted: [Option<Shown>; 2], wiring: &dyn Wiring) {
-        let memory_slots = config_slots(self.placement.segment, self.placement.rid.device());
-        let mut show = |wanted: &[Option<Shown>; 2]| {
-            let mut result = Ok(());
-            for ((memory_slot, shown), wanted) in memory_slots.into_iter().zip(&mut wired.shown).zip(wanted) {
-                if shown != wanted {
-                    match wiring.show_config(memory_slot, wanted.as_ref()) {
-                        Ok(()) => shown.clone_from(wanted),
-                        Err(error) => result = Err(error),
-                    }
-                }
-            }
-            result
-        };
-        if wired.shows_nothing {
-            wanted = [None, None];
-        }
-        let Err(error) = show(&wanted) else { return };
-        log::debug!("the VM does not show configuration space: {error}");
-        wired.shows_nothing = true;
-        // From now on all reads are exits, which find the same. Hiding a page is tried again each time.
-        if let Err(error) = show(&[None, None]) {
-            self.complain("hide configuration space", &error);
-        }
     }
 
     /// Forgets the wires to a VM that is gone.
     pub fn forget_wiring(&self) {
         let mut wired = self.wired.lock();
-        let Wired { windows: _, wires, memory, shown, shows_nothing } = &mut *wired;
+        let Wired { windows: _, wires, memory, pages } = &mut *wired;
         wires.clear();
         memory.clear(self.with(|device| device.memory()).flatten());
-        *shown = [None, None];
-        *shows_nothing = false;
+        *pages = ShownPages::default();
     }
 
     fn complain(&self, what: &str, error: &io::Error) {
@@ -296,7 +291,7 @@ impl ConfigTarget for Slot {
 }
 
 /// Waits for workers that were told to stop.
-fn join(workers: Vec<JoinHandle<()>>) {
+fn join(workers: Vec<Thread>) {
     for worker in workers {
         if worker.join().is_err() {
             log::error!("a queue's worker panicked; please report this");

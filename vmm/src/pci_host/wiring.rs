@@ -62,6 +62,10 @@ impl Wiring for Arc<Vm> {
     fn show_config(&self, memory_slot: u32, pages: Option<&Shown>) -> io::Result<()> {
         let address = pages
             .map_or(0, |Shown { segment, first, .. }| layout::ecam(*segment).start + u64::from(first.to_bits()) * PAGE);
-        self.set_read_only(memory_slot, address, pages.map(|pages| (&pages.memory, pages.len)))
+        self.set_read_only(
+            memory_slot,
+            address,
+            pages.map(|pages| (&pages.memory, pages.offset..pages.offset.saturating_add(pages.len))),
+        )
     }
 }

@@ -3,13 +3,13 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use virtio_devices::CharDevice;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use virtio_devices::{CharDevice, NewThread, Thread};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::config::{ConsoleConfig, ConsoleMode, DebugConsoleConfig};
 use crate::serial::end::{ConsoleEnd, ConsoleError};
+use crate::threads::{self, ThreadKind};
 use crate::vcpu::pio::{Device, PortHandler};
 
 const OPTION: &str = "--debug-console";
@@ -74,18 +74,17 @@ impl PortHandler for DebugPort {
 #[derive(Debug)]
 struct Keeper {
     stop: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 impl Keeper {
     fn start(device: Arc<CharDevice>) -> io::Result<Self> {
-        let stop = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let stop = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name("debug-console".to_string())
-            // Its calls are shallow.
-            .stack_size(64 << 10)
-            .spawn(move || while let Ok(true) = keep(&device, &stopped) {})?;
+        let run = move || while let Ok(true) = keep(&device, &stopped) {};
+        let kind = ThreadKind::DebugConsole;
+        // Its calls are shallow.
+        let thread = threads::start(kind, NewThread::new(kind.name(), 64 << 10, run))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

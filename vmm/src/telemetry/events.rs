@@ -7,7 +7,7 @@
 //! A separate thread writes, so that reporting an event never blocks. While the reader is slow, or not there yet,
 //! events are queued; when the queue is full, they are dropped and counted. Events that a guest can cause at will are
 //! not queued: the guest's action only marks that something changed, and the thread compares states later, at a limited
-//! rate.
+//! rate, so that no guest can fill the host's disk.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -15,16 +15,19 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 use serde::Serialize;
+use virtio_devices::{NewThread, RateLimit, RateLimiter};
 
+use crate::landlock;
 use crate::telemetry::monitor::Output;
+use crate::telemetry::writer::Writer;
+use crate::threads::{self, ThreadKind};
 
+/// The stack of the thread, in bytes.
+const STACK: usize = 256 << 10;
 /// Queued events, at most.
 const MOST_WAITING: usize = 256;
 /// How long the program waits for the reader when it ends.
@@ -33,8 +36,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const LONGEST_TEXT: usize = 256;
 /// The longest texts of all properties of an event together, in bytes. The rest of the event fits into 4 KiB with them.
 const LONGEST_PROPERTIES: usize = 3600;
-/// The pause after a look, for each event that it reported. Bounds the events that guests can cause.
+/// The pause after a look, for each event that it reported.
 const PACE: Duration = Duration::from_millis(10);
+/// The most events that a guest can cause: enough for thousands of VFs and several reboots, and then one each second.
+const OF_GUEST: RateLimit = RateLimit { size: 1 << 16, one_time_burst: 0, refill: Duration::from_secs(1 << 16) };
 
 /// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -175,7 +180,7 @@ impl Shared {
         }
     }
 
-    fn write_all(&self, output: Output) {
+    fn write_all(&self, output: Output, of_guest: RateLimit) {
         let output = match output.wait() {
             Ok(output) => output,
             Err(error) => {
@@ -183,26 +188,29 @@ impl Shared {
                 return;
             }
         };
+        let mut output = Writer::new(output);
         let mut look_at = Instant::now();
+        let mut of_guest = RateLimiter::of_ops(of_guest, look_at);
         loop {
             match self.next(look_at) {
-                Job::Tell(text) => self.write(&output, &text),
+                Job::Tell(text) => self.write(&mut output, &text),
                 Job::Look(watched) => {
-                    let mut told = 0;
+                    let (mut told, now) = (0, Instant::now());
                     let mut tell = |source, event, properties: Properties<'_>| {
                         told += 1;
-                        self.write(&output, &text(self.origin.elapsed(), source, event, properties));
+                        of_guest.take_op(now);
+                        self.write(&mut output, &text(self.origin.elapsed(), source, event, properties));
                     };
                     watched.iter().for_each(|watched| watched.look(&mut tell));
-                    look_at = Instant::now() + PACE * told;
+                    look_at = Instant::now() + (PACE * told).max(of_guest.wait(now));
                 }
-                Job::End => return,
+                Job::End => return output.end(),
             }
         }
     }
 
-    fn write(&self, output: &File, text: &str) {
-        if let Err(error) = write(output, text.as_bytes()) {
+    fn write(&self, output: &mut Writer<File>, text: &str) {
+        if let Err(error) = output.write(text) {
             log::debug!("an event cannot be written: {error}");
             self.drop_one();
         }
@@ -219,6 +227,11 @@ impl EventStream {
     ///
     /// The thread cannot be started.
     pub(crate) fn start(output: Output, origin: Instant) -> io::Result<(Self, Events)> {
+        Self::limited(output, origin, OF_GUEST)
+    }
+
+    /// The same, with another limit of what a guest can cause.
+    fn limited(output: Output, origin: Instant, of_guest: RateLimit) -> io::Result<(Self, Events)> {
         let shared = Arc::new(Shared {
             origin,
             state: Mutex::default(),
@@ -227,11 +240,17 @@ impl EventStream {
             dropped: AtomicU64::new(0),
         });
         let writer = Arc::clone(&shared);
-        thread::Builder::new().name("event-monitor".to_string()).spawn(move || {
-            writer.write_all(output);
+        let pipe = match &output {
+            Output::Open(_) => None,
+            Output::NoReader(path) => Some(path.clone()),
+        };
+        let run = landlock::isolated(pipe, move || {
+            writer.write_all(output, of_guest);
             writer.state.lock().done = true;
             writer.done.notify_all();
-        })?;
+        });
+        let kind = ThreadKind::EventMonitor;
+        threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
         Ok((Self(Arc::clone(&shared)), Events(Some(shared))))
     }
 }
@@ -245,23 +264,6 @@ impl Drop for EventStream {
         // A thread that still waits for its reader ends with the process.
         self.0.done.wait_while_until(&mut state, |state| !state.done, until);
     }
-}
-
-/// Writes all of `bytes`, waiting for room. A descriptor that was passed in may be in blocking mode.
-fn write(mut output: &File, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match poll(&mut [PollFd::new(output, PollFlags::OUT)], None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        match io::Write::write(&mut output, bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
-            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// An event as written.

@@ -3,12 +3,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use thiserror::Error;
+use virtio_devices::create_file;
 
 use crate::config::grammar::{PathOrFd, path_or_fd};
 use crate::error_kind::ErrorKind;
@@ -105,12 +106,10 @@ impl Output {
 
 /// Opens `path` for writing. With O_NONBLOCK, the kernel refuses to open a pipe without a reader (ENXIO).
 fn open(path: &Path) -> io::Result<Output> {
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-    let flags = i32::try_from(flags.bits()).unwrap_or_default();
-    match OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).custom_flags(flags).open(path) {
+    match create_file(path, false, OFlags::NONBLOCK) {
         Ok(file) => Ok(Output::Open(file)),
         Err(error) => {
-            let is_pipe = || fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
+            let is_pipe = || fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_fifo());
             let has_no_reader = error.raw_os_error() == Some(libc::ENXIO) && is_pipe();
             if has_no_reader { Ok(Output::NoReader(path.to_owned())) } else { Err(error) }
         }
@@ -142,6 +141,17 @@ mod tests {
         }
         let said = "bare".parse::<EventMonitor>().unwrap_err().to_string();
         assert_eq!(said, "--event-monitor bare: give path=<path> or fd=<number>");
+    }
+
+    #[test]
+    fn a_link_is_refused_and_the_file_that_it_names_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let said = EventMonitor::Path(link).open().unwrap_err().to_string();
+        assert!(said.contains("it is a symbolic link, and links are not followed"), "{said}");
+        assert_eq!(fs::read(&file).unwrap(), b"old");
     }
 
     #[test]

@@ -3,20 +3,20 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use rustix::process::Pid;
 use thiserror::Error;
+use virtio_devices::{NewThread, Thread};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 use crate::kvm::{Exit, KvmError, Vcpu};
+use crate::threads::{self, ThreadKind};
 use crate::vcpu::gate::{Gate, Passage};
 use crate::vcpu::pio::{IoPorts, PowerRequest};
 use crate::vcpu::placement::{Placement, PlacementError};
@@ -164,7 +164,7 @@ struct Cpu {
     /// Locked by its thread.
     vcpu: Arc<Mutex<Vcpu>>,
     orders: Arc<Orders>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 /// Orders to the thread of a vCPU.
@@ -244,8 +244,8 @@ impl Vcpus {
                 run(id, &mut vcpu.lock(), &handlers, &gate, &orders);
             }
         };
-        let thread = std::thread::Builder::new().name(format!("vcpu{id}")).stack_size(STACK);
-        let thread = thread.spawn(body).map_err(failed)?;
+        let name = format!("{}{id}", ThreadKind::Vcpu.name());
+        let thread = threads::start(ThreadKind::Vcpu, NewThread::new(name, STACK, body)).map_err(failed)?;
         match placed.recv() {
             Ok(Ok(thread)) if id == 0 => self.first = Some(thread),
             Ok(Ok(_)) => {}
@@ -297,8 +297,7 @@ impl Cpu {
     /// Makes it leave the guest for a moment, if it runs.
     fn kick(&self) {
         if let Some(thread) = &self.thread {
-            // SAFETY: the thread was not joined, so its handle is valid even if it has ended.
-            unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGRTMIN()) };
+            thread.signal(SIGRTMIN());
         }
     }
 

@@ -8,13 +8,10 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
-use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::fs::FallocateFlags;
 use rustix::mm::Advice;
-use virtio_devices::Memory;
-use vm_memory::{
-    Bytes, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MemoryRegionAddress,
-};
+use virtio_devices::{Memory, fill_with_zeros};
+use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::arch::x86_64::layout::Layout;
 use crate::config::{MemoryConfig, MemoryZoneConfig};
@@ -59,7 +56,7 @@ impl GuestRam {
         let failed = |error| MemoryError::Map { key: "size", size: config.size, error: io::Error::other(error) };
         let mut added = Vec::new();
         for part in config.parts() {
-            added.extend(map_part(&part, config.thp, std::slice::from_ref(range), self.shared)?);
+            added.extend(map_part(&part, &config, std::slice::from_ref(range), self.shared)?);
         }
         let region = added.pop().ok_or_else(|| failed(vm_memory::GuestRegionCollectionError::NoMemoryRegion))?;
         self.memory.memory().insert_region(Arc::new(region)).map_err(failed)
@@ -115,7 +112,7 @@ impl GuestRam {
             };
             // Linux before 5.18 cannot discard private huge pages, either.
             if discarded.is_err() {
-                fill_with_zeros(region).map_err(MemoryError::Clear)?;
+                fill_with_zeros(region, &(0..region.len())).map_err(MemoryError::Clear)?;
             }
         }
         let memory = self.memory.memory();
@@ -140,13 +137,13 @@ fn map(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<GuestMemo
         id => MemoryError::Zone { id: id.to_string(), error: Box::new(error) },
     };
     for (part, ranges) in parts.iter().zip(layout.parts(&sizes)) {
-        let mapped = map_part(part, config.thp, &ranges, shared);
+        let mapped = map_part(part, config, &ranges, shared);
         regions.extend(mapped.map_err(|error| named(part, error))?);
     }
     // All that memory devices can plug is mapped, for backends too, and costs nothing until it is plugged and used.
     for place in places(config, layout) {
         if let Some(part) = parts.get(place.part) {
-            let backing = Backing::of_room(part, config.thp, shared);
+            let backing = Backing::of_room(part, config, shared);
             let region = backing.and_then(|backing| backing.region(&place.range, 0));
             regions.push(region.map_err(|error| named(part, error))?);
         }
@@ -159,11 +156,11 @@ fn map(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<GuestMemo
 /// Maps a part of the memory at the addresses `ranges`.
 fn map_part(
     part: &MemoryZoneConfig,
-    thp: bool,
+    config: &MemoryConfig,
     ranges: &[Range<u64>],
     shared: bool,
 ) -> Result<Vec<GuestRegionMmap>, MemoryError> {
-    let backing = Backing::new(part, thp, shared)?;
+    let backing = Backing::new(part, config, shared)?;
     let mut regions = Vec::new();
     let mut offset = 0;
     for range in ranges {
@@ -182,47 +179,14 @@ fn populate(region: &GuestRegionMmap, prefault: bool) -> io::Result<()> {
     }
     match advise(region, Advice::LinuxPopulateWrite) {
         // Linux before 5.14 does not know this advice.
-        Err(rustix::io::Errno::INVAL) => fill_with_zeros(region),
+        Err(rustix::io::Errno::INVAL) => fill_with_zeros(region, &(0..region.len())),
         result => Ok(result?),
     }
 }
 
-/// Overwrites the pages of `region`. Those that a shared region does not have are zero already, and stay away.
-fn fill_with_zeros(region: &GuestRegionMmap) -> io::Result<()> {
-    static ZEROS: [u8; 65536] = [0; 65536];
-    let mut offset = 0;
-    while let Some(data) = next_data(region, offset)? {
-        offset = data.start;
-        while offset < data.end {
-            let len = ZEROS.len().min(usize::try_from(data.end - offset).unwrap_or(usize::MAX));
-            let zeros = ZEROS.get(..len).unwrap_or(&ZEROS);
-            offset += region.write(zeros, MemoryRegionAddress(offset)).map_err(io::Error::other)? as u64;
-        }
-    }
-    Ok(())
-}
-
-/// The next part of `region` from `offset` on that has pages; `None` if there is none.
-fn next_data(region: &GuestRegionMmap, offset: u64) -> io::Result<Option<Range<u64>>> {
-    let end = region.len();
-    let Some(file) = region.file_offset().filter(|_| is_shared(region)) else {
-        return Ok((offset < end).then_some(offset..end));
-    };
-    let start = match rustix::fs::seek(file.file(), SeekFrom::Data(file.start() + offset)) {
-        Ok(start) => start.saturating_sub(file.start()),
-        Err(rustix::io::Errno::NXIO) => end,
-        Err(error) => return Err(error.into()),
-    };
-    if start >= end {
-        return Ok(None);
-    }
-    let hole = rustix::fs::seek(file.file(), SeekFrom::Hole(file.start() + start))?;
-    Ok(Some(start..end.min(hole.saturating_sub(file.start()))))
-}
-
 #[cfg(test)]
 mod tests {
-    use vm_memory::GuestAddress;
+    use vm_memory::{Bytes, GuestAddress};
 
     use super::backing::HUGE_PAGE;
     use super::*;
@@ -267,10 +231,21 @@ mod tests {
 
     /// The flags of the mapping at the start of the guest's memory (`proc_pid_smaps(5)`).
     fn flags(ram: &GuestRam) -> String {
-        let host = ram.memory().memory().get_host_address(GuestAddress(0)).unwrap() as usize;
+        flags_at(ram.memory().memory().get_host_address(GuestAddress(0)).unwrap() as usize)
+    }
+
+    /// The same, at `host`. Neighbours of the same kind may be one mapping.
+    fn flags_at(host: usize) -> String {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mapping = smaps.split_once(&format!("{host:x}-")).unwrap().1;
-        mapping.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap().to_string()
+        let has_it = |line: &&str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let number = |text| usize::from_str_radix(text, 16);
+            range.is_some_and(|(start, end)| {
+                number(start).is_ok_and(|start| (start..number(end).unwrap()).contains(&host))
+            })
+        };
+        let mut lines = smaps.lines().skip_while(|line| !has_it(line));
+        lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap().to_string()
     }
 
     #[test]
@@ -286,6 +261,31 @@ mod tests {
         assert_eq!([&plain, &merged, &reserved].map(|flags| flags.contains(" nr")), [true, true, false]);
         let shared = MemoryConfig { reserve: true, shared: true, ..config(64 << 20) };
         assert!(matches!(ram(&shared), Err(MemoryError::ReserveShared)));
+    }
+
+    #[test]
+    fn core_dumps_have_the_memory_only_if_asked_for() {
+        // Shared and private, of zones, added by ACPI, and for memory devices.
+        let zone = zone("id=z,size=64M,hotplug_size=128M,shared=on");
+        for dump in [false, true] {
+            for (shared, zones) in [(false, vec![]), (true, vec![]), (false, vec![zone.clone()])] {
+                let size = if zones.is_empty() { 64 << 20 } else { 0 };
+                let hotplug_size = (size > 0).then_some(128 << 20);
+                let hotplug_method = HotplugMethod::VirtioMem;
+                let memory = MemoryConfig { shared, dump, zones, hotplug_method, hotplug_size, ..config(size) };
+                let layout = Layout::new(memory.total(), places::addresses(&memory), 46).unwrap();
+                let ram = GuestRam::new(&memory, &layout, false).unwrap();
+                if size > 0 {
+                    ram.set(ram.grown(&(8 << 30..(8 << 30) + (128 << 20))).unwrap());
+                }
+                let regions = ram.memory().memory();
+                assert_eq!(regions.num_regions(), if size > 0 { 3 } else { 2 });
+                for region in regions.iter() {
+                    let flags = flags_at(region.as_ptr() as usize);
+                    assert_eq!(flags.contains(" dd"), !dump, "{flags}");
+                }
+            }
+        }
     }
 
     fn zone(text: &str) -> MemoryZoneConfig {
@@ -452,7 +452,7 @@ mod tests {
         let ram = ram(&config(192 << 10)).unwrap();
         let memory = ram.memory().memory();
         memory.write_slice(&[0xff; 192 << 10], GuestAddress(0)).unwrap();
-        memory.iter().try_for_each(fill_with_zeros).unwrap();
+        memory.iter().try_for_each(|region| fill_with_zeros(region, &(0..region.len()))).unwrap();
         let mut bytes = [0xff; 192 << 10];
         memory.read_slice(&mut bytes, GuestAddress(0)).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));

@@ -8,7 +8,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::config::{BackendPlan, DeviceKind, DevicePlan, NicPlan, Vhost};
 use crate::vm::error::VmError;
 
-/// Files of a VM besides its devices: KVM, memory, payload, consoles, log, signals, and some for short-lived use.
+/// Files of a VM besides its devices and those of the API's clients: KVM, memory, payload, consoles, log, signals, and
+/// some for short-lived use.
 const OTHERS: u64 = 64;
 
 /// For each queue of a disk: the doorbell, an MSI-X vector, an io_uring, and the eventfd of its completions.
@@ -16,8 +17,9 @@ const OF_DISK_QUEUE: u64 = 4;
 /// For a virtio console: its host side (a socket, its epoll, its client and an eventfd), a doorbell, and three MSI-X
 /// vectors.
 const OF_CONSOLE: u64 = 8;
-/// For a vhost-user backend: listener, connection, back-channel and inflight region; enough for a vDPA device as well.
-const OF_SOCKET_OR_DEVICE: u64 = 4;
+/// For a vhost-user backend: listener, connection, back-channel and inflight region, and at most two that come beside
+/// an answer, or the far end of the back-channel, until they are closed; enough for a vDPA device as well.
+const OF_SOCKET_OR_DEVICE: u64 = 6;
 /// For the entropy device: its source, doorbell, and two MSI-X vectors.
 const OF_RNG: u64 = 4;
 /// For the balloon: a doorbell, and four MSI-X vectors.
@@ -40,8 +42,8 @@ const OF_PMEM: u64 = 4;
 ///
 /// # Errors
 ///
-/// [`VmError::OpenFiles`] if the limit is too low for a VM with these devices and vCPUs, plus the `others` files that
-/// were open before.
+/// [`VmError::OpenFiles`] if the limit is too low for a VM with these devices and vCPUs, plus `others`: the files that
+/// were open before, and those that clients may open.
 pub(super) fn reserve<'a>(
     devices: impl IntoIterator<Item = &'a DevicePlan>,
     vcpus: u32,
@@ -63,7 +65,7 @@ fn needed<'a>(devices: impl IntoIterator<Item = &'a DevicePlan>, vcpus: u32, oth
 }
 
 /// Files that this process has open.
-pub(super) fn already_open() -> u64 {
+pub(crate) fn already_open() -> u64 {
     // Without /proc, assume that no files were passed in.
     std::fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64)
 }
@@ -134,7 +136,7 @@ mod tests {
         assert_eq!(with(&["fd=7"]) - none, 7);
         // A tap, a kernel's device and what it has of the tap, 2 doorbells, 4 of the worker, and 4 interrupts.
         assert_eq!(with(&["vhost=on"]) - none, 13);
-        assert_eq!(with(&["vhost_user=on,socket=/s"]) - none, 14);
-        assert_eq!(with(&["vdpa=/d"]) - none, 14);
+        assert_eq!(with(&["vhost_user=on,socket=/s"]) - none, 16);
+        assert_eq!(with(&["vdpa=/d"]) - none, 16);
     }
 }

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use vmm::ErrorKind;
-use vmm::api::{Action, Failure, Link, ROUTES, Refusal, Request};
+use vmm::api::{Action, Failure, ROUTES, Refusal, Request};
+use vmm::config::LinkPolicy;
 
 fn ask(method: &str, name: &str, body: &[u8]) -> Result<Action, Refusal> {
     Request { method, path: &format!("/api/v1/{name}"), body, fds: Vec::new() }.action()
@@ -66,7 +67,7 @@ fn a_body_becomes_its_endpoints_action() {
     let Ok(Action::Resize(resize)) = put("vm.resize", &json!({"desired_vcpus": 2})) else { panic!() };
     assert_eq!((resize.desired_vcpus, resize.desired_ram), (Some(2), None));
     let Ok(Action::SetVf(vf)) = put("vm.set-vf", &json!({"pf": "pf0", "index": 3, "link": "down"})) else { panic!() };
-    assert_eq!((&*vf.pf, vf.index, vf.link), ("pf0", 3, Some(Link::Down)));
+    assert_eq!((&*vf.pf, vf.index, vf.link), ("pf0", 3, Some(LinkPolicy::Down)));
 }
 
 #[test]
@@ -91,7 +92,7 @@ fn an_unknown_field_is_named_with_its_path() {
         ("vm.create", json!({"cpus": {"boot": 1}}), "cpus.boot: unknown field `boot`"),
         ("vm.add-net", json!({"vfs": [{"index": 0, "id": "x"}]}), "vfs[0].id: unknown field `id`"),
         ("vm.remove-device", json!({"id": "x", "force": true}), "force: unknown field `force`, expected `id`"),
-        ("vm.set-vf", json!({"pf": "x", "index": 0, "vlan": 3}), "vlan: unknown field `vlan`"),
+        ("vm.set-vf", json!({"pf": "x", "index": 0, "isolated": true}), "isolated: unknown field `isolated`"),
         ("vm.resize", json!({"vcpus": 3}), "vcpus: unknown field `vcpus`"),
     ] {
         let problem = problem(name, &body);
@@ -119,7 +120,7 @@ fn an_invalid_value_is_named_with_its_path() {
         (
             "vm.set-vf",
             json!({"pf": "p", "index": 0, "link": "sideways"}),
-            "link: unknown variant `sideways`, expected `up` or `down`",
+            "link: unknown variant `sideways`, expected one of `auto`, `up`, `down`",
         ),
         ("vm.add-vdpa", json!({}), "--vdpa: path is required; add it"),
         ("vm.resize", json!([]), "the body is JSON, but not an object"),

@@ -10,8 +10,8 @@ use crate::net_protocol::header::HEADER;
 use crate::net_protocol::{MAX_READ, Offloads};
 use crate::spill::Spill;
 
-/// The most frames that are dropped because they arrived before the driver was ready: a tap holds 1,000 unless told
-/// otherwise.
+/// The most frames that are dropped because they arrived before the driver was ready, or the link was down: a tap holds
+/// 1,000 unless told otherwise.
 const MAX_STALE: usize = 4096;
 
 /// One queue of a tap: frames are read from and written to its descriptor, which does not block.
@@ -21,12 +21,14 @@ pub struct TapQueue {
     multi_queue: bool,
     attached: bool,
     spill: Option<Spill>,
+    /// The changes of the link that its frames are known to have come after.
+    link_changes: u64,
 }
 
 impl TapQueue {
     /// A queue of a tap; `attached` says whether it gets frames now.
     pub(super) fn new(fd: OwnedFd, multi_queue: bool, attached: bool) -> Self {
-        Self { fd, multi_queue, attached, spill: None }
+        Self { fd, multi_queue, attached, spill: None, link_changes: 0 }
     }
 
     /// The spill area: that of [`Self::keep_spill`], or a new one.
@@ -41,6 +43,12 @@ impl TapQueue {
     /// Keeps the spill area until the queue runs again.
     pub fn keep_spill(&mut self, spill: Spill) {
         self.spill = Some(spill);
+    }
+
+    /// Notes how often the link has changed. Returns whether it has since the last call, also one by another worker:
+    /// the frames that the tap holds may be of before that.
+    pub(crate) fn follow_link(&mut self, changes: u64) -> bool {
+        std::mem::replace(&mut self.link_changes, changes) != changes
     }
 
     /// Whether it gets frames.
@@ -97,7 +105,7 @@ impl TapQueue {
         ioctl::set_header_length(self.fd.as_fd(), HEADER as libc::c_int)
     }
 
-    /// Drops the frames that arrived before the driver was ready, and returns their number.
+    /// Drops the frames that the tap holds, and returns their number.
     pub(crate) fn discard_stale(&self) -> u64 {
         let mut frame = [0; 64];
         (0..MAX_STALE).take_while(|_| matches!(rustix::io::read(&self.fd, &mut frame), Ok(1..))).count() as u64

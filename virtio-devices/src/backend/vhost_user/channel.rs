@@ -1,7 +1,7 @@
 //! The backend channel, by which the peer sends requests to this process.
 
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
@@ -58,7 +58,7 @@ impl Channel {
 
     /// Descriptors that come along are closed: no request that brings one is known.
     fn read(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
-        receive(self.0.as_fd(), bytes, &mut Vec::<OwnedFd>::new())
+        receive(self.0.as_fd(), bytes, &mut None)
     }
 }
 

@@ -17,6 +17,7 @@ use rustix::net::{
 };
 use thiserror::Error;
 
+use super::cancel::Cancel;
 use super::message::{HEADER, Header, MAX_ANSWER, MAX_FDS, REPLY, Request};
 
 /// How long an answer may take.
@@ -50,6 +51,9 @@ pub(crate) enum Fault {
     /// Answers, but altogether too late.
     #[error("it has taken {} s to get this far", .0.as_secs())]
     Slow(Duration),
+    /// Nobody wants the answer any more.
+    #[error("the wait for it was ended")]
+    Cancelled,
     /// The peer has closed the connection.
     #[error("the peer closed the connection")]
     Closed,
@@ -91,13 +95,26 @@ pub(crate) struct Connection {
     stream: UnixStream,
     /// The time limit since [`Self::allow`], and the deadline.
     allowed: (Duration, Instant),
+    /// Ends every wait.
+    cancel: Option<Cancel>,
 }
 
 impl Connection {
-    /// Over a connected socket.
-    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
+    /// Over a connected socket. `cancel` ends every wait for the other end.
+    pub(crate) fn new(stream: UnixStream, cancel: Option<Cancel>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, allowed: (Duration::ZERO, Instant::now()) })
+        Ok(Self { stream, allowed: (Duration::ZERO, Instant::now()), cancel })
+    }
+
+    /// From now on, nothing ends a wait but its time.
+    pub(crate) fn forget_cancel(&mut self) {
+        self.cancel = None;
+    }
+
+    /// What a wait for `events` waits for.
+    fn polled(&self, events: PollFlags) -> Vec<PollFd<'_>> {
+        let cancel = self.cancel.iter().map(|cancel| PollFd::from_borrowed_fd(cancel.fd(), PollFlags::IN));
+        std::iter::once(PollFd::new(&self.stream, events)).chain(cancel).collect()
     }
 
     /// Limits everything from now on, until the next call, to `time`.
@@ -148,22 +165,22 @@ impl Connection {
 
     fn try_answer(&self, request: Request) -> Result<Answer, Fault> {
         let until = Instant::now() + ANSWER;
-        let mut fds = Vec::new();
+        let mut fd = None;
         let mut header = [0; HEADER];
-        self.fill(&mut header, &mut fds, until)?;
+        self.fill(&mut header, &mut fd, until)?;
         let header = Header::parse(header).ok_or(Fault::Nonsense)?;
         let len = header.len as usize;
         if header.request != request.0 || header.flags & REPLY == 0 || len > MAX_ANSWER {
             return Err(Fault::Nonsense);
         }
         let mut payload = vec![0; len];
-        self.fill(&mut payload, &mut fds, until)?;
-        Ok(Answer { payload, fd: fds.into_iter().next() })
+        self.fill(&mut payload, &mut fd, until)?;
+        Ok(Answer { payload, fd })
     }
 
-    fn fill(&self, mut bytes: &mut [u8], fds: &mut Vec<OwnedFd>, until: Instant) -> Result<(), Fault> {
+    fn fill(&self, mut bytes: &mut [u8], fd: &mut Option<OwnedFd>, until: Instant) -> Result<(), Fault> {
         while !bytes.is_empty() {
-            match receive(self.stream.as_fd(), bytes, fds) {
+            match receive(self.stream.as_fd(), bytes, fd) {
                 Ok(0) => return Err(Fault::Closed),
                 Ok(received) => bytes = bytes.get_mut(received..).unwrap_or_default(),
                 Err(Errno::AGAIN) => self.wait(PollFlags::IN, until)?,
@@ -174,12 +191,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits up to `time` for the peer to send something or to go. Returns whether it did.
+    /// Waits up to `time` for the peer to send something or to go, or for the end of all waits. Returns whether one of
+    /// them came.
     pub(crate) fn is_readable_within(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let waited = poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Timespec::try_from(left).ok().as_ref());
+            let waited = poll(&mut self.polled(PollFlags::IN), Timespec::try_from(left).ok().as_ref());
             match waited {
                 Ok(ready) => return ready > 0,
                 Err(Errno::INTR) if !left.is_zero() => {}
@@ -196,7 +214,9 @@ impl Connection {
             return Err(if end < until { Fault::Slow(time) } else { Fault::NoAnswer(ANSWER) });
         }
         let left = Timespec::try_from(left).ok();
-        match poll(&mut [PollFd::new(&self.stream, events)], left.as_ref()) {
+        let mut polled = self.polled(events);
+        match poll(&mut polled, left.as_ref()) {
+            Ok(_) if polled.get(1).is_some_and(|cancel| !cancel.revents().is_empty()) => Err(Fault::Cancelled),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -215,14 +235,18 @@ impl AsFd for Connection {
     }
 }
 
-/// Receives what there is, with its descriptors.
-pub(crate) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+/// Receives what there is. The first descriptor that comes goes to `fd`, if that has none; all others are closed at
+/// once, so that a peer cannot fill this process's table by an answer in many pieces.
+pub(crate) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8], fd: &mut Option<OwnedFd>) -> Result<usize, Errno> {
+    // The kernel drops descriptors for which there is no room here, before they are open.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(from, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
+            for received in received {
+                fd.get_or_insert(received);
+            }
         }
     }
     Ok(received.bytes)

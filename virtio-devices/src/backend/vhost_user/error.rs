@@ -43,6 +43,9 @@ pub enum VhostUserError {
     /// Another program listens there.
     #[error("socket={0}: another program is listening there; stop it, name another socket, or use vhost_mode=client")]
     InUse(String),
+    /// Nobody waits for the backend any more.
+    #[error("socket={0}: the VM ended before the backend was ready")]
+    Cancelled(String),
     /// No backend came.
     #[error(
         "socket={path}: no backend connected within {} s; start it in client mode, or use vhost_mode=client if it \
@@ -115,7 +118,7 @@ impl VhostUserError {
             | Self::NoConfig(_)
             | Self::NotShared(_)
             | Self::TooManyRegions { .. } => ErrorKind::Unsuitable,
-            Self::Busy(_) | Self::InUse(_) => ErrorKind::Busy,
+            Self::Busy(_) | Self::InUse(_) | Self::Cancelled(_) => ErrorKind::Busy,
             Self::NoRight(_) | Self::NoRightToListen(_) => ErrorKind::Denied,
             Self::Peer { .. } => ErrorKind::Peer,
             Self::Socket { .. } => ErrorKind::Host,
@@ -127,6 +130,7 @@ impl VhostUserError {
         let path = path.to_owned();
         match error.fault {
             Fault::System(source) => Self::Socket { path, source },
+            Fault::Cancelled => Self::Cancelled(path),
             fault => Self::Peer { path, request: error.request.to_string(), reason: fault.to_string() },
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use vm_memory::GuestMemoryMmap;
 
+use super::cancel::Cancel;
 use super::channel::{Channel, Heard};
 use super::connection::{Answer, Connection, Fault, PeerError};
 use super::message::*;
@@ -54,10 +55,15 @@ pub(crate) struct Mapping {
 }
 
 impl Peer {
-    /// Negotiates the protocol with the peer at the other end of `stream`, and learns its abilities.
-    pub(crate) fn negotiate(stream: UnixStream, role: VhostUserRole) -> Result<Self, PeerError> {
+    /// Negotiates the protocol with the peer at the other end of `stream`, and learns its abilities. `cancel` ends the
+    /// wait for its answers.
+    pub(crate) fn negotiate(
+        stream: UnixStream,
+        role: VhostUserRole,
+        cancel: Option<Cancel>,
+    ) -> Result<Self, PeerError> {
         let fault = |fault| PeerError { request: Request::GET_FEATURES, fault };
-        let mut connection = Connection::new(stream).map_err(|error| fault(Fault::System(error)))?;
+        let mut connection = Connection::new(stream, cancel).map_err(|error| fault(Fault::System(error)))?;
         connection.allow(NEGOTIATION);
         let mut peer = Self {
             connection,
@@ -147,8 +153,12 @@ impl Peer {
         [self.connection.as_fd()].into_iter().chain(self.channel.as_ref().map(AsFd::as_fd))
     }
 
-    /// Writes to the device configuration, and reads what it is then.
+    /// Writes to the device configuration, and reads what it is then. A peer without one, which may have come in the
+    /// place of one that had it, is asked nothing.
     pub(crate) fn write_config(&mut self, offset: u32, data: &[u8]) -> Result<(), PeerError> {
+        if !has(self.protocol, PROTOCOL_F_CONFIG) {
+            return Ok(());
+        }
         self.connection.allow(NEGOTIATION);
         let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
         match self.set(Request::SET_CONFIG, &[numbers(&[offset, len, 0]), data.to_vec()].concat(), &[]) {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::cancel::Cancel;
 use super::error::{PATIENCE, VhostUserError};
 use crate::socket_path::{self, ListenError, OwnPath, connect};
 
@@ -68,12 +69,13 @@ impl VhostUserSocket {
         }
     }
 
-    /// A connection when the device is plugged in: a peer that is to connect is waited for until `end`.
+    /// A connection when the device is plugged in: a peer that is to connect is waited for until `end`, or until
+    /// `cancel`.
     ///
     /// # Errors
     ///
     /// A line that says what to do.
-    pub(super) fn first(&self, end: Instant) -> Result<UnixStream, VhostUserError> {
+    pub(super) fn first(&self, end: Instant, cancel: Option<&Cancel>) -> Result<UnixStream, VhostUserError> {
         while let Some(listener) = &self.listener {
             match listener.accept() {
                 Ok((stream, _)) => return Ok(stream),
@@ -87,8 +89,13 @@ impl VhostUserSocket {
                 return Err(VhostUserError::NobodyCame { path: self.name() });
             }
             let left = Timespec::try_from(left).ok();
+            let cancel = cancel.map(|cancel| PollFd::from_borrowed_fd(cancel.fd(), PollFlags::IN));
+            let mut polled: Vec<_> = std::iter::once(PollFd::new(listener, PollFlags::IN)).chain(cancel).collect();
             // Interrupted by a signal: it is tried again.
-            let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], left.as_ref());
+            let _ = poll(&mut polled, left.as_ref());
+            if polled.get(1).is_some_and(|cancel| !cancel.revents().is_empty()) {
+                return Err(VhostUserError::Cancelled(self.name()));
+            }
         }
         connect(&self.path).map_err(|errno| self.unreachable(errno))
     }

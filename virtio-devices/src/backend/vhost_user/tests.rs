@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
-use super::{VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec};
+use super::{Cancel, VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec};
 use crate::net::testing::*;
 use crate::{Memory, Port};
 use peer::{Script, TestPeer};
@@ -53,7 +53,12 @@ impl Rig {
 
     fn spec(&self, queue_pairs: u16) -> VhostUserSpec {
         let socket = VhostUserSocket::of_peer(self.path());
-        VhostUserSpec { socket, role: VhostUserRole::Nic { queue_pairs }, until: Instant::now() + PATIENCE }
+        VhostUserSpec {
+            socket,
+            role: VhostUserRole::Nic { queue_pairs },
+            until: Instant::now() + PATIENCE,
+            cancel: None,
+        }
     }
 
     /// As [`Self::spec`], where the peer is to connect.

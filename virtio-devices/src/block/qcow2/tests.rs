@@ -416,3 +416,25 @@ proptest! {
         prop_assert!(folder.contents("a") == model);
     }
 }
+
+#[test]
+fn the_files_of_a_chain_are_found_without_opening_them_for_use() {
+    let folder = Folder::new();
+    fs::write(folder.path("bottom.raw"), vec![0; LEN]).unwrap();
+    folder.create("middle", &["-b", "bottom.raw", "-F", "raw"]);
+    let top = folder.create("top", &["-b", "middle", "-F", "qcow2"]);
+    assert_eq!(chain(&top), ["middle", "bottom.raw"].map(|name| folder.path(name)));
+    // Whoever has them locked is not disturbed, and the raw file's contents name nothing.
+    let _disk = open(&top, READ_WRITE).unwrap();
+    assert_eq!(chain(&top).len(), 2);
+    assert_eq!(chain(&folder.path("bottom.raw")), [""; 0].map(PathBuf::from));
+    assert_eq!(chain(&folder.path("missing")), [""; 0].map(PathBuf::from));
+}
+
+#[test]
+fn a_chain_without_an_end_is_looked_at_up_to_the_limit() {
+    let folder = Folder::new();
+    folder.create("a", &[]);
+    folder.qemu_img(&["rebase", "-u", "-b", "a", "-F", "qcow2", "a"]);
+    assert_eq!(chain(&folder.path("a")).len(), MAX_CHAIN);
+}

@@ -125,6 +125,15 @@ impl DriverQueue {
         head
     }
 
+    /// Makes a chain available whose descriptors are in the table at `table`.
+    pub(crate) fn add_indirect(&mut self, table: u64, buffers: &[(u64, u32, u16)]) -> u16 {
+        for (index, &(address, len, flags)) in (0..).zip(buffers) {
+            let next = if usize::from(index) + 1 < buffers.len() { NEXT } else { 0 };
+            self.set_descriptor(table, index, (address, len, flags | next, index + 1));
+        }
+        self.add(&[(table, 16 * buffers.len() as u32, INDIRECT)])
+    }
+
     /// Writes `data` at `address` and makes it available in pieces of these lengths; the rest is the last piece.
     pub(crate) fn send(&mut self, address: u64, data: &[u8], pieces: &[usize]) -> u16 {
         self.memory.write_slice(data, GuestAddress(address)).unwrap();

@@ -127,7 +127,7 @@ fn a_pair_has_one_thread_and_one_eventfd_and_the_first_serves_the_control_queue(
         let mut guest = Guest::new(pairs, 16);
         guest.start(features);
         assert_eq!(guest.workers.iter().map(queues).collect::<Vec<_>>(), expected);
-        let names: Vec<_> = guest.workers.iter().map(|w| w.thread.thread().name().unwrap().to_owned()).collect();
+        let names: Vec<_> = guest.workers.iter().map(|w| w.thread.name().to_owned()).collect();
         let expected: Vec<_> = (0..names.len()).map(|pair| format!("_net0_qp{pair}")).collect();
         assert_eq!(names, expected);
     }
@@ -335,6 +335,28 @@ fn a_change_of_the_link_is_told_once_and_outlives_a_reset() {
     assert_eq!(status(&guest), 0);
     guest.net.set_link(true);
     assert!(told.read().is_err(), "no driver to tell");
+}
+
+#[test]
+fn frames_of_while_the_link_was_down_are_not_delivered_when_it_is_up_again() {
+    let mut guest = Guest::new(1, 16);
+    let features = features(&guest);
+    guest.start(features);
+    // Without buffers frames wait in the tap, and nothing wakes the worker but the host.
+    guest.net.set_link(false);
+    (0..3).for_each(|_| send(&guest.peers[0], &with_header(&frame(MAC, 60))));
+    eventually("the drop", || guest.count(Counter::RxLinkDown) == 3);
+    // Nor when the VM was paused all the while.
+    guest.stop();
+    (0..3).for_each(|_| send(&guest.peers[0], &with_header(&frame(MAC, 60))));
+    guest.net.set_link(true);
+    guest.start_at_once(features);
+    guest.provide(0, 4, 1500);
+    eventually("the drop", || guest.count(Counter::RxLinkDown) == 6);
+    send(&guest.peers[0], &with_header(&frame(MAC, 61)));
+    eventually("a frame", || guest.count(Counter::RxFrames) == 1);
+    let used = guest.queues[0].take_used();
+    assert_eq!(used.iter().map(|(_, len)| *len).collect::<Vec<_>>(), [73]);
 }
 
 #[test]

@@ -234,6 +234,66 @@ fn a_runt_and_a_frame_on_a_link_that_is_down_are_dropped() {
     assert_eq!(driver.take_used(), []);
 }
 
+/// Whether guest memory from the buffers on holds nothing but zeros, as in the beginning.
+fn untouched(driver: &DriverQueue) -> bool {
+    driver.bytes(BUFFERS, (MEMORY - BUFFERS) as usize).iter().all(|byte| *byte == 0)
+}
+
+#[test]
+fn while_the_link_is_down_frames_never_reach_guest_memory_and_do_not_wait_for_buffers() {
+    for (buffers, features) in [(0, PLAIN), (4, PLAIN), (4, MERGED)] {
+        let (mut rig, mut driver) = rig(16);
+        provide(&mut driver, buffers, 1500);
+        rig.state.set_link_up(false);
+        for len in [60, 1514, 9000] {
+            send(&rig.peer, &with_header(&frame(MAC, len)));
+        }
+        assert_eq!(run(&mut rig, &driver, features), Ok(Next::Frame));
+        assert!(untouched(&driver), "{buffers} buffers");
+        assert_eq!((rig.count(Counter::RxLinkDown), driver.take_used().len()), (3, 0));
+        rig.state.set_link_up(true);
+        provide(&mut driver, 1, 1500);
+        send(&rig.peer, &with_header(&frame(MAC, 60)));
+        run(&mut rig, &driver, features).unwrap();
+        assert_eq!((rig.count(Counter::RxFrames), driver.take_used().len()), (1, 1));
+    }
+}
+
+#[test]
+fn a_frame_that_waits_for_buffers_when_the_link_goes_down_is_dropped() {
+    let (mut rig, mut driver) = rig(16);
+    let queue = driver.queue.clone();
+    let mut receive = Receive::new(rig.ring(&queue, 0, true), MERGED, spill());
+    let buffers = provide(&mut driver, 2, 1500);
+    send(&rig.peer, &with_header(&frame(MAC, 5000)));
+    settle(&mut rig, &mut receive).unwrap();
+    assert!(receive.has_waiting());
+    rig.state.set_link_up(false);
+    assert_eq!(settle(&mut rig, &mut receive), Ok(Next::Frame));
+    assert!(!receive.has_waiting());
+    rig.state.set_link_up(true);
+    send(&rig.peer, &with_header(&frame(MAC, 60)));
+    settle(&mut rig, &mut receive).unwrap();
+    assert_eq!(driver.take_used(), [(buffers[0].1.into(), 72)]);
+    assert_eq!((rig.count(Counter::RxLinkDown), rig.count(Counter::RxFrames)), (1, 1));
+}
+
+#[test]
+fn frames_that_the_filter_refuses_leave_nothing_in_guest_memory() {
+    // With the addresses in the buffers, with a part of them there, and without any.
+    for (count, len, features) in [(2, 1500, PLAIN), (2, 20, PLAIN), (2, 12, PLAIN), (8, 1500, MERGED)] {
+        let (mut rig, mut driver) = rig(16);
+        rig.state.change_filter(|filter| filter.set_mode(Mode::Promiscuous, false));
+        provide(&mut driver, count, len);
+        for len in [60, 1514, 9000] {
+            send(&rig.peer, &with_header(&frame(OTHER, len)));
+        }
+        run(&mut rig, &driver, features).unwrap();
+        assert!(untouched(&driver), "buffers of {len} bytes");
+        assert_eq!((rig.count(Counter::RxFiltered), driver.take_used().len()), (3, 0), "buffers of {len} bytes");
+    }
+}
+
 #[test]
 fn flags_reach_only_a_driver_that_takes_unfinished_checksums() {
     for (features, expected) in [(MERGED, 0), (MERGED | 1 << VIRTIO_NET_F_GUEST_CSUM, 2)] {

@@ -185,7 +185,7 @@ fn the_backend_gets_the_data_queues_and_the_worker_keeps_the_control_queue() {
         assert!(Arc::ptr_eq(&queue.kick, eventfd), "queue {}", queue.index);
         assert_eq!(queue.descriptors.0, guest.queues[usize::from(queue.index)].avail() - 0x8000);
     }
-    assert_eq!(guest.workers[0].thread.thread().name(), Some("_net0_vq0"));
+    assert_eq!(guest.workers[0].thread.name(), "_net0_vq0");
     guest.interrupts.eventfd(0).unwrap().read().unwrap_err();
     backend.interrupt(0);
     assert!(guest.interrupts.eventfd(0).unwrap().read().is_ok());

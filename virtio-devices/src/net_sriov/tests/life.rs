@@ -143,3 +143,22 @@ fn a_thousand_times_on_and_off_leaves_nothing_behind() {
     }
     assert_eq!(device.vf(VfIndex(1)).unwrap().device().counters.workers.load(Ordering::Acquire), 0);
 }
+
+#[test]
+fn a_vf_that_the_host_cannot_resume_stays_paused_and_is_named() {
+    let mut device = threaded();
+    let _ = enable(&mut device, 3);
+    (0..3).for_each(|index| assert_eq!(vf(&mut device, index).init(), 15));
+    device.pause();
+    join(&mut device);
+    device.vf_mut(VfIndex(1)).unwrap().device_mut().refuse = true;
+    device.resume();
+    assert_eq!(running(&device), [0, 2]);
+    assert_eq!(device.take_not_resumed().map(|not_resumed| not_resumed.vf), Some(Some(VfIndex(1))));
+    assert!(device.take_not_resumed().is_none());
+    device.vf_mut(VfIndex(1)).unwrap().device_mut().refuse = false;
+    device.resume();
+    assert_eq!(running(&device), [0, 1, 2]);
+    let _ = disable(&mut device);
+    join(&mut device);
+}

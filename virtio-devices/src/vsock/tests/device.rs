@@ -122,7 +122,7 @@ fn spec(folder: &TempDir) -> VsockSpec {
 #[test]
 fn programs_of_guest_and_host_reach_each_other_by_sockets() {
     let mut guest = Guest::new();
-    assert_eq!(guest.workers[0].thread.thread().name(), Some("__vsock_q0"));
+    assert_eq!(guest.workers[0].thread.name(), "__vsock_q0");
     let (mut client, ports) = guest.connected_client();
     client.write_all(b"hello").unwrap();
     assert_eq!(guest.packet().data, b"hello");

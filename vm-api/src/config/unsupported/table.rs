@@ -65,15 +65,6 @@ pub(super) const TABLE: &[Missing] = &[
     missing("confidential VMs are", &[Field(Platform, "tdx", If(is_false)), Field(Platform, "sev_snp", If(is_false))]),
     // The program.
     missing("debugging with gdb is", &[Flag("--gdb"), Field(Vm, "gdb", If(is_false))]),
-    missing(
-        "Landlock rules are",
-        &[
-            Flag("--landlock"),
-            Flag("--landlock-rules"),
-            Field(Vm, "landlock_enable", Is(false)),
-            Field(Vm, "landlock_rules", Empty),
-        ],
-    ),
     missing("snapshots are", &[Flag("--restore"), Endpoint("vm.snapshot"), Endpoint("vm.restore")]),
     missing("live migration is", &[Endpoint("vm.send-migration"), Endpoint("vm.receive-migration")]),
     missing("guest core dumps are", &[Endpoint("vm.coredump")]),

@@ -127,7 +127,7 @@ impl Rig {
             for n in 0..u16::try_from(shown.len / PAGE).unwrap() {
                 let rid = shown.first.wrapping_add(n);
                 for reg in Dword::all() {
-                    let place = usize::from(n) * 4096 + usize::from(reg.offset());
+                    let place = shown.offset as usize + usize::from(n) * 4096 + usize::from(reg.offset());
                     let load: u32 = pages.load(place, Ordering::Relaxed).unwrap();
                     let exit = self.slot.config_read(rid, reg);
                     if load != exit {
@@ -137,6 +137,7 @@ impl Rig {
                 functions.push(rid);
             }
         }
+        functions.sort_unstable();
         Ok(functions)
     }
 }
@@ -160,25 +161,78 @@ fn enabled_vfs_are_shown_and_disabled_ones_are_not() {
     }
 }
 
-#[test]
-fn a_driver_that_uses_the_window_into_the_bars_is_served_by_exits_until_it_is_done() {
-    let rig = Rig::new(4, Vm::default());
-    rig.write(Target::Pf, VFS[0], 4);
-    rig.write(Target::Pf, VFS[1], 9);
-    // The fifth virtio capability of a VF; its length field.
-    let length = (0x40..0x100)
-        .step_by(4)
-        .find(|offset| rig.slot.config_read(rig.rid(Target::Vf(1)), Dword::containing(*offset)) >> 24 == 5)
-        .unwrap()
-        + 12;
-    for offset in [length - 8, length - 4] {
-        rig.write(Target::Vf(1), offset, 2);
+impl Rig {
+    /// Enables this many VFs.
+    fn enable(&self, num_vfs: u16) {
+        self.write(Target::Pf, VFS[0], num_vfs.into());
+        self.write(Target::Pf, VFS[1], 9);
     }
-    rig.write(Target::Vf(1), length, 2);
+
+    /// Has the driver of VF `n` use the window into the BARs, or no longer.
+    fn arm(&self, n: u16, on: bool) {
+        // The fifth virtio capability of a VF; its BAR, offset and length.
+        let read = |offset| self.slot.config_read(self.rid(Target::Vf(n)), Dword::containing(offset));
+        let capability = (0x40..0x100).step_by(4).find(|offset| read(*offset) >> 24 == 5).unwrap();
+        for (offset, value) in [(4, 2), (8, 0), (12, 2 * u32::from(on))] {
+            self.write(Target::Vf(n), capability + offset, value);
+        }
+    }
+
+    /// The VFs that are shown, which the PF always is.
+    fn vfs(&self) -> Vec<u16> {
+        let shown = self.compared().unwrap();
+        assert_eq!(shown.first(), Some(&self.placement.rid));
+        let index = |rid: &Rid| rid.to_bits() - self.rid(Target::Vf(0)).to_bits();
+        shown.iter().skip(1).map(index).collect()
+    }
+}
+
+#[test]
+fn a_driver_that_uses_the_window_into_the_bars_costs_no_other_function_its_page() {
+    let rig = Rig::new(6, Vm::default());
+    rig.enable(6);
+    for (armed, shown) in
+        [(2, &[0, 1, 3, 4, 5][..]), (0, &[1, 3, 4, 5]), (5, &[1, 3, 4]), (4, &[1, 3]), (3, &[1]), (1, &[])]
+    {
+        rig.arm(armed, true);
+        assert_eq!(rig.vfs(), shown, "after {armed}");
+        rig.arm(armed, false);
+        rig.write(Target::Pf, 4, 6);
+        assert_eq!(rig.vfs(), shown, "after {armed}");
+    }
+    // VFs that are enabled anew have their pages again, in one memory slot.
+    rig.write(Target::Pf, VFS[1], 0);
+    rig.enable(6);
+    assert_eq!((rig.vfs(), rig.vm.shown.lock().len()), (vec![0, 1, 2, 3, 4, 5], 2));
+    rig.arm(3, true);
+    rig.slot.reset();
+    assert_eq!((rig.vfs(), rig.vm.shown.lock().len()), (vec![], 1));
+}
+
+/// A change of what is shown holds up all vCPUs.
+#[test]
+fn a_driver_that_uses_the_window_again_and_again_changes_what_is_shown_once() {
+    let rig = Rig::new(4, Vm::default());
+    rig.enable(4);
+    rig.arm(1, true);
+    let changes = *rig.vm.changes.lock();
+    for _ in 0..100 {
+        rig.arm(1, false);
+        rig.arm(1, true);
+    }
+    assert_eq!(*rig.vm.changes.lock(), changes);
+}
+
+#[test]
+fn the_number_of_rows_that_a_guest_can_make_of_its_vfs_is_limited() {
+    let rig = Rig::new(300, Vm::default());
+    rig.enable(300);
+    (0..300).step_by(2).for_each(|n| rig.arm(n, true));
+    assert!(rig.vm.shown.lock().len() <= 1 + MAX_ROWS);
+    let odd: Vec<_> = (0..300).filter(|n| n % 2 == 1).take(MAX_ROWS - 1).collect();
+    assert_eq!(rig.vfs(), odd, "from the first on");
+    rig.slot.retire();
     assert!(rig.vm.shown.lock().is_empty());
-    rig.write(Target::Pf, 4, 6);
-    rig.write(Target::Vf(1), length, 0);
-    assert_eq!(rig.compared().unwrap().len(), 5);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
 use crate::kvm::MsiRoute;
-use crate::pci_host::config_pages::PAGE;
+use crate::pci_host::config_pages::{PAGE, Shown};
 
 const TOTAL: u16 = 6;
 const QUEUES: [u16; 3] = [64; 3];
@@ -241,7 +241,7 @@ impl Rig {
             }
             Op::Hold => {
                 self.slot.pause();
-                self.slot.resume();
+                self.slot.resume().unwrap();
             }
         }
     }
@@ -286,11 +286,11 @@ impl Rig {
             (0..visible.max(1)).take_while(|n| u64::from(*n) * PAGE < shown.len).map(move |n| (shown, n))
         });
         let mut shown = Vec::new();
-        for (Shown { first, memory, .. }, n) in pages {
+        for (Shown { first, memory, offset, .. }, n) in pages {
             let rid = first.wrapping_add(n);
             shown.push(rid);
             for reg in Dword::all() {
-                let at = usize::from(n) * PAGE as usize + usize::from(reg.offset());
+                let at = *offset as usize + usize::from(n) * PAGE as usize + usize::from(reg.offset());
                 let value: u32 = memory.as_volatile_slice().load(at, Ordering::Relaxed).unwrap();
                 assert_eq!(value, self.slot.config_read(rid, reg), "{rid} {reg:?}");
             }

@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 
 use pci::VfIndex;
 use virtio_devices::{
-    DeviceState, Doorbell, FileMapping, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, Port, Signals,
-    SriovStatus, StateError,
+    DeviceState, Doorbell, FileMapping, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, NewThread, Port,
+    Signals, SriovStatus, StateError,
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -24,9 +24,11 @@ struct Says {
     messages: Vec<Message>,
     memory: Option<(WindowId, Arc<FileMapping>)>,
     /// A worker that its next write stops.
-    stopping: Option<JoinHandle<()>>,
+    stopping: Option<Thread>,
     /// Hears that doorbells changed without an access.
     observer: Option<Arc<DoorbellObserver>>,
+    /// How often the host refuses to resume a function from now on.
+    refusals: usize,
     /// How often it was asked for all of its functions, and for one.
     asked: (usize, usize),
 }
@@ -41,7 +43,7 @@ const SLICE: u64 = 0x1000;
 const EFFECTS: Effects = Effects::WINDOWS.and(Effects::MESSAGES).and(Effects::QUEUES);
 
 impl pci::Device for Fake {
-    type Stopping = JoinHandle<()>;
+    type Stopping = Thread;
 
     fn config_read(&self, _rid: Rid, _reg: Dword) -> u32 {
         7
@@ -124,6 +126,12 @@ impl Lifecycle for Fake {
 
     fn resume(&mut self) -> Outcome {
         EFFECTS.into()
+    }
+
+    fn take_not_resumed(&mut self) -> Option<NotResumed> {
+        let mut says = self.0.lock();
+        says.refusals = says.refusals.checked_sub(1)?;
+        Some(NotResumed { vf: Some(VfIndex(3)), error: io::Error::from_raw_os_error(libc::EMFILE) })
     }
 
     fn save(&self) -> Result<Option<DeviceState>, StateError> {
@@ -409,13 +417,15 @@ fn an_access_waits_for_what_it_stopped_and_the_device_can_be_reached_meanwhile()
     let (sender, receiver) = std::sync::mpsc::channel();
     let reached = Arc::clone(&slot);
     // The worker ends only once another access got through.
-    wants.lock().stopping = Some(std::thread::spawn(move || {
+    let worker = NewThread::new("worker", 64 << 10, move || {
         reached.mmio_read(bar(), 0, &mut [0]);
         sender.send(()).unwrap();
-    }));
+    });
+    wants.lock().stopping = Some(worker.start().unwrap());
     slot.mmio_write(bar(), 0, &[1]);
     assert_eq!(receiver.try_recv(), Ok(()));
 }
 
 mod doorbells;
 mod memory;
+mod resuming;

@@ -1,5 +1,6 @@
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -221,4 +222,28 @@ fn what_a_guest_causes_is_told_at_a_limited_rate() {
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(names(&text).contains(&"vm:paused".to_string()));
     assert_eq!(values(&text)[0]["properties"], json!({"id": "pf0", "num_vfs": "8"}));
+}
+
+#[test]
+fn what_a_guest_causes_without_end_becomes_rare() {
+    const MOST: u64 = 8;
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("events");
+    let output = EventMonitor::Path(path.clone()).open().unwrap();
+    let limit = RateLimit { size: MOST, one_time_burst: 0, refill: Duration::from_secs(100_000) };
+    let (stream, events) = EventStream::limited(output, Instant::now(), limit).unwrap();
+    let guest = Arc::new(Restless(AtomicU64::new(0)));
+    let watched: Arc<dyn Watched> = guest.clone();
+    events.watch(Arc::downgrade(&watched));
+    let began = Instant::now();
+    while guest.0.load(Ordering::Relaxed) < MOST || began.elapsed() < 4 * MOST as u32 * PACE {
+        events.look();
+        thread::yield_now();
+    }
+    // What the host causes is told at once.
+    events.vm("paused");
+    drop(stream);
+    let names = names(&std::fs::read_to_string(&path).unwrap());
+    let of_guest = names.iter().filter(|name| *name == "sriov:vfs-enabled").count();
+    assert_eq!((of_guest as u64, names.last().map(String::as_str)), (MOST, Some("vm:paused")));
 }

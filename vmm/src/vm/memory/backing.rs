@@ -12,7 +12,7 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
 
 use super::error::MemoryError;
-use crate::config::MemoryZoneConfig;
+use crate::config::{MemoryConfig, MemoryZoneConfig};
 
 /// The host's page size, in bytes.
 const PAGE: u64 = 4096;
@@ -26,6 +26,7 @@ pub(super) struct Backing {
     size: u64,
     huge_page: Option<u64>,
     thp: bool,
+    dump: bool,
     mergeable: bool,
     reserve: bool,
     /// The host's NUMA node that pages come from.
@@ -35,22 +36,22 @@ pub(super) struct Backing {
 }
 
 impl Backing {
-    /// The backing of `config`; other processes can map it if `config` or `shared` says so. A file of its own is never
-    /// shared against its own setting: the guest would write to it.
-    pub(super) fn new(config: &MemoryZoneConfig, thp: bool, shared: bool) -> Result<Self, MemoryError> {
-        Self::with_size("size", config.size, config, thp, shared)
+    /// The backing of `config`, a part of the memory `all`; other processes can map it if `config` or `shared` says so.
+    /// A file of its own is never shared against its own setting: the guest would write to it.
+    pub(super) fn new(config: &MemoryZoneConfig, all: &MemoryConfig, shared: bool) -> Result<Self, MemoryError> {
+        Self::with_size("size", config.size, config, all, shared)
     }
 
     /// The backing of what a memory device can add to `config`, without a file of its own.
-    pub(super) fn of_room(config: &MemoryZoneConfig, thp: bool, shared: bool) -> Result<Self, MemoryError> {
-        Self::with_size("hotplug_size", config.room().unwrap_or(0), config, thp, shared)
+    pub(super) fn of_room(config: &MemoryZoneConfig, all: &MemoryConfig, shared: bool) -> Result<Self, MemoryError> {
+        Self::with_size("hotplug_size", config.room().unwrap_or(0), config, all, shared)
     }
 
     fn with_size(
         key: &'static str,
         size: u64,
         config: &MemoryZoneConfig,
-        thp: bool,
+        all: &MemoryConfig,
         shared: bool,
     ) -> Result<Self, MemoryError> {
         let huge_page = match huge_page(config) {
@@ -67,9 +68,9 @@ impl Backing {
             return Err(MemoryError::Unaligned { key, size, page });
         }
         let MemoryZoneConfig { mergeable, reserve, host_numa_node: node, .. } = *config;
-        let thp = thp && huge_page.is_none();
+        let (thp, dump) = (all.thp && huge_page.is_none(), all.dump);
         let mut backing =
-            Self { key, size, huge_page, thp, mergeable, reserve, node, shared: config.shared, file: None };
+            Self { key, size, huge_page, thp, dump, mergeable, reserve, node, shared: config.shared, file: None };
         if let Some(path) = &config.file {
             let problem = |problem| MemoryError::File { path: path.clone(), problem };
             backing.file = Some(Arc::new(open_file(path, size).map_err(problem)?));
@@ -101,6 +102,10 @@ impl Backing {
         let mapping = self.map_aligned(len, offset)?;
         let region = GuestRegionMmap::new(mapping, GuestAddress(range.start))
             .ok_or_else(|| self.map_error(io::ErrorKind::InvalidInput.into()))?;
+        if !self.dump {
+            // What a tenant's guest has in its memory is not for whoever reads core dumps.
+            advise(&region, Advice::LinuxDontDump).map_err(|errno| self.map_error(errno.into()))?;
+        }
         if self.thp {
             // Fails on a host without transparent huge pages, which only costs speed.
             let _ = advise(&region, Advice::LinuxHugepage);

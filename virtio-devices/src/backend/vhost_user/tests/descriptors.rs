@@ -1,7 +1,14 @@
 //! Which descriptors are left open.
 
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::super::connection::receive;
 use super::*;
 use crate::{QueueRunner, VirtioDevice};
 
@@ -60,4 +67,31 @@ fn no_descriptor_is_left_over_a_hundred_reconnections() {
     }
     drop((guest, peer));
     assert_eq!(open(), before);
+}
+
+/// Sends one byte with descriptors beside it.
+fn send_with(stream: &UnixStream, byte: u8, fds: &[OwnedFd]) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+    assert_eq!(sendmsg(stream, &[IoSlice::new(&[byte])], &mut ancillary, SendFlags::empty()), Ok(1));
+}
+
+#[test]
+fn of_an_answer_in_many_pieces_with_descriptors_beside_each_one_descriptor_is_kept() {
+    let (near, far) = UnixStream::pair().unwrap();
+    let (mut readers, mut kept) = (Vec::new(), None);
+    for _ in 0..10 {
+        let (ends, others): (Vec<_>, Vec<_>) = (0..8).map(|_| rustix::pipe::pipe().unwrap()).unzip();
+        send_with(&far, 1, &others);
+        readers.extend(ends);
+        drop(others);
+        assert_eq!(receive(near.as_fd(), &mut [0; 12], &mut kept), Ok(1));
+    }
+    assert!(kept.is_some());
+    // A pipe hangs up when no copy of its other end is open.
+    let hangs_up = |reader: &&OwnedFd| poll(&mut [PollFd::new(reader, PollFlags::IN)], Some(&Timespec::default()));
+    let open = readers.iter().filter(|reader| hangs_up(reader) != Ok(1)).count();
+    assert_eq!(open, 1, "of {}", readers.len());
 }

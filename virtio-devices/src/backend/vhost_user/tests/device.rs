@@ -44,7 +44,7 @@ fn disk_config() -> Vec<u8> {
 impl Rig {
     fn device(&self, kind: VhostUserKind, queues: usize) -> Result<VhostUserDevice, VhostUserError> {
         let spec = VhostUserDeviceSpec { id: ID.into(), kind, queue_sizes: vec![16; queues], socket: self.path() };
-        VhostUserDevice::connect(spec, &Memory::new(self.map.clone()))
+        VhostUserDevice::connect(spec, &Memory::new(self.map.clone()), None)
     }
 
     fn device_refusal(&self, kind: VhostUserKind, queues: usize) -> String {

@@ -52,6 +52,17 @@ fn a_peer_without_protocol_features_is_asked_for_none_and_runs_one_pair() {
 }
 
 #[test]
+fn a_peer_without_a_configuration_is_not_asked_to_change_it() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script::new(1).without(&[PROTOCOL_F_CONFIG]));
+    let mut backend = rig.connect(1).unwrap();
+    backend.write_config(0, &[1]).unwrap();
+    backend.set_active_pairs(1).unwrap();
+    let heard = peer.heard();
+    assert!(!heard.iter().any(|request| request.contains("CONFIG")), "{heard:?}");
+}
+
+#[test]
 fn a_channel_is_opened_only_for_changes_of_a_link_that_the_peer_has() {
     let rig = Rig::new();
     let mut no_link = Script::new(1);

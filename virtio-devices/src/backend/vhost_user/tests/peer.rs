@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
+};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::*;
 
-use super::super::connection::receive;
 use super::super::message::*;
 use super::rings::Rings;
 use crate::net::testing::eventually;
@@ -236,11 +237,9 @@ impl Session<'_> {
 
     /// Hears one request. Returns whether the other side is still there.
     fn answer_one(&mut self, stream: &UnixStream) -> bool {
-        let (mut header, mut fds) = ([0; HEADER], Vec::new());
+        let mut header = [0; HEADER];
         // A request comes in one piece: it is sent in one piece, and is small.
-        if receive(stream.as_fd(), &mut header, &mut fds) != Ok(HEADER) {
-            return false;
-        }
+        let Some(fds) = receive(stream, &mut header) else { return false };
         let header = Header::parse(header).expect("a request of version 1");
         let mut payload = vec![0; header.len as usize];
         if !payload.is_empty() {
@@ -366,6 +365,20 @@ impl Session<'_> {
             other => panic!("request {other}"),
         }
     }
+}
+
+/// Receives a whole header, with the descriptors that came beside it.
+fn receive(stream: &UnixStream, header: &mut [u8; HEADER]) -> Option<Vec<OwnedFd>> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let into = &mut [std::io::IoSliceMut::new(header)];
+    let received = recvmsg(stream, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC).ok()?;
+    let fds = ancillary.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+        _ => Vec::new(),
+    });
+    let fds = fds.collect();
+    (received.bytes == HEADER).then_some(fds)
 }
 
 fn shape_of(payload: &[u8]) -> String {

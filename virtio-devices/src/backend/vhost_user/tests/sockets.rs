@@ -5,6 +5,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
 
+use super::super::message::Request;
 use super::*;
 
 fn server(rig: &Rig) -> Result<VhostUserSocket, String> {
@@ -36,7 +37,7 @@ fn a_path_at_which_nobody_is_is_refused_with_the_way_out() {
 
 #[test]
 fn a_path_that_no_socket_can_have_or_that_is_closed_to_us_is_told_apart() {
-    let long = VhostUserSocket::of_peer("x".repeat(200).into()).first(Instant::now()).unwrap_err().to_string();
+    let long = VhostUserSocket::of_peer("x".repeat(200).into()).first(Instant::now(), None).unwrap_err().to_string();
     assert!(long.contains("File name too long"), "{long}");
     // A test that runs as root is let in anywhere.
     let closed = VhostUserSocket::of_peer("/run/vf1.sock".into()).unreachable(Errno::ACCESS).to_string();
@@ -92,10 +93,10 @@ fn a_socket_in_a_folder_that_does_not_exist_is_refused() {
 fn a_server_waits_for_its_peer_only_so_long() {
     let rig = Rig::new();
     let socket = server(&rig).unwrap();
-    let refused = socket.first(Instant::now() + Duration::from_millis(20)).unwrap_err().to_string();
+    let refused = socket.first(Instant::now() + Duration::from_millis(20), None).unwrap_err().to_string();
     assert!(refused.contains("no backend connected within 10 s; start it in client mode"), "{refused}");
     let caller = UnixStream::connect(rig.path()).unwrap();
-    assert!(socket.first(Instant::now()).is_ok());
+    assert!(socket.first(Instant::now(), None).is_ok());
     drop(caller);
 }
 
@@ -108,4 +109,32 @@ fn a_server_whose_set_up_fails_leaves_no_socket_behind() {
     let spec = rig.server_spec();
     assert!(matches!(VhostUser::connect(spec, &Memory::new(rig.map.clone())), Err(VhostUserError::Legacy(_))));
     assert!(!rig.path().exists());
+}
+
+#[test]
+fn a_wait_for_a_peer_that_is_mute_or_absent_or_slow_ends_when_nobody_wants_it_any_more() {
+    let rig = Rig::new();
+    let mut mute = Script::new(1);
+    mute.mute = vec![Request::GET_FEATURES];
+    let mut slow = Script::new(1);
+    slow.maps_late = true;
+    for script in [Some(mute), Some(slow), None] {
+        let cancel = Cancel::new().unwrap();
+        let is_absent = script.is_none();
+        let peer = script.map(|script| rig.peer(script));
+        let spec = if is_absent { rig.server_spec() } else { rig.spec(1) };
+        let spec = VhostUserSpec { cancel: Some(cancel.clone()), ..spec };
+        let memory = Memory::new(rig.map.clone());
+        let connected = std::thread::spawn(move || VhostUser::connect(spec, &memory).map(|_| ()).unwrap_err());
+        // It is waiting by now, or is about to.
+        std::thread::sleep(Duration::from_millis(100));
+        let begun = Instant::now();
+        cancel.cancel();
+        let error = connected.join().unwrap();
+        assert!(matches!(error, VhostUserError::Cancelled(_)), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(!is_absent || !rig.path().exists(), "the socket is gone");
+        drop(peer);
+        let _ = std::fs::remove_file(rig.path());
+    }
 }

@@ -1,0 +1,35 @@
+//! The end of a wait, from another thread.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::eventfd::borrow;
+
+/// Ends the waits for backends that are being connected. Clones end the same waits.
+#[derive(Debug, Clone)]
+pub struct Cancel(Arc<EventFd>);
+
+impl Cancel {
+    /// One that has ended nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// No file descriptor is left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?)))
+    }
+
+    /// Ends all waits, now and from now on.
+    pub fn cancel(&self) {
+        // A full counter has ended them already.
+        let _ = self.0.write(1);
+    }
+
+    /// Readable once the waits have ended.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        borrow(&self.0)
+    }
+}

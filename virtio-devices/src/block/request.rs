@@ -1,0 +1,88 @@
+//! One request of a driver, from its header to its status (`virtio 1.4 §5.2.6`).
+
+use std::time::Instant;
+
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
+use vm_memory::{Bytes, VolatileSlice};
+
+use super::counters::{BlockCounter, Tally};
+use super::latency::BlockLatencies;
+use super::operation::Operation;
+use crate::ring::Used;
+
+/// It was carried out.
+pub(crate) const OK: u8 = VIRTIO_BLK_S_OK as u8;
+/// It failed.
+pub(crate) const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
+/// The disk does not do that.
+pub(crate) const UNSUPP: u8 = VIRTIO_BLK_S_UNSUPP as u8;
+
+/// A request that is being carried out.
+pub(crate) struct Request<'m> {
+    /// The head of its chain.
+    pub head: u16,
+    /// What is asked for.
+    pub operation: Operation,
+    /// When it was taken from the queue.
+    pub begun: Instant,
+    /// Where the driver finds how it went.
+    pub status: VolatileSlice<'m>,
+    /// How many bytes there are to transfer.
+    pub bytes: usize,
+    /// How many of them have been transferred.
+    pub done: usize,
+    /// It goes through an aligned buffer.
+    pub bounced: bool,
+    /// It is complete only when it is on the medium.
+    pub stable: bool,
+    /// It has been carried out, and is being flushed to the medium.
+    pub syncing: bool,
+}
+
+impl Operation {
+    /// Whether it reads or writes the image's contents.
+    pub(crate) fn is_transfer(self) -> bool {
+        matches!(self, Self::Read(_) | Self::Write(_))
+    }
+
+    /// Whether it changes how a range is stored. A driver has another way if the image's file system does not know
+    /// that.
+    pub(crate) fn is_range(self) -> bool {
+        matches!(self, Self::Discard(_) | Self::WriteZeroes { .. })
+    }
+}
+
+impl Request<'_> {
+    /// Writes the status; what to give back to the driver.
+    pub(crate) fn finish(&self, status: u8) -> Used {
+        // The slice is one byte of guest memory, and holds it.
+        let _ = self.status.write_obj(status, 0);
+        let read = if matches!(self.operation, Operation::Write(_)) { 0 } else { self.done };
+        Used { head: self.head, len: u32::try_from(read).unwrap_or(u32::MAX).saturating_add(1) }
+    }
+
+    /// Counts it, and how long it took.
+    pub(crate) fn count(&self, status: u8, latencies: &BlockLatencies, tally: &mut Tally) {
+        match status {
+            OK => {}
+            UNSUPP => return tally.count(BlockCounter::Unsupported),
+            _ => return tally.count(BlockCounter::BackendErrors),
+        }
+        match self.operation {
+            Operation::Read(_) => {
+                latencies.read.note(self.begun.elapsed());
+                tally.count(BlockCounter::ReadOps);
+                tally.add(BlockCounter::ReadBytes, self.done as u64);
+            }
+            Operation::Write(_) => {
+                latencies.write.note(self.begun.elapsed());
+                tally.count(BlockCounter::WriteOps);
+                tally.add(BlockCounter::WriteBytes, self.done as u64);
+            }
+            Operation::Flush => tally.count(BlockCounter::FlushOps),
+            Operation::Discard(_) => tally.count(BlockCounter::DiscardOps),
+            Operation::WriteZeroes { .. } => tally.count(BlockCounter::WriteZeroesOps),
+            Operation::GetId => {}
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The policy of a NIC in force: what its workers read for each batch of frames, and how the host replaces it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+
+use super::counters::Counter;
+use super::limits::{Limit, of_frames, of_rate};
+use crate::RateLimits;
+use crate::policy::{Cause, Policy, Replaced};
+
+/// A policy, with its buckets.
+#[derive(Debug)]
+pub(crate) struct Enforced {
+    /// The policy.
+    pub policy: Policy,
+    /// Whether frames that the driver sends are looked at.
+    pub checks_sent: bool,
+    /// Whether frames for the driver are looked at.
+    pub checks_received: bool,
+    /// Whether there may be frames that the guest must never see.
+    pub may_hide: bool,
+    /// Which of the function's policies it is, from 0.
+    pub number: u64,
+    /// What the driver may receive.
+    pub receive: Limit,
+    /// What it may send.
+    pub transmit: Limit,
+    /// What it may send to groups.
+    pub storm: Limit,
+    limits: RateLimits,
+}
+
+impl Enforced {
+    /// With full buckets, but for those of `before` whose limits are the same.
+    fn new(policy: Policy, limits: RateLimits, before: Option<&Self>) -> Self {
+        let same = before.filter(|before| before.limits == limits);
+        let receive = same.map_or_else(|| Limit::new(&[limits]), |before| before.receive.clone());
+        let same = same.filter(|before| before.policy.max_tx_rate == policy.max_tx_rate);
+        let rate = policy.max_tx_rate.map(of_rate);
+        let both: Vec<_> = [limits].into_iter().chain(rate).collect();
+        let transmit = same.map_or_else(|| Limit::new(&both), |before| before.transmit.clone());
+        let same = before.filter(|before| before.policy.storm == policy.storm);
+        let storm: Vec<_> = policy.storm.map(of_frames).into_iter().collect();
+        let storm = same.map_or_else(|| Limit::new(&storm), |before| before.storm.clone());
+        let (checks_sent, checks_received) = (policy.checks_sent(), policy.checks_received());
+        let may_hide = checks_received || !policy.trusted;
+        let number = before.map_or(0, |before| before.number.wrapping_add(1));
+        Self { checks_sent, checks_received, may_hide, number, receive, transmit, storm, policy, limits }
+    }
+}
+
+/// Something about a function that its policy is about, and that its driver did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PolicyNotice {
+    /// The driver has changed its address.
+    AddressChanged {
+        /// The new one.
+        mac: [u8; 6],
+    },
+    /// The driver sent a frame from an address that is not its own: for the first time, or twice as often as when that
+    /// was last told.
+    Spoofed {
+        /// How often so far.
+        frames: u64,
+    },
+}
+
+/// Called on a worker's thread, which must not wait.
+pub type PolicyObserver = Box<dyn Fn(PolicyNotice) + Send>;
+
+/// The policy of a function, which outlives resets of it.
+pub(crate) struct PolicyCell {
+    current: ArcSwap<Enforced>,
+    spoofed: AtomicU64,
+    observer: Mutex<Option<PolicyObserver>>,
+}
+
+impl PolicyCell {
+    /// With full buckets.
+    pub(crate) fn new(policy: Policy, limits: RateLimits) -> Self {
+        let current = ArcSwap::from_pointee(Enforced::new(policy, limits, None));
+        Self { current, spoofed: AtomicU64::new(0), observer: Mutex::new(None) }
+    }
+
+    /// The policy for a batch of frames, which is dropped when that is over.
+    pub(crate) fn load(&self) -> Guard<Arc<Enforced>> {
+        self.current.load()
+    }
+
+    /// Replaces the policy for all batches that begin from now on.
+    pub(crate) fn replace(&self, policy: Policy, limits: RateLimits) -> Replaced {
+        let next = Enforced::new(policy, limits, Some(&self.current.load()));
+        Replaced::new(self.current.swap(Arc::new(next)))
+    }
+
+    /// Calls `observer` on each notice from now on.
+    pub(crate) fn observe(&self, observer: PolicyObserver) {
+        *self.observer.lock() = Some(observer);
+    }
+
+    /// Notes that the driver has changed its address.
+    pub(crate) fn note_address(&self, mac: [u8; 6]) {
+        self.notify(PolicyNotice::AddressChanged { mac });
+    }
+
+    /// Notes what was dropped.
+    pub(crate) fn note(&self, reason: Counter) {
+        if reason != Counter::TxSpoofedMac {
+            return;
+        }
+        let frames = self.spoofed.fetch_add(1, Ordering::Relaxed) + 1;
+        if frames.is_power_of_two() {
+            self.notify(PolicyNotice::Spoofed { frames });
+        }
+    }
+
+    fn notify(&self, notice: PolicyNotice) {
+        if let Some(observer) = &*self.observer.lock() {
+            observer(notice);
+        }
+    }
+}
+
+impl fmt::Debug for PolicyCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PolicyCell").field("current", &*self.current.load()).finish_non_exhaustive()
+    }
+}
+
+impl From<Cause> for Counter {
+    fn from(cause: Cause) -> Self {
+        match cause {
+            Cause::SpoofedAddress => Self::TxSpoofedMac,
+            Cause::BadVlan => Self::TxBadVlan,
+            Cause::ReservedGroup => Self::TxReservedGroup,
+            Cause::OtherVlan => Self::RxVlanFiltered,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::RateLimit;
+
+    fn cell(policy: Policy) -> PolicyCell {
+        PolicyCell::new(policy, RateLimits::default())
+    }
+
+    #[test]
+    fn a_policy_is_replaced_when_the_batches_of_before_are_over() {
+        let cell = cell(Policy::default());
+        cell.replace(Policy::default(), RateLimits::default()).wait();
+        thread::scope(|scope| {
+            let batch = cell.load();
+            let replaced = cell.replace(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default());
+            assert!(cell.load().checks_sent && !batch.checks_sent);
+            let waiting = scope.spawn(|| replaced.wait());
+            thread::sleep(Duration::from_millis(20));
+            assert!(!waiting.is_finished());
+            drop(batch);
+            waiting.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_change_of_something_else_refills_no_bucket() {
+        let limit = RateLimit { size: 1, one_time_burst: 0, refill: Duration::from_secs(3600) };
+        let limits = RateLimits { ops: Some(limit), bandwidth: None };
+        let policy = Policy { storm: NonZeroU32::new(1), max_tx_rate: NonZeroU32::new(1), ..Policy::default() };
+        let cell = PolicyCell::new(policy.clone(), limits);
+        let empty = || {
+            let now = cell.load();
+            [&now.receive, &now.transmit, &now.storm].map(|limit| limit.limited_for().is_some())
+        };
+        assert_eq!(empty(), [false; 3]);
+        {
+            let now = cell.load();
+            [&now.receive, &now.transmit, &now.storm].iter().for_each(|limit| (0..2).for_each(|_| limit.take(1 << 20)));
+        }
+        assert_eq!(empty(), [true; 3]);
+        cell.replace(Policy { spoof_check: true, ..policy.clone() }, limits).wait();
+        assert_eq!(empty(), [true; 3]);
+        cell.replace(Policy { storm: None, ..policy.clone() }, limits).wait();
+        assert_eq!(empty(), [true, true, false]);
+        cell.replace(Policy { max_tx_rate: None, ..policy }, RateLimits::default()).wait();
+        assert_eq!(empty(), [false; 3]);
+    }
+
+    #[test]
+    fn spoofed_frames_are_told_at_their_doublings() {
+        let (cell, (tell, told)) = (cell(Policy::default()), channel());
+        cell.observe(Box::new(move |notice| tell.send(notice).unwrap()));
+        (0..9).for_each(|_| cell.note(Counter::TxSpoofedMac));
+        cell.note(Counter::TxBadVlan);
+        cell.note_address([2; 6]);
+        let spoofed = |frames| PolicyNotice::Spoofed { frames };
+        let expected = [spoofed(1), spoofed(2), spoofed(4), spoofed(8), PolicyNotice::AddressChanged { mac: [2; 6] }];
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,66 @@
+//! Files that this program creates.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Directories of the system whose links name what a process has open, such as `/dev/stdout`. Only the system makes
+/// links there.
+const DESCRIPTORS: [&str; 3] = ["/dev", "/dev/fd", "/proc/self/fd"];
+
+/// Opens the file at `path` for writing, and for reading, too, if `read`; a regular file is created, or truncated. It
+/// does not become the controlling terminal.
+///
+/// A symbolic link at the end of `path` is not followed, because whoever may write to the directory could have this
+/// program truncate any file of its user. Those of `/dev` are.
+///
+/// # Errors
+///
+/// The system's, or that `path` is a symbolic link.
+pub fn create_file(path: &Path, read: bool, flags: OFlags) -> io::Result<File> {
+    let follows = path.parent().is_some_and(|folder| DESCRIPTORS.iter().any(|known| folder == Path::new(known)));
+    let no_follow = if follows { OFlags::empty() } else { OFlags::NOFOLLOW };
+    let flags = i32::try_from((flags | no_follow | OFlags::NOCTTY).bits()).unwrap_or_default();
+    let mut options = OpenOptions::new();
+    options.read(read).write(true).create(true).truncate(true).mode(0o600).custom_flags(flags);
+    options.open(path).map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => io::Error::other("it is a symbolic link, and links are not followed; name the file"),
+        _ => error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_created_or_truncated_and_a_link_to_one_leaves_it_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link, dangling] = ["file", "link", "dangling"].map(|name| folder.path().join(name));
+        create_file(&file, false, OFlags::empty()).unwrap();
+        std::fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("new"), &dangling).unwrap();
+        for link in [link, dangling] {
+            let error = create_file(&link, false, OFlags::empty()).unwrap_err().to_string();
+            assert!(error.starts_with("it is a symbolic link"), "{error}");
+        }
+        assert_eq!(std::fs::read(&file).unwrap(), b"old");
+        assert!(!folder.path().join("new").exists());
+        create_file(&file, false, OFlags::empty()).unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"");
+    }
+
+    #[test]
+    fn what_this_process_has_open_can_be_named_by_the_systems_links() {
+        let (near, _far) = rustix::pipe::pipe().unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&_far);
+        for folder in ["/dev/fd", "/proc/self/fd"] {
+            create_file(&Path::new(folder).join(number.to_string()), false, OFlags::NONBLOCK).unwrap();
+        }
+        drop(near);
+    }
+}

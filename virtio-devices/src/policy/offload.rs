@@ -1,0 +1,46 @@
+//! The header of a frame whose tags changed.
+
+use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_NONE};
+
+use super::head::{NewHead, STEP, Shift};
+use crate::net_protocol::header::{BadHeader, FLAGS, HEADER};
+
+/// Where the fields are that count from the beginning of the frame.
+const GSO_TYPE: usize = 1;
+const HDR_LEN: usize = 2;
+const CSUM_START: usize = 6;
+
+/// The header of a frame whose first bytes become `head`: offsets of what is behind the tags move with it.
+///
+/// # Errors
+///
+/// [`BadHeader`], when a checksum would be computed over, or written to, what has been checked: it would change an
+/// address or a tag behind the check's back.
+pub(crate) fn changed(mut header: [u8; HEADER], head: &NewHead) -> Result<[u8; HEADER], BadHeader> {
+    if header[FLAGS] & VIRTIO_NET_HDR_F_NEEDS_CSUM as u8 != 0 {
+        if usize::from(field(&header, CSUM_START)) < head.checked {
+            return Err(BadHeader);
+        }
+        move_by(&mut header, CSUM_START, head.shift)?;
+    }
+    // The length of all headers is a hint, and 0 where there is none.
+    if u32::from(header[GSO_TYPE]) != VIRTIO_NET_HDR_GSO_NONE && field(&header, HDR_LEN) >= STEP {
+        move_by(&mut header, HDR_LEN, head.shift)?;
+    }
+    Ok(header)
+}
+
+fn field(header: &[u8; HEADER], at: usize) -> u16 {
+    u16::from_le_bytes([header[at], header[at + 1]])
+}
+
+fn move_by(header: &mut [u8; HEADER], at: usize, shift: Shift) -> Result<(), BadHeader> {
+    let moved = match shift {
+        Shift::None => return Ok(()),
+        Shift::Longer => field(header, at).checked_add(STEP),
+        Shift::Shorter => field(header, at).checked_sub(STEP),
+    };
+    let [low, high] = moved.ok_or(BadHeader)?.to_le_bytes();
+    (header[at], header[at + 1]) = (low, high);
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! Threads that the host may refuse.
+//!
+//! `std::thread` is not used for threads that a guest can cause to start. It maps a signal stack in each new thread,
+//! and panics there, which ends the program, if the process has no mapping left (`vm.max_map_count`). POSIX's own
+//! `pthread_create` either returns an error or a thread that lacks nothing. What is lost is std's message at a stack
+//! overflow: such a thread still meets the guard page below its stack, and the program ends by SIGSEGV.
+
+use std::ffi::{CString, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A thread that has not been started yet.
+pub struct NewThread {
+    /// Its name. Linux keeps the first 15 bytes.
+    pub name: String,
+    /// The size of its stack in bytes, at least 16 KiB.
+    pub stack: usize,
+    /// Its work.
+    pub run: Box<dyn FnOnce() + Send>,
+}
+
+/// A thread that was started. Dropping this leaves the thread alone.
+#[derive(Debug)]
+pub struct Thread {
+    /// `None` once it was joined.
+    id: Option<libc::pthread_t>,
+    name: String,
+    ended: Arc<Ended>,
+}
+
+#[derive(Debug, Default)]
+struct Ended {
+    finished: AtomicBool,
+    panicked: AtomicBool,
+}
+
+/// The thread panicked, which has been reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Panicked;
+
+/// The argument of a new thread.
+struct Start {
+    name: CString,
+    run: Box<dyn FnOnce() + Send>,
+    ended: Arc<Ended>,
+}
+
+impl NewThread {
+    /// A thread of this name that does `run`.
+    pub fn new(name: impl Into<String>, stack: usize, run: impl FnOnce() + Send + 'static) -> Self {
+        Self { name: name.into(), stack, run: Box::new(run) }
+    }
+
+    /// Starts it from the calling thread, whose system call filters, CPUs and signal mask it has at first.
+    ///
+    /// # Errors
+    ///
+    /// The host has no thread, no memory or no mapping left.
+    pub fn start(self) -> io::Result<Thread> {
+        let ended = Arc::new(Ended::default());
+        let name = CString::new(self.name.replace('\0', ""))?;
+        let start = Box::new(Start { name, run: self.run, ended: Arc::clone(&ended) });
+        let mut attributes = MaybeUninit::uninit();
+        // SAFETY: it initialises the attributes, and is given room for them.
+        errno(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
+        // SAFETY: the attributes were initialised above.
+        let sized = errno(unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), self.stack) });
+        let created = sized.and_then(|()| {
+            let argument = Box::into_raw(start);
+            let mut id = MaybeUninit::uninit();
+            // SAFETY: the attributes are initialised, `run` takes what `argument` is, and the argument is the thread's
+            // from now on if it starts.
+            let error =
+                unsafe { libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), run, argument.cast::<c_void>()) };
+            if let Err(error) = errno(error) {
+                // SAFETY: no thread was started, so the argument is still that of `into_raw` above.
+                drop(unsafe { Box::from_raw(argument) });
+                return Err(error);
+            }
+            // SAFETY: the call succeeded, so it has written the ID.
+            Ok(unsafe { id.assume_init() })
+        });
+        // SAFETY: the attributes were initialised above, and are not used after this.
+        unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+        Ok(Thread { id: Some(created?), name: self.name, ended })
+    }
+}
+
+impl Thread {
+    /// The name that it was given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it has done its work.
+    pub fn is_finished(&self) -> bool {
+        self.ended.finished.load(Ordering::Acquire)
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    ///
+    /// It panicked.
+    pub fn join(mut self) -> Result<(), Panicked> {
+        if let Some(id) = self.id.take() {
+            // SAFETY: the ID is that of a thread that was neither joined nor detached.
+            unsafe { libc::pthread_join(id, ptr::null_mut()) };
+        }
+        if self.ended.panicked.load(Ordering::Acquire) { Err(Panicked) } else { Ok(()) }
+    }
+
+    /// Sends it a signal, which has no effect if it has ended.
+    pub fn signal(&self, signal: libc::c_int) {
+        if let Some(id) = self.id {
+            // SAFETY: the thread was not joined, so its ID is valid even if it has ended.
+            unsafe { libc::pthread_kill(id, signal) };
+        }
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            // SAFETY: the ID is that of a thread that was neither joined nor detached.
+            unsafe { libc::pthread_detach(id) };
+        }
+    }
+}
+
+/// The first function of a new thread.
+extern "C" fn run(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: the argument is the `Start` that `NewThread::start` made, and was left to this thread.
+    let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
+    // SAFETY: the name ends in a zero byte, and the kernel copies 15 bytes before that at most.
+    unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
+    let (run, ended) = (start.run, start.ended);
+    // The panic has been reported by its hook, and must not leave this function.
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        ended.panicked.store(true, Ordering::Release);
+    }
+    ended.finished.store(true, Ordering::Release);
+    ptr::null_mut()
+}
+
+/// The result of a function that returns an error number.
+fn errno(error: libc::c_int) -> io::Result<()> {
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const STACK: usize = 64 << 10;
+
+    #[test]
+    fn a_thread_runs_under_its_name_and_is_joined() {
+        let (name, found) = mpsc::channel();
+        let look = move || name.send(rustix::thread::name().unwrap()).unwrap();
+        let thread = NewThread::new("a-name-of-20-bytes-x", STACK, look).start().unwrap();
+        assert_eq!(thread.name(), "a-name-of-20-bytes-x");
+        assert_eq!(found.recv().unwrap().to_str(), Ok("a-name-of-20-by"));
+        assert_eq!(thread.join(), Ok(()));
+    }
+
+    #[test]
+    fn a_panic_is_an_error_of_the_join() {
+        let thread = NewThread::new("test", STACK, || panic!("as the test wants")).start().unwrap();
+        while !thread.is_finished() {
+            std::thread::yield_now();
+        }
+        assert_eq!(thread.join(), Err(Panicked));
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_had_is_an_error_and_drops_its_work() {
+        let work = Arc::new(());
+        let kept = Arc::clone(&work);
+        // No address space is as large.
+        let refused = NewThread::new("test", 1 << 48, move || drop(kept)).start();
+        assert!(refused.is_err());
+        assert_eq!(Arc::strong_count(&work), 1);
+    }
+
+    #[test]
+    fn a_thread_that_is_not_joined_runs_on() {
+        let (done, wait) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        let run = move || {
+            gone.recv().unwrap_err();
+            done.send(()).unwrap();
+        };
+        drop(NewThread::new("test", STACK, run).start().unwrap());
+        drop(go);
+        wait.recv().unwrap();
+    }
+}

@@ -1,0 +1,222 @@
+//! What a network function may send and receive: the values of `vlan_proto`, `trunk` and `link`.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::ser::SerializeSeq as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::config::grammar::list;
+use crate::config::option::{Value, digits};
+
+/// The kind of a VLAN's tags.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VlanProto {
+    /// Type 0x8100, a customer's.
+    #[default]
+    #[serde(rename = "802.1q")]
+    Customer,
+    /// Type 0x88a8, a provider's.
+    #[serde(rename = "802.1ad")]
+    Service,
+}
+
+impl Value for VlanProto {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "802.1q" => Ok(Self::Customer),
+            "802.1ad" => Ok(Self::Service),
+            _ => Err("give 802.1q or 802.1ad".to_string()),
+        }
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(match self {
+            Self::Customer => "802.1q".to_string(),
+            Self::Service => "802.1ad".to_string(),
+        })
+    }
+}
+
+/// The link of a network function as the host wants it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkPolicy {
+    /// Up, unless its backend is lost.
+    #[default]
+    Auto,
+    /// The same, of a function with a backend of its own.
+    Up,
+    /// Down.
+    Down,
+}
+
+impl Value for LinkPolicy {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "auto" => Ok(Self::Auto),
+            "up" => Ok(Self::Up),
+            "down" => Ok(Self::Down),
+            _ => Err("give auto, up or down".to_string()),
+        }
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(match self {
+            Self::Auto => "auto".to_string(),
+            Self::Up => "up".to_string(),
+            Self::Down => "down".to_string(),
+        })
+    }
+}
+
+/// The most elements of a list of VLANs: more than there are VLANs.
+const MOST: usize = 4096;
+
+/// VLAN IDs: numbers and ascending ranges, such as `[10,20,100-199]`. In JSON a range is a string. None is all of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Vlans(pub Vec<RangeInclusive<u16>>);
+
+impl Vlans {
+    fn element(text: &str) -> Result<RangeInclusive<u16>, String> {
+        let number = |text: &str| digits(text).and_then(|digits| digits.parse::<u16>().ok());
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match (number(first), number(last)) {
+            (Some(first), Some(last)) if first < last || first == last && !text.contains('-') => Ok(first..=last),
+            (Some(_), Some(_)) => Err("a range must be ascending, such as 100-199".to_string()),
+            _ => Err("give a list of VLAN IDs and ranges, such as [10,20,100-199]".to_string()),
+        }
+    }
+
+    /// Adds an element, unless there are too many.
+    fn add(&mut self, range: RangeInclusive<u16>) -> Result<(), String> {
+        if self.0.len() == MOST {
+            return Err(format!("the list is longer than {MOST} elements"));
+        }
+        self.0.push(range);
+        Ok(())
+    }
+}
+
+fn text(range: &RangeInclusive<u16>) -> String {
+    match (range.start(), range.end()) {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first}-{last}"),
+    }
+}
+
+impl Value for Vlans {
+    fn parse(raw: &str) -> Result<Self, String> {
+        let mut vlans = Self::default();
+        for element in list(raw)? {
+            vlans.add(Self::element(&element)?)?;
+        }
+        Ok(vlans)
+    }
+
+    fn print(&self) -> Option<String> {
+        (!self.0.is_empty()).then(|| self.to_string())
+    }
+}
+
+impl FromStr for Vlans {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Value::parse(text)
+    }
+}
+
+impl fmt::Display for Vlans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}]", self.0.iter().map(text).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl Serialize for Vlans {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut elements = serializer.serialize_seq(Some(self.0.len()))?;
+        for range in &self.0 {
+            match (range.start(), range.end()) {
+                (first, last) if first == last => elements.serialize_element(first)?,
+                _ => elements.serialize_element(&text(range))?,
+            }
+        }
+        elements.end()
+    }
+}
+
+/// An element in JSON.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a VLAN ID, or a range such as \"100-199\"")]
+enum Element {
+    Id(u16),
+    Range(String),
+}
+
+impl<'de> Deserialize<'de> for Vlans {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(Elements)
+    }
+}
+
+struct Elements;
+
+impl<'de> Visitor<'de> for Elements {
+    type Value = Vlans;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of VLAN IDs and ranges such as \"100-199\"")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vlans, A::Error> {
+        let mut vlans = Vlans::default();
+        while let Some(element) = elements.next_element()? {
+            let range = match element {
+                Element::Id(id) => Ok(id..=id),
+                Element::Range(text) => Vlans::element(&text),
+            };
+            range.and_then(|range| vlans.add(range)).map_err(A::Error::custom)?;
+        }
+        Ok(vlans)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vlans_are_the_same_on_the_command_line_and_in_json() {
+        let vlans = Vlans::parse("[10,20,100-199]").unwrap();
+        assert_eq!(vlans.print().as_deref(), Some("[10,20,100-199]"));
+        let json = serde_json::json!([10, 20, "100-199"]);
+        assert_eq!(serde_json::to_value(&vlans).unwrap(), json);
+        assert_eq!(serde_json::from_value::<Vlans>(json).unwrap(), vlans);
+        assert_eq!((Vlans::parse("[]").unwrap(), Vlans::default().print()), (Vlans::default(), None));
+        for wrong in ["[a]", "[1-]", "[3-2]", "[2-2]", "[-1]", "[70000]", "[1--2]"] {
+            assert!(Vlans::parse(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["[-1]", "[70000]", "[\"x\"]", "[\"3-2\"]", "[[]]", "{}", "1", "[1.5]"] {
+            assert!(serde_json::from_str::<Vlans>(wrong).is_err(), "{wrong}");
+        }
+        assert!(serde_json::from_value::<Vlans>(serde_json::json!(vec![1; 5000])).is_err());
+    }
+
+    #[test]
+    fn words_are_the_same_on_the_command_line_and_in_json() {
+        for (text, json, proto) in
+            [("802.1Q", "802.1q", VlanProto::Customer), ("802.1ad", "802.1ad", VlanProto::Service)]
+        {
+            assert_eq!(VlanProto::parse(text), Ok(proto));
+            assert_eq!((serde_json::to_value(proto).unwrap(), proto.print().as_deref()), (json.into(), Some(json)));
+        }
+        for (text, link) in [("auto", LinkPolicy::Auto), ("up", LinkPolicy::Up), ("down", LinkPolicy::Down)] {
+            assert_eq!((LinkPolicy::parse(text), link.print().as_deref()), (Ok(link), Some(text)));
+            assert_eq!(serde_json::to_value(link).unwrap(), text);
+        }
+        assert!(VlanProto::parse("q").is_err() && LinkPolicy::parse("on").is_err());
+    }
+}

@@ -1,0 +1,41 @@
+//! A client's connection without threads, for fuzz targets.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use crate::api::Handler;
+use crate::api::connection::{Connection, PATIENCE};
+use crate::api::service::Service;
+
+/// Sends `pieces`, which are short, one after the other on a connection of its own, and then no more. Returns the bytes
+/// of all answers.
+///
+/// # Errors
+///
+/// When the host has no sockets left.
+pub fn converse<'p>(pieces: impl IntoIterator<Item = &'p [u8]>, handler: Arc<dyn Handler>) -> io::Result<Vec<u8>> {
+    let (near, mut far) = UnixStream::pair()?;
+    far.set_nonblocking(true)?;
+    let service = Service { handler, budget: Arc::default(), patience: PATIENCE };
+    let mut connection = Some(Connection::new(near, &Arc::new(service))?);
+    let mut answers = Vec::new();
+    let mut advance = |far: &mut UnixStream| {
+        if let Some(open) = &mut connection
+            && open.advance().is_none()
+        {
+            connection = None;
+        }
+        // It ends with an error where nothing more is there.
+        let _ = far.read_to_end(&mut answers);
+    };
+    for piece in pieces {
+        // Nobody reads what follows a request that closed the connection.
+        let _ = far.write_all(piece);
+        advance(&mut far);
+    }
+    let _ = far.shutdown(Shutdown::Write);
+    advance(&mut far);
+    Ok(answers)
+}

@@ -1,0 +1,96 @@
+use crate::config::{DeviceKind, MacAddress};
+
+use super::*;
+
+fn instance(config: &str) -> Instance {
+    Instance::new(PlannedVm::new(serde_json::from_str(config).unwrap()).unwrap(), Events::default(), 0)
+}
+
+fn net(text: &str) -> NetConfig {
+    text.parse().unwrap()
+}
+
+fn ids(instance: &Instance) -> Vec<&str> {
+    instance.config().net.iter().filter_map(|net| net.id.as_deref()).collect()
+}
+
+#[test]
+fn what_is_left_out_is_decided_once() {
+    let mut instance = instance(r#"{"net":[{"sriov_vfs":2},{"id":"b"}]}"#);
+    let before = instance.config().clone();
+    assert!(before.net.iter().all(|net| net.mac.is_some()));
+    assert_eq!(instance.add_net(net("id=c"), Vec::new()).unwrap(), None);
+    assert_eq!(instance.config().net[..2], before.net);
+    assert_eq!(ids(&instance), ["_net0", "b", "c"]);
+    instance.remove_device("_net0").unwrap();
+    assert_eq!(instance.config().net[0], before.net[1]);
+}
+
+#[test]
+fn a_pf_without_a_tap_gets_a_name_that_no_pf_has_although_another_has_gone() {
+    let mut instance = instance(r#"{"net":[{"id":"a","sriov_vfs":1},{"id":"b","sriov_vfs":1}]}"#);
+    instance.remove_device("a").unwrap();
+    instance.add_net(net("id=c,sriov_vfs=1"), Vec::new()).unwrap();
+    let taps: Vec<_> = instance.config().net.iter().map(|net| net.tap.clone().unwrap()).collect();
+    assert_ne!(taps[0], taps[1]);
+}
+
+#[test]
+fn a_device_that_cannot_be_leaves_no_trace() {
+    let mut instance = instance(r#"{"net":[{"id":"a","tap":"a0"}]}"#);
+    let before = instance.config().clone();
+    for wrong in ["id=a", "tap=a0", "mtu=1", "pci_device_id=32", "id=__x", "num_queues=3", "sriov_vfs=65535"] {
+        assert!(instance.add_net(net(wrong), Vec::new()).is_err(), "{wrong}");
+    }
+    assert!(instance.add_disk("id=a,path=/x".parse().unwrap()).is_err(), "a name is one of all devices");
+    assert_eq!(instance.config(), &before);
+}
+
+#[test]
+fn what_is_not_there_or_in_every_vm_is_not_removed() {
+    let mut instance = instance("{}");
+    let kind = |instance: &mut Instance, id| instance.remove_device(id).unwrap_err().kind;
+    assert_eq!(kind(&mut instance, "nobody"), ErrorKind::NotFound);
+    assert_eq!(kind(&mut instance, "__rng"), ErrorKind::Invalid);
+}
+
+#[test]
+fn taps_that_were_passed_are_kept_as_long_as_their_nic() {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut instance = instance("{}");
+    // The numbers of the request mean nothing here.
+    instance.add_net(net("id=a,fd=[3]"), vec![ours.into()]).unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let gone = || std::io::Read::read(&mut &theirs, &mut [0]).is_ok_and(|len| len == 0);
+    assert!(!gone());
+    instance.remove_device("a").unwrap();
+    assert!(gone());
+}
+
+#[test]
+fn an_address_that_a_vf_is_given_is_its_own_in_the_configuration() {
+    let instance = instance(
+        r#"{"net":[{"id":"a","mac":"52:54:00:00:00:01","sriov_vfs":3,"vfs":[{"index":2,"mac":"52:54:00:00:01:02"}]},
+            {"id":"b","mac":"52:54:00:00:00:02"}]}"#,
+    );
+    let given = |index, mac: &str| {
+        let mac = Some(mac.parse().unwrap());
+        let change = SetVf { pf: "a".to_string(), index, mac, ..SetVf::default() };
+        instance.planned_with_vf(&change).map(Option::unwrap)
+    };
+    for index in 0..3 {
+        let (mut expected, changed) = (instance.planned.plan().clone(), given(index, "52:54:00:77:77:77").unwrap());
+        let DeviceKind::Net(net) = &mut expected.devices[0].kind else { panic!("the first device is the PF") };
+        let spec = &mut net.vfs[usize::from(index)].spec;
+        spec.mac = [0x52, 0x54, 0, 0x77, 0x77, 0x77];
+        spec.policy.address = Some(spec.mac);
+        assert_eq!(changed.plan(), &expected);
+    }
+    given(2, "52:54:00:00:01:02").unwrap();
+    let derived = instance.planned.plan().nets().next().unwrap().vfs[1].spec.mac;
+    for used in ["52:54:00:00:00:01", "52:54:00:00:00:02", "52:54:00:00:01:02", &MacAddress(derived).to_string()] {
+        let failure = given(0, used).unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::Conflict, "{failure:?}");
+    }
+    assert_eq!(given(0, "01:00:00:00:00:01").unwrap_err().kind, ErrorKind::Invalid);
+}

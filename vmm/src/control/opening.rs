@@ -1,0 +1,89 @@
+//! What a client's action needs from others, acquired on a thread of its own.
+//!
+//! A vhost-user backend may take minutes to map the guest's memory, or never answer. Meanwhile the control thread goes
+//! on: it answers clients, follows the guest and hears signals. What was acquired is used on the control thread, as
+//! part of the action.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+use virtio_devices::Cancel;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::control::queue::PendingAction;
+use crate::devices::peers::{PeerError, Peers};
+use crate::vm::{Vm, VmError};
+
+/// What was acquired for an action.
+pub(crate) enum Acquired {
+    /// The host's resources of a VM, for `vm.boot`.
+    Vm(Result<Box<Vm>, VmError>),
+    /// The backends of a device, for `vm.add-*`.
+    Peers(Result<Peers, PeerError>),
+}
+
+/// What acquires something on any thread, until it is told that nobody wants it any more.
+pub(crate) type Acquire = Box<dyn FnOnce(&Cancel) -> Acquired + Send>;
+
+/// An action that waits for what is being acquired for it. Dropping this ends that.
+pub(crate) struct Opening {
+    action: Option<PendingAction>,
+    cancel: Cancel,
+    thread: Option<JoinHandle<Acquired>>,
+    done: Arc<EventFd>,
+}
+
+impl Opening {
+    /// Begins to `acquire` what `action` needs.
+    ///
+    /// # Errors
+    ///
+    /// The host has no descriptor or thread left. The action can be applied without.
+    pub(crate) fn begin(
+        action: PendingAction,
+        acquire: impl FnOnce(&Cancel) -> Acquired + Send + 'static,
+    ) -> Result<Self, Box<(PendingAction, io::Error)>> {
+        let start = || {
+            let (cancel, done) = (Cancel::new()?, Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?));
+            let (ends, tells) = (cancel.clone(), Arc::clone(&done));
+            let thread = Builder::new().name("open".to_string()).spawn(move || {
+                let acquired = acquire(&ends);
+                // If it is full, it is readable.
+                let _ = tells.write(1);
+                acquired
+            })?;
+            Ok((cancel, done, thread))
+        };
+        match start() {
+            Ok((cancel, done, thread)) => Ok(Self { action: Some(action), cancel, thread: Some(thread), done }),
+            Err(error) => Err(Box::new((action, error))),
+        }
+    }
+
+    /// Readable when all has been acquired, or cannot be.
+    pub(crate) fn event(&self) -> &EventFd {
+        &self.done
+    }
+
+    /// The action, and what was acquired for it, after [`Self::event`] became readable. `None` if the thread panicked.
+    pub(crate) fn finish(mut self) -> Option<(PendingAction, Acquired)> {
+        let acquired = self.thread.take()?.join().ok()?;
+        Some((self.action.take()?, acquired))
+    }
+
+    /// Ends it. The action is to fail.
+    pub(crate) fn abandon(mut self) -> Option<PendingAction> {
+        self.action.take()
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, there is nothing left to do.
+            let _ = thread.join();
+        }
+    }
+}

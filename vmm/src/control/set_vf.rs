@@ -1,0 +1,103 @@
+//! What `vm.set-vf` changes of a VF.
+
+use virtio_devices::{BackendKind, MacError, Port};
+
+use crate::api::info::PolicyInfo;
+use crate::api::{Failure, SetVf};
+use crate::config::policy::{self, Carrier};
+use crate::config::subject::Subject;
+use crate::config::{LinkPolicy, MacAddress, NetConfig, NicPlan, PlannedVm, Problem, VmConfig};
+use crate::error_kind::ErrorKind;
+
+/// What VF `vf` of the NIC `id`, or that NIC itself, may send and receive, where the host has set the link to `link`.
+pub(super) fn policy_of(config: &VmConfig, id: &str, vf: Option<u16>, link: Option<LinkPolicy>) -> PolicyInfo {
+    let none = NetConfig::default();
+    let net = config.net.iter().find(|net| net.id.as_deref() == Some(id)).unwrap_or(&none);
+    let policy = match vf {
+        None => policy::info_of(net),
+        Some(index) => {
+            let own = net.vfs.iter().find(|vf| vf.index == index).map(|vf| vf.over(net, net.num_queues));
+            policy::info_of(&own.unwrap_or_default())
+        }
+    };
+    PolicyInfo { link: link.unwrap_or(policy.link), ..policy }
+}
+
+/// The kind of a problem with the VM as it would be. What a VF has already is no mistake in the request.
+pub(super) fn kind_of(problem: &Problem) -> ErrorKind {
+    match problem {
+        Problem::Conflict(_) => ErrorKind::Conflict,
+        problem => problem.into(),
+    }
+}
+
+/// The plan of VF `index` of `pf`.
+pub(super) fn plan_of<'p>(planned: &'p PlannedVm, pf: &str, index: u16) -> Option<&'p NicPlan> {
+    let net = planned.plan().nets().find(|net| net.id() == pf)?;
+    net.vfs.get(usize::from(index))
+}
+
+/// Checks that what `plan` asks for can be enforced over the backend that is open, which may be another than would be
+/// opened for the plan (`vhost=auto`).
+pub(super) fn check_enforced(plan: &NicPlan, kind: BackendKind, subject: &Subject) -> Result<(), Failure> {
+    let Some(carrier) = Carrier::of_open(kind) else { return Ok(()) };
+    policy::check_carried(&plan.spec, carrier, subject)
+        .map_err(|error| Failure::new(kind_of(&error.problem), error.to_string()))
+}
+
+/// Gives a VF another address.
+pub(super) fn set_mac(port: &mut dyn Port, change: &SetVf, mac: MacAddress, driven: bool) -> Result<(), Failure> {
+    let SetVf { pf, index, .. } = change;
+    // The vDPA device knows its address, and filters by it.
+    if port.backend_kind() == BackendKind::Vdpa && port.mac() != mac.0 {
+        let device = port.backend_name();
+        let line = format!(
+            "pf={pf},index={index},mac={mac}: a VF on {device} has that device's address; set another address in the \
+             VF's configuration, before the PF is added"
+        );
+        return Err(Failure::new(ErrorKind::Conflict, line));
+    }
+    // With DRIVER set, the driver has read the address or is about to, even if no queue runs yet.
+    let set = if driven { Err(MacError::InUse) } else { port.set_mac(mac.0) };
+    set.map_err(|error| Failure::new(error.kind().into(), format!("pf={pf},index={index},mac={mac}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With `vhost=auto`, the plan leaves packets to this program, but the backend that is open may be the kernel's.
+    #[test]
+    fn what_is_open_decides_what_can_be_enforced() {
+        let plan = |vf: &str| {
+            let mut config = VmConfig { net: vec!["id=pf0,sriov_vfs=1".parse().unwrap()], ..VmConfig::default() };
+            let vf: crate::config::NetVf = format!("pf=pf0,index=0,vhost=auto{vf}").parse().unwrap();
+            config.net[0].vfs.push(vf.vf);
+            PlannedVm::new(config).unwrap()
+        };
+        let check = |vf: &str, kind| {
+            let planned = plan(vf);
+            check_enforced(plan_of(&planned, "pf0", 0).unwrap(), kind, &Subject::vf("pf0", 0))
+        };
+        for (keys, named) in [
+            (",vlan=5", "vlan"),
+            (",trunk=[5]", "trunk"),
+            (",spoofchk=on", "spoofchk"),
+            (",trust=off", "trust"),
+            (",max_tx_rate=5", "max_tx_rate"),
+            (",storm=5", "storm"),
+            (",ops_size=5,ops_refill_time=1", "rate_limiter_config"),
+        ] {
+            check(keys, BackendKind::Tap).unwrap();
+            let failure = check(keys, BackendKind::VhostNet).unwrap_err();
+            assert_eq!(failure.kind, ErrorKind::Conflict);
+            let expected = format!(
+                "--net-vf pf=pf0,index=0 {named}: vhost-net carries this function's packets past this program; leave \
+                 vhost out, or set it on the host (docs/policy.md)"
+            );
+            assert!(format!("{failure:?}").contains(&expected), "{failure:?}");
+        }
+        check(",mac=52:54:00:00:01:00", BackendKind::VhostNet).unwrap();
+        assert!(plan_of(&plan(""), "pf0", 1).is_none());
+    }
+}

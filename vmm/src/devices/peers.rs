@@ -1,0 +1,250 @@
+//! The vhost-user backends of devices, connected before their devices are plugged in.
+//!
+//! A backend may take minutes to map the guest's memory, or never answer. So backends are connected on a thread that
+//! touches nothing but them, and the waits can be ended.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use pci::VfIndex;
+use virtio_devices::{
+    Cancel, Memory, VhostUser, VhostUserDevice, VhostUserDeviceSpec, VhostUserError, VhostUserRole, VhostUserSocket,
+    VhostUserSpec,
+};
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+
+use crate::config::{BackendPlan, DeviceKind, DevicePlan, VhostMode};
+
+/// Connected backends, in the order of their devices, with the paths of their sockets.
+#[derive(Default)]
+pub(crate) struct Peers {
+    connected: Vec<(PathBuf, Connected)>,
+    /// The memory that they have mapped.
+    memory: Option<Arc<GuestMemoryMmap>>,
+}
+
+/// Why a backend cannot be used.
+#[derive(Debug)]
+pub(crate) struct PeerError {
+    /// How the user named the function.
+    pub option: String,
+    /// Why.
+    pub error: VhostUserError,
+}
+
+/// A connected backend.
+enum Connected {
+    Nic(Box<VhostUser>),
+    Device(Box<VhostUserDevice>),
+}
+
+/// A backend to connect.
+struct Wanted<'a> {
+    /// How the user named the function.
+    option: String,
+    path: &'a Path,
+    what: What<'a>,
+}
+
+enum What<'a> {
+    Nic { queue_pairs: u16, mode: VhostMode },
+    Device(&'a VhostUserDeviceSpec),
+}
+
+impl Peers {
+    /// Whether the device of `plan` has such backends.
+    pub(crate) fn are_of(plan: &DevicePlan) -> bool {
+        !wanted(plan).is_empty()
+    }
+
+    /// Connects the backends of `plans`, whose sockets have one deadline if the backends are to connect. All of these
+    /// listen before the first is waited for: whoever starts the backends need not know an order.
+    ///
+    /// # Errors
+    ///
+    /// The first backend that cannot be used, in the order of the plans, or that had not been connected when `cancel`
+    /// ended the waits. Nothing is left of the others.
+    pub(crate) fn connect(plans: &[DevicePlan], memory: &Memory, cancel: Option<&Cancel>) -> Result<Self, PeerError> {
+        let wanted: Vec<_> = plans.iter().flat_map(wanted).collect();
+        let map = memory.memory().into_inner();
+        let memory = Memory::from(Arc::clone(&map));
+        let listening = wanted.iter().map(Wanted::listen).collect::<Result<Vec<_>, _>>()?;
+        let until = Instant::now() + VhostUserSocket::PATIENCE;
+        let mut peers = Self { connected: Vec::new(), memory: Some(map) };
+        // One after the other: backends of one process are often served by one of its threads, which answers nobody
+        // while it maps the memory for another.
+        for (socket, wanted) in listening.into_iter().zip(&wanted) {
+            let connected = wanted.connect(socket, until, &memory, cancel.cloned())?;
+            peers.connected.push((wanted.path.to_owned(), connected));
+        }
+        Ok(peers)
+    }
+
+    /// Whether they have mapped `memory` as it is now.
+    pub(crate) fn have(&self, memory: &Memory) -> bool {
+        self.memory.as_ref().is_none_or(|map| Arc::ptr_eq(map, &memory.memory().into_inner()))
+    }
+
+    /// The backend of a NIC at this path, once.
+    pub(crate) fn nic(&mut self, path: &Path) -> Option<VhostUser> {
+        match self.take(path)? {
+            Connected::Nic(backend) => Some(*backend),
+            Connected::Device(_) => None,
+        }
+    }
+
+    fn take(&mut self, path: &Path) -> Option<Connected> {
+        let n = self.connected.iter().position(|(of, _)| of == path)?;
+        Some(self.connected.remove(n).1)
+    }
+
+    /// The device over a backend at this path, once.
+    pub(crate) fn device(&mut self, path: &Path) -> Option<VhostUserDevice> {
+        match self.take(path)? {
+            Connected::Device(device) => Some(*device),
+            Connected::Nic(_) => None,
+        }
+    }
+}
+
+/// How the user named the device of `plan`, or its VF `vf`.
+pub(super) fn function_option(plan: &DevicePlan, vf: Option<VfIndex>) -> String {
+    match vf {
+        Some(index) => format!("--net-vf pf={},index={index}", plan.id),
+        None => plan.option(),
+    }
+}
+
+/// The backends that the device of `plan` needs.
+fn wanted(plan: &DevicePlan) -> Vec<Wanted<'_>> {
+    if let DeviceKind::VhostUser(spec) = &plan.kind {
+        return vec![Wanted { option: plan.option(), path: &spec.socket, what: What::Device(spec) }];
+    }
+    let functions = std::iter::once(None).chain((0..).map(VfIndex).map(Some)).zip(plan.nics());
+    let wanted = functions.filter_map(|(vf, nic)| match &nic.backend {
+        BackendPlan::VhostUser { socket, mode } => {
+            let what = What::Nic { queue_pairs: nic.spec.queue_pairs, mode: *mode };
+            Some(Wanted { option: function_option(plan, vf), path: socket, what })
+        }
+        _ => None,
+    });
+    wanted.collect()
+}
+
+impl Wanted<'_> {
+    /// The socket, which listens if the backend is to connect.
+    fn listen(&self) -> Result<VhostUserSocket, PeerError> {
+        match self.what {
+            What::Nic { mode: VhostMode::Server, .. } => VhostUserSocket::listen(self.path.to_owned())
+                .map_err(|error| PeerError { option: self.option.clone(), error }),
+            _ => Ok(VhostUserSocket::of_peer(self.path.to_owned())),
+        }
+    }
+
+    fn connect(
+        &self,
+        socket: VhostUserSocket,
+        until: Instant,
+        memory: &Memory,
+        cancel: Option<Cancel>,
+    ) -> Result<Connected, PeerError> {
+        let connected = match self.what {
+            What::Nic { queue_pairs, .. } => {
+                let role = VhostUserRole::Nic { queue_pairs };
+                let spec = VhostUserSpec { socket, role, until, cancel };
+                VhostUser::connect(spec, memory).map(|backend| Connected::Nic(Box::new(backend)))
+            }
+            What::Device(spec) => {
+                VhostUserDevice::connect(spec.clone(), memory, cancel).map(|device| Connected::Device(Box::new(device)))
+            }
+        };
+        connected.map_err(|error| PeerError { option: self.option.clone(), error })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+    use std::time::Duration;
+
+    use rustix::fs::MemfdFlags;
+    use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+
+    use super::*;
+    use crate::config::{NetVf, VmConfig, VmPlan};
+
+    fn memory() -> Memory {
+        let file = File::from(rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(4096).unwrap();
+        let range = (GuestAddress(0), 4096, Some(FileOffset::new(file, 0)));
+        Memory::new(GuestMemoryMmap::from_ranges_with_files([range]).unwrap())
+    }
+
+    /// A PF with VFs whose backends have sockets in `folder`, with `mode`.
+    fn plan(folder: &Path, mode: &str, vfs: u16) -> DevicePlan {
+        let folder = folder.display();
+        let at = |name: &str| format!("vhost_user=on,vhost_mode={mode},socket={folder}/{name}");
+        let mut config = VmConfig::default();
+        config.net.push(format!("id=pf0,sriov_vfs={vfs},{}", at("pf.sock")).parse().unwrap());
+        for index in 0..vfs {
+            let vf = format!("pf=pf0,index={index},{}", at(&format!("vf{index}.sock")));
+            config.net[0].vfs.push(vf.parse::<NetVf>().unwrap().vf);
+        }
+        config.memory.shared = true;
+        VmPlan::of(&config).unwrap().devices.remove(0)
+    }
+
+    fn refusal(plan: DevicePlan) -> String {
+        let error = Peers::connect(&[plan], &memory(), None).map(|_| ()).unwrap_err();
+        format!("{},{}", error.option, error.error)
+    }
+
+    #[test]
+    fn all_sockets_listen_before_the_first_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = plan(folder.path(), "server", 1);
+        let [pf, vf] = ["pf.sock", "vf0.sock"].map(|name| folder.path().join(name));
+        let connecting = std::thread::spawn(move || refusal(plan));
+        // A backend of the last one comes first. Each goes at once, so that nothing comes of it.
+        for path in [vf, pf] {
+            while UnixStream::connect(&path).is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let error = connecting.join().unwrap();
+        assert!(error.starts_with("--net id=pf0,") && error.contains("the peer closed the connection"), "{error}");
+        assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "no socket is left");
+    }
+
+    #[test]
+    fn the_first_backend_that_does_not_answer_ends_the_wait_for_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = plan(folder.path(), "client", 7);
+        let names = (0..7).map(|index| format!("vf{index}.sock")).chain(["pf.sock".to_string()]);
+        let _mute: Vec<_> = names.map(|name| UnixListener::bind(folder.path().join(name)).unwrap()).collect();
+        let begun = Instant::now();
+        let error = refusal(plan);
+        assert!(error.starts_with("--net id=pf0,") && error.contains("no answer within 2 s"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn nobody_is_waited_for_any_longer_than_is_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = plan(folder.path(), "server", 3);
+        let cancel = Cancel::new().unwrap();
+        let (ends, last) = (cancel.clone(), folder.path().join("vf2.sock"));
+        let connecting = std::thread::spawn(move || Peers::connect(&[plan], &memory(), Some(&cancel)).is_err());
+        while !last.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let begun = Instant::now();
+        ends.cancel();
+        assert!(connecting.join().unwrap());
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "no socket is left");
+    }
+}

@@ -1,0 +1,60 @@
+//! Why a process cannot be confined, or what its confinement does not allow.
+
+use std::io;
+use std::path::PathBuf;
+
+use landlock::RulesetError;
+
+use crate::error_kind::ErrorKind;
+
+/// Why this process cannot be confined, or what its confinement does not allow, in one line.
+#[derive(Debug, thiserror::Error)]
+pub enum LandlockError {
+    /// The kernel lacks it.
+    #[error(
+        "--landlock: the host's kernel has no Landlock, or an old one; boot Linux 6.2 or later with landlock in its \
+         list of security modules (lsm=), or leave --landlock out"
+    )]
+    Unsupported,
+    /// A file that the configuration names cannot be looked at.
+    #[error("{option}: {}: {error}; with --landlock, it must be there when the VM is created", path.display())]
+    File {
+        /// The option that names it.
+        option: String,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// A file that this process may not use.
+    #[error(
+        "{option}: --landlock keeps this program from {}; create the VM with --landlock-rules path={},access={access}, \
+         in a new process",
+        path.display(), path.display()
+    )]
+    Beyond {
+        /// The option that names it.
+        option: String,
+        /// The file.
+        path: PathBuf,
+        /// What it is needed for: `r`, `w` or `rw`.
+        access: &'static str,
+    },
+    /// The kernel refused.
+    #[error("--landlock: the kernel refuses the rules: {0}")]
+    Refused(#[from] RulesetError),
+    /// The rules cannot be kept.
+    #[error("--landlock: the rules cannot be kept: {0}")]
+    Host(#[from] io::Error),
+}
+
+impl LandlockError {
+    /// The kind of this error.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::File { .. } => ErrorKind::Invalid,
+            Self::Beyond { .. } => ErrorKind::Conflict,
+            Self::Unsupported | Self::Refused(_) | Self::Host(_) => ErrorKind::Host,
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! One rule: a file, and what may be done with it.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use landlock::{AccessFs, BitFlags, make_bitflags};
+
+use super::error::LandlockError;
+use super::host_file::HostFile;
+
+/// To read a file or a folder, and to ask devices.
+pub(super) const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev});
+/// To write a file, and to ask devices.
+pub(super) const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
+/// To make sockets in a folder, and to remove them.
+pub(super) const SOCKETS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeSock | RemoveFile});
+
+/// A file that this process may use, or a folder with all that is in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rule {
+    /// The option that names it.
+    pub option: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it may do with it.
+    pub access: BitFlags<AccessFs>,
+    /// What is done if there is no such file.
+    pub missing: Missing,
+}
+
+/// What is done if a file does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Missing {
+    /// It is an error.
+    Refuse,
+    /// The VM can do without, or says what it lacks when it opens the file.
+    Skip,
+    /// It is made. Otherwise its folder would have to be writable.
+    Make,
+}
+
+impl Rule {
+    /// A file that the option `option` names.
+    pub(super) fn new(option: impl Into<String>, path: impl Into<PathBuf>, access: BitFlags<AccessFs>) -> Self {
+        Self { option: option.into(), path: path.into(), access, missing: Missing::Refuse }
+    }
+
+    /// A file of the host that every VM may use.
+    pub(super) fn of_host(path: &str, access: BitFlags<AccessFs>) -> Self {
+        Self { missing: Missing::Skip, ..Self::new("", path, access) }
+    }
+
+    /// The folder in which a socket is made, each time anew, and removed. A rule for the socket alone would not outlive
+    /// it.
+    pub(super) fn of_socket(option: impl Into<String>, socket: &Path) -> Self {
+        let folder = socket.parent().filter(|folder| !folder.as_os_str().is_empty());
+        Self::new(option, folder.unwrap_or(Path::new(".")), SOCKETS)
+    }
+
+    /// The folder of the API's socket.
+    pub(crate) fn of_api_socket(socket: &Path) -> Self {
+        Self::of_socket("--api-socket", socket)
+    }
+
+    /// Whether the VM cannot do without.
+    pub(super) fn is_needed(&self) -> bool {
+        self.missing != Missing::Skip
+    }
+
+    /// Makes an empty file if there is none and there has to be one.
+    pub(super) fn make(&self) -> Result<(), LandlockError> {
+        if self.missing != Missing::Make {
+            return Ok(());
+        }
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(self.failed(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Looks at the file.
+    pub(super) fn look(&self) -> Result<HostFile, LandlockError> {
+        HostFile::at(&self.path).map_err(|error| self.failed(error))
+    }
+
+    /// The error that the file cannot be looked at.
+    pub(super) fn failed(&self, error: io::Error) -> LandlockError {
+        LandlockError::File { option: self.option.clone(), path: self.path.clone(), error }
+    }
+
+    /// The error that the file may not be used.
+    pub(super) fn beyond(&self) -> LandlockError {
+        let reads = self.access.intersects(AccessFs::ReadFile | AccessFs::ReadDir);
+        let writes = self.access.intersects(AccessFs::WriteFile | AccessFs::MakeSock);
+        let access = match (reads, writes) {
+            (true, false) => "r",
+            (false, _) => "w",
+            (true, true) => "rw",
+        };
+        LandlockError::Beyond { option: self.option.clone(), path: self.path.clone(), access }
+    }
+}

@@ -1,0 +1,29 @@
+//! A resume on a host that lacks something.
+
+use std::time::Instant;
+
+use super::*;
+
+#[test]
+fn what_the_host_lacks_for_a_moment_is_waited_for() {
+    let Rig { wants, slot, .. } = rig();
+    wants.lock().refusals = 5;
+    slot.pause();
+    slot.resume().unwrap();
+    assert_eq!(wants.lock().refusals, 0);
+}
+
+#[test]
+fn a_resume_fails_when_the_host_lacks_something_for_long_and_works_when_it_does_not() {
+    let Rig { wants, slot, .. } = rig();
+    wants.lock().refusals = usize::MAX;
+    slot.pause();
+    let began = Instant::now();
+    let NotResumed { vf, error } = slot.resume().unwrap_err();
+    assert_eq!((vf, error.raw_os_error()), (Some(VfIndex(3)), Some(libc::EMFILE)));
+    assert!(began.elapsed() >= Duration::from_secs(1), "other clients wait meanwhile, so not for much longer");
+    let tries = usize::MAX - wants.lock().refusals;
+    assert_eq!(tries, 8);
+    wants.lock().refusals = 0;
+    slot.resume().unwrap();
+}

@@ -1,0 +1,171 @@
+//! Whole texts or none, also on a full disk.
+
+use std::fs::File;
+use std::io::{self, Seek as _, Write};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+/// An output to which texts are written whole.
+///
+/// A disk that is full takes a part of a text. The rest then comes before all other texts, so that a reader who counts
+/// braces never loses its place; a text for which there is no room after it is dropped.
+#[derive(Debug)]
+pub(crate) struct Writer<W> {
+    output: W,
+    /// The part of the last text that the output has not taken yet.
+    rest: Vec<u8>,
+    /// How many bytes of that text it has taken.
+    taken: usize,
+}
+
+impl<W: Room> Writer<W> {
+    /// Writes to `output`.
+    pub(crate) const fn new(output: W) -> Self {
+        Self { output, rest: Vec::new(), taken: 0 }
+    }
+
+    /// Writes `text`, waiting for room in a pipe.
+    ///
+    /// # Errors
+    ///
+    /// The system's. If the output has taken a part, this is no error: the rest follows. After an error, nothing of
+    /// `text` is written.
+    pub(crate) fn write(&mut self, text: &str) -> io::Result<()> {
+        self.write_rest()?;
+        (self.rest, self.taken) = (text.as_bytes().to_vec(), 0);
+        match self.write_rest() {
+            Err(error) if self.taken == 0 => {
+                self.rest.clear();
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the rest of a text, or removes its beginning if there is still no room.
+    pub(crate) fn end(mut self) {
+        if self.write_rest().is_err() {
+            self.output.take_back(self.taken);
+        }
+    }
+
+    fn write_rest(&mut self) -> io::Result<()> {
+        while !self.rest.is_empty() {
+            self.output.wait()?;
+            match self.output.write(&self.rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    self.taken += written;
+                    self.rest.drain(..written.min(self.rest.len()));
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An output whose room can be waited for.
+pub(crate) trait Room: Write {
+    /// Waits until it takes something, or will never.
+    fn wait(&self) -> io::Result<()>;
+    /// Removes the last `bytes` that were written, if that is possible and nothing follows them.
+    fn take_back(&mut self, bytes: usize);
+}
+
+impl Room for File {
+    /// A descriptor that was passed in may be in blocking mode.
+    fn wait(&self) -> io::Result<()> {
+        match poll(&mut [PollFd::new(self, PollFlags::OUT)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Pipes take a whole event or nothing, and have no position.
+    fn take_back(&mut self, bytes: usize) {
+        let Ok(end) = self.stream_position() else { return };
+        let is_last = self.metadata().is_ok_and(|file| file.is_file() && file.len() == end);
+        if let Some(start) = end.checked_sub(bytes as u64).filter(|_| is_last) {
+            // Nothing more can be done.
+            let _ = self.set_len(start);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk that has room for so many bytes.
+    struct Disk {
+        written: Vec<u8>,
+        room: usize,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(self.room);
+            if count == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.written.extend(&bytes[..count]);
+            self.room -= count;
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Room for &mut Disk {
+        fn wait(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn take_back(&mut self, bytes: usize) {
+            self.written.truncate(self.written.len() - bytes);
+        }
+    }
+
+    #[test]
+    fn a_text_that_a_full_disk_has_cut_is_finished_before_another_begins() {
+        let mut disk = Disk { written: Vec::new(), room: 15 };
+        let mut writer = Writer::new(&mut disk);
+        writer.write("{first  }\n").unwrap();
+        writer.write("{second }\n").unwrap();
+        for _ in 0..3 {
+            writer.write("{dropped}\n").unwrap_err();
+        }
+        writer.output.room = 7;
+        writer.write("{third  }\n").unwrap();
+        writer.output.room = 30;
+        writer.write("{fourth }\n").unwrap();
+        writer.end();
+        assert_eq!(String::from_utf8(disk.written).unwrap(), "{first  }\n{second }\n{third  }\n{fourth }\n");
+    }
+
+    #[test]
+    fn a_text_for_which_there_is_no_room_until_the_end_is_taken_back() {
+        let mut disk = Disk { written: Vec::new(), room: 15 };
+        let mut writer = Writer::new(&mut disk);
+        writer.write("{first  }\n").unwrap();
+        writer.write("{second }\n").unwrap();
+        writer.end();
+        assert_eq!(disk.written, b"{first  }\n");
+    }
+
+    #[test]
+    fn what_is_taken_back_from_a_file_is_its_end_alone() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"first second").unwrap();
+        file.take_back(6);
+        assert_eq!(file.metadata().unwrap().len(), 6);
+        file.rewind().unwrap();
+        file.take_back(0);
+        assert_eq!(file.metadata().unwrap().len(), 6, "something follows");
+    }
+}

@@ -1,0 +1,161 @@
+//! Who starts the threads of this program: one thread, `starter`, for all others.
+//!
+//! A new thread has the system call filters of the thread that starts it, and can only add to them. So it is started by
+//! one whose filter allows what any thread may do. A vCPU in particular, which a guest makes start workers, asks the
+//! starter for them and waits; its own filter has neither their calls nor the call that makes threads. The same order
+//! gives a new thread the CPUs and the control group of the program, and not those of a vCPU.
+//!
+//! There is one starter for the process, as filters are the process's. It is started by [`begin`], or by the first
+//! thread that is needed.
+
+mod kind;
+
+use std::io;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::sync::{Arc, OnceLock};
+
+use virtio_devices::{NewThread, Thread, start_workers_with};
+
+use crate::landlock;
+pub(crate) use kind::ThreadKind;
+
+/// The starter's stack, in bytes. Its calls are shallow.
+const STACK: usize = 128 << 10;
+
+/// The first work of each new thread. If it fails, the thread does nothing else.
+pub(crate) type Prepare = Arc<dyn Fn(ThreadKind) -> io::Result<()> + Send + Sync>;
+
+/// A thread that somebody needs, and where its handle is sent.
+struct Order {
+    kind: ThreadKind,
+    thread: NewThread,
+    answer: SyncSender<io::Result<Thread>>,
+}
+
+static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
+
+/// Starts the starter, from the calling thread, unless it runs already. It and all threads that it starts begin with
+/// `prepare`.
+///
+/// # Errors
+///
+/// It cannot be started or prepared.
+pub(crate) fn begin(prepare: Prepare) -> io::Result<()> {
+    if STARTER.get().is_some() {
+        return Ok(());
+    }
+    let (sender, orders) = mpsc::channel();
+    let work = {
+        let prepare = Arc::clone(&prepare);
+        NewThread::new(ThreadKind::Starter.name(), STACK, move || serve(&orders, &prepare))
+    };
+    // Without its handle, it ends with the process.
+    start_prepared(ThreadKind::Starter, work, &prepare)?;
+    // If another thread was faster, this starter has no orders, and ends.
+    let _ = STARTER.set(sender);
+    start_workers_with(|kind, thread| start(ThreadKind::Worker(kind), thread));
+    Ok(())
+}
+
+/// Starts a thread of the program.
+///
+/// # Errors
+///
+/// The host has no thread, no memory or no mapping left, or refuses what the thread does first.
+pub(crate) fn start(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
+    if STARTER.get().is_none() {
+        begin(Arc::new(|_| Ok(())))?;
+    }
+    let starter = STARTER.get().ok_or_else(ended)?;
+    let (answer, answered) = mpsc::sync_channel(1);
+    starter.send(Order { kind, thread, answer }).map_err(|_| ended())?;
+    answered.recv().map_err(|_| ended())?
+}
+
+/// The starter's work.
+fn serve(orders: &Receiver<Order>, prepare: &Prepare) {
+    for Order { kind, thread, answer } in orders {
+        // A VM that confines this process to its files has threads that are confined from their start.
+        let confined = landlock::follow().map_err(io::Error::other);
+        // Whoever needs it waits.
+        let _ = answer.send(confined.and_then(|()| start_prepared(kind, thread, prepare)));
+    }
+}
+
+/// Starts a thread from the calling one, and waits until it is prepared.
+fn start_prepared(kind: ThreadKind, thread: NewThread, prepare: &Prepare) -> io::Result<Thread> {
+    let (report, prepared) = mpsc::sync_channel(1);
+    let NewThread { name, stack, run } = thread;
+    let prepare = Arc::clone(prepare);
+    let run = move || {
+        let ready = prepare(kind);
+        let can_run = ready.is_ok();
+        let _ = report.send(ready);
+        drop((report, prepare));
+        if can_run {
+            run();
+        }
+    };
+    let thread = NewThread::new(name, stack, run).start()?;
+    match prepared.recv() {
+        Ok(Ok(())) => Ok(thread),
+        refused => {
+            // It ends at once; a panic has been reported.
+            let _ = thread.join();
+            Err(refused.map_or_else(|_| ended(), |refused| refused.err().unwrap_or_else(ended)))
+        }
+    }
+}
+
+/// A thread is gone that never ends.
+fn ended() -> io::Error {
+    io::Error::other("the thread that starts others has ended; please report this")
+}
+
+#[cfg(test)]
+mod tests {
+    use virtio_devices::WorkerKind;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_is_started_by_the_starter_and_not_by_who_needs_it() {
+        let (found, find) = mpsc::channel();
+        let one = rustix::thread::CpuSet::new();
+        let needs = std::thread::spawn(move || {
+            let all = rustix::thread::sched_getaffinity(None).unwrap();
+            let mut first = one;
+            first.set((0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap());
+            rustix::thread::sched_setaffinity(None, &first).unwrap();
+            let look = move || found.send(rustix::thread::sched_getaffinity(None).unwrap()).unwrap();
+            let thread = start(ThreadKind::Serial, NewThread::new("serial", STACK, look)).unwrap();
+            assert_eq!(thread.join(), Ok(()));
+            all
+        });
+        assert_eq!(needs.join().unwrap(), find.recv().unwrap());
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_prepared_does_nothing() {
+        let (ran, runs) = mpsc::channel();
+        let refuse: Prepare = Arc::new(|kind| {
+            if kind == ThreadKind::Worker(WorkerKind::Rng) { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
+        });
+        for (kind, expected) in [(ThreadKind::Worker(WorkerKind::Rng), false), (ThreadKind::Vcpu, true)] {
+            let ran = ran.clone();
+            let thread = NewThread::new("test", STACK, move || ran.send(()).unwrap());
+            let started = start_prepared(kind, thread, &refuse);
+            assert_eq!(started.is_ok(), expected);
+            started.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(runs.try_recv().is_ok(), expected);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_the_host_refuses_is_an_error() {
+        let refused = start(ThreadKind::Serial, NewThread::new("test", 1 << 48, || {}));
+        assert!(refused.is_err());
+        let thread = start(ThreadKind::Serial, NewThread::new("test", STACK, || {})).unwrap();
+        assert_eq!(thread.join(), Ok(()), "the starter is still there");
+    }
+}
