@@ -9,6 +9,7 @@
 mod seeds;
 mod shared;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -17,7 +18,7 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::Mutex;
 use pci::{BarIndex, HostBridge, Placement, Rid, Topology, WindowId, ecam_read, ecam_write};
 use virtio_devices::testing::{FakeDevice, memory};
-use virtio_devices::{Memory, NetSriov, VirtioFunction, VirtioPci};
+use virtio_devices::{DeviceState, Lifecycle, Memory, NetSriov, VirtioFunction, VirtioPci};
 use vm_memory::Bytes;
 use vmm::arch::x86_64::layout;
 use vmm::testing::{Apertures, PAGE, PciHost, Record, RecordingVm, Refuse, Shown, Slot, place_bars};
@@ -75,6 +76,12 @@ const REGISTERS: [u16; 24] = [
 
 static MEMORY: LazyLock<Memory> = LazyLock::new(memory);
 
+thread_local! {
+    /// The devices with their BARs placed, in slot order. They are placed once, because that takes longer than running
+    /// an input.
+    static PLACED: RefCell<Vec<DeviceState>> = const { RefCell::new(Vec::new()) };
+}
+
 /// A window according to the registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Decoded {
@@ -91,7 +98,7 @@ struct Guest {
     /// The devices with queues, in slot order.
     devices: Vec<Shared>,
     record: Arc<Mutex<Record>>,
-    /// Whether BARs get addresses before the guest runs. This takes most of an input's time.
+    /// Whether BARs get addresses before the guest runs.
     firmware: bool,
 }
 
@@ -114,24 +121,49 @@ impl Guest {
                     0 => Box::new(VirtioFunction::plain(pf, placement.rid, MEMORY.clone()).expect("a NIC")),
                     _ => Box::new(NetSriov::new(pf, vfs, placement, &MEMORY).expect("a PF")),
                 };
-                let device = Shared::new(devices.len(), placement, device);
+                let mut device = Shared::new(devices.len(), placement, device);
+                if let Some(placed) =
+                    PLACED.with_borrow(|placed| placed.get(devices.len()).cloned().filter(|_| firmware))
+                {
+                    device.restore(&placed).expect("a state of this device");
+                    let _ = device.resume();
+                }
                 devices.push(device.clone());
                 Box::new(device)
             });
         }
         plug(Some(0), 0, &mut |_| Box::new(HostBridge::new(1, 2)));
         let guest = Self { host, topology, slots, devices, record: Arc::default(), firmware };
-        guest.boot();
+        guest.wire();
+        if firmware && PLACED.with_borrow(Vec::is_empty) {
+            guest.place();
+            let save = |device: &Shared| {
+                let mut device = device.clone();
+                let _ = device.pause();
+                let state = device.save().expect("it is paused").expect("a device with registers");
+                let _ = device.resume();
+                state
+            };
+            PLACED.set(guest.devices.iter().map(save).collect());
+        }
         guest
     }
 
     /// Wires the devices to a new VM, and assigns their BARs if `firmware` is set.
     fn boot(&self) {
+        self.wire();
+        if self.firmware {
+            self.place();
+        }
+    }
+
+    fn wire(&self) {
         *self.record.lock() = Record::default();
         self.host.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&self.record)))));
-        if !self.firmware {
-            return;
-        }
+    }
+
+    /// Assigns the devices' BARs.
+    fn place(&self) {
         place_bars(&self.topology, Apertures { mem32: layout::MMIO32, mem64: MEM64 }).expect("there is room");
         let mut placed: Vec<_> = self.slots.iter().flat_map(|(placement, _)| self.placed(*placement)).collect();
         placed.sort_by_key(|range| range.start);
@@ -312,7 +344,9 @@ impl Guest {
         let rid = pages.first.wrapping_add(n);
         let mut page = [0; 0x180];
         let memory = vm_memory::VolatileMemory::as_volatile_slice(&*pages.memory);
-        memory.read_slice(&mut page, usize::from(n) * PAGE as usize).expect("a page for each function");
+        memory
+            .read_slice(&mut page, pages.offset as usize + usize::from(n) * PAGE as usize)
+            .expect("a page for each function");
         for (offset, bytes) in (0..).step_by(4).zip(page.chunks_exact(4)) {
             let shown = u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
             assert_eq!(shown, self.read(rid, offset), "{rid} at {offset:#x}");

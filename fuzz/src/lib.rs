@@ -1,13 +1,17 @@
 //! What a guest or a user may do to the crates, in any order, and what must hold after each step.
 //!
 //! Each target is a module. `run` decodes an input into operations, performs them, and panics if a check fails.
-//! `seeds` are inputs that lead to the interesting states, as a real driver would. Targets use no threads, sockets or
-//! timers, so the same input always has the same effect.
+//! `seeds` are inputs that lead to the interesting states, as a real driver would. Targets use no threads and
+//! no timers, and sockets only where both ends are their own, so the same input always has the same effect.
 
+pub mod api;
 pub mod balloon;
 pub mod bar_moves;
+pub mod block;
 pub mod config_space;
+pub mod console;
 pub mod ecam;
+pub mod event_device;
 pub mod guest;
 pub mod input;
 pub mod mem;
@@ -16,8 +20,12 @@ pub mod net_ctrl;
 pub mod net_queue;
 pub mod payload;
 pub mod qcow2_open;
+pub mod rng;
+pub mod saved_state;
+pub mod serial;
 pub mod sriov;
 pub mod transport;
+pub mod vhost_user;
 pub mod vm_config;
 pub mod vsock;
 
@@ -33,18 +41,26 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
+    Target { name: "api", run: api::run, seeds: api::seeds },
     Target { name: "balloon", run: balloon::run, seeds: balloon::seeds },
     Target { name: "bar_moves", run: bar_moves::run, seeds: bar_moves::seeds },
+    Target { name: "block", run: block::run, seeds: block::seeds },
     Target { name: "config_space", run: config_space::run, seeds: config_space::seeds },
+    Target { name: "console", run: console::run, seeds: console::seeds },
     Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },
+    Target { name: "event_device", run: event_device::run, seeds: event_device::seeds },
     Target { name: "mem", run: mem::run, seeds: mem::seeds },
     Target { name: "msix", run: msix::run, seeds: msix::seeds },
     Target { name: "net_ctrl", run: net_ctrl::run, seeds: net_ctrl::seeds },
     Target { name: "net_queue", run: net_queue::run, seeds: net_queue::seeds },
     Target { name: "payload", run: payload::run, seeds: payload::seeds },
     Target { name: "qcow2_open", run: qcow2_open::run, seeds: qcow2_open::seeds },
+    Target { name: "rng", run: rng::run, seeds: rng::seeds },
+    Target { name: "saved_state", run: saved_state::run, seeds: saved_state::seeds },
+    Target { name: "serial", run: serial::run, seeds: serial::seeds },
     Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
     Target { name: "transport", run: transport::run, seeds: transport::seeds },
+    Target { name: "vhost_user", run: vhost_user::run, seeds: vhost_user::seeds },
     Target { name: "vm_config", run: vm_config::run, seeds: vm_config::seeds },
     Target { name: "vsock", run: vsock::run, seeds: vsock::seeds },
 ];

@@ -1,13 +1,12 @@
 //! A device shared by its slot and the oracle.
 
 use std::sync::{Arc, LazyLock};
-use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use pci::{BarIndex, Device, Dword, DwordWrite, Placement, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
 use virtio_devices::{
     DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, Outcome, Port,
-    Signals, SriovStatus, StateError, VirtioPci,
+    Signals, SriovStatus, StateError, Thread, VirtioPci,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -67,7 +66,7 @@ impl Shared {
 }
 
 impl Device for Shared {
-    type Stopping = JoinHandle<()>;
+    type Stopping = Thread;
 
     fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
         self.device.lock().config_read(rid, reg)

@@ -63,6 +63,21 @@ impl Chain {
         segments.flat_map(|segment| ram.get(segment.address, segment.len).unwrap_or_default()).copied().collect()
     }
 
+    /// Writes `bytes` to the segments that the device may write, in order.
+    pub fn fill(&self, ram: &mut Snapshot, mut bytes: &[u8]) {
+        for segment in self.segments.iter().filter(|segment| segment.writable) {
+            let (part, rest) = bytes.split_at(bytes.len().min(segment.len as usize));
+            ram.put(segment.address, part);
+            bytes = rest;
+        }
+    }
+
+    /// The address of the last byte that the device may write, if there is any.
+    pub fn last_writable(&self) -> Option<u64> {
+        let last = self.segments.iter().rfind(|segment| segment.writable && segment.len > 0)?;
+        Some(last.address + last.len - 1)
+    }
+
     /// Whether it, or one of its tables, shares bytes with `range`.
     pub fn touches(&self, range: &Range<u64>) -> bool {
         let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
