@@ -1,4 +1,5 @@
-//! Throughput and latency of a container's VF, per backend, compared with QEMU and with other container networks.
+//! Throughput and latency between a guest and its host: of a container's VF, per backend, compared with other container
+//! networks; of vsock; and of virtio-fs. QEMU is measured for comparison.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,13 +24,11 @@ const KERNEL: &str = "6.12";
 /// checkout's disk, its clock jumps ahead by the wait.
 const IN_MEMORY: &str = "/run/lab";
 /// Time limits under load: for the start, and for each second of virtual time.
-const LIMITS: (Duration, Duration) = (Duration::from_secs(240), Duration::from_secs(200));
-/// The tests, by the names that the measuring program has for them.
-const TESTS: [&str; 4] = ["tcp-out", "tcp-in", "tcp-rr", "udp-out"];
+const LIMITS: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(200));
 /// How often a test is tried before it fails.
 const ATTEMPTS: usize = 4;
 
-/// What carries the frames between the container and the host.
+/// What is measured: for a network, what carries the frames between the container and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Backend {
     /// A tap, served by the VMM
@@ -42,6 +41,10 @@ pub(crate) enum Backend {
     Vdpa,
     /// A tap, and other networks of containers for comparison
     Containers,
+    /// Connections to a program of the host by vsock
+    Vsock,
+    /// A folder of the host, shown by virtiofsd
+    VirtioFs,
 }
 
 impl Backend {
@@ -54,7 +57,34 @@ impl Backend {
             Backend::VhostUser => "vhost-user",
             Backend::Vdpa => "vdpa",
             Backend::Containers => "containers",
+            Backend::Vsock => "vsock",
+            Backend::VirtioFs => "virtio-fs",
         }
+    }
+
+    /// What a first-level machine of its own measures: tests by the names that the measuring program has for them, or
+    /// `all` of them.
+    fn tests(self) -> &'static [&'static str] {
+        match self {
+            Backend::Vsock | Backend::VirtioFs => &["all"],
+            _ => &["bulk-out", "bulk-in", "requests", "datagrams-out"],
+        }
+    }
+
+    /// How many measurements one machine makes.
+    fn measurements(self) -> f64 {
+        match self {
+            // One of each network.
+            Backend::Containers => 4.0,
+            // All tests.
+            Backend::Vsock | Backend::VirtioFs => 3.0,
+            _ => 1.0,
+        }
+    }
+
+    /// The initramfs of its guests.
+    fn image(self) -> Image {
+        if matches!(self, Backend::Vsock | Backend::VirtioFs) { Image::GuestWithModules } else { Image::Guest }
     }
 }
 
@@ -63,6 +93,7 @@ struct Programs {
     vmm: PathBuf,
     bench: PathBuf,
     netbench: PathBuf,
+    filebench: PathBuf,
     /// The folder of the fixtures.
     fixtures: PathBuf,
 }
@@ -85,7 +116,7 @@ impl Options {
         let of_qemu = |backend: &Backend| !matches!(backend, Backend::VhostUser | Backend::Vdpa);
         match self.backend {
             Some(backend) if self.qemu && !of_qemu(&backend) => Err(Error::new(format!(
-                "--qemu measures only tap and vhost-net, not {}; leave out --qemu or choose one of them",
+                "--qemu does not measure {}; leave out --qemu, or choose tap, vhost-net, vsock or virtio-fs",
                 backend.name()
             ))),
             Some(backend) => Ok(vec![backend]),
@@ -100,28 +131,31 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> 
     let programs = Programs {
         vmm: build::vmm(workspace)?,
         bench: build::program(workspace, "bench")?,
-        netbench: build::netbench(workspace)?,
+        netbench: build::measuring_program(workspace, "netbench")?,
+        filebench: build::measuring_program(workspace, "filebench")?,
         fixtures: build::fixtures(workspace)?,
     };
     // The first-level machine has iproute2 for the networks of containers.
     lab.peers()?;
-    let extra = guest_files(lab, &programs.netbench)?;
+    let extra = guest_files(lab, &programs)?;
     let qemu = if options.qemu { Some(qemu::fetch(lab)?) } else { None };
     println!("| backend | figure | median | least to most | processor, %: guest / kernel / programs |");
     println!("|---|---|---|---|---|");
     for backend in options.backends()? {
-        let command = prepare(lab, &programs, &extra, qemu.as_deref())?;
-        measure(lab, workspace, &command, backend.name(), options)?;
+        let command = prepare(lab, backend, &programs, &extra, qemu.as_deref())?;
+        measure(lab, workspace, &command, backend, options)?;
     }
     Ok(())
 }
 
-/// Runs each test of one backend in a first-level machine of its own. A test that hangs, as it may under an emulator
-/// that could not be patched, is tried again, never silently.
-fn measure(lab: &Lab, workspace: &Path, prepare: &str, what: &str, options: &Options) -> Result<()> {
+/// Runs the tests of one backend, those of networks in a first-level machine each. A test that hangs, as it may under
+/// an emulator that could not be patched, is tried again, never silently.
+fn measure(lab: &Lab, workspace: &Path, prepare: &str, backend: Backend, options: &Options) -> Result<()> {
+    // QEMU leaves the connections to the kernel.
+    let what = if options.qemu && backend == Backend::Vsock { "vhost-vsock" } else { backend.name() };
     note("measure", format!("{what}, {} times {} s of virtual time a test", options.runs, options.seconds));
-    let limit = LIMITS.0 + LIMITS.1.mul_f64(options.seconds * options.runs as f64 * networks(what));
-    for test in TESTS {
+    let limit = LIMITS.0 + LIMITS.1.mul_f64(options.seconds * options.runs as f64 * backend.measurements());
+    for test in backend.tests() {
         let command = format!("{prepare} && exec {IN_MEMORY}/bench {what} {} {} {test}", options.seconds, options.runs);
         let mut attempts = 0;
         loop {
@@ -140,13 +174,8 @@ fn measure(lab: &Lab, workspace: &Path, prepare: &str, what: &str, options: &Opt
     Ok(())
 }
 
-/// How many networks are measured under one name.
-fn networks(what: &str) -> f64 {
-    if what == Backend::Containers.name() { 4.0 } else { 1.0 }
-}
-
 /// The guest's additional files, as an archive to append to its initramfs.
-fn guest_files(lab: &Lab, netbench: &Path) -> Result<PathBuf> {
+fn guest_files(lab: &Lab, programs: &Programs) -> Result<PathBuf> {
     let mut archive = Cpio::default();
     for folder in ["containers", "lib", "lib64", "usr", "usr/sbin"] {
         archive.directory(folder)?;
@@ -154,7 +183,8 @@ fn guest_files(lab: &Lab, netbench: &Path) -> Result<PathBuf> {
     let mut add = |target: &str, path: &Path| -> Result<()> {
         archive.file(target, 0o755, &fs::read(path).context(path.display())?)
     };
-    add("bin/netbench", netbench)?;
+    add("bin/netbench", &programs.netbench)?;
+    add("bin/filebench", &programs.filebench)?;
     let programs = programs::of_containers(lab)?;
     for (folder, target) in [(programs.clone(), "usr/sbin"), (programs.join("lib"), "lib")] {
         for entry in fs::read_dir(&folder).context(folder.display())?.flatten() {
@@ -173,7 +203,7 @@ fn guest_files(lab: &Lab, netbench: &Path) -> Result<PathBuf> {
 }
 
 /// The shell commands that copy everything the measurement reads and runs into memory.
-fn prepare(lab: &Lab, programs: &Programs, extra: &Path, qemu: Option<&Path>) -> Result<String> {
+fn prepare(lab: &Lab, backend: Backend, programs: &Programs, extra: &Path, qemu: Option<&Path>) -> Result<String> {
     let mut commands = format!(
         "ulimit -n 8192 && ulimit -l unlimited && export CH_LAB={IN_MEMORY} CH_BINARY={IN_MEMORY}/vmm \
          CH_FIXTURES={IN_MEMORY} && mkdir -p {IN_MEMORY}/kernels/{KERNEL} {IN_MEMORY}/images"
@@ -186,6 +216,7 @@ fn prepare(lab: &Lab, programs: &Programs, extra: &Path, qemu: Option<&Path>) ->
         copy(program, "");
     }
     copy(&lab.kernel(FIRST_LEVEL_KERNEL, "containers")?, "");
+    copy(&lab.kernel(FIRST_LEVEL_KERNEL, "extra/vhost_vsock")?, "");
     for fixture in ["vhost-user-net", "vduse-net", "vdpa-dev"] {
         copy(&programs.fixtures.join(fixture), "");
     }
@@ -196,6 +227,7 @@ fn prepare(lab: &Lab, programs: &Programs, extra: &Path, qemu: Option<&Path>) ->
         }
         None => copy(&programs.vmm, "vmm"),
     }
-    let (guest, extra) = (lab.image(Image::Guest, KERNEL)?, quote(extra));
-    Ok(commands + &format!(" && cat {} {extra} > {IN_MEMORY}/images/guest-{KERNEL}.cpio", quote(&guest)))
+    let image = backend.image();
+    let (guest, name, extra) = (lab.image(image, KERNEL)?, image.file_name(KERNEL), quote(extra));
+    Ok(commands + &format!(" && cat {} {extra} > {IN_MEMORY}/images/{name}", quote(&guest)))
 }

@@ -43,10 +43,10 @@ pub(crate) fn program(workspace: &Path, name: &str) -> Result<PathBuf> {
     only(&built, name)
 }
 
-/// Builds the program at both ends of what `cargo xtask bench` measures, optimised.
-pub(crate) fn netbench(workspace: &Path) -> Result<PathBuf> {
-    let arguments = ["build", "--release", "--package", "integration", "--bin", "netbench"];
-    only(&build(workspace, "netbench, optimised", &arguments)?, "netbench")
+/// Builds the program `name` at the ends of what `cargo xtask bench` measures, optimised.
+pub(crate) fn measuring_program(workspace: &Path, name: &str) -> Result<PathBuf> {
+    let arguments = ["build", "--release", "--package", "integration", "--bin", name];
+    only(&build(workspace, &format!("{name}, optimised"), &arguments)?, name)
 }
 
 /// Builds the fixtures, which are backends of guests' NICs, and returns their folder. They are optimised, because they

@@ -41,7 +41,8 @@ fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
 pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
     fuzz::install_compiler()?;
     // The first makes the qcow2 images of the unit tests, and checks them afterwards; the second is guests' TPM.
-    apt::install_missing(&[("qemu-img", "qemu-utils"), ("swtpm", "swtpm")])?;
+    // The third looks at the unit in contrib.
+    apt::install_missing(&[("qemu-img", "qemu-utils"), ("swtpm", "swtpm"), ("systemd-analyze", "systemd")])?;
     let mut tally = tests(workspace, "unit and property tests")?;
     tally += tests(&workspace.join("fuzz"), "seeds of the fuzz targets")?;
     Ok(tally)

@@ -6,9 +6,11 @@ use std::process::Stdio;
 
 use crate::build::{cargo, commands};
 use crate::error::{Context, Error, Result};
+use crate::licenses;
 use crate::progress::{Step, note};
 
-/// Fills `target/dist` with static binaries, shell completions, man pages and unit files.
+/// Fills `target/dist` with static binaries, shell completions, man pages, unit files, and the licences of all that the
+/// binaries contain.
 pub(crate) fn run(workspace: &Path) -> Result<()> {
     let folder = workspace.join("target/dist");
     if folder.exists() {
@@ -31,6 +33,10 @@ pub(crate) fn run(workspace: &Path) -> Result<()> {
     for unit in fs::read_dir(workspace.join("contrib/systemd")).context("reading contrib/systemd")? {
         copy(&unit.context("reading contrib/systemd")?.path(), &units)?;
     }
+    let step = Step::begin("write", "licences of third parties");
+    copy(&workspace.join("LICENSE"), &folder)?;
+    fs::write(folder.join("THIRD-PARTY-LICENSES.txt"), licenses::texts(workspace)?).context("writing the licences")?;
+    step.done();
     note("done", folder.display());
     Ok(())
 }

@@ -49,7 +49,7 @@ const GUEST_EXTRA: &[&str] = &[
 ];
 
 /// The modules that a first-level machine loads.
-const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_net", "vhost_vdpa", "vduse"];
+const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_net", "vhost_vdpa", "vduse", "8021q"];
 
 /// The modules of container networks without VFs.
 const CONTAINERS: &[&str] = &["veth", "bridge", "vxlan", "nft_chain_nat", "nft_masq"];
@@ -78,7 +78,8 @@ const KERNELS: [Kernel; 3] = [
         meta: "linux-image-amd64",
         series: "6.12.",
         modules: FIRST_LEVEL,
-        extra: &[],
+        // For `cargo xtask bench vsock --qemu`.
+        extra: &["vhost_vsock"],
         containers: &["vxlan"],
     },
 ];

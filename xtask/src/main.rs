@@ -24,6 +24,7 @@ mod hotplug;
 mod images;
 mod kernel;
 mod lab;
+mod licenses;
 mod long_lines;
 mod nested;
 mod place;
@@ -106,7 +107,7 @@ enum Task {
         #[arg(long)]
         qemu: bool,
     },
-    /// Fills target/dist with static binaries, shell completions, man pages and unit files
+    /// Fills target/dist with static binaries, shell completions, man pages, unit files and licences
     Dist,
     /// Runs the fuzz targets, and says how to reproduce what they find
     Fuzz {

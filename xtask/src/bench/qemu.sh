@@ -1,9 +1,10 @@
 #!/bin/sh
 # QEMU under the command line of cloud-hypervisor, as far as the measurements of `cargo xtask bench` use it: a PF with one VF, over
-# taps, on a bus below a root port. What it has not been taught it refuses.
+# taps, on a bus below a root port; or a vsock device, whose connections the kernel carries; or a shared folder. What it has not been
+# taught it refuses.
 
 root=${0%/*}/qemu
-kernel= initramfs= cmdline= memory= pf= vf=
+kernel= initramfs= cmdline= memory= pf= vf= vsock= fs=
 
 value_of() { # KEY of LIST, which is key=value,key=value
     echo "$2" | tr , '\n' | sed -n "s/^$1=//p"
@@ -21,16 +22,31 @@ while [ $# -gt 0 ]; do
     --memory) memory=$(value_of size "$2") ;;
     --net) pf=$2 ;;
     --net-vf) vf=$2 ;;
+    --vsock) vsock=$2 ;;
+    --fs) fs=$2 ;;
     --serial | --console | --cpus) ;;
     *) echo "qemu.sh: $1 is not known" >&2; exit 1 ;;
     esac
     shift 2
 done
 
+set --
+if [ -n "$pf" ]; then
+    set -- -device pcie-root-port,id=rp0,chassis=1,slot=1 \
+        -netdev "$(tap pf "$pf")" -netdev "$(tap vf "$vf")" \
+        -device virtio-net-pci,bus=rp0,addr=0x0.1,netdev=vf,mac="$(value_of mac "$vf")",sriov-pf=pf,romfile= \
+        -device virtio-net-pci,bus=rp0,addr=0x0.0,netdev=pf,mac="$(value_of mac "$pf")",id=pf,romfile=
+fi
+if [ -n "$vsock" ]; then
+    set -- "$@" -device vhost-vsock-pci,guest-cid="$(value_of cid "$vsock")"
+fi
+if [ -n "$fs" ]; then
+    # The size of the queue is cloud-hypervisor's default.
+    set -- "$@" -object memory-backend-memfd,id=ram,size="$memory",share=on -machine memory-backend=ram \
+        -chardev socket,id=fs,path="$(value_of socket "$fs")" \
+        -device vhost-user-fs-pci,chardev=fs,tag="$(value_of tag "$fs")",queue-size=1024
+fi
+
 exec "$root/lib/ld-linux-x86-64.so.2" --library-path "$root/lib" "$root/qemu-system-x86_64" -L "$root/share" \
     -machine q35,accel=kvm -cpu host -smp 1 -m "$memory" -nodefaults -display none -no-reboot -serial stdio \
-    -kernel "$kernel" -initrd "$initramfs" -append "$cmdline" \
-    -device pcie-root-port,id=rp0,chassis=1,slot=1 \
-    -netdev "$(tap pf "$pf")" -netdev "$(tap vf "$vf")" \
-    -device virtio-net-pci,bus=rp0,addr=0x0.1,netdev=vf,mac="$(value_of mac "$vf")",sriov-pf=pf,romfile= \
-    -device virtio-net-pci,bus=rp0,addr=0x0.0,netdev=pf,mac="$(value_of mac "$pf")",id=pf,romfile=
+    -kernel "$kernel" -initrd "$initramfs" -append "$cmdline" "$@"

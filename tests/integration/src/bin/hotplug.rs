@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use integration::{
-    Api, Guest, HostTap, Kernel, KvmTrace, Pf, Sample, Subnet, Vf, read_into_memory, resident, spec_with_vfs, vf_taps,
+    Api, Guest, HostTap, Kernel, KvmTrace, Pf, Pings, Sample, Subnet, Vf, read_into_memory, resident, spec_with_vfs,
+    vf_taps,
 };
 use serde_json::json;
 
@@ -49,11 +50,11 @@ fn main() {
     Sample::print_heading(&format!("{COMING} VFs"));
     let never = hotplug.sample();
     hotplug.print("never there", &never);
-    hotplug.start_pings();
+    let pings = hotplug.start_pings();
     thread::sleep(QUIET);
-    let quiet = hotplug.end_pings();
+    let quiet = pings.end(&mut hotplug.guest);
 
-    hotplug.start_pings();
+    let pings = hotplug.start_pings();
     let started = Instant::now();
     let first = hotplug.round("round 1", true);
     let first_resident = hotplug.resident();
@@ -67,7 +68,7 @@ fn main() {
         }
     }
     let (took, grown) = (started.elapsed().as_secs_f64(), hotplug.resident() - first_resident);
-    let busy = hotplug.end_pings();
+    let busy = pings.end(&mut hotplug.guest);
     hotplug.guest.assert_kernel_has_no_complaint();
     println!("{rounds} rounds in {took:.0} s of the machine's time; counts differed after {differ} of them");
     println!("pings of the VFs that stay, sent and answered: {quiet:?} before the rounds, {busy:?} during the rounds");
@@ -97,29 +98,9 @@ impl Hotplug {
         Hotplug { guest, api, vfs, trace }
     }
 
-    /// Starts a loop of pings in the guest through each VF that stays.
-    fn start_pings(&mut self) {
-        for vf in &self.vfs {
-            let (interface, index, host) = (vf.interface(), vf.index, Subnet(vf.index as u8).host());
-            self.guest.ok(&format!("ping -q -i 0.2 -I {interface} {host} > /tmp/pings{index} 2>&1 &"));
-        }
-    }
-
-    /// Stops the pings. Returns how many each VF sent, and how many were answered.
-    fn end_pings(&mut self) -> Vec<(u64, u64)> {
-        self.guest.ok("killall -INT ping");
-        let vfs: Vec<_> = self.vfs.iter().map(|vf| vf.index).collect();
-        vfs.into_iter()
-            .map(|index| {
-                self.guest.wait_for(&format!("grep -q transmitted /tmp/pings{index}"));
-                let text = self.guest.ok(&format!("grep transmitted /tmp/pings{index}"));
-                let mut numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok());
-                let (Some(sent), Some(answered)) = (numbers.next(), numbers.next()) else {
-                    panic!("no counts of pings in {text}")
-                };
-                (sent, answered)
-            })
-            .collect()
+    /// Starts pings through each VF that stays.
+    fn start_pings(&mut self) -> Pings {
+        Pings::start(&mut self.guest, &self.vfs, 56, 0.2)
     }
 
     /// One round: adds the PF, enables its VFs, pings through each, and removes the PF. Returns the counts with the

@@ -1,6 +1,7 @@
 //! Runs the tests and summarizes their figures.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -13,14 +14,30 @@ use crate::container::Container;
 /// How long a test may take in the machine's own time: for each second of virtual time, and in addition.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(120));
 
+/// A test, and the figures that its program prints.
+pub(crate) struct Test {
+    /// The name that its program has for it.
+    pub name: &'static str,
+    /// The figures, in the order in which they are printed.
+    pub figures: &'static [&'static str],
+}
+
+/// The tests of a network.
+const NETWORK: [Test; 4] = [
+    Test { name: "bulk-out", figures: &["TCP bulk out, Mbit/s"] },
+    Test { name: "bulk-in", figures: &["TCP bulk in, Mbit/s"] },
+    Test { name: "requests", figures: &["TCP request/response a second", "its 99th percentile, us"] },
+    Test { name: "datagrams-out", figures: &["UDP 64 bytes, Mbit/s"] },
+];
+
 /// The measurement's server on the host. It is killed when this is dropped.
 pub(crate) struct Server(Child);
 
 impl Server {
-    /// Starts the server, and returns when clients can connect.
-    pub(crate) fn start() -> Server {
+    /// Starts the server at `place`, and returns when clients can connect.
+    pub(crate) fn start(place: impl AsRef<OsStr>) -> Server {
         let program = env::current_exe().unwrap().with_file_name("netbench");
-        let mut child = Command::new(program).arg("server").stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new(program).arg("server").arg(place).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
@@ -35,36 +52,41 @@ impl Drop for Server {
     }
 }
 
-/// Runs tests in a guest.
-pub(crate) struct Bench<'g> {
-    /// The guest.
-    pub guest: &'g mut Guest,
+/// What is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings<'s> {
     /// How many seconds a test takes.
     pub seconds: f64,
     /// How often each test is repeated.
     pub runs: usize,
     /// The only test to run, or all.
-    pub only: Option<&'g str>,
+    pub only: Option<&'s str>,
+}
+
+/// Runs tests in a guest.
+pub(crate) struct Bench<'g> {
+    /// The guest.
+    pub guest: &'g mut Guest,
+    /// What is asked for.
+    pub settings: Settings<'g>,
 }
 
 impl Bench<'_> {
-    /// Runs the tests between `container` and the host, and prints a table row for each figure.
+    /// Runs the tests of a network between `container` and the host, and prints a table row for each figure.
     pub(crate) fn measure(&mut self, what: &str, container: &Container) {
-        let only = self.only;
-        for (test, figures) in [
-            ("tcp-out", &["TCP bulk out, Mbit/s"][..]),
-            ("tcp-in", &["TCP bulk in, Mbit/s"]),
-            ("tcp-rr", &["TCP request/response a second", "its 99th percentile, us"]),
-            ("udp-out", &["UDP 64 bytes, Mbit/s"]),
-        ]
-        .into_iter()
-        .filter(|(test, _)| only.is_none_or(|only| only == *test))
-        {
+        let (host, seconds) = (&container.host, self.settings.seconds);
+        self.measure_by(what, &NETWORK, |test| container.inside(&format!("netbench client {host} {test} {seconds}")));
+    }
+
+    /// Runs `tests`, each by the guest's command for its name, and prints a table row for each figure.
+    pub(crate) fn measure_by(&mut self, what: &str, tests: &[Test], command: impl Fn(&str) -> String) {
+        let only = self.settings.only;
+        for Test { name, figures } in tests.iter().filter(|test| only.is_none_or(|only| only == test.name)) {
             let mut values = vec![Vec::new(); figures.len()];
             let mut shares = Vec::new();
-            for _ in 0..self.runs {
+            for _ in 0..self.settings.runs {
                 let before = Processor::now();
-                let found = self.run(test, container);
+                let found = self.run(&command(name));
                 shares.push(Processor::now().since(&before));
                 values.iter_mut().zip(found).for_each(|(values, found)| values.push(found));
             }
@@ -77,9 +99,8 @@ impl Bench<'_> {
         }
     }
 
-    fn run(&mut self, test: &str, container: &Container) -> Vec<f64> {
-        let command = container.inside(&format!("netbench client {} {test} {}", container.host, self.seconds));
-        let printed = self.guest.ok_within(&command, LIMITS.0.mul_f64(self.seconds) + LIMITS.1);
+    fn run(&mut self, command: &str) -> Vec<f64> {
+        let printed = self.guest.ok_within(command, LIMITS.0.mul_f64(self.settings.seconds) + LIMITS.1);
         printed.split_whitespace().map(|value| value.parse().unwrap()).collect()
     }
 }

@@ -1,24 +1,29 @@
-//! Measures throughput and latency between a guest's container and the host, by kind of backend or of network.
+//! Measures throughput and latency between a guest and its host: of a container, by kind of backend or of network, of
+//! connections by vsock, and of a shared folder.
 //!
 //! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures depend on no
 //! other machine and no load, and since everything shares one processor, a better figure means fewer instructions.
-//! Arguments: the kind of backend, or `containers`; the seconds per test; the number of runs; and optionally the only
-//! test to run.
+//! Arguments: the kind of backend, `containers`, `vsock`, `vhost-vsock` or `virtio-fs`; the seconds per test; the
+//! number of runs; and optionally the only test to run.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
 mod container;
 mod figures;
+mod files;
 mod networks;
+mod vsock;
 
 use std::env;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use integration::{Backend, Backends, Guest, Kernel, Pf, Subnet};
+use integration::{Backend, Backends, Guest, GuestSpec, Kernel, Pf, Subnet};
 
 use container::Container;
-use figures::{Bench, Server};
+use figures::{Bench, Server, Settings};
+use vsock::Host;
 
 /// How often a thread wakes up that does nothing else. With a clock that counts instructions, an emulated machine
 /// without any pending timer has been seen to stand still.
@@ -32,25 +37,43 @@ const SUBNET: Subnet = Subnet(0);
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [what, seconds, runs, only @ ..] = arguments.as_slice() else {
-        panic!("usage: bench BACKEND|containers SECONDS RUNS [TEST]")
+        panic!("usage: bench BACKEND|containers|vsock|vhost-vsock|virtio-fs SECONDS RUNS [TEST]")
     };
-    let only = only.first().map(String::as_str);
+    let only = only.first().map(String::as_str).filter(|only| *only != "all");
     thread::spawn(|| {
         loop {
             thread::sleep(TICK);
         }
     });
+    let (seconds, runs) = (seconds.parse().unwrap(), runs.parse().unwrap());
+    let settings = Settings { seconds, runs, only };
+    match what.as_str() {
+        "vsock" => vsock::measure(what, Host::Vmm, settings),
+        "vhost-vsock" => vsock::measure(what, Host::Kernel, settings),
+        "virtio-fs" => files::measure(what, settings),
+        _ => measure_networks(what, settings),
+    }
+}
+
+/// A guest with the options `arguments` and the modules of tests.
+fn boot(arguments: &[&str]) -> Guest {
+    let spec = GuestSpec::new(Kernel::V6_12).with_modules().kernel_argument("tsc=reliable");
+    Guest::boot(spec.arguments(arguments))
+}
+
+/// Measures the container of a VF with the backend `what`, or containers with several networks.
+fn measure_networks(what: &str, settings: Settings<'_>) {
     let backends = Backends::start(&[backend(what)]);
     let mut guest = Guest::boot(backends.spec(Kernel::V6_12).kernel_argument("tsc=reliable"));
     let pf = Pf::find(&mut guest);
     pf.set_num_vfs(&mut guest, 1);
     guest.wait_for(IDLE);
-    let _server = Server::start();
+    let _server = Server::start("0.0.0.0");
     let interface = pf.vfs(&mut guest)[0].interface().to_owned();
     backends.taps()[0].join(SUBNET);
     let container = Container::new(&mut guest, "vf", SUBNET.host());
     container.give(&mut guest, &interface, &format!("{}/24", SUBNET.guest()));
-    let mut bench = Bench { guest: &mut guest, seconds: seconds.parse().unwrap(), runs: runs.parse().unwrap(), only };
+    let mut bench = Bench { guest: &mut guest, settings };
     if what == "containers" {
         bench.measure("a VF", &container);
         networks::measure(&mut bench, &pf);
@@ -68,4 +91,10 @@ fn backend(name: &str) -> Backend {
         "vdpa" => Backend::Vdpa,
         _ => panic!("{name}: no such kind of backend"),
     }
+}
+
+/// Runs a shell command in the first-level machine.
+fn on_host(command: &str) {
+    let status = Command::new("sh").arg("-c").arg(command).status().unwrap();
+    assert!(status.success(), "{command}: {status}");
 }

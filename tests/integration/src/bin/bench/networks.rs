@@ -1,12 +1,11 @@
 //! Container networks without VFs: veth pairs whose frames the guest's kernel forwards to the PF, through a bridge,
 //! by routing and NAT, or through an overlay.
 
-use std::process::Command;
-
 use integration::{HostTap, Pf, Subnet};
 
 use crate::container::Container;
 use crate::figures::Bench;
+use crate::on_host;
 
 /// The network of the PF.
 const PF_SUBNET: Subnet = Subnet(255);
@@ -68,10 +67,4 @@ fn route(bench: &mut Bench<'_>, container: &Container, name: &str, gateway: &str
     bench.guest.ok(&format!("ip addr add {gateway} dev {name} && ip link set {name} up"));
     let (gateway, _) = gateway.split_once('/').unwrap();
     bench.guest.ok(&container.inside(&format!("ip route add default via {gateway}")));
-}
-
-/// Runs a shell command in the first-level machine.
-fn on_host(command: &str) {
-    let status = Command::new("sh").arg("-c").arg(command).status().unwrap();
-    assert!(status.success(), "{command}: {status}");
 }
