@@ -36,7 +36,8 @@ use crate::landlock::{self, Rule};
 use crate::privileges;
 use crate::telemetry::events::{EventStream, Events};
 use crate::telemetry::monitor::EventMonitor;
-use crate::vm::{Vm, open_files};
+use crate::vm::Vm;
+use crate::vm::host_limits::HostLimits;
 
 /// How often a guest that has not read its pending events is interrupted again.
 const REMINDER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -67,7 +68,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     let began = Instant::now();
     heap::limit();
     let clients = if options.api.is_some() { MOST_FILES } else { 0 };
-    let other_files = open_files::already_open() + clients;
+    let limits = HostLimits::read(clients);
     let host = |action| move |error| Error::Host { action, error };
     privileges::reduce().map_err(host("give up rights that no VM needs"))?;
     // First: if another VMM has the socket, its event file must not be truncated.
@@ -77,7 +78,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     let (_stream, events) = stream.map_err(host("start the thread that writes events"))?.unzip();
     let events = events.unwrap_or_default();
     events.vmm("starting");
-    let ended = serve(options, claim, &events, began, other_files);
+    let ended = serve(options, claim, &events, began, limits);
     events.vmm("shutdown");
     ended
 }
@@ -87,13 +88,13 @@ fn serve(
     claim: Option<Claim>,
     events: &Events,
     began: Instant,
-    other_files: u64,
+    limits: HostLimits,
 ) -> Result<(), Error> {
     let own_files: Vec<_> = options.api.iter().filter_map(ApiSocket::path).map(Rule::of_api_socket).collect();
     if let Some(planned) = &options.vm {
         landlock::enter(planned, &own_files)?;
     }
-    let mut instance = options.vm.map(|planned| Instance::new(planned, events.clone(), other_files));
+    let mut instance = options.vm.map(|planned| Instance::new(planned, events.clone(), limits));
     if let Some(instance) = &mut instance {
         instance.open()?;
     }
@@ -104,18 +105,8 @@ fn serve(
     let bound = claim.map(Claim::listen).transpose()?;
     let (events, no_shutdown) = (events.clone(), options.no_shutdown);
     let (opening, deferred) = (None, VecDeque::new());
-    let mut vmm = ControlLoop {
-        instance,
-        actions,
-        signals,
-        events,
-        began,
-        no_shutdown,
-        other_files,
-        own_files,
-        opening,
-        deferred,
-    };
+    let mut vmm =
+        ControlLoop { instance, actions, signals, events, began, no_shutdown, limits, own_files, opening, deferred };
     if let Some(instance) = &mut vmm.instance {
         instance.start()?;
     }
@@ -149,7 +140,7 @@ struct ControlLoop {
     began: Instant,
     no_shutdown: bool,
     /// Files that this process has or may have open besides those of a VM.
-    other_files: u64,
+    limits: HostLimits,
     /// The action for which something is being acquired.
     opening: Option<Opening>,
     /// Actions that wait until it has been applied, in their order.
@@ -407,7 +398,7 @@ impl ControlLoop {
         })?;
         landlock::enter(&planned, &self.own_files)
             .map_err(|error| Failure::from(Error::from(error)).in_context("the VM cannot be created"))?;
-        self.instance = Some(Instance::new(planned, self.events.clone(), self.other_files));
+        self.instance = Some(Instance::new(planned, self.events.clone(), self.limits));
         Ok(Reply::Done)
     }
 

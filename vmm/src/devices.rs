@@ -187,7 +187,7 @@ impl Devices {
     }
 
     /// The devices, in the order in which they came.
-    pub fn iter(&self) -> impl Iterator<Item = &Plugged> {
+    pub fn iter(&self) -> impl Iterator<Item = &Plugged> + Clone {
         self.plugged.iter()
     }
 

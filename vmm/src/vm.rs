@@ -6,10 +6,12 @@
 mod addresses;
 pub mod boot;
 mod error;
+pub(crate) mod host_limits;
 pub mod memory;
 mod memory_size;
 mod numa;
-pub(crate) mod open_files;
+mod open_files;
+mod threads_needed;
 mod watchdog;
 
 use std::path::Path;
@@ -48,6 +50,7 @@ use crate::vcpu::placement::Placement;
 use crate::vm::addresses::{apertures, layout_of};
 use crate::vm::boot::Payload;
 pub use crate::vm::error::VmError;
+use crate::vm::host_limits::HostLimits;
 use crate::vm::memory::GuestRam;
 
 /// A booted VM with its host resources. Dropping it ends the guest and releases everything that was opened or created.
@@ -85,7 +88,7 @@ pub struct Vm {
     ged: Arc<GenericEventDevice>,
     triple_faults: u64,
     /// Files that are not this VM's: those that were open before, and those that clients may open.
-    other_files: u64,
+    limits: HostLimits,
 }
 
 impl Vm {
@@ -93,8 +96,8 @@ impl Vm {
     /// that others can see come last.
     ///
     /// `plan` is that of `config` ([`VmPlan::of`]), in which every mistake of the configuration alone was found. What
-    /// the guest does to its devices is reported to `events`. `other_files` is the number of files that this process
-    /// has or may have open besides those of the VM. `cancel` ends the wait for vhost-user backends.
+    /// the guest does to its devices is reported to `events`. `limits` are what the host lets this process
+    /// have. `cancel` ends the wait for vhost-user backends.
     ///
     /// # Errors
     ///
@@ -103,10 +106,10 @@ impl Vm {
         config: &VmConfig,
         plan: &VmPlan,
         events: Events,
-        other_files: u64,
+        limits: HostLimits,
         cancel: Option<&Cancel>,
     ) -> Result<Self, VmError> {
-        open_files::reserve(&plan.devices, config.cpus.max_vcpus, other_files)?;
+        limits.reserve(&plan.devices, config.cpus.max_vcpus)?;
         let kvm = Kvm::open()?;
         let (vcpus, max_vcpus) = vcpus(&kvm, &config.cpus)?;
         if config.cpus.features.amx {
@@ -177,7 +180,7 @@ impl Vm {
             stop,
             ged,
             triple_faults,
-            other_files,
+            limits,
         };
         vm.keep_pages();
         for (option, pty) in ["--serial", "--console", "--debug-console"].into_iter().zip(vm.ptys()) {
@@ -391,7 +394,7 @@ impl Vm {
         }
         // Files of VFs that the guest has not enabled yet stay reserved.
         let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
-        open_files::reserve(plans, self.max_vcpus.into(), self.other_files)?;
+        self.limits.reserve(plans, self.max_vcpus.into())?;
         let peers = peers.unwrap_or_else(|| Peers::connect(std::slice::from_ref(plan), self.ram.memory(), None));
         let peers = peers.map_err(DeviceError::from)?;
         let address = self.devices.add(plan, peers)?;

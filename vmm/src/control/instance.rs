@@ -25,6 +25,7 @@ use crate::error_kind::ErrorKind;
 use crate::landlock;
 use crate::telemetry::events::{Events, Source};
 use crate::vcpu::cpu::Stop;
+use crate::vm::host_limits::HostLimits;
 use crate::vm::{Vm, VmError};
 
 /// How often the guest's own reboots are told, in events and in the log: an hour's worth of them at once, and then one
@@ -46,8 +47,8 @@ pub(crate) struct Instance {
     /// Whether it was ever booted.
     has_run: bool,
     events: Events,
-    /// Files that this process has or may have open besides those of the VM.
-    other_files: u64,
+    /// What the host lets this process have.
+    limits: HostLimits,
     /// What was acquired for the action that is about to be applied.
     acquired: Option<Acquired>,
     /// How many of the guest's own reboots may still be told.
@@ -75,8 +76,8 @@ pub(crate) enum Turn {
 
 impl Instance {
     /// A virtual machine that does not run, and reports its events to `events`. Its payload is looked at when it is
-    /// booted. Besides its files, this process has or may have `other_files` open.
-    pub(crate) fn new(planned: PlannedVm, events: Events, other_files: u64) -> Self {
+    /// booted. `limits` are what the host lets this process have.
+    pub(crate) fn new(planned: PlannedVm, events: Events, limits: HostLimits) -> Self {
         let vcpus = planned.config().cpus.boot_vcpus;
         let (fds, links, reboots) = (HashMap::new(), HashMap::new(), RateLimiter::of_ops(REBOOTS, Instant::now()));
         Self {
@@ -87,7 +88,7 @@ impl Instance {
             vm: None,
             has_run: false,
             events,
-            other_files,
+            limits,
             acquired: None,
             reboots,
             untold: 0,
@@ -153,8 +154,8 @@ impl Instance {
     fn opener(&self) -> impl FnOnce(Option<&Cancel>) -> Result<Vm, VmError> + Send + use<> {
         let (mut config, plan) = (self.config().clone(), self.planned.plan().clone());
         config.cpus.boot_vcpus = self.vcpus;
-        let (events, other_files) = (self.events.clone(), self.other_files);
-        move |cancel| Vm::new(&config, &plan, events, other_files, cancel)
+        let (events, limits) = (self.events.clone(), self.limits);
+        move |cancel| Vm::new(&config, &plan, events, limits, cancel)
     }
 
     /// What acquires what `action` needs from vhost-user backends, on any thread. `None` if it needs nothing from them,

@@ -116,9 +116,14 @@ mod tests {
     use crate::config::PlannedVm;
     use crate::control::instance::Instance;
     use crate::telemetry::events::Events;
+    use crate::vm::host_limits::HostLimits;
 
     fn instance(config: &str) -> Instance {
-        Instance::new(PlannedVm::new(serde_json::from_str(config).unwrap()).unwrap(), Events::default(), 0)
+        Instance::new(
+            PlannedVm::new(serde_json::from_str(config).unwrap()).unwrap(),
+            Events::default(),
+            HostLimits::default(),
+        )
     }
 
     #[test]

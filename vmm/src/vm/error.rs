@@ -94,6 +94,27 @@ pub enum VmError {
         /// The limit of this process.
         limit: u64,
     },
+    /// The limit of threads is too low.
+    #[error("this VM needs up to {needed} threads, and the limit is {limit}; raise it ({raise}), or reserve fewer VFs")]
+    Threads {
+        /// Threads that the VM may need.
+        needed: u64,
+        /// The limit of this process.
+        limit: u64,
+        /// How a user raises it.
+        raise: &'static str,
+    },
+    /// The limit of memory mappings is too low.
+    #[error(
+        "this VM needs up to {needed} memory mappings, and the limit is {limit}; raise it \
+         (sysctl vm.max_map_count={needed}), or reserve fewer VFs"
+    )]
+    Mappings {
+        /// Mappings that the VM may need.
+        needed: u64,
+        /// The limit of a process.
+        limit: u64,
+    },
     /// The number of vCPUs cannot change before the guest has answered an earlier request to remove one.
     #[error(
         "the guest has not answered yet whether it will release vCPU {vcpu}; try again when it has, or restart it \
@@ -140,6 +161,8 @@ impl VmError {
             | Self::Amx(_)
             | Self::Memory(_)
             | Self::OpenFiles { .. }
+            | Self::Threads { .. }
+            | Self::Mappings { .. }
             | Self::Console(_)
             | Self::Vcpu(_)
             | Self::Host { .. } => ErrorKind::Host,

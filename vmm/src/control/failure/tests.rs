@@ -78,7 +78,15 @@ fn a_vm_fails_by_the_hosts_fault_unless_it_asks_for_what_cannot_be() {
     check_vm(HOST, [MemoryError::Unaligned { key: "size", size: 1, page: 4096 }, MemoryError::Clear(io())]);
     check_vm(HOST, [kvm::KvmError::Absent, kvm::KvmError::Vcpus { key: "max", requested: 9, limit: 8 }]);
     check_vm(HOST, [VcpuError::Panicked(0), VcpuError::Signal(io())]);
-    check_vm(HOST, [VmError::OpenFiles { needed: 2, limit: 1 }, VmError::Host { action: "", error: io() }]);
+    check_vm(
+        HOST,
+        [
+            VmError::OpenFiles { needed: 2, limit: 1 },
+            VmError::Mappings { needed: 2, limit: 1 },
+            VmError::Threads { needed: 2, limit: 1, raise: "" },
+            VmError::Host { action: "", error: io() },
+        ],
+    );
     check(HOST, [Error::Host { action: "", error: io() }]);
     check(HOST, [SocketError::InUse("p".into()), SocketError::Fd(3)]);
     check(HOST, [MonitorError::Fd(3)]);

@@ -3,7 +3,11 @@ use crate::config::{DeviceKind, MacAddress};
 use super::*;
 
 fn instance(config: &str) -> Instance {
-    Instance::new(PlannedVm::new(serde_json::from_str(config).unwrap()).unwrap(), Events::default(), 0)
+    Instance::new(
+        PlannedVm::new(serde_json::from_str(config).unwrap()).unwrap(),
+        Events::default(),
+        HostLimits::default(),
+    )
 }
 
 fn net(text: &str) -> NetConfig {

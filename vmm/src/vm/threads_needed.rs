@@ -1,0 +1,143 @@
+//! The threads that a VM may need, and their memory mappings.
+
+use crate::config::{BackendPlan, DeviceKind, DevicePlan, NicPlan, Vhost};
+use crate::vm::error::VmError;
+use crate::vm::host_limits::HostLimits;
+
+/// Threads besides those of devices and vCPUs: those of the API, of events and consoles, the control thread and what it
+/// opens with, and the kernel's for KVM.
+const OTHERS: u64 = 32;
+
+/// Mappings of a thread: its stack, the guard below it, and one that its device may have (a ring of a disk, what a
+/// vhost-user backend shares, a vCPU's registers).
+const OF_THREAD: u64 = 3;
+/// Mappings of the program itself: its code, libraries, heaps, guest memory and configuration space.
+const OF_PROGRAM: u64 = 1024;
+
+/// Checks that there may be as many threads and mappings as a VM with these devices and vCPUs may need.
+///
+/// # Errors
+///
+/// [`VmError::Threads`], [`VmError::Mappings`].
+pub(super) fn check<'a>(
+    devices: impl IntoIterator<Item = &'a DevicePlan>,
+    vcpus: u32,
+    limits: &HostLimits,
+) -> Result<(), VmError> {
+    let threads = OTHERS + u64::from(vcpus) + devices.into_iter().map(of_device).sum::<u64>();
+    if let Some((limit, raise)) = limits.threads
+        && limit < threads
+    {
+        return Err(VmError::Threads { needed: threads, limit, raise });
+    }
+    let needed = OF_PROGRAM + threads * OF_THREAD;
+    match limits.mappings {
+        Some(limit) if limit < needed => Err(VmError::Mappings { needed, limit }),
+        _ => Ok(()),
+    }
+}
+
+fn of_device(plan: &DevicePlan) -> u64 {
+    match &plan.kind {
+        DeviceKind::Net(net) => net.functions().map(of_function).sum(),
+        DeviceKind::Disk(disk) => disk.queues.into(),
+        DeviceKind::Pvpanic => 0,
+        // One for its queues, and one for as long as a driver writes to its configuration.
+        DeviceKind::VhostUser(_) => 2,
+        DeviceKind::Console
+        | DeviceKind::Rng(_)
+        | DeviceKind::Balloon(_)
+        | DeviceKind::Vsock(_)
+        | DeviceKind::Pmem(_)
+        | DeviceKind::Watchdog
+        | DeviceKind::Mem { .. }
+        | DeviceKind::Rtc(_) => 1,
+    }
+}
+
+/// A thread for each queue pair whose frames this program carries. The kernel's workers for vhost-net count as threads
+/// of this process too.
+fn of_function(plan: &NicPlan) -> u64 {
+    let pairs = u64::from(plan.spec.queue_pairs);
+    match plan.backend {
+        BackendPlan::Tap { vhost, .. } | BackendPlan::Fds { vhost, .. } => {
+            if vhost == Vhost::Off {
+                pairs
+            } else {
+                pairs + 1
+            }
+        }
+        BackendPlan::VhostUser { .. } | BackendPlan::Vdpa { .. } => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::config::{VmConfig, VmPlan};
+    use crate::threads::{self, ThreadKind};
+    use virtio_devices::NewThread;
+
+    fn check_with(nets: &[&str], limits: HostLimits) -> Result<(), String> {
+        let mut config = VmConfig { net: nets.iter().map(|net| net.parse().unwrap()).collect(), ..VmConfig::default() };
+        config.payload.kernel = Some("vmlinux".into());
+        config.cpus.boot_vcpus = 4;
+        config.cpus.max_vcpus = 4;
+        let plan = VmPlan::of(&config).unwrap();
+        check(&plan.devices, 4, &limits).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_vm_whose_vfs_may_need_more_threads_or_mappings_than_the_host_has_is_refused() {
+        let (free, raise) = (HostLimits::default(), "ulimit -u");
+        // One for the PF and each VF, and those of the console and of the entropy device.
+        let threads = OTHERS + 4 + 64 + 2;
+        let with = |threads, mappings| HostLimits { threads, mappings, ..free };
+        let nets = ["sriov_vfs=63"];
+        assert_eq!(check_with(&nets, free), Ok(()));
+        assert_eq!(check_with(&nets, with(Some((threads, raise)), Some(OF_PROGRAM + 3 * threads))), Ok(()));
+        let refused = check_with(&nets, with(Some((threads - 1, raise)), None)).unwrap_err();
+        assert_eq!(
+            refused,
+            "this VM needs up to 102 threads, and the limit is 101; raise it (ulimit -u), or reserve fewer VFs"
+        );
+        let refused = check_with(&nets, with(None, Some(OF_PROGRAM + 3 * threads - 1))).unwrap_err();
+        assert!(refused.contains("up to 1330 memory mappings, and the limit is 1329"), "{refused}");
+        assert!(refused.contains("sysctl vm.max_map_count=1330"), "{refused}");
+        // Each pair has a thread where this program moves the frames, or a worker of the kernel's.
+        let exact = |pairs| with(Some((OTHERS + 4 + 2 + pairs, raise)), None);
+        for (net, needed) in [("num_queues=8", 4), ("num_queues=8,vhost=on", 5), ("vhost_user=on,socket=/s", 1)] {
+            assert_eq!(check_with(&[net], exact(needed)), Ok(()), "{net}");
+            assert!(check_with(&[net], exact(needed - 1)).is_err(), "{net}");
+        }
+    }
+
+    #[test]
+    fn a_thread_has_no_more_mappings_than_are_reckoned() {
+        let mappings = || fs::read_to_string("/proc/self/maps").unwrap().lines().count() as u64;
+        let threads = 64;
+        let (before, (begun, begin)) = (mappings(), mpsc::channel());
+        let (mut ends, mut running) = (Vec::new(), Vec::new());
+        for _ in 0..threads {
+            let (end, ended) = mpsc::channel::<()>();
+            let begun = begun.clone();
+            let work = move || {
+                begun.send(Box::new([1_u8; 4096])).unwrap();
+                let _ = ended.recv();
+            };
+            let thread = NewThread::new("test", 128 << 10, work);
+            running.push(threads::start(ThreadKind::Serial, thread).unwrap());
+            ends.push(end);
+        }
+        let all: Vec<_> = begin.iter().take(threads as usize).collect();
+        assert_eq!(all.len(), threads as usize);
+        // Each of the C library's heaps may be split in two; other tests run beside this one.
+        let grown = mappings().saturating_sub(before);
+        drop(ends);
+        running.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(grown <= threads * OF_THREAD + 128, "{grown} mappings for {threads} threads");
+    }
+}
