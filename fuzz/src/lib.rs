@@ -19,6 +19,7 @@ pub mod msix;
 pub mod net_ctrl;
 pub mod net_queue;
 pub mod payload;
+pub mod policy;
 pub mod qcow2_open;
 pub mod rng;
 pub mod saved_state;
@@ -54,6 +55,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "net_ctrl", run: net_ctrl::run, seeds: net_ctrl::seeds },
     Target { name: "net_queue", run: net_queue::run, seeds: net_queue::seeds },
     Target { name: "payload", run: payload::run, seeds: payload::seeds },
+    Target { name: "policy", run: policy::run, seeds: policy::seeds },
     Target { name: "qcow2_open", run: qcow2_open::run, seeds: qcow2_open::seeds },
     Target { name: "rng", run: rng::run, seeds: rng::seeds },
     Target { name: "saved_state", run: saved_state::run, seeds: saved_state::seeds },

@@ -8,6 +8,8 @@ mod head;
 mod offload;
 mod protocol;
 mod replaced;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
 mod vlan;
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub use crate::block::steps::{BlockQueue, BlockSteps};
 pub use crate::console::steps::{ConsoleQueue, ConsoleSteps};
 pub use crate::mem::steps::{MemQueue, MemSteps};
 pub use crate::net::steps::{NetSteps, Step, StepQueue};
+pub use crate::policy::steps::{PolicyStep, police_received, police_sent};
 pub use crate::rng::steps::{RngQueue, RngSteps};
 use crate::thread::NewThread;
 pub use crate::vsock::steps::VsockSteps;
