@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::apt;
 use crate::build::cargo;
@@ -50,11 +50,16 @@ pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
 
 /// Runs the tests of the workspace in `folder`. Cargo's output is shown as it arrives.
 fn tests(folder: &Path, what: &str) -> Result<Tally> {
+    let mut command = cargo(folder);
+    command.args(["test", "--quiet", "--no-fail-fast"]);
+    count(&mut command, what)
+}
+
+/// Runs tests by a command of cargo's, and counts them.
+pub(crate) fn count(command: &mut Command, what: &str) -> Result<Tally> {
     let step = Step::begin("test", what);
     println!();
-    let mut command = cargo(folder);
-    command.args(["test", "--quiet", "--no-fail-fast"]).stdout(Stdio::piped());
-    let mut child = command.spawn().context("running cargo")?;
+    let mut child = command.stdout(Stdio::piped()).spawn().context("running cargo")?;
     let mut tally = Tally::default();
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).lines().map_while(|line| line.ok()) {

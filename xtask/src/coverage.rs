@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::apt::output;
 use crate::error::{Context, Error, Result};
 use crate::fuzz::{Fuzz, TARGET};
+use crate::nightly;
 use crate::progress::Step;
 
 /// The code of the crates that are measured.
@@ -54,7 +55,8 @@ struct File {
 /// Measures both and rewrites [`DOCUMENT`].
 pub(crate) fn write(workspace: &Path) -> Result<()> {
     let fuzz = Fuzz::prepare(workspace)?;
-    let measure = Measure { tools: fuzz.llvm_tools()?, target: fuzz.folder().join("target/coverage"), workspace, fuzz };
+    let measure =
+        Measure { tools: nightly::llvm_tools()?, target: fuzz.folder().join("target/coverage"), workspace, fuzz };
     let (inputs, reached) = measure.corpora()?;
     let (programs, run) = measure.tests_of_pci()?;
     let text = [HEAD.to_string(), table(FUZZ, &inputs, &reached), table(TESTS, &programs, &run)].concat();

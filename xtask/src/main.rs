@@ -26,7 +26,9 @@ mod kernel;
 mod lab;
 mod licenses;
 mod long_lines;
+mod miri;
 mod nested;
+mod nightly;
 mod place;
 mod progress;
 mod python;
@@ -120,6 +122,8 @@ enum Task {
         #[arg(long, conflicts_with_all = ["target", "time"])]
         coverage: bool,
     },
+    /// Runs the tests of pci, and of virtio-devices what it can, in Miri, which finds undefined behaviour
+    Miri,
     /// Sets up the lab, opens a shell in it, and runs long tests and measurements there
     Lab {
         #[command(subcommand)]
@@ -216,6 +220,7 @@ fn main() -> ExitCode {
         Task::Dist => dist::run(&workspace).map(|()| true),
         Task::Fuzz { coverage: true, .. } => coverage::write(&workspace).map(|()| true),
         Task::Fuzz { target, time, .. } => fuzz::run(&workspace, target.as_deref(), Duration::from_secs(time)),
+        Task::Miri => miri::run(&workspace),
         Task::Lab { what } => lab_task(&workspace, &what),
     };
     match outcome {

@@ -1,0 +1,45 @@
+//! Miri: runs tests in an interpreter that finds undefined behaviour.
+//!
+//! It can run what makes no system call that it does not know: all of `pci`, and of `virtio-devices` what is about
+//! bytes and not about rings in mapped memory.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::check;
+use crate::error::Result;
+use crate::nightly::{self, TOOLCHAIN};
+use crate::suite::Tally;
+
+/// The tests of `virtio-devices` that it runs: those whose names contain one of these.
+const OF_DEVICES: &[&str] = &[
+    "policy::tests::",
+    "net_protocol::",
+    "net::filter::",
+    "vsock::packet::",
+    "vsock::credit::",
+    "transport::",
+    "rate_limiter::",
+];
+/// Tests that it does not run: they look up each of 65,536 routing IDs, which takes it half an hour.
+const LEFT_OUT: &[&str] = &["topology::tests"];
+/// How many random cases of a property it runs. It is hundreds of times slower than the processor.
+const CASES: &str = "2";
+
+/// Runs the tests, and prints their total.
+pub(crate) fn run(workspace: &Path) -> Result<bool> {
+    nightly::install()?;
+    nightly::component(&["miri", "rust-src"])?;
+    let mut tally = Tally::default();
+    for (package, filters) in [("pci-sriov", &[][..]), ("virtio-devices", OF_DEVICES)] {
+        let mut command = Command::new("rustup");
+        command.args(["run", TOOLCHAIN, "cargo", "miri", "test", "--quiet", "--package", package, "--lib", "--"]);
+        command.args(filters).args(LEFT_OUT.iter().flat_map(|name| ["--skip", name]));
+        // Properties read the clock and a file of failed cases; a failure is not made smaller.
+        command.env("MIRIFLAGS", "-Zmiri-disable-isolation").env("PROPTEST_CASES", CASES);
+        command.env("PROPTEST_MAX_SHRINK_ITERS", "0").current_dir(workspace).stdin(Stdio::null());
+        tally += check::count(&mut command, &format!("{package} under Miri"))?;
+    }
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    Ok(tally.failed == 0)
+}
