@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::error::write_line;
 use crate::config::grammar::{Pair, pairs, quote, unquote};
 use crate::config::option::{self, Value};
 
@@ -66,9 +67,16 @@ impl ConsoleConfig {
 }
 
 /// The text is not a console.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseConsoleError(String);
+
+impl fmt::Display for ParseConsoleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_line(f, &self.0)
+    }
+}
+
+impl std::error::Error for ParseConsoleError {}
 
 /// There is no mode, or more than one.
 fn no_console() -> ParseConsoleError {
@@ -145,5 +153,16 @@ impl fmt::Display for ConsoleConfig {
             ("iommu", self.iommu.then_some(true).print()),
         ];
         keys.into_iter().try_for_each(|(key, value)| value.map_or(Ok(()), |value| write!(f, ",{key}={value}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_one_line_whatever_the_value_holds() {
+        let report = "tty,iommu=on\u{1f}\0\nx".parse::<ConsoleConfig>().unwrap_err().to_string();
+        assert_eq!(report, "iommu=on\\u{1f}\\u{0}\\nx: give on or off");
     }
 }

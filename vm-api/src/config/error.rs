@@ -23,14 +23,16 @@ impl ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A value may come from JSON and hold anything; the report stays one line that a terminal can show.
-        let line = format!("{}: {}", shortened(&self.subject, LONGEST_SUBJECT), self.problem);
-        line.chars()
-            .try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") })
+        write_line(f, &format!("{}: {}", shortened(&self.subject, LONGEST_SUBJECT), self.problem))
     }
 }
 
 impl std::error::Error for ConfigError {}
+
+/// Writes a report. A value in it may hold anything, but the report stays one line that a terminal can show.
+pub(crate) fn write_line(f: &mut fmt::Formatter<'_>, report: &str) -> fmt::Result {
+    report.chars().try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") })
+}
 
 /// The most characters that a report shows of an option and its value.
 const LONGEST_SUBJECT: usize = 500;
