@@ -33,6 +33,8 @@ const ATTEMPTS: usize = 4;
 pub(crate) enum Backend {
     /// A tap, served by the VMM
     Tap,
+    /// A tap, served by the VMM, with a spoof check and a VLAN
+    TapPolicy,
     /// A tap, served by the host's kernel
     VhostNet,
     /// The lab's vhost-user backend
@@ -53,6 +55,7 @@ impl Backend {
     fn name(self) -> &'static str {
         match self {
             Backend::Tap => "tap",
+            Backend::TapPolicy => "tap-policy",
             Backend::VhostNet => "vhost-net",
             Backend::VhostUser => "vhost-user",
             Backend::Vdpa => "vdpa",
@@ -113,7 +116,7 @@ pub(crate) struct Options {
 impl Options {
     fn backends(&self) -> Result<Vec<Backend>> {
         // QEMU supports vhost-user and vDPA, too, but the comparison is made for taps only.
-        let of_qemu = |backend: &Backend| !matches!(backend, Backend::VhostUser | Backend::Vdpa);
+        let of_qemu = |backend: &Backend| !matches!(backend, Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy);
         match self.backend {
             Some(backend) if self.qemu && !of_qemu(&backend) => Err(Error::new(format!(
                 "--qemu does not measure {}; leave out --qemu, or choose tap, vhost-net, vsock or virtio-fs",

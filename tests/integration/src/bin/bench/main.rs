@@ -19,7 +19,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use integration::{Backend, Backends, Guest, GuestSpec, Kernel, Pf, Subnet};
+use integration::{Backend, Backends, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet};
 
 use container::Container;
 use figures::{Bench, Server, Settings};
@@ -31,6 +31,10 @@ const TICK: Duration = Duration::from_millis(50);
 /// Succeeds if the guest has been idle for half a second. After a boot, its kernel is busy for some seconds.
 const IDLE: &str = "idle() { read -r cpu user nice system idle rest < /proc/stat; }; \
                     idle; before=$idle; sleep 0.5; idle; [ $((idle - before)) -ge 40 ]";
+/// The VF over a tap whose frames are checked and tagged, and what its policy is.
+const POLICY: (&str, &str) = ("tap-policy", "spoofchk=on,trust=off,vlan=100");
+/// The host's end of the VLAN.
+const VLAN: &str = "bench0";
 /// The network of the VF.
 const SUBNET: Subnet = Subnet(0);
 
@@ -64,13 +68,27 @@ fn boot(arguments: &[&str]) -> Guest {
 /// Measures the container of a VF with the backend `what`, or containers with several networks.
 fn measure_networks(what: &str, settings: Settings<'_>) {
     let backends = Backends::start(&[backend(what)]);
-    let mut guest = Guest::boot(backends.spec(Kernel::V6_12).kernel_argument("tsc=reliable"));
+    let spec = if what == POLICY.0 {
+        GuestSpec::new(Kernel::V6_12).net("id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=1").net_vf(&format!(
+            "{},{}",
+            backends.vf(0),
+            POLICY.1
+        ))
+    } else {
+        backends.spec(Kernel::V6_12)
+    };
+    let mut guest = Guest::boot(spec.kernel_argument("tsc=reliable"));
     let pf = Pf::find(&mut guest);
     pf.set_num_vfs(&mut guest, 1);
     guest.wait_for(IDLE);
     let _server = Server::start("0.0.0.0");
     let interface = pf.vfs(&mut guest)[0].interface().to_owned();
-    backends.taps()[0].join(SUBNET);
+    if what == POLICY.0 {
+        on_host(&format!("ip link add link {} name {VLAN} type vlan id 100", backends.taps()[0].name()));
+        HostTap::existing(VLAN).join(SUBNET);
+    } else {
+        backends.taps()[0].join(SUBNET);
+    }
     let container = Container::new(&mut guest, "vf", SUBNET.host());
     container.give(&mut guest, &interface, &format!("{}/24", SUBNET.guest()));
     let mut bench = Bench { guest: &mut guest, settings };
@@ -86,6 +104,7 @@ fn measure_networks(what: &str, settings: Settings<'_>) {
 fn backend(name: &str) -> Backend {
     match name {
         "tap" | "containers" => Backend::Tap,
+        _ if name == POLICY.0 => Backend::Tap,
         "vhost-net" => Backend::VhostNet,
         "vhost-user" => Backend::VhostUser,
         "vdpa" => Backend::Vdpa,
