@@ -128,7 +128,12 @@ impl Connection {
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 format!("the request line and headers exceed {MOST_HEAD} bytes or {MOST_HEADERS} headers"),
             ),
-            false => (StatusCode::BAD_REQUEST, format!("this is not an HTTP/1.1 request: {error}")),
+            false => {
+                // What is in brackets depends on how many of the bytes have arrived.
+                let error = error.to_string();
+                let error = error.split(" (").next().unwrap_or(&error);
+                (StatusCode::BAD_REQUEST, format!("this is not an HTTP/1.1 request: {error}"))
+            }
         };
         // The client may be gone.
         let _ = send(&*self.stream, &Answer::error(status, &[what]).into_bytes(), SEND);
