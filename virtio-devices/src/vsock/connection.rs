@@ -78,6 +78,8 @@ pub(crate) struct Connection {
     hung_up: bool,
     /// The guest was asked for room since it last had some.
     asked: bool,
+    /// The guest tells of room without being asked, and need not be.
+    volunteers: bool,
     /// What the guest will not do any more.
     guest: Shutdown,
     /// What the host will not do any more.
@@ -93,17 +95,18 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    fn new(stream: UnixStream, phase: Phase, owed: Owed) -> Self {
+    fn new(stream: UnixStream, others: usize, phase: Phase, owed: Owed) -> Self {
         Self {
             stream,
             phase,
             owed,
-            from_guest: FromGuest::default(),
+            from_guest: FromGuest::beside(others),
             to_guest: ToGuest::default(),
             rest: VecDeque::new(),
             readable: true,
             hung_up: false,
             asked: false,
+            volunteers: false,
             guest: Shutdown::empty(),
             host: Shutdown::empty(),
             burst: 1,
@@ -114,14 +117,14 @@ impl Connection {
         }
     }
 
-    /// A connection that a client of the host asked for at `now`.
-    pub(crate) fn of_client(stream: UnixStream, now: Instant) -> Self {
-        Self { deadline: Some(now + PATIENCE), ..Self::new(stream, Phase::Requested, Owed::REQUEST) }
+    /// A connection that a client of the host asked for at `now`, beside `others`.
+    pub(crate) fn of_client(stream: UnixStream, others: usize, now: Instant) -> Self {
+        Self { deadline: Some(now + PATIENCE), ..Self::new(stream, others, Phase::Requested, Owed::REQUEST) }
     }
 
-    /// A connection that the guest asked for by `request`.
-    pub(crate) fn of_guest(stream: UnixStream, request: &Header) -> Self {
-        let mut connection = Self::new(stream, Phase::Established, Owed::RESPONSE);
+    /// A connection that the guest asked for by `request`, beside `others`.
+    pub(crate) fn of_guest(stream: UnixStream, others: usize, request: &Header) -> Self {
+        let mut connection = Self::new(stream, others, Phase::Established, Owed::RESPONSE);
         connection.to_guest.hear(request);
         connection
     }
@@ -168,6 +171,7 @@ impl Connection {
         now: Instant,
     ) -> bool {
         self.to_guest.hear(header);
+        self.volunteers |= header.op.get() == op::CREDIT_UPDATE && !self.asked;
         self.asked &= self.to_guest.room() == 0;
         let established = self.phase == Phase::Established;
         match header.op.get() {
@@ -236,7 +240,7 @@ impl Connection {
         let mut done = 0;
         loop {
             let len = payload.read_at(done, &mut part);
-            self.rest.extend(part.iter().take(len));
+            self.rest.extend(part.get(..len).unwrap_or_default());
             done += len;
             if len < part.len() {
                 return;
@@ -336,7 +340,7 @@ impl Connection {
         }
         if writable && !self.rest.is_empty() {
             self.flush(now);
-            if self.from_guest.should_tell() {
+            if !self.guest.contains(Shutdown::SEND) && self.from_guest.should_tell() {
                 self.owed |= Owed::CREDIT_UPDATE;
             }
         }
@@ -356,16 +360,16 @@ impl Connection {
 
     /// Looks what is to be done after a change. Returns whether there is something for the guest.
     pub(crate) fn settle(&mut self) -> bool {
-        if self.wants_to_read() && self.to_guest.room() == 0 && !self.asked {
+        if self.wants_to_read() && self.to_guest.room() == 0 && !self.asked && !self.volunteers {
             self.asked = true;
             self.owed |= Owed::CREDIT_REQUEST;
         }
         !self.owed.is_empty() || self.wants_to_read() && self.to_guest.room() > 0
     }
 
-    /// How many of the driver's buffers the next packets for it need.
-    pub(crate) fn buffers(&self) -> usize {
-        if self.owed.is_empty() { self.burst } else { 1 }
+    /// How many of the driver's buffers the next packets for it need, and for how many bytes of payload.
+    pub(crate) fn buffers(&self) -> (usize, usize) {
+        if self.owed.is_empty() { (self.burst, self.to_guest.room()) } else { (1, 0) }
     }
 
     /// A packet without payload that the guest is to get before all others of this connection.

@@ -4,14 +4,19 @@
 
 use super::packet::Header;
 
-/// The room for what the guest sent and the host has not taken, in bytes for each connection.
-pub(crate) const ROOM: u32 = 64 << 10;
-/// The guest is told of room when it knows of less than this. At half the room, it need not stop while it is told.
-const LOW: u32 = ROOM / 2;
+/// The room for what the guest sent and the host has not taken, in bytes for each connection, as long as there are few:
+/// as much as a socket of Linux has, so that a guest sends several packets before it waits.
+pub(crate) const ROOM: u32 = 256 << 10;
+/// The room of each connection that is opened when there are [`FEW`] already: what Linux sends in one packet.
+pub(crate) const LITTLE_ROOM: u32 = 64 << 10;
+/// How many connections have much room. All 1,023 together have 76 MiB.
+pub(crate) const FEW: usize = 64;
 
 /// What the guest sends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FromGuest {
+    /// The room for what was received and not forwarded, in bytes.
+    room: u32,
     received: u32,
     forwarded: u32,
     /// `forwarded`, as the guest was last told.
@@ -19,9 +24,15 @@ pub(crate) struct FromGuest {
 }
 
 impl FromGuest {
+    /// Nothing has been sent yet on a connection that is opened beside `others`.
+    pub(crate) fn beside(others: usize) -> Self {
+        let room = if others < FEW { ROOM } else { LITTLE_ROOM };
+        Self { room, received: 0, forwarded: 0, told: 0 }
+    }
+
     /// Counts `len` bytes, unless that is more than there is room for.
     pub(crate) fn receive(&mut self, len: usize) -> bool {
-        let room = ROOM.saturating_sub(self.received.wrapping_sub(self.forwarded));
+        let room = self.room.saturating_sub(self.received.wrapping_sub(self.forwarded));
         let Some(len) = u32::try_from(len).ok().filter(|len| *len <= room) else { return false };
         self.received = self.received.wrapping_add(len);
         true
@@ -35,14 +46,15 @@ impl FromGuest {
 
     /// Whether the guest may soon stop for want of room that there is.
     pub(crate) fn should_tell(&self) -> bool {
-        let known = ROOM.saturating_sub(self.received.wrapping_sub(self.told));
-        known < LOW && self.told != self.forwarded
+        let known = self.room.saturating_sub(self.received.wrapping_sub(self.told));
+        // At half the room, it need not stop while it is told.
+        known < self.room / 2 && self.told != self.forwarded
     }
 
     /// Tells the guest, in a packet that goes to it.
     pub(crate) fn tell(&mut self, header: &mut Header) {
         self.told = self.forwarded;
-        header.buf_alloc = ROOM.into();
+        header.buf_alloc = self.room.into();
         header.fwd_cnt = self.forwarded.into();
     }
 }
@@ -83,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_guest_cannot_send_more_than_there_is_room_for() {
-        let mut credit = FromGuest::default();
+        let mut credit = FromGuest::beside(0);
         assert!(credit.receive(ROOM as usize - 1) && !credit.receive(2) && credit.receive(1));
         credit.forward(10);
         assert!(!credit.receive(11) && !credit.receive(usize::MAX) && credit.receive(10));
@@ -91,14 +103,16 @@ mod tests {
 
     #[test]
     fn a_guest_is_told_of_room_before_it_has_none_and_once() {
-        let mut credit = FromGuest { received: u32::MAX - 5, forwarded: u32::MAX - 5, told: u32::MAX - 5 };
-        assert!(credit.receive(LOW as usize));
-        credit.forward(LOW as usize);
+        const HALF: u32 = ROOM / 2;
+        let start = u32::MAX - 5;
+        let mut credit = FromGuest { room: ROOM, received: start, forwarded: start, told: start };
+        assert!(credit.receive(HALF as usize));
+        credit.forward(HALF as usize);
         assert!(!credit.should_tell());
         assert!(credit.receive(1) && credit.should_tell());
         let mut header = Header::default();
         credit.tell(&mut header);
-        assert_eq!((header.buf_alloc.get(), header.fwd_cnt.get()), (ROOM, LOW - 6));
+        assert_eq!((header.buf_alloc.get(), header.fwd_cnt.get()), (ROOM, HALF - 6));
         assert!(!credit.should_tell());
         assert!(credit.receive(ROOM as usize - 1) && !credit.should_tell(), "there is nothing to tell");
     }

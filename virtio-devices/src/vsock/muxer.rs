@@ -130,7 +130,8 @@ impl Muxer {
         let ports = port.filter(|_| self.connections.len() < MAX_CONNECTIONS).and_then(|guest| self.free_port(guest));
         match ports {
             Some(ports) if self.poller.rename(&stream, ports.to_bits()).is_ok() => {
-                self.connections.insert(ports, Connection::of_client(stream, now));
+                let others = self.connections.len();
+                self.connections.insert(ports, Connection::of_client(stream, others, now));
                 self.settle(ports, false, tally);
             }
             _ => tally.count(VsockCounter::RefusedClients),
@@ -212,7 +213,8 @@ impl Muxer {
             return self.resets.push_back((ports, STREAM));
         };
         tally.count(VsockCounter::Connections);
-        self.connections.insert(ports, Connection::of_guest(stream, request));
+        let others = self.connections.len();
+        self.connections.insert(ports, Connection::of_guest(stream, others, request));
         self.settle(ports, false, tally);
     }
 
@@ -232,10 +234,11 @@ impl Muxer {
         }
     }
 
-    /// How many of the driver's buffers the next output needs; `None` if there is none.
-    pub(crate) fn buffers(&self) -> Option<usize> {
+    /// How many of the driver's buffers the next output needs, and for how many bytes of payload; `None` if there is
+    /// none.
+    pub(crate) fn buffers(&self) -> Option<(usize, usize)> {
         if !self.resets.is_empty() {
-            return Some(1);
+            return Some((1, 0));
         }
         let (_, ports) = self.turns.first_key_value()?;
         self.connections.get(ports).map(Connection::buffers)

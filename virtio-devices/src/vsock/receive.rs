@@ -43,11 +43,11 @@ impl<'q> Receive<'q> {
         self.ring.suppress_doorbells(pass.memory)?;
         let mut next = Next::More;
         for _ in 0..BATCH {
-            let Some(wanted) = pass.muxer.buffers() else {
+            let Some((wanted, bytes)) = pass.muxer.buffers() else {
                 next = Next::Doorbell;
                 break;
             };
-            if !self.turn(wanted.min(MAX_BURST), pass)? {
+            if !self.turn((wanted.min(MAX_BURST), bytes), pass)? {
                 next = if self.ring.expect_doorbell(pass.memory)? { Next::More } else { Next::Doorbell };
                 break;
             }
@@ -56,8 +56,9 @@ impl<'q> Receive<'q> {
         Ok(next)
     }
 
-    /// Gives the driver the next packets, in up to `wanted` buffers. Returns whether there was a buffer.
-    fn turn(&mut self, wanted: usize, pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
+    /// Gives the driver the next packets, in up to `wanted` buffers, or as many as hold so many bytes. Returns whether
+    /// there was a buffer.
+    fn turn(&mut self, wanted: (usize, usize), pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
         let Self { ring, chain, headers, data, buffers, used } = self;
         let Pass { memory, muxer, tally, now, .. } = pass;
         buffers.clear();
@@ -90,19 +91,20 @@ struct Taken<'s, 'm> {
 }
 
 impl<'m> Taken<'_, 'm> {
-    /// Takes up to `wanted` buffers. A chain that is no buffer is given back when it is the first, so that all are
-    /// given back in their order.
+    /// Takes up to `wanted` buffers, and after the first only until they hold `bytes` of payload. A chain that is no
+    /// buffer is given back when it is the first, so that all are given back in their order.
     fn gather(
         &mut self,
         ring: &mut Ring<'_>,
         memory: &'m GuestMemoryMmap,
-        wanted: usize,
+        (wanted, bytes): (usize, usize),
         storage: &mut Storage,
         tally: &mut Tally,
     ) -> Result<(), BrokenRing> {
         // No more than the ring has: a driver that adds bad ones again and again does not hold up the other queue.
+        let mut held = 0;
         for _ in 0..ring.size() {
-            if self.buffers.len() == wanted {
+            if self.buffers.len() == wanted || !self.buffers.is_empty() && held >= bytes {
                 break;
             }
             let Some(chain) = ring.next(memory)? else { break };
@@ -122,6 +124,7 @@ impl<'m> Taken<'_, 'm> {
             segments.move_front(HEADER, &mut self.headers);
             let room = segments.bytes();
             segments.move_front(room, &mut self.data);
+            held += room;
             self.buffers.push(Buffer { head, room });
         }
         Ok(())

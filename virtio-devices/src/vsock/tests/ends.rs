@@ -5,6 +5,7 @@ use std::net::Shutdown;
 use std::time::Duration;
 
 use super::super::connection::PATIENCE;
+use super::super::credit;
 use super::super::packet::{Ports, op};
 use super::rig::*;
 use crate::VsockCounter;
@@ -119,7 +120,7 @@ fn a_guest_that_sends_to_a_client_that_left_is_told_before_it_has_read_all() {
 fn stuff(rig: &mut Rig, ports: Ports) -> Vec<u8> {
     let mut sent = Vec::new();
     let mut told = 0;
-    while sent.len() - told as usize + 4096 <= 64 << 10 {
+    while sent.len() - told as usize + 4096 <= credit::ROOM as usize {
         rig.send_data(ports, &pattern(4096));
         sent.extend(pattern(4096));
         told = rig.take_packets().last().map_or(told, |update| update.header.fwd_cnt.get());

@@ -2,6 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::super::credit::{FEW, LITTLE_ROOM, ROOM};
 use super::super::muxer::{MAX_CALLERS, MAX_CONNECTIONS, MAX_RESETS};
 use super::super::packet::{Ports, op};
 use super::rig::*;
@@ -9,14 +10,16 @@ use crate::VsockCounter;
 use crate::net::steps::Step;
 
 #[test]
-fn there_are_1023_connections_at_most() {
+fn there_are_1023_connections_at_most_and_the_first_64_have_more_room() {
     // Two descriptors each.
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let mut rig = Rig::ready();
     for guest in 0..MAX_CONNECTIONS as u32 {
         rig.send(Ports { host: 7, guest }, op::REQUEST);
-        assert_eq!(rig.packet().op(), op::RESPONSE);
+        let response = rig.packet();
+        let room = if guest < FEW as u32 { ROOM } else { LITTLE_ROOM };
+        assert_eq!((response.op(), response.header.buf_alloc.get()), (op::RESPONSE, room));
     }
     rig.send(Ports { host: 7, guest: 5 }, op::CREDIT_REQUEST);
     assert_eq!(rig.take_packets().last().map(Packet::op), Some(op::CREDIT_UPDATE));

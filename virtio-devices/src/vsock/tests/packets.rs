@@ -1,5 +1,6 @@
 //! Packets and buffers that no driver should send.
 
+use super::super::credit;
 use super::super::packet::{Ports, op};
 use super::rig::*;
 use crate::VsockCounter;
@@ -62,7 +63,7 @@ fn a_guest_that_breaks_the_rules_loses_the_connection() {
         |rig, ports| rig.send(ports, op::REQUEST),
         |rig, ports| rig.send(ports, op::RESPONSE),
         |rig, ports| rig.send(ports, 9),
-        |rig, ports| rig.send_data(ports, &pattern((64 << 10) + 1)),
+        |rig, ports| rig.send_data(ports, &pattern(credit::ROOM as usize + 1)),
         |rig, ports| {
             let mut header = rig.header(ports, op::RW);
             header.len = u32::MAX.into();

@@ -78,6 +78,21 @@ fn a_guest_without_room_is_asked_once_and_gets_nothing_until_it_has_some() {
 }
 
 #[test]
+fn a_guest_that_tells_of_room_unasked_is_not_asked() {
+    let mut rig = Rig::ready();
+    rig.room = 10;
+    let (client, ports) = rig.connected_client(52);
+    rig.update(ports);
+    write(&client, &pattern(25));
+    let data = pattern(25);
+    for part in [&data[..10], &data[10..20], &data[20..]] {
+        assert_eq!(rig.packet().data, part);
+        rig.assert_quiet();
+        rig.update(ports);
+    }
+}
+
+#[test]
 fn a_guest_is_told_of_room_when_it_asks_and_when_it_has_used_half() {
     let mut rig = Rig::ready();
     let (client, ports) = rig.connected_client(52);
@@ -85,10 +100,16 @@ fn a_guest_is_told_of_room_when_it_asks_and_when_it_has_used_half() {
     let update = rig.packet();
     assert_eq!((update.op(), update.header.fwd_cnt.get()), (op::CREDIT_UPDATE, 0));
     assert_eq!(update.header.buf_alloc.get(), credit::ROOM);
-    rig.send_data(ports, &pattern(40_000));
+    let part = pattern(40_000);
+    for sent in 1..=3 {
+        rig.send_data(ports, &part);
+        assert!(rig.take_packets().is_empty(), "after {sent} of {} bytes", part.len());
+        assert_eq!(read(&client), part);
+    }
+    rig.send_data(ports, &part);
     let update = rig.packet();
-    assert_eq!((update.op(), update.header.fwd_cnt.get()), (op::CREDIT_UPDATE, 40_000));
-    assert_eq!(read(&client), pattern(40_000));
+    assert_eq!((update.op(), update.header.fwd_cnt.get()), (op::CREDIT_UPDATE, 160_000));
+    assert_eq!(read(&client), part);
 }
 
 #[test]
