@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 use virtio_devices::BlockCounter;
 use virtio_devices::testing::{BlockSteps, Step};
 
-use crate::guest::{self, BUFFERS, Chain, Driver, NEXT, OFFER, Snapshot, Verdict, WRITE};
+use crate::guest::{self, BUFFERS, Chain, Driver, Expected, NEXT, OFFER, Snapshot, Verdict, WRITE};
 use crate::input::{Input, Seed};
 
 const SECTOR: usize = 512;
@@ -134,52 +134,28 @@ impl Disk {
 
     /// Runs a step. Returns whether the run goes on.
     fn run(&mut self) -> bool {
-        let shared = self.driver.queue.clone();
-        let Some(mut queue) = self.steps.queue(&shared) else {
-            assert!(!self.driver.usual_place);
-            return false;
-        };
-        if !self.driver.usual_place {
-            Driver::run_anyhow(|| self.steps.step(&mut queue));
-            return false;
-        }
-        let mut ram = Snapshot::take();
-        let Some((step, interrupt)) = self.expect(&mut ram) else {
-            self.steps.step(&mut queue);
-            self.image_size();
-            return false;
-        };
-        assert_eq!(self.steps.step(&mut queue), step);
-        let (after, used) = (Snapshot::take(), self.driver.devices_part());
-        // The device may choose whether it wants doorbells, and rewrites the used index when it gives nothing back.
-        let free = [used.start..used.start + 4, used.end - 2..used.end];
-        assert_eq!(after.differs_from(&ram, &free), None, "the device wrote where it must not, or something else");
+        let Some(mut ram) = self.driver.before_step(&mut self.steps) else { return false };
+        let expected = self.expect(&mut ram);
+        let step = self.driver.step(&mut self.steps, expected, &ram);
+        let size = FILE.with(|(file, _)| rustix::fs::fstat(file).expect("a file").st_size);
+        assert_eq!(size, SIZE as i64, "the image has another size");
+        let Some(step) = step else { return false };
         assert_eq!(COUNTERS.map(|counter| self.steps.count(counter)), self.counts);
         assert_eq!(self.steps.count(BlockCounter::BackendErrors), 0);
-        assert_eq!(self.steps.take_interrupt(), interrupt);
-        if step == Step::Doorbell {
-            assert!(self.driver.wants_doorbell(&after, self.driver.taken), "nobody would wake the device");
-        }
         let mut image = vec![0; SIZE];
         FILE.with(|(file, _)| assert_eq!(rustix::io::pread(file, &mut image, 0), Ok(SIZE)));
         assert!(image == self.image, "the image is not what was written");
-        self.image_size();
         step != Step::Broken
-    }
-
-    fn image_size(&self) {
-        let size = FILE.with(|(file, _)| rustix::fs::fstat(file).expect("a file").st_size);
-        assert_eq!(size, SIZE as i64, "the image has another size");
     }
 
     /// What a step must do to `ram` and to the image, how it ends and whether it interrupts the driver; `None` if it
     /// may do anything.
-    fn expect(&mut self, ram: &mut Snapshot) -> Option<(Step, bool)> {
+    fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let mut used = Vec::new();
         let mut step = Step::More;
         for _ in 0..BATCH {
             // What was carried out before is not given back over an invalid ring.
-            let Some(chains) = self.driver.waiting(ram) else { return Some((Step::Broken, false)) };
+            let Some(chains) = self.driver.waiting(ram) else { return Some(Expected::new(Step::Broken, false)) };
             let Some(chain) = chains.first() else {
                 step = Step::Doorbell;
                 break;
@@ -192,7 +168,7 @@ impl Disk {
         }
         let old = self.driver.given;
         used.iter().for_each(|(head, len)| self.driver.expect_used(ram, *head, *len));
-        Some((step, self.driver.wants_interrupt(ram, old)))
+        Some(Expected::new(step, self.driver.wants_interrupt(ram, old)))
     }
 
     /// Carries out a request. Returns how many bytes it wrote to guest memory.

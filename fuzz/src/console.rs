@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, SeekFrom, ftruncate, memfd_create};
 use virtio_devices::testing::{ConsoleSteps, Step};
 use virtio_devices::{CharDevice, ConsoleCounter};
 
-use crate::guest::{self, BUFFERS, Chain, Driver, NEXT, OFFER, Snapshot, Verdict, WRITE};
+use crate::guest::{self, BUFFERS, Chain, Driver, Expected, NEXT, OFFER, Snapshot, Verdict, WRITE};
 use crate::input::{Input, Seed};
 
 /// The feature bit of event indexes.
@@ -72,7 +72,7 @@ fn run_to_end(input: &[u8]) -> Counts {
     let (reader, writer) = io::pipe().expect("a pipe");
     let device = CharDevice::over(Some(reader.into()), output).expect("a character device");
     let device = Arc::new(device.with_patience(Duration::ZERO));
-    let steps = ConsoleSteps::new(Driver::memory(), device, features).expect("an eventfd");
+    let steps = ConsoleSteps::new(Driver::memory(), device, transmit, features).expect("an eventfd");
     let counts = Counts::default();
     let (typed, sent) = (Vec::new(), Vec::new());
     let mut console = Console { driver, steps, transmit, writer: Some(writer), typed, given: 0, sent, counts };
@@ -113,45 +113,24 @@ impl Console {
 
     /// Runs a step. Returns whether the run goes on.
     fn run(&mut self) -> bool {
-        let shared = self.driver.queue.clone();
-        let Some(mut queue) = self.steps.queue(self.transmit, &shared) else {
-            assert!(!self.driver.usual_place);
-            return false;
-        };
-        if !self.driver.usual_place {
-            Driver::run_anyhow(|| self.steps.step(&mut queue));
-            return false;
-        }
-        let mut ram = Snapshot::take();
-        let Some((step, interrupt)) = self.expect(&mut ram) else {
-            self.steps.step(&mut queue);
-            return false;
-        };
-        assert_eq!(self.steps.step(&mut queue), step);
-        let (after, used) = (Snapshot::take(), self.driver.devices_part());
-        // The device may choose whether it wants doorbells, and rewrites the used index when it gives nothing back.
-        let free = [used.start..used.start + 4, used.end - 2..used.end];
-        assert_eq!(after.differs_from(&ram, &free), None, "the device wrote where it must not, or something else");
+        let Some(mut ram) = self.driver.before_step(&mut self.steps) else { return false };
+        let expected = self.expect(&mut ram);
+        let Some(step) = self.driver.step(&mut self.steps, expected, &ram) else { return false };
         assert_eq!(COUNTERS.map(|counter| self.steps.count(counter)), self.counts);
-        assert_eq!(self.steps.take_interrupt(), interrupt);
-        // At the end of input, buffers wait for nothing.
-        if step == Step::Doorbell && (self.transmit || self.writer.is_some()) {
-            assert!(self.driver.wants_doorbell(&after, self.driver.taken), "nobody would wake the device");
-        }
         let mut output = vec![0; self.sent.len() + 1];
         let len = OUTPUT.with(|file| rustix::io::pread(file, &mut output, 0)).expect("a file");
         assert!(output[..len] == self.sent, "the output is not what was transmitted");
         step != Step::Broken
     }
 
-    /// What a step must do to `ram`, how it ends and whether it interrupts the driver; `None` if it may do anything.
-    fn expect(&mut self, ram: &mut Snapshot) -> Option<(Step, bool)> {
+    /// What a step must do, to `ram` among others; `None` if it may do anything.
+    fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let (first, mut interrupt) = (self.driver.given, false);
         let mut step = Step::More;
         for _ in 0..BATCH {
             let Some(chains) = self.driver.waiting(ram) else {
                 // A transmitted chain is told of at once, a received one at the end.
-                return Some((Step::Broken, interrupt && self.transmit));
+                return Some(Expected::new(Step::Broken, interrupt && self.transmit));
             };
             let Some(chain) = chains.first() else {
                 step = Step::Doorbell;
@@ -175,7 +154,10 @@ impl Console {
             self.driver.expect_used(ram, chain.head, len);
             interrupt |= self.transmit && self.driver.wants_interrupt(ram, old);
         }
-        Some((step, interrupt || !self.transmit && self.driver.wants_interrupt(ram, first)))
+        interrupt |= !self.transmit && self.driver.wants_interrupt(ram, first);
+        // At the end of input, buffers wait for nothing.
+        let doorbell = step == Step::Doorbell && (self.transmit || self.writer.is_some());
+        Some(Expected { step, interrupt, doorbell })
     }
 
     fn sends(&mut self, ram: &Snapshot, chain: &Chain) -> u32 {

@@ -2,6 +2,7 @@
 //! standard says.
 
 mod chain;
+mod step;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::input::{Input, Seed};
 pub use chain::{Chain, Segment, Verdict};
+pub use step::Expected;
 
 /// Two adjacent regions, a hole, and a third region.
 const REGIONS: [Range<usize>; 3] = [0..0x2000, 0x2000..0x5000, 0x6000..0x7000];

@@ -10,7 +10,7 @@ use std::ops::Range;
 use virtio_devices::MemCounter;
 use virtio_devices::testing::{MemSteps, Step};
 
-use crate::guest::{self, BUFFERS, Chain, Driver, NEXT, OFFER, Snapshot, Verdict, WRITE};
+use crate::guest::{self, BUFFERS, Chain, Driver, Expected, NEXT, OFFER, Snapshot, Verdict, WRITE};
 use crate::input::{Input, Seed};
 
 /// The memory of the device: three blocks.
@@ -47,7 +47,7 @@ fn run_to_end(input: &[u8]) -> (u64, u64, u64) {
     let features = u64::from(input.u8() & 1) << EVENT_IDX;
     let driver = Driver::new(&mut input, features != 0);
     driver.fill_buffers();
-    let steps = MemSteps::new(Driver::memory(), &REGION, BLOCK, features);
+    let steps = MemSteps::new(Driver::memory(), (&REGION, BLOCK), &driver.queue, features).expect("an eventfd");
     let mut mem = Mem { driver, steps, plugged: [false; BLOCKS], requested: 0, counts: Counts::default() };
     while !input.is_empty() {
         match input.u8() % KINDS {
@@ -90,34 +90,12 @@ impl Mem {
 
     /// Runs a step. Returns whether the run goes on.
     fn run(&mut self) -> bool {
-        let shared = self.driver.queue.clone();
-        let Some(mut queue) = self.steps.queue(&shared) else {
-            assert!(!self.driver.usual_place);
-            return false;
-        };
-        if !self.driver.usual_place {
-            Driver::run_anyhow(|| self.steps.step(&mut queue));
-            // What the device did depends on rings that may be anywhere.
-            return false;
-        }
-        let mut ram = Snapshot::take();
-        let Some((step, interrupt)) = self.expect(&mut ram) else {
-            self.steps.step(&mut queue);
-            return false;
-        };
-        assert_eq!(self.steps.step(&mut queue), step);
-        let after = Snapshot::take();
-        let used = self.driver.devices_part();
-        // The device may choose whether it wants doorbells, and rewrites the used index when it gives nothing back.
-        let free = [used.start..used.start + 4, used.end - 2..used.end];
-        assert_eq!(after.differs_from(&ram, &free), None, "the device wrote where it must not, or kept a page");
+        let Some(mut ram) = self.driver.before_step(&mut self.steps) else { return false };
+        let expected = self.expect(&mut ram);
+        let Some(step) = self.driver.step(&mut self.steps, expected, &ram) else { return false };
         assert_eq!(self.counted(), self.counts);
         let plugged = self.plugged.iter().filter(|plugged| **plugged).count() as u64 * BLOCK;
         assert_eq!(self.steps.region().plugged(), plugged);
-        assert_eq!(self.steps.take_interrupt(), interrupt);
-        if step == Step::Doorbell {
-            assert!(self.driver.wants_doorbell(&after, self.driver.taken), "nobody would wake the device");
-        }
         step != Step::Broken
     }
 
@@ -133,12 +111,12 @@ impl Mem {
         }
     }
 
-    /// What a step must do to `ram`, how it ends and whether it interrupts the driver; `None` if it may do anything.
-    fn expect(&mut self, ram: &mut Snapshot) -> Option<(Step, bool)> {
+    /// What a step must do, to `ram` among others; `None` if it may do anything.
+    fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let mut interrupt = false;
         for _ in 0..BATCH {
-            let Some(chains) = self.driver.waiting(ram) else { return Some((Step::Broken, interrupt)) };
-            let Some(chain) = chains.first() else { return Some((Step::Doorbell, interrupt)) };
+            let Some(chains) = self.driver.waiting(ram) else { return Some(Expected::new(Step::Broken, interrupt)) };
+            let Some(chain) = chains.first() else { return Some(Expected::new(Step::Doorbell, interrupt)) };
             if chain.verdict == Verdict::Undefined || chain.touches(&self.driver.devices_part()) {
                 return None;
             }
@@ -148,7 +126,7 @@ impl Mem {
             self.driver.expect_used(ram, chain.head, len);
             interrupt |= self.driver.wants_interrupt(ram, old);
         }
-        Some((Step::More, interrupt))
+        Some(Expected::new(Step::More, interrupt))
     }
 
     /// Performs the request of a chain. Returns the length of the answer.

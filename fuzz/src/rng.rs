@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, SeekFrom, memfd_create};
 use virtio_devices::RngCounter;
 use virtio_devices::testing::{RngSteps, Step};
 
-use crate::guest::{self, BUFFERS, Chain, Driver, NEXT, OFFER, Snapshot, Verdict, WRITE};
+use crate::guest::{self, BUFFERS, Chain, Driver, Expected, NEXT, OFFER, Snapshot, Verdict, WRITE};
 use crate::input::{Input, Seed};
 
 /// The feature bit of event indexes.
@@ -70,40 +70,19 @@ struct Rng {
 impl Rng {
     /// Runs a step. Returns whether the run goes on.
     fn run(&mut self) -> bool {
-        let shared = self.driver.queue.clone();
-        let Some(mut queue) = self.steps.queue(&shared) else {
-            assert!(!self.driver.usual_place);
-            return false;
-        };
-        if !self.driver.usual_place {
-            Driver::run_anyhow(|| self.steps.step(&mut queue));
-            return false;
-        }
-        let mut ram = Snapshot::take();
-        let Some((step, interrupt)) = self.expect(&mut ram) else {
-            self.steps.step(&mut queue);
-            return false;
-        };
-        assert_eq!(self.steps.step(&mut queue), step);
-        let (after, used) = (Snapshot::take(), self.driver.devices_part());
-        // The device may choose whether it wants doorbells, and rewrites the used index when it gives nothing back.
-        let free = [used.start..used.start + 4, used.end - 2..used.end];
-        assert_eq!(after.differs_from(&ram, &free), None, "the device wrote where it must not, or something else");
+        let Some(mut ram) = self.driver.before_step(&mut self.steps) else { return false };
+        let expected = self.expect(&mut ram);
+        let Some(step) = self.driver.step(&mut self.steps, expected, &ram) else { return false };
         let counters = [RngCounter::Bytes, RngCounter::Requests, RngCounter::BadChains, RngCounter::BackendErrors];
         assert_eq!(counters.map(|counter| self.steps.count(counter)), self.counts);
-        assert_eq!(self.steps.take_interrupt(), interrupt);
-        if step == Step::Doorbell {
-            assert!(self.driver.wants_doorbell(&after, self.driver.taken), "nobody would wake the device");
-        }
         step != Step::Broken
     }
 
-    /// What a step must do to `ram`, how it ends and whether it interrupts the driver; `None` if it may do anything.
-    fn expect(&mut self, ram: &mut Snapshot) -> Option<(Step, bool)> {
-        let old = self.driver.given;
-        let mut step = Step::More;
+    /// What a step must do, to `ram` among others; `None` if it may do anything.
+    fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
+        let (mut step, mut interrupt) = (Step::More, false);
         for _ in 0..BATCH {
-            let Some(chains) = self.driver.waiting(ram) else { return Some((Step::Broken, false)) };
+            let Some(chains) = self.driver.waiting(ram) else { return Some(Expected::new(Step::Broken, interrupt)) };
             let Some(chain) = chains.first() else {
                 step = Step::Doorbell;
                 break;
@@ -116,10 +95,12 @@ impl Rng {
                 step = Step::Frame;
                 break;
             };
+            let old = self.driver.given;
             self.driver.taken = self.driver.taken.wrapping_add(1);
             self.driver.expect_used(ram, chain.head, len);
+            interrupt |= self.driver.wants_interrupt(ram, old);
         }
-        Some((step, self.driver.wants_interrupt(ram, old)))
+        Some(Expected::new(step, interrupt))
     }
 
     /// How much a chain gets; `None` if the source has ended.

@@ -87,6 +87,77 @@ macro_rules! counters {
 
 pub(crate) use counters;
 
+/// As [`counters!`], for a device whose one queue a [`queue_worker`](crate::queue_worker) runs: with what that counts.
+macro_rules! queue_counters {
+    (
+        $(#[$enum_doc:meta])* pub enum $counter:ident;
+        $(#[$counts_doc:meta])* pub struct $counters:ident;
+        $($(#[$doc:meta])* $name:ident = $text:literal,)*
+    ) => {
+        crate::counters::counters! {
+            $(#[$enum_doc])*
+            pub enum $counter;
+            $(#[$counts_doc])*
+            pub struct $counters;
+
+            $($(#[$doc])* $name = $text,)*
+            /// Wake-ups by the driver's doorbells.
+            Kicks = "kicks",
+            /// Interrupts that were signalled.
+            Interrupts = "interrupts",
+            /// Queues that were given up because their rings are invalid.
+            BrokenRings = "broken_rings",
+        }
+
+        impl crate::counters::QueueTally for Tally {
+            type Counters = $counters;
+
+            fn new() -> Self {
+                Self::new()
+            }
+
+            fn count_kick(&mut self) {
+                self.count($counter::Kicks);
+            }
+
+            fn count_interrupt(&mut self) {
+                self.count($counter::Interrupts);
+            }
+
+            fn count_broken_ring(&mut self) {
+                self.count($counter::BrokenRings);
+            }
+
+            fn flush(&mut self, counters: &$counters) {
+                self.flush(counters);
+            }
+        }
+    };
+}
+
+pub(crate) use queue_counters;
+
+/// The counts of any kind of device, as far as a [`queue_worker`](crate::queue_worker) makes them.
+pub(crate) trait QueueTally: Send + 'static {
+    /// The device's counts.
+    type Counters: Send + Sync + 'static;
+
+    /// Nothing has been counted yet.
+    fn new() -> Self;
+
+    /// Counts a wake-up by a doorbell.
+    fn count_kick(&mut self);
+
+    /// Counts an interrupt.
+    fn count_interrupt(&mut self);
+
+    /// Counts a queue that was given up.
+    fn count_broken_ring(&mut self);
+
+    /// Adds the counts to the device's.
+    fn flush(&mut self, counters: &Self::Counters);
+}
+
 /// How many of a device's losses have been reported.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {

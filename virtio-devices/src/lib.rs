@@ -27,6 +27,7 @@ mod new_file;
 mod pmem;
 mod policy;
 mod port;
+mod queue_worker;
 mod rate_limiter;
 mod ring;
 mod rng;

@@ -6,30 +6,28 @@
 
 mod blocks;
 mod counters;
-mod pass;
 mod region;
+mod requests;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
-mod worker;
 
 #[cfg(test)]
 mod tests;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::queue_worker;
+use crate::worker::WorkerKind;
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{MemCounter, MemCounters};
 pub use region::MemRegion;
-use worker::QueueWorker;
+use requests::Requests;
 
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
@@ -104,23 +102,10 @@ impl VirtioDevice for Mem {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
-        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let worker = QueueWorker {
-            index,
-            queue,
-            features: start.features,
-            memory: start.memory,
-            region: Arc::clone(&self.region),
-            interrupts: Arc::clone(&start.interrupts),
-            counters: Arc::clone(&self.counters),
-            kick: Arc::clone(&kick),
-            stop: Arc::clone(&stop),
-        };
-        let thread = spawn(WorkerKind::Mem, thread_name(&self.spec.id, "q", index), move || worker.run())?;
-        self.region.signal_to(Some(start.interrupts));
-        Ok(vec![Worker::new([index], kick, stop, thread)])
+        let (requests, interrupts) = (Requests(Arc::clone(&self.region)), Arc::clone(&start.interrupts));
+        let workers = queue_worker::start(requests, WorkerKind::Mem, &self.spec.id, start, &self.counters)?;
+        self.region.signal_to((!workers.is_empty()).then_some(interrupts));
+        Ok(workers)
     }
 
     /// What is plugged stays so: only a reset of the machine takes it away (`virtio 1.4 §5.15.5`).

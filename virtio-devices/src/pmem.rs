@@ -9,8 +9,8 @@
 
 mod counters;
 mod error;
+mod flushes;
 mod spec;
-mod worker;
 
 #[cfg(test)]
 mod tests;
@@ -19,23 +19,22 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::process::{Resource, getrlimit};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
 use crate::file_mapping::FileMapping;
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::queue_worker;
+use crate::worker::WorkerKind;
 use crate::{Start, VirtioDevice, Worker};
 pub use counters::{PmemCounter, PmemCounters};
 pub use error::PmemError;
+use flushes::Flushes;
 pub use spec::PmemSpec;
-use worker::QueueWorker;
 
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
@@ -172,22 +171,7 @@ impl VirtioDevice for Pmem {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
-        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let worker = QueueWorker {
-            index,
-            queue,
-            features: start.features,
-            memory: start.memory,
-            interrupts: start.interrupts,
-            file: self.file.clone(),
-            counters: Arc::clone(&self.counters),
-            kick: Arc::clone(&kick),
-            stop: Arc::clone(&stop),
-        };
-        let thread = spawn(WorkerKind::Pmem, thread_name(&self.id, "q", index), move || worker.run())?;
-        Ok(vec![Worker::new([index], kick, stop, thread)])
+        queue_worker::start(Flushes(self.file.clone()), WorkerKind::Pmem, &self.id, start, &self.counters)
     }
 
     fn reset(&mut self) {

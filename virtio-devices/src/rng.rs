@@ -1,9 +1,9 @@
 //! virtio-rng over a random source of the host (`virtio 1.4 §5.4`).
 
 mod counters;
+mod filler;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
-mod worker;
 
 #[cfg(test)]
 mod tests;
@@ -12,7 +12,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -20,13 +19,13 @@ use thiserror::Error;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::queue_worker;
+use crate::worker::WorkerKind;
 use crate::{ErrorKind, Start, VirtioDevice, Worker};
 pub use counters::{RngCounter, RngCounters};
-use worker::QueueWorker;
+use filler::Filler;
 
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
@@ -136,22 +135,8 @@ impl VirtioDevice for Rng {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
-        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let worker = QueueWorker {
-            index,
-            queue,
-            features: start.features,
-            memory: start.memory,
-            interrupts: start.interrupts,
-            source: Arc::clone(&self.source),
-            counters: Arc::clone(&self.counters),
-            kick: Arc::clone(&kick),
-            stop: Arc::clone(&stop),
-        };
-        let thread = spawn(WorkerKind::Rng, thread_name(&self.spec.id, "q", index), move || worker.run())?;
-        Ok(vec![Worker::new([index], kick, stop, thread)])
+        let filler = Filler(Arc::clone(&self.source));
+        queue_worker::start(filler, WorkerKind::Rng, &self.spec.id, start, &self.counters)
     }
 
     fn reset(&mut self) {

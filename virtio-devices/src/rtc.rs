@@ -3,27 +3,26 @@
 //! A driver reads the clock by requests in a queue. There are no alarms, and no readings together with a counter of
 //! the CPU.
 
+mod clock;
 mod counters;
 mod requests;
-mod worker;
 
 #[cfg(test)]
 mod tests;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CLOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::queue_worker;
+use crate::worker::WorkerKind;
 use crate::{Start, VirtioDevice, Worker};
+use clock::Clock;
 pub use counters::{RtcCounter, RtcCounters};
-use worker::QueueWorker;
 
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
@@ -86,21 +85,7 @@ impl VirtioDevice for Rtc {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
-        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let worker = QueueWorker {
-            index,
-            queue,
-            features: start.features,
-            memory: start.memory,
-            interrupts: start.interrupts,
-            counters: Arc::clone(&self.counters),
-            kick: Arc::clone(&kick),
-            stop: Arc::clone(&stop),
-        };
-        let thread = spawn(WorkerKind::Rtc, thread_name(&self.spec.id, "q", index), move || worker.run())?;
-        Ok(vec![Worker::new([index], kick, stop, thread)])
+        queue_worker::start(Clock, WorkerKind::Rtc, &self.spec.id, start, &self.counters)
     }
 
     fn reset(&mut self) {

@@ -6,7 +6,7 @@
 
 mod clock;
 mod counters;
-mod worker;
+mod pings;
 
 #[cfg(test)]
 mod tests;
@@ -18,15 +18,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_WATCHDOG;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::queue_worker;
+use crate::worker::WorkerKind;
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use clock::Expiry;
 use clock::Times;
 pub use counters::{WatchdogCounter, WatchdogCounters};
-use worker::QueueWorker;
+use pings::Pings;
 
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
@@ -101,24 +101,8 @@ impl VirtioDevice for Watchdog {
     /// A clock that ran goes on from its beginning: the time for which the queue was stopped, as while the VM was
     /// paused, does not count.
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
-        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let worker = QueueWorker {
-            index,
-            queue,
-            features: start.features,
-            memory: start.memory,
-            interrupts: start.interrupts,
-            times: self.times,
-            expiry: Arc::clone(&self.expiry),
-            runs: Arc::clone(&self.runs),
-            counters: Arc::clone(&self.counters),
-            kick: Arc::clone(&kick),
-            stop: Arc::clone(&stop),
-        };
-        let thread = spawn(WorkerKind::Watchdog, thread_name(&self.id, "q", index), move || worker.run())?;
-        Ok(vec![Worker::new([index], kick, stop, thread)])
+        let pings = Pings::new(self.times, Arc::clone(&self.expiry), Arc::clone(&self.runs));
+        queue_worker::start(pings, WorkerKind::Watchdog, &self.id, start, &self.counters)
     }
 
     fn reset(&mut self) {

@@ -17,7 +17,7 @@ use super::image::Image;
 use super::latency::BlockLatencies;
 use super::requests::{Disk, Next, Requests, Room};
 use crate::features::has;
-use crate::net::steps::Step;
+use crate::net::steps::{Step, Stepped};
 use crate::ring::{BrokenRing, Ring};
 use crate::{Interrupts, SharedQueue};
 
@@ -73,14 +73,21 @@ impl BlockSteps {
         })
     }
 
-    /// The queue, which is locked until it is dropped; `None` if its rings do not lie in guest memory.
-    pub fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<BlockQueue<'q>> {
+    /// The counters so far.
+    pub fn count(&self, counter: BlockCounter) -> u64 {
+        self.counters.get(counter)
+    }
+}
+
+impl Stepped for BlockSteps {
+    type Queue<'q> = BlockQueue<'q>;
+
+    fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<BlockQueue<'q>> {
         let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
         Ring::open(0, queue.lock(), event_idx, &self.memory).ok().map(BlockQueue)
     }
 
-    /// Does what a worker does in one turn of its loop.
-    pub fn step(&mut self, BlockQueue(ring): &mut BlockQueue<'_>) -> Step {
+    fn step(&mut self, BlockQueue(ring): &mut BlockQueue<'_>) -> Step {
         let disk = Disk {
             image: &self.image,
             serial: &self.serial,
@@ -103,13 +110,7 @@ impl BlockSteps {
         }
     }
 
-    /// The counters so far.
-    pub fn count(&self, counter: BlockCounter) -> u64 {
-        self.counters.get(counter)
-    }
-
-    /// Whether the driver was interrupted since the last call.
-    pub fn take_interrupt(&self) -> bool {
+    fn take_interrupt(&self) -> bool {
         self.interrupts.take_isr() != 0
     }
 }

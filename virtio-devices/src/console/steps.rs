@@ -12,26 +12,33 @@ use super::worker::{Next, QueueWorker, RECEIVE, Running, TRANSMIT};
 use crate::chardev::CharDevice;
 use crate::features::has;
 use crate::iovecs::Storage;
-use crate::net::steps::Step;
+use crate::net::steps::{Step, Stepped};
 use crate::ring::{BrokenRing, Ring};
 use crate::{Interrupts, Memory, SharedQueue};
 
 /// A queue that is run step by step.
 pub struct ConsoleQueue<'q>(Running<'q>);
 
-/// What the queues of a console have in common.
+/// A queue of a console.
 pub struct ConsoleSteps {
     worker: QueueWorker,
+    index: u16,
     tally: Tally,
 }
 
 impl ConsoleSteps {
-    /// A console whose other end is `device`, and whose driver negotiated `features`.
+    /// The queue that the driver of a console transmits to, or the one that it receives from. The console's other end is
+    /// `device`, and its driver negotiated `features`.
     ///
     /// # Errors
     ///
     /// When the host has no descriptor left.
-    pub fn new(memory: GuestMemoryMmap, device: Arc<CharDevice>, features: u64) -> std::io::Result<Self> {
+    pub fn new(
+        memory: GuestMemoryMmap,
+        device: Arc<CharDevice>,
+        transmit: bool,
+        features: u64,
+    ) -> std::io::Result<Self> {
         let worker = QueueWorker {
             receive: None,
             transmit: None,
@@ -43,20 +50,25 @@ impl ConsoleSteps {
             kick: Arc::new(EventFd::new(EFD_NONBLOCK)?),
             stop: Arc::new(AtomicBool::new(false)),
         };
-        Ok(Self { worker, tally: Tally::new() })
+        Ok(Self { worker, index: if transmit { TRANSMIT } else { RECEIVE }, tally: Tally::new() })
     }
 
-    /// The queue that the driver receives from, or the one that it transmits to. It is locked until it is dropped;
-    /// `None` if its rings do not lie in guest memory.
-    pub fn queue<'q>(&self, transmit: bool, queue: &'q SharedQueue) -> Option<ConsoleQueue<'q>> {
-        let index = if transmit { TRANSMIT } else { RECEIVE };
+    /// The counters so far.
+    pub fn count(&self, counter: ConsoleCounter) -> u64 {
+        self.worker.counters.get(counter)
+    }
+}
+
+impl Stepped for ConsoleSteps {
+    type Queue<'q> = ConsoleQueue<'q>;
+
+    fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<ConsoleQueue<'q>> {
         let event_idx = has(self.worker.features, VIRTIO_RING_F_EVENT_IDX);
-        let ring = Ring::open(index, queue.lock(), event_idx, &self.worker.memory.memory()).ok()?;
+        let ring = Ring::open(self.index, queue.lock(), event_idx, &self.worker.memory.memory()).ok()?;
         Some(ConsoleQueue(Running { ring, storage: Storage::default() }))
     }
 
-    /// Does what the worker does for this queue in one turn of its loop.
-    pub fn step(&mut self, ConsoleQueue(running): &mut ConsoleQueue<'_>) -> Step {
+    fn step(&mut self, ConsoleQueue(running): &mut ConsoleQueue<'_>) -> Step {
         let memory = self.worker.memory.memory();
         let next = match running.ring.index() {
             TRANSMIT => self.worker.send(running, &memory, &mut self.tally),
@@ -71,13 +83,7 @@ impl ConsoleSteps {
         }
     }
 
-    /// The counters so far.
-    pub fn count(&self, counter: ConsoleCounter) -> u64 {
-        self.worker.counters.get(counter)
-    }
-
-    /// Whether the driver was interrupted since the last call.
-    pub fn take_interrupt(&self) -> bool {
+    fn take_interrupt(&self) -> bool {
         self.worker.interrupts.take_isr() != 0
     }
 }

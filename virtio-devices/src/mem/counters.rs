@@ -1,8 +1,8 @@
 //! What a memory device counts: blocks that were plugged and unplugged, and requests that were refused.
 
-use crate::counters::counters;
+use crate::counters::queue_counters;
 
-counters! {
+queue_counters! {
     /// Something that is counted of a memory device.
     pub enum MemCounter;
     /// The counters of one memory device since it was plugged in.
@@ -14,18 +14,12 @@ counters! {
     UnpluggedBlocks = "unplugged_blocks",
     /// Requests that were answered, of any kind.
     Requests = "requests",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
     /// Requests to plug more than the host wants.
     RefusedRequests = "refused_requests",
     /// Requests that make no sense: of an unknown kind, or for blocks that are not there or not in that state.
     BadRequests = "bad_requests",
     /// Dropped: the chain's descriptors are invalid or too short.
     BadChains = "bad_chains",
-    /// Queues that were given up because their rings are invalid.
-    BrokenRings = "broken_rings",
 }
 
 impl MemCounter {

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::*;
-use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
-use crate::{Interrupts, Memory};
+use crate::net::testing::{BUFFERS, MEMORY, WRITE, eventually};
+use crate::queue_worker::testing::CONFIG_VECTOR;
 
 /// The memory of the device: ten blocks.
 const BLOCK: u64 = 64 << 10;
@@ -14,7 +14,6 @@ const BLOCKS: u64 = 10;
 const LEN: u64 = BLOCKS * BLOCK;
 /// Where answers go.
 const ANSWER: u64 = BUFFERS + 0x100;
-const CONFIG_VECTOR: u16 = 1;
 
 const PLUG: u16 = 0;
 const UNPLUG: u16 = 1;
@@ -25,13 +24,7 @@ const ACK: u16 = 0;
 const NACK: u16 = 1;
 const ERROR: u16 = 3;
 
-struct Guest {
-    mem: Mem,
-    region: Arc<MemRegion>,
-    queue: DriverQueue,
-    interrupts: Arc<Interrupts>,
-    workers: Vec<Worker>,
-}
+type Guest = queue_worker::testing::Guest<Mem>;
 
 fn region() -> Arc<MemRegion> {
     Arc::new(MemRegion::new(&(START..START + LEN), BLOCK))
@@ -41,36 +34,15 @@ fn mem(region: &Arc<MemRegion>, node: Option<u16>) -> Mem {
     Mem::new(MemSpec { id: "_mem0".into(), node }, Arc::clone(region))
 }
 
+/// A guest with this memory.
+fn guest() -> Guest {
+    let ranges = [(GuestAddress(0), MEMORY as usize), (GuestAddress(START), LEN as usize)];
+    Guest::in_memory(mem(&region(), None), &GuestMemoryMmap::from_ranges(&ranges).unwrap())
+}
+
 impl Guest {
-    fn new() -> Self {
-        let ranges = [(GuestAddress(0), MEMORY as usize), (GuestAddress(START), LEN as usize)];
-        let map = GuestMemoryMmap::from_ranges(&ranges).unwrap();
-        let interrupts = Arc::new(Interrupts::new(1, 2));
-        interrupts.set_queue_vector(0, 0);
-        interrupts.set_config_vector(CONFIG_VECTOR);
-        let region = region();
-        let queue = DriverQueue::new(&map, 0, 16);
-        let mut guest = Self { mem: mem(&region, None), region, queue, interrupts, workers: Vec::new() };
-        guest.start();
-        guest
-    }
-
-    fn start(&mut self) {
-        let start = Start {
-            memory: Memory::new(self.queue.memory.clone()),
-            features: self.mem.features(),
-            queues: vec![(0, Arc::clone(&self.queue.queue))],
-            interrupts: Arc::clone(&self.interrupts),
-        };
-        self.workers = self.mem.start(start).unwrap();
-    }
-
-    fn stop(&mut self) {
-        self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
-    }
-
     fn count(&self, counter: MemCounter) -> u64 {
-        self.mem.counters().get(counter)
+        self.device.counters().get(counter)
     }
 
     /// What the device answers, and with what state.
@@ -81,23 +53,10 @@ impl Guest {
         request[16..18].copy_from_slice(&blocks.to_le_bytes());
         self.queue.memory_write(BUFFERS, &request);
         self.queue.memory_write(ANSWER, &[0xff; 10]);
-        self.queue.add(&[(BUFFERS, 24, 0), (ANSWER, 10, WRITE)]);
-        assert_eq!(self.used(), 10);
+        assert_eq!(self.send(&[(BUFFERS, 24, 0), (ANSWER, 10, WRITE)]), 10);
         let [a, b, padding @ .., c, d] = <[u8; 10]>::try_from(self.queue.bytes(ANSWER, 10)).unwrap();
         assert_eq!(padding, [0; 6]);
         (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
-    }
-
-    /// The length of the next chain that the device has used.
-    fn used(&mut self) -> u32 {
-        self.workers[0].kick.write(1).unwrap();
-        let mut used = Vec::new();
-        eventually("an answer", || {
-            used = self.queue.take_used();
-            !used.is_empty()
-        });
-        assert_eq!(used.len(), 1);
-        used[0].1
     }
 
     fn word(&self, block: u64) -> u64 {
@@ -111,14 +70,8 @@ impl Guest {
     /// The words of the device configuration.
     fn config(&self) -> [u64; 7] {
         let mut bytes = [0; 56];
-        self.mem.config_read(0, &mut bytes);
+        self.device.config_read(0, &mut bytes);
         std::array::from_fn(|word| u64::from_le_bytes(bytes[8 * word..8 * word + 8].try_into().unwrap()))
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 
@@ -129,31 +82,31 @@ fn at(block: u64) -> u64 {
 
 #[test]
 fn the_host_asks_and_the_driver_plugs_as_much_but_no_more() {
-    let mut guest = Guest::new();
+    let mut guest = guest();
     assert_eq!(guest.workers[0].thread.name(), "_mem0_q0");
     assert_eq!(guest.config(), [BLOCK, 0, START, LEN, LEN, 0, 0]);
     assert_eq!(guest.ask(PLUG, at(0), 1).0, NACK, "nothing is wanted");
-    let generation = guest.mem.config_generation();
-    guest.region.resize(3 * BLOCK + 1);
+    let generation = guest.device.config_generation();
+    guest.device.region.resize(3 * BLOCK + 1);
     assert_eq!(guest.interrupts.eventfd(CONFIG_VECTOR).unwrap().read().unwrap(), 1);
-    assert_ne!(guest.mem.config_generation(), generation);
+    assert_ne!(guest.device.config_generation(), generation);
     assert_eq!(guest.ask(PLUG, at(4), 4).0, NACK);
     assert_eq!(guest.ask(PLUG, at(4), 2).0, ACK);
     assert_eq!(guest.ask(PLUG, at(0), 1).0, ACK);
     assert_eq!(guest.ask(PLUG, at(1), 1).0, NACK);
     assert_eq!(guest.config(), [BLOCK, 0, START, LEN, LEN, 3 * BLOCK, 3 * BLOCK]);
-    assert_eq!((guest.region.plugged(), guest.region.requested()), (3 * BLOCK, 3 * BLOCK));
-    guest.region.resize(u64::MAX);
-    assert_eq!(guest.region.requested(), LEN);
+    assert_eq!((guest.device.region.plugged(), guest.device.region.requested()), (3 * BLOCK, 3 * BLOCK));
+    guest.device.region.resize(u64::MAX);
+    assert_eq!(guest.device.region.requested(), LEN);
     eventually("counts", || guest.count(MemCounter::RefusedRequests) == 3);
     assert_eq!(guest.count(MemCounter::PluggedBlocks), 3);
-    eventually("an interrupt", || guest.interrupts.eventfd(0).unwrap().read().is_ok());
+    guest.await_interrupt();
 }
 
 #[test]
 fn what_is_unplugged_is_the_hosts_and_what_is_plugged_reads_as_zero() {
-    let mut guest = Guest::new();
-    guest.region.resize(LEN);
+    let mut guest = guest();
+    guest.device.region.resize(LEN);
     assert_eq!(guest.ask(PLUG, at(0), 10).0, ACK);
     (0..BLOCKS).for_each(|block| guest.write(block));
     assert_eq!(guest.ask(UNPLUG, at(3), 2).0, ACK);
@@ -163,14 +116,14 @@ fn what_is_unplugged_is_the_hosts_and_what_is_plugged_reads_as_zero() {
     assert_eq!(guest.word(3), 0, "what was written while it was not plugged");
     assert_eq!(guest.ask(UNPLUG_ALL, 0, 0).0, ACK);
     assert!((0..BLOCKS).all(|block| guest.word(block) == 0));
-    assert_eq!(guest.region.plugged(), 0);
+    assert_eq!(guest.device.region.plugged(), 0);
 }
 
 #[test]
 fn pages_that_a_device_of_the_host_may_have_pinned_are_cleared_and_kept() {
-    let mut guest = Guest::new();
-    guest.region.keep_pages();
-    guest.region.resize(LEN);
+    let mut guest = guest();
+    guest.device.region.keep_pages();
+    guest.device.region.resize(LEN);
     assert_eq!(guest.ask(PLUG, at(0), 2).0, ACK);
     guest.write(0);
     assert_eq!(guest.ask(UNPLUG, at(0), 2).0, ACK);
@@ -183,8 +136,8 @@ fn pages_that_a_device_of_the_host_may_have_pinned_are_cleared_and_kept() {
 
 #[test]
 fn requests_that_make_no_sense_change_nothing() {
-    let mut guest = Guest::new();
-    guest.region.resize(LEN);
+    let mut guest = guest();
+    guest.device.region.resize(LEN);
     assert_eq!(guest.ask(PLUG, at(2), 2).0, ACK);
     for (kind, address, count) in [
         (PLUG, at(2), 1),
@@ -212,7 +165,7 @@ fn requests_that_make_no_sense_change_nothing() {
 
 #[test]
 fn chains_that_make_no_sense_are_given_back_empty_and_counted() {
-    let mut guest = Guest::new();
+    let mut guest = guest();
     let chains: [&[(u64, u32, u16)]; 4] = [
         &[(BUFFERS, 24, 0)],
         &[(BUFFERS, 23, 0), (ANSWER, 10, WRITE)],
@@ -220,27 +173,24 @@ fn chains_that_make_no_sense_are_given_back_empty_and_counted() {
         &[(BUFFERS, 24, WRITE), (ANSWER, 10, 0)],
     ];
     for chain in chains {
-        guest.queue.add(chain);
-        assert_eq!(guest.used(), 0);
+        assert_eq!(guest.send(chain), 0);
     }
     eventually("counts", || guest.count(MemCounter::BadChains) == chains.len() as u64);
-    guest.queue.write(guest.queue.avail() + 2, 1000u16.to_le_bytes());
-    guest.workers[0].kick.write(1).unwrap();
-    eventually("a wish for a reset", || guest.interrupts.needs_reset());
+    guest.break_ring();
 }
 
 #[test]
 fn a_reset_of_the_device_keeps_what_is_plugged_and_one_of_the_machine_does_not() {
-    let mut guest = Guest::new();
-    guest.region.resize(2 * BLOCK);
+    let mut guest = guest();
+    guest.device.region.resize(2 * BLOCK);
     assert_eq!(guest.ask(PLUG, at(5), 2).0, ACK);
     guest.stop();
-    guest.mem.reset();
-    assert_eq!(guest.region.plugged(), 2 * BLOCK);
-    guest.region.resize(BLOCK);
+    guest.device.reset();
+    assert_eq!(guest.device.region.plugged(), 2 * BLOCK);
+    guest.device.region.resize(BLOCK);
     assert!(guest.interrupts.eventfd(CONFIG_VECTOR).unwrap().read().is_ok_and(|signals| signals == 1), "the first");
-    guest.region.unplug_all();
-    assert_eq!((guest.region.plugged(), guest.region.requested()), (0, BLOCK));
+    guest.device.region.unplug_all();
+    assert_eq!((guest.device.region.plugged(), guest.device.region.requested()), (0, BLOCK));
 }
 
 #[test]
@@ -256,11 +206,11 @@ fn the_node_of_the_memory_is_told_if_there_is_one() {
 
 #[test]
 fn what_is_plugged_is_saved() {
-    let mut guest = Guest::new();
-    assert_eq!(guest.mem.save(), DeviceSpecific::PowerOn);
-    guest.region.resize(LEN);
+    let mut guest = guest();
+    assert_eq!(guest.device.save(), DeviceSpecific::PowerOn);
+    guest.device.region.resize(LEN);
     assert_eq!(guest.ask(PLUG, at(1), 3).0, ACK);
-    let state = guest.mem.save();
+    let state = guest.device.save();
     let other = region();
     let mut new = mem(&other, None);
     new.restore(&state, None).unwrap();
@@ -280,11 +230,11 @@ proptest! {
     fn what_is_plugged_is_what_was_acknowledged(
         requests in prop::collection::vec((0..5u16, 0..12u64, 0..4u16, prop::option::of(0..12u64)), 1..40)
     ) {
-        let mut guest = Guest::new();
+        let mut guest = guest();
         let (mut plugged, mut requested) = ([false; BLOCKS as usize], 0);
         for (kind, block, count, size) in requests {
             if let Some(size) = size {
-                guest.region.resize(size * BLOCK);
+                guest.device.region.resize(size * BLOCK);
                 requested = size.min(BLOCKS);
             }
             let range = block as usize..block as usize + usize::from(count);
@@ -307,7 +257,7 @@ proptest! {
                 _ => {}
             }
             let bytes = plugged.iter().filter(|plugged| **plugged).count() as u64 * BLOCK;
-            prop_assert_eq!(guest.region.plugged(), bytes);
+            prop_assert_eq!(guest.device.region.plugged(), bytes);
         }
     }
 }

@@ -45,6 +45,21 @@ pub enum Step {
     Broken,
 }
 
+/// A device whose queue is run step by step.
+pub trait Stepped {
+    /// The queue.
+    type Queue<'q>;
+
+    /// The queue, which is locked until it is dropped; `None` if its rings do not lie in guest memory.
+    fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<Self::Queue<'q>>;
+
+    /// Does what a worker does in one turn of its loop.
+    fn step(&mut self, queue: &mut Self::Queue<'_>) -> Step;
+
+    /// Whether the driver was interrupted since the last call.
+    fn take_interrupt(&self) -> bool;
+}
+
 /// What the queues of a NIC have in common, in its state of power-on.
 pub struct NetSteps {
     memory: GuestMemoryMmap,

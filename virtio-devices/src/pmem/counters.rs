@@ -1,8 +1,8 @@
 //! What a persistent memory device counts.
 
-use crate::counters::counters;
+use crate::counters::queue_counters;
 
-counters! {
+queue_counters! {
     /// Something that is counted of a persistent memory device.
     pub enum PmemCounter;
     /// The counters of one persistent memory device since it was plugged in.
@@ -10,18 +10,12 @@ counters! {
 
     /// Flushes after which everything was on the medium.
     Flushes = "flushes",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
     /// Requests of a type that does not exist.
     BadRequests = "bad_requests",
     /// Dropped: the chain is no request.
     BadChains = "bad_chains",
     /// Flushes that failed.
     BackendErrors = "backend_errors",
-    /// Queues that were given up because their rings are invalid.
-    BrokenRings = "broken_rings",
 }
 
 impl PmemCounter {

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use pci::Rid;
 
 use super::*;
-use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
+use crate::net::testing::{BUFFERS, MEMORY, WRITE, eventually, memory};
 use crate::testing::{Driver, Hosted};
-use crate::{ErrorKind, Interrupts, Memory, VirtioFunction};
+use crate::{ErrorKind, Memory, VirtioFunction};
 
 const UNIT: u64 = PmemSpec::UNIT;
 /// Where answers are written.
@@ -26,58 +26,24 @@ fn file(len: u64) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-struct Guest {
-    pmem: Pmem,
-    queue: DriverQueue,
-    interrupts: Arc<Interrupts>,
-    workers: Vec<Worker>,
-}
+type Guest = queue_worker::testing::Guest<Pmem>;
 
 impl Guest {
-    fn new(pmem: Pmem) -> Self {
-        let queue = DriverQueue::new(&memory(), 0, 16);
-        let interrupts = Arc::new(Interrupts::new(1, 2));
-        interrupts.set_queue_vector(0, 0);
-        let mut guest = Self { pmem, queue, interrupts, workers: Vec::new() };
-        guest.start();
-        guest
-    }
-
-    fn start(&mut self) {
-        let start = Start {
-            memory: Memory::new(self.queue.memory.clone()),
-            features: FEATURES,
-            queues: vec![(0, Arc::clone(&self.queue.queue))],
-            interrupts: Arc::clone(&self.interrupts),
-        };
-        self.workers = self.pmem.start(start).unwrap();
-    }
-
-    fn stop(&mut self) {
-        self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
-    }
-
     /// Sends a chain, and returns how much of it was written and what is where answers are.
-    fn send(&mut self, chain: &[(u64, u32, u16)]) -> (u32, u32) {
+    fn ask(&mut self, chain: &[(u64, u32, u16)]) -> (u32, u32) {
         self.queue.memory_write(ANSWER, &[0xee; 4]);
-        self.queue.add(chain);
-        self.workers[0].kick.write(1).unwrap();
-        let mut used = Vec::new();
-        eventually("completion", || {
-            used.extend(self.queue.take_used());
-            !used.is_empty()
-        });
-        (used[0].1, u32::from_le_bytes(self.queue.bytes(ANSWER, 4).try_into().unwrap()))
+        let len = self.send(chain);
+        (len, u32::from_le_bytes(self.queue.bytes(ANSWER, 4).try_into().unwrap()))
     }
 
     /// A request of this type.
     fn request(&mut self, kind: u32) -> (u32, u32) {
         self.queue.memory_write(BUFFERS, &kind.to_le_bytes());
-        self.send(&[(BUFFERS, 4, 0), (ANSWER, 4, WRITE)])
+        self.ask(&[(BUFFERS, 4, 0), (ANSWER, 4, WRITE)])
     }
 
     fn counts(&self) -> Vec<(PmemCounter, u64)> {
-        let counters = self.pmem.counters();
+        let counters = self.device.counters();
         let all = PmemCounter::ALL.iter().map(|counter| (*counter, counters.get(*counter)));
         all.filter(|(counter, count)| *count != 0 && !matches!(counter, PmemCounter::Kicks | PmemCounter::Interrupts))
             .collect()
@@ -88,22 +54,16 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
 #[test]
 fn a_flush_is_answered_when_it_is_done() {
     let (_folder, path) = file(UNIT);
     let mut guest = Guest::new(Pmem::open(spec(&path)).unwrap());
     assert_eq!(guest.workers[0].thread.name(), "_pmem0_q0");
     assert_eq!(guest.request(0), (4, 0));
-    eventually("an interrupt", || guest.interrupts.eventfd(0).unwrap().read().is_ok());
+    guest.await_interrupt();
     // In pieces, and with more room than the answer needs.
     guest.queue.memory_write(BUFFERS, &[0; 4]);
-    assert_eq!(guest.send(&[(BUFFERS, 1, 0), (BUFFERS + 1, 3, 0), (ANSWER, 1, WRITE), (ANSWER + 1, 9, WRITE)]), (4, 0));
+    assert_eq!(guest.ask(&[(BUFFERS, 1, 0), (BUFFERS + 1, 3, 0), (ANSWER, 1, WRITE), (ANSWER + 1, 9, WRITE)]), (4, 0));
     guest.has_counts(&[(PmemCounter::Flushes, 2)]);
 }
 
@@ -133,20 +93,18 @@ fn what_is_no_request_is_given_back_and_counted() {
         &[(MEMORY, 4, 0), (ANSWER, 4, WRITE)],
         &[(BUFFERS, 4, 0), (u64::MAX - 1, 4, WRITE)],
     ] {
-        assert_eq!(guest.send(chain), (0, untouched), "{chain:?}");
+        assert_eq!(guest.ask(chain), (0, untouched), "{chain:?}");
     }
     assert_eq!(guest.request(0), (4, 0));
     guest.has_counts(&[(PmemCounter::Flushes, 1), (PmemCounter::BadRequests, 1), (PmemCounter::BadChains, 7)]);
-    guest.queue.write(guest.queue.avail() + 2, 1000u16.to_le_bytes());
-    guest.workers[0].kick.write(1).unwrap();
-    eventually("a wish for a reset", || guest.interrupts.needs_reset());
+    guest.break_ring();
 }
 
 #[test]
 fn without_a_file_to_write_to_a_flush_is_done_at_once() {
     let (_folder, path) = file(UNIT);
     let mut guest = Guest::new(Pmem::open(PmemSpec { discard_writes: true, ..spec(&path) }).unwrap());
-    assert!(guest.pmem.file.is_none());
+    assert!(guest.device.file.is_none());
     assert_eq!(guest.request(0), (4, 0));
 }
 

@@ -1,8 +1,8 @@
 //! What an entropy device counts: bytes, and why buffers were not filled.
 
-use crate::counters::counters;
+use crate::counters::queue_counters;
 
-counters! {
+queue_counters! {
     /// Something that is counted of an entropy device.
     pub enum RngCounter;
     /// The counters of one entropy device since it was plugged in.
@@ -12,16 +12,10 @@ counters! {
     Bytes = "bytes",
     /// Buffers that were filled.
     Requests = "requests",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
     /// Dropped: the chain's descriptors are invalid.
     BadChains = "bad_chains",
     /// The source could not be read, or has ended.
     BackendErrors = "backend_errors",
-    /// Queues that were given up because their rings are invalid.
-    BrokenRings = "broken_rings",
 }
 
 impl RngCounter {

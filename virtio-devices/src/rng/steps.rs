@@ -3,29 +3,20 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vm_memory::GuestMemoryMmap;
 
-use super::counters::{RngCounter, RngCounters, Tally};
-use super::worker::{Next, QueueWorker};
-use crate::features::has;
-use crate::iovecs::Storage;
-use crate::net::steps::Step;
-use crate::ring::{BrokenRing, Ring};
-use crate::{Interrupts, Memory, SharedQueue};
-
-/// The queue, which is run step by step.
-pub struct RngQueue<'q>(Ring<'q>);
+use super::counters::{RngCounter, RngCounters};
+use super::filler::Filler;
+use crate::SharedQueue;
+use crate::net::steps::{Step, Stepped};
+use crate::queue_worker::steps::{QueueSteps, SteppedQueue};
 
 /// An entropy device.
 pub struct RngSteps {
-    worker: QueueWorker,
-    storage: Storage,
-    tally: Tally,
+    steps: QueueSteps<Filler>,
+    counters: Arc<RngCounters>,
 }
 
 impl RngSteps {
@@ -35,46 +26,29 @@ impl RngSteps {
     ///
     /// When the host has no descriptor left.
     pub fn new(memory: GuestMemoryMmap, source: OwnedFd, queue: &SharedQueue, features: u64) -> io::Result<Self> {
-        let worker = QueueWorker {
-            index: 0,
-            queue: Arc::clone(queue),
-            features,
-            memory: Memory::new(memory),
-            interrupts: Arc::new(Interrupts::new(1, 0)),
-            source: Arc::new(Mutex::new(source)),
-            counters: Arc::new(RngCounters::new()),
-            kick: Arc::new(EventFd::new(EFD_NONBLOCK)?),
-            stop: Arc::new(AtomicBool::new(false)),
-        };
-        Ok(Self { worker, storage: Storage::default(), tally: Tally::new() })
-    }
-
-    /// The queue, which is locked until it is dropped; `None` if its rings do not lie in guest memory.
-    pub fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<RngQueue<'q>> {
-        let event_idx = has(self.worker.features, VIRTIO_RING_F_EVENT_IDX);
-        Ring::open(0, queue.lock(), event_idx, &self.worker.memory.memory()).ok().map(RngQueue)
-    }
-
-    /// Does what the worker does in one turn of its loop. [`Step::Frame`] stands for a source that has nothing.
-    pub fn step(&mut self, RngQueue(ring): &mut RngQueue<'_>) -> Step {
-        let Self { worker, storage, tally } = self;
-        let next = worker.fill(ring, &worker.memory.memory(), storage, tally);
-        tally.flush(&worker.counters);
-        match next {
-            Ok(Next::More) => Step::More,
-            Ok(Next::Doorbell) => Step::Doorbell,
-            Ok(Next::Source(_)) => Step::Frame,
-            Err(BrokenRing) => Step::Broken,
-        }
+        let (filler, counters) = (Filler(Arc::new(Mutex::new(source))), Arc::new(RngCounters::new()));
+        Ok(Self { steps: QueueSteps::new(filler, memory, queue, features, &counters)?, counters })
     }
 
     /// The counters so far.
     pub fn count(&self, counter: RngCounter) -> u64 {
-        self.worker.counters.get(counter)
+        self.counters.get(counter)
+    }
+}
+
+impl Stepped for RngSteps {
+    type Queue<'q> = SteppedQueue<'q>;
+
+    fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<SteppedQueue<'q>> {
+        self.steps.queue(queue)
     }
 
-    /// Whether the driver was interrupted since the last call.
-    pub fn take_interrupt(&self) -> bool {
-        self.worker.interrupts.take_isr() != 0
+    /// [`Step::Frame`] stands for a source that has nothing.
+    fn step(&mut self, queue: &mut SteppedQueue<'_>) -> Step {
+        self.steps.step(queue)
+    }
+
+    fn take_interrupt(&self) -> bool {
+        self.steps.take_interrupt()
     }
 }

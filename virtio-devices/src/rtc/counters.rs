@@ -1,8 +1,8 @@
 //! What a clock counts: its readings, and why requests were not answered.
 
-use crate::counters::counters;
+use crate::counters::queue_counters;
 
-counters! {
+queue_counters! {
     /// Something that is counted of a clock.
     pub enum RtcCounter;
     /// The counters of one clock since it was plugged in.
@@ -14,14 +14,8 @@ counters! {
     Requests = "requests",
     /// Requests that were refused: for what there is not, or malformed.
     Refused = "refused",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
     /// Dropped: the chain's descriptors are invalid, or have no room for an answer.
     BadChains = "bad_chains",
-    /// Queues that were given up because their rings are invalid.
-    BrokenRings = "broken_rings",
 }
 
 impl RtcCounter {

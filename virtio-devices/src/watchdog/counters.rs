@@ -1,8 +1,8 @@
 //! What a watchdog counts.
 
-use crate::counters::counters;
+use crate::counters::queue_counters;
 
-counters! {
+queue_counters! {
     /// Something that is counted of a watchdog.
     pub enum WatchdogCounter;
     /// The counters of one watchdog since it was plugged in.
@@ -12,14 +12,8 @@ counters! {
     Pings = "pings",
     /// How often the pings ended, and the machine was to be reset.
     Expiries = "expiries",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
     /// Buffers that were no pings: the device cannot write to them.
     BadChains = "bad_chains",
-    /// Queues that were given up because their rings are invalid.
-    BrokenRings = "broken_rings",
 }
 
 impl WatchdogCounter {

@@ -1,0 +1,80 @@
+//! Requests of a driver, and their answers.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use vm_memory::GuestMemoryMmap;
+
+use super::counters::{MemCounter, Tally};
+use super::region::{Answer, MemRegion, Work};
+use crate::iovecs::{IoVecs, divide};
+use crate::queue_worker::{Answered, Answerer, Turn};
+use crate::ring::Chain;
+
+/// The length of a request (`virtio 1.4 §5.15.6`, `struct virtio_mem_req`).
+const REQUEST: usize = 24;
+/// The length of an answer (`struct virtio_mem_resp`).
+const ANSWER: usize = 10;
+
+/// Answers requests for this memory.
+pub(super) struct Requests(pub(super) Arc<MemRegion>);
+
+impl Answerer for Requests {
+    type Tally = Tally;
+
+    /// Does what `chain` asks for, unless the worker is to stop meanwhile.
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+        let Turn { memory, stop, storage: [readable, writable], tally } = turn;
+        let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
+        let divided = divide(memory, chain, &mut readable, &mut writable);
+        let mut request = [0; REQUEST];
+        if divided.is_err() || readable.read_at(0, &mut request) < REQUEST || writable.bytes() < ANSWER {
+            tally.count(MemCounter::BadChains);
+            return Answered::Used(0);
+        }
+        let Work::Done(answer) = perform(&request, (memory, &self.0), stop, tally) else {
+            return Answered::Later(Duration::ZERO);
+        };
+        tally.count(MemCounter::Requests);
+        let (kind, state) = match answer {
+            Answer::Ack => (0, 0),
+            Answer::Nack => (1, 0),
+            Answer::Error => (3, 0),
+            Answer::State(state) => (0, state),
+        };
+        tally.add(MemCounter::RefusedRequests, (answer == Answer::Nack).into());
+        tally.add(MemCounter::BadRequests, (answer == Answer::Error).into());
+        let mut bytes = [0; ANSWER];
+        bytes[..2].copy_from_slice(&u16::to_le_bytes(kind));
+        bytes[8..].copy_from_slice(&u16::to_le_bytes(state));
+        // There is room: this is ANSWER.
+        Answered::Used(writable.write_at(0, &bytes) as u32)
+    }
+}
+
+/// Does what `request` asks for.
+fn perform(
+    request: &[u8; REQUEST],
+    (memory, region): (&GuestMemoryMmap, &MemRegion),
+    stop: &AtomicBool,
+    tally: &mut Tally,
+) -> Work {
+    const PLUG: u16 = 0;
+    const UNPLUG: u16 = 1;
+    const UNPLUG_ALL: u16 = 2;
+    const STATE: u16 = 3;
+    let [a, b, _, _, _, _, _, _, address @ .., c, d, _, _, _, _, _, _] = *request;
+    let (kind, address, count) = (u16::from_le_bytes([a, b]), u64::from_le_bytes(address), u16::from_le_bytes([c, d]));
+    let (counter, work) = match kind {
+        PLUG => (MemCounter::PluggedBlocks, region.plug(memory, address, count, stop)),
+        UNPLUG => (MemCounter::UnpluggedBlocks, region.unplug(memory, address, count, stop)),
+        UNPLUG_ALL => return region.unplug_everything(memory, stop),
+        STATE => return Work::Done(region.state_of(address, count)),
+        _ => return Work::Done(Answer::Error),
+    };
+    if work == Work::Done(Answer::Ack) {
+        tally.add(counter, count.into());
+    }
+    work
+}

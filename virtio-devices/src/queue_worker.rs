@@ -1,0 +1,192 @@
+//! The worker of a device whose one queue is run chain by chain. How a chain is answered is behind [`Answerer`].
+
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::counters::QueueTally;
+use crate::eventfd::borrow;
+use crate::features::has;
+use crate::iovecs::Storage;
+use crate::ring::{BrokenRing, Chain, Ring, Used};
+use crate::worker::{WorkerKind, own, spawn, thread_name};
+use crate::{Interrupts, Memory, SharedQueue, Start, Worker};
+
+/// What answers the chains of a queue.
+pub(crate) trait Answerer: Send + 'static {
+    /// What its worker counts.
+    type Tally: QueueTally;
+    /// The most chains that are answered before a stop is looked at.
+    const BATCH: usize = 16;
+
+    /// Answers a chain.
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Self::Tally>) -> Answered;
+
+    /// Called after each look at the queue, and also when there is none any more because its ring is invalid. Returns
+    /// after what time it has to be called again, if not after a doorbell.
+    fn after_look(&mut self, _tally: &mut Self::Tally) -> Option<Duration> {
+        None
+    }
+}
+
+/// What a chain is answered with the help of.
+pub(crate) struct Turn<'t, 'm, T> {
+    /// The guest's memory.
+    pub memory: &'m GuestMemoryMmap,
+    /// Whether the worker is to stop.
+    pub stop: &'t AtomicBool,
+    /// For the segments of a chain, by direction or as needed.
+    pub storage: &'t mut [Storage; 2],
+    /// The counts.
+    pub tally: &'t mut T,
+}
+
+/// What became of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// It is given back to the driver, with so many bytes written.
+    Used(u32),
+    /// It waits, with all behind it, and is tried again after this time, or at a doorbell.
+    Later(Duration),
+}
+
+/// What a look at the queue ended with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// There may be more chains.
+    More,
+    /// A doorbell comes for the next chain.
+    Doorbell,
+    /// A chain waits for so long, or for a doorbell.
+    Later(Duration),
+}
+
+/// Starts the worker of the device `id` for the first of the queues that its driver enabled. It adds its counts to
+/// `counters`.
+///
+/// # Errors
+///
+/// When the host has no eventfd or thread left.
+pub(crate) fn start<A: Answerer>(
+    answerer: A,
+    kind: WorkerKind,
+    id: &str,
+    start: Start,
+    counters: &Arc<<A::Tally as QueueTally>::Counters>,
+) -> io::Result<Vec<Worker>> {
+    let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
+    let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+    let stop = Arc::new(AtomicBool::new(false));
+    let worker = QueueWorker {
+        index,
+        queue,
+        features: start.features,
+        memory: start.memory,
+        interrupts: start.interrupts,
+        answerer,
+        tally: A::Tally::new(),
+        counters: Arc::clone(counters),
+        kick: Arc::clone(&kick),
+        stop: Arc::clone(&stop),
+    };
+    let thread = spawn(kind, thread_name(id, "q", index), move || worker.run())?;
+    Ok(vec![Worker::new([index], kick, stop, thread)])
+}
+
+/// The queue and what its worker works with.
+struct QueueWorker<A: Answerer> {
+    index: u16,
+    queue: SharedQueue,
+    features: u64,
+    memory: Memory,
+    interrupts: Arc<Interrupts>,
+    answerer: A,
+    tally: A::Tally,
+    counters: Arc<<A::Tally as QueueTally>::Counters>,
+    kick: Arc<EventFd>,
+    stop: Arc<AtomicBool>,
+}
+
+impl<A: Answerer> QueueWorker<A> {
+    /// Runs the queue until told to stop. Waits for a predecessor's end first.
+    fn run(mut self) {
+        let queue = Arc::clone(&self.queue);
+        let Some(queue) = own(&queue, &self.stop) else { return };
+        let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
+        let mut ring = Ring::open(self.index, queue, event_idx, &self.memory.memory()).ok();
+        if ring.is_none() {
+            self.give_up();
+        }
+        let mut storage = Default::default();
+        while !self.stop.load(Ordering::Acquire) {
+            let looked = ring.as_mut().map_or(Ok(Next::Doorbell), |ring| self.look(ring, &mut storage));
+            let next = looked.unwrap_or_else(|BrokenRing| {
+                ring = None;
+                self.give_up();
+                Next::Doorbell
+            });
+            let timeout = self.answerer.after_look(&mut self.tally);
+            self.tally.flush(&self.counters);
+            match next {
+                Next::More => {}
+                Next::Doorbell => self.wait(timeout),
+                Next::Later(pause) => self.wait(Some(timeout.map_or(pause, |timeout| timeout.min(pause)))),
+            }
+        }
+        self.tally.flush(&self.counters);
+    }
+
+    /// Answers up to [`Answerer::BATCH`] chains.
+    fn look(&mut self, ring: &mut Ring<'_>, storage: &mut [Storage; 2]) -> Result<Next, BrokenRing> {
+        let memory = &*self.memory.memory();
+        ring.suppress_doorbells(memory)?;
+        for _ in 0..A::BATCH {
+            let Some(chain) = ring.next(memory)? else {
+                return Ok(if ring.expect_doorbell(memory)? { Next::More } else { Next::Doorbell });
+            };
+            let head = chain.head_index();
+            let turn = Turn { memory, stop: &self.stop, storage, tally: &mut self.tally };
+            match self.answerer.answer(chain, turn) {
+                Answered::Used(len) => ring.give_back(memory, &[Used { head, len }])?,
+                Answered::Later(pause) => {
+                    ring.put_back(1);
+                    ring.expect_doorbell(memory)?;
+                    return Ok(Next::Later(pause));
+                }
+            }
+            // The driver may wait for each.
+            if ring.wants_interrupt(memory)? {
+                self.interrupts.signal_queue(ring.index());
+                self.tally.count_interrupt();
+            }
+        }
+        Ok(Next::More)
+    }
+
+    /// Counts an invalid ring. The driver has to reset the device.
+    fn give_up(&mut self) {
+        self.tally.count_broken_ring();
+        self.interrupts.ask_for_reset();
+    }
+
+    /// Waits for a doorbell, a stop, or for so long.
+    fn wait(&mut self, timeout: Option<Duration>) {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        // If this fails (a signal, no memory), the queue is checked and the wait is repeated.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(borrow(&self.kick), PollFlags::IN)], timeout.as_ref());
+        if self.kick.read().is_ok() {
+            self.tally.count_kick();
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What fills the buffers of the queue.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use vm_memory::Permissions;
+
+use super::counters::{RngCounter, Tally};
+use crate::iovecs::IoVecs;
+use crate::queue_worker::{Answered, Answerer, Turn};
+use crate::ring::Chain;
+
+/// The most bytes that one buffer gets, so that none takes long. A driver takes what it gets (`virtio 1.4 §5.4.6.1`).
+const MAX_READ: usize = 64 << 10;
+/// How long to wait for a source that has nothing at the moment: not every one can be waited for.
+const PAUSE: Duration = Duration::from_millis(10);
+/// How long to wait after the source failed. It may keep failing, and the driver, whose buffer waits, need not ring
+/// again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Fills buffers with what a source has.
+pub(super) struct Filler(pub(super) Arc<Mutex<OwnedFd>>);
+
+impl Answerer for Filler {
+    type Tally = Tally;
+
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+        let Turn { memory, storage: [storage, _], tally, .. } = turn;
+        let mut iovecs = IoVecs::new(storage);
+        let extent = iovecs.append(memory, chain, Permissions::Write);
+        if !extent.is_ok_and(|extent| extent.bytes > 0) {
+            tally.count(RngCounter::BadChains);
+            return Answered::Used(0);
+        }
+        iovecs.truncate(MAX_READ);
+        match iovecs.receive(self.0.lock().as_fd(), &mut []) {
+            Ok(len @ 1..) => {
+                tally.count(RngCounter::Requests);
+                tally.add(RngCounter::Bytes, len as u64);
+                // At most MAX_READ.
+                Answered::Used(len as u32)
+            }
+            result => {
+                // A buffer is never given back empty (`virtio 1.4 §5.4.6.2`): it waits.
+                let waits = result.is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)));
+                tally.add(RngCounter::BackendErrors, (!waits).into());
+                Answered::Later(if waits { PAUSE } else { RETRY })
+            }
+        }
+    }
+}

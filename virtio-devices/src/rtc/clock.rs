@@ -1,0 +1,38 @@
+//! The host's clock, as the queue's requests ask for it.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::counters::{RtcCounter, Tally};
+use super::requests::{HEAD, LONGEST_REQUEST, answer};
+use crate::iovecs::{IoVecs, divide};
+use crate::queue_worker::{Answered, Answerer, Turn};
+use crate::ring::Chain;
+
+/// Answers requests.
+pub(super) struct Clock;
+
+impl Answerer for Clock {
+    type Tally = Tally;
+
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+        let Turn { memory, storage: [readable, writable], tally, .. } = turn;
+        let (mut asked, mut reply) = (IoVecs::new(readable), IoVecs::new(writable));
+        let room = divide(memory, chain, &mut asked, &mut reply).map_or(0, |()| reply.bytes());
+        if room < HEAD {
+            tally.count(RtcCounter::BadChains);
+            return Answered::Used(0);
+        }
+        let mut request = [0; LONGEST_REQUEST];
+        let len = asked.read_at(0, &mut request);
+        let answer = answer(&request[..len], room, now());
+        tally.count(answer.counter);
+        // At most an answer's length.
+        Answered::Used(reply.write_at(0, answer.bytes()) as u32)
+    }
+}
+
+/// The host's UTC, in nanoseconds since 1970. A clock before that is at 0.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,77 @@
+//! The driver's pings, which keep the clock from running out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use vm_memory::{Bytes, GuestMemoryMmap};
+
+use super::clock::{Clock, Expiry, Times};
+use super::counters::{Tally, WatchdogCounter};
+use crate::queue_worker::{Answered, Answerer, Turn};
+use crate::ring::Chain;
+
+/// The byte that a ping is answered with.
+const ANSWER: u8 = 1;
+
+/// Answers pings, and keeps the clock.
+pub(super) struct Pings {
+    times: Times,
+    expiry: Arc<Expiry>,
+    /// Whether the clock runs, now and for a successor.
+    runs: Arc<AtomicBool>,
+    /// The clock, if it runs and the worker has begun.
+    clock: Option<Clock>,
+    /// There was a ping since the clock was last looked at.
+    pinged: bool,
+    begun: bool,
+}
+
+impl Pings {
+    /// A clock with these times, which runs if `runs` says so. It calls `expiry` when the pings have ended.
+    pub(super) fn new(times: Times, expiry: Arc<Expiry>, runs: Arc<AtomicBool>) -> Self {
+        Self { times, expiry, runs, clock: None, pinged: false, begun: false }
+    }
+}
+
+impl Answerer for Pings {
+    type Tally = Tally;
+
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+        let is_ping = write_answer(turn.memory, chain);
+        self.pinged |= is_ping;
+        turn.tally.count(if is_ping { WatchdogCounter::Pings } else { WatchdogCounter::BadChains });
+        Answered::Used(is_ping.into())
+    }
+
+    /// Looks whether the pings have ended. The clock goes on without a ring: a guest that breaks its ring is one to
+    /// reset.
+    fn after_look(&mut self, tally: &mut Tally) -> Option<Duration> {
+        let now = Instant::now();
+        if !std::mem::replace(&mut self.begun, true) && self.runs.load(Ordering::Acquire) {
+            self.clock = Some(Clock::start(self.times, now));
+        }
+        if std::mem::take(&mut self.pinged) {
+            match &mut self.clock {
+                Some(running) => running.ping(now),
+                None => {
+                    self.clock = Some(Clock::start(self.times, now));
+                    self.runs.store(true, Ordering::Release);
+                }
+            }
+        }
+        if self.clock.as_mut().is_some_and(|running| running.look(now)) {
+            self.clock = None;
+            self.runs.store(false, Ordering::Release);
+            tally.count(WatchdogCounter::Expiries);
+            (self.expiry)();
+        }
+        self.clock.map(|clock| clock.until_look(Instant::now()))
+    }
+}
+
+/// Answers a ping: writes to the first byte of its buffer. Returns whether the buffer is one that can be written to.
+fn write_answer(memory: &GuestMemoryMmap, mut chain: Chain<'_>) -> bool {
+    let first = chain.next().filter(|first| first.is_write_only() && first.len() > 0);
+    first.is_some_and(|first| memory.write_obj(ANSWER, first.addr()).is_ok())
+}
