@@ -63,6 +63,7 @@ impl GuestSpec {
 
     /// A guest whose firmware boots Linux 6.12 from `disk`, a copy of [`lab::firmware_disk`].
     pub fn from_firmware(disk: &Path) -> GuestSpec {
+        lab::read_firmware_into_memory();
         let firmware = Some(("--firmware", lab::firmware()));
         let spec = GuestSpec { firmware, ..GuestSpec::new(Kernel::V6_12) };
         spec.memory("size=512M").disk(&format!("path={}", disk.display()))
