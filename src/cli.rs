@@ -109,26 +109,41 @@ pub(crate) struct Cli {
     )]
     pub print_config: bool,
 
-    /// System call filters, which are not there yet: true, log and errno cause a warning
-    #[arg(long, value_name = "true|false|log|errno", help_heading = PROGRAM, hide_possible_values = true)]
-    pub seccomp: Option<Seccomp>,
+    /// What happens at a system call that this program should not make [default: true]
+    #[arg(
+        long,
+        value_name = "true|false|log|errno",
+        help_heading = PROGRAM,
+        hide_possible_values = true,
+        long_help = "What happens at a system call that the thread should not make. true, the default, ends the \
+                     program with a line that names the thread and the call; errno has the call fail with EPERM; log \
+                     lets it be made and has the kernel's audit log tell of it; false runs without filters"
+    )]
+    seccomp: Option<Seccomp>,
 
     /// Log more: -v events, -vv details, -vvv everything
     #[arg(short, action = ArgAction::Count, help_heading = PROGRAM)]
     pub verbose: u8,
 }
 
-/// What happens on a system call that is not allowed.
+/// What happens at a system call that is not allowed, as it is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Seccomp {
-    /// The program ends.
+enum Seccomp {
     True,
-    /// Every call is allowed.
     False,
-    /// The call is logged.
     Log,
-    /// The call fails.
     Errno,
+}
+
+impl From<Seccomp> for vmm::Seccomp {
+    fn from(text: Seccomp) -> Self {
+        match text {
+            Seccomp::True => Self::True,
+            Seccomp::False => Self::False,
+            Seccomp::Log => Self::Log,
+            Seccomp::Errno => Self::Errno,
+        }
+    }
 }
 
 impl Cli {
@@ -152,7 +167,8 @@ impl Cli {
             return Err(CommandError::Usage("nothing to run; give --kernel, --config or --api-socket"));
         }
         let vm = vm.map(PlannedVm::new).transpose().map_err(vmm::Error::from)?;
-        Ok(Options { vm, api, event_monitor, no_shutdown: self.no_shutdown })
+        let seccomp = self.seccomp.unwrap_or(Seccomp::True).into();
+        Ok(Options { vm, api, event_monitor, no_shutdown: self.no_shutdown, seccomp })
     }
 }
 

@@ -18,7 +18,7 @@ use tracing_subscriber::filter::LevelFilter;
 use vmm::ErrorKind;
 use vmm::config::{VmConfig, json};
 
-use crate::cli::{Cli, Seccomp};
+use crate::cli::Cli;
 use crate::error::CommandError;
 use crate::log_format::Format;
 
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<(), CommandError> {
     let start = Instant::now();
     let (verbose, log_file, print_config) = (cli.verbose, cli.log_file.clone(), cli.print_config);
-    let (seccomp, log_format) = (cli.seccomp, cli.log_format.clone());
+    let log_format = cli.log_format.clone();
     let options = cli.into_options()?;
     if let (true, Some(vm)) = (print_config, &options.vm) {
         return print(vm.config());
@@ -50,9 +50,6 @@ fn run(cli: Cli) -> Result<(), CommandError> {
     match log_format {
         Some(format) => log_as(format, start, log_file.as_deref(), verbose)?,
         None => log_to(log_file.as_deref(), verbose)?,
-    }
-    if let Some(Seccomp::True | Seccomp::Log | Seccomp::Errno) = seccomp {
-        log::warn!("--seccomp: there are no system call filters yet; --seccomp false says so");
     }
     vmm::run(options)?;
     Ok(())

@@ -37,8 +37,10 @@ pub(crate) fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<Mutex
 pub enum WorkerKind {
     /// Moves the frames of a NIC between its queues and a tap.
     Net,
-    /// Starts, stops and listens to a backend that runs a NIC's queues by itself, and serves the control queue.
-    NetRunner,
+    /// Starts, stops and listens to vhost-net, which runs a NIC's queues, and serves the control queue.
+    VhostNet,
+    /// The same for a vDPA device.
+    Vdpa,
     /// Carries out the requests of a disk's queue.
     Block,
     /// Carries a virtio console's bytes.
@@ -57,7 +59,7 @@ pub enum WorkerKind {
     Watchdog,
     /// Answers requests for the time.
     Rtc,
-    /// Starts, stops and listens to a vhost-user backend of a device that is no NIC.
+    /// Starts, stops and listens to a vhost-user backend of a device, and serves a NIC's control queue.
     VhostUser,
     /// Carries a write to such a device's configuration to its backend, and ends.
     VhostUserConfig,
@@ -65,9 +67,10 @@ pub enum WorkerKind {
 
 impl WorkerKind {
     /// All kinds.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Net,
-        Self::NetRunner,
+        Self::VhostNet,
+        Self::Vdpa,
         Self::Block,
         Self::Console,
         Self::Rng,

@@ -34,6 +34,7 @@ use crate::error_kind::ErrorKind;
 use crate::heap;
 use crate::landlock::{self, Rule};
 use crate::privileges;
+use crate::seccomp::{self, Seccomp};
 use crate::telemetry::events::{EventStream, Events};
 use crate::telemetry::monitor::EventMonitor;
 use crate::vm::Vm;
@@ -55,6 +56,8 @@ pub struct Options {
     pub event_monitor: Option<EventMonitor>,
     /// Keep running after the guest powers off, for clients of the API.
     pub no_shutdown: bool,
+    /// What happens at a system call that a thread may not make.
+    pub seccomp: Seccomp,
 }
 
 /// Runs until the guest powers off, a client ends the program, or SIGINT, SIGTERM, SIGHUP or SIGQUIT arrives. These
@@ -71,6 +74,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     let limits = HostLimits::read(clients);
     let host = |action| move |error| Error::Host { action, error };
     privileges::reduce().map_err(host("give up rights that no VM needs"))?;
+    seccomp::begin(options.seccomp).map_err(host("filter system calls, without which --seccomp false runs"))?;
     // First: if another VMM has the socket, its event file must not be truncated.
     let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;

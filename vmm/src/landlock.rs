@@ -2,7 +2,7 @@
 //!
 //! A thread confines itself and the threads that it starts from then on, for good. The control thread does so when a VM
 //! asks for it, before it opens anything of that VM. Threads that run already when a VM is created either open nothing
-//! and begin [`isolated`], or [`follow`] before they start a thread of the VM.
+//! and begin by [`isolation`], or [`follow`] before they start a thread of the VM.
 //!
 //! Beside files, the kernel refuses TCP (from Linux 6.7 on), and abstract sockets and signals of other processes (from
 //! 6.12 on). It does not look at connections to sockets that have a path.
@@ -167,15 +167,14 @@ pub(crate) fn follow() -> Result<(), LandlockError> {
     }
 }
 
-/// `run` for a thread that uses no file but those that it gets open, and `but` if that is given, which it writes to:
-/// where the kernel can, it is kept from all others.
-pub(crate) fn isolated<T>(but: Option<PathBuf>, run: impl FnOnce() -> T) -> impl FnOnce() -> T {
+/// The beginning of a thread that uses no file but those that it gets open, and `but` if that is given, which it writes
+/// to: where the kernel can, it is kept from all others.
+pub(crate) fn isolation(but: Option<PathBuf>) -> impl FnOnce() {
     move || {
         // It is no promise to anybody: a VM that asks for it is refused where this is impossible.
         if let Err(error) = isolate(but) {
             log::debug!("this thread is not kept from files: {error}");
         }
-        run()
     }
 }
 

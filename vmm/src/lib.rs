@@ -18,6 +18,7 @@
 //! | `landlock` | which files this process may use | who asks for it |
 //! | `privileges` | the rights that this process keeps | what they are used for |
 //! | `config` | the configuration and the plan made of it | everything that runs |
+//! | `seccomp` | which system calls each kind of thread may make | what they are used for |
 //! | `threads` | the one thread that starts all others | what they do |
 //! | `kvm` | KVM's system calls; no other room calls KVM | guests and devices |
 //! | `arch` | addresses, CPUID, registers, boot protocols | the rest of the crate |
@@ -38,6 +39,7 @@ pub mod kvm;
 mod landlock;
 mod pci_host;
 mod privileges;
+mod seccomp;
 pub mod serial;
 mod telemetry;
 mod threads;
@@ -49,6 +51,7 @@ pub use crate::landlock::LandlockError;
 pub use control::{Options, run};
 pub use error::Error;
 pub use error_kind::ErrorKind;
+pub use seccomp::Seccomp;
 pub use telemetry::monitor::{EventMonitor, MonitorError};
 pub use virtio_devices::create_file;
 pub use vm::VmError;

@@ -15,7 +15,7 @@ use super::pass::Shared;
 use super::runner::NicWorker;
 use super::state::NetState;
 use super::worker::Pair;
-use crate::backend::{Ability, Health, MemoryMailbox, Tap};
+use crate::backend::{Ability, BackendKind, Health, MemoryMailbox, Tap};
 use crate::features::has;
 use crate::runner::{LentQueue, RunnerWorker, SharedRunner};
 use crate::worker::{WorkerKind, spawn, spawn_all, thread_name};
@@ -126,7 +126,14 @@ impl NetStart<'_> {
         let (mut doorbells, kick, stop) = (runner.doorbells(), Arc::clone(&runner.kick), Arc::clone(&runner.stop));
         doorbells.extend(control.iter().map(|(index, _)| (*index, Arc::clone(&kick))));
         let worker = NicWorker { runner, control, shared: self.shared() };
-        let thread = spawn(WorkerKind::NetRunner, thread_name(self.id, "vq", 0), move || worker.run())?;
+        let kind = match ability.kind {
+            BackendKind::VhostNet => WorkerKind::VhostNet,
+            BackendKind::VhostUser => WorkerKind::VhostUser,
+            BackendKind::Vdpa => WorkerKind::Vdpa,
+            // Its frames are moved here.
+            BackendKind::Tap => WorkerKind::Net,
+        };
+        let thread = spawn(kind, thread_name(self.id, "vq", 0), move || worker.run())?;
         Ok(Worker { doorbells, kick, stop, thread })
     }
 }

@@ -94,8 +94,7 @@ impl Server {
         let mut server = Self { shared: shared.clone(), poller: None };
         shared.start_worker(&mut shared.state.lock())?;
         let poller = Poller { shared, listener, accept_at: None };
-        let run = landlock::isolated(None, move || poller.run());
-        server.poller = Some(start_thread(ThreadKind::HttpServer, String::new(), run)?);
+        server.poller = Some(start_thread(ThreadKind::HttpServer, String::new(), move || poller.run())?);
         Ok(server)
     }
 }
@@ -114,9 +113,10 @@ impl Drop for Server {
     }
 }
 
-/// Starts one of the threads.
+/// Starts one of the threads, which open no files.
 fn start_thread(kind: ThreadKind, number: String, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
-    threads::start(kind, NewThread::new(format!("{}{number}", kind.name()), STACK, run))
+    let thread = NewThread::new(format!("{}{number}", kind.name()), STACK, run);
+    threads::start_after(landlock::isolation(None), kind, thread)
 }
 
 const ONCE_READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
@@ -233,8 +233,7 @@ impl Shared {
         state.workers.retain(|worker| !worker.is_finished());
         let shared = self.clone();
         let number = state.running_workers.to_string();
-        let run = landlock::isolated(None, move || shared.work());
-        state.workers.push(start_thread(ThreadKind::Http, number, run)?);
+        state.workers.push(start_thread(ThreadKind::Http, number, move || shared.work())?);
         state.running_workers += 1;
         Ok(())
     }

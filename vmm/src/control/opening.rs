@@ -6,14 +6,18 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::sync::mpsc::{self, Receiver};
 
-use virtio_devices::Cancel;
+use virtio_devices::{Cancel, NewThread, Thread};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::control::queue::PendingAction;
 use crate::devices::peers::{PeerError, Peers};
+use crate::threads::{self, ThreadKind};
 use crate::vm::{Vm, VmError};
+
+/// The stack of its thread, in bytes: it opens all that a VM may have.
+const STACK: usize = 2 << 20;
 
 /// What was acquired for an action.
 pub(crate) enum Acquired {
@@ -30,7 +34,8 @@ pub(crate) type Acquire = Box<dyn FnOnce(&Cancel) -> Acquired + Send>;
 pub(crate) struct Opening {
     action: Option<PendingAction>,
     cancel: Cancel,
-    thread: Option<JoinHandle<Acquired>>,
+    thread: Option<Thread>,
+    acquired: Receiver<Acquired>,
     done: Arc<EventFd>,
 }
 
@@ -47,16 +52,21 @@ impl Opening {
         let start = || {
             let (cancel, done) = (Cancel::new()?, Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?));
             let (ends, tells) = (cancel.clone(), Arc::clone(&done));
-            let thread = Builder::new().name("open".to_string()).spawn(move || {
-                let acquired = acquire(&ends);
+            let (send, acquired) = mpsc::channel();
+            let run = move || {
+                // If nobody waits for it any more, it is dropped here.
+                let _ = send.send(acquire(&ends));
                 // If it is full, it is readable.
                 let _ = tells.write(1);
-                acquired
-            })?;
-            Ok((cancel, done, thread))
+            };
+            let kind = ThreadKind::Open;
+            let thread = threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
+            Ok((cancel, done, thread, acquired))
         };
         match start() {
-            Ok((cancel, done, thread)) => Ok(Self { action: Some(action), cancel, thread: Some(thread), done }),
+            Ok((cancel, done, thread, acquired)) => {
+                Ok(Self { action: Some(action), cancel, thread: Some(thread), acquired, done })
+            }
             Err(error) => Err(Box::new((action, error))),
         }
     }
@@ -68,8 +78,8 @@ impl Opening {
 
     /// The action, and what was acquired for it, after [`Self::event`] became readable. `None` if the thread panicked.
     pub(crate) fn finish(mut self) -> Option<(PendingAction, Acquired)> {
-        let acquired = self.thread.take()?.join().ok()?;
-        Some((self.action.take()?, acquired))
+        self.thread.take()?.join().ok()?;
+        Some((self.action.take()?, self.acquired.try_recv().ok()?))
     }
 
     /// Ends it. The action is to fail.

@@ -118,10 +118,11 @@ fn an_isolated_thread_opens_nothing_but_its_pipe() {
     };
     let of_thread = |but: Option<PathBuf>| {
         thread::scope(|scope| {
-            let isolated = isolated(but, run);
+            let isolate = isolation(but);
             let run = || {
                 rustix::thread::set_no_new_privs(true).unwrap();
-                isolated()
+                isolate();
+                run()
             };
             scope.spawn(run).join().unwrap()
         })

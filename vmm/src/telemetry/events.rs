@@ -244,13 +244,13 @@ impl EventStream {
             Output::Open(_) => None,
             Output::NoReader(path) => Some(path.clone()),
         };
-        let run = landlock::isolated(pipe, move || {
+        let run = move || {
             writer.write_all(output, of_guest);
             writer.state.lock().done = true;
             writer.done.notify_all();
-        });
+        };
         let kind = ThreadKind::EventMonitor;
-        threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
+        threads::start_after(landlock::isolation(pipe), kind, NewThread::new(kind.name(), STACK, run))?;
         Ok((Self(Arc::clone(&shared)), Events(Some(shared))))
     }
 }

@@ -5,8 +5,12 @@ use virtio_devices::WorkerKind;
 /// The kinds of threads. Those of a kind may ask the same of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum ThreadKind {
+    /// Creates and changes the VM. It is the process's first, and nobody starts it.
+    Main,
     /// Starts all others.
     Starter,
+    /// Acquires what an action needs of vhost-user backends.
+    Open,
     /// Runs a vCPU and handles its exits.
     Vcpu,
     /// Waits for clients of the API.
@@ -26,10 +30,20 @@ pub(crate) enum ThreadKind {
 }
 
 impl ThreadKind {
+    /// The kinds that the starter starts, vCPUs first.
+    pub(crate) fn started() -> impl Iterator<Item = Self> {
+        use ThreadKind::{DebugConsole, EventMonitor, Http, HttpServer, Open, Serial, Tpm, Vcpu};
+        let others = [Vcpu, HttpServer, Http, EventMonitor, Serial, DebugConsole, Tpm, Open];
+        others.into_iter().chain(WorkerKind::ALL.map(Self::Worker))
+    }
+
     /// The name of a thread of this kind, which has a number or a device's name after it if there may be several.
     pub(crate) const fn name(self) -> &'static str {
         match self {
+            // That of the program.
+            Self::Main | Self::Worker(_) => "",
             Self::Starter => "starter",
+            Self::Open => "open",
             Self::Vcpu => "vcpu",
             Self::HttpServer => "http-server",
             Self::Http => "http-",
@@ -37,7 +51,6 @@ impl ThreadKind {
             Self::Serial => "serial",
             Self::DebugConsole => "debug-console",
             Self::Tpm => "tpm",
-            Self::Worker(_) => "",
         }
     }
 }

@@ -43,11 +43,13 @@ pub enum PlacementError {
 pub struct Placement {
     affinity: BTreeMap<u32, CpuSet>,
     core_scheduling: CoreScheduling,
+    /// Whether a core of the host may have several threads. A vCPU's thread could not open the file that says it.
+    shares_cores: bool,
 }
 
 impl Default for Placement {
     fn default() -> Self {
-        Self { affinity: BTreeMap::new(), core_scheduling: CoreScheduling::Off }
+        Self { affinity: BTreeMap::new(), core_scheduling: CoreScheduling::Off, shares_cores: true }
     }
 }
 
@@ -60,7 +62,7 @@ impl Placement {
             set
         };
         let affinity = cpus.affinity.iter().map(|affinity| (affinity.vcpu, set(&affinity.host_cpus))).collect();
-        Self { affinity, core_scheduling: cpus.core_scheduling }
+        Self { affinity, core_scheduling: cpus.core_scheduling, shares_cores: shares_cores() }
     }
 
     /// Places the calling thread, which is about to run vCPU `id`, and returns its ID. `first` is the thread of vCPU 0,
@@ -86,7 +88,7 @@ impl Placement {
         };
         match (entered, self.core_scheduling) {
             (Ok(()) | Err(NO_SHARED_CORES), _) => {}
-            (Err(NO_CORE_SCHEDULING), _) if !shares_cores() => {}
+            (Err(NO_CORE_SCHEDULING), _) if !self.shares_cores => {}
             (Err(NO_CORE_SCHEDULING), CoreScheduling::Vcpu) => return Err(PlacementError::NoCoreScheduling),
             // It is the default, and most hosts without it are used as they always were.
             (Err(NO_CORE_SCHEDULING), _) if id == 0 => log::warn!(

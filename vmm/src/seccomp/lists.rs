@@ -1,0 +1,403 @@
+//! The system calls that each kind of thread may make, and why.
+//!
+//! A call is here because code of this program or of its libraries makes it, on a path that may be rare: an error, a
+//! lost backend, a panic. Both C libraries are provided for, which make some calls by their older numbers.
+
+use libc::*;
+use virtio_devices::WorkerKind;
+
+use super::ioctls;
+use super::rule::Only::{All, OneOf, ThisProcess, With, Without};
+use super::rule::{Group, Rule, any, only};
+use crate::threads::ThreadKind;
+
+/// Bits of `mmap` and `mprotect` that no memory of this program has: it makes no code.
+const EXECUTABLE: u64 = PROT_EXEC as u64;
+/// A process's new thread, as opposed to a new process (`clone(2)`).
+const NEW_THREAD: u64 = (CLONE_THREAD | CLONE_VM | CLONE_SIGHAND) as u64;
+/// `linux/prctl.h`: core scheduling, which the C library's headers do not have.
+const PR_SCHED_CORE: u64 = 62;
+/// `asm/prctl.h`: components of the XSAVE area for guests (AMX).
+const ARCH_REQ_XCOMP_GUEST_PERM: u64 = 0x1025;
+
+const fn ioctl(numbers: &'static [u64]) -> Rule {
+    only(SYS_ioctl, OneOf(1, numbers))
+}
+
+const fn fcntl(commands: &'static [u64]) -> Rule {
+    only(SYS_fcntl, OneOf(1, commands))
+}
+
+const fn prctl(options: &'static [u64]) -> Rule {
+    only(SYS_prctl, OneOf(0, options))
+}
+
+const MEMORY: Group = Group {
+    why: "the allocator and stacks, which are never executable",
+    rules: &[
+        any(SYS_brk),
+        any(SYS_munmap),
+        any(SYS_mremap),
+        any(SYS_madvise),
+        only(SYS_mmap, Without(2, EXECUTABLE)),
+        only(SYS_mprotect, Without(2, EXECUTABLE)),
+    ],
+};
+
+const THREAD: Group = Group {
+    why: "the C library and the standard library, in any thread: its beginning and end, locks, clocks, random seeds of \
+          tables, signals that vCPUs and the control thread get",
+    rules: &[
+        any(SYS_futex),
+        any(SYS_sched_yield),
+        any(SYS_gettid),
+        any(SYS_getpid),
+        any(SYS_exit),
+        any(SYS_exit_group),
+        any(SYS_rt_sigreturn),
+        any(SYS_rt_sigprocmask),
+        any(SYS_sigaltstack),
+        any(SYS_restart_syscall),
+        any(SYS_set_robust_list),
+        any(SYS_rseq),
+        any(SYS_sched_getaffinity),
+        any(SYS_getrandom),
+        any(SYS_clock_gettime),
+        any(SYS_gettimeofday),
+        any(SYS_clock_nanosleep),
+        any(SYS_nanosleep),
+        prctl(&[PR_SET_NAME as u64, PR_GET_NAME as u64]),
+    ],
+};
+
+const DESCRIPTORS: Group = Group {
+    why: "eventfds between threads, lines of the log, and descriptors that are open; a debug build looks at each that \
+          it closes",
+    rules: &[any(SYS_read), any(SYS_write), any(SYS_writev), any(SYS_close), fcntl(&[F_GETFD as u64])],
+};
+
+const WAIT: Group = Group { why: "waiting for descriptors", rules: &[any(SYS_poll), any(SYS_ppoll)] };
+
+const PANIC: Group = Group {
+    why: "a panic: the terminal is put back, and the program ends itself",
+    rules: &[
+        ioctl(ioctls::SET_TERMINAL),
+        only(SYS_tgkill, ThisProcess(0)),
+        // musl's way; a thread of another process cannot be told from one's own here.
+        #[cfg(target_env = "musl")]
+        any(SYS_tkill),
+    ],
+};
+
+/// What all threads may do.
+const COMMON: &[&Group] = &[&MEMORY, &THREAD, &DESCRIPTORS, &WAIT, &PANIC];
+
+const PLACEMENT: Group = Group { why: "CPUs that the thread is bound to", rules: &[any(SYS_sched_setaffinity)] };
+
+const SIGNALS: Group = Group {
+    why: "eventfds, timers, sets of descriptors, and copies of descriptors, as devices that start have them",
+    rules: &[
+        any(SYS_eventfd2),
+        any(SYS_timerfd_create),
+        any(SYS_timerfd_settime),
+        any(SYS_epoll_create1),
+        fcntl(&[F_DUPFD_CLOEXEC as u64]),
+    ],
+};
+
+const EPOLL: Group = Group {
+    why: "waiting for many descriptors",
+    rules: &[any(SYS_epoll_ctl), any(SYS_epoll_wait), any(SYS_epoll_pwait)],
+};
+
+const CONSOLE: Group = Group {
+    why: "the other end of a console: a terminal, which may be another job's, or a client of a socket",
+    rules: &[
+        any(SYS_accept4),
+        ioctl(&[FIONREAD as u64, FIONBIO as u64, TIOCGPGRP as u64, TIOCGWINSZ as u64, TCGETS as u64, 0x802c_542a]),
+        any(SYS_getpgrp),
+        any(SYS_getpgid),
+        any(SYS_sendto),
+        any(SYS_recvfrom),
+        any(SYS_shutdown),
+    ],
+};
+
+const RUN: Group = Group {
+    why: "running a vCPU, and setting it up",
+    rules: &[ioctl(&[ioctls::KVM_RUN]), ioctl(ioctls::KVM_VCPU)],
+};
+
+const CORE_SCHEDULING: Group =
+    Group { why: "core scheduling, before the guest is entered", rules: &[prctl(&[PR_SCHED_CORE])] };
+
+const WIRES: Group = Group {
+    why: "what an access of the guest changes: windows, doorbells and messages of devices",
+    rules: &[ioctl(ioctls::KVM_WIRES)],
+};
+
+const ACCEPT: Group = Group {
+    why: "new clients",
+    rules: &[any(SYS_accept4), ioctl(ioctls::STREAM), any(SYS_shutdown)],
+};
+
+const TALK: Group = Group {
+    why: "talking over a socket that is connected, with descriptors",
+    rules: &[
+        any(SYS_sendto),
+        any(SYS_recvfrom),
+        any(SYS_sendmsg),
+        any(SYS_recvmsg),
+        any(SYS_shutdown),
+        any(SYS_setsockopt),
+        any(SYS_getsockopt),
+        ioctl(ioctls::STREAM),
+        fcntl(&[F_GETFL as u64, F_SETFL as u64]),
+    ],
+};
+
+const CONNECT: Group = Group {
+    why: "connecting to a Unix socket, again if it was lost",
+    rules: &[only(SYS_socket, OneOf(0, &[AF_UNIX as u64])), any(SYS_connect)],
+};
+
+const SOCKET_PAIR: Group = Group {
+    why: "a second channel, one end of which is passed on",
+    rules: &[only(SYS_socketpair, OneOf(0, &[AF_UNIX as u64]))],
+};
+
+const LOOK: Group = Group {
+    why: "what is at a path",
+    rules: &[
+        any(SYS_statx),
+        any(SYS_newfstatat),
+        any(SYS_fstat),
+        any(SYS_stat),
+        any(SYS_lstat),
+        any(SYS_readlink),
+        any(SYS_readlinkat),
+        any(SYS_getcwd),
+    ],
+};
+
+const OPEN: Group = Group { why: "opening a path", rules: &[any(SYS_openat), any(SYS_open)] };
+
+const FRAMES: Group = Group {
+    why: "frames of a tap, and its offloads",
+    rules: &[any(SYS_readv), ioctl(ioctls::TAP_QUEUE)],
+};
+
+const TAPS: Group = Group {
+    why: "taps are made, found, set up and brought up, again if one was deleted",
+    rules: &[
+        ioctl(ioctls::TAP),
+        ioctl(ioctls::TAP_QUEUE),
+        // A socket by which an interface is set up.
+        only(SYS_socket, All(&[(0, AF_INET as u64), (1, (SOCK_DGRAM | SOCK_CLOEXEC) as u64)])),
+        only(SYS_socket, All(&[(0, AF_INET6 as u64), (1, (SOCK_DGRAM | SOCK_CLOEXEC) as u64)])),
+        fcntl(&[F_GETFL as u64, F_SETFL as u64]),
+    ],
+};
+
+const VHOST_NET: Group =
+    Group { why: "vhost-net's rings", rules: &[ioctl(ioctls::VHOST_RINGS), ioctl(ioctls::VHOST_NET)] };
+
+const VDPA: Group = Group {
+    why: "a vDPA device's rings and registers; it may be opened again, and then counts what this process has pinned",
+    rules: &[
+        ioctl(ioctls::VHOST_RINGS),
+        ioctl(ioctls::VHOST_VDPA),
+        any(SYS_prlimit64),
+        any(SYS_getrlimit),
+        any(SYS_setrlimit),
+        fcntl(&[F_GETFL as u64]),
+    ],
+};
+
+const IMAGE: Group = Group {
+    why: "a disk's image: requests, flushes, holes, and the growth of a qcow2 image",
+    rules: &[
+        any(SYS_preadv),
+        any(SYS_pwritev),
+        any(SYS_pread64),
+        any(SYS_pwrite64),
+        any(SYS_fdatasync),
+        any(SYS_fsync),
+        any(SYS_fallocate),
+        any(SYS_ftruncate),
+        any(SYS_lseek),
+        any(SYS_fstat),
+        any(SYS_newfstatat),
+        any(SYS_statx),
+    ],
+};
+
+const URING: Group = Group {
+    why: "a disk's io_uring; what it may do is limited when it is made, as filters do not see that",
+    rules: &[any(SYS_io_uring_setup), any(SYS_io_uring_enter), any(SYS_io_uring_register)],
+};
+
+const HOLES: Group = Group {
+    why: "memory of the guest that is given back",
+    rules: &[any(SYS_fallocate), any(SYS_fstat), any(SYS_newfstatat)],
+};
+
+const FLUSH: Group =
+    Group { why: "flushing a file", rules: &[any(SYS_fsync), any(SYS_fdatasync), any(SYS_msync)] };
+
+const STREAMS: Group =
+    Group { why: "connections' bytes, from and to several places at once", rules: &[any(SYS_readv)] };
+
+const KVM: Group = Group {
+    why: "making a VM, and setting its vCPUs up",
+    rules: &[ioctl(ioctls::KVM_CREATE), ioctl(ioctls::KVM_VCPU), ioctl(ioctls::KVM_WIRES), ioctl(&[ioctls::KVM_RUN])],
+};
+
+const FILES: Group = Group {
+    why: "files that are read, made, locked, given a size or removed",
+    rules: &[
+        any(SYS_getdents64),
+        any(SYS_access),
+        any(SYS_faccessat),
+        any(SYS_faccessat2),
+        any(SYS_unlink),
+        any(SYS_unlinkat),
+        any(SYS_rename),
+        any(SYS_renameat),
+        any(SYS_renameat2),
+        any(SYS_flock),
+        any(SYS_statfs),
+        any(SYS_fstatfs),
+        any(SYS_readv),
+        fcntl(&[
+            F_GETFL as u64,
+            F_SETFL as u64,
+            F_SETFD as u64,
+            F_OFD_GETLK as u64,
+            F_OFD_SETLK as u64,
+            F_ADD_SEALS as u64,
+            F_GET_SEALS as u64,
+            F_GETPIPE_SZ as u64,
+        ]),
+        ioctl(ioctls::BLOCK_DEVICE),
+    ],
+};
+
+const GUEST_MEMORY: Group =
+    Group { why: "guest memory and the nodes that it is on", rules: &[any(SYS_memfd_create), any(SYS_mbind)] };
+
+const LISTEN: Group = Group {
+    why: "sockets that are listened on",
+    rules: &[
+        any(SYS_bind),
+        any(SYS_listen),
+        any(SYS_accept4),
+        any(SYS_getsockname),
+        any(SYS_getpeername),
+        any(SYS_setsockopt),
+        any(SYS_getsockopt),
+    ],
+};
+
+const TERMINALS: Group = Group {
+    why: "terminals: raw mode, their size and job, pseudo-terminals",
+    rules: &[ioctl(ioctls::TERMINAL), ioctl(ioctls::SET_TERMINAL), any(SYS_getpgrp), any(SYS_getpgid)],
+};
+
+const PROCESS: Group = Group {
+    why: "limits of open files and of pinned memory, signals that are caught, who this is, AMX for guests",
+    rules: &[
+        any(SYS_prlimit64),
+        any(SYS_getrlimit),
+        any(SYS_setrlimit),
+        any(SYS_rt_sigaction),
+        any(SYS_getuid),
+        any(SYS_geteuid),
+        any(SYS_getgid),
+        any(SYS_getegid),
+        any(SYS_uname),
+        any(SYS_sysinfo),
+        only(SYS_arch_prctl, OneOf(0, &[ARCH_REQ_XCOMP_GUEST_PERM])),
+    ],
+};
+
+const LANDLOCK: Group = Group {
+    why: "the thread confines itself: by Landlock, which can only take",
+    rules: &[any(SYS_landlock_create_ruleset), any(SYS_landlock_add_rule), any(SYS_landlock_restrict_self)],
+};
+
+const NEW_THREADS: Group = Group {
+    why: "new threads, but no processes, which have the starter's filter and add their own",
+    rules: &[
+        only(SYS_clone, With(0, NEW_THREAD)),
+        // A filter sees no arguments of this call. Another filter has it fail, so that the C library uses the other.
+        any(SYS_clone3),
+        prctl(&[PR_SET_NO_NEW_PRIVS as u64]),
+        only(SYS_seccomp, OneOf(0, &[SECCOMP_SET_MODE_FILTER as u64])),
+    ],
+};
+
+/// What a VM's devices, memory and sockets take that are opened.
+const OPENING: &[&Group] = &[
+    &KVM,
+    &SIGNALS,
+    &EPOLL,
+    &OPEN,
+    &LOOK,
+    &FILES,
+    &IMAGE,
+    &GUEST_MEMORY,
+    &CONNECT,
+    &LISTEN,
+    &TALK,
+    &SOCKET_PAIR,
+    &TAPS,
+    &VHOST_NET,
+    &VDPA,
+    &TERMINALS,
+    &PROCESS,
+    &FLUSH,
+];
+
+/// What threads of a kind may do, beside what all may.
+fn own(kind: ThreadKind) -> &'static [&'static Group] {
+    match kind {
+        ThreadKind::Main => &[&LANDLOCK],
+        // The control thread's and all others', which `groups` adds.
+        ThreadKind::Starter => &[&NEW_THREADS, &LANDLOCK, &OPEN],
+        ThreadKind::Open => &[],
+        ThreadKind::Vcpu => &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE],
+        ThreadKind::HttpServer => &[&ACCEPT, &EPOLL],
+        ThreadKind::Http => &[&TALK, &EPOLL],
+        ThreadKind::EventMonitor => &[&OPEN],
+        ThreadKind::Serial | ThreadKind::DebugConsole => &[&CONSOLE, &EPOLL],
+        ThreadKind::Tpm => &[&CONNECT, &SOCKET_PAIR, &TALK],
+        ThreadKind::Worker(kind) => worker(kind),
+    }
+}
+
+fn worker(kind: WorkerKind) -> &'static [&'static Group] {
+    match kind {
+        WorkerKind::Net => &[&PLACEMENT, &FRAMES],
+        WorkerKind::VhostNet => &[&PLACEMENT, &SIGNALS, &VHOST_NET, &TAPS, &OPEN, &LOOK],
+        WorkerKind::Vdpa => &[&PLACEMENT, &SIGNALS, &VDPA, &OPEN, &LOOK],
+        WorkerKind::VhostUser => &[&PLACEMENT, &SIGNALS, &CONNECT, &SOCKET_PAIR, &ACCEPT, &TALK, &LOOK],
+        WorkerKind::VhostUserConfig => &[&PLACEMENT, &TALK],
+        WorkerKind::Block => &[&PLACEMENT, &IMAGE, &URING],
+        WorkerKind::Console => &[&PLACEMENT, &CONSOLE, &EPOLL],
+        WorkerKind::Balloon | WorkerKind::Mem => &[&PLACEMENT, &HOLES],
+        WorkerKind::Pmem => &[&PLACEMENT, &FLUSH],
+        WorkerKind::Vsock => &[&PLACEMENT, &EPOLL, &ACCEPT, &CONNECT, &TALK, &STREAMS],
+        WorkerKind::Rng | WorkerKind::Watchdog | WorkerKind::Rtc => &[&PLACEMENT],
+    }
+}
+
+/// What threads of a kind may do.
+pub(super) fn groups(kind: ThreadKind) -> Vec<&'static Group> {
+    let opening: &[_] = if matches!(kind, ThreadKind::Main | ThreadKind::Open) { OPENING } else { &[] };
+    // Filters add up: a thread can do no more than the one that starts it. What is frequent comes first.
+    let started = ThreadKind::started().filter(|_| kind == ThreadKind::Starter);
+    let mut groups: Vec<_> = started.flat_map(groups).collect();
+    groups.extend(own(kind).iter().chain(opening).chain(COMMON));
+    groups
+}
