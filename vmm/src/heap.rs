@@ -26,3 +26,12 @@ pub(crate) fn give_back() {
         libc::malloc_trim(0);
     }
 }
+
+/// Has the C library look for what it looks for only once: whether the host promises more memory than it has
+/// (`vm.overcommit_memory`), which decides how it gives memory back. A thread that may open no file could not look.
+/// For a thread that is not the first.
+pub(crate) fn look() {
+    // Together they are more than is kept, and each is less than a mapping of its own.
+    #[cfg(target_env = "gnu")]
+    drop(std::hint::black_box([(); 4].map(|()| Vec::<u8>::with_capacity(100 << 10))));
+}

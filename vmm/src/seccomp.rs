@@ -23,6 +23,7 @@ use std::sync::Arc;
 use libc::{EPERM, ENOSYS};
 use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
+use crate::heap;
 use crate::threads::{self, ThreadKind};
 
 /// What happens at a system call that a thread may not make: `--seccomp`.
@@ -98,6 +99,12 @@ pub(crate) fn begin(mode: Seccomp) -> io::Result<()> {
     }
     report::without_files();
     let of_others = Arc::clone(&filters);
-    threads::begin(Arc::new(move |kind| of_others.enter(kind)))?;
+    let prepare = move |kind| {
+        if kind == ThreadKind::Starter {
+            heap::look();
+        }
+        of_others.enter(kind)
+    };
+    threads::begin(Arc::new(prepare))?;
     filters.enter(ThreadKind::Main)
 }

@@ -185,7 +185,8 @@ impl Tracer {
             return;
         }
         if self.report.calls == self.fault.number {
-            ptrace(libc::PTRACE_POKEUSER, tid, ORIG_RAX, u64::MAX).unwrap();
+            // No filter of the program lets a number through that is none.
+            ptrace(libc::PTRACE_POKEUSER, tid, ORIG_RAX, libc::SYS_gettid as u64).unwrap();
             self.failing.insert(tid, self.fault.errno);
             let name = fs::read_to_string(format!("/proc/{}/task/{tid}/comm", self.pid)).unwrap_or_default();
             self.report.failed = Some((name.trim().to_string(), number, [entry.args[0], entry.args[1]]));

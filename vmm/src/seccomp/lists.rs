@@ -321,6 +321,11 @@ const PROCESS: Group = Group {
     ],
 };
 
+const EVENTS: Group = Group {
+    why: "a file of events on a full disk, from which half an event is taken back; and a pipe whose reader comes later",
+    rules: &[any(SYS_ftruncate), any(SYS_lseek), any(SYS_fstat), any(SYS_statx), fcntl(&[F_GETFL as u64, F_SETFL as u64])],
+};
+
 const LANDLOCK: Group = Group {
     why: "the thread confines itself: by Landlock, which can only take",
     rules: &[any(SYS_landlock_create_ruleset), any(SYS_landlock_add_rule), any(SYS_landlock_restrict_self)],
@@ -369,7 +374,7 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
         ThreadKind::Vcpu => &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE],
         ThreadKind::HttpServer => &[&ACCEPT, &EPOLL],
         ThreadKind::Http => &[&TALK, &EPOLL],
-        ThreadKind::EventMonitor => &[&OPEN],
+        ThreadKind::EventMonitor => &[&OPEN, &EVENTS],
         ThreadKind::Serial | ThreadKind::DebugConsole => &[&CONSOLE, &EPOLL],
         ThreadKind::Tpm => &[&CONNECT, &SOCKET_PAIR, &TALK],
         ThreadKind::Worker(kind) => worker(kind),
