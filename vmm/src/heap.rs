@@ -5,6 +5,10 @@
 #[cfg(target_env = "gnu")]
 const MOST_KEPT: libc::c_int = 128 << 10;
 
+/// The most parts for threads that the C library makes, for each CPU.
+#[cfg(target_env = "gnu")]
+const PARTS_PER_CPU: libc::c_int = 8;
+
 /// Has the C library keep its limits. By itself it raises them to twice the largest allocation that was freed, such as
 /// a request's body, and then keeps as much in each of the parts that it makes for threads: [`give_back`] does not
 /// reach their ends.
@@ -14,6 +18,11 @@ pub(crate) fn limit() {
     unsafe {
         libc::mallopt(libc::M_TRIM_THRESHOLD, MOST_KEPT);
         libc::mallopt(libc::M_MMAP_THRESHOLD, MOST_KEPT);
+        // The library's own number, which it would work out in whichever thread is the ninth, from a file that few may
+        // open.
+        if let Ok(cpus) = rustix::thread::sched_getaffinity(None) {
+            libc::mallopt(libc::M_ARENA_MAX, PARTS_PER_CPU.saturating_mul(cpus.count().cast_signed()));
+        }
     }
 }
 

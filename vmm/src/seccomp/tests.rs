@@ -1,0 +1,238 @@
+//! Every kind of thread, and what an attacker in it would call: a child process under its filter makes the call.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use libc::{c_int, c_long};
+use virtio_devices::WorkerKind;
+
+use super::*;
+
+/// A call that no thread may make.
+const ATTACKS: &[(c_long, [u64; 6])] = &[
+    // Programs and processes.
+    (libc::SYS_execve, [0; 6]),
+    (libc::SYS_execveat, [0; 6]),
+    (libc::SYS_fork, [0; 6]),
+    (libc::SYS_vfork, [0; 6]),
+    (libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0, 0, 0]),
+    (libc::SYS_clone, [libc::CLONE_VM as u64, 0, 0, 0, 0, 0]),
+    (libc::SYS_unshare, [libc::CLONE_NEWUSER as u64, 0, 0, 0, 0, 0]),
+    (libc::SYS_setns, [0; 6]),
+    // Other processes.
+    (libc::SYS_ptrace, [libc::PTRACE_ATTACH as u64, 1, 0, 0, 0, 0]),
+    (libc::SYS_process_vm_readv, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_process_vm_writev, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_pidfd_open, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_pidfd_getfd, [0; 6]),
+    (libc::SYS_pidfd_send_signal, [0; 6]),
+    (libc::SYS_kill, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_tgkill, [1, 1, 0, 0, 0, 0]),
+    (libc::SYS_rt_sigqueueinfo, [1, 0, 0, 0, 0, 0]),
+    // Code that was not there.
+    (libc::SYS_mmap, [0, 4096, (libc::PROT_READ | libc::PROT_EXEC) as u64, 0x22, u64::MAX, 0]),
+    (libc::SYS_mprotect, [0, 0, libc::PROT_EXEC as u64, 0, 0, 0]),
+    (libc::SYS_pkey_mprotect, [0, 0, libc::PROT_EXEC as u64, 0, 0, 0]),
+    (libc::SYS_personality, [0; 6]),
+    (libc::SYS_modify_ldt, [0; 6]),
+    // The kernel's more dangerous corners.
+    (libc::SYS_bpf, [0; 6]),
+    (libc::SYS_userfaultfd, [0; 6]),
+    (libc::SYS_perf_event_open, [0; 6]),
+    (libc::SYS_keyctl, [0; 6]),
+    (libc::SYS_add_key, [0; 6]),
+    (libc::SYS_init_module, [0; 6]),
+    (libc::SYS_finit_module, [0; 6]),
+    (libc::SYS_kexec_load, [0; 6]),
+    (libc::SYS_io_submit, [0; 6]),
+    (libc::SYS_iopl, [3, 0, 0, 0, 0, 0]),
+    (libc::SYS_reboot, [0; 6]),
+    // Mounts, and who this is.
+    (libc::SYS_mount, [0; 6]),
+    (libc::SYS_umount2, [0; 6]),
+    (libc::SYS_pivot_root, [0; 6]),
+    (libc::SYS_chroot, [0; 6]),
+    (libc::SYS_open_by_handle_at, [0; 6]),
+    (libc::SYS_setuid, [0; 6]),
+    (libc::SYS_capset, [0; 6]),
+    (libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1, 0, 0, 0, 0]),
+    (libc::SYS_seccomp, [libc::SECCOMP_SET_MODE_STRICT as u64, 0, 0, 0, 0, 0]),
+    // Files that this program never changes.
+    (libc::SYS_chmod, [0; 6]),
+    (libc::SYS_fchmod, [0; 6]),
+    (libc::SYS_chown, [0; 6]),
+    (libc::SYS_link, [0; 6]),
+    (libc::SYS_symlink, [0; 6]),
+    (libc::SYS_mknod, [0; 6]),
+    (libc::SYS_mkdir, [0; 6]),
+    (libc::SYS_truncate, [0; 6]),
+    (libc::SYS_setxattr, [0; 6]),
+    // The network, and terminals of others.
+    (libc::SYS_socket, [libc::AF_INET as u64, libc::SOCK_STREAM as u64, 0, 0, 0, 0]),
+    (libc::SYS_socket, [libc::AF_INET as u64, libc::SOCK_RAW as u64, 1, 0, 0, 0]),
+    (libc::SYS_socket, [libc::AF_INET6 as u64, libc::SOCK_STREAM as u64, 0, 0, 0, 0]),
+    (libc::SYS_socket, [libc::AF_NETLINK as u64, libc::SOCK_RAW as u64, 0, 0, 0, 0]),
+    (libc::SYS_socket, [libc::AF_PACKET as u64, libc::SOCK_RAW as u64, 0, 0, 0, 0]),
+    (libc::SYS_socket, [libc::AF_VSOCK as u64, libc::SOCK_STREAM as u64, 0, 0, 0, 0]),
+    (libc::SYS_socket, [libc::AF_ALG as u64, libc::SOCK_SEQPACKET as u64, 0, 0, 0, 0]),
+    (libc::SYS_ioctl, [0, libc::TIOCSTI as u64, 0, 0, 0, 0]),
+    // x32's way to say getpid.
+    (0x4000_0000 | libc::SYS_getpid, [0; 6]),
+];
+
+/// What opens all that a VM may have, on behalf of the user.
+const OPENS: &[ThreadKind] = &[ThreadKind::Main, ThreadKind::Starter, ThreadKind::Open];
+
+const fn worker(kind: WorkerKind) -> ThreadKind {
+    ThreadKind::Worker(kind)
+}
+
+/// Calls that some threads may make, which those are beside [`OPENS`], and why.
+const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
+    (
+        libc::SYS_openat,
+        [0; 6],
+        &[ThreadKind::EventMonitor, worker(WorkerKind::VhostNet), worker(WorkerKind::Vdpa)],
+        "a named pipe for events, which nothing else can be under Landlock; a tap or vDPA device that was lost",
+    ),
+    (
+        libc::SYS_connect,
+        [u64::MAX, 0, 0, 0, 0, 0],
+        &[ThreadKind::Tpm, worker(WorkerKind::VhostUser), worker(WorkerKind::Vsock)],
+        "swtpm and vhost-user backends that were lost; programs of the host that the guest calls by vsock",
+    ),
+    (
+        libc::SYS_socket,
+        [libc::AF_UNIX as u64, u64::MAX, 0, 0, 0, 0],
+        &[ThreadKind::Tpm, worker(WorkerKind::VhostUser), worker(WorkerKind::Vsock)],
+        "the same",
+    ),
+    (
+        libc::SYS_socket,
+        [libc::AF_INET as u64, (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64, u64::MAX, 0, 0, 0],
+        &[worker(WorkerKind::VhostNet)],
+        "interfaces are set up through it; vhost-net's workers have no call that sends or connects",
+    ),
+    (libc::SYS_bind, [u64::MAX, 0, 0, 0, 0, 0], &[], "consoles, vsock and vhost-user sockets are listened on"),
+    (libc::SYS_unlink, [0; 6], &[], "sockets that are no longer listened on"),
+    (libc::SYS_rename, [0; 6], &[], "the API's socket, which appears complete"),
+    (libc::SYS_memfd_create, [0; 6], &[], "guest memory that backends share"),
+    (libc::SYS_ioctl, [u64::MAX, 0xae01, 0, 0, 0, 0], &[], "KVM_CREATE_VM"),
+    (
+        libc::SYS_ioctl,
+        [u64::MAX, libc::TUNSETIFF as u64, 0, 0, 0, 0],
+        &[worker(WorkerKind::VhostNet)],
+        "taps, again if one was deleted",
+    ),
+    (libc::SYS_ioctl, [u64::MAX, 0xae80, 0, 0, 0, 0], &[ThreadKind::Vcpu], "KVM_RUN"),
+    (libc::SYS_prlimit64, [u64::MAX, 0, 0, 0, 0, 0], &[worker(WorkerKind::Vdpa)], "memory that a device pins"),
+];
+
+/// How a child ended that made a call under a filter.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Signal(c_int),
+    /// The call returned: an error number, or 0.
+    Returned(c_int),
+}
+
+/// Makes a call in a child process under the filters of `kind`.
+fn call(filters: &Filters, kind: ThreadKind, number: c_long, [a, b, c, d, e, f]: [u64; 6]) -> End {
+    // SAFETY: the child makes system calls only, and ends.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "{}", io::Error::last_os_error());
+    if child == 0 {
+        let no_dump = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the limit is read; the others have no memory to refer to, so that a call that is let through fails.
+        unsafe {
+            libc::setrlimit(libc::RLIMIT_CORE, &raw const no_dump);
+            if filters.enter(kind).is_err() {
+                libc::_exit(126);
+            }
+            let result = libc::syscall(number, a, b, c, d, e, f);
+            libc::_exit(if result < 0 { *libc::__errno_location() } else { 0 });
+        }
+    }
+    let mut status = 0;
+    // SAFETY: the status is a place of this function, and the child is this function's.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    if libc::WIFSIGNALED(status) { End::Signal(libc::WTERMSIG(status)) } else { End::Returned(libc::WEXITSTATUS(status)) }
+}
+
+fn kinds() -> Vec<ThreadKind> {
+    [ThreadKind::Main, ThreadKind::Starter].into_iter().chain(ThreadKind::started()).collect()
+}
+
+fn filters(mode: Seccomp) -> Filters {
+    Filters::new(&mode.action().unwrap()).unwrap()
+}
+
+#[test]
+fn no_kind_of_thread_survives_what_none_may_call() {
+    let filters = filters(Seccomp::True);
+    for kind in kinds() {
+        assert_eq!(call(&filters, kind, libc::SYS_getpid, [0; 6]), End::Returned(0), "{kind:?}");
+        for (number, arguments) in ATTACKS {
+            let end = call(&filters, kind, *number, *arguments);
+            assert_eq!(end, End::Signal(libc::SIGSYS), "{kind:?}: {:?} {arguments:x?}", names::name(*number));
+        }
+    }
+}
+
+#[test]
+fn what_some_may_call_ends_the_others() {
+    let filters = filters(Seccomp::True);
+    for (number, arguments, others, why) in OF_SOME {
+        for kind in kinds() {
+            let may = OPENS.contains(&kind) || *number != libc::SYS_bind && others.contains(&kind);
+            let end = call(&filters, kind, *number, *arguments);
+            let name = names::name(*number);
+            assert_eq!(end != End::Signal(libc::SIGSYS), may, "{kind:?}: {name:?} {arguments:x?} ({why}): {end:?}");
+        }
+    }
+}
+
+#[test]
+fn the_starter_makes_threads_and_no_processes() {
+    let filters = filters(Seccomp::True);
+    for kind in kinds() {
+        let end = call(&filters, kind, libc::SYS_clone3, [0; 6]);
+        let expected = if kind == ThreadKind::Starter { End::Returned(ENOSYS) } else { End::Signal(libc::SIGSYS) };
+        assert_eq!(end, expected, "{kind:?}");
+        // Flags of a thread that the kernel refuses: with a bit for which it needs another.
+        let flags = libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID;
+        let end = call(&filters, kind, libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]);
+        assert_eq!(end != End::Signal(libc::SIGSYS), kind == ThreadKind::Starter, "{kind:?}: {end:?}");
+    }
+}
+
+#[test]
+fn a_call_fails_or_is_made_in_the_modes_that_end_nothing() {
+    let execve = |mode| call(&filters(mode), ThreadKind::Vcpu, libc::SYS_execve, [0; 6]);
+    assert_eq!(execve(Seccomp::Errno), End::Returned(EPERM));
+    assert_eq!(execve(Seccomp::Log), End::Returned(libc::EFAULT));
+    assert!(Seccomp::False.action().is_none());
+}
+
+#[test]
+fn the_starter_may_do_what_those_may_that_it_starts() {
+    let starter = rule::rules(lists::groups(ThreadKind::Starter)).unwrap();
+    for kind in ThreadKind::started() {
+        for (number, alternatives) in rule::rules(lists::groups(kind)).unwrap() {
+            let (name, of_starter) = (names::name(number), starter.get(&number));
+            let has_all = |all: &Vec<_>| all.is_empty() || alternatives.iter().all(|one| all.contains(one));
+            assert!(of_starter.is_some_and(has_all), "{kind:?}: {name:?}");
+            assert!(!alternatives.is_empty() || of_starter.is_some_and(Vec::is_empty), "{kind:?}: {name:?}");
+        }
+    }
+}
+
+#[test]
+fn every_call_of_the_lists_has_a_name_and_every_group_a_reason() {
+    let mut reasons = BTreeSet::new();
+    for group in kinds().into_iter().flat_map(lists::groups) {
+        reasons.insert(group.why);
+        assert!(group.rules.iter().all(|rule| names::name(rule.call).is_some()), "{}", group.why);
+    }
+    assert!(reasons.len() > 20 && reasons.iter().all(|why| why.len() > 10), "{reasons:?}");
+}

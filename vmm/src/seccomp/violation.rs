@@ -16,13 +16,13 @@ const NO_CALL: c_long = libc::SYS_afs_syscall;
 
 /// A line that is made without memory, as a signal handler must.
 struct Line {
-    bytes: [u8; 256],
+    bytes: [u8; 320],
     len: usize,
 }
 
 impl Line {
     const fn new() -> Self {
-        Self { bytes: [0; 256], len: 0 }
+        Self { bytes: [0; 320], len: 0 }
     }
 
     /// Adds `text`, as much of it as there is room for.
