@@ -5,7 +5,10 @@
 
 mod client;
 mod clients;
+mod code;
+mod confined;
 mod disks;
+mod driven;
 mod faults;
 #[path = "../cli/files.rs"]
 #[expect(dead_code, reason = "these tests use only one of the kernels")]

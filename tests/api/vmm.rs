@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -125,12 +125,17 @@ impl Vmm {
 
     /// Waits until it exits, and returns the exit code.
     pub(crate) fn end(mut self) -> Option<i32> {
+        self.ended().code()
+    }
+
+    /// Waits until it exits, and returns how.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
         let mut status = None;
         wait_for("the program's end", || {
             status = self.process.0.try_wait().unwrap();
             status.is_some()
         });
-        status.unwrap().code()
+        status.unwrap()
     }
 }
 

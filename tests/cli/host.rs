@@ -366,21 +366,21 @@ fn the_log_file_tells_what_happens_to_this_user_alone() {
 fn a_log_has_the_format_that_was_asked_for() {
     let files = Files::new();
     let (kernel, log) = (files.off_kernel(), files.path("log"));
-    let common = ["--kernel", &kernel, "--memory", "size=64M", "--console", "off", "--seccomp", "true", "--log-format"];
+    let common = ["--firmware", &kernel, "--cmdline", "x", "--memory", "size=64M", "--console", "off", "--log-format"];
     let run = |more: &[&str]| {
         let output = Run::new(&[&common[..], more].concat()).command.output().unwrap();
         assert!(output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
     let said = run(&["{{{level}}} {levelchar} <{thread}> {msg}"]);
-    let expected = "{WARN} W <main> --seccomp: there are no system call filters yet; --seccomp false says so\n";
+    let expected = "{WARN} W <main> --cmdline has no effect with --firmware, which boots what it finds on a disk\n";
     assert!(said.contains(expected), "{said}");
     assert_eq!(run(&["{boottime} {wallclock} {location} {msg}", "--log-file", log.to_str().unwrap()]), "");
     let text = fs::read_to_string(log).unwrap();
     let words: Vec<_> = text.lines().next().unwrap().split_whitespace().collect();
     assert!(words[0].parse::<f64>().unwrap() < 60.0, "{text}");
     assert!(words[1].starts_with("20") && words[1].ends_with('Z') && words[1].len() == 27, "{text}");
-    assert!(words[2].starts_with("src/main.rs:"), "{text}");
+    assert!(words[2].starts_with("vmm/src/vm/boot.rs:"), "{text}");
 }
 
 // The guest's end.

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use libc::{EPERM, ENOSYS};
+use libc::{ENOSYS, EPERM};
 use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::heap;

@@ -1,5 +1,7 @@
 //! A guest that enables the VFs of a NIC and drives the first one, when the host tells it to.
 
+use crate::code::{Code, drive};
+
 /// Where the host writes a command, which the guest takes back when it is done. In the guest's memory.
 pub(super) const COMMAND: u32 = 0x30_0000;
 /// Where the guest writes the status of the VF's device.
@@ -19,32 +21,6 @@ const VF: u32 = ECAM + (1 << 20);
 /// Where the guest places the VF BARs: virtio's registers, and the MSI-X table.
 const REGISTERS: u32 = 0xd300_0000;
 const TABLE: u32 = 0xd400_0000;
-
-/// Instructions in flat 32-bit mode.
-#[derive(Default)]
-struct Code(Vec<u8>);
-
-impl Code {
-    fn bytes(mut self, parts: &[&[u8]]) -> Self {
-        parts.iter().for_each(|part| self.0.extend(*part));
-        self
-    }
-
-    /// `mov dword [address], value`
-    fn dword(self, address: u32, value: u32) -> Self {
-        self.bytes(&[&[0xc7, 0x05], &address.to_le_bytes(), &value.to_le_bytes()])
-    }
-
-    /// `mov word [address], value`
-    fn word(self, address: u32, value: u16) -> Self {
-        self.bytes(&[&[0x66, 0xc7, 0x05], &address.to_le_bytes(), &value.to_le_bytes()])
-    }
-
-    /// `mov byte [address], value`
-    fn byte(self, address: u32, value: u8) -> Self {
-        self.bytes(&[&[0xc6, 0x05], &address.to_le_bytes(), &[value]])
-    }
-}
 
 /// The guest's instructions.
 pub(super) fn code() -> Vec<u8> {
@@ -76,40 +52,10 @@ fn enable() -> Code {
         // Bus Master, and MSI-X Enable.
         .word(VF + 4, 1 << 2)
         .word(VF + 0x7e, 1 << 15);
-    let vectors = (0..4).fold(code, |code, vector: u32| {
-        let entry = TABLE + 16 * vector;
-        code.dword(entry, 0xfee0_0000).dword(entry + 4, 0).dword(entry + 8, 0x30 + vector).dword(entry + 12, 0)
-    });
-    // VIRTIO_F_VERSION_1 is bit 32.
-    let features = vectors
-        .byte(REGISTERS + 0x14, 1)
-        .byte(REGISTERS + 0x14, 3)
-        .dword(REGISTERS + 8, 1)
-        .dword(REGISTERS + 0xc, 1)
-        .dword(REGISTERS + 8, 0)
-        .dword(REGISTERS + 0xc, 0)
-        .byte(REGISTERS + 0x14, 0xb)
-        .word(REGISTERS + 0x10, 0);
-    let queues = (0..2).fold(features, |code, queue: u16| {
-        let ring = 0x40_0000 + (u32::from(queue) << 16);
-        code.word(REGISTERS + 0x16, queue)
-            .word(REGISTERS + 0x18, 16)
-            .word(REGISTERS + 0x1a, queue + 1)
-            .dword(REGISTERS + 0x20, ring)
-            .dword(REGISTERS + 0x24, 0)
-            .dword(REGISTERS + 0x28, ring + 0x1000)
-            .dword(REGISTERS + 0x2c, 0)
-            .dword(REGISTERS + 0x30, ring + 0x2000)
-            .dword(REGISTERS + 0x34, 0)
-            .word(REGISTERS + 0x1c, 1)
-    });
+    // The control queue, which is the third, stays off.
+    let queues = drive(code, REGISTERS, TABLE, &[0, 1], 0, 0x40_0000);
     // mov al, [status]; and eax, 0xff; mov [STATUS], eax
-    queues.byte(REGISTERS + 0x14, RUNNING as u8).bytes(&[
-        &[0xa0],
-        &(REGISTERS + 0x14).to_le_bytes(),
-        &[0x25, 0xff, 0, 0, 0, 0xa3],
-        &STATUS.to_le_bytes(),
-    ])
+    queues.bytes(&[&[0xa0], &(REGISTERS + 0x14).to_le_bytes(), &[0x25, 0xff, 0, 0, 0, 0xa3], &STATUS.to_le_bytes()])
 }
 
 fn disable() -> Code {

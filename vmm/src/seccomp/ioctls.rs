@@ -37,15 +37,15 @@ pub(super) const KVM_RUN: u64 = io(KVMIO, 0x80);
 
 /// What describes KVM, and makes VMs, their interrupt controllers and vCPUs.
 pub(super) const KVM_CREATE: &[u64] = &[
-    io(KVMIO, 0x00),                  // KVM_GET_API_VERSION
-    io(KVMIO, 0x01),                  // KVM_CREATE_VM
-    io(KVMIO, 0x03),                  // KVM_CHECK_EXTENSION
-    io(KVMIO, 0x04),                  // KVM_GET_VCPU_MMAP_SIZE
-    iowr::<kvm_cpuid2>(KVMIO, 0x05),  // KVM_GET_SUPPORTED_CPUID
-    io(KVMIO, 0x41),                  // KVM_CREATE_VCPU
-    io(KVMIO, 0x47),                  // KVM_SET_TSS_ADDR
-    iow::<u64>(KVMIO, 0x48),          // KVM_SET_IDENTITY_MAP_ADDR
-    io(KVMIO, 0x60),                  // KVM_CREATE_IRQCHIP
+    io(KVMIO, 0x00),                 // KVM_GET_API_VERSION
+    io(KVMIO, 0x01),                 // KVM_CREATE_VM
+    io(KVMIO, 0x03),                 // KVM_CHECK_EXTENSION
+    io(KVMIO, 0x04),                 // KVM_GET_VCPU_MMAP_SIZE
+    iowr::<kvm_cpuid2>(KVMIO, 0x05), // KVM_GET_SUPPORTED_CPUID
+    io(KVMIO, 0x41),                 // KVM_CREATE_VCPU
+    io(KVMIO, 0x47),                 // KVM_SET_TSS_ADDR
+    iow::<u64>(KVMIO, 0x48),         // KVM_SET_IDENTITY_MAP_ADDR
+    io(KVMIO, 0x60),                 // KVM_CREATE_IRQCHIP
 ];
 
 /// What sets a vCPU up.
@@ -95,27 +95,23 @@ pub(super) const VHOST_NET: &[u64] = &[
 
 /// vDPA devices.
 pub(super) const VHOST_VDPA: &[u64] = &[
-    ior::<u32>(VHOST, 0x70),       // VHOST_VDPA_GET_DEVICE_ID
-    ior::<u8>(VHOST, 0x71),        // VHOST_VDPA_GET_STATUS
-    iow::<u8>(VHOST, 0x72),        // VHOST_VDPA_SET_STATUS
-    ior::<[u32; 2]>(VHOST, 0x73),  // VHOST_VDPA_GET_CONFIG
-    iow::<[u32; 2]>(VHOST, 0x74),  // VHOST_VDPA_SET_CONFIG
-    iow::<[u32; 2]>(VHOST, 0x75),  // VHOST_VDPA_SET_VRING_ENABLE
-    ior::<u16>(VHOST, 0x76),       // VHOST_VDPA_GET_VRING_NUM
-    iow::<i32>(VHOST, 0x77),       // VHOST_VDPA_SET_CONFIG_CALL
-    ior::<[u64; 2]>(VHOST, 0x78),  // VHOST_VDPA_GET_IOVA_RANGE
-    ior::<u32>(VHOST, 0x79),       // VHOST_VDPA_GET_CONFIG_SIZE
-    io(VHOST, 0x7d),               // VHOST_VDPA_SUSPEND
-    io(VHOST, 0x7e),               // VHOST_VDPA_RESUME
-    ior::<u32>(VHOST, 0x80),       // VHOST_VDPA_GET_VQS_COUNT
+    ior::<u32>(VHOST, 0x70),      // VHOST_VDPA_GET_DEVICE_ID
+    ior::<u8>(VHOST, 0x71),       // VHOST_VDPA_GET_STATUS
+    iow::<u8>(VHOST, 0x72),       // VHOST_VDPA_SET_STATUS
+    ior::<[u32; 2]>(VHOST, 0x73), // VHOST_VDPA_GET_CONFIG
+    iow::<[u32; 2]>(VHOST, 0x74), // VHOST_VDPA_SET_CONFIG
+    iow::<[u32; 2]>(VHOST, 0x75), // VHOST_VDPA_SET_VRING_ENABLE
+    ior::<u16>(VHOST, 0x76),      // VHOST_VDPA_GET_VRING_NUM
+    iow::<i32>(VHOST, 0x77),      // VHOST_VDPA_SET_CONFIG_CALL
+    ior::<[u64; 2]>(VHOST, 0x78), // VHOST_VDPA_GET_IOVA_RANGE
+    ior::<u32>(VHOST, 0x79),      // VHOST_VDPA_GET_CONFIG_SIZE
+    io(VHOST, 0x7d),              // VHOST_VDPA_SUSPEND
+    io(VHOST, 0x7e),              // VHOST_VDPA_RESUME
+    ior::<u32>(VHOST, 0x80),      // VHOST_VDPA_GET_VQS_COUNT
 ];
 
 /// Queues of taps.
-pub(super) const TAP_QUEUE: &[u64] = &[
-    libc::TUNSETOFFLOAD as u64,
-    libc::TUNSETQUEUE as u64,
-    libc::TUNGETIFF as u64,
-];
+pub(super) const TAP_QUEUE: &[u64] = &[libc::TUNSETOFFLOAD as u64, libc::TUNSETQUEUE as u64, libc::TUNGETIFF as u64];
 
 /// Taps, and the interfaces that they are on the host.
 pub(super) const TAP: &[u64] = &[

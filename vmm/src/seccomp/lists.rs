@@ -123,10 +123,8 @@ const CONSOLE: Group = Group {
     ],
 };
 
-const RUN: Group = Group {
-    why: "running a vCPU, and setting it up",
-    rules: &[ioctl(&[ioctls::KVM_RUN]), ioctl(ioctls::KVM_VCPU)],
-};
+const RUN: Group =
+    Group { why: "running a vCPU, and setting it up", rules: &[ioctl(&[ioctls::KVM_RUN]), ioctl(ioctls::KVM_VCPU)] };
 
 const CORE_SCHEDULING: Group =
     Group { why: "core scheduling, before the guest is entered", rules: &[prctl(&[PR_SCHED_CORE])] };
@@ -136,10 +134,8 @@ const WIRES: Group = Group {
     rules: &[ioctl(ioctls::KVM_WIRES)],
 };
 
-const ACCEPT: Group = Group {
-    why: "new clients",
-    rules: &[any(SYS_accept4), ioctl(ioctls::STREAM), any(SYS_shutdown)],
-};
+const ACCEPT: Group =
+    Group { why: "new clients", rules: &[any(SYS_accept4), ioctl(ioctls::STREAM), any(SYS_shutdown)] };
 
 const TALK: Group = Group {
     why: "talking over a socket that is connected, with descriptors",
@@ -182,10 +178,8 @@ const LOOK: Group = Group {
 
 const OPEN: Group = Group { why: "opening a path", rules: &[any(SYS_openat), any(SYS_open)] };
 
-const FRAMES: Group = Group {
-    why: "frames of a tap, and its offloads",
-    rules: &[any(SYS_readv), ioctl(ioctls::TAP_QUEUE)],
-};
+const FRAMES: Group =
+    Group { why: "frames of a tap, and its offloads", rules: &[any(SYS_readv), ioctl(ioctls::TAP_QUEUE)] };
 
 const TAPS: Group = Group {
     why: "taps are made, found, set up and brought up, again if one was deleted",
@@ -242,8 +236,7 @@ const HOLES: Group = Group {
     rules: &[any(SYS_fallocate), any(SYS_fstat), any(SYS_newfstatat)],
 };
 
-const FLUSH: Group =
-    Group { why: "flushing a file", rules: &[any(SYS_fsync), any(SYS_fdatasync), any(SYS_msync)] };
+const FLUSH: Group = Group { why: "flushing a file", rules: &[any(SYS_fsync), any(SYS_fdatasync), any(SYS_msync)] };
 
 const STREAMS: Group =
     Group { why: "connections' bytes, from and to several places at once", rules: &[any(SYS_readv)] };
@@ -323,7 +316,13 @@ const PROCESS: Group = Group {
 
 const EVENTS: Group = Group {
     why: "a file of events on a full disk, from which half an event is taken back; and a pipe whose reader comes later",
-    rules: &[any(SYS_ftruncate), any(SYS_lseek), any(SYS_fstat), any(SYS_statx), fcntl(&[F_GETFL as u64, F_SETFL as u64])],
+    rules: &[
+        any(SYS_ftruncate),
+        any(SYS_lseek),
+        any(SYS_fstat),
+        any(SYS_statx),
+        fcntl(&[F_GETFL as u64, F_SETFL as u64]),
+    ],
 };
 
 const LANDLOCK: Group = Group {

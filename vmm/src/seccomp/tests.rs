@@ -156,7 +156,11 @@ fn call(filters: &Filters, kind: ThreadKind, number: c_long, [a, b, c, d, e, f]:
     let mut status = 0;
     // SAFETY: the status is a place of this function, and the child is this function's.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    if libc::WIFSIGNALED(status) { End::Signal(libc::WTERMSIG(status)) } else { End::Returned(libc::WEXITSTATUS(status)) }
+    if libc::WIFSIGNALED(status) {
+        End::Signal(libc::WTERMSIG(status))
+    } else {
+        End::Returned(libc::WEXITSTATUS(status))
+    }
 }
 
 fn kinds() -> Vec<ThreadKind> {
@@ -200,7 +204,8 @@ fn the_starter_makes_threads_and_no_processes() {
         let expected = if kind == ThreadKind::Starter { End::Returned(ENOSYS) } else { End::Signal(libc::SIGSYS) };
         assert_eq!(end, expected, "{kind:?}");
         // Flags of a thread that the kernel refuses: with a bit for which it needs another.
-        let flags = libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID;
+        let flags =
+            libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID;
         let end = call(&filters, kind, libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]);
         assert_eq!(end != End::Signal(libc::SIGSYS), kind == ThreadKind::Starter, "{kind:?}: {end:?}");
     }

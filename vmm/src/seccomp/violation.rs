@@ -119,7 +119,8 @@ mod tests {
 
     #[test]
     fn the_line_names_the_thread_the_call_and_its_arguments() {
-        let text = |thread: &[u8], call, arguments| String::from_utf8(line(thread, call, arguments).text().into()).unwrap();
+        let text =
+            |thread: &[u8], call, arguments| String::from_utf8(line(thread, call, arguments).text().into()).unwrap();
         let said = text(b"vcpu0", libc::SYS_ioctl, [12, 0xae80, u64::MAX]);
         let expected = "cloud-hypervisor: the thread vcpu0 is not allowed the system call ioctl (16, with 0xc, 0xae80, \
                         0xffffffffffffffff); please report this, unless somebody attacks the VM; --seccomp false \

@@ -161,7 +161,11 @@ impl Guest {
     /// Runs the guest until it ends.
     pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
         self.config.payload.check_present()?;
-        Ok(vmm::run(vmm::Options { vm: Some(PlannedVm::new(self.config.clone())?), seccomp: vmm::Seccomp::False, ..vmm::Options::default() })?)
+        Ok(vmm::run(vmm::Options {
+            vm: Some(PlannedVm::new(self.config.clone())?),
+            seccomp: vmm::Seccomp::False,
+            ..vmm::Options::default()
+        })?)
     }
 
     /// What the guest has written to its serial port so far.
