@@ -135,7 +135,7 @@ fn config(vmm: &Vmm, ram: &str, tap: &str, further: &Value) -> Value {
 /// The slot of the device whose id begins so.
 fn slot(tree: &Value, id: &str) -> u32 {
     let devices = tree.as_object().unwrap().iter();
-    let address = devices.filter(|(name, _)| name.starts_with(id)).find_map(|(_, node)| node["pci_bdf"].as_str());
+    let address = devices.filter(|(name, _)| name.starts_with(&format!("_virtio-pci-{id}"))).find_map(|(_, node)| node["pci_bdf"].as_str());
     // 0000:00:04.0
     let address = address.unwrap_or_else(|| panic!("there is no {id} in {tree}"));
     u32::from_str_radix(address.split(':').nth(2).unwrap().split('.').next().unwrap(), 16).unwrap()
@@ -171,13 +171,13 @@ fn guest(drivers: &[Driver], slots: &[u32]) -> Vec<u8> {
     let wait = Code::default().bytes(&[&[0xa1], &COMMAND.to_le_bytes(), &[0x85, 0xc0, 0xf3, 0x90, 0x74, 0xf5]]);
     let code = drivers.iter().zip(slots).zip(0..).fold(wait, |code, ((driver, slot), number)| {
         let (config, registers, table) = (ECAM + (slot << 15), REGISTERS + slot * SPACING, TABLES + slot * SPACING);
-        // BARs 0 and 2, of 64 bits each; memory and bus master.
+        // BARs 2 and 4, of 64 bits each; memory and bus master.
         let placed = code
             .word(config + 4, 0)
-            .dword(config + 0x10, registers)
-            .dword(config + 0x14, 0)
-            .dword(config + 0x18, table)
+            .dword(config + 0x18, registers)
             .dword(config + 0x1c, 0)
+            .dword(config + 0x20, table)
+            .dword(config + 0x24, 0)
             .word(config + 4, 6);
         drive(placed, registers, table, driver.queues, 0, RINGS_AT + number * RINGS_OF_DEVICE)
     });

@@ -239,7 +239,7 @@ const HOLES: Group = Group {
 const FLUSH: Group = Group { why: "flushing a file", rules: &[any(SYS_fsync), any(SYS_fdatasync), any(SYS_msync)] };
 
 const STREAMS: Group =
-    Group { why: "connections' bytes, from and to several places at once", rules: &[any(SYS_readv)] };
+    Group { why: "bytes that go to several places at once: connections', and random ones", rules: &[any(SYS_readv)] };
 
 const KVM: Group = Group {
     why: "making a VM, and setting its vCPUs up",
@@ -392,7 +392,8 @@ fn worker(kind: WorkerKind) -> &'static [&'static Group] {
         WorkerKind::Balloon | WorkerKind::Mem => &[&PLACEMENT, &HOLES],
         WorkerKind::Pmem => &[&PLACEMENT, &FLUSH],
         WorkerKind::Vsock => &[&PLACEMENT, &EPOLL, &ACCEPT, &CONNECT, &TALK, &STREAMS],
-        WorkerKind::Rng | WorkerKind::Watchdog | WorkerKind::Rtc => &[&PLACEMENT],
+        WorkerKind::Rng => &[&PLACEMENT, &STREAMS],
+        WorkerKind::Watchdog | WorkerKind::Rtc => &[&PLACEMENT],
     }
 }
 
