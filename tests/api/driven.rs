@@ -135,7 +135,9 @@ fn config(vmm: &Vmm, ram: &str, tap: &str, further: &Value) -> Value {
 /// The slot of the device whose id begins so.
 fn slot(tree: &Value, id: &str) -> u32 {
     let devices = tree.as_object().unwrap().iter();
-    let address = devices.filter(|(name, _)| name.starts_with(&format!("_virtio-pci-{id}"))).find_map(|(_, node)| node["pci_bdf"].as_str());
+    let address = devices
+        .filter(|(name, _)| name.starts_with(&format!("_virtio-pci-{id}")))
+        .find_map(|(_, node)| node["pci_bdf"].as_str());
     // 0000:00:04.0
     let address = address.unwrap_or_else(|| panic!("there is no {id} in {tree}"));
     u32::from_str_radix(address.split(':').nth(2).unwrap().split('.').next().unwrap(), 16).unwrap()

@@ -48,18 +48,19 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::rate_limiter::{RateLimitGroup, RateLimits};
-use crate::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn, spawn_all, thread_name};
+use crate::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn_after, spawn_all, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 use access::Access;
 pub use access::{ImageFormat, LockGranularity};
 use config::{Config, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
+use engine::Engine;
 pub use error::{BlockError, ResizeError};
 use image::Image;
 pub use latency::BlockLatencies;
 use operation::Abilities;
 pub use resize::BlockSize;
-use worker::{QueueWorker, Shared};
+use worker::{MAX_DEPTH, QueueWorker, Shared};
 
 /// Mass storage controller, other: no other driver claims it.
 const CLASS: [u8; 3] = [0x01, 0x80, 0x00];
@@ -258,10 +259,8 @@ impl Block {
 
     fn shared(&self, start: &Start) -> Arc<Shared> {
         Arc::new(Shared {
-            id: self.spec.id.clone(),
             image: Arc::clone(&self.image),
             serial: self.serial,
-            io_uring: self.spec.io_uring,
             stable: Arc::clone(&self.stable),
             memory: start.memory.clone(),
             features: start.features,
@@ -278,13 +277,25 @@ impl Block {
         let shared = Arc::clone(shared);
         let name = thread_name(&self.spec.id, "q", worker.index);
         let cpus = self.spec.queue_cpus.iter().find(|(queue, _)| *queue == worker.index).map(|(_, cpus)| cpu_set(cpus));
+        let (image, made) = (Arc::clone(&shared.image), Arc::new(Mutex::new(None)));
+        let (id, depth, io_uring) = (self.spec.id.clone(), self.spec.queue_size.min(MAX_DEPTH), self.spec.io_uring);
+        let make = {
+            let made = Arc::clone(&made);
+            move || {
+                let with = || Engine::with_io_uring(&id, Arc::clone(&image), depth);
+                *made.lock() = Some(if io_uring { with() } else { Engine::new(image) });
+            }
+        };
         let run = move || {
             if let Some(cpus) = cpus {
                 run_on(&cpus);
             }
-            worker.run(&shared);
+            if let Some(engine) = made.lock().take() {
+                worker.run(engine, &shared);
+            }
         };
-        let thread = spawn(WorkerKind::Block, name, run)?;
+        // The worker itself may not make an io_uring: it could do all that this one is kept from.
+        let thread = spawn_after(make, WorkerKind::Block, name, run)?;
         Ok(Worker::new(queues, kick, stop, thread))
     }
 }

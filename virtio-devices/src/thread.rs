@@ -19,6 +19,8 @@ pub struct NewThread {
     pub name: String,
     /// The size of its stack in bytes, at least 16 KiB.
     pub stack: usize,
+    /// What it does before it gives up rights that it had from the thread that started it.
+    pub first: Box<dyn FnOnce() + Send>,
     /// Its work.
     pub run: Box<dyn FnOnce() + Send>,
 }
@@ -45,6 +47,7 @@ pub struct Panicked;
 /// The argument of a new thread.
 struct Start {
     name: CString,
+    first: Box<dyn FnOnce() + Send>,
     run: Box<dyn FnOnce() + Send>,
     ended: Arc<Ended>,
 }
@@ -52,7 +55,13 @@ struct Start {
 impl NewThread {
     /// A thread of this name that does `run`.
     pub fn new(name: impl Into<String>, stack: usize, run: impl FnOnce() + Send + 'static) -> Self {
-        Self { name: name.into(), stack, run: Box::new(run) }
+        Self { name: name.into(), stack, first: Box::new(|| {}), run: Box::new(run) }
+    }
+
+    /// The same thread, which does `first` before it gives up rights that it had from the thread that started it.
+    #[must_use]
+    pub fn after(self, first: impl FnOnce() + Send + 'static) -> Self {
+        Self { first: Box::new(first), ..self }
     }
 
     /// Starts it from the calling thread, whose system call filters, CPUs and signal mask it has at first.
@@ -63,7 +72,7 @@ impl NewThread {
     pub fn start(self) -> io::Result<Thread> {
         let ended = Arc::new(Ended::default());
         let name = CString::new(self.name.replace('\0', ""))?;
-        let start = Box::new(Start { name, run: self.run, ended: Arc::clone(&ended) });
+        let start = Box::new(Start { name, first: self.first, run: self.run, ended: Arc::clone(&ended) });
         let mut attributes = MaybeUninit::uninit();
         // SAFETY: it initialises the attributes, and is given room for them.
         errno(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
@@ -138,9 +147,14 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
     // SAFETY: the name ends in a zero byte, and the kernel copies 15 bytes before that at most.
     unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
-    let (run, ended) = (start.run, start.ended);
+    let (first, run, ended) = (start.first, start.run, start.ended);
     // The panic has been reported by its hook, and must not leave this function.
-    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+    if catch_unwind(AssertUnwindSafe(|| {
+        first();
+        run();
+    }))
+    .is_err()
+    {
         ended.panicked.store(true, Ordering::Release);
     }
     ended.finished.store(true, Ordering::Release);

@@ -99,11 +99,22 @@ pub fn start_workers_with(start: StartWorker) {
 
 /// Starts a thread of a worker's size.
 pub(crate) fn spawn(kind: WorkerKind, name: String, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+    spawn_after(|| {}, kind, name, run)
+}
+
+/// The same, of a thread that does `first` before it gives up the rights that its kind does not need, and before the
+/// caller goes on.
+pub(crate) fn spawn_after(
+    first: impl FnOnce() + Send + 'static,
+    kind: WorkerKind,
+    name: String,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<Thread> {
     let run = || {
         run_where_the_process_does();
         run();
     };
-    let thread = NewThread::new(name, STACK, run);
+    let thread = NewThread::new(name, STACK, run).after(first);
     match STARTER.get() {
         Some(start) => start(kind, thread),
         None => thread.start(),

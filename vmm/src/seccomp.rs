@@ -77,6 +77,28 @@ impl Filters {
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: TargetArch = TargetArch::x86_64;
 
+/// System calls that threads of a kind may make for one reason. They may make them with some arguments only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allowance {
+    /// The kind of thread, such as `Vcpu` or `Worker(Net)`.
+    pub thread: String,
+    /// The reason.
+    pub why: &'static str,
+    /// The names of the calls.
+    pub calls: Vec<&'static str>,
+}
+
+/// What all kinds of threads may do but the starter, which may do what any of them may, and make threads.
+pub fn allowances() -> impl Iterator<Item = Allowance> {
+    std::iter::once(ThreadKind::Main).chain(ThreadKind::started()).flat_map(|kind| {
+        lists::groups(kind).into_iter().map(move |group| Allowance {
+            thread: format!("{kind:?}"),
+            why: group.why,
+            calls: group.rules.iter().filter_map(|rule| names::name(rule.call)).collect(),
+        })
+    })
+}
+
 /// Has `clone3` fail as in a kernel that does not have it. Its flags are in memory, where a filter does not see whether
 /// it makes a thread or a process. The C library then uses `clone`.
 fn without_clone3() -> Result<BpfProgram, BackendError> {

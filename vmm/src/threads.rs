@@ -25,13 +25,9 @@ const STACK: usize = 128 << 10;
 /// The first work of each new thread. If it fails, the thread does nothing else.
 pub(crate) type Prepare = Arc<dyn Fn(ThreadKind) -> io::Result<()> + Send + Sync>;
 
-/// What a new thread does before it is prepared.
-type First = Box<dyn FnOnce() + Send>;
-
 /// A thread that somebody needs, and where its handle is sent.
 struct Order {
     kind: ThreadKind,
-    first: First,
     thread: NewThread,
     answer: SyncSender<io::Result<Thread>>,
 }
@@ -54,56 +50,42 @@ pub(crate) fn begin(prepare: Prepare) -> io::Result<()> {
         NewThread::new(ThreadKind::Starter.name(), STACK, move || serve(&orders, &prepare))
     };
     // Without its handle, it ends with the process.
-    start_prepared(ThreadKind::Starter, Box::new(|| {}), work, &prepare)?;
+    start_prepared(ThreadKind::Starter, work, &prepare)?;
     // If another thread was faster, this starter has no orders, and ends.
     let _ = STARTER.set(sender);
     start_workers_with(|kind, thread| start(ThreadKind::Worker(kind), thread));
     Ok(())
 }
 
-/// Starts a thread of the program.
+/// Starts a thread of the program. What it does first, it does with the starter's rights.
 ///
 /// # Errors
 ///
 /// The host has no thread, no memory or no mapping left, or refuses what the thread does first.
 pub(crate) fn start(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
-    start_after(|| {}, kind, thread)
-}
-
-/// Starts a thread of the program, which does `first` before it does what its kind prescribes, with the starter's
-/// rights.
-///
-/// # Errors
-///
-/// As [`start`].
-pub(crate) fn start_after(
-    first: impl FnOnce() + Send + 'static,
-    kind: ThreadKind,
-    thread: NewThread,
-) -> io::Result<Thread> {
     if STARTER.get().is_none() {
         begin(Arc::new(|_| Ok(())))?;
     }
     let starter = STARTER.get().ok_or_else(ended)?;
     let (answer, answered) = mpsc::sync_channel(1);
-    starter.send(Order { kind, first: Box::new(first), thread, answer }).map_err(|_| ended())?;
+    starter.send(Order { kind, thread, answer }).map_err(|_| ended())?;
     answered.recv().map_err(|_| ended())?
 }
 
 /// The starter's work.
 fn serve(orders: &Receiver<Order>, prepare: &Prepare) {
-    for Order { kind, first, thread, answer } in orders {
+    for Order { kind, thread, answer } in orders {
         // A VM that confines this process to its files has threads that are confined from their start.
         let confined = landlock::follow().map_err(io::Error::other);
         // Whoever needs it waits.
-        let _ = answer.send(confined.and_then(|()| start_prepared(kind, first, thread, prepare)));
+        let _ = answer.send(confined.and_then(|()| start_prepared(kind, thread, prepare)));
     }
 }
 
 /// Starts a thread from the calling one, and waits until it is prepared.
-fn start_prepared(kind: ThreadKind, first: First, thread: NewThread, prepare: &Prepare) -> io::Result<Thread> {
+fn start_prepared(kind: ThreadKind, thread: NewThread, prepare: &Prepare) -> io::Result<Thread> {
     let (report, prepared) = mpsc::sync_channel(1);
-    let NewThread { name, stack, run } = thread;
+    let NewThread { name, stack, first, run } = thread;
     let prepare = Arc::clone(prepare);
     let run = move || {
         first();
@@ -163,7 +145,7 @@ mod tests {
         for (kind, expected) in [(ThreadKind::Worker(WorkerKind::Rng), false), (ThreadKind::Vcpu, true)] {
             let ran = ran.clone();
             let thread = NewThread::new("test", STACK, move || ran.send(()).unwrap());
-            let started = start_prepared(kind, Box::new(|| {}), thread, &refuse);
+            let started = start_prepared(kind, thread, &refuse);
             assert_eq!(started.is_ok(), expected);
             started.into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!(runs.try_recv().is_ok(), expected);

@@ -29,16 +29,21 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// For up to `depth` calls at a time on a raw image. Without `io_uring`, or a kernel that has it, one at a time.
-    pub(crate) fn new(id: &str, image: Arc<Image>, depth: u16, io_uring: bool) -> Self {
-        let ring = if io_uring && matches!(image.contents(), Contents::Raw(_)) {
+    /// For one call at a time.
+    pub(crate) const fn new(image: Arc<Image>) -> Self {
+        Self { ring: None, image, bounce: None }
+    }
+
+    /// For up to `depth` calls at a time on a raw image, unless the kernel has no io_uring.
+    pub(crate) fn with_io_uring(id: &str, image: Arc<Image>, depth: u16) -> Self {
+        let ring = if matches!(image.contents(), Contents::Raw(_)) {
             Uring::new(depth.into())
                 .inspect_err(|error| debug!("{id}: the kernel refuses io_uring ({error}); requests go one at a time"))
                 .ok()
         } else {
             None
         };
-        Self { ring, image, bounce: None }
+        Self { ring, ..Self::new(image) }
     }
 
     /// Readable when a call is complete.

@@ -60,7 +60,7 @@ impl BlockSteps {
         let image = Arc::new(image);
         Ok(Self {
             memory,
-            engine: Engine::new("disk", Arc::clone(&image), 1, false),
+            engine: Engine::new(Arc::clone(&image)),
             image,
             serial,
             room: (0..2).map(|_| Room::default()).collect(),

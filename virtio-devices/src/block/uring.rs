@@ -4,14 +4,17 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use io_uring::{IoUring, Probe, opcode, squeue, types};
+use io_uring::{IoUring, Probe, opcode, register::Restriction, squeue, types};
 
 use super::call::{Call, zeroing};
 
 /// How long to wait before calls are submitted again for which the kernel had no memory.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// An io_uring. Dropping it waits for all calls.
+/// What a ring may do. Filters of system calls do not see what is asked of a ring.
+const CALLS: [u8; 4] = [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Fsync::CODE, opcode::Fallocate::CODE];
+
+/// An io_uring that makes the calls of an image and no others. Dropping it waits for all calls.
 pub(crate) struct Uring {
     ring: IoUring,
     /// Calls that were started and are not complete.
@@ -23,15 +26,18 @@ impl Uring {
     ///
     /// # Errors
     ///
-    /// When the kernel has no io_uring, forbids it, or is too old for the calls that are made here (before 5.6).
+    /// When the kernel has no io_uring, forbids it, or is too old to limit its calls to those that are made here
+    /// (before 5.10).
     pub(crate) fn new(depth: u32) -> io::Result<Self> {
-        let ring = IoUring::new(depth.next_power_of_two())?;
+        let ring = IoUring::builder().setup_r_disabled().build(depth.next_power_of_two())?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
-        let needed = [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Fsync::CODE, opcode::Fallocate::CODE];
-        if !needed.iter().all(|code| probe.is_supported(*code)) {
+        if !CALLS.iter().all(|code| probe.is_supported(*code)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
+        // Nothing else can be registered from then on, either.
+        ring.submitter().register_restrictions(&mut CALLS.map(Restriction::sqe_op))?;
+        ring.submitter().register_enable_rings()?;
         Ok(Self { ring, in_flight: 0 })
     }
 
@@ -127,4 +133,34 @@ fn entry(file: types::Fd, call: Call<'_>) -> io::Result<squeue::Entry> {
             opcode::Fallocate::new(file, range.len).offset(range.offset).mode(mode).build()
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_makes_the_calls_of_an_image_and_takes_no_other() {
+        let mut uring = Uring::new(8).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let fd = types::Fd(file.as_raw_fd());
+        let path = c"/etc/passwd".as_ptr();
+        for (entry, allowed) in [
+            (opcode::Fsync::new(fd).build(), true),
+            (opcode::Fallocate::new(fd, 4096).build(), true),
+            (opcode::Nop::new().build(), false),
+            (opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path).build(), false),
+            (opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build(), false),
+            (opcode::Fsync::new(fd).build().flags(squeue::Flags::ASYNC), false),
+        ] {
+            // SAFETY: the path is static, and the file stays open.
+            unsafe { uring.ring.submission().push(&entry) }.unwrap();
+            uring.in_flight += 1;
+            uring.wait();
+            let (_, result) = uring.next_complete().unwrap();
+            let refused = result.is_err_and(|error| error.raw_os_error() == Some(libc::EACCES));
+            assert_eq!(refused, !allowed, "{entry:?}");
+        }
+        assert!(uring.ring.submitter().register_files(&[file.as_raw_fd()]).is_err());
+    }
 }

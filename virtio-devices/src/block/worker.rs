@@ -24,20 +24,16 @@ use crate::worker::own;
 use crate::{Interrupts, Memory, SharedQueue};
 
 /// The most requests of a queue that are carried out at a time.
-const MAX_DEPTH: u16 = 128;
+pub(crate) const MAX_DEPTH: u16 = 128;
 /// How long to wait before calls are submitted again for which the kernel had no memory.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// What the workers of one start have in common.
 pub(crate) struct Shared {
-    /// The disk's id.
-    pub id: String,
     /// The image.
     pub image: Arc<Image>,
     /// What the driver reads as the serial number.
     pub serial: [u8; VIRTIO_BLK_ID_BYTES as usize],
-    /// Whether io_uring is tried.
-    pub io_uring: bool,
     /// Whether a write is complete only when it is on the medium.
     pub stable: Arc<AtomicBool>,
     /// The guest's memory.
@@ -71,12 +67,12 @@ pub(crate) struct QueueWorker {
 impl QueueWorker {
     /// Runs the queue until told to stop. Waits for the other workers and for a predecessor's end first, and completes
     /// what it has begun.
-    pub(crate) fn run(self, shared: &Shared) {
+    pub(crate) fn run(self, engine: Engine, shared: &Shared) {
         if !*shared.complete.lock() {
             return;
         }
         let mut tally = Tally::new();
-        if let Err(BrokenRing) = self.serve(shared, &mut tally) {
+        if let Err(BrokenRing) = self.serve(engine, shared, &mut tally) {
             // The driver has to reset the device.
             tally.count(BlockCounter::BrokenRings);
             shared.interrupts.ask_for_reset();
@@ -84,12 +80,13 @@ impl QueueWorker {
         tally.flush(&shared.counters);
     }
 
-    fn serve(&self, shared: &Shared, tally: &mut Tally) -> Result<(), BrokenRing> {
+    fn serve(&self, engine: Engine, shared: &Shared, tally: &mut Tally) -> Result<(), BrokenRing> {
         let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
         let Some(queue) = own(&self.queue, &self.stop) else { return Ok(()) };
         let mut ring = Ring::open(self.index, queue, event_idx, &shared.memory.memory())?;
         let depth = ring.size().clamp(1, MAX_DEPTH);
-        let mut engine = Engine::new(&shared.id, Arc::clone(&shared.image), depth, shared.io_uring);
+        // Its calls end before the queue is a successor's.
+        let mut engine = engine;
         let mut room: Vec<_> = (0..depth).map(|_| Room::default()).collect();
         // Once for each map of guest memory: a request ends in the map in which it began.
         while !self.stop.load(Ordering::Acquire) {

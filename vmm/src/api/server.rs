@@ -116,7 +116,7 @@ impl Drop for Server {
 /// Starts one of the threads, which open no files.
 fn start_thread(kind: ThreadKind, number: String, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     let thread = NewThread::new(format!("{}{number}", kind.name()), STACK, run);
-    threads::start_after(landlock::isolation(None), kind, thread)
+    threads::start(kind, thread.after(landlock::isolation(None)))
 }
 
 const ONCE_READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);

@@ -227,8 +227,8 @@ const IMAGE: Group = Group {
 };
 
 const URING: Group = Group {
-    why: "a disk's io_uring; what it may do is limited when it is made, as filters do not see that",
-    rules: &[any(SYS_io_uring_setup), any(SYS_io_uring_enter), any(SYS_io_uring_register)],
+    why: "a disk's io_uring, which was limited to its calls before, as filters do not see them",
+    rules: &[any(SYS_io_uring_enter)],
 };
 
 const HOLES: Group = Group {
@@ -330,6 +330,11 @@ const LANDLOCK: Group = Group {
     rules: &[any(SYS_landlock_create_ruleset), any(SYS_landlock_add_rule), any(SYS_landlock_restrict_self)],
 };
 
+const MAKE_URING: Group = Group {
+    why: "a disk's io_uring, made and limited before its thread gives these calls up",
+    rules: &[any(SYS_io_uring_setup), any(SYS_io_uring_register)],
+};
+
 const NEW_THREADS: Group = Group {
     why: "new threads, but no processes, which have the starter's filter and add their own",
     rules: &[
@@ -368,7 +373,7 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
     match kind {
         ThreadKind::Main => &[&LANDLOCK],
         // The control thread's and all others', which `groups` adds.
-        ThreadKind::Starter => &[&NEW_THREADS, &LANDLOCK, &OPEN],
+        ThreadKind::Starter => &[&NEW_THREADS, &MAKE_URING, &LANDLOCK, &OPEN],
         ThreadKind::Open => &[],
         ThreadKind::Vcpu => &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE],
         ThreadKind::HttpServer => &[&ACCEPT, &EPOLL],

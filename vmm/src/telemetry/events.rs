@@ -250,7 +250,7 @@ impl EventStream {
             writer.done.notify_all();
         };
         let kind = ThreadKind::EventMonitor;
-        threads::start_after(landlock::isolation(pipe), kind, NewThread::new(kind.name(), STACK, run))?;
+        threads::start(kind, NewThread::new(kind.name(), STACK, run).after(landlock::isolation(pipe)))?;
         Ok((Self(Arc::clone(&shared)), Events(Some(shared))))
     }
 }
