@@ -73,7 +73,11 @@ impl Driven {
     /// Starts it by `command`, which is that of the program with further arguments, with a tap of this name and further
     /// settings, and waits until its drivers run.
     pub(crate) fn start(command: Command, tap: &str, further: &Value) -> Self {
-        let vmm = Vmm::of(command);
+        Self::over(Vmm::of(command), tap, further)
+    }
+
+    /// The same in a program that was started.
+    pub(crate) fn over(vmm: Vmm, tap: &str, further: &Value) -> Self {
         let ram = vmm.files.sparse("ram", MEMORY);
         let config = config(&vmm, &ram, tap, further);
         // In which slots devices are, is known once they are there.

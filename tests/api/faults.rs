@@ -2,7 +2,7 @@
 //! request fails once. The program stays up, nothing is left behind, and the next try works.
 
 mod guest;
-mod injector;
+pub(crate) mod injector;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -51,7 +51,7 @@ pub use crate::landlock::LandlockError;
 pub use control::{Options, run};
 pub use error::Error;
 pub use error_kind::ErrorKind;
-pub use seccomp::{Allowance, Seccomp, allowances};
+pub use seccomp::{Allowance, Seccomp, allowances, call_name};
 pub use telemetry::monitor::{EventMonitor, MonitorError};
 pub use virtio_devices::create_file;
 pub use vm::VmError;

@@ -88,6 +88,11 @@ pub struct Allowance {
     pub calls: Vec<&'static str>,
 }
 
+/// The name of a system call, as manual pages have it.
+pub fn call_name(number: i64) -> Option<&'static str> {
+    names::name(number)
+}
+
 /// What all kinds of threads may do but the starter, which may do what any of them may, and make threads.
 pub fn allowances() -> impl Iterator<Item = Allowance> {
     std::iter::once(ThreadKind::Main).chain(ThreadKind::started()).flat_map(|kind| {

@@ -1,6 +1,6 @@
 //! Makes the n-th system call of a process fail: `ptrace` of all its threads.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
@@ -32,15 +32,17 @@ pub(super) struct Fault {
 
 /// What failed.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Report {
+pub(crate) struct Report {
     /// The calls that could have failed in that way.
     pub calls: usize,
     /// The one that did: its thread, its number, its first two arguments.
     pub failed: Option<(String, i64, [u64; 2])>,
+    /// All calls that were made by threads with these numbers and names, after each had got its own filter.
+    pub seen: BTreeMap<(pid_t, String), BTreeSet<i64>>,
 }
 
 /// A thread that traces a process until [`Self::end`].
-pub(super) struct Injector {
+pub(crate) struct Injector {
     stop: Arc<AtomicBool>,
     tracer: JoinHandle<Report>,
 }
@@ -64,8 +66,13 @@ impl Injector {
         Self { stop, tracer }
     }
 
+    /// Attaches to all threads of the process, and takes down their calls from now on.
+    pub(crate) fn record(pid: u32) -> Self {
+        Self::attach(pid, Fault::default())
+    }
+
     /// Detaches.
-    pub(super) fn end(self) -> Report {
+    pub(crate) fn end(self) -> Report {
         self.stop.store(true, Ordering::Release);
         self.tracer.join().unwrap()
     }
@@ -173,6 +180,16 @@ impl Tracer {
         // SAFETY: these are the fields of a call's beginning, as `op` says.
         let entry = unsafe { info.u.entry };
         let number = entry.nr.cast_signed();
+        if self.fault.number == usize::MAX {
+            let name = fs::read_to_string(format!("/proc/{}/task/{tid}/comm", self.pid)).unwrap_or_default();
+            let seen = self.report.seen.entry((tid, name.trim().to_string())).or_default();
+            if number == libc::SYS_seccomp {
+                seen.clear();
+            } else {
+                seen.insert(number);
+            }
+            return;
+        }
         if let Some(calls) = self.young.get_mut(&tid) {
             match number {
                 libc::SYS_sigaltstack if *calls == 0 => *calls = 1,
