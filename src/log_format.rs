@@ -278,6 +278,8 @@ where
     W: Send + Sync + 'static,
     for<'w> &'w W: Write,
 {
+    // The C library reads the time zone's file once, which a thread that may open nothing could not.
+    let _ = Moment { uptime: Duration::ZERO, clock: Duration::ZERO }.in_zone(Zone::Local);
     log::set_logger(Box::leak(Box::new(Logger { format, start, to })))?;
     log::set_max_level(level);
     Ok(())

@@ -89,8 +89,13 @@ const PANIC: Group = Group {
     ],
 };
 
+const SEND: Group = Group {
+    why: "a byte of a signal's handler, which may run in any thread, and other bytes for a socket that is connected",
+    rules: &[only(SYS_sendto, OneOf(5, &[0]))],
+};
+
 /// What all threads may do.
-const COMMON: &[&Group] = &[&MEMORY, &THREAD, &DESCRIPTORS, &WAIT, &PANIC];
+const COMMON: &[&Group] = &[&MEMORY, &THREAD, &DESCRIPTORS, &WAIT, &SEND, &PANIC];
 
 const PLACEMENT: Group = Group { why: "CPUs that the thread is bound to", rules: &[any(SYS_sched_setaffinity)] };
 
@@ -117,7 +122,6 @@ const CONSOLE: Group = Group {
         ioctl(&[FIONREAD as u64, FIONBIO as u64, TIOCGPGRP as u64, TIOCGWINSZ as u64, TCGETS as u64, 0x802c_542a]),
         any(SYS_getpgrp),
         any(SYS_getpgid),
-        any(SYS_sendto),
         any(SYS_recvfrom),
         any(SYS_shutdown),
     ],
@@ -140,7 +144,6 @@ const ACCEPT: Group =
 const TALK: Group = Group {
     why: "talking over a socket that is connected, with descriptors",
     rules: &[
-        any(SYS_sendto),
         any(SYS_recvfrom),
         any(SYS_sendmsg),
         any(SYS_recvmsg),

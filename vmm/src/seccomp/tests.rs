@@ -75,6 +75,7 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_socket, [libc::AF_PACKET as u64, libc::SOCK_RAW as u64, 0, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_VSOCK as u64, libc::SOCK_STREAM as u64, 0, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_ALG as u64, libc::SOCK_SEQPACKET as u64, 0, 0, 0, 0]),
+    (libc::SYS_sendto, [u64::MAX, 0, 0, 0, 4096, 16]),
     (libc::SYS_ioctl, [0, libc::TIOCSTI as u64, 0, 0, 0, 0]),
     // x32's way to say getpid.
     (0x4000_0000 | libc::SYS_getpid, [0; 6]),
