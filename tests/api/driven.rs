@@ -111,7 +111,7 @@ impl Driven {
 fn config(vmm: &Vmm, ram: &str, tap: &str, further: &Value) -> Value {
     let image = vmm.files.path("image");
     let made = Command::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&image).arg("1M").status();
-    assert!(made.expect("qemu-img is missing: apt-get install qemu-utils").success());
+    assert!(made.is_ok_and(|status| status.success()), "qemu-img is missing: apt-get install qemu-utils");
     let mut config = vmm.config(json!([{"id": "nic", "tap": tap, "sriov_vfs": 2}]));
     let settings = json!({
         "memory": {"size": 0, "zones": [{"id": "all", "size": MEMORY, "file": ram, "shared": true}]},

@@ -1,6 +1,8 @@
 //! The VMM under test, as a process.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fs;
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -153,6 +155,20 @@ impl Vmm {
     /// Its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// How the system calls of each of its threads are filtered, by their names (`proc_pid_status(5)`): `2` is by a
+    /// program. Without the threads that the kernel adds to a process that uses KVM, vhost or io_uring.
+    pub fn seccomp_modes(&self) -> BTreeMap<String, String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.id())).expect("the VMM runs");
+        let status = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("status")).ok());
+        let modes = status.filter_map(|status| {
+            let line =
+                |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(|rest| rest.trim().into());
+            Some((line("Name:")?, line("Seccomp:")?))
+        });
+        let of_kernel = |name: &String| ["kvm-", "vhost-", "iou-"].iter().any(|kind| name.starts_with(kind));
+        modes.filter(|(name, _)| !of_kernel(name)).collect()
     }
 
     /// When its process was started.

@@ -74,6 +74,22 @@ fn vfs_over_all_kinds_of_backends_carry_data_at_once_and_survive_disable_flr_and
     assert_eq!(guest.power_off().code, Some(0));
 }
 
+/// Some kinds of threads work for such backends only.
+#[test]
+fn every_thread_of_vfs_over_all_kinds_of_backends_has_a_filter_of_system_calls() {
+    let backends = Backends::start(&[Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa]);
+    let mut guest = Guest::boot(backends.spec(Kernel::V6_12));
+    let pf = Pf::find(&mut guest);
+    pf.set_num_vfs(&mut guest, 4);
+    assert_all_answer(&mut guest, &pf, &backends);
+    let modes = guest.vmm().seccomp_modes();
+    // A worker for the tap's queues, and one for each other backend.
+    let workers = |kind: &str| modes.keys().filter(|name| name.contains(kind)).count();
+    assert!(workers("_qp0") >= 1 && workers("_vq0") >= 3, "{modes:?}");
+    assert!(modes.values().all(|mode| mode == "2"), "{modes:?}");
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
 /// G63: a lost backend affects its own VF and no other.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]

@@ -1,5 +1,7 @@
 //! The numbers of the ioctls that filters allow: Linux's `include/uapi`.
 
+#![allow(clippy::unnecessary_cast, reason = "types of constants differ between C libraries")]
+
 use kvm_bindings::{
     KVMIO, kvm_cpuid2, kvm_ioeventfd, kvm_irq_routing, kvm_irqfd, kvm_lapic_state, kvm_mp_state, kvm_msrs, kvm_regs,
     kvm_sregs, kvm_userspace_memory_region,

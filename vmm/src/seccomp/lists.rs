@@ -3,6 +3,8 @@
 //! A call is here because code of this program or of its libraries makes it, on a path that may be rare: an error, a
 //! lost backend, a panic. Both C libraries are provided for, which make some calls by their older numbers.
 
+#![allow(clippy::unnecessary_cast, reason = "types of constants differ between C libraries")]
+
 use libc::*;
 use virtio_devices::WorkerKind;
 

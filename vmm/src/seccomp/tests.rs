@@ -1,5 +1,7 @@
 //! Every kind of thread, and what an attacker in it would call: a child process under its filter makes the call.
 
+#![allow(clippy::unnecessary_cast, reason = "types of constants differ between C libraries")]
+
 use std::collections::BTreeSet;
 use std::io;
 
