@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vm_api::body::SetVf;
 use vm_api::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MacAddress, MemoryConfig, NetConfig, PmemConfig,
+    DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MacAddress, MemoryConfig, Mirror, NetConfig, PmemConfig,
     VdpaConfig, VfConfig, VlanProto, Vlans, VsockConfig,
 };
 
@@ -271,12 +271,35 @@ pub(crate) struct VfChange {
     /// Broadcast and multicast packets that it may send in a second, 0 for any number
     #[arg(long, value_name = "number")]
     pub storm: Option<u32>,
+    /// Let it reach only the uplink and the PF of its switch
+    #[arg(long)]
+    pub isolated: Option<Switch>,
+    /// Function that gets a copy of what it sends on its switch
+    #[arg(long, value_name = "off|pf|VF")]
+    pub mirror: Option<Mirror>,
+    /// Share of its switch's time where functions compete
+    #[arg(long, value_name = "1-100")]
+    pub weight: Option<u8>,
 }
 
 impl VfChange {
     /// The body of the request.
     pub(crate) fn into_body(self, pf: String, index: u16) -> SetVf {
-        let Self { link, mac, vlan, vlan_qos, vlan_proto, trunk, spoofchk, trust, max_tx_rate, storm } = self;
+        let Self {
+            link,
+            mac,
+            vlan,
+            vlan_qos,
+            vlan_proto,
+            trunk,
+            spoofchk,
+            trust,
+            max_tx_rate,
+            storm,
+            isolated,
+            mirror,
+            weight,
+        } = self;
         let is_on = |switch| switch == Switch::On;
         SetVf {
             pf,
@@ -298,6 +321,9 @@ impl VfChange {
             trust: trust.map(is_on),
             max_tx_rate,
             storm,
+            isolated: isolated.map(is_on),
+            mirror,
+            weight,
             rate_limiter_config: None,
         }
     }

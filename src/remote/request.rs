@@ -179,11 +179,13 @@ mod tests {
         let policy =
             ["--vlan", "100", "--vlan-qos", "3", "--vlan-proto", "802.1ad", "--spoofchk", "on", "--trust", "off"];
         let rest = ["--max-tx-rate", "500", "--storm", "0", "--trunk", "[7,10-19]"];
+        let on_switch = ["--isolated", "on", "--mirror", "4", "--weight", "20"];
         assert_eq!(
-            call(&[&["set-vf", "pf0", "3"][..], &policy, &rest].concat()).1,
+            call(&[&["set-vf", "pf0", "3"][..], &policy, &rest, &on_switch].concat()).1,
             Some(json!({
                 "pf": "pf0", "index": 3, "vlan": 100, "vlan_qos": 3, "vlan_proto": "802.1ad", "spoofchk": true,
                 "trust": false, "max_tx_rate": 500, "storm": 0, "trunk": [7, "10-19"],
+                "isolated": true, "mirror": 4, "weight": 20,
             }))
         );
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vm_api::body::Link;
+use vm_api::config::Mirror;
 use vm_api::info::{BackendInfo, BackendKind, PolicyInfo, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
 
 use super::show::table;
@@ -38,6 +39,15 @@ pub(crate) struct Row {
     pub trust: bool,
     /// The limit of what it sends, in Mbit/s; 0 for none.
     pub max_tx_rate: u32,
+    /// Whether only the uplink and the PF of its switch are reached; none without a switch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolated: Option<bool>,
+    /// The function that gets a copy of what it sends on its switch, if there is one.
+    #[serde(skip_serializing_if = "Mirror::is_off")]
+    pub mirror: Mirror,
+    /// Its share of the time of its switch's workers; none without a switch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u8>,
     /// What it received and sent between two readings; none if the VM does not run, or the backend does not count.
     #[serde(flatten)]
     pub rates: Option<Rates>,
@@ -108,12 +118,15 @@ fn of_pf(pf: &SriovInfo) -> Row {
         bdf: pf.bdf.clone(),
         state: state(&format!("{enabled} of {} enabled", pf.total_vfs), pf.needs_reset),
         mac: pf.mac.to_string(),
-        backend: backend(&pf.backend),
+        backend: backend(&pf.backend, &pf.policy),
         link: None,
         vlan: vlan(&pf.policy),
         spoofchk: pf.policy.spoofchk,
         trust: pf.policy.trust,
         max_tx_rate: pf.policy.max_tx_rate,
+        isolated: pf.policy.weight.map(|_| pf.policy.isolated),
+        mirror: pf.policy.mirror,
+        weight: pf.policy.weight,
         rates: None,
     }
 }
@@ -132,12 +145,15 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
             vf.needs_reset,
         ),
         mac: vf.mac.to_string(),
-        backend: backend(&vf.backend),
+        backend: backend(&vf.backend, &vf.policy),
         link: Some(if vf.link == Link::Up { "up" } else { "down" }),
         vlan: vlan(&vf.policy),
         spoofchk: vf.policy.spoofchk,
         trust: vf.policy.trust,
         max_tx_rate: vf.policy.max_tx_rate,
+        isolated: vf.policy.weight.map(|_| vf.policy.isolated),
+        mirror: vf.policy.mirror,
+        weight: vf.policy.weight,
         rates: None,
     }
 }
@@ -155,16 +171,18 @@ fn vlan(policy: &PolicyInfo) -> Option<String> {
     }
 }
 
-fn backend(backend: &BackendInfo) -> String {
+fn backend(backend: &BackendInfo, policy: &PolicyInfo) -> String {
     let kind = match backend.kind {
         BackendKind::Tap => "tap",
         BackendKind::Fd => "fd",
         BackendKind::VhostNet => "vhost-net",
         BackendKind::VhostUser => "vhost-user",
         BackendKind::Vdpa => "vdpa",
+        BackendKind::Switch => "switch",
     };
     let lost = backend.lost.then_some("(lost)");
-    [Some(kind), backend.name.as_deref(), lost].into_iter().flatten().collect::<Vec<_>>().join(" ")
+    let isolated = policy.isolated.then_some("(isolated)");
+    [Some(kind), backend.name.as_deref(), lost, isolated].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
 /// The rows for people.
@@ -224,6 +242,9 @@ mod tests {
                  "policy": {"vlan": 100, "spoofchk": true, "max_tx_rate": 500}},
                 {"index": 1, "bdf": "0000:01:00.1", "mac": "52:54:00:00:01:01", "link": "down", "state": "Enabled",
                  "backend": {"kind": "fd"}, "policy": {"trunk": [7, "10-19"], "trust": true}},
+                {"index": 2, "bdf": "0000:01:00.2", "mac": "52:54:00:00:01:02", "link": "up", "state": "Running",
+                 "backend": {"kind": "switch", "name": "pf0"},
+                 "policy": {"isolated": true, "mirror": 0, "weight": 10, "spoofchk": true}},
             ]}],
         }))
         .unwrap()
@@ -240,6 +261,7 @@ mod tests {
                 "pf0 - 0000:00:01.0 2 of 2 enabled 52:54:00:00:00:01 vhost-user /run/s (lost) - - off off - - -",
                 "pf0 0 0000:01:00.0 running (needs reset) 52:54:00:00:01:00 tap t0v0 up 100 on off 500M - -",
                 "pf0 1 0000:01:00.1 enabled 52:54:00:00:01:01 fd down [7,10-19] off on - - -",
+                "pf0 2 0000:01:00.2 running 52:54:00:00:01:02 switch pf0 (isolated) up - on off - - -",
             ]
         );
     }
@@ -251,6 +273,7 @@ mod tests {
         let rows = rows(&info(), Some(&readings));
         assert_eq!(rows[1].rates.unwrap().rx_bits_per_second, 1_000_000.0);
         assert_eq!((rows[0].rates, rows[2].rates), (None, None));
+        assert_eq!((rows[3].isolated, rows[3].mirror, rows[3].weight), (Some(true), Mirror::Vf(0), Some(10)));
         assert!(text(&rows).contains("1.0 Mb/s 0 f/s"));
     }
 

@@ -26,6 +26,7 @@ mod readme;
 mod refused;
 mod registry_client;
 mod rootless;
+mod switch;
 mod tap;
 mod tpm;
 mod vmm;

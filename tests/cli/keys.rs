@@ -9,13 +9,14 @@ use crate::run::BINARY;
 /// The key whose only supported value is the default. Any other is refused by name.
 const ONLY_DEFAULT: &str = "iommu";
 /// What every VM here has, so that an option has what it needs.
-const AROUND: [(&str, &str); 6] = [
+const AROUND: [(&str, &str); 7] = [
     ("--kernel", "/k"),
     ("--cpus", "boot=4"),
     ("--platform", "num_pci_segments=3"),
     ("--rate-limit-group", "id=around,bw_size=1,bw_refill_time=1"),
     ("--net", "id=n,mac=02:00:00:00:00:01,sriov_vfs=2"),
     ("--net", "id=m,mac=02:00:00:00:00:02,sriov_vfs=2"),
+    ("--net", "id=s,mac=02:00:00:00:00:04,sriov_vfs=2,switch=veb"),
 ];
 
 /// The options of a help text, each with its keys. Options are indented by 6 characters, their keys by 10.
@@ -54,6 +55,7 @@ fn base(option: &str, key: &str) -> String {
         ("--disk", "socket") => "vhost_user=on,socket=/s",
         ("--disk", "backing_files") => "path=/d,image_type=qcow2",
         ("--generic-vhost-user", "virtio_id") => "virtio_id=26,socket=/s,queue_sizes=[64]",
+        ("--net-vf", "isolated" | "mirror" | "weight") => "pf=s,index=0",
         ("--net-vf", _) => "pf=n,index=0",
         ("--console", _) => "null",
         ("--pmem", _) => "file=/p,size=128M",
@@ -84,6 +86,7 @@ fn base(option: &str, key: &str) -> String {
         ("--net" | "--net-vf", "offload_csum") => "offload_tso=off,offload_ufo=off",
         ("--net" | "--net-vf", "socket" | "vhost_mode") => "vhost_user=on,socket=/s",
         ("--net" | "--net-vf", "vlan_qos" | "vlan_proto") => "vlan=5",
+        ("--net", "isolated" | "mirror" | "weight" | "workers") => "switch=veb,sriov_vfs=2",
         ("--memory" | "--memory-zone", "hugepage_size") => "hugepages=on",
         (_, key) if key.starts_with("bw_") || key.starts_with("ops_") => limits,
         ("--rate-limit-group", _) => limits,
@@ -130,6 +133,10 @@ fn other(option: &str, key: &str) -> &'static str {
         (_, "vlan" | "vlan_qos" | "storm" | "max_tx_rate") => "7",
         (_, "vlan_proto") => "802.1ad",
         (_, "trunk") => "[5]",
+        (_, "switch") => "veb,sriov_vfs=1",
+        (_, "mirror") => "1",
+        (_, "weight") => "7",
+        (_, "workers") => "2",
         (_, "link") => "down",
         (_, "ip") => "10.0.0.9",
         (_, "mask") => "255.255.0.0",

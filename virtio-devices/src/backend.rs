@@ -1,6 +1,5 @@
 //! Backends: what runs a device's queues, or where a NIC's frames come from and go to.
 
-mod any;
 mod doorbell_page;
 mod health;
 mod memory_user;
@@ -11,7 +10,6 @@ mod vhost_common;
 mod vhost_net;
 mod vhost_user;
 
-pub use any::Backend;
 pub use doorbell_page::{DOORBELL_PAGE, DoorbellPage, DoorbellPages};
 pub(crate) use health::Health;
 pub use health::{BackendChange, BackendObserver};

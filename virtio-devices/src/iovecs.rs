@@ -225,6 +225,22 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         done
     }
 
+    /// Copies the `len` bytes at `offset` to `at` of `to`, and returns how many bytes there were and room for.
+    pub(crate) fn copy_at(&self, offset: usize, len: usize, to: &IoVecs<'_, '_>, at: usize) -> usize {
+        let mut done = 0;
+        self.for_each_at(offset, len, |from| {
+            let mut part = 0;
+            to.for_each_at(at + done, from.len(), |slice| {
+                if let Ok(from) = from.subslice(part, slice.len()) {
+                    part += slice.len();
+                    from.copy_to_volatile_slice(slice);
+                }
+            });
+            done += part;
+        });
+        done
+    }
+
     /// Zeroes the first `bytes` bytes, or as many as there are.
     pub(crate) fn zero_front(&self, bytes: usize) {
         const ZEROES: [u8; 4096] = [0; 4096];

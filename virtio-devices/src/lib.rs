@@ -36,6 +36,7 @@ mod runner;
 mod socket_path;
 mod spill;
 mod state;
+mod switch;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod thread;
@@ -47,7 +48,7 @@ mod worker;
 mod zeros;
 
 pub use backend::{
-    Ability, Attention, Backend, BackendChange, BackendKind, BackendObserver, Cancel, DOORBELL_PAGE, DoorbellPage,
+    Ability, Attention, BackendChange, BackendKind, BackendObserver, Cancel, DOORBELL_PAGE, DoorbellPage,
     DoorbellPages, InterfaceNameError, Locking, MemoryUser, QueueRun, QueueRunner, RunnerError, RunnerQueue, Tap,
     TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
     VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
@@ -67,7 +68,7 @@ pub use host::{Doorbell, DoorbellObserver, Inspect, Lifecycle, Message, NotResum
 pub use interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
 pub use mem::{Mem, MemCounter, MemCounters, MemRegion, MemSpec};
 pub use memory::{Memory, SharedQueue};
-pub use net::{Counter, Net, NetCounters, NetError, NetSpec, PolicyNotice, PolicyObserver};
+pub use net::{Backend, Counter, Net, NetCounters, NetError, NetSpec, PolicyNotice, PolicyObserver, PortHandle};
 pub use net_protocol::Offloads;
 pub use net_sriov::{NetSriov, NetSriovError};
 pub use new_file::create_file;
@@ -81,6 +82,7 @@ pub use state::{
     AddressesState, DeviceSpecific, DeviceState, FunctionState, NicState, PositionState, QueueState, STATE_VERSION,
     StateError, TransportState, VectorState, VfState, VfsState,
 };
+pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec};
 pub use thread::{NewThread, Panicked, Thread};
 pub use transport::{QueueError, Status};
 pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};

@@ -2,8 +2,9 @@
 //!
 //! Over a tap, each queue pair has a worker thread, which owns its queues while the driver runs them; the first also
 //! serves the control queue. Over a [`QueueRunner`](crate::QueueRunner), one worker serves the backend and the control
-//! queue. Malformed input is dropped and counted, never logged, and stops at most the queue it came from.
+//! queue. On a switch, the switch's workers carry all frames and serve the control queue. Malformed input is dropped and counted, never logged, and stops at most the queue it came from.
 
+mod carrier;
 mod config;
 mod control;
 mod counters;
@@ -22,6 +23,7 @@ mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
 mod transmit;
+mod wire;
 mod worker;
 
 #[cfg(test)]
@@ -39,21 +41,29 @@ use vmm_sys_util::eventfd::EventFd;
 
 #[cfg(test)]
 use crate::backend::Tap;
-use crate::backend::{Backend, BackendKind, BackendObserver, DoorbellPages, Health, MemoryMailbox, MemoryUser};
+use crate::backend::{BackendKind, BackendObserver, DoorbellPages, Health, MemoryMailbox, MemoryUser};
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::net_protocol::{MAX_QUEUE_SIZE, features};
 use crate::policy::{Policy, Replaced};
 use crate::{DeviceSpecific, Interrupts, MacError, Port, RateLimits, Start, StateError, VirtioDevice, Worker};
+pub use carrier::PortHandle;
+pub(crate) use carrier::{CarriedNic, Carrier};
 use config::Config;
+pub(crate) use control::{Commanded, Control};
+pub(crate) use counters::Tally;
 pub use counters::{Counter, NetCounters};
-use enforced::PolicyCell;
+pub(crate) use enforced::{Enforced, PolicyCell};
 pub use enforced::{PolicyNotice, PolicyObserver};
 use engine::Engine;
 use filter::is_multicast;
+pub(crate) use filter::{Filter, HEAD as FILTER_HEAD, Mode};
+pub(crate) use pass::{BATCH, Pass, Shared, give_up};
 pub use spec::{NetError, NetSpec};
 use start::NetStart;
-use state::NetState;
+pub(crate) use state::NetState;
+pub(crate) use transmit::reason as send_failure;
+pub use wire::Backend;
 
 /// Receive queues shorter than this get no segments. Linux provides buffers again when half of a queue's, or 32, are
 /// used up, and none is while a segment of 64 KiB waits for 43 of them: what is left must be enough.
@@ -102,7 +112,7 @@ impl Net {
         let mut queue_sizes = vec![spec.queue_size; 2 * usize::from(spec.queue_pairs)];
         queue_sizes.push(offered.control_size);
         let short = spec.queue_size < SEGMENT_QUEUE_SIZE;
-        Ok(Self {
+        let net = Self {
             features: if short { features::without_received_segments(offered.features) } else { offered.features },
             queue_sizes,
             policy: Arc::new(PolicyCell::new(spec.policy.clone(), spec.limits)),
@@ -117,7 +127,9 @@ impl Net {
             spec: NetSpec { mac, mtu: offered.mtu, ..spec },
             engine,
             doorbells: offered.doorbells,
-        })
+        };
+        net.attach();
+        Ok(net)
     }
 
     /// Its id.
@@ -159,7 +171,23 @@ impl Net {
     fn tap(&self) -> Option<&Tap> {
         match &self.engine {
             Engine::Tap(tap) => Some(tap),
-            Engine::Runner(..) => None,
+            Engine::Runner(..) | Engine::Switch(_) => None,
+        }
+    }
+
+    /// Tells the switch, if there is one, what its port is now.
+    fn attach(&self) {
+        if let Engine::Switch(port) = &self.engine {
+            let (state, policy) = (Arc::clone(&self.state), Arc::clone(&self.policy));
+            port.carrier().attach(CarriedNic { state, policy, counters: Arc::clone(&self.counters) });
+        }
+    }
+
+    /// Has the switch, if there is one, follow what the host has changed.
+    fn carrier_changed(&self) -> Option<Replaced> {
+        match &self.engine {
+            Engine::Switch(port) => Some(port.carrier().changed()),
+            Engine::Tap(_) | Engine::Runner(..) => None,
         }
     }
 
@@ -194,17 +222,25 @@ impl Port for Net {
         if is_multicast(&mac) || mac == [0; 6] {
             return Err(MacError::NotUnicast);
         }
-        if self.interrupts.is_some() {
+        // Behind a switch, the frames of a driver that goes on with the one it has read are not the function's.
+        if self.interrupts.is_some() && !matches!(self.engine, Engine::Switch(_)) {
             return Err(MacError::InUse);
         }
         self.spec.mac = mac;
         self.state.set_mac(mac);
+        if let Some(replaced) = self.carrier_changed() {
+            replaced.wait();
+        }
         Ok(())
     }
 
     fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced {
         (self.spec.policy, self.spec.limits) = (policy.clone(), limits);
-        self.policy.replace(policy, limits)
+        let replaced = self.policy.replace(policy, limits);
+        match self.carrier_changed() {
+            Some(table) => replaced.and(table),
+            None => replaced,
+        }
     }
 
     fn link_up(&self) -> bool {
@@ -214,6 +250,11 @@ impl Port for Net {
     fn set_link(&mut self, up: bool) {
         if !self.state.set_link_up(up) {
             return;
+        }
+        if let Some(replaced) = self.carrier_changed()
+            && !up
+        {
+            replaced.wait();
         }
         if let Some(interrupts) = &self.interrupts {
             interrupts.signal_config();
@@ -268,7 +309,7 @@ impl VirtioDevice for Net {
             self.state.set_offloads(features::guest_offloads(start.features));
         }
         if has(start.features, VIRTIO_NET_F_CTRL_VLAN) {
-            self.state.change_filter(filter::Filter::enable_vlans);
+            self.state.change_filter(Filter::enable_vlans);
         }
         let workers = self.starting(&start).workers()?;
         debug!("{}: {} workers over {}", self.spec.id, workers.len(), self.backend_name());
@@ -317,6 +358,7 @@ impl VirtioDevice for Net {
         *interrupts = None;
         wake.clear();
         *fresh = true;
+        self.attach();
     }
 
     fn save(&self) -> DeviceSpecific {
@@ -344,6 +386,7 @@ impl VirtioDevice for Net {
         if started.is_some() {
             self.state.progress().set_touched();
         }
+        self.attach();
         Ok(())
     }
 }

@@ -110,7 +110,7 @@ impl Policy {
         }
         match (self.port_vlan, &self.trunk) {
             (Some(vlan), _) => vlan.tagged(head),
-            (None, Some(trunk)) if trunk.contains(head) => Ok(head.unchanged()),
+            (None, Some(trunk)) if trunk.contains(head.outer()) => Ok(head.unchanged()),
             (None, Some(_)) => Err(Cause::BadVlan),
             (None, None) => Ok(head.unchanged()),
         }
@@ -124,12 +124,13 @@ impl Policy {
     pub(crate) fn egress(&self, head: &Head) -> Result<NewHead, Cause> {
         match (self.port_vlan, &self.trunk) {
             (Some(vlan), _) => vlan.untagged(head),
-            (None, Some(trunk)) if !trunk.contains(head) => Err(Cause::OtherVlan),
+            (None, Some(trunk)) if !trunk.contains(head.outer()) => Err(Cause::OtherVlan),
             (None, _) => Ok(head.unchanged()),
         }
     }
 }
 
-fn is_reserved(mac: &Mac) -> bool {
+/// Whether `mac` is a group that bridges keep for themselves (`IEEE 802.1Q §8.6.3`).
+pub(crate) fn is_reserved(mac: &Mac) -> bool {
     matches!(mac, [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f])
 }

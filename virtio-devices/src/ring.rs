@@ -4,12 +4,16 @@
 //! become visible at once, for frames in merged buffers; `VIRTQ_AVAIL_F_NO_INTERRUPT`; and no logging, so that a
 //! malicious driver cannot fill the log.
 
+mod parked;
+
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
 use parking_lot::MutexGuard;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+
+pub(crate) use parked::ParkedRing;
 
 /// The driver asks not to be interrupted (`virtio 1.4 §2.7.6`, `VIRTQ_AVAIL_F_NO_INTERRUPT`).
 const NO_INTERRUPT: u16 = 1;
@@ -74,6 +78,12 @@ impl<'q> Ring<'q> {
         Ok(Self { index, queue, considered })
     }
 
+    /// Takes a queue again that was [checked](Self::open) before. `considered` is its used index when the driver was
+    /// last considered for an interrupt.
+    fn resume(index: u16, queue: MutexGuard<'q, Queue>, considered: Wrapping<u16>) -> Self {
+        Self { index, queue, considered }
+    }
+
     /// The queue's index.
     pub(crate) fn index(&self) -> u16 {
         self.index
@@ -93,6 +103,12 @@ impl<'q> Ring<'q> {
     pub(crate) fn put_back(&mut self, chains: u16) {
         let next = self.queue.next_avail().wrapping_sub(chains);
         self.queue.set_next_avail(next);
+    }
+
+    /// How many chains the driver has made available that were not taken.
+    pub(crate) fn available(&self, memory: &GuestMemoryMmap) -> Result<u16, BrokenRing> {
+        let index = self.queue.avail_idx(memory, Ordering::Acquire).map_err(|_| BrokenRing)?;
+        Ok((index - Wrapping(self.queue.next_avail())).0)
     }
 
     /// Gives `buffers` back to the driver, which sees all of them or none (`virtio 1.4 §2.7.8.2`). A head beyond the

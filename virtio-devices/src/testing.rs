@@ -25,6 +25,7 @@ pub use crate::net::steps::{NetSteps, Step, StepQueue, Stepped};
 pub use crate::policy::steps::{PolicyStep, police_received, police_sent};
 pub use crate::queue_worker::steps::SteppedQueue;
 pub use crate::rng::steps::RngSteps;
+pub use crate::switch::steps::{StepsError, SwitchSteps};
 use crate::thread::NewThread;
 pub use crate::vsock::steps::VsockSteps;
 use crate::worker::own;

@@ -6,6 +6,7 @@
 //! overflow: such a thread still meets the guard page below its stack, and the program ends by SIGSEGV.
 
 use std::ffi::{CString, c_void};
+use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,12 +27,22 @@ pub struct NewThread {
 }
 
 /// A thread that was started. Dropping this leaves the thread alone.
-#[derive(Debug)]
+///
+/// Or the end of work that has no thread of its own ([`Self::of_end`]).
 pub struct Thread {
-    /// `None` once it was joined.
+    /// `None` once it was joined, or where there is no thread.
     id: Option<libc::pthread_t>,
+    /// What ends the work that has no thread.
+    end: Option<Box<dyn FnOnce() + Send + Sync>>,
     name: String,
     ended: Arc<Ended>,
+}
+
+impl fmt::Debug for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, end: _, name, ended } = self;
+        f.debug_struct("Thread").field("id", id).field("name", name).field("ended", ended).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -95,11 +106,17 @@ impl NewThread {
         });
         // SAFETY: the attributes were initialised above, and are not used after this.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
-        Ok(Thread { id: Some(created?), name: self.name, ended })
+        Ok(Thread { id: Some(created?), end: None, name: self.name, ended })
     }
 }
 
 impl Thread {
+    /// The end of work that threads do which go on, as those of a switch do when a port is closed. `end` is called when
+    /// this is joined or dropped, and waits no longer than for what is on its way.
+    pub(crate) fn of_end(name: impl Into<String>, end: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self { id: None, end: Some(Box::new(end)), name: name.into(), ended: Arc::default() }
+    }
+
     /// The name that it was given.
     pub fn name(&self) -> &str {
         &self.name
@@ -116,11 +133,19 @@ impl Thread {
     ///
     /// It panicked.
     pub fn join(mut self) -> Result<(), Panicked> {
+        self.end_work();
         if let Some(id) = self.id.take() {
             // SAFETY: the ID is that of a thread that was neither joined nor detached.
             unsafe { libc::pthread_join(id, ptr::null_mut()) };
         }
         if self.ended.panicked.load(Ordering::Acquire) { Err(Panicked) } else { Ok(()) }
+    }
+
+    fn end_work(&mut self) {
+        if let Some(end) = self.end.take() {
+            end();
+            self.ended.finished.store(true, Ordering::Release);
+        }
     }
 
     /// Sends it a signal, which has no effect if it has ended.
@@ -134,6 +159,7 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
+        self.end_work();
         if let Some(id) = self.id.take() {
             // SAFETY: the ID is that of a thread that was neither joined nor detached.
             unsafe { libc::pthread_detach(id) };
@@ -201,6 +227,20 @@ mod tests {
         let refused = NewThread::new("test", 1 << 48, move || drop(kept)).start();
         assert!(refused.is_err());
         assert_eq!(Arc::strong_count(&work), 1);
+    }
+
+    #[test]
+    fn work_without_a_thread_ends_once_when_it_is_joined_or_dropped() {
+        let (ended, count) = mpsc::channel();
+        let joined = Thread::of_end("test", {
+            let ended = ended.clone();
+            move || ended.send(1).unwrap()
+        });
+        assert!(!joined.is_finished());
+        joined.signal(libc::SIGKILL);
+        assert_eq!((joined.join(), count.try_iter().count()), (Ok(()), 1));
+        drop(Thread::of_end("test", move || ended.send(2).unwrap()));
+        assert_eq!(count.iter().collect::<Vec<_>>(), [2]);
     }
 
     #[test]

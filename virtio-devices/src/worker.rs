@@ -41,6 +41,8 @@ pub enum WorkerKind {
     VhostNet,
     /// The same for a vDPA device.
     Vdpa,
+    /// Moves frames between the ports of a switch, and between them and its uplink.
+    Switch,
     /// Carries out the requests of a disk's queue.
     Block,
     /// Carries a virtio console's bytes.
@@ -67,10 +69,11 @@ pub enum WorkerKind {
 
 impl WorkerKind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Net,
         Self::VhostNet,
         Self::Vdpa,
+        Self::Switch,
         Self::Block,
         Self::Console,
         Self::Rng,

@@ -6,6 +6,7 @@ use crate::config::mac::MacAddress;
 use crate::config::net::VfConfig;
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::rate::RateLimiterConfig;
+use crate::config::switch::Mirror;
 
 /// The body of `vm.remove-device`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +89,15 @@ pub struct SetVf {
     /// The broadcast and multicast packets that it may send in a second; 0 for any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storm: Option<u32>,
+    /// On a switch, whether only the uplink and the PF are reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolated: Option<bool>,
+    /// On a switch, the function that gets a copy of what the VF sends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
+    /// On a switch, the share of the workers' time where functions compete, 1 to 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u8>,
     /// The limits of what it receives and sends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
@@ -109,6 +119,9 @@ impl SetVf {
             trust,
             max_tx_rate,
             storm,
+            isolated,
+            mirror,
+            weight,
             rate_limiter_config,
         } = self;
         let changes = [
@@ -121,6 +134,9 @@ impl SetVf {
             set(&mut vf.trust, trust),
             set(&mut vf.max_tx_rate, max_tx_rate),
             set(&mut vf.storm, storm),
+            set(&mut vf.isolated, isolated),
+            set(&mut vf.mirror, mirror),
+            set(&mut vf.weight, weight),
             set(&mut vf.rate_limiter_config, rate_limiter_config),
         ];
         changes.contains(&true)

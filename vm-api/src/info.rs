@@ -8,6 +8,7 @@ use crate::body::Link;
 use crate::config::VmConfig;
 use crate::config::mac::MacAddress;
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
+use crate::config::switch::{Mirror, SwitchMode};
 
 /// The answer to `vmm.ping`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,6 +142,9 @@ pub struct SriovInfo {
     /// What the PF itself may send and receive.
     #[serde(default)]
     pub policy: PolicyInfo,
+    /// The switch that connects the PF and VFs without a backend of their own. Left out if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switch: Option<SwitchInfo>,
     /// How many VFs are reserved.
     pub total_vfs: u16,
     /// The NumVFs register.
@@ -197,6 +201,27 @@ pub struct PolicyInfo {
     pub storm: u32,
     /// The link as the host wants it.
     pub link: LinkPolicy,
+    /// Whether only the uplink and the PF of its switch are reached. Left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub isolated: bool,
+    /// The port of its switch that gets a copy of what it sends. Left out if there is none.
+    #[serde(skip_serializing_if = "Mirror::is_off")]
+    pub mirror: Mirror,
+    /// Its share of the time of its switch's workers. Left out if it is on no switch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u8>,
+}
+
+/// The switch of a PF.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchInfo {
+    /// How it forwards.
+    pub mode: SwitchMode,
+    /// The tap that connects it to others. Left out if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<String>,
+    /// How many threads carry its packets.
+    pub workers: u16,
 }
 
 fn is_all(trunk: &Vlans) -> bool {
@@ -208,7 +233,8 @@ fn is_all(trunk: &Vlans) -> bool {
 pub struct BackendInfo {
     /// The kind of the backend.
     pub kind: BackendKind,
-    /// The tap's name, or the path of the socket or device; left out for descriptors that were given.
+    /// The tap's name, the path of the socket or device, or the PF whose switch it is; left out for descriptors that
+    /// were given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Whether it is lost and not yet restored. Left out while it works.
@@ -230,6 +256,8 @@ pub enum BackendKind {
     VhostUser,
     /// A vDPA device of the host.
     Vdpa,
+    /// The switch of the PF.
+    Switch,
 }
 
 /// The state of a VF.

@@ -28,6 +28,7 @@ pub(crate) mod rtc;
 pub(crate) mod segments;
 pub(crate) mod socket;
 pub(crate) mod subject;
+pub(crate) mod switch;
 pub(crate) mod vhost_user;
 pub(crate) mod vsock;
 
@@ -35,13 +36,14 @@ pub use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
     CpusConfig, DebugConsoleConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType,
     Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig,
-    NetConfig, NetVf, NumaConfig, NumaDistance, Options, ParseConsoleError, ParseMacError, PayloadConfig,
+    Mirror, NetConfig, NetVf, NumaConfig, NumaDistance, Options, ParseConsoleError, ParseMacError, PayloadConfig,
     PciSegmentConfig, PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RngConfig,
-    RtcConfig, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VirtQueueAffinity, VlanProto,
-    Vlans, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
+    RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VirtQueueAffinity,
+    VlanProto, Vlans, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::BackendPlan;
 pub use crate::config::device::{DeviceKind, DevicePlan};
 pub use crate::config::plan::{PlannedVm, VmPlan};
+pub use crate::config::switch::{SwitchPlan, UplinkPlan};
 pub use crate::config_sriov::{NetPlan, NicPlan};

@@ -15,6 +15,7 @@ use crate::config::pool::Pool;
 use crate::config::rate;
 use crate::config::segments;
 use crate::config::subject::Subject;
+use crate::config::switch::SwitchPlan;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::numbered;
 use vm_api::config::mac::MacAddress;
@@ -29,6 +30,8 @@ pub struct NetPlan {
     pub pf: NicPlan,
     /// The VFs by index, all that are reserved. A plain NIC has none.
     pub vfs: Vec<NicPlan>,
+    /// The switch that connects the PF and those VFs whose backend it is.
+    pub switch: Option<SwitchPlan>,
 }
 
 /// One network function: a plain NIC, a PF or a VF.
@@ -60,7 +63,7 @@ impl NetPlan {
         let given = |config: &NetConfig, name: &Name| config.mac.or(is_kept.then_some(name.mac));
         let vfs = pool.vfs.iter().zip(names.vfs);
         let vfs = vfs.map(|(config, name)| NicPlan::new(config, given(config, &name), name)).collect();
-        Self { pf, vfs }
+        Self { pf, vfs, switch: SwitchPlan::of(pool.pf) }
     }
 }
 

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use pci::{Bdf, HostBridge, Placement, VfIndex};
 use virtio_devices::{
     Balloon, BalloonSize, Cancel, CharDevice, Console, ConsoleWindow, Expiry, Mem, Memory, Net, NetSriov, NotResumed,
-    Pmem, ResizeError, Rng, Rtc, Thread, VirtioDevice, VirtioFunction, VirtioPci, Vsock, Watchdog,
+    Pmem, PortHandle, ResizeError, Rng, Rtc, Switch, Thread, VirtioDevice, VirtioFunction, VirtioPci, Vsock, Watchdog,
 };
 use vm_memory::GuestMemoryMmap;
 
-use crate::config::{DeviceKind, DevicePlan, NetPlan, NicPlan};
+use crate::config::{BackendPlan, DeviceKind, DevicePlan, NetPlan, NicPlan, switch};
 use crate::devices::backends::Opener;
 use crate::devices::counters::NicCounters;
 use crate::devices::disks::Disk;
@@ -77,8 +77,8 @@ pub struct Plugged {
 
 /// What a device counts.
 enum Counters {
-    /// Of a NIC: its own function's, and those of its VFs by index.
-    Net(Vec<NicCounters>),
+    /// Of a NIC: its own function's, and those of its VFs by index; and its switch, if it has one.
+    Net(Vec<NicCounters>, Option<Switch>),
     /// Of a disk.
     Disk(Disk),
     /// Of a device of another kind: the kind, as in names of metrics, and how its counters are read.
@@ -126,7 +126,7 @@ impl Plugged {
     pub fn counted(&self) -> Counted {
         let mut latencies = Vec::new();
         let (kind, functions) = match &self.counters {
-            Counters::Net(counters) => ("net", NicCounters::counted(counters)),
+            Counters::Net(counters, _) => ("net", NicCounters::counted(counters)),
             Counters::Disk(disk) => {
                 latencies = disk.latencies();
                 ("block", vec![disk.counters()])
@@ -140,6 +140,14 @@ impl Plugged {
     pub fn resize_disk(&self, bytes: u64, is_paused: bool) -> Option<Result<(), ResizeError>> {
         match &self.counters {
             Counters::Disk(disk) => Some(disk.resize(bytes, &self.slot, is_paused)),
+            _ => None,
+        }
+    }
+
+    /// The switch that connects the functions of a PF, if it has one.
+    pub const fn switch(&self) -> Option<&Switch> {
+        match &self.counters {
+            Counters::Net(_, switch) => switch.as_ref(),
             _ => None,
         }
     }
@@ -439,8 +447,11 @@ fn open_net(
 ) -> Result<Opened, DeviceError> {
     let Host { memory, events, .. } = host;
     let (option, policy_watch) = (plan.option(), PolicyWatch::new(net.id(), events));
+    let switch = opener.switch(net).map_err(|error| DeviceError::Backend { option: option.clone(), error })?;
     let mut function = |vf: Option<VfIndex>, of: &NicPlan| {
-        let nic = nic(of, function_option(plan, vf), opener)?;
+        let port = switch.as_ref().filter(|_| matches!(of.backend, BackendPlan::Port(_)));
+        let port = port.and_then(|switch| switch.port(vf.map_or(0, |index| switch::port_of(index.0))));
+        let nic = nic(of, port, function_option(plan, vf), opener)?;
         tell_backend(&nic, net.id(), vf, events);
         policy_watch.observe(&nic, vf);
         Ok(nic)
@@ -454,14 +465,14 @@ fn open_net(
     let nets = std::iter::once(&pf).chain(&vfs);
     let counters = NicCounters::of(nets.zip(net.functions().map(|function| &function.backend)));
     if vfs.is_empty() {
-        return Ok((plain(pf, &option, placement, memory)?, Counters::Net(counters)));
+        return Ok((plain(pf, &option, placement, memory)?, Counters::Net(counters, switch)));
     }
     let device = NetSriov::new(pf, vfs, placement, memory).map_err(|error| DeviceError::Sriov { option, error })?;
-    Ok((Box::new(device), Counters::Net(counters)))
+    Ok((Box::new(device), Counters::Net(counters, switch)))
 }
 
-fn nic(plan: &NicPlan, option: String, opener: &mut Opener<'_>) -> Result<Net, DeviceError> {
-    let backend = opener.open(plan, &option);
+fn nic(plan: &NicPlan, port: Option<PortHandle>, option: String, opener: &mut Opener<'_>) -> Result<Net, DeviceError> {
+    let backend = opener.open(plan, port, &option);
     let backend = backend.map_err(|error| DeviceError::Backend { option: option.clone(), error })?;
     Net::new(plan.spec.clone(), backend).map_err(|error| DeviceError::Net { option, error })
 }

@@ -129,6 +129,8 @@ pub enum BackendKind {
     VhostUser,
     /// A vDPA device of the host.
     Vdpa,
+    /// The port of a switch; this process moves the frames.
+    Switch,
 }
 
 /// What a backend is, and what it can do.

@@ -57,7 +57,7 @@ use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
-use super::{Ability, Attention, Backend, DoorbellPages, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
+use super::{Ability, Attention, DoorbellPages, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
 use crate::Memory;
 use device::Device;
 pub use error::{VdpaError, VdpaFault};
@@ -288,12 +288,6 @@ impl QueueRunner for Vdpa {
                 Some(device.map_err(|fault| RunnerError { what: "open the device", source: io::Error::other(fault) })?);
         }
         Ok(())
-    }
-}
-
-impl From<Vdpa> for Backend {
-    fn from(vdpa: Vdpa) -> Self {
-        Self::Runner(Box::new(vdpa))
     }
 }
 

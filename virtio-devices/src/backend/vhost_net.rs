@@ -30,8 +30,7 @@ use vmm_sys_util::timerfd::TimerFd;
 
 use super::vhost_common::{io_error, rings};
 use super::{
-    Ability, Attention, Backend, BackendKind, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError, Tap,
-    TapError,
+    Ability, Attention, BackendKind, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError, Tap, TapError,
 };
 use crate::ErrorKind;
 use crate::eventfd::borrow;
@@ -307,12 +306,6 @@ impl Signals {
         let broken = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(RunnerError::of("get an eventfd"))?;
         let timer = TimerFd::new().map_err(RunnerError::of("get a timer"))?;
         Ok(Self { broken, timer })
-    }
-}
-
-impl From<VhostNet> for Backend {
-    fn from(net: VhostNet) -> Self {
-        Self::Runner(Box::new(net))
     }
 }
 

@@ -32,7 +32,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{Ability, Attention, Backend, BackendKind, QueueRun, QueueRunner, RunnerError, StartError};
+use super::{Ability, Attention, BackendKind, QueueRun, QueueRunner, RunnerError, StartError};
 use crate::Memory;
 use crate::eventfd::borrow;
 use crate::features::has;
@@ -365,11 +365,5 @@ impl QueueRunner for VhostUser {
         // Most are done at once. A slower peer is not waited for here, so that commands of the driver are served
         // meanwhile.
         self.take_mapped(ANSWER)
-    }
-}
-
-impl From<VhostUser> for Backend {
-    fn from(backend: VhostUser) -> Self {
-        Self::Runner(Box::new(backend))
     }
 }

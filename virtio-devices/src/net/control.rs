@@ -66,9 +66,23 @@ impl<'q> Control<'q> {
         Self { ring, features, pairs, peers, storage: Default::default() }
     }
 
+    /// The ring, for a run by somebody else.
+    pub(crate) fn into_ring(self) -> Ring<'q> {
+        self.ring
+    }
+
     /// Carries out the commands that the driver has made available. Returns whether there may be more.
     pub(crate) fn run(&mut self, pass: &mut Pass<'_, impl Commanded + ?Sized>) -> Result<bool, BrokenRing> {
-        for _ in 0..BATCH {
+        self.run_some(BATCH, pass)
+    }
+
+    /// The same, of `most` commands.
+    pub(crate) fn run_some(
+        &mut self,
+        most: usize,
+        pass: &mut Pass<'_, impl Commanded + ?Sized>,
+    ) -> Result<bool, BrokenRing> {
+        for _ in 0..most {
             let Some(chain) = self.ring.next(pass.memory)? else {
                 pass.interrupt(&mut self.ring)?;
                 return self.ring.expect_doorbell(pass.memory);

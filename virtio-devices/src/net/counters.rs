@@ -72,6 +72,39 @@ counters! {
     StormDropped = "storm_dropped",
     /// Dropped: not in a VLAN that the function may receive.
     RxVlanFiltered = "rx_vlan_filtered",
+    /// Dropped by a switch: it is for the function that sent it.
+    TxOwnAddress = "tx_own_address",
+    /// Dropped by a switch: it is for a function that its sender may not reach, because one of both is isolated.
+    TxIsolated = "tx_isolated",
+    /// Frames that a switch sent to all that may have their address, which none is known to have.
+    TxFlooded = "tx_flooded",
+    /// Dropped by a switch without an uplink: it is for an address that no port has.
+    TxUnknown = "tx_unknown",
+    /// Dropped by a switch, from its uplink: it is for an address that no port has.
+    RxUnknown = "rx_unknown",
+    /// Dropped by a switch: the driver has provided no buffers for it.
+    RxNoBuffers = "rx_no_buffers",
+    /// Dropped by a switch at once: the driver has provided no buffers for a while.
+    RxCongested = "rx_congested",
+    /// Dropped by a switch: a rate limit was reached.
+    RxRateDropped = "rx_rate_dropped",
+    /// Frames that a switch cut into segments, because the driver takes none as long.
+    SwSegmented = "sw_segmented",
+    /// Frames whose checksum a switch computed, because the driver takes none without.
+    SwChecksummed = "sw_checksummed",
+    /// Dropped by a switch: a segment or a checksum that the driver does not take, and that cannot be made one it does.
+    RxBadOffloads = "rx_bad_offloads",
+    /// Copies of other ports' frames that a switch could not deliver.
+    MirrorDropped = "mirror_dropped",
+    /// How often a switch found an address of the function to be another's already.
+    MacConflicts = "mac_conflicts",
+}
+
+impl NetCounters {
+    /// Counts what is too rare for a worker's own counts, or has no worker.
+    pub(crate) fn add(&self, counter: Counter, amount: u64) {
+        self.0[counter as usize].fetch_add(amount, std::sync::atomic::Ordering::Relaxed);
+    }
 }
 
 impl Counter {
@@ -82,7 +115,8 @@ impl Counter {
             Self::Kicks | Self::Interrupts | Self::ControlCommands => false,
             Self::RxRateWaits | Self::TxRateWaits => false,
             // Any network has frames for others, and does not wait for a driver.
-            Self::RxFiltered | Self::RxStale | Self::RxVlanFiltered => false,
+            Self::RxFiltered | Self::RxStale | Self::RxVlanFiltered | Self::RxUnknown => false,
+            Self::TxFlooded | Self::SwSegmented | Self::SwChecksummed => false,
             _ => true,
         }
     }

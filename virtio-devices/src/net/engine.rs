@@ -7,8 +7,10 @@ use parking_lot::Mutex;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
 
+use super::carrier::PortHandle;
 use super::spec::{NetError, NetSpec};
-use crate::backend::{Ability, Backend, BackendKind, DoorbellPages, QueueRunner, Tap};
+use super::wire::Backend;
+use crate::backend::{Ability, BackendKind, DoorbellPages, QueueRunner, Tap};
 use crate::features::has;
 use crate::net_protocol::{MIN_MTU, Offloads, features};
 
@@ -21,6 +23,8 @@ pub(crate) enum Engine {
     Tap(Tap),
     /// The backend itself.
     Runner(Ability, Arc<Mutex<Box<dyn QueueRunner>>>),
+    /// The workers of a switch.
+    Switch(PortHandle),
 }
 
 /// What a NIC offers because of its backend.
@@ -47,6 +51,7 @@ impl Engine {
         match backend {
             Backend::Tap(tap) => over_tap(spec, tap),
             Backend::Runner(backend) => over_runner(spec, backend),
+            Backend::Switch(port) => on_switch(spec, port),
         }
     }
 
@@ -55,6 +60,7 @@ impl Engine {
         match self {
             Self::Tap(_) => BackendKind::Tap,
             Self::Runner(ability, _) => ability.kind,
+            Self::Switch(_) => BackendKind::Switch,
         }
     }
 
@@ -63,6 +69,7 @@ impl Engine {
         match self {
             Self::Tap(tap) => tap.name(),
             Self::Runner(ability, _) => &ability.name,
+            Self::Switch(port) => port.carrier().name(),
         }
     }
 }
@@ -76,6 +83,16 @@ fn over_tap(spec: &NetSpec, tap: Tap) -> Result<(Engine, Offered), NetError> {
     let mtu = known(spec.mtu.or(tap.mtu()));
     let features = features::offered(offloads, mtu.is_some(), queues > 1);
     Ok((Engine::Tap(tap), Offered { features, mtu, control_size: CONTROL_SIZE, mac: None, doorbells: None }))
+}
+
+fn on_switch(spec: &NetSpec, port: PortHandle) -> Result<(Engine, Offered), NetError> {
+    if spec.queue_pairs == 0 {
+        return Err(NetError::QueuePairs { pairs: 0, queues: 1 });
+    }
+    let offloads = offloads(spec) & port.carrier().offloads();
+    let mtu = known(spec.mtu.or(port.carrier().mtu()));
+    let features = features::offered(offloads, mtu.is_some(), spec.queue_pairs > 1);
+    Ok((Engine::Switch(port), Offered { features, mtu, control_size: CONTROL_SIZE, mac: None, doorbells: None }))
 }
 
 fn over_runner(spec: &NetSpec, mut backend: Box<dyn QueueRunner>) -> Result<(Engine, Offered), NetError> {

@@ -58,6 +58,7 @@ impl NetStart<'_> {
                 spawn_all(pairs, &shared.complete, |pair| self.spawn(pair, &shared))
             }
             Engine::Runner(ability, backend) => Ok(vec![self.start_runner(ability, backend)?]),
+            Engine::Switch(port) => Ok(vec![port.carrier().open(&self.shared(), &self.start.queues)?]),
         }
     }
 
@@ -130,8 +131,8 @@ impl NetStart<'_> {
             BackendKind::VhostNet => WorkerKind::VhostNet,
             BackendKind::VhostUser => WorkerKind::VhostUser,
             BackendKind::Vdpa => WorkerKind::Vdpa,
-            // Its frames are moved here.
-            BackendKind::Tap => WorkerKind::Net,
+            // Their frames are moved here, by no runner.
+            BackendKind::Tap | BackendKind::Switch => WorkerKind::Net,
         };
         let thread = spawn(kind, thread_name(self.id, "vq", 0), move || worker.run())?;
         Ok(Worker { doorbells, kick, stop, thread })

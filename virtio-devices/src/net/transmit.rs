@@ -170,7 +170,7 @@ impl Front {
 }
 
 /// Why the backend did not take a frame.
-fn reason(error: &io::Error) -> Counter {
+pub(crate) fn reason(error: &io::Error) -> Counter {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Counter::TxBackendFull,
         Some(libc::EINVAL | libc::EMSGSIZE | libc::E2BIG) => Counter::TxBackendRefused,

@@ -12,6 +12,16 @@ use crate::features::has;
 pub(crate) const HEADER: usize = 12;
 /// The offset of `flags`.
 pub(crate) const FLAGS: usize = 0;
+/// The offset of `gso_type`.
+pub(crate) const GSO_TYPE: usize = 1;
+/// The offset of `hdr_len`.
+pub(crate) const HDR_LEN: usize = 2;
+/// The offset of `gso_size`.
+pub(crate) const GSO_SIZE: usize = 4;
+/// The offset of `csum_start`.
+pub(crate) const CSUM_START: usize = 6;
+/// The offset of `csum_offset`.
+pub(crate) const CSUM_OFFSET: usize = 8;
 /// The offset of `num_buffers`.
 pub(crate) const NUM_BUFFERS: usize = 10;
 
@@ -19,15 +29,26 @@ pub(crate) const NUM_BUFFERS: usize = 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BadHeader;
 
+/// The field of two bytes at `offset`.
+pub(crate) fn field(header: &[u8; HEADER], offset: usize) -> u16 {
+    u16::from_le_bytes([header[offset], header[offset + 1]])
+}
+
+/// Whether the frame's checksum has yet to be computed.
+pub(crate) fn needs_checksum(header: &[u8; HEADER]) -> bool {
+    header[FLAGS] & VIRTIO_NET_HDR_F_NEEDS_CSUM as u8 != 0
+}
+
 /// Checks the header of a frame of `frame_len` bytes that the driver sends, and returns it as the backend may see it:
 /// without the flags that only a device sets, and without a number of buffers.
 pub(crate) fn check(mut header: [u8; HEADER], frame_len: usize, features: u64) -> Result<[u8; HEADER], BadHeader> {
-    let half = |offset: usize| usize::from(u16::from_le_bytes([header[offset], header[offset + 1]]));
-    let needs_checksum = header[FLAGS] & VIRTIO_NET_HDR_F_NEEDS_CSUM as u8 != 0;
-    let (gso_type, gso_size) = (header[1], half(4));
-    let (checksum_start, checksum_offset) = (half(6), half(8));
+    let half = |offset: usize| usize::from(field(&header, offset));
+    let (gso_type, gso_size) = (header[GSO_TYPE], half(GSO_SIZE));
+    let (checksum_start, checksum_offset) = (half(CSUM_START), half(CSUM_OFFSET));
 
-    if needs_checksum && (!has(features, VIRTIO_NET_F_CSUM) || checksum_start + checksum_offset + 2 > frame_len) {
+    if needs_checksum(&header)
+        && (!has(features, VIRTIO_NET_F_CSUM) || checksum_start + checksum_offset + 2 > frame_len)
+    {
         return Err(BadHeader);
     }
     let is_tcp = match u32::from(gso_type) & !VIRTIO_NET_HDR_GSO_ECN {

@@ -61,7 +61,7 @@ impl Head {
     }
 
     /// The protocol and the VLAN ID of its outer tag.
-    pub(super) fn outer(&self) -> Option<(VlanProtocol, u16)> {
+    pub(crate) fn outer(&self) -> Option<(VlanProtocol, u16)> {
         let protocol = self.protocol(0).filter(|_| self.tags > 0)?;
         Some((protocol, u16::from_be_bytes([self.bytes[ADDRESSES + 2], self.bytes[ADDRESSES + 3]]) & 0xfff))
     }

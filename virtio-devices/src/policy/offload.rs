@@ -1,14 +1,9 @@
 //! The header of a frame whose tags changed.
 
-use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_NONE};
+use virtio_bindings::virtio_net::VIRTIO_NET_HDR_GSO_NONE;
 
 use super::head::{NewHead, STEP, Shift};
-use crate::net_protocol::header::{BadHeader, FLAGS, HEADER};
-
-/// Where the fields are that count from the beginning of the frame.
-const GSO_TYPE: usize = 1;
-const HDR_LEN: usize = 2;
-const CSUM_START: usize = 6;
+use crate::net_protocol::header::{BadHeader, CSUM_START, GSO_TYPE, HDR_LEN, HEADER, field, needs_checksum};
 
 /// The header of a frame whose first bytes become `head`: offsets of what is behind the tags move with it.
 ///
@@ -17,7 +12,7 @@ const CSUM_START: usize = 6;
 /// [`BadHeader`], when a checksum would be computed over, or written to, what has been checked: it would change an
 /// address or a tag behind the check's back.
 pub(crate) fn changed(mut header: [u8; HEADER], head: &NewHead) -> Result<[u8; HEADER], BadHeader> {
-    if header[FLAGS] & VIRTIO_NET_HDR_F_NEEDS_CSUM as u8 != 0 {
+    if needs_checksum(&header) {
         if usize::from(field(&header, CSUM_START)) < head.checked {
             return Err(BadHeader);
         }
@@ -28,10 +23,6 @@ pub(crate) fn changed(mut header: [u8; HEADER], head: &NewHead) -> Result<[u8; H
         move_by(&mut header, HDR_LEN, head.shift)?;
     }
     Ok(header)
-}
-
-fn field(header: &[u8; HEADER], at: usize) -> u16 {
-    u16::from_le_bytes([header[at], header[at + 1]])
 }
 
 fn move_by(header: &mut [u8; HEADER], at: usize, shift: Shift) -> Result<(), BadHeader> {

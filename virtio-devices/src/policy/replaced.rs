@@ -13,19 +13,25 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A policy that was replaced, and that a batch of frames may still be handled by.
 #[derive(Debug)]
 #[must_use = "the new policy holds for all frames only after a wait"]
-pub struct Replaced(Arc<dyn Any + Send + Sync>);
+pub struct Replaced(Vec<Arc<dyn Any + Send + Sync>>);
 
 impl Replaced {
     /// Of a snapshot that workers hold for a batch at a time, and that no worker can get any more.
     pub(crate) fn new(snapshot: Arc<impl Any + Send + Sync>) -> Self {
-        Self(snapshot)
+        Self(vec![snapshot])
+    }
+
+    /// With what `other` waits for.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self
     }
 
     /// Waits until all batches are over that began before the policy was replaced.
     pub fn wait(self) {
         let began = Instant::now();
         // Workers hold it for a batch. When nobody else does, nobody can have it again.
-        while Arc::strong_count(&self.0) > 1 {
+        while self.0.iter().any(|snapshot| Arc::strong_count(snapshot) > 1) {
             if began.elapsed() > PATIENCE {
                 log::warn!("a batch of frames takes longer than {PATIENCE:?}; some may pass by the policy of before");
                 return;

@@ -1,6 +1,7 @@
 //! VLANs: tags, the VLAN of a port, and the VLANs of a trunk (`IEEE 802.1Q §9`).
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use super::cause::Cause;
 use super::head::{Head, NewHead};
@@ -42,7 +43,12 @@ impl PortVlan {
 
     /// Takes a frame for the function out of the VLAN.
     pub(super) fn untagged(self, head: &Head) -> Result<NewHead, Cause> {
-        if head.outer() == Some((self.protocol, self.id)) { Ok(head.popped()) } else { Err(Cause::OtherVlan) }
+        if self.is_of(head.outer()) { Ok(head.popped()) } else { Err(Cause::OtherVlan) }
+    }
+
+    /// Whether frames with this outer tag are in the VLAN.
+    pub(crate) fn is_of(self, outer: Option<(VlanProtocol, u16)>) -> bool {
+        outer == Some((self.protocol, self.id))
     }
 }
 
@@ -57,28 +63,35 @@ pub struct Trunk {
 }
 
 impl Trunk {
-    pub(super) fn contains(&self, head: &Head) -> bool {
-        match head.outer() {
+    /// Whether frames with this outer tag are in one of the VLANs.
+    pub(crate) fn contains(&self, outer: Option<(VlanProtocol, u16)>) -> bool {
+        match outer {
             None => self.vlans.contains(0),
             Some((protocol, id)) => protocol == self.protocol && self.vlans.contains(id),
         }
     }
+
+    /// Whether there may be a frame that is in a VLAN of both.
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        let both = |at: usize| self.vlans.0[at] & other.vlans.0[at];
+        both(0) & 1 != 0 || self.protocol == other.protocol && (0..VLANS / 64).any(|at| both(at) != 0)
+    }
 }
 
-/// A set of VLAN IDs, 0 to [`MAX_VLAN`].
+/// A set of VLAN IDs, 0 to [`MAX_VLAN`]. A copy of it shares its 512 bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VlanSet(Box<[u64; VLANS / 64]>);
+pub struct VlanSet(Arc<[u64; VLANS / 64]>);
 
 impl VlanSet {
     /// The IDs in these ranges. What no frame can have is left out.
     pub fn of(ranges: impl IntoIterator<Item = RangeInclusive<u16>>) -> Self {
-        let mut words = Box::new([0; VLANS / 64]);
+        let mut words = [0; VLANS / 64];
         for range in ranges {
             for id in *range.start()..=(*range.end()).min(MAX_VLAN) {
                 words[usize::from(id) / 64] |= 1_u64 << (id % 64);
             }
         }
-        Self(words)
+        Self(Arc::new(words))
     }
 
     /// Whether `id` is in it.

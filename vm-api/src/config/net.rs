@@ -14,6 +14,7 @@ use crate::config::mac::MacAddress;
 use crate::config::option::{Key, Options, from_pairs, read};
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::rate::RateLimiterConfig;
+use crate::config::switch::{Mirror, SwitchMode};
 use crate::config::vhost::{Vhost, VhostMode};
 
 /// A NIC. With sriov_vfs it is an SR-IOV physical function (PF).
@@ -122,12 +123,14 @@ pub struct NetConfig {
     #[option("trunk=[<id>,<id>-<id>,...]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trunk: Option<Vlans>,
-    /// Whether to drop packets that the guest sends from another MAC address than its own. By default off.
+    /// Whether to drop packets that the guest sends from another MAC address than its own. By default off, but on for
+    /// VFs on a switch.
     #[option("spoofchk=on|off")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spoofchk: Option<bool>,
     /// Whether the guest may change a MAC address that was given, send from further ones and to bridges
-    /// (01:80:c2:00:00:00 to :0f), and receive packets that are not for it. By default on, but off with spoofchk=on.
+    /// (01:80:c2:00:00:00 to :0f), and receive packets that are not for it. By default on, but off with spoofchk=on and
+    /// for VFs on a switch.
     #[option("trust=on|off")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust: Option<bool>,
@@ -144,10 +147,32 @@ pub struct NetConfig {
     #[option("link=auto|up|down")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkPolicy>,
+    /// On a switch, whether only the uplink and the PF are reached. By default off.
+    #[option("isolated=on|off")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolated: Option<bool>,
+    /// On a switch, the function that gets a copy of what the guest sends. By default off.
+    #[option("mirror=off|pf|<VF>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
+    /// On a switch, the share of the workers' time where functions compete, 1 to 100. By default 10.
+    #[option("weight=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u8>,
+    /// Connects the PF and those of its VFs that name no tap or other backend, by a switch of this program: veb
+    /// forwards by itself, vepa by way of the switch behind the uplink. The uplink is the tap or fd given here; without
+    /// one, the functions reach each other only.
+    #[option("switch=veb|vepa")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub switch: Option<SwitchMode>,
+    /// Number of threads that carry the switch's packets, at most one per vCPU. By default 1.
+    #[option("workers=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u16>,
     /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
     #[option("sriov_vfs=<number>")]
     pub sriov_vfs: u16,
-    /// Per-VF overrides (--net-vf on the command line). A VF without any has a tap of its own.
+    /// Per-VF overrides (--net-vf on the command line). A VF without any has a tap of its own, or is on the switch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub vfs: Vec<VfConfig>,
 }
@@ -161,6 +186,26 @@ impl NetConfig {
         });
         &mut self.vfs[position]
     }
+
+    /// Whether it names a tap or another backend: with a switch that is the uplink.
+    pub fn names_backend(&self) -> bool {
+        let Self { tap, fds, vhost_user, vhost_socket, vdpa, .. } = self;
+        tap.is_some() || !fds.is_empty() || *vhost_user || vhost_socket.is_some() || vdpa.is_some()
+    }
+
+    /// Whose port of a switch these settings are of, if they are of one. Only a PF has VFs.
+    pub fn port(&self) -> Option<SwitchPort> {
+        self.switch.map(|_| if self.sriov_vfs == 0 { SwitchPort::Vf } else { SwitchPort::Pf })
+    }
+}
+
+/// Whose a port of a switch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwitchPort {
+    /// The PF's own.
+    Pf,
+    /// A VF's.
+    Vf,
 }
 
 /// Per-VF overrides of the PF's defaults.
@@ -170,7 +215,8 @@ pub struct VfConfig {
     /// Index of the VF, from 0 to the PF's sriov_vfs - 1.
     #[option("index=<number>", required, apart)]
     pub index: u16,
-    /// Tap interface on the host. By default the name of the PF's tap, v and the index, such as pf0v3.
+    /// Tap interface on the host. By default the name of the PF's tap, v and the index, such as pf0v3; with a switch,
+    /// none.
     #[option("tap=<interface>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
@@ -280,13 +326,26 @@ pub struct VfConfig {
     #[option("link=auto|up|down")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkPolicy>,
+    /// As for --net, but not inherited from the PF.
+    #[option("isolated=on|off")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolated: Option<bool>,
+    /// As for --net, but not inherited from the PF.
+    #[option("mirror=off|pf|<VF>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
+    /// As for --net, but not inherited from the PF.
+    #[option("weight=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u8>,
 }
 
 impl VfConfig {
     /// The effective settings of this VF: its own, and the PF's for what it leaves out. All VFs of a PF have
-    /// `num_queues` queues.
+    /// `num_queues` queues. If the VF is on the PF's switch, so are the settings.
     pub fn over(&self, pf: &NetConfig, num_queues: u16) -> NetConfig {
-        NetConfig { num_queues, ..self.over_defaults(pf) }
+        let own = NetConfig { num_queues, ..self.over_defaults(pf) };
+        NetConfig { switch: pf.switch.filter(|_| !own.names_backend()), ..own }
     }
 }
 
@@ -359,7 +418,8 @@ mod tests {
             "offload_tso": false, "offload_ufo": false, "offload_csum": false, "vhost": "auto", "vhost_user": true,
             "vhost_socket": "/s", "vhost_mode": "Server", "vdpa": "/d", "vlan": 5, "vlan_qos": 1,
             "vlan_proto": "802.1ad", "trunk": [7, "9-11"], "spoofchk": true, "trust": false, "max_tx_rate": 10,
-            "storm": 3, "link": "down", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
+            "storm": 3, "link": "down", "isolated": true, "mirror": 3, "weight": 7,
+            "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
         let vf: VfConfig = serde_json::from_str(vf).unwrap();
         let settings = serde_json::to_value(&vf).unwrap();
         let settings = settings.as_object().unwrap();
@@ -377,14 +437,14 @@ mod tests {
         let names = |keys: Vec<Key>| keys.into_iter().map(|key| key.name).collect::<Vec<_>>();
         let (nic, vf) = (names(NetConfig::keys()), names(VfConfig::keys()));
         let missing: Vec<_> = nic.into_iter().filter(|name| !vf.contains(name)).collect();
-        assert_eq!(missing, ["id", "pci_segment", "pci_device_id", "iommu", "sriov_vfs"]);
+        assert_eq!(missing, ["id", "pci_segment", "pci_device_id", "iommu", "switch", "workers", "sriov_vfs"]);
     }
 
     #[test]
     fn a_vf_inherits_what_describes_the_link_and_no_backend() {
         let pf = "id=pf0,tap=t,mac=52:54:00:00:00:01,mtu=9000,queue_size=64,offload_ufo=off,vhost=on,sriov_vfs=4,\
             ops_size=1,ops_refill_time=2,vlan=5,vlan_qos=2,vlan_proto=802.1ad,spoofchk=on,trust=off,max_tx_rate=7,\
-            storm=9,link=down";
+            storm=9,link=down,isolated=on,mirror=1,weight=5,workers=2";
         let pf: NetConfig = pf.parse().unwrap();
         let limits = pf.rate_limiter_config.clone();
         assert!(limits.is_some());
@@ -396,5 +456,17 @@ mod tests {
             ..NetConfig::default()
         };
         assert_eq!(VfConfig::default().over(&pf, 2), expected);
+    }
+
+    #[test]
+    fn a_vf_that_names_no_backend_is_on_its_pfs_switch() {
+        let pf: NetConfig = "tap=t,sriov_vfs=4,switch=vepa".parse().unwrap();
+        let port = |vf: &str| vf.parse::<VfConfig>().unwrap().over(&pf, 2).port();
+        assert_eq!(pf.port(), Some(SwitchPort::Pf));
+        assert_eq!([port("index=0"), port("index=0,vhost=on,vlan=5")], [Some(SwitchPort::Vf); 2]);
+        for own in ["tap=x", "fd=[3]", "vdpa=/d", "vhost_user=on,socket=/s"] {
+            assert_eq!(port(&format!("index=0,{own}")), None, "{own}");
+        }
+        assert_eq!(NetConfig::default().port(), None);
     }
 }

@@ -169,6 +169,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<VfInfo>(all, "VfInfo", None);
     assert_fields::<BackendInfo>(all, "BackendInfo", None);
     assert_fields::<PolicyInfo>(all, "PolicyInfo", None);
+    assert_fields::<SwitchInfo>(all, "SwitchInfo", None);
     assert_fields::<RngConfig>(all, "RngConfig", None);
     assert_fields::<PciDeviceInfo>(all, "PciDeviceInfo", None);
     assert_variants::<VmState>(all, "VmState");
@@ -176,6 +177,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_variants::<Link>(all, "Link");
     assert_variants::<LinkPolicy>(all, "LinkPolicy");
     assert_variants::<VlanProto>(all, "VlanProto");
+    assert_variants::<SwitchMode>(all, "SwitchMode");
     assert_variants::<BackendKind>(all, "BackendKind");
     assert_variants::<BarType>(all, "BarType");
     assert_variants::<ConsoleMode>(all, "ConsoleMode");

@@ -3,8 +3,9 @@
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
-use virtio_devices::{NetSpec, RateLimits, TapSpec, VdpaSpec};
+use virtio_devices::{NetSpec, PortSettings, RateLimits, TapSpec, VdpaSpec};
 
+use crate::config::switch;
 use vm_api::config::net::NetConfig;
 use vm_api::config::vhost::{Vhost, VhostMode};
 
@@ -34,11 +35,16 @@ pub enum BackendPlan {
     },
     /// A vDPA device of the host. No other function of the VM uses it.
     Vdpa(VdpaSpec),
+    /// The PF's switch, of which the function is a port.
+    Port(PortSettings),
 }
 
 impl BackendPlan {
     /// The backend of the function that `config` describes and `spec` is made of. `tap` names a tap that has no name.
     pub(crate) fn of(config: &NetConfig, spec: &NetSpec, tap: Option<String>) -> Self {
+        if config.port().is_some() {
+            return Self::Port(switch::settings_of(config));
+        }
         let NetConfig { vhost_mode: mode, .. } = *config;
         // Only this program limits packets and looks at them.
         let limited = spec.limits != RateLimits::default() || !spec.policy.is_open();

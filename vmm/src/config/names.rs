@@ -178,6 +178,11 @@ fn pool_taps<'a>(pool: &'a Pool<'a>, nic: usize, claims: &mut Claims<'a, String>
     if pool.vfs.is_empty() {
         return Ok(Taps { pf: pool.pf.tap.clone(), vfs: Vec::new() });
     }
+    if pool.pf.switch.is_some() {
+        // A port of a switch has no tap, and what has one names it.
+        let vfs = pool.vfs.iter().map(|config| config.tap.clone()).collect();
+        return Ok(Taps { pf: pool.pf.tap.clone(), vfs });
+    }
     let pf = pool.pf.tap.clone().unwrap_or_else(|| own_tap(pool, nic, claims));
     let mut vfs = Vec::with_capacity(pool.vfs.len());
     for (index, config) in (0..).zip(&pool.vfs) {

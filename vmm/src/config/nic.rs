@@ -203,7 +203,12 @@ impl Nic<'_> {
             return self.error("fd", format_args!("[{}]", numbers.join(",")), Problem::Value(what));
         }
         // The numbers are not shown: a client that sent descriptors does not know them.
-        let (count, pairs) = (fds.len(), num_queues / 2);
+        let count = fds.len();
+        if self.config.switch.is_some() && count != 1 {
+            let what = format!("the uplink of a switch has one queue; pass 1 file descriptor (fd=) instead of {count}");
+            return self.error("num_queues", num_queues, Problem::Conflict(what));
+        }
+        let pairs = if self.config.switch.is_some() { 1 } else { num_queues / 2 };
         if count != usize::from(pairs) {
             let what = format!("each queue pair needs a file descriptor (fd=); pass {pairs} instead of {count}");
             return self.error("num_queues", num_queues, Problem::Conflict(what));

@@ -6,20 +6,20 @@ use std::num::NonZeroU32;
 use virtio_devices::{BackendKind, MAX_VLAN, NetSpec, Policy, PortVlan, RateLimits, Trunk, VlanProtocol, VlanSet};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
-use vm_api::config::net::NetConfig;
+use vm_api::config::net::{NetConfig, SwitchPort};
 use vm_api::config::policy::{LinkPolicy, VlanProto, Vlans};
 use vm_api::config::vhost::Vhost;
 use vm_api::info::PolicyInfo;
 
 use crate::config::subject::Subject;
+use crate::config::switch;
 
 /// The highest priority of a tag.
 const MAX_QOS: u8 = 7;
 
 /// The policy of the function that `config` describes, which was checked. `given` is the address that it was given.
 pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy {
-    let PolicyInfo { vlan, vlan_qos, vlan_proto, trunk, spoofchk, trust, max_tx_rate, storm, link: _ } =
-        info_of(config);
+    let PolicyInfo { vlan, vlan_qos, vlan_proto, trunk, spoofchk, trust, max_tx_rate, storm, .. } = info_of(config);
     let protocol = match vlan_proto {
         VlanProto::Customer => VlanProtocol::Customer,
         VlanProto::Service => VlanProtocol::Service,
@@ -39,18 +39,26 @@ pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy
 pub(crate) fn info_of(config: &NetConfig) -> PolicyInfo {
     let NetConfig { vlan, vlan_qos, vlan_proto, trunk, spoofchk, trust, max_tx_rate, storm, link, .. } = config;
     // On a wire of its own, what is not given is not restricted; a spoof check that the driver could get around by
-    // changing its address would be none.
-    let spoofchk = spoofchk.unwrap_or(false);
+    // changing its address would be none. On a switch, as on hardware, VFs are restricted.
+    let port = config.port();
+    let spoofchk = spoofchk.unwrap_or(port == Some(SwitchPort::Vf));
+    let settings = switch::settings_of(config);
     PolicyInfo {
         vlan: vlan.unwrap_or_default(),
         vlan_qos: vlan_qos.unwrap_or_default(),
         vlan_proto: vlan_proto.unwrap_or_default(),
         trunk: trunk.clone().unwrap_or_default(),
         spoofchk,
-        trust: trust.unwrap_or(!spoofchk),
+        trust: trust.unwrap_or(match port {
+            Some(port) => port == SwitchPort::Pf,
+            None => !spoofchk,
+        }),
         max_tx_rate: max_tx_rate.unwrap_or_default(),
         storm: storm.unwrap_or_default(),
         link: link.unwrap_or_default(),
+        isolated: settings.isolated,
+        mirror: config.mirror.unwrap_or_default(),
+        weight: port.map(|_| settings.weight),
     }
 }
 
@@ -82,7 +90,7 @@ impl Carrier {
     /// The same of a backend that is open.
     pub(crate) fn of_open(kind: BackendKind) -> Option<Self> {
         match kind {
-            BackendKind::Tap => None,
+            BackendKind::Tap | BackendKind::Switch => None,
             BackendKind::VhostNet => Some(Self::VhostNet),
             BackendKind::VhostUser => Some(Self::VhostUser),
             BackendKind::Vdpa => Some(Self::Vdpa),
@@ -244,7 +252,7 @@ mod tests {
             let expected = format!("--net-vf pf=pf0,index=0,{expected}");
             assert_eq!(policies("id=pf0,sriov_vfs=1", vf), Err(expected));
         }
-        for key in ["isolated=on", "mirror=pf0", "weight=10", "min_tx_rate=5", "query_rss=on"] {
+        for key in ["min_tx_rate=5", "query_rss=on"] {
             let refused = policies("id=pf0,sriov_vfs=1", key).unwrap_err();
             assert_eq!(refused, format!("--net-vf {key}: unknown key; --help lists those of --net-vf"));
         }

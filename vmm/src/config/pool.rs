@@ -2,6 +2,7 @@
 
 use crate::config::nic::{Nic, check_supported};
 use crate::config::subject::Subject;
+use crate::config::switch;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::net::{NetConfig, VfConfig};
 use vm_api::config::option::Options as _;
@@ -78,12 +79,17 @@ impl<'a> Pool<'a> {
     /// The first thing that is wrong.
     pub(crate) fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
         check_supported(self.pf, &self.subject)?;
+        switch::check(self.pf, vcpus, &self.subject)?;
+        let functions: Vec<_> = self.functions().map(|(_, config)| config).collect();
+        switch::check_port(self.pf, &functions, &self.subject)?;
         // A vDPA device's queues were counted for the device; its driver uses no more than it has vCPUs for.
         let pf_vcpus = if self.option == VdpaConfig::OPTION { u32::MAX } else { vcpus };
         Nic { subject: &self.subject, config: self.pf }.check(pf_vcpus)?;
         for vf in &self.pf.vfs {
             let Some(config) = self.vfs.get(usize::from(vf.index)) else { continue };
-            Nic { subject: &self.subject(Some(vf.index)), config }.check(vcpus)?;
+            let subject = self.subject(Some(vf.index));
+            switch::check_port(config, &functions, &subject)?;
+            Nic { subject: &subject, config }.check(vcpus)?;
         }
         Ok(())
     }

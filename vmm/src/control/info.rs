@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use pci::{Bdf, MemoryKind, VfIndex, Window, WindowId};
-use virtio_devices::{Port, Status, VirtioPci};
+use virtio_devices::{Port, Status, Switch, VirtioPci};
 
 use crate::api::Link;
 use crate::api::info::{
-    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PolicyInfo, Resource, SriovInfo, VfInfo, VfState,
-    VmCounters, VmInfo,
+    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PolicyInfo, Resource, SriovInfo, SwitchInfo, VfInfo,
+    VfState, VmCounters, VmInfo,
 };
-use crate::config::{BackendPlan, DeviceKind, MacAddress, NicPlan};
+use crate::config::{BackendPlan, DeviceKind, MacAddress, NicPlan, SwitchMode};
 use crate::control::instance::Instance;
 use crate::devices::{Counted, Plugged};
 use crate::vm::Vm;
@@ -58,7 +58,10 @@ fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
     let Counted { kind: _, mut functions, latencies } = plugged.counted();
     functions.first_mut().into_iter().for_each(|own| own.extend(&latencies));
     let counted = functions.into_iter().map(|counters| counters.into_iter().map(named).collect());
-    plugged.plan().names().into_iter().zip(counted).collect()
+    // No device is called so, which `check_id` sees to.
+    let uplink = plugged.switch().and_then(Switch::uplink_counters);
+    let uplink = uplink.map(|uplink| (format!("__uplink_{}", plugged.plan().id), uplink.iter().map(named).collect()));
+    plugged.plan().names().into_iter().zip(counted).chain(uplink).collect()
 }
 
 /// The device's node, and for a virtio device that of the PCI function that carries it.
@@ -148,11 +151,23 @@ fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
         backend,
         needs_reset,
         policy: instance.policy(plan.id(), None),
+        switch: plugged.switch().map(switch),
         total_vfs: vfs.total_vfs,
         num_vfs: status.num_vfs,
         enabled: status.vf_enable,
         vfs: (0..).map(VfIndex).zip(&plan.vfs).filter_map(vf).collect(),
     })
+}
+
+fn switch(switch: &Switch) -> SwitchInfo {
+    SwitchInfo {
+        mode: match switch.mode() {
+            virtio_devices::SwitchMode::Veb => SwitchMode::Veb,
+            virtio_devices::SwitchMode::Vepa => SwitchMode::Vepa,
+        },
+        uplink: switch.uplink_name().map(str::to_string),
+        workers: switch.workers(),
+    }
 }
 
 fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo)) -> Option<VfInfo> {
@@ -185,6 +200,7 @@ fn backend(plan: &NicPlan, port: &dyn Port) -> BackendInfo {
         virtio_devices::BackendKind::VhostNet => BackendKind::VhostNet,
         virtio_devices::BackendKind::VhostUser => BackendKind::VhostUser,
         virtio_devices::BackendKind::Vdpa => BackendKind::Vdpa,
+        virtio_devices::BackendKind::Switch => BackendKind::Switch,
     };
     let name = (!was_passed).then(|| port.backend_name().to_string());
     BackendInfo { kind, name, lost: port.backend_lost() }

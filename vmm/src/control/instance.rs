@@ -13,8 +13,8 @@ use crate::api::info::{PolicyInfo, VmState};
 use crate::api::{Action, Failure, Resize, ResizeDisk, ResizeZone, SetVf};
 use crate::config::subject::Subject;
 use crate::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MemoryConfig, NetConfig, PlannedVm, PmemConfig,
-    VdpaConfig, VmConfig, VsockConfig, bytes,
+    BackendPlan, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MemoryConfig, NetConfig, PlannedVm,
+    PmemConfig, VdpaConfig, VmConfig, VsockConfig, bytes, switch,
 };
 use crate::control::opening::{Acquire, Acquired};
 use crate::control::{resize, set_vf};
@@ -552,6 +552,11 @@ impl Instance {
         // Without the device's lock: vCPUs take it.
         if let Some(replaced) = replaced {
             replaced.wait();
+        }
+        if let Some(BackendPlan::Port(settings)) = plan.map(|plan| &plan.backend)
+            && let Some(switch) = plugged.switch()
+        {
+            switch.set_port(switch::port_of(*index), *settings).wait();
         }
         if let Some(link) = link {
             self.links.insert((pf.clone(), *index), *link);

@@ -111,7 +111,7 @@ fn functions(plugged: &Plugged) -> Vec<Function> {
             link_up: device.port(vf).map(|port| port.link_up()),
             lost: device
                 .port(vf)
-                .filter(|port| port.backend_kind() != BackendKind::Tap)
+                .filter(|port| !matches!(port.backend_kind(), BackendKind::Tap | BackendKind::Switch))
                 .map(|port| (port.backend_lost(), port.backend_losses())),
             kind,
             counters: if vf.is_some() && counters.iter().all(|(_, value)| *value == 0) { Vec::new() } else { counters },

@@ -6,7 +6,7 @@ use crate::api::info::PolicyInfo;
 use crate::api::{Failure, SetVf};
 use crate::config::policy::{self, Carrier};
 use crate::config::subject::Subject;
-use crate::config::{LinkPolicy, MacAddress, NetConfig, NicPlan, PlannedVm, Problem, VmConfig};
+use crate::config::{LinkPolicy, MacAddress, NetConfig, NicPlan, PlannedVm, Problem, VfConfig, VmConfig};
 use crate::error_kind::ErrorKind;
 
 /// What VF `vf` of the NIC `id`, or that NIC itself, may send and receive, where the host has set the link to `link`.
@@ -16,8 +16,9 @@ pub(super) fn policy_of(config: &VmConfig, id: &str, vf: Option<u16>, link: Opti
     let policy = match vf {
         None => policy::info_of(net),
         Some(index) => {
-            let own = net.vfs.iter().find(|vf| vf.index == index).map(|vf| vf.over(net, net.num_queues));
-            policy::info_of(&own.unwrap_or_default())
+            let unsaid = VfConfig::default();
+            let own = net.vfs.iter().find(|vf| vf.index == index).unwrap_or(&unsaid);
+            policy::info_of(&own.over(net, net.num_queues))
         }
     };
     PolicyInfo { link: link.unwrap_or(policy.link), ..policy }
@@ -57,8 +58,10 @@ pub(super) fn set_mac(port: &mut dyn Port, change: &SetVf, mac: MacAddress, driv
         );
         return Err(Failure::new(ErrorKind::Conflict, line));
     }
-    // With DRIVER set, the driver has read the address or is about to, even if no queue runs yet.
-    let set = if driven { Err(MacError::InUse) } else { port.set_mac(mac.0) };
+    // With DRIVER set, the driver has read the address or is about to, even if no queue runs yet. A switch knows only the
+    // new one from now on, so that the driver's frames are not the function's until it has it, too.
+    let set =
+        if driven && port.backend_kind() != BackendKind::Switch { Err(MacError::InUse) } else { port.set_mac(mac.0) };
     set.map_err(|error| Failure::new(error.kind().into(), format!("pf={pf},index={index},mac={mac}: {error}")))
 }
 

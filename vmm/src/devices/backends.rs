@@ -3,11 +3,11 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use virtio_devices::{
-    Backend, Memory, Tap, TapError, Vdpa, VdpaError, VhostKernel, VhostNet, VhostNetError, VhostUserDevice,
-    VhostUserDeviceSpec, VhostUserError,
+    Backend, Memory, PortHandle, Switch, SwitchError, SwitchSpec, Tap, TapError, Vdpa, VdpaError, VhostKernel,
+    VhostNet, VhostNetError, VhostUserDevice, VhostUserDeviceSpec, VhostUserError,
 };
 
-use crate::config::{BackendPlan, NicPlan, Options as _, VdpaConfig, Vhost};
+use crate::config::{BackendPlan, NetPlan, NicPlan, Options as _, UplinkPlan, VdpaConfig, Vhost};
 use crate::devices::peers::Peers;
 use crate::error_kind::ErrorKind;
 
@@ -34,6 +34,12 @@ pub enum BackendError {
         /// Why.
         error: VdpaError,
     },
+    /// There cannot be such a switch.
+    #[error(": {0}")]
+    Switch(#[from] SwitchError),
+    /// The switch has no such port.
+    #[error(": its PF's switch has no port for it; please report this")]
+    NoPort,
 }
 
 impl BackendError {
@@ -42,6 +48,8 @@ impl BackendError {
         match self {
             Self::Tap(error) => error.kind().into(),
             Self::Fd(_) => ErrorKind::Invalid,
+            Self::Switch(error) => error.kind().into(),
+            Self::NoPort => ErrorKind::Host,
             Self::VhostNet(error) => error.kind().into(),
             Self::VhostUser(error) => error.kind().into(),
             Self::Vdpa { error, .. } => error.kind().into(),
@@ -65,13 +73,42 @@ impl<'a> Opener<'a> {
         Self { memory, peers, without_vhost: None }
     }
 
-    /// Opens the backend of `plan`, which `option` names.
+    /// Makes the switch of `plan`, if it has one, whose ports are to be as planned.
+    ///
+    /// # Errors
+    ///
+    /// When its uplink does not exist or is in use, or the host has no descriptors for it.
+    pub(crate) fn switch(&mut self, plan: &NetPlan) -> Result<Option<Switch>, BackendError> {
+        let Some(switch) = &plan.switch else { return Ok(None) };
+        let uplink = match &switch.uplink {
+            Some(UplinkPlan::Tap(spec)) => Some(Tap::open(spec)?),
+            Some(UplinkPlan::Fd(fd)) => Some(Tap::from_fds(vec![duplicate(*fd)?])?),
+            None => None,
+        };
+        let ports = u16::try_from(plan.functions().count()).unwrap_or(u16::MAX);
+        let (id, mode, workers) = (plan.id().to_string(), switch.mode, switch.workers);
+        let switch = Switch::new(SwitchSpec { id, mode, ports, workers, uplink })?;
+        let settings = (0..).zip(plan.functions()).filter_map(|(port, function)| match function.backend {
+            BackendPlan::Port(settings) => Some((port, settings)),
+            _ => None,
+        });
+        switch.set_ports(settings).wait();
+        Ok(Some(switch))
+    }
+
+    /// Opens the backend of `plan`, which `option` names. On a switch it is its `port`.
     ///
     /// # Errors
     ///
     /// When it does not exist or is in use. Anything opened or created for it is then closed and removed.
-    pub(crate) fn open(&mut self, plan: &NicPlan, option: &str) -> Result<Backend, BackendError> {
+    pub(crate) fn open(
+        &mut self,
+        plan: &NicPlan,
+        port: Option<PortHandle>,
+        option: &str,
+    ) -> Result<Backend, BackendError> {
         match &plan.backend {
+            BackendPlan::Port(_) => Ok(port.ok_or(BackendError::NoPort)?.into()),
             BackendPlan::Tap { spec, vhost } => self.carried(Tap::open(spec)?, *vhost),
             BackendPlan::Fds { fds, vhost } => {
                 let duplicates = fds.iter().map(|fd| duplicate(*fd)).collect::<Result<_, _>>()?;

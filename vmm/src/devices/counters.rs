@@ -45,7 +45,7 @@ impl NicCounters {
     pub(crate) fn of<'a>(functions: impl Iterator<Item = (&'a Net, &'a BackendPlan)>) -> Vec<Self> {
         let mut read = Interfaces::default();
         let frames = |net: &Net, plan: &BackendPlan, read: &mut Interfaces| match (net.backend_kind(), plan) {
-            (BackendKind::Tap, _) => Frames::Own,
+            (BackendKind::Tap | BackendKind::Switch, _) => Frames::Own,
             (BackendKind::VhostNet, BackendPlan::Tap { .. }) => {
                 let name = net.backend_name().to_string();
                 read.traffic(&name).map_or(Frames::Unknown, |before| Frames::Interface { name, before })

@@ -11,7 +11,7 @@ use virtio_devices::{BlockSpec, backing_files};
 use super::rule::{Missing, READ, Rule, SOCKETS, WRITE};
 use crate::config::{
     BackendPlan, ConsoleMode, DeviceKind, DevicePlan, LandlockAccess, LandlockConfig, MemoryConfig, NicPlan, Options,
-    PayloadConfig, PlannedVm, Vhost, VhostMode, VmConfig,
+    PayloadConfig, PlannedVm, UplinkPlan, Vhost, VhostMode, VmConfig,
 };
 
 /// What a process with this VM may use: what its configuration names, and what every VM needs of the host.
@@ -103,7 +103,10 @@ pub(super) fn by_device(device: &DevicePlan) -> Vec<Rule> {
     match &device.kind {
         DeviceKind::Net(net) => {
             let option = option();
-            distinct(net.functions().flat_map(|nic| of_nic(nic, &option)))
+            let uplink = net.switch.as_ref().and_then(|switch| switch.uplink.as_ref());
+            let uplink = uplink.filter(|uplink| matches!(uplink, UplinkPlan::Tap(_)));
+            let uplink = uplink.map(|_| Rule::new(option.clone(), "/dev/net/tun", READ | WRITE));
+            distinct(uplink.into_iter().chain(net.functions().flat_map(|nic| of_nic(nic, &option))))
         }
         DeviceKind::Disk(disk) => of_disk(disk, &option()),
         DeviceKind::Rng(rng) => vec![Rule::new(option(), &rng.source, READ)],
@@ -131,7 +134,7 @@ fn of_nic(nic: &NicPlan, option: &str) -> Vec<Rule> {
         BackendPlan::Tap { vhost, .. } => [device("/dev/net/tun")].into_iter().chain(of_kernel(*vhost)).collect(),
         BackendPlan::Fds { vhost, .. } => of_kernel(*vhost).into_iter().collect(),
         BackendPlan::VhostUser { socket, mode: VhostMode::Server } => vec![Rule::of_socket(option, socket)],
-        BackendPlan::VhostUser { mode: VhostMode::Client, .. } => Vec::new(),
+        BackendPlan::VhostUser { mode: VhostMode::Client, .. } | BackendPlan::Port(_) => Vec::new(),
         BackendPlan::Vdpa(spec) => {
             let time_out = sysfs("char", &spec.path).and_then(|device| {
                 let files = device.ancestors().map(|folder| folder.join("msg_timeout"));

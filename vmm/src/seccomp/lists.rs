@@ -393,6 +393,7 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
 fn worker(kind: WorkerKind) -> &'static [&'static Group] {
     match kind {
         WorkerKind::Net => &[&PLACEMENT, &FRAMES],
+        WorkerKind::Switch => &[&PLACEMENT, &FRAMES, &EPOLL],
         WorkerKind::VhostNet => &[&PLACEMENT, &SIGNALS, &VHOST_NET, &TAPS, &OPEN, &LOOK],
         WorkerKind::Vdpa => &[&PLACEMENT, &SIGNALS, &VDPA, &OPEN, &LOOK],
         WorkerKind::VhostUser => &[&PLACEMENT, &SIGNALS, &CONNECT, &SOCKET_PAIR, &ACCEPT, &TALK, &LOOK],

@@ -20,6 +20,12 @@ const OF_CONSOLE: u64 = 8;
 /// For a vhost-user backend: listener, connection, back-channel and inflight region, and at most two that come beside
 /// an answer, or the far end of the back-channel, until they are closed; enough for a vDPA device as well.
 const OF_SOCKET_OR_DEVICE: u64 = 6;
+/// For a port of a switch: the doorbell of its queues.
+const OF_PORT: u64 = 1;
+/// For a worker of a switch: its poll set and what wakes it.
+const OF_SWITCH_WORKER: u64 = 2;
+/// For the uplink of a switch: the tap, one that was passed, and its watch.
+const OF_UPLINK: u64 = 3;
 /// For the entropy device: its source, doorbell, and two MSI-X vectors.
 const OF_RNG: u64 = 4;
 /// For the balloon: a doorbell, and four MSI-X vectors.
@@ -72,7 +78,11 @@ pub(crate) fn already_open() -> u64 {
 
 fn of_device(plan: &DevicePlan) -> u64 {
     match &plan.kind {
-        DeviceKind::Net(net) => net.functions().map(of_function).sum(),
+        DeviceKind::Net(net) => {
+            let of_switch =
+                net.switch.as_ref().map_or(0, |switch| u64::from(switch.workers) * OF_SWITCH_WORKER + OF_UPLINK);
+            of_switch + net.functions().map(of_function).sum::<u64>()
+        }
         DeviceKind::Disk(disk) => 1 + u64::from(disk.queues) * OF_DISK_QUEUE + 1,
         DeviceKind::Console => OF_CONSOLE,
         DeviceKind::Rng(_) => OF_RNG,
@@ -96,6 +106,7 @@ fn of_function(plan: &NicPlan) -> u64 {
     let backend = match plan.backend {
         BackendPlan::Tap { vhost, .. } => pairs + of_worker(pairs, vhost),
         BackendPlan::Fds { vhost, .. } => 2 * pairs + of_worker(pairs, vhost),
+        BackendPlan::Port(_) => OF_PORT,
         BackendPlan::VhostUser { .. } | BackendPlan::Vdpa { .. } => OF_SOCKET_OR_DEVICE + of_offloaded(pairs),
     };
     backend + 2 * pairs + 2

@@ -39,7 +39,10 @@ pub(super) fn check<'a>(
 
 fn of_device(plan: &DevicePlan) -> u64 {
     match &plan.kind {
-        DeviceKind::Net(net) => net.functions().map(of_function).sum(),
+        DeviceKind::Net(net) => {
+            let of_switch = net.switch.as_ref().map_or(0, |switch| switch.workers.into());
+            of_switch + net.functions().map(of_function).sum::<u64>()
+        }
         DeviceKind::Disk(disk) => disk.queues.into(),
         DeviceKind::Pvpanic => 0,
         // One for its queues, and one for as long as a driver writes to its configuration.
@@ -67,6 +70,8 @@ fn of_function(plan: &NicPlan) -> u64 {
                 pairs + 1
             }
         }
+        // The switch's threads carry its frames.
+        BackendPlan::Port(_) => 0,
         BackendPlan::VhostUser { .. } | BackendPlan::Vdpa { .. } => 1,
     }
 }

@@ -5,7 +5,8 @@ use std::time::Instant;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 
 use super::*;
-use crate::backend::{Backend, DoorbellPages};
+use crate::Backend;
+use crate::backend::DoorbellPages;
 use crate::net::testing::{Guest, eventually};
 use crate::{Port, VirtioDevice};
 

@@ -5,7 +5,8 @@ use virtio_bindings::virtio_config::VIRTIO_F_SR_IOV;
 use virtio_bindings::virtio_net::*;
 
 use super::*;
-use crate::backend::{Attention, Backend, StartError};
+use crate::Backend;
+use crate::backend::{Attention, StartError};
 use crate::features::has;
 use crate::net::testing::{Guest, eventually};
 use crate::{Port, VirtioDevice};

@@ -1,0 +1,82 @@
+//! What carries the frames of several NICs with threads of its own, as a NIC knows it.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use super::counters::NetCounters;
+use super::enforced::PolicyCell;
+use super::pass::Shared;
+use super::state::NetState;
+use crate::net_protocol::Offloads;
+use crate::policy::Replaced;
+use crate::{SharedQueue, Worker};
+
+/// What others need to know of a NIC, whether its driver runs or not.
+#[derive(Clone)]
+pub(crate) struct CarriedNic {
+    /// What the driver changes at run time. A reset makes a new one.
+    pub state: Arc<NetState>,
+    /// What the NIC may do.
+    pub policy: Arc<PolicyCell>,
+    /// Its counters.
+    pub counters: Arc<NetCounters>,
+}
+
+/// The carrier's end of a NIC.
+///
+/// What is called on a vCPU waits for nothing, but for one frame that is on its way.
+pub(crate) trait Carrier: Send + Sync {
+    /// What users call it.
+    fn name(&self) -> &str;
+
+    /// The offloaded frames that it carries.
+    fn offloads(&self) -> Offloads;
+
+    /// The MTU that its NICs should have, in bytes.
+    fn mtu(&self) -> Option<u16>;
+
+    /// The NIC is there, or is as after a reset. Called on a vCPU.
+    fn attach(&self, nic: CarriedNic);
+
+    /// The NIC is no longer there.
+    fn detach(&self);
+
+    /// Carries the frames of these queues from now on. Called on a vCPU.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no eventfd or thread left. Nothing has been started then.
+    fn open(&self, shared: &Arc<Shared>, queues: &[(u16, SharedQueue)]) -> io::Result<Worker>;
+
+    /// The host has changed the NIC's policy, link or address, which holds for all frames when the answer has been
+    /// waited for.
+    fn changed(&self) -> Replaced;
+}
+
+/// A port of a [`Switch`](crate::Switch), for one NIC. The port is the NIC's as long as this lives.
+pub struct PortHandle(Box<dyn Carrier>);
+
+impl PortHandle {
+    /// What a NIC is given.
+    pub(crate) fn new(carrier: impl Carrier + 'static) -> Self {
+        Self(Box::new(carrier))
+    }
+
+    /// The carrier's end.
+    pub(crate) fn carrier(&self) -> &dyn Carrier {
+        &*self.0
+    }
+}
+
+impl Drop for PortHandle {
+    fn drop(&mut self) {
+        self.0.detach();
+    }
+}
+
+impl fmt::Debug for PortHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PortHandle").field(&self.0.name()).finish()
+    }
+}

@@ -1,0 +1,44 @@
+//! What carries a NIC's frames: a tap, a queue runner, or the port of a switch.
+
+use super::carrier::PortHandle;
+use crate::backend::{QueueRunner, Tap, Vdpa, VhostNet, VhostUser};
+
+/// A NIC's backend.
+pub enum Backend {
+    /// A tap, whose frames the NIC's own workers carry.
+    Tap(Tap),
+    /// One that runs the NIC's queues by itself.
+    Runner(Box<dyn QueueRunner>),
+    /// The port of a switch, whose workers carry the frames of all its ports.
+    Switch(PortHandle),
+}
+
+impl From<Tap> for Backend {
+    fn from(tap: Tap) -> Self {
+        Self::Tap(tap)
+    }
+}
+
+impl From<PortHandle> for Backend {
+    fn from(port: PortHandle) -> Self {
+        Self::Switch(port)
+    }
+}
+
+impl From<VhostNet> for Backend {
+    fn from(backend: VhostNet) -> Self {
+        Self::Runner(Box::new(backend))
+    }
+}
+
+impl From<VhostUser> for Backend {
+    fn from(backend: VhostUser) -> Self {
+        Self::Runner(Box::new(backend))
+    }
+}
+
+impl From<Vdpa> for Backend {
+    fn from(backend: Vdpa) -> Self {
+        Self::Runner(Box::new(backend))
+    }
+}

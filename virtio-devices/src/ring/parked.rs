@@ -1,0 +1,51 @@
+//! A queue between the runs of workers that do not own it.
+
+use std::cell::Cell;
+use std::num::Wrapping;
+
+use vm_memory::GuestMemoryMmap;
+
+use super::{BrokenRing, Ring};
+use crate::SharedQueue;
+
+/// A queue that is locked for a run at a time, by whoever runs it: a receive queue that several senders fill. What a
+/// [`Ring`] knows beside the queue is kept here.
+pub(crate) struct ParkedRing {
+    index: u16,
+    queue: SharedQueue,
+    event_idx: bool,
+    /// The used index when the driver was last considered for an interrupt; `None` before the first run.
+    considered: Cell<Option<Wrapping<u16>>>,
+}
+
+impl ParkedRing {
+    /// A queue that nobody has run yet.
+    pub(crate) fn new(index: u16, queue: SharedQueue, event_idx: bool) -> Self {
+        Self { index, queue, event_idx, considered: Cell::new(None) }
+    }
+
+    /// The queue's index.
+    pub(crate) fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Locks it for a run, which ends with [`Self::park`].
+    pub(crate) fn ring(&self, memory: &GuestMemoryMmap) -> Result<Ring<'_>, BrokenRing> {
+        let queue = self.queue.lock();
+        match self.considered.get() {
+            Some(considered) => Ok(Ring::resume(self.index, queue, considered)),
+            None => Ring::open(self.index, queue, self.event_idx, memory),
+        }
+    }
+
+    /// Whether there may be a chain that was not taken: before the first run, and where that cannot be read, there may.
+    pub(crate) fn has_available(&self, memory: &GuestMemoryMmap) -> bool {
+        let Some(considered) = self.considered.get() else { return true };
+        Ring::resume(self.index, self.queue.lock(), considered).available(memory) != Ok(0)
+    }
+
+    /// Ends a run.
+    pub(crate) fn park(&self, ring: Ring<'_>) {
+        self.considered.set(Some(ring.considered));
+    }
+}

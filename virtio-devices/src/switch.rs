@@ -1,0 +1,118 @@
+//! The embedded switch: what connects a PF, its VFs and an uplink.
+//!
+//! A frame goes from the buffers of its sender to those of its receiver by one copy. A few workers carry the frames of
+//! all ports: each port has one that takes what its driver sends, and puts it into the receive queues of others, which
+//! are locked for a run of frames at a time. Where frames go is a [table](table), an immutable snapshot that is made
+//! anew when something changes.
+
+mod body;
+mod control;
+mod forward;
+mod frame;
+mod handle;
+mod hub;
+mod lane;
+mod mode;
+mod offload;
+mod port;
+mod receiver;
+mod rx_run;
+mod sender;
+mod source;
+mod spec;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
+mod table;
+mod tx_batch;
+mod uplink;
+mod uplink_rx;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::net::{NetCounters, PortHandle};
+use crate::policy::Replaced;
+use handle::{SwitchPort, Threads};
+use hub::Hub;
+pub use hub::PortSettings;
+
+pub use mode::SwitchMode;
+pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
+
+/// A switch. Clones are the same one. Its threads end when the last clone and the last port's NIC are gone.
+#[derive(Clone)]
+pub struct Switch(Arc<Threads>);
+
+impl Switch {
+    /// A switch whose ports have no NIC yet.
+    ///
+    /// # Errors
+    ///
+    /// [`SwitchError`].
+    pub fn new(spec: SwitchSpec) -> Result<Self, SwitchError> {
+        Ok(Self(Arc::new(Threads::new(Hub::new(spec)?))))
+    }
+
+    /// The same without threads: the caller does what its one worker would, step by step.
+    #[cfg(any(test, feature = "testing"))]
+    fn stepped(spec: SwitchSpec) -> Result<(Self, worker::SwitchWorker), SwitchError> {
+        let hub = Hub::new(SwitchSpec { workers: 1, ..spec })?;
+        let threads = Threads::stepped(hub);
+        let worker = worker::SwitchWorker::new(Arc::clone(threads.hub()), 0, None);
+        Ok((Self(Arc::new(threads)), worker))
+    }
+
+    /// The port with this number, for a NIC: 0 is the PF's, 1 that of its first VF. `None` when there is none. A port
+    /// has one NIC at a time.
+    pub fn port(&self, index: u16) -> Option<PortHandle> {
+        (index < self.0.hub().ports()).then(|| PortHandle::new(SwitchPort::new(Arc::clone(&self.0), index)))
+    }
+
+    /// Changes what the host has decided for a port beyond its NIC's policy. It holds for all frames when the answer
+    /// has been waited for. A port that does not exist stays so.
+    pub fn set_port(&self, index: u16, settings: PortSettings) -> Replaced {
+        self.0.hub().set_port(index, settings)
+    }
+
+    /// As [`Self::set_port`], for several at once.
+    pub fn set_ports(&self, ports: impl IntoIterator<Item = (u16, PortSettings)>) -> Replaced {
+        self.0.hub().set_ports(ports)
+    }
+
+    /// How it forwards.
+    pub fn mode(&self) -> SwitchMode {
+        self.0.hub().mode()
+    }
+
+    /// The most threads that carry its frames.
+    pub fn workers(&self) -> u16 {
+        self.0.hub().lanes().len() as u16
+    }
+
+    /// The interface of its uplink, if it has one.
+    pub fn uplink_name(&self) -> Option<&str> {
+        self.0.hub().uplink().map(uplink::Uplink::name)
+    }
+
+    /// Whether the uplink, if there is one, was deleted.
+    pub fn uplink_gone(&self) -> bool {
+        self.0.hub().uplink().is_some_and(uplink::Uplink::is_gone)
+    }
+
+    /// What came from the uplink, `rx`, and went there, `tx`; `None` without one.
+    pub fn uplink_counters(&self) -> Option<Arc<NetCounters>> {
+        self.0.hub().uplink().map(uplink::Uplink::counters)
+    }
+}
+
+impl std::fmt::Debug for Switch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Switch")
+            .field("mode", &self.mode())
+            .field("uplink", &self.uplink_name())
+            .finish_non_exhaustive()
+    }
+}

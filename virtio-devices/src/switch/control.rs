@@ -1,0 +1,59 @@
+//! The driver's commands, which the worker of its port carries out.
+
+use std::io;
+use std::sync::Arc;
+
+use vm_memory::GuestMemoryMmap;
+
+use super::sender::PortTx;
+use crate::net::{Commanded, Control, Pass, Shared, give_up};
+use crate::net_protocol::Offloads;
+use crate::ring::BrokenRing;
+
+/// The most commands that are carried out in a turn. One of many addresses takes as long as hundreds of frames.
+const COMMANDS: usize = 2;
+
+/// What offloads are set at: nothing, since frames are made what their receiver takes.
+struct AnyOffloads;
+
+impl Commanded for AnyOffloads {
+    fn set_offloads(&self, _: Offloads) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What came of a driver's commands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Served {
+    /// There may be more.
+    pub more: bool,
+    /// The receive filter or the address has changed.
+    pub filter_changed: bool,
+}
+
+/// Carries out the commands that the driver has made available, up to a number.
+pub(crate) fn serve(tx: &mut PortTx, shared: &Shared, memory: &GuestMemoryMmap) -> Served {
+    let Some(parked) = tx.control.take() else { return Served::default() };
+    let before = Arc::clone(&shared.state.filter());
+    let tally = &mut tx.tally;
+    let served: Result<bool, BrokenRing> = (|| {
+        let ring = parked.ring(memory)?;
+        let mut control = Control::new(ring, shared.features, shared.pairs, Vec::new());
+        let mut pass = Pass {
+            memory,
+            backend: &AnyOffloads,
+            state: &shared.state,
+            policy: &shared.policy,
+            tally,
+            interrupts: &shared.interrupts,
+        };
+        let more = control.run_some(COMMANDS, &mut pass);
+        parked.park(control.into_ring());
+        more
+    })();
+    match served {
+        Ok(_) => tx.control = Some(parked),
+        Err(BrokenRing) => give_up(&mut tx.tally, &shared.interrupts),
+    }
+    Served { more: served.unwrap_or(false), filter_changed: !Arc::ptr_eq(&before, &shared.state.filter()) }
+}

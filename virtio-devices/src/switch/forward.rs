@@ -1,0 +1,197 @@
+//! From a source of frames to their receivers.
+
+use std::sync::Arc;
+
+use vm_memory::GuestAddressSpace;
+
+use super::frame::Frame;
+use super::hub::Hub;
+use super::port::OpenPort;
+use super::rx_run::{Delivery, RxRun, RxScratch, Wish};
+use super::source::{End, Next, Source};
+use super::table::{PortIndex, Route, Table};
+use crate::net::Counter;
+use crate::ring::BrokenRing;
+
+/// What a worker forwards with.
+pub(crate) struct Forwarder {
+    hub: Arc<Hub>,
+    /// The worker's number.
+    worker: usize,
+    /// The receive queues that frames were put into in this batch, whose drivers are still to be interrupted.
+    touched: Vec<(Arc<OpenPort>, usize)>,
+    scratch: RxScratch,
+}
+
+impl Forwarder {
+    /// For the worker with this number.
+    pub(crate) fn new(hub: Arc<Hub>, worker: usize) -> Self {
+        Self { hub, worker, touched: Vec::new(), scratch: RxScratch::default() }
+    }
+
+    /// Forwards a batch of frames.
+    ///
+    /// # Errors
+    ///
+    /// When the source's ring is invalid.
+    pub(crate) fn forward(&mut self, source: &mut impl Source, table: &Table) -> Result<End, BrokenRing> {
+        let mut pending = None;
+        loop {
+            let next = match pending.take() {
+                Some(frame) => Next::Frame(frame),
+                None => source.next(table)?,
+            };
+            let frame = match next {
+                Next::Frame(frame) => frame,
+                Next::End(end) => return Ok(end),
+            };
+            if let Some(to) = frame.mirror {
+                self.copy(to, &frame, source, Wish::Mirror);
+            }
+            match frame.route {
+                Err(reason) => source.dropped(reason),
+                Ok(Route::One(port)) if port == self.hub.uplink_index() => {
+                    let sent = self.send(&frame, source);
+                    conclude(&frame, source, sent, 1);
+                }
+                Ok(Route::One(port)) => match self.run_to(port, frame, source, table)? {
+                    Next::Frame(next) => pending = Some(next),
+                    // After a receiver that has gone, there may be frames for others.
+                    Next::End(End::More) => {}
+                    Next::End(end) => return Ok(end),
+                },
+                Ok(Route::Many(ports)) => {
+                    let (mut receivers, mut sent) = (0, Ok(()));
+                    for port in ports {
+                        if source.is_stopped() {
+                            break;
+                        }
+                        receivers += 1;
+                        if port == self.hub.uplink_index() {
+                            sent = self.send(&frame, source);
+                        } else {
+                            self.copy(port, &frame, source, Wish::Sender);
+                        }
+                    }
+                    // One that others have is no loss of its sender.
+                    let sent = if receivers > 1 { Ok(()) } else { sent };
+                    conclude(&frame, source, sent, receivers);
+                }
+            }
+        }
+    }
+
+    fn send(&self, frame: &Frame<'_>, source: &mut impl Source) -> Result<(), Counter> {
+        let uplink = self.hub.uplink().ok_or(Counter::TxUnknown)?;
+        let sent = source.send(frame, uplink);
+        let counters = uplink.counters();
+        match sent {
+            Ok(()) => {
+                counters.add(Counter::TxFrames, 1);
+                counters.add(Counter::TxBytes, frame.len as u64);
+            }
+            Err(reason) => counters.add(reason, 1),
+        }
+        sent
+    }
+
+    /// Gives one of several receivers a frame. It never waits.
+    fn copy(&mut self, port: PortIndex, frame: &Frame<'_>, source: &impl Source, wish: Wish) {
+        let Some(open) = self.hub.open_port(port) else { return self.hub.count_closed(port) };
+        let queue = open.queue_of(source.flow(frame));
+        self.run(&open, queue, |run| match run.deliver(frame, &source.body(), wish) {
+            Delivery::NoBuffers if wish == Wish::Mirror => run.lose_mirrored(),
+            Delivery::NoBuffers => run.drop_for_lack(false),
+            Delivery::Done | Delivery::Dropped => {}
+        });
+    }
+
+    /// Forwards a frame, and those that follow it to the same port. Returns the first that goes elsewhere, or why there
+    /// is none; [`End::More`] also when the port has gone.
+    fn run_to<'t>(
+        &mut self,
+        port: PortIndex,
+        mut frame: Frame<'t>,
+        source: &mut impl Source,
+        table: &'t Table,
+    ) -> Result<Next<'t>, BrokenRing> {
+        let open = self.hub.open_port(port);
+        let worker = self.worker;
+        let ran = open.and_then(|open| {
+            let queue = open.queue_of(source.flow(&frame));
+            self.run(&open, queue, |run| {
+                loop {
+                    if run.deliver(&frame, &source.body(), Wish::Sender) == Delivery::NoBuffers {
+                        let patience = if run.may_be_waited_for() { source.patience() } else { None };
+                        match patience {
+                            Some(_) if run.wait_for_buffers(worker) => continue,
+                            Some(patience) => {
+                                source.put_back();
+                                return Ok(Next::End(End::Blocked(patience)));
+                            }
+                            None => run.drop_for_lack(source.is_patient()),
+                        }
+                    }
+                    source.done(&frame, 1);
+                    frame = match source.next(table)? {
+                        Next::Frame(next) if matches!(next.route, Ok(Route::One(to)) if to == port) => next,
+                        other => return Ok(other),
+                    };
+                    // Another flow may have another queue.
+                    let same_queue = open.queue_of(source.flow(&frame)) == queue;
+                    if frame.mirror.is_some() || !same_queue || open.is_stopped() {
+                        return Ok(Next::Frame(frame));
+                    }
+                }
+            })
+        });
+        ran.unwrap_or_else(|| {
+            self.hub.count_closed(port);
+            source.done(&frame, 1);
+            Ok(Next::End(End::More))
+        })
+    }
+
+    /// Locks a receive queue for a run; `None` if it is closed.
+    fn run<T>(&mut self, open: &Arc<OpenPort>, queue: usize, run: impl FnOnce(&mut RxRun<'_, '_>) -> T) -> Option<T> {
+        let memory = open.shared.memory.memory();
+        let mut rx = open.rx(queue)?.lock();
+        if rx.touch() {
+            self.touched.push((Arc::clone(open), queue));
+        }
+        let ran = match rx.start(open.receiver(), &memory, &mut self.scratch) {
+            Ok(Some(mut running)) => {
+                let result = run(&mut running);
+                running.finish().map(|()| Some(result))
+            }
+            Ok(None) => Ok(None),
+            Err(broken) => Err(broken),
+        };
+        ran.unwrap_or_else(|BrokenRing| {
+            rx.give_up(&open.shared);
+            None
+        })
+    }
+
+    /// How many segments were made of frames since the last call.
+    pub(crate) fn take_segments(&mut self) -> usize {
+        std::mem::take(&mut self.scratch.segments)
+    }
+
+    /// Interrupts the drivers that were given frames.
+    pub(crate) fn signal(&mut self) {
+        for (open, queue) in self.touched.drain(..) {
+            let memory = open.shared.memory.memory();
+            if let Some(rx) = open.rx(queue) {
+                rx.lock().signal(&open.shared, &memory);
+            }
+        }
+    }
+}
+
+fn conclude(frame: &Frame<'_>, source: &mut impl Source, sent: Result<(), Counter>, receivers: usize) {
+    match sent {
+        Ok(()) => source.done(frame, receivers),
+        Err(reason) => source.dropped(reason),
+    }
+}

@@ -1,0 +1,127 @@
+//! A switch's end of a NIC, and the threads that carry its frames.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+
+use super::hub::Hub;
+use super::port::OpenPort;
+use super::table::PortIndex;
+use super::uplink_rx::UplinkRx;
+use super::worker::SwitchWorker;
+use crate::net::{CarriedNic, Carrier, Shared};
+use crate::net_protocol::Offloads;
+use crate::policy::Replaced;
+use crate::thread::Thread;
+use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::{SharedQueue, Worker};
+
+/// A switch and its threads, which end with this.
+pub(crate) struct Threads {
+    hub: Arc<Hub>,
+    running: Mutex<Vec<Thread>>,
+    /// Whether there are threads at all: a test may do their work.
+    threaded: bool,
+}
+
+impl Threads {
+    /// No threads yet: they come with the first port that is opened.
+    pub(crate) fn new(hub: Hub) -> Self {
+        Self { hub: Arc::new(hub), running: Mutex::default(), threaded: true }
+    }
+
+    /// The caller does the threads' work, step by step.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn stepped(hub: Hub) -> Self {
+        Self { hub: Arc::new(hub), running: Mutex::default(), threaded: false }
+    }
+
+    /// The switch.
+    pub(crate) fn hub(&self) -> &Arc<Hub> {
+        &self.hub
+    }
+
+    /// Starts those that do not run yet.
+    fn start(&self) -> io::Result<()> {
+        if !self.threaded {
+            return Ok(());
+        }
+        let mut running = self.running.lock();
+        for index in running.len()..self.hub.lanes().len() {
+            let (hub, uplink) = (Arc::clone(&self.hub), self.uplink_of(index)?);
+            let name = thread_name(self.hub.id(), "sw", index as u16);
+            running.push(spawn(WorkerKind::Switch, name, move || SwitchWorker::new(hub, index, uplink).run())?);
+        }
+        Ok(())
+    }
+
+    /// What reads the uplink, which is the first worker.
+    fn uplink_of(&self, worker: usize) -> io::Result<Option<UplinkRx>> {
+        let reads = worker == 0 && self.hub.uplink().is_some();
+        reads.then(|| UplinkRx::new(self.hub.uplink_index())).transpose()
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.hub.end.store(true, Ordering::Release);
+        self.hub.lanes().iter().for_each(super::lane::Lane::wake);
+        for thread in self.running.get_mut().drain(..) {
+            if thread.join().is_err() {
+                log::error!("{}: a worker of its switch panicked; please report this", self.hub.id());
+            }
+        }
+    }
+}
+
+/// A port of a switch, for its NIC.
+pub(crate) struct SwitchPort {
+    threads: Arc<Threads>,
+    index: PortIndex,
+}
+
+impl SwitchPort {
+    /// The port with this number.
+    pub(crate) fn new(threads: Arc<Threads>, index: PortIndex) -> Self {
+        Self { threads, index }
+    }
+}
+
+impl Carrier for SwitchPort {
+    fn name(&self) -> &str {
+        self.threads.hub.id()
+    }
+
+    fn offloads(&self) -> Offloads {
+        self.threads.hub.offloads()
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.threads.hub.uplink().and_then(super::uplink::Uplink::mtu)
+    }
+
+    fn attach(&self, nic: CarriedNic) {
+        self.threads.hub.attach(self.index, Some(nic));
+    }
+
+    fn detach(&self) {
+        self.threads.hub.attach(self.index, None);
+    }
+
+    fn open(&self, shared: &Arc<Shared>, queues: &[(u16, SharedQueue)]) -> io::Result<Worker> {
+        let hub = Arc::clone(&self.threads.hub);
+        let port = Arc::new(OpenPort::new(self.index, shared, queues)?);
+        self.threads.start()?;
+        hub.open(&port);
+        let (kick, stop) = (Arc::clone(&port.kick), Arc::clone(&port.stop));
+        let name = thread_name(hub.id(), "port", self.index);
+        let end = Thread::of_end(name, move || hub.close(&port));
+        Ok(Worker::new(queues.iter().map(|(index, _)| *index), kick, stop, end))
+    }
+
+    fn changed(&self) -> Replaced {
+        self.threads.hub.changed(self.index)
+    }
+}

@@ -1,0 +1,322 @@
+//! What a switch's workers share: its ports, its uplink, and the table of where frames go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::{ArcSwap, ArcSwapOption, Guard};
+use parking_lot::Mutex;
+
+use super::lane::{Lane, Message};
+use super::mode::SwitchMode;
+use super::port::OpenPort;
+use super::spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
+use super::table::{PortIndex, PortSpec, Role, Table};
+use super::uplink::Uplink;
+
+use crate::net::{CarriedNic, Counter, Enforced, Filter, Mode};
+use crate::net_protocol::Offloads;
+use crate::policy::Replaced;
+
+/// The least time between two tables that guests ask for.
+const INTERVAL: Duration = Duration::from_millis(1);
+/// How many times as long as it took to make a table at least passes until guests can have the next one made: with
+/// thousands of ports and all the addresses that drivers may set, it takes tens of milliseconds.
+const REST: u32 = 8;
+
+/// What the host has decided for a port, beyond its NIC's policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortSettings {
+    /// It exchanges frames with the uplink and the PF only.
+    pub isolated: bool,
+    /// The number of the port that gets a copy of what it sends, as far as its policy lets that through.
+    pub mirror: Option<u16>,
+    /// Its share of the workers' time where ports compete, 1 to 100. One with twice the weight sends twice the bytes.
+    pub weight: u8,
+}
+
+impl Default for PortSettings {
+    fn default() -> Self {
+        Self { isolated: false, mirror: None, weight: 10 }
+    }
+}
+
+/// A port, whether it has a NIC or not.
+#[derive(Default)]
+struct Slot {
+    nic: ArcSwapOption<CarriedNic>,
+    settings: ArcSwapOption<PortSettings>,
+    open: ArcSwapOption<OpenPort>,
+}
+
+/// What a port is when a table is made.
+struct View {
+    mac: [u8; 6],
+    policy: Guard<Arc<Enforced>>,
+    filter: Guard<Arc<Filter>>,
+    settings: PortSettings,
+    open: bool,
+}
+
+/// A switch.
+pub(crate) struct Hub {
+    id: String,
+    mode: SwitchMode,
+    slots: Box<[Slot]>,
+    uplink: Option<Uplink>,
+    lanes: Box<[Lane]>,
+    table: ArcSwap<Table>,
+    /// The table is not what the ports are.
+    stale: AtomicBool,
+    /// When guests can have another table made. Locked while one is.
+    next: Mutex<Option<Instant>>,
+    /// The workers shall end.
+    pub end: AtomicBool,
+}
+
+impl Hub {
+    /// # Errors
+    ///
+    /// [`SwitchError`].
+    pub(crate) fn new(spec: SwitchSpec) -> Result<Self, SwitchError> {
+        let SwitchSpec { id, mode, ports, workers, uplink } = spec;
+        if !(1..=MAX_PORTS).contains(&ports) {
+            return Err(SwitchError::Ports(ports));
+        }
+        if !(1..=MAX_WORKERS).contains(&workers) {
+            return Err(SwitchError::Workers(workers));
+        }
+        let uplink = uplink.map(Uplink::new).transpose()?;
+        let lanes = (0..workers).map(|_| Lane::new()).collect::<Result<_, _>>().map_err(SwitchError::Host)?;
+        let hub = Self {
+            id,
+            mode,
+            slots: (0..ports).map(|_| Slot::default()).collect(),
+            uplink,
+            lanes,
+            table: ArcSwap::from_pointee(Table::new(mode, &[], None)),
+            stale: AtomicBool::new(false),
+            next: Mutex::new(None),
+            end: AtomicBool::new(false),
+        };
+        drop(hub.make_table());
+        Ok(hub)
+    }
+
+    /// What its threads are named after.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// How it forwards.
+    pub(crate) fn mode(&self) -> SwitchMode {
+        self.mode
+    }
+
+    /// The number of its ports without the uplink.
+    pub(crate) fn ports(&self) -> u16 {
+        self.slots.len() as u16
+    }
+
+    /// Its uplink.
+    pub(crate) fn uplink(&self) -> Option<&Uplink> {
+        self.uplink.as_ref()
+    }
+
+    /// The number of its uplink in the table: that after all ports.
+    pub(crate) fn uplink_index(&self) -> PortIndex {
+        self.ports()
+    }
+
+    /// Its workers.
+    pub(crate) fn lanes(&self) -> &[Lane] {
+        &self.lanes
+    }
+
+    /// The worker of a port, which its frames go on from.
+    pub(crate) fn lane_of(&self, port: PortIndex) -> Option<&Lane> {
+        self.lanes.get(usize::from(port) % self.lanes.len().max(1))
+    }
+
+    /// The offloaded frames that it carries. Nobody sends UDP fragments any more.
+    pub(crate) fn offloads(&self) -> Offloads {
+        let of_uplink = self.uplink.as_ref().map_or(Offloads::all(), Uplink::offloads);
+        of_uplink - Offloads::UFO
+    }
+
+    /// Where frames go, for a batch.
+    pub(crate) fn table(&self) -> Guard<Arc<Table>> {
+        self.table.load()
+    }
+
+    /// The port while its queues run.
+    pub(crate) fn open_port(&self, port: PortIndex) -> Option<Arc<OpenPort>> {
+        self.slots.get(usize::from(port))?.open.load_full().filter(|open| !open.is_stopped())
+    }
+
+    /// What the host has decided for a port.
+    pub(crate) fn settings(&self, port: PortIndex) -> PortSettings {
+        let slot = self.slots.get(usize::from(port));
+        slot.and_then(|slot| slot.settings.load().as_deref().copied()).unwrap_or_default()
+    }
+
+    /// Counts at a port.
+    pub(crate) fn count(&self, port: PortIndex, reason: Counter) {
+        if let Some(nic) = self.slots.get(usize::from(port)).and_then(|slot| slot.nic.load_full()) {
+            nic.counters.add(reason, 1);
+        }
+    }
+
+    /// Counts a frame for a port that takes none now.
+    pub(crate) fn count_closed(&self, port: PortIndex) {
+        let nic = self.slots.get(usize::from(port)).and_then(|slot| slot.nic.load_full());
+        if let Some(nic) = nic {
+            let reason = if nic.state.link_up() { Counter::RxStale } else { Counter::RxLinkDown };
+            nic.counters.add(reason, 1);
+        }
+    }
+
+    /// A port has a NIC, or no longer.
+    pub(crate) fn attach(&self, port: PortIndex, nic: Option<CarriedNic>) {
+        if let Some(slot) = self.slots.get(usize::from(port)) {
+            slot.nic.store(nic.map(Arc::new));
+            self.outdate();
+        }
+    }
+
+    /// See [`Switch::set_port`](super::Switch::set_port).
+    pub(crate) fn set_port(&self, port: PortIndex, settings: PortSettings) -> Replaced {
+        self.set_ports([(port, settings)])
+    }
+
+    /// See [`Switch::set_ports`](super::Switch::set_ports).
+    pub(crate) fn set_ports(&self, ports: impl IntoIterator<Item = (PortIndex, PortSettings)>) -> Replaced {
+        for (port, settings) in ports {
+            if let Some(slot) = self.slots.get(usize::from(port)) {
+                slot.settings.store(Some(Arc::new(settings)));
+            }
+        }
+        self.make_table()
+    }
+
+    /// A port's queues run.
+    pub(crate) fn open(&self, port: &Arc<OpenPort>) {
+        if let Some(slot) = self.slots.get(usize::from(port.index)) {
+            slot.open.store(Some(Arc::clone(port)));
+            self.outdate();
+            self.tell(port.index, Message::Opened(Arc::clone(port)));
+        }
+    }
+
+    /// A port's queues run no longer, and nobody touches them afterwards.
+    pub(crate) fn close(&self, port: &Arc<OpenPort>) {
+        port.close();
+        if let Some(slot) = self.slots.get(usize::from(port.index)) {
+            // It may have been opened again.
+            slot.open.rcu(|open| open.clone().filter(|open| !Arc::ptr_eq(open, port)));
+            self.outdate();
+            self.tell(port.index, Message::Closed(Arc::clone(port)));
+        }
+    }
+
+    fn tell(&self, port: PortIndex, message: Message) {
+        if let Some(lane) = self.lane_of(port) {
+            lane.tell(message);
+        }
+    }
+
+    /// The host has changed what it decides for a port's NIC.
+    pub(crate) fn changed(&self, port: PortIndex) -> Replaced {
+        let replaced = self.make_table();
+        if let Some(open) = self.open_port(port) {
+            open.settle();
+        }
+        replaced
+    }
+
+    /// The table is not what the ports are: a worker makes another one, soon.
+    pub(crate) fn outdate(&self) {
+        if !self.stale.swap(true, Ordering::AcqRel)
+            && let Some(lane) = self.lanes.first()
+        {
+            lane.wake();
+        }
+    }
+
+    /// Makes another table if one is needed. Returns how long to wait until that may be.
+    pub(crate) fn follow(&self) -> Option<Duration> {
+        if !self.stale.load(Ordering::Acquire) {
+            return None;
+        }
+        let next = *self.next.lock();
+        let wait = next.map(|next| next.saturating_duration_since(Instant::now())).filter(|wait| !wait.is_zero());
+        if wait.is_none() {
+            drop(self.make_table());
+        }
+        wait
+    }
+
+    /// Makes another table without waiting.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn follow_now(&self) -> Replaced {
+        self.make_table()
+    }
+
+    /// Makes another table. What was decided before this holds for all frames when the answer has been waited for.
+    fn make_table(&self) -> Replaced {
+        let mut next = self.next.lock();
+        let began = Instant::now();
+        self.stale.store(false, Ordering::Release);
+        let views: Vec<_> = self.slots.iter().map(Slot::view).collect();
+        let none = crate::Policy::default();
+        let mut specs: Vec<_> = (0..).zip(&views).map(|(index, view)| spec(index, view.as_ref(), &none)).collect();
+        if self.uplink.is_some() {
+            specs.push(PortSpec::uplink(true));
+        }
+        let before = self.table.load_full();
+        let table = Table::new(self.mode, &specs, Some(&before));
+        for port in 0..self.ports() {
+            let new = table.conflicts(port).saturating_sub(before.conflicts(port));
+            for _ in 0..new {
+                self.count(port, Counter::MacConflicts);
+            }
+        }
+        *next = Some(Instant::now() + INTERVAL.max(REST * began.elapsed()));
+        drop(before);
+        Replaced::new(self.table.swap(Arc::new(table)))
+    }
+}
+
+impl Slot {
+    fn view(&self) -> Option<View> {
+        let nic = self.nic.load_full()?;
+        let open = self.open.load().as_ref().is_some_and(|open| !open.is_stopped());
+        Some(View {
+            mac: nic.state.mac(),
+            policy: nic.policy.load(),
+            filter: nic.state.filter(),
+            settings: self.settings.load().as_deref().copied().unwrap_or_default(),
+            open: open && nic.state.link_up(),
+        })
+    }
+}
+
+fn spec<'v>(index: PortIndex, view: Option<&'v View>, none: &'v crate::Policy) -> PortSpec<'v> {
+    let role = if index == 0 { Role::Pf } else { Role::Vf };
+    let Some(View { mac, policy, filter, settings, open }) = view else {
+        return PortSpec { role, policy: none, ..PortSpec::uplink(false) };
+    };
+    let any = |mode| filter.mode(Mode::Promiscuous) || filter.mode(mode);
+    PortSpec {
+        role,
+        open: *open,
+        policy: &policy.policy,
+        current: *mac,
+        unicast: filter.unicast.addresses(),
+        multicast: filter.multicast.addresses(),
+        all_unicast: any(Mode::AllUnicast) || filter.unicast.overflow(),
+        all_multicast: any(Mode::AllMulticast) || filter.multicast.overflow(),
+        isolated: settings.isolated,
+        mirror: settings.mirror,
+    }
+}

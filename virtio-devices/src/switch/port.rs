@@ -1,0 +1,108 @@
+//! A port while its driver runs.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use vm_memory::GuestAddressSpace;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::receiver::PortRx;
+use super::rx_run::Receiver;
+use super::sender::PortTx;
+use super::table::PortIndex;
+use crate::SharedQueue;
+use crate::net::Shared;
+
+/// A port whose queues run: from DRIVER_OK to a stop.
+pub(crate) struct OpenPort {
+    /// Its number.
+    pub index: PortIndex,
+    /// What it was started with.
+    pub shared: Arc<Shared>,
+    /// The doorbell of all its queues.
+    pub kick: Arc<EventFd>,
+    /// Set to stop it.
+    pub stop: Arc<AtomicBool>,
+    /// Its receive queues, which senders lock.
+    rx: Box<[Mutex<PortRx>]>,
+    /// Its other queues, which its worker locks for a batch.
+    pub tx: Mutex<PortTx>,
+    /// The workers whose ports wait for its buffers, by their bits.
+    pub waiters: AtomicU64,
+}
+
+impl OpenPort {
+    /// A port with these queues.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no eventfd left.
+    pub(crate) fn new(index: PortIndex, shared: &Arc<Shared>, queues: &[(u16, SharedQueue)]) -> io::Result<Self> {
+        let (pairs, features) = (shared.pairs, shared.features);
+        let queue = |index| queues.iter().find(|(other, _)| *other == index);
+        let rx = (0..pairs).map(|pair| Mutex::new(PortRx::new(queue(2 * pair), features))).collect();
+        let transmit = (0..pairs).filter_map(|pair| queue(2 * pair + 1));
+        // The control queue follows the last pair that the driver knows of (`virtio 1.4 §5.1.2`).
+        let tx = PortTx::new(transmit, queue(2 * pairs), features);
+        Ok(Self {
+            index,
+            shared: Arc::clone(shared),
+            kick: Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?),
+            stop: Arc::new(AtomicBool::new(false)),
+            rx,
+            tx: Mutex::new(tx),
+            waiters: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether it has been told to stop.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// The number of the receive queue for the frames of `flow`: frames of one sender's queue stay in one queue, so
+    /// that none overtakes another. Of the queues that the driver uses.
+    pub(crate) fn queue_of(&self, flow: usize) -> usize {
+        let active = usize::from(self.shared.state.active_pairs()).clamp(1, self.rx.len().max(1));
+        flow % active
+    }
+
+    /// A receive queue.
+    pub(crate) fn rx(&self, queue: usize) -> Option<&Mutex<PortRx>> {
+        self.rx.get(queue)
+    }
+
+    /// What a run of one of its receive queues needs.
+    pub(crate) fn receiver(&self) -> Receiver<'_> {
+        Receiver { shared: &self.shared, stop: &self.stop, waiters: &self.waiters }
+    }
+
+    /// The workers whose ports wait for its buffers, now that it may have some.
+    pub(crate) fn take_waiters(&self) -> u64 {
+        if self.waiters.load(Ordering::SeqCst) == 0 {
+            return 0;
+        }
+        let memory = self.shared.memory.memory();
+        let has_some = self.rx.iter().any(|rx| rx.lock().has_buffers(&memory));
+        if has_some { self.waiters.swap(0, Ordering::SeqCst) } else { 0 }
+    }
+
+    /// Waits until no sender looks at what the host has changed.
+    pub(crate) fn settle(&self) {
+        for rx in &self.rx {
+            drop(rx.lock());
+        }
+    }
+
+    /// Closes it, when it has been told to stop: nobody touches its queues afterwards. This waits for one frame at
+    /// most.
+    pub(crate) fn close(&self) {
+        self.stop.store(true, Ordering::Release);
+        for rx in &self.rx {
+            rx.lock().close(&self.shared);
+        }
+        self.tx.lock().close(&self.shared);
+    }
+}

@@ -1,0 +1,97 @@
+//! A port's receive queue, which senders fill. Each locks it for a run of frames, and leaves when it is stopped.
+
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::GuestMemoryMmap;
+
+use super::rx_run::{Queue, Receiver, RxRun, RxScratch};
+use crate::SharedQueue;
+use crate::features::has;
+use crate::net::{Counter, Shared, Tally, give_up};
+use crate::ring::{BrokenRing, ParkedRing};
+
+/// A receive queue of a port.
+pub(crate) struct PortRx {
+    /// `None` once it was closed or given up.
+    ring: Option<ParkedRing>,
+    mergeable: bool,
+    /// Its driver has provided no buffers for a while: nobody waits for it.
+    congested: bool,
+    /// A sender will look at the end of its batch whether the driver is to be interrupted.
+    touched: bool,
+    tally: Tally,
+}
+
+impl PortRx {
+    /// A queue that nobody has put a frame into yet.
+    pub(crate) fn new(queue: Option<&(u16, SharedQueue)>, features: u64) -> Self {
+        let event_idx = has(features, VIRTIO_RING_F_EVENT_IDX);
+        Self {
+            ring: queue.map(|(index, queue)| ParkedRing::new(*index, queue.clone(), event_idx)),
+            mergeable: has(features, VIRTIO_NET_F_MRG_RXBUF),
+            congested: false,
+            touched: false,
+            tally: Tally::new(),
+        }
+    }
+
+    /// Notes that the caller will look at the queue again. Returns whether nobody has promised that before.
+    pub(crate) fn touch(&mut self) -> bool {
+        !std::mem::replace(&mut self.touched, true)
+    }
+
+    /// Puts frames into the queue, until the answer is [finished](RxRun::finish). `None` if it is closed.
+    ///
+    /// # Errors
+    ///
+    /// When the ring is invalid: the caller [gives it up](Self::give_up).
+    pub(crate) fn start<'r, 'm>(
+        &'r mut self,
+        port: Receiver<'r>,
+        memory: &'m GuestMemoryMmap,
+        scratch: &'r mut RxScratch,
+    ) -> Result<Option<RxRun<'r, 'm>>, BrokenRing> {
+        let Self { ring, mergeable, congested, tally, touched: _ } = self;
+        let Some(parked) = ring.as_ref().filter(|_| !port.is_stopped()) else { return Ok(None) };
+        let queue = Queue { parked, mergeable: *mergeable, congested, tally };
+        RxRun::new(queue, port, memory, scratch).map(Some)
+    }
+
+    /// The end of a batch: interrupts the driver if it wants that, and publishes what was counted.
+    pub(crate) fn signal(&mut self, shared: &Shared, memory: &GuestMemoryMmap) {
+        self.touched = false;
+        let wanted = self.ring.as_ref().map(|parked| {
+            let mut ring = parked.ring(memory)?;
+            let wanted = ring.wants_interrupt(memory)?;
+            parked.park(ring);
+            Ok((parked.index(), wanted))
+        });
+        match wanted {
+            Some(Ok((index, true))) => {
+                shared.interrupts.signal_queue(index);
+                self.tally.count(Counter::Interrupts);
+            }
+            Some(Err(BrokenRing)) => self.give_up(shared),
+            Some(Ok(_)) | None => {}
+        }
+        self.tally.flush(&shared.counters);
+    }
+
+    /// Whether the driver has provided buffers.
+    pub(crate) fn has_buffers(&self, memory: &GuestMemoryMmap) -> bool {
+        self.ring.as_ref().is_none_or(|parked| parked.has_available(memory))
+    }
+
+    /// Closes it: nobody writes to it afterwards.
+    pub(crate) fn close(&mut self, shared: &Shared) {
+        self.ring = None;
+        self.tally.flush(&shared.counters);
+    }
+
+    /// Gives up the queue, whose ring is invalid.
+    pub(crate) fn give_up(&mut self, shared: &Shared) {
+        if self.ring.take().is_some() {
+            give_up(&mut self.tally, &shared.interrupts);
+        }
+    }
+}

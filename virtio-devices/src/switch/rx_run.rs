@@ -1,0 +1,257 @@
+//! A run of frames into a receive queue.
+
+mod write;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::Guard;
+use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_DATA_VALID, VIRTIO_NET_HDR_F_NEEDS_CSUM};
+use vm_memory::GuestMemoryMmap;
+
+use super::body::Body;
+use super::frame::Frame;
+use super::offload;
+use crate::iovecs::{IoVecs, Storage};
+use crate::net::{Counter, Enforced, FILTER_HEAD, Filter, Shared, Tally};
+use crate::net_protocol::Offloads;
+use crate::net_protocol::header::{FLAGS, HEADER};
+use crate::policy::{self, NewHead};
+use crate::ring::{BrokenRing, ParkedRing, Ring, Used};
+
+/// What a sender puts frames into receive queues with, one after the other.
+#[derive(Default)]
+pub(crate) struct RxScratch {
+    storage: Storage,
+    used: Vec<Used>,
+    /// The chains that are taken for the present frame, and how much each holds.
+    chains: Vec<(u16, usize)>,
+    copies: Copies,
+    /// How many segments were made, which are more work than their frames' bytes say.
+    pub segments: usize,
+}
+
+/// A frame that its receiver cannot have as it is, and what is made of it. Empty until there is one.
+#[derive(Default)]
+struct Copies {
+    frame: Vec<u8>,
+    segment: Vec<u8>,
+}
+
+/// What became of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// The driver has it.
+    Done,
+    /// It was dropped and counted.
+    Dropped,
+    /// The driver has provided no buffers, or too few: the caller decides, see [`RxRun::wait_for_buffers`] and
+    /// [`RxRun::drop_for_lack`].
+    NoBuffers,
+}
+
+/// Whose wish a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// Its sender's: the receiver's policy and filter decide.
+    Sender,
+    /// The host's: a copy of what another port sends, for which they do not count.
+    Mirror,
+}
+
+/// The port that a receive queue is of, for the time of a run.
+#[derive(Clone, Copy)]
+pub(crate) struct Receiver<'r> {
+    /// What its start was with.
+    pub shared: &'r Shared,
+    /// Set when it is stopped.
+    pub stop: &'r AtomicBool,
+    /// Senders that wait for its buffers: the workers' bits.
+    pub waiters: &'r AtomicU64,
+}
+
+impl Receiver<'_> {
+    /// Whether it has been told to stop.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
+/// A receive queue whose port is locked.
+pub(crate) struct Queue<'r> {
+    /// The ring.
+    pub parked: &'r ParkedRing,
+    /// Whether a frame may have several buffers.
+    pub mergeable: bool,
+    /// Its driver has provided no buffers for a while: nobody waits for it.
+    pub congested: &'r mut bool,
+    /// Its counts.
+    pub tally: &'r mut Tally,
+}
+
+/// A receive queue that is locked for a run of frames.
+pub(crate) struct RxRun<'r, 'm> {
+    ring: Ring<'r>,
+    parked: &'r ParkedRing,
+    iovecs: IoVecs<'r, 'm>,
+    memory: &'m GuestMemoryMmap,
+    chains: &'r mut Vec<(u16, usize)>,
+    capacity: usize,
+    mergeable: bool,
+    used: &'r mut Vec<Used>,
+    copies: &'r mut Copies,
+    segments: &'r mut usize,
+    congested: &'r mut bool,
+    tally: &'r mut Tally,
+    policy: Guard<Arc<Enforced>>,
+    filter: Guard<Arc<Filter>>,
+    offloads: Offloads,
+    port: Receiver<'r>,
+    broken: bool,
+}
+
+impl<'r, 'm> RxRun<'r, 'm> {
+    /// Begins a run.
+    ///
+    /// # Errors
+    ///
+    /// When the ring is invalid.
+    pub(crate) fn new(
+        queue: Queue<'r>,
+        port: Receiver<'r>,
+        memory: &'m GuestMemoryMmap,
+        scratch: &'r mut RxScratch,
+    ) -> Result<Self, BrokenRing> {
+        let Queue { parked, mergeable, congested, tally } = queue;
+        let mut ring = parked.ring(memory)?;
+        ring.suppress_doorbells(memory)?;
+        let RxScratch { storage, used, chains, copies, segments } = scratch;
+        Ok(Self {
+            ring,
+            parked,
+            iovecs: IoVecs::new(storage),
+            memory,
+            chains,
+            capacity: 0,
+            mergeable,
+            used,
+            copies,
+            segments,
+            congested,
+            tally,
+            policy: port.shared.policy.load(),
+            filter: port.shared.state.filter(),
+            offloads: port.shared.state.offloads(),
+            port,
+            broken: false,
+        })
+    }
+
+    /// Gives the driver a frame, if it may and wants to see it.
+    pub(crate) fn deliver(&mut self, frame: &Frame<'_>, body: &Body<'_, '_, '_>, wish: Wish) -> Delivery {
+        if self.broken || self.port.is_stopped() {
+            return self.drop_as(Counter::RxStale);
+        }
+        match self.admit(frame, body, wish) {
+            Ok((header, new)) => match offload::work(&header, self.offloads) {
+                None => self.place(header, &new, frame, body),
+                Some(work) => self.place_worked(work, header, &new, frame, body),
+            },
+            Err(reason) => self.drop_as(reason),
+        }
+    }
+
+    fn drop_as(&mut self, reason: Counter) -> Delivery {
+        self.tally.count(reason);
+        Delivery::Dropped
+    }
+
+    /// The header and the beginning of the frame as the driver may see it, or the reason why it may or does not want
+    /// to.
+    fn admit(
+        &self,
+        frame: &Frame<'_>,
+        body: &Body<'_, '_, '_>,
+        wish: Wish,
+    ) -> Result<([u8; HEADER], NewHead), Counter> {
+        if !self.port.shared.state.link_up() {
+            return Err(Counter::RxLinkDown);
+        }
+        let policy = &self.policy.policy;
+        let new = match wish {
+            Wish::Sender => policy.egress(&frame.head)?,
+            Wish::Mirror => frame.head.unchanged(),
+        };
+        if wish == Wish::Sender {
+            let mut head = [0; FILTER_HEAD];
+            let known = new.bytes().len();
+            head.iter_mut().zip(new.bytes()).for_each(|(to, from)| *to = *from);
+            if let Some(unknown) = head.get_mut(known..) {
+                body.read(unknown);
+            }
+            let own = policy.fixed_address().unwrap_or(self.filter.mac);
+            let wanted =
+                if policy.trusted { self.filter.wants(&head) } else { self.filter.wants_untrusted(&head, own) };
+            if !wanted {
+                return Err(Counter::RxFiltered);
+            }
+        }
+        if self.policy.receive.limited_for().is_some() {
+            return Err(Counter::RxRateDropped);
+        }
+        let mut header = policy::changed(frame.header, &new).map_err(|_| Counter::RxBadOffloads)?;
+        let known = if self.offloads.contains(Offloads::CHECKSUM) {
+            VIRTIO_NET_HDR_F_NEEDS_CSUM | VIRTIO_NET_HDR_F_DATA_VALID
+        } else {
+            VIRTIO_NET_HDR_F_NEEDS_CSUM
+        };
+        header[FLAGS] &= known as u8;
+        Ok((header, new))
+    }
+
+    /// Whether somebody may wait for its buffers.
+    pub(crate) fn may_be_waited_for(&self) -> bool {
+        !*self.congested && !self.broken
+    }
+
+    /// After [`Delivery::NoBuffers`]: has the driver ring when it provides buffers, for the worker `waiter`. Returns
+    /// whether it has provided some meanwhile.
+    pub(crate) fn wait_for_buffers(&mut self, waiter: usize) -> bool {
+        self.port.waiters.fetch_or(1 << waiter, Ordering::SeqCst);
+        // Before those that were taken are put back: they are not enough.
+        let more = self.ring.expect_doorbell(self.memory);
+        self.put_back();
+        self.broken |= more.is_err();
+        more.unwrap_or(true)
+    }
+
+    /// After [`Delivery::NoBuffers`]: the frame is dropped. If it has `waited`, nobody waits again for now.
+    pub(crate) fn drop_for_lack(&mut self, waited: bool) {
+        self.put_back();
+        let reason = if *self.congested { Counter::RxCongested } else { Counter::RxNoBuffers };
+        self.tally.count(reason);
+        *self.congested |= waited;
+    }
+
+    /// A copy for the host's eyes was lost.
+    pub(crate) fn lose_mirrored(&mut self) {
+        self.put_back();
+        self.tally.count(Counter::MirrorDropped);
+    }
+
+    /// Publishes what was written.
+    ///
+    /// # Errors
+    ///
+    /// When the ring is invalid: the caller [gives it up](super::receiver::PortRx::give_up).
+    pub(crate) fn finish(mut self) -> Result<(), BrokenRing> {
+        let given = if self.broken { Err(BrokenRing) } else { self.give_back() };
+        self.used.clear();
+        self.parked.park(self.ring);
+        given
+    }
+
+    fn give_back(&mut self) -> Result<(), BrokenRing> {
+        if self.used.is_empty() { Ok(()) } else { self.ring.give_back(self.memory, self.used) }
+    }
+}

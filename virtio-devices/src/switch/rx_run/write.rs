@@ -1,0 +1,195 @@
+//! What is written to a driver's buffers: a frame as it is, or what a switch has made of it.
+
+use vm_memory::Permissions;
+
+use super::super::body::Body;
+use super::super::frame::Frame;
+use super::super::offload::{self, Segments, Work};
+use super::{Copies, Delivery, RxRun};
+use crate::net::Counter;
+use crate::net_protocol::MAX_FRAME;
+use crate::net_protocol::header::{HEADER, NUM_BUFFERS};
+use crate::policy::{self, NEW_HEAD, NewHead};
+use crate::ring::{BrokenRing, Used};
+
+/// The most receive buffers that no frame can be written to, and that are given back for one frame.
+const MAX_BAD: usize = 16;
+/// The longest frame that work is done on, in bytes.
+const WORKED: usize = MAX_FRAME + 2 * NEW_HEAD;
+/// A receiver that had no buffers is waited for again once it has provided so many, or a quarter of its queue.
+const RECOVERED: u16 = 32;
+
+impl RxRun<'_, '_> {
+    /// Writes the frame, which begins with `new`, to the driver's buffers.
+    pub(super) fn place(
+        &mut self,
+        header: [u8; HEADER],
+        new: &NewHead,
+        frame: &Frame<'_>,
+        body: &Body<'_, '_, '_>,
+    ) -> Delivery {
+        let (front, len) = front_of(new, frame);
+        self.write(header, front.get(..len).unwrap_or(&front), body, frame.rest())
+    }
+
+    /// Does what the driver cannot do with the frame, and writes what comes of it.
+    pub(super) fn place_worked(
+        &mut self,
+        work: Work,
+        mut header: [u8; HEADER],
+        new: &NewHead,
+        frame: &Frame<'_>,
+        body: &Body<'_, '_, '_>,
+    ) -> Delivery {
+        let mut copies = std::mem::take(self.copies);
+        copies.frame.resize(WORKED, 0);
+        copies.segment.resize(WORKED, 0);
+        let Copies { frame: copy, segment } = &mut copies;
+        let (front, front_len) = front_of(new, frame);
+        let len = (front_len + frame.rest()).min(copy.len());
+        let (start, rest) = copy.split_at_mut(front_len.min(len));
+        start.copy_from_slice(front.get(..start.len()).unwrap_or_default());
+        body.read(rest.get_mut(..len - front_len.min(len)).unwrap_or_default());
+        let copy = copy.get_mut(..len).unwrap_or_default();
+        let delivery = match work {
+            Work::Checksum => self.write_checksummed(&mut header, copy),
+            Work::Segments => self.write_segments(&header, copy, segment),
+        };
+        *self.copies = copies;
+        delivery
+    }
+
+    fn write_checksummed(&mut self, header: &mut [u8; HEADER], frame: &mut [u8]) -> Delivery {
+        if offload::complete(header, frame).is_err() {
+            return self.drop_as(Counter::RxBadOffloads);
+        }
+        let delivery = self.write(*header, frame, &Body::Private(&[]), 0);
+        if delivery == Delivery::Done {
+            self.tally.count(Counter::SwChecksummed);
+        }
+        delivery
+    }
+
+    /// Writes the segments of `frame`, by way of `buffer`. Where buffers run out after the first, the others are lost,
+    /// as on a wire.
+    fn write_segments(&mut self, header: &[u8; HEADER], frame: &[u8], buffer: &mut [u8]) -> Delivery {
+        let Ok(mut segments) = Segments::new(header, frame) else { return self.drop_as(Counter::RxBadOffloads) };
+        let mut first = true;
+        *self.segments += segments.left();
+        while let Some(len) = segments.next_into(buffer) {
+            let segment = buffer.get(..len).unwrap_or_default();
+            match self.write([0; HEADER], segment, &Body::Private(&[]), 0) {
+                Delivery::Done => {}
+                Delivery::NoBuffers if !first => {
+                    self.put_back();
+                    self.tally.count(Counter::RxNoBuffers);
+                    break;
+                }
+                other => return other,
+            }
+            first = false;
+        }
+        self.tally.count(Counter::SwSegmented);
+        Delivery::Done
+    }
+
+    /// Writes a frame of these parts.
+    fn write(&mut self, mut header: [u8; HEADER], front: &[u8], body: &Body<'_, '_, '_>, rest: usize) -> Delivery {
+        let len = HEADER + front.len() + rest;
+        match self.prepare(len) {
+            Ok(None) => {}
+            Ok(Some(Lack::Buffers)) => return Delivery::NoBuffers,
+            Ok(Some(Lack::Length)) => {
+                self.put_back();
+                return self.drop_as(Counter::RxTooLong);
+            }
+            Err(BrokenRing) => {
+                self.broken = true;
+                return self.drop_as(Counter::RxStale);
+            }
+        }
+        header[NUM_BUFFERS..].copy_from_slice(&(self.chains.len() as u16).to_le_bytes());
+        self.iovecs.write_at(0, &header);
+        self.iovecs.write_at(HEADER, front);
+        body.copy_to(rest, &self.iovecs, HEADER + front.len());
+        let mut left = len;
+        for (head, capacity) in self.chains.drain(..) {
+            let part = left.min(capacity);
+            left -= part;
+            self.used.push(Used { head, len: part as u32 });
+        }
+        self.iovecs.clear();
+        self.capacity = 0;
+        self.tally.count(Counter::RxFrames);
+        self.tally.add(Counter::RxBytes, (len - HEADER) as u64);
+        self.policy.receive.take(len - HEADER);
+        if *self.congested {
+            let enough = RECOVERED.min(self.ring.size() / 4);
+            *self.congested = self.ring.available(self.memory).is_ok_and(|available| available < enough);
+        }
+        Delivery::Done
+    }
+
+    /// Takes chains until they hold `bytes`.
+    fn prepare(&mut self, bytes: usize) -> Result<Option<Lack>, BrokenRing> {
+        let mut bad = 0;
+        while self.capacity < bytes {
+            if !self.chains.is_empty() && !self.mergeable || self.chains.len() >= usize::from(self.ring.size()) {
+                return Ok(Some(Lack::Length));
+            }
+            let Some(chain) = self.ring.next(self.memory)? else { return Ok(Some(Lack::Buffers)) };
+            let head = chain.head_index();
+            match self.iovecs.append(self.memory, chain, Permissions::Write) {
+                // The header is never divided (`virtio 1.4 §5.1.6.3.1`).
+                Ok(extent) if extent.bytes >= HEADER => {
+                    self.capacity += extent.bytes;
+                    self.chains.push((head, extent.bytes));
+                }
+                refused => {
+                    self.iovecs.remove_back(refused.map_or(0, |extent| extent.segments));
+                    if !self.chains.is_empty() {
+                        // It has to wait until it is the first, and the frame cannot be finished before it.
+                        self.ring.put_back(1);
+                        return Ok(Some(Lack::Length));
+                    }
+                    self.tally.count(Counter::RxBadChains);
+                    self.used.push(Used { head, len: 0 });
+                    bad += 1;
+                    if bad == MAX_BAD {
+                        return Ok(Some(Lack::Length));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns what was taken for a frame that is not written.
+    pub(super) fn put_back(&mut self) {
+        self.ring.put_back(self.chains.len() as u16);
+        self.chains.clear();
+        self.iovecs.clear();
+        self.capacity = 0;
+    }
+}
+
+/// The first bytes of the frame as its receiver may see it, and their number: those that a policy has looked at, and
+/// those beyond that were copied with them.
+fn front_of(new: &NewHead, frame: &Frame<'_>) -> ([u8; 2 * NEW_HEAD], usize) {
+    let beyond = frame.front().get(policy::HEAD..).unwrap_or_default();
+    let mut front = [0; 2 * NEW_HEAD];
+    let mut len = 0;
+    for (to, from) in front.iter_mut().zip(new.bytes().iter().chain(beyond)) {
+        *to = *from;
+        len += 1;
+    }
+    (front, len)
+}
+
+/// What a frame lacks.
+enum Lack {
+    /// The driver has to provide more.
+    Buffers,
+    /// The buffers are too short for it, however many there are.
+    Length,
+}

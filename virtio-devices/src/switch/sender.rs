@@ -1,0 +1,126 @@
+//! A port's transmit queues, from which its worker takes frames.
+
+use std::time::{Duration, Instant};
+
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::GuestMemoryMmap;
+
+use super::tx_batch::{FRAME_COST, Queue, Sender, TxBatch, TxScratch};
+use crate::SharedQueue;
+use crate::features::has;
+use crate::net::{Shared, Tally, give_up};
+use crate::ring::{BrokenRing, ParkedRing};
+
+/// What a port sends from.
+pub(crate) struct PortTx {
+    queues: Vec<TxQueue>,
+    /// The control queue. `None` without one, and once it was closed or given up.
+    pub control: Option<ParkedRing>,
+    /// The queue whose turn it is.
+    turn: usize,
+    /// What the port may still send in this round, in bytes; below zero what it has sent too much.
+    credit: i64,
+    pub tally: Tally,
+}
+
+struct TxQueue {
+    /// `None` once it was closed or given up.
+    ring: Option<ParkedRing>,
+    /// Since when its first frame waits for its receiver.
+    blocked: Option<Instant>,
+}
+
+impl PortTx {
+    /// Queues that nobody has run yet.
+    pub(crate) fn new<'q>(
+        transmit: impl Iterator<Item = &'q (u16, SharedQueue)>,
+        control: Option<&(u16, SharedQueue)>,
+        features: u64,
+    ) -> Self {
+        let event_idx = has(features, VIRTIO_RING_F_EVENT_IDX);
+        let parked = |(index, queue): &(u16, SharedQueue)| ParkedRing::new(*index, queue.clone(), event_idx);
+        Self {
+            queues: transmit.map(|queue| TxQueue { ring: Some(parked(queue)), blocked: None }).collect(),
+            control: control.map(parked),
+            turn: 0,
+            credit: 0,
+            tally: Tally::new(),
+        }
+    }
+
+    /// How many transmit queues there are.
+    pub(crate) fn len(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// The queue whose turn it is. The next call returns the next.
+    pub(crate) fn next_queue(&mut self) -> usize {
+        let turn = self.turn;
+        self.turn = (turn + 1) % self.queues.len().max(1);
+        turn
+    }
+
+    /// It is the turn of `queue` again.
+    pub(crate) fn repeat(&mut self, queue: usize) {
+        self.turn = queue;
+    }
+
+    /// A further round: the port may send so many bytes more. What it has not used it loses, or it could later hold up
+    /// others.
+    pub(crate) fn grant(&mut self, bytes: i64) {
+        self.credit = self.credit.min(0) + bytes;
+    }
+
+    /// What was done for its frames beside copying them, in frames.
+    pub(crate) fn charge_frames(&mut self, frames: usize) {
+        self.credit = self.credit.saturating_sub(i64::try_from(frames * FRAME_COST).unwrap_or(i64::MAX));
+    }
+
+    /// What it has done beside sending, in time that others would have had.
+    pub(crate) fn charge_time(&mut self, time: Duration) {
+        // A nanosecond is about as long as the copy of a byte that is in no cache.
+        self.credit = self.credit.saturating_sub(i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
+    }
+
+    /// Whether the driver may have made a command available that was not taken. Until the queue was first run, it may.
+    pub(crate) fn has_command(&self, memory: &GuestMemoryMmap) -> bool {
+        self.control.as_ref().is_some_and(|parked| parked.has_available(memory))
+    }
+
+    /// Whether it may send more in this round.
+    pub(crate) fn has_credit(&self) -> bool {
+        self.credit > 0
+    }
+
+    /// Takes a batch of frames from a queue, until the answer is [finished](TxBatch::finish). `None` if it is closed.
+    ///
+    /// # Errors
+    ///
+    /// When the ring is invalid: the caller [gives it up](Self::give_up).
+    pub(crate) fn start<'b, 'm>(
+        &'b mut self,
+        queue: usize,
+        port: Sender<'b>,
+        memory: &'m GuestMemoryMmap,
+        scratch: &'b mut TxScratch,
+    ) -> Result<Option<TxBatch<'b, 'm>>, BrokenRing> {
+        let Some(TxQueue { ring: Some(parked), blocked }) = self.queues.get_mut(queue) else { return Ok(None) };
+        let queue = Queue { parked, number: queue, blocked, credit: &mut self.credit, tally: &mut self.tally };
+        TxBatch::new(queue, port, memory, scratch).map(Some)
+    }
+
+    /// Gives up a queue whose ring is invalid.
+    pub(crate) fn give_up(&mut self, queue: usize, shared: &Shared) {
+        if let Some(tx) = self.queues.get_mut(queue) {
+            tx.ring = None;
+        }
+        give_up(&mut self.tally, &shared.interrupts);
+    }
+
+    /// Closes all queues: nobody touches them afterwards.
+    pub(crate) fn close(&mut self, shared: &Shared) {
+        self.queues.clear();
+        self.control = None;
+        self.tally.flush(&shared.counters);
+    }
+}

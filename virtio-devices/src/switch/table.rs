@@ -1,0 +1,171 @@
+//! Where frames go: a snapshot of the switch's ports, made of what is configured and of what drivers ask for. Nothing
+//! is learned: what is not local is behind the uplink, so nothing ages, and no guest can flood the table.
+
+mod addresses;
+mod destinations;
+mod index;
+mod port;
+mod ports;
+mod spec;
+mod vlan;
+
+#[cfg(test)]
+mod tests;
+
+use addresses::{AddressBook, Claim};
+pub(crate) use destinations::Destinations;
+use index::{Index, Key};
+pub(crate) use port::{PortIndex, Role};
+use ports::Ports;
+pub(crate) use spec::PortSpec;
+
+use super::mode::SwitchMode;
+use crate::net_protocol::ethernet::{Mac, is_multicast};
+use crate::policy::{Head, is_reserved};
+
+const BROADCAST: Mac = [0xff; 6];
+
+/// Where a frame goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Route<'t> {
+    /// To the open port that has its address.
+    One(PortIndex),
+    /// To open ports of a group, or to all that may have its address. A frame for a group may have no destination.
+    Many(Destinations<'t>),
+}
+
+/// Why a frame goes nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Miss {
+    /// It is for the function that sent it (`tx_own_address` of its sender). Or it is the reflection of such a frame,
+    /// from the uplink.
+    OwnAddress,
+    /// It is for an address that no port has and nobody takes frames for (`rx_unknown` of where it came from).
+    Unknown,
+    /// It is for a port that takes no frames now, where it is counted.
+    Closed(PortIndex),
+    /// It is for a function that its sender may not reach, because one of both is isolated.
+    Isolated,
+}
+
+/// Where frames go, immutable.
+#[derive(Debug)]
+pub(crate) struct Table {
+    mode: SwitchMode,
+    ports: Ports,
+    addresses: AddressBook,
+    /// Open ports but for the uplink.
+    everyone: Index,
+    /// Those that joined a group, and do not take all.
+    groups: Index,
+    /// Those that take the frames of all groups.
+    all_groups: Index,
+    /// Those that take frames for unknown addresses.
+    promiscuous: Index,
+}
+
+impl Table {
+    /// The table of `ports`, which are numbered as here. Where two ports have one address in one VLAN, the one that the
+    /// host gave it to keeps it; among drivers the one that had it in the table `before`, then the first of `ports`.
+    ///
+    /// There is one uplink at most. What is beyond [`PortIndex::MAX`] ports is left out.
+    pub(crate) fn new(mode: SwitchMode, ports: &[PortSpec<'_>], before: Option<&Self>) -> Self {
+        let specs = || (0..=PortIndex::MAX).zip(ports);
+        let mut entries: Box<[_]> = specs().map(|(_, spec)| spec.entry()).collect();
+        let uplink = specs().find_map(|(port, spec)| (spec.role == Role::Uplink).then_some(port));
+        let (mut claims, mut everyone, mut groups) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut all_groups, mut promiscuous) = (Vec::new(), Vec::new());
+        for (port, spec) in specs().filter(|(_, spec)| spec.role != Role::Uplink) {
+            let vlan = spec.vlan_code();
+            let anyone = (Key::anyone(vlan), port);
+            claims.extend(spec.addresses().map(|(mac, how)| Claim::of(Key::of(&mac, vlan), how, port)));
+            if !spec.open {
+                continue;
+            }
+            everyone.push(anyone);
+            if spec.takes_all_unicast() {
+                promiscuous.push(anyone);
+            }
+            if spec.takes_all_groups() {
+                all_groups.push(anyone);
+            } else {
+                groups.extend(spec.multicast.iter().map(|mac| (Key::of(mac, vlan), port)));
+            }
+        }
+        let addresses = AddressBook::new(claims, &mut entries, before.map(|before| &before.addresses));
+        let [everyone, groups, all_groups, promiscuous] = [everyone, groups, all_groups, promiscuous].map(Index::of);
+        let ports = Ports { entries, uplink };
+        Self { mode, ports, addresses, everyone, groups, all_groups, promiscuous }
+    }
+
+    /// Where the frame goes that begins with `head` and has passed the ingress policy of the port `from`: with the tag
+    /// of a port VLAN, if it has one.
+    ///
+    /// A port that is found is in the frame's VLAN. What its policy does on the way out, and its driver's filter, come
+    /// after this.
+    ///
+    /// # Errors
+    ///
+    /// Why it goes nowhere.
+    pub(crate) fn route(&self, from: PortIndex, head: &Head) -> Result<Route<'_>, Miss> {
+        let sender = self.ports.get(from).ok_or(Miss::Unknown)?;
+        let (outer, destination) = (head.outer(), head.destination());
+        let from_uplink = sender.role == Role::Uplink;
+        if !from_uplink && self.mode == SwitchMode::Vepa {
+            return self.to_uplink();
+        }
+        // What comes back from the switch behind the uplink goes everywhere but to where it came from.
+        let source = (from_uplink && self.mode == SwitchMode::Vepa)
+            .then(|| self.addresses.owner(&head.source(), outer, &self.ports.entries))
+            .flatten();
+        let to = Destinations::new(&self.ports, from, source, outer);
+        if is_reserved(&destination) {
+            if !from_uplink {
+                return self.to_uplink();
+            }
+            return Ok(Route::Many(to.of_pf().with_all(&self.all_groups).with(&self.groups, &destination)));
+        }
+        if destination == BROADCAST {
+            return Ok(Route::Many(to.and_uplink().with_all(&self.everyone)));
+        }
+        if is_multicast(&destination) {
+            let to = to.and_uplink().with_all(&self.all_groups).with(&self.groups, &destination);
+            return Ok(Route::Many(to));
+        }
+        let Some(owner) = self.addresses.owner(&destination, outer, &self.ports.entries) else {
+            let to = to.and_uplink().with_all(&self.promiscuous);
+            return if to.is_empty() { Err(Miss::Unknown) } else { Ok(Route::Many(to)) };
+        };
+        if owner == from || Some(owner) == source {
+            Err(Miss::OwnAddress)
+        } else if !self.ports.may_meet(from, owner) || source.is_some_and(|source| !self.ports.may_meet(source, owner))
+        {
+            Err(Miss::Isolated)
+        } else if !self.ports.is_open(owner) {
+            Err(Miss::Closed(owner))
+        } else {
+            Ok(Route::One(owner))
+        }
+    }
+
+    /// The port that gets a copy of a frame that the port `from` sends: an open one in its VLAN, whatever the frame's
+    /// destination.
+    pub(crate) fn mirror(&self, from: PortIndex, head: &Head) -> Option<PortIndex> {
+        let to = self.ports.get(from)?.mirror?;
+        let is_member = self.ports.get(to).is_some_and(|entry| entry.has(head.outer()));
+        (to != from && is_member && self.ports.is_open(to)).then_some(to)
+    }
+
+    /// How often another's claim to an address in a VLAN went before the port's, so that it gets no frames for it there.
+    pub(crate) fn conflicts(&self, port: PortIndex) -> u32 {
+        self.ports.get(port).map_or(0, |entry| entry.conflicts)
+    }
+
+    fn to_uplink(&self) -> Result<Route<'_>, Miss> {
+        match self.ports.uplink {
+            None => Err(Miss::Unknown),
+            Some(uplink) if self.ports.is_open(uplink) => Ok(Route::One(uplink)),
+            Some(uplink) => Err(Miss::Closed(uplink)),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! A port of the switch, as its table knows it.
+
+use super::vlan::{Outer, outer, vlan_code};
+use crate::policy::Trunk;
+
+/// The number of a port in its switch's table.
+pub(crate) type PortIndex = u16;
+
+/// What a port is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// What is behind the switch.
+    Uplink,
+    /// The PF.
+    Pf,
+    /// A VF.
+    Vf,
+}
+
+/// A port of a table.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub role: Role,
+    pub open: bool,
+    pub isolated: bool,
+    pub mirror: Option<PortIndex>,
+    /// Its port VLAN, or 0.
+    pub vlan: u16,
+    pub trunk: Option<Trunk>,
+    /// How often another's claim to an address went before one of its own.
+    pub conflicts: u32,
+}
+
+impl Entry {
+    /// Whether frames with this outer tag are in a VLAN of the port.
+    pub(super) fn has(&self, outer: Outer) -> bool {
+        match (self.vlan, &self.trunk) {
+            (0, None) => true,
+            (0, Some(trunk)) => trunk.contains(outer),
+            (vlan, _) => vlan_code(outer) == vlan,
+        }
+    }
+
+    /// Whether it has the VLAN of a port VLAN.
+    pub(super) fn has_vlan(&self, vlan: u16) -> bool {
+        self.has(outer(vlan))
+    }
+
+    /// Whether the port has all VLANs.
+    pub(super) const fn has_all(&self) -> bool {
+        self.vlan == 0 && self.trunk.is_none()
+    }
+
+    /// Whether there may be a frame that is in a VLAN of both, of ports without a port VLAN.
+    pub(super) fn meets(&self, other: &Self) -> bool {
+        match (&self.trunk, &other.trunk) {
+            (Some(one), Some(other)) => one.meets(other),
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The ports of a switch, and which of them may exchange frames.
+
+use super::port::{Entry, PortIndex, Role};
+
+/// The ports of a switch.
+#[derive(Debug)]
+pub(super) struct Ports {
+    /// By number.
+    pub entries: Box<[Entry]>,
+    /// Which is the uplink.
+    pub uplink: Option<PortIndex>,
+}
+
+impl Ports {
+    pub(super) fn get(&self, port: PortIndex) -> Option<&Entry> {
+        self.entries.get(usize::from(port))
+    }
+
+    /// Whether the port takes frames.
+    pub(super) fn is_open(&self, port: PortIndex) -> bool {
+        self.get(port).is_some_and(|entry| entry.open)
+    }
+
+    /// Whether frames may go from one to the other, or back: isolated functions reach uplink and PF only.
+    pub(super) fn may_meet(&self, one: PortIndex, other: PortIndex) -> bool {
+        let (Some(a), Some(b)) = (self.get(one), self.get(other)) else { return false };
+        !(a.isolated && b.role == Role::Vf || b.isolated && a.role == Role::Vf)
+    }
+}

@@ -1,0 +1,96 @@
+//! What a switch's table is made of.
+
+use super::addresses::How;
+use super::port::{Entry, PortIndex, Role};
+use super::vlan::vlan_code;
+use crate::net_protocol::ethernet::Mac;
+use crate::policy::Policy;
+
+/// The most further unicast addresses of a driver that the host does not trust. If it sets more, none of them counts.
+const MAX_UNTRUSTED: usize = 16;
+
+/// What a table is made of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PortSpec<'a> {
+    /// Whose it is.
+    pub role: Role,
+    /// Whether it takes frames: the function's driver runs, and its link is up.
+    pub open: bool,
+    /// What the host has decided.
+    pub policy: &'a Policy,
+    /// The function's address now.
+    pub current: Mac,
+    /// The further unicast addresses that the driver has set, at most 64.
+    pub unicast: &'a [Mac],
+    /// The groups that the driver has joined, at most 64.
+    pub multicast: &'a [Mac],
+    /// The driver wants every unicast frame: promiscuous mode, all-unicast mode, or more addresses than there is room
+    /// for.
+    pub all_unicast: bool,
+    /// The driver wants the frames of every group: promiscuous mode, all-multicast mode, or more groups than there is
+    /// room for.
+    pub all_multicast: bool,
+    /// It reaches uplink and PF only.
+    pub isolated: bool,
+    /// The port that gets a copy of what it sends.
+    pub mirror: Option<PortIndex>,
+}
+
+/// No restriction.
+static OPEN: Policy = Policy {
+    address: None,
+    port_vlan: None,
+    trunk: None,
+    spoof_check: false,
+    trusted: true,
+    storm: None,
+    max_tx_rate: None,
+};
+
+impl PortSpec<'_> {
+    /// The uplink.
+    pub(crate) const fn uplink(open: bool) -> Self {
+        Self {
+            role: Role::Uplink,
+            open,
+            policy: &OPEN,
+            current: [0; 6],
+            unicast: &[],
+            multicast: &[],
+            all_unicast: false,
+            all_multicast: false,
+            isolated: false,
+            mirror: None,
+        }
+    }
+
+    /// The addresses that frames for the function have, and how it came by each. A driver that does not run has only
+    /// the function's own.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = (Mac, How)> {
+        let own = self.policy.fixed_address().unwrap_or(self.current);
+        let how = if self.policy.address == Some(own) { How::Given } else { How::Current };
+        let counts = self.open && (self.policy.trusted || self.unicast.len() <= MAX_UNTRUSTED);
+        let further = if counts { self.unicast } else { &[] };
+        let further = further.iter().filter(move |mac| **mac != own).map(|mac| (*mac, How::Further));
+        [(own, how)].into_iter().chain(further)
+    }
+
+    pub(super) const fn takes_all_unicast(&self) -> bool {
+        self.all_unicast && self.policy.trusted
+    }
+
+    pub(super) const fn takes_all_groups(&self) -> bool {
+        self.all_multicast && self.policy.trusted
+    }
+
+    /// What the table keeps of it.
+    pub(super) fn entry(&self) -> Entry {
+        let Self { role, open, policy, isolated, mirror, .. } = *self;
+        Entry { role, open, isolated, mirror, vlan: self.vlan_code(), trunk: policy.trunk.clone(), conflicts: 0 }
+    }
+
+    /// The VLAN that all of its frames are in, or 0.
+    pub(super) fn vlan_code(&self) -> u16 {
+        self.policy.port_vlan.map_or(0, |vlan| vlan_code(Some((vlan.protocol, vlan.id))))
+    }
+}

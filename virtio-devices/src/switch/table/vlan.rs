@@ -1,0 +1,27 @@
+//! VLANs as numbers: a customer's by its ID, a provider's above those, and 0 for none.
+
+use crate::policy::VlanProtocol;
+
+/// The outer tag of a frame, without its priority.
+pub(super) type Outer = Option<(VlanProtocol, u16)>;
+
+/// What is added to the ID of a provider's VLAN.
+const SERVICE: u16 = 0x1000;
+
+/// The VLAN of frames with this outer tag: 0 of those without one, and of those with a priority only.
+pub(super) const fn vlan_code(outer: Outer) -> u16 {
+    match outer {
+        None | Some((_, 0)) => 0,
+        Some((VlanProtocol::Customer, id)) => id & 0xfff,
+        Some((VlanProtocol::Service, id)) => SERVICE | id & 0xfff,
+    }
+}
+
+/// The outer tag of frames in this VLAN.
+pub(super) const fn outer(vlan: u16) -> Outer {
+    match (vlan, vlan & SERVICE) {
+        (0, _) => None,
+        (_, 0) => Some((VlanProtocol::Customer, vlan)),
+        _ => Some((VlanProtocol::Service, vlan & 0xfff)),
+    }
+}

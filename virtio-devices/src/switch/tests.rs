@@ -1,0 +1,9 @@
+//! A switch with drivers at its ports and a socket in the uplink's place.
+
+mod hostile;
+mod matrix;
+mod offloads;
+mod policy;
+mod pressure;
+mod rig;
+mod stop;

@@ -1,0 +1,151 @@
+//! Receivers without buffers, and senders that compete.
+
+use std::time::{Duration, Instant};
+
+use super::rig::*;
+use crate::net::testing::eventually;
+use crate::switch::PortSettings;
+use crate::{Counter, Port};
+
+#[test]
+fn a_frame_waits_for_buffers_that_come_soon() {
+    let (mut lan, mut worker) = Lan::stepped(3);
+    // It waits a millisecond, and so may be lost on a machine that is busy.
+    eventually("a frame that has waited", || {
+        lan.nics[1].queue(&frame(mac(1), mac(2), 64));
+        lan.nics[1].kick();
+        worker.step(Some(Duration::ZERO));
+        let waits = lan.nics[1].tx.take_used().is_empty();
+        lan.nics[2].provide(1, 2048);
+        lan.nics[2].kick();
+        worker.step(Some(Duration::ZERO));
+        let arrived = lan.nics[2].received_raw().len();
+        if waits && arrived == 1 {
+            return true;
+        }
+        // Once it was given up, it needs more than one buffer to be waited for again.
+        lan.nics[2].provide(40, 2048);
+        for _ in 0..40 {
+            lan.nics[1].queue(&frame(mac(1), mac(2), 64));
+        }
+        lan.nics[1].kick();
+        worker.step(Some(Duration::ZERO));
+        lan.nics[1].tx.take_used();
+        lan.nics[2].received_raw();
+        false
+    });
+    assert_eq!(lan.nics[1].tx.take_used().len(), 1);
+}
+
+#[test]
+fn a_receiver_without_buffers_costs_its_sender_a_millisecond_once() {
+    let mut lan = Lan::running(&Config::closed(4));
+    lan.nics[3].reset();
+    lan.nics[3].start(FEATURES);
+    lan.settle();
+    let began = Instant::now();
+    for _ in 0..200 {
+        lan.nics[1].send(&frame(mac(1), mac(3), 64));
+    }
+    // By a millisecond for each it would be 200 ms, by itself.
+    assert!(began.elapsed() < Duration::from_secs(2));
+    let drops = [Counter::RxNoBuffers, Counter::RxCongested].map(|counter| lan.count(3, counter));
+    assert_eq!(drops, [1, 199]);
+    lan.nics[3].provide(64, 2048);
+    lan.nics[1].send(&frame(mac(1), mac(3), 64));
+    assert_eq!(lan.nics[3].received().len(), 1);
+}
+
+/// A receiver that provides one buffer at a time cannot hold up its senders again and again.
+#[test]
+fn a_receiver_with_few_buffers_is_not_waited_for() {
+    let (mut lan, mut worker) = Lan::stepped(4);
+    lan.nics[2].provide(200, 2048);
+    let mut step = |lan: &mut Lan| {
+        lan.nics[1].queue(&frame(mac(1), mac(3), 64));
+        lan.nics[1].queue(&frame(mac(1), mac(2), 64));
+        lan.nics[1].kick();
+        worker.step(Some(Duration::ZERO));
+        lan.nics[1].tx.take_used().len()
+    };
+    assert_eq!(step(&mut lan), 0, "the first frame waits");
+    std::thread::sleep(Duration::from_millis(2));
+    assert_eq!(step(&mut lan), 4);
+    for _ in 0..20 {
+        lan.nics[3].provide(1, 2048);
+        assert_eq!((step(&mut lan), step(&mut lan)), (2, 2));
+    }
+    assert_eq!((lan.nics[3].received_raw().len(), lan.nics[2].received_raw().len()), (20, 42));
+    lan.nics[3].provide(40, 2048);
+    assert_eq!(step(&mut lan), 2);
+    lan.nics[3].received_raw();
+    (0..39).for_each(|_| assert_eq!(step(&mut lan), 2));
+    assert_eq!(step(&mut lan), 0, "it is waited for again");
+}
+
+#[test]
+fn what_goes_to_many_waits_for_nobody() {
+    let mut lan = Lan::running(&Config::closed(4));
+    lan.nics[3].reset();
+    lan.nics[3].start(FEATURES);
+    lan.settle();
+    (0..10).for_each(|_| lan.nics[1].send(&frame(mac(1), BROADCAST, 64)));
+    assert_eq!((lan.nics[2].received().len(), lan.count(3, Counter::RxNoBuffers)), (10, 10));
+}
+
+/// How many frames two ports with these weights send of 128 each, when they have one turn each. Those of the first go to
+/// `to`.
+fn competing(weights: [u8; 2], to: [u8; 6]) -> [usize; 2] {
+    let (mut lan, mut worker) = Lan::stepped(4);
+    lan.nics.iter_mut().for_each(|nic| nic.provide(200, 2048));
+    for (port, weight) in [1, 2].into_iter().zip(weights) {
+        lan.switch.set_port(port, PortSettings { weight, ..PortSettings::default() }).wait();
+    }
+    for (port, to) in [(1, to), (2, mac(0))] {
+        let frame = frame(mac(port), to, 1500);
+        let nic = &mut lan.nics[usize::from(port)];
+        nic.queue(&frame);
+        (1..128).for_each(|_| nic.queue_again(1512));
+        nic.kick();
+    }
+    worker.step(Some(Duration::ZERO));
+    [1, 2].map(|port| lan.nics[port].tx.take_used().len())
+}
+
+#[test]
+fn ports_that_compete_send_by_their_weights() {
+    let [one, other] = competing([10, 10], mac(3));
+    assert_eq!(one, other);
+    assert!((30..64).contains(&one), "{one}: less than a batch and more than a few");
+    let [one, other] = competing([4, 12], mac(3));
+    assert!((one * 3).abs_diff(other) <= 3, "{one} {other}");
+}
+
+#[test]
+fn a_frame_costs_its_sender_as_much_as_it_has_receivers() {
+    let [one, other] = competing([10, 10], BROADCAST);
+    // It has three.
+    assert!((one * 3).abs_diff(other) <= 3, "{one} {other}");
+}
+
+#[test]
+fn a_rate_limit_holds_back_and_loses_nothing() {
+    let mut lan = Lan::running(&Config::closed(3));
+    let policy = crate::Policy { max_tx_rate: std::num::NonZeroU32::new(10), ..untrusted() };
+    lan.nics[1].set_policy(policy);
+    // The bucket holds 131,094 bytes; 100 KiB more are 82 ms.
+    let (began, mut got) = (Instant::now(), 0);
+    for _ in 0..16 {
+        for _ in 0..10 {
+            lan.nics[1].queue(&frame(mac(1), mac(2), 1460));
+        }
+        lan.nics[1].kick();
+        lan.nics[1].wait_sent(10);
+        got += lan.nics[2].received().len();
+    }
+    let took = began.elapsed();
+    assert_eq!(got, 160);
+    assert!(took >= Duration::from_millis(80) && took < Duration::from_millis(600), "{took:?}");
+    assert!(lan.count(1, Counter::TxRateWaits) > 0);
+    assert!(lan.nics[1].net.link_up());
+}

@@ -1,0 +1,382 @@
+//! Ports whose drivers' sides are here.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_TABLE_SET, VIRTIO_NET_CTRL_RX, VIRTIO_NET_CTRL_RX_PROMISC,
+    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MRG_RXBUF,
+};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use crate::backend::Tap;
+use crate::net::testing::{DriverQueue, WRITE, eventually, sockets};
+use crate::policy::Policy;
+use crate::switch::worker::SwitchWorker;
+use crate::switch::{PortSettings, Switch, SwitchMode, SwitchSpec};
+use crate::{Counter, Interrupts, Memory, Net, NetSpec, Port, RateLimits, Start, VirtioDevice, Worker};
+
+/// The size of all queues.
+pub(super) const SIZE: u16 = 256;
+/// Where the rings of a port begin, in rings of a [`DriverQueue`]: one has five at most.
+const RINGS: u16 = 8;
+/// Where what ports send and receive begins.
+const FRAMES: u64 = 8 << 20;
+/// What of guest memory a port has there.
+const AREA: u64 = 8 << 20;
+/// Where in it frames are written that it sends, and buffers lie that it provides.
+const TO_SEND: u64 = 0;
+const TO_RECEIVE: u64 = 4 << 20;
+
+/// What drivers negotiate.
+pub(super) const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
+    | 1 << VIRTIO_NET_F_CTRL_VQ
+    | 1 << VIRTIO_NET_F_CTRL_RX
+    | 1 << VIRTIO_NET_F_CTRL_MAC_ADDR
+    | 1 << VIRTIO_NET_F_MRG_RXBUF;
+
+pub(super) const BROADCAST: [u8; 6] = [0xff; 6];
+
+/// The address of a port.
+pub(super) fn mac(port: u16) -> [u8; 6] {
+    [0x52, 0x54, 0, 0, 0, port as u8]
+}
+
+/// A frame of `len` bytes.
+pub(super) fn frame(from: [u8; 6], to: [u8; 6], len: usize) -> Vec<u8> {
+    let mut frame: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+    frame[..6].copy_from_slice(&to);
+    frame[6..12].copy_from_slice(&from);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame
+}
+
+/// What a VF may do unless the test says more.
+pub(super) fn untrusted() -> Policy {
+    Policy { trusted: false, spoof_check: true, ..Policy::default() }
+}
+
+/// A switch, and a NIC at each of its ports.
+pub(super) struct Lan {
+    pub nics: Vec<Nic>,
+    pub switch: Switch,
+    /// The other end of the uplink.
+    pub peer: Option<OwnedFd>,
+}
+
+pub(super) struct Config {
+    pub id: &'static str,
+    pub mode: SwitchMode,
+    pub ports: u16,
+    pub workers: u16,
+    pub uplink: bool,
+    /// Of the VFs; a PF has one.
+    pub pairs: u16,
+}
+
+impl Config {
+    pub(super) const fn closed(ports: u16) -> Self {
+        Self { id: "pf0", mode: SwitchMode::Veb, ports, workers: 1, uplink: false, pairs: 1 }
+    }
+
+    pub(super) const fn open(ports: u16) -> Self {
+        Self { uplink: true, ..Self::closed(ports) }
+    }
+}
+
+impl Lan {
+    /// A PF that is trusted, and VFs that are not. No driver runs.
+    pub(super) fn new(config: &Config) -> Self {
+        let (near, far) = sockets();
+        let &Config { id, mode, ports, workers, uplink, pairs } = config;
+        let uplink = uplink.then(|| Tap::over_sockets(vec![near]));
+        let peer = uplink.is_some().then_some(far);
+        let switch = Switch::new(SwitchSpec { id: id.into(), mode, ports, workers, uplink }).unwrap();
+        Self { nics: Self::nics(&switch, ports, pairs), switch, peer }
+    }
+
+    /// A closed switch whose worker's work the test does. All drivers run, without buffers.
+    pub(super) fn stepped(ports: u16) -> (Self, SwitchWorker) {
+        let spec = SwitchSpec { id: "pf0".into(), mode: SwitchMode::Veb, ports, workers: 1, uplink: None };
+        let (switch, mut worker) = Switch::stepped(spec).unwrap();
+        let mut lan = Self { nics: Self::nics(&switch, ports, 1), switch, peer: None };
+        lan.nics.iter_mut().for_each(|nic| nic.start(FEATURES));
+        worker.begin();
+        worker.step(Some(Duration::ZERO));
+        lan.settle();
+        (lan, worker)
+    }
+
+    fn nics(switch: &Switch, ports: u16, pairs: u16) -> Vec<Nic> {
+        let len = FRAMES + u64::from(ports) * AREA;
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), len as usize)]).unwrap();
+        (0..ports).map(|port| Nic::new(port, if port == 0 { 1 } else { pairs }, switch, &memory)).collect()
+    }
+
+    /// With drivers that have negotiated [`FEATURES`], buffers in all receive queues, and no promiscuous PF.
+    pub(super) fn running(config: &Config) -> Self {
+        let mut lan = Self::new(config);
+        for nic in &mut lan.nics {
+            nic.start(FEATURES);
+            nic.provide(64, 2048);
+        }
+        lan.nics[0].set_promiscuous(false);
+        lan.settle();
+        lan
+    }
+
+    /// Waits until the table is what the ports are.
+    pub(super) fn settle(&self) {
+        self.switch.set_port(0, PortSettings::default()).wait();
+    }
+
+    /// Sends a frame from the uplink, and waits until it has been forwarded.
+    pub(super) fn send_from_uplink(&self, frame: &[u8]) {
+        let counters = self.switch.uplink_counters().unwrap();
+        let seen = || [Counter::RxFrames, Counter::RxUnknown].iter().map(|c| counters.get(*c)).sum::<u64>();
+        let before = seen();
+        crate::net::testing::send(self.peer.as_ref().unwrap(), &[&[0; 12], frame].concat());
+        eventually("a frame from the uplink", || seen() > before);
+    }
+
+    /// What the uplink has got since the last call, without headers.
+    pub(super) fn at_uplink(&self) -> Vec<Vec<u8>> {
+        let Some(peer) = &self.peer else { return Vec::new() };
+        std::iter::from_fn(|| crate::net::testing::receive(peer)).map(|data| data[12..].to_vec()).collect()
+    }
+
+    pub(super) fn count(&self, port: u16, counter: Counter) -> u64 {
+        self.nics[usize::from(port)].net.counters().get(counter)
+    }
+}
+
+/// A NIC and its driver.
+pub(super) struct Nic {
+    pub net: Net,
+    pub rx: DriverQueue,
+    pub tx: DriverQueue,
+    /// Those of a second pair, if there is one.
+    pub second: Option<[DriverQueue; 2]>,
+    control: DriverQueue,
+    pub interrupts: Arc<Interrupts>,
+    pub workers: Vec<Worker>,
+    memory: GuestMemoryMmap,
+    port: u16,
+    /// Where the buffers lie, by the heads of their chains.
+    buffers: HashMap<u32, u64>,
+    provided: u64,
+    sent: u64,
+}
+
+impl Nic {
+    fn new(port: u16, pairs: u16, switch: &Switch, memory: &GuestMemoryMmap) -> Self {
+        let spec = NetSpec {
+            id: format!("pf0v{port}"),
+            mac: mac(port),
+            mtu: None,
+            queue_pairs: pairs,
+            queue_size: SIZE,
+            offload_tso: true,
+            offload_ufo: true,
+            offload_csum: true,
+            limits: RateLimits::default(),
+            policy: if port == 0 { Policy::default() } else { untrusted() },
+            link_up: true,
+        };
+        let net = Net::new(spec, switch.port(port).unwrap()).unwrap();
+        let mut nic = Self {
+            net,
+            rx: DriverQueue::new(memory, RINGS * port, SIZE),
+            tx: DriverQueue::new(memory, RINGS * port + 1, SIZE),
+            second: (pairs > 1).then(|| [2, 3].map(|queue| DriverQueue::new(memory, RINGS * port + queue, SIZE))),
+            control: DriverQueue::new(memory, RINGS * port + 4, 64),
+            interrupts: Arc::new(Interrupts::new(5, 6)),
+            workers: Vec::new(),
+            memory: memory.clone(),
+            port,
+            buffers: HashMap::new(),
+            provided: 0,
+            sent: 0,
+        };
+        nic.map_vectors();
+        nic
+    }
+
+    fn map_vectors(&mut self) {
+        (0..5).for_each(|queue| self.interrupts.set_queue_vector(queue, queue));
+    }
+
+    pub(super) fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// Where the first of the frames that it sends is, with its header.
+    pub(super) fn send_area(&self) -> u64 {
+        self.area() + TO_SEND
+    }
+
+    /// Makes what is there available once more.
+    pub(super) fn queue_again(&mut self, len: u32) {
+        self.tx.add(&[(self.send_area(), len, 0)]);
+    }
+
+    fn area(&self) -> u64 {
+        FRAMES + u64::from(self.port) * AREA
+    }
+
+    pub(super) fn start(&mut self, features: u64) {
+        let second = self.second.iter().flatten();
+        let queues = [&self.rx, &self.tx].into_iter().chain(second).chain([&self.control]);
+        let start = Start {
+            memory: Memory::new(self.memory.clone()),
+            features,
+            queues: (0..).zip(queues).map(|(index, queue)| (index, Arc::clone(&queue.queue))).collect(),
+            interrupts: Arc::clone(&self.interrupts),
+        };
+        self.workers = self.net.start(start).unwrap();
+        self.kick();
+    }
+
+    pub(super) fn kick(&self) {
+        self.workers.iter().for_each(Worker::wake);
+    }
+
+    /// Stops the queues, as a driver's reset does, and waits for that.
+    pub(super) fn stop(&mut self) {
+        for worker in self.workers.drain(..) {
+            worker.stop().join().unwrap();
+        }
+    }
+
+    /// A reset, after which the driver sets up new rings.
+    pub(super) fn reset(&mut self) {
+        self.stop();
+        self.net.reset();
+        let memory = &self.memory;
+        for queue in 0..RINGS {
+            let base = u64::from(RINGS * self.port + queue) << 16;
+            let zeros = vec![0; 1 << 16];
+            vm_memory::Bytes::write_slice(memory, &zeros, GuestAddress(base)).unwrap();
+        }
+        self.rx = DriverQueue::new(memory, RINGS * self.port, SIZE);
+        self.tx = DriverQueue::new(memory, RINGS * self.port + 1, SIZE);
+        self.control = DriverQueue::new(memory, RINGS * self.port + 4, 64);
+        self.buffers.clear();
+        (self.provided, self.sent) = (0, 0);
+    }
+
+    /// Makes `count` receive buffers of `len` bytes available, without a doorbell.
+    pub(super) fn provide(&mut self, count: u64, len: u32) {
+        for _ in 0..count {
+            let at = self.area() + TO_RECEIVE + self.provided % u64::from(SIZE) * 4096 * 4;
+            self.provided += 1;
+            let head = self.rx.add(&[(at, len, WRITE)]);
+            self.buffers.insert(head.into(), at);
+        }
+    }
+
+    /// Overwrites all receive buffers that are known.
+    pub(super) fn wipe(&self) {
+        self.buffers.values().for_each(|at| self.rx.memory_write(*at, &[0xaa; 64]));
+    }
+
+    /// Whether nobody has written to them since.
+    pub(super) fn is_wiped(&self) -> bool {
+        self.buffers.values().all(|at| self.rx.bytes(*at, 64) == [0xaa; 64])
+    }
+
+    /// What has arrived since the last call: frames with their headers, each of them from one or more buffers.
+    pub(super) fn received_raw(&mut self) -> Vec<Vec<u8>> {
+        let mut used = self.rx.take_used().into_iter();
+        let mut frames = Vec::new();
+        while let Some((head, len)) = used.next() {
+            let mut frame = self.rx.bytes(self.buffers[&head], len as usize);
+            if len < 12 {
+                continue;
+            }
+            let more = u16::from_le_bytes([frame[10], frame[11]]);
+            for _ in 1..more {
+                let (head, len) = used.next().expect("all buffers of a frame at once");
+                frame.extend(self.rx.bytes(self.buffers[&head], len as usize));
+            }
+            frames.push(frame);
+        }
+        frames
+    }
+
+    /// What has arrived since the last call, without headers. As many buffers are provided again.
+    pub(super) fn received(&mut self) -> Vec<Vec<u8>> {
+        let frames: Vec<_> = self.received_raw().into_iter().map(|frame| frame[12..].to_vec()).collect();
+        self.provide(frames.len() as u64, 2048);
+        frames
+    }
+
+    /// Makes a frame with a header available, in pieces, without a doorbell.
+    pub(super) fn queue_raw(&mut self, data: &[u8], pieces: &[usize]) {
+        let at = self.area() + TO_SEND + self.sent % u64::from(SIZE / 4) * (1 << 16);
+        self.sent += 1;
+        self.tx.send(at, data, pieces);
+    }
+
+    /// The same, with a header that asks for nothing.
+    pub(super) fn queue(&mut self, frame: &[u8]) {
+        self.queue_raw(&[&[0; 12], frame].concat(), &[12]);
+    }
+
+    /// Waits until so many frames have been dealt with.
+    pub(super) fn wait_sent(&mut self, count: usize) {
+        let mut done = 0;
+        let tx = &mut self.tx;
+        eventually("the frames to be sent", || {
+            done += tx.take_used().len();
+            done >= count
+        });
+    }
+
+    /// Sends a frame, and waits until it has been dealt with: until it is where it goes.
+    pub(super) fn send(&mut self, frame: &[u8]) {
+        self.queue(frame);
+        self.kick();
+        self.wait_sent(1);
+    }
+
+    /// A command, and its answer.
+    pub(super) fn command(&mut self, command: &[u8]) -> u8 {
+        let at = self.area() + AREA - (1 << 16);
+        self.control.write(at - 1, [0xee]);
+        self.control.memory_write(at, command);
+        self.control.add(&[(at, command.len() as u32, 0), (at - 1, 1, WRITE)]);
+        self.kick();
+        let control = &mut self.control;
+        eventually("an answer", || !control.take_used().is_empty());
+        control.bytes(at - 1, 1)[0]
+    }
+
+    pub(super) fn set_promiscuous(&mut self, on: bool) {
+        let command = [VIRTIO_NET_CTRL_RX as u8, VIRTIO_NET_CTRL_RX_PROMISC as u8, u8::from(on)];
+        assert_eq!(self.command(&command), 0);
+    }
+
+    /// The driver's tables.
+    pub(super) fn set_tables(&mut self, unicast: &[[u8; 6]], multicast: &[[u8; 6]]) {
+        let mut command = vec![VIRTIO_NET_CTRL_MAC as u8, VIRTIO_NET_CTRL_MAC_TABLE_SET as u8];
+        for table in [unicast, multicast] {
+            command.extend((table.len() as u32).to_le_bytes());
+            command.extend(table.concat());
+        }
+        assert_eq!(self.command(&command), 0);
+    }
+
+    pub(super) fn set_policy(&mut self, policy: Policy) {
+        self.net.set_policy(policy, RateLimits::default()).wait();
+    }
+}
+
+impl Drop for Nic {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

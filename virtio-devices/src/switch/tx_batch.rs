@@ -1,0 +1,296 @@
+//! A batch of frames from a transmit queue: what of them its port's policy lets through, and where they go.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use vm_memory::{GuestMemoryMmap, Permissions};
+
+use super::body::Body;
+use super::frame::Frame;
+use super::source::{End, Next, Source};
+use super::table::{Miss, PortIndex, Route, Table};
+use super::uplink::Uplink;
+use crate::iovecs::{IoVecs, Storage};
+use crate::net::{BATCH, Counter, Enforced, Shared, Tally, send_failure};
+use crate::net_protocol::MAX_FRAME;
+use crate::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
+use crate::net_protocol::header::{self, HEADER};
+use crate::policy::{self, Head, NEW_HEAD};
+use crate::ring::{BrokenRing, Chain, ParkedRing, Ring, Used};
+
+/// The most bytes of a batch, before the receivers are signalled and others get their turn.
+const BATCH_BYTES: usize = 256 << 10;
+/// What a frame costs beside its bytes, in bytes that are copied in the same time.
+pub(crate) const FRAME_COST: usize = 512;
+
+/// What a worker takes frames with, from one port after the other.
+#[derive(Default)]
+pub(crate) struct TxScratch {
+    storage: Storage,
+    used: Vec<Used>,
+}
+
+/// The port that transmit queues are of, for the time of a batch.
+#[derive(Clone, Copy)]
+pub(crate) struct Sender<'b> {
+    /// Its number.
+    pub index: PortIndex,
+    /// What its start was with.
+    pub shared: &'b Shared,
+    /// Set when it is stopped.
+    pub stop: &'b AtomicBool,
+    /// Set when the switch's threads shall end.
+    pub end: &'b AtomicBool,
+    /// How long a frame waits for its receiver's buffers.
+    pub patience: Duration,
+}
+
+/// A transmit queue whose port is locked.
+pub(crate) struct Queue<'b> {
+    /// The ring.
+    pub parked: &'b ParkedRing,
+    /// Its number among the port's transmit queues.
+    pub number: usize,
+    /// Since when its first frame waits for its receiver.
+    pub blocked: &'b mut Option<Instant>,
+    /// What the port may still send, in bytes.
+    pub credit: &'b mut i64,
+    /// Its counts.
+    pub tally: &'b mut Tally,
+}
+
+/// A batch of frames from a transmit queue.
+pub(crate) struct TxBatch<'b, 'm> {
+    ring: Ring<'b>,
+    parked: &'b ParkedRing,
+    iovecs: IoVecs<'b, 'm>,
+    memory: &'m GuestMemoryMmap,
+    policy: arc_swap::Guard<Arc<Enforced>>,
+    port: Sender<'b>,
+    queue: usize,
+    /// The head of the chain that the present frame is in.
+    current: u16,
+    frames: usize,
+    bytes: usize,
+    credit: &'b mut i64,
+    blocked: &'b mut Option<Instant>,
+    /// The next frame has been tried before, and copied to where it is mirrored.
+    resumed: bool,
+    used: &'b mut Vec<Used>,
+    tally: &'b mut Tally,
+}
+
+impl<'b, 'm> TxBatch<'b, 'm> {
+    /// Begins a batch.
+    ///
+    /// # Errors
+    ///
+    /// When the ring is invalid.
+    pub(crate) fn new(
+        queue: Queue<'b>,
+        port: Sender<'b>,
+        memory: &'m GuestMemoryMmap,
+        scratch: &'b mut TxScratch,
+    ) -> Result<Self, BrokenRing> {
+        let Queue { parked, number, blocked, credit, tally } = queue;
+        let mut ring = parked.ring(memory)?;
+        ring.suppress_doorbells(memory)?;
+        Ok(Self {
+            ring,
+            parked,
+            iovecs: IoVecs::new(&mut scratch.storage),
+            memory,
+            policy: port.shared.policy.load(),
+            port,
+            queue: number,
+            current: 0,
+            frames: 0,
+            bytes: 0,
+            credit,
+            resumed: blocked.is_some(),
+            blocked,
+            used: &mut scratch.used,
+            tally,
+        })
+    }
+
+    /// Gives back what was sent, and interrupts the driver if it wants that. Returns why the batch ended, which is not
+    /// [`End::Drained`] if the driver has made more available meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// When the ring is invalid, or was found to be: the caller [gives it up](super::sender::PortTx::give_up).
+    pub(crate) fn finish(mut self, end: Result<End, BrokenRing>) -> Result<End, BrokenRing> {
+        let end = end.and_then(|end| self.give_back(end));
+        self.used.clear();
+        self.parked.park(self.ring);
+        end
+    }
+
+    fn give_back(&mut self, end: End) -> Result<End, BrokenRing> {
+        if !self.used.is_empty() {
+            self.ring.give_back(self.memory, self.used)?;
+            if self.ring.wants_interrupt(self.memory)? {
+                self.port.shared.interrupts.signal_queue(self.ring.index());
+                self.tally.count(Counter::Interrupts);
+            }
+        }
+        match end {
+            End::Drained if self.ring.expect_doorbell(self.memory)? => Ok(End::More),
+            End::Limited(_) if self.ring.expect_doorbell(self.memory)? => {
+                // The driver need not ring before the time is over.
+                self.ring.suppress_doorbells(self.memory)?;
+                self.tally.count(Counter::TxRateWaits);
+                Ok(end)
+            }
+            End::Limited(_) => Ok(End::Drained),
+            end => Ok(end),
+        }
+    }
+
+    /// Looks at the frame in `chain`: its route, or the reason why it is dropped.
+    fn inspect<'t>(&mut self, chain: Chain<'m>, table: &'t Table) -> Result<Frame<'t>, Counter> {
+        self.iovecs.clear();
+        let extent = self.iovecs.append(self.memory, chain, Permissions::Read).map_err(|_| Counter::TxBadChains)?;
+        // What is checked is a copy, and that copy goes on: what the guest writes there afterwards changes nothing.
+        let mut header = [0; HEADER];
+        if !self.iovecs.take_front(&mut header) {
+            return Err(Counter::TxTooShort);
+        }
+        let len = extent.bytes - HEADER;
+        if len < ETHERNET_HEADER {
+            return Err(Counter::TxTooShort);
+        }
+        if len > MAX_FRAME {
+            return Err(Counter::TxTooLong);
+        }
+        self.bytes += len;
+        let (state, policy) = (&self.port.shared.state, &self.policy);
+        let header = header::check(header, len, self.port.shared.features).map_err(|_| Counter::TxBadHeaders)?;
+        if !state.link_up() {
+            return Err(Counter::TxLinkDown);
+        }
+        let mut copy = [0; policy::HEAD];
+        let copy = &mut copy[..len.min(policy::HEAD)];
+        if !self.iovecs.take_front(copy) {
+            return Err(Counter::TxTooShort);
+        }
+        let head = Head::of(copy)?;
+        let is_further = |mac: &_| state.filter().unicast.addresses().contains(mac);
+        let new = policy.policy.ingress(&head, state.mac(), is_further)?;
+        let header = policy::changed(header, &new).map_err(|_| Counter::TxBadHeaders)?;
+        let len = new.new_len(len);
+        if len > MAX_FRAME {
+            return Err(Counter::TxTooLong);
+        }
+        let head = Head::of(new.bytes())?;
+        let route = table.route(self.port.index, &head).or_else(|miss| match miss {
+            // It is counted where it goes.
+            Miss::Closed(port) => Ok(Route::One(port)),
+            Miss::OwnAddress => Err(Counter::TxOwnAddress),
+            Miss::Isolated => Err(Counter::TxIsolated),
+            Miss::Unknown => Err(Counter::TxUnknown),
+        });
+        let is_group = is_multicast(&head.destination());
+        let is_flooded = matches!(route, Ok(Route::Many(_))) && !is_group;
+        if (is_group || is_flooded) && policy.policy.storm.is_some() {
+            if policy.storm.limited_for().is_some() {
+                return Err(Counter::StormDropped);
+            }
+            policy.storm.take(0);
+        }
+        if is_flooded {
+            self.tally.count(Counter::TxFlooded);
+        }
+        let mut frame = Frame::new(header, &new, head, len, route);
+        frame.mirror = table.mirror(self.port.index, &frame.head).filter(|_| !std::mem::take(&mut self.resumed));
+        Ok(frame)
+    }
+
+    fn complete(&mut self) {
+        self.used.push(Used { head: self.current, len: 0 });
+        *self.blocked = None;
+        self.resumed = false;
+    }
+
+    fn charge(&mut self, bytes: usize, receivers: usize) {
+        let cost = (bytes + FRAME_COST).saturating_mul(receivers.max(1));
+        *self.credit = self.credit.saturating_sub(i64::try_from(cost).unwrap_or(i64::MAX));
+    }
+}
+
+impl Source for TxBatch<'_, '_> {
+    fn next<'t>(&mut self, table: &'t Table) -> Result<Next<'t>, BrokenRing> {
+        loop {
+            if self.is_stopped() {
+                return Ok(Next::End(End::Stopped));
+            }
+            if self.frames == BATCH || self.bytes >= BATCH_BYTES || *self.credit <= 0 {
+                return Ok(Next::End(End::More));
+            }
+            if let Some(wait) = self.policy.transmit.limited_for() {
+                return Ok(Next::End(End::Limited(wait)));
+            }
+            let Some(chain) = self.ring.next(self.memory)? else { return Ok(Next::End(End::Drained)) };
+            self.frames += 1;
+            self.current = chain.head_index();
+            match self.inspect(chain, table) {
+                Ok(frame) => return Ok(Next::Frame(frame)),
+                Err(reason) => self.dropped(reason),
+            }
+        }
+    }
+
+    fn body(&self) -> Body<'_, '_, '_> {
+        Body::Guest(&self.iovecs)
+    }
+
+    fn flow(&self, _: &Frame<'_>) -> usize {
+        usize::from(self.port.index) + self.queue
+    }
+
+    fn send(&mut self, frame: &Frame<'_>, uplink: &Uplink) -> Result<(), Counter> {
+        let mut bytes = [0; HEADER + NEW_HEAD];
+        let parts = frame.header.iter().chain(frame.front());
+        bytes.iter_mut().zip(parts).for_each(|(to, from)| *to = *from);
+        let front = bytes.get(..HEADER + frame.front().len()).unwrap_or(&bytes);
+        self.iovecs.send(uplink.as_fd(), front).map(|_| ()).map_err(|error| send_failure(&error))
+    }
+
+    fn done(&mut self, frame: &Frame<'_>, receivers: usize) {
+        self.charge(frame.len, receivers);
+        self.policy.transmit.take(frame.len);
+        self.tally.count(Counter::TxFrames);
+        self.tally.add(Counter::TxBytes, frame.len as u64);
+        self.complete();
+    }
+
+    fn dropped(&mut self, reason: Counter) {
+        self.charge(0, 1);
+        // What is dropped took time as well.
+        self.policy.transmit.take(0);
+        self.port.shared.policy.note(reason);
+        self.tally.count(reason);
+        self.complete();
+    }
+
+    fn is_patient(&self) -> bool {
+        true
+    }
+
+    fn patience(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let since = *self.blocked.get_or_insert(now);
+        self.port.patience.checked_sub(now.duration_since(since)).filter(|left| !left.is_zero())
+    }
+
+    fn put_back(&mut self) {
+        self.ring.put_back(1);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.port.stop.load(Ordering::Acquire) || self.port.end.load(Ordering::Acquire)
+    }
+}

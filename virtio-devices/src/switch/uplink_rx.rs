@@ -1,0 +1,191 @@
+//! What comes from the uplink. A tap shows no frame without giving it away, so each is read into memory of this program
+//! first.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_DATA_VALID, VIRTIO_NET_HDR_F_NEEDS_CSUM};
+
+use super::body::Body;
+use super::frame::Frame;
+use super::source::{End, Next, Source};
+use super::table::{Miss, PortIndex, Route, Table};
+use super::uplink::Uplink;
+use crate::net::{BATCH, Counter, Tally};
+use crate::net_protocol::MAX_READ;
+use crate::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
+use crate::net_protocol::header::{FLAGS, HEADER, NUM_BUFFERS};
+use crate::policy::{self, Head};
+use crate::ring::BrokenRing;
+use crate::spill::Spill;
+
+/// The reader of an uplink.
+pub(crate) struct UplinkRx {
+    index: PortIndex,
+    bounce: Spill,
+    /// There may be a frame.
+    ready: bool,
+    tally: Tally,
+}
+
+impl UplinkRx {
+    /// The reader of an uplink that has this number in the table.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no memory for it.
+    pub(crate) fn new(index: PortIndex) -> io::Result<Self> {
+        Ok(Self { index, bounce: Spill::new(MAX_READ)?, ready: false, tally: Tally::new() })
+    }
+
+    /// Begins to read: what is from before there were drivers is dropped.
+    pub(crate) fn begin(&mut self, uplink: &Uplink, watch: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) {
+        uplink.counters().add(Counter::RxStale, uplink.discard_stale());
+        if watch(uplink.as_fd()).is_err() {
+            uplink.counters().add(Counter::RxBackendErrors, 1);
+        }
+        self.ready = true;
+    }
+
+    /// Whether there may be a frame.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    /// There may be a frame.
+    pub(crate) fn set_ready(&mut self) {
+        self.ready = true;
+    }
+
+    /// Reads a batch of frames, which `forward` forwards.
+    pub(crate) fn batch(
+        &mut self,
+        uplink: &Uplink,
+        end: &AtomicBool,
+        forward: impl FnOnce(&mut UplinkBatch<'_>) -> Result<End, BrokenRing>,
+    ) {
+        let Self { index, bounce, ready, tally } = self;
+        let mut batch = UplinkBatch {
+            index: *index,
+            fd: uplink.as_fd(),
+            end,
+            bounce: bounce.bytes(),
+            body: 0..0,
+            frames: 0,
+            tally,
+        };
+        *ready = forward(&mut batch) == Ok(End::More);
+        tally.flush(&uplink.counters());
+    }
+}
+
+/// A batch of frames from the uplink.
+pub(crate) struct UplinkBatch<'b> {
+    index: PortIndex,
+    fd: BorrowedFd<'b>,
+    end: &'b AtomicBool,
+    bounce: &'b mut [u8],
+    /// Where the present frame's body is.
+    body: std::ops::Range<usize>,
+    frames: usize,
+    tally: &'b mut Tally,
+}
+
+impl UplinkBatch<'_> {
+    /// Looks at the frame of `len` bytes, with its header, that was read: its route, or the reason why it is dropped.
+    fn inspect<'t>(&mut self, len: usize, table: &'t Table) -> Result<Frame<'t>, Counter> {
+        let bytes = self.bounce.get(..len).unwrap_or_default();
+        let (header, frame) = bytes.split_first_chunk::<HEADER>().ok_or(Counter::RxTooShort)?;
+        if frame.len() < ETHERNET_HEADER {
+            return Err(Counter::RxTooShort);
+        }
+        let mut header = *header;
+        header[FLAGS] &= (VIRTIO_NET_HDR_F_NEEDS_CSUM | VIRTIO_NET_HDR_F_DATA_VALID) as u8;
+        header[NUM_BUFFERS..].fill(0);
+        let known = frame.len().min(policy::HEAD);
+        let head = Head::of(frame.get(..known).unwrap_or(frame)).map_err(|_| Counter::RxVlanFiltered)?;
+        if is_multicast(&head.source()) {
+            return Err(Counter::RxBackendErrors);
+        }
+        let new = head.unchanged();
+        let header = policy::changed(header, &new).map_err(|_| Counter::RxBackendErrors)?;
+        let route = match table.route(self.index, &head) {
+            Ok(route) => route,
+            // It is counted where it goes.
+            Err(Miss::Closed(port)) => Route::One(port),
+            Err(Miss::OwnAddress | Miss::Isolated | Miss::Unknown) => return Err(Counter::RxUnknown),
+        };
+        let frame_len = frame.len();
+        self.body = HEADER + known..len;
+        Ok(Frame::new(header, &new, head, frame_len, Ok(route)))
+    }
+}
+
+impl Source for UplinkBatch<'_> {
+    fn next<'t>(&mut self, table: &'t Table) -> Result<Next<'t>, BrokenRing> {
+        loop {
+            if self.is_stopped() {
+                return Ok(Next::End(End::Stopped));
+            }
+            if self.frames == BATCH {
+                return Ok(Next::End(End::More));
+            }
+            self.frames += 1;
+            match rustix::io::read(self.fd, &mut *self.bounce) {
+                Ok(0) | Err(Errno::BADFD | Errno::BADF | Errno::NODEV | Errno::NXIO | Errno::IO) => {
+                    // It is gone, and signals nothing any more.
+                    self.tally.count(Counter::RxBackendErrors);
+                    return Ok(Next::End(End::Drained));
+                }
+                Ok(len) => match self.inspect(len, table) {
+                    Ok(frame) => return Ok(Next::Frame(frame)),
+                    Err(reason) => self.tally.count(reason),
+                },
+                Err(Errno::AGAIN) => return Ok(Next::End(End::Drained)),
+                Err(Errno::INTR | Errno::NOMEM | Errno::NOBUFS) => return Ok(Next::End(End::More)),
+                // A frame that the tap cannot describe is lost.
+                Err(_) => self.tally.count(Counter::RxBackendErrors),
+            }
+        }
+    }
+
+    fn body(&self) -> Body<'_, '_, '_> {
+        Body::Private(self.bounce.get(self.body.clone()).unwrap_or_default())
+    }
+
+    /// The sender, which a flow has one of.
+    fn flow(&self, frame: &Frame<'_>) -> usize {
+        frame.head.source().iter().fold(0, |flow, byte| flow.wrapping_mul(31) + usize::from(*byte))
+    }
+
+    fn send(&mut self, _: &Frame<'_>, _: &Uplink) -> Result<(), Counter> {
+        // Nothing goes back where it came from.
+        Err(Counter::TxOwnAddress)
+    }
+
+    fn done(&mut self, frame: &Frame<'_>, _: usize) {
+        self.tally.count(Counter::RxFrames);
+        self.tally.add(Counter::RxBytes, frame.len as u64);
+    }
+
+    fn dropped(&mut self, reason: Counter) {
+        self.tally.count(reason);
+    }
+
+    fn is_patient(&self) -> bool {
+        false
+    }
+
+    fn patience(&mut self) -> Option<Duration> {
+        None
+    }
+
+    fn put_back(&mut self) {}
+
+    fn is_stopped(&self) -> bool {
+        self.end.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,297 @@
+//! A worker of a switch: it carries what its ports send, in turns, and what comes from the uplink.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use vm_memory::GuestAddressSpace;
+
+use super::control::{Served, serve};
+use super::forward::Forwarder;
+use super::hub::Hub;
+use super::lane::{Lane, Message};
+use super::port::OpenPort;
+use super::sender::PortTx;
+use super::source::End;
+use super::table::PortIndex;
+use super::tx_batch::{Sender, TxScratch};
+use super::uplink_rx::UplinkRx;
+use crate::net::Counter;
+use crate::ring::BrokenRing;
+
+/// What a port of weight 1 may send in a round, in bytes: ports of the usual weight, 10, have 80 KiB, and so use up a
+/// batch of usual frames.
+const QUANTUM: i64 = 8 << 10;
+/// How long a frame waits for its receiver's buffers.
+const PATIENCE: Duration = Duration::from_millis(1);
+/// The most batches of a port before others get their turn, whatever its credit.
+const MAX_BATCHES: usize = 8;
+
+/// A worker.
+pub(crate) struct SwitchWorker {
+    hub: Arc<Hub>,
+    /// Its number.
+    index: usize,
+    forwarder: Forwarder,
+    /// The ports that may have something to send, each once.
+    active: VecDeque<PortIndex>,
+    /// By port, whether it is among them.
+    is_active: Vec<bool>,
+    /// The ports that wait for a time: for a limit, or a receiver's buffers.
+    waiting: Vec<Waiting>,
+    scratch: TxScratch,
+    patience: Duration,
+    /// What has signalled.
+    tokens: Vec<u64>,
+    /// The uplink, if this worker reads it.
+    uplink: Option<UplinkRx>,
+}
+
+struct Waiting {
+    port: PortIndex,
+    until: Instant,
+    /// For a receiver's buffers, which may come before that.
+    blocked: bool,
+}
+
+/// What a port's turn ended with.
+enum Turn {
+    Idle,
+    More,
+    Wait { time: Duration, blocked: bool },
+}
+
+impl SwitchWorker {
+    /// The worker with this number, which reads `uplink`.
+    pub(crate) fn new(hub: Arc<Hub>, index: usize, uplink: Option<UplinkRx>) -> Self {
+        let is_active = vec![false; usize::from(hub.ports())];
+        let forwarder = Forwarder::new(Arc::clone(&hub), index);
+        let (active, waiting, scratch, tokens) = (VecDeque::new(), Vec::new(), TxScratch::default(), Vec::new());
+        let patience = PATIENCE;
+        Self { hub, index, forwarder, active, is_active, waiting, scratch, patience, tokens, uplink }
+    }
+
+    /// That lets no frame wait for its receiver.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn impatient(self) -> Self {
+        Self { patience: Duration::ZERO, ..self }
+    }
+
+    /// Runs until the switch ends.
+    pub(crate) fn run(mut self) {
+        self.begin();
+        while !self.hub.end.load(Ordering::Acquire) {
+            self.step(None);
+        }
+    }
+
+    /// Listens to the uplink, if it is this worker's.
+    pub(crate) fn begin(&mut self) {
+        let (hub, index) = (&self.hub, u64::from(self.hub.uplink_index()));
+        if let (Some(rx), Some(uplink), Some(lane)) = (&mut self.uplink, hub.uplink(), hub.lanes().get(self.index)) {
+            rx.begin(uplink, |fd| lane.watch(fd, index));
+        }
+    }
+
+    /// Waits for something to do, no longer than `limit`, and does it.
+    pub(crate) fn step(&mut self, limit: Option<Duration>) {
+        let hub = Arc::clone(&self.hub);
+        let Some(lane) = hub.lanes().get(self.index) else { return };
+        let table = if self.index == 0 { hub.follow() } else { None };
+        let mut tokens = std::mem::take(&mut self.tokens);
+        if lane.wait([self.timeout(table), limit].into_iter().flatten().min(), &mut tokens) {
+            self.woken(lane);
+        }
+        for token in tokens.drain(..) {
+            self.rung(token);
+        }
+        self.tokens = tokens;
+        self.expire();
+        self.round();
+    }
+
+    /// How long to wait for something to do; `None` is without end.
+    fn timeout(&self, table: Option<Duration>) -> Option<Duration> {
+        if !self.active.is_empty() || self.uplink.as_ref().is_some_and(UplinkRx::is_ready) {
+            return Some(Duration::ZERO);
+        }
+        let until = self.waiting.iter().map(|waiting| waiting.until).min();
+        let ports = until.map(|until| until.saturating_duration_since(Instant::now()));
+        [ports, table].into_iter().flatten().min()
+    }
+
+    /// Reads what it was told, and tries again what waits for buffers.
+    fn woken(&mut self, lane: &Lane) {
+        for message in lane.take_mail() {
+            match message {
+                // Without memory for it, the port is deaf; its driver can try again.
+                Message::Opened(port) => {
+                    let _ = lane.watch(crate::eventfd::borrow(&port.kick), u64::from(port.index));
+                    self.activate(port.index);
+                }
+                Message::Closed(port) => lane.forget(crate::eventfd::borrow(&port.kick)),
+            }
+        }
+        self.take_waiting(|waiting| waiting.blocked);
+    }
+
+    /// A doorbell, or a frame from the uplink.
+    fn rung(&mut self, token: u64) {
+        let Ok(port) = PortIndex::try_from(token) else { return };
+        if port == self.hub.uplink_index() {
+            if let Some(uplink) = &mut self.uplink {
+                uplink.set_ready();
+            }
+            return;
+        }
+        let Some(open) = self.hub.open_port(port) else { return };
+        let waiters = open.take_waiters();
+        for (index, lane) in self.hub.lanes().iter().enumerate() {
+            if waiters & 1 << index != 0 && index != self.index {
+                lane.wake();
+            }
+        }
+        if waiters & 1 << self.index != 0 {
+            self.take_waiting(|waiting| waiting.blocked);
+        }
+        open.shared.counters.add(Counter::Kicks, 1);
+        self.activate(port);
+    }
+
+    fn activate(&mut self, port: PortIndex) {
+        if let Some(active) = self.is_active.get_mut(usize::from(port))
+            && !std::mem::replace(active, true)
+        {
+            self.active.push_back(port);
+        }
+    }
+
+    /// Has those that wait and are `due` try again.
+    fn take_waiting(&mut self, due: impl Fn(&Waiting) -> bool) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.retain(|waiting| {
+            let due = due(waiting);
+            if due {
+                self.activate(waiting.port);
+            }
+            !due
+        });
+        self.waiting = waiting;
+    }
+
+    fn expire(&mut self) {
+        if !self.waiting.is_empty() {
+            let now = Instant::now();
+            self.take_waiting(|waiting| waiting.until <= now);
+        }
+    }
+
+    /// Gives each port that may have something to send a turn, and the uplink.
+    fn round(&mut self) {
+        for _ in 0..self.active.len() {
+            let Some(port) = self.active.pop_front() else { break };
+            if let Some(active) = self.is_active.get_mut(usize::from(port)) {
+                *active = false;
+            }
+            let Some(open) = self.hub.open_port(port) else { continue };
+            match self.turn(&open) {
+                Turn::Idle => {}
+                Turn::More => self.activate(port),
+                Turn::Wait { time, blocked } => {
+                    self.waiting.retain(|waiting| waiting.port != port);
+                    self.waiting.push(Waiting { port, until: Instant::now() + time, blocked });
+                }
+            }
+        }
+        if let (Some(rx), Some(uplink)) = (&mut self.uplink, self.hub.uplink())
+            && rx.is_ready()
+        {
+            let table = self.hub.table();
+            rx.batch(uplink, &self.hub.end, |batch| self.forwarder.forward(batch, &table));
+            drop(table);
+            self.forwarder.signal();
+        }
+    }
+
+    /// A port's turn: its commands, and what its credit allows.
+    fn turn(&mut self, open: &OpenPort) -> Turn {
+        let mut tx = open.tx.lock();
+        if open.is_stopped() {
+            return Turn::Idle;
+        }
+        tx.grant(QUANTUM * i64::from(self.hub.settings(open.index).weight.max(1)));
+        let served = self.serve(open, &mut tx);
+        let turn = self.send(open, &mut tx);
+        tx.tally.flush(&open.shared.counters);
+        match turn {
+            Turn::Idle if served.more => Turn::More,
+            turn => turn,
+        }
+    }
+
+    /// Carries out the driver's commands, unless the port owes time for earlier ones.
+    fn serve(&self, open: &OpenPort, tx: &mut PortTx) -> Served {
+        let memory = open.shared.memory.memory();
+        if !tx.has_command(&memory) {
+            return Served::default();
+        }
+        if !tx.has_credit() {
+            return Served { more: true, ..Served::default() };
+        }
+        let began = Instant::now();
+        let served = serve(tx, &open.shared, &memory);
+        tx.charge_time(began.elapsed());
+        if served.filter_changed {
+            self.hub.outdate();
+        }
+        served
+    }
+
+    fn send(&mut self, open: &OpenPort, tx: &mut PortTx) -> Turn {
+        let mut idle = 0;
+        for _ in 0..MAX_BATCHES.max(tx.len()) {
+            if idle >= tx.len() {
+                return Turn::Idle;
+            }
+            let queue = tx.next_queue();
+            match self.batch(open, tx, queue) {
+                End::Drained => idle += 1,
+                End::More if tx.has_credit() => idle = 0,
+                End::More => break,
+                End::Stopped => return Turn::Idle,
+                End::Limited(time) => return Turn::Wait { time, blocked: false },
+                End::Blocked(time) => {
+                    tx.repeat(queue);
+                    return Turn::Wait { time, blocked: true };
+                }
+            }
+        }
+        Turn::More
+    }
+
+    /// Carries a batch of frames of a queue.
+    fn batch(&mut self, open: &OpenPort, tx: &mut PortTx, queue: usize) -> End {
+        let shared = &open.shared;
+        // All of these hold for the whole batch, and whoever changes them waits for its end.
+        let (table, link) = (self.hub.table(), shared.state.link().batch());
+        let memory = shared.memory.memory();
+        let (stop, end, patience) = (&open.stop, &self.hub.end, self.patience);
+        let port = Sender { index: open.index, shared, stop, end, patience };
+        let end = match tx.start(queue, port, &memory, &mut self.scratch) {
+            Ok(Some(mut batch)) => {
+                let end = self.forwarder.forward(&mut batch, &table);
+                batch.finish(end)
+            }
+            Ok(None) => Ok(End::Drained),
+            Err(broken) => Err(broken),
+        };
+        drop((table, link));
+        tx.charge_frames(self.forwarder.take_segments());
+        self.forwarder.signal();
+        end.unwrap_or_else(|BrokenRing| {
+            tx.give_up(queue, shared);
+            End::Drained
+        })
+    }
+}
