@@ -25,6 +25,7 @@ pub mod rng;
 pub mod saved_state;
 pub mod serial;
 pub mod sriov;
+pub mod switch;
 pub mod transport;
 pub mod vhost_user;
 pub mod vm_config;
@@ -61,6 +62,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "saved_state", run: saved_state::run, seeds: saved_state::seeds },
     Target { name: "serial", run: serial::run, seeds: serial::seeds },
     Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
+    Target { name: "switch", run: switch::run, seeds: switch::seeds },
     Target { name: "transport", run: transport::run, seeds: transport::seeds },
     Target { name: "vhost_user", run: vhost_user::run, seeds: vhost_user::seeds },
     Target { name: "vm_config", run: vm_config::run, seeds: vm_config::seeds },

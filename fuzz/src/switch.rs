@@ -1,0 +1,299 @@
+//! A switch with two hostile ports, whose drivers write anything anywhere in their rings, and two honest ones.
+//!
+//! What arrives at an honest port must have a source that one of the others may have, and lie in the buffers that it
+//! has provided. The honest ports must reach each other after each step, whatever the others do, and are never asked
+//! for a reset.
+
+use std::sync::Arc;
+
+use virtio_devices::testing::SwitchSteps;
+use virtio_devices::{NetSpec, Policy, RateLimits, SharedQueue};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::input::{Input, Seed};
+
+const SIZE: u16 = 16;
+/// The rings and buffers of the hostile drivers lie below.
+const HOSTILE: u64 = 0x1_0000;
+/// Those of the others begin here, which hostile descriptors do not reach.
+const HONEST: u64 = 0x4_0000;
+const END: u64 = 0x8_0000;
+/// A ring's room; each port has three.
+const RING: u64 = 0x2000;
+const AVAILABLE: u64 = 0x400;
+const USED: u64 = 0x800;
+/// The buffers of the honest drivers: those of a port, and of each buffer.
+const BUFFERS: u64 = 0x1_0000;
+const BUFFER: u64 = 0x800;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+/// The length of a frame's header.
+const HEADER: usize = 12;
+
+// Feature bits (`virtio 1.4 §5.1.3`, §6).
+const ALWAYS: u64 = 1 << 32 | 1 << 17 | 1 << 18 | 1 << 23;
+const OFFLOADS: u64 = 0x7f << 7 | 3;
+const MERGED: u64 = 1 << 15;
+const EVENT_IDX: u64 = 1 << 29;
+
+// The kinds of operation.
+const DESCRIPTOR: u8 = 0;
+const AVAILABLE_INDEX: u8 = 1;
+const MEMORY: u8 = 2;
+const SEND: u8 = 3;
+const PROVIDE: u8 = 4;
+const RUN: u8 = 5;
+const KINDS: u8 = 6;
+
+thread_local! {
+    /// Created once, because that takes longer than running an input.
+    static RAM: GuestMemoryMmap =
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), END as usize)]).expect("memory for a guest");
+}
+
+fn put(at: u64, bytes: &[u8]) {
+    // What exceeds guest memory is left out.
+    RAM.with(|ram| _ = ram.write(bytes, GuestAddress(at)));
+}
+
+fn get<const N: usize>(at: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    RAM.with(|ram| ram.read_slice(&mut bytes, GuestAddress(at))).expect("in guest memory");
+    bytes
+}
+
+fn mac(port: u8) -> [u8; 6] {
+    [0x52, 0x54, 0, 0, 0, port]
+}
+
+/// Where a queue of a port is.
+fn place(port: u8, queue: u8) -> u64 {
+    let base = if port < 2 { 0 } else { HONEST };
+    base + RING * (3 * u64::from(port % 2) + u64::from(queue))
+}
+
+fn queue(port: u8, index: u8) -> (u16, SharedQueue) {
+    let at = place(port, index);
+    let mut queue = Queue::new(SIZE).expect("a power of two");
+    queue.try_set_desc_table_address(GuestAddress(at)).expect("aligned");
+    queue.try_set_avail_ring_address(GuestAddress(at + AVAILABLE)).expect("aligned");
+    queue.try_set_used_ring_address(GuestAddress(at + USED)).expect("aligned");
+    queue.set_ready(true);
+    (index.into(), Arc::new(parking_lot::Mutex::new(queue)))
+}
+
+fn spec(port: u8) -> NetSpec {
+    NetSpec {
+        id: format!("v{port}"),
+        mac: mac(port),
+        mtu: None,
+        queue_pairs: 1,
+        queue_size: SIZE,
+        offload_tso: true,
+        offload_ufo: true,
+        offload_csum: true,
+        limits: RateLimits::default(),
+        policy: Policy { address: Some(mac(port)), spoof_check: true, trusted: false, ..Policy::default() },
+        link_up: true,
+    }
+}
+
+/// The honest drivers' side.
+#[derive(Default)]
+struct Honest {
+    /// By port and queue, how many chains were made available, and how many used ones were seen.
+    offered: [[u16; 2]; 2],
+    seen: [[u16; 2]; 2],
+    reached: u64,
+    /// Frames that came from hostile ports.
+    strange: u64,
+}
+
+impl Honest {
+    fn buffer(port: usize, number: u16) -> u64 {
+        HONEST + BUFFERS * (1 + port as u64) + BUFFER * u64::from(number)
+    }
+
+    /// Makes the buffer with this number available in the descriptor of the same number.
+    fn offer(&mut self, port: usize, queue: usize, number: u16, (len, flags): (u32, u16)) {
+        let at = place(2 + port as u8, queue as u8);
+        let buffer = Self::buffer(port, number).to_le_bytes();
+        let descriptor = [&buffer[..], &len.to_le_bytes(), &flags.to_le_bytes(), &[0, 0]].concat();
+        put(at + 16 * u64::from(number), &descriptor);
+        let offered = &mut self.offered[port][queue];
+        put(at + AVAILABLE + 4 + 2 * u64::from(*offered % SIZE), &number.to_le_bytes());
+        *offered = offered.wrapping_add(1);
+        put(at + AVAILABLE + 2, &offered.to_le_bytes());
+    }
+
+    /// The next used buffer of a queue.
+    fn used(&mut self, port: usize, queue: usize) -> Option<(u32, u32)> {
+        let at = place(2 + port as u8, queue as u8) + USED;
+        let seen = &mut self.seen[port][queue];
+        if u16::from_le_bytes(get(at + 2)) == *seen {
+            return None;
+        }
+        let element = at + 4 + 8 * u64::from(*seen % SIZE);
+        *seen = seen.wrapping_add(1);
+        Some((u32::from_le_bytes(get(element)), u32::from_le_bytes(get(element + 4))))
+    }
+
+    /// Takes what has arrived at a port, checks it, and provides the buffers again. Returns whether `expected` was
+    /// among it.
+    fn receive(&mut self, port: usize, expected: &[u8]) -> bool {
+        let (mut found, mut further) = (false, 0_u16);
+        while let Some((head, len)) = self.used(port, 0) {
+            assert!(head < 8 && u64::from(len) <= BUFFER, "a buffer that was not provided: {head} {len}");
+            let mut got = vec![0; len as usize];
+            let at = Self::buffer(port, head as u16);
+            RAM.with(|ram| ram.read_slice(&mut got, GuestAddress(at))).expect("in guest memory");
+            // Further buffers of a frame do not begin with a header.
+            if further == 0 {
+                further = u16::from_le_bytes([got[10], got[11]]);
+                let source = &got[HEADER + 6..HEADER + 12];
+                let sender = (0..4).find(|sender| source == mac(*sender));
+                assert!(sender.is_some_and(|sender| sender != 2 + port as u8), "a spoofed source: {source:x?}");
+                self.strange += u64::from(sender.is_some_and(|sender| sender < 2));
+                found |= &got[HEADER..] == expected;
+            }
+            further = further.checked_sub(1).expect("a number of buffers");
+            self.offer(port, 0, head as u16, (BUFFER as u32, WRITE));
+        }
+        assert_eq!(further, 0, "a frame is there as a whole");
+        found
+    }
+}
+
+/// Runs the operations of `input`.
+pub fn run(input: &[u8]) {
+    run_to_end(input);
+}
+
+/// As [`run`]. Returns how often the honest ports reached each other, and how many frames of the hostile ones arrived.
+fn run_to_end(input: &[u8]) -> (u64, u64) {
+    let mut input = Input::new(input);
+    let choice = input.u8();
+    let on = |bit: u8, features| if choice >> bit & 1 == 1 { features } else { 0 };
+    let features = ALWAYS | on(0, OFFLOADS) | on(1, MERGED) | on(2, EVENT_IDX);
+    put(0, &[0; END as usize]);
+    let ports = (0..4).map(|port| (spec(port), (0..if port < 2 { 3 } else { 2 }).map(|n| queue(port, n)).collect()));
+    let ram = RAM.with(Clone::clone);
+    let mut steps = SwitchSteps::new(&ram, features, ports.collect()).expect("descriptors are left");
+    let mut honest = Honest::default();
+    for port in 0..2 {
+        (0..8).for_each(|number| honest.offer(port, 0, number, (BUFFER as u32, WRITE)));
+    }
+    let mut indexes = [[0; 3]; 2];
+    while !input.is_empty() {
+        match input.u8() % KINDS {
+            RUN => check(&mut steps, &mut honest),
+            kind => write(kind, &mut input, &mut indexes),
+        }
+    }
+    (honest.reached, honest.strange)
+}
+
+/// Something that a hostile driver writes.
+fn write(kind: u8, input: &mut Input<'_>, indexes: &mut [[u16; 3]; 2]) {
+    let choice = input.u8();
+    let (port, queue) = (choice & 1, choice >> 1 & 3);
+    let at = place(port, queue.min(2));
+    let mut offer = |queue: u8, chain: &[(u64, u32, u16)]| {
+        let index = &mut indexes[usize::from(port)][usize::from(queue)];
+        let at = place(port, queue);
+        // The table has room for chains of two.
+        let head = *index % (SIZE / 2) * 2;
+        for (n, &(address, len, flags)) in (0..).zip(chain) {
+            let next = if usize::from(n) + 1 < chain.len() { NEXT } else { 0 };
+            let numbers = [(flags | next).to_le_bytes(), (head + n + 1).to_le_bytes()].concat();
+            let descriptor = [&address.to_le_bytes()[..], &len.to_le_bytes(), &numbers].concat();
+            put(at + 16 * u64::from(head + n), &descriptor);
+        }
+        put(at + AVAILABLE + 4 + 2 * u64::from(*index % SIZE), &head.to_le_bytes());
+        *index = index.wrapping_add(1);
+        put(at + AVAILABLE + 2, &index.to_le_bytes());
+    };
+    match kind {
+        DESCRIPTOR => {
+            let number = u64::from(input.u8() % SIZE as u8);
+            // Below the honest drivers' memory, or where there is none.
+            let address = u64::from(input.u16()) | u64::from(input.u8() & 0x80) << 24;
+            let rest = [&input.u16().to_le_bytes()[..], &[0, 0], &input.array::<4>()].concat();
+            put(at + 16 * number, &[&address.to_le_bytes()[..], &rest].concat());
+        }
+        AVAILABLE_INDEX => {
+            let slot = u64::from(input.u8() % SIZE as u8);
+            put(at + AVAILABLE + 4 + 2 * slot, &input.array::<2>());
+            put(at + AVAILABLE + 2, &input.array::<2>());
+        }
+        MEMORY => {
+            let at = u64::from(input.u16());
+            let len = usize::from(input.u8());
+            put(at, &input.slice(len.min((HOSTILE - at) as usize)));
+        }
+        SEND => {
+            let at = 0xc000 + u64::from(input.u16() & 0x1fff);
+            let (addresses, asks, len) = (input.u8(), input.u8(), u32::from(input.u16() & 0xfff));
+            let header = if asks & 1 == 0 { [0; HEADER] } else { input.array() };
+            let to = if addresses & 4 == 0 { mac(addresses & 3) } else { [0xff; 6] };
+            put(at, &[&header[..], &to, &mac(addresses >> 3 & 3), &input.array::<6>()].concat());
+            let first = u32::from(asks >> 1).min(len);
+            offer(1, &[(at, first, 0), (at + u64::from(first), len - first, 0)]);
+        }
+        _ => offer(0, &[(0xe000 + u64::from(input.u16() & 0xfff), u32::from(input.u16() & 0xfff), WRITE)]),
+    }
+}
+
+/// Has an honest port send to the other, beside what the hostile ones do.
+fn check(steps: &mut SwitchSteps, honest: &mut Honest) {
+    let mut frame = [&mac(3)[..], &mac(2), &[8, 0]].concat();
+    frame.resize(60, honest.reached as u8);
+    put(Honest::buffer(0, 15), &[&[0; HEADER][..], &frame].concat());
+    honest.offer(0, 1, 15, ((HEADER + frame.len()) as u32, 0));
+    let mut reached = false;
+    // A hostile port may have filled the buffers before its turn.
+    for _ in 0..4 {
+        steps.step();
+        honest.receive(0, &[]);
+        reached |= honest.receive(1, &frame);
+    }
+    assert!(honest.used(0, 1).is_some(), "the frame was taken");
+    assert!(reached || honest.strange > 0, "honest ports reach each other");
+    assert!(!steps.needs_reset(2) && !steps.needs_reset(3), "a reset for what others did");
+    honest.reached += u64::from(reached);
+}
+
+/// A frame of a hostile port: a buffer at `at`, addresses, and its length.
+fn send(seed: Seed, port: u8, addresses: u8, header: Option<[u8; HEADER]>, len: u16) -> Seed {
+    let seed = seed.with([SEND, port]).with(0x100_u16.to_le_bytes());
+    let asks = u8::from(header.is_some()) | 24;
+    let seed = seed.with([addresses, asks]).with((HEADER as u16 + len).to_le_bytes());
+    seed.with(header.map(Vec::from).unwrap_or_default()).with([8, 0, 0x45, 0, 0, 40])
+}
+
+/// Seeds: frames to all, to one another and with another's source; segments; buffers; and invalid rings.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let start = |features: u8| Seed::new().with([features]);
+    let to_all = send(start(2), 0, 4, None, 60).with([RUN]);
+    let to_one = send(start(4), 1, 3 | 1 << 3, None, 1500).with([RUN]);
+    let spoofed = send(send(start(0), 0, 3 | 2 << 3, None, 60), 1, 4 | 2 << 3, None, 60).with([RUN]);
+    let segment = send(start(1), 0, 3, Some([1, 1, 54, 0, 100, 0, 34, 0, 16, 0, 0, 0]), 3000).with([RUN]);
+    let provided = start(2).with([PROVIDE, 1, 0, 0, 0xff, 7]);
+    let provided = send(provided, 0, 1, None, 60).with([RUN]);
+    let broken = start(0).with([AVAILABLE_INDEX, 2, 0, 0, 0, 0xff, 0xff, AVAILABLE_INDEX, 0, 0, 0, 0, 0xff, 0xff]);
+    let broken = send(broken, 1, 4 | 1 << 3, None, 60).with([RUN, RUN]);
+    [to_all, to_one, spoofed, segment, provided, broken].map(Seed::done).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_reach_honest_ports_but_for_spoofed_frames_and_invalid_rings() {
+        let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
+        assert_eq!(done, [(1, 2), (1, 1), (1, 0), (1, 0), (1, 0), (2, 2)]);
+    }
+}
