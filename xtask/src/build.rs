@@ -28,13 +28,13 @@ pub(crate) fn vmm(workspace: &Path) -> Result<PathBuf> {
     only(&built, "cloud-hypervisor")
 }
 
-/// Builds the command and the demonstration, in the profile that builds fastest.
-pub(crate) fn demonstration(workspace: &Path) -> Result<(PathBuf, PathBuf)> {
+/// Builds the command and the demonstration `demo`, in the profile that builds fastest.
+pub(crate) fn demonstration(workspace: &Path, demo: &str) -> Result<(PathBuf, PathBuf)> {
     let packages = ["--package", "cloud-hypervisor", "--package", "integration"];
-    let binaries = ["--bin", "cloud-hypervisor", "--bin", "demo"];
+    let binaries = ["--bin", "cloud-hypervisor", "--bin", demo];
     let arguments = [&["build", "--profile", "quick"][..], &packages, &binaries].concat();
     let built = build(workspace, "cloud-hypervisor and the demonstration", &arguments)?;
-    Ok((only(&built, "cloud-hypervisor")?, only(&built, "demo")?))
+    Ok((only(&built, "cloud-hypervisor")?, only(&built, demo)?))
 }
 
 /// Builds a program of `tests/integration/src/bin`.

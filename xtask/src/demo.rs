@@ -21,17 +21,47 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// The guest's kernel.
 const KERNEL: &str = "6.12";
 
+/// What is demonstrated.
+#[derive(Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// A PF and its VFs.
+    #[default]
+    Sriov,
+    /// VFs of two tenants on a switch.
+    Switch,
+}
+
+impl Part {
+    /// The program of `tests/integration/src/bin`.
+    const fn program(self) -> &'static str {
+        match self {
+            Self::Sriov => "demo",
+            Self::Switch => "demo_switch",
+        }
+    }
+
+    const fn about(self) -> &'static str {
+        match self {
+            Self::Sriov => "boots Linux with an SR-IOV NIC, enables 8 VFs, and pings the host through each",
+            Self::Switch => {
+                "boots Linux without any privilege; VFs of two tenants on a switch reach their own, and no other"
+            }
+        }
+    }
+}
+
 /// Fetches and builds what is missing and runs the demonstration. Returns whether it passed.
-pub(crate) fn run(workspace: &Path, asked: Option<Place>) -> Result<bool> {
+pub(crate) fn run(workspace: &Path, part: Part, asked: Option<Place>) -> Result<bool> {
     let started = Instant::now();
     let lab = Lab::open(workspace)?;
-    announce(&lab, asked);
+    announce(&lab, part, asked);
     lab.kernel(KERNEL, "vmlinux")?;
     lab.image(Image::GuestWithLspci, KERNEL)?;
-    let (vmm, demo) = build::demonstration(workspace)?;
+    let (vmm, demo) = build::demonstration(workspace, part.program())?;
     let place = Place::decide_without_taps(asked, &lab, &vmm)?;
     let demo = environment(&lab, &vmm, None) + &quote(&demo);
-    let command = if place == Place::Host && !is_root() { with_passt(&lab, &demo)? } else { demo };
+    let needs_taps = part == Part::Sriov;
+    let command = if needs_taps && place == Place::Host && !is_root() { with_passt(&lab, &demo)? } else { demo };
     let step = (place == Place::Nested).then(|| Step::begin("lab", "an emulated machine, in which the guest runs"));
     let mut worker = place.worker(&lab, workspace, 0)?;
     if let Some(step) = step {
@@ -46,8 +76,8 @@ pub(crate) fn run(workspace: &Path, asked: Option<Place>) -> Result<bool> {
 }
 
 /// Says what this will fetch, and how long it takes: measured on two processors.
-fn announce(lab: &Lab, asked: Option<Place>) {
-    note("demo", "boots Linux with an SR-IOV NIC, enables 8 VFs, and pings the host through each");
+fn announce(lab: &Lab, part: Part, asked: Option<Place>) {
+    note("demo", part.about());
     let missing = |needed: &[(&'static str, bool)]| {
         let missing: Vec<_> = needed.iter().filter(|(_, present)| !present).map(|(what, _)| *what).collect();
         if missing.is_empty() { "nothing".to_owned() } else { missing.join(", ") }

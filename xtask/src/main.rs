@@ -70,6 +70,9 @@ struct Arguments {
 enum Task {
     /// Boots a guest with an SR-IOV NIC, enables its 8 VFs and pings the host through each
     Demo {
+        /// What is shown instead: VFs of two tenants on a switch, which reach their own and no other
+        #[arg(value_enum)]
+        part: Option<demo::Part>,
         /// Where guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
         lab: Option<Place>,
@@ -208,7 +211,7 @@ enum LabTask {
 fn main() -> ExitCode {
     let workspace = workspace();
     let outcome = match Arguments::parse().command {
-        Task::Demo { lab } => demo::run(&workspace, lab),
+        Task::Demo { part, lab } => demo::run(&workspace, part.unwrap_or_default(), lab),
         Task::Test { part, filter, lab, all, bless, verbose } => {
             let filter = filter.unwrap_or_default();
             test(&workspace, part, &IntegrationOptions { filter, lab, all, bless, verbose })

@@ -1,0 +1,84 @@
+//! Tenants of a guest: network namespaces with a VF each, so that packets between them leave the guest's kernel.
+
+use crate::guest::Guest;
+use crate::sriov::{Pf, Vf};
+
+/// A network namespace of the guest with one VF, called `vf`.
+pub struct Tenant {
+    index: usize,
+}
+
+impl Tenant {
+    /// Enables `count` VFs, and gives each to a tenant.
+    pub fn all(guest: &mut Guest, pf: &Pf, count: usize) -> Vec<Self> {
+        pf.set_num_vfs(guest, count);
+        pf.vfs(guest).iter().map(|vf| Self::with(guest, vf)).collect()
+    }
+
+    /// Gives the VF a namespace of its own, and there the address 10.88.0.1 plus its index: without VLANs, all would be
+    /// neighbours.
+    pub fn with(guest: &mut Guest, vf: &Vf) -> Self {
+        let tenant = Self { index: vf.index };
+        let file = tenant.file();
+        guest.ok(&format!("unshare -n sleep 100000 > /dev/null 2>&1 & echo $! > {file}"));
+        guest.wait_for(&format!("[ $(readlink /proc/$(cat {file})/ns/net) != $(readlink /proc/self/ns/net) ]"));
+        guest.ok(&format!("ip link set {} netns $(cat {file})", vf.interface()));
+        tenant.inside(guest, &format!("ip link set {} name vf", vf.interface()));
+        tenant.inside(guest, &format!("ip addr add {}/24 dev vf", tenant.address()));
+        tenant.inside(guest, "ip link set vf up");
+        tenant
+    }
+
+    fn file(&self) -> String {
+        format!("/tmp/tenant{}", self.index)
+    }
+
+    /// The index of its VF.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Its IP address.
+    pub fn address(&self) -> String {
+        format!("10.88.0.{}", self.index + 1)
+    }
+
+    fn command(&self, command: &str) -> String {
+        format!("nsenter -t $(cat {}) -n sh -c '{command}'", self.file())
+    }
+
+    fn inside(&self, guest: &mut Guest, command: &str) -> String {
+        guest.ok(&self.command(command))
+    }
+
+    /// Whether a ping to `address` is answered.
+    pub fn reaches(&self, guest: &mut Guest, address: &str) -> bool {
+        guest.run(&self.command(&format!("ping -c 3 -i 0.3 -W 2 -I vf {address}"))).status == 0
+    }
+
+    /// Gives the VF another address. Returns whether it took it.
+    pub fn change_address(&self, guest: &mut Guest, mac: &str) -> bool {
+        let change = self.command(&format!("ip link set vf down; ip link set vf address {mac}"));
+        let taken = guest.run(&change).status == 0;
+        self.inside(guest, "ip link set vf up");
+        taken
+    }
+
+    /// Ends the namespace. Its VF returns to the guest's first one.
+    pub fn end(self, guest: &mut Guest) {
+        guest.ok(&format!("kill $(cat {})", self.file()));
+    }
+}
+
+/// Who reaches whom: a row for each tenant, of `+` and `-`, and `.` for itself.
+pub fn reachability(guest: &mut Guest, tenants: &[Tenant]) -> Vec<String> {
+    let mut row = |from: &Tenant| {
+        let mut cell = |to: &Tenant| match from.index == to.index {
+            true => '.',
+            false if from.reaches(guest, &to.address()) => '+',
+            false => '-',
+        };
+        tenants.iter().map(&mut cell).collect()
+    };
+    tenants.iter().map(&mut row).collect()
+}

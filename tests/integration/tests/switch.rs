@@ -1,0 +1,117 @@
+//! A switch between a PF and its VFs, as Linux guests see it: each VF is in a network namespace of its own, so that
+//! packets between them leave the kernel.
+
+#![expect(clippy::panic, reason = "a test fails by panicking")]
+
+use integration::{
+    Api, DeviceMode, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Tenant, interface_exists, reachability, vf_mac,
+};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+/// An address that the host gave to no function.
+const STRANGER: &str = "52:54:00:99:99:99";
+/// A user without any rights.
+const NOBODY: u32 = 65534;
+/// The VLANs of VF 0 and 1, and of VF 2 and 3.
+const VLANS: [u16; 4] = [100, 100, 200, 200];
+
+fn counter(api: &Api, function: &str, name: &str) -> u64 {
+    let counters = api.get("vm.counters").body;
+    counters[function][name].as_u64().unwrap_or_else(|| panic!("no {name} of {function}: {counters}"))
+}
+
+fn set(api: &Api, index: usize, change: &Value) {
+    let mut body = change.clone();
+    (body["pf"], body["index"]) = (json!("pf0"), json!(index));
+    assert_eq!(api.put_json("vm.set-vf", &body).status, 204, "{change}");
+}
+
+/// A guest with four VFs on a switch without an uplink, in two VLANs. Its VMM has no privilege.
+fn boot(kernel: Kernel, api: &Api) -> Guest {
+    let spec = GuestSpec::new(kernel).net("id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=4");
+    let spec = VLANS.iter().enumerate().fold(spec, |spec, (index, vlan)| {
+        spec.net_vf(&format!("pf=pf0,index={index},mac={},vlan={vlan}", vf_mac(index)))
+    });
+    Guest::boot(spec.user(NOBODY).arguments(&["--api-socket", &api.argument()]))
+}
+
+/// A frame from an address that is not the VF's is counted, and no other VF sees one.
+fn assert_spoofed_frames_are_dropped(guest: &mut Guest, tenants: &[Tenant], api: &Api) {
+    assert!(!tenants[2].change_address(guest, STRANGER), "the address was given");
+    set(api, 2, &json!({"trust": true, "spoofchk": false}));
+    assert!(tenants[2].change_address(guest, STRANGER));
+    set(api, 2, &json!({"trust": false, "spoofchk": true}));
+    let (spoofed, received) = (counter(api, "pf0v2", "tx_spoofed_mac"), counter(api, "pf0v3", "rx_frames"));
+    assert!(!tenants[2].reaches(guest, &tenants[3].address()));
+    assert!(counter(api, "pf0v2", "tx_spoofed_mac") > spoofed);
+    assert_eq!(counter(api, "pf0v3", "rx_frames"), received);
+    assert!(tenants[2].change_address(guest, &vf_mac(2)), "the one that was given");
+    assert!(tenants[2].reaches(guest, &tenants[3].address()));
+}
+
+const BY_VLAN: [&str; 4] = [".+--", "+.--", "--.+", "--+."];
+
+/// G60: MAC addresses and frames between VFs, by a policy.
+#[rstest]
+#[ignore = "a longer test: a second kernel"]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+fn tenants_of_a_closed_switch_reach_their_own_vlan_only(#[case] kernel: Kernel) {
+    let _kvm = DeviceMode::set("/dev/kvm", 0o666);
+    let api = Api::new("switch");
+    let mut guest = boot(kernel, &api);
+    assert!(!interface_exists("pf0") && !interface_exists("pf0v0"), "the host has no tap of it");
+    let pf = Pf::at("0000:00:01.0");
+    let first = Tenant::all(&mut guest, &pf, 4);
+    assert_eq!(reachability(&mut guest, &first), BY_VLAN);
+    assert_spoofed_frames_are_dropped(&mut guest, &first, &api);
+    first.into_iter().for_each(|tenant| tenant.end(&mut guest));
+
+    // Neither new VFs nor a reboot change what holds.
+    pf.set_num_vfs(&mut guest, 0);
+    let second = Tenant::all(&mut guest, &pf, 4);
+    assert_eq!(reachability(&mut guest, &second), BY_VLAN);
+    guest.reboot();
+    let third = Tenant::all(&mut guest, &pf, 4);
+    assert_eq!(reachability(&mut guest, &third), BY_VLAN);
+
+    // What the host changes holds at once, and for that VF alone.
+    set(&api, 2, &json!({"vlan": 100}));
+    assert_eq!(reachability(&mut guest, &third), [".++-", "+.+-", "++.-", "---."]);
+    set(&api, 2, &json!({"isolated": true}));
+    assert_eq!(reachability(&mut guest, &third), [".+--", "+.--", "--.-", "---."]);
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// The tap of the PF is the way out of the switch, and nobody else's.
+#[test]
+fn vfs_reach_the_host_over_the_uplink_and_each_other_without_it() {
+    let api = Api::new("switch-uplink");
+    let spec = GuestSpec::new(Kernel::V6_12).net("id=pf0,switch=veb,tap=up0,mac=52:54:00:00:00:01,sriov_vfs=3");
+    let spec = (0..3).fold(spec, |spec, index| spec.net_vf(&format!("pf=pf0,index={index},mac={}", vf_mac(index))));
+    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    let (pf, tap) = (Pf::at("0000:00:01.0"), HostTap::existing("up0"));
+    assert!(!interface_exists("up0v0"), "the VFs have no taps");
+    tap.join(Subnet(0));
+    pf.set_num_vfs(&mut guest, 3);
+    let vfs = pf.vfs(&mut guest);
+    guest.join(vfs[0].interface(), Subnet(0));
+    guest.ping(vfs[0].interface(), Subnet(0));
+    let [one, two] = [1, 2].map(|index| Tenant::with(&mut guest, &vfs[index]));
+    // The first ping finds the address by a broadcast, which the uplink gets, too.
+    assert!(one.reaches(&mut guest, &two.address()));
+    let before = (tap.counters().from_guest, counter(&api, "pf0v2", "rx_frames"));
+    assert!(one.reaches(&mut guest, &two.address()));
+    assert_eq!(tap.counters().from_guest, before.0);
+    assert!(counter(&api, "pf0v2", "rx_frames") >= before.1 + 3);
+    assert!(counter(&api, "__uplink_pf0", "rx_frames") > 0);
+    // An isolated VF reaches the host, and no other VF.
+    set(&api, 0, &json!({"isolated": true}));
+    guest.ping(vfs[0].interface(), Subnet(0));
+    set(&api, 1, &json!({"isolated": true}));
+    assert!(!one.reaches(&mut guest, &two.address()));
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
