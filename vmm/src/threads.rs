@@ -121,6 +121,8 @@ mod tests {
 
     #[test]
     fn a_thread_is_started_by_the_starter_and_not_by_who_needs_it() {
+        // By a thread that is bound to no CPU.
+        begin(Arc::new(|_| Ok(()))).unwrap();
         let (found, find) = mpsc::channel();
         let one = rustix::thread::CpuSet::new();
         let needs = std::thread::spawn(move || {
