@@ -13,7 +13,7 @@ use crate::images::Image;
 use crate::lab::{FIRST_LEVEL_KERNEL, Lab};
 use crate::nested::{Clock, FirstLevel};
 use crate::progress::note;
-use crate::suite::quote;
+use crate::suite::{quote, vmm_arguments};
 
 mod programs;
 mod qemu;
@@ -209,7 +209,8 @@ fn guest_files(lab: &Lab, programs: &Programs) -> Result<PathBuf> {
 fn prepare(lab: &Lab, backend: Backend, programs: &Programs, extra: &Path, qemu: Option<&Path>) -> Result<String> {
     let mut commands = format!(
         "ulimit -n 8192 && ulimit -l unlimited && export CH_LAB={IN_MEMORY} CH_BINARY={IN_MEMORY}/vmm \
-         CH_FIXTURES={IN_MEMORY} && mkdir -p {IN_MEMORY}/kernels/{KERNEL} {IN_MEMORY}/images"
+         CH_FIXTURES={IN_MEMORY} {} && mkdir -p {IN_MEMORY}/kernels/{KERNEL} {IN_MEMORY}/images",
+        vmm_arguments()
     );
     let mut copy = |from: &Path, to: &str| commands += &format!(" && cp -r {} {IN_MEMORY}/{to}", quote(from));
     for image in ["vmlinux", "bzImage"] {

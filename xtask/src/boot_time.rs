@@ -11,7 +11,7 @@ use crate::images::Image;
 use crate::lab::{GUEST_KERNELS, Lab};
 use crate::nested::{Clock, FirstLevel};
 use crate::progress::note;
-use crate::suite::quote;
+use crate::suite::{quote, vmm_arguments};
 
 /// A second of virtual time takes 5 s and more, and 255 VFs take many.
 const LIMIT: Duration = Duration::from_secs(3600);
@@ -44,7 +44,8 @@ fn prepare(lab: &Lab, vmm: PathBuf, measure: PathBuf) -> Result<String> {
         files.push((lab.kernel(kernel, "vmlinux")?, format!("kernels/{kernel}/vmlinux")));
         files.push((lab.image(Image::Guest, kernel)?, format!("images/{}", Image::Guest.file_name(kernel))));
     }
-    let mut commands = format!("ulimit -n {OPEN_FILES} && export CH_LAB={IN_MEMORY} CH_BINARY={IN_MEMORY}/vmm");
+    let mut commands =
+        format!("ulimit -n {OPEN_FILES} && export CH_LAB={IN_MEMORY} CH_BINARY={IN_MEMORY}/vmm {}", vmm_arguments());
     for (from, to) in files {
         let (folder, _) = to.rsplit_once('/').unwrap_or_default();
         commands += &format!(" && mkdir -p {IN_MEMORY}/{folder} && cp {} {IN_MEMORY}/{to}", quote(&from));

@@ -256,6 +256,12 @@ pub(crate) fn environment(lab: &Lab, vmm: &Path, fixtures: Option<&Path>) -> Str
     format!("exec env CH_LAB={} CH_BINARY={} {fixtures}", quote(lab.folder()), quote(vmm))
 }
 
+/// The caller's `CH_ARGUMENTS`, further arguments of the VMM, as a shell's assignment.
+pub(crate) fn vmm_arguments() -> String {
+    let arguments = std::env::var("CH_ARGUMENTS").unwrap_or_default();
+    format!("CH_ARGUMENTS={}", quote(Path::new(&arguments)))
+}
+
 /// A path as one word of a shell command.
 pub(crate) fn quote(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))

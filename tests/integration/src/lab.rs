@@ -96,6 +96,12 @@ pub(crate) fn vmm_binary() -> PathBuf {
     existing(variable("CH_BINARY"))
 }
 
+/// Further arguments of the VMM, for measurements that compare (`CH_ARGUMENTS`, between spaces).
+pub(crate) fn vmm_arguments() -> Vec<String> {
+    let arguments = env::var("CH_ARGUMENTS").unwrap_or_default();
+    arguments.split_whitespace().map(str::to_string).collect()
+}
+
 fn lab() -> PathBuf {
     variable("CH_LAB")
 }

@@ -25,7 +25,9 @@ impl VmmCommand {
     /// A command without arguments.
     #[expect(clippy::new_without_default, reason = "it needs the lab, which `default` should not")]
     pub fn new() -> VmmCommand {
-        VmmCommand { command: Command::new(lab::vmm_binary()), inherited: Vec::new() }
+        let mut command = Command::new(lab::vmm_binary());
+        command.args(lab::vmm_arguments());
+        VmmCommand { command, inherited: Vec::new() }
     }
 
     /// Adds one argument.
