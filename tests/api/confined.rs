@@ -162,8 +162,8 @@ struct Target {
     name: String,
 }
 
-const CONNECTS: &str = "the file's permissions decide, as Landlock does not see it: vsock calls programs of the host, and \
-                        the control thread connects to backends";
+const CONNECTS: &str = "the path's permissions decide, as Landlock does not see it: vsock calls programs of the host, \
+                        and the control thread connects to backends";
 
 const ATTACKS: &[Attack] = &[
     Attack { what: "open a file that the VM does not name", make: open, can: (&[], "") },
