@@ -10,17 +10,16 @@ use rustix::process::{Resource, geteuid, getrlimit};
 
 use crate::config::DevicePlan;
 use crate::vm::error::VmError;
-use crate::vm::{open_files, threads_needed};
+use crate::vm::open_files;
+use crate::vm::threads_needed::{self, ThreadLimits};
 
 /// What the process may have, and what it has or may have besides its VM.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostLimits {
     /// Files that are open, and those that clients may open.
-    pub other_files: u64,
-    /// The most threads, and how a user raises that. `None` if it is not known.
-    pub threads: Option<(u64, &'static str)>,
-    /// The most memory mappings (`vm.max_map_count`). `None` if it is not known.
-    pub mappings: Option<u64>,
+    other_files: u64,
+    /// Threads and their memory mappings.
+    threads: ThreadLimits,
 }
 
 impl HostLimits {
@@ -36,7 +35,7 @@ impl HostLimits {
             (of_control_group(), "pids.max of the control group, or TasksMax= in a systemd unit"),
         ];
         let threads = threads.into_iter().filter_map(|(limit, raise)| Some((limit?, raise))).min();
-        Self { other_files, threads, mappings }
+        Self { other_files, threads: ThreadLimits { threads, mappings } }
     }
 
     /// Raises the soft limit of open files to the hard limit, and checks that all limits suffice.
@@ -49,7 +48,7 @@ impl HostLimits {
         devices: impl IntoIterator<Item = &'a DevicePlan> + Clone,
         vcpus: u32,
     ) -> Result<(), VmError> {
-        threads_needed::check(devices.clone(), vcpus, self)?;
+        threads_needed::check(devices.clone(), vcpus, &self.threads)?;
         open_files::reserve(devices, vcpus, self.other_files)
     }
 }
@@ -74,7 +73,7 @@ mod tests {
     fn a_linux_host_has_limits_of_threads_and_mappings() {
         let limits = HostLimits::read(10);
         assert!(limits.other_files > 10 + 2);
-        assert!(limits.mappings > Some(1000), "{limits:?}");
-        assert!(limits.threads.is_some_and(|(limit, _)| limit > 100), "{limits:?}");
+        assert!(limits.threads.mappings > Some(1000), "{limits:?}");
+        assert!(limits.threads.threads.is_some_and(|(limit, _)| limit > 100), "{limits:?}");
     }
 }

@@ -2,7 +2,6 @@
 
 use crate::config::{BackendPlan, DeviceKind, DevicePlan, NicPlan, Vhost};
 use crate::vm::error::VmError;
-use crate::vm::host_limits::HostLimits;
 
 /// Threads besides those of devices and vCPUs: those of the API, of events and consoles, the control thread and what it
 /// opens with, and the kernel's for KVM.
@@ -14,6 +13,15 @@ const OF_THREAD: u64 = 3;
 /// Mappings of the program itself: its code, libraries, heaps, guest memory and configuration space.
 const OF_PROGRAM: u64 = 1024;
 
+/// The most threads and memory mappings that this process may have. What is not known is no limit.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ThreadLimits {
+    /// The most threads, and how a user raises that.
+    pub threads: Option<(u64, &'static str)>,
+    /// The most memory mappings (`vm.max_map_count`).
+    pub mappings: Option<u64>,
+}
+
 /// Checks that there may be as many threads and mappings as a VM with these devices and vCPUs may need.
 ///
 /// # Errors
@@ -22,7 +30,7 @@ const OF_PROGRAM: u64 = 1024;
 pub(super) fn check<'a>(
     devices: impl IntoIterator<Item = &'a DevicePlan>,
     vcpus: u32,
-    limits: &HostLimits,
+    limits: &ThreadLimits,
 ) -> Result<(), VmError> {
     let threads = OTHERS + u64::from(vcpus) + devices.into_iter().map(of_device).sum::<u64>();
     if let Some((limit, raise)) = limits.threads
@@ -86,7 +94,7 @@ mod tests {
     use crate::threads::{self, ThreadKind};
     use virtio_devices::NewThread;
 
-    fn check_with(nets: &[&str], limits: HostLimits) -> Result<(), String> {
+    fn check_with(nets: &[&str], limits: ThreadLimits) -> Result<(), String> {
         let mut config = VmConfig { net: nets.iter().map(|net| net.parse().unwrap()).collect(), ..VmConfig::default() };
         config.payload.kernel = Some("vmlinux".into());
         config.cpus.boot_vcpus = 4;
@@ -97,10 +105,10 @@ mod tests {
 
     #[test]
     fn a_vm_whose_vfs_may_need_more_threads_or_mappings_than_the_host_has_is_refused() {
-        let (free, raise) = (HostLimits::default(), "ulimit -u");
+        let (free, raise) = (ThreadLimits::default(), "ulimit -u");
         // One for the PF and each VF, and those of the console and of the entropy device.
         let threads = OTHERS + 4 + 64 + 2;
-        let with = |threads, mappings| HostLimits { threads, mappings, ..free };
+        let with = |threads, mappings| ThreadLimits { threads, mappings };
         let nets = ["sriov_vfs=63"];
         assert_eq!(check_with(&nets, free), Ok(()));
         assert_eq!(check_with(&nets, with(Some((threads, raise)), Some(OF_PROGRAM + 3 * threads))), Ok(()));

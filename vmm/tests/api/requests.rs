@@ -92,7 +92,7 @@ fn an_unknown_field_is_named_with_its_path() {
         ("vm.create", json!({"cpus": {"boot": 1}}), "cpus.boot: unknown field `boot`"),
         ("vm.add-net", json!({"vfs": [{"index": 0, "id": "x"}]}), "vfs[0].id: unknown field `id`"),
         ("vm.remove-device", json!({"id": "x", "force": true}), "force: unknown field `force`, expected `id`"),
-        ("vm.set-vf", json!({"pf": "x", "index": 0, "isolated": true}), "isolated: unknown field `isolated`"),
+        ("vm.set-vf", json!({"pf": "x", "index": 0, "speed": 10}), "speed: unknown field `speed`"),
         ("vm.resize", json!({"vcpus": 3}), "vcpus: unknown field `vcpus`"),
     ] {
         let problem = problem(name, &body);
