@@ -1,5 +1,6 @@
 //! Throughput and latency between a guest and its host: of a container's VF, per backend, compared with other container
-//! networks; of vsock; and of virtio-fs. QEMU is measured for comparison.
+//! networks; of vsock; and of virtio-fs. And between two containers of a guest, by what connects their VFs. QEMU is
+//! measured for comparison.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use crate::build;
 use crate::cpio::Cpio;
 use crate::error::{Context, Error, Result};
 use crate::images::Image;
-use crate::lab::{FIRST_LEVEL_KERNEL, Lab};
+use crate::lab::{FIRST_LEVEL_KERNEL, IGB_KERNEL, Lab};
 use crate::nested::{Clock, FirstLevel};
 use crate::progress::note;
 use crate::suite::{quote, vmm_arguments};
@@ -43,6 +44,12 @@ pub(crate) enum Backend {
     Vdpa,
     /// A tap, and other networks of containers for comparison
     Containers,
+    /// Two VFs on the switch of their PF; with --qemu, on an igb
+    Switch,
+    /// Two VFs over taps in a bridge of the host, served by the VMM
+    Bridge,
+    /// Two VFs over taps in a bridge of the host, served by the host's kernel
+    BridgeVhost,
     /// Connections to a program of the host by vsock
     Vsock,
     /// A folder of the host, shown by virtiofsd
@@ -60,6 +67,9 @@ impl Backend {
             Backend::VhostUser => "vhost-user",
             Backend::Vdpa => "vdpa",
             Backend::Containers => "containers",
+            Backend::Switch => "switch",
+            Backend::Bridge => "bridge",
+            Backend::BridgeVhost => "bridge-vhost",
             Backend::Vsock => "vsock",
             Backend::VirtioFs => "virtio-fs",
         }
@@ -69,7 +79,7 @@ impl Backend {
     /// `all` of them.
     fn tests(self) -> &'static [&'static str] {
         match self {
-            Backend::Vsock | Backend::VirtioFs => &["all"],
+            Backend::Switch | Backend::Bridge | Backend::BridgeVhost | Backend::Vsock | Backend::VirtioFs => &["all"],
             _ => &["bulk-out", "bulk-in", "requests", "datagrams-out"],
         }
     }
@@ -80,9 +90,15 @@ impl Backend {
             // One of each network.
             Backend::Containers => 4.0,
             // All tests.
+            Backend::Switch | Backend::Bridge | Backend::BridgeVhost => 4.0,
             Backend::Vsock | Backend::VirtioFs => 3.0,
             _ => 1.0,
         }
+    }
+
+    /// The kernel of its guests. Debian's cloud kernel has no driver for igb.
+    fn kernel(self, qemu: bool) -> &'static str {
+        if qemu && self == Backend::Switch { IGB_KERNEL } else { KERNEL }
     }
 
     /// The initramfs of its guests.
@@ -119,7 +135,7 @@ impl Options {
         let of_qemu = |backend: &Backend| !matches!(backend, Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy);
         match self.backend {
             Some(backend) if self.qemu && !of_qemu(&backend) => Err(Error::new(format!(
-                "--qemu does not measure {}; leave out --qemu, or choose tap, vhost-net, vsock or virtio-fs",
+                "--qemu does not measure {}; leave out --qemu, or choose another",
                 backend.name()
             ))),
             Some(backend) => Ok(vec![backend]),
@@ -213,8 +229,9 @@ fn prepare(lab: &Lab, backend: Backend, programs: &Programs, extra: &Path, qemu:
         vmm_arguments()
     );
     let mut copy = |from: &Path, to: &str| commands += &format!(" && cp -r {} {IN_MEMORY}/{to}", quote(from));
+    let kernel = backend.kernel(qemu.is_some());
     for image in ["vmlinux", "bzImage"] {
-        copy(&lab.kernel(KERNEL, image)?, &format!("kernels/{KERNEL}/"));
+        copy(&lab.kernel(kernel, image)?, &format!("kernels/{KERNEL}/"));
     }
     for program in [&programs.bench, &programs.netbench] {
         copy(program, "");
@@ -232,6 +249,6 @@ fn prepare(lab: &Lab, backend: Backend, programs: &Programs, extra: &Path, qemu:
         None => copy(&programs.vmm, "vmm"),
     }
     let image = backend.image();
-    let (guest, name, extra) = (lab.image(image, KERNEL)?, image.file_name(KERNEL), quote(extra));
+    let (guest, name, extra) = (lab.image(image, kernel)?, image.file_name(KERNEL), quote(extra));
     Ok(commands + &format!(" && cat {} {extra} > {IN_MEMORY}/images/{name}", quote(&guest)))
 }

@@ -56,7 +56,7 @@ const CONTAINERS: &[&str] = &["veth", "bridge", "vxlan", "nft_chain_nat", "nft_m
 
 /// The kernels of guests, and that of the first-level machine. The latter is Debian's generic kernel, because only that
 /// has 9p, which shows the checkout to the machine.
-const KERNELS: [Kernel; 3] = [
+const KERNELS: [Kernel; 4] = [
     Kernel {
         name: "6.1",
         meta: "linux-image-cloud-amd64",
@@ -80,7 +80,16 @@ const KERNELS: [Kernel; 3] = [
         modules: FIRST_LEVEL,
         // For `cargo xtask bench vsock --qemu`.
         extra: &["vhost_vsock"],
-        containers: &["vxlan"],
+        containers: &["vxlan", "bridge"],
+    },
+    // For `cargo xtask bench switch --qemu`: Debian's cloud kernel has no driver for igb.
+    Kernel {
+        name: IGB_KERNEL,
+        meta: "linux-image-amd64",
+        series: "6.12.",
+        modules: &["igb", "igbvf"],
+        extra: &[],
+        containers: &[],
     },
 ];
 
@@ -106,6 +115,8 @@ const PEERS: [&str; 9] =
 
 /// The kernel of the first-level machine.
 pub(crate) const FIRST_LEVEL_KERNEL: &str = "first-level";
+/// The kernel of guests with an igb.
+pub(crate) const IGB_KERNEL: &str = "igb";
 /// The kernels of guests, by the version in their names.
 pub(crate) const GUEST_KERNELS: [&str; 2] = ["6.1", "6.12"];
 

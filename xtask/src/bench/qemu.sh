@@ -1,10 +1,10 @@
 #!/bin/sh
-# QEMU under the command line of cloud-hypervisor, as far as the measurements of `cargo xtask bench` use it: a PF with one VF, over
-# taps, on a bus below a root port; or a vsock device, whose connections the kernel carries; or a shared folder. What it has not been
-# taught it refuses.
+# QEMU under the command line of cloud-hypervisor, as far as the measurements of `cargo xtask bench` use it: a PF with VFs, over taps,
+# on a bus below a root port; or an igb for a PF with a switch; or a vsock device, whose connections the kernel carries; or a shared
+# folder. What it has not been taught it refuses.
 
 root=${0%/*}/qemu
-kernel= initramfs= cmdline= memory= pf= vf= vsock= fs=
+kernel= initramfs= cmdline= memory= pf= vfs= vsock= fs=
 
 value_of() { # KEY of LIST, which is key=value,key=value
     echo "$2" | tr , '\n' | sed -n "s/^$1=//p"
@@ -21,7 +21,7 @@ while [ $# -gt 0 ]; do
     --cmdline) cmdline=$2 ;;
     --memory) memory=$(value_of size "$2") ;;
     --net) pf=$2 ;;
-    --net-vf) vf=$2 ;;
+    --net-vf) vfs="$vfs $2" ;;
     --vsock) vsock=$2 ;;
     --fs) fs=$2 ;;
     --serial | --console | --cpus) ;;
@@ -32,10 +32,19 @@ done
 
 set --
 if [ -n "$pf" ]; then
-    set -- -device pcie-root-port,id=rp0,chassis=1,slot=1 \
-        -netdev "$(tap pf "$pf")" -netdev "$(tap vf "$vf")" \
-        -device virtio-net-pci,bus=rp0,addr=0x0.1,netdev=vf,mac="$(value_of mac "$vf")",sriov-pf=pf,romfile= \
-        -device virtio-net-pci,bus=rp0,addr=0x0.0,netdev=pf,mac="$(value_of mac "$pf")",id=pf,romfile=
+    set -- -device pcie-root-port,id=rp0,chassis=1,slot=1
+    if [ -n "$(value_of switch "$pf")" ]; then
+        set -- "$@" -device igb,bus=rp0,addr=0x0.0,mac="$(value_of mac "$pf")",romfile=
+    else
+        function=0
+        for vf in $vfs; do
+            function=$((function + 1))
+            set -- "$@" -netdev "$(tap "vf$function" "$vf")" \
+                -device virtio-net-pci,bus=rp0,addr=0x0.$function,netdev=vf$function,mac="$(value_of mac "$vf")",sriov-pf=pf,romfile=
+        done
+        set -- "$@" -netdev "$(tap pf "$pf")" \
+            -device virtio-net-pci,bus=rp0,addr=0x0.0,netdev=pf,mac="$(value_of mac "$pf")",id=pf,romfile=
+    fi
 fi
 if [ -n "$vsock" ]; then
     set -- "$@" -device vhost-vsock-pci,guest-cid="$(value_of cid "$vsock")"

@@ -1,16 +1,17 @@
 //! Measures throughput and latency between a guest and its host: of a container, by kind of backend or of network, of
-//! connections by vsock, and of a shared folder.
+//! connections by vsock, and of a shared folder; and between two containers of a guest.
 //!
 //! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures depend on no
 //! other machine and no load, and since everything shares one processor, a better figure means fewer instructions.
-//! Arguments: the kind of backend, `containers`, `vsock`, `vhost-vsock` or `virtio-fs`; the seconds per test; the
-//! number of runs; and optionally the only test to run.
+//! Arguments: the kind of backend, `containers`, `switch`, `bridge`, `bridge-vhost`, `vsock`, `vhost-vsock` or
+//! `virtio-fs`; the seconds per test; the number of runs; and optionally the only test to run.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
 mod container;
 mod figures;
 mod files;
+mod neighbours;
 mod networks;
 mod vsock;
 
@@ -41,7 +42,9 @@ const SUBNET: Subnet = Subnet(0);
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [what, seconds, runs, only @ ..] = arguments.as_slice() else {
-        panic!("usage: bench BACKEND|containers|vsock|vhost-vsock|virtio-fs SECONDS RUNS [TEST]")
+        panic!(
+            "usage: bench BACKEND|containers|switch|bridge|bridge-vhost|vsock|vhost-vsock|virtio-fs SECONDS RUNS [TEST]"
+        )
     };
     let only = only.first().map(String::as_str).filter(|only| *only != "all");
     thread::spawn(|| {
@@ -55,7 +58,10 @@ fn main() {
         "vsock" => vsock::measure(what, Host::Vmm, settings),
         "vhost-vsock" => vsock::measure(what, Host::Kernel, settings),
         "virtio-fs" => files::measure(what, settings),
-        _ => measure_networks(what, settings),
+        _ => match neighbours::By::named(what) {
+            Some(by) => neighbours::measure(what, by, settings),
+            None => measure_networks(what, settings),
+        },
     }
 }
 

@@ -1,0 +1,84 @@
+//! Two containers of one guest, each with a VF, by what connects the VFs: the switch of their PF, or taps in a bridge of
+//! the host.
+
+use integration::{Backend, Backends, Guest, GuestSpec, Kernel, Pf, Subnet, vf_mac};
+
+use crate::container::Container;
+use crate::figures::{Bench, Settings};
+use crate::{IDLE, on_host};
+
+const PF: &str = "id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=2";
+/// The network of both.
+const SUBNET: Subnet = Subnet(0);
+/// Where the server says that it is ready.
+const SERVER: &str = "/tmp/server";
+
+/// What connects the VFs.
+#[derive(Clone, Copy)]
+pub(crate) enum By {
+    /// The switch of their PF, without an uplink.
+    Switch,
+    /// The host's bridge, between taps of this kind.
+    Bridge(Backend),
+}
+
+impl By {
+    /// The connection that `cargo xtask bench` calls `name`.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        match name {
+            "switch" => Some(Self::Switch),
+            "bridge" => Some(Self::Bridge(Backend::Tap)),
+            "bridge-vhost" => Some(Self::Bridge(Backend::VhostNet)),
+            _ => None,
+        }
+    }
+
+    fn spec(self) -> GuestSpec {
+        match self {
+            Self::Switch => (0..2).fold(GuestSpec::new(Kernel::V6_12).net(PF), |spec, index| {
+                spec.net_vf(&format!("pf=pf0,index={index},mac={}", vf_mac(index)))
+            }),
+            Self::Bridge(backend) => Backends::start(&[backend; 2]).spec(Kernel::V6_12),
+        }
+    }
+
+    /// What the host does once the taps are there.
+    fn connect(self) {
+        if let Self::Bridge(_) = self {
+            on_host(
+                "for module in $CH_LAB/containers/*; do insmod $module || exit 1; done; \
+                 /usr/sbin/ip link add bench0 type bridge && ip link set bench0 up && \
+                 for tap in pf0v0 pf0v1; do echo 1 > /proc/sys/net/ipv6/conf/$tap/disable_ipv6; \
+                 /usr/sbin/ip link set $tap master bench0 && ip link set $tap up || exit 1; done",
+            );
+        }
+    }
+}
+
+/// Measures what one container's VF sends to the other's.
+pub(crate) fn measure(what: &str, by: By, settings: Settings<'_>) {
+    let mut guest = Guest::boot(by.spec().kernel_argument("tsc=reliable"));
+    let pf = Pf::find(&mut guest);
+    // An igb PF answers its VFs only while it is up.
+    let port = netdev(&mut guest, &pf.file(""));
+    guest.ok(&format!("ip link set {port} up"));
+    pf.set_num_vfs(&mut guest, 2);
+    by.connect();
+    guest.wait_for(IDLE);
+    let interfaces = [0, 1].map(|index| netdev(&mut guest, &pf.file(&format!("virtfn{index}"))));
+    let server = Container::new(&mut guest, "server", "");
+    server.give(&mut guest, &interfaces[0], &format!("{}/24", SUBNET.host()));
+    let client = Container::new(&mut guest, "client", SUBNET.host());
+    client.give(&mut guest, &interfaces[1], &format!("{}/24", SUBNET.guest()));
+    guest.ok(&format!("{} > {SERVER} 2>&1 &", server.inside("exec netbench server 0.0.0.0")));
+    guest.wait_for(&format!("grep ready {SERVER}"));
+    guest.wait_for(&client.inside(&format!("ping -c 1 -W 1 {}", SUBNET.host())));
+    Bench { guest: &mut guest, settings }.measure(what, &client);
+    guest.power_off();
+}
+
+/// The netdev of the function whose folder in sysfs this is, whichever its driver is.
+fn netdev(guest: &mut Guest, folder: &str) -> String {
+    let list = format!("for net in {folder}/net/* {folder}/virtio*/net/*; do [ -e $net ] && echo ${{net##*/}}; done");
+    guest.run(&list).text.trim().to_owned()
+}
