@@ -70,6 +70,8 @@ struct Frame {
     len: usize,
     /// How much of it is in the buffers. The rest is in the spill.
     placed: usize,
+    /// Where in the spill that begins.
+    start: usize,
     /// The number of the policy that let it through.
     policy: u64,
 }
@@ -268,7 +270,7 @@ impl<'q> Receive<'q> {
         };
         match read {
             Ok(0) => Err(Failure::Backend),
-            Ok(len) => Ok(Frame { len, placed: room.min(len), policy: 0 }),
+            Ok(len) => Ok(Frame { len, placed: room.min(len), start: 0, policy: 0 }),
             Err(error) => Err(failure(&error)),
         }
     }
@@ -288,14 +290,15 @@ impl<'q> Receive<'q> {
         if !pass.state.link_up() {
             return Err(Counter::RxLinkDown);
         }
-        let len = if policy.checks_received { self.police(frame.len, &policy.policy)? } else { frame.len };
+        let start = if policy.checks_received { self.police(frame.len, &policy.policy)? } else { 0 };
+        let len = frame.len - start;
         let trusted = policy.policy.trusted;
         if !(trusted && filter.wants_all()) {
             let mut bytes = [0; HEADER + HEAD];
             let placed = frame.placed.min(bytes.len());
             iovecs.read_at(0, &mut bytes[..placed]);
             let rest = bytes.len().min(len) - placed;
-            bytes[placed..placed + rest].copy_from_slice(&self.spill.bytes()[..rest]);
+            bytes[placed..placed + rest].copy_from_slice(&self.spill.bytes()[start..start + rest]);
             let mut head = [0; HEAD];
             head.copy_from_slice(&bytes[HEADER..]);
             let own = policy.policy.fixed_address().unwrap_or(filter.mac);
@@ -304,11 +307,11 @@ impl<'q> Receive<'q> {
                 return Err(Counter::RxFiltered);
             }
         }
-        Ok(Frame { len, policy: policy.number, ..frame })
+        Ok(Frame { len, start, policy: policy.number, ..frame })
     }
 
-    /// Makes of the frame of `len` bytes, with its header, in the spill area what `policy` lets through. Returns the
-    /// new length, which is no larger, or the reason why the frame is dropped.
+    /// Makes of the frame of `len` bytes, with its header, in the spill area what `policy` lets through. Returns where
+    /// that begins, as a frame may lose a tag, or the reason why the frame is dropped.
     fn police(&mut self, len: usize, policy: &Policy) -> Result<usize, Counter> {
         let bytes = &mut self.spill.bytes()[..len];
         let (header, frame) = bytes.split_at_mut(HEADER);
@@ -317,14 +320,13 @@ impl<'q> Receive<'q> {
         let new = new.map_err(|_| Counter::RxVlanFiltered)?;
         let mut copy = [0; HEADER];
         copy.copy_from_slice(header);
-        header.copy_from_slice(&policy::changed(copy, &new).map_err(|_| Counter::RxBackendErrors)?);
-        let new_len = new.new_len(frame.len());
+        let header = policy::changed(copy, &new).map_err(|_| Counter::RxBackendErrors)?;
+        // What follows stays where it is: it may be long.
         let head = new.bytes();
-        if head.len() != copied {
-            frame.copy_within(copied.., head.len());
-        }
-        frame[..head.len()].copy_from_slice(head);
-        Ok(HEADER + new_len)
+        let start = copied.checked_sub(head.len()).ok_or(Counter::RxTooLong)?;
+        frame[start..copied].copy_from_slice(head);
+        bytes[start..start + HEADER].copy_from_slice(&header);
+        Ok(start)
     }
 
     /// Moves what is not in the prepared chains yet into them, and into further ones.
@@ -343,7 +345,8 @@ impl<'q> Receive<'q> {
         }
         let shortage = self.prepare(frame.len, iovecs, pass)?;
         if frame.len <= self.capacity {
-            iovecs.write_at(frame.placed, &self.spill.bytes()[..frame.len - frame.placed]);
+            let rest = frame.len - frame.placed;
+            iovecs.write_at(frame.placed, &self.spill.bytes()[frame.start..frame.start + rest]);
             return Ok(Placed::Whole);
         }
         let more_may_come = self.mergeable && self.chains.len() < usize::from(self.ring.size());
