@@ -1,5 +1,5 @@
-//! Two containers of one guest, each with a VF, by what connects the VFs: the switch of their PF, or taps in a bridge of
-//! the host.
+//! Two containers of one guest, each with a VF, by what connects the VFs: the switch of their PF, or taps in a bridge
+//! of the host.
 
 use integration::{Backend, Backends, Guest, GuestSpec, Kernel, Pf, Subnet, vf_mac};
 
