@@ -152,6 +152,8 @@ fn every_key<T: Options>() -> String {
         "on|off" => "on",
         "on|off|auto" => "auto",
         "client|server" => "server",
+        "veb|vepa" => "veb",
+        "off|pf|<VF>" => "pf",
         "<threads>:<cores>:<dies>:<packages>" => "1:2:1:1",
         "[<vcpu>@[<cpu>,<cpu>-<cpu>,...],...]" => "[0@[1,3-4]]",
         "amx" => "amx",
