@@ -6,6 +6,7 @@ mod backend;
 mod balloon;
 mod block;
 mod chardev;
+mod clock;
 mod console;
 mod counters;
 mod device;

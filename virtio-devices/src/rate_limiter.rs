@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::clock;
+
 /// A limit that refills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RateLimit {
@@ -43,23 +45,23 @@ pub struct RateLimitGroup(Arc<Mutex<RateLimiter>>);
 impl RateLimitGroup {
     /// Full buckets. `None` where nothing is limited.
     pub fn new(limits: RateLimits) -> Option<Self> {
-        RateLimiter::new(limits, Instant::now()).map(|limiter| Self(Arc::new(Mutex::new(limiter))))
+        RateLimiter::new(limits, clock::now()).map(|limiter| Self(Arc::new(Mutex::new(limiter))))
     }
 
     /// How long to wait before an operation may begin; `None` if it may now.
     pub(crate) fn limited_for(&self) -> Option<Duration> {
-        let wait = self.0.lock().wait(Instant::now());
+        let wait = self.0.lock().wait(clock::now());
         (!wait.is_zero()).then_some(wait)
     }
 
     /// Takes what an operation costs.
     pub(crate) fn take_op(&self) {
-        self.0.lock().take_op(Instant::now());
+        self.0.lock().take_op(clock::now());
     }
 
     /// Takes what the transfer of `bytes` costs.
     pub(crate) fn take_bytes(&self, bytes: u64) {
-        self.0.lock().take_bytes(bytes, Instant::now());
+        self.0.lock().take_bytes(bytes, clock::now());
     }
 }
 

@@ -89,6 +89,13 @@ impl Rig {
     }
 }
 
+impl Net {
+    /// Takes what its driver may send, as if it had sent so much.
+    pub(crate) fn use_up(&self, bytes: usize) {
+        self.policy.load().transmit.take(bytes);
+    }
+}
+
 /// Memory for what exceeds the driver's buffers.
 pub(crate) fn spill() -> Spill {
     Spill::new(MAX_READ).unwrap()

@@ -5,6 +5,7 @@ mod lifecycle;
 mod limits;
 mod policy;
 mod properties;
+mod rates;
 mod receive;
 mod runner;
 mod saved;

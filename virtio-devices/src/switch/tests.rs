@@ -5,5 +5,6 @@ mod matrix;
 mod offloads;
 mod policy;
 mod pressure;
+mod rates;
 mod rig;
 mod stop;

@@ -12,6 +12,7 @@ use super::frame::Frame;
 use super::source::{End, Next, Source};
 use super::table::{Miss, PortIndex, Route, Table};
 use super::uplink::Uplink;
+use crate::clock;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net::{BATCH, Counter, Enforced, Shared, Tally, send_failure};
 use crate::net_protocol::MAX_FRAME;
@@ -281,7 +282,7 @@ impl Source for TxBatch<'_, '_> {
     }
 
     fn patience(&mut self) -> Option<Duration> {
-        let now = Instant::now();
+        let now = clock::now();
         let since = *self.blocked.get_or_insert(now);
         self.port.patience.checked_sub(now.duration_since(since)).filter(|left| !left.is_zero())
     }

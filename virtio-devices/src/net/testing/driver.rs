@@ -161,6 +161,11 @@ impl DriverQueue {
         taken
     }
 
+    /// How many chains the device has that were not taken back.
+    pub(crate) fn outstanding(&self) -> usize {
+        usize::from(self.available.wrapping_sub(self.used_seen))
+    }
+
     /// The driver wants an interrupt when the device has used the buffer with this number.
     pub(crate) fn set_used_event(&self, event: u16) {
         self.write(self.avail() + 4 + 2 * u64::from(self.size), event.to_le_bytes());

@@ -21,10 +21,12 @@ use crate::{Counter, Interrupts, Memory, Net, NetSpec, Port, RateLimits, Start, 
 
 /// The size of all queues.
 pub(super) const SIZE: u16 = 256;
-/// Where the rings of a port begin, in rings of a [`DriverQueue`]: one has five at most.
-const RINGS: u16 = 8;
+/// Where the rings of a port begin, in rings of a [`DriverQueue`]: one has nine at most.
+const RINGS: u16 = 10;
+/// Its control queue, whatever comes before it.
+const CONTROL: u16 = 8;
 /// Where what ports send and receive begins.
-const FRAMES: u64 = 8 << 20;
+const FRAMES: u64 = 64 << 20;
 /// What of guest memory a port has there.
 const AREA: u64 = 8 << 20;
 /// Where in it frames are written that it sends, and buffers lie that it provides.
@@ -100,10 +102,15 @@ impl Lan {
 
     /// A closed switch whose worker's work the test does. All drivers run, without buffers.
     pub(super) fn stepped(ports: u16) -> (Self, SwitchWorker) {
+        Self::stepped_with(ports, 1, FEATURES)
+    }
+
+    /// The same with VFs of so many pairs of queues, and drivers that have negotiated `features`.
+    pub(super) fn stepped_with(ports: u16, pairs: u16, features: u64) -> (Self, SwitchWorker) {
         let spec = SwitchSpec { id: "pf0".into(), mode: SwitchMode::Veb, ports, workers: 1, uplink: None };
         let (switch, mut worker) = Switch::stepped(spec).unwrap();
-        let mut lan = Self { nics: Self::nics(&switch, ports, 1), switch, peer: None };
-        lan.nics.iter_mut().for_each(|nic| nic.start(FEATURES));
+        let mut lan = Self { nics: Self::nics(&switch, ports, pairs), switch, peer: None };
+        lan.nics.iter_mut().for_each(|nic| nic.start(features));
         worker.begin();
         worker.step(Some(Duration::ZERO));
         lan.settle();
@@ -158,8 +165,8 @@ pub(super) struct Nic {
     pub net: Net,
     pub rx: DriverQueue,
     pub tx: DriverQueue,
-    /// Those of a second pair, if there is one.
-    pub second: Option<[DriverQueue; 2]>,
+    /// Those of further pairs.
+    pub further: Vec<[DriverQueue; 2]>,
     control: DriverQueue,
     pub interrupts: Arc<Interrupts>,
     pub workers: Vec<Worker>,
@@ -191,9 +198,11 @@ impl Nic {
             net,
             rx: DriverQueue::new(memory, RINGS * port, SIZE),
             tx: DriverQueue::new(memory, RINGS * port + 1, SIZE),
-            second: (pairs > 1).then(|| [2, 3].map(|queue| DriverQueue::new(memory, RINGS * port + queue, SIZE))),
-            control: DriverQueue::new(memory, RINGS * port + 4, 64),
-            interrupts: Arc::new(Interrupts::new(5, 6)),
+            further: (1..pairs)
+                .map(|pair| [0, 1].map(|queue| DriverQueue::new(memory, RINGS * port + 2 * pair + queue, SIZE)))
+                .collect(),
+            control: DriverQueue::new(memory, RINGS * port + CONTROL, 64),
+            interrupts: Arc::new(Interrupts::new(9, 10)),
             workers: Vec::new(),
             memory: memory.clone(),
             port,
@@ -206,7 +215,7 @@ impl Nic {
     }
 
     fn map_vectors(&mut self) {
-        (0..5).for_each(|queue| self.interrupts.set_queue_vector(queue, queue));
+        (0..9).for_each(|queue| self.interrupts.set_queue_vector(queue, queue));
     }
 
     pub(super) fn memory(&self) -> &GuestMemoryMmap {
@@ -228,8 +237,8 @@ impl Nic {
     }
 
     pub(super) fn start(&mut self, features: u64) {
-        let second = self.second.iter().flatten();
-        let queues = [&self.rx, &self.tx].into_iter().chain(second).chain([&self.control]);
+        let further = self.further.iter().flatten();
+        let queues = [&self.rx, &self.tx].into_iter().chain(further).chain([&self.control]);
         let start = Start {
             memory: Memory::new(self.memory.clone()),
             features,
@@ -263,7 +272,7 @@ impl Nic {
         }
         self.rx = DriverQueue::new(memory, RINGS * self.port, SIZE);
         self.tx = DriverQueue::new(memory, RINGS * self.port + 1, SIZE);
-        self.control = DriverQueue::new(memory, RINGS * self.port + 4, 64);
+        self.control = DriverQueue::new(memory, RINGS * self.port + CONTROL, 64);
         self.buffers.clear();
         (self.provided, self.sent) = (0, 0);
     }
@@ -368,6 +377,21 @@ impl Nic {
             command.extend(table.concat());
         }
         assert_eq!(self.command(&command), 0);
+    }
+
+    /// Commands that set its table of addresses, as many as the control queue takes, without waiting for an answer.
+    pub(super) fn queue_tables(&mut self, unicast: &[[u8; 6]]) {
+        let at = self.area() + AREA - (1 << 16);
+        let class = [VIRTIO_NET_CTRL_MAC as u8, VIRTIO_NET_CTRL_MAC_TABLE_SET as u8];
+        let command =
+            [&class[..], &(unicast.len() as u32).to_le_bytes(), &unicast.concat(), &0_u32.to_le_bytes()].concat();
+        self.control.memory_write(at, &command);
+        self.control.take_used();
+        // Each takes two of the queue's descriptors.
+        while self.control.outstanding() < 32 {
+            self.control.add(&[(at, command.len() as u32, 0), (at - 1, 1, WRITE)]);
+        }
+        self.kick();
     }
 
     pub(super) fn set_policy(&mut self, policy: Policy) {

@@ -164,11 +164,11 @@ fn a_receiver_with_two_pairs_has_the_frames_of_a_sender_in_one_queue() {
     lan.nics[2].start(FEATURES | 1 << VIRTIO_NET_F_MQ);
     lan.nics[2].provide(64, 2048);
     let at = lan.nics[2].send_area() + (7 << 20);
-    let [second, _] = lan.nics[2].second.as_mut().unwrap();
+    let [second, _] = &mut lan.nics[2].further[0];
     (0..16).for_each(|i| _ = second.add(&[(at + i * 2048, 2048, WRITE)]));
     lan.settle();
     let got = |lan: &mut Lan| {
-        let [second, _] = lan.nics[2].second.as_mut().unwrap();
+        let [second, _] = &mut lan.nics[2].further[0];
         let second = second.take_used().len();
         (lan.nics[2].received().len(), second)
     };
@@ -184,10 +184,10 @@ fn a_receiver_with_two_pairs_has_the_frames_of_a_sender_in_one_queue() {
     // Of its second transmit queue as well.
     let at = lan.nics[1].send_area() + (7 << 20);
     let data = [&[0; 12][..], &frame(mac(1), mac(2), 64)].concat();
-    let [_, transmit] = lan.nics[1].second.as_mut().unwrap();
+    let [_, transmit] = &mut lan.nics[1].further[0];
     transmit.send(at, &data, &[12]);
     lan.nics[1].kick();
-    let [_, transmit] = lan.nics[1].second.as_mut().unwrap();
+    let [_, transmit] = &mut lan.nics[1].further[0];
     eventually("the frame to be sent", || !transmit.take_used().is_empty());
     assert_eq!(got(&mut lan), (1, 0));
 }

@@ -1,0 +1,60 @@
+//! The clock that limits and waits go by.
+
+use std::time::Instant;
+
+/// The time: the host's, unless a test has stopped the clock of its thread.
+pub(crate) fn now() -> Instant {
+    #[cfg(test)]
+    if let Some(now) = testing::stopped_at() {
+        return now;
+    }
+    Instant::now()
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::cell::Cell;
+    use std::time::{Duration, Instant};
+
+    thread_local! {
+        static STOPPED: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn stopped_at() -> Option<Instant> {
+        STOPPED.get()
+    }
+
+    /// As long as this lives, the clock of this thread moves only as the test has it move.
+    pub(crate) struct StoppedClock(());
+
+    impl StoppedClock {
+        /// Stops the clock.
+        pub(crate) fn new() -> Self {
+            STOPPED.set(Some(Instant::now()));
+            Self(())
+        }
+
+        /// Moves it on.
+        pub(crate) fn advance(&self, time: Duration) {
+            STOPPED.set(STOPPED.get().map(|now| now + time));
+        }
+    }
+
+    impl Drop for StoppedClock {
+        fn drop(&mut self) {
+            STOPPED.set(None);
+        }
+    }
+
+    #[test]
+    fn a_stopped_clock_moves_by_what_the_test_says_and_goes_on_afterwards() {
+        let clock = StoppedClock::new();
+        let before = crate::clock::now();
+        assert_eq!(crate::clock::now(), before);
+        clock.advance(Duration::from_secs(5));
+        assert_eq!(crate::clock::now() - before, Duration::from_secs(5));
+        drop(clock);
+        let after = crate::clock::now();
+        assert!(after - before < Duration::from_secs(5) && crate::clock::now() >= after);
+    }
+}
