@@ -1,0 +1,169 @@
+//! What others keep of their share while a VF does its worst. Work is counted as ports are charged for it: the bytes of
+//! each copy, and a fixed cost of each frame and of each drop. So the figures are the same on every machine.
+
+use std::time::Duration;
+
+use super::rig::*;
+use crate::Counter;
+use crate::clock::testing::StoppedClock;
+use crate::net::testing::nonzero;
+use crate::switch::tx_batch::FRAME_COST;
+
+/// All sends are as long as usual frames.
+const LEN: usize = 1514;
+/// Who sends to whom, beside the hostile port.
+const HONEST: [(u16, u16); 2] = [(1, 2), (3, 4)];
+const HOSTILE: u16 = 5;
+/// Takes what the hostile port sends, and provides buffers.
+const TAKER: u16 = 6;
+/// Provides no buffers.
+const DEAD: u16 = 7;
+const TURNS: u64 = 100;
+
+/// What the hostile port does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attack {
+    /// What the others do.
+    None,
+    /// Full rings, and frames for a port that takes none.
+    FullRings,
+    /// Broadcasts to all ports, which have buffers for them.
+    Broadcasts,
+    /// Broadcasts to all ports, of which the honest receivers alone have buffers.
+    BroadcastsWithoutBuffers,
+    /// Commands without end, each of which sets as many addresses as there may be, beside frames as the others'.
+    Commands,
+    /// Frames whose source it changes all the time.
+    Heads,
+}
+
+/// Frames of a port that always has some.
+fn refill(lan: &mut Lan, from: u16, to: [u8; 6]) {
+    let nic = &mut lan.nics[usize::from(from)];
+    let at = nic.send_area();
+    nic.tx.memory_write(at, &[&[0; 12], &frame(mac(from), to, LEN)[..]].concat());
+    nic.tx.take_used();
+    (nic.tx.outstanding()..usize::from(SIZE)).for_each(|_| nic.queue_again(LEN as u32 + 12));
+    nic.kick();
+}
+
+/// Buffers of a port that always has some.
+fn provide(lan: &mut Lan, port: u16) {
+    let nic = &mut lan.nics[usize::from(port)];
+    nic.rx.take_used();
+    let missing = usize::from(SIZE) - nic.rx.outstanding();
+    nic.provide(missing as u64, 2048);
+}
+
+/// What the switch has done so far, as ports are charged for it.
+fn work(lan: &Lan) -> u64 {
+    let of = |counter: Counter, count: u64| match counter {
+        Counter::RxBytes => count,
+        Counter::RxFrames | Counter::RxNoBuffers | Counter::RxCongested | Counter::TxSpoofedMac => {
+            count * FRAME_COST as u64
+        }
+        _ => 0,
+    };
+    lan.nics.iter().flat_map(|nic| nonzero(&nic.net.counters())).map(|(counter, count)| of(counter, count)).sum()
+}
+
+/// What honest ports have sent, and what it cost.
+fn honest(lan: &Lan) -> [u64; 2] {
+    let frames: u64 = HONEST.iter().map(|(from, _)| lan.count(*from, Counter::TxFrames)).sum();
+    [frames, frames * (LEN + FRAME_COST) as u64]
+}
+
+/// Returns the frames that an honest port sends in a turn, what the honest ports keep of their share of the work in
+/// percent, and the commands that were carried out in a turn.
+fn measure(attack: Attack) -> (f64, f64, f64) {
+    let clock = StoppedClock::new();
+    let ports = if attack == Attack::Broadcasts || attack == Attack::BroadcastsWithoutBuffers { 64 } else { 8 };
+    let (mut lan, mut worker) = Lan::stepped(ports);
+    let mut turn = |lan: &mut Lan, number: u64| {
+        for (from, to) in HONEST {
+            refill(lan, from, mac(to));
+            provide(lan, to);
+        }
+        match attack {
+            Attack::None | Attack::Commands => refill(lan, HOSTILE, mac(TAKER)),
+            Attack::FullRings => refill(lan, HOSTILE, mac(DEAD)),
+            Attack::Broadcasts | Attack::BroadcastsWithoutBuffers => refill(lan, HOSTILE, BROADCAST),
+            Attack::Heads => {
+                refill(lan, HOSTILE, mac(TAKER));
+                let nic = &lan.nics[usize::from(HOSTILE)];
+                nic.tx.memory_write(nic.send_area() + 12 + 6, &mac((number % 2) as u16 * HOSTILE));
+            }
+        }
+        if attack == Attack::Commands {
+            let addresses: Vec<_> = (0..64).map(|i| [2, 0, 0, 0, number as u8, i]).collect();
+            lan.nics[usize::from(HOSTILE)].queue_tables(&addresses);
+        }
+        if attack == Attack::Broadcasts {
+            (0..ports).for_each(|port| provide(lan, port));
+        }
+        provide(lan, TAKER);
+        worker.step(Some(Duration::ZERO));
+        // A frame that waits for its receiver is given up after a millisecond, of which a turn takes less.
+        clock.advance(Duration::from_micros(100));
+    };
+    (0..20).for_each(|number| turn(&mut lan, number));
+    let commands = |lan: &Lan| {
+        [Counter::ControlCommands, Counter::ControlRefused].iter().map(|c| lan.count(HOSTILE, *c)).sum::<u64>()
+    };
+    let before = (honest(&lan), work(&lan), commands(&lan));
+    (0..TURNS).for_each(|number| turn(&mut lan, number));
+    let [frames, cost] = [0, 1].map(|what| honest(&lan)[what] - before.0[what]);
+    let lost = HONEST.iter().map(|(from, _)| lan.count(*from, Counter::TxSpoofedMac)).sum::<u64>();
+    assert_eq!(lost, 0);
+    let fair = (work(&lan) - before.1) as f64 * HONEST.len() as f64 / (HONEST.len() + 1) as f64;
+    let in_a_turn = |count: u64| count as f64 / TURNS as f64;
+    let frames = in_a_turn(frames) / HONEST.len() as f64;
+    (frames, cost as f64 * 100.0 / fair, in_a_turn(commands(&lan) - before.2))
+}
+
+#[test]
+fn others_keep_at_least_80_percent_of_their_share_whatever_a_vf_does() {
+    let (fair, share, _) = measure(Attack::None);
+    println!("{:?}: {fair} frames a turn, {share:.1} %", Attack::None);
+    assert!((99.0..101.0).contains(&share), "{share}");
+    for attack in
+        [Attack::FullRings, Attack::Broadcasts, Attack::BroadcastsWithoutBuffers, Attack::Commands, Attack::Heads]
+    {
+        let (frames, share, commands) = measure(attack);
+        println!("{attack:?}: {frames} frames a turn, {share:.1} % of the share, {commands} commands a turn");
+        assert!(frames >= 0.8 * fair && share >= 80.0, "{attack:?}: {frames} of {fair}, {share}");
+        assert!(if attack == Attack::Commands { (1.0..=2.0).contains(&commands) } else { commands == 0.0 });
+    }
+}
+
+/// A sender that sends every other frame to a port whose rings are full, against one whose receivers all have buffers.
+#[test]
+fn a_receiver_without_buffers_costs_a_third_port_less_than_5_percent() {
+    let [with, without] = [DEAD, TAKER].map(|other| {
+        let clock = StoppedClock::new();
+        let (mut lan, mut worker) = Lan::stepped(8);
+        let nic = &mut lan.nics[1];
+        let [one, two] = [0, 1 << 16].map(|offset| nic.send_area() + offset);
+        nic.tx.memory_write(one, &[&[0; 12], &frame(mac(1), mac(2), LEN)[..]].concat());
+        nic.tx.memory_write(two, &[&[0; 12], &frame(mac(1), mac(other), LEN)[..]].concat());
+        let mut idle = Duration::ZERO;
+        for _ in 0..200 {
+            [2, TAKER].iter().for_each(|port| provide(&mut lan, *port));
+            let nic = &mut lan.nics[1];
+            nic.tx.take_used();
+            while nic.tx.outstanding() + 2 <= usize::from(SIZE) {
+                [one, two].iter().for_each(|at| _ = nic.tx.add(&[(*at, LEN as u32 + 12, 0)]));
+            }
+            nic.kick();
+            worker.step(Some(Duration::ZERO));
+            if let Some(wait) = worker.timeout(None) {
+                idle += wait;
+                clock.advance(wait);
+            }
+        }
+        println!("{other}: {} frames, {idle:?} idle", lan.count(2, Counter::RxFrames));
+        assert!(idle <= Duration::from_millis(1), "{idle:?}");
+        lan.count(2, Counter::RxFrames)
+    });
+    assert!(with * 100 > without * 95, "{with} of {without}");
+}
