@@ -1,5 +1,6 @@
 //! A switch with drivers at its ports and a socket in the uplink's place.
 
+mod calls;
 mod fairness;
 mod hostile;
 mod matrix;
