@@ -26,6 +26,7 @@ mod table;
 mod tx_batch;
 mod uplink;
 mod uplink_rx;
+mod uplink_watch;
 mod worker;
 
 #[cfg(test)]
@@ -100,6 +101,12 @@ impl Switch {
     /// Whether the uplink, if there is one, was deleted.
     pub fn uplink_gone(&self) -> bool {
         self.0.hub().uplink().is_some_and(uplink::Uplink::is_gone)
+    }
+
+    /// Whether the uplink is up; `None` without one. It is looked at while a driver runs.
+    pub fn uplink_up(&self) -> Option<bool> {
+        let hub = self.0.hub();
+        hub.uplink().map(|_| hub.uplink_up())
     }
 
     /// What came from the uplink, `rx`, and went there, `tx`; `None` without one.

@@ -13,3 +13,5 @@ mod host;
 mod frames;
 #[path = "tap/open.rs"]
 mod open;
+#[path = "tap/uplink.rs"]
+mod uplink;

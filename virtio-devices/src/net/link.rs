@@ -2,27 +2,45 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 /// The link, which outlives resets of the NIC. While it is down, no frame passes in either direction, and none that the
 /// backend has is put where the guest can see it.
 #[derive(Debug)]
 pub(crate) struct Link {
+    /// What is wanted of it.
+    wish: Mutex<Wish>,
+    /// What it therefore is.
     up: AtomicBool,
     changes: AtomicU64,
     /// Read while a batch of frames passes.
     batches: RwLock<()>,
 }
 
+/// What a link depends on.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    /// The host wants it to be up.
+    up: bool,
+    /// It is down meanwhile, because that of a switch's uplink is.
+    held: bool,
+}
+
 impl Link {
     /// A link that is up or down, and has never changed.
     pub(crate) fn new(up: bool) -> Self {
-        Self { up: AtomicBool::new(up), changes: AtomicU64::new(0), batches: RwLock::new(()) }
+        let wish = Mutex::new(Wish { up, held: false });
+        Self { wish, up: AtomicBool::new(up), changes: AtomicU64::new(0), batches: RwLock::new(()) }
     }
 
     /// Whether it is up.
     pub(crate) fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
+    }
+
+    /// Whether the host wants it to be up.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wish.lock().up
     }
 
     /// How often it has changed. Frames that the backend got before the last change are not to be delivered.
@@ -39,6 +57,18 @@ impl Link {
     /// Takes it up or down. Returns whether that is a change. Once it is down, all frames that found it up have passed:
     /// this waits for the batches that are on their way, which wait for nothing.
     pub(crate) fn set(&self, up: bool) -> bool {
+        self.change(|wish| wish.up = up)
+    }
+
+    /// Keeps it down, or no longer, whatever the host wants; else as [`Self::set`].
+    pub(crate) fn hold(&self, held: bool) -> bool {
+        self.change(|wish| wish.held = held)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Wish)) -> bool {
+        let mut wish = self.wish.lock();
+        change(&mut wish);
+        let up = wish.up && !wish.held;
         // Locked before the change, so that no batch finds the link up and meets a frame of after this.
         let batches = (!up).then(|| self.batches.write());
         let changed = self.up.swap(up, Ordering::AcqRel) != up;
@@ -63,6 +93,15 @@ mod tests {
         assert!(!link.set(true) && link.set(false) && !link.set(false) && !link.is_up());
         assert_eq!(link.changes(), 1);
         assert!(link.set(true) && link.is_up());
+        assert_eq!(link.changes(), 2);
+    }
+
+    #[test]
+    fn a_link_is_up_when_the_host_wants_it_and_nothing_holds_it() {
+        let link = Link::new(true);
+        assert!(link.hold(true) && !link.is_up() && link.is_wanted());
+        assert!(!link.set(false) && !link.is_wanted() && !link.hold(false) && !link.is_up());
+        assert!(!link.hold(true) && !link.set(true) && link.hold(false) && link.is_up());
         assert_eq!(link.changes(), 2);
     }
 

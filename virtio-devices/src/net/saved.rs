@@ -20,7 +20,7 @@ pub(crate) fn save(state: &NetState) -> NicState {
         |table: &Addresses| AddressesState { addresses: table.addresses().to_vec(), overflow: table.overflow() };
     NicState {
         mac: state.mac(),
-        link_up: state.link_up(),
+        link_up: state.link().is_wanted(),
         generation: state.generation(),
         active_pairs: state.active_pairs(),
         offloads: guest_offload_features(state.offloads()),

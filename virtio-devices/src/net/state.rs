@@ -115,6 +115,15 @@ impl NetState {
         changed
     }
 
+    /// Keeps the link down, or no longer, as [`Link::hold`] does. Returns whether that is a change.
+    pub(crate) fn hold_link(&self, held: bool) -> bool {
+        let changed = self.link.hold(held);
+        if changed {
+            self.changed();
+        }
+        changed
+    }
+
     /// Something that the driver reads in the configuration has changed elsewhere.
     pub(crate) fn changed(&self) {
         self.generation.fetch_add(1, Ordering::Release);

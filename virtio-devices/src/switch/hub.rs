@@ -33,11 +33,13 @@ pub struct PortSettings {
     pub mirror: Option<u16>,
     /// Its share of the workers' time where ports compete, 1 to 100. One with twice the weight sends twice the bytes.
     pub weight: u8,
+    /// Its link is down while the uplink is; without an uplink it is up.
+    pub follows_uplink: bool,
 }
 
 impl Default for PortSettings {
     fn default() -> Self {
-        Self { isolated: false, mirror: None, weight: 10 }
+        Self { isolated: false, mirror: None, weight: 10, follows_uplink: true }
     }
 }
 
@@ -70,6 +72,10 @@ pub(crate) struct Hub {
     stale: AtomicBool,
     /// When guests can have another table made. Locked while one is.
     next: Mutex<Option<Instant>>,
+    /// The uplink is up, or there is none.
+    uplink_up: AtomicBool,
+    /// Locked while links follow it.
+    following: Mutex<()>,
     /// The workers shall end.
     pub end: AtomicBool,
 }
@@ -97,6 +103,8 @@ impl Hub {
             table: ArcSwap::from_pointee(Table::new(mode, &[], None)),
             stale: AtomicBool::new(false),
             next: Mutex::new(None),
+            uplink_up: AtomicBool::new(true),
+            following: Mutex::default(),
             end: AtomicBool::new(false),
         };
         drop(hub.make_table());
@@ -180,6 +188,7 @@ impl Hub {
     pub(crate) fn attach(&self, port: PortIndex, nic: Option<CarriedNic>) {
         if let Some(slot) = self.slots.get(usize::from(port)) {
             slot.nic.store(nic.map(Arc::new));
+            self.follow_uplink(port);
             self.outdate();
         }
     }
@@ -194,9 +203,37 @@ impl Hub {
         for (port, settings) in ports {
             if let Some(slot) = self.slots.get(usize::from(port)) {
                 slot.settings.store(Some(Arc::new(settings)));
+                self.follow_uplink(port);
             }
         }
         self.make_table()
+    }
+
+    /// Whether the uplink was up when it was last looked at, or there is none.
+    pub(crate) fn uplink_up(&self) -> bool {
+        self.uplink_up.load(Ordering::Acquire)
+    }
+
+    /// The uplink is up, or no longer: the links of ports follow. What found them up has passed when this returns.
+    pub(crate) fn set_uplink_up(&self, up: bool) {
+        if self.uplink_up.swap(up, Ordering::AcqRel) != up {
+            log::info!("{}: its switch's uplink is {}", self.id, if up { "up" } else { "down" });
+            (0..self.ports()).for_each(|port| self.follow_uplink(port));
+            self.outdate();
+        }
+    }
+
+    /// Has a port's link follow the uplink's, if it is to, and tells its driver.
+    fn follow_uplink(&self, port: PortIndex) {
+        // Or the last of two that look at once could set what the first has found to be over.
+        let _following = self.following.lock();
+        let Some(slot) = self.slots.get(usize::from(port)) else { return };
+        let held = self.settings(port).follows_uplink && !self.uplink_up();
+        if slot.nic.load_full().is_some_and(|nic| nic.state.hold_link(held))
+            && let Some(open) = self.open_port(port)
+        {
+            open.shared.interrupts.signal_config();
+        }
     }
 
     /// A port's queues run.

@@ -3,6 +3,7 @@
 mod calls;
 mod fairness;
 mod hostile;
+mod link;
 mod matrix;
 mod offloads;
 mod policy;

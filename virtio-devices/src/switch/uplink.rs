@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::spec::SwitchError;
+use super::uplink_watch::UplinkState;
 use crate::backend::Tap;
 use crate::net::NetCounters;
 use crate::net_protocol::Offloads;
@@ -58,6 +59,15 @@ impl Uplink {
     /// Whether it was deleted.
     pub(crate) fn is_gone(&self) -> bool {
         self.tap.is_gone()
+    }
+
+    /// Whether it takes frames now.
+    pub(crate) fn state(&self) -> UplinkState {
+        match self.tap.queues().first().map(|queue| queue.lock().is_writable()) {
+            _ if self.is_gone() => UplinkState::Gone,
+            Some(true) => UplinkState::Up,
+            Some(false) | None => UplinkState::Stuck,
+        }
     }
 
     /// What came from it and went there.

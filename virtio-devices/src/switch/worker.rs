@@ -17,6 +17,7 @@ use super::source::End;
 use super::table::PortIndex;
 use super::tx_batch::{Sender, TxScratch};
 use super::uplink_rx::UplinkRx;
+use super::uplink_watch::UplinkWatch;
 use crate::clock;
 use crate::net::Counter;
 use crate::ring::BrokenRing;
@@ -47,6 +48,8 @@ pub(crate) struct SwitchWorker {
     tokens: Vec<u64>,
     /// The uplink, if this worker reads it.
     uplink: Option<UplinkRx>,
+    /// What is known of it then.
+    watch: Option<UplinkWatch>,
 }
 
 struct Waiting {
@@ -69,8 +72,8 @@ impl SwitchWorker {
         let is_active = vec![false; usize::from(hub.ports())];
         let forwarder = Forwarder::new(Arc::clone(&hub), index);
         let (active, waiting, scratch, tokens) = (VecDeque::new(), Vec::new(), TxScratch::default(), Vec::new());
-        let patience = PATIENCE;
-        Self { hub, index, forwarder, active, is_active, waiting, scratch, patience, tokens, uplink }
+        let (patience, watch) = (PATIENCE, uplink.as_ref().map(|_| UplinkWatch::new()));
+        Self { hub, index, forwarder, active, is_active, waiting, scratch, patience, tokens, uplink, watch }
     }
 
     /// That lets no frame wait for its receiver.
@@ -108,6 +111,11 @@ impl SwitchWorker {
             self.rung(token);
         }
         self.tokens = tokens;
+        if let (Some(watch), Some(uplink)) = (&mut self.watch, hub.uplink())
+            && let Some(up) = watch.look(uplink)
+        {
+            hub.set_uplink_up(up);
+        }
         self.expire();
         self.round();
     }
@@ -119,7 +127,8 @@ impl SwitchWorker {
         }
         let until = self.waiting.iter().map(|waiting| waiting.until).min();
         let ports = until.map(|until| until.saturating_duration_since(clock::now()));
-        [ports, table].into_iter().flatten().min()
+        let look = self.watch.as_ref().map(UplinkWatch::wait);
+        [ports, table, look].into_iter().flatten().min()
     }
 
     /// Reads what it was told, and tries again what waits for buffers.

@@ -143,7 +143,8 @@ pub struct NetConfig {
     #[option("storm=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storm: Option<u32>,
-    /// Link when the VM starts. auto and up: up, unless the backend is lost. By default auto.
+    /// Link when the VM starts. auto: up, unless the backend is lost or the switch's uplink is down; up: also without
+    /// the uplink. By default auto.
     #[option("link=auto|up|down")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkPolicy>,

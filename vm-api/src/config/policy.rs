@@ -44,10 +44,10 @@ impl Value for VlanProto {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkPolicy {
-    /// Up, unless its backend is lost.
+    /// Up, unless its backend is lost, or the uplink of its switch is down.
     #[default]
     Auto,
-    /// The same, of a function with a backend of its own.
+    /// The same, whatever the uplink of its switch is.
     Up,
     /// Down.
     Down,

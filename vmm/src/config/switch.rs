@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use virtio_devices::{MAX_PORTS, MAX_WORKERS, PortSettings, SwitchMode, TapSpec};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::net::{NetConfig, SwitchPort};
+use vm_api::config::policy::LinkPolicy;
 use vm_api::config::switch::{Mirror, SwitchMode as Mode};
 use vm_api::config::vhost::Vhost;
 
@@ -70,6 +71,7 @@ pub(crate) fn settings_of(config: &NetConfig) -> PortSettings {
             Mirror::Vf(index) => Some(port_of(index)),
         },
         weight: config.weight.unwrap_or(WEIGHT),
+        follows_uplink: config.link.unwrap_or_default() == LinkPolicy::Auto,
     }
 }
 
@@ -232,7 +234,7 @@ mod tests {
         let plan = plan("switch=veb,sriov_vfs=3", &[]).unwrap();
         assert_eq!(plan.switch, Some(SwitchPlan { mode: SwitchMode::Veb, workers: 1, uplink: None }));
         for function in plan.functions() {
-            assert_eq!(function.backend, BackendPlan::Port(PortSettings { isolated: false, mirror: None, weight: 10 }));
+            assert_eq!(function.backend, BackendPlan::Port(PortSettings::default()));
         }
     }
 
@@ -276,11 +278,19 @@ mod tests {
         let settings: Vec<_> = planned
             .functions()
             .map(|nic| match nic.backend {
-                BackendPlan::Port(PortSettings { isolated, mirror, weight }) => (isolated, mirror, weight),
+                BackendPlan::Port(PortSettings { isolated, mirror, weight, follows_uplink: true }) => {
+                    (isolated, mirror, weight)
+                }
                 _ => panic!("{nic:?}"),
             })
             .collect();
         assert_eq!(settings, [(false, Some(3), 10), (true, Some(0), 100), (false, Some(1), 1), (false, None, 10)]);
+        let planned = plan("switch=veb,sriov_vfs=3,link=up", &["index=0,link=auto", "index=1,link=down"]).unwrap();
+        let follows: Vec<_> = planned
+            .functions()
+            .map(|nic| matches!(nic.backend, BackendPlan::Port(PortSettings { follows_uplink: true, .. })))
+            .collect();
+        assert_eq!(follows, [false, true, false, true]);
         let config = config("id=pf0,switch=veb,sriov_vfs=2", &["index=1,isolated=on,mirror=0"]).unwrap();
         let of = |vf: usize| {
             let unsaid = crate::config::VfConfig::default();

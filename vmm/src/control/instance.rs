@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use pci::{Bdf, VfIndex};
-use virtio_devices::{Cancel, RateLimit, RateLimiter, Status};
+use virtio_devices::{Cancel, PortSettings, RateLimit, RateLimiter, Status};
 use vm_api::config::error::shortened;
 use vm_api::config::id::LONGEST;
 
@@ -553,10 +553,14 @@ impl Instance {
         if let Some(replaced) = replaced {
             replaced.wait();
         }
+        let plan = plan.or_else(|| set_vf::plan_of(&self.planned, pf, *index));
         if let Some(BackendPlan::Port(settings)) = plan.map(|plan| &plan.backend)
             && let Some(switch) = plugged.switch()
         {
-            switch.set_port(switch::port_of(*index), *settings).wait();
+            // The link that the host has set, and not that of the configuration.
+            let link = link.unwrap_or_else(|| self.policy(pf, Some(*index)).link);
+            let settings = PortSettings { follows_uplink: link == LinkPolicy::Auto, ..*settings };
+            switch.set_port(switch::port_of(*index), settings).wait();
         }
         if let Some(link) = link {
             self.links.insert((pf.clone(), *index), *link);

@@ -63,6 +63,13 @@ impl TapQueue {
         poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
     }
 
+    /// Whether it takes a frame now: not while the interface is down, or its owner has limited its buffer and that is
+    /// full.
+    pub fn is_writable(&self) -> bool {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents() == PollFlags::OUT
+    }
+
     /// Attaches or detaches the queue. The kernel then drops the frames it holds. A single queue is always attached.
     ///
     /// # Errors

@@ -1,0 +1,64 @@
+//! A tap as the uplink of a switch.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use virtio_devices::{
+    Interrupts, Memory, Net, NetSpec, Policy, Port, PortSettings, RateLimits, Start, Switch, SwitchMode, SwitchSpec,
+    Tap, VirtioDevice,
+};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use crate::host::*;
+
+fn nic(switch: &Switch, port: u16) -> Net {
+    let spec = NetSpec {
+        id: format!("pf0v{port}"),
+        mac: [2, 0, 0, 0, 0, port as u8],
+        mtu: None,
+        queue_pairs: 1,
+        queue_size: 256,
+        offload_tso: true,
+        offload_ufo: true,
+        offload_csum: true,
+        limits: RateLimits::default(),
+        policy: Policy::default(),
+        link_up: true,
+    };
+    Net::new(spec, switch.port(port).unwrap()).unwrap()
+}
+
+/// Waits until the links of both ports are as expected.
+fn wait(nics: &[Net; 2], expected: [bool; 2]) {
+    let began = Instant::now();
+    while nics.each_ref().map(Port::link_up) != expected {
+        assert!(began.elapsed() < Duration::from_secs(20), "{expected:?} did not come about");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn the_links_of_a_switch_follow_its_tap_unless_they_are_to_be_up() {
+    new_namespace();
+    ip("tuntap add dev tap0 mode tap vnet_hdr");
+    let uplink = Some(Tap::open(&spec("tap0", 1)).unwrap());
+    let (id, mode) = ("pf0".to_owned(), SwitchMode::Veb);
+    let switch = Switch::new(SwitchSpec { id, mode, ports: 2, workers: 1, uplink }).unwrap();
+    switch.set_port(1, PortSettings { follows_uplink: false, ..PortSettings::default() }).wait();
+    let mut nics = [0, 1].map(|port| nic(&switch, port));
+    let memory = Memory::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap());
+    let interrupts = Arc::new(Interrupts::new(3, 0));
+    let workers = nics[0].start(Start { memory, features: 1 << 32, queues: Vec::new(), interrupts }).unwrap();
+    for _ in 0..2 {
+        wait(&nics, [true, true]);
+        ip("link set tap0 down");
+        wait(&nics, [false, true]);
+        ip("link set tap0 up");
+    }
+    wait(&nics, [true, true]);
+    ip("link del tap0");
+    wait(&nics, [false, true]);
+    assert!(switch.uplink_gone());
+    workers.into_iter().for_each(|worker| worker.stop().join().unwrap());
+}
