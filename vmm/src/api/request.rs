@@ -111,7 +111,7 @@ pub const ROUTES: &[Route] = &[
     put("/api/v1/vm.resize", Take::Body(|body| Ok(Action::Resize(typed(body)?)))),
     put("/api/v1/vm.resize-zone", Take::Body(|body| Ok(Action::ResizeZone(typed(body)?)))),
     put("/api/v1/vm.resize-disk", Take::Body(|body| Ok(Action::ResizeDisk(typed(body)?)))),
-    put("/api/v1/vm.set-vf", Take::Body(|body| Ok(Action::SetVf(typed(body)?)))),
+    put("/api/v1/vm.set-vf", Take::Body(|body| Ok(Action::SetVf(stripped(body, Object::Vf)?)))),
     later("/api/v1/vm.add-device"),
     later("/api/v1/vm.add-user-device"),
     later("/api/v1/vm.snapshot"),

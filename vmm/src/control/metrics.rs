@@ -64,6 +64,7 @@ pub(super) fn metrics(process: &Process, instance: Option<&Instance>) -> String 
     text.state(instance.map(Instance::state));
     text.pools(&devices().filter_map(pool).collect::<Vec<_>>());
     text.functions(&functions);
+    text.uplinks(&devices().filter_map(uplink).collect::<Vec<_>>());
     text.0
 }
 
@@ -78,6 +79,23 @@ fn pool(plugged: &Plugged) -> Option<Pool> {
     let reserved = plugged.placement().vfs?.total_vfs;
     let status = plugged.slot().with(|device| device.sriov_status())??;
     Some(Pool { labels: labels(&plugged.plan().id, None), reserved, enabled: status.num_visible() })
+}
+
+/// The uplink of a PF's switch.
+struct Uplink {
+    labels: Vec<(&'static str, String)>,
+    up: bool,
+    counters: Vec<(&'static str, u64)>,
+}
+
+/// Counters of an uplink are left out while they are zero, but for these: most are of what only a function does.
+const UPLINK_COUNTERS: [&str; 4] = ["rx_frames", "rx_bytes", "tx_frames", "tx_bytes"];
+
+fn uplink(plugged: &Plugged) -> Option<Uplink> {
+    let switch = plugged.switch()?;
+    let counters = switch.uplink_counters()?;
+    let counters = counters.iter().filter(|(name, value)| *value != 0 || UPLINK_COUNTERS.contains(name)).collect();
+    Some(Uplink { labels: labels(&plugged.plan().id, None), up: switch.uplink_up()?, counters })
 }
 
 /// The metrics of a function.
@@ -205,6 +223,22 @@ impl Text {
         }
     }
 
+    fn uplinks(&mut self, uplinks: &[Uplink]) {
+        let name = "cloud_hypervisor_uplink_up";
+        self.family(name, "gauge", "1 while the uplink of the physical function's switch is up.");
+        uplinks.iter().for_each(|uplink| self.sample(name, &uplink.labels, u8::from(uplink.up)));
+        let counters = uplinks.iter().flat_map(|uplink| &uplink.counters).map(|(counter, _)| *counter);
+        for counter in counters.collect::<BTreeSet<_>>() {
+            let name = format!("cloud_hypervisor_uplink_{counter}_total");
+            self.family(&name, "counter", &format!("{counter} of the uplink in vm.counters, since it was added."));
+            for uplink in uplinks {
+                if let Some((_, value)) = uplink.counters.iter().find(|(other, _)| *other == counter) {
+                    self.sample(&name, &uplink.labels, value);
+                }
+            }
+        }
+    }
+
     fn backends(&mut self, functions: &[Function]) {
         let lost = || functions.iter().filter_map(|function| Some((&function.labels, function.lost?)));
         let name = "cloud_hypervisor_backend_lost";
@@ -295,6 +329,23 @@ mod tests {
         assert_eq!(samples[r#"cloud_hypervisor_backend_lost{device="pf0",vf="0"}"#], 0.0);
         assert_eq!(samples[r#"cloud_hypervisor_backend_losses_total{device="pf0",vf="0"}"#], 2.0);
         assert!(!samples.contains_key(r#"cloud_hypervisor_backend_lost{device="pf0"}"#));
+    }
+
+    #[test]
+    fn an_uplink_has_its_counters_beside_those_of_its_pf() {
+        let mut text = Text::default();
+        let uplink = |id, up, counters: &[_]| Uplink { labels: labels(id, None), up, counters: counters.to_vec() };
+        let some = [("rx_bytes", 7), ("rx_unknown", 1)];
+        text.functions(&[function(None, &[("rx_bytes", 3)])]);
+        text.uplinks(&[uplink("pf0", true, &some), uplink("pf1", false, &[("rx_bytes", 0)])]);
+        let samples = parse(&text.0);
+        assert_eq!(samples[r#"cloud_hypervisor_net_rx_bytes_total{device="pf0"}"#], 3.0);
+        assert_eq!(samples[r#"cloud_hypervisor_uplink_rx_bytes_total{device="pf0"}"#], 7.0);
+        assert_eq!(samples[r#"cloud_hypervisor_uplink_rx_bytes_total{device="pf1"}"#], 0.0);
+        assert_eq!(samples[r#"cloud_hypervisor_uplink_rx_unknown_total{device="pf0"}"#], 1.0);
+        assert!(!samples.contains_key(r#"cloud_hypervisor_uplink_rx_unknown_total{device="pf1"}"#));
+        assert_eq!(samples[r#"cloud_hypervisor_uplink_up{device="pf0"}"#], 1.0);
+        assert_eq!(samples[r#"cloud_hypervisor_uplink_up{device="pf1"}"#], 0.0);
     }
 
     #[test]

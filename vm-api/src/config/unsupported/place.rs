@@ -39,6 +39,8 @@ pub enum Object {
     Payload,
     /// `NetConfig`.
     Net,
+    /// `VfConfig`, which is this program's own.
+    Vf,
     /// `DiskConfig`.
     Disk,
     /// `PlatformConfig`.
@@ -76,6 +78,7 @@ impl Object {
             Self::Memory => Some("--memory"),
             Self::MemoryZone => Some("--memory-zone"),
             Self::Net => Some("--net"),
+            Self::Vf => Some("--net-vf"),
             Self::Disk => Some("--disk"),
             Self::Platform => Some("--platform"),
             Self::Vm | Self::Payload | Self::Whole => None,

@@ -1,4 +1,4 @@
-//! All that Cloud Hypervisor has and this version does not support yet.
+//! All that Cloud Hypervisor has and this version does not support yet, and what users of SR-IOV NICs may expect.
 //!
 //! A helpful order of work for what becomes supported: the entry leaves this table, and the struct gets a field with
 //! the same name and default. Nothing else has to change on the command line, in JSON or in `vm.info`, which all
@@ -8,13 +8,18 @@ use serde_json::{Map, Value};
 
 use super::place::Harmless::{Empty, If, Is, Null, Number, Numbers, Word};
 use super::place::Missing;
-use super::place::Object::{Cpus, Payload, Platform, Vm};
+use super::place::Object::{Cpus, Net, Payload, Platform, Vf, Vm};
 use super::place::Place::{self, Endpoint, Field, Flag, Setting};
 
 /// `iommu=on` of a device.
 pub const VIRTUAL_IOMMU: &str = "virtual IOMMUs are";
 /// `image_type` of a disk, other than raw and qcow2.
 pub const IMAGE_TYPE: &str = "image formats other than raw and qcow2 are";
+
+/// No rate is no limit, and sriov-cni sends it so.
+fn is_zero(value: &Value, _: &Map<String, Value>) -> bool {
+    value.as_u64() == Some(0)
+}
 
 /// Cloud Hypervisor has this field only in special builds, and prints it only there.
 fn is_false(value: &Value, _: &Map<String, Value>) -> bool {
@@ -38,6 +43,18 @@ pub(super) const TABLE: &[Missing] = &[
     missing("fw_cfg devices are", &[Flag("--fw-cfg-config"), Field(Vm, "fw_cfg_config", Null)]),
     // Disks and NICs.
     missing(IMAGE_TYPE, &[]),
+    missing(
+        "minimum rates, and the rate of an uplink that they are shares of, are",
+        &[
+            Setting(Net, "uplink_rate", If(is_zero)),
+            Setting(Net, "min_tx_rate", If(is_zero)),
+            Setting(Vf, "min_tx_rate", If(is_zero)),
+        ],
+    ),
+    missing(
+        "queries of receive side scaling, which no NIC has, are",
+        &[Setting(Net, "query_rss", If(is_false)), Setting(Vf, "query_rss", If(is_false))],
+    ),
     // PCI.
     missing(
         VIRTUAL_IOMMU,

@@ -4,7 +4,8 @@ use serde_json::json;
 use super::*;
 use crate::config::option::Options as _;
 use crate::config::{
-    CpusConfig, DiskConfig, MemoryConfig, MemoryZoneConfig, NetConfig, PayloadConfig, PlatformConfig, VmConfig,
+    CpusConfig, DiskConfig, MemoryConfig, MemoryZoneConfig, NetConfig, PayloadConfig, PlatformConfig, VfConfig,
+    VmConfig,
 };
 
 /// A field is in the table or in the typed configuration, never in both: the table would refuse a supported one.
@@ -24,6 +25,7 @@ fn what_is_later_is_not_there() {
     assert_unknown::<MemoryZoneConfig>(Object::MemoryZone);
     assert_unknown::<PayloadConfig>(Object::Payload);
     assert_unknown::<NetConfig>(Object::Net);
+    assert_unknown::<VfConfig>(Object::Vf);
     assert_unknown::<PlatformConfig>(Object::Platform);
     assert_unknown::<DiskConfig>(Object::Disk);
 }
@@ -53,6 +55,11 @@ fn a_field_that_asks_for_something_is_refused_with_its_path() {
             json!({"cpus": {"kvm_hyperv": true}}),
             "cpus.kvm_hyperv: Hyper-V enlightenments are not supported yet; leave it out",
         ),
+        (
+            json!({"net": [{"vfs": [{"index": 0, "min_tx_rate": 0, "query_rss": false}, {"min_tx_rate": 5}]}]}),
+            "net[0].vfs[1].min_tx_rate: minimum rates, and the rate of an uplink that they are shares of, are not \
+             supported yet; leave it out",
+        ),
         (json!({"platform": {"tdx": true}}), "platform.tdx: confidential VMs are not supported yet; leave it out"),
         (
             json!({"platform": {"iommu_address_width_bits": 1}}),
@@ -78,6 +85,7 @@ fn a_key_is_in_the_table_or_supported() {
             Object::Memory => MemoryConfig::keys(),
             Object::MemoryZone => MemoryZoneConfig::keys(),
             Object::Net => NetConfig::keys(),
+            Object::Vf => VfConfig::keys(),
             Object::Disk => DiskConfig::keys(),
             Object::Platform => PlatformConfig::keys(),
             other => panic!("no option describes {other:?}"),
@@ -108,6 +116,7 @@ fn a_key_at_its_default_is_no_error_on_either_surface_and_any_other_value_is_one
         Object::Memory => text.parse::<MemoryConfig>().map(drop),
         Object::MemoryZone => format!("id=z,size=1M,{text}").parse::<MemoryZoneConfig>().map(drop),
         Object::Net => text.parse::<NetConfig>().map(drop),
+        Object::Vf => format!("pf=p,index=0,{text}").parse::<crate::config::NetVf>().map(drop),
         Object::Disk => text.parse::<DiskConfig>().map(drop),
         Object::Platform => text.parse::<PlatformConfig>().map(drop),
         other => panic!("no option describes {other:?}"),
