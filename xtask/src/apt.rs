@@ -16,6 +16,9 @@ pub(crate) const RELEASE_6_12: &str = "trixie";
 /// Debian's release in development, which is always called this.
 const DEVELOPMENT: &str = "sid";
 
+/// How the packages of kernels are called, before their versions.
+pub(crate) const KERNEL: &str = "linux-image-";
+
 /// An apt whose configuration, lists and cache are in a folder of the project.
 pub(crate) struct Apt {
     folder: PathBuf,
@@ -73,14 +76,17 @@ impl Apt {
         Ok(Apt { folder: folder.to_owned(), options, updated: false })
     }
 
-    /// The name and version of the package that `meta` depends on, in the version series `series` ("6.1.").
+    /// The name and version of the kernel that `meta` depends on, in the version series `series`: how its versions begin
+    /// ("6.1."), or, after a tilde, what they contain ("~bpo").
     pub(crate) fn resolve(&mut self, meta: &str, series: &str) -> Result<(String, String)> {
         self.update()?;
         let text = output(Command::new("apt-cache").args(&self.options).args(["show", meta]))?;
         for stanza in text.split("\n\n") {
             let field = |key: &str| stanza.lines().find_map(|line| line.strip_prefix(key));
             let (Some(version), Some(depends)) = (field("Version: "), field("Depends: ")) else { continue };
-            if let (true, Some(package)) = (version.starts_with(series), depends.split([' ', ',']).next()) {
+            let fits = if series.starts_with('~') { version.contains(series) } else { version.starts_with(series) };
+            let mut names = depends.split(',').filter_map(|depends| depends.split_whitespace().next());
+            if let (true, Some(package)) = (fits, names.find(|name| name.starts_with(KERNEL))) {
                 return Ok((package.to_owned(), version.to_owned()));
             }
         }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
-use crate::apt::{self, Apt};
+use crate::apt::{self, Apt, KERNEL};
 use crate::error::{Context, Error, Result};
 use crate::images::Image;
 use crate::kernel::{Module, ModuleTree, vmlinux_of};
@@ -21,8 +21,10 @@ struct Kernel {
     name: &'static str,
     /// The package that depends on the newest build of it.
     meta: &'static str,
-    /// How the versions of it begin.
+    /// Which versions of it: see [`Apt::resolve`].
     series: &'static str,
+    /// How the packages that hold it are called, before its version.
+    packages: &'static [&'static str],
     /// The modules that the lab loads, without what they depend on.
     modules: &'static [&'static str],
     /// The modules that tests may load, without what they depend on.
@@ -61,6 +63,7 @@ const KERNELS: [Kernel; 4] = [
         name: "6.1",
         meta: "linux-image-cloud-amd64",
         series: "6.1.",
+        packages: &[KERNEL],
         modules: &["virtio_pci", "virtio_net"],
         extra: GUEST_EXTRA,
         containers: &[],
@@ -69,14 +72,25 @@ const KERNELS: [Kernel; 4] = [
         name: "6.12",
         meta: "linux-image-cloud-amd64",
         series: "6.12.",
+        packages: &[KERNEL],
         modules: &["virtio_pci", "virtio_net"],
         extra: GUEST_EXTRA,
         containers: CONTAINERS,
     },
     Kernel {
+        name: BACKPORTS,
+        meta: "linux-image-cloud-amd64",
+        series: "~bpo",
+        packages: &["linux-base-", "linux-binary-", "linux-modules-"],
+        modules: &["virtio_pci", "virtio_net"],
+        extra: GUEST_EXTRA,
+        containers: &[],
+    },
+    Kernel {
         name: FIRST_LEVEL_KERNEL,
         meta: "linux-image-amd64",
         series: "6.12.",
+        packages: &[KERNEL],
         modules: FIRST_LEVEL,
         // For `cargo xtask bench vsock --qemu`.
         extra: &["vhost_vsock"],
@@ -120,6 +134,9 @@ pub(crate) const IGB_KERNEL: &str = "igb";
 /// The kernels of guests, by the version in their names.
 pub(crate) const GUEST_KERNELS: [&str; 2] = ["6.1", "6.12"];
 
+/// The newest kernel of Debian's backports, which is fetched when a test with this in its name is to run.
+pub(crate) const BACKPORTS: &str = "backports";
+
 /// The folder `target/lab`.
 pub(crate) struct Lab {
     folder: PathBuf,
@@ -143,14 +160,15 @@ impl Lab {
     /// Fetches and builds all that guests, tests and a shell in the lab can use. If all is there, this needs no network
     /// and takes a moment.
     pub(crate) fn prepare_everything(&self) -> Result<()> {
-        for kernel in GUEST_KERNELS {
-            self.kernel(kernel, "vmlinux")?;
-            for image in Image::OF_GUESTS {
-                self.image(image, kernel)?;
-            }
-        }
+        GUEST_KERNELS.iter().try_for_each(|kernel| self.prepare(kernel))?;
         self.image(Image::FirstLevel, FIRST_LEVEL_KERNEL)?;
         self.peers().map(drop)
+    }
+
+    /// Fetches a guest's kernel, and builds all that guests with it can use.
+    pub(crate) fn prepare(&self, kernel: &str) -> Result<()> {
+        self.kernel(kernel, "vmlinux")?;
+        Image::OF_GUESTS.iter().try_for_each(|image| self.image(*image, kernel).map(drop))
     }
 
     /// `target/lab` itself.
@@ -247,21 +265,32 @@ impl Lab {
         if record.exists() && fs::read_to_string(&modules_record).is_ok_and(|have| have == wanted) {
             return Ok(());
         }
-        let apt = self.apt(&mut apt)?;
+        let mut backports = None;
+        let apt = match kernel.name {
+            BACKPORTS => backports.insert(Apt::with_backports(&self.folder.join("apt-backports"))?),
+            _ => self.apt(&mut apt)?,
+        };
         let (package, version) = apt.resolve(kernel.meta, kernel.series)?;
+        let release = package.strip_prefix(KERNEL).unwrap_or(&package);
+        let packages: Vec<_> = kernel.packages.iter().map(|part| format!("{part}{release}={version}")).collect();
         let unpacked = self.folder.join("unpacked");
         let _ = fs::remove_dir_all(&unpacked);
-        let names = apt.unpack(&package, &[&format!("{package}={version}")], &unpacked)?;
+        let names = apt.unpack(&package, &packages.iter().map(String::as_str).collect::<Vec<_>>(), &unpacked)?;
 
         let step = Step::begin("unpack", format!("the kernel {} and its modules", kernel.name));
         // The old folder may be in use until the new one is whole.
         let folder = self.kernel_path(&format!("{}.new", kernel.name), "");
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).context(format!("making {}", folder.display()))?;
-        let bzimage = read_one(&unpacked.join("boot"), "vmlinuz-")?;
+        let modules = modules_folder(&unpacked)?;
+        // Newer packages keep it beside its modules.
+        let bzimage = match unpacked.join("boot") {
+            boot if boot.exists() => read_one(&boot, "vmlinuz-")?,
+            _ => read_one(&modules, "vmlinuz")?,
+        };
         fs::write(folder.join("vmlinux"), vmlinux_of(&bzimage)?).context("writing vmlinux")?;
         fs::write(folder.join("bzImage"), bzimage).context("writing bzImage")?;
-        let tree = ModuleTree::open(&modules_folder(&unpacked)?)?;
+        let tree = ModuleTree::open(&modules)?;
         let loaded = tree.load_order(kernel.modules)?;
         write_modules(&folder.join("modules"), loaded.iter())?;
         let write_missing = |folder: &Path, wanted: &[&str]| {

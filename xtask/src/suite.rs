@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::apt::output;
 use crate::error::{Error, Result};
-use crate::lab::Lab;
+use crate::lab::{BACKPORTS, Lab};
 use crate::nested::{Clock, Lost};
 use crate::place::{Place, Worker};
 use crate::progress::{note, seconds};
@@ -116,6 +116,9 @@ impl Suite<'_> {
         if total == 0 {
             let hint = if self.all { "" } else { "; --all adds the longer tests" };
             return Err(Error::new(format!("no integration test has {:?} in its name{hint}", self.filter)));
+        }
+        if queue.lock().iter().any(|test| test.name.contains(BACKPORTS)) {
+            self.lab.prepare(BACKPORTS)?;
         }
         let workers = self.place.workers().min(total);
         note("test", format!("{total} integration tests, {}", self.description(workers)));

@@ -11,6 +11,8 @@ pub enum Kernel {
     V6_1,
     /// Debian 13's, with virtio-pci built in.
     V6_12,
+    /// The newest one of Debian 13's backports. Tests with it have `backports` in their names.
+    Backports,
 }
 
 /// The form of the kernel image.
@@ -35,11 +37,12 @@ pub enum Userland {
 }
 
 impl Kernel {
-    /// Its folder in the lab, which is also the prefix of its release.
+    /// Its folder in the lab, which is also the prefix of its release unless it is of backports.
     pub fn version(self) -> &'static str {
         match self {
             Kernel::V6_1 => "6.1",
             Kernel::V6_12 => "6.12",
+            Kernel::Backports => "backports",
         }
     }
 }

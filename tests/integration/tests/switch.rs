@@ -57,6 +57,8 @@ const BY_VLAN: [&str; 4] = [".+--", "+.--", "--.+", "--+."];
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
+#[ignore = "a longer test: a third kernel, which is fetched for it"]
+#[case::linux_backports(Kernel::Backports)]
 fn tenants_of_a_closed_switch_reach_their_own_vlan_only(#[case] kernel: Kernel) {
     let _kvm = DeviceMode::set("/dev/kvm", 0o666);
     let api = Api::new("switch");
