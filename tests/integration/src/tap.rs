@@ -1,13 +1,18 @@
 //! The host's side of a NIC: a tap with an address that the guest can ping, and with frame counters.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// How many seconds Linux trusts a neighbour's address before it probes it: longer than any test, since a probe could
 /// be mistaken for a misrouted frame.
 pub(crate) const NEIGHBOUR_DELAY: u32 = 600;
+
+/// How long a neighbour may take to answer. Linux asks three times, a second apart.
+const NEIGHBOUR_WAIT: Duration = Duration::from_secs(5);
 
 /// The private network between a tap and the guest's NIC: `10.77.<number>.0/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +94,11 @@ impl HostTap {
 
     /// Gives the tap its address in `subnet` and brings it up.
     pub fn join(&self, subnet: Subnet) {
+        self.join_at(subnet.host());
+    }
+
+    /// Gives the tap this address in a network of 24 bits, and brings it up.
+    pub fn join_at(&self, address: Ipv4Addr) {
         // With IPv6 off, the host sends no frames of its own.
         let knob = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name);
         if Path::new(&knob).exists() {
@@ -98,12 +108,33 @@ impl HostTap {
         fs::write(&delay, NEIGHBOUR_DELAY.to_string()).unwrap_or_else(|error| panic!("{delay}: {error}"));
         let socket = datagram_socket();
         let mut request = self.request();
-        request.ifr_ifru.ifru_addr = socket_address(subnet.host());
+        request.ifr_ifru.ifru_addr = socket_address(address);
         ioctl(&socket, libc::SIOCSIFADDR, &mut request).expect("a tap accepts an address");
         request.ifr_ifru.ifru_addr = socket_address(Ipv4Addr::new(255, 255, 255, 0));
         ioctl(&socket, libc::SIOCSIFNETMASK, &mut request).expect("a tap accepts a netmask");
         request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
         ioctl(&socket, libc::SIOCSIFFLAGS, &mut request).expect("a tap can be brought up");
+    }
+
+    /// Whether the host finds the neighbour `address` behind the tap: it asks by a broadcast, and is answered.
+    pub fn reaches(&self, address: &str) -> bool {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a host has sockets");
+        // The discard port. What is sent waits for the neighbour's answer.
+        socket.send_to(&[0], (address, 9)).unwrap_or_else(|error| panic!("{address}: {error}"));
+        let began = Instant::now();
+        while began.elapsed() < NEIGHBOUR_WAIT {
+            let table = fs::read_to_string("/proc/net/arp").expect("Linux has a table of neighbours");
+            // Address, type, flags (0x2: complete), hardware address, mask, device.
+            let is_found = |line: &str| {
+                let words: Vec<_> = line.split_whitespace().collect();
+                words.first() == Some(&address) && words.get(2) == Some(&"0x2") && words.last() == Some(&self.name())
+            };
+            if table.lines().any(is_found) {
+                return true;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        false
     }
 
     /// The frames so far.

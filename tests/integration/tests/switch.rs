@@ -3,6 +3,8 @@
 
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 
+use std::net::Ipv4Addr;
+
 use integration::{
     Api, DeviceMode, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Tenant, interface_exists, reachability, vf_mac,
 };
@@ -85,6 +87,72 @@ fn tenants_of_a_closed_switch_reach_their_own_vlan_only(#[case] kernel: Kernel) 
     assert_eq!(reachability(&mut guest, &third), [".+--", "+.--", "--.-", "---."]);
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// The addresses of the PF and of the uplink, beside those of tenants.
+const PF: &str = "10.88.0.100";
+const UPLINK: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 200);
+
+/// Who reaches whom of the PF, three VFs and the uplink: a row for each, as [`reachability`] has them.
+fn matrix(guest: &mut Guest, interface: &str, tenants: &[Tenant], tap: &HostTap) -> Vec<String> {
+    let uplink = UPLINK.to_string();
+    let addresses: Vec<_> =
+        std::iter::once(PF.to_string()).chain(tenants.iter().map(Tenant::address)).chain([uplink]).collect();
+    let mut reaches = |from: usize, to: usize| match (from.checked_sub(1).map(|vf| tenants.get(vf)), &addresses[to]) {
+        (None, to) => guest.run(&format!("ping -c 3 -i 0.3 -W 2 -I {interface} {to}")).status == 0,
+        (Some(Some(tenant)), to) => tenant.reaches(guest, to),
+        (Some(None), to) => tap.reaches(to),
+    };
+    let mut row = |from: usize| {
+        let cell = |to| {
+            if from == to {
+                '.'
+            } else if reaches(from, to) {
+                '+'
+            } else {
+                '-'
+            }
+        };
+        (0..addresses.len()).map(cell).collect::<String>()
+    };
+    // The uplink first: once others have asked for it, the host knows them.
+    let last = row(addresses.len() - 1);
+    (0..addresses.len() - 1).map(row).chain([last]).collect()
+}
+
+/// The PF, three VFs and the uplink, each to each: by broadcasts, which find the address, and by unicast.
+#[rstest]
+#[ignore = "a longer test: a second kernel"]
+#[case::linux_6_1(Kernel::V6_1)]
+#[case::linux_6_12(Kernel::V6_12)]
+#[ignore = "a longer test: a third kernel, which is fetched for it"]
+#[case::linux_backports(Kernel::Backports)]
+fn everyone_on_a_switch_reaches_whom_its_mode_and_isolation_allow(#[case] kernel: Kernel) {
+    for (mode, expected) in [
+        ("veb", [".++++", "+.+++", "++.++", "+++.+", "++++."]),
+        // Nobody behind the uplink sends anything back.
+        ("vepa", [".---+", "-.--+", "--.-+", "---.+", "++++."]),
+    ] {
+        let api = Api::new("switch-matrix");
+        let net = format!("id=pf0,switch={mode},tap=up0,mac=52:54:00:00:00:01,sriov_vfs=3");
+        let spec = (0..3).fold(GuestSpec::new(kernel).net(&net), |spec, index| {
+            spec.net_vf(&format!("pf=pf0,index={index},mac={}", vf_mac(index)))
+        });
+        let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+        let (pf, tap) = (Pf::at("0000:00:01.0"), HostTap::existing("up0"));
+        tap.join_at(UPLINK);
+        let tenants = Tenant::all(&mut guest, &pf, 3);
+        let interface = guest.ok(&format!("ls {}", pf.file("virtio*/net"))).trim().to_string();
+        guest.ok(&format!("ip addr add {PF}/24 dev {interface} && ip link set {interface} up"));
+        assert_eq!(matrix(&mut guest, &interface, &tenants, &tap), expected, "{mode}");
+        if mode == "veb" {
+            [1, 2].iter().for_each(|index| set(&api, *index, &json!({"isolated": true})));
+            let isolated = [".++++", "+.--+", "+-.-+", "+--.+", "++++."];
+            assert_eq!(matrix(&mut guest, &interface, &tenants, &tap), isolated);
+        }
+        guest.assert_kernel_has_no_complaint();
+        assert_eq!(guest.power_off().code, Some(0));
+    }
 }
 
 /// The tap of the PF is the way out of the switch, and nobody else's.
