@@ -58,7 +58,7 @@ const CONTAINERS: &[&str] = &["veth", "bridge", "vxlan", "nft_chain_nat", "nft_m
 
 /// The kernels of guests, and that of the first-level machine. The latter is Debian's generic kernel, because only that
 /// has 9p, which shows the checkout to the machine.
-const KERNELS: [Kernel; 4] = [
+const KERNELS: [Kernel; 5] = [
     Kernel {
         name: "6.1",
         meta: "linux-image-cloud-amd64",
@@ -101,6 +101,7 @@ const KERNELS: [Kernel; 4] = [
         name: IGB_KERNEL,
         meta: "linux-image-amd64",
         series: "6.12.",
+        packages: &[KERNEL],
         modules: &["igb", "igbvf"],
         extra: &[],
         containers: &[],

@@ -237,8 +237,8 @@ const URING: Group = Group {
 };
 
 const HOLES: Group = Group {
-    why: "memory of the guest that is given back",
-    rules: &[any(SYS_fallocate), any(SYS_fstat), any(SYS_newfstatat)],
+    why: "memory of the guest that is given back, or overwritten where there is some",
+    rules: &[any(SYS_fallocate), any(SYS_lseek), any(SYS_fstat), any(SYS_newfstatat)],
 };
 
 const FLUSH: Group = Group { why: "flushing a file", rules: &[any(SYS_fsync), any(SYS_fdatasync), any(SYS_msync)] };
