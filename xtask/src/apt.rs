@@ -76,8 +76,8 @@ impl Apt {
         Ok(Apt { folder: folder.to_owned(), options, updated: false })
     }
 
-    /// The name and version of the kernel that `meta` depends on, in the version series `series`: how its versions begin
-    /// ("6.1."), or, after a tilde, what they contain ("~bpo").
+    /// The name and version of the kernel that `meta` depends on, in the version series `series`: how its versions
+    /// begin ("6.1."), or, after a tilde, what they contain ("~bpo").
     pub(crate) fn resolve(&mut self, meta: &str, series: &str) -> Result<(String, String)> {
         self.update()?;
         let text = output(Command::new("apt-cache").args(&self.options).args(["show", meta]))?;

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::spec::SwitchError;
-use super::uplink_watch::UplinkState;
 use crate::backend::Tap;
 use crate::net::NetCounters;
 use crate::net_protocol::Offloads;
@@ -16,6 +15,17 @@ pub(crate) struct Uplink {
     /// The tap's only queue.
     fd: OwnedFd,
     counters: Arc<NetCounters>,
+}
+
+/// Whether an uplink takes frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UplinkState {
+    /// It takes frames.
+    Up,
+    /// It takes none: it is down, or its owner has limited its buffer, which is full.
+    Stuck,
+    /// It was deleted.
+    Gone,
 }
 
 impl Uplink {

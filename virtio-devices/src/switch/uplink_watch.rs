@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::uplink::Uplink;
+use super::uplink::{Uplink, UplinkState};
 use crate::clock;
 
 /// The time between two looks.
@@ -15,17 +15,6 @@ pub(crate) struct UplinkWatch {
     next: Instant,
     /// At the last look, it took no frames.
     doubtful: bool,
-}
-
-/// What a look says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum UplinkState {
-    /// It takes frames.
-    Up,
-    /// It takes none: it is down, or its owner has limited its buffer, which is full.
-    Stuck,
-    /// It was deleted.
-    Gone,
 }
 
 impl UplinkWatch {

@@ -1,4 +1,5 @@
-//! What Cloud Hypervisor or a NIC's switch has and this version does not support yet: one table for the command line, JSON and the API.
+//! What Cloud Hypervisor, or others' SR-IOV, has and this version does not support yet: one table for the command line,
+//! JSON and the API.
 //!
 //! A client may give such a key or JSON field at its default, as generated clients do; it is left out before the rest
 //! becomes a typed configuration. Any other value is refused, never ignored. Unknown fields stay, for the typed
