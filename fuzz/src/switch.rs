@@ -231,7 +231,7 @@ fn write(kind: u8, input: &mut Input<'_>, indexes: &mut [[u16; 3]; 2]) {
         MEMORY => {
             let at = u64::from(input.u16());
             let len = usize::from(input.u8());
-            put(at, &input.slice(len.min((HOSTILE - at) as usize)));
+            put(at, input.slice(len.min((HOSTILE - at) as usize)));
         }
         SEND => {
             let at = 0xc000 + u64::from(input.u16() & 0x1fff);

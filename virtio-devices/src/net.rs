@@ -2,7 +2,8 @@
 //!
 //! Over a tap, each queue pair has a worker thread, which owns its queues while the driver runs them; the first also
 //! serves the control queue. Over a [`QueueRunner`](crate::QueueRunner), one worker serves the backend and the control
-//! queue. On a switch, the switch's workers carry all frames and serve the control queue. Malformed input is dropped and counted, never logged, and stops at most the queue it came from.
+//! queue. On a switch, the switch's workers carry all frames and serve the control queue. Malformed input is dropped
+//! and counted, never logged, and stops at most the queue it came from.
 
 mod carrier;
 mod config;

@@ -27,8 +27,8 @@ pub struct ConsoleSteps {
 }
 
 impl ConsoleSteps {
-    /// The queue that the driver of a console transmits to, or the one that it receives from. The console's other end is
-    /// `device`, and its driver negotiated `features`.
+    /// The queue that the driver of a console transmits to, or the one that it receives from. The console's other end
+    /// is `device`, and its driver negotiated `features`.
     ///
     /// # Errors
     ///

@@ -29,7 +29,8 @@ pub(crate) enum Message {
     Closed(Arc<OpenPort>),
 }
 
-/// What a worker waits for, and what it is told. Everything is watched by its edges, so that no doorbell has to be read.
+/// What a worker waits for, and what it is told. Everything is watched by its edges, so that no doorbell has to be
+/// read.
 pub(crate) struct Lane {
     epoll: OwnedFd,
     wake: EventFd,

@@ -156,7 +156,8 @@ impl Table {
         (to != from && is_member && self.ports.is_open(to)).then_some(to)
     }
 
-    /// How often another's claim to an address in a VLAN went before the port's, so that it gets no frames for it there.
+    /// How often another's claim to an address in a VLAN went before the port's, so that it gets no frames for it
+    /// there.
     pub(crate) fn conflicts(&self, port: PortIndex) -> u32 {
         self.ports.get(port).map_or(0, |entry| entry.conflicts)
     }

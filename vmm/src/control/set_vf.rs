@@ -58,8 +58,8 @@ pub(super) fn set_mac(port: &mut dyn Port, change: &SetVf, mac: MacAddress, driv
         );
         return Err(Failure::new(ErrorKind::Conflict, line));
     }
-    // With DRIVER set, the driver has read the address or is about to, even if no queue runs yet. A switch knows only the
-    // new one from now on, so that the driver's frames are not the function's until it has it, too.
+    // With DRIVER set, the driver has read the address or is about to, even if no queue runs yet. A switch knows only
+    // the new one from now on, so that the driver's frames are not the function's until it has it, too.
     let set =
         if driven && port.backend_kind() != BackendKind::Switch { Err(MacError::InUse) } else { port.set_mac(mac.0) };
     set.map_err(|error| Failure::new(error.kind().into(), format!("pf={pf},index={index},mac={mac}: {error}")))

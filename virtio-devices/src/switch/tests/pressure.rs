@@ -93,8 +93,8 @@ fn what_goes_to_many_waits_for_nobody() {
     assert_eq!((lan.nics[2].received().len(), lan.count(3, Counter::RxNoBuffers)), (10, 10));
 }
 
-/// How many frames two ports with these weights send of 128 each, when they have one turn each. Those of the first go to
-/// `to`.
+/// How many frames two ports with these weights send of 128 each, when they have one turn each. Those of the first go
+/// to `to`.
 fn competing(weights: [u8; 2], to: [u8; 6]) -> [usize; 2] {
     let (mut lan, mut worker) = Lan::stepped(4);
     lan.nics.iter_mut().for_each(|nic| nic.provide(200, 2048));
