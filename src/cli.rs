@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, Parser, ValueEnum};
 use vmm::Options;
-use vmm::config::{ConfigError, PlannedVm, VmConfig, unsupported};
+use vmm::config::{ConfigError, PlannedVm, RestoreConfig, VmConfig, unsupported};
 
 use crate::error::CommandError;
 use crate::log_format::Format;
-use crate::vm_options::VmOptions;
+use crate::vm_options::{VmOptions, keys};
 
 /// Starts with the version of Cloud Hypervisor that the options are compatible with, which management programs parse.
 const VERSION: &str = concat!(
@@ -109,6 +109,18 @@ pub(crate) struct Cli {
     )]
     pub print_config: bool,
 
+    /// Restore the VM from a snapshot
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        conflicts_with_all = ["vm", "config"],
+        help_heading = PROGRAM,
+        long_help = keys::<RestoreConfig>(
+            "Restore the VM from a snapshot (vm.snapshot). It is paused until vm.resume, without resume=on"
+        )
+    )]
+    restore: Option<String>,
+
     /// What happens at a system call that this program should not make [default: true]
     #[arg(
         long,
@@ -160,15 +172,16 @@ impl Cli {
             None if self.vm.is_given() => Some(self.vm.into_config().map_err(vmm::Error::from)?),
             None => None,
         };
+        let restore = self.restore.as_deref().map(str::parse).transpose().map_err(vmm::Error::from)?;
         if vm.is_none() && self.print_config {
             return Err(CommandError::Usage("--print-config: no VM is described; give --kernel or --config"));
         }
-        if vm.is_none() && api.is_none() {
-            return Err(CommandError::Usage("nothing to run; give --kernel, --config or --api-socket"));
+        if vm.is_none() && restore.is_none() && api.is_none() {
+            return Err(CommandError::Usage("nothing to run; give --kernel, --config, --restore or --api-socket"));
         }
         let vm = vm.map(PlannedVm::new).transpose().map_err(vmm::Error::from)?;
         let seccomp = self.seccomp.unwrap_or(Seccomp::True).into();
-        Ok(Options { vm, api, event_monitor, no_shutdown: self.no_shutdown, seccomp })
+        Ok(Options { vm, restore, api, event_monitor, no_shutdown: self.no_shutdown, seccomp })
     }
 }
 

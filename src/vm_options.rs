@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, ArgGroup, Args};
 use vm_api::config::{
-    BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DiskConfig, FsConfig, GenericVhostUserConfig,
+    BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig,
     LandlockConfig, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, Options, PayloadConfig,
     PciSegmentConfig, PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig, TpmConfig,
     VdpaConfig, VmConfig, VsockConfig, help,
@@ -68,6 +68,18 @@ pub(crate) struct VmOptions {
                      file=<path>, with or without iobase=<port> [default: off,iobase=0xe9]"
     )]
     debug_console: Option<String>,
+
+    /// Devices of the host
+    #[arg(
+        long,
+        value_name = "key=value,...",
+        num_args = 1..,
+        action = ArgAction::Append,
+        requires = "payload",
+        help_heading = DEVICES,
+        long_help = keys::<DeviceConfig>("PCI devices of the host that the guest has (VFIO). Repeat for more")
+    )]
+    device: Vec<String>,
 
     /// Disks
     #[arg(
@@ -400,6 +412,9 @@ impl VmOptions {
         }
         for device in self.generic_vhost_user {
             config.generic_vhost_user.push(device.parse()?);
+        }
+        for device in self.device {
+            config.devices.push(device.parse()?);
         }
         for pmem in self.pmem {
             config.pmem.push(pmem.parse()?);

@@ -7,10 +7,10 @@ mod step;
 use std::ops::Range;
 use std::sync::Arc;
 
-use virtio_devices::SharedQueue;
 use virtio_devices::testing::Step;
+use virtio_devices::{GuestMap, SharedQueue};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::input::{Input, Seed};
 pub use chain::{Chain, Segment, Verdict};
@@ -48,9 +48,9 @@ pub const KINDS: u8 = 6;
 
 thread_local! {
     /// Created once, because that takes longer than running an input.
-    static RAM: GuestMemoryMmap = {
+    static RAM: GuestMap = {
         let ranges = REGIONS.map(|range| (GuestAddress(range.start as u64), range.len()));
-        GuestMemoryMmap::from_ranges(&ranges).expect("memory for a guest")
+        GuestMap::from_ranges(&ranges).expect("memory for a guest")
     };
 }
 
@@ -152,8 +152,8 @@ impl Driver {
     }
 
     /// The guest's memory.
-    pub fn memory() -> GuestMemoryMmap {
-        RAM.with(GuestMemoryMmap::clone)
+    pub fn memory() -> GuestMap {
+        RAM.with(GuestMap::clone)
     }
 
     /// Writes to guest memory.

@@ -14,7 +14,10 @@ pub mod ecam;
 pub mod event_device;
 pub mod guest;
 pub mod input;
+pub mod machine_state;
 pub mod mem;
+pub mod memory_ranges;
+pub mod migration_wire;
 pub mod msix;
 pub mod net_ctrl;
 pub mod net_queue;
@@ -28,6 +31,7 @@ pub mod sriov;
 pub mod switch;
 pub mod transport;
 pub mod vhost_user;
+pub mod viommu;
 pub mod vm_config;
 pub mod vsock;
 
@@ -51,7 +55,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "console", run: console::run, seeds: console::seeds },
     Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },
     Target { name: "event_device", run: event_device::run, seeds: event_device::seeds },
+    Target { name: "machine_state", run: machine_state::run, seeds: machine_state::seeds },
     Target { name: "mem", run: mem::run, seeds: mem::seeds },
+    Target { name: "memory_ranges", run: memory_ranges::run, seeds: memory_ranges::seeds },
+    Target { name: "migration_wire", run: migration_wire::run, seeds: migration_wire::seeds },
     Target { name: "msix", run: msix::run, seeds: msix::seeds },
     Target { name: "net_ctrl", run: net_ctrl::run, seeds: net_ctrl::seeds },
     Target { name: "net_queue", run: net_queue::run, seeds: net_queue::seeds },
@@ -65,6 +72,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "switch", run: switch::run, seeds: switch::seeds },
     Target { name: "transport", run: transport::run, seeds: transport::seeds },
     Target { name: "vhost_user", run: vhost_user::run, seeds: vhost_user::seeds },
+    Target { name: "viommu", run: viommu::run, seeds: viommu::seeds },
     Target { name: "vm_config", run: vm_config::run, seeds: vm_config::seeds },
     Target { name: "vsock", run: vsock::run, seeds: vsock::seeds },
 ];

@@ -10,7 +10,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use virtio_devices::GuestMap;
+use vm_memory::{Bytes, GuestAddress};
 use vmm::arch::x86_64::elf::Elf;
 use vmm::arch::x86_64::layout::{ACPI, CMDLINE, Layout, PVH_MODULES, RSDP_COPY, SMBIOS, ZERO_PAGE};
 use vmm::arch::x86_64::regs::Entry;
@@ -86,7 +87,7 @@ fn run_to_end(input: &[u8]) -> Outcome {
             return Outcome::Refused;
         }
     };
-    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).expect("guest memory");
+    let memory = GuestMap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).expect("guest memory");
     let (acpi, smbios) = (acpi(), smbios());
     let entry = match payload.load(&memory, &layout, &acpi, &smbios) {
         Ok(entry) => entry,

@@ -11,8 +11,8 @@ use pci::{Placement, Reach, ResetKind, Rid, VfPlacement};
 use serde_json::Value;
 use virtio_devices::testing::{Driver, FakeDevice, Hosted, memory, nic};
 use virtio_devices::{
-    AddressesState, DeviceSpecific, DeviceState, Lifecycle, Memory, NetSpec, NetSriov, NicState, Policy, RateLimits,
-    VirtioFunction, VirtioPci,
+    AddressesState, BucketsState, DeviceSpecific, DeviceState, Lifecycle, Memory, NetSpec, NetSriov, NicState, Policy,
+    RateLimits, VirtioFunction, VirtioPci,
 };
 
 use crate::input::{Input, Seed};
@@ -57,6 +57,7 @@ fn device(is_nic: bool) -> Box<dyn VirtioPci> {
             offload_tso: true,
             offload_ufo: true,
             offload_csum: true,
+            standby: false,
             limits: RateLimits::default(),
             policy: Policy::default(),
             link_up: true,
@@ -103,8 +104,8 @@ fn state_of_nic() -> DeviceState {
     driver.init();
     fake.pause();
     let mut state = fake.save().expect("it is paused").expect("a device with registers");
-    // MAC, CTRL_VQ, CTRL_RX, CTRL_VLAN, CTRL_RX_EXTRA, CTRL_MAC_ADDR, and VERSION_1.
-    let features = 1u64 << 5 | 1 << 17 | 1 << 18 | 1 << 19 | 1 << 20 | 1 << 23 | 1 << 32;
+    // MAC, CTRL_VQ, CTRL_RX, CTRL_VLAN, CTRL_RX_EXTRA, GUEST_ANNOUNCE, CTRL_MAC_ADDR, and VERSION_1.
+    let features = [5, 17, 18, 19, 20, 21, 23, 32].iter().fold(0u64, |features, bit| features | 1 << bit);
     state.function.transport.driver_features = [features as u32, (features >> 32) as u32, 0, 0];
     let addresses =
         |first: u8| AddressesState { addresses: (0..3).map(|n| [first, 1, 2, 3, 4, n]).collect(), overflow: false };
@@ -118,6 +119,8 @@ fn state_of_nic() -> DeviceState {
         unicast: addresses(2),
         multicast: addresses(3),
         vlans: Some(vec![0, 64, 4095]),
+        announce: true,
+        buckets: BucketsState::default(),
     });
     state
 }
@@ -137,7 +140,7 @@ fn place(value: &Value, at: String, out: &mut Vec<String>) {
 }
 
 /// Makes one change to a state.
-fn change(state: &mut Value, input: &mut Input<'_>) {
+pub(crate) fn change(state: &mut Value, input: &mut Input<'_>) {
     let (kind, n, other, value) = (input.u8() % KINDS, input.u16(), input.u16(), input.u32());
     let mut all = Vec::new();
     places(state, "", &mut all);
@@ -208,8 +211,13 @@ fn run_to_end(input: &[u8]) -> Option<bool> {
 
 /// The number of a node, for a change to it.
 fn number(is_nic: bool, at: &str) -> u16 {
+    STATES.with_borrow(|states| place_of(&states[usize::from(is_nic)], at))
+}
+
+/// The number of the node of `state` at the JSON pointer `at`.
+pub(crate) fn place_of(state: &Value, at: &str) -> u16 {
     let mut all = Vec::new();
-    STATES.with_borrow(|states| places(&states[usize::from(is_nic)], "", &mut all));
+    places(state, "", &mut all);
     all.iter().position(|place| place == at).expect("a node of the state") as u16
 }
 

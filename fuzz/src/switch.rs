@@ -2,14 +2,16 @@
 //!
 //! What arrives at an honest port must have a source that one of the others may have, and lie in the buffers that it
 //! has provided. The honest ports must reach each other after each step, whatever the others do, and are never asked
-//! for a reset.
+//! for a reset. There may be an uplink with a rate: what leaves has a source that one of the ports may have, and is no
+//! more than the rate allows.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use virtio_devices::testing::SwitchSteps;
-use virtio_devices::{NetSpec, Policy, RateLimits, SharedQueue};
+use virtio_devices::{GuestMap, NetSpec, Policy, RateLimits, SharedQueue};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::input::{Input, Seed};
 
@@ -38,6 +40,13 @@ const OFFLOADS: u64 = 0x7f << 7 | 3;
 const MERGED: u64 = 1 << 15;
 const EVENT_IDX: u64 = 1 << 29;
 
+/// The longest frame, with its tags and header.
+const LONGEST: usize = 0x1_0100;
+/// What the switch has in store for an uplink at most, in time and bytes, whichever is more.
+const STORE: (f64, f64) = (10e-3, 2.0 * LONGEST as f64);
+/// How long a turn of the switch takes, in seconds.
+const TURN: f64 = 100e-6;
+
 // The kinds of operation.
 const DESCRIPTOR: u8 = 0;
 const AVAILABLE_INDEX: u8 = 1;
@@ -49,8 +58,8 @@ const KINDS: u8 = 6;
 
 thread_local! {
     /// Created once, because that takes longer than running an input.
-    static RAM: GuestMemoryMmap =
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), END as usize)]).expect("memory for a guest");
+    static RAM: GuestMap =
+        GuestMap::from_ranges(&[(GuestAddress(0), END as usize)]).expect("memory for a guest");
 }
 
 fn put(at: u64, bytes: &[u8]) {
@@ -94,6 +103,7 @@ fn spec(port: u8) -> NetSpec {
         offload_tso: true,
         offload_ufo: true,
         offload_csum: true,
+        standby: false,
         limits: RateLimits::default(),
         policy: Policy { address: Some(mac(port)), spoof_check: true, trusted: false, ..Policy::default() },
         link_up: true,
@@ -109,6 +119,34 @@ struct Honest {
     reached: u64,
     /// Frames that came from hostile ports.
     strange: u64,
+}
+
+/// What is behind the uplink.
+#[derive(Default)]
+struct Beyond {
+    /// The uplink's rate in Mbit/s.
+    rate: Option<NonZeroU32>,
+    turns: u32,
+    frames: u64,
+    bytes: usize,
+}
+
+impl Beyond {
+    /// Checks what has left by the uplink in a turn.
+    fn turn(&mut self, steps: &mut SwitchSteps) {
+        let mut room = [0; LONGEST];
+        self.turns += 1;
+        while let Some(len) = steps.leaves(&mut room) {
+            let source = &room[HEADER + 6..HEADER + 12];
+            assert!((0..4).any(|port| source == mac(port)), "a spoofed source: {source:x?}");
+            self.frames += 1;
+            self.bytes += len - HEADER;
+        }
+        let rate = f64::from(self.rate.map_or(0, NonZeroU32::get)) * 1e6 / 8.0;
+        // The frame with which each of the ports exceeds what it has is let through.
+        let most = rate * TURN * f64::from(self.turns) + STORE.1.max(rate * STORE.0) + 4.0 * LONGEST as f64;
+        assert!(self.bytes as f64 <= most, "{} bytes in {} turns at {:?} Mbit/s", self.bytes, self.turns, self.rate);
+    }
 }
 
 impl Honest {
@@ -171,8 +209,9 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how often the honest ports reached each other, and how many frames of the hostile ones arrived.
-fn run_to_end(input: &[u8]) -> (u64, u64) {
+/// As [`run`]. Returns how often the honest ports reached each other, how many frames of the hostile ones arrived, and
+/// how many left by the uplink.
+fn run_to_end(input: &[u8]) -> (u64, u64, u64) {
     let mut input = Input::new(input);
     let choice = input.u8();
     let on = |bit: u8, features| if choice >> bit & 1 == 1 { features } else { 0 };
@@ -180,7 +219,9 @@ fn run_to_end(input: &[u8]) -> (u64, u64) {
     put(0, &[0; END as usize]);
     let ports = (0..4).map(|port| (spec(port), (0..if port < 2 { 3 } else { 2 }).map(|n| queue(port, n)).collect()));
     let ram = RAM.with(Clone::clone);
-    let mut steps = SwitchSteps::new(&ram, features, ports.collect()).expect("descriptors are left");
+    let rate = [None, NonZeroU32::new(1), NonZeroU32::new(100), NonZeroU32::new(10_000)][usize::from(choice >> 6)];
+    let mut beyond = Beyond { rate, ..Beyond::default() };
+    let mut steps = SwitchSteps::new(&ram, features, rate, ports.collect()).expect("descriptors are left");
     let mut honest = Honest::default();
     for port in 0..2 {
         (0..8).for_each(|number| honest.offer(port, 0, number, (BUFFER as u32, WRITE)));
@@ -188,11 +229,11 @@ fn run_to_end(input: &[u8]) -> (u64, u64) {
     let mut indexes = [[0; 3]; 2];
     while !input.is_empty() {
         match input.u8() % KINDS {
-            RUN => check(&mut steps, &mut honest),
+            RUN => check(&mut steps, &mut honest, &mut beyond),
             kind => write(kind, &mut input, &mut indexes),
         }
     }
-    (honest.reached, honest.strange)
+    (honest.reached, honest.strange, beyond.frames)
 }
 
 /// Something that a hostile driver writes.
@@ -247,7 +288,7 @@ fn write(kind: u8, input: &mut Input<'_>, indexes: &mut [[u16; 3]; 2]) {
 }
 
 /// Has an honest port send to the other, beside what the hostile ones do.
-fn check(steps: &mut SwitchSteps, honest: &mut Honest) {
+fn check(steps: &mut SwitchSteps, honest: &mut Honest, beyond: &mut Beyond) {
     let mut frame = [&mac(3)[..], &mac(2), &[8, 0]].concat();
     frame.resize(60, honest.reached as u8);
     put(Honest::buffer(0, 15), &[&[0; HEADER][..], &frame].concat());
@@ -256,6 +297,7 @@ fn check(steps: &mut SwitchSteps, honest: &mut Honest) {
     // A hostile port may have filled the buffers before its turn.
     for _ in 0..4 {
         steps.step();
+        beyond.turn(steps);
         honest.receive(0, &[]);
         reached |= honest.receive(1, &frame);
     }
@@ -273,7 +315,8 @@ fn send(seed: Seed, port: u8, addresses: u8, header: Option<[u8; HEADER]>, len: 
     seed.with(header.map(Vec::from).unwrap_or_default()).with([8, 0, 0x45, 0, 0, 40])
 }
 
-/// Seeds: frames to all, to one another and with another's source; segments; buffers; and invalid rings.
+/// Seeds: frames to all, to one another and with another's source; segments; buffers; invalid rings; and a flood of the
+/// uplink.
 pub fn seeds() -> Vec<Vec<u8>> {
     let start = |features: u8| Seed::new().with([features]);
     let to_all = send(start(2), 0, 4, None, 60).with([RUN]);
@@ -284,7 +327,11 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let provided = send(provided, 0, 1, None, 60).with([RUN]);
     let broken = start(0).with([AVAILABLE_INDEX, 2, 0, 0, 0, 0xff, 0xff, AVAILABLE_INDEX, 0, 0, 0, 0, 0xff, 0xff]);
     let broken = send(broken, 1, 4 | 1 << 3, None, 60).with([RUN, RUN]);
-    [to_all, to_one, spoofed, segment, provided, broken].map(Seed::done).into()
+    let flood = (0..8).fold(start(0x41), |seed, _| {
+        // Segments of almost 4 KiB to all, until the port owes time.
+        (0..8).fold(seed, |seed, _| send(seed, 0, 4, Some([1, 1, 54, 0, 100, 0, 34, 0, 16, 0, 0, 0]), 4000)).with([RUN])
+    });
+    [to_all, to_one, spoofed, segment, provided, broken, flood].map(Seed::done).into()
 }
 
 #[cfg(test)]
@@ -294,6 +341,6 @@ mod tests {
     #[test]
     fn seeds_reach_honest_ports_but_for_spoofed_frames_and_invalid_rings() {
         let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
-        assert_eq!(done, [(1, 2), (1, 1), (1, 0), (1, 0), (1, 0), (2, 2)]);
+        assert_eq!(done, [(1, 2, 0), (1, 1, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (2, 2, 0), (8, 0, 33)]);
     }
 }

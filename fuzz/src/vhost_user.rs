@@ -17,9 +17,9 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
-use virtio_devices::VhostUserRole;
 use virtio_devices::testing::VhostUserSteps;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+use virtio_devices::{GuestMap, VhostUserRole};
+use vm_memory::{FileOffset, GuestAddress};
 
 use crate::input::{Input, Seed};
 
@@ -78,11 +78,11 @@ const STOP: u8 = 6;
 const KINDS: u8 = 7;
 
 thread_local! {
-    static MEMORY: GuestMemoryMmap = {
+    static MEMORY: GuestMap = {
         let file = File::from(memfd_create("memory", MemfdFlags::CLOEXEC).expect("the host makes files in memory"));
         file.set_len(0x1_0000).expect("room for the memory");
         let range = (GuestAddress(0), 0x1_0000, Some(FileOffset::new(file, 0)));
-        GuestMemoryMmap::from_ranges_with_files([range]).expect("memory for a guest")
+        GuestMap::from_ranges_with_files([range]).expect("memory for a guest")
     };
 }
 

@@ -64,6 +64,10 @@ pub mod bar {
 pub mod capability_id {
     /// PCI Power Management.
     pub const POWER_MANAGEMENT: u8 = 0x01;
+    /// Vital Product Data.
+    pub const VPD: u8 = 0x03;
+    /// Message Signaled Interrupts.
+    pub const MSI: u8 = 0x05;
     /// Vendor specific; virtio's capabilities.
     pub const VENDOR: u8 = 0x09;
     /// PCI Express.
@@ -74,6 +78,12 @@ pub mod capability_id {
 
 /// Extended capability IDs (PCI Code and ID Assignment Specification §3).
 pub mod extended_capability_id {
+    /// Advanced Error Reporting.
+    pub const AER: u16 = 0x0001;
+    /// Device Serial Number.
+    pub const SERIAL_NUMBER: u16 = 0x0003;
+    /// Vendor specific.
+    pub const VENDOR: u16 = 0x000b;
     /// Access Control Services.
     pub const ACS: u16 = 0x000d;
     /// Alternative Routing-ID Interpretation.

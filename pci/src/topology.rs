@@ -116,6 +116,12 @@ impl Placement {
         Bdf { segment: self.segment, rid }
     }
 
+    /// The first bus of its VFs, if it has any.
+    #[must_use]
+    pub fn first_vf_bus(&self) -> Option<u8> {
+        self.vfs.map(|vfs| vfs.vf_rid(self.rid, VfIndex(0)).bus())
+    }
+
     fn vf_buses(&self) -> RangeInclusive<u8> {
         match self.vfs {
             Some(vfs) => {
@@ -187,6 +193,37 @@ impl<D> Topology<D> {
         Ok(Placement { segment: self.segment, rid, vfs })
     }
 
+    /// The place of a device with `total_vfs` VFs in `slot`, whose VFs are on `first_bus` and those that follow it:
+    /// where it was before.
+    ///
+    /// # Errors
+    ///
+    /// When it is taken, or there is no such place.
+    pub fn place_at(&self, slot: u8, first_bus: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
+        let slot = self.check_slot(slot)?;
+        let rid = Rid::from_bus_devfn(0, slot << 3);
+        let (first, needed) = match (first_bus, total_vfs) {
+            (None, 0) => return Ok(Placement { segment: self.segment, rid, vfs: None }),
+            (Some(first @ 1..), 1..) => (first, Capacity::buses_for(total_vfs)),
+            _ => return Err(TopologyError::NoBuses { total_vfs, needed: Capacity::buses_for(total_vfs), free: 0 }),
+        };
+        let is_free = |bus: u16| {
+            let bus = u8::try_from(bus).ok().filter(|bus| *bus <= self.last_bus);
+            bus.is_some_and(|bus| self.buses.get(usize::from(bus)).is_some_and(Option::is_none))
+        };
+        let buses = u16::from(first)..u16::from(first).saturating_add(needed);
+        let free = u16::try_from(buses.clone().take_while(|bus| is_free(*bus)).count()).unwrap_or(u16::MAX);
+        if free < needed {
+            return Err(TopologyError::NoBuses { total_vfs, needed, free });
+        }
+        let first_vf_offset = Rid::from_bus_devfn(first, 0).to_bits() - rid.to_bits();
+        Ok(Placement {
+            segment: self.segment,
+            rid,
+            vfs: Some(VfPlacement { total_vfs, first_vf_offset, vf_stride: 1 }),
+        })
+    }
+
     fn check_slot(&self, slot: u8) -> Result<u8, TopologyError> {
         match self.slots.get(usize::from(slot)) {
             None => Err(TopologyError::NoSuchSlot(slot)),
@@ -211,7 +248,7 @@ impl<D> Topology<D> {
         Err(TopologyError::NoBuses { total_vfs, needed, free: longest })
     }
 
-    /// Plugs `device` where [`Self::place`] found room for it.
+    /// Plugs `device` where [`Self::place`] or [`Self::place_at`] found room for it.
     ///
     /// # Errors
     ///
@@ -219,7 +256,7 @@ impl<D> Topology<D> {
     pub fn plug(&mut self, placement: Placement, device: D) -> Result<(), TopologyError> {
         let slot = placement.rid.device();
         let total_vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
-        if self.place(Some(slot), total_vfs)? != placement {
+        if self.place_at(slot, placement.first_vf_bus(), total_vfs)? != placement {
             return Err(TopologyError::SlotTaken(slot));
         }
         // Each device has a slot, so that there are at most 32.
@@ -377,6 +414,38 @@ mod tests {
         let mut left: Vec<_> = topology.iter().map(|(placement, device)| (placement.rid, *device)).collect();
         left.sort_unstable();
         assert_eq!(left, [(pf.rid, 1), (last.rid, 3)]);
+    }
+
+    #[test]
+    fn a_device_goes_back_to_where_it_was() {
+        let mut topology = Topology::new(127);
+        let first = plug(&mut topology, None, 8, 1);
+        let second = plug(&mut topology, None, 300, 2);
+        let plain = plug(&mut topology, None, 0, 3);
+        assert_eq!(topology.unplug(first.rid), Some(1));
+        let mut again = Topology::new(127);
+        for (placement, device) in [(plain, 3), (second, 2)] {
+            let (slot, vfs) = (placement.rid.device(), placement.vfs.map_or(0, |vfs| vfs.total_vfs));
+            let found = again.place_at(slot, placement.first_vf_bus(), vfs).unwrap();
+            assert_eq!(found, placement);
+            again.plug(found, device).unwrap();
+        }
+        assert_eq!((owned(&again, 2), again.lookup(Rid::new(2, 0, 0).unwrap())), (513, Some(&2)));
+        for (slot, bus, vfs) in [
+            (1, Some(1), 257), // The second of two buses is taken.
+            (1, Some(3), 1),
+            (1, Some(0), 1),
+            (1, Some(128), 1),
+            (1, Some(127), 257),
+            (1, Some(255), u16::MAX),
+            (1, None, 1),
+            (1, Some(1), 0),
+            (2, Some(1), 1),
+            (32, None, 0),
+        ] {
+            assert!(again.place_at(slot, bus, vfs).is_err(), "{slot} {bus:?} {vfs}");
+        }
+        assert_eq!(again.place_at(1, Some(1), 8), Ok(first));
     }
 
     /// B11: a PF goes with all of its routing IDs.

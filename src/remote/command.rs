@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vm_api::body::SetVf;
 use vm_api::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MacAddress, MemoryConfig, Mirror, NetConfig, PmemConfig,
-    VdpaConfig, VfConfig, VlanProto, Vlans, VsockConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MacAddress, MemoryConfig, Mirror,
+    NetConfig, PmemConfig, RestoreConfig, VdpaConfig, VfConfig, VlanProto, Vlans, VsockConfig,
 };
+use vm_api::migration::{ReceiveMigration, SendMigration};
 
 use crate::vm_options::{VmOptions, keys};
 
@@ -46,8 +47,15 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Add a VFIO device (not supported yet)
-    AddDevice(Unknown),
+    /// Add a device of the host (VFIO)
+    AddDevice {
+        /// The device
+        #[arg(
+            value_name = "key=value,...",
+            long_help = keys::<DeviceConfig>("The device, as for --device of cloud-hypervisor")
+        )]
+        device: String,
+    },
     /// Add a disk
     AddDisk {
         /// The disk
@@ -124,6 +132,8 @@ pub(crate) enum Command {
     },
     /// Boot the VM
     Boot,
+    /// End the migration that is under way
+    CancelMigration,
     /// Write the guest's memory to a file (not supported yet)
     Coredump(Destination),
     /// Show the counters of the devices
@@ -142,6 +152,8 @@ pub(crate) enum Command {
     Info,
     /// Print metrics in Prometheus' text format
     Metrics,
+    /// Show how far the migration is, or how the last one ended
+    MigrationProgress,
     /// Send each vCPU a non-maskable interrupt
     Nmi,
     /// Pause the guest
@@ -152,8 +164,17 @@ pub(crate) enum Command {
     PowerButton,
     /// Reboot the guest
     Reboot,
-    /// Receive a VM from another host (not supported yet)
-    ReceiveMigration(Unknown),
+    /// Receive a VM from another host
+    ReceiveMigration {
+        /// Where it is waited for
+        #[arg(
+            value_name = "url|key=value,...",
+            long_help = keys::<ReceiveMigration>(
+                "Where it is waited for: a URL, or keys. Descriptors of net_fds= and backends= are sent to the VMM"
+            )
+        )]
+        config: String,
+    },
     /// Remove a device
     RemoveDevice {
         /// Id of the device
@@ -189,18 +210,36 @@ pub(crate) enum Command {
         #[arg(long, value_parser = bytes)]
         size: u64,
     },
-    /// Restore a VM from a snapshot (not supported yet)
-    Restore(Unknown),
+    /// Restore a VM from a snapshot
+    Restore {
+        /// Where the snapshot is, and what differs here
+        #[arg(
+            value_name = "key=value,...",
+            long_help = keys::<RestoreConfig>(
+                "Where the snapshot is, and what differs here, as for --restore of cloud-hypervisor. Descriptors of \
+                 net_fds= and backends= are sent to the VMM"
+            )
+        )]
+        restore: String,
+    },
     /// Resume the guest
-    Resume,
-    /// Send the VM to another host (not supported yet)
-    SendMigration(Unknown),
+    Resume {
+        /// Even if nobody knows whether the target of a migration runs it. Make sure first that it does not
+        #[arg(long)]
+        force: bool,
+    },
+    /// Send the VM to another host
+    SendMigration {
+        /// Where to, and how
+        #[arg(value_name = "key=value,...", long_help = keys::<SendMigration>("Where to, and how"))]
+        config: String,
+    },
     /// Change a VF of a running VM
     SetVf {
         /// Id of the PF
         pf: String,
-        /// Index of the VF, from 0
-        index: u16,
+        /// Index of the VF, from 0. Without one, only a backend can be given, to the PF or NIC itself
+        index: Option<u16>,
         /// What changes
         #[command(flatten)]
         change: Box<VfChange>,
@@ -209,7 +248,7 @@ pub(crate) enum Command {
     Shutdown,
     /// End the VM and the VMM
     ShutdownVmm,
-    /// Take a snapshot (not supported yet)
+    /// Save the paused VM to a folder, as a snapshot
     Snapshot(Destination),
     /// Show PFs and VFs: address, state, MAC address, backend, link and rates
     Vfs {
@@ -268,6 +307,9 @@ pub(crate) struct VfChange {
     /// Limit of what it sends in Mbit/s, 0 for none
     #[arg(long, value_name = "Mbit/s")]
     pub max_tx_rate: Option<u32>,
+    /// What of its switch's uplink it always has in Mbit/s, 0 for nothing
+    #[arg(long, value_name = "Mbit/s")]
+    pub min_tx_rate: Option<u32>,
     /// Broadcast and multicast packets that it may send in a second, 0 for any number
     #[arg(long, value_name = "number")]
     pub storm: Option<u32>,
@@ -277,14 +319,23 @@ pub(crate) struct VfChange {
     /// Function that gets a copy of what it sends on its switch
     #[arg(long, value_name = "off|pf|VF")]
     pub mirror: Option<Mirror>,
-    /// Share of its switch's time where functions compete
+    /// Share of its switch's time and uplink where functions compete
     #[arg(long, value_name = "1-100")]
     pub weight: Option<u8>,
+    /// Tap for a function whose backend is missing
+    #[arg(long, value_name = "interface")]
+    pub tap: Option<String>,
+    /// Socket of a vhost-user backend for it
+    #[arg(long, value_name = "path")]
+    pub socket: Option<PathBuf>,
+    /// vDPA device for it
+    #[arg(long, value_name = "path")]
+    pub vdpa: Option<PathBuf>,
 }
 
 impl VfChange {
     /// The body of the request.
-    pub(crate) fn into_body(self, pf: String, index: u16) -> SetVf {
+    pub(crate) fn into_body(self, pf: String, index: Option<u16>) -> SetVf {
         let Self {
             link,
             mac,
@@ -295,10 +346,14 @@ impl VfChange {
             spoofchk,
             trust,
             max_tx_rate,
+            min_tx_rate,
             storm,
             isolated,
             mirror,
             weight,
+            tap,
+            socket,
+            vdpa,
         } = self;
         let is_on = |switch| switch == Switch::On;
         SetVf {
@@ -320,11 +375,16 @@ impl VfChange {
             spoofchk: spoofchk.map(is_on),
             trust: trust.map(is_on),
             max_tx_rate,
+            min_tx_rate,
             storm,
             isolated: isolated.map(is_on),
             mirror,
             weight,
             rate_limiter_config: None,
+            tap,
+            num_fds: None,
+            vhost_socket: socket,
+            vdpa,
         }
     }
 }

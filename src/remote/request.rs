@@ -1,14 +1,17 @@
 //! From a command to a call of the API.
 
 use std::io::Read as _;
+use std::mem::take;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone};
 use vm_api::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PmemConfig, VdpaConfig, VfConfig, VsockConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PmemConfig, RestoreConfig, RestoredBackend,
+    RestoredNet, VdpaConfig, VfConfig, VsockConfig,
 };
+use vm_api::migration::{ReceiveMigration, ResumeOptions, SendMigration};
 
 use super::client::Call;
 use super::command::Command;
@@ -36,15 +39,35 @@ pub(crate) fn prepare(command: Command) -> Result<Prepared, Error> {
         Command::Metrics => call.path = "/metrics".to_string(),
         Command::AddNet { net, vf } => {
             let mut net: NetConfig = net.parse()?;
-            fds = std::mem::take(&mut net.fds).into_iter().map(duplicate).collect::<Result<_, _>>()?;
+            fds = take(&mut net.fds).into_iter().map(duplicate).collect::<Result<_, _>>()?;
             for vf in vf {
                 net.vfs.push(vf.parse::<VfConfig>()?);
             }
             call.body = Some(json(&net)?);
         }
+        Command::Restore { restore } => {
+            let mut restore: RestoreConfig = restore.parse()?;
+            fds = descriptors(&mut restore.net_fds, &mut restore.backends)?;
+            call.body = Some(json(&restore)?);
+        }
+        Command::ReceiveMigration { config } => {
+            let is_url = ["tcp:", "unix:"].iter().any(|scheme| config.starts_with(scheme));
+            let config = if is_url { format!("receiver_url={config}") } else { config };
+            let mut config: ReceiveMigration = config.parse()?;
+            fds = descriptors(&mut config.net_fds, &mut config.backends)?;
+            call.body = Some(json(&config)?);
+        }
         command => call.body = body(command)?,
     }
     Ok(Prepared { call, fds })
+}
+
+/// Copies of the descriptors of these functions, in the order in which the VMM takes them. Their numbers are left out
+/// of the body.
+fn descriptors(nets: &mut [RestoredNet], backends: &mut [RestoredBackend]) -> Result<Vec<OwnedFd>, Error> {
+    let nets = nets.iter_mut().map(|net| &mut net.fds);
+    let numbers = nets.chain(backends.iter_mut().map(|backend| &mut backend.fds)).flat_map(take);
+    numbers.map(duplicate).collect()
 }
 
 /// The method and the name of a command's endpoint.
@@ -54,7 +77,7 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
         Command::Info | Command::Vfs { .. } => ("GET", "vm.info"),
         Command::Metrics => ("GET", "metrics"),
         Command::Ping => ("GET", "vmm.ping"),
-        Command::AddDevice(_) => ("PUT", "vm.add-device"),
+        Command::AddDevice { .. } => ("PUT", "vm.add-device"),
         Command::AddDisk { .. } => ("PUT", "vm.add-disk"),
         Command::AddFs { .. } => ("PUT", "vm.add-fs"),
         Command::AddGenericVhostUser { .. } => ("PUT", "vm.add-generic-vhost-user"),
@@ -64,6 +87,8 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
         Command::AddVdpa { .. } => ("PUT", "vm.add-vdpa"),
         Command::AddVsock { .. } => ("PUT", "vm.add-vsock"),
         Command::Boot => ("PUT", "vm.boot"),
+        Command::CancelMigration => ("PUT", "vm.cancel-migration"),
+        Command::MigrationProgress => ("GET", "vm.migration-progress"),
         Command::Coredump(_) => ("PUT", "vm.coredump"),
         Command::Create { .. } => ("PUT", "vm.create"),
         Command::Delete => ("PUT", "vm.delete"),
@@ -71,14 +96,14 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
         Command::Pause => ("PUT", "vm.pause"),
         Command::PowerButton => ("PUT", "vm.power-button"),
         Command::Reboot => ("PUT", "vm.reboot"),
-        Command::ReceiveMigration(_) => ("PUT", "vm.receive-migration"),
+        Command::ReceiveMigration { .. } => ("PUT", "vm.receive-migration"),
         Command::RemoveDevice { .. } => ("PUT", "vm.remove-device"),
         Command::Resize { .. } => ("PUT", "vm.resize"),
         Command::ResizeDisk { .. } => ("PUT", "vm.resize-disk"),
         Command::ResizeZone { .. } => ("PUT", "vm.resize-zone"),
-        Command::Restore(_) => ("PUT", "vm.restore"),
-        Command::Resume => ("PUT", "vm.resume"),
-        Command::SendMigration(_) => ("PUT", "vm.send-migration"),
+        Command::Restore { .. } => ("PUT", "vm.restore"),
+        Command::Resume { .. } => ("PUT", "vm.resume"),
+        Command::SendMigration { .. } => ("PUT", "vm.send-migration"),
         Command::SetVf { .. } => ("PUT", "vm.set-vf"),
         Command::Shutdown => ("PUT", "vm.shutdown"),
         Command::ShutdownVmm => ("PUT", "vmm.shutdown"),
@@ -90,6 +115,7 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
 /// carries.
 fn body(command: Command) -> Result<Option<String>, Error> {
     let body = match command {
+        Command::AddDevice { device } => json(&device.parse::<DeviceConfig>()?),
         Command::AddDisk { disk } => json(&disk.parse::<DiskConfig>()?),
         Command::AddFs { fs } => json(&fs.parse::<FsConfig>()?),
         Command::AddGenericVhostUser { device } => json(&device.parse::<GenericVhostUserConfig>()?),
@@ -104,6 +130,8 @@ fn body(command: Command) -> Result<Option<String>, Error> {
         }
         Command::ResizeDisk { disk, size } => json(&ResizeDisk { id: disk, desired_size: size }),
         Command::ResizeZone { id, size } => json(&ResizeZone { id, desired_ram: size }),
+        Command::Resume { force: true } => json(&ResumeOptions { force: true }),
+        Command::SendMigration { config } => json(&config.parse::<SendMigration>()?),
         Command::SetVf { pf, index, change } => json(&change.into_body(pf, index)),
         Command::Snapshot(to) | Command::Coredump(to) => json(&serde_json::json!({"destination_url": to.url})),
         _ => return Ok(None),
@@ -128,11 +156,11 @@ fn read(path: &Path) -> Result<String, Error> {
 /// A copy of a descriptor that was passed to this program by number.
 fn duplicate(fd: i32) -> Result<OwnedFd, Error> {
     if fd < 3 {
-        return Err(format!("add-net fd={fd}: a standard stream, not a tap; open the tap as 3 or above").into());
+        return Err(format!("fd={fd}: a standard stream, not a tap; open the tap as 3 or above").into());
     }
     // SAFETY: the number is only used for this one call, which fails if it is not open.
     let passed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let missing = || format!("add-net fd={fd}: not an open file descriptor; open the tap before starting ch-remote");
+    let missing = || format!("fd={fd}: not an open file descriptor; open the tap before starting ch-remote");
     passed.try_clone_to_owned().map_err(|_| missing().into())
 }
 
@@ -178,16 +206,42 @@ mod tests {
         );
         let policy =
             ["--vlan", "100", "--vlan-qos", "3", "--vlan-proto", "802.1ad", "--spoofchk", "on", "--trust", "off"];
-        let rest = ["--max-tx-rate", "500", "--storm", "0", "--trunk", "[7,10-19]"];
+        let rest = ["--max-tx-rate", "500", "--min-tx-rate", "9", "--storm", "0", "--trunk", "[7,10-19]"];
         let on_switch = ["--isolated", "on", "--mirror", "4", "--weight", "20"];
         assert_eq!(
             call(&[&["set-vf", "pf0", "3"][..], &policy, &rest, &on_switch].concat()).1,
             Some(json!({
                 "pf": "pf0", "index": 3, "vlan": 100, "vlan_qos": 3, "vlan_proto": "802.1ad", "spoofchk": true,
-                "trust": false, "max_tx_rate": 500, "storm": 0, "trunk": [7, "10-19"],
+                "trust": false, "max_tx_rate": 500, "min_tx_rate": 9, "storm": 0, "trunk": [7, "10-19"],
                 "isolated": true, "mirror": 4, "weight": 20,
             }))
         );
+    }
+
+    #[test]
+    fn a_restored_vm_gets_copies_of_descriptors_in_the_order_of_their_places() {
+        let open = [(); 3].map(|()| std::fs::File::open("/dev/null").unwrap());
+        let [a, b, c] = open.each_ref().map(std::os::fd::AsRawFd::as_raw_fd);
+        let keys = format!("source_url=/s,net_fds=[n@[{a},{b}]],backends=[pf0/0@fd=[{c}]],resume=on");
+        let prepared = prepare(Command::Restore { restore: keys }).unwrap();
+        let body: Value = serde_json::from_str(&prepared.call.body.unwrap()).unwrap();
+        assert_eq!((prepared.fds.len(), &body["net_fds"]), (3, &json!([{"id": "n", "num_fds": 2}])));
+        assert_eq!(body["backends"], json!([{"id": "pf0", "vf": 0, "num_fds": 1}]));
+        assert_eq!(call(&["snapshot", "file:///s"]).1, Some(json!({"destination_url": "file:///s"})));
+    }
+
+    #[test]
+    fn a_migration_is_described_by_keys_and_its_target_by_a_url_too() {
+        let url = Some(json!({
+            "receiver_url": "unix:/s", "memory_mode": "Precopy", "timeout_s": 3600, "on_missing_backend": "refuse",
+        }));
+        assert_eq!(call(&["receive-migration", "unix:/s"]).1, url);
+        assert_eq!(call(&["receive-migration", "receiver_url=unix:/s"]).1, url);
+        let (_, body) = call(&["send-migration", "destination_url=tcp:h:1,connections=4,timeout_strategy=ignore"]);
+        let body = body.unwrap();
+        assert_eq!((&body["connections"], &body["timeout_strategy"]), (&json!(4), &json!("Ignore")));
+        assert_eq!(call(&["resume", "--force"]).1, Some(json!({"force": true})));
+        assert_eq!(call(&["resume"]).1, None);
     }
 
     #[test]
@@ -209,7 +263,7 @@ mod tests {
     #[test]
     fn descriptors_are_passed_and_not_named() {
         let refused = prepare(Command::AddNet { net: "fd=[1]".to_string(), vf: Vec::new() }).unwrap_err().to_string();
-        assert_eq!(refused, "add-net fd=1: a standard stream, not a tap; open the tap as 3 or above");
+        assert_eq!(refused, "fd=1: a standard stream, not a tap; open the tap as 3 or above");
         let open = std::fs::File::open("/dev/null").unwrap();
         let net = format!("id=a,fd=[{}]", std::os::fd::AsRawFd::as_raw_fd(&open));
         let prepared = prepare(Command::AddNet { net, vf: Vec::new() }).unwrap();

@@ -39,6 +39,9 @@ pub(crate) struct Row {
     pub trust: bool,
     /// The limit of what it sends, in Mbit/s; 0 for none.
     pub max_tx_rate: u32,
+    /// What of its switch's uplink it always has, in Mbit/s; none without a switch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_tx_rate: Option<u32>,
     /// Whether only the uplink and the PF of its switch are reached; none without a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolated: Option<bool>,
@@ -124,6 +127,7 @@ fn of_pf(pf: &SriovInfo) -> Row {
         spoofchk: pf.policy.spoofchk,
         trust: pf.policy.trust,
         max_tx_rate: pf.policy.max_tx_rate,
+        min_tx_rate: pf.policy.weight.map(|_| pf.policy.min_tx_rate),
         isolated: pf.policy.weight.map(|_| pf.policy.isolated),
         mirror: pf.policy.mirror,
         weight: pf.policy.weight,
@@ -151,6 +155,7 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
         spoofchk: vf.policy.spoofchk,
         trust: vf.policy.trust,
         max_tx_rate: vf.policy.max_tx_rate,
+        min_tx_rate: vf.policy.weight.map(|_| vf.policy.min_tx_rate),
         isolated: vf.policy.weight.map(|_| vf.policy.isolated),
         mirror: vf.policy.mirror,
         weight: vf.policy.weight,
@@ -171,6 +176,15 @@ fn vlan(policy: &PolicyInfo) -> Option<String> {
     }
 }
 
+/// What it has at least and at most: `100M-500M`, `100M-`, `500M`.
+fn rate(row: &Row) -> Option<String> {
+    let mbits = |rate: u32| (rate != 0).then(|| format!("{rate}M"));
+    match (row.min_tx_rate.and_then(mbits), mbits(row.max_tx_rate)) {
+        (Some(least), most) => Some(format!("{least}-{}", most.unwrap_or_default())),
+        (None, most) => most,
+    }
+}
+
 fn backend(backend: &BackendInfo, policy: &PolicyInfo) -> String {
     let kind = match backend.kind {
         BackendKind::Tap => "tap",
@@ -179,10 +193,16 @@ fn backend(backend: &BackendInfo, policy: &PolicyInfo) -> String {
         BackendKind::VhostUser => "vhost-user",
         BackendKind::Vdpa => "vdpa",
         BackendKind::Switch => "switch",
+        BackendKind::Missing => "missing",
     };
     let lost = backend.lost.then_some("(lost)");
     let isolated = policy.isolated.then_some("(isolated)");
-    [Some(kind), backend.name.as_deref(), lost, isolated].into_iter().flatten().collect::<Vec<_>>().join(" ")
+    let error = backend.error.as_ref().map(|error| format!("({error})"));
+    [Some(kind), backend.name.as_deref(), lost, isolated, error.as_deref()]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// The rows for people.
@@ -207,7 +227,7 @@ pub(crate) fn text(rows: &[Row]) -> String {
             or_dash(row.vlan.clone()),
             on_off(row.spoofchk),
             on_off(row.trust),
-            or_dash((row.max_tx_rate != 0).then(|| format!("{}M", row.max_tx_rate))),
+            or_dash(rate(row)),
             or_dash(row.rates.map(|rates| traffic(rates.rx_bits_per_second, rates.rx_frames_per_second))),
             or_dash(row.rates.map(|rates| traffic(rates.tx_bits_per_second, rates.tx_frames_per_second))),
         ]
@@ -244,7 +264,7 @@ mod tests {
                  "backend": {"kind": "fd"}, "policy": {"trunk": [7, "10-19"], "trust": true}},
                 {"index": 2, "bdf": "0000:01:00.2", "mac": "52:54:00:00:01:02", "link": "up", "state": "Running",
                  "backend": {"kind": "switch", "name": "pf0"},
-                 "policy": {"isolated": true, "mirror": 0, "weight": 10, "spoofchk": true}},
+                 "policy": {"isolated": true, "mirror": 0, "weight": 10, "spoofchk": true, "min_tx_rate": 100}},
             ]}],
         }))
         .unwrap()
@@ -261,7 +281,7 @@ mod tests {
                 "pf0 - 0000:00:01.0 2 of 2 enabled 52:54:00:00:00:01 vhost-user /run/s (lost) - - off off - - -",
                 "pf0 0 0000:01:00.0 running (needs reset) 52:54:00:00:01:00 tap t0v0 up 100 on off 500M - -",
                 "pf0 1 0000:01:00.1 enabled 52:54:00:00:01:01 fd down [7,10-19] off on - - -",
-                "pf0 2 0000:01:00.2 running 52:54:00:00:01:02 switch pf0 (isolated) up - on off - - -",
+                "pf0 2 0000:01:00.2 running 52:54:00:00:01:02 switch pf0 (isolated) up - on off 100M- - -",
             ]
         );
     }

@@ -32,9 +32,8 @@ pub(crate) const RINGS: u32 = 0x1_0000;
 pub(crate) const SIZE: u16 = 16;
 
 /// Adds a driver's start of a device with its registers and MSI-X table at these addresses, with these queues, these
-/// features of the lower 32 and VIRTIO_F_VERSION_1 (`virtio 1.4 §3.1.1`). The queues' rings are one after another from
-/// `rings` on. Each queue's vector is its own, if there are as many.
-pub(crate) fn drive(code: Code, registers: u32, table: u32, queues: &[u16], features: u32, rings: u32) -> Code {
+/// features and VIRTIO_F_VERSION_1 (`virtio 1.4 §3.1.1`). The queues' rings are one after another from `rings` on. Each queue's vector is its own, if there are as many.
+pub(crate) fn drive(code: Code, registers: u32, table: u32, queues: &[u16], features: u64, rings: u32) -> Code {
     let vectors = (0..4).fold(code, |code, vector: u32| {
         let entry = table + 16 * vector;
         code.dword(entry, 0xfee0_0000).dword(entry + 4, 0).dword(entry + 8, 0x30 + vector).dword(entry + 12, 0)
@@ -43,9 +42,9 @@ pub(crate) fn drive(code: Code, registers: u32, table: u32, queues: &[u16], feat
         .byte(registers + 0x14, 1)
         .byte(registers + 0x14, 3)
         .dword(registers + 8, 1)
-        .dword(registers + 0xc, 1)
+        .dword(registers + 0xc, (features >> 32) as u32 | 1)
         .dword(registers + 8, 0)
-        .dword(registers + 0xc, features)
+        .dword(registers + 0xc, features as u32)
         .byte(registers + 0x14, 0xb)
         .word(registers + 0x10, 0);
     let set_up = queues.iter().zip(0..).fold(negotiated, |code, (queue, number)| {

@@ -137,7 +137,7 @@ fn config(vmm: &Vmm, ram: &str, tap: &str, further: &Value) -> Value {
 }
 
 /// The slot of the device whose id begins so.
-fn slot(tree: &Value, id: &str) -> u32 {
+pub(crate) fn slot(tree: &Value, id: &str) -> u32 {
     let devices = tree.as_object().unwrap().iter();
     let address = devices
         .filter(|(name, _)| name.starts_with(&format!("_virtio-pci-{id}")))
@@ -176,20 +176,25 @@ fn guest(drivers: &[Driver], slots: &[u32]) -> Vec<u8> {
     // 0: mov eax, [COMMAND]; 5: test eax, eax; 7: pause; 9: jz 0
     let wait = Code::default().bytes(&[&[0xa1], &COMMAND.to_le_bytes(), &[0x85, 0xc0, 0xf3, 0x90, 0x74, 0xf5]]);
     let code = drivers.iter().zip(slots).zip(0..).fold(wait, |code, ((driver, slot), number)| {
-        let (config, registers, table) = (ECAM + (slot << 15), REGISTERS + slot * SPACING, TABLES + slot * SPACING);
-        // BARs 2 and 4, of 64 bits each; memory and bus master.
-        let placed = code
-            .word(config + 4, 0)
-            .dword(config + 0x18, registers)
-            .dword(config + 0x1c, 0)
-            .dword(config + 0x20, table)
-            .dword(config + 0x24, 0)
-            .word(config + 4, 6);
-        drive(placed, registers, table, driver.queues, 0, RINGS_AT + number * RINGS_OF_DEVICE)
+        drive_in(code, *slot, driver.queues, RINGS_AT + number * RINGS_OF_DEVICE)
     });
     // A character for the serial port: mov edx, 0x3f8; mov al, 'x'; out dx, al. And for the debug console.
     let code = code.bytes(&[&[0xba, 0xf8, 0x03, 0, 0, 0xb0, b'x', 0xee, 0xe6, 0xe9]]);
     code.dword(COMMAND, 0).bytes(&[&[0xf4, 0xeb, 0xfd]]).0
+}
+
+/// Adds a driver's start of the device in `slot`, with these queues, whose rings are at `rings`.
+pub(crate) fn drive_in(code: Code, slot: u32, queues: &[u16], rings: u32) -> Code {
+    let (config, registers, table) = (ECAM + (slot << 15), REGISTERS + slot * SPACING, TABLES + slot * SPACING);
+    // BARs 2 and 4, of 64 bits each; memory and bus master.
+    let placed = code
+        .word(config + 4, 0)
+        .dword(config + 0x18, registers)
+        .dword(config + 0x1c, 0)
+        .dword(config + 0x20, table)
+        .dword(config + 0x24, 0)
+        .word(config + 4, 6);
+    drive(placed, registers, table, queues, 0, rings)
 }
 
 /// The threads of a process: their numbers and names, without those that the kernel adds to a process that uses KVM.

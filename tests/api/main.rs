@@ -3,6 +3,9 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod announced;
+#[path = "../../vmm/src/migration/tls/testing.rs"]
+mod certificates;
 mod client;
 mod clients;
 mod code;
@@ -17,6 +20,19 @@ mod floods;
 mod landlock;
 mod limits;
 mod memory;
+mod migration;
+mod migration_backends;
+mod migration_chaos;
+mod migration_endurance;
+mod migration_local;
+mod migration_pages;
+mod migration_peer;
+mod migration_storage;
+mod migration_tls;
+#[path = "../integration/src/migration_wire.rs"]
+#[expect(unreachable_pub, reason = "it is a part of the harness of guests in the lab, too")]
+mod migration_wire;
+mod missing;
 mod mute_peer;
 mod on_off;
 mod pmem;
@@ -26,8 +42,10 @@ mod readme;
 mod refused;
 mod registry_client;
 mod rootless;
+mod snapshot;
 mod switch;
 mod tap;
 mod tpm;
+mod unlogged;
 mod vmm;
 mod vsock;

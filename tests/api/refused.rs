@@ -66,7 +66,7 @@ impl<'a> Asked<'a> {
             "vm.add-disk" => "the disk cannot be added",
             "vm.add-fs" => "the file system cannot be added",
             "vm.add-pmem" => "the persistent memory cannot be added",
-            "vm.add-generic-vhost-user" => "the device cannot be added",
+            "vm.add-generic-vhost-user" | "vm.add-device" => "the device cannot be added",
             _ => "the vDPA device cannot be added",
         };
         for time in 0..TIMES {
@@ -420,4 +420,17 @@ fn a_file_that_cannot_be_persistent_memory() {
     asked.is_refused("ars", BAD_REQUEST, "--pmem id=p,size=3: not a multiple of 2M above 0; round it up");
     asked.body["size"] = json!(2 << 20);
     asked.is_done();
+}
+
+#[test]
+fn what_is_no_device_of_the_host() {
+    let vmm = Vmm::start();
+    let folder = vmm.files.path("none").display().to_string();
+    let mut asked = Asked::new(&vmm, json!([]), "vm.add-device", json!({"id": "d", "path": folder}));
+    let like = "such as /sys/bus/pci/devices/0000:01:00.1";
+    let missing = format!("there is no such device (No such file or directory (os error 2)); give its folder, {like}");
+    asked.is_refused("art", BAD_REQUEST, &format!("--device id=d,path={folder}: {missing}"));
+    asked.body["path"] = json!("/sys/class/net/lo");
+    let other = format!("this is not the folder of a PCI device; give one {like}");
+    asked.is_refused("art", BAD_REQUEST, &format!("--device id=d,path=/sys/class/net/lo: {other}"));
 }

@@ -147,3 +147,62 @@ fn what_a_switch_cannot_have_is_refused_and_leaves_nothing() {
     assert_eq!(client.get("vm.info").expect(200), before);
     assert_eq!(taps("aswr"), [""; 0]);
 }
+
+#[test]
+fn functions_have_parts_of_the_uplinks_rate_that_are_never_more_than_it_has() {
+    let vmm = Vmm::start();
+    let net = json!([{
+        "id": "pf0", "switch": "veb", "tap": "aswq", "sriov_vfs": 3, "uplink_rate": 1000, "min_tx_rate": 100,
+        "vfs": [{"index": 0, "min_tx_rate": 500}, {"index": 2, "tap": "aswq2"}],
+    }]);
+    let mut client = vmm.boot(net);
+    let rates = |client: &mut Client| {
+        let now = pf(client);
+        let of = |function: &Value| function["policy"].get("min_tx_rate").cloned();
+        (now["switch"]["uplink_rate"].clone(), of(&now), [0, 1, 2].map(|vf| of(&now["vfs"][vf])))
+    };
+    let expected =
+        |vf1: Value| (json!(1000), Some(json!(100)), [Some(json!(500)), Some(vf1).filter(|v| *v != 0), None]);
+    assert_eq!(rates(&mut client), expected(json!(0)));
+    let set = |client: &mut Client, index: u16, change: Value| {
+        let mut body = json!({"pf": "pf0", "index": index, "storm": 9});
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let answer = client.put_json("vm.set-vf", &body);
+        (answer.status, reasons(&answer).last().copied().unwrap_or_default().to_string())
+    };
+    let refused = |what: &str| (409, what.to_string());
+    assert_eq!(
+        set(&mut client, 1, json!({"min_tx_rate": 401})),
+        refused(
+            "--net id=pf0,uplink_rate=1000: the functions are guaranteed 1001 Mbit/s together (min_tx_rate); lower \
+             some, or raise this"
+        )
+    );
+    assert_eq!(
+        set(&mut client, 1, json!({"min_tx_rate": 300, "max_tx_rate": 200})),
+        refused(
+            "--net-vf pf=pf0,index=1,min_tx_rate=300: more than max_tx_rate=200; give no more than that, or raise \
+             max_tx_rate"
+        )
+    );
+    assert_eq!(
+        set(&mut client, 2, json!({"min_tx_rate": 1})),
+        refused(
+            "--net-vf pf=pf0,index=2,min_tx_rate=1: only a port of a switch has this; add switch=veb to the PF and \
+             name no tap or other backend for the VF, or leave min_tx_rate out (docs/switch.md)"
+        )
+    );
+    assert_eq!(rates(&mut client), expected(json!(0)));
+    assert_eq!(pf(&mut client)["vfs"][1]["policy"]["storm"], 0, "all keys or none");
+    assert_eq!(set(&mut client, 1, json!({"min_tx_rate": 400})).0, 204);
+    assert_eq!(rates(&mut client), expected(json!(400)));
+    for again in [&["vm.reboot"][..], &["vm.shutdown", "vm.boot"]] {
+        again.iter().for_each(|action| drop(client.put(action).expect(204)));
+        assert_eq!(rates(&mut client), expected(json!(400)), "{again:?}");
+    }
+    let wrong = json!({"id": "n", "switch": "veb", "sriov_vfs": 1, "vfs": [{"index": 0, "min_tx_rate": 5}]});
+    let answer = client.put_json("vm.add-net", &wrong);
+    let why = "--net-vf pf=n,index=0,min_tx_rate=5: a part of the uplink's rate, which is not given; add uplink_rate= \
+               to the PF, or leave min_tx_rate out (docs/switch.md)";
+    assert_eq!((answer.status, reasons(&answer).last()), (400, Some(&why)));
+}

@@ -40,10 +40,30 @@ impl Kept {
         Self::with(name, &["multi_queue"])
     }
 
+    /// Creates a tap on which the host says nothing by itself, and brings it up.
+    pub(crate) fn silent(name: &str) -> Self {
+        let tap = Self::down(name, &[]);
+        let knob = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+        if std::path::Path::new(&knob).exists() {
+            std::fs::write(&knob, "1").unwrap();
+        }
+        ip(&["link", "set", name, "up"]);
+        tap
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.0
+    }
+
     fn with(name: &str, flags: &[&str]) -> Self {
+        let tap = Self::down(name, flags);
+        ip(&["link", "set", name, "up"]);
+        tap
+    }
+
+    fn down(name: &str, flags: &[&str]) -> Self {
         let tap = Self(name.to_string());
         ip(&[&["tuntap", "add", name, "mode", "tap", "user", "root", "vnet_hdr"], flags].concat());
-        ip(&["link", "set", name, "up"]);
         tap
     }
 }

@@ -1,7 +1,7 @@
 //! The real command with an API socket, and the host resources it uses.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -103,7 +103,9 @@ impl Vmm {
         fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
-    /// The names of its threads, without those that the kernel adds to a process that uses KVM.
+    /// The names of its threads, without those that are ending and those that the kernel adds to a process that uses
+    /// KVM. A thread that has been joined may be listed for a moment: the kernel wakes who joins it before it takes the
+    /// thread from the list.
     pub(crate) fn threads(&self) -> Vec<String> {
         let mut names = self.named_threads();
         // Until a thread has set its name, it has the process's name.
@@ -116,11 +118,17 @@ impl Vmm {
 
     fn named_threads(&self) -> Vec<String> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
-        let mut names: Vec<_> =
-            threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok()).collect();
+        let threads = threads.map(|thread| thread.unwrap().path()).filter(|thread| !is_ending(thread));
+        let mut names: Vec<_> = threads.filter_map(|thread| fs::read_to_string(thread.join("comm")).ok()).collect();
         names.retain(|name| !name.starts_with("kvm-"));
         names.sort();
         names
+    }
+
+    /// Ends it as `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        self.process.0.kill().unwrap();
+        self.process.0.wait().unwrap();
     }
 
     /// Waits until it exits, and returns the exit code.
@@ -145,6 +153,18 @@ impl Drop for Vmm {
             eprintln!("the program printed:\n{}", fs::read_to_string(self.files.path("log")).unwrap_or_default());
         }
     }
+}
+
+/// Whether the thread with this folder below `/proc` has nothing left to do but to leave the list of threads.
+fn is_ending(thread: &Path) -> bool {
+    /// `PF_EXITING` in the flags of `/proc/[pid]/stat` (proc_pid_stat(5)).
+    const EXITING: u32 = 1 << 2;
+    let Ok(stat) = fs::read_to_string(thread.join("stat")) else { return true };
+    // The thread's name may have spaces in it; what follows its bracket has none: the state, then six numbers, the last
+    // of which are the flags.
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    let flags: u32 = fields.split_whitespace().nth(6).unwrap().parse().unwrap();
+    flags & EXITING != 0
 }
 
 /// The strings of an error, outermost first.

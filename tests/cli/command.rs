@@ -91,8 +91,8 @@ fn an_unknown_option_is_a_usage_error() {
 #[test]
 fn an_option_that_comes_later_is_a_usage_error_by_name() {
     assert_eq!(
-        usage(&["--kernel", "k", "--device", "path=/x"]),
-        "--device: VFIO devices are not supported yet; leave it out"
+        usage(&["--kernel", "k", "--user-device", "socket=/x"]),
+        "--user-device: vfio-user devices are not supported yet; leave it out"
     );
     assert_eq!(usage(&["--gdb", "path=/x"]), "--gdb: debugging with gdb is not supported yet; leave it out");
 }

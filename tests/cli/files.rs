@@ -55,7 +55,7 @@ impl Files {
 }
 
 /// An ELF file of one loaded segment with a PVH entry, where this code is.
-fn kernel(code: &[u8]) -> Vec<u8> {
+pub(crate) fn kernel(code: &[u8]) -> Vec<u8> {
     const ENTRY: u32 = 0x10_0000;
     const HEADERS: u64 = 64 + 2 * 56;
     let mut note = Vec::new();

@@ -122,16 +122,16 @@ fn what_is_wrong_with_a_file_is_named_by_its_path() {
     assert!(said(r#"{"net": [{"sriov_vf": 1}]}"#).starts_with("--config F: net[0]"));
     let missing = Run::new(&["--config", "/nonexistent/vm.json"]).refused(WRONG);
     assert_eq!(missing, "--config /nonexistent/vm.json: cannot be read: No such file or directory (os error 2)");
-    let later = files.write("later.json", br#"{"devices": [{"path": "x"}]}"#);
+    let later = files.write("later.json", br#"{"user_devices": [{"socket": "x"}]}"#);
     assert_eq!(
         Run::new(&["--config", &later]).refused(WRONG).replace(&later, "F"),
-        "--config F: devices: VFIO devices are not supported yet; leave it out"
+        "--config F: user_devices: vfio-user devices are not supported yet; leave it out"
     );
 }
 
 #[test]
 fn there_has_to_be_something_to_run() {
-    assert_eq!(usage(&["--log-file", "log"]), "nothing to run; give --kernel, --config or --api-socket");
+    assert_eq!(usage(&["--log-file", "log"]), "nothing to run; give --kernel, --config, --restore or --api-socket");
 }
 
 #[test]

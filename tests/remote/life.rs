@@ -71,18 +71,21 @@ fn a_refusal_by_the_vmm_is_shown_with_its_reasons() {
 #[test]
 fn features_not_in_this_version_are_refused_by_the_vmm() {
     let vmm = Vmm::start(&[]);
-    for arguments in [
-        &["add-device", "path=/sys/bus/pci/devices/0000:01:00.0"][..],
-        &["add-user-device", "socket=s"],
-        &["coredump", "file:///tmp/x"],
-        &["receive-migration", "receiver_url=x"],
-        &["restore", "source_url=file:///tmp/x"],
-        &["send-migration", "destination_url=x"],
-        &["snapshot", "file:///tmp/x"],
-    ] {
+    for arguments in [&["add-user-device", "socket=s"][..], &["coredump", "file:///tmp/x"]] {
         let said = vmm.refused(arguments);
         assert!(said.ends_with("not supported yet (status 501)"), "{said}");
     }
+}
+
+#[test]
+fn a_vm_is_saved_and_restored() {
+    let vmm = Vmm::start(&[]);
+    let said = vmm.refused(&["snapshot", "file:///nonexistent"]);
+    assert!(said.contains("there is no VM") && said.ends_with("(status 404)"), "{said}");
+    let said = vmm.refused(&["restore", "source_url=file:///nonexistent"]);
+    assert!(said.contains("/nonexistent/state.json: cannot be read") && said.ends_with("(status 404)"), "{said}");
+    let said = vmm.refused(&["restore", "source_url=x,colour=red"]);
+    assert_eq!(said, "ch-remote: --restore colour=red: unknown key; --help lists those of --restore");
 }
 
 #[test]

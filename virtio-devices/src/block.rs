@@ -13,6 +13,7 @@ mod engine;
 mod error;
 mod file;
 mod geometry;
+mod hold;
 mod image;
 mod latency;
 mod lock;
@@ -33,7 +34,7 @@ mod testing;
 mod tests;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -56,6 +57,7 @@ use config::{Config, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
 use engine::Engine;
 pub use error::{BlockError, ResizeError};
+pub use hold::Hold;
 use image::Image;
 pub use latency::BlockLatencies;
 use operation::Abilities;
@@ -156,6 +158,23 @@ impl Block {
     ///
     /// One line that says what to do; see [`BlockError`].
     pub fn open(spec: BlockSpec) -> Result<Self, BlockError> {
+        Self::with(spec, Image::open)
+    }
+
+    /// Opens the image, which another program writes: it is locked later, by [`Hold::take`], and the device may not be
+    /// started before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn open_unlocked(spec: BlockSpec) -> Result<Self, BlockError> {
+        Self::with(spec, Image::open_unlocked)
+    }
+
+    fn with(
+        spec: BlockSpec,
+        open: impl FnOnce(&Path, Access) -> Result<Image, BlockError>,
+    ) -> Result<Self, BlockError> {
         if spec.queues == 0 {
             return Err(BlockError::NoQueue);
         }
@@ -171,7 +190,7 @@ impl Block {
             }
         }
         let BlockSpec { read_only, direct, format, sparse, lock, .. } = spec;
-        let image = Arc::new(Image::open(&spec.path, Access { read_only, direct, format, sparse, lock })?);
+        let image = Arc::new(open(&spec.path, Access { read_only, direct, format, sparse, lock })?);
         let abilities = image.abilities();
         let mut serial = [0; SERIAL];
         let text = spec.serial.as_ref().unwrap_or(&spec.id).as_bytes();
@@ -209,6 +228,11 @@ impl Block {
     pub fn limited_by(mut self, group: RateLimitGroup) -> Self {
         self.limiter = Some(group);
         self
+    }
+
+    /// Its image and the lock of that.
+    pub fn hold(&self) -> Hold {
+        Hold::of_image(Arc::clone(&self.image))
     }
 
     /// Its size, for the host to change.

@@ -200,6 +200,20 @@ impl CharDevice {
         }
     }
 
+    /// The output that is kept for whoever comes and takes it, at most 1 MiB.
+    pub fn kept(&self) -> Vec<u8> {
+        self.kept.as_ref().map_or(Vec::new(), |kept| kept.backlog.lock().all())
+    }
+
+    /// Keeps `bytes` before all output that is to come, as if nobody had taken it; a device that keeps nothing drops
+    /// it.
+    pub fn keep(&self, bytes: &[u8]) {
+        let Some(kept) = &self.kept else { return };
+        kept.backlog.lock().keep(bytes);
+        // If the counter is full, whoever waits is woken already.
+        let _ = kept.begun.write(1);
+    }
+
     /// Gives the other end what was kept, as much as it takes.
     fn deliver(&self, backlog: &mut Backlog, patience: Duration) {
         while !backlog.is_empty() {

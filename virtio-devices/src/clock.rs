@@ -4,14 +4,14 @@ use std::time::Instant;
 
 /// The time: the host's, unless a test has stopped the clock of its thread.
 pub(crate) fn now() -> Instant {
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     if let Some(now) = testing::stopped_at() {
         return now;
     }
     Instant::now()
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) mod testing {
     use std::cell::Cell;
     use std::time::{Duration, Instant};

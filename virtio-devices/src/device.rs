@@ -9,10 +9,10 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::backend::{DoorbellPages, MemoryUser};
 use crate::file_mapping::FileMapping;
 use crate::interrupt::Interrupts;
-use crate::memory::{Memory, SharedQueue};
+use crate::memory::SharedQueue;
 use crate::port::Port;
 use crate::thread::Thread;
-use crate::{DeviceSpecific, StateError};
+use crate::{ConnectError, DeviceSpecific, DmaSpace, NewBackend, StateError};
 
 /// A virtio device: its features, configuration and queues, without its transport.
 ///
@@ -64,6 +64,16 @@ pub trait VirtioDevice: Send {
     /// When the host cannot provide an eventfd or a thread. Nothing has been started then.
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>>;
 
+    /// The driver rang the doorbell of a queue that runs and that no worker has. Returns whether the device answers its
+    /// driver itself, before the access is completed; it must not wait for what its driver does meanwhile.
+    fn rung(&mut self, _queue: u16) -> bool {
+        false
+    }
+
+    /// Has the frames wait that this device carries for others, too, or no longer: before several devices that send to
+    /// each other stop or start, and after that.
+    fn hold_frames(&self, _held: bool) {}
+
     /// The port of a network device.
     fn port(&mut self) -> Option<&mut dyn Port> {
         None
@@ -88,6 +98,20 @@ pub trait VirtioDevice: Send {
     /// Returns to the state of power-on. The workers have been told to stop; some may still run.
     fn reset(&mut self);
 
+    /// The device is about to be brought to `state`, in which a driver has accepted the feature bits `accepted`. A
+    /// device whose backend is missing offers these from now on.
+    fn adopt(&mut self, _accepted: u64, _state: &DeviceSpecific) {}
+
+    /// Gives a NIC whose backend is missing `new`, and takes its link up. Its queues do not run. `negotiated` are the
+    /// features of its driver, if it has agreed with one. What was there before is left in `new`.
+    ///
+    /// # Errors
+    ///
+    /// Nothing has changed then.
+    fn connect(&mut self, _new: &mut NewBackend, _negotiated: Option<u64>) -> Result<(), ConnectError> {
+        Err(ConnectError::NoNic)
+    }
+
     /// What the driver configured and what was reported to it, without the transport and the queues. The queues do not
     /// run.
     fn save(&self) -> DeviceSpecific {
@@ -109,8 +133,8 @@ pub trait VirtioDevice: Send {
 /// What the workers of a device run on.
 #[derive(Clone)]
 pub struct Start {
-    /// The guest's memory.
-    pub memory: Memory,
+    /// The guest's memory, as the device reaches it.
+    pub memory: DmaSpace,
     /// The negotiated feature bits.
     pub features: u64,
     /// The queues that the driver enabled, with their indices in ascending order. Their addresses and sizes come from

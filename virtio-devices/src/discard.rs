@@ -7,9 +7,11 @@ use std::ops::Range;
 
 use rustix::fs::FallocateFlags;
 use rustix::mm::Advice;
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::bitmap::Bitmap;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::zeros::fill_with_zeros;
+use crate::{GuestMap, GuestRegion};
 
 /// The size of a page in bytes, of the guest and, unless it is a huge page, of the host.
 pub(crate) const PAGE: u64 = 4096;
@@ -30,7 +32,7 @@ pub(crate) struct Discarded {
 }
 
 /// Gives the pages in `range`, guest addresses, back to the host.
-pub(crate) fn discard(memory: &GuestMemoryMmap, range: &Range<u64>) -> Discarded {
+pub(crate) fn discard(memory: &GuestMap, range: &Range<u64>) -> Discarded {
     let mut discarded = Discarded { outside: range.end.saturating_sub(range.start), ..Discarded::default() };
     for region in memory.iter() {
         let base = region.start_addr().0;
@@ -44,7 +46,12 @@ pub(crate) fn discard(memory: &GuestMemoryMmap, range: &Range<u64>) -> Discarded
         if bytes == 0 {
             continue;
         }
-        match release(region, &whole) {
+        let released = release(region, &whole);
+        if let (Ok(start), Ok(len)) = (usize::try_from(whole.start), usize::try_from(bytes)) {
+            // Whoever has a copy of them has to be told that they are zero.
+            region.bitmap().mark_dirty(start, len);
+        }
+        match released {
             Ok(true) => discarded.freed += bytes,
             Ok(false) => discarded.kept += bytes,
             Err(_) => discarded.refused += bytes,
@@ -55,7 +62,7 @@ pub(crate) fn discard(memory: &GuestMemoryMmap, range: &Range<u64>) -> Discarded
 
 /// Writes zeros to `range`, guest addresses, as far as it is guest memory. Its pages stay the same, and no others are
 /// allocated.
-pub(crate) fn clear(memory: &GuestMemoryMmap, range: &Range<u64>) {
+pub(crate) fn clear(memory: &GuestMap, range: &Range<u64>) {
     for region in memory.iter() {
         let base = region.start_addr().0;
         let begin = range.start.max(base);
@@ -74,7 +81,7 @@ fn whole_pages(range: &Range<u64>, page: u64) -> Range<u64> {
 }
 
 /// The size of the host's pages behind `region`.
-fn page_size(region: &GuestRegionMmap) -> u64 {
+fn page_size(region: &GuestRegion) -> u64 {
     if region.is_hugetlbfs() != Some(true) {
         return PAGE;
     }
@@ -86,7 +93,7 @@ fn page_size(region: &GuestRegionMmap) -> u64 {
 
 /// Gives the whole pages in `range`, offsets in `region`, back to the host; `false` if they would not read as zero
 /// afterwards.
-fn release(region: &GuestRegionMmap, range: &Range<u64>) -> rustix::io::Result<bool> {
+fn release(region: &GuestRegion, range: &Range<u64>) -> rustix::io::Result<bool> {
     let (offset, len) = (range.start, range.end - range.start);
     let shared = region.flags() & libc::MAP_SHARED != 0;
     match region.file_offset() {
@@ -119,7 +126,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Two regions of 1 MiB with a hole between them: private, or parts of one file.
-    fn memory(shared: bool) -> GuestMemoryMmap {
+    fn memory(shared: bool) -> GuestMap {
         let file = shared.then(|| {
             let file = File::from(rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
             file.set_len(2 * MIB).unwrap();
@@ -129,16 +136,16 @@ mod tests {
             let file = file.as_ref().map(|file| FileOffset::new(file.try_clone().unwrap(), offset));
             (GuestAddress(address), MIB as usize, file)
         };
-        GuestMemoryMmap::from_ranges_with_files([part(0, 0), part(2 * MIB, MIB)]).unwrap()
+        GuestMap::from_ranges_with_files([part(0, 0), part(2 * MIB, MIB)]).unwrap()
     }
 
-    fn fill(memory: &GuestMemoryMmap) {
+    fn fill(memory: &GuestMap) {
         for address in (0..MIB).chain(2 * MIB..3 * MIB).step_by(PAGE as usize) {
             memory.write_obj(u64::MAX, GuestAddress(address)).unwrap();
         }
     }
 
-    fn is_zero(memory: &GuestMemoryMmap, address: u64) -> bool {
+    fn is_zero(memory: &GuestMap, address: u64) -> bool {
         memory.read_obj::<u64>(GuestAddress(address)).unwrap() == 0
     }
 
@@ -183,8 +190,8 @@ mod tests {
         file.set_len(MIB).unwrap();
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
         let mapping = MmapRegion::build(Some(FileOffset::new(file, 0)), MIB as usize, prot, flags).unwrap();
-        let region = GuestRegionMmap::new(mapping, GuestAddress(0)).unwrap();
-        let memory = GuestMemoryMmap::from_regions(vec![region]).unwrap();
+        let region = GuestRegion::new(mapping, GuestAddress(0)).unwrap();
+        let memory = GuestMap::from_regions(vec![region]).unwrap();
         memory.write_obj(u64::MAX, GuestAddress(0)).unwrap();
         assert_eq!(discard(&memory, &(0..MIB)), Discarded { kept: MIB, ..Discarded::default() });
         assert!(!is_zero(&memory, 0));

@@ -7,8 +7,8 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// The beginning of a file, mapped for reading and writing as long as this lives. Nothing in this process reads or
-/// writes it, so a file that becomes shorter harms only the guest.
+/// The beginning of a file, or a part of a device's, mapped for reading and writing as long as this lives. Nothing in
+/// this process reads or writes it, so a file that becomes shorter harms only the guest.
 pub struct FileMapping {
     start: NonNull<u8>,
     len: usize,
@@ -27,12 +27,26 @@ impl FileMapping {
     ///
     /// When the file cannot be mapped, or there is no address space.
     pub fn new(file: impl AsFd, len: u64, private: bool) -> io::Result<Self> {
+        Self::at(file, 0, len, private)
+    }
+
+    /// Maps `len` bytes, not 0, of a file of a device from `offset` on, a multiple of the page size: registers or
+    /// memory of the device.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be mapped, or there is no address space.
+    pub fn of_device(file: impl AsFd, offset: u64, len: u64) -> io::Result<Self> {
+        Self::at(file, offset, len, false)
+    }
+
+    fn at(file: impl AsFd, offset: u64, len: u64, private: bool) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let share = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
         // SAFETY: the kernel chooses the address, so that no other mapping is touched.
         let start = unsafe {
             // A private mapping takes memory when it is written to, and not before.
-            mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, share | MapFlags::NORESERVE, file, 0)
+            mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, share | MapFlags::NORESERVE, file, offset)
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Self { start, len, private };

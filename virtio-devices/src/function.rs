@@ -13,6 +13,7 @@ use pci::{
     BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Function, Identity, Msix, Reach,
     ResetKind, Rid, Role, ShapeError, VfIndex, Window, WindowId,
 };
+use virtio_bindings::virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 
 use self::layout::Place;
 pub(crate) use self::layout::{Layout, MEMORY_BAR, REGISTERS_BAR, Spacing};
@@ -21,9 +22,9 @@ use crate::host::queues_changed;
 use crate::thread::Thread;
 use crate::transport::{Change, Transport};
 use crate::{
-    DeviceState, Doorbell, DoorbellObserver, FileMapping, FunctionStatus, Inspect, Lifecycle, Memory, MemoryUser,
-    Message, NeedsResetObserver, NotResumed, Outcome, Port, QueueError, Signals, SriovStatus, Start, StateError,
-    Status, VirtioDevice,
+    Behind, ConnectError, DeviceState, DmaSpace, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle,
+    MemoryArea, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, Port, QueueError, Signals,
+    SriovStatus, Start, StateError, Status, VirtioDevice,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -60,7 +61,9 @@ pub struct VirtioFunction<D> {
     config: ConfigSpace,
     transport: Transport,
     device: D,
-    memory: Memory,
+    memory: DmaSpace,
+    /// Its place behind an IOMMU, if it is behind one.
+    behind: Option<Behind>,
     /// The queues, from the first time they run until a reset.
     run: Option<Run>,
     /// The host keeps the queues stopped.
@@ -76,9 +79,9 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     /// # Errors
     ///
     /// When the device's queues are impossible.
-    pub fn plain(device: D, rid: Rid, memory: Memory) -> Result<Self, FunctionError> {
+    pub fn plain(device: D, rid: Rid, memory: impl Into<DmaSpace>) -> Result<Self, FunctionError> {
         let spacing = Spacing::of([&device]);
-        Self::new(device, rid, (Role::Plain, spacing), memory)
+        Self::new(device, rid, (Role::Plain, spacing), memory.into())
     }
 
     /// A function with a role, whose doorbells are as far apart as `spacing` says. The BARs of a VF are its PF's to
@@ -87,7 +90,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         device: D,
         rid: Rid,
         (role, spacing): (Role, Spacing),
-        memory: Memory,
+        memory: DmaSpace,
     ) -> Result<Self, FunctionError> {
         let queue_sizes = device.queue_sizes();
         let count = u16::try_from(queue_sizes.len()).map_err(|_| QueueError::Count(queue_sizes.len()))?;
@@ -112,13 +115,30 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             ..ConfigShape::new(identity, role)
         })?;
         let (run, paused, start_failures, not_resumed) = (None, false, 0, None);
-        Ok(Self { rid, layout, config, transport, device, memory, run, paused, start_failures, not_resumed })
+        let behind = None;
+        Ok(Self { rid, layout, config, transport, device, memory, behind, run, paused, start_failures, not_resumed })
     }
 
     /// The BARs that a function of this device decodes.
     pub(crate) fn bars(device: &D, spacing: Spacing) -> Result<Vec<(BarIndex, BarKind)>, QueueError> {
         let count = device.queue_sizes().len();
         Ok(Layout::new(u16::try_from(count).map_err(|_| QueueError::Count(count))?, spacing).bars())
+    }
+
+    /// The function behind an IOMMU.
+    #[must_use]
+    pub fn behind(mut self, behind: Behind) -> Self {
+        self.set_behind(behind);
+        self
+    }
+
+    /// Puts the function behind an IOMMU: a driver has to use I/O addresses, whatever they stand for at the moment
+    /// (`virtio 1.4 §6.1`, VIRTIO_F_ACCESS_PLATFORM). Before any access.
+    pub(crate) fn set_behind(&mut self, behind: Behind) {
+        self.transport.require(VIRTIO_F_ACCESS_PLATFORM);
+        let endpoint = Arc::clone(behind.endpoint());
+        self.memory = DmaSpace::translated(self.memory.memory().clone(), endpoint);
+        self.behind = Some(behind);
     }
 
     /// The routing ID.
@@ -227,7 +247,11 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             }
             // Usually an ioeventfd takes it; a write before that is in place must not lose the signal.
             Some(Place::Doorbell(queue)) if !data.is_empty() => {
-                self.run.iter().for_each(|run| run.ring(queue));
+                if let Some(run) = self.run.as_ref().filter(|run| run.is_running())
+                    && !self.device.rung(queue)
+                {
+                    run.ring(queue);
+                }
                 Outcome::none()
             }
             Some(Place::Table(offset)) => {
@@ -266,6 +290,16 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             self.not_resumed = Some(error);
         }
         Vec::new()
+    }
+
+    /// As [`Lifecycle::connect`], for this function alone.
+    pub(crate) fn connect(&mut self, new: &mut NewBackend) -> Result<(), ConnectError> {
+        if self.is_running() {
+            return Err(ConnectError::Running);
+        }
+        self.device.connect(new, self.transport.agreed())?;
+        self.transport.offer(self.device.features());
+        Ok(())
     }
 
     /// Why the last [`Self::release`] left it paused, if it did.
@@ -444,8 +478,14 @@ impl<D: VirtioDevice> Signals for VirtioFunction<D> {
         }
     }
 
-    fn memory(&self) -> Option<(WindowId, Arc<FileMapping>)> {
-        self.device.memory().map(|memory| (WindowId::Bar(MEMORY_BAR), Arc::clone(memory)))
+    fn memory(&self, out: &mut Vec<MemoryArea>) {
+        let window = WindowId::Bar(MEMORY_BAR);
+        out.extend(self.device.memory().map(|memory| MemoryArea {
+            window,
+            offset: 0,
+            memory: Arc::clone(memory),
+            peers: None,
+        }));
     }
 
     fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
@@ -489,6 +529,18 @@ impl<D: VirtioDevice> Lifecycle for VirtioFunction<D> {
 
     fn resume(&mut self) -> Outcome {
         queues_changed(Reach::Function(self.rid), self.release(true))
+    }
+
+    fn pause_function(&mut self, vf: Option<VfIndex>) -> Outcome {
+        if vf.is_none() { self.pause() } else { Outcome::none() }
+    }
+
+    fn resume_function(&mut self, vf: Option<VfIndex>) -> Outcome {
+        if vf.is_none() { self.resume() } else { Outcome::none() }
+    }
+
+    fn connect(&mut self, vf: Option<VfIndex>, new: &mut NewBackend) -> Result<(), ConnectError> {
+        if vf.is_none() { Self::connect(self, new) } else { Err(ConnectError::NoNic) }
     }
 
     fn take_not_resumed(&mut self) -> Option<NotResumed> {

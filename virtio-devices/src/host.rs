@@ -3,6 +3,7 @@
 //! A device does not push changes. The VMM asks what the device wants now, compares that with what it has done so far,
 //! and applies the difference after dropping the device's lock.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ use pci::{Effects, HostBridge, Reach, Rid, VfIndex, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    DeviceState, DoorbellPage, FileMapping, FunctionStatus, MemoryUser, NeedsResetObserver, Port, SriovStatus,
-    StateError, Thread,
+    ConnectError, DeviceState, DoorbellPage, FileMapping, FunctionStatus, MemoryUser, NeedsResetObserver, NewBackend,
+    Port, SriovStatus, StateError, Thread,
 };
 
 /// What an access to a device did. What it stopped are queue workers.
@@ -35,10 +36,8 @@ pub trait Signals {
     /// bit.
     fn messages(&self, reach: Reach, out: &mut Vec<Message>);
 
-    /// The memory that the guest is to find at the beginning of a window, if the device has any. It is always the same.
-    fn memory(&self) -> Option<(WindowId, Arc<FileMapping>)> {
-        None
-    }
+    /// Appends the memory that the guest is to find in windows, if the device has any. It is always the same.
+    fn memory(&self, _out: &mut Vec<MemoryArea>) {}
 
     /// Calls `observer` from now on for each function whose doorbells changed without an access. The first observer
     /// stays. It is called on the device's own threads, which hold no lock that the other methods need.
@@ -80,6 +79,26 @@ pub trait Lifecycle {
     /// Starts the queues that the registers want to run, from where they stood. A function whose queues the host cannot
     /// start stays paused, and [`Self::take_not_resumed`] says so; others go on.
     fn resume(&mut self) -> Outcome;
+
+    /// As [`Self::pause`], of one function: the device's own for `None`, or a VF. Nothing if there is no such function.
+    fn pause_function(&mut self, _vf: Option<VfIndex>) -> Outcome {
+        Outcome::none()
+    }
+
+    /// As [`Self::resume`], of one function.
+    fn resume_function(&mut self, _vf: Option<VfIndex>) -> Outcome {
+        Outcome::none()
+    }
+
+    /// Gives a network function whose backend is missing `new`. It is paused, and its workers have ended. What it had
+    /// before is left in `new`, to be dropped without the device's lock.
+    ///
+    /// # Errors
+    ///
+    /// Nothing has changed then.
+    fn connect(&mut self, _vf: Option<VfIndex>, _new: &mut NewBackend) -> Result<(), ConnectError> {
+        Err(ConnectError::NoNic)
+    }
 
     /// A function that the last [`Self::resume`] left paused, if there is one.
     fn take_not_resumed(&mut self) -> Option<NotResumed> {
@@ -155,6 +174,28 @@ impl<S> Lifecycle for HostBridge<S> {
     fn restore(&mut self, _state: &DeviceState) -> Result<(), StateError> {
         Err(StateError::Shape("functions"))
     }
+}
+
+/// Memory that the guest is to find in a window.
+#[derive(Debug, Clone)]
+pub struct MemoryArea {
+    /// The window.
+    pub window: WindowId,
+    /// Where the memory begins in it, a multiple of the page size.
+    pub offset: u64,
+    /// The memory, a multiple of the page size.
+    pub memory: Arc<FileMapping>,
+    /// Who reaches it beside the guest.
+    pub peers: Option<Arc<dyn MemoryPeers>>,
+}
+
+/// Devices that reach another device's memory at the guest's addresses, as long as the guest finds it there.
+pub trait MemoryPeers: fmt::Debug + Send + Sync {
+    /// Lets them reach `memory` at `address`. Those that cannot work without.
+    fn map(&self, address: u64, memory: &Arc<FileMapping>);
+
+    /// Takes it back. When this returns, none of them reaches it there.
+    fn unmap(&self, address: u64, memory: &Arc<FileMapping>);
 }
 
 /// A guest's write to `offset` of `window`, of whatever value, signals `eventfd`.

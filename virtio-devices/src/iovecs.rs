@@ -1,13 +1,12 @@
 //! Guest memory as the segments of one vectored system call, without copying.
 
 use std::io;
-use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Bytes, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions, VolatileSlice};
 
-use super::ring::Chain;
+use super::ring::{Chain, Descriptor};
+use crate::DmaView;
 
 /// The most segments of guest memory in one call. Linux takes 1,024 (`UIO_MAXIOV`): one is a frame's header, one
 /// catches what does not fit. A longer chain is refused; drivers use some 20 segments at most.
@@ -33,7 +32,8 @@ pub(crate) struct IoVecs<'s, 'm> {
     iovecs: &'s mut Vec<libc::iovec>,
     /// The first segment that has not been consumed.
     first: usize,
-    memory: PhantomData<&'m GuestMemoryMmap>,
+    /// The memory of the segments; `None` before there are any.
+    memory: Option<&'m DmaView>,
 }
 
 impl<'s, 'm> IoVecs<'s, 'm> {
@@ -42,14 +42,14 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         let iovecs = &mut storage.0;
         iovecs.clear();
         iovecs.push(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
-        Self { iovecs, first: RESERVED, memory: PhantomData }
+        Self { iovecs, first: RESERVED, memory: None }
     }
 
     /// Appends the chain's segments, which must all have the direction of `access`, and returns their number and
     /// length. A chain that is refused appends nothing.
     pub(crate) fn append(
         &mut self,
-        memory: &'m GuestMemoryMmap,
+        memory: &'m DmaView,
         chain: Chain<'m>,
         access: Permissions,
     ) -> Result<Extent, BadChain> {
@@ -61,12 +61,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         result
     }
 
-    fn append_all(
-        &mut self,
-        memory: &'m GuestMemoryMmap,
-        chain: Chain<'m>,
-        access: Permissions,
-    ) -> Result<Extent, BadChain> {
+    fn append_all(&mut self, memory: &'m DmaView, chain: Chain<'m>, access: Permissions) -> Result<Extent, BadChain> {
         let mut total = Extent { segments: 0, bytes: 0 };
         let mut unfinished = true;
         // An endless chain ends here too: each descriptor counts, even if empty.
@@ -74,7 +69,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
             if descriptor.is_write_only() != access.has_write() || count == MAX_SEGMENTS {
                 return Err(BadChain);
             }
-            let Extent { segments, bytes } = self.push(memory, &descriptor, access)?;
+            let Extent { segments, bytes } = self.push(memory, descriptor, access)?;
             total.segments += segments;
             total.bytes += bytes;
             unfinished = descriptor.has_next();
@@ -83,26 +78,46 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         if unfinished { Err(BadChain) } else { Ok(total) }
     }
 
-    fn push(
+    #[inline]
+    fn push(&mut self, memory: &'m DmaView, descriptor: Descriptor, access: Permissions) -> Result<Extent, BadChain> {
+        let len = usize::try_from(descriptor.len()).map_err(|_| BadChain)?;
+        match memory.host(descriptor.address(), len) {
+            Some(host) => {
+                self.push_segment(memory, host, len)?;
+                Ok(Extent { segments: 1, bytes: len })
+            }
+            None => self.push_pieces(memory, descriptor.address(), len, access),
+        }
+    }
+
+    /// The same where the buffer is translated, empty, or in several regions.
+    #[cold]
+    fn push_pieces(
         &mut self,
-        memory: &'m GuestMemoryMmap,
-        descriptor: &Descriptor,
+        memory: &'m DmaView,
+        address: u64,
+        len: usize,
         access: Permissions,
     ) -> Result<Extent, BadChain> {
         let mut extent = Extent { segments: 0, bytes: 0 };
-        let len = usize::try_from(descriptor.len()).map_err(|_| BadChain)?;
-        let slices = GuestMemory::get_slices(memory, descriptor.addr(), len, access).map_err(|_| BadChain)?;
+        let slices = GuestMemory::get_slices(memory, GuestAddress(address), len, access).map_err(|_| BadChain)?;
         for slice in slices {
             let slice = slice.map_err(|_| BadChain)?;
-            if self.iovecs.len() - self.first == MAX_SEGMENTS {
-                return Err(BadChain);
-            }
-            let iov_base = slice.ptr_guard_mut().as_ptr().cast();
-            self.iovecs.push(libc::iovec { iov_base, iov_len: slice.len() });
+            self.push_segment(memory, slice.ptr_guard_mut().as_ptr(), slice.len())?;
             extent.segments += 1;
             extent.bytes += slice.len();
         }
         Ok(extent)
+    }
+
+    #[inline]
+    fn push_segment(&mut self, memory: &'m DmaView, host: *mut u8, len: usize) -> Result<(), BadChain> {
+        if self.iovecs.len() - self.first == MAX_SEGMENTS {
+            return Err(BadChain);
+        }
+        self.memory = Some(memory);
+        self.iovecs.push(libc::iovec { iov_base: host.cast(), iov_len: len });
+        Ok(())
     }
 
     /// The sum of the segments' lengths.
@@ -171,6 +186,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
                 break;
             }
             let part = rest.min(iovec.iov_len);
+            to.memory = self.memory;
             to.iovecs.push(libc::iovec { iov_base: iovec.iov_base, iov_len: part });
             rest -= part;
         }
@@ -178,7 +194,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// Takes the last byte off; `None` if there is none.
-    pub(crate) fn take_last(&mut self) -> Option<VolatileSlice<'m>> {
+    pub(crate) fn take_last(&mut self) -> Option<Byte<'m>> {
         while self.iovecs.len() > self.first {
             let iovec = self.iovecs.last_mut()?;
             let Some(rest) = iovec.iov_len.checked_sub(1) else {
@@ -187,7 +203,8 @@ impl<'s, 'm> IoVecs<'s, 'm> {
             };
             iovec.iov_len = rest;
             // SAFETY: the iovec is a slice of guest memory, which stays mapped as long as `'m`; this was its last byte.
-            return Some(unsafe { VolatileSlice::new(iovec.iov_base.cast::<u8>().add(rest), 1) });
+            let slice = unsafe { VolatileSlice::new(iovec.iov_base.cast::<u8>().add(rest), 1) };
+            return Some(Byte { slice, memory: self.memory? });
         }
         None
     }
@@ -221,21 +238,24 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         let mut done = 0;
         self.for_each_at(offset, data.len(), |slice| {
             done += slice.write(&data[done..], 0).unwrap_or(0);
+            self.note_slice(&slice);
         });
         done
     }
 
     /// Copies the `len` bytes at `offset` to `at` of `to`, and returns how many bytes there were and room for.
     pub(crate) fn copy_at(&self, offset: usize, len: usize, to: &IoVecs<'_, '_>, at: usize) -> usize {
-        let mut done = 0;
+        let (mut done, mut room) = (0, to.cursor(at));
         self.for_each_at(offset, len, |from| {
             let mut part = 0;
-            to.for_each_at(at + done, from.len(), |slice| {
-                if let Ok(from) = from.subslice(part, slice.len()) {
-                    part += slice.len();
-                    from.copy_to_volatile_slice(slice);
-                }
-            });
+            while part < from.len()
+                && let Some(slice) = room.next(from.len() - part)
+                && let Ok(from) = from.subslice(part, slice.len())
+            {
+                part += slice.len();
+                from.copy_to_volatile_slice(slice);
+                to.note_slice(&slice);
+            }
             done += part;
         });
         done
@@ -249,25 +269,48 @@ impl<'s, 'm> IoVecs<'s, 'm> {
                 // As much as the slice has room for.
                 let _ = slice.write(&ZEROES, start);
             }
+            self.note_slice(&slice);
         });
     }
 
-    /// Calls `access` with each piece of the `len` bytes at `offset`.
-    fn for_each_at(&self, mut offset: usize, mut len: usize, mut access: impl FnMut(VolatileSlice<'_>)) {
+    /// Notes that a system call has written to the first `bytes` bytes, or as many as there are.
+    pub(crate) fn note_written(&self, bytes: usize) {
+        let Some(memory) = self.memory.filter(|memory| memory.is_logged()) else { return };
+        let mut rest = bytes;
         for iovec in &self.iovecs[self.first..] {
-            if len == 0 {
+            if rest == 0 {
                 break;
             }
-            if offset >= iovec.iov_len {
-                offset -= iovec.iov_len;
-                continue;
-            }
-            let part = len.min(iovec.iov_len - offset);
-            // SAFETY: the iovec is a slice of guest memory, or its end, which stays mapped as long as `'m`; the part
-            // lies in it.
-            access(unsafe { VolatileSlice::new(iovec.iov_base.cast::<u8>().add(offset), part) });
-            len -= part;
-            offset = 0;
+            let part = rest.min(iovec.iov_len);
+            memory.note_written(iovec.iov_base.cast::<u8>(), part);
+            rest -= part;
+        }
+    }
+
+    /// Notes that a slice of a segment was written.
+    fn note_slice(&self, slice: &VolatileSlice<'_>) {
+        if let Some(memory) = self.memory {
+            memory.note_written(slice.ptr_guard().as_ptr(), slice.len());
+        }
+    }
+
+    /// Calls `access` with each piece of the `len` bytes at `offset`.
+    #[inline]
+    fn for_each_at(&self, offset: usize, mut len: usize, mut access: impl FnMut(VolatileSlice<'_>)) {
+        let mut cursor = self.cursor(offset);
+        while let Some(slice) = cursor.next(len) {
+            len -= slice.len();
+            access(slice);
+        }
+    }
+
+    /// The bytes from `offset` on.
+    #[inline]
+    fn cursor(&self, offset: usize) -> Cursor<'_> {
+        Cursor {
+            iovecs: self.segments().iter(),
+            rest: libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 },
+            skip: offset,
         }
     }
 
@@ -311,7 +354,54 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         };
         let result = usize::try_from(received).map_err(|_| io::Error::last_os_error());
         self.iovecs.pop();
+        self.note_written(*result.as_ref().unwrap_or(&0));
         result
+    }
+}
+
+/// The bytes of segments, in order.
+struct Cursor<'i> {
+    /// The segments that were not begun.
+    iovecs: std::slice::Iter<'i, libc::iovec>,
+    /// What is left of the one that was.
+    rest: libc::iovec,
+    /// How many bytes come before those that are asked for.
+    skip: usize,
+}
+
+impl<'i> Cursor<'i> {
+    /// The next bytes, at least one and at most `len` of them, that lie in one piece.
+    #[inline]
+    fn next(&mut self, len: usize) -> Option<VolatileSlice<'i>> {
+        if len == 0 {
+            return None;
+        }
+        while self.rest.iov_len <= self.skip {
+            self.skip -= self.rest.iov_len;
+            self.rest = *self.iovecs.next()?;
+        }
+        let begin = self.rest.iov_base.cast::<u8>().wrapping_add(self.skip);
+        let (left, part) = (self.rest.iov_len - self.skip, len.min(self.rest.iov_len - self.skip));
+        self.skip = 0;
+        self.rest = libc::iovec { iov_base: begin.wrapping_add(part).cast(), iov_len: left - part };
+        // SAFETY: the iovec is a slice of guest memory, or its end, which stays mapped as long as the segments; the
+        // part lies in it.
+        Some(unsafe { VolatileSlice::new(begin, part) })
+    }
+}
+
+/// A byte of guest memory that the driver wants written.
+pub(crate) struct Byte<'m> {
+    slice: VolatileSlice<'m>,
+    memory: &'m DmaView,
+}
+
+impl Byte<'_> {
+    /// Writes it.
+    pub(crate) fn write(&self, value: u8) {
+        // The slice is one byte of guest memory, and holds it.
+        let _ = self.slice.write_obj(value, 0);
+        self.memory.note_written(self.slice.ptr_guard().as_ptr(), 1);
     }
 }
 
@@ -321,7 +411,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
 ///
 /// [`BadChain`], with what could be reached nevertheless.
 pub(crate) fn divide<'m>(
-    memory: &'m GuestMemoryMmap,
+    memory: &'m DmaView,
     chain: Chain<'m>,
     readable: &mut IoVecs<'_, 'm>,
     writable: &mut IoVecs<'_, 'm>,
@@ -332,11 +422,11 @@ pub(crate) fn divide<'m>(
     for descriptor in chain.take(MAX_SEGMENTS) {
         let pushed = if descriptor.is_write_only() {
             seen_writable = true;
-            writable.push(memory, &descriptor, Permissions::Write)
+            writable.push(memory, descriptor, Permissions::Write)
         } else if seen_writable {
             Err(BadChain)
         } else {
-            readable.push(memory, &descriptor, Permissions::Read)
+            readable.push(memory, descriptor, Permissions::Read)
         };
         result = result.and(pushed.map(|_| ()));
         unfinished = descriptor.has_next();

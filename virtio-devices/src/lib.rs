@@ -18,6 +18,7 @@ mod file_mapping;
 mod function;
 mod host;
 mod interrupt;
+mod iommu;
 mod iovecs;
 mod mem;
 mod memory;
@@ -49,39 +50,51 @@ mod worker;
 mod zeros;
 
 pub use backend::{
-    Ability, Attention, BackendChange, BackendKind, BackendObserver, Cancel, DOORBELL_PAGE, DoorbellPage,
-    DoorbellPages, InterfaceNameError, Locking, MemoryUser, QueueRun, QueueRunner, RunnerError, RunnerQueue, Tap,
-    TapError, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault, VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser,
-    VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec, check_interface_name, is_network_mask,
+    Ability, Absent, Attention, BackendChange, BackendKind, BackendObserver, Cancel, DOORBELL_PAGE, DoorbellPage,
+    DoorbellPages, InterfaceNameError, Locking, MAX_DEVICE_STATE, MemoryUser, PassedTap, QueueRun, QueueRunner,
+    RunnerError, RunnerQueue, SharedLog, Tap, TapError, TapHandle, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault,
+    VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser, VhostUserError, VhostUserRole, VhostUserSocket,
+    VhostUserSpec, check_interface_name, is_network_mask,
 };
 pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
 pub use block::{
-    Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, ImageFormat, LockGranularity,
-    ResizeError, backing_files,
+    Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, Hold, ImageFormat,
+    LockGranularity, ResizeError, backing_files,
 };
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::{Start, VirtioDevice, Worker};
 pub use error_kind::ErrorKind;
+pub use eventfd::borrow as borrow_eventfd;
 pub use file_mapping::FileMapping;
 pub use function::{FunctionError, VirtioFunction};
-pub use host::{Doorbell, DoorbellObserver, Inspect, Lifecycle, Message, NotResumed, Outcome, Signals, VirtioPci};
+pub use host::{
+    Doorbell, DoorbellObserver, Inspect, Lifecycle, MemoryArea, MemoryPeers, Message, NotResumed, Outcome, Signals,
+    VirtioPci,
+};
 pub use interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
+pub use iommu::{ADDRESS_WIDTHS, Behind, Endpoint, Iommu, IommuCounter, IommuCounters, IommuDevice};
 pub use mem::{Mem, MemCounter, MemCounters, MemRegion, MemSpec};
-pub use memory::{Memory, SharedQueue};
-pub use net::{Backend, Counter, Net, NetCounters, NetError, NetSpec, PolicyNotice, PolicyObserver, PortHandle};
+pub use memory::{
+    DirtyBitmap, DirtySlice, DmaFollower, DmaMapping, DmaPass, DmaReach, DmaSpace, DmaView, GuestMap, GuestRegion,
+    LogBusy, Memory, NotFollowed, PAGE_SIZE, SharedQueue, Translate, WriteLog,
+};
+pub use net::{
+    Backend, Counter, Net, NetCounters, NetError, NetSpec, PolicyNotice, PolicyObserver, PortHandle, new_backend,
+};
 pub use net_protocol::Offloads;
 pub use net_sriov::{NetSriov, NetSriovError};
 pub use new_file::create_file;
 pub use pmem::{Pmem, PmemCounter, PmemCounters, PmemError, PmemSpec};
 pub use policy::{MAX_VLAN, Policy, PortVlan, Replaced, Trunk, VlanProtocol, VlanSet};
-pub use port::{FunctionStatus, MacError, Port, SriovStatus};
+pub use port::{ConnectError, FunctionStatus, MacError, NewBackend, Port, SriovStatus};
 pub use rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use state::{
-    AddressesState, DeviceSpecific, DeviceState, FunctionState, NicState, PositionState, QueueState, STATE_VERSION,
-    StateError, TransportState, VectorState, VfState, VfsState,
+    AddressesState, BucketState, BucketsState, DeviceSpecific, DeviceState, DomainState, FunctionState, IommuState,
+    MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, TransportState, VectorState, VfState,
+    VfsState,
 };
 pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec};
 pub use thread::{NewThread, Panicked, Thread};

@@ -1,13 +1,27 @@
 //! The guest's memory and its queues, as threads share them.
+//!
+//! What a device reads and writes there goes through one view, [`DmaView`]: it knows whether the device's addresses
+//! are guest physical ones, and what it writes is noted in the map's [dirty bitmap](DirtyBitmap) while somebody
+//! collects that.
+
+mod dirty;
+mod dma;
+mod follow;
+mod map;
+#[cfg(test)]
+mod tests;
+mod write_log;
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use virtio_queue::Queue;
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-/// The guest's memory; the map can be exchanged while devices use it.
-pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
+pub use dirty::{DirtyBitmap, DirtySlice, PAGE_SIZE};
+pub use dma::{DmaPass, DmaSpace, DmaView, Translate};
+pub use follow::{DmaFollower, DmaMapping, DmaReach, NotFollowed};
+pub use map::{GuestMap, GuestRegion, Memory};
+pub use write_log::{LogBusy, WriteLog};
 
 /// A queue that its worker owns as long as it runs: the worker locks it once, when it starts, and unlocks it when it
 /// ends, so that the queue's position outlives the worker and a successor waits for its predecessor.

@@ -7,6 +7,7 @@
 
 mod carrier;
 mod config;
+mod connect;
 mod control;
 mod counters;
 mod enforced;
@@ -14,7 +15,9 @@ mod engine;
 mod filter;
 mod limits;
 mod link;
+mod of_host;
 mod pass;
+pub(crate) mod rarp;
 mod receive;
 mod runner;
 mod saved;
@@ -37,20 +40,24 @@ use std::sync::Arc;
 
 use log::debug;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
-use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ};
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ, VIRTIO_NET_F_STANDBY};
 use vmm_sys_util::eventfd::EventFd;
 
 #[cfg(test)]
 use crate::backend::Tap;
-use crate::backend::{BackendKind, BackendObserver, DoorbellPages, Health, MemoryMailbox, MemoryUser};
+use crate::backend::{BackendKind, DoorbellPages, Health, MemoryMailbox, MemoryUser};
 use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::net_protocol::{MAX_QUEUE_SIZE, features};
-use crate::policy::{Policy, Replaced};
-use crate::{DeviceSpecific, Interrupts, MacError, Port, RateLimits, Start, StateError, VirtioDevice, Worker};
+use crate::policy::Replaced;
+use crate::{
+    BucketsState, ConnectError, DeviceSpecific, Interrupts, NewBackend, NicState, Port, Start, StateError,
+    VirtioDevice, Worker,
+};
 pub use carrier::PortHandle;
 pub(crate) use carrier::{CarriedNic, Carrier};
 use config::Config;
+pub use connect::new_backend;
 pub(crate) use control::{Commanded, Control};
 pub(crate) use counters::Tally;
 pub use counters::{Counter, NetCounters};
@@ -93,6 +100,12 @@ pub struct Net {
     wake: Vec<Arc<EventFd>>,
     /// The queues have not been started since the last reset.
     fresh: bool,
+    /// The features of the driver, from its start to its reset.
+    negotiated: u64,
+    /// The driver knows the configuration of where it was before: it is to read it again.
+    moved: bool,
+    /// Its address was that of a backend, which is missing.
+    takes_mac: bool,
 }
 
 impl Net {
@@ -105,7 +118,9 @@ impl Net {
         if !spec.queue_size.is_power_of_two() || !(2..=MAX_QUEUE_SIZE).contains(&spec.queue_size) {
             return Err(NetError::QueueSize(spec.queue_size));
         }
-        let (engine, offered) = Engine::new(&spec, backend.into())?;
+        let backend = backend.into();
+        let takes_mac = matches!(&backend, Backend::Absent(absent) if absent.has_own_mac);
+        let (engine, offered) = Engine::new(&spec, backend)?;
         let mac = offered.mac.unwrap_or(spec.mac);
         if is_multicast(&mac) || mac == [0; 6] {
             return Err(NetError::Mac(mac));
@@ -113,8 +128,9 @@ impl Net {
         let mut queue_sizes = vec![spec.queue_size; 2 * usize::from(spec.queue_pairs)];
         queue_sizes.push(offered.control_size);
         let short = spec.queue_size < SEGMENT_QUEUE_SIZE;
+        let features = if short { features::without_received_segments(offered.features) } else { offered.features };
         let net = Self {
-            features: if short { features::without_received_segments(offered.features) } else { offered.features },
+            features: features | u64::from(spec.standby) << VIRTIO_NET_F_STANDBY,
             queue_sizes,
             policy: Arc::new(PolicyCell::new(spec.policy.clone(), spec.limits)),
             counters: Arc::new(NetCounters::new()),
@@ -125,22 +141,28 @@ impl Net {
             mailbox: Arc::default(),
             wake: Vec::new(),
             fresh: true,
+            negotiated: 0,
+            moved: false,
+            takes_mac,
             spec: NetSpec { mac, mtu: offered.mtu, ..spec },
             engine,
             doorbells: offered.doorbells,
         };
         net.attach();
+        net.hold_without_backend();
         Ok(net)
+    }
+
+    /// Keeps the link down if there is no backend.
+    fn hold_without_backend(&self) {
+        if self.absence().is_some() {
+            self.state.hold_link(true);
+        }
     }
 
     /// Its id.
     pub fn id(&self) -> &str {
         &self.spec.id
-    }
-
-    /// Notifies `observer` when its backend is lost, and when it is back.
-    pub fn observe_backend(&self, observer: BackendObserver) {
-        self.health.observe(observer);
     }
 
     /// Notifies `observer` when its driver does something that its policy is about.
@@ -198,75 +220,6 @@ impl Net {
     }
 }
 
-impl Port for Net {
-    fn backend_kind(&self) -> BackendKind {
-        self.engine.kind()
-    }
-
-    fn backend_name(&self) -> &str {
-        self.engine.name()
-    }
-
-    fn backend_lost(&self) -> bool {
-        self.health.is_lost()
-    }
-
-    fn backend_losses(&self) -> u64 {
-        self.health.losses()
-    }
-
-    fn mac(&self) -> [u8; 6] {
-        self.state.mac()
-    }
-
-    fn set_mac(&mut self, mac: [u8; 6]) -> Result<(), MacError> {
-        if is_multicast(&mac) || mac == [0; 6] {
-            return Err(MacError::NotUnicast);
-        }
-        // Behind a switch, the frames of a driver that goes on with the one it has read are not the function's.
-        if self.interrupts.is_some() && !matches!(self.engine, Engine::Switch(_)) {
-            return Err(MacError::InUse);
-        }
-        self.spec.mac = mac;
-        self.state.set_mac(mac);
-        if let Some(replaced) = self.carrier_changed() {
-            replaced.wait();
-        }
-        Ok(())
-    }
-
-    fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced {
-        (self.spec.policy, self.spec.limits) = (policy.clone(), limits);
-        let replaced = self.policy.replace(policy, limits);
-        match self.carrier_changed() {
-            Some(table) => replaced.and(table),
-            None => replaced,
-        }
-    }
-
-    fn link_up(&self) -> bool {
-        self.state.link_up() && self.health.link_up()
-    }
-
-    fn set_link(&mut self, up: bool) {
-        if !self.state.set_link_up(up) {
-            return;
-        }
-        if let Some(replaced) = self.carrier_changed()
-            && !up
-        {
-            replaced.wait();
-        }
-        if let Some(interrupts) = &self.interrupts {
-            interrupts.signal_config();
-        }
-        for wake in &self.wake {
-            // A full counter has woken the worker already.
-            let _ = wake.write(1);
-        }
-    }
-}
-
 impl VirtioDevice for Net {
     fn device_type(&self) -> u16 {
         VIRTIO_ID_NET as u16
@@ -292,6 +245,7 @@ impl VirtioDevice for Net {
         let config = Config {
             mac: self.state.mac(),
             link_up: self.link_up(),
+            announce: self.state.announces(),
             queue_pairs: self.spec.queue_pairs,
             mtu: self.spec.mtu.unwrap_or(0),
         };
@@ -305,7 +259,9 @@ impl VirtioDevice for Net {
         self.state.generation()
     }
 
-    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+    fn start(&mut self, mut start: Start) -> io::Result<Vec<Worker>> {
+        // It is the driver's business alone: no backend knows of it.
+        start.features &= !(1 << VIRTIO_NET_F_STANDBY);
         if self.fresh {
             self.state.set_offloads(features::guest_offloads(start.features));
         }
@@ -316,8 +272,19 @@ impl VirtioDevice for Net {
         debug!("{}: {} workers over {}", self.spec.id, workers.len(), self.backend_name());
         self.wake = workers.iter().map(|worker| Arc::clone(&worker.kick)).collect();
         self.interrupts = Some(start.interrupts);
+        self.negotiated = start.features;
+        if std::mem::take(&mut self.moved) || self.state.announces() {
+            // It may have been told where it was before, and had another link there. A spurious signal is harmless.
+            self.signal_config();
+        }
         self.fresh = false;
         Ok(workers)
+    }
+
+    fn hold_frames(&self, held: bool) {
+        if let Engine::Switch(port) = &self.engine {
+            port.carrier().hold_frames(held);
+        }
     }
 
     fn port(&mut self) -> Option<&mut dyn Port> {
@@ -325,9 +292,14 @@ impl VirtioDevice for Net {
     }
 
     fn memory_user(&self) -> Option<MemoryUser> {
-        let Engine::Runner(_, backend) = &self.engine else { return None };
+        let Engine::Runner(ability, backend) = &self.engine else { return None };
+        if ability.kind == BackendKind::Absent {
+            return None;
+        }
         let (backend, mailbox) = (Arc::clone(backend), Arc::clone(&self.mailbox));
-        Some(MemoryUser { backend, mailbox, wake: self.wake.first().cloned() })
+        let (kind, wake) = (ability.kind, self.wake.first().cloned());
+        let (logs_writes, has_state) = (ability.logs_writes, ability.has_state);
+        Some(MemoryUser { backend, mailbox, wake, kind, logs_writes, has_state })
     }
 
     fn doorbell_pages(&self) -> Option<&DoorbellPages> {
@@ -350,6 +322,9 @@ impl VirtioDevice for Net {
             mailbox: _,
             wake,
             fresh,
+            negotiated,
+            moved,
+            takes_mac: _,
         } = self;
         // What workers that are still ending have yet to count is told another time.
         log_losses(&spec.id, losses.doubled(&counters.losses()));
@@ -358,12 +333,22 @@ impl VirtioDevice for Net {
         *state = Arc::new(NetState::new(spec.mac, state.link_up(), generation).with_link(state.link()));
         *interrupts = None;
         wake.clear();
-        *fresh = true;
+        (*fresh, *negotiated, *moved) = (true, 0, false);
         self.attach();
     }
 
+    fn adopt(&mut self, accepted: u64, state: &DeviceSpecific) {
+        self.adopt_features(accepted, state);
+    }
+
+    fn connect(&mut self, new: &mut NewBackend, negotiated: Option<u64>) -> Result<(), ConnectError> {
+        self.exchange(new, negotiated)
+    }
+
     fn save(&self) -> DeviceSpecific {
-        match saved::save(&self.state) {
+        let buckets = BucketsState { uplink: self.engine.save_share(), ..self.policy.load().save() };
+        let state = NicState { buckets, ..saved::save(&self.state) };
+        match state {
             state if state == saved::power_on(self.spec.mac) => DeviceSpecific::PowerOn,
             state => DeviceSpecific::Net(state),
         }
@@ -374,19 +359,25 @@ impl VirtioDevice for Net {
         let state = match state {
             DeviceSpecific::PowerOn => &power_on,
             DeviceSpecific::Net(state) => state,
-            DeviceSpecific::Config(_) => return Err(StateError::Shape("kinds of device")),
+            DeviceSpecific::Config(_) | DeviceSpecific::Iommu(_) => return Err(StateError::Shape("kinds of device")),
         };
         match started {
             Some(features) => saved::check(state, &power_on, features, self.pairs(features))?,
             None => saved::check_reset(state, &power_on)?,
         }
-        self.state = Arc::new(saved::restored(state)?);
+        let restored = saved::restored(state)?;
+        self.policy.load().restore(&state.buckets)?;
+        self.engine.restore_share(state.buckets.uplink)?;
+        self.state = Arc::new(restored);
         // The driver has seen the frames of before its start dropped already, and told which offloads it takes.
         self.fresh = started.is_none();
+        self.negotiated = started.unwrap_or(0);
+        self.moved = started.is_some();
         self.state.progress().set_fresh(self.fresh);
         if started.is_some() {
             self.state.progress().set_touched();
         }
+        self.hold_without_backend();
         self.attach();
         Ok(())
     }

@@ -16,8 +16,9 @@ use crate::function::{FunctionError, REGISTERS_BAR, Spacing, VirtioFunction, dev
 use crate::host::queues_changed;
 use crate::thread::Thread;
 use crate::{
-    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory, MemoryUser, Message,
-    NeedsResetObserver, NotResumed, Outcome, Port, Signals, SriovStatus, StateError, VirtioDevice,
+    Behind, ConnectError, DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory,
+    MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, Port, Signals, SriovStatus, StateError,
+    VirtioDevice,
 };
 
 /// Why devices cannot be made a PF and its VFs.
@@ -88,10 +89,10 @@ impl<D: VirtioDevice> NetSriov<D> {
             .map_err(|error| NetSriovError::Vf { index: VfIndex(0), error: FunctionError::Queue(error) })?;
         let shape = SriovShape::new(placement.rid, place, device_id(first.device_type()), bars);
         let role = (Role::Pf(shape), Spacing::of([&pf]));
-        let pf = VirtioFunction::new(pf, placement.rid, role, memory.clone()).map_err(NetSriovError::Pf)?;
+        let pf = VirtioFunction::new(pf, placement.rid, role, memory.clone().into()).map_err(NetSriovError::Pf)?;
         let vfs = (0..).map(VfIndex).zip(vfs).map(|(index, device)| {
             let rid = place.vf_rid(placement.rid, index);
-            VirtioFunction::new(device, rid, (Role::Vf, spacing), memory.clone())
+            VirtioFunction::new(device, rid, (Role::Vf, spacing), memory.clone().into())
                 .map_err(|error| NetSriovError::Vf { index, error })
         });
         Ok(Self { functions: PfWithVfs::new(placement.rid, pf, vfs.collect::<Result<_, _>>()?)? })
@@ -111,6 +112,15 @@ impl<D: VirtioDevice> NetSriov<D> {
             }
         }
         Ok(Some(first))
+    }
+
+    /// Puts those functions behind an IOMMU for whose routing IDs `place` has a place there. Before any access.
+    pub fn set_behind(&mut self, mut place: impl FnMut(Rid) -> Option<Behind>) {
+        for function in self.functions.functions_mut() {
+            if let Some(behind) = place(function.rid()) {
+                function.set_behind(behind);
+            }
+        }
     }
 
     /// The PF.
@@ -147,6 +157,14 @@ impl<D: VirtioDevice> NetSriov<D> {
     fn vf_messages(&self, index: VfIndex, vf: &VirtioFunction<D>, out: &mut Vec<Message>) {
         if self.functions.may_send(index) {
             vf.sendable(out);
+        }
+    }
+
+    /// The PF, or one of its VFs.
+    fn function_mut(&mut self, vf: Option<VfIndex>) -> Option<&mut VirtioFunction<D>> {
+        match vf {
+            Some(index) => self.vf_mut(index),
+            None => Some(self.pf_mut()),
         }
     }
 
@@ -226,11 +244,7 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
     }
 
     fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port> {
-        let function = match vf {
-            Some(index) => self.vf_mut(index)?,
-            None => self.pf_mut(),
-        };
-        function.device_mut().port()
+        self.function_mut(vf)?.device_mut().port()
     }
 
     fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
@@ -246,6 +260,8 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
 
 impl<D: VirtioDevice> Lifecycle for NetSriov<D> {
     fn pause(&mut self) -> Outcome {
+        // A frame that one has sent already is not to find the other stopped: both go on later.
+        self.pf().device().hold_frames(true);
         // VFs that cannot be seen, too: they may be enabled meanwhile.
         let stopping = self.functions.functions_mut().flat_map(VirtioFunction::hold).collect();
         queues_changed(Reach::Device, stopping)
@@ -254,8 +270,27 @@ impl<D: VirtioDevice> Lifecycle for NetSriov<D> {
     fn resume(&mut self) -> Outcome {
         let powered = self.functions.is_powered();
         // The PF's own registers say whether it is in D0.
+        self.pf().device().hold_frames(true);
         let stopping = self.functions.functions_mut().flat_map(|function| function.release(powered)).collect();
+        self.pf().device().hold_frames(false);
         queues_changed(Reach::Device, stopping)
+    }
+
+    fn pause_function(&mut self, vf: Option<VfIndex>) -> Outcome {
+        let Some(function) = self.function_mut(vf) else { return Outcome::none() };
+        let stopping = function.hold();
+        queues_changed(Reach::Function(function.rid()), stopping)
+    }
+
+    fn resume_function(&mut self, vf: Option<VfIndex>) -> Outcome {
+        let powered = self.functions.is_powered();
+        let Some(function) = self.function_mut(vf) else { return Outcome::none() };
+        let stopping = function.release(powered);
+        queues_changed(Reach::Function(function.rid()), stopping)
+    }
+
+    fn connect(&mut self, vf: Option<VfIndex>, new: &mut NewBackend) -> Result<(), ConnectError> {
+        self.function_mut(vf).ok_or(ConnectError::NoNic)?.connect(new)
     }
 
     fn take_not_resumed(&mut self) -> Option<NotResumed> {

@@ -17,7 +17,7 @@ mod tests;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
@@ -26,6 +26,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
+use crate::block::Hold;
 use crate::counters::{Losses, log_losses};
 use crate::file_mapping::FileMapping;
 use crate::queue_worker;
@@ -45,6 +46,7 @@ const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC
 /// A virtio persistent memory device.
 pub struct Pmem {
     id: String,
+    path: PathBuf,
     memory: Arc<FileMapping>,
     /// What a flush writes to the medium; `None` if nothing has to be.
     file: Option<Arc<OwnedFd>>,
@@ -71,6 +73,7 @@ impl Pmem {
         })?;
         Ok(Self {
             id: spec.id,
+            path: spec.file,
             memory: Arc::new(memory),
             file: (!spec.discard_writes).then(|| Arc::new(file)),
             counters: Arc::new(PmemCounters::new()),
@@ -81,6 +84,11 @@ impl Pmem {
     /// Its id.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// The file that its guest writes, if it does.
+    pub fn hold(&self) -> Option<Hold> {
+        self.file.as_ref().map(|file| Hold::of_memory(Arc::clone(file), self.path.clone()))
     }
 
     /// Its counters.

@@ -1,17 +1,30 @@
 //! What the host can inspect and change in a network function while a guest uses it.
 
-use crate::{BackendKind, ErrorKind, Policy, RateLimits, Replaced, Status};
+use std::any::Any;
+
+use thiserror::Error;
+
+use crate::features::has;
+use crate::{BackendKind, BackendObserver, ErrorKind, Policy, RateLimits, Replaced, Status};
 
 /// A network function's end of its link, as the host has it.
 pub trait Port {
     /// What its backend is.
     fn backend_kind(&self) -> BackendKind;
 
+    /// Why it has no backend, in one line, if it has none. Its link is down then.
+    fn backend_missing(&self) -> Option<&str> {
+        None
+    }
+
     /// Whether its backend was lost, and is not back yet.
     fn backend_lost(&self) -> bool;
 
     /// How often its backend was lost since it was plugged in.
     fn backend_losses(&self) -> u64;
+
+    /// Notifies `observer` when its backend is lost, and when it is back.
+    fn observe_backend(&self, observer: BackendObserver);
 
     /// The name of its backend: the interface of a tap, the path of a socket or device.
     fn backend_name(&self) -> &str;
@@ -35,6 +48,19 @@ pub trait Port {
     /// Takes the link up or down, and tells the driver (`virtio 1.4 §5.1.4`). While it is down, frames are dropped in
     /// both directions.
     fn set_link(&mut self, up: bool);
+
+    /// Keeps the link down whatever the host wants, or no longer, and tells the driver. Not for a function without a
+    /// backend, whose link nothing takes up.
+    fn hold_link(&mut self, held: bool);
+
+    /// Asks the driver to announce its addresses to the network, so that it is found at its new place
+    /// (`virtio 1.4 §5.1.6.5.4`). Returns whether it will: a driver that did not negotiate
+    /// `VIRTIO_NET_F_GUEST_ANNOUNCE`, and one whose link is down, does not.
+    fn announce(&mut self) -> bool;
+
+    /// Announces its addresses by frames of its own (RARP) where its driver does not: over a tap, vhost-net, and a
+    /// vhost-user peer that can. Returns whether it is to.
+    fn announce_here(&mut self) -> bool;
 }
 
 /// Why a network function cannot have an address.
@@ -82,4 +108,89 @@ impl SriovStatus {
         // NumVFs is at most TotalVFs while VF Enable is set.
         if self.vf_enable { self.num_vfs } else { 0 }
     }
+}
+
+/// A backend for a NIC whose own is missing, opened and checked before the NIC is touched.
+pub struct NewBackend {
+    kind: BackendKind,
+    name: String,
+    /// What only a NIC knows.
+    inside: Box<dyn Any + Send>,
+}
+
+impl NewBackend {
+    /// A backend of this kind and name.
+    pub(crate) fn of(kind: BackendKind, name: String, inside: impl Any + Send) -> Self {
+        Self { kind, name, inside: Box::new(inside) }
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> BackendKind {
+        self.kind
+    }
+
+    /// What users call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What only a NIC knows, if this is of the kind that it knows.
+    pub(crate) fn inside_mut<T: Any>(&mut self) -> Option<&mut T> {
+        self.inside.downcast_mut()
+    }
+}
+
+/// Why a NIC is not given a backend: one line, to follow what names the NIC.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ConnectError {
+    /// It is no network function.
+    #[error("it is no network function")]
+    NoNic,
+    /// Its queues run.
+    #[error("its queues run; please report this")]
+    Running,
+    /// It has one.
+    #[error("it has a backend ({0}); only one that was missing can be given")]
+    Present(String),
+    /// The driver was promised more.
+    #[error("{name} lacks virtio features that its driver uses: {}; give a backend that has them", bits(*.missing))]
+    Features {
+        /// The backend.
+        name: String,
+        /// What it lacks.
+        missing: u64,
+    },
+    /// The driver was told another MTU.
+    #[error("{name} has an MTU of {has}, and its driver was told {told}; raise it to {told}")]
+    Mtu {
+        /// The backend.
+        name: String,
+        /// The backend's.
+        has: u16,
+        /// The driver's.
+        told: u16,
+    },
+    /// The backend has an address of its own, which is another.
+    #[error("{0} has another MAC address than the function; give that to the device")]
+    Mac(String),
+    /// The backend runs the control queue, and does not know what the driver has commanded.
+    #[error("{0} runs the control queue, and does not know what the driver has set by it; unbind the driver first")]
+    ControlQueue(String),
+}
+
+impl ConnectError {
+    /// Who has to act on it.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoNic => ErrorKind::Invalid,
+            Self::Running => ErrorKind::Host,
+            Self::Present(_) | Self::ControlQueue(_) => ErrorKind::Busy,
+            Self::Features { .. } | Self::Mtu { .. } | Self::Mac(_) => ErrorKind::Unsuitable,
+        }
+    }
+}
+
+fn bits(features: u64) -> String {
+    let bits = (0..u64::BITS).filter(|bit| has(features, *bit)).map(|bit| bit.to_string());
+    format!("bits {}", bits.collect::<Vec<_>>().join(", "))
 }

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::QueueTally;
@@ -21,7 +20,7 @@ use crate::features::has;
 use crate::iovecs::Storage;
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 use crate::worker::{WorkerKind, own, spawn, thread_name};
-use crate::{Interrupts, Memory, SharedQueue, Start, Worker};
+use crate::{DmaSpace, DmaView, Interrupts, SharedQueue, Start, Worker};
 
 /// What answers the chains of a queue.
 pub(crate) trait Answerer: Send + 'static {
@@ -43,7 +42,7 @@ pub(crate) trait Answerer: Send + 'static {
 /// What a chain is answered with the help of.
 pub(crate) struct Turn<'t, 'm, T> {
     /// The guest's memory.
-    pub memory: &'m GuestMemoryMmap,
+    pub memory: &'m DmaView,
     /// Whether the worker is to stop.
     pub stop: &'t AtomicBool,
     /// For the segments of a chain, by direction or as needed.
@@ -109,7 +108,7 @@ struct QueueWorker<A: Answerer> {
     index: u16,
     queue: SharedQueue,
     features: u64,
-    memory: Memory,
+    memory: DmaSpace,
     interrupts: Arc<Interrupts>,
     answerer: A,
     tally: A::Tally,
@@ -124,7 +123,7 @@ impl<A: Answerer> QueueWorker<A> {
         let queue = Arc::clone(&self.queue);
         let Some(queue) = own(&queue, &self.stop) else { return };
         let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
-        let mut ring = Ring::open(self.index, queue, event_idx, &self.memory.memory()).ok();
+        let mut ring = Ring::open(self.index, queue, event_idx, &self.memory.pass()).ok();
         if ring.is_none() {
             self.give_up();
         }
@@ -149,7 +148,7 @@ impl<A: Answerer> QueueWorker<A> {
 
     /// Answers up to [`Answerer::BATCH`] chains.
     fn look(&mut self, ring: &mut Ring<'_>, storage: &mut [Storage; 2]) -> Result<Next, BrokenRing> {
-        let memory = &*self.memory.memory();
+        let memory = &*self.memory.pass();
         ring.suppress_doorbells(memory)?;
         for _ in 0..A::BATCH {
             let Some(chain) = ring.next(memory)? else {

@@ -4,6 +4,8 @@
 //! it begins, even if there are too few; the bucket is then in debt and must refill first. So the mean rate holds for
 //! operations of any size, and none is too large to pass.
 
+mod saved;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

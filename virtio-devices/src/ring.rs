@@ -4,15 +4,21 @@
 //! become visible at once, for frames in merged buffers; `VIRTQ_AVAIL_F_NO_INTERRUPT`; and no logging, so that a
 //! malicious driver cannot fill the log.
 
+mod chain;
 mod parked;
+#[cfg(test)]
+mod tests;
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
 use parking_lot::MutexGuard;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
+use crate::DmaView;
+use chain::DESCRIPTOR;
+pub(crate) use chain::{Chain, Descriptor};
 pub(crate) use parked::ParkedRing;
 
 /// The driver asks not to be interrupted (`virtio 1.4 §2.7.6`, `VIRTQ_AVAIL_F_NO_INTERRUPT`).
@@ -21,12 +27,6 @@ const NO_INTERRUPT: u16 = 1;
 const RING_HEADER: u64 = 4;
 /// A used ring's element: the chain's head and the bytes written.
 const USED_ELEMENT: u64 = 8;
-/// A descriptor.
-const DESCRIPTOR: u64 = 16;
-
-/// A chain of descriptors that the driver made available.
-pub(crate) type Chain<'m> = DescriptorChain<&'m GuestMemoryMmap>;
-
 /// The ring is invalid: its memory cannot be reached, or its available index moved by more than its size. Nothing that
 /// it says can be trusted until the driver resets the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,18 +42,24 @@ pub(crate) struct Used {
 }
 
 /// Checks that a queue's rings lie in guest memory.
-pub(crate) fn check(queue: &Queue, memory: &GuestMemoryMmap) -> Result<(), BrokenRing> {
-    let size = u64::from(queue.size());
-    // The rings' last words are `used_event` and `avail_event`.
+pub(crate) fn check(queue: &Queue, memory: &DmaView) -> Result<(), BrokenRing> {
+    let [descriptors, available, used] = areas(queue.size());
     let areas = [
-        (queue.desc_table(), DESCRIPTOR * size, Permissions::Read),
-        (queue.avail_ring(), RING_HEADER + 2 * size + 2, Permissions::Read),
-        (queue.used_ring(), RING_HEADER + USED_ELEMENT * size + 2, Permissions::Write),
+        (queue.desc_table(), descriptors, Permissions::Read),
+        (queue.avail_ring(), available, Permissions::Read),
+        (queue.used_ring(), used, Permissions::Write),
     ];
     let reachable = areas.iter().all(|&(base, len, access)| {
         usize::try_from(len).is_ok_and(|len| GuestMemory::check_range(memory, GuestAddress(base), len, access))
     });
     if queue.ready() && reachable { Ok(()) } else { Err(BrokenRing) }
+}
+
+/// The lengths of the descriptor table, the available ring and the used ring of a queue of `size`, in bytes. The rings'
+/// last words are `used_event` and `avail_event`.
+pub(crate) fn areas(size: u16) -> [u64; 3] {
+    let size = u64::from(size);
+    [DESCRIPTOR as u64 * size, RING_HEADER + 2 * size + 2, RING_HEADER + USED_ELEMENT * size + 2]
 }
 
 /// A queue, locked for as long as its worker runs it.
@@ -70,7 +76,7 @@ impl<'q> Ring<'q> {
         index: u16,
         mut queue: MutexGuard<'q, Queue>,
         event_idx: bool,
-        memory: &GuestMemoryMmap,
+        memory: &DmaView,
     ) -> Result<Self, BrokenRing> {
         check(&queue, memory)?;
         queue.set_event_idx(event_idx);
@@ -94,9 +100,28 @@ impl<'q> Ring<'q> {
         self.queue.size()
     }
 
+    /// Whether the driver says at which frame it wants an interrupt (`virtio 1.4 §2.7.10`).
+    pub(crate) fn has_event_idx(&self) -> bool {
+        self.queue.event_idx_enabled()
+    }
+
     /// The next chain that the driver made available.
-    pub(crate) fn next<'m>(&mut self, memory: &'m GuestMemoryMmap) -> Result<Option<Chain<'m>>, BrokenRing> {
-        Ok(self.queue.iter(memory).map_err(|_| BrokenRing)?.next())
+    pub(crate) fn next<'m>(&mut self, memory: &'m DmaView) -> Result<Option<Chain<'m>>, BrokenRing> {
+        if !self.queue.ready() || self.queue.avail_ring() == 0 {
+            return Err(BrokenRing);
+        }
+        let (next, size) = (self.queue.next_avail(), self.queue.size());
+        match self.available(memory)? {
+            0 => Ok(None),
+            // Each of its descriptors can be available once.
+            available if available > size => Err(BrokenRing),
+            _ => {
+                let slot = RING_HEADER + 2 * u64::from(next % size);
+                let head = Self::load(memory, self.queue.avail_ring() + slot, Ordering::Acquire)?;
+                self.queue.set_next_avail(next.wrapping_add(1));
+                Ok(Some(Chain::new(memory, self.queue.desc_table(), size, head)))
+            }
+        }
     }
 
     /// Undoes the last `chains` calls of [`Self::next`] that returned a chain.
@@ -106,42 +131,54 @@ impl<'q> Ring<'q> {
     }
 
     /// How many chains the driver has made available that were not taken.
-    pub(crate) fn available(&self, memory: &GuestMemoryMmap) -> Result<u16, BrokenRing> {
-        let index = self.queue.avail_idx(memory, Ordering::Acquire).map_err(|_| BrokenRing)?;
-        Ok((index - Wrapping(self.queue.next_avail())).0)
+    pub(crate) fn available(&self, memory: &DmaView) -> Result<u16, BrokenRing> {
+        let index = Self::load(memory, self.queue.avail_ring() + 2, Ordering::Acquire)?;
+        Ok(index.wrapping_sub(self.queue.next_avail()))
     }
 
     /// Gives `buffers` back to the driver, which sees all of them or none (`virtio 1.4 §2.7.8.2`). A head beyond the
     /// ring, which can only be one that the driver wrote so, is left out: there is no way to name it in the used ring.
-    pub(crate) fn give_back(&mut self, memory: &GuestMemoryMmap, buffers: &[Used]) -> Result<(), BrokenRing> {
+    pub(crate) fn give_back(&mut self, memory: &DmaView, buffers: &[Used]) -> Result<(), BrokenRing> {
         let size = self.queue.size();
         let used_ring = GuestAddress(self.queue.used_ring());
         let mut next = self.queue.next_used();
         for &Used { head, len } in buffers.iter().filter(|used| used.head < size) {
             let slot = RING_HEADER + USED_ELEMENT * u64::from(next % size);
-            let element = u64::from(len) << 32 | u64::from(head);
-            memory.write_obj(element.to_le(), GuestAddress(used_ring.0 + slot)).map_err(|_| BrokenRing)?;
+            Self::write_used(memory, used_ring.0 + slot, [u32::from(head), len])?;
             next = next.wrapping_add(1);
         }
         self.queue.set_next_used(next);
-        memory.store(next.to_le(), GuestAddress(used_ring.0 + 2), Ordering::Release).map_err(|_| BrokenRing)
+        let index = memory.piece(used_ring.0 + 2, size_of::<u16>(), Permissions::Write).ok_or(BrokenRing)?;
+        index.store(next.to_le(), 0, Ordering::Release).map_err(|_| BrokenRing)
     }
 
     /// Suppresses doorbells while the worker polls the ring.
-    pub(crate) fn suppress_doorbells(&mut self, memory: &GuestMemoryMmap) -> Result<(), BrokenRing> {
+    pub(crate) fn suppress_doorbells(&mut self, memory: &DmaView) -> Result<(), BrokenRing> {
         self.queue.disable_notification(memory).map_err(|_| BrokenRing)
     }
 
     /// Enables doorbells. Returns whether a chain is available already; no doorbell will come for it.
-    pub(crate) fn expect_doorbell(&mut self, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
+    pub(crate) fn expect_doorbell(&mut self, memory: &DmaView) -> Result<bool, BrokenRing> {
         self.queue.enable_notification(memory).map_err(|_| BrokenRing)
     }
 
     /// Whether the driver wants an interrupt for what was returned since the last call (`virtio 1.4 §2.7.7.2`,
     /// §2.7.10).
-    pub(crate) fn wants_interrupt(&mut self, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
-        let new = Wrapping(self.queue.next_used());
-        let old = std::mem::replace(&mut self.considered, new);
+    pub(crate) fn wants_interrupt(&mut self, memory: &DmaView) -> Result<bool, BrokenRing> {
+        let due = self.interrupt_is_due(memory)?;
+        self.considered();
+        Ok(due)
+    }
+
+    /// The driver has been considered for an interrupt: from now on it is about what is returned afterwards.
+    pub(crate) fn considered(&mut self) {
+        self.considered = Wrapping(self.queue.next_used());
+    }
+
+    /// The same as [`Self::wants_interrupt`] for a caller that may put the interrupt off: as long as the driver was not
+    /// [considered](Self::considered), it is about the same.
+    pub(crate) fn interrupt_is_due(&self, memory: &DmaView) -> Result<bool, BrokenRing> {
+        let (old, new) = (self.considered, Wrapping(self.queue.next_used()));
         if new == old {
             return Ok(false);
         }
@@ -151,14 +188,29 @@ impl<'q> Ring<'q> {
         let avail_ring = self.queue.avail_ring();
         if self.queue.event_idx_enabled() {
             let used_event = avail_ring + RING_HEADER + 2 * u64::from(self.queue.size());
-            let event = Wrapping(Self::load(memory, used_event)?);
+            let event = Wrapping(Self::load(memory, used_event, Ordering::Relaxed)?);
             Ok(new - event - Wrapping(1) < new - old)
         } else {
-            Ok(Self::load(memory, avail_ring)? & NO_INTERRUPT == 0)
+            Ok(Self::load(memory, avail_ring, Ordering::Relaxed)? & NO_INTERRUPT == 0)
         }
     }
 
-    fn load(memory: &GuestMemoryMmap, address: u64) -> Result<u16, BrokenRing> {
-        memory.load(GuestAddress(address), Ordering::Relaxed).map(u16::from_le).map_err(|_| BrokenRing)
+    /// Writes an element of the used ring, which nobody reads before its index is written.
+    #[inline]
+    fn write_used(memory: &DmaView, address: u64, element: [u32; 2]) -> Result<(), BrokenRing> {
+        let [head, len] = element.map(u32::to_le);
+        match memory.whole(address, USED_ELEMENT as usize) {
+            Some(slice) => {
+                slice.store(head, 0, Ordering::Relaxed).and_then(|()| slice.store(len, 4, Ordering::Relaxed))
+            }
+            None => return memory.write_obj([head, len], GuestAddress(address)).map_err(|_| BrokenRing),
+        }
+        .map_err(|_| BrokenRing)
+    }
+
+    #[inline]
+    fn load(memory: &DmaView, address: u64, order: Ordering) -> Result<u16, BrokenRing> {
+        let slice = memory.piece(address, size_of::<u16>(), Permissions::Read).ok_or(BrokenRing)?;
+        slice.load(0, order).map(u16::from_le).map_err(|_| BrokenRing)
     }
 }

@@ -14,17 +14,16 @@ use log::{info, warn};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_queue::Queue;
-use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{Attention, Health, MemoryMailbox, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
 use crate::eventfd::borrow;
 use crate::ring;
 use crate::worker::own;
-use crate::{Interrupts, Memory, Start};
+use crate::{DmaSpace, Interrupts, Start};
 pub(crate) use device::RunnerDevice;
 pub(crate) use lent_queue::LentQueue;
-use lent_queue::settle_position;
+use lent_queue::{look_ahead, settle_position};
 pub(crate) use progress::Progress;
 
 /// How long to wait before a lost backend is tried again.
@@ -35,7 +34,7 @@ pub(crate) struct RunnerWorker {
     /// The device's id.
     id: String,
     /// The guest's memory.
-    memory: Memory,
+    memory: DmaSpace,
     /// The negotiated features.
     features: u64,
     /// Where the driver is interrupted.
@@ -146,7 +145,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
     /// Locks the queues, and leaves out those with invalid rings. `None` without an eventfd: the driver has to try
     /// again.
     fn new(worker: &'q RunnerWorker, backend: OwnedRunner<'q>, mut device: D) -> Option<Self> {
-        let memory = worker.memory.memory();
+        let memory = worker.memory.pass();
         let mut queues = Vec::with_capacity(worker.lent.len());
         for lent in &worker.lent {
             let queue = lent.queue.lock();
@@ -197,11 +196,13 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
     }
 
     fn start(&mut self) {
-        let memory = self.worker.memory.memory();
         let touched = self.device.progress().is_touched();
         if std::mem::take(&mut self.adrift) && touched {
+            let memory = self.worker.memory.pass();
             self.queues.iter_mut().for_each(|(_, queue)| settle_position(queue, None, &memory));
         }
+        // Without a pass from here on: the backend may wait for who waits for passes.
+        let memory = self.worker.memory.map();
         let calls: Vec<_> = self.queues.iter().map(|(lent, _)| self.call(lent.index)).collect();
         self.started = self.queues.iter().zip(calls).map(|((lent, queue), call)| lent.describe(queue, call)).collect();
         self.active_pairs = self.device.active_pairs();
@@ -209,6 +210,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
             queues: &self.started,
             features: self.worker.features,
             memory: &memory,
+            dma: &self.worker.memory,
             offloads: self.device.offloads(),
             active_pairs: self.active_pairs,
             fresh: self.device.progress().is_fresh(),
@@ -243,8 +245,8 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
             return;
         }
         self.service = Service::Idle;
-        let memory = self.worker.memory.memory();
         let positions = self.backend.stop();
+        let memory = self.worker.memory.pass();
         let positions = positions.into_iter().chain(std::iter::repeat(None));
         for ((_, queue), position) in self.queues.iter_mut().zip(positions) {
             settle_position(queue, position, &memory);
@@ -302,6 +304,12 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
     /// Tells the backend that the guest's memory has changed.
     fn follow_memory(&mut self) {
         let Some(change) = self.worker.mailbox.take() else { return };
+        if change.asks_to_stand() {
+            self.settle();
+            if matches!(self.service, Service::Runs) {
+                return change.refuse();
+            }
+        }
         change.apply(&mut **self.backend);
         if matches!(self.service, Service::Runs) {
             // It may be lost now.
@@ -319,9 +327,33 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
                 }
             }
             Ok(Attention::Config) => self.refresh(),
-            Ok(Attention::BrokenRing) => self.need_reset(),
+            Ok(Attention::BrokenRing) => {
+                if self.worker.memory.has_iommu() {
+                    self.give_up();
+                    self.report_faults();
+                }
+                self.need_reset();
+            }
+            Ok(Attention::Unreachable) => {
+                self.give_up();
+                self.need_reset();
+            }
+            Ok(Attention::Restart) => self.stop(),
             Err(error) => self.lose(&error),
         }
+    }
+
+    /// Stops the queues until the driver resets the device: at each doorbell the backend would try the same in vain.
+    fn give_up(&mut self) {
+        self.stop();
+        self.service = Service::Refused;
+    }
+
+    /// Looks up what the backend was to do next, which it could not without saying why. The IOMMU reports what is
+    /// out of reach.
+    fn report_faults(&mut self) {
+        let memory = self.worker.memory.pass();
+        self.queues.iter_mut().for_each(|(_, queue)| look_ahead(queue, &memory));
     }
 
     /// Takes over the backend's device configuration, and tells the driver if it is another one.

@@ -24,6 +24,9 @@ pub enum StateError {
          its state"
     )]
     Running,
+    /// The device is the host's, and its state cannot be read.
+    #[error("it is a device of the host, whose state cannot be read; remove it first")]
+    OfHost,
     /// The state is of a version that this crate does not know.
     #[error("saved state of version {0}; this is version {STATE_VERSION}")]
     Version(u16),
@@ -184,6 +187,8 @@ pub enum DeviceSpecific {
     Config(Vec<u8>),
     /// A NIC.
     Net(NicState),
+    /// An IOMMU.
+    Iommu(IommuState),
 }
 
 impl DeviceSpecific {
@@ -192,6 +197,8 @@ impl DeviceSpecific {
     pub(crate) fn is_reset(&self) -> bool {
         match self {
             Self::PowerOn | Self::Net(_) => true,
+            // What endpoints in no domain reach outlives a reset.
+            Self::Iommu(state) => state.domains.is_empty(),
             Self::Config(_) => false,
         }
     }
@@ -219,6 +226,51 @@ pub struct NicState {
     pub multicast: AddressesState,
     /// The VLANs that are received, in ascending order; none without a VLAN filter.
     pub vlans: Option<Vec<u16>>,
+    /// The driver is to announce its addresses, and has not said yet that it does.
+    #[serde(default)]
+    pub announce: bool,
+    /// What the NIC may still receive and send. Left out while all of its buckets are full.
+    #[serde(default, skip_serializing_if = "BucketsState::is_full")]
+    pub buckets: BucketsState,
+}
+
+/// How full the buckets of a NIC's limits are, in the order of its configuration's limits; none of them if all are
+/// full.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BucketsState {
+    /// Of what it receives.
+    pub receive: Vec<BucketState>,
+    /// Of what it sends.
+    pub transmit: Vec<BucketState>,
+    /// Of what it sends to groups.
+    pub storm: Vec<BucketState>,
+    /// What its port of a switch owes of its share of the uplink's rate. Left out if it owes nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<BucketState>,
+}
+
+impl BucketsState {
+    /// Whether all are full.
+    pub(crate) fn is_full(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether those of the NIC's own limits are.
+    pub(crate) fn are_full(&self) -> bool {
+        let Self { receive, transmit, storm, uplink: _ } = self;
+        [receive, transmit, storm].iter().all(|buckets| buckets.is_empty())
+    }
+}
+
+/// A bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BucketState {
+    /// How long it takes to be full, in nanoseconds: longer than from empty if it is in debt.
+    pub missing: u64,
+    /// What is left of the one-time burst.
+    pub burst: u64,
 }
 
 /// A table of addresses.
@@ -229,4 +281,42 @@ pub struct AddressesState {
     pub addresses: Vec<[u8; 6]>,
     /// The driver wanted more than there is room for, and gets them all.
     pub overflow: bool,
+}
+
+/// What an IOMMU's driver has set up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IommuState {
+    /// Endpoints in no domain reach all of the guest's memory.
+    pub bypass: bool,
+    /// The domains, in ascending order.
+    pub domains: Vec<DomainState>,
+}
+
+/// A domain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DomainState {
+    /// Its number.
+    pub number: u32,
+    /// The endpoints that are in it: segment and routing ID.
+    pub endpoints: Vec<u32>,
+    /// Its mappings, in ascending order; none at all if every address stands for itself.
+    pub mappings: Option<Vec<MappingState>>,
+}
+
+/// A mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MappingState {
+    /// The first I/O address.
+    pub first: u64,
+    /// The last.
+    pub last: u64,
+    /// The guest address of the first.
+    pub target: u64,
+    /// It may be read.
+    pub read: bool,
+    /// It may be written.
+    pub write: bool,
 }

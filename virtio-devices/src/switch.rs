@@ -14,10 +14,13 @@ mod hub;
 mod lane;
 mod mode;
 mod offload;
+mod pace;
 mod port;
 mod receiver;
+mod report;
 mod rx_run;
 mod sender;
+mod shares;
 mod source;
 mod spec;
 #[cfg(any(test, feature = "testing"))]
@@ -32,6 +35,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::net::{NetCounters, PortHandle};
@@ -96,6 +100,11 @@ impl Switch {
     /// The interface of its uplink, if it has one.
     pub fn uplink_name(&self) -> Option<&str> {
         self.0.hub().uplink().map(uplink::Uplink::name)
+    }
+
+    /// What its ports may send to the uplink together, in Mbit/s, if that is limited.
+    pub fn uplink_rate(&self) -> Option<NonZeroU32> {
+        self.0.hub().uplink_rate()
     }
 
     /// Whether the uplink, if there is one, was deleted.

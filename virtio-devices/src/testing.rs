@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use pci::{Access, BarIndex, Device, Rid, WindowId};
 use virtio_queue::QueueT;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 pub use self::hosted::Hosted;
@@ -20,6 +20,7 @@ pub use crate::balloon::steps::{BalloonQueue, BalloonSteps};
 pub use crate::block::qcow2::steps::Qcow2Steps;
 pub use crate::block::steps::{BlockQueue, BlockSteps};
 pub use crate::console::steps::{ConsoleQueue, ConsoleSteps};
+pub use crate::iommu::steps::{IommuQueue, IommuSteps};
 pub use crate::mem::steps::MemSteps;
 pub use crate::net::steps::{NetSteps, Step, StepQueue, Stepped};
 pub use crate::policy::steps::{PolicyStep, police_received, police_sent};
@@ -29,15 +30,17 @@ pub use crate::switch::steps::{StepsError, SwitchSteps};
 use crate::thread::NewThread;
 pub use crate::vsock::steps::VsockSteps;
 use crate::worker::own;
-use crate::{DeviceSpecific, DoorbellPages, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker};
+use crate::{
+    DeviceSpecific, DoorbellPages, GuestMap, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker,
+};
 
 /// A feature of [`FakeDevice`] that is its own.
 pub const FAKE_FEATURE: u64 = 1 << 5;
 
 /// 1 MiB of guest memory at address 0; none if there is no memory for it.
 pub fn memory() -> Memory {
-    let map = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]);
-    Memory::new(map.unwrap_or_else(|_| GuestMemoryMmap::new()))
+    let map = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]);
+    Memory::new(map.unwrap_or_else(|_| GuestMap::new()))
 }
 
 /// What the workers of a [`FakeDevice`] count.
@@ -194,7 +197,7 @@ impl VirtioDevice for FakeDevice {
             DeviceSpecific::Config(config) => {
                 config.as_slice().try_into().map_err(|_| StateError::Shape("configuration lengths"))?
             }
-            DeviceSpecific::Net(_) => return Err(StateError::Shape("kinds of device")),
+            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) => return Err(StateError::Shape("kinds of device")),
         };
         Ok(())
     }

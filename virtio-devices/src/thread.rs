@@ -127,6 +127,11 @@ impl Thread {
         self.ended.finished.load(Ordering::Acquire)
     }
 
+    /// Whether it is the end of other threads' work, which waits for next to nothing.
+    pub fn is_end(&self) -> bool {
+        self.end.is_some()
+    }
+
     /// Waits until it has ended.
     ///
     /// # Errors

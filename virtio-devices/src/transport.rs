@@ -127,6 +127,8 @@ impl QueueRegisters {
 #[derive(Debug)]
 pub(crate) struct Transport {
     offered: u64,
+    /// What a driver has to accept.
+    required: u64,
     /// See [`Self::requiring`].
     requirements: &'static [(u32, u32)],
     vectors: u16,
@@ -155,6 +157,7 @@ impl Transport {
         }
         Ok(Self {
             offered: features & !NOT_THE_DEVICES | 1 << VIRTIO_F_VERSION_1 | u64::from(sr_iov) << VIRTIO_F_SR_IOV,
+            required: 0,
             requirements: &[],
             vectors,
             interrupts: Arc::new(Interrupts::new(count, vectors)),
@@ -173,10 +176,28 @@ impl Transport {
         Self { requirements, ..self }
     }
 
+    /// Offers a feature without which no driver is accepted.
+    pub(crate) fn require(&mut self, bit: u32) {
+        self.offered |= 1 << bit;
+        self.required |= 1 << bit;
+    }
+
+    /// Offers these features of the device from now on. What a driver has accepted stays.
+    pub(crate) fn offer(&mut self, features: u64) {
+        let own = self.required | self.offered & 1 << VIRTIO_F_SR_IOV;
+        self.offered = features & !NOT_THE_DEVICES | 1 << VIRTIO_F_VERSION_1 | own;
+    }
+
+    /// The features on which the driver and the device agree, if they do.
+    pub(crate) fn agreed(&self) -> Option<u64> {
+        self.status.contains(Status::FEATURES_OK).then(|| self.accepted())
+    }
+
     /// Returns to the state of power-on.
     pub(crate) fn reset(&mut self) {
         let Self {
             offered: _,
+            required: _,
             requirements: _,
             vectors,
             interrupts,
@@ -308,7 +329,9 @@ impl Transport {
     /// `§6.2`).
     fn acceptable(&self) -> bool {
         let chosen = self.accepted();
-        let complete = self.requirements.iter().all(|(bit, needed)| !has(chosen, *bit) || has(chosen, *needed));
+        let complete = chosen & self.required == self.required;
+        let complete =
+            complete && self.requirements.iter().all(|(bit, needed)| !has(chosen, *bit) || has(chosen, *needed));
         self.driver_features & !u128::from(self.offered) == 0 && has(chosen, VIRTIO_F_VERSION_1) && complete
     }
 

@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{
-    BackendObserver, Cancel, Health, MemoryMailbox, MemoryUser, QueueRunner, VhostUser, VhostUserError, VhostUserRole,
-    VhostUserSocket, VhostUserSpec,
+    BackendKind, BackendObserver, Cancel, Health, MemoryMailbox, MemoryUser, QueueRunner, VhostUser, VhostUserError,
+    VhostUserRole, VhostUserSocket, VhostUserSpec,
 };
 use crate::runner::{LentQueue, Progress, RunnerWorker, SharedRunner};
 use crate::thread::Thread;
@@ -50,6 +50,10 @@ pub struct VhostUserDevice {
     /// The socket's path, as users read it.
     name: String,
     features: u64,
+    /// Whether the process can log what it writes to guest memory.
+    logs_writes: bool,
+    /// Whether the process has a state beside its queues.
+    has_state: bool,
     backend: SharedRunner,
     config: Arc<DeviceConfig>,
     health: Arc<Health>,
@@ -85,6 +89,8 @@ impl VhostUserDevice {
         Ok(Self {
             name: ability.name,
             features: ability.features,
+            logs_writes: ability.logs_writes,
+            has_state: ability.has_state,
             backend: Arc::new(Mutex::new(Box::new(backend))),
             config,
             health: Arc::default(),
@@ -171,21 +177,46 @@ impl VirtioDevice for VhostUserDevice {
 
     fn memory_user(&self) -> Option<MemoryUser> {
         let (backend, mailbox) = (Arc::clone(&self.backend), Arc::clone(&self.mailbox));
-        Some(MemoryUser { backend, mailbox, wake: self.wake.clone() })
+        let (kind, wake) = (BackendKind::VhostUser, self.wake.clone());
+        Some(MemoryUser { backend, mailbox, wake, kind, logs_writes: self.logs_writes, has_state: self.has_state })
     }
 
     fn reset(&mut self) {
-        let Self { spec: _, name: _, features: _, backend: _, config, health: _, mailbox: _, progress, wake } = self;
+        let Self {
+            spec: _,
+            name: _,
+            features: _,
+            logs_writes: _,
+            has_state: _,
+            backend: _,
+            config,
+            health: _,
+            mailbox: _,
+            progress,
+            wake,
+        } = self;
         // A worker that is still ending keeps the old progress.
         *progress = Arc::new(Progress::new());
         *wake = None;
         config.reset();
     }
 
+    /// What the driver of a disk has chosen: another backend has to hear of it.
+    fn save(&self) -> DeviceSpecific {
+        self.config.writeback().map_or(DeviceSpecific::PowerOn, |writeback| DeviceSpecific::Config(vec![writeback]))
+    }
+
     /// Of a device that ran: the backend may have taken something from the driver's queues.
     fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
-        if *state != DeviceSpecific::PowerOn {
-            return Err(StateError::Shape("kinds of device"));
+        match state {
+            DeviceSpecific::PowerOn => {}
+            DeviceSpecific::Config(config) => {
+                let [byte] = config[..] else { return Err(StateError::Shape("configuration lengths")) };
+                if !self.config.restore_writeback(&self.spec.id, byte) {
+                    return Err(StateError::Value("a disk's cache"));
+                }
+            }
+            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) => return Err(StateError::Shape("kinds of device")),
         }
         if started.is_some() {
             self.progress.set_touched();

@@ -41,6 +41,8 @@ pub enum WorkerKind {
     VhostNet,
     /// The same for a vDPA device.
     Vdpa,
+    /// Holds the queues of a NIC whose backend is missing, and serves its control queue.
+    Absent,
     /// Moves frames between the ports of a switch, and between them and its uplink.
     Switch,
     /// Carries out the requests of a disk's queue.
@@ -65,14 +67,17 @@ pub enum WorkerKind {
     VhostUser,
     /// Carries a write to such a device's configuration to its backend, and ends.
     VhostUserConfig,
+    /// Tells an IOMMU's driver of accesses that failed.
+    Iommu,
 }
 
 impl WorkerKind {
     /// All kinds.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Net,
         Self::VhostNet,
         Self::Vdpa,
+        Self::Absent,
         Self::Switch,
         Self::Block,
         Self::Console,
@@ -85,6 +90,7 @@ impl WorkerKind {
         Self::Rtc,
         Self::VhostUser,
         Self::VhostUserConfig,
+        Self::Iommu,
     ];
 }
 

@@ -3,8 +3,9 @@
 use std::io;
 use std::ops::Range;
 
+use crate::GuestRegion;
 use rustix::fs::SeekFrom;
-use vm_memory::{Bytes, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress};
+use vm_memory::{Bytes, GuestMemoryRegion, MemoryRegionAddress};
 
 /// Overwrites the pages of `region` at the offsets `range`, in bytes. Those that a shared region does not have are zero
 /// already, and stay away: writing to them would allocate them.
@@ -12,7 +13,7 @@ use vm_memory::{Bytes, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress};
 /// # Errors
 ///
 /// The host cannot say which pages there are, or `range` is not in the region.
-pub fn fill_with_zeros(region: &GuestRegionMmap, range: &Range<u64>) -> io::Result<()> {
+pub fn fill_with_zeros(region: &GuestRegion, range: &Range<u64>) -> io::Result<()> {
     static ZEROS: [u8; 65536] = [0; 65536];
     let mut offset = range.start;
     while let Some(data) = next_data(region, &(offset..range.end))? {
@@ -27,7 +28,7 @@ pub fn fill_with_zeros(region: &GuestRegionMmap, range: &Range<u64>) -> io::Resu
 }
 
 /// The next part of `range`, offsets in `region`, that has pages; `None` if there is none.
-fn next_data(region: &GuestRegionMmap, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+fn next_data(region: &GuestRegion, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
     let shared = region.flags() & libc::MAP_SHARED != 0;
     let Some(file) = region.file_offset().filter(|_| shared) else {
         return Ok((!range.is_empty()).then(|| range.clone()));
@@ -48,19 +49,20 @@ fn next_data(region: &GuestRegionMmap, range: &Range<u64>) -> io::Result<Option<
 mod tests {
     use std::fs::File;
 
-    use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+    use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend};
 
     use super::*;
+    use crate::GuestMap;
 
     const PAGE: u64 = 4096;
     const PAGES: u64 = 256;
 
     /// A region of [`PAGES`] pages in the second half of a file.
-    fn memory() -> GuestMemoryMmap {
+    fn memory() -> GuestMap {
         let file = File::from(rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.set_len(2 * PAGES * PAGE).unwrap();
         let file = FileOffset::new(file, PAGES * PAGE);
-        GuestMemoryMmap::from_ranges_with_files([(GuestAddress(0), (PAGES * PAGE) as usize, Some(file))]).unwrap()
+        GuestMap::from_ranges_with_files([(GuestAddress(0), (PAGES * PAGE) as usize, Some(file))]).unwrap()
     }
 
     #[test]
@@ -88,7 +90,7 @@ mod tests {
         memory.write_obj(u64::MAX, GuestAddress(0)).unwrap();
         let region = memory.iter().next().unwrap();
         assert!(fill_with_zeros(region, &(0..2 * PAGES * PAGE)).is_ok(), "the file has no pages there");
-        let private = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), PAGE as usize)]).unwrap();
+        let private = GuestMap::from_ranges(&[(GuestAddress(0), PAGE as usize)]).unwrap();
         assert!(fill_with_zeros(private.iter().next().unwrap(), &(0..2 * PAGE)).is_err());
     }
 }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use virtio_devices::{
-    Interrupts, Memory, Net, NetSpec, Policy, RateLimits, Start, Switch, SwitchMode, SwitchSpec, VirtioDevice, Worker,
+    GuestMap, Interrupts, Memory, Net, NetSpec, Policy, RateLimits, Start, Switch, SwitchMode, SwitchSpec,
+    VirtioDevice, Worker,
 };
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 /// Bytes that are allocated now, and the most that were at once.
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -39,7 +40,8 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 fn switch(ports: u16) -> Switch {
-    Switch::new(SwitchSpec { id: "pf0".into(), mode: SwitchMode::Veb, ports, workers: 2, uplink: None }).unwrap()
+    let (id, mode) = ("pf0".into(), SwitchMode::Veb);
+    Switch::new(SwitchSpec { id, mode, ports, workers: 2, uplink: None, uplink_rate: None }).unwrap()
 }
 
 /// Bytes of a switch with so many ports, and the most that making it took.
@@ -74,7 +76,7 @@ fn a_reserved_port_costs_less_than_1_kib_and_no_thread() {
     assert_eq!(threads(), before, "no thread before a driver runs");
 
     // As many as this process may have descriptors for.
-    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+    let memory = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
     let workers: Vec<_> = nics[..200].iter_mut().flat_map(|nic| started(nic, &memory)).collect();
     assert_eq!(workers.len(), 200);
     assert_eq!(threads(), before + 2, "the switch's workers, and no other");
@@ -92,6 +94,7 @@ fn nic(switch: &Switch, port: u16) -> Net {
         offload_tso: true,
         offload_ufo: true,
         offload_csum: true,
+        standby: false,
         limits: RateLimits::default(),
         policy: Policy::default(),
         link_up: true,
@@ -100,8 +103,8 @@ fn nic(switch: &Switch, port: u16) -> Net {
 }
 
 /// A driver that has enabled no queue.
-fn started(nic: &mut Net, memory: &GuestMemoryMmap) -> Vec<Worker> {
+fn started(nic: &mut Net, memory: &GuestMap) -> Vec<Worker> {
     let memory = Memory::new(memory.clone());
     let interrupts = Arc::new(Interrupts::new(3, 0));
-    nic.start(Start { memory, features: 1 << 32, queues: Vec::new(), interrupts }).unwrap()
+    nic.start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts }).unwrap()
 }

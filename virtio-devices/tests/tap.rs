@@ -15,3 +15,6 @@ mod frames;
 mod open;
 #[path = "tap/uplink.rs"]
 mod uplink;
+
+// The driver is of the crate, and names its types as there.
+use virtio_devices::GuestMap;

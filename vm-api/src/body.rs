@@ -1,7 +1,11 @@
 //! The bodies of requests that describe no device.
 
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
+use crate::config::RestoredBackend;
 use crate::config::mac::MacAddress;
 use crate::config::net::VfConfig;
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
@@ -51,14 +55,23 @@ pub struct ResizeDisk {
     pub desired_size: u64,
 }
 
+/// The body of `vm.snapshot`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotConfig {
+    /// The folder of the snapshot, which exists, such as `file:///var/lib/vm/snapshot`.
+    pub destination_url: String,
+}
+
 /// The body of `vm.set-vf`. What is left out stays as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetVf {
     /// The PF's id.
     pub pf: String,
-    /// The VF's index, from 0.
-    pub index: u16,
+    /// The VF's index, from 0. Only a backend can be given to the PF itself, or to a NIC: without an index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<u16>,
     /// The VF's link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkPolicy>,
@@ -86,6 +99,9 @@ pub struct SetVf {
     /// The limit of what it sends, in Mbit/s; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tx_rate: Option<u32>,
+    /// On a switch, what of the uplink's rate it always has, in Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_tx_rate: Option<u32>,
     /// The broadcast and multicast packets that it may send in a second; 0 for any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storm: Option<u32>,
@@ -95,16 +111,60 @@ pub struct SetVf {
     /// On a switch, the function that gets a copy of what the VF sends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Mirror>,
-    /// On a switch, the share of the workers' time where functions compete, 1 to 100.
+    /// On a switch, the share of the workers' time and of the uplink's rate where functions compete, 1 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
     /// The limits of what it receives and sends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
+    /// A tap of the host, for a function whose backend is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<String>,
+    /// How many descriptors of taps come with the request for it, one for each pair of queues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_fds: Option<usize>,
+    /// The socket of a vhost-user backend for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_socket: Option<PathBuf>,
+    /// A vDPA device of the host for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vdpa: Option<PathBuf>,
 }
 
 impl SetVf {
-    /// Changes the configuration of the VF, but for its link, which is not kept. Returns whether that may be a change.
+    /// The backend that it gives, if it gives one; `fds` are the descriptors that came with it.
+    pub fn backend(&self, fds: &[RawFd]) -> Option<RestoredBackend> {
+        let Self { pf, index, tap, num_fds, vhost_socket, vdpa, .. } = self;
+        let backend = RestoredBackend {
+            id: pf.clone(),
+            vf: *index,
+            tap: tap.clone(),
+            num_fds: *num_fds,
+            fds: fds.to_vec(),
+            vhost_socket: vhost_socket.clone(),
+            vdpa: vdpa.clone(),
+            link: None,
+        };
+        let is_none = tap.is_none() && num_fds.is_none() && vhost_socket.is_none() && vdpa.is_none();
+        (!is_none).then_some(backend)
+    }
+
+    /// Whether it changes anything but the backend.
+    pub fn changes_more(&self) -> bool {
+        let only = Self {
+            pf: self.pf.clone(),
+            index: self.index,
+            tap: self.tap.clone(),
+            num_fds: self.num_fds,
+            vhost_socket: self.vhost_socket.clone(),
+            vdpa: self.vdpa.clone(),
+            ..Self::default()
+        };
+        *self != only
+    }
+
+    /// Changes the configuration of the VF, but for its link, which is not kept, and its backend. Returns whether that
+    /// may be a change.
     pub fn apply(&self, vf: &mut VfConfig) -> bool {
         let Self {
             pf: _,
@@ -118,11 +178,16 @@ impl SetVf {
             spoofchk,
             trust,
             max_tx_rate,
+            min_tx_rate,
             storm,
             isolated,
             mirror,
             weight,
             rate_limiter_config,
+            tap: _,
+            num_fds: _,
+            vhost_socket: _,
+            vdpa: _,
         } = self;
         let changes = [
             set(&mut vf.mac, mac),
@@ -133,6 +198,7 @@ impl SetVf {
             set(&mut vf.spoofchk, spoofchk),
             set(&mut vf.trust, trust),
             set(&mut vf.max_tx_rate, max_tx_rate),
+            set(&mut vf.min_tx_rate, min_tx_rate),
             set(&mut vf.storm, storm),
             set(&mut vf.isolated, isolated),
             set(&mut vf.mirror, mirror),

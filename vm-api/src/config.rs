@@ -7,6 +7,7 @@ pub mod balloon;
 pub mod console;
 pub mod cpus;
 pub mod debug_console;
+pub mod device;
 pub mod disk;
 pub mod error;
 pub mod fs;
@@ -25,6 +26,7 @@ pub mod platform;
 pub mod pmem;
 pub mod policy;
 pub mod rate;
+pub mod restore;
 pub mod rng;
 pub mod rtc;
 pub mod switch;
@@ -42,6 +44,7 @@ pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
 pub use crate::config::debug_console::DebugConsoleConfig;
+pub use crate::config::device::DeviceConfig;
 pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
 pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::fs::FsConfig;
@@ -57,6 +60,9 @@ pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
 pub use crate::config::pmem::PmemConfig;
 pub use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
+pub use crate::config::restore::{
+    MemoryRestoreMode, NoLink, OnMissingBackend, RestoreConfig, RestoredBackend, RestoredNet,
+};
 pub use crate::config::rng::RngConfig;
 pub use crate::config::rtc::RtcConfig;
 pub use crate::config::switch::{Mirror, SwitchMode};
@@ -104,6 +110,9 @@ pub struct VmConfig {
     /// Persistent memory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pmem: Vec<PmemConfig>,
+    /// The devices of the host.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceConfig>,
     /// Whether there is a watchdog, which resets a guest that no longer pings it.
     pub watchdog: bool,
     /// Whether there is a device by which a guest tells that it panicked.
@@ -120,6 +129,8 @@ pub struct VmConfig {
     pub console: ConsoleConfig,
     /// The debug console: `--debug-console`.
     pub debug_console: DebugConsoleConfig,
+    /// Whether the VM has a virtual IOMMU. It has one, too, if its platform or a device says so, and this is true then.
+    pub iommu: bool,
     /// The machine as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<PlatformConfig>,
@@ -152,6 +163,7 @@ impl Default for VmConfig {
             fs: Vec::new(),
             generic_vhost_user: Vec::new(),
             pmem: Vec::new(),
+            devices: Vec::new(),
             watchdog: false,
             pvpanic: false,
             rtc: None,
@@ -159,6 +171,7 @@ impl Default for VmConfig {
             serial: ConsoleConfig::new(ConsoleMode::Null),
             console: ConsoleConfig::new(ConsoleMode::Tty),
             debug_console: DebugConsoleConfig::default(),
+            iommu: false,
             platform: None,
             pci_segments: Vec::new(),
             numa: Vec::new(),
@@ -183,9 +196,12 @@ impl VmConfig {
         let generic = self.generic_vhost_user.iter_mut();
         let generic = generic.map(|device| Place::new(&mut device.id, &mut device.pci_device_id));
         let pmem = self.pmem.iter_mut().map(|pmem| Place::new(&mut pmem.id, &mut pmem.pci_device_id));
+        let devices = self.devices.iter_mut();
+        let devices = devices.map(|device| Place::new(&mut device.id, &mut device.pci_device_id));
         let rtc = self.rtc.iter_mut().map(|rtc| Place::new(&mut rtc.id, &mut rtc.pci_device_id));
         let single = std::iter::once(rng).chain(balloon).chain(vsock);
-        nets.chain(vdpas).chain(disks).chain(console).chain(single).chain(fs).chain(generic).chain(pmem).chain(rtc)
+        let last = rtc.chain(devices);
+        nets.chain(vdpas).chain(disks).chain(console).chain(single).chain(fs).chain(generic).chain(pmem).chain(last)
     }
 
     /// Removes the device called `id`, if there is one.
@@ -197,6 +213,7 @@ impl VmConfig {
         self.fs.retain(|fs| fs.id.as_deref() != Some(id));
         self.generic_vhost_user.retain(|device| device.id.as_deref() != Some(id));
         self.pmem.retain(|pmem| pmem.id.as_deref() != Some(id));
+        self.devices.retain(|device| device.id.as_deref() != Some(id));
         for node in &mut self.numa {
             node.device_id.take_if(|device| device == id);
         }

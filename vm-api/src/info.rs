@@ -1,6 +1,7 @@
 //! The answers to `vmm.ping`, `vm.info`, `vm.counters` and `vm.add-*`.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
@@ -197,6 +198,9 @@ pub struct PolicyInfo {
     pub trust: bool,
     /// The limit of what it sends, in Mbit/s; 0 if there is none.
     pub max_tx_rate: u32,
+    /// What of its switch's uplink it always has, in Mbit/s. 0, and left out, if it is guaranteed nothing.
+    #[serde(skip_serializing_if = "is_none")]
+    pub min_tx_rate: u32,
     /// The broadcast and multicast packets that it may send in a second; 0 for any number.
     pub storm: u32,
     /// The link as the host wants it.
@@ -207,7 +211,7 @@ pub struct PolicyInfo {
     /// The port of its switch that gets a copy of what it sends. Left out if there is none.
     #[serde(skip_serializing_if = "Mirror::is_off")]
     pub mirror: Mirror,
-    /// Its share of the time of its switch's workers. Left out if it is on no switch.
+    /// Its share of its switch's workers and of what is left of the uplink's rate. Left out if it is on no switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
 }
@@ -222,6 +226,13 @@ pub struct SwitchInfo {
     pub uplink: Option<String>,
     /// How many threads carry its packets.
     pub workers: u16,
+    /// The limit of what goes to the uplink, in Mbit/s. Left out if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink_rate: Option<NonZeroU32>,
+}
+
+fn is_none(rate: &u32) -> bool {
+    *rate == 0
 }
 
 fn is_all(trunk: &Vlans) -> bool {
@@ -240,6 +251,9 @@ pub struct BackendInfo {
     /// Whether it is lost and not yet restored. Left out while it works.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
+    /// Why there is none, in one line. Left out if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// The kind of a backend.
@@ -258,6 +272,8 @@ pub enum BackendKind {
     Vdpa,
     /// The switch of the PF.
     Switch,
+    /// None: it was missing when the VM was restored or received. The link is down until `vm.set-vf` gives one.
+    Missing,
 }
 
 /// The state of a VF.

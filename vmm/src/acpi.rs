@@ -1,6 +1,7 @@
 //! ACPI: the tables that describe the machine, and the registers that report changes to a running guest.
 
 pub(crate) mod bridge;
+pub mod event_state;
 pub mod ged;
 pub(crate) mod hotplug;
 pub(crate) mod memory_devices;
@@ -10,3 +11,4 @@ pub(crate) mod oem;
 pub(crate) mod processors;
 pub mod tables;
 pub mod vcpu_hotplug;
+pub mod viot;

@@ -10,6 +10,7 @@ pub(crate) mod cpus;
 pub(crate) mod debug_console;
 pub(crate) mod device;
 pub(crate) mod disk;
+pub(crate) mod iommu;
 pub(crate) mod machine;
 pub(crate) mod mem;
 pub(crate) mod memory;
@@ -29,21 +30,24 @@ pub(crate) mod segments;
 pub(crate) mod socket;
 pub(crate) mod subject;
 pub(crate) mod switch;
+mod uplink_rate;
+pub(crate) mod vfio;
 pub(crate) mod vhost_user;
 pub(crate) mod vsock;
 
 pub use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
-    CpusConfig, DebugConsoleConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, ImageType,
-    Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity, MacAddress, MemoryConfig, MemoryZoneConfig,
-    Mirror, NetConfig, NetVf, NumaConfig, NumaDistance, Options, ParseConsoleError, ParseMacError, PayloadConfig,
-    PciSegmentConfig, PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RngConfig,
-    RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig, Vhost, VhostMode, VirtQueueAffinity,
-    VlanProto, Vlans, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
+    CpusConfig, DebugConsoleConfig, DeviceConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig,
+    HotplugMethod, ImageType, Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity, MacAddress,
+    MemoryConfig, MemoryRestoreMode, MemoryZoneConfig, Mirror, NetConfig, NetVf, NoLink, NumaConfig, NumaDistance,
+    OnMissingBackend, Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    PmemConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RestoreConfig, RestoredBackend, RestoredNet,
+    RngConfig, RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig, Vhost, VhostMode,
+    VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
 };
 
-pub use crate::config::backend::BackendPlan;
-pub use crate::config::device::{DeviceKind, DevicePlan};
+pub use crate::config::backend::{BackendPlan, MissingBackend};
+pub use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 pub use crate::config::plan::{PlannedVm, VmPlan};
 pub use crate::config::switch::{SwitchPlan, UplinkPlan};
 pub use crate::config_sriov::{NetPlan, NicPlan};

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use pci::Capacity;
 use virtio_devices::NetSpec;
 
-use crate::config::backend::BackendPlan;
+use crate::config::backend::{BackendPlan, MissingBackend};
 use crate::config::capacity::{CAPACITY, check_slot};
 use crate::config::names::{Name, Names};
 use crate::config::policy;
@@ -42,6 +42,8 @@ pub struct NicPlan {
     pub spec: NetSpec,
     /// The backend to open for it.
     pub backend: BackendPlan,
+    /// What is done if that is missing.
+    pub missing: MissingBackend,
 }
 
 impl NetPlan {
@@ -53,6 +55,11 @@ impl NetPlan {
     /// The NIC or PF, then the VFs by index.
     pub fn functions(&self) -> impl Iterator<Item = &NicPlan> {
         std::iter::once(&self.pf).chain(&self.vfs)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn functions_mut(&mut self) -> impl Iterator<Item = &mut NicPlan> {
+        std::iter::once(&mut self.pf).chain(&mut self.vfs)
     }
 
     fn new(pool: &Pool<'_>, names: Names) -> Self {
@@ -68,6 +75,19 @@ impl NetPlan {
 }
 
 impl NicPlan {
+    /// Notes what was known of a missing backend, if this function is to have the same.
+    pub(crate) fn keep_missing(&mut self, before: &Self) {
+        let is_same = self.backend == before.backend || before.awaits_descriptors();
+        if before.missing != MissingBackend::Refused && is_same {
+            (self.missing, self.backend) = (before.missing.clone(), before.backend.clone());
+        }
+    }
+
+    /// Whether its backend are taps by descriptors that nobody has given yet.
+    pub(crate) fn awaits_descriptors(&self) -> bool {
+        matches!(&self.backend, BackendPlan::Fds { fds, .. } if fds.is_empty())
+    }
+
     fn new(config: &NetConfig, given: Option<MacAddress>, name: Name) -> Self {
         let spec = NetSpec {
             id: name.id,
@@ -78,11 +98,12 @@ impl NicPlan {
             offload_tso: config.offload_tso,
             offload_ufo: config.offload_ufo,
             offload_csum: config.offload_csum,
+            standby: config.standby,
             limits: config.rate_limiter_config.as_ref().map(rate::limits_of).unwrap_or_default(),
             policy: policy::policy_of(config, given),
             link_up: policy::link_up(config),
         };
-        Self { backend: BackendPlan::of(config, &spec, name.tap), spec }
+        Self { backend: BackendPlan::of(config, &spec, name.tap), spec, missing: MissingBackend::Refused }
     }
 }
 

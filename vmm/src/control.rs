@@ -1,10 +1,16 @@
 //! The control loop: the one thread that creates and changes the VM. It waits for clients' actions, for the guest and
 //! for signals, and handles one at a time.
 
+mod connect;
 mod failure;
+mod fallback;
 mod info;
 pub(crate) mod instance;
+mod live;
 mod metrics;
+mod migration;
+mod moving;
+mod opened;
 mod opening;
 pub(crate) mod queue;
 mod resize;
@@ -12,31 +18,35 @@ mod set_vf;
 mod signals;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use sd_notify::NotifyState;
 use serde::Serialize;
-use vmm_sys_util::eventfd::EventFd;
+use virtio_devices::borrow_eventfd as borrow;
 
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
 use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, Reply, Resize, Server};
-use crate::config::{PlannedVm, VmConfig};
+use crate::config::{PlannedVm, RestoreConfig, VmConfig};
 use crate::control::instance::{Added, Instance, Turn};
+use crate::control::live::Live;
 use crate::control::metrics::{Process, metrics};
-use crate::control::opening::Opening;
+use crate::control::opening::{Acquired, Opening};
 use crate::control::queue::{ActionQueue, PendingAction};
 use crate::control::signals::Signals;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::heap;
 use crate::landlock::{self, Rule};
+use crate::migration::progress::Progress;
+use crate::migration::restorer::Restorer;
 use crate::privileges;
 use crate::seccomp::{self, Seccomp};
 use crate::telemetry::events::{EventStream, Events};
 use crate::telemetry::monitor::EventMonitor;
+use crate::threads::ThreadKind;
 use crate::vm::Vm;
 use crate::vm::host_limits::HostLimits;
 
@@ -50,6 +60,8 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 pub struct Options {
     /// The virtual machine that runs from the start; without one, a client makes it.
     pub vm: Option<PlannedVm>,
+    /// The snapshot that it is made of instead.
+    pub restore: Option<RestoreConfig>,
     /// Where clients find the API.
     pub api: Option<ApiSocket>,
     /// Where events are written.
@@ -102,17 +114,37 @@ fn serve(
     if let Some(instance) = &mut instance {
         instance.open()?;
     }
+    let resumes = options.restore.as_ref().is_some_and(|config| config.resume);
+    let restored = options.restore.map(|config| {
+        events.vm("restoring");
+        Restorer { config, events: events.clone(), limits, own_files: own_files.clone() }.restore(None)
+    });
+    let restored = restored.transpose()?;
     // Opening may take long; until here a signal simply ends the process. From here on there is a terminal to restore.
     let host = |action| move |error| Error::Host { action, error };
     let signals = Signals::catch().map_err(host("catch signals"))?;
     let (sender, actions) = queue::pair().map_err(host("make an eventfd"))?;
     let bound = claim.map(Claim::listen).transpose()?;
     let (events, no_shutdown) = (events.clone(), options.no_shutdown);
-    let (opening, deferred) = (None, VecDeque::new());
-    let mut vmm =
-        ControlLoop { instance, actions, signals, events, began, no_shutdown, limits, own_files, opening, deferred };
+    let mut vmm = ControlLoop {
+        instance,
+        actions,
+        signals,
+        events,
+        began,
+        no_shutdown,
+        limits,
+        own_files,
+        opening: None,
+        deferred: VecDeque::new(),
+        live: None,
+        progress: None,
+    };
     if let Some(instance) = &mut vmm.instance {
         instance.start()?;
+    }
+    if let Some(restored) = restored {
+        vmm.begin_restored(restored, resumes)?;
     }
     let (listener, socket) = bound.unzip();
     let server = listener.map(|listener| Server::start(listener, Arc::new(sender))).transpose();
@@ -151,6 +183,10 @@ struct ControlLoop {
     deferred: VecDeque<PendingAction>,
     /// The files that this program needs whatever its VM is.
     own_files: Vec<Rule>,
+    /// The migration that is under way.
+    live: Option<Live>,
+    /// How far it is, or how the last one ended.
+    progress: Option<Progress>,
 }
 
 /// What woke the control thread.
@@ -161,6 +197,9 @@ struct Ready {
     guest: bool,
     client: bool,
     opened: bool,
+    /// The host says something of its devices.
+    host: bool,
+    migration: bool,
 }
 
 impl ControlLoop {
@@ -178,6 +217,9 @@ impl ControlLoop {
         self.follow_terminal();
         loop {
             let ready = self.wait()?;
+            if let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut) {
+                vm.announce();
+            }
             if ready.signal {
                 log::info!("stopped by a signal");
                 return Ok(());
@@ -186,11 +228,19 @@ impl ControlLoop {
                 self.signals.take_window();
                 self.follow_terminal();
             }
-            if ready.guest && self.guest()? == Next::End {
+            if ready.migration && self.migrate()? == Next::End {
+                return Ok(());
+            }
+            if ready.guest && !self.leaves_guest() && self.guest()? == Next::End {
                 return Ok(());
             }
             if ready.opened {
                 self.opened();
+            }
+            if ready.host
+                && let Some(instance) = &mut self.instance
+            {
+                instance.heed_host();
             }
             // One action at a time: busy clients must not starve signals and the guest.
             let deferred = if self.opening.is_none() { self.deferred.pop_front() } else { None };
@@ -206,24 +256,38 @@ impl ControlLoop {
     /// Applies a client's action, or begins to acquire what it needs. While that is done for another, the action waits,
     /// unless it changes no device; one that ends the VM ends it, too.
     fn handle(&mut self, pending: PendingAction) -> Next {
+        if let Some(failure) = self.refuse_in_migration(pending.action()) {
+            pending.serve(|_| Err(failure));
+            return Next::On;
+        }
         if self.opening.is_some() {
             match pending.action() {
                 Action::Shutdown | Action::Delete | Action::ShutdownVmm => self.abandon(),
-                Action::Ping | Action::Info | Action::Counters | Action::Metrics => {}
-                Action::Pause | Action::Resume | Action::PowerButton | Action::Nmi => {}
+                Action::Ping | Action::Info | Action::Counters | Action::Metrics | Action::MigrationProgress => {}
+                _ if self.is_saving() => {
+                    let what = "a snapshot of the VM is being written; try again when it is complete";
+                    pending.serve(|_| Err(Failure::new(ErrorKind::Conflict, what)));
+                    return Next::On;
+                }
+                Action::Pause | Action::Resume(_) | Action::PowerButton | Action::Nmi => {}
                 _ => {
                     self.deferred.push_back(pending);
                     return Next::On;
                 }
             }
         }
+        match pending.action() {
+            Action::Snapshot(_) => return self.begin_snapshot(pending),
+            Action::Restore(..) => return self.begin_restore(pending),
+            _ => {}
+        }
         let acquirer = self.instance.as_ref().and_then(|instance| instance.acquirer(pending.action()));
         let Some(acquirer) = acquirer else { return self.perform(pending) };
-        match Opening::begin(pending, acquirer) {
+        match Opening::begin(ThreadKind::Open, pending, acquirer) {
             Ok(opening) => self.opening = Some(opening),
             Err(refused) => {
                 let (pending, error) = *refused;
-                let what = format!("the host has no thread for the wait for vhost-user backends: {error}");
+                let what = format!("the host has no thread to open what the device needs: {error}");
                 pending.serve(|_| Err(Failure::new(ErrorKind::Host, what)));
             }
         }
@@ -246,6 +310,11 @@ impl ControlLoop {
     /// Applies the action for which everything has been acquired.
     fn opened(&mut self) {
         let Some((pending, acquired)) = self.opening.take().and_then(Opening::finish) else { return };
+        let acquired = match acquired {
+            Acquired::Saved(saved) => return self.saved(pending, saved),
+            Acquired::Restored(restored) => return self.restored(pending, *restored),
+            acquired => acquired,
+        };
         let is_of_use = self.instance.as_mut().is_none_or(|instance| instance.keep(acquired));
         if is_of_use {
             self.perform(pending);
@@ -258,7 +327,12 @@ impl ControlLoop {
     /// Ends the action for which something is being acquired.
     fn abandon(&mut self) {
         if let Some(pending) = self.opening.take().and_then(Opening::abandon) {
-            let what = "the VM was ended before a vhost-user backend was ready";
+            let what = match pending.action() {
+                Action::Snapshot(_) => "the VM was ended before its snapshot was complete; nothing is left of it",
+                Action::Restore(..) => "the VM was ended before it was restored",
+                Action::AddDevice(_) => "the VM was ended before the device of the host was open",
+                _ => "the VM was ended before a vhost-user backend was ready",
+            };
             pending.serve(|_| Err(Failure::new(ErrorKind::Conflict, what)));
         }
     }
@@ -272,16 +346,25 @@ impl ControlLoop {
     fn wait(&self) -> Result<Ready, Error> {
         let client = self.actions.event();
         // One that is always polled stands in for one that is not there.
-        let guest = self.instance.as_ref().and_then(Instance::vm).map_or(client, |vm| vm.event());
+        let vm = self.instance.as_ref().and_then(Instance::vm);
+        // Whatever it did before it was paused is done when its memory has been saved.
+        let guest = vm.filter(|_| !self.leaves_guest()).map_or(client, |vm| vm.event());
         let opened = self.opening.as_ref().map_or(client, Opening::event);
-        let mut fds = [self.signals.fd(), self.signals.window(), borrow(client), borrow(guest), borrow(opened)]
+        let migration = self.live.as_ref().map_or(client, Live::event);
+        let watch = self.instance.as_ref().and_then(Instance::vm).and_then(|vm| vm.devices().vfio().watch());
+        let host = watch.as_ref().map_or_else(|| borrow(client), |watch| watch.as_fd());
+        let [client, guest, opened, migration] = [client, guest, opened, migration].map(borrow);
+        let mut fds = [self.signals.fd(), self.signals.window(), client, guest, opened, host, migration]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let unread = self.instance.as_ref().and_then(Instance::vm).is_some_and(|vm| vm.remind_guest());
         let timeout = match self.opening {
             None if !self.deferred.is_empty() => Some(&AT_ONCE),
             _ => unread.then_some(&REMINDER),
         };
-        match rustix::event::poll(&mut fds, timeout) {
+        let announce = self.instance.as_ref().and_then(Instance::vm).and_then(Vm::wait_to_announce);
+        let announce = announce.and_then(|wait| Timespec::try_from(wait).ok());
+        let timeout = [timeout.copied(), announce].into_iter().flatten().min();
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::Host { action: "wait for the guest", error: error.into() }),
         }
@@ -293,15 +376,37 @@ impl ControlLoop {
             client: ready(2),
             guest: ready(3),
             opened: is_opening && ready(4),
+            host: watch.is_some() && ready(5),
+            migration: self.live.is_some() && ready(6),
         })
+    }
+
+    /// Whether what the guest did has to wait.
+    fn leaves_guest(&self) -> bool {
+        self.is_saving() || self.holds_guest()
+    }
+
+    /// Whether a snapshot is being written.
+    fn is_saving(&self) -> bool {
+        self.opening.as_ref().and_then(Opening::action).is_some_and(|action| matches!(action, Action::Snapshot(_)))
     }
 
     /// Handles what the guest did.
     fn guest(&mut self) -> Result<Next, Error> {
         let Some(instance) = &mut self.instance else { return Ok(Next::On) };
-        match instance.turn()? {
-            Turn::Off if self.no_shutdown => log::info!("the guest powered off"),
-            Turn::Off => return Ok(Next::End),
+        let devices = |instance: &Instance| instance.vm().map_or(0, |vm| vm.devices().iter().count());
+        let before = devices(instance);
+        let turn = instance.turn()?;
+        let is_other = devices(instance) != before;
+        match turn {
+            Turn::Off => {
+                self.end_sending();
+                if !self.no_shutdown {
+                    return Ok(Next::End);
+                }
+                log::info!("the guest powered off");
+            }
+            Turn::On if is_other => self.changed_while_sending("the guest released a device"),
             Turn::On => {}
         }
         Ok(Next::On)
@@ -321,6 +426,7 @@ impl ControlLoop {
             Action::Create(config) => self.create(*config),
             Action::Boot => self.boot(),
             Action::Delete => {
+                self.end_sending();
                 if let Some(mut instance) = self.instance.take() {
                     instance.shutdown();
                     self.events.vm("deleted");
@@ -328,7 +434,10 @@ impl ControlLoop {
                 heap::give_back();
                 Ok(Reply::Done)
             }
-            Action::Shutdown => self.running().map(Instance::shutdown).map(|()| Reply::Done),
+            Action::Shutdown => {
+                self.end_sending();
+                self.running().map(Instance::shutdown).map(|()| Reply::Done)
+            }
             Action::Reboot => {
                 self.running()?
                     .reset()
@@ -336,7 +445,11 @@ impl ControlLoop {
                 Ok(Reply::Done)
             }
             Action::Pause => self.pause(),
-            Action::Resume => self.resume(),
+            Action::Resume(_) => self.force_resume().map_or_else(|| self.resume(), Ok),
+            Action::SendMigration(config) => self.send_migration(*config),
+            Action::ReceiveMigration(config, fds) => self.receive_migration(*config, fds),
+            Action::CancelMigration => self.cancel_migration(),
+            Action::MigrationProgress => self.migration_progress(),
             Action::PowerButton => self.guest_mut().map(|vm| vm.press_power_button()).map(|()| Reply::Done),
             Action::Nmi => self.guest_mut().map(|vm| vm.nmi()).map(|()| Reply::Done),
             Action::AddNet(net, fds) => {
@@ -357,7 +470,7 @@ impl ControlLoop {
             }
             Action::Info => Ok(json(&info::info(self.created()?))),
             Action::Counters => Ok(json(&info::counters(self.running()?))),
-            Action::SetVf(change) => self.created()?.set_vf(&change).map(|()| Reply::Done),
+            Action::SetVf(change, fds) => self.created()?.set_vf(&change, fds).map(|()| Reply::Done),
             Action::AddDisk(disk) => {
                 let added = self.created()?.add_disk(*disk);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the disk cannot be added"))
@@ -368,6 +481,10 @@ impl ControlLoop {
             }
             Action::AddGenericVhostUser(device) => {
                 let added = self.created()?.add_generic_vhost_user(*device);
+                added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
+            }
+            Action::AddDevice(device) => {
+                let added = self.created()?.add_device(*device);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
             }
             Action::AddPmem(pmem) => {
@@ -384,9 +501,14 @@ impl ControlLoop {
                 let added = self.created()?.add_vsock(*vsock);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the vsock device cannot be added"))
             }
+            // Other threads do most of these, so that they do not come here.
+            Action::Snapshot(_) | Action::Restore(..) => {
+                Err(Failure::new(ErrorKind::Conflict, "another action is under way; try again"))
+            }
             Action::Metrics => {
                 let process = Process::this(self.began.elapsed(), self.events.dropped());
-                Ok(Reply::Metrics(metrics(&process, self.instance.as_ref())))
+                let migration = self.progress.as_ref().map(Progress::shown);
+                Ok(Reply::Metrics(metrics(&process, self.instance.as_ref(), migration.as_ref())))
             }
         }
     }
@@ -424,7 +546,7 @@ impl ControlLoop {
             }
             vm => {
                 events.vm("pausing");
-                vm.pause();
+                vm.pause_in_time().map_err(Error::from)?;
                 events.vm("paused");
                 Ok(Reply::Done)
             }
@@ -495,9 +617,4 @@ fn reply(added: Option<Added>) -> Reply {
 /// A JSON answer. Serialization cannot fail: all map keys are strings.
 fn json(document: &impl Serialize) -> Reply {
     Reply::Json(serde_json::to_string(document).unwrap_or_default())
-}
-
-fn borrow(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the eventfd stays open while it is borrowed.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

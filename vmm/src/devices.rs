@@ -1,31 +1,46 @@
 //! From a plan to devices in their slots: the one place that knows both.
 
+mod announce;
 pub(crate) mod backends;
+pub(crate) mod connect;
 pub(crate) mod counters;
 pub(crate) mod disks;
 mod error;
+pub(crate) mod fallback;
+pub(crate) mod holds;
 pub(crate) mod mem_regions;
+mod memory_users;
+mod missing;
+pub(crate) mod passed_taps;
 pub(crate) mod peers;
+pub(crate) mod places;
 pub(crate) mod pvpanic;
+pub(crate) mod saved;
+mod stateful;
 
-use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
-use pci::{Bdf, HostBridge, Placement, VfIndex};
+use pci::{Bdf, HostBridge, Placement, Rid, VfIndex};
 use virtio_devices::{
-    Balloon, BalloonSize, Cancel, CharDevice, Console, ConsoleWindow, Expiry, Mem, Memory, Net, NetSriov, NotResumed,
-    Pmem, PortHandle, ResizeError, Rng, Rtc, Switch, Thread, VirtioDevice, VirtioFunction, VirtioPci, Vsock, Watchdog,
+    Balloon, BalloonSize, Behind, Cancel, CharDevice, Console, ConsoleWindow, Expiry, GuestMap, Hold, Iommu,
+    IommuDevice, Mem, Memory, Net, NetSriov, NotResumed, Pmem, PmemCounters, PortHandle, ResizeError, Rng, Rtc, Switch,
+    TapHandle, Thread, VirtioDevice, VirtioFunction, VirtioPci, Vsock, Watchdog,
 };
-use vm_memory::GuestMemoryMmap;
 
-use crate::config::{BackendPlan, DeviceKind, DevicePlan, NetPlan, NicPlan, switch};
-use crate::devices::backends::Opener;
+use crate::acpi::viot::Viot;
+use crate::config::{BackendPlan, DeviceKind, DevicePlan, MissingBackend, NetPlan, NicPlan, switch};
+use crate::devices::backends::{OpenedBefore, Opener, absent};
 use crate::devices::counters::NicCounters;
 use crate::devices::disks::Disk;
+pub(crate) use crate::devices::announce::NetFunction;
 pub(crate) use crate::devices::disks::LimitGroups;
 pub(crate) use crate::devices::error::DeviceError;
 use crate::devices::mem_regions::MemRegions;
+use crate::devices::memory_users::MemoryUsers;
+use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
 use crate::devices::peers::{Peers, function_option};
+use crate::devices::places::Place;
 use crate::devices::pvpanic::Pvpanic;
 use crate::kvm::Vm;
 use crate::pci_host::assign_bars::Apertures;
@@ -34,6 +49,7 @@ use crate::pci_host::device_watch::{DeviceWatch, backend_observer, tell_backend}
 use crate::pci_host::policy_watch::PolicyWatch;
 use crate::pci_host::slot::Slot;
 use crate::telemetry::events::Events;
+use crate::vfio::{Notice, VfioError, VfioHost};
 
 /// The host bridge that guests of Cloud Hypervisor see.
 const HOST_BRIDGE: HostBridge<Thread> = HostBridge::new(0x8086, 0x0d57);
@@ -63,6 +79,19 @@ pub(crate) struct Host {
     pub events: Events,
     /// The rate limits that disks share.
     pub limit_groups: LimitGroups,
+    /// Whether disks that are written are another program's until [`holds::Holds::take`].
+    pub locks_later: bool,
+    /// The virtual IOMMU, if there is one.
+    pub iommu: Option<Arc<Iommu>>,
+    /// The devices of the host.
+    pub vfio: Arc<VfioHost>,
+}
+
+impl Host {
+    /// The place of the function at `rid` behind the IOMMU.
+    fn behind(&self, placement: Placement, rid: Rid) -> Option<Behind> {
+        self.iommu.as_ref().map(|iommu| iommu.behind(placement.segment, rid))
+    }
 }
 
 /// A device in its slot.
@@ -77,10 +106,12 @@ pub struct Plugged {
 
 /// What a device counts.
 enum Counters {
-    /// Of a NIC: its own function's, and those of its VFs by index; and its switch, if it has one.
-    Net(Vec<NicCounters>, Option<Switch>),
+    /// Of a NIC: its own function's, and those of its VFs by index; its switch, if it has one; and its taps.
+    Net(Vec<NicCounters>, Option<Switch>, NicTaps),
     /// Of a disk.
     Disk(Disk),
+    /// Of persistent memory, and the file that its guest writes.
+    Pmem(Arc<PmemCounters>, Option<Hold>),
     /// Of a device of another kind: the kind, as in names of metrics, and how its counters are read.
     Plain(&'static str, Box<dyn Fn() -> Vec<(&'static str, u64)> + Send>),
 }
@@ -126,11 +157,12 @@ impl Plugged {
     pub fn counted(&self) -> Counted {
         let mut latencies = Vec::new();
         let (kind, functions) = match &self.counters {
-            Counters::Net(counters, _) => ("net", NicCounters::counted(counters)),
+            Counters::Net(counters, ..) => ("net", NicCounters::counted(counters)),
             Counters::Disk(disk) => {
                 latencies = disk.latencies();
                 ("block", vec![disk.counters()])
             }
+            Counters::Pmem(counters, _) => ("pmem", vec![counters.iter().collect()]),
             Counters::Plain(kind, read) => (*kind, vec![read()]),
         };
         Counted { kind, functions, latencies }
@@ -144,11 +176,28 @@ impl Plugged {
         }
     }
 
+    /// What of the host's storage it writes, if it does.
+    fn hold(&self) -> Option<Hold> {
+        match &self.counters {
+            Counters::Disk(disk) => Some(disk.hold()),
+            Counters::Pmem(_, hold) => hold.clone(),
+            _ => None,
+        }
+    }
+
     /// The switch that connects the functions of a PF, if it has one.
     pub const fn switch(&self) -> Option<&Switch> {
         match &self.counters {
-            Counters::Net(_, switch) => switch.as_ref(),
+            Counters::Net(_, switch, _) => switch.as_ref(),
             _ => None,
+        }
+    }
+
+    /// The taps of a NIC.
+    fn taps(&self) -> &[(TapOf, TapHandle)] {
+        match &self.counters {
+            Counters::Net(.., taps) => taps,
+            _ => &[],
         }
     }
 
@@ -162,30 +211,49 @@ impl Plugged {
         &self.slot
     }
 
+    /// Whether the guest was asked to let it go.
+    pub const fn is_going(&self) -> bool {
+        self.going
+    }
+
     fn removed(self) -> Removed {
         Removed { address: self.address(), id: self.plan.id }
     }
 }
 
 impl Devices {
-    /// Opens what the plans name and makes devices of it. `cancel` ends the wait for vhost-user backends.
+    /// The taps of all NICs, and whose they are.
+    pub(crate) fn taps(&self) -> impl Iterator<Item = &(TapOf, TapHandle)> {
+        self.plugged.iter().flat_map(Plugged::taps)
+    }
+
+    /// Opens what the plans name and makes devices of it, each in its place. Taps that were `passed` are not opened.
+    /// `cancel` ends the wait for vhost-user backends.
     ///
     /// # Errors
     ///
     /// When something cannot be opened or be a device. What was opened or created until then is closed and gone.
-    pub(crate) fn new(plans: &[DevicePlan], host: Host, cancel: Option<&Cancel>) -> Result<Self, DeviceError> {
+    pub(crate) fn new(
+        plans: &[DevicePlan],
+        places: &[Place],
+        host: Host,
+        passed: &PassedTaps,
+        cancel: Option<&Cancel>,
+    ) -> Result<Self, DeviceError> {
         let segments = u16::try_from(host.apertures.len()).unwrap_or(u16::MAX);
         let mut devices = Self { bus: Arc::new(Bus::new(segments)), host, plugged: Vec::new() };
         // Only segment 0 has one, as in Cloud Hypervisor.
-        let placement = devices.place(0, Some(0), 0, "host bridge")?;
+        let placement = devices.place(0, Place::Slot(Some(0)), 0, "host bridge")?;
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
         devices.plug(placement, slot, "host bridge")?;
         let memory = devices.host.memory.clone();
-        let mut opener = Opener::new(&memory, Peers::connect(plans, &memory, cancel)?);
+        let mut opener = Opener::new(&memory, Peers::connect(plans, &memory, cancel)?).with_taps(passed);
         // In the order of the configuration, so that the buses of VFs do not depend on who chose a slot.
-        for (plan, slot) in plans.iter().zip(slots(plans)) {
-            devices.open(plan, slot, &mut opener)?;
+        for (plan, place) in plans.iter().zip(places) {
+            devices.open(plan, *place, &mut opener)?;
         }
+        // What is added to a running guest is its own at once.
+        devices.host.locks_later = false;
         Ok(devices)
     }
 
@@ -210,12 +278,33 @@ impl Devices {
     ///
     /// When the BARs need more addresses than there are.
     pub fn attach(&self, vm: Arc<Vm>, has_firmware: bool) -> Result<(), DeviceError> {
+        if let Some(iommu) = &self.host.iommu {
+            iommu.power_on();
+        }
+        self.host.vfio.known_groups().attach(&vm);
         Ok(self.bus.attach(vm, &self.host.apertures, has_firmware)?)
+    }
+
+    /// Wires the devices to `vm` as their registers want it.
+    pub(crate) fn attach_as_is(&self, vm: Arc<Vm>) {
+        self.bus.attach_as_is(vm);
     }
 
     /// Stops the queues of all devices where they are.
     pub fn pause(&self) {
         self.plugged.iter().for_each(|plugged| plugged.slot.pause());
+    }
+
+    /// The same, no longer than until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// What a device has begun has not ended by then. All devices are to be resumed.
+    pub fn pause_by(&self, deadline: Instant) -> Result<(), DeviceError> {
+        let late = self.plugged.iter().filter(|plugged| !plugged.slot.pause_by(deadline));
+        // All of them are told, whoever is late.
+        let late: Vec<_> = late.map(|plugged| plugged.plan.option()).collect();
+        late.into_iter().next().map_or(Ok(()), |option| Err(DeviceError::Late { option }))
     }
 
     /// Lets the queues go on.
@@ -235,7 +324,12 @@ impl Devices {
 
     /// Whether the host's devices may reach pages of the guest's memory as they are now.
     pub fn pin_memory(&self) -> bool {
-        self.plugged.iter().flat_map(|plugged| plugged.plan.nics()).any(|nic| nic.backend.pins_memory())
+        self.plugged.iter().any(|plugged| plugged.plan.pins_memory())
+    }
+
+    /// The backends that reach the guest's memory by themselves.
+    pub(crate) fn memory_users(&self) -> MemoryUsers {
+        MemoryUsers::of(self.plugged.iter().map(|Plugged { plan, slot, .. }| (plan, slot)))
     }
 
     /// Makes all backends that reach the guest's memory by themselves reach `new` in place of `old`, before the guest
@@ -244,14 +338,26 @@ impl Devices {
     /// # Errors
     ///
     /// When a backend cannot. All reach `old` then, or are lost until they do.
-    pub fn set_memory(&self, old: &GuestMemoryMmap, new: &GuestMemoryMmap) -> Result<(), DeviceError> {
-        let mut users = Vec::new();
-        for Plugged { plan, slot, .. } in &self.plugged {
-            let mut of_device = Vec::new();
-            // Without the device's lock afterwards: vCPUs take it.
-            slot.with(|device| device.memory_users(&mut of_device));
-            users.extend(of_device.into_iter().map(|(vf, user)| (function_option(plan, vf), user)));
+    pub fn set_memory(&self, old: &GuestMap, new: &GuestMap) -> Result<(), DeviceError> {
+        self.host.vfio.set_memory(new).map_err(|error| self.of_host(error))?;
+        let told = self.tell_users(old, new);
+        if told.is_err()
+            && let Err(error) = self.host.vfio.set_memory(old)
+        {
+            log::warn!("{}", self.of_host(error));
         }
+        told
+    }
+
+    /// An error of all devices of the host, by the name of the first.
+    fn of_host(&self, error: VfioError) -> DeviceError {
+        let mut all = self.plugged.iter().filter(|plugged| matches!(plugged.plan.kind, DeviceKind::Vfio(_)));
+        let option = all.next().map_or_else(|| "--device".to_string(), |plugged| plugged.plan.option());
+        DeviceError::Vfio { option, error }
+    }
+
+    fn tell_users(&self, old: &GuestMap, new: &GuestMap) -> Result<(), DeviceError> {
+        let users = self.memory_users().find();
         for (n, (option, user)) in users.iter().enumerate() {
             let Err(error) = user.set(new) else { continue };
             for (option, user) in users.iter().take(n) {
@@ -262,6 +368,24 @@ impl Devices {
             return Err(DeviceError::Memory { option: option.clone(), error });
         }
         Ok(())
+    }
+
+    /// What is behind the virtual IOMMU, if there is one.
+    pub(crate) fn viot(&self) -> Option<Viot> {
+        let (iommu, spec) = self.plugged.iter().find_map(|plugged| Some((plugged, plugged.plan.iommu_spec()?)))?;
+        let behind = self.plugged.iter().filter(|plugged| plugged.plan.iommu);
+        let devices = behind.map(Plugged::address).collect();
+        Some(Viot { iommu: iommu.address(), devices, segments: spec.segments.clone() })
+    }
+
+    /// What the host has said of its devices since the last call.
+    pub(crate) fn notices(&self) -> Vec<(String, Notice)> {
+        self.host.vfio.watch().map_or_else(Vec::new, |watch| watch.take())
+    }
+
+    /// The devices of the host.
+    pub(crate) const fn vfio(&self) -> &Arc<VfioHost> {
+        &self.host.vfio
     }
 
     /// Where BARs may be, on each segment.
@@ -275,15 +399,16 @@ impl Devices {
     }
 
     /// Adds the device of `plan` to those of a running guest, and returns the address of its own function. Its BARs are
-    /// the guest's to place. Its vhost-user backends, if it has any, are `peers`.
+    /// the guest's to place. What was opened of it before is `opened`.
     ///
     /// # Errors
     ///
     /// As [`Self::new`]: nothing is left of it then.
-    pub(crate) fn add(&mut self, plan: &DevicePlan, peers: Peers) -> Result<Bdf, DeviceError> {
+    pub(crate) fn add(&mut self, plan: &DevicePlan, opened: OpenedBefore) -> Result<Bdf, DeviceError> {
         let memory = self.host.memory.clone();
-        let mut opener = Opener::new(&memory, peers);
-        let placement = self.open(plan, plan.pci_device_id, &mut opener)?;
+        let peers = opened.peers.unwrap_or_else(|| Peers::connect(std::slice::from_ref(plan), &memory, None))?;
+        let mut opener = Opener::new(&memory, peers).with_host_device(opened.host_device);
+        let placement = self.open(plan, Place::Slot(plan.pci_device_id), &mut opener)?;
         Ok(placement.bdf(placement.rid))
     }
 
@@ -310,9 +435,9 @@ impl Devices {
         going.into_iter().filter_map(|address| self.remove(address.segment, address.rid.device())).collect()
     }
 
-    fn open(&mut self, plan: &DevicePlan, slot: Option<u8>, opener: &mut Opener<'_>) -> Result<Placement, DeviceError> {
+    fn open(&mut self, plan: &DevicePlan, place: Place, opener: &mut Opener<'_>) -> Result<Placement, DeviceError> {
         let option = plan.option();
-        let placement = self.place(plan.pci_segment, slot, plan.total_vfs(), &option)?;
+        let placement = self.place(plan.pci_segment, place, plan.total_vfs(), &option)?;
         let (device, counters) = open(plan, placement, &self.host, opener)?;
         let slot = self.slot(device, placement, &option)?;
         self.plug(placement, Arc::clone(&slot), &option)?;
@@ -321,9 +446,12 @@ impl Devices {
         Ok(placement)
     }
 
-    fn place(&self, segment: u16, slot: Option<u8>, total_vfs: u16, option: &str) -> Result<Placement, DeviceError> {
-        let place = self.bus.place(segment, slot, total_vfs);
-        place.map_err(|error| DeviceError::Place { option: option.to_string(), error })
+    fn place(&self, segment: u16, place: Place, total_vfs: u16, option: &str) -> Result<Placement, DeviceError> {
+        let placement = match place {
+            Place::Slot(slot) => self.bus.place(segment, slot, total_vfs),
+            Place::At { slot, first_vf_bus } => self.bus.place_at(segment, slot, first_vf_bus, total_vfs),
+        };
+        placement.map_err(|error| DeviceError::Place { option: option.to_string(), error })
     }
 
     fn slot(&self, device: Box<dyn VirtioPci>, placement: Placement, option: &str) -> Result<Arc<Slot>, DeviceError> {
@@ -336,67 +464,57 @@ impl Devices {
     }
 }
 
-/// The slot of each device: the chosen one, or the lowest from 1 of its segment that was not chosen. `None` if there
-/// are no more.
-fn slots(plans: &[DevicePlan]) -> Vec<Option<u8>> {
-    let chosen = plans.iter().filter_map(|plan| Some((plan.pci_segment, plan.pci_device_id?)));
-    let mut taken: HashSet<_> = chosen.collect();
-    let slot =
-        |plan: &DevicePlan| plan.pci_device_id.or_else(|| (1..32).find(|slot| taken.insert((plan.pci_segment, *slot))));
-    plans.iter().map(slot).collect()
-}
-
 /// A device, and what it counts.
 type Opened = (Box<dyn VirtioPci>, Counters);
 
 /// Opens what `plan` names and makes a device of it.
 fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opener<'_>) -> Result<Opened, DeviceError> {
-    let (option, memory) = (plan.option(), &host.memory);
+    let option = plan.option();
     match &plan.kind {
         DeviceKind::Console => {
             let (end, window) = host.console.clone().ok_or(DeviceError::NoConsole)?;
             let console = Console::new(&plan.id, end, window);
             let counters = console.counters();
             let counters = Counters::plain("console", move || counters.iter().collect());
-            Ok((plain(console, &option, placement, memory)?, counters))
+            Ok((plain(console, plan, placement, host)?, counters))
         }
         DeviceKind::Net(net) => open_net(net, plan, placement, host, opener),
         DeviceKind::Disk(spec) => {
-            let (block, disk) = Disk::open(spec, &host.limit_groups)
-                .map_err(|error| DeviceError::Disk { option: option.clone(), error })?;
-            Ok((plain(block, &option, placement, memory)?, Counters::Disk(disk)))
+            let opened = Disk::open(spec, &host.limit_groups, host.locks_later);
+            let (block, disk) = opened.map_err(|error| DeviceError::Disk { option: option.clone(), error })?;
+            Ok((plain(block, plan, placement, host)?, Counters::Disk(disk)))
         }
         DeviceKind::Rng(spec) => {
             let rng = Rng::open(spec.clone()).map_err(|error| DeviceError::Rng { option: option.clone(), error })?;
             let counters = rng.counters();
             let counters = Counters::plain("rng", move || counters.iter().collect());
-            Ok((plain(rng, &option, placement, memory)?, counters))
+            Ok((plain(rng, plan, placement, host)?, counters))
         }
         DeviceKind::Balloon(spec) => {
             let balloon = Balloon::new(spec.clone(), Arc::clone(&host.balloon));
             let counters = balloon.counters();
             let counters = Counters::plain("balloon", move || counters.iter().collect());
-            Ok((plain(balloon, &option, placement, memory)?, counters))
+            Ok((plain(balloon, plan, placement, host)?, counters))
         }
         DeviceKind::Rtc(spec) => {
             let rtc = Rtc::new(spec.clone());
             let counters = rtc.counters();
             let counters = Counters::plain("rtc", move || counters.iter().collect());
-            Ok((plain(rtc, &option, placement, memory)?, counters))
+            Ok((plain(rtc, plan, placement, host)?, counters))
         }
         DeviceKind::Vsock(spec) => {
             let vsock =
                 Vsock::open(spec.clone()).map_err(|error| DeviceError::Vsock { option: option.clone(), error })?;
             let counters = vsock.counters();
             let counters = Counters::plain("vsock", move || counters.iter().collect());
-            Ok((plain(vsock, &option, placement, memory)?, counters))
+            Ok((plain(vsock, plan, placement, host)?, counters))
         }
         DeviceKind::Mem { spec, part } => {
             let region = host.mem_regions.of(*part).ok_or_else(|| DeviceError::NoRegion { option: option.clone() })?;
             let mem = Mem::new(spec.clone(), Arc::clone(region));
             let counters = mem.counters();
             let counters = Counters::plain("mem", move || counters.iter().collect());
-            Ok((plain(mem, &option, placement, memory)?, counters))
+            Ok((plain(mem, plan, placement, host)?, counters))
         }
         DeviceKind::VhostUser(spec) => {
             let device = opener.device(spec);
@@ -404,19 +522,34 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let observer = backend_observer(&plan.id, None, device.backend_name(), &host.events);
             device.observe_backend(observer);
             // Its requests pass this process by.
-            Ok((plain(device, &option, placement, memory)?, Counters::plain("vhost_user", Vec::new)))
+            Ok((plain(device, plan, placement, host)?, Counters::plain("vhost_user", Vec::new)))
         }
         DeviceKind::Pmem(spec) => {
             let pmem = Pmem::open(spec.clone()).map_err(|error| DeviceError::Pmem { option: option.clone(), error })?;
-            let counters = pmem.counters();
-            let counters = Counters::plain("pmem", move || counters.iter().collect());
-            Ok((plain(pmem, &option, placement, memory)?, counters))
+            let counters = Counters::Pmem(pmem.counters(), pmem.hold());
+            Ok((plain(pmem, plan, placement, host)?, counters))
+        }
+        DeviceKind::Vfio(spec) => {
+            let behind = host.behind(placement, placement.rid).filter(|_| plan.iommu);
+            let device = opener.host_device().unwrap_or_else(|| host.vfio.open(spec, &host.memory));
+            let device = device.and_then(|device| device.into_function(placement.rid, behind)).map_err(|error| {
+                let option = format!("{option},path={}", spec.path.display());
+                DeviceError::Vfio { option, error }
+            })?;
+            let counters = Counters::plain("vfio", device.counters());
+            Ok((Box::new(device), counters))
         }
         DeviceKind::Watchdog => {
             let watchdog = Watchdog::new(&plan.id, Arc::clone(&host.expiry));
             let counters = watchdog.counters();
             let counters = Counters::plain("watchdog", move || counters.iter().collect());
-            Ok((plain(watchdog, &option, placement, memory)?, counters))
+            Ok((plain(watchdog, plan, placement, host)?, counters))
+        }
+        DeviceKind::Iommu(_) => {
+            let iommu = host.iommu.clone().ok_or(DeviceError::NoIommu)?;
+            let (counters, device) = (iommu.counters(), IommuDevice::new(&plan.id, iommu));
+            let counters = Counters::plain("iommu", move || counters.iter().collect());
+            Ok((plain(device, plan, placement, host)?, counters))
         }
         DeviceKind::Pvpanic => {
             let device = Pvpanic::new(placement.rid, &host.events);
@@ -430,12 +563,17 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
 /// A function that is neither a PF nor a VF.
 fn plain<D: VirtioDevice + 'static>(
     device: D,
-    option: &str,
+    plan: &DevicePlan,
     placement: Placement,
-    memory: &Memory,
+    host: &Host,
 ) -> Result<Box<dyn VirtioPci>, DeviceError> {
-    let function = VirtioFunction::plain(device, placement.rid, memory.clone());
-    Ok(Box::new(function.map_err(|error| DeviceError::Function { option: option.to_string(), error })?))
+    let function = VirtioFunction::plain(device, placement.rid, host.memory.clone());
+    let function = function.map_err(|error| DeviceError::Function { option: plan.option(), error })?;
+    let behind = if plan.iommu { host.behind(placement, placement.rid) } else { None };
+    Ok(Box::new(match behind {
+        Some(behind) => function.behind(behind),
+        None => function,
+    }))
 }
 
 fn open_net(
@@ -451,8 +589,11 @@ fn open_net(
     let mut function = |vf: Option<VfIndex>, of: &NicPlan| {
         let port = switch.as_ref().filter(|_| matches!(of.backend, BackendPlan::Port(_)));
         let port = port.and_then(|switch| switch.port(vf.map_or(0, |index| switch::port_of(index.0))));
-        let nic = nic(of, port, function_option(plan, vf), opener)?;
+        let tap_of = TapOf { id: net.id().to_string(), vf: vf.map(|vf| vf.0), uplink: false };
+        let behind_iommu = host.iommu.is_some() && (vf.is_some() || plan.iommu);
+        let nic = nic(of, (port, behind_iommu), (function_option(plan, vf), tap_of), opener)?;
         tell_backend(&nic, net.id(), vf, events);
+        missing::tell_missing(&nic, net.id(), vf, events);
         policy_watch.observe(&nic, vf);
         Ok(nic)
     };
@@ -464,38 +605,32 @@ fn open_net(
     }
     let nets = std::iter::once(&pf).chain(&vfs);
     let counters = NicCounters::of(nets.zip(net.functions().map(|function| &function.backend)));
+    let counters = Counters::Net(counters, switch, opener.take_taps());
     if vfs.is_empty() {
-        return Ok((plain(pf, &option, placement, memory)?, Counters::Net(counters, switch)));
+        return Ok((plain(pf, plan, placement, host)?, counters));
     }
-    let device = NetSriov::new(pf, vfs, placement, memory).map_err(|error| DeviceError::Sriov { option, error })?;
-    Ok((Box::new(device), Counters::Net(counters, switch)))
+    let mut device = NetSriov::new(pf, vfs, placement, memory).map_err(|error| DeviceError::Sriov { option, error })?;
+    device.set_behind(|rid| {
+        let behind = rid != placement.rid || plan.iommu;
+        if behind { host.behind(placement, rid) } else { None }
+    });
+    Ok((Box::new(device), counters))
 }
 
-fn nic(plan: &NicPlan, port: Option<PortHandle>, option: String, opener: &mut Opener<'_>) -> Result<Net, DeviceError> {
-    let backend = opener.open(plan, port, &option);
+fn nic(
+    plan: &NicPlan,
+    port: (Option<PortHandle>, bool),
+    (option, tap_of): (String, TapOf),
+    opener: &mut Opener<'_>,
+) -> Result<Net, DeviceError> {
+    let backend = opener.open(plan, port, &option, tap_of);
     let backend = backend.map_err(|error| DeviceError::Backend { option: option.clone(), error })?;
-    Net::new(plan.spec.clone(), backend).map_err(|error| DeviceError::Net { option, error })
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::config::{NetConfig, PlatformConfig, VmConfig, VmPlan};
-
-    use super::*;
-
-    #[test]
-    fn devices_take_the_slots_that_nobody_chose() {
-        let net = |pci_device_id| NetConfig { pci_device_id, ..NetConfig::default() };
-        let mut config =
-            VmConfig { net: vec![net(None), net(Some(1)), net(Some(3)), net(None)], ..VmConfig::default() };
-        config.payload.kernel = Some("vmlinux".into());
-        let slots = slots(&VmPlan::of(&config).unwrap().devices);
-        // The last two are the virtio console and the entropy device.
-        assert_eq!(slots, [2, 1, 3, 4, 5, 6].map(Some));
-        let on = |pci_segment| NetConfig { pci_segment, ..net(None) };
-        config.net.extend([on(1), on(2), on(1)]);
-        config.platform = Some(PlatformConfig { num_pci_segments: 3, ..PlatformConfig::default() });
-        let slots = super::slots(&VmPlan::of(&config).unwrap().devices);
-        assert_eq!(slots, [2, 1, 3, 4, 1, 1, 2, 5, 6].map(Some));
+    match Net::new(plan.spec.clone(), backend) {
+        Err(error) if plan.missing == MissingBackend::LinkDown => {
+            log::warn!("{option}: {error}; its link is down until it is given a backend (vm.set-vf)");
+            Net::new(plan.spec.clone(), absent(plan, &error.to_string()))
+        }
+        net => net,
     }
+    .map_err(|error| DeviceError::Net { option, error })
 }

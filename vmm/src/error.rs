@@ -6,6 +6,7 @@ use crate::api::SocketError;
 use crate::config::{ConfigError, Problem};
 use crate::error_kind::ErrorKind;
 use crate::landlock::LandlockError;
+use crate::migration::error::MigrationError;
 use crate::telemetry::monitor::MonitorError;
 use crate::vm::VmError;
 
@@ -27,6 +28,9 @@ pub enum Error {
     /// The VM cannot be booted, changed or kept running.
     #[error(transparent)]
     Vm(#[from] VmError),
+    /// The VM cannot be saved or restored.
+    #[error(transparent)]
+    Migration(#[from] MigrationError),
     /// The host is out of file descriptors, or a system call failed.
     #[error("cannot {action}: {error}")]
     Host {
@@ -46,6 +50,7 @@ impl Error {
             Self::EventMonitor(error) => error.kind(),
             Self::Landlock(error) => error.kind(),
             Self::Vm(error) => error.kind(),
+            Self::Migration(error) => error.kind(),
             Self::Host { .. } => ErrorKind::Host,
         }
     }

@@ -2,8 +2,12 @@
 //!
 //! A thin layer over `/dev/kvm`: the calls that the VMM needs, and errors that say what to do.
 
+mod dirty_log;
 mod error;
+mod ram_slot;
 mod routes;
+mod state;
+mod vfio_groups;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +28,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::kvm::error::API_VERSION;
 pub use crate::kvm::error::KvmError;
+pub use crate::kvm::ram_slot::RamSlot;
 pub use crate::kvm::routes::{IOAPIC_PINS, MsiRoute};
+pub use crate::kvm::state::{Abilities, RefusedMsr};
+pub(crate) use crate::kvm::vfio_groups::VfioGroups;
 
 /// Required capabilities. Linux 5.4 has all of them.
 const CAPABILITIES: [(u32, &str); 8] = [
@@ -117,6 +124,8 @@ impl Kvm {
             read_only: Mutex::default(),
             doorbells: Mutex::default(),
             memory: Mutex::default(),
+            ram: Mutex::default(),
+            by_hand: Mutex::default(),
         })
     }
 }
@@ -132,6 +141,10 @@ pub struct Vm {
     doorbells: Mutex<BTreeMap<u32, Arc<DoorbellPage>>>,
     /// The memory of devices behind memory slots; likewise.
     memory: Mutex<BTreeMap<u32, Arc<FileMapping>>>,
+    /// The memory slots with the guest's memory.
+    ram: Mutex<BTreeMap<u32, RamSlot>>,
+    /// Pages that were written are protected again only when they are forgotten.
+    by_hand: Mutex<bool>,
 }
 
 impl Vm {
@@ -150,6 +163,17 @@ impl Vm {
         Ok(Vcpu { fd })
     }
 
+    /// What is told of the VFIO groups whose devices the guest has. It keeps the VM.
+    ///
+    /// # Errors
+    ///
+    /// When KVM was built without VFIO, or no file descriptor is left.
+    pub(crate) fn vfio_groups(&self) -> Result<VfioGroups, KvmError> {
+        let mut device = VfioGroups::device();
+        let fd = self.fd.create_device(&mut device).map_err(failed("make KVM's VFIO device"))?;
+        Ok(VfioGroups::new(Box::new(move |attribute| fd.set_device_attr(attribute).map_err(Into::into))))
+    }
+
     /// Backs `len` bytes of guest addresses from `guest` with the host's memory at `host`. A `len` of 0 removes the
     /// memory slot.
     ///
@@ -163,7 +187,12 @@ impl Vm {
     /// When the ioctl fails.
     pub unsafe fn set_memory(&self, slot: u32, guest: u64, host: *mut u8, len: u64) -> Result<(), KvmError> {
         // SAFETY: the caller promises what this function asks for, and that is what the call needs.
-        unsafe { self.set_slot(slot, guest, host as u64, len, 0) }.map_err(failed("give the VM its memory"))
+        unsafe { self.set_slot(slot, guest, host as u64, len, 0) }.map_err(failed("give the VM its memory"))?;
+        match len {
+            0 => self.ram.lock().remove(&slot),
+            _ => self.ram.lock().insert(slot, RamSlot { slot, guest, host: host as u64, len }),
+        };
+        Ok(())
     }
 
     /// Shows the bytes in `range` of `memory` at the guest address `guest`, as memory that the guest can read and whose
@@ -409,11 +438,10 @@ impl Vcpu {
         self.fd.set_mp_state(waiting).map_err(failed("stop a vCPU"))
     }
 
-    /// Completes the access of the last exit without running the guest.
-    pub fn settle(&mut self) {
+    /// Has the next [`Self::run`] complete the access of the last exit without running the guest. It exits as
+    /// interrupted, or for another access, which belongs to the same instruction.
+    pub fn stay_out(&mut self) {
         self.fd.get_kvm_run().immediate_exit = 1;
-        // This exits as interrupted, or for another access, which is dropped.
-        let _ = self.run();
     }
 
     /// Tells the guest that it was paused, so that its watchdogs do not report a vCPU as hung. Its clocks kept running.

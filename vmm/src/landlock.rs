@@ -19,7 +19,7 @@ use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use landlock::{
@@ -126,14 +126,41 @@ fn enforce(ruleset: RulesetCreated) -> Result<(), LandlockError> {
 /// The kernel has no Landlock, a file is missing, or something goes beyond the rules of before. Nothing has changed
 /// then.
 pub(crate) fn enter(vm: &PlannedVm, more: &[Rule]) -> Result<(), LandlockError> {
+    if let Some(domain) = DOMAIN.get() {
+        domain.granted.check(more)?;
+    }
     if DOMAIN.get().is_some() || !vm.config().landlock_enable {
         return check_vm(vm);
     }
     let domain = Domain::new(&[&named::by_vm(vm), more].concat())?;
     domain.enter()?;
-    // Only the control thread does this.
+    // Only the control thread does this, or one thread that opens a VM for it, and which the control thread follows.
     let _ = DOMAIN.set(domain);
     Ok(())
+}
+
+/// What a VM that is restored from the snapshot in `folder` reads besides: the snapshot, as long as its memory comes
+/// from there.
+pub(crate) fn rules_of_snapshot(folder: &Path) -> Vec<Rule> {
+    named::by_snapshot(folder)
+}
+
+/// Checks that a confined process may write a snapshot into `folder`.
+///
+/// # Errors
+///
+/// It may not.
+pub(crate) fn check_destination(folder: &Path) -> Result<(), LandlockError> {
+    DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&[named::by_destination(folder)]))
+}
+
+/// Checks that a confined process may read the certificates in `folder`.
+///
+/// # Errors
+///
+/// It may not.
+pub(crate) fn check_tls(folder: &Path) -> Result<(), LandlockError> {
+    DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&[named::by_tls(folder)]))
 }
 
 /// Checks that a confined process may use what `vm` names.

@@ -8,6 +8,7 @@
 //! | `error` | [`Error`]: why the program ends, or an action fails | who reports it |
 //! | `vm` | a booted VM: memory, payload, power-on, reset, hot-plug | clients, HTTP, JSON |
 //! | `devices` | from a plan to open devices in their slots | clients; vCPUs |
+//! | `migration` | a guest's saved state, and where it goes on | HTTP |
 //! | `firmware` | the ports that firmware needs | the VM |
 //! | `pci_host` | bus 0: slots, ECAM, MMIO, interrupts, BARs | the configuration |
 //! | `vcpu` | vCPU threads and their exits | PCI; what is behind an address |
@@ -18,6 +19,7 @@
 //! | `landlock` | which files this process may use | who asks for it |
 //! | `privileges` | the rights that this process keeps | what they are used for |
 //! | `config` | the configuration and the plan made of it | everything that runs |
+//! | `vfio` | devices of the host: their registers, interrupts and memory | the bus; the configuration |
 //! | `seccomp` | which system calls each kind of thread may make | what they are used for |
 //! | `threads` | the one thread that starts all others | what they do |
 //! | `kvm` | KVM's system calls; no other room calls KVM | guests and devices |
@@ -37,6 +39,7 @@ mod firmware;
 mod heap;
 pub mod kvm;
 mod landlock;
+pub mod migration;
 mod pci_host;
 mod privileges;
 mod seccomp;
@@ -45,12 +48,14 @@ mod telemetry;
 mod threads;
 mod tpm;
 pub mod vcpu;
+mod vfio;
 pub mod vm;
 
 pub use crate::landlock::LandlockError;
 pub use control::{Options, run};
 pub use error::Error;
 pub use error_kind::ErrorKind;
+pub use migration::error::MigrationError;
 pub use seccomp::{Allowance, Seccomp, allowances, call_name};
 pub use telemetry::monitor::{EventMonitor, MonitorError};
 pub use virtio_devices::create_file;
@@ -64,6 +69,7 @@ pub mod testing {
     use crate::pci_host::{assign_bars, config_pages};
 
     pub use crate::api::steps::converse;
+    pub use crate::migration::image_steps::{ImageSteps, StateSteps};
     pub use crate::pci_host::assign_bars::{Apertures, NoRoom};
     pub use crate::pci_host::config_pages::Shown;
     pub use crate::pci_host::mmio::MmioMap;

@@ -8,6 +8,7 @@
 
 pub(crate) mod debug;
 pub mod end;
+mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
 mod terminal;
@@ -25,6 +26,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::config::ConsoleConfig;
 use crate::serial::end::{ConsoleEnd, ConsoleError};
+pub use crate::serial::state::SerialState;
 use crate::threads::{self, ThreadKind};
 
 /// The serial port as the guest sees it.

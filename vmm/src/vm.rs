@@ -4,6 +4,7 @@
 //! lives from one power-on or reset to the next: a reboot creates a new one, so that no state of the old guest remains.
 
 mod addresses;
+mod announcing;
 pub mod boot;
 mod error;
 pub(crate) mod host_limits;
@@ -11,15 +12,21 @@ pub mod memory;
 mod memory_size;
 mod numa;
 mod open_files;
+mod power;
+mod powered;
+mod saved;
 mod threads_needed;
 mod watchdog;
 
+use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use pci::Bdf;
-use virtio_devices::{BalloonSize, Cancel, Memory};
-use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
+use pci::{Bdf, VfIndex};
+use virtio_devices::{BalloonSize, Cancel, Iommu, Memory};
+use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::acpi::ged::GenericEventDevice;
@@ -28,30 +35,40 @@ use crate::acpi::vcpu_hotplug::{Change, VcpuHotplug};
 use crate::arch::x86_64::amx;
 use crate::arch::x86_64::cpuid::{self, Template};
 use crate::arch::x86_64::layout::{self, Layout};
-use crate::arch::x86_64::regs::{self, Entry};
 use crate::arch::x86_64::topology::Topology;
 use crate::config::numa::NumaNode;
-use crate::config::{ConsoleMode, CpusConfig, DevicePlan, MemoryConfig, VmConfig, VmPlan};
+use crate::config::{ConsoleMode, CpusConfig, DevicePlan, MemoryConfig, NicPlan, PayloadConfig, VmConfig, VmPlan};
+use crate::devices::backends::OpenedBefore;
+use crate::devices::connect::Connecting;
+use crate::devices::holds::Holds;
 use crate::devices::mem_regions::MemRegions;
-use crate::devices::peers::{PeerError, Peers};
-use crate::devices::{self, DeviceError, Devices, Plugged};
-use crate::firmware;
-use crate::kvm::{self, Kvm, KvmError, Vcpu};
+use crate::devices::passed_taps::PassedTaps;
+use crate::devices::places::{self, Place};
+use crate::devices::{self, Devices, Plugged};
+use crate::firmware::FirmwarePorts;
+use crate::kvm::{Kvm, KvmError};
+use crate::migration::clock::ClockState;
+use crate::migration::page_faults::{PageFaults, Progress};
 use crate::pci_host::assign_bars::Weights;
-use crate::pci_host::bus::Bus;
+use crate::serial::SerialConsole;
 use crate::serial::debug::DebugConsole;
 use crate::serial::end::ConsoleEnd;
-use crate::serial::{SerialConsole, SerialPort};
 use crate::telemetry::events::Events;
 use crate::tpm::Tpm;
 use crate::vcpu::cpu::{self, MmioHandler, Stop, StopSignal, Vcpus};
 use crate::vcpu::pio::IoPorts;
 use crate::vcpu::placement::Placement;
+use crate::vfio::VfioHost;
 use crate::vm::addresses::{apertures, layout_of};
+use crate::vm::announcing::{Announcing, Round};
 use crate::vm::boot::Payload;
 pub use crate::vm::error::VmError;
 use crate::vm::host_limits::HostLimits;
-use crate::vm::memory::GuestRam;
+use crate::vm::memory::{GuestRam, Image};
+use crate::vm::powered::Powered;
+
+/// How long a pause waits for what devices have begun.
+const DRAIN: Duration = Duration::from_secs(10);
 
 /// A booted VM with its host resources. Dropping it ends the guest and releases everything that was opened or created.
 pub struct Vm {
@@ -65,7 +82,12 @@ pub struct Vm {
     balloon: Arc<BalloonSize>,
     mem_regions: MemRegions,
     ram: GuestRam,
-    payload: Payload,
+    /// What is booted; `None` in a VM that was restored where it could not be opened.
+    payload: Option<Payload>,
+    /// Where it is.
+    payload_config: PayloadConfig,
+    /// Whether it is firmware.
+    is_firmware: bool,
     smbios: Vec<u8>,
     layout: Layout,
     /// The guest's memory; its size is that of the next start.
@@ -87,6 +109,8 @@ pub struct Vm {
     stop: Arc<StopSignal>,
     ged: Arc<GenericEventDevice>,
     triple_faults: u64,
+    /// Since it goes on at a new place.
+    announcing: Option<Announcing>,
     /// Files that are not this VM's: those that were open before, and those that clients may open.
     limits: HostLimits,
 }
@@ -109,6 +133,27 @@ impl Vm {
         limits: HostLimits,
         cancel: Option<&Cancel>,
     ) -> Result<Self, VmError> {
+        let payload = |layout: &Layout| Payload::open(&config.payload, layout).map(Some);
+        let places = places::of_new(&plan.devices);
+        Self::with(
+            config,
+            plan,
+            Parts { payload: &payload, places: &places, regions: &[], origin: Origin::Snapshot(None) },
+            events,
+            limits,
+            cancel,
+        )
+    }
+
+    /// A VM of these parts.
+    fn with(
+        config: &VmConfig,
+        plan: &VmPlan,
+        parts: Parts<'_>,
+        events: Events,
+        limits: HostLimits,
+        cancel: Option<&Cancel>,
+    ) -> Result<Self, VmError> {
         limits.reserve(&plan.devices, config.cpus.max_vcpus)?;
         let kvm = Kvm::open()?;
         let (vcpus, max_vcpus) = vcpus(&kvm, &config.cpus)?;
@@ -123,11 +168,14 @@ impl Vm {
         let cpuid = Template::new(&supported, &features);
         let address_bits = features.address_bits;
         let layout = layout_of(&config.memory, address_bits)?;
-        let payload = Payload::open(&config.payload, &layout)?;
+        let payload = (parts.payload)(&layout)?;
         let host = |error| VmError::Host { action: "make an eventfd", error };
         let stop = Arc::new(StopSignal::new().map_err(host)?);
         let ged = Arc::new(GenericEventDevice::new(Arc::clone(stop.event())).map_err(host)?);
-        let ram = GuestRam::new(&config.memory, &layout, plan.needs_shared_memory())?;
+        let ram = GuestRam::of(&config.memory, &layout, plan.needs_shared_memory(), parts.origin.image())?;
+        for region in parts.regions {
+            ram.set(ram.grown_of(region, parts.origin.image())?);
+        }
         let shared = [&config.serial, &config.console].map(|console| console.mode) == [ConsoleMode::Tty; 2];
         if shared {
             log::warn!(
@@ -147,8 +195,11 @@ impl Vm {
             mem_regions: mem_regions.clone(),
             events,
             limit_groups: devices::LimitGroups::default(),
+            locks_later: parts.origin.is_running(),
+            iommu: plan.iommu().map(|spec| Iommu::new(spec.address_width)),
+            vfio: Arc::new(VfioHost::new(config.platform.as_ref().is_none_or(|platform| platform.vfio_p2p_dma))),
         };
-        let devices = Devices::new(&plan.devices, host, cancel)?;
+        let devices = Devices::new(&plan.devices, parts.places, host, parts.origin.taps(), cancel)?;
         let serial = SerialConsole::open(&config.serial)?;
         let debug_console = DebugConsole::open(&config.debug_console)?;
         let tpm = config.tpm.as_ref().map(|tpm| Tpm::open(&tpm.socket)).transpose()?;
@@ -164,7 +215,9 @@ impl Vm {
             balloon,
             mem_regions,
             ram,
+            is_firmware: payload.as_ref().is_some_and(Payload::is_firmware),
             payload,
+            payload_config: config.payload.clone(),
             smbios: plan.smbios.clone(),
             layout,
             memory: config.memory.clone(),
@@ -180,6 +233,7 @@ impl Vm {
             stop,
             ged,
             triple_faults,
+            announcing: None,
             limits,
         };
         vm.keep_pages();
@@ -223,6 +277,9 @@ impl Vm {
     ///
     /// The payload cannot be read, or KVM fails. The guest does not run then.
     pub fn power_on(&mut self) -> Result<(), VmError> {
+        // All are held, unless a migration gave them up.
+        self.holds().take()?;
+        let viot = self.devices.viot();
         let hardware = tables::Hardware {
             apertures: self.devices.apertures(),
             vcpus: self.vcpus,
@@ -233,17 +290,43 @@ impl Vm {
             serial: self.serial.is_some(),
             numa: &numa::nodes(&self.numa, &self.memory, &self.layout, &self.devices),
             tpm: self.tpm.is_some(),
+            viot: viot.as_ref(),
         };
         let acpi = tables::tables(&hardware, layout::ACPI);
-        let entry = self.payload.load(&self.ram.memory().memory(), &self.layout, &acpi, &self.smbios)?;
+        let memory = self.ram.memory().memory();
+        self.open_payload()?;
+        let payload = self.payload.as_ref().ok_or(boot::BootError::NoKernel)?;
+        let entry = payload.load(&memory, &self.layout, &acpi, &self.smbios)?;
         self.ged.with_vcpus(|hotplug| *hotplug = VcpuHotplug::new(self.vcpus, self.max_vcpus));
         let powered = self.power()?;
         let vcpus = self.vcpus(&powered.vm, entry)?;
-        let handlers =
-            Arc::new(cpu::ExitHandlers { mmio: self.mmio(), ports: self.ports(), stop: Arc::clone(&self.stop) });
-        self.running =
-            Some(Running { vcpus: Vcpus::start(vcpus, &handlers, &self.placement)?, powered, paused: false });
+        let firmware = self.firmware_ports();
+        let handlers = self.exit_handlers(firmware.as_ref());
+        let vcpus = Vcpus::start(vcpus, &handlers, &self.placement)?;
+        self.running = Some(Running { vcpus, powered, paused: false, firmware, restored: None });
         Ok(())
+    }
+
+    /// Opens the payload if that was not possible when the VM was restored.
+    fn open_payload(&mut self) -> Result<(), VmError> {
+        if self.payload.is_none() {
+            let payload = Payload::open(&self.payload_config, &self.layout)?;
+            self.is_firmware = payload.is_firmware();
+            self.payload = Some(payload);
+        }
+        Ok(())
+    }
+
+    /// What handles the exits of vCPUs.
+    fn exit_handlers(&self, firmware: Option<&FirmwarePorts>) -> Arc<cpu::ExitHandlers> {
+        let (mmio, ports) = (self.mmio(), self.ports(firmware));
+        Arc::new(cpu::ExitHandlers { mmio, ports, stop: Arc::clone(&self.stop) })
+    }
+
+    /// The ports that firmware needs, in their state of power-on. Linux would use those of configuration space, at two
+    /// exits per access, where the ECAM needs none.
+    fn firmware_ports(&self) -> Option<FirmwarePorts> {
+        self.is_firmware.then(|| FirmwarePorts::new(self.devices.bus()))
     }
 
     /// What is at addresses that are not memory.
@@ -255,14 +338,12 @@ impl Vm {
         }
     }
 
-    /// The I/O ports, in their state of power-on.
-    fn ports(&self) -> IoPorts {
+    /// The I/O ports.
+    fn ports(&self, firmware: Option<&FirmwarePorts>) -> IoPorts {
         let serial = self.serial.as_ref().map(|serial| Arc::clone(serial.port()));
         let ports = IoPorts::new(serial, Arc::clone(&self.ged));
-        // Linux would use the ports of configuration space, at two exits per access, where the ECAM needs none.
-        let firmware = self.payload.is_firmware().then(|| firmware::port_devices(self.devices.bus()));
         let debug = self.debug_console.as_ref().map(DebugConsole::device);
-        ports.with_devices(firmware.into_iter().flatten().chain(debug))
+        ports.with_devices(firmware.into_iter().flat_map(FirmwarePorts::devices).chain(debug))
     }
 
     /// Reboots the guest with its current devices.
@@ -275,6 +356,7 @@ impl Vm {
         // Another vCPU may have reported a stop of its own meanwhile.
         self.stop.take();
         self.tpm.iter().for_each(Tpm::reset);
+        self.ram.forget_filling();
         self.settle_memory();
         self.mem_regions.unplug_all();
         self.ram.clear(self.devices.pin_memory())?;
@@ -315,20 +397,75 @@ impl Vm {
         }
     }
 
+    /// The same, unless a device takes too long to end what it has begun, as a disk whose server is gone.
+    ///
+    /// # Errors
+    ///
+    /// It does. The guest runs on.
+    pub(crate) fn pause_in_time(&mut self) -> Result<(), VmError> {
+        let Some(running) = self.running.as_mut().filter(|running| !running.paused) else { return Ok(()) };
+        running.vcpus.pause();
+        running.paused = true;
+        if let Err(error) = self.devices.pause_by(Instant::now() + DRAIN) {
+            self.resume()?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// What of the host's storage its devices write.
+    pub(crate) fn holds(&self) -> Holds {
+        self.devices.holds()
+    }
+
     /// Resumes the guest and its devices.
     ///
     /// # Errors
     ///
-    /// The host has no thread or file for a device. The guest stays paused.
+    /// The host has no thread or file for a device, or another program has a disk that a migration gave up. The guest
+    /// stays paused.
     pub fn resume(&mut self) -> Result<(), VmError> {
         if let Some(running) = &mut self.running
             && running.paused
         {
+            // All are held, unless a migration gave them up.
+            self.devices.holds().take()?;
             self.devices.resume()?;
+            if running.restored.take().is_some() {
+                // What the guest has been told may have been on its way.
+                self.ged.remind();
+                self.serial.iter().for_each(|serial| serial.port().remind());
+                let late = self.devices.announce();
+                self.announcing = Some(Announcing::begin(Instant::now(), late));
+            }
             running.vcpus.resume();
             running.paused = false;
         }
         Ok(())
+    }
+
+    /// How long to wait until addresses are to be announced again ([`Self::announce`]), if they are.
+    pub(crate) fn wait_to_announce(&self) -> Option<Duration> {
+        self.announcing.as_ref()?.wait(Instant::now())
+    }
+
+    /// Has addresses be announced once more, if that is due.
+    pub(crate) fn announce(&mut self) {
+        let Some(announcing) = &mut self.announcing else { return };
+        let due = announcing.take(Instant::now(), |function| self.devices.is_link_up(function));
+        if let Some(Round { is_for_all, late }) = due {
+            if is_for_all {
+                self.devices.announce_again();
+            }
+            late.iter().for_each(|function| self.devices.announce_function(function));
+        }
+    }
+
+    /// Holds the vCPUs for a moment, or not any more: their devices go on.
+    pub(crate) fn slow(&self, is_slow: bool) {
+        if let Some(running) = &self.running {
+            running.vcpus.slow(is_slow);
+        }
     }
 
     /// Sends each vCPU a non-maskable interrupt.
@@ -356,10 +493,13 @@ impl Vm {
 
     /// The pseudo-terminals of the serial port, the virtio console and the debug console, in this order.
     pub fn ptys(&self) -> [Option<&Path>; 3] {
-        let serial = self.serial.as_ref().and_then(|serial| serial.end().device().pty());
-        let debug = self.debug_console.as_ref().map(DebugConsole::end);
-        let [console, debug] = [self.console.as_ref(), debug].map(|end| end.and_then(|end| end.device().pty()));
-        [serial, console, debug]
+        self.ends().map(|end| end.and_then(|end| end.device().pty()))
+    }
+
+    /// The host sides of the serial port, the virtio console and the debug console, in this order.
+    fn ends(&self) -> [Option<&ConsoleEnd>; 3] {
+        let serial = self.serial.as_ref().map(SerialConsole::end);
+        [serial, self.console.as_ref(), self.debug_console.as_ref().map(DebugConsole::end)]
     }
 
     /// The size of its balloon, which is 0 if it has none.
@@ -377,30 +517,75 @@ impl Vm {
         &self.devices
     }
 
+    /// The guest's memory.
+    pub(crate) fn memory(&self) -> &Memory {
+        self.ram.memory()
+    }
+
+    /// Has `faults` fill the guest's memory, for as long as that takes or this lives.
+    pub(crate) fn fill_by(&mut self, faults: PageFaults) {
+        self.ram.fill_by(faults);
+    }
+
+    /// What fills the guest's memory, if something does.
+    pub(crate) fn filling(&self) -> Option<&Arc<Progress>> {
+        self.ram.filling()
+    }
+
+    /// Allocates all of the guest's memory, but that of memory devices.
+    ///
+    /// # Errors
+    ///
+    /// The host has not so much.
+    pub(crate) fn populate(&self) -> io::Result<()> {
+        self.ram.populate()
+    }
+
+    /// The guest's memory.
+    pub(crate) fn guest_memory(&self) -> &Memory {
+        self.ram.memory()
+    }
+
     /// The guest's memory, if devices can be added that need it to be shared.
     pub(crate) fn shared_memory(&self) -> Option<&Memory> {
         self.ram.is_shared().then(|| self.ram.memory())
     }
 
-    /// Hot-plugs a device, and returns the address of its own function. Its vhost-user backends are `peers`; without,
-    /// they are connected here.
+    /// Hot-plugs a device, and returns the address of its own function. What was not `opened` before is opened here.
     ///
     /// # Errors
     ///
     /// The device cannot be opened or placed. Nothing has changed then.
-    pub(crate) fn add(&mut self, plan: &DevicePlan, peers: Option<Result<Peers, PeerError>>) -> Result<Bdf, VmError> {
+    pub(crate) fn add(&mut self, plan: &DevicePlan, opened: OpenedBefore) -> Result<Bdf, VmError> {
         if !self.ram.is_shared() && plan.needs_shared_memory() {
             return Err(VmError::PrivateMemory { option: plan.option() });
         }
         // Files of VFs that the guest has not enabled yet stay reserved.
         let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
         self.limits.reserve(plans, self.max_vcpus.into())?;
-        let peers = peers.unwrap_or_else(|| Peers::connect(std::slice::from_ref(plan), self.ram.memory(), None));
-        let peers = peers.map_err(DeviceError::from)?;
-        let address = self.devices.add(plan, peers)?;
+        let address = self.devices.add(plan, opened)?;
         self.keep_pages();
         self.ged.plugged(address.segment, address.rid.device());
         Ok(address)
+    }
+
+    /// Gives a network function that has none the backend `new`, which is as `nic` says.
+    ///
+    /// # Errors
+    ///
+    /// As [`Devices::connect`].
+    pub(crate) fn give_backend(
+        &mut self,
+        function: (&str, Option<VfIndex>),
+        nic: &NicPlan,
+        new: Connecting,
+    ) -> Result<(), VmError> {
+        let runs = !self.is_paused();
+        self.devices.connect(function, nic, new, runs)?;
+        self.keep_pages();
+        let (id, vf) = function;
+        self.announcing = Some(Announcing::begin(Instant::now(), vec![(id.to_string(), vf)]));
+        Ok(())
     }
 
     /// Has memory devices keep the pages of unplugged memory if devices of the host may have pinned them.
@@ -410,11 +595,13 @@ impl Vm {
         }
     }
 
-    /// Asks the guest to release the device `id`.
-    pub fn unplug(&mut self, id: &str) {
+    /// Asks the guest to release the device `id`. Returns whether it was asked for the first time.
+    pub fn unplug(&mut self, id: &str) -> bool {
+        let is_new = self.devices.find(id).is_some_and(|plugged| !plugged.is_going());
         if let Some(address) = self.devices.unplug(id) {
             self.ged.unplug(address.segment, address.rid.device());
         }
+        is_new
     }
 
     /// Changes the number of vCPUs to `vcpus`, 1 to the maximum: adds vCPUs, or asks the guest to release some. The
@@ -489,54 +676,6 @@ impl Vm {
             log::warn!("{error}");
         }
     }
-
-    /// The vCPUs of `vm`. The first starts at `entry`, the others when it wakes them.
-    fn vcpus(&self, vm: &kvm::Vm, entry: Entry) -> Result<Vec<Vcpu>, VmError> {
-        (0..u32::from(self.vcpus))
-            .map(|id| {
-                let vcpu = self.vcpu(vm, id)?;
-                if id == 0 {
-                    let mut sregs = vcpu.sregs()?;
-                    entry.set_sregs(&mut sregs);
-                    vcpu.set_sregs(&sregs)?;
-                    vcpu.set_regs(&entry.regs())?;
-                }
-                Ok(vcpu)
-            })
-            .collect()
-    }
-
-    /// vCPU `id` of `vm`, in its power-on state.
-    fn vcpu(&self, vm: &kvm::Vm, id: u32) -> Result<Vcpu, VmError> {
-        let msrs = regs::msrs().ok_or(KvmError::Capability("room for two MSRs"))?;
-        let vcpu = vm.create_vcpu(self.cpuid.apic_id(id))?;
-        let cpuid = self.cpuid.vcpu(id).ok_or(KvmError::Capability("room for its own CPUID leaves"))?;
-        vcpu.set_cpuid(&cpuid)?;
-        vcpu.set_msrs(&msrs)?;
-        Ok(vcpu)
-    }
-
-    /// Creates a KVM VM with the guest's memory and devices.
-    fn power(&self) -> Result<Powered, VmError> {
-        let vm = Arc::new(self.kvm.create_vm(layout::KVM_TSS)?);
-        for (slot, region) in (0..).zip(self.ram.memory().memory().iter()) {
-            // SAFETY: the region is a mapping of guest memory, to which no references are made; `self` keeps it mapped
-            // for longer than this VM and its vCPUs live.
-            unsafe { vm.set_memory(slot, region.start_addr().0, region.as_ptr(), region.len())? };
-        }
-        let serial = self.serial.as_ref().map(|serial| Arc::clone(serial.port()));
-        let wire =
-            |what, eventfd, gsi| vm.attach_irqfd(eventfd, gsi).map_err(|error| KvmError::Ioctl { action: what, error });
-        wire("wire the event device's interrupt", self.ged.interrupt(), layout::EVENT_GSI)?;
-        if let Some(serial) = &serial {
-            wire("wire the serial port's interrupt", serial.interrupt(), layout::SERIAL_GSI)?;
-        }
-        // From here on, dropping it detaches the devices, even if attaching fails.
-        let powered = Powered { vm, bus: Arc::clone(self.devices.bus()), serial, ged: Arc::clone(&self.ged) };
-        // edk2 moves BARs but not VF BARs, which would then lie over other devices' BARs.
-        self.devices.attach(Arc::clone(&powered.vm), self.payload.is_firmware())?;
-        Ok(powered)
-    }
 }
 
 /// The number of vCPUs at boot and the maximum, if this host can run that many.
@@ -555,25 +694,51 @@ struct Running {
     vcpus: Vcpus,
     powered: Powered,
     paused: bool,
+    /// The ports that firmware needs, if it runs.
+    firmware: Option<FirmwarePorts>,
+    /// The guest's time when it was saved, as long as it has not run since.
+    restored: Option<ClockState>,
 }
 
-/// A KVM VM with the guest's memory and devices attached. Dropping it detaches and resets the devices.
-struct Powered {
-    vm: Arc<kvm::Vm>,
-    bus: Arc<Bus>,
-    serial: Option<Arc<SerialPort>>,
-    ged: Arc<GenericEventDevice>,
+/// What a VM is made of that may be new, or as it was.
+struct Parts<'p> {
+    /// Opens the payload.
+    payload: &'p dyn Fn(&Layout) -> Result<Option<Payload>, boot::BootError>,
+    /// Where the devices are.
+    places: &'p [Place],
+    /// Memory that was added while the guest ran.
+    regions: &'p [Range<u64>],
+    /// Where its memory and disks are.
+    origin: Origin<'p>,
 }
 
-impl Drop for Powered {
-    fn drop(&mut self) {
-        self.bus.detach();
-        // Closing the VM removes its irqfds anyway.
-        let _ = self.vm.detach_irqfd(self.ged.interrupt(), layout::EVENT_GSI);
-        self.ged.reset();
-        if let Some(serial) = &self.serial {
-            let _ = self.vm.detach_irqfd(serial.interrupt(), layout::SERIAL_GSI);
-            serial.reset();
+/// Where the memory and the disks of a guest are while its VM is made.
+#[derive(Clone, Copy)]
+pub(crate) enum Origin<'o> {
+    /// Nobody else uses them. Memory is a mapping of a snapshot's, if there is an image.
+    Snapshot(Option<&'o Image>),
+    /// Another program runs the guest. Its disks are not to be written before [`Holds::take`], nor its memory, if it
+    /// is passed.
+    Running(Option<(&'o Image, &'o PassedTaps)>),
+}
+
+impl<'o> Origin<'o> {
+    const fn image(self) -> Option<&'o Image> {
+        match self {
+            Self::Snapshot(image) => image,
+            Self::Running(Some((image, _))) => Some(image),
+            Self::Running(None) => None,
         }
+    }
+
+    const fn taps(self) -> &'o PassedTaps {
+        match self {
+            Self::Running(Some((_, taps))) => taps,
+            _ => const { &PassedTaps(Vec::new()) },
+        }
+    }
+
+    const fn is_running(self) -> bool {
+        matches!(self, Self::Running(_))
     }
 }

@@ -163,7 +163,8 @@ pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     let step = Step::begin("install", missing.join(" "));
     let environment = ("DEBIAN_FRONTEND", "noninteractive");
     output(Command::new("apt-get").arg("update").env(environment.0, environment.1))?;
-    let arguments = ["install", "--yes", "--no-install-recommends"];
+    // Another program may be installing something at this moment.
+    let arguments = ["install", "--yes", "--no-install-recommends", "--option=DPkg::Lock::Timeout=300"];
     output(Command::new("apt-get").args(arguments).args(&missing).env(environment.0, environment.1))?;
     step.done();
     Ok(())

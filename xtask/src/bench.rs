@@ -1,6 +1,6 @@
 //! Throughput and latency between a guest and its host: of a container's VF, per backend, compared with other container
 //! networks; of vsock; and of virtio-fs. And between two containers of a guest, by what connects their VFs. QEMU is
-//! measured for comparison.
+//! measured for comparison. And how long a guest takes to be saved and restored.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,12 @@ use crate::error::{Context, Error, Result};
 use crate::images::Image;
 use crate::lab::{FIRST_LEVEL_KERNEL, IGB_KERNEL, Lab};
 use crate::nested::{Clock, FirstLevel};
+use crate::programs;
 use crate::progress::note;
 use crate::suite::{quote, vmm_arguments};
 
-mod programs;
 mod qemu;
+mod snapshot;
 
 /// The kernel of the guests.
 const KERNEL: &str = "6.12";
@@ -50,10 +51,20 @@ pub(crate) enum Backend {
     Bridge,
     /// Two VFs over taps in a bridge of the host, served by the host's kernel
     BridgeVhost,
+    /// A tap, served by the VMM, without an IOMMU and behind the guest's in passthrough, lazy and strict mode
+    Iommu,
+    /// The same with a tap that is served by the host's kernel
+    IommuVhost,
+    /// As the first, with QEMU's intel-iommu: for --qemu
+    IommuIntel,
     /// Connections to a program of the host by vsock
     Vsock,
     /// A folder of the host, shown by virtiofsd
     VirtioFs,
+    /// A guest that is saved and restored, with a NIC, 8 VFs and 255 VFs
+    Snapshot,
+    /// A guest that moves to another VMM and back
+    Migration,
 }
 
 impl Backend {
@@ -70,8 +81,13 @@ impl Backend {
             Backend::Switch => "switch",
             Backend::Bridge => "bridge",
             Backend::BridgeVhost => "bridge-vhost",
+            Backend::Iommu => "iommu",
+            Backend::IommuVhost => "iommu-vhost",
+            Backend::IommuIntel => "iommu-intel",
             Backend::Vsock => "vsock",
             Backend::VirtioFs => "virtio-fs",
+            Backend::Snapshot => "snapshot",
+            Backend::Migration => "migration",
         }
     }
 
@@ -80,6 +96,8 @@ impl Backend {
     fn tests(self) -> &'static [&'static str] {
         match self {
             Backend::Switch | Backend::Bridge | Backend::BridgeVhost | Backend::Vsock | Backend::VirtioFs => &["all"],
+            Backend::Snapshot => &["0", "small-pages", "8", "255"],
+            Backend::Migration => &["one", "local", "eight", "writes", "cancel"],
             _ => &["bulk-out", "bulk-in", "requests", "datagrams-out"],
         }
     }
@@ -87,8 +105,8 @@ impl Backend {
     /// How many measurements one machine makes.
     fn measurements(self) -> f64 {
         match self {
-            // One of each network.
-            Backend::Containers => 4.0,
+            // One of each network, or of each mode of the IOMMU.
+            Backend::Containers | Backend::Iommu | Backend::IommuVhost | Backend::IommuIntel => 4.0,
             // All tests.
             Backend::Switch | Backend::Bridge | Backend::BridgeVhost => 4.0,
             Backend::Vsock | Backend::VirtioFs => 3.0,
@@ -103,7 +121,15 @@ impl Backend {
 
     /// The initramfs of its guests.
     fn image(self) -> Image {
-        if matches!(self, Backend::Vsock | Backend::VirtioFs) { Image::GuestWithModules } else { Image::Guest }
+        if self.has_iommu() || matches!(self, Backend::Vsock | Backend::VirtioFs) {
+            Image::GuestWithModules
+        } else {
+            Image::Guest
+        }
+    }
+
+    fn has_iommu(self) -> bool {
+        matches!(self, Backend::Iommu | Backend::IommuVhost | Backend::IommuIntel)
     }
 }
 
@@ -127,13 +153,24 @@ pub(crate) struct Options {
     pub runs: usize,
     /// Whether to measure QEMU instead of cloud-hypervisor.
     pub qemu: bool,
+    /// The VMM, instead of one that is built: a static binary in the checkout.
+    pub vmm: Option<PathBuf>,
 }
 
 impl Options {
+    fn vmm(&self, workspace: &Path) -> Result<PathBuf> {
+        self.vmm.as_ref().map_or_else(|| build::vmm(workspace), |path| path.canonicalize().context(path.display()))
+    }
+
     fn backends(&self) -> Result<Vec<Backend>> {
         // QEMU supports vhost-user and vDPA, too, but the comparison is made for taps only.
-        let of_qemu = |backend: &Backend| !matches!(backend, Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy);
+        let of_qemu = |backend: &Backend| {
+            !matches!(backend, Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy | Backend::Snapshot)
+        };
         match self.backend {
+            Some(Backend::IommuIntel) if !self.qemu => {
+                Err(Error::new("cloud-hypervisor has no intel-iommu; add --qemu, or measure iommu"))
+            }
             Some(backend) if self.qemu && !of_qemu(&backend) => Err(Error::new(format!(
                 "--qemu does not measure {}; leave out --qemu, or choose another",
                 backend.name()
@@ -147,8 +184,11 @@ impl Options {
 /// Measures in virtual time, where one instruction is one nanosecond, and prints a table.
 pub(crate) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> {
     apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
+    if options.backends()? == [Backend::Snapshot] {
+        return snapshot::run(lab, workspace, options);
+    }
     let programs = Programs {
-        vmm: build::vmm(workspace)?,
+        vmm: options.vmm(workspace)?,
         bench: build::program(workspace, "bench")?,
         netbench: build::measuring_program(workspace, "netbench")?,
         filebench: build::measuring_program(workspace, "filebench")?,
@@ -176,21 +216,24 @@ fn measure(lab: &Lab, workspace: &Path, prepare: &str, backend: Backend, options
     let limit = LIMITS.0 + LIMITS.1.mul_f64(options.seconds * options.runs as f64 * backend.measurements());
     for test in backend.tests() {
         let command = format!("{prepare} && exec {IN_MEMORY}/bench {what} {} {} {test}", options.seconds, options.runs);
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let mut machine = FirstLevel::boot(lab, workspace, 10, Clock::Instructions)?;
-            match machine.run(&command, limit, &mut |line| println!("{line}")) {
-                Ok(0) => break,
-                Ok(status) => return Err(Error::new(format!("{test} over {what} ended with status {status}"))),
-                Err(lost) if attempts < ATTEMPTS => {
-                    note("retry", format!("{test} over {what}: {}", lost.explain(limit)));
-                }
-                Err(lost) => return Err(Error::new(format!("{test} over {what}: {}", lost.explain(limit)))),
-            }
-        }
+        run_test(lab, workspace, &command, limit, &format!("{test} over {what}"))?;
     }
     Ok(())
+}
+
+/// Runs a test, `what`, in a first-level machine of its own, and prints its lines.
+fn run_test(lab: &Lab, workspace: &Path, command: &str, limit: Duration, what: &str) -> Result<()> {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let mut machine = FirstLevel::boot(lab, workspace, 10, Clock::Instructions)?;
+        match machine.run(command, limit, &mut |line| println!("{line}")) {
+            Ok(0) => return Ok(()),
+            Ok(status) => return Err(Error::new(format!("{what} ended with status {status}"))),
+            Err(lost) if attempts < ATTEMPTS => note("retry", format!("{what}: {}", lost.explain(limit))),
+            Err(lost) => return Err(Error::new(format!("{what}: {}", lost.explain(limit)))),
+        }
+    }
 }
 
 /// The guest's additional files, as an archive to append to its initramfs.
@@ -245,6 +288,7 @@ fn prepare(lab: &Lab, backend: Backend, programs: &Programs, extra: &Path, qemu:
         Some(folder) => {
             copy(folder, "qemu");
             copy(&folder.join("as-cloud-hypervisor"), "vmm");
+            commands = format!("export CH_QEMU=1 && {commands}");
         }
         None => copy(&programs.vmm, "vmm"),
     }

@@ -17,7 +17,7 @@ use crate::suite::{quote, vmm_arguments};
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Where the guests' files are: in the first-level machine's memory. While the machine waits for the checkout's disk,
 /// its clock jumps ahead by the wait.
-const IN_MEMORY: &str = "/run/lab";
+pub(crate) const IN_MEMORY: &str = "/run/lab";
 /// The limit of open files. It is enough for 1,024 VFs.
 const OPEN_FILES: u32 = 8192;
 
@@ -29,7 +29,7 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, runs: usize, vfs: Option<usize>) 
     note("measure", "boots, VFs and resident memory, in virtual time; this takes many minutes");
     let mut machine = FirstLevel::boot(lab, workspace, 9, Clock::Instructions)?;
     let vfs = vfs.map_or(String::new(), |vfs| vfs.to_string());
-    let command = format!("{} && exec {IN_MEMORY}/measure {runs} {vfs}", prepare(lab, vmm, measure)?);
+    let command = format!("{} && exec {IN_MEMORY}/measure {runs} {vfs}", prepare(lab, vmm, measure, "measure")?);
     match machine.run(&command, LIMIT, &mut |line| println!("{line}")) {
         Ok(0) => Ok(()),
         Ok(status) => Err(Error::new(format!("the measurement ended with status {status}"))),
@@ -37,9 +37,9 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, runs: usize, vfs: Option<usize>) 
     }
 }
 
-/// The shell commands that copy everything the measurement reads into memory.
-fn prepare(lab: &Lab, vmm: PathBuf, measure: PathBuf) -> Result<String> {
-    let mut files = vec![(vmm, "vmm".to_owned()), (measure, "measure".to_owned())];
+/// The shell commands that copy everything the measurement `name` reads into memory.
+pub(crate) fn prepare(lab: &Lab, vmm: PathBuf, measure: PathBuf, name: &str) -> Result<String> {
+    let mut files = vec![(vmm, "vmm".to_owned()), (measure, name.to_owned())];
     for kernel in GUEST_KERNELS {
         files.push((lab.kernel(kernel, "vmlinux")?, format!("kernels/{kernel}/vmlinux")));
         files.push((lab.image(Image::Guest, kernel)?, format!("images/{}", Image::Guest.file_name(kernel))));

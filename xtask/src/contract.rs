@@ -57,7 +57,8 @@ const PASSES: &[Pass] = &[
         operations: &[
             "--include-operation-id-regex",
             "^(bootVM|pauseVM|resumeVM|rebootVM|powerButtonVM|vm(Info|Counters)Get|\
-             vm(Nmi|AddNet|AddDisk|AddPmem|AddVdpa|AddVsock|AddFs|AddGenericVhostUser|RemoveDevice|Resize|SetVf)Put)$",
+             vm(Nmi|AddNet|AddDisk|AddPmem|AddVdpa|AddVsock|AddFs|AddGenericVhostUser|\
+             AddDevice|RemoveDevice|Resize|SetVf)Put)$",
         ],
     },
     Pass { name: "metrics", has_guest: true, root: "", operations: &["--include-operation-id", "metricsGet"] },

@@ -8,6 +8,7 @@ use crate::apt::output;
 use crate::cpio::Cpio;
 use crate::error::{Context, Error, Result};
 use crate::lab::Lab;
+use crate::programs;
 
 const GUEST_INIT: &str = include_str!("init/guest.sh");
 const DISK_ROOT_INIT: &str = include_str!("init/disk-root.sh");
@@ -37,6 +38,8 @@ pub(crate) enum Image {
     GuestWithLspci,
     /// Of a guest, with modules that tests load.
     GuestWithModules,
+    /// Of a guest, with these and DPDK's testpmd.
+    GuestWithDpdk,
     /// Of a guest that continues from its disk.
     DiskRoot,
     /// Of a first-level machine.
@@ -44,9 +47,11 @@ pub(crate) enum Image {
 }
 
 impl Image {
-    /// Those of guests, which the tests choose from.
-    pub(crate) const OF_GUESTS: [Image; 4] =
-        [Image::Guest, Image::GuestWithLspci, Image::GuestWithModules, Image::DiskRoot];
+    /// Those of guests, which the tests choose from. DPDK has nothing to do without an IOMMU.
+    pub(crate) fn of_guests(has_iommu_driver: bool) -> impl Iterator<Item = Image> {
+        let all = [Image::Guest, Image::GuestWithLspci, Image::GuestWithModules, Image::DiskRoot];
+        all.into_iter().chain(has_iommu_driver.then_some(Image::GuestWithDpdk))
+    }
 
     /// The name of its file for `kernel`. The tests know these names.
     pub(crate) fn file_name(self, kernel: &str) -> String {
@@ -54,6 +59,7 @@ impl Image {
             Image::Guest => format!("guest-{kernel}.cpio"),
             Image::GuestWithLspci => format!("guest-{kernel}-lspci.cpio"),
             Image::GuestWithModules => format!("guest-{kernel}-modules.cpio"),
+            Image::GuestWithDpdk => format!("guest-{kernel}-dpdk.cpio"),
             Image::DiskRoot => format!("disk-root-{kernel}.cpio"),
             Image::FirstLevel => format!("{kernel}.cpio"),
         }
@@ -71,6 +77,10 @@ impl Image {
             Image::Guest | Image::FirstLevel => {}
             Image::GuestWithLspci => add_lspci(lab, &mut archive)?,
             Image::GuestWithModules | Image::DiskRoot => add_modules(lab, kernel, &mut archive)?,
+            Image::GuestWithDpdk => {
+                add_modules(lab, kernel, &mut archive)?;
+                add_dpdk(lab, &mut archive)?;
+            }
         }
         write_if_changed(path, &archive.finish()?)
     }
@@ -110,6 +120,27 @@ fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio) -> Result<()> {
         for (name, image) in files {
             archive.file(&format!("extra/{module}/{name}"), 0o644, &image)?;
         }
+    }
+    Ok(())
+}
+
+/// testpmd, and its libraries and drivers where the loader looks for them.
+fn add_dpdk(lab: &Lab, archive: &mut Cpio) -> Result<()> {
+    for folder in ["lib", "lib64", "usr", "usr/bin"] {
+        archive.directory(folder)?;
+    }
+    let folder = programs::of_dpdk(lab)?;
+    let mut add = |target: &str, path: &Path| -> Result<()> {
+        archive.file(target, 0o755, &fs::read(path).context(path.display())?)
+    };
+    add("usr/bin/dpdk-testpmd", &folder.join("dpdk-testpmd"))?;
+    let libraries = folder.join("lib");
+    add("lib64/ld-linux-x86-64.so.2", &libraries.join("ld-linux-x86-64.so.2"))?;
+    let mut files: Vec<_> =
+        fs::read_dir(&libraries).context(libraries.display())?.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    for file in files {
+        add(&format!("lib/{}", file.file_name().unwrap_or_default().to_string_lossy()), &file)?;
     }
     Ok(())
 }

@@ -65,9 +65,9 @@ fn lz4_legacy(mut body: &[u8]) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-fn xz(mut bytes: &[u8]) -> Result<Vec<u8>> {
+fn xz(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut out = Vec::new();
-    lzma_rs::xz_decompress(&mut bytes, &mut out).map_err(|e| Error::new(format!("unpacking an xz file: {e:?}")))?;
+    lzma_rust2::XzReader::new(bytes, false).read_to_end(&mut out).context("unpacking an xz file")?;
     Ok(out)
 }
 

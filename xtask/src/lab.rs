@@ -34,31 +34,44 @@ struct Kernel {
 }
 
 /// Modules that guests load only for a test that needs them: loading them always would slow every boot.
-const GUEST_EXTRA: &[&str] = &[
-    "virtio_blk",
-    "virtio_console",
-    "virtio_rng",
-    "virtio_balloon",
-    "virtio_mem",
-    "vmw_vsock_virtio_transport",
-    "button",
-    "evdev",
-    "pvpanic-pci",
-    "virtio_pmem",
-    "nd_pmem",
-    "virtiofs",
-    "isofs",
-];
+macro_rules! guest_extra {
+    ($($more:literal),*) => {
+        &[
+            "virtio_blk",
+            "virtio_console",
+            "virtio_rng",
+            "virtio_balloon",
+            "virtio_mem",
+            "vmw_vsock_virtio_transport",
+            "button",
+            "evdev",
+            "pvpanic-pci",
+            "virtio_pmem",
+            "nd_pmem",
+            "virtiofs",
+            "isofs",
+            $($more),*
+        ]
+    };
+}
+
+/// Those that every guest's kernel has.
+const GUEST_EXTRA: &[&str] = guest_extra![];
+/// The same, the driver of the virtual IOMMU, and those that give functions behind it to programs and to nested VMs.
+const GUEST_EXTRA_IOMMU: &[&str] = guest_extra!["virtio_iommu", "vfio-pci", "vfio_iommu_type1", "kvm-amd"];
 
 /// The modules that a first-level machine loads.
 const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_net", "vhost_vdpa", "vduse", "8021q"];
+
+/// The modules of guests with an igb or a VF of one, beside virtio NICs.
+const IGB: &[&str] = &["igb", "igbvf", "virtio_pci", "virtio_net"];
 
 /// The modules of container networks without VFs.
 const CONTAINERS: &[&str] = &["veth", "bridge", "vxlan", "nft_chain_nat", "nft_masq"];
 
 /// The kernels of guests, and that of the first-level machine. The latter is Debian's generic kernel, because only that
 /// has 9p, which shows the checkout to the machine.
-const KERNELS: [Kernel; 5] = [
+const KERNELS: [Kernel; 6] = [
     Kernel {
         name: "6.1",
         meta: "linux-image-cloud-amd64",
@@ -74,7 +87,7 @@ const KERNELS: [Kernel; 5] = [
         series: "6.12.",
         packages: &[KERNEL],
         modules: &["virtio_pci", "virtio_net"],
-        extra: GUEST_EXTRA,
+        extra: GUEST_EXTRA_IOMMU,
         containers: CONTAINERS,
     },
     Kernel {
@@ -83,7 +96,7 @@ const KERNELS: [Kernel; 5] = [
         series: "~bpo",
         packages: &["linux-base-", "linux-binary-", "linux-modules-"],
         modules: &["virtio_pci", "virtio_net"],
-        extra: GUEST_EXTRA,
+        extra: GUEST_EXTRA_IOMMU,
         containers: &[],
     },
     Kernel {
@@ -92,17 +105,26 @@ const KERNELS: [Kernel; 5] = [
         series: "6.12.",
         packages: &[KERNEL],
         modules: FIRST_LEVEL,
-        // For `cargo xtask bench vsock --qemu`.
-        extra: &["vhost_vsock"],
+        // For `cargo xtask bench vsock --qemu`, and for tests of VFIO.
+        extra: &["vhost_vsock", "vfio-pci", "vfio_iommu_type1", "virtio_net", "igb"],
         containers: &["vxlan", "bridge"],
     },
-    // For `cargo xtask bench switch --qemu`: Debian's cloud kernel has no driver for igb.
+    // For `cargo xtask bench switch --qemu`, and for tests of VFIO: Debian's cloud kernel has no driver for igb.
     Kernel {
         name: IGB_KERNEL,
         meta: "linux-image-amd64",
         series: "6.12.",
         packages: &[KERNEL],
-        modules: &["igb", "igbvf"],
+        modules: IGB,
+        extra: &["virtio_iommu"],
+        containers: &[],
+    },
+    Kernel {
+        name: IGB_KERNEL_6_1,
+        meta: "linux-image-amd64",
+        series: "6.1.",
+        packages: &[KERNEL],
+        modules: IGB,
         extra: &[],
         containers: &[],
     },
@@ -132,6 +154,8 @@ const PEERS: [&str; 9] =
 pub(crate) const FIRST_LEVEL_KERNEL: &str = "first-level";
 /// The kernel of guests with an igb.
 pub(crate) const IGB_KERNEL: &str = "igb";
+/// The same, of the older release.
+pub(crate) const IGB_KERNEL_6_1: &str = "igb-6.1";
 /// The kernels of guests, by the version in their names.
 pub(crate) const GUEST_KERNELS: [&str; 2] = ["6.1", "6.12"];
 
@@ -169,7 +193,7 @@ impl Lab {
     /// Fetches a guest's kernel, and builds all that guests with it can use.
     pub(crate) fn prepare(&self, kernel: &str) -> Result<()> {
         self.kernel(kernel, "vmlinux")?;
-        Image::OF_GUESTS.iter().try_for_each(|image| self.image(*image, kernel).map(drop))
+        Image::of_guests(has_iommu_driver(kernel)).try_for_each(|image| self.image(image, kernel).map(drop))
     }
 
     /// `target/lab` itself.
@@ -375,6 +399,11 @@ impl Lab {
         };
         Ok(apt.insert(ready))
     }
+}
+
+/// Whether the lab has the driver of the virtual IOMMU for this kernel.
+fn has_iommu_driver(kernel: &str) -> bool {
+    KERNELS.iter().any(|known| known.name == kernel && known.extra == GUEST_EXTRA_IOMMU)
 }
 
 /// Writes modules into a new folder, under names whose order is theirs.

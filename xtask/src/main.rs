@@ -28,8 +28,10 @@ mod licenses;
 mod long_lines;
 mod miri;
 mod nested;
+mod newer_qemu;
 mod nightly;
 mod place;
+mod programs;
 mod progress;
 mod python;
 mod sources;
@@ -111,6 +113,9 @@ enum Task {
         /// Measures QEMU instead, for comparison, and fetches it first
         #[arg(long)]
         qemu: bool,
+        /// Measures this static binary, in the checkout, instead of one that is built
+        #[arg(long, conflicts_with = "qemu")]
+        vmm: Option<PathBuf>,
     },
     /// Fills target/dist with static binaries, shell completions, man pages, unit files and licences
     Dist,
@@ -216,8 +221,8 @@ fn main() -> ExitCode {
             let filter = filter.unwrap_or_default();
             test(&workspace, part, &IntegrationOptions { filter, lab, all, bless, verbose })
         }
-        Task::Bench { backend, seconds, runs, qemu } => {
-            let options = bench::Options { backend, seconds, runs, qemu };
+        Task::Bench { backend, seconds, runs, qemu, vmm } => {
+            let options = bench::Options { backend, seconds, runs, qemu, vmm };
             Lab::open(&workspace).and_then(|lab| bench::run(&lab, &workspace, &options)).map(|()| true)
         }
         Task::Dist => dist::run(&workspace).map(|()| true),

@@ -16,6 +16,7 @@ use crate::emulator;
 use crate::error::{Context, Error, Result};
 use crate::images::Image;
 use crate::lab::{FIRST_LEVEL_KERNEL, Lab};
+use crate::newer_qemu;
 
 /// How long the first-level machine may take to boot to its init. It takes 3 to 6 s.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
@@ -35,21 +36,37 @@ pub(crate) enum Clock {
     Instructions,
 }
 
-/// The kind of a first-level machine.
-pub(crate) struct Machine<'a> {
-    /// Its kernel in the lab.
-    pub kernel: &'a str,
-    /// How it keeps time.
-    pub clock: Clock,
-    /// How many virtio NICs it has behind an IOMMU.
-    pub nics: usize,
+/// The virtio NICs that a first-level machine has behind an IOMMU.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Nics {
+    /// None, and no IOMMU.
+    None,
+    /// So many, behind AMD's, for the driver vp_vdpa.
+    Vdpa(usize),
+    /// Two behind Intel's, for VFIO, and an igb with VFs: each has a port of its own, and so PCI Express with function
+    /// level reset.
+    Vfio,
 }
 
-impl Machine<'_> {
+/// The kind of a first-level machine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Machine {
+    /// Its kernel in the lab.
+    pub kernel: &'static str,
+    /// How it keeps time.
+    pub clock: Clock,
+    /// Its NICs.
+    pub nics: Nics,
+}
+
+impl Machine {
     /// The machine that guests run in.
-    const fn plain(clock: Clock) -> Machine<'static> {
-        Machine { kernel: FIRST_LEVEL_KERNEL, clock, nics: 0 }
+    pub(crate) const fn plain(clock: Clock) -> Machine {
+        Machine { kernel: FIRST_LEVEL_KERNEL, clock, nics: Nics::None }
     }
+
+    /// The machine that has devices to pass through.
+    pub(crate) const VFIO: Machine = Machine { nics: Nics::Vfio, ..Machine::plain(Clock::Real) };
 }
 
 /// A first-level machine that is up and waits for commands.
@@ -210,16 +227,51 @@ pub(crate) fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
 /// crashed; none of 110 did without it.
 const CPU: &str = "EPYC,check=off,+svm,-cx16,-xsave,-avx,-avx2,-fma,-f16c";
 
+/// Adds NICs, with the host at 10.N.0.1 of the network of NIC N. Returns what the kernel has to be told.
+fn add_nics(nics: Nics, command: &mut Command) -> &'static str {
+    let (count, append) = match nics {
+        Nics::None => return "",
+        Nics::Vdpa(count) => {
+            // Before all devices that are behind it.
+            command.args(["-device", "amd-iommu"]);
+            (count, "")
+        }
+        Nics::Vfio => {
+            command.args(["-device", "intel-iommu,intremap=on,aw-bits=48"]);
+            (3, " intel_iommu=on")
+        }
+    };
+    for nic in 0..count {
+        // What is sent to port 7 of .100 comes back.
+        let echo = format!("guestfwd=tcp:10.{nic}.0.100:7-cmd:cat");
+        command.arg("-netdev").arg(format!("user,id=nic{nic},net=10.{nic}.0.0/24,host=10.{nic}.0.1,{echo}"));
+        let device = "virtio-net-pci,disable-legacy=on,iommu_platform=on";
+        if nics == Nics::Vfio {
+            let device = if nic == 2 { "igb" } else { device };
+            let place = format!("netdev=nic{nic},bus=port{nic},mac=52:54:00:00:10:0{nic},romfile=");
+            command.arg("-device").arg(format!("pcie-root-port,id=port{nic},chassis={}", nic + 1));
+            command.arg("-device").arg(format!("{device},{place}"));
+        } else {
+            // Every other one has a page per doorbell, which the driver can pass on.
+            let pages = if nic % 2 == 0 { "on" } else { "off" };
+            command.arg("-device").arg(format!("{device},page-per-vq={pages},netdev=nic{nic},romfile="));
+        }
+    }
+    append
+}
+
 fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Result<Command> {
     let share = workspace.display();
     // On a busy machine Linux counts too few ticks when it checks the timer at boot, and gives up.
     let mut append = format!("console=ttyS0 panic=-1 quiet no_timer_check ipv6.disable=1 lab.share={share} {extra}");
-    let mut command = match machine.clock {
-        Clock::Real => Command::new(emulator::PROGRAM),
-        Clock::Instructions => emulator::command(lab)?,
+    let mut command = match (machine.clock, machine.nics) {
+        // The other has no igb.
+        (_, Nics::Vfio) => newer_qemu::command(lab)?,
+        (Clock::Real, _) => Command::new(emulator::PROGRAM),
+        (Clock::Instructions, _) => emulator::command(lab)?,
     };
     // Linux's driver of AMD's IOMMU needs cmpxchg16b.
-    let cpu = if machine.nics > 0 { CPU.replace(",-cx16", "") } else { CPU.to_owned() };
+    let cpu = if matches!(machine.nics, Nics::Vdpa(_)) { CPU.replace(",-cx16", "") } else { CPU.to_owned() };
     command.args(["-machine", "q35", "-cpu", &cpu, "-m", "6144", "-display", "none", "-nodefaults"]);
     // With two processors QEMU 7.2 hung in one of ten nested boots. The lab runs two machines with one each instead.
     command.args(["-no-reboot", "-smp", "1"]);
@@ -230,18 +282,10 @@ fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Result<C
             command.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"])
         }
     };
+    // An IOMMU given after a device would leave that outside.
+    append += add_nics(machine.nics, &mut command);
     command.arg("-fsdev").arg(format!("local,id=checkout,path={share},security_model=none"));
     command.args(["-device", "virtio-9p-pci,fsdev=checkout,mount_tag=checkout"]);
-    if machine.nics > 0 {
-        command.args(["-device", "amd-iommu"]);
-    }
-    for nic in 0..machine.nics {
-        command.arg("-netdev").arg(format!("user,id=nic{nic},net=10.{nic}.0.0/24,host=10.{nic}.0.1"));
-        // Every other one has a page per doorbell, which the driver can pass on.
-        let pages = if nic % 2 == 0 { "on" } else { "off" };
-        let device = format!("virtio-net-pci,disable-legacy=on,iommu_platform=on,page-per-vq={pages},romfile=");
-        command.arg("-device").arg(format!("{device},netdev=nic{nic}"));
-    }
     command.arg("-kernel").arg(lab.kernel(machine.kernel, "bzImage")?);
     command.arg("-initrd").arg(lab.image(Image::FirstLevel, machine.kernel)?);
     command.arg("-append").arg(append);

@@ -12,7 +12,7 @@ use crate::apt;
 use crate::error::{Context, Error, Result};
 use crate::images::Image;
 use crate::lab::Lab;
-use crate::nested::{Clock, FirstLevel, Lost};
+use crate::nested::{Clock, FirstLevel, Lost, Machine};
 use crate::progress::{Step, note};
 
 /// How long this machine's own KVM may take to boot a stock kernel to its init. Real hardware takes half a second.
@@ -87,21 +87,21 @@ impl Place {
 
     /// A worker in this place. `number` distinguishes concurrent workers.
     pub(crate) fn worker(self, lab: &Lab, workspace: &Path, number: usize) -> Result<Worker> {
-        self.worker_with_clock(lab, workspace, number, Clock::Real)
+        self.worker_in(lab, workspace, number, &Machine::plain(Clock::Real))
     }
 
-    /// As [`Place::worker`], whose machine keeps time by `clock` if it is emulated.
-    pub(crate) fn worker_with_clock(self, lab: &Lab, workspace: &Path, number: usize, clock: Clock) -> Result<Worker> {
+    /// As [`Place::worker`], in such a machine if it is emulated.
+    pub(crate) fn worker_in(self, lab: &Lab, workspace: &Path, number: usize, machine: &Machine) -> Result<Worker> {
         match self {
             Place::Host => Ok(Worker::Host),
             Place::Nested => {
                 apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
-                let machine = FirstLevel::boot(lab, workspace, number, clock).or_else(|error| {
+                let booted = FirstLevel::boot_as(lab, workspace, number, machine).or_else(|error| {
                     // An emulated boot can hang. It is tried once more, never silently.
                     note("retry", format!("{error}; booting it again"));
-                    FirstLevel::boot(lab, workspace, number, clock)
+                    FirstLevel::boot_as(lab, workspace, number, machine)
                 })?;
-                Ok(Worker::Nested(machine))
+                Ok(Worker::Nested(booted))
             }
         }
     }

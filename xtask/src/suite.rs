@@ -11,15 +11,17 @@ use parking_lot::Mutex;
 
 use crate::apt::output;
 use crate::error::{Error, Result};
-use crate::lab::{BACKPORTS, Lab};
-use crate::nested::{Clock, Lost};
+use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, IGB_KERNEL, IGB_KERNEL_6_1, Lab};
+use crate::nested::{Clock, Lost, Machine};
+use crate::newer_qemu;
 use crate::place::{Place, Worker};
 use crate::progress::{note, seconds};
 
 /// How long one test may take. The harness has shorter limits of its own; this one applies when the harness hangs too.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
-/// The variable that says how often tests repeat what must not wear out. Then one may take [`LONG_LIMIT`].
-const ROUNDS: &str = "CH_MEMORY_ROUNDS";
+/// The variables that say how often tests repeat what must not wear out. With one of them, a test may take
+/// [`LONG_LIMIT`].
+const ROUNDS: [&str; 4] = ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_VFIO_ROUNDS"];
 /// How long one test may take in a longer run.
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// How long a test may take in a machine whose clock counts instructions, which is slower.
@@ -27,6 +29,10 @@ const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
 /// The files of tests whose guests start with UEFI firmware begin with this. QEMU's emulation of a nested guest aborts
 /// in firmware, by an assertion on its own lock, unless the machine's clock counts instructions.
 const FIRMWARE_TESTS: &str = "firmware";
+/// The files of tests that pass devices of the first-level machine through to guests begin with this.
+const VFIO_TESTS: &str = "vfio";
+/// The modules that these load, beside the kernel of that machine.
+const VFIO_MODULES: &str = "extra/vfio-pci";
 
 /// How many tests passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,15 +84,19 @@ struct Test {
 }
 
 impl Test {
-    /// The clock of the machine that it runs in.
-    fn clock(&self) -> Clock {
-        if self.file.starts_with(FIRMWARE_TESTS) { Clock::Instructions } else { Clock::Real }
+    /// The machine that it runs in, if it is emulated.
+    fn machine(&self) -> Machine {
+        match self.file.as_str() {
+            file if file.starts_with(VFIO_TESTS) => Machine::VFIO,
+            file if file.starts_with(FIRMWARE_TESTS) => Machine::plain(Clock::Instructions),
+            _ => Machine::plain(Clock::Real),
+        }
     }
 
     /// How long it may take.
     fn limit(&self) -> Duration {
-        match self.clock() {
-            Clock::Real if std::env::var_os(ROUNDS).is_some() => LONG_LIMIT,
+        match self.machine().clock {
+            Clock::Real if ROUNDS.iter().any(|name| std::env::var_os(name).is_some()) => LONG_LIMIT,
             Clock::Real => TEST_LIMIT,
             Clock::Instructions => COUNTING_LIMIT,
         }
@@ -122,6 +132,14 @@ impl Suite<'_> {
         }
         let workers = self.place.workers().min(total);
         note("test", format!("{total} integration tests, {}", self.description(workers)));
+        if queue.lock().iter().any(|test| test.machine() == Machine::VFIO) {
+            self.lab.kernel(FIRST_LEVEL_KERNEL, VFIO_MODULES)?;
+            self.lab.prepare(IGB_KERNEL)?;
+            if self.all {
+                self.lab.prepare(IGB_KERNEL_6_1)?;
+            }
+            newer_qemu::fetch(self.lab)?;
+        }
         let (sender, reports) = channel();
         let mut tally = Tally::default();
         thread::scope(|scope| {
@@ -160,9 +178,9 @@ impl Suite<'_> {
                 if format!("{file}::{name}").contains(self.filter) && !longer.contains(&name) {
                     let test = Test { file: file.clone(), name, binary: binary.clone(), retried: false };
                     // Those that take longest come first, so that other workers have something to do meanwhile.
-                    match test.clock() {
-                        Clock::Instructions => tests.push_front(test),
-                        Clock::Real => tests.push_back(test),
+                    match test.machine() == Machine::plain(Clock::Real) {
+                        false => tests.push_front(test),
+                        true => tests.push_back(test),
                     }
                 }
             }
@@ -174,13 +192,15 @@ impl Suite<'_> {
         let mut worker = None;
         loop {
             let Some(test) = queue.lock().pop_front() else { return };
-            let clock = test.clock();
+            let machine = test.machine();
+            // This machine's own devices are not for tests: those of VFIO are always emulated.
+            let place = if machine == Machine::VFIO { Place::Nested } else { self.place };
             let ready = match worker.take() {
-                Some((its_clock, ready)) if its_clock == clock || self.place == Place::Host => Ok(ready),
-                _ => self.worker(number, clock),
+                Some((its_machine, ready)) if its_machine == machine || self.is_host(machine, its_machine) => Ok(ready),
+                _ => self.worker(place, number, &machine),
             };
             let report = match ready {
-                Ok(ready) => self.run_one(test, &mut worker.insert((clock, ready)).1),
+                Ok(ready) => self.run_one(test, &mut worker.insert((machine, ready)).1),
                 Err(error) => Report::without_worker(test, error),
             };
             if let Outcome::Lost(lost) = &report.outcome {
@@ -201,12 +221,17 @@ impl Suite<'_> {
     }
 
     /// A worker, which is started again once if it does not come up.
-    fn worker(&self, number: usize, clock: Clock) -> Result<Worker> {
-        let worker = || self.place.worker_with_clock(self.lab, self.workspace, number, clock);
+    fn worker(&self, place: Place, number: usize, machine: &Machine) -> Result<Worker> {
+        let worker = || place.worker_in(self.lab, self.workspace, number, machine);
         worker().or_else(|error| {
             note("retry", error);
             worker()
         })
+    }
+
+    /// Whether tests of both kinds run on this machine itself.
+    fn is_host(&self, one: Machine, other: Machine) -> bool {
+        self.place == Place::Host && ![one, other].contains(&Machine::VFIO)
     }
 
     fn run_one(&self, test: Test, worker: &mut Worker) -> Report {
@@ -234,8 +259,10 @@ impl Suite<'_> {
             line += "CH_BLESS=1 ";
         }
         // How often tests repeat what must not wear out.
-        if let Some(rounds) = std::env::var_os(ROUNDS) {
-            line += &format!("{ROUNDS}={} ", quote(Path::new(&rounds)));
+        for name in ROUNDS {
+            if let Some(rounds) = std::env::var_os(name) {
+                line += &format!("{name}={} ", quote(Path::new(&rounds)));
+            }
         }
         line += &format!(
             "RUST_BACKTRACE=0 {} --exact {} --include-ignored --test-threads=1",

@@ -12,7 +12,7 @@ use crate::build;
 use crate::error::{Context, Error, Result};
 use crate::images::Image;
 use crate::lab::{GUEST_KERNELS, Lab};
-use crate::nested::{Clock, FirstLevel, Machine};
+use crate::nested::{Clock, FirstLevel, Machine, Nics};
 use crate::progress::Step;
 use crate::suite::{environment, quote};
 
@@ -59,7 +59,8 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, nics: usize, command: Option<&str
             format!("{}{} {nics} '{emulator}'", environment(lab, &vmm, None), quote(&program))
         }
     };
-    let mut machine = FirstLevel::boot_as(lab, workspace, 6, &Machine { kernel: KERNEL, clock: Clock::Real, nics })?;
+    let kind = Machine { kernel: KERNEL, clock: Clock::Real, nics: Nics::Vdpa(nics) };
+    let mut machine = FirstLevel::boot_as(lab, workspace, 6, &kind)?;
     let command = format!("{BIND}{command}");
     machine
         .run(&command, LIMIT, &mut |line| println!("{line}"))

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use virtio_devices::SharedQueue;
+use virtio_devices::{GuestMap, SharedQueue};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::input::Input;
 
@@ -27,8 +27,8 @@ const WRITE: u16 = 2;
 
 thread_local! {
     /// Created once, because that takes longer than running an input.
-    static RAM: GuestMemoryMmap =
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory for a guest");
+    static RAM: GuestMap =
+        GuestMap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory for a guest");
 }
 
 /// What a header says.
@@ -44,7 +44,7 @@ pub struct Header {
 
 /// Both queues, in guest memory.
 pub struct Driver {
-    pub memory: GuestMemoryMmap,
+    pub memory: GuestMap,
     pub receive: SharedQueue,
     pub transmit: SharedQueue,
     receive_next: u16,

@@ -95,15 +95,19 @@ fn what_is_not_there_yet_has_a_status_of_its_own() {
         assert_eq!(status(client.vm_add_generic_vhost_user_put(device).await), 400);
         let url = || "file:///nonexistent".to_owned();
         let answers = [
-            status(client.vm_add_device_put(DeviceConfig::new("/sys/bus/pci/devices/0000:00:1f.0".into())).await),
             status(client.vm_add_user_device_put(VmAddUserDevice::new("/nonexistent/s".into())).await),
             status(client.vm_coredump_put(VmCoredumpData { destination_url: Some(url()) }).await),
-            status(client.vm_snapshot_put(VmSnapshotConfig { destination_url: Some(url()) }).await),
-            status(client.vm_restore_put(RestoreConfig::new(url())).await),
-            status(client.vm_send_migration_put(SendMigrationData::new(url())).await),
-            status(client.vm_receive_migration_put(ReceiveMigrationData::new(url())).await),
         ];
-        assert_eq!(answers, [501; 7]);
+        assert_eq!(answers, [501; 2]);
+        let device = DeviceConfig::new("/sys/bus/pci/devices/nowhere".into());
+        assert_eq!(status(client.vm_add_device_put(device).await), 400);
+        // A VM moves over a connection, and to where there is none.
+        assert_eq!(status(client.vm_send_migration_put(SendMigrationData::new(url())).await), 400);
+        assert_eq!(status(client.vm_receive_migration_put(ReceiveMigrationData::new(url())).await), 409);
+        // One runs, and is not paused.
+        let snapshot = VmSnapshotConfig { destination_url: Some(url()) };
+        assert_eq!(status(client.vm_snapshot_put(snapshot).await), 409);
+        assert_eq!(status(client.vm_restore_put(RestoreConfig::new(url())).await), 409);
         assert_eq!(client.vm_info_get().await.unwrap().config.devices, None);
     });
 }

@@ -62,7 +62,7 @@ fn probe(target: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-fn address(interface: &str) -> libc::sockaddr_ll {
+pub(crate) fn address(interface: &str) -> libc::sockaddr_ll {
     let name = CString::new(interface).unwrap();
     // SAFETY: the name ends with a NUL and outlives the call.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
@@ -74,7 +74,7 @@ fn address(interface: &str) -> libc::sockaddr_ll {
     address
 }
 
-fn packet_socket() -> OwnedFd {
+pub(crate) fn packet_socket() -> OwnedFd {
     // SAFETY: socket has no memory effects. With protocol 0 it receives nothing.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0, "opening a packet socket: {}", std::io::Error::last_os_error());

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fixtures::process::Process;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::api::Api;
@@ -30,6 +31,8 @@ pub enum Backend {
 
 /// The processes and taps behind a PF's VFs. Whatever the kind of backend, its host side is a tap.
 pub struct Backends {
+    /// What the names of taps and of vDPA devices begin with; the VF's index follows.
+    prefix: String,
     kinds: Vec<Backend>,
     sockets: TempDir,
     vhost_user: Option<Process>,
@@ -41,13 +44,30 @@ impl Backends {
     /// Starts what the VFs' backends need: `kinds[i]` is that of VF i. `vhost_user` and `vduse` are options of the
     /// fixtures.
     pub fn start_with(kinds: &[Backend], vhost_user: &[&str], vduse: &[&str]) -> Backends {
+        let by_fixtures = |kind: Backend| matches!(kind, Backend::VhostUser | Backend::Vdpa);
+        Backends::prepare("pf0v", kinds, by_fixtures, vhost_user, vduse)
+    }
+
+    /// As [`Backends::start`]. All taps are there before the VMM is, and stay when it ends; their names are `prefix`
+    /// and the VF's index.
+    pub fn start_persistent(prefix: &str, kinds: &[Backend]) -> Backends {
+        Backends::prepare(prefix, kinds, |_| true, &[], &[])
+    }
+
+    fn prepare(
+        prefix: &str,
+        kinds: &[Backend],
+        is_persistent: impl Fn(Backend) -> bool,
+        vhost_user: &[&str],
+        vduse: &[&str],
+    ) -> Backends {
         let sockets = tempfile::tempdir().expect("a folder for sockets");
-        let mut backends =
-            Backends { kinds: kinds.to_vec(), sockets, vhost_user: None, vduse: None, persistent: Vec::new() };
-        let by_fixtures = |kind: &Backend| matches!(kind, Backend::VhostUser | Backend::Vdpa);
-        for (index, _) in kinds.iter().enumerate().filter(|(_, kind)| by_fixtures(kind)) {
-            backends.persistent.push(HostTap::persistent(&tap_name(index)));
+        let (prefix, kinds) = (prefix.to_owned(), kinds.to_vec());
+        let mut backends = Backends { prefix, kinds, sockets, vhost_user: None, vduse: None, persistent: Vec::new() };
+        for (index, _) in backends.kinds.iter().enumerate().filter(|(_, kind)| is_persistent(**kind)) {
+            backends.persistent.push(HostTap::persistent(&backends.tap_name(index)));
         }
+        let kinds = backends.kinds.clone();
         if kinds.contains(&Backend::VhostUser) {
             backends.start_vhost_user(vhost_user);
         }
@@ -65,17 +85,26 @@ impl Backends {
     /// Starts or restarts the vhost-user fixture.
     pub fn start_vhost_user(&mut self, options: &[&str]) {
         let sockets = self.of(Backend::VhostUser).map(|index| {
-            format!("socket={},name=vf{index},tap={},mac={}", self.socket(index), tap_name(index), vf_mac(index))
+            format!("socket={},name=vf{index},tap={},mac={}", self.socket(index), self.tap_name(index), vf_mac(index))
         });
         let arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).chain(sockets).collect();
         self.vhost_user = Some(Process::vhost_user_net(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
     }
 
     fn start_vduse(&mut self, options: &[&str]) {
-        let devices =
-            self.of(Backend::Vdpa).map(|index| format!("name=vf{index},tap={},mac={}", tap_name(index), vf_mac(index)));
+        let device =
+            |index| format!("name={},tap={},mac={}", self.vdpa_name(index), self.tap_name(index), vf_mac(index));
+        let devices = self.of(Backend::Vdpa).map(device);
         let arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).chain(devices).collect();
         self.vduse = Some(Process::vduse_net(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
+    }
+
+    fn tap_name(&self, index: usize) -> String {
+        format!("{}{index}", self.prefix)
+    }
+
+    fn vdpa_name(&self, index: usize) -> String {
+        format!("vf{}", self.tap_name(index).trim_start_matches("pf0v"))
     }
 
     fn of(&self, wanted: Backend) -> impl Iterator<Item = usize> {
@@ -89,8 +118,8 @@ impl Backends {
     /// The value of `--net-vf` for VF `index`.
     pub fn vf(&self, index: usize) -> String {
         let backend = match self.kinds[index] {
-            Backend::Tap => format!("tap={}", tap_name(index)),
-            Backend::VhostNet => format!("tap={},vhost=on", tap_name(index)),
+            Backend::Tap => format!("tap={}", self.tap_name(index)),
+            Backend::VhostNet => format!("tap={},vhost=on", self.tap_name(index)),
             Backend::VhostUser => format!("vhost_user=on,socket={}", self.socket(index)),
             Backend::Vdpa => format!("vdpa={}", self.node(index).display()),
         };
@@ -99,19 +128,33 @@ impl Backends {
 
     /// The vDPA device of VF `index`.
     pub fn node(&self, index: usize) -> std::path::PathBuf {
-        self.vduse.as_ref().expect("there is no vDPA device").node(&format!("vf{index}"))
+        self.vduse.as_ref().expect("there is no vDPA device").node(&self.vdpa_name(index))
     }
 
-    /// A guest whose PF `pf0` has VFs over these backends.
+    /// VF `index` over these backends, as an entry of `backends` of a restore or of a migration's target.
+    pub fn given(&self, index: usize) -> Value {
+        match self.kinds[index] {
+            Backend::Tap | Backend::VhostNet => json!({"id": "pf0", "vf": index, "tap": self.tap_name(index)}),
+            Backend::VhostUser => json!({"id": "pf0", "vf": index, "vhost_socket": self.socket(index)}),
+            Backend::Vdpa => json!({"id": "pf0", "vf": index, "vdpa": self.node(index)}),
+        }
+    }
+
+    /// A guest whose PF `pf0` has VFs over these backends, and is over the tap `pf0` itself.
     pub fn spec(&self, kernel: Kernel) -> GuestSpec {
+        self.spec_over("pf0", kernel)
+    }
+
+    /// As [`Backends::spec`], with the PF over `tap`.
+    pub fn spec_over(&self, tap: &str, kernel: Kernel) -> GuestSpec {
         let vfs = self.kinds.len();
-        let spec = GuestSpec::new(kernel).net(&format!("id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs={vfs}"));
+        let spec = GuestSpec::new(kernel).net(&format!("id=pf0,tap={tap},mac=52:54:00:00:00:01,sriov_vfs={vfs}"));
         (0..vfs).fold(spec, |spec, index| spec.net_vf(&self.vf(index)))
     }
 
     /// The taps behind the VFs, while the guest runs.
     pub fn taps(&self) -> Vec<HostTap> {
-        (0..self.kinds.len()).map(|index| HostTap::existing(&tap_name(index))).collect()
+        (0..self.kinds.len()).map(|index| HostTap::existing(&self.tap_name(index))).collect()
     }
 
     /// The process that serves the vhost-user sockets.
@@ -135,13 +178,9 @@ impl Backends {
     }
 }
 
-fn tap_name(index: usize) -> String {
-    format!("pf0v{index}")
-}
-
 impl Api {
     /// The entry of VF `index` of the first PF in `vm.info`.
-    pub fn vf(&self, index: usize) -> serde_json::Value {
+    pub fn vf(&self, index: usize) -> Value {
         self.info()["sriov"][0]["vfs"][index].clone()
     }
 

@@ -124,6 +124,12 @@ impl GuestSpec {
         self
     }
 
+    /// Installs the same and DPDK's testpmd in the guest, whose kernel must have a driver for the IOMMU.
+    pub fn with_dpdk(mut self) -> GuestSpec {
+        self.userland = Userland::Dpdk;
+        self
+    }
+
     /// Sets the value of `--serial`. Boot such a guest with [`Guest::boot_over`].
     pub fn serial(mut self, serial: &str) -> GuestSpec {
         self.serial = serial.into();
@@ -233,6 +239,14 @@ impl Guest {
         Guest::await_init(vmm, console)
     }
 
+    /// A guest that is restored by the VMM that `command` starts, whose standard streams are its serial port. It may be
+    /// paused.
+    pub fn restored_by(command: VmmCommand) -> Guest {
+        let mut vmm = command.spawn();
+        let console = Console::new(vmm.take_stdin(), vmm.take_stdout());
+        Guest { vmm, console, boot_time: Duration::ZERO }
+    }
+
     /// As [`Guest::boot_over`], with the VMM in `terminal`, which is not the serial port.
     pub fn boot_in(terminal: &Terminal, spec: GuestSpec, connect: impl FnOnce() -> Client) -> Guest {
         let vmm = terminal.spawn(spec.command());
@@ -339,6 +353,10 @@ impl Guest {
     /// Powers the guest off from inside and waits until the VMM has exited.
     pub fn power_off(mut self) -> Exit {
         self.console.send("0 poweroff -f\n");
+        if !self.vmm.exits_within(EXIT_LIMIT) {
+            let threads = self.vmm.threads();
+            self.fail(&format!("powering off; the VMM's threads:\n{threads}"), &Silence::TimedOut(EXIT_LIMIT));
+        }
         self.vmm.wait(EXIT_LIMIT)
     }
 

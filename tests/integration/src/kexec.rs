@@ -21,9 +21,14 @@ impl Guest {
     /// it is up. Panics if the guest restarted in another way, such as by a panic. `program` is this crate's static
     /// binary `kexec`; it and the kernel reach the guest over the NIC in `subnet`.
     pub fn kexec(&mut self, program: &Path, kernel: Kernel, subnet: Subnet) {
+        self.kexec_with(program, kernel, lab::Userland::Plain, subnet);
+    }
+
+    /// The same with an initramfs of `userland`.
+    pub fn kexec_with(&mut self, program: &Path, kernel: Kernel, userland: lab::Userland, subnet: Subnet) {
         self.take_file(program, "/tmp/kexec", subnet);
         self.take_file(&lab::kernel_file(kernel, Image::BzImage), "/tmp/kernel", subnet);
-        self.take_file(&lab::initramfs(kernel, lab::Userland::Plain), "/tmp/initramfs", subnet);
+        self.take_file(&lab::initramfs(kernel, userland), "/tmp/initramfs", subnet);
         self.ok("chmod +x /tmp/kexec && /tmp/kexec /tmp/kernel /tmp/initramfs \"$(cat /proc/cmdline) by-kexec\"");
         self.restart_by("/tmp/kexec");
         self.ok("grep -q by-kexec /proc/cmdline");

@@ -13,6 +13,10 @@ pub enum Kernel {
     V6_12,
     /// The newest one of Debian 13's backports. Tests with it have `backports` in their names.
     Backports,
+    /// Debian 13's generic one, with the drivers of igb and its VFs. For tests of VFIO.
+    Igb,
+    /// The same of Debian 12, for the longer tests.
+    Igb6_1,
 }
 
 /// The form of the kernel image.
@@ -34,6 +38,8 @@ pub enum Userland {
     Lspci,
     /// The modules that [`crate::Guest::load`] loads.
     Modules,
+    /// The same, and DPDK's testpmd.
+    Dpdk,
 }
 
 impl Kernel {
@@ -43,6 +49,8 @@ impl Kernel {
             Kernel::V6_1 => "6.1",
             Kernel::V6_12 => "6.12",
             Kernel::Backports => "backports",
+            Kernel::Igb => "igb",
+            Kernel::Igb6_1 => "igb-6.1",
         }
     }
 }
@@ -62,6 +70,7 @@ pub fn initramfs(kernel: Kernel, userland: Userland) -> PathBuf {
         Userland::Plain => "",
         Userland::Lspci => "-lspci",
         Userland::Modules => "-modules",
+        Userland::Dpdk => "-dpdk",
     };
     existing(lab().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
 }
@@ -94,8 +103,19 @@ fn read_all(files: &[PathBuf]) {
     }
 }
 
+/// The drivers of bridges for the kernel of the nested lab's first-level machine, in load order.
+pub(crate) fn container_modules() -> Vec<PathBuf> {
+    // A measurement has them in memory, in another place.
+    let [fetched, copied] = ["kernels/first-level/containers", "containers"].map(|folder| lab().join(folder));
+    let folder = if fetched.exists() { fetched } else { existing(copied) };
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut modules: Vec<_> = files.filter(|file| file.extension().is_some_and(|kind| kind == "ko")).collect();
+    modules.sort();
+    modules
+}
+
 /// The VMM under test.
-pub(crate) fn vmm_binary() -> PathBuf {
+pub fn vmm_binary() -> PathBuf {
     existing(variable("CH_BINARY"))
 }
 

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
+use crate::stream::Stream;
 use crate::tap::Subnet;
 
 /// How long a program may take to start serving. DPDK needs 5 s in the nested lab, and more under load.
@@ -62,7 +63,8 @@ impl Drop for Peer {
 
 /// A passt, which needs no privilege: it opens the guest's connections as its own. It serves one NIC.
 pub struct Passt {
-    _peer: Peer,
+    peer: Peer,
+    repair: Option<Peer>,
     socket: PathBuf,
     subnet: Subnet,
 }
@@ -82,7 +84,7 @@ impl Passt {
         command.stdin(Stdio::null());
         let mut peer = Peer::start(command, socket.with_extension("log"));
         peer.wait_until(|| is_listening(&socket));
-        Passt { _peer: peer, socket, subnet }
+        Passt { peer, repair: None, socket, subnet }
     }
 
     /// The network that the guest sees. It does not depend on the host's networks: only the host's loopback is behind
@@ -91,6 +93,25 @@ impl Passt {
         let [guest, host] = [subnet.guest(), subnet.host()].map(|address| address.to_string());
         let words = ["--ipv4-only", "-a", &guest, "-n", "24", "-g", &host, "-i", "lo", "-o", "127.0.0.1"];
         words.map(str::to_owned)
+    }
+
+    /// Starts passt's helper, by which its connections can be given to another passt or taken from one. It needs root.
+    pub fn start_repair(&mut self) {
+        let path = self.socket.with_extension("sock.repair");
+        self.peer.wait_until(|| is_listening(&path));
+        let mut command = Command::new("passt-repair");
+        command.arg(&path).stdin(Stdio::null());
+        self.repair = Some(Peer::start(command, path.with_extension("repair-log")));
+    }
+
+    /// Whether it has ended, as it does when its connections were given to another.
+    pub fn has_ended(&mut self) -> bool {
+        self.peer.child.try_wait().expect("the program is our child").is_some()
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
     }
 
     /// The part of `--net` or `--net-vf` that selects this backend.
@@ -111,8 +132,17 @@ impl Passt {
 
     /// Sends `len` checked bytes from the host to the guest and back.
     pub fn transfer(&self, guest: &mut Guest, len: usize) {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the loopback has its address");
-        guest.transfer_by(listener, self.subnet, len);
+        guest.transfer_by(self.listener(), self.subnet, len);
+    }
+
+    /// Opens a connection from the guest to the host.
+    pub fn open_stream(&self, guest: &mut Guest) -> Stream {
+        Stream::open_by(self.listener(), guest, self.subnet)
+    }
+
+    /// A listener that the guest reaches at the host's address.
+    fn listener(&self) -> TcpListener {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the loopback has its address")
     }
 }
 

@@ -1,5 +1,7 @@
 //! Tenants of a guest: network namespaces with a VF each, so that packets between them leave the guest's kernel.
 
+use std::time::Duration;
+
 use crate::guest::Guest;
 use crate::sriov::{Pf, Vf};
 
@@ -51,9 +53,45 @@ impl Tenant {
         guest.ok(&self.command(command))
     }
 
+    /// Runs a command without single quotes, within a time.
+    pub fn ok_within(&self, guest: &mut Guest, command: &str, limit: Duration) -> String {
+        guest.ok_within(&self.command(command), limit)
+    }
+
+    /// Waits for a connection at `port` in the background, and writes what arrives to `file`.
+    pub fn listen(&self, guest: &mut Guest, port: u16, file: &str) {
+        guest.ok("[ -p /tmp/endless ] || mkfifo /tmp/endless");
+        let listen = self.command(&format!("nc -l -p {port} 0<> /tmp/endless > {file}"));
+        guest.ok(&format!("({listen}) 2> /dev/null &"));
+        guest.wait_for(&self.command(&format!("grep -q :{port:04X} /proc/net/tcp /proc/net/tcp6")));
+    }
+
+    /// How many packets its kernel has found to have a wrong checksum of IP, TCP or UDP. It checks those of which its
+    /// NIC does not say that they are right.
+    pub fn wrong_checksums(&self, guest: &mut Guest) -> u64 {
+        let tables = self.inside(guest, "cat /proc/net/snmp /proc/net/netstat");
+        // Each line of names is followed by one of numbers.
+        let lines: Vec<Vec<_>> = tables.lines().map(|line| line.split_whitespace().collect()).collect();
+        let pairs = lines.chunks(2).filter_map(|pair| Some((pair.first()?, pair.get(1)?)));
+        let found = pairs.flat_map(|(names, numbers)| names.iter().zip(numbers));
+        let wrong: Vec<u64> = found
+            .filter(|(name, _)| matches!(**name, "InCsumErrors" | "InHdrErrors"))
+            .map(|(name, number)| number.parse().unwrap_or_else(|_| panic!("{name}: {number}")))
+            .collect();
+        assert!(wrong.len() >= 4, "IP, TCP, UDP and ICMP: {tables}");
+        wrong.iter().sum()
+    }
+
     /// Whether a ping to `address` is answered.
     pub fn reaches(&self, guest: &mut Guest, address: &str) -> bool {
         guest.run(&self.command(&format!("ping -c 3 -i 0.3 -W 2 -I vf {address}"))).status == 0
+    }
+
+    /// Sends pings to `address` in the background, each as soon as the last one was answered or lost, until the
+    /// namespace or its VF is gone.
+    pub fn flood(&self, guest: &mut Guest, address: &str) {
+        let ping = format!("while ping -A -q -c 1000 -s 1000 -W 1 -I vf {address}; do :; done");
+        guest.ok(&format!("({}) > /dev/null 2>&1 &", self.command(&ping)));
     }
 
     /// Gives the VF another address. Returns whether it took it.

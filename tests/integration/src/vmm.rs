@@ -194,6 +194,26 @@ impl Vmm {
         self.child.try_wait().expect("the VMM is our child").is_none()
     }
 
+    /// Waits until it has exited, at most for `limit`. Returns whether it has.
+    pub(crate) fn exits_within(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        while self.is_running() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        !self.is_running()
+    }
+
+    /// What each of its threads does: its name, its state, and where in the kernel it waits.
+    pub(crate) fn threads(&self) -> String {
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.id())) else { return String::new() };
+        let read = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();
+        let told = tasks.flatten().map(|task| {
+            let (stat, stack) = (read(task.path().join("stat")), read(task.path().join("stack")));
+            format!("{}{stack}", stat.split_inclusive(' ').take(3).collect::<String>() + "\n")
+        });
+        told.collect()
+    }
+
     /// Waits until it exits. Panics if that takes longer than `limit`.
     pub fn wait(mut self, limit: Duration) -> Exit {
         let deadline = Instant::now() + limit;

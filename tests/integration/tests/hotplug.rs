@@ -33,6 +33,7 @@ fn add_hot_pf(guest: &mut Guest, api: &Api, vfs: usize) -> Pf {
 /// G48, G49, B11: the VFs of the first PF stay as they are and carry traffic. A PF that is removed with its VFs
 /// enabled and bound takes them along, and can be added again under the same id.
 #[rstest]
+#[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
 fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case] kernel: Kernel) {

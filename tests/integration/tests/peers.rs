@@ -2,9 +2,11 @@
 
 use std::os::unix::fs::chown;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use integration::{DeviceMode, Guest, GuestSpec, HostTap, Kernel, Passt, Pf, Subnet, Testpmd, vf_mac};
+use integration::{Api, DeviceMode, Guest, GuestSpec, HostTap, Kernel, Passt, Pf, Subnet, Testpmd, VmmCommand, vf_mac};
 use rstest::rstest;
+use serde_json::{Value, json};
 
 /// A user without privileges.
 const NOBODY: u32 = 65534;
@@ -97,4 +99,54 @@ fn vfs_over_dpdk_carry_traffic_whichever_side_listens() {
     }
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// passt gives the connections that it holds for the guest to the passt of the VMM to which the guest moves, and ends.
+#[test]
+fn a_connection_through_passt_goes_on_at_the_vmm_that_the_guest_moves_to() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [mut here, mut there] = folders.each_ref().map(|folder| {
+        chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        let mut passt = passt(folder.path(), 0);
+        passt.start_repair();
+        passt
+    });
+    let [source, target] = ["passt-source", "passt-target"].map(Api::new);
+    let vf = format!("pf=pf0,index=0,mac={},{}", vf_mac(0), here.net());
+    let spec = GuestSpec::new(Kernel::V6_12).net("id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=1").net_vf(&vf);
+    let mut guest = Guest::boot(spec.arguments(&["--no-shutdown", "--api-socket", &source.argument()]));
+    let pf = Pf::find(&mut guest);
+    pf.set_num_vfs(&mut guest, 1);
+    let vfs = pf.vfs(&mut guest);
+    here.join_and_transfer(&mut guest, vfs[0].interface(), LEN);
+    let mut stream = here.open_stream(&mut guest);
+    stream.assert_alive(b"before\n");
+
+    let waiting = VmmCommand::new().args(["--no-shutdown", "--api-socket", &target.argument()]);
+    let mut moved = Guest::restored_by(waiting);
+    let url = format!("unix:{}", folders[1].path().join("migration").display());
+    let backend = json!({"id": "pf0", "vf": 0, "vhost_socket": there.socket()});
+    let receive = json!({"receiver_url": url, "backends": [backend]});
+    assert_eq!(target.put_json("vm.receive-migration", &receive).status, 204);
+    assert_eq!(source.put_json("vm.send-migration", &json!({"destination_url": url})).status, 204);
+    let ended = [&source, &target].map(await_end);
+    assert!(ended.iter().all(|ended| ended["state"] == "finished"), "{ended:?}");
+    stream.assert_alive(b"after\n");
+    assert!(here.has_ended() && !there.has_ended());
+    there.transfer(&mut moved, LEN);
+    stream.assert_alive(b"still\n");
+    moved.assert_kernel_has_no_complaint();
+}
+
+/// Waits until a migration is over, and returns how it ended.
+fn await_end(api: &Api) -> Value {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        let progress = api.get("vm.migration-progress").body;
+        if progress["state"] != "active" {
+            return progress;
+        }
+        assert!(Instant::now() < deadline, "the migration does not end: {progress}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

@@ -4,7 +4,9 @@
 
 use std::process::Command;
 
-use integration::{Api, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Vf, spec_with_vfs, vf_mac, vf_taps};
+use integration::{
+    Api, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Vf, predicted_vf_address, spec_with_vfs, vf_mac, vf_taps,
+};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -86,24 +88,28 @@ fn assert_only_its_vlan_is_reached(guest: &mut Guest, vf: &Vf, tap: &HostTap, ap
 }
 
 fn assert_enforced(guest: &mut Guest, pf: &Pf, api: &Api) {
-    pf.set_num_vfs(guest, 2);
     let (vfs, taps) = (pf.vfs(guest), vf_taps(2));
     vfs[0].ping_through(guest, &taps, 0, Subnet(0));
     assert_spoofed_frames_are_dropped(guest, &vfs[0], &taps[0], api);
     assert_only_its_vlan_is_reached(guest, &vfs[1], &taps[1], api);
 }
 
-/// The guest cannot do anything about it: neither new VFs nor a reboot change what holds.
+/// The guest cannot do anything about it: neither resets nor new VFs nor a reboot change what holds.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_policy_holds_from_the_start_after_disabling_and_after_a_reboot(#[case] kernel: Kernel) {
+fn a_policy_holds_from_the_start_after_resets_after_disabling_and_after_a_reboot(#[case] kernel: Kernel) {
     let (mut guest, pf, api) = boot(kernel);
+    pf.set_num_vfs(&mut guest, 2);
+    assert_enforced(&mut guest, &pf, &api);
+    (0..2).for_each(|index| guest.reset_function(&predicted_vf_address(index)));
     assert_enforced(&mut guest, &pf, &api);
     pf.set_num_vfs(&mut guest, 0);
+    pf.set_num_vfs(&mut guest, 2);
     assert_enforced(&mut guest, &pf, &api);
     guest.reboot();
+    pf.set_num_vfs(&mut guest, 2);
     assert_enforced(&mut guest, &pf, &api);
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));

@@ -1,12 +1,17 @@
 //! A switch between a PF and its VFs, as Linux guests see it: each VF is in a network namespace of its own, so that
 //! packets between them leave the kernel.
 
-#![expect(clippy::panic, reason = "a test fails by panicking")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::net::Ipv4Addr;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, TcpListener};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use integration::{
-    Api, DeviceMode, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Tenant, interface_exists, reachability, vf_mac,
+    Api, DeviceMode, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Tenant, Usage, interface_exists, reachability,
+    resident, vf_mac,
 };
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -85,6 +90,20 @@ fn tenants_of_a_closed_switch_reach_their_own_vlan_only(#[case] kernel: Kernel) 
     assert_eq!(reachability(&mut guest, &third), [".++-", "+.+-", "++.-", "---."]);
     set(&api, 2, &json!({"isolated": true}));
     assert_eq!(reachability(&mut guest, &third), [".+--", "+.--", "--.-", "---."]);
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// Each of eight VFs to each, without a tap and without any privilege of the VMM.
+#[test]
+#[ignore = "a longer test: of more VFs"]
+fn eight_vfs_of_a_closed_switch_reach_each_other_under_a_user_without_rights() {
+    let _kvm = DeviceMode::set("/dev/kvm", 0o666);
+    let spec = GuestSpec::new(Kernel::V6_12).net("id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=8");
+    let mut guest = Guest::boot(spec.user(NOBODY));
+    let tenants = Tenant::all(&mut guest, &Pf::at("0000:00:01.0"), 8);
+    let expected: Vec<_> = (0..8).map(|own| "+".repeat(own) + "." + &"+".repeat(7 - own)).collect();
+    assert_eq!(reachability(&mut guest, &tenants), expected);
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
@@ -182,6 +201,124 @@ fn vfs_reach_the_host_over_the_uplink_and_each_other_without_it() {
     guest.ping(vfs[0].interface(), Subnet(0));
     set(&api, 1, &json!({"isolated": true}));
     assert!(!one.reaches(&mut guest, &two.address()));
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// How long a transfer in a guest may take.
+const TRANSFER: Duration = Duration::from_secs(120);
+/// The VLAN of both VFs in the test of offloads, and its interface of the host.
+const PORT_VLAN: u16 = 5;
+/// Bits of the features that a driver has negotiated: GUEST_CSUM and GUEST_TSO4.
+const TAKEN: [usize; 2] = [1, 7];
+
+/// Sends the guest's file `/tmp/out` from the tenant to the host and back, by two connections.
+fn there_and_back(guest: &mut Guest, tenant: &Tenant, len: usize) {
+    let listener = TcpListener::bind((UPLINK, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let host = thread::spawn(move || {
+        let mut data = Vec::new();
+        listener.accept().unwrap().0.read_to_end(&mut data).unwrap();
+        let (mut back, _) = listener.accept().unwrap();
+        back.write_all(&data).unwrap();
+        back.shutdown(Shutdown::Write).unwrap();
+        let _ = back.read(&mut [0]);
+        data.len()
+    });
+    tenant.ok_within(guest, &format!("nc {UPLINK} {port} < /tmp/out"), TRANSFER);
+    tenant.ok_within(guest, &format!("nc {UPLINK} {port} 0<> /tmp/endless > /tmp/in"), TRANSFER);
+    assert_eq!(host.join().unwrap(), len);
+    guest.ok("cmp /tmp/out /tmp/in && rm /tmp/in");
+}
+
+/// VF 0 leaves segmentation and checksums to the device, VF 1 does neither and takes neither. The tag of their VLAN is
+/// put before what the sender's header points to, and taken off; the host has it on.
+#[test]
+fn streams_arrive_with_right_checksums_at_a_driver_that_takes_no_offloads_and_across_a_port_vlan() {
+    let api = Api::new("switch-offloads");
+    let net = "id=pf0,switch=veb,tap=up0,mac=52:54:00:00:00:01,sriov_vfs=2";
+    let vf = |index| format!("pf=pf0,index={index},mac={},vlan={PORT_VLAN}", vf_mac(index));
+    let plain = format!("{},offload_csum=off,offload_tso=off,offload_ufo=off", vf(1));
+    let spec = GuestSpec::new(Kernel::V6_12).net(net).net_vf(&vf(0)).net_vf(&plain);
+    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    let (pf, tap) = (Pf::at("0000:00:01.0"), HostTap::existing("up0"));
+    let tagged = format!("{}.{PORT_VLAN}", tap.name());
+    tap.join_at(Ipv4Addr::new(10, 89, 0, 1));
+    for command in [
+        format!("link add link {} name {tagged} type vlan id {PORT_VLAN}", tap.name()),
+        format!("addr add {UPLINK}/24 dev {tagged}"),
+        format!("link set {tagged} up"),
+    ] {
+        assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "ip {command}");
+    }
+    let tenants = Tenant::all(&mut guest, &pf, 2);
+    for (index, takes) in [(0, "1"), (1, "0")] {
+        let features = guest.ok(&format!("cat {}", pf.file(&format!("virtfn{index}/virtio*/features"))));
+        assert!(TAKEN.iter().all(|bit| features.trim().get(*bit..=*bit) == Some(takes)), "VF {index}: {features}");
+    }
+    let len = 4 << 20;
+    guest.ok("mkfifo /tmp/endless");
+    guest.ok_within("dd if=/dev/urandom of=/tmp/out bs=64k count=64 2> /dev/null", TRANSFER);
+    for (from, to) in [(0, 1), (1, 0)] {
+        tenants[to].listen(&mut guest, 7000, "/tmp/in");
+        tenants[from].ok_within(&mut guest, &format!("nc {} 7000 < /tmp/out", tenants[to].address()), TRANSFER);
+        guest.ok("cmp /tmp/out /tmp/in && rm /tmp/in");
+    }
+    let segmented = |api: &Api| counter(api, "pf0v1", "sw_segmented");
+    let of_vf = segmented(&api);
+    assert!(of_vf > 10 && counter(&api, "pf0v1", "sw_checksummed") > 0, "{of_vf} segments of VF 0");
+    there_and_back(&mut guest, &tenants[1], len);
+    assert!(segmented(&api) > of_vf, "segments of the host");
+    there_and_back(&mut guest, &tenants[0], len);
+    assert_eq!(counter(&api, "pf0v0", "sw_segmented"), 0, "it takes them as they are");
+    for tenant in &tenants {
+        assert_eq!(tenant.wrong_checksums(&mut guest), 0, "VF {}", tenant.index());
+    }
+    assert_eq!(["rx_bad_offloads", "tx_bad_headers"].map(|name| counter(&api, "pf0v1", name)), [0, 0]);
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// How often VFs come and go: a few times, as one takes ten seconds on a machine that is busy, or as often as the
+/// environment says.
+fn cycles() -> usize {
+    std::env::var("CH_SWITCH_CYCLES").map_or(10, |cycles| cycles.parse().unwrap())
+}
+
+/// What a cycle must not use more of than the one before: files and threads of the VMM, and its own memory in MB.
+fn used(guest: &Guest) -> (Usage, f64) {
+    (Usage::of(guest.vmm()), resident(guest.vmm(), 256 << 10))
+}
+
+/// The VFs are disabled while packets are under way in both directions.
+#[test]
+fn vfs_of_a_switch_come_and_go_under_load_and_leave_nothing_behind() {
+    let api = Api::new("switch-cycles");
+    let spec = GuestSpec::new(Kernel::V6_12).net("id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=2");
+    let spec = (0..2).fold(spec, |spec, index| spec.net_vf(&format!("pf=pf0,index={index},mac={}", vf_mac(index))));
+    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    let pf = Pf::at("0000:00:01.0");
+    let mut all = Vec::new();
+    for cycle in 1..=cycles() {
+        let tenants = Tenant::all(&mut guest, &pf, 2);
+        assert!(tenants[0].reaches(&mut guest, &tenants[1].address()), "cycle {cycle}");
+        let running = used(&guest).0;
+        let before = [0, 1].map(|index| counter(&api, &format!("pf0v{index}"), "rx_frames"));
+        tenants[0].flood(&mut guest, &tenants[1].address());
+        tenants[1].flood(&mut guest, &tenants[0].address());
+        let began = Instant::now();
+        while (0..2).any(|index| counter(&api, &format!("pf0v{index}"), "rx_frames") < before[index] + 200) {
+            assert!(began.elapsed() < Duration::from_secs(60), "cycle {cycle}: no load");
+        }
+        pf.set_num_vfs(&mut guest, 0);
+        tenants.into_iter().for_each(|tenant| tenant.end(&mut guest));
+        let (usage, memory) = used(&guest);
+        println!("cycle {cycle}: {running:?} with VFs, {usage:?} without, {memory:.2} MB");
+        all.push((running, usage, memory));
+    }
+    let (running, usage, memory) = all[0];
+    assert!(all.iter().all(|other| (other.0, other.1) == (running, usage)), "{all:?}");
+    assert!(all.iter().all(|other| other.2 < memory + 0.5), "the VMM's own memory grew: {all:?}");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use driver::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
 use fixtures::process::Process;
 use virtio_devices::{
-    BackendChange, Interrupts, Memory, Net, NetSpec, Policy, Port, RateLimits, Start, Vdpa, VdpaError, VdpaSpec,
-    VirtioDevice, Worker,
+    BackendChange, GuestMap, Interrupts, Memory, Net, NetSpec, Policy, Port, RateLimits, Start, Vdpa, VdpaError,
+    VdpaSpec, VirtioDevice, Worker,
 };
-use vm_memory::{FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestAddressSpace};
 
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
@@ -32,11 +32,11 @@ const HEADER: usize = 12;
 const PULSE: Duration = Duration::from_secs(7);
 
 /// Guest memory that can be shared with another process.
-fn shared_memory() -> GuestMemoryMmap {
+fn shared_memory() -> GuestMap {
     let file: File = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).unwrap();
     file.set_len(MEMORY).unwrap();
     let range = (GuestAddress(0), MEMORY as usize, Some(FileOffset::new(file, 0)));
-    GuestMemoryMmap::from_ranges_with_files([range]).unwrap()
+    GuestMap::from_ranges_with_files([range]).unwrap()
 }
 
 fn open(path: &Path, memory: &Memory) -> Result<Vdpa, VdpaError> {
@@ -75,6 +75,7 @@ impl Machine {
             offload_tso: true,
             offload_ufo: true,
             offload_csum: true,
+            standby: false,
             limits: RateLimits::default(),
             policy: Policy::default(),
             link_up: true,
@@ -90,7 +91,7 @@ impl Machine {
 
     /// Lets the driver set up its queues again after a reset.
     fn renew(&mut self) {
-        let memory = GuestMemoryMmap::clone(&self.memory.memory());
+        let memory = GuestMap::clone(&self.memory.memory());
         self.queues = (0..2).map(|index| DriverQueue::new(&memory, index, SIZE)).collect();
         self.queues[0].memory_write(0, &vec![0; BUFFERS as usize]);
         self.frames = 0;
@@ -99,8 +100,10 @@ impl Machine {
     fn start(&mut self) {
         let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
         let interrupts = Arc::clone(&self.interrupts);
-        self.workers =
-            self.net.start(Start { memory: self.memory.clone(), features: FEATURES, queues, interrupts }).unwrap();
+        self.workers = self
+            .net
+            .start(Start { memory: self.memory.clone().into(), features: FEATURES, queues, interrupts })
+            .unwrap();
     }
 
     fn stop(&mut self) {
@@ -299,7 +302,7 @@ fn a_refusal_by_the_kernel_is_reported_in_one_line() {
     assert!(error.contains("no such device"), "{error}");
     let error = told(Path::new("/dev/null"), &memory);
     assert!(error.contains("not a vhost-vdpa device"), "{error}");
-    let private = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap();
+    let private = GuestMap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap();
     let error = told(&node, &Memory::new(private));
     assert!(error.contains("add shared=on to --memory"), "{error}");
     let spec = |mac, queue_pairs| VdpaSpec { path: node.clone(), mac, queue_pairs };

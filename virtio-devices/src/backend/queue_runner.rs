@@ -3,13 +3,15 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use thiserror::Error;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::DoorbellPages;
+use super::{DoorbellPages, SharedLog};
 use crate::net_protocol::Offloads;
+use crate::{DmaSpace, GuestMap};
 
 /// A backend that runs a device's queues itself. The device handles its registers; a NIC also the link, and the control
 /// queue unless the backend runs that, too.
@@ -89,7 +91,64 @@ pub trait QueueRunner: Send {
     /// # Errors
     ///
     /// When the backend fails or refuses. It then reaches what it reached before, or is lost.
-    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), RunnerError>;
+    fn set_memory(&mut self, memory: &GuestMap) -> Result<(), RunnerError>;
+
+    /// From now on has the backend set a bit of `log` for each page of guest memory that it writes to, whether or not
+    /// queues run; without `log` it does not any more. It sets the bit after it has written, and all bits before
+    /// [`Self::stop`] returns. What it wrote before this call is not in `log`. A backend that is lost keeps `log` for
+    /// when it is back.
+    ///
+    /// # Errors
+    ///
+    /// When the backend has no dirty log ([`Ability::logs_writes`]), fails or refuses. It then logs nothing, or is
+    /// lost.
+    fn set_log(&mut self, log: Option<&Arc<SharedLog>>) -> Result<(), RunnerError> {
+        match log {
+            None => Ok(()),
+            Some(_) => Err(RunnerError::of(LOG)(io::Error::new(io::ErrorKind::Unsupported, "it has no dirty log"))),
+        }
+    }
+
+    /// Takes the state that the backend has beside its queues, such as connections that it holds for the guest, for the
+    /// backend of another host to go on with. The queues do not run. `None` if it has none, or is lost. Whether this
+    /// was all, [`Self::confirm_state`] tells.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had until `until`. The backend can go on, or is lost.
+    fn save_state(&mut self, _until: Instant) -> Result<Option<Vec<u8>>, RunnerError> {
+        Ok(None)
+    }
+
+    /// Has the backend confirm that what [`Self::save_state`] has returned was all of its state. It may end itself
+    /// after this, as passt does.
+    ///
+    /// # Errors
+    ///
+    /// When it was not, or there is no answer until `until`.
+    fn confirm_state(&mut self, _until: Instant) -> Result<(), RunnerError> {
+        Ok(())
+    }
+
+    /// Gives the backend, whose queues have not run, the state of another. Returns when it has taken all of it.
+    ///
+    /// # Errors
+    ///
+    /// When the backend has no such state ([`Ability::has_state`]), refuses it, or has not taken it until `until`.
+    fn load_state(&mut self, _state: &[u8], _until: Instant) -> Result<(), RunnerError> {
+        let why = io::Error::new(io::ErrorKind::Unsupported, "it has none");
+        Err(RunnerError::of("load the backend's own state")(why))
+    }
+
+    /// Announces a NIC's address `mac` to the network, for a driver that does not: by these frames, each with an empty
+    /// header, or in the backend's own way. One that has no way does nothing.
+    ///
+    /// # Errors
+    ///
+    /// When the backend is lost.
+    fn announce(&mut self, _mac: [u8; 6], _frames: &[Vec<u8>]) -> Result<(), RunnerError> {
+        Ok(())
+    }
 
     /// The doorbell pages that the guest can write to directly while queues run. The same object for the life of the
     /// NIC; `None` if there are never any.
@@ -118,6 +177,9 @@ pub trait QueueRunner: Send {
     fn recover(&mut self) -> Result<(), RunnerError>;
 }
 
+/// What a backend that cannot log its writes cannot do.
+pub(crate) const LOG: &str = "log what the backend writes";
+
 /// What a NIC's backend is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendKind {
@@ -131,6 +193,8 @@ pub enum BackendKind {
     Vdpa,
     /// The port of a switch; this process moves the frames.
     Switch,
+    /// None: it is missing, and the link is down.
+    Absent,
 }
 
 /// What a backend is, and what it can do.
@@ -155,6 +219,10 @@ pub struct Ability {
     pub control_queue: bool,
     /// [`QueueRunner::set_offloads`] works.
     pub switches_offloads: bool,
+    /// [`QueueRunner::set_log`] works: the backend can say which pages of guest memory it writes to.
+    pub logs_writes: bool,
+    /// It has a state beside its queues, which [`QueueRunner::save_state`] takes and [`QueueRunner::load_state`] gives.
+    pub has_state: bool,
 }
 
 /// A queue as the backend needs it. Its rings lie in guest memory.
@@ -186,7 +254,9 @@ pub struct QueueRun<'a> {
     /// The feature bits that the driver negotiated.
     pub features: u64,
     /// The guest's memory.
-    pub memory: &'a GuestMemoryMmap,
+    pub memory: &'a GuestMap,
+    /// What the addresses of the queues and of what is in them stand for. Not used by who holds a pass of it.
+    pub dma: &'a DmaSpace,
     /// The offloaded frames that the driver takes.
     pub offloads: Offloads,
     /// The pairs of queues that the driver uses: the first ones.
@@ -208,6 +278,11 @@ pub enum Attention {
     Config,
     /// The driver's rings are invalid.
     BrokenRing,
+    /// The driver named an address at which its function reaches nothing, of which the IOMMU has been told if that is
+    /// its business.
+    Unreachable,
+    /// What the function reaches is another thing now, and the queues have to be stopped and started for that.
+    Restart,
 }
 
 /// Why a backend does not start a driver's queues.

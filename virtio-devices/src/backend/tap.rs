@@ -8,6 +8,7 @@ mod error;
 mod ioctl;
 mod link;
 mod name;
+mod passed;
 mod queue;
 mod spec;
 
@@ -25,6 +26,7 @@ use ioctl::Ifreq;
 use link::Link;
 pub use link::is_network_mask;
 pub use name::{InterfaceNameError, check_interface_name};
+pub use passed::{PassedTap, TapHandle};
 pub use queue::TapQueue;
 pub use spec::TapSpec;
 

@@ -34,10 +34,10 @@
 
 mod device;
 mod error;
+mod follower;
 mod identity;
 mod kernel;
 mod locking;
-mod mapping;
 mod reach;
 mod spec;
 #[cfg(test)]
@@ -53,14 +53,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::{debug, warn};
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
 use super::{Ability, Attention, DoorbellPages, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
-use crate::Memory;
+use crate::{GuestMap, Memory};
 use device::Device;
 pub use error::{VdpaError, VdpaFault};
+use follower::Follower;
 use kernel::{Character, Kernel};
 pub use locking::Locking;
 pub use spec::VdpaSpec;
@@ -75,7 +76,7 @@ type Opener = Box<dyn Fn(&Path) -> io::Result<Box<dyn Kernel>> + Send>;
 pub struct Vdpa {
     spec: VdpaSpec,
     /// What the device reaches, or will when it is back.
-    memory: GuestMemoryMmap,
+    memory: GuestMap,
     opener: Opener,
     ability: Ability,
     /// `None` while it is lost.
@@ -106,7 +107,7 @@ impl Vdpa {
     }
 
     fn open_by(opener: Opener, spec: VdpaSpec, memory: &Memory) -> Result<Self, VdpaError> {
-        let memory = GuestMemoryMmap::clone(&memory.memory());
+        let memory = GuestMap::clone(&memory.memory());
         let opened = (|| {
             let kernel = opener(&spec.path).map_err(VdpaFault::opening)?;
             if let Some(complaint) = kernel.message_timeout().and_then(|timeout| timeout.complaint()) {
@@ -160,6 +161,12 @@ impl Vdpa {
         // The device is checked whether or not it was signalled.
         let _ = self.config_call.read();
         let device = self.device.as_ref().ok_or_else(lost)?;
+        if device.follower().is_some_and(Follower::has_failed) {
+            return Err(lost());
+        }
+        if device.follower().is_some_and(Follower::is_due) {
+            return Ok(Attention::Restart);
+        }
         if self.pulse <= Instant::now() {
             device.probe()?;
             self.set_pulse();
@@ -247,7 +254,7 @@ impl QueueRunner for Vdpa {
         Ok(())
     }
 
-    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), RunnerError> {
+    fn set_memory(&mut self, memory: &GuestMap) -> Result<(), RunnerError> {
         if let Some(device) = &mut self.device
             && let Err(error) = device.set_memory(memory)
         {
@@ -270,8 +277,10 @@ impl QueueRunner for Vdpa {
             Some(_) if self.device.is_some() => &[self.config_call.as_raw_fd(), self.timer.as_raw_fd()],
             _ => &[],
         };
+        let follower = self.device.as_ref().filter(|_| self.running.is_some()).and_then(Device::follower);
         // SAFETY: both are open as long as they are borrowed.
-        watched.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect()
+        let watched = watched.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
+        watched.chain(follower.map(Follower::watched)).collect()
     }
 
     fn attend(&mut self) -> Result<Attention, RunnerError> {

@@ -7,7 +7,10 @@
 
 mod cancel;
 mod channel;
+mod confined;
 mod connection;
+mod device_state;
+mod dirty_log;
 mod error;
 mod memory;
 mod message;
@@ -25,20 +28,23 @@ mod tests;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::warn;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
-use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{GuestAddressSpace, GuestMemoryBackend};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{Ability, Attention, BackendKind, QueueRun, QueueRunner, RunnerError, StartError};
-use crate::Memory;
+use super::{Ability, Attention, BackendKind, LOG, QueueRun, QueueRunner, RunnerError, SharedLog, StartError};
 use crate::eventfd::borrow;
 use crate::features::has;
 use crate::net_protocol::MAX_QUEUE_SIZE;
+use crate::{GuestMap, Memory};
 pub use cancel::Cancel;
+use confined::{Confined, confined};
 use connection::{ANSWER, Fault, PeerError};
+pub use device_state::MAX_DEVICE_STATE;
 pub use error::VhostUserError;
 pub(crate) use message::MAX_CONFIG;
 use message::{MAX_FDS, Request};
@@ -69,7 +75,7 @@ pub struct VhostUser {
     socket: VhostUserSocket,
     role: VhostUserRole,
     /// The guest's memory, as the peer or its successor has it.
-    memory: GuestMemoryMmap,
+    memory: GuestMap,
     ability: Ability,
     /// The feature bits and the MTU that drivers were offered.
     promised: (u64, Option<u16>),
@@ -77,6 +83,8 @@ pub struct VhostUser {
     peer: Option<Peer>,
     /// A successor that is still mapping guest memory, and its deadline.
     mapping: Option<(Peer, Instant)>,
+    /// Where the peer logs what it writes to guest memory.
+    log: Option<Arc<SharedLog>>,
     /// The peer's record of buffers that it took and has not returned.
     inflight: Option<Inflight>,
     /// Signalled by the peer when a ring is invalid.
@@ -87,6 +95,8 @@ pub struct VhostUser {
     told_link: Option<bool>,
     /// How many peers that can do too little have come.
     unfit: u64,
+    /// Of a function behind an IOMMU, from its first start on.
+    confined: Option<Confined>,
     /// The last successor was refused or could not be accepted, so others keep waiting.
     discouraged: bool,
 }
@@ -100,7 +110,7 @@ impl VhostUser {
     pub fn connect(spec: VhostUserSpec, memory: &Memory) -> Result<Self, VhostUserError> {
         let VhostUserSpec { socket, role, until, cancel } = spec;
         let name = socket.name();
-        let map = GuestMemoryMmap::clone(&memory.memory());
+        let map = GuestMap::clone(&memory.memory());
         memory::check(&map, &name)?;
         let eventfd = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
         let broken = eventfd.map_err(|source| VhostUserError::Socket { path: name.clone(), source })?;
@@ -133,6 +143,8 @@ impl VhostUser {
             mtu: peer.mtu(),
             control_queue: false,
             switches_offloads: false,
+            logs_writes: peer.can_log(),
+            has_state: peer.has_state(),
         };
         Ok(Self {
             socket,
@@ -142,11 +154,13 @@ impl VhostUser {
             ability,
             peer: Some(peer),
             mapping: None,
+            log: None,
             inflight: None,
             broken,
             started: Vec::new(),
             told_link: None,
             unfit: 0,
+            confined: None,
             discouraged: false,
         })
     }
@@ -166,6 +180,9 @@ impl VhostUser {
         }
         if !peer.takes(&self.memory) {
             return Ok(Some(format!("room for {} regions of memory", self.memory.num_regions())));
+        }
+        if self.log.is_some() && !peer.can_log() {
+            return Ok(Some("a dirty log".to_owned()));
         }
         Ok((!peer.runs_all()?).then(|| self.role.queues()))
     }
@@ -209,8 +226,59 @@ impl VhostUser {
         Err(RunnerError { what, source: io::Error::new(io::ErrorKind::TimedOut, "it is not done yet") })
     }
 
+    /// Starts the queues at a peer that may run them.
+    fn start_rings(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
+        // It may have gone and come back while there was no driver.
+        if !self.peer.as_ref().is_some_and(Peer::is_alive) {
+            self.recover()?;
+        }
+        // An earlier signal says nothing about these rings.
+        let _ = self.broken.read();
+        let what = "start the queues";
+        let peer =
+            self.peer.as_mut().ok_or_else(|| RunnerError { what, source: io::ErrorKind::NotConnected.into() })?;
+        if run.untouched {
+            self.inflight = None;
+        }
+        if let Err(error) = peer.start(run, &mut self.inflight, (&self.broken, self.log.as_deref())) {
+            let refused = error.is_about_a_ring();
+            let error = RunnerError { what, source: io::Error::other(error) };
+            if refused {
+                return Err(StartError::Refused(error));
+            }
+            self.peer = None;
+            return Err(error.into());
+        }
+        self.started = run.queues.iter().map(|queue| queue.index).collect();
+        Ok(())
+    }
+
+    /// The queues do not run any more.
+    fn end_confined(&self) {
+        self.confined.iter().for_each(Confined::end);
+    }
+
+    /// Checks that the queues may run, if the function is behind an IOMMU. They count as running then.
+    fn confine(&mut self, run: &QueueRun<'_>) -> Result<(), RunnerError> {
+        let Some(iommu) = run.dma.iommu() else { return Ok(()) };
+        let confined = match self.confined.take() {
+            Some(confined) => confined,
+            None => Confined::new(iommu).map_err(RunnerError::of("follow the virtual IOMMU"))?,
+        };
+        self.confined.insert(confined).begin()
+    }
+
     /// Makes a request. A peer that fails is lost, because a late answer would be mistaken for another.
     fn ask<T>(
+        &mut self,
+        what: &'static str,
+        request: impl FnOnce(&mut Peer) -> Result<T, PeerError>,
+    ) -> Result<T, RunnerError> {
+        self.ask_gently(what, request).inspect_err(|_| self.peer = None)
+    }
+
+    /// The same, of a peer that may refuse, and goes on then.
+    fn ask_gently<T>(
         &mut self,
         what: &'static str,
         request: impl FnOnce(&mut Peer) -> Result<T, PeerError>,
@@ -218,7 +286,9 @@ impl VhostUser {
         let peer =
             self.peer.as_mut().ok_or_else(|| RunnerError { what, source: io::ErrorKind::NotConnected.into() })?;
         request(peer).map_err(|error| {
-            self.peer = None;
+            if !error.fault.keeps_peer() {
+                self.peer = None;
+            }
             RunnerError { what, source: io::Error::other(error) }
         })
     }
@@ -239,29 +309,8 @@ impl QueueRunner for VhostUser {
     }
 
     fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
-        // It may have gone and come back while there was no driver.
-        if !self.peer.as_ref().is_some_and(Peer::is_alive) {
-            self.recover()?;
-        }
-        // An earlier signal says nothing about these rings.
-        let _ = self.broken.read();
-        let what = "start the queues";
-        let peer =
-            self.peer.as_mut().ok_or_else(|| RunnerError { what, source: io::ErrorKind::NotConnected.into() })?;
-        if run.untouched {
-            self.inflight = None;
-        }
-        if let Err(error) = peer.start(run, &mut self.inflight, &self.broken) {
-            let refused = error.is_about_a_ring();
-            let error = RunnerError { what, source: io::Error::other(error) };
-            if refused {
-                return Err(StartError::Refused(error));
-            }
-            self.peer = None;
-            return Err(error.into());
-        }
-        self.started = run.queues.iter().map(|queue| queue.index).collect();
-        Ok(())
+        self.confine(run)?;
+        self.start_rings(run).inspect_err(|_| self.end_confined())
     }
 
     fn stop(&mut self) -> Vec<Option<u16>> {
@@ -277,6 +326,7 @@ impl QueueRunner for VhostUser {
             // If that fails, the peer is lost, and its queues are stopped anyway.
             let _ = self.ask("finish a stop", Peer::finish_stop);
         }
+        self.end_confined();
         positions
     }
 
@@ -297,7 +347,7 @@ impl QueueRunner for VhostUser {
         self.ask("write the device configuration", |peer| peer.write_config(offset, data))
     }
 
-    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), RunnerError> {
+    fn set_memory(&mut self, memory: &GuestMap) -> Result<(), RunnerError> {
         // A successor that is still mapping the old memory begins anew.
         self.mapping = None;
         if let Some(peer) = &mut self.peer
@@ -320,6 +370,44 @@ impl QueueRunner for VhostUser {
         Ok(())
     }
 
+    fn announce(&mut self, mac: [u8; 6], _frames: &[Vec<u8>]) -> Result<(), RunnerError> {
+        if self.peer.is_none() {
+            return Ok(());
+        }
+        self.ask("have the peer announce the address", |peer| peer.send_rarp(mac))
+    }
+
+    fn set_log(&mut self, log: Option<&Arc<SharedLog>>) -> Result<(), RunnerError> {
+        if log.is_some() && !self.ability.logs_writes {
+            return Err(RunnerError::of(LOG)(io::Error::new(io::ErrorKind::Unsupported, "the peer has no dirty log")));
+        }
+        self.log = log.cloned();
+        if self.peer.is_none() {
+            // Its successor is told.
+            return Ok(());
+        }
+        self.ask(LOG, |peer| peer.set_log(log.map(|log| &**log))).inspect_err(|_| self.log = None)
+    }
+
+    fn save_state(&mut self, until: Instant) -> Result<Option<Vec<u8>>, RunnerError> {
+        // What a lost peer had is lost with it.
+        if !self.peer.as_ref().is_some_and(|peer| peer.has_state() && peer.is_alive()) {
+            return Ok(None);
+        }
+        self.ask_gently("save the backend's own state", |peer| peer.save_state(until)).map(Some)
+    }
+
+    fn confirm_state(&mut self, until: Instant) -> Result<(), RunnerError> {
+        self.ask_gently("save all of the backend's own state", |peer| peer.check_state(until))
+    }
+
+    fn load_state(&mut self, state: &[u8], until: Instant) -> Result<(), RunnerError> {
+        self.ask_gently("load the backend's own state", |peer| match peer.has_state() {
+            true => peer.load_state(state, until),
+            false => Err(PeerError { request: Request::SET_DEVICE_STATE_FD, fault: Fault::Refused }),
+        })
+    }
+
     fn watched(&self) -> Vec<BorrowedFd<'_>> {
         if let Some((peer, _)) = &self.mapping {
             return vec![peer.connection.as_fd()];
@@ -327,8 +415,8 @@ impl QueueRunner for VhostUser {
         let Some(peer) = &self.peer else {
             return self.socket.listener().filter(|_| !self.discouraged).into_iter().collect();
         };
-        let broken = borrow(&self.broken);
-        peer.watched().chain([broken]).collect()
+        let own = [borrow(&self.broken)].into_iter().chain(self.confined.as_ref().map(Confined::watched));
+        peer.watched().chain(own).collect()
     }
 
     fn attend(&mut self) -> Result<Attention, RunnerError> {
@@ -336,6 +424,9 @@ impl QueueRunner for VhostUser {
         if self.peer.as_ref().is_some_and(|peer| !peer.is_alive()) {
             self.peer = None;
             return Err(RunnerError { what, source: io::Error::other("the backend closed the connection") });
+        }
+        if self.confined.as_ref().is_some_and(Confined::is_to_stop) {
+            return Ok(Attention::Restart);
         }
         let (heard, link_up) = self.ask(what, |peer| Ok((peer.hear()?, peer.link_up())))?;
         match self.role {
@@ -350,6 +441,15 @@ impl QueueRunner for VhostUser {
     }
 
     fn recover(&mut self) -> Result<(), RunnerError> {
+        if let Some(bounds) = &self.confined {
+            if !bounds.allows() {
+                return Err(confined());
+            }
+            if self.peer.as_ref().is_some_and(Peer::is_alive) {
+                // It was only kept from running.
+                return Ok(());
+            }
+        }
         // The old connection ends before there is another.
         self.peer = None;
         if self.mapping.is_some() {

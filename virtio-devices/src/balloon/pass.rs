@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vm_memory::{GuestMemoryMmap, Permissions};
+use vm_memory::Permissions;
 
 use super::counters::{BalloonCounter, Tally};
 use super::pages::ranges;
-use crate::Interrupts;
 use crate::discard::{Discarded, discard};
 use crate::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
+use crate::{DmaView, Interrupts};
 
 /// The queue of pages that the driver puts into the balloon (`virtio 1.4 §5.5.2`).
 pub(super) const INFLATE: u16 = 0;
@@ -39,7 +39,7 @@ enum Work {
 /// A turn of the worker's loop.
 pub(super) struct Pass<'p> {
     /// The guest's memory.
-    pub memory: &'p GuestMemoryMmap,
+    pub memory: &'p DmaView,
     /// Stops it.
     pub stop: &'p AtomicBool,
     /// Where the driver is interrupted.
@@ -116,7 +116,7 @@ impl Pass<'_> {
             if !descriptor.is_write_only() {
                 break;
             }
-            let (start, len) = (descriptor.addr().0, u64::from(descriptor.len()));
+            let (start, len) = (descriptor.address(), u64::from(descriptor.len()));
             self.tally.add(BalloonCounter::ReportedBytes, len);
             give_back(self.memory, &(start..start.saturating_add(len)), self.tally);
         }
@@ -126,8 +126,8 @@ impl Pass<'_> {
 }
 
 /// Gives `range` back to the host, as far as it is guest memory.
-fn give_back(memory: &GuestMemoryMmap, range: &Range<u64>, tally: &mut Tally) {
-    let Discarded { freed, kept, refused, outside } = discard(memory, range);
+fn give_back(memory: &DmaView, range: &Range<u64>, tally: &mut Tally) {
+    let Discarded { freed, kept, refused, outside } = discard(memory.map(), range);
     tally.add(BalloonCounter::DiscardedBytes, freed);
     tally.add(BalloonCounter::KeptBytes, kept);
     tally.add(BalloonCounter::BackendErrors, (refused > 0).into());

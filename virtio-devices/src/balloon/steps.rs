@@ -3,7 +3,6 @@
 use std::sync::atomic::AtomicBool;
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestMemoryMmap;
 
 use super::counters::{BalloonCounter, BalloonCounters, Tally};
 use super::pass::Pass;
@@ -11,14 +10,14 @@ use crate::features::has;
 use crate::iovecs::Storage;
 use crate::net::steps::Step;
 use crate::ring::Ring;
-use crate::{Interrupts, SharedQueue};
+use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
 
 /// A queue that is run step by step.
 pub struct BalloonQueue<'q>(Ring<'q>);
 
 /// What the queues of a balloon have in common.
 pub struct BalloonSteps {
-    memory: GuestMemoryMmap,
+    memory: DmaView,
     storage: Storage,
     tally: Tally,
     counters: BalloonCounters,
@@ -28,9 +27,9 @@ pub struct BalloonSteps {
 
 impl BalloonSteps {
     /// A balloon whose driver negotiated `features`.
-    pub fn new(memory: GuestMemoryMmap, features: u64) -> Self {
+    pub fn new(memory: GuestMap, features: u64) -> Self {
         Self {
-            memory,
+            memory: DmaView::identity(&memory),
             storage: Storage::default(),
             tally: Tally::new(),
             counters: BalloonCounters::new(),

@@ -7,9 +7,9 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::pass::{DEFLATE, INFLATE, MAX_PAGES, REPORT};
 use super::*;
+use crate::Interrupts;
 use crate::discard::PAGE;
 use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
-use crate::{Interrupts, Memory};
 
 /// The first page that tests give away. Rings and page numbers are below.
 const FIRST: u64 = 2 << 20;
@@ -44,7 +44,7 @@ impl Guest {
 
     fn start(&mut self) {
         let start = Start {
-            memory: Memory::new(self.queues[0].memory.clone()),
+            memory: self.queues[0].memory.clone().into(),
             features: self.balloon.features(),
             queues: (0..).zip(&self.queues).map(|(index, queue)| (index, Arc::clone(&queue.queue))).collect(),
             interrupts: Arc::clone(&self.interrupts),

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::{BalloonCounter, BalloonCounters, Tally};
@@ -15,7 +14,7 @@ use crate::features::has;
 use crate::iovecs::Storage;
 use crate::ring::{BrokenRing, Ring};
 use crate::worker::own;
-use crate::{Interrupts, Memory, SharedQueue};
+use crate::{DmaSpace, Interrupts, SharedQueue};
 
 /// The queues and what their worker works with.
 pub(crate) struct QueueWorker {
@@ -24,7 +23,7 @@ pub(crate) struct QueueWorker {
     /// The negotiated features.
     pub features: u64,
     /// The guest's memory.
-    pub memory: Memory,
+    pub memory: DmaSpace,
     /// Where the driver is interrupted.
     pub interrupts: Arc<Interrupts>,
     /// The counters.
@@ -43,7 +42,7 @@ impl QueueWorker {
             self.queues.iter().filter_map(|(index, queue)| self.open(*index, queue, &mut tally)).collect();
         while !self.stop.load(Ordering::Acquire) {
             let idle = {
-                let memory = &self.memory.memory();
+                let memory = &self.memory.pass();
                 let (stop, interrupts) = (&self.stop, &self.interrupts);
                 let mut pass = Pass { memory, stop, interrupts, storage: &mut storage, tally: &mut tally };
                 let mut idle = true;
@@ -69,7 +68,7 @@ impl QueueWorker {
 
     fn open<'q>(&self, index: u16, queue: &'q SharedQueue, tally: &mut Tally) -> Option<Ring<'q>> {
         let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
-        let ring = Ring::open(index, own(queue, &self.stop)?, event_idx, &self.memory.memory());
+        let ring = Ring::open(index, own(queue, &self.stop)?, event_idx, &self.memory.pass());
         ring.inspect_err(|BrokenRing| self.give_up(tally)).ok()
     }
 

@@ -79,6 +79,18 @@ pub enum BlockError {
         .0.display()
     )]
     InUse(PathBuf),
+    /// The image is not what it was when it was opened.
+    #[error(
+        "path={}: has {is} bytes, and had {was} when it was opened; give both hosts the same image", path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// The size of the disk that was expected, in bytes.
+        was: u64,
+        /// The size that it has.
+        is: u64,
+    },
     /// The file cannot be used for another reason.
     #[error("path={}: cannot {action}: {source}", path.display())]
     File {
@@ -122,6 +134,7 @@ impl BlockError {
             | Self::Qcow2 { .. }
             | Self::Direct(_)
             | Self::InUse(_)
+            | Self::Changed { .. }
             | Self::File { .. } => ErrorKind::Unsuitable,
             Self::Space { .. } => ErrorKind::Host,
             Self::Serial(_) | Self::QueueSize(_) | Self::NoQueue | Self::Cpus(_) => ErrorKind::Invalid,

@@ -27,6 +27,17 @@ impl ImageFile {
     ///
     /// When it cannot be used, or somebody else uses it.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Self, BlockError> {
+        let file = Self::open_unlocked(path, access)?;
+        file.lock(path, access)?;
+        Ok(file)
+    }
+
+    /// Opens the file at `path`, which another program may have locked.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be used.
+    pub(crate) fn open_unlocked(path: &Path, access: Access) -> Result<Self, BlockError> {
         let fail = |action| move |errno: Errno| BlockError::File { path: path.into(), action, source: errno.into() };
         let mut flags = OFlags::CLOEXEC | if access.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         flags.set(OFlags::DIRECT, access.direct);
@@ -42,10 +53,18 @@ impl ImageFile {
             other => return Err(BlockError::Kind { path: path.into(), kind: kind(other) }),
         };
         rustix::fs::fcntl_setfl(&fd, flags).map_err(fail("be set up"))?;
-        let size = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(fail("tell its size"))?;
-        lock(path, fd.as_fd(), access, size)?;
         Ok(Self { fd, stat, block_device })
     }
+
+    fn lock(&self, path: &Path, access: Access) -> Result<(), BlockError> {
+        lock(path, self.fd.as_fd(), access, size_of(path, &self.fd)?)
+    }
+}
+
+/// The size of the file that is open at `path`, in bytes.
+pub(super) fn size_of(path: &Path, fd: &OwnedFd) -> Result<u64, BlockError> {
+    let fail = |errno: Errno| BlockError::File { path: path.into(), action: "tell its size", source: errno.into() };
+    rustix::fs::seek(fd, SeekFrom::End(0)).map_err(fail)
 }
 
 fn kind(kind: FileType) -> &'static str {

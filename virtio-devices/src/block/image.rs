@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
+
 use super::access::{Access, ImageFormat};
 use super::error::{BlockError, ResizeError};
 use super::file::ImageFile;
@@ -11,11 +13,13 @@ use super::operation::Abilities;
 use super::qcow2::Qcow2;
 use super::raw::RawFile;
 
-/// An open image. It is locked: a writer excludes all others.
+/// An open image. Unless it was given up ([`Self::release`]), it is locked: a writer excludes all others.
 pub(crate) struct Image {
     contents: Contents,
     /// What can be done with it, at the size that it was opened with.
     abilities: Abilities,
+    /// Whether it is locked. Held while that changes.
+    held: Mutex<bool>,
     /// Its size in sectors, which [`Self::resize`] changes.
     sectors: AtomicU64,
     /// What addresses and lengths in memory must be a multiple of: 1, or a block around the page cache.
@@ -40,14 +44,32 @@ impl Image {
     ///
     /// When it is not an image of this format, or cannot be used.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Self, BlockError> {
-        let file = ImageFile::open(path, access)?;
+        Self::of(path, ImageFile::open(path, access)?, access, true)
+    }
+
+    /// Opens the image at `path`, which another program writes, to be taken from it later ([`Self::take`]). What can be
+    /// told of it now is checked.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`], but for the lock.
+    pub(crate) fn open_unlocked(path: &Path, access: Access) -> Result<Self, BlockError> {
+        // Readers do not exclude each other.
+        if access.read_only {
+            return Self::open(path, access);
+        }
+        Self::of(path, ImageFile::open_unlocked(path, access)?, access, false)
+    }
+
+    fn of(path: &Path, file: ImageFile, access: Access, is_held: bool) -> Result<Self, BlockError> {
         let (contents, abilities) = match access.format {
             ImageFormat::Unknown | ImageFormat::Raw => {
                 let (raw, abilities) = RawFile::new(path, file, access)?;
                 (Contents::Raw(raw), abilities)
             }
             ImageFormat::Qcow2 { .. } => {
-                let image = Qcow2::open(path, file.fd, access)?;
+                let open = if is_held { Qcow2::open } else { Qcow2::closed };
+                let image = open(path, file.fd, access)?;
                 let abilities = image.abilities();
                 (Contents::Qcow2(image), abilities)
             }
@@ -59,6 +81,7 @@ impl Image {
         Ok(Self {
             contents,
             abilities,
+            held: Mutex::new(is_held),
             sectors,
             alignment,
             #[cfg(test)]
@@ -70,6 +93,54 @@ impl Image {
     #[cfg(test)]
     pub(crate) fn dawdle(&self, bytes: usize) {
         std::thread::sleep(self.slowness.mul_f64(bytes as f64 / f64::from(1 << 20)));
+    }
+
+    /// Has everything on the medium, if it is written. A guest may go on.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be flushed.
+    pub(crate) fn flush(&self) -> Result<(), BlockError> {
+        match &self.contents {
+            _ if self.abilities.read_only || !*self.held.lock() => Ok(()),
+            Contents::Raw(raw) => raw.flush(),
+            Contents::Qcow2(image) => image.flush(),
+        }
+    }
+
+    /// Gives the lock up, if it is written, to a program of this host, which sees what this one wrote. Nothing may use
+    /// the image until [`Self::take`].
+    ///
+    /// # Errors
+    ///
+    /// What is only in memory cannot be written. It is still this program's then.
+    pub(crate) fn release(&self) -> Result<(), BlockError> {
+        let mut held = self.held.lock();
+        if *held && !self.abilities.read_only {
+            match &self.contents {
+                Contents::Raw(raw) => raw.release(),
+                Contents::Qcow2(image) => image.release()?,
+            }
+            *held = false;
+        }
+        Ok(())
+    }
+
+    /// Takes the lock, if it is not held, and reads again what is kept in memory of the image.
+    ///
+    /// # Errors
+    ///
+    /// Somebody else has it, or it is not the image that it was. It is not this program's then.
+    pub(crate) fn take(&self) -> Result<(), BlockError> {
+        let mut held = self.held.lock();
+        if !*held {
+            match &self.contents {
+                Contents::Raw(raw) => raw.take(self.size())?,
+                Contents::Qcow2(image) => image.take()?,
+            }
+            *held = true;
+        }
+        Ok(())
     }
 
     /// What carries out calls.

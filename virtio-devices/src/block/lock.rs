@@ -32,9 +32,19 @@ pub(super) fn lock(path: &Path, fd: BorrowedFd<'_>, access: Access, size: u64) -
     }
 }
 
+/// Gives all locks of this open file up.
+pub(super) fn unlock(path: &Path, fd: BorrowedFd<'_>) {
+    if let Err(error) = set(fd, libc::F_UNLCK, 0, 0) {
+        debug!("{}: it cannot be unlocked: {error}", path.display());
+    }
+}
+
 /// Locks `len` bytes from `start` on; of length 0, all from there on.
 pub(super) fn try_lock(fd: BorrowedFd<'_>, read_only: bool, start: u64, len: u64) -> io::Result<()> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    set(fd, if read_only { libc::F_RDLCK } else { libc::F_WRLCK }, start, len)
+}
+
+fn set(fd: BorrowedFd<'_>, kind: libc::c_int, start: u64, len: u64) -> io::Result<()> {
     let offset = |bytes: u64| libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput);
     let lock = libc::flock {
         l_type: kind as i16,

@@ -22,7 +22,7 @@ use imago::qcow2::Qcow2 as Format;
 use imago::raw::Raw;
 use imago::{FormatAccess, StorageOpenOptions};
 use log::error;
-use parking_lot::RwLock;
+use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -30,8 +30,9 @@ use super::access::{Access, ImageFormat};
 use super::aligned_buffer::AlignedBuffer;
 use super::call::Call;
 use super::error::BlockError;
-use super::file::ImageFile;
+use super::file::{ImageFile, size_of};
 use super::geometry::{Geometry, SECTOR};
+use super::lock::{lock, unlock};
 use super::operation::{Abilities, Range};
 use header::{HEAD, Header};
 
@@ -41,7 +42,10 @@ const MAX_CHAIN: usize = 32;
 /// An open image with its backing files. Dropping it writes what is only in memory.
 pub(crate) struct Qcow2 {
     /// Read by those who read, write and flush; written by those who free clusters, which others must not be reading.
-    image: RwLock<FormatAccess<Storage>>,
+    /// None while another program may write the image: its tables are kept in memory.
+    image: RwLock<Option<FormatAccess<Storage>>>,
+    /// The open file, whose lock it is. The image has a copy of the descriptor.
+    fd: OwnedFd,
     path: PathBuf,
     header: Header,
     access: Access,
@@ -54,8 +58,80 @@ impl Qcow2 {
     ///
     /// When it is not an image that can be used.
     pub(crate) fn open(path: &Path, fd: OwnedFd, access: Access) -> Result<Self, BlockError> {
-        let (image, header) = layer(path, fd, access, MAX_CHAIN)?;
-        Ok(Self { image: RwLock::new(image), path: path.into(), header, access })
+        let (image, header) = layer(path, copy(path, &fd)?, access, MAX_CHAIN)?;
+        Ok(Self { image: RwLock::new(Some(image)), fd, path: path.into(), header, access })
+    }
+
+    /// The image in the file `fd` at `path`, which another program writes. What that does not change is checked: the
+    /// header, and the backing files. [`Self::take`] opens it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub(crate) fn closed(path: &Path, fd: OwnedFd, access: Access) -> Result<Self, BlockError> {
+        let header = Header::parse(path, &part(path, &fd, 0)?)?;
+        if let Some((name, format)) = &header.backing {
+            backing(path, name, format.as_deref(), access, MAX_CHAIN)?;
+        }
+        Ok(Self { image: RwLock::new(None), fd, path: path.into(), header, access })
+    }
+
+    /// Writes what is only in memory, and has everything on the medium.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written.
+    pub(crate) fn flush(&self) -> Result<(), BlockError> {
+        self.image().and_then(|image| sync(&image)).map_err(|source| self.not_flushed(source))
+    }
+
+    fn not_flushed(&self, source: io::Error) -> BlockError {
+        BlockError::File { path: self.path.clone(), action: "be flushed", source }
+    }
+
+    /// Writes what is only in memory, and gives the image and its lock up.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written. The image is still open and locked then.
+    pub(crate) fn release(&self) -> Result<(), BlockError> {
+        let mut image = self.image.write();
+        image.as_ref().map_or(Ok(()), FormatAccess::flush).map_err(|source| self.not_flushed(source))?;
+        // It has nothing left to write.
+        *image = None;
+        unlock(&self.path, self.fd.as_fd());
+        Ok(())
+    }
+
+    /// Locks the image, and opens it as it is now.
+    ///
+    /// # Errors
+    ///
+    /// Somebody else has it, or it is another one. It is neither locked nor open then.
+    pub(crate) fn take(&self) -> Result<(), BlockError> {
+        let mut image = self.image.write();
+        lock(&self.path, self.fd.as_fd(), self.access, size_of(&self.path, &self.fd)?)?;
+        let opened = copy(&self.path, &self.fd).and_then(|fd| layer(&self.path, fd, self.access, MAX_CHAIN));
+        let (was, features) = (self.header.size, self.header.has_zero_clusters);
+        let opened = opened.and_then(|(open, header)| match header.size {
+            is if is != was || header.has_zero_clusters != features => {
+                Err(BlockError::Changed { path: self.path.clone(), was, is })
+            }
+            _ => Ok(open),
+        });
+        match opened {
+            Ok(open) => *image = Some(open),
+            Err(error) => {
+                unlock(&self.path, self.fd.as_fd());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn image(&self) -> io::Result<MappedRwLockReadGuard<'_, FormatAccess<Storage>>> {
+        // No queue runs while it is closed.
+        RwLockReadGuard::try_map(self.image.read(), Option::as_ref).map_err(|_| Errno::BADF.into())
     }
 
     /// What can be done with it.
@@ -70,13 +146,13 @@ impl Qcow2 {
     /// Reads all of `data` at `offset`.
     pub(crate) fn read(&self, data: &mut [u8], offset: u64) -> io::Result<usize> {
         let len = data.len();
-        self.image.read().read(data, offset)?;
+        self.image()?.read(data, offset)?;
         Ok(len)
     }
 
     /// Writes all of `data` at `offset`; `stable` means to the medium.
     pub(crate) fn write(&self, data: &[u8], offset: u64, stable: bool) -> io::Result<usize> {
-        let image = self.image.read();
+        let image = self.image()?;
         image.write(data, offset)?;
         if stable {
             sync(&image)?;
@@ -89,10 +165,11 @@ impl Qcow2 {
     pub(crate) fn execute(&self, call: Call<'_>) -> io::Result<usize> {
         match call {
             Call::Read(..) | Call::Write { .. } => return Err(Errno::INVAL.into()),
-            Call::Sync => sync(&self.image.read())?,
-            Call::Zero { range: Range { offset, len }, unmap: false } => self.image.read().write_zeroes(offset, len)?,
+            Call::Sync => sync(&*self.image()?)?,
+            Call::Zero { range: Range { offset, len }, unmap: false } => self.image()?.write_zeroes(offset, len)?,
             Call::Zero { range: Range { offset, len }, unmap: true } => {
-                self.image.write().discard_to_zero(offset, len)?;
+                let image = RwLockWriteGuard::try_map(self.image.write(), Option::as_mut);
+                image.map_err(|_| Errno::BADF)?.discard_to_zero(offset, len)?;
             }
         }
         Ok(0)
@@ -102,11 +179,18 @@ impl Qcow2 {
 impl Drop for Qcow2 {
     fn drop(&mut self) {
         if !self.access.read_only
-            && let Err(error) = sync(&self.image.read())
+            && let Some(image) = self.image.get_mut()
+            && let Err(error) = sync(image)
         {
             error!("{}: cannot be closed; repair it with qemu-img check: {error}", self.path.display());
         }
     }
+}
+
+/// Another descriptor of the same open file.
+fn copy(path: &Path, fd: &OwnedFd) -> Result<OwnedFd, BlockError> {
+    let fail = |source| BlockError::File { path: path.into(), action: "be opened", source };
+    fd.try_clone().map_err(fail)
 }
 
 /// Writes the tables that are in memory, then has the host write everything to the medium.

@@ -12,9 +12,9 @@ use rustix::process::{Resource, getrlimit};
 use super::access::{Access, ImageFormat};
 use super::aligned_buffer::AlignedBuffer;
 use super::error::{BlockError, ResizeError};
-use super::file::ImageFile;
+use super::file::{ImageFile, size_of};
 use super::geometry::{Geometry, MAX_BLOCK, SECTOR};
-use super::lock::lock;
+use super::lock::{lock, unlock};
 use super::operation::Abilities;
 
 /// The smallest block in bytes.
@@ -44,7 +44,7 @@ impl RawFile {
             physical = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(block_size);
         }
         block_size = first_block(path, fd.as_fd(), block_size, access)?;
-        let size = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(fail("tell its size"))?;
+        let size = size_of(path, &fd)?;
         if size == 0 || !size.is_multiple_of(block_size.into()) {
             return Err(BlockError::Size { path: path.into(), size, block: block_size });
         }
@@ -56,6 +56,42 @@ impl RawFile {
         let raw = Self { fd, path: path.into(), access, block_device };
         raw.allocate(0, size)?;
         Ok((raw, abilities))
+    }
+
+    /// Has everything on the medium.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be flushed.
+    pub(crate) fn flush(&self) -> Result<(), BlockError> {
+        let fail =
+            |errno: Errno| BlockError::File { path: self.path.clone(), action: "be flushed", source: errno.into() };
+        rustix::fs::fdatasync(&self.fd).map_err(fail)
+    }
+
+    /// Gives the lock up.
+    pub(crate) fn release(&self) {
+        unlock(&self.path, self.fd.as_fd());
+    }
+
+    /// Takes the lock of the image, which is to have `size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Somebody else has it, or has changed the size. It is not locked then.
+    pub(crate) fn take(&self, size: u64) -> Result<(), BlockError> {
+        let found = size_of(&self.path, &self.fd)?;
+        lock(&self.path, self.fd.as_fd(), self.access, found)?;
+        if found != size {
+            unlock(&self.path, self.fd.as_fd());
+            return Err(BlockError::Changed { path: self.path.clone(), was: size, is: found });
+        }
+        if self.block_device {
+            // What was read before another host wrote is in this host's page cache, which a file system keeps true and
+            // a device does not. If it cannot be dropped, it is not there.
+            let _ = rustix::fs::fadvise(&self.fd, 0, None, rustix::fs::Advice::DontNeed);
+        }
+        Ok(())
     }
 
     /// Changes its size in bytes from `old`. A block device, which only the host can change, must have it already.

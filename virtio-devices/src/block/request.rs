@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
-use vm_memory::{Bytes, VolatileSlice};
 
 use super::counters::{BlockCounter, Tally};
 use super::latency::BlockLatencies;
 use super::operation::Operation;
+use crate::iovecs::Byte;
 use crate::ring::Used;
 
 /// It was carried out.
@@ -26,7 +26,7 @@ pub(crate) struct Request<'m> {
     /// When it was taken from the queue.
     pub begun: Instant,
     /// Where the driver finds how it went.
-    pub status: VolatileSlice<'m>,
+    pub status: Byte<'m>,
     /// How many bytes there are to transfer.
     pub bytes: usize,
     /// How many of them have been transferred.
@@ -55,8 +55,7 @@ impl Operation {
 impl Request<'_> {
     /// Writes the status; what to give back to the driver.
     pub(crate) fn finish(&self, status: u8) -> Used {
-        // The slice is one byte of guest memory, and holds it.
-        let _ = self.status.write_obj(status, 0);
+        self.status.write(status);
         let read = if matches!(self.operation, Operation::Write(_)) { 0 } else { self.done };
         Used { head: self.head, len: u32::try_from(read).unwrap_or(u32::MAX).saturating_add(1) }
     }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
-use vm_memory::GuestMemoryMmap;
 
 use super::call::Call;
 use super::counters::{BlockCounter, BlockCounters, Tally};
@@ -14,10 +13,10 @@ use super::image::{Contents, Image};
 use super::latency::BlockLatencies;
 use super::operation::{HEADER, Operation, Refusal, SEGMENT};
 use super::request::{IOERR, OK, Request, UNSUPP};
-use crate::Interrupts;
 use crate::iovecs::{IoVecs, Storage, divide};
 use crate::rate_limiter::RateLimitGroup;
 use crate::ring::{BrokenRing, Chain, Ring, Used};
+use crate::{DmaView, Interrupts};
 
 /// The most requests that are begun in one turn, before completions and a stop get their turn.
 const BATCH: usize = 32;
@@ -73,7 +72,7 @@ pub(crate) struct Room([Storage; 2]);
 pub(crate) struct Requests<'r, 'm> {
     disk: Disk<'r>,
     engine: &'r mut Engine,
-    memory: &'m GuestMemoryMmap,
+    memory: &'m DmaView,
     entries: Vec<Entry<'r, 'm>>,
     /// The tags, which are indices of entries, that no request has.
     free: Vec<usize>,
@@ -112,12 +111,7 @@ enum Begun {
 
 impl<'r, 'm> Requests<'r, 'm> {
     /// None yet; as many as there is room for at a time.
-    pub(crate) fn new(
-        disk: Disk<'r>,
-        engine: &'r mut Engine,
-        memory: &'m GuestMemoryMmap,
-        room: &'r mut [Room],
-    ) -> Self {
+    pub(crate) fn new(disk: Disk<'r>, engine: &'r mut Engine, memory: &'m DmaView, room: &'r mut [Room]) -> Self {
         let entries: Vec<_> = room
             .iter_mut()
             .map(|Room([readable, writable])| Entry {
@@ -176,8 +170,8 @@ impl<'r, 'm> Requests<'r, 'm> {
     }
 
     /// Whether a view of guest memory is the one that these requests are in.
-    pub(crate) fn is_in(&self, memory: &GuestMemoryMmap) -> bool {
-        std::ptr::eq(self.memory, memory)
+    pub(crate) fn is_in(&self, memory: &DmaView) -> bool {
+        self.memory.is_same(memory)
     }
 
     /// What to wait for besides doorbells.
@@ -185,9 +179,14 @@ impl<'r, 'm> Requests<'r, 'm> {
         self.engine
     }
 
+    /// Whether nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.free.len() == self.entries.len()
+    }
+
     /// Waits for all requests, and gives them back.
     pub(crate) fn finish(mut self, ring: &mut Ring<'_>, tally: &mut Tally) -> Result<(), BrokenRing> {
-        while self.free.len() < self.entries.len() {
+        while !self.is_idle() {
             self.engine.submit();
             self.engine.wait();
             self.reap(tally);
@@ -341,10 +340,11 @@ impl<'r, 'm> Requests<'r, 'm> {
 impl Drop for Requests<'_, '_> {
     fn drop(&mut self) {
         // Requests are left only after an invalid ring, or in a panic.
-        while self.free.len() < self.entries.len() {
+        while !self.is_idle() {
             self.engine.submit();
             self.engine.wait();
             while let Some((tag, _)) = self.engine.next_complete() {
+                self.entries.get(tag).into_iter().for_each(Entry::note_all);
                 self.free.push(tag);
             }
         }
@@ -383,8 +383,19 @@ impl Entry<'_, '_> {
         }
     }
 
+    /// Notes that the driver's buffers may have been written.
+    fn note_all(&self) {
+        if matches!(&self.request, Some(request) if matches!(request.operation, Operation::Read(_))) {
+            self.writable.note_written(usize::MAX);
+        }
+    }
+
     /// Records a call's result. Returns the status if that was the last call.
     fn take_note(&mut self, result: io::Result<usize>) -> Option<u8> {
+        if result.is_err() {
+            // It may have read a part.
+            self.note_all();
+        }
         let Some(request) = &mut self.request else { return Some(IOERR) };
         let transferred = match result {
             Ok(transferred) => transferred,
@@ -407,6 +418,9 @@ impl Entry<'_, '_> {
         };
         let left = request.bytes - request.done;
         let transferred = transferred.min(left);
+        if matches!(request.operation, Operation::Read(_)) {
+            segments.note_written(transferred);
+        }
         segments.advance(transferred);
         request.done += transferred;
         match left - transferred {

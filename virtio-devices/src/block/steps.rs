@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestMemoryMmap;
 
 use super::SERIAL;
 use super::access::{Access, ImageFormat, LockGranularity};
@@ -19,14 +18,14 @@ use super::requests::{Disk, Next, Requests, Room};
 use crate::features::has;
 use crate::net::steps::{Step, Stepped};
 use crate::ring::{BrokenRing, Ring};
-use crate::{Interrupts, SharedQueue};
+use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
 
 /// The queue, which is run step by step.
 pub struct BlockQueue<'q>(Ring<'q>);
 
 /// A disk over a raw image.
 pub struct BlockSteps {
-    memory: GuestMemoryMmap,
+    memory: DmaView,
     image: Arc<Image>,
     serial: [u8; SERIAL],
     engine: Engine,
@@ -47,7 +46,7 @@ impl BlockSteps {
     ///
     /// When the image cannot be used.
     pub fn open(
-        memory: GuestMemoryMmap,
+        memory: GuestMap,
         path: &Path,
         read_only: bool,
         alignment: usize,
@@ -59,7 +58,7 @@ impl BlockSteps {
         image.alignment = alignment;
         let image = Arc::new(image);
         Ok(Self {
-            memory,
+            memory: DmaView::identity(&memory),
             engine: Engine::new(Arc::clone(&image)),
             image,
             serial,

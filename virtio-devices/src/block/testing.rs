@@ -13,7 +13,7 @@ use super::counters::BlockCounter;
 use super::image::Image;
 use super::{Block, BlockError, BlockSize, BlockSpec};
 pub(crate) use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
-use crate::{Interrupts, Memory, RateLimits, Start, VirtioDevice, Worker};
+use crate::{DmaSpace, Interrupts, Memory, RateLimits, Start, Translate, VirtioDevice, Worker};
 
 /// The size of the image in bytes.
 pub(crate) const SIZE: usize = 1 << 20;
@@ -88,8 +88,17 @@ impl Guest {
     }
 
     pub(crate) fn start(&mut self, features: u64) {
+        self.start_in(self.memory.clone().into(), features);
+    }
+
+    /// Starts the stopped disk behind an IOMMU.
+    pub(crate) fn start_behind(&mut self, iommu: Arc<dyn Translate>) {
+        self.start_in(DmaSpace::translated(self.memory.clone(), iommu), self.block.features());
+    }
+
+    fn start_in(&mut self, memory: DmaSpace, features: u64) {
         let queues = self.queues.iter().enumerate().map(|(i, queue)| (i as u16, Arc::clone(&queue.queue))).collect();
-        let (memory, interrupts) = (self.memory.clone(), Arc::clone(&self.interrupts));
+        let interrupts = Arc::clone(&self.interrupts);
         self.workers = self.block.start(Start { memory, features, queues, interrupts }).unwrap();
     }
 

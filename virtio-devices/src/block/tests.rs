@@ -5,3 +5,4 @@ mod lifecycle;
 mod limits;
 mod model;
 mod requests;
+mod translated;

@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::{BlockCounter, BlockCounters, Tally};
@@ -21,7 +20,7 @@ use crate::features::has;
 use crate::rate_limiter::RateLimitGroup;
 use crate::ring::{BrokenRing, Ring};
 use crate::worker::own;
-use crate::{Interrupts, Memory, SharedQueue};
+use crate::{DmaSpace, Interrupts, SharedQueue};
 
 /// The most requests of a queue that are carried out at a time.
 pub(crate) const MAX_DEPTH: u16 = 128;
@@ -37,7 +36,7 @@ pub(crate) struct Shared {
     /// Whether a write is complete only when it is on the medium.
     pub stable: Arc<AtomicBool>,
     /// The guest's memory.
-    pub memory: Memory,
+    pub memory: DmaSpace,
     /// The negotiated features.
     pub features: u64,
     /// The counters.
@@ -83,14 +82,16 @@ impl QueueWorker {
     fn serve(&self, engine: Engine, shared: &Shared, tally: &mut Tally) -> Result<(), BrokenRing> {
         let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
         let Some(queue) = own(&self.queue, &self.stop) else { return Ok(()) };
-        let mut ring = Ring::open(self.index, queue, event_idx, &shared.memory.memory())?;
+        let mut ring = Ring::open(self.index, queue, event_idx, &shared.memory.pass())?;
         let depth = ring.size().clamp(1, MAX_DEPTH);
         // Its calls end before the queue is a successor's.
         let mut engine = engine;
         let mut room: Vec<_> = (0..depth).map(|_| Room::default()).collect();
-        // Once for each map of guest memory: a request ends in the map in which it began.
+        // Once for each map of guest memory: a request ends in the map in which it began. Behind an IOMMU once for each
+        // turn: no pass may last while this waits, and what is in flight belongs to its pass.
+        let lasts = !shared.memory.has_iommu();
         while !self.stop.load(Ordering::Acquire) {
-            let memory = shared.memory.memory();
+            let memory = shared.memory.pass();
             let disk = Disk {
                 image: &shared.image,
                 serial: &shared.serial,
@@ -102,7 +103,21 @@ impl QueueWorker {
                 stop: &self.stop,
             };
             let mut requests = Requests::new(disk, &mut engine, &memory, &mut room);
-            while !self.stop.load(Ordering::Acquire) && requests.is_in(&shared.memory.memory()) {
+            if !lasts {
+                let next = requests.turn(&mut ring, tally)?;
+                let is_idle = requests.is_idle();
+                requests.finish(&mut ring, tally)?;
+                tally.flush(&shared.counters);
+                drop(memory);
+                match next {
+                    // What was in flight may have been all that there was room for.
+                    Next::Wait if is_idle => self.wait(&mut engine, None, tally),
+                    Next::More | Next::Wait => {}
+                    Next::Limited(wait) => self.wait(&mut engine, Some(wait), tally),
+                }
+                continue;
+            }
+            while !self.stop.load(Ordering::Acquire) && requests.is_in(&shared.memory.pass()) {
                 let next = requests.turn(&mut ring, tally)?;
                 tally.flush(&shared.counters);
                 match next {

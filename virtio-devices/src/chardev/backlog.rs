@@ -23,6 +23,11 @@ impl Backlog {
         self.0.extend(bytes);
     }
 
+    /// All of it, the oldest first.
+    pub(crate) fn all(&self) -> Vec<u8> {
+        self.0.iter().copied().collect()
+    }
+
     /// The oldest output, as much of it as lies together in memory.
     pub(crate) fn oldest(&self) -> &[u8] {
         self.0.as_slices().0

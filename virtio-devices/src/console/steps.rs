@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::counters::{ConsoleCounter, ConsoleCounters, Tally};
@@ -14,7 +13,7 @@ use crate::features::has;
 use crate::iovecs::Storage;
 use crate::net::steps::{Step, Stepped};
 use crate::ring::{BrokenRing, Ring};
-use crate::{Interrupts, Memory, SharedQueue};
+use crate::{GuestMap, Interrupts, SharedQueue};
 
 /// A queue that is run step by step.
 pub struct ConsoleQueue<'q>(Running<'q>);
@@ -33,18 +32,13 @@ impl ConsoleSteps {
     /// # Errors
     ///
     /// When the host has no descriptor left.
-    pub fn new(
-        memory: GuestMemoryMmap,
-        device: Arc<CharDevice>,
-        transmit: bool,
-        features: u64,
-    ) -> std::io::Result<Self> {
+    pub fn new(memory: GuestMap, device: Arc<CharDevice>, transmit: bool, features: u64) -> std::io::Result<Self> {
         let worker = QueueWorker {
             receive: None,
             transmit: None,
             device,
             features,
-            memory: Memory::new(memory),
+            memory: memory.into(),
             interrupts: Arc::new(Interrupts::new(2, 0)),
             counters: Arc::new(ConsoleCounters::new()),
             kick: Arc::new(EventFd::new(EFD_NONBLOCK)?),
@@ -64,12 +58,12 @@ impl Stepped for ConsoleSteps {
 
     fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<ConsoleQueue<'q>> {
         let event_idx = has(self.worker.features, VIRTIO_RING_F_EVENT_IDX);
-        let ring = Ring::open(self.index, queue.lock(), event_idx, &self.worker.memory.memory()).ok()?;
+        let ring = Ring::open(self.index, queue.lock(), event_idx, &self.worker.memory.pass()).ok()?;
         Some(ConsoleQueue(Running { ring, storage: Storage::default() }))
     }
 
     fn step(&mut self, ConsoleQueue(running): &mut ConsoleQueue<'_>) -> Step {
-        let memory = self.worker.memory.memory();
+        let memory = self.worker.memory.pass();
         let next = match running.ring.index() {
             TRANSMIT => self.worker.send(running, &memory, &mut self.tally),
             _ => self.worker.fill(running, &memory, &mut self.tally),

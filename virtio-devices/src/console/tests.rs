@@ -4,7 +4,6 @@ use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::Memory;
 use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
 
 struct Guest {
@@ -50,7 +49,7 @@ impl Guest {
     fn start_with(&mut self, features: u64) {
         let queues = [(RECEIVE, &self.receive), (TRANSMIT, &self.transmit)];
         let start = Start {
-            memory: Memory::new(self.receive.memory.clone()),
+            memory: self.receive.memory.clone().into(),
             features,
             queues: queues.map(|(index, queue)| (index, Arc::clone(&queue.queue))).to_vec(),
             interrupts: Arc::clone(&self.interrupts),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap, Permissions};
+use vm_memory::Permissions;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::{ConsoleCounter, ConsoleCounters, Tally};
@@ -15,7 +15,7 @@ use crate::features::has;
 use crate::iovecs::{IoVecs, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
 use crate::worker::own;
-use crate::{Interrupts, Memory, SharedQueue};
+use crate::{DmaSpace, DmaView, Interrupts, SharedQueue};
 
 /// The queue that the driver receives from (`virtio 1.4 §5.3.2`).
 pub(crate) const RECEIVE: u16 = 0;
@@ -39,7 +39,7 @@ pub(crate) struct QueueWorker {
     /// The negotiated features.
     pub features: u64,
     /// The guest's memory.
-    pub memory: Memory,
+    pub memory: DmaSpace,
     /// Where the driver is interrupted.
     pub interrupts: Arc<Interrupts>,
     /// The counters.
@@ -76,7 +76,7 @@ impl QueueWorker {
         let mut receive = self.open(RECEIVE, self.receive.as_ref(), &mut tally);
         let mut transmit = self.open(TRANSMIT, self.transmit.as_ref(), &mut tally);
         while !self.stop.load(Ordering::Acquire) {
-            let memory = self.memory.memory();
+            let memory = self.memory.pass();
             let sent = self.attempt(&mut transmit, &mut tally, |queue, tally| self.send(queue, &memory, tally));
             let received = self.attempt(&mut receive, &mut tally, |queue, tally| self.fill(queue, &memory, tally));
             drop(memory);
@@ -90,7 +90,7 @@ impl QueueWorker {
 
     fn open<'q>(&self, index: u16, queue: Option<&'q SharedQueue>, tally: &mut Tally) -> Option<Running<'q>> {
         let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
-        let ring = Ring::open(index, own(queue?, &self.stop)?, event_idx, &self.memory.memory());
+        let ring = Ring::open(index, own(queue?, &self.stop)?, event_idx, &self.memory.pass());
         let ring = ring.inspect_err(|BrokenRing| self.give_up(tally)).ok()?;
         Some(Running { ring, storage: Storage::default() })
     }
@@ -120,7 +120,7 @@ impl QueueWorker {
     pub(crate) fn send(
         &self,
         Running { ring, storage }: &mut Running<'_>,
-        memory: &GuestMemoryMmap,
+        memory: &DmaView,
         tally: &mut Tally,
     ) -> Result<Next, BrokenRing> {
         ring.suppress_doorbells(memory)?;
@@ -165,7 +165,7 @@ impl QueueWorker {
     pub(crate) fn fill(
         &self,
         Running { ring, storage }: &mut Running<'_>,
-        memory: &GuestMemoryMmap,
+        memory: &DmaView,
         tally: &mut Tally,
     ) -> Result<Next, BrokenRing> {
         ring.suppress_doorbells(memory)?;
@@ -204,7 +204,7 @@ impl QueueWorker {
         Ok(next)
     }
 
-    fn interrupt(&self, ring: &mut Ring<'_>, memory: &GuestMemoryMmap, tally: &mut Tally) -> Result<(), BrokenRing> {
+    fn interrupt(&self, ring: &mut Ring<'_>, memory: &DmaView, tally: &mut Tally) -> Result<(), BrokenRing> {
         if ring.wants_interrupt(memory)? {
             self.interrupts.signal_queue(ring.index());
             tally.count(ConsoleCounter::Interrupts);

@@ -77,6 +77,11 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     pub(crate) fn restore_function(&mut self, state: &FunctionState) -> Result<(), StateError> {
         let FunctionState { config, transport, positions, device } = state;
         self.config.restore(config)?;
+        if Status::from_bits_retain(transport.status).contains(Status::FEATURES_OK) {
+            let [low, high, ..] = transport.driver_features;
+            self.device.adopt(u64::from(high) << 32 | u64::from(low), device);
+            self.transport.offer(self.device.features());
+        }
         self.transport.restore(transport)?;
         self.run = positions.as_deref().map(|positions| self.restored_run(positions)).transpose()?;
         let started = self.run.as_ref().map(|_| self.transport.features());

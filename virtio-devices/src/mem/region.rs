@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use vm_memory::GuestMemoryMmap;
 
 use super::blocks::Blocks;
-use crate::Interrupts;
 use crate::discard::{self, discard};
+use crate::{GuestMap, Interrupts};
 
 /// The most blocks that are plugged or unplugged before a stop is looked at.
 const PART: usize = 64;
@@ -140,7 +139,7 @@ impl MemRegion {
     }
 
     /// Plugs the `count` blocks at `address`, which read as zero then.
-    pub(super) fn plug(&self, memory: &GuestMemoryMmap, address: u64, count: u16, stop: &AtomicBool) -> Work {
+    pub(super) fn plug(&self, memory: &GuestMap, address: u64, count: u16, stop: &AtomicBool) -> Work {
         let range = {
             let state = self.state.lock();
             let Some(range) = state.blocks.find(address, count) else { return Work::Done(Answer::Error) };
@@ -167,7 +166,7 @@ impl MemRegion {
     }
 
     /// Unplugs the `count` blocks at `address`.
-    pub(super) fn unplug(&self, memory: &GuestMemoryMmap, address: u64, count: u16, stop: &AtomicBool) -> Work {
+    pub(super) fn unplug(&self, memory: &GuestMap, address: u64, count: u16, stop: &AtomicBool) -> Work {
         let range = {
             let state = self.state.lock();
             let range = state.blocks.find(address, count);
@@ -180,7 +179,7 @@ impl MemRegion {
     }
 
     /// Unplugs all blocks that are plugged.
-    pub(super) fn unplug_everything(&self, memory: &GuestMemoryMmap, stop: &AtomicBool) -> Work {
+    pub(super) fn unplug_everything(&self, memory: &GuestMap, stop: &AtomicBool) -> Work {
         let all = 0..self.state.lock().blocks.count();
         for part in parts(&all) {
             if self.state.lock().blocks.plugged_in(&part) > 0 && !self.clear(memory, &part, stop) {
@@ -209,7 +208,7 @@ impl MemRegion {
 
     /// Gives the pages of the blocks in `range` back to the host, or clears them where that cannot be. The lock is not
     /// held meanwhile; only the worker, which calls this, changes what is plugged. Returns whether all was done.
-    fn clear(&self, memory: &GuestMemoryMmap, range: &Range<usize>, stop: &AtomicBool) -> bool {
+    fn clear(&self, memory: &GuestMap, range: &Range<usize>, stop: &AtomicBool) -> bool {
         for part in parts(range) {
             if stop.load(Ordering::Acquire) {
                 return false;

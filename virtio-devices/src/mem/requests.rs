@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::counters::{MemCounter, Tally};
 use super::region::{Answer, MemRegion, Work};
+use crate::GuestMap;
 use crate::iovecs::{IoVecs, divide};
 use crate::queue_worker::{Answered, Answerer, Turn};
 use crate::ring::Chain;
@@ -33,7 +32,7 @@ impl Answerer for Requests {
             tally.count(MemCounter::BadChains);
             return Answered::Used(0);
         }
-        let Work::Done(answer) = perform(&request, (memory, &self.0), stop, tally) else {
+        let Work::Done(answer) = perform(&request, (memory.map(), &self.0), stop, tally) else {
             return Answered::Later(Duration::ZERO);
         };
         tally.count(MemCounter::Requests);
@@ -56,7 +55,7 @@ impl Answerer for Requests {
 /// Does what `request` asks for.
 fn perform(
     request: &[u8; REQUEST],
-    (memory, region): (&GuestMemoryMmap, &MemRegion),
+    (memory, region): (&GuestMap, &MemRegion),
     stop: &AtomicBool,
     tally: &mut Tally,
 ) -> Work {

@@ -4,14 +4,12 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::counters::{MemCounter, MemCounters};
 use super::region::MemRegion;
 use super::requests::Requests;
-use crate::SharedQueue;
 use crate::net::steps::{Step, Stepped};
 use crate::queue_worker::steps::{QueueSteps, SteppedQueue};
+use crate::{GuestMap, SharedQueue};
 
 /// A memory device.
 pub struct MemSteps {
@@ -28,7 +26,7 @@ impl MemSteps {
     ///
     /// When the host has no descriptor left.
     pub fn new(
-        memory: GuestMemoryMmap,
+        memory: GuestMap,
         (region, block): (&Range<u64>, u64),
         queue: &SharedQueue,
         features: u64,

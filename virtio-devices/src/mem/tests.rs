@@ -1,9 +1,10 @@
 //! A memory device as its driver and its host see it.
 
 use proptest::prelude::*;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
+use crate::GuestMap;
 use crate::net::testing::{BUFFERS, MEMORY, WRITE, eventually};
 use crate::queue_worker::testing::CONFIG_VECTOR;
 
@@ -37,7 +38,7 @@ fn mem(region: &Arc<MemRegion>, node: Option<u16>) -> Mem {
 /// A guest with this memory.
 fn guest() -> Guest {
     let ranges = [(GuestAddress(0), MEMORY as usize), (GuestAddress(START), LEN as usize)];
-    Guest::in_memory(mem(&region(), None), &GuestMemoryMmap::from_ranges(&ranges).unwrap())
+    Guest::in_memory(mem(&region(), None), &GuestMap::from_ranges(&ranges).unwrap())
 }
 
 impl Guest {

@@ -10,6 +10,7 @@ use super::pass::Shared;
 use super::state::NetState;
 use crate::net_protocol::Offloads;
 use crate::policy::Replaced;
+use crate::state::{BucketState, StateError};
 use crate::{SharedQueue, Worker};
 
 /// What others need to know of a NIC, whether its driver runs or not.
@@ -52,6 +53,20 @@ pub(crate) trait Carrier: Send + Sync {
     /// The host has changed the NIC's policy, link or address, which holds for all frames when the answer has been
     /// waited for.
     fn changed(&self) -> Replaced;
+
+    /// Has all frames wait where they are, or no longer: ports stop or come one after the other, and no frame is to
+    /// meet one that has stopped already or has not come yet. Waits for the frames that are on their way.
+    fn hold_frames(&self, held: bool);
+
+    /// What the NIC owes of its share of a limit that several NICs have; `None` if it owes nothing.
+    fn save_share(&self) -> Option<BucketState>;
+
+    /// The NIC owes what [`Self::save_share`] has said.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such limit, or the NIC cannot owe that.
+    fn restore_share(&self, share: Option<BucketState>) -> Result<(), StateError>;
 }
 
 /// A port of a [`Switch`](crate::Switch), for one NIC. The port is the NIC's as long as this lives.

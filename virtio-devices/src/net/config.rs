@@ -1,6 +1,6 @@
 //! The device configuration, `struct virtio_net_config` (`virtio 1.4 §5.1.4`).
 
-use virtio_bindings::virtio_net::VIRTIO_NET_S_LINK_UP;
+use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
 use super::filter::Mac;
 
@@ -17,6 +17,8 @@ pub(crate) struct Config {
     pub mac: Mac,
     /// Whether the link is up.
     pub link_up: bool,
+    /// Whether the driver is to announce its addresses.
+    pub announce: bool,
     /// The queue pairs.
     pub queue_pairs: u16,
     /// The MTU in bytes, 0 where none is offered.
@@ -35,8 +37,9 @@ impl Config {
     }
 
     fn bytes(&self) -> [u8; LEN] {
-        let Self { mac, link_up, queue_pairs, mtu } = *self;
-        let status = if link_up { VIRTIO_NET_S_LINK_UP as u16 } else { 0 };
+        let Self { mac, link_up, announce, queue_pairs, mtu } = *self;
+        let bit = |on, bit: u32| if on { bit as u16 } else { 0 };
+        let status = bit(link_up, VIRTIO_NET_S_LINK_UP) | bit(announce, VIRTIO_NET_S_ANNOUNCE);
         let mut bytes = [0; LEN];
         bytes[..6].copy_from_slice(&mac);
         bytes[6..8].copy_from_slice(&status.to_le_bytes());
@@ -54,7 +57,7 @@ mod tests {
 
     #[test]
     fn fields_lie_where_the_standard_has_them_and_zero_beyond() {
-        let config = Config { mac: [2, 3, 4, 5, 6, 7], link_up: true, queue_pairs: 4, mtu: 1500 };
+        let config = Config { mac: [2, 3, 4, 5, 6, 7], link_up: true, announce: false, queue_pairs: 4, mtu: 1500 };
         let mut data = [0xff; 24];
         config.read(0, &mut data);
         assert_eq!(data, [2, 3, 4, 5, 6, 7, 1, 0, 4, 0, 0xdc, 5, 0x10, 0x27, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
@@ -63,5 +66,8 @@ mod tests {
             config.read(offset, &mut data);
             assert_eq!(data, expected, "{offset:#x}");
         }
+        let mut status = [0xff; 2];
+        Config { announce: true, ..config }.read(6, &mut status);
+        assert_eq!(status, [3, 0]);
     }
 }

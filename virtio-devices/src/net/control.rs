@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 
 use virtio_bindings::virtio_net::*;
-use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::Counter;
@@ -12,6 +11,7 @@ use super::enforced::PolicyCell;
 use super::filter::{Addresses, Mac, Mode, is_multicast};
 use super::pass::Pass;
 use super::state::NetState;
+use crate::DmaView;
 use crate::backend::{QueueRunner, TapQueue};
 use crate::features::has;
 use crate::iovecs::{IoVecs, Storage, divide};
@@ -99,7 +99,7 @@ impl<'q> Control<'q> {
     fn answer<'m>(
         &mut self,
         chain: Chain<'m>,
-        memory: &'m GuestMemoryMmap,
+        memory: &'m DmaView,
         pass: &mut Pass<'_, impl Commanded + ?Sized>,
     ) -> u32 {
         let mut storage = std::mem::take(&mut self.storage);
@@ -130,6 +130,7 @@ impl<'q> Control<'q> {
             VIRTIO_NET_CTRL_MAC => VIRTIO_NET_F_CTRL_RX,
             VIRTIO_NET_CTRL_VLAN => VIRTIO_NET_F_CTRL_VLAN,
             VIRTIO_NET_CTRL_MQ => VIRTIO_NET_F_MQ,
+            VIRTIO_NET_CTRL_ANNOUNCE => VIRTIO_NET_F_GUEST_ANNOUNCE,
             VIRTIO_NET_CTRL_GUEST_OFFLOADS => VIRTIO_NET_F_CTRL_GUEST_OFFLOADS,
             _ => return Err(Refused),
         })?;
@@ -139,6 +140,11 @@ impl<'q> Control<'q> {
             (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_ADDR_SET) => set_mac(command, pass.state, pass.policy),
             (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_ADD) => set_vlan(true, command, pass.state),
             (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_DEL) => set_vlan(false, command, pass.state),
+            // The driver has seen that it is to announce itself, and does so now.
+            (VIRTIO_NET_CTRL_ANNOUNCE, VIRTIO_NET_CTRL_ANNOUNCE_ACK) => {
+                pass.state.set_announce(false);
+                Ok(())
+            }
             (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => self.set_pairs(command, pass.state),
             (VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET) => self.set_offloads(command, pass),
             _ => Err(Refused),

@@ -11,6 +11,7 @@ use super::counters::Counter;
 use super::limits::{Limit, of_frames, of_rate};
 use crate::RateLimits;
 use crate::policy::{Cause, Policy, Replaced};
+use crate::state::{BucketsState, StateError};
 
 /// A policy, with its buckets.
 #[derive(Debug)]
@@ -50,6 +51,32 @@ impl Enforced {
         let may_hide = checks_received || !policy.trusted;
         let number = before.map_or(0, |before| before.number.wrapping_add(1));
         Self { checks_sent, checks_received, may_hide, number, receive, transmit, storm, policy, limits }
+    }
+}
+
+impl Enforced {
+    /// How full its buckets are; not what a switch's port owes.
+    pub(crate) fn save(&self) -> BucketsState {
+        let Self { receive, transmit, storm, .. } = self;
+        if [receive, transmit, storm].iter().all(|limit| limit.is_full()) {
+            return BucketsState::default();
+        }
+        let (receive, transmit, storm) = (receive.save(), transmit.save(), storm.save());
+        BucketsState { receive, transmit, storm, uplink: None }
+    }
+
+    /// Makes its buckets, which are full, as full as `state` says.
+    ///
+    /// # Errors
+    ///
+    /// When that is about other limits, or not possible.
+    pub(crate) fn restore(&self, state: &BucketsState) -> Result<(), StateError> {
+        if state.are_full() {
+            return Ok(());
+        }
+        self.receive.restore(&state.receive)?;
+        self.transmit.restore(&state.transmit)?;
+        self.storm.restore(&state.storm)
     }
 }
 

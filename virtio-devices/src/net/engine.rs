@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_GUEST_ANNOUNCE};
 
 use super::carrier::PortHandle;
 use super::spec::{NetError, NetSpec};
@@ -13,6 +13,7 @@ use super::wire::Backend;
 use crate::backend::{Ability, BackendKind, DoorbellPages, QueueRunner, Tap};
 use crate::features::has;
 use crate::net_protocol::{MIN_MTU, Offloads, features};
+use crate::state::{BucketState, StateError};
 
 /// The size of the control queue.
 const CONTROL_SIZE: u16 = 64;
@@ -52,6 +53,7 @@ impl Engine {
             Backend::Tap(tap) => over_tap(spec, tap),
             Backend::Runner(backend) => over_runner(spec, backend),
             Backend::Switch(port) => on_switch(spec, port),
+            Backend::Absent(absent) => over_runner(spec, Box::new(absent)),
         }
     }
 
@@ -70,6 +72,27 @@ impl Engine {
             Self::Tap(tap) => tap.name(),
             Self::Runner(ability, _) => &ability.name,
             Self::Switch(port) => port.carrier().name(),
+        }
+    }
+
+    /// What the NIC owes of its share of a limit that several have; `None` if it owes nothing.
+    pub(super) fn save_share(&self) -> Option<BucketState> {
+        match self {
+            Self::Switch(port) => port.carrier().save_share(),
+            Self::Tap(_) | Self::Runner(..) => None,
+        }
+    }
+
+    /// The NIC owes what [`Self::save_share`] has said.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such limit, or the NIC cannot owe that.
+    pub(super) fn restore_share(&self, share: Option<BucketState>) -> Result<(), StateError> {
+        match self {
+            Self::Switch(port) => port.carrier().restore_share(share),
+            Self::Tap(_) | Self::Runner(..) if share.is_some() => Err(StateError::Shape("rate limits")),
+            Self::Tap(_) | Self::Runner(..) => Ok(()),
         }
     }
 }
@@ -113,7 +136,9 @@ fn over_runner(spec: &NetSpec, mut backend: Box<dyn QueueRunner>) -> Result<(Eng
         return Err(NetError::Mtu { name, mtu, has });
     }
     let mtu = known(spec.mtu.or(ability.mtu));
-    let unable = u64::from(!ability.switches_offloads && !ability.control_queue) << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
+    let unable = u64::from(!ability.switches_offloads && !ability.control_queue) << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS
+        // The NIC asks for an announcement, so it has to hear that it was made.
+        | u64::from(ability.control_queue) << VIRTIO_NET_F_GUEST_ANNOUNCE;
     let features = features::offered_by(ability.features & !unable, offloads(spec), mtu.is_some(), pairs > 1);
     backend.promise(features, mtu);
     // A vDPA device may filter by its address, and was given the configured one. For vhost-user the configuration
@@ -130,7 +155,7 @@ fn known(mtu: Option<u16>) -> Option<u16> {
     mtu.filter(|mtu| *mtu >= MIN_MTU)
 }
 
-fn offloads(spec: &NetSpec) -> Offloads {
+pub(crate) fn offloads(spec: &NetSpec) -> Offloads {
     // Segments have checksums to be filled in (`virtio 1.4 §5.1.3.1`).
     if !spec.offload_csum {
         return Offloads::empty();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::net_protocol::MAX_FRAME;
 use crate::rate_limiter::RateLimitGroup;
+use crate::state::{BucketState, StateError};
 use crate::{RateLimit, RateLimits};
 
 /// The bytes that may be sent in a second for each Mbit/s.
@@ -26,6 +27,26 @@ impl Limit {
     /// How long to wait before another frame may pass; `None` if it may now.
     pub(crate) fn limited_for(&self) -> Option<Duration> {
         self.0.iter().filter_map(RateLimitGroup::limited_for).max()
+    }
+
+    /// Whether all buckets are full.
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.iter().all(RateLimitGroup::is_full)
+    }
+
+    /// How full they are.
+    pub(crate) fn save(&self) -> Vec<BucketState> {
+        self.0.iter().flat_map(RateLimitGroup::save).collect()
+    }
+
+    /// Makes them as full as `states` say.
+    ///
+    /// # Errors
+    ///
+    /// When these are not as many, or no use of a bucket has led to what they say.
+    pub(crate) fn restore(&self, mut states: &[BucketState]) -> Result<(), StateError> {
+        self.0.iter().try_for_each(|group| group.restore(&mut states))?;
+        if states.is_empty() { Ok(()) } else { Err(StateError::Shape("rate limits")) }
     }
 
     /// Takes what a frame of `bytes` costs, from its destination address on; one that was dropped has none.

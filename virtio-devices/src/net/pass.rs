@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use vm_memory::GuestMemoryMmap;
 
 use super::counters::{Counter, NetCounters, Tally};
 use super::enforced::PolicyCell;
 use super::state::NetState;
 use crate::backend::TapQueue;
 use crate::ring::{BrokenRing, Ring};
-use crate::{Interrupts, Memory};
+use crate::{DmaSpace, DmaView, Interrupts};
 
 /// The most frames that are handled in one direction before the other direction and a stop get their turn.
 pub(crate) const BATCH: usize = 64;
@@ -32,7 +31,7 @@ pub(crate) enum Next {
 /// What the workers of one start share.
 pub(crate) struct Shared {
     /// The guest's memory.
-    pub memory: Memory,
+    pub memory: DmaSpace,
     /// The negotiated features.
     pub features: u64,
     /// The number of queue pairs that the driver may use.
@@ -54,7 +53,7 @@ pub(crate) struct Shared {
 /// What one turn of a worker's loop works with. `B` is a tap's queue where the worker moves frames itself.
 pub(crate) struct Pass<'m, B: ?Sized = TapQueue> {
     /// The guest's memory.
-    pub memory: &'m GuestMemoryMmap,
+    pub memory: &'m DmaView,
     /// The backend.
     pub backend: &'m B,
     /// What the driver changes at run time.

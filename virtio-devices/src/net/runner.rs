@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestAddressSpace;
 
 use super::control::Control;
 use super::counters::{Counter, Tally};
 use super::pass::{Pass, Shared, give_up};
+use super::rarp;
 use crate::SharedQueue;
 use crate::backend::{QueueRunner, RunnerError};
 use crate::features::has;
@@ -40,7 +40,7 @@ impl NicWorker {
         let shared = &self.shared;
         let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
         // The backend is locked, so the predecessor has ended and released the queue.
-        let ring = Ring::open(*index, queue.lock(), event_idx, &shared.memory.memory());
+        let ring = Ring::open(*index, queue.lock(), event_idx, &shared.memory.pass());
         let ring = ring.inspect_err(|_| give_up(tally, &shared.interrupts)).ok()?;
         Some(Control::new(ring, shared.features, shared.pairs, Vec::new()))
     }
@@ -80,6 +80,11 @@ impl RunnerDevice for Nic<'_> {
 
     /// Carries out the driver's commands.
     fn serve(&mut self, backend: &mut (dyn QueueRunner + 'static)) -> Result<bool, RunnerError> {
+        let state = &self.shared.state;
+        if state.take_rarp() && state.link_up() {
+            let frames = rarp::frames(&state.filter(), &self.shared.policy.load().policy);
+            backend.announce(state.mac(), &frames)?;
+        }
         let more = self.command(backend);
         self.tally.flush(&self.shared.counters);
         Ok(more)
@@ -97,7 +102,7 @@ impl RunnerDevice for Nic<'_> {
 impl Nic<'_> {
     fn command(&mut self, backend: &(dyn QueueRunner + 'static)) -> bool {
         let Some(running) = &mut self.control else { return false };
-        let memory = self.shared.memory.memory();
+        let memory = self.shared.memory.pass();
         let mut pass = Pass {
             memory: &memory,
             backend,

@@ -6,14 +6,14 @@ use super::filter::{Addresses, Filter, Mac, Mode, is_multicast};
 use super::state::NetState;
 use crate::features::has;
 use crate::net_protocol::features::{guest_offload_bits, guest_offload_features, guest_offloads};
-use crate::state::{AddressesState, NicState, StateError};
+use crate::state::{AddressesState, BucketsState, NicState, StateError};
 
 /// The state of power-on of a NIC with this address.
 pub(crate) fn power_on(mac: Mac) -> NicState {
     save(&NetState::new(mac, true, 0))
 }
 
-/// What the driver made of a NIC.
+/// What the driver made of a NIC; not what is left of its limits, which are the host's.
 pub(crate) fn save(state: &NetState) -> NicState {
     let filter = state.filter();
     let addresses =
@@ -28,19 +28,23 @@ pub(crate) fn save(state: &NetState) -> NicState {
         unicast: addresses(&filter.unicast),
         multicast: addresses(&filter.multicast),
         vlans: filter.vlans(),
+        announce: state.announces(),
+        buckets: BucketsState::default(),
     }
 }
 
-/// Whether a NIC may be in `state` that no driver has commanded anything: the link and the generation may be others.
+/// Whether a NIC may be in `state` that no driver has commanded anything: the link and the generation may be others,
+/// and its limits outlive resets.
 pub(crate) fn check_reset(state: &NicState, power_on: &NicState) -> Result<(), StateError> {
-    let reset = NicState { link_up: state.link_up, generation: state.generation, ..power_on.clone() };
+    let (link_up, buckets) = (state.link_up, state.buckets.clone());
+    let reset = NicState { link_up, generation: state.generation, buckets, ..power_on.clone() };
     if *state == reset { Ok(()) } else { Err(StateError::Value("a NIC that was not started")) }
 }
 
 /// Whether a driver with these features and `pairs` queue pairs could have commanded what `state` says.
 pub(crate) fn check(state: &NicState, power_on: &NicState, features: u64, pairs: u16) -> Result<(), StateError> {
     let claim = |holds, what| if holds { Ok(()) } else { Err(StateError::Value(what)) };
-    let NicState { mac, link_up: _, generation: _, active_pairs, offloads, modes, unicast, multicast, vlans } = state;
+    let NicState { mac, active_pairs, offloads, modes, unicast, multicast, vlans, announce, .. } = state;
     let is_address = !is_multicast(mac) && *mac != [0; 6];
     claim(*mac == power_on.mac || has(features, VIRTIO_NET_F_CTRL_MAC_ADDR) && is_address, "a NIC's address")?;
     claim((1..=pairs).contains(active_pairs), "a NIC's queue pairs")?;
@@ -50,7 +54,8 @@ pub(crate) fn check(state: &NicState, power_on: &NicState, features: u64, pairs:
     let filtered = basic != basic_reset || *unicast != power_on.unicast || *multicast != power_on.multicast;
     claim(!filtered || has(features, VIRTIO_NET_F_CTRL_RX), "a NIC's receive filter")?;
     claim(extra == extra_reset || has(features, VIRTIO_NET_F_CTRL_RX_EXTRA), "a NIC's receive modes")?;
-    claim(vlans.is_none() || has(features, VIRTIO_NET_F_CTRL_VLAN), "a NIC's VLANs")
+    claim(vlans.is_none() || has(features, VIRTIO_NET_F_CTRL_VLAN), "a NIC's VLANs")?;
+    claim(!announce || has(features, VIRTIO_NET_F_GUEST_ANNOUNCE), "a NIC's announcement")
 }
 
 /// The state of a NIC that `state` says, commanded as by a driver.
@@ -70,7 +75,9 @@ pub(crate) fn restored(state: &NicState) -> Result<NetState, StateError> {
     let new = NetState::new(state.mac, state.link_up, state.generation).with_filter(filter);
     new.set_active_pairs(state.active_pairs);
     new.set_offloads(guest_offloads(state.offloads));
-    if save(&new) == *state { Ok(new) } else { Err(StateError::Value("a NIC's receive filter")) }
+    let new = new.with_announce(state.announce);
+    let saved = NicState { buckets: state.buckets.clone(), ..save(&new) };
+    if saved == *state { Ok(new) } else { Err(StateError::Value("a NIC's receive filter")) }
 }
 
 fn table(state: &AddressesState) -> Addresses {

@@ -24,6 +24,8 @@ pub struct NetSpec {
     pub offload_ufo: bool,
     /// Offers checksum offload in both directions.
     pub offload_csum: bool,
+    /// Offers to be used only while the guest has no other NIC with the same address (`VIRTIO_NET_F_STANDBY`).
+    pub standby: bool,
     /// Limits of what it receives, and the same of what it sends, by frames and by bytes from the destination address
     /// on. Its queue pairs share them. Only a tap's frames are limited, because others do not pass this program.
     pub limits: RateLimits,

@@ -131,7 +131,8 @@ impl NetStart<'_> {
             BackendKind::VhostNet => WorkerKind::VhostNet,
             BackendKind::VhostUser => WorkerKind::VhostUser,
             BackendKind::Vdpa => WorkerKind::Vdpa,
-            // Their frames are moved here, by no runner.
+            // Their frames are moved here, by no runner, or there is none.
+            BackendKind::Absent => WorkerKind::Absent,
             BackendKind::Tap | BackendKind::Switch => WorkerKind::Net,
         };
         let thread = spawn(kind, thread_name(self.id, "vq", 0), move || worker.run())?;

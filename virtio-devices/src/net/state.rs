@@ -1,7 +1,7 @@
 //! What a NIC's workers share with each other and with the device.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 
@@ -20,6 +20,10 @@ pub(crate) struct NetState {
     offloads: AtomicU32,
     link: Arc<Link>,
     generation: AtomicU8,
+    /// The driver is to announce its addresses.
+    announce: AtomicBool,
+    /// Its addresses are to be announced for the driver.
+    rarp: AtomicBool,
     progress: Progress,
 }
 
@@ -33,6 +37,8 @@ impl NetState {
             offloads: AtomicU32::new(Offloads::empty().bits()),
             link: Arc::new(Link::new(link_up)),
             generation: AtomicU8::new(generation),
+            announce: AtomicBool::new(false),
+            rarp: AtomicBool::new(false),
             progress: Progress::new(),
         }
     }
@@ -46,6 +52,11 @@ impl NetState {
     /// The state that `self` is with the link of another one, which stays as it is.
     pub(crate) fn with_link(self, link: &Arc<Link>) -> Self {
         Self { link: Arc::clone(link), ..self }
+    }
+
+    /// The state that `self` is, with or without an announcement that the driver is asked for.
+    pub(crate) fn with_announce(self, announce: bool) -> Self {
+        Self { announce: AtomicBool::new(announce), ..self }
     }
 
     /// The NIC's address.
@@ -122,6 +133,28 @@ impl NetState {
             self.changed();
         }
         changed
+    }
+
+    /// Whether the driver is to announce its addresses.
+    pub(crate) fn announces(&self) -> bool {
+        self.announce.load(Ordering::Acquire)
+    }
+
+    /// Asks the driver to announce its addresses, or notes that it has.
+    pub(crate) fn set_announce(&self, wanted: bool) {
+        if self.announce.swap(wanted, Ordering::AcqRel) != wanted {
+            self.changed();
+        }
+    }
+
+    /// Has the worker announce the addresses for the driver.
+    pub(crate) fn ask_rarp(&self) {
+        self.rarp.store(true, Ordering::Release);
+    }
+
+    /// Whether the addresses are to be announced, which the caller does, once.
+    pub(crate) fn take_rarp(&self) -> bool {
+        self.rarp.load(Ordering::Relaxed) && self.rarp.swap(false, Ordering::AcqRel)
     }
 
     /// Something that the driver reads in the configuration has changed elsewhere.

@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VLAN;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestMemoryMmap;
 
 use super::control::Control;
 use super::counters::{Counter, NetCounters, Tally};
@@ -21,7 +20,7 @@ use crate::net_protocol::MAX_READ;
 use crate::policy::Policy;
 use crate::ring::Ring;
 use crate::spill::Spill;
-use crate::{Interrupts, RateLimits, SharedQueue};
+use crate::{DmaView, GuestMap, Interrupts, RateLimits, SharedQueue};
 
 /// A queue that is run step by step.
 pub struct StepQueue<'q>(Kind<'q>);
@@ -62,7 +61,7 @@ pub trait Stepped {
 
 /// What the queues of a NIC have in common, in its state of power-on.
 pub struct NetSteps {
-    memory: GuestMemoryMmap,
+    memory: DmaView,
     backend: Tap,
     state: NetState,
     policy: PolicyCell,
@@ -75,13 +74,13 @@ pub struct NetSteps {
 impl NetSteps {
     /// A NIC with the address `mac`, whose driver negotiated `features`. Frames are read from and written to `backend`,
     /// one with each system call.
-    pub fn new(memory: GuestMemoryMmap, backend: OwnedFd, mac: [u8; 6], features: u64) -> Self {
+    pub fn new(memory: GuestMap, backend: OwnedFd, mac: [u8; 6], features: u64) -> Self {
         let state = NetState::new(mac, true, 0);
         if has(features, VIRTIO_NET_F_CTRL_VLAN) {
             state.change_filter(Filter::enable_vlans);
         }
         Self {
-            memory,
+            memory: DmaView::identity(&memory),
             backend: Tap::over_sockets(vec![backend]),
             state,
             policy: PolicyCell::new(Policy::default(), RateLimits::default()),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::counters::{Counter, NetCounters, Tally};
 use super::enforced::PolicyCell;
@@ -20,7 +20,7 @@ use crate::net_protocol::MAX_READ;
 use crate::policy::Policy;
 use crate::ring::Ring;
 use crate::spill::Spill;
-use crate::{Interrupts, Memory, RateLimits, SharedQueue, Start, VirtioDevice, Worker};
+use crate::{DmaView, GuestMap, Interrupts, Memory, RateLimits, SharedQueue, Start, VirtioDevice, Worker};
 
 pub(crate) use driver::*;
 
@@ -30,7 +30,7 @@ pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
 
 /// A backend and what workers share, for queues that are run step by step, without a thread.
 pub(crate) struct Rig {
-    pub memory: GuestMemoryMmap,
+    pub memory: GuestMap,
     tap: Tap,
     pub peer: OwnedFd,
     pub state: NetState,
@@ -66,13 +66,13 @@ impl Rig {
     pub(crate) fn pass<T>(&mut self, step: impl FnOnce(&mut Pass<'_>) -> T) -> T {
         let Self { memory, tap, state, policy, tally, counters, interrupts, .. } = self;
         let backend: &TapQueue = &tap.queues()[0].lock();
-        let result = step(&mut Pass { memory, backend, state, policy, tally, interrupts });
+        let result = step(&mut Pass { memory: &DmaView::identity(memory), backend, state, policy, tally, interrupts });
         tally.flush(counters);
         result
     }
 
     pub(crate) fn ring<'q>(&self, driver: &'q SharedQueue, index: u16, event_idx: bool) -> Ring<'q> {
-        Ring::open(index, driver.lock(), event_idx, &self.memory).unwrap()
+        Ring::open(index, driver.lock(), event_idx, &DmaView::identity(&self.memory)).unwrap()
     }
 
     pub(crate) fn count(&self, counter: Counter) -> u64 {
@@ -176,7 +176,7 @@ impl Guest {
     }
 
     /// As [`Self::over`], with `map` for guest memory, of at least the size of [`memory`].
-    pub(crate) fn in_memory(spec: NetSpec, backend: impl Into<Backend>, map: GuestMemoryMmap) -> Self {
+    pub(crate) fn in_memory(spec: NetSpec, backend: impl Into<Backend>, map: GuestMap) -> Self {
         let pairs = spec.queue_pairs;
         let net = Net::new(spec, backend).unwrap();
         let interrupts = Arc::new(Interrupts::new(2 * pairs + 1, 2 * pairs + 2));
@@ -217,7 +217,7 @@ impl Guest {
     /// What the queues are started with.
     pub(crate) fn to_start(&self, features: u64) -> Start {
         let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
-        Start { memory: self.memory.clone(), features, queues, interrupts: Arc::clone(&self.interrupts) }
+        Start { memory: self.memory.clone().into(), features, queues, interrupts: Arc::clone(&self.interrupts) }
     }
 
     pub(crate) fn stop(&mut self) {
@@ -278,6 +278,7 @@ pub(crate) fn spec(queue_pairs: u16, queue_size: u16) -> NetSpec {
         offload_tso: true,
         offload_ufo: true,
         offload_csum: true,
+        standby: false,
         limits: RateLimits::default(),
         policy: Policy::default(),
         link_up: true,

@@ -1,5 +1,7 @@
 //! Frames and commands as a driver and a backend see them.
 
+mod absent;
+mod announce;
 mod control;
 mod lifecycle;
 mod limits;
@@ -9,4 +11,5 @@ mod rates;
 mod receive;
 mod runner;
 mod saved;
+mod translated;
 mod transmit;

@@ -3,13 +3,14 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use vm_memory::{GuestMemoryMmap, Permissions};
+use vm_memory::Permissions;
 
 use super::counters::Counter;
 use super::enforced::Enforced;
 use super::filter::{ETHERNET_HEADER, Mac, is_multicast};
 use super::pass::{BATCH, Next, Pass};
 use super::state::NetState;
+use crate::DmaView;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER};
@@ -92,7 +93,7 @@ impl<'q> Transmit<'q> {
         features: u64,
         storage: &mut Storage,
     ) -> Result<usize, Counter> {
-        let memory: &GuestMemoryMmap = pass.memory;
+        let memory: &DmaView = pass.memory;
         let mut iovecs = IoVecs::new(storage);
         let extent = iovecs.append(memory, chain, Permissions::Read).map_err(|_| Counter::TxBadChains)?;
         // The header is checked and sent as a copy: what the guest writes to it afterwards changes nothing.

@@ -1,7 +1,7 @@
-//! What carries a NIC's frames: a tap, a queue runner, or the port of a switch.
+//! What carries a NIC's frames: a tap, a queue runner, the port of a switch, or nothing while that is missing.
 
 use super::carrier::PortHandle;
-use crate::backend::{QueueRunner, Tap, Vdpa, VhostNet, VhostUser};
+use crate::backend::{Absent, QueueRunner, Tap, Vdpa, VhostNet, VhostUser};
 
 /// A NIC's backend.
 pub enum Backend {
@@ -11,6 +11,14 @@ pub enum Backend {
     Runner(Box<dyn QueueRunner>),
     /// The port of a switch, whose workers carry the frames of all its ports.
     Switch(PortHandle),
+    /// None: it is missing.
+    Absent(Absent),
+}
+
+impl From<Absent> for Backend {
+    fn from(backend: Absent) -> Self {
+        Self::Absent(backend)
+    }
 }
 
 impl From<Tap> for Backend {

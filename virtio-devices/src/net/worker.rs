@@ -7,12 +7,12 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::control::Control;
 use super::counters::{Counter, Tally};
 use super::pass::{Next, Pass, Shared, give_up};
+use super::rarp;
 use super::receive::Receive;
 use super::transmit::Transmit;
 use crate::SharedQueue;
@@ -67,10 +67,14 @@ impl Pair {
             if wakeup.kicked {
                 self.follow_active_pairs(&mut tap, shared);
             }
-            let memory = shared.memory.memory();
+            let memory = shared.memory.pass();
             let batch = shared.state.link().batch();
             if tap.follow_link(shared.state.link().changes()) {
                 tally.add(Counter::RxLinkDown, tap.discard_stale());
+            }
+            if self.index == 0 && shared.state.take_rarp() && shared.state.link_up() {
+                let frames = rarp::frames(&shared.state.filter(), &shared.policy.load().policy);
+                tap.announce(&frames);
             }
             let mut pass = Pass {
                 memory: &memory,
@@ -161,7 +165,7 @@ fn ring<'q>(queue: &'q Option<(u16, SharedQueue)>, shared: &Shared, tally: &mut 
     let (index, queue) = queue.as_ref()?;
     let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
     // The tap is locked, so the predecessor has ended and released the queue.
-    Ring::open(*index, queue.lock(), event_idx, &shared.memory.memory())
+    Ring::open(*index, queue.lock(), event_idx, &shared.memory.pass())
         .inspect_err(|BrokenRing| give_up(tally, &shared.interrupts))
         .ok()
 }

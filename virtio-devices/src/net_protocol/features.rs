@@ -20,6 +20,7 @@ const ALWAYS: &[u32] = &[
     VIRTIO_NET_F_CTRL_RX_EXTRA,
     VIRTIO_NET_F_CTRL_VLAN,
     VIRTIO_NET_F_CTRL_MAC_ADDR,
+    VIRTIO_NET_F_GUEST_ANNOUNCE,
     VIRTIO_NET_F_SPEED_DUPLEX,
 ];
 
@@ -31,6 +32,7 @@ pub(crate) const REQUIREMENTS: &[(u32, u32)] = &[
     (VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ),
     (VIRTIO_NET_F_MQ, VIRTIO_NET_F_CTRL_VQ),
     (VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ),
+    (VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_CTRL_VQ),
 ];
 
 /// Each feature that lets the device send offloaded frames to the driver, the one for the other direction, and what the
@@ -56,8 +58,13 @@ pub(crate) fn offered(offloads: Offloads, mtu: bool, multi_queue: bool) -> u64 {
 const DATA: &[u32] =
     &[VIRTIO_F_VERSION_1, VIRTIO_RING_F_INDIRECT_DESC, VIRTIO_RING_F_EVENT_IDX, VIRTIO_NET_F_MRG_RXBUF];
 /// The commands of the control queue but for those about offloads and pairs.
-const COMMANDS: &[u32] =
-    &[VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_RX_EXTRA, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_MAC_ADDR];
+const COMMANDS: &[u32] = &[
+    VIRTIO_NET_F_CTRL_RX,
+    VIRTIO_NET_F_CTRL_RX_EXTRA,
+    VIRTIO_NET_F_CTRL_VLAN,
+    VIRTIO_NET_F_CTRL_MAC_ADDR,
+    VIRTIO_NET_F_GUEST_ANNOUNCE,
+];
 
 /// As [`offered`], over a backend that runs the queues and can do `able`.
 pub(crate) fn offered_by(able: u64, offloads: Offloads, mtu: bool, multi_queue: bool) -> u64 {
@@ -89,7 +96,7 @@ pub(crate) fn offload_features(offloads: Offloads) -> u64 {
 }
 
 /// What a NIC does by itself for a backend that passes all frames: commands about the receive filter, which is best
-/// effort (`virtio 1.4 §5.1.6.5.1`), about the address, and the number of pairs.
+/// effort (`virtio 1.4 §5.1.6.5.1`), about the address and its announcement, and the number of pairs.
 pub(crate) fn served_for_any() -> u64 {
     bits(COMMANDS) | bits(&[VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ])
 }

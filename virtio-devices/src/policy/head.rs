@@ -32,7 +32,7 @@ impl Head {
     pub(crate) fn of(front: &[u8]) -> Result<Self, Cause> {
         let len = front.len().min(HEAD);
         let mut bytes = [0; HEAD];
-        bytes.iter_mut().zip(front).for_each(|(to, from)| *to = *from);
+        bytes[..len].copy_from_slice(&front[..len]);
         let head = Self { bytes, len, tags: 0 };
         let tags = (0..TAGS).take_while(|tag| head.protocol(*tag).is_some()).count();
         if len < ETHERNET_HEADER + tags * TAG { Err(Cause::BadVlan) } else { Ok(Self { tags, ..head }) }
@@ -128,9 +128,10 @@ pub(crate) struct NewHead {
 impl NewHead {
     fn made_of(parts: &[&[u8]], checked: usize, shift: Shift) -> Self {
         let (mut bytes, mut len) = ([0; NEW_HEAD], 0);
-        for (to, from) in bytes.iter_mut().zip(parts.iter().copied().flatten()) {
-            *to = *from;
-            len += 1;
+        for part in parts {
+            let end = (len + part.len()).min(NEW_HEAD);
+            bytes[len..end].copy_from_slice(&part[..end - len]);
+            len = end;
         }
         Self { bytes, len, checked, shift }
     }

@@ -23,7 +23,8 @@ pub struct PortVlan {
 }
 
 impl PortVlan {
-    fn tag(self) -> [u8; 4] {
+    /// Its tag, as frames of the function have it.
+    pub(crate) fn tag(self) -> [u8; 4] {
         let [a, b] = self.protocol.kind();
         let [c, d] = (u16::from(self.priority & 7) << 13 | self.id & 0xfff).to_be_bytes();
         [a, b, c, d]

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Answerer, Next, QueueWorker};
@@ -14,7 +13,7 @@ use crate::features::has;
 use crate::iovecs::Storage;
 use crate::net::steps::Step;
 use crate::ring::{BrokenRing, Ring};
-use crate::{Interrupts, Memory, SharedQueue};
+use crate::{GuestMap, Interrupts, SharedQueue};
 
 /// The queue, which is run step by step.
 pub struct SteppedQueue<'q>(Ring<'q>);
@@ -33,7 +32,7 @@ impl<A: Answerer> QueueSteps<A> {
     /// When the host has no descriptor left.
     pub(crate) fn new(
         answerer: A,
-        memory: GuestMemoryMmap,
+        memory: GuestMap,
         queue: &SharedQueue,
         features: u64,
         counters: &Arc<<A::Tally as QueueTally>::Counters>,
@@ -42,7 +41,7 @@ impl<A: Answerer> QueueSteps<A> {
             index: 0,
             queue: Arc::clone(queue),
             features,
-            memory: Memory::new(memory),
+            memory: memory.into(),
             interrupts: Arc::new(Interrupts::new(1, 0)),
             answerer,
             tally: A::Tally::new(),
@@ -56,7 +55,7 @@ impl<A: Answerer> QueueSteps<A> {
     /// The queue, which is locked until it is dropped; `None` if its rings do not lie in guest memory.
     pub(crate) fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<SteppedQueue<'q>> {
         let event_idx = has(self.worker.features, VIRTIO_RING_F_EVENT_IDX);
-        Ring::open(0, queue.lock(), event_idx, &self.worker.memory.memory()).ok().map(SteppedQueue)
+        Ring::open(0, queue.lock(), event_idx, &self.worker.memory.pass()).ok().map(SteppedQueue)
     }
 
     /// Does what the worker does in one turn of its loop. [`Step::Frame`] stands for a chain that waits.

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use vm_memory::GuestMemoryMmap;
-
 use crate::net::testing::{DriverQueue, eventually, memory};
-use crate::{Interrupts, Memory, Start, VirtioDevice, Worker};
+use crate::{GuestMap, Interrupts, Start, VirtioDevice, Worker};
 
 /// The size of the queue.
 const SIZE: u16 = 16;
@@ -27,7 +25,7 @@ impl<D: VirtioDevice> Guest<D> {
     }
 
     /// As [`Self::new`], with `map` for guest memory, of at least the size of [`memory`].
-    pub(crate) fn in_memory(device: D, map: &GuestMemoryMmap) -> Self {
+    pub(crate) fn in_memory(device: D, map: &GuestMap) -> Self {
         let interrupts = Arc::new(Interrupts::new(1, 2));
         interrupts.set_queue_vector(0, 0);
         interrupts.set_config_vector(CONFIG_VECTOR);
@@ -39,7 +37,7 @@ impl<D: VirtioDevice> Guest<D> {
     /// Starts the queue, with all features.
     pub(crate) fn start(&mut self) {
         let start = Start {
-            memory: Memory::new(self.queue.memory.clone()),
+            memory: self.queue.memory.clone().into(),
             features: self.device.features(),
             queues: vec![(0, Arc::clone(&self.queue.queue))],
             interrupts: Arc::clone(&self.interrupts),

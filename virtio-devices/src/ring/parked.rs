@@ -3,10 +3,8 @@
 use std::cell::Cell;
 use std::num::Wrapping;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::{BrokenRing, Ring};
-use crate::SharedQueue;
+use crate::{DmaView, SharedQueue};
 
 /// A queue that is locked for a run at a time, by whoever runs it: a receive queue that several senders fill. What a
 /// [`Ring`] knows beside the queue is kept here.
@@ -30,7 +28,7 @@ impl ParkedRing {
     }
 
     /// Locks it for a run, which ends with [`Self::park`].
-    pub(crate) fn ring(&self, memory: &GuestMemoryMmap) -> Result<Ring<'_>, BrokenRing> {
+    pub(crate) fn ring(&self, memory: &DmaView) -> Result<Ring<'_>, BrokenRing> {
         let queue = self.queue.lock();
         match self.considered.get() {
             Some(considered) => Ok(Ring::resume(self.index, queue, considered)),
@@ -39,7 +37,7 @@ impl ParkedRing {
     }
 
     /// Whether there may be a chain that was not taken: before the first run, and where that cannot be read, there may.
-    pub(crate) fn has_available(&self, memory: &GuestMemoryMmap) -> bool {
+    pub(crate) fn has_available(&self, memory: &DmaView) -> bool {
         let Some(considered) = self.considered.get() else { return true };
         Ring::resume(self.index, self.queue.lock(), considered).available(memory) != Ok(0)
     }

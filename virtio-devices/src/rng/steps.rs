@@ -5,13 +5,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vm_memory::GuestMemoryMmap;
 
 use super::counters::{RngCounter, RngCounters};
 use super::filler::Filler;
-use crate::SharedQueue;
 use crate::net::steps::{Step, Stepped};
 use crate::queue_worker::steps::{QueueSteps, SteppedQueue};
+use crate::{GuestMap, SharedQueue};
 
 /// An entropy device.
 pub struct RngSteps {
@@ -25,7 +24,7 @@ impl RngSteps {
     /// # Errors
     ///
     /// When the host has no descriptor left.
-    pub fn new(memory: GuestMemoryMmap, source: OwnedFd, queue: &SharedQueue, features: u64) -> io::Result<Self> {
+    pub fn new(memory: GuestMap, source: OwnedFd, queue: &SharedQueue, features: u64) -> io::Result<Self> {
         let (filler, counters) = (Filler(Arc::new(Mutex::new(source))), Arc::new(RngCounters::new()));
         Ok(Self { steps: QueueSteps::new(filler, memory, queue, features, &counters)?, counters })
     }

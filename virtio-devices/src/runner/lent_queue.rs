@@ -4,12 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use virtio_queue::{Queue, QueueT};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{GuestAddress, GuestMemory, Permissions};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::SharedQueue;
 use crate::backend::RunnerQueue;
+use crate::{DmaView, SharedQueue};
 
 /// A queue that the backend runs on behalf of the device.
 pub(crate) struct LentQueue {
@@ -52,11 +52,25 @@ impl LentQueue {
 }
 
 /// Records the position of a queue that was stopped.
-pub(crate) fn settle_position(queue: &mut Queue, position: Option<u16>, memory: &GuestMemoryMmap) {
+pub(crate) fn settle_position(queue: &mut Queue, position: Option<u16>, memory: &DmaView) {
     // The rings have been checked, so it can be read.
     let used = queue.used_idx(memory, Ordering::Acquire).map_or(queue.next_used(), |used| used.0);
     queue.set_next_used(used);
     // It cannot have taken more than a ring holds.
     let plausible = position.filter(|position| position.wrapping_sub(used) <= queue.size());
     queue.set_next_avail(plausible.unwrap_or(used));
+}
+
+/// Looks up the buffers that come next in a queue that was stopped, up to the first that is out of reach, so that it is
+/// reported. Takes nothing.
+pub(crate) fn look_ahead(queue: &mut Queue, memory: &DmaView) {
+    let position = queue.next_avail();
+    let chain = queue.iter(memory).ok().and_then(|mut chains| chains.next());
+    for buffer in chain.into_iter().flatten() {
+        let access = if buffer.is_write_only() { Permissions::Write } else { Permissions::Read };
+        if !memory.check_range(buffer.addr(), buffer.len() as usize, access) {
+            break;
+        }
+    }
+    queue.set_next_avail(position);
 }

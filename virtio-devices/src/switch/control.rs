@@ -3,9 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::sender::PortTx;
+use crate::DmaView;
 use crate::net::{Commanded, Control, Pass, Shared, give_up};
 use crate::net_protocol::Offloads;
 use crate::ring::BrokenRing;
@@ -32,7 +31,7 @@ pub(crate) struct Served {
 }
 
 /// Carries out the commands that the driver has made available, up to a number.
-pub(crate) fn serve(tx: &mut PortTx, shared: &Shared, memory: &GuestMemoryMmap) -> Served {
+pub(crate) fn serve(tx: &mut PortTx, shared: &Shared, memory: &DmaView) -> Served {
     let Some(parked) = tx.control.take() else { return Served::default() };
     let before = Arc::clone(&shared.state.filter());
     let tally = &mut tx.tally;

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use vm_memory::GuestAddressSpace;
-
 use super::frame::Frame;
 use super::hub::Hub;
 use super::port::OpenPort;
@@ -119,6 +117,7 @@ impl Forwarder {
         let worker = self.worker;
         let ran = open.and_then(|open| {
             let queue = open.queue_of(source.flow(&frame));
+            open.set_heard();
             self.run(&open, queue, |run| {
                 loop {
                     if run.deliver(&frame, &source.body(), Wish::Sender) == Delivery::NoBuffers {
@@ -154,7 +153,7 @@ impl Forwarder {
 
     /// Locks a receive queue for a run; `None` if it is closed.
     fn run<T>(&mut self, open: &Arc<OpenPort>, queue: usize, run: impl FnOnce(&mut RxRun<'_, '_>) -> T) -> Option<T> {
-        let memory = open.shared.memory.memory();
+        let memory = open.shared.memory.pass();
         let mut rx = open.rx(queue)?.lock();
         if rx.touch() {
             self.touched.push((Arc::clone(open), queue));
@@ -181,7 +180,7 @@ impl Forwarder {
     /// Interrupts the drivers that were given frames.
     pub(crate) fn signal(&mut self) {
         for (open, queue) in self.touched.drain(..) {
-            let memory = open.shared.memory.memory();
+            let memory = open.shared.memory.pass();
             if let Some(rx) = open.rx(queue) {
                 rx.lock().signal(&open.shared, &memory);
             }

@@ -34,8 +34,9 @@ impl<'t> Frame<'t> {
     ) -> Self {
         let mut front = [0; NEW_HEAD];
         let bytes = new.bytes();
-        front.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-        Self { header, head, front, front_len: bytes.len().min(NEW_HEAD), len, route, mirror: None }
+        let front_len = bytes.len().min(NEW_HEAD);
+        front[..front_len].copy_from_slice(&bytes[..front_len]);
+        Self { header, head, front, front_len, len, route, mirror: None }
     }
 
     /// Its first bytes.

@@ -14,6 +14,7 @@ use super::worker::SwitchWorker;
 use crate::net::{CarriedNic, Carrier, Shared};
 use crate::net_protocol::Offloads;
 use crate::policy::Replaced;
+use crate::state::{BucketState, StateError};
 use crate::thread::Thread;
 use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{SharedQueue, Worker};
@@ -123,5 +124,21 @@ impl Carrier for SwitchPort {
 
     fn changed(&self) -> Replaced {
         self.threads.hub.changed(self.index)
+    }
+
+    fn hold_frames(&self, held: bool) {
+        self.threads.hub.hold_frames(held);
+    }
+
+    fn save_share(&self) -> Option<BucketState> {
+        self.threads.hub.shares()?.lock().save(self.index)
+    }
+
+    fn restore_share(&self, share: Option<BucketState>) -> Result<(), StateError> {
+        match (self.threads.hub.shares(), share) {
+            (Some(shares), Some(share)) => shares.lock().restore(self.index, share),
+            (None, Some(_)) => Err(StateError::Shape("rate limits")),
+            (_, None) => Ok(()),
+        }
     }
 }

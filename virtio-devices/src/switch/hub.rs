@@ -1,15 +1,17 @@
 //! What a switch's workers share: its ports, its uplink, and the table of where frames go.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::lane::{Lane, Message};
 use super::mode::SwitchMode;
 use super::port::OpenPort;
+use super::shares::Shares;
 use super::spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
 use super::table::{PortIndex, PortSpec, Role, Table};
 use super::uplink::Uplink;
@@ -31,15 +33,19 @@ pub struct PortSettings {
     pub isolated: bool,
     /// The number of the port that gets a copy of what it sends, as far as its policy lets that through.
     pub mirror: Option<u16>,
-    /// Its share of the workers' time where ports compete, 1 to 100. One with twice the weight sends twice the bytes.
+    /// Its share of the workers' time where ports compete, 1 to 100, and of an uplink's rate beyond what is guaranteed.
+    /// One with twice the weight sends twice the bytes.
     pub weight: u8,
+    /// What of the uplink's rate it always has, in Mbit/s; 0 for nothing. Those of all ports together are no more than
+    /// that rate. Without one it has no effect.
+    pub min_tx_rate: u32,
     /// Its link is down while the uplink is; without an uplink it is up.
     pub follows_uplink: bool,
 }
 
 impl Default for PortSettings {
     fn default() -> Self {
-        Self { isolated: false, mirror: None, weight: 10, follows_uplink: true }
+        Self { isolated: false, mirror: None, weight: 10, min_tx_rate: 0, follows_uplink: true }
     }
 }
 
@@ -66,6 +72,9 @@ pub(crate) struct Hub {
     mode: SwitchMode,
     slots: Box<[Slot]>,
     uplink: Option<Uplink>,
+    uplink_rate: Option<NonZeroU32>,
+    /// What each port may send to the uplink, if that has a rate.
+    shares: Option<Mutex<Shares>>,
     lanes: Box<[Lane]>,
     table: ArcSwap<Table>,
     /// The table is not what the ports are.
@@ -76,6 +85,8 @@ pub(crate) struct Hub {
     uplink_up: AtomicBool,
     /// Locked while links follow it.
     following: Mutex<()>,
+    /// Whether frames wait where they are. Locked while frames are on their way.
+    held: RwLock<bool>,
     /// The workers shall end.
     pub end: AtomicBool,
 }
@@ -85,7 +96,7 @@ impl Hub {
     ///
     /// [`SwitchError`].
     pub(crate) fn new(spec: SwitchSpec) -> Result<Self, SwitchError> {
-        let SwitchSpec { id, mode, ports, workers, uplink } = spec;
+        let SwitchSpec { id, mode, ports, workers, uplink, uplink_rate } = spec;
         if !(1..=MAX_PORTS).contains(&ports) {
             return Err(SwitchError::Ports(ports));
         }
@@ -93,18 +104,22 @@ impl Hub {
             return Err(SwitchError::Workers(workers));
         }
         let uplink = uplink.map(Uplink::new).transpose()?;
+        let shares = uplink_rate.map(|rate| Mutex::new(Shares::new(rate, ports, PortSettings::default().weight)));
         let lanes = (0..workers).map(|_| Lane::new()).collect::<Result<_, _>>().map_err(SwitchError::Host)?;
         let hub = Self {
             id,
             mode,
             slots: (0..ports).map(|_| Slot::default()).collect(),
             uplink,
+            uplink_rate,
+            shares,
             lanes,
             table: ArcSwap::from_pointee(Table::new(mode, &[], None)),
             stale: AtomicBool::new(false),
             next: Mutex::new(None),
             uplink_up: AtomicBool::new(true),
             following: Mutex::default(),
+            held: RwLock::new(false),
             end: AtomicBool::new(false),
         };
         drop(hub.make_table());
@@ -129,6 +144,16 @@ impl Hub {
     /// Its uplink.
     pub(crate) fn uplink(&self) -> Option<&Uplink> {
         self.uplink.as_ref()
+    }
+
+    /// What goes to its uplink at most, in Mbit/s.
+    pub(crate) fn uplink_rate(&self) -> Option<NonZeroU32> {
+        self.uplink_rate
+    }
+
+    /// What each port may send to the uplink, if that has a rate.
+    pub(crate) fn shares(&self) -> Option<&Mutex<Shares>> {
+        self.shares.as_ref()
     }
 
     /// The number of its uplink in the table: that after all ports.
@@ -203,6 +228,9 @@ impl Hub {
         for (port, settings) in ports {
             if let Some(slot) = self.slots.get(usize::from(port)) {
                 slot.settings.store(Some(Arc::new(settings)));
+                if let Some(shares) = &self.shares {
+                    shares.lock().set(port, settings.min_tx_rate, settings.weight);
+                }
                 self.follow_uplink(port);
             }
         }
@@ -269,6 +297,20 @@ impl Hub {
             open.settle();
         }
         replaced
+    }
+
+    /// Has all frames wait where they are, or no longer. Waits for those that are on their way.
+    pub(crate) fn hold_frames(&self, held: bool) {
+        if !held {
+            drop(self.make_table());
+        }
+        *self.held.write() = held;
+        self.lanes.iter().for_each(Lane::wake);
+    }
+
+    /// Announces a round of frames, until the answer is dropped. `None` while they wait.
+    pub(crate) fn round(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(self.held.read()).filter(|held| !**held)
     }
 
     /// The table is not what the ports are: a worker makes another one, soon.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::receiver::PortRx;
@@ -31,6 +30,8 @@ pub(crate) struct OpenPort {
     pub tx: Mutex<PortTx>,
     /// The workers whose ports wait for its buffers, by their bits.
     pub waiters: AtomicU64,
+    /// It was sent something.
+    heard: AtomicBool,
 }
 
 impl OpenPort {
@@ -54,6 +55,7 @@ impl OpenPort {
             rx,
             tx: Mutex::new(tx),
             waiters: AtomicU64::new(0),
+            heard: AtomicBool::new(false),
         })
     }
 
@@ -79,12 +81,22 @@ impl OpenPort {
         Receiver { shared: &self.shared, stop: &self.stop, waiters: &self.waiters }
     }
 
+    /// It was sent something that is for it alone.
+    pub(crate) fn set_heard(&self) {
+        self.heard.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was sent something for it alone since the last call.
+    pub(crate) fn take_heard(&self) -> bool {
+        self.heard.load(Ordering::Relaxed) && self.heard.swap(false, Ordering::Relaxed)
+    }
+
     /// The workers whose ports wait for its buffers, now that it may have some.
     pub(crate) fn take_waiters(&self) -> u64 {
         if self.waiters.load(Ordering::SeqCst) == 0 {
             return 0;
         }
-        let memory = self.shared.memory.memory();
+        let memory = self.shared.memory.pass();
         let has_some = self.rx.iter().any(|rx| rx.lock().has_buffers(&memory));
         if has_some { self.waiters.swap(0, Ordering::SeqCst) } else { 0 }
     }

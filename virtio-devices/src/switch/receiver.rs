@@ -2,13 +2,12 @@
 
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestMemoryMmap;
 
 use super::rx_run::{Queue, Receiver, RxRun, RxScratch};
-use crate::SharedQueue;
 use crate::features::has;
 use crate::net::{Counter, Shared, Tally, give_up};
 use crate::ring::{BrokenRing, ParkedRing};
+use crate::{DmaView, SharedQueue};
 
 /// A receive queue of a port.
 pub(crate) struct PortRx {
@@ -48,7 +47,7 @@ impl PortRx {
     pub(crate) fn start<'r, 'm>(
         &'r mut self,
         port: Receiver<'r>,
-        memory: &'m GuestMemoryMmap,
+        memory: &'m DmaView,
         scratch: &'r mut RxScratch,
     ) -> Result<Option<RxRun<'r, 'm>>, BrokenRing> {
         let Self { ring, mergeable, congested, tally, touched: _ } = self;
@@ -58,7 +57,7 @@ impl PortRx {
     }
 
     /// The end of a batch: interrupts the driver if it wants that, and publishes what was counted.
-    pub(crate) fn signal(&mut self, shared: &Shared, memory: &GuestMemoryMmap) {
+    pub(crate) fn signal(&mut self, shared: &Shared, memory: &DmaView) {
         self.touched = false;
         let wanted = self.ring.as_ref().map(|parked| {
             let mut ring = parked.ring(memory)?;
@@ -78,7 +77,7 @@ impl PortRx {
     }
 
     /// Whether the driver has provided buffers.
-    pub(crate) fn has_buffers(&self, memory: &GuestMemoryMmap) -> bool {
+    pub(crate) fn has_buffers(&self, memory: &DmaView) -> bool {
         self.ring.as_ref().is_none_or(|parked| parked.has_available(memory))
     }
 

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::Guard;
 use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_DATA_VALID, VIRTIO_NET_HDR_F_NEEDS_CSUM};
-use vm_memory::GuestMemoryMmap;
 
 use super::body::Body;
 use super::frame::Frame;
 use super::offload;
+use crate::DmaView;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net::{Counter, Enforced, FILTER_HEAD, Filter, Shared, Tally};
 use crate::net_protocol::Offloads;
@@ -94,7 +94,7 @@ pub(crate) struct RxRun<'r, 'm> {
     ring: Ring<'r>,
     parked: &'r ParkedRing,
     iovecs: IoVecs<'r, 'm>,
-    memory: &'m GuestMemoryMmap,
+    memory: &'m DmaView,
     chains: &'r mut Vec<(u16, usize)>,
     capacity: usize,
     mergeable: bool,
@@ -119,7 +119,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
     pub(crate) fn new(
         queue: Queue<'r>,
         port: Receiver<'r>,
-        memory: &'m GuestMemoryMmap,
+        memory: &'m DmaView,
         scratch: &'r mut RxScratch,
     ) -> Result<Self, BrokenRing> {
         let Queue { parked, mergeable, congested, tally } = queue;
@@ -184,10 +184,10 @@ impl<'r, 'm> RxRun<'r, 'm> {
         };
         if wish == Wish::Sender {
             let mut head = [0; FILTER_HEAD];
-            let known = new.bytes().len();
-            head.iter_mut().zip(new.bytes()).for_each(|(to, from)| *to = *from);
-            if let Some(unknown) = head.get_mut(known..) {
-                body.read(unknown);
+            let known = new.bytes().len().min(FILTER_HEAD);
+            head[..known].copy_from_slice(&new.bytes()[..known]);
+            if known < FILTER_HEAD {
+                body.read(&mut head[known..]);
             }
             let own = policy.fixed_address().unwrap_or(self.filter.mac);
             let wanted =

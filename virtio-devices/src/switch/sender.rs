@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestMemoryMmap;
 
+use super::pace::Pace;
+use super::report::Report;
 use super::tx_batch::{FRAME_COST, Queue, Sender, TxBatch, TxScratch};
-use crate::SharedQueue;
 use crate::features::has;
-use crate::net::{Shared, Tally, give_up};
+use crate::net::{Counter, Shared, Tally, give_up};
 use crate::ring::{BrokenRing, ParkedRing};
+use crate::{DmaView, SharedQueue};
 
 /// What a port sends from.
 pub(crate) struct PortTx {
@@ -20,6 +21,8 @@ pub(crate) struct PortTx {
     turn: usize,
     /// What the port may still send in this round, in bytes; below zero what it has sent too much.
     credit: i64,
+    /// When its queues are looked at again.
+    pub pace: Pace,
     pub tally: Tally,
 }
 
@@ -28,6 +31,8 @@ struct TxQueue {
     ring: Option<ParkedRing>,
     /// Since when its first frame waits for its receiver.
     blocked: Option<Instant>,
+    /// What its driver was not told yet.
+    report: Report,
 }
 
 impl PortTx {
@@ -40,10 +45,13 @@ impl PortTx {
         let event_idx = has(features, VIRTIO_RING_F_EVENT_IDX);
         let parked = |(index, queue): &(u16, SharedQueue)| ParkedRing::new(*index, queue.clone(), event_idx);
         Self {
-            queues: transmit.map(|queue| TxQueue { ring: Some(parked(queue)), blocked: None }).collect(),
+            queues: transmit
+                .map(|queue| TxQueue { ring: Some(parked(queue)), blocked: None, report: Report::default() })
+                .collect(),
             control: control.map(parked),
             turn: 0,
             credit: 0,
+            pace: Pace::new(),
             tally: Tally::new(),
         }
     }
@@ -83,7 +91,7 @@ impl PortTx {
     }
 
     /// Whether the driver may have made a command available that was not taken. Until the queue was first run, it may.
-    pub(crate) fn has_command(&self, memory: &GuestMemoryMmap) -> bool {
+    pub(crate) fn has_command(&self, memory: &DmaView) -> bool {
         self.control.as_ref().is_some_and(|parked| parked.has_available(memory))
     }
 
@@ -101,11 +109,13 @@ impl PortTx {
         &'b mut self,
         queue: usize,
         port: Sender<'b>,
-        memory: &'m GuestMemoryMmap,
+        memory: &'m DmaView,
         scratch: &'b mut TxScratch,
     ) -> Result<Option<TxBatch<'b, 'm>>, BrokenRing> {
-        let Some(TxQueue { ring: Some(parked), blocked }) = self.queues.get_mut(queue) else { return Ok(None) };
-        let queue = Queue { parked, number: queue, blocked, credit: &mut self.credit, tally: &mut self.tally };
+        let Some(TxQueue { ring: Some(parked), blocked, report }) = self.queues.get_mut(queue) else {
+            return Ok(None);
+        };
+        let queue = Queue { parked, number: queue, blocked, report, credit: &mut self.credit, tally: &mut self.tally };
         TxBatch::new(queue, port, memory, scratch).map(Some)
     }
 
@@ -117,8 +127,38 @@ impl PortTx {
         give_up(&mut self.tally, &shared.interrupts);
     }
 
-    /// Closes all queues: nobody touches them afterwards.
+    /// By when its driver has to be told what was sent, if it has to be.
+    pub(crate) fn report_due(&self) -> Option<Instant> {
+        self.queues.iter().filter_map(|queue| queue.report.due()).min()
+    }
+
+    /// Tells the driver what was sent, where it has to be told by the time `now` and still wants to be.
+    pub(crate) fn report(&mut self, now: Option<Instant>, shared: &Shared, memory: &DmaView) {
+        for queue in 0..self.queues.len() {
+            let Some(TxQueue { ring: Some(parked), report, .. }) = self.queues.get_mut(queue) else { continue };
+            let Some(due) = report.due() else { continue };
+            if now.is_some_and(|now| due > now) {
+                continue;
+            }
+            let wanted = parked.ring(memory).and_then(|mut ring| {
+                let wanted = report.take(&mut ring, memory);
+                parked.park(ring);
+                wanted
+            });
+            match wanted {
+                Ok(true) => {
+                    shared.interrupts.signal_queue(parked.index());
+                    self.tally.count(Counter::Interrupts);
+                }
+                Ok(false) => {}
+                Err(BrokenRing) => self.give_up(queue, shared),
+            }
+        }
+    }
+
+    /// Closes all queues: nobody touches them afterwards. What was sent before is told now.
     pub(crate) fn close(&mut self, shared: &Shared) {
+        self.report(None, shared, &shared.memory.pass());
         self.queues.clear();
         self.control = None;
         self.tally.flush(&shared.counters);

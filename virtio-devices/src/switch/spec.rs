@@ -1,5 +1,7 @@
 //! What a switch is, and why there cannot be one.
 
+use std::num::NonZeroU32;
+
 use thiserror::Error;
 
 use super::mode::SwitchMode;
@@ -24,6 +26,9 @@ pub struct SwitchSpec {
     pub workers: u16,
     /// What connects it to others; none for a closed switch. It has one queue.
     pub uplink: Option<Tap>,
+    /// What its ports may send to the uplink together, in Mbit/s (10^6 bits); more waits in their queues. Ports that
+    /// compete have what they are [guaranteed](super::PortSettings::min_tx_rate), and share the rest by their weights.
+    pub uplink_rate: Option<NonZeroU32>,
 }
 
 /// Why there cannot be such a switch: one line, to follow the option's name.

@@ -1,8 +1,11 @@
 //! A switch with drivers at its ports and a socket in the uplink's place.
 
+mod announce;
 mod calls;
+mod cycles;
 mod fairness;
 mod hostile;
+mod keys;
 mod link;
 mod matrix;
 mod offloads;
@@ -11,3 +14,6 @@ mod pressure;
 mod rates;
 mod rig;
 mod stop;
+mod streams;
+mod translated;
+mod uplink_rate;

@@ -5,13 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use vm_memory::{GuestMemoryMmap, Permissions};
+use parking_lot::Mutex;
+use vm_memory::Permissions;
 
 use super::body::Body;
 use super::frame::Frame;
+use super::report::Report;
+use super::shares::Shares;
 use super::source::{End, Next, Source};
 use super::table::{Miss, PortIndex, Route, Table};
 use super::uplink::Uplink;
+use crate::DmaView;
 use crate::clock;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net::{BATCH, Counter, Enforced, Shared, Tally, send_failure};
@@ -46,6 +50,10 @@ pub(crate) struct Sender<'b> {
     pub end: &'b AtomicBool,
     /// How long a frame waits for its receiver's buffers.
     pub patience: Duration,
+    /// Its driver need not ring for its next frame: the queues are looked at anyway.
+    pub gathers: bool,
+    /// The number of the uplink, and what each port may send there, if that is limited.
+    pub uplink: Option<(PortIndex, &'b Mutex<Shares>)>,
 }
 
 /// A transmit queue whose port is locked.
@@ -56,6 +64,8 @@ pub(crate) struct Queue<'b> {
     pub number: usize,
     /// Since when its first frame waits for its receiver.
     pub blocked: &'b mut Option<Instant>,
+    /// What its driver was not told yet.
+    pub report: &'b mut Report,
     /// What the port may still send, in bytes.
     pub credit: &'b mut i64,
     /// Its counts.
@@ -67,7 +77,7 @@ pub(crate) struct TxBatch<'b, 'm> {
     ring: Ring<'b>,
     parked: &'b ParkedRing,
     iovecs: IoVecs<'b, 'm>,
-    memory: &'m GuestMemoryMmap,
+    memory: &'m DmaView,
     policy: arc_swap::Guard<Arc<Enforced>>,
     port: Sender<'b>,
     queue: usize,
@@ -77,6 +87,7 @@ pub(crate) struct TxBatch<'b, 'm> {
     bytes: usize,
     credit: &'b mut i64,
     blocked: &'b mut Option<Instant>,
+    report: &'b mut Report,
     /// The next frame has been tried before, and copied to where it is mirrored.
     resumed: bool,
     used: &'b mut Vec<Used>,
@@ -92,12 +103,13 @@ impl<'b, 'm> TxBatch<'b, 'm> {
     pub(crate) fn new(
         queue: Queue<'b>,
         port: Sender<'b>,
-        memory: &'m GuestMemoryMmap,
+        memory: &'m DmaView,
         scratch: &'b mut TxScratch,
     ) -> Result<Self, BrokenRing> {
-        let Queue { parked, number, blocked, credit, tally } = queue;
+        let Queue { parked, number, blocked, report, credit, tally } = queue;
         let mut ring = parked.ring(memory)?;
         ring.suppress_doorbells(memory)?;
+        report.review(&mut ring, memory)?;
         Ok(Self {
             ring,
             parked,
@@ -112,13 +124,14 @@ impl<'b, 'm> TxBatch<'b, 'm> {
             credit,
             resumed: blocked.is_some(),
             blocked,
+            report,
             used: &mut scratch.used,
             tally,
         })
     }
 
-    /// Gives back what was sent, and interrupts the driver if it wants that. Returns why the batch ended, which is not
-    /// [`End::Drained`] if the driver has made more available meanwhile.
+    /// Gives back what was sent, and interrupts the driver if it wants that and is to be told now. Returns why the
+    /// batch ended, which is not [`End::Drained`] if the driver has made more available meanwhile.
     ///
     /// # Errors
     ///
@@ -133,12 +146,14 @@ impl<'b, 'm> TxBatch<'b, 'm> {
     fn give_back(&mut self, end: End) -> Result<End, BrokenRing> {
         if !self.used.is_empty() {
             self.ring.give_back(self.memory, self.used)?;
-            if self.ring.wants_interrupt(self.memory)? {
+            let (frames, bytes) = (self.used.len(), self.bytes);
+            if self.report.add(frames, bytes, clock::now(), &mut self.ring, self.memory)? {
                 self.port.shared.interrupts.signal_queue(self.ring.index());
                 self.tally.count(Counter::Interrupts);
             }
         }
         match end {
+            End::Drained if self.port.gathers => Ok(end),
             End::Drained if self.ring.expect_doorbell(self.memory)? => Ok(End::More),
             End::Limited(_) if self.ring.expect_doorbell(self.memory)? => {
                 // The driver need not ring before the time is over.
@@ -151,7 +166,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         }
     }
 
-    /// Looks at the frame in `chain`: its route, or the reason why it is dropped.
+    /// Looks at the frame in `chain`: where it goes, or the reason why it is dropped.
     fn inspect<'t>(&mut self, chain: Chain<'m>, table: &'t Table) -> Result<Frame<'t>, Counter> {
         self.iovecs.clear();
         let extent = self.iovecs.append(self.memory, chain, Permissions::Read).map_err(|_| Counter::TxBadChains)?;
@@ -194,20 +209,39 @@ impl<'b, 'm> TxBatch<'b, 'm> {
             Miss::Isolated => Err(Counter::TxIsolated),
             Miss::Unknown => Err(Counter::TxUnknown),
         });
-        let is_group = is_multicast(&head.destination());
-        let is_flooded = matches!(route, Ok(Route::Many(_))) && !is_group;
-        if (is_group || is_flooded) && policy.policy.storm.is_some() {
-            if policy.storm.limited_for().is_some() {
+        Ok(Frame::new(header, &new, head, len, route))
+    }
+
+    /// How long a frame has to wait that the uplink is to get, because of the port's share of the uplink's rate.
+    fn uplink_wait(&self, frame: &Frame<'_>) -> Option<Duration> {
+        let (uplink, shares) = self.port.uplink?;
+        let is_for_uplink = match frame.route.ok()? {
+            Route::One(port) => port == uplink,
+            Route::Many(ports) => ports.includes(uplink),
+        };
+        if is_for_uplink { shares.lock().limited_for(self.port.index) } else { None }
+    }
+
+    /// What is done once for a frame, when it goes on its way: its storm limit, and who gets a copy.
+    fn admit<'t>(&mut self, mut frame: Frame<'t>, table: &'t Table) -> Result<Frame<'t>, Counter> {
+        let is_group = is_multicast(&frame.head.destination());
+        let is_flooded = matches!(frame.route, Ok(Route::Many(_))) && !is_group;
+        if (is_group || is_flooded) && self.policy.policy.storm.is_some() {
+            if self.policy.storm.limited_for().is_some() {
                 return Err(Counter::StormDropped);
             }
-            policy.storm.take(0);
+            self.policy.storm.take(0);
         }
         if is_flooded {
             self.tally.count(Counter::TxFlooded);
         }
-        let mut frame = Frame::new(header, &new, head, len, route);
         frame.mirror = table.mirror(self.port.index, &frame.head).filter(|_| !std::mem::take(&mut self.resumed));
         Ok(frame)
+    }
+
+    /// How many frames were given back.
+    pub(crate) fn completed(&self) -> usize {
+        self.used.len()
     }
 
     fn complete(&mut self) {
@@ -237,7 +271,18 @@ impl Source for TxBatch<'_, '_> {
             let Some(chain) = self.ring.next(self.memory)? else { return Ok(Next::End(End::Drained)) };
             self.frames += 1;
             self.current = chain.head_index();
-            match self.inspect(chain, table) {
+            let frame = match self.inspect(chain, table) {
+                Ok(frame) => frame,
+                Err(reason) => {
+                    self.dropped(reason);
+                    continue;
+                }
+            };
+            if let Some(wait) = self.uplink_wait(&frame) {
+                self.put_back();
+                return Ok(Next::End(End::Limited(wait)));
+            }
+            match self.admit(frame, table) {
                 Ok(frame) => return Ok(Next::Frame(frame)),
                 Err(reason) => self.dropped(reason),
             }
@@ -254,10 +299,14 @@ impl Source for TxBatch<'_, '_> {
 
     fn send(&mut self, frame: &Frame<'_>, uplink: &Uplink) -> Result<(), Counter> {
         let mut bytes = [0; HEADER + NEW_HEAD];
-        let parts = frame.header.iter().chain(frame.front());
-        bytes.iter_mut().zip(parts).for_each(|(to, from)| *to = *from);
-        let front = bytes.get(..HEADER + frame.front().len()).unwrap_or(&bytes);
-        self.iovecs.send(uplink.as_fd(), front).map(|_| ()).map_err(|error| send_failure(&error))
+        let len = HEADER + frame.front().len();
+        bytes[..HEADER].copy_from_slice(&frame.header);
+        bytes[HEADER..len].copy_from_slice(frame.front());
+        self.iovecs.send(uplink.as_fd(), &bytes[..len]).map_err(|error| send_failure(&error))?;
+        if let Some((_, shares)) = self.port.uplink {
+            shares.lock().take(self.port.index, frame.len);
+        }
+        Ok(())
     }
 
     fn done(&mut self, frame: &Frame<'_>, receivers: usize) {

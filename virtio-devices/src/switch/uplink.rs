@@ -85,6 +85,13 @@ impl Uplink {
         Arc::clone(&self.counters)
     }
 
+    /// Sends frames that announce a port's addresses behind it, with their headers.
+    pub(crate) fn announce(&self, frames: &[Vec<u8>]) {
+        if let Some(queue) = self.tap.queues().first() {
+            queue.lock().announce(frames);
+        }
+    }
+
     /// Drops the frames that it holds from before there were drivers.
     pub(crate) fn discard_stale(&self) -> u64 {
         self.tap.queues().first().map_or(0, |queue| queue.lock().discard_stale())

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vm_memory::GuestAddressSpace;
-
 use super::control::{Served, serve};
 use super::forward::Forwarder;
 use super::hub::Hub;
 use super::lane::{Lane, Message};
+use super::pace::After;
 use super::port::OpenPort;
 use super::sender::PortTx;
 use super::source::End;
@@ -19,7 +18,7 @@ use super::tx_batch::{Sender, TxScratch};
 use super::uplink_rx::UplinkRx;
 use super::uplink_watch::UplinkWatch;
 use crate::clock;
-use crate::net::Counter;
+use crate::net::{Counter, rarp};
 use crate::ring::BrokenRing;
 
 /// What a port of weight 1 may send in a round, in bytes: ports of the usual weight, 10, have 160 KiB, which is more
@@ -42,6 +41,8 @@ pub(crate) struct SwitchWorker {
     is_active: Vec<bool>,
     /// The ports that wait for a time: for a limit, or a receiver's buffers.
     waiting: Vec<Waiting>,
+    /// The ports whose drivers have to be told what they have sent, and by when.
+    reports: Vec<(PortIndex, Instant)>,
     scratch: TxScratch,
     patience: Duration,
     /// What has signalled.
@@ -73,7 +74,8 @@ impl SwitchWorker {
         let forwarder = Forwarder::new(Arc::clone(&hub), index);
         let (active, waiting, scratch, tokens) = (VecDeque::new(), Vec::new(), TxScratch::default(), Vec::new());
         let (patience, watch) = (PATIENCE, uplink.as_ref().map(|_| UplinkWatch::new()));
-        Self { hub, index, forwarder, active, is_active, waiting, scratch, patience, tokens, uplink, watch }
+        let reports = Vec::new();
+        Self { hub, index, forwarder, active, is_active, waiting, reports, scratch, patience, tokens, uplink, watch }
     }
 
     /// That lets no frame wait for its receiver.
@@ -117,15 +119,19 @@ impl SwitchWorker {
             hub.set_uplink_up(up);
         }
         self.expire();
-        self.round();
+        if let Some(_round) = hub.round() {
+            self.round();
+        }
     }
 
     /// How long to wait for something to do; `None` is without end.
     pub(super) fn timeout(&self, table: Option<Duration>) -> Option<Duration> {
-        if !self.active.is_empty() || self.uplink.as_ref().is_some_and(UplinkRx::is_ready) {
+        let is_held = self.hub.round().is_none();
+        if !is_held && (!self.active.is_empty() || self.uplink.as_ref().is_some_and(UplinkRx::is_ready)) {
             return Some(Duration::ZERO);
         }
-        let until = self.waiting.iter().map(|waiting| waiting.until).min();
+        let reports = self.reports.iter().map(|(_, due)| *due);
+        let until = self.waiting.iter().map(|waiting| waiting.until).chain(reports).min();
         let ports = until.map(|until| until.saturating_duration_since(clock::now()));
         let look = self.watch.as_ref().map(UplinkWatch::wait);
         [ports, table, look].into_iter().flatten().min()
@@ -195,6 +201,41 @@ impl SwitchWorker {
             let now = clock::now();
             self.take_waiting(|waiting| waiting.until <= now);
         }
+        if !self.reports.is_empty() {
+            self.report(clock::now());
+        }
+    }
+
+    /// Tells those drivers what they have sent that have to be told by the time `now`.
+    fn report(&mut self, now: Instant) {
+        let hub = &self.hub;
+        self.reports.retain_mut(|(port, due)| {
+            if *due > now {
+                return true;
+            }
+            let Some(open) = hub.open_port(*port) else { return false };
+            let mut tx = open.tx.lock();
+            if open.is_stopped() {
+                return false;
+            }
+            tx.report(Some(now), &open.shared, &open.shared.memory.pass());
+            tx.tally.flush(&open.shared.counters);
+            tx.report_due().is_some_and(|next| {
+                *due = next;
+                true
+            })
+        });
+    }
+
+    /// Notes by when a port's driver has to be told what it has sent, if it has to be.
+    fn note_report(&mut self, port: PortIndex, due: Option<Instant>) {
+        let known = self.reports.iter().position(|(other, _)| *other == port);
+        match (known, due) {
+            (Some(known), Some(due)) => self.reports.get_mut(known).into_iter().for_each(|(_, known)| *known = due),
+            (Some(known), None) => _ = self.reports.swap_remove(known),
+            (None, Some(due)) => self.reports.push((port, due)),
+            (None, None) => {}
+        }
     }
 
     /// Gives each port that may have something to send a turn, and the uplink.
@@ -230,19 +271,37 @@ impl SwitchWorker {
         if open.is_stopped() {
             return Turn::Idle;
         }
+        self.announce(open);
         tx.grant(QUANTUM * i64::from(self.hub.settings(open.index).weight.max(1)));
         let served = self.serve(open, &mut tx);
         let turn = self.send(open, &mut tx);
         tx.tally.flush(&open.shared.counters);
+        self.note_report(open.index, tx.report_due());
         match turn {
             Turn::Idle if served.more => Turn::More,
+            Turn::Idle => match tx.pace.drained(open.take_heard(), clock::now()) {
+                After::Bell => Turn::Idle,
+                After::Again => Turn::More,
+                After::Wait(time) => Turn::Wait { time, blocked: false },
+            },
             turn => turn,
+        }
+    }
+
+    /// Announces the port's addresses behind the uplink, if that was asked for. Nobody on the switch learns any.
+    fn announce(&self, open: &OpenPort) {
+        let shared = &open.shared;
+        if shared.state.take_rarp()
+            && shared.state.link_up()
+            && let Some(uplink) = self.hub.uplink()
+        {
+            uplink.announce(&rarp::frames(&shared.state.filter(), &shared.policy.load().policy));
         }
     }
 
     /// Carries out the driver's commands, unless the port owes time for earlier ones.
     fn serve(&self, open: &OpenPort, tx: &mut PortTx) -> Served {
-        let memory = open.shared.memory.memory();
+        let memory = open.shared.memory.pass();
         if !tx.has_command(&memory) {
             return Served::default();
         }
@@ -285,18 +344,24 @@ impl SwitchWorker {
         let shared = &open.shared;
         // All of these hold for the whole batch, and whoever changes them waits for its end.
         let (table, link) = (self.hub.table(), shared.state.link().batch());
-        let memory = shared.memory.memory();
+        let memory = shared.memory.pass();
         let (stop, end, patience) = (&open.stop, &self.hub.end, self.patience);
-        let port = Sender { index: open.index, shared, stop, end, patience };
+        let gathers = tx.pace.gathers();
+        let (hub, index) = (&self.hub, open.index);
+        let uplink = hub.shares().map(|shares| (hub.uplink_index(), shares));
+        let port = Sender { index, shared, stop, end, patience, gathers, uplink };
+        let mut frames = 0;
         let end = match tx.start(queue, port, &memory, &mut self.scratch) {
             Ok(Some(mut batch)) => {
                 let end = self.forwarder.forward(&mut batch, &table);
+                frames = batch.completed();
                 batch.finish(end)
             }
             Ok(None) => Ok(End::Drained),
             Err(broken) => Err(broken),
         };
         drop((table, link));
+        tx.pace.took(frames);
         tx.charge_frames(self.forwarder.take_segments());
         self.forwarder.signal();
         end.unwrap_or_else(|BrokenRing| {

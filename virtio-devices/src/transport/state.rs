@@ -14,6 +14,7 @@ impl Transport {
     pub(crate) fn save(&self) -> TransportState {
         let Self {
             offered: _,
+            required: _,
             requirements: _,
             vectors: _,
             interrupts,
@@ -46,6 +47,7 @@ impl Transport {
     fn power_on(&self) -> Self {
         Self {
             offered: self.offered,
+            required: self.required,
             requirements: self.requirements,
             vectors: self.vectors,
             interrupts: Arc::new(

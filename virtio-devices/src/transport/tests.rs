@@ -346,3 +346,18 @@ fn a_feature_without_one_that_it_needs_is_not_accepted() {
         assert_eq!(requiring().negotiate(VERSION_1 | chosen << 50), expected, "{chosen:#b}");
     }
 }
+
+/// virtio 1.4 §6.1: a device behind an IOMMU accepts no driver that would give it physical addresses.
+#[test]
+fn a_feature_that_is_required_is_offered_and_no_driver_is_accepted_without_it() {
+    const ACCESS_PLATFORM: u64 = 1 << 33;
+    let mut transport = transport();
+    transport.require(33);
+    transport.w32(DEVICE_FEATURE_SELECT, 1);
+    assert_eq!(transport.r(DEVICE_FEATURE, 4), (VERSION_1 | ACCESS_PLATFORM) >> 32);
+    assert_eq!(transport.negotiate(OFFERED) & 8, 0);
+    transport.w8(DEVICE_STATUS, 0);
+    assert_eq!(transport.negotiate(OFFERED | ACCESS_PLATFORM) & 8, 8, "after a reset, too");
+    transport.w8(DEVICE_STATUS, 0);
+    assert_eq!(transport.negotiate(OFFERED) & 8, 0);
+}

@@ -169,6 +169,19 @@ impl DeviceConfig {
         self.generation.load(Ordering::Acquire)
     }
 
+    /// What the driver of a disk wrote to `writeback` since the reset.
+    pub(crate) fn writeback(&self) -> Option<u8> {
+        self.state.lock().writeback
+    }
+
+    /// The driver of the disk `id` has written `byte` to `writeback`, of which the backend has not heard. Returns
+    /// whether it can have.
+    #[must_use]
+    pub(crate) fn restore_writeback(&self, id: &str, byte: u8) -> bool {
+        let is_writable = self.writable == Writable::Writeback;
+        is_writable && self.write(id, WRITEBACK as u64, &[byte])
+    }
+
     /// The device is reset: what the driver wrote is void.
     pub(crate) fn reset(&self) {
         let mut state = self.state.lock();
@@ -183,4 +196,26 @@ fn of_file_system(tag: &str, queues: u16) -> Vec<u8> {
     bytes.iter_mut().zip(tag.bytes()).for_each(|(to, from)| *to = from);
     bytes.extend(u32::from(queues.saturating_sub(1)).to_le_bytes());
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_disks_driver_chose_is_written_to_the_backend_where_it_goes_on() {
+        let config = |features| DeviceConfig::new(&VhostUserKind::Disk, 1, features, &[0; 60]);
+        let with = 1 << VIRTIO_BLK_F_CONFIG_WCE;
+        let before = config(with);
+        assert_eq!(before.writeback(), None);
+        assert!(before.write("disk", WRITEBACK as u64, &[1]));
+        let after = config(with);
+        assert!(after.restore_writeback("disk", before.writeback().unwrap()));
+        assert_eq!((after.writeback(), after.next_write()), (Some(1), Some((WRITEBACK as u32, vec![1]))));
+        let mut field = [0];
+        after.read(WRITEBACK as u64, &mut field);
+        assert_eq!(field, [1]);
+        // A backend without the field takes none.
+        assert!(!config(0).restore_writeback("disk", 1));
+    }
 }

@@ -56,6 +56,15 @@ impl VhostUserKind {
         }
     }
 
+    /// Whether the backend keeps what a guest has done, such as the files that it has open, where nobody else can read
+    /// it. A disk's backend has the disk.
+    pub const fn keeps_state(&self) -> bool {
+        match self {
+            Self::FileSystem { .. } | Self::Other { .. } => true,
+            Self::Disk => false,
+        }
+    }
+
     /// The class code of its function. Types that no class fits are unassigned.
     pub(crate) fn class(&self) -> [u8; 3] {
         match u32::from(self.device_type()) {

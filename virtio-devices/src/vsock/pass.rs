@@ -2,12 +2,10 @@
 
 use std::time::Instant;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::counters::{Tally, VsockCounter};
 use super::muxer::Muxer;
-use crate::Interrupts;
 use crate::ring::{BrokenRing, Ring};
+use crate::{DmaView, Interrupts};
 
 /// What a queue waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +20,7 @@ pub(crate) enum Next {
 
 /// What the queues have in common in one turn of the worker's loop.
 pub(crate) struct Pass<'p> {
-    pub memory: &'p GuestMemoryMmap,
+    pub memory: &'p DmaView,
     pub muxer: &'p mut Muxer,
     pub tally: &'p mut Tally,
     pub now: Instant,

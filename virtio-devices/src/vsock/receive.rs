@@ -1,6 +1,6 @@
 //! The queue that the driver receives from: packets of the host's into its buffers.
 
-use vm_memory::{GuestMemoryMmap, Permissions};
+use vm_memory::Permissions;
 use zerocopy::IntoBytes;
 
 use super::connection::MAX_BURST;
@@ -8,6 +8,7 @@ use super::counters::{Tally, VsockCounter};
 use super::muxer::{Muxer, Output};
 use super::packet::{HEADER, Header, Ports};
 use super::pass::{Next, Pass};
+use crate::DmaView;
 use crate::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
 
@@ -96,7 +97,7 @@ impl<'m> Taken<'_, 'm> {
     fn gather(
         &mut self,
         ring: &mut Ring<'_>,
-        memory: &'m GuestMemoryMmap,
+        memory: &'m DmaView,
         (wanted, bytes): (usize, usize),
         storage: &mut Storage,
         tally: &mut Tally,

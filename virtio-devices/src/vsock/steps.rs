@@ -6,7 +6,6 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestMemoryMmap;
 
 use super::counters::{Tally, VsockCounter, VsockCounters};
 use super::events::tell_of_reset;
@@ -18,11 +17,11 @@ use super::worker::{EVENTS, RECEIVE, TRANSMIT};
 use crate::features::has;
 use crate::net::steps::Step;
 use crate::ring::{BrokenRing, Ring};
-use crate::{Interrupts, SharedQueue};
+use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
 
 /// A socket device in its state of power-on.
 pub struct VsockSteps {
-    memory: GuestMemoryMmap,
+    memory: DmaView,
     muxer: Muxer,
     tally: Tally,
     counters: VsockCounters,
@@ -39,13 +38,13 @@ impl VsockSteps {
     ///
     /// When the host has no descriptor for the poll set.
     pub fn new(
-        memory: GuestMemoryMmap,
+        memory: GuestMap,
         cid: u32,
         features: u64,
         connect: impl Fn(u32) -> io::Result<UnixStream> + Send + 'static,
     ) -> io::Result<Self> {
         Ok(Self {
-            memory,
+            memory: DmaView::identity(&memory),
             muxer: Muxer::new(cid.into(), 0, Box::new(connect))?,
             tally: Tally::new(),
             counters: VsockCounters::new(),

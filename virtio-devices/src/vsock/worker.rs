@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::Timespec;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::{Tally, VsockCounter, VsockCounters};
@@ -22,7 +21,7 @@ use crate::eventfd::borrow;
 use crate::features::has;
 use crate::ring::{BrokenRing, Ring};
 use crate::worker::own;
-use crate::{Interrupts, Memory, SharedQueue};
+use crate::{DmaSpace, Interrupts, SharedQueue};
 
 /// The queue that the driver receives from (`virtio 1.4 §5.10.2`).
 pub(crate) const RECEIVE: u16 = 0;
@@ -48,7 +47,7 @@ pub(crate) struct QueueWorker {
     /// The negotiated features.
     pub features: u64,
     /// The guest's memory.
-    pub memory: Memory,
+    pub memory: DmaSpace,
     /// Where the driver is interrupted.
     pub interrupts: Arc<Interrupts>,
     /// The counters.
@@ -156,7 +155,7 @@ impl QueueWorker {
 
     /// Does what there is to be done for each queue, up to a limit, and returns whether there may be more.
     fn turn(&self, running: &mut Running<'_>, muxer: &mut Muxer, now: Instant, tally: &mut Tally) -> bool {
-        let memory = self.memory.memory();
+        let memory = self.memory.pass();
         let mut pass = Pass { memory: &memory, muxer, tally, now, interrupts: &self.interrupts };
         if self.owes_reset.load(Ordering::Acquire) {
             let told = self.attempt(&mut running.events, &mut pass, |ring, pass| tell_of_reset(ring, pass));
@@ -172,7 +171,7 @@ impl QueueWorker {
     fn open(&self, index: u16, tally: &mut Tally) -> Option<Ring<'_>> {
         let queue = self.queues.get(usize::from(index))?.as_ref()?;
         let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
-        let ring = Ring::open(index, own(queue, &self.stop)?, event_idx, &self.memory.memory());
+        let ring = Ring::open(index, own(queue, &self.stop)?, event_idx, &self.memory.pass());
         ring.inspect_err(|BrokenRing| self.give_up(tally)).ok()
     }
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use vm_memory::{Bytes, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::clock::{Clock, Expiry, Times};
 use super::counters::{Tally, WatchdogCounter};
+use crate::DmaView;
 use crate::queue_worker::{Answered, Answerer, Turn};
 use crate::ring::Chain;
 
@@ -71,7 +72,7 @@ impl Answerer for Pings {
 }
 
 /// Answers a ping: writes to the first byte of its buffer. Returns whether the buffer is one that can be written to.
-fn write_answer(memory: &GuestMemoryMmap, mut chain: Chain<'_>) -> bool {
+fn write_answer(memory: &DmaView, mut chain: Chain<'_>) -> bool {
     let first = chain.next().filter(|first| first.is_write_only() && first.len() > 0);
-    first.is_some_and(|first| memory.write_obj(ANSWER, first.addr()).is_ok())
+    first.is_some_and(|first| memory.write_obj(ANSWER, GuestAddress(first.address())).is_ok())
 }

@@ -5,10 +5,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use virtio_devices::{
-    Interrupts, Memory, Net, NetSpec, Policy, Port, PortSettings, RateLimits, Start, Switch, SwitchMode, SwitchSpec,
-    Tap, VirtioDevice,
+    GuestMap, Interrupts, Memory, Net, NetSpec, Policy, Port, PortSettings, RateLimits, Start, Switch, SwitchMode,
+    SwitchSpec, Tap, VirtioDevice,
 };
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use crate::host::*;
 
@@ -22,6 +22,7 @@ fn nic(switch: &Switch, port: u16) -> Net {
         offload_tso: true,
         offload_ufo: true,
         offload_csum: true,
+        standby: false,
         limits: RateLimits::default(),
         policy: Policy::default(),
         link_up: true,
@@ -44,12 +45,13 @@ fn the_links_of_a_switch_follow_its_tap_unless_they_are_to_be_up() {
     ip("tuntap add dev tap0 mode tap vnet_hdr");
     let uplink = Some(Tap::open(&spec("tap0", 1)).unwrap());
     let (id, mode) = ("pf0".to_owned(), SwitchMode::Veb);
-    let switch = Switch::new(SwitchSpec { id, mode, ports: 2, workers: 1, uplink }).unwrap();
+    let switch = Switch::new(SwitchSpec { id, mode, ports: 2, workers: 1, uplink, uplink_rate: None }).unwrap();
     switch.set_port(1, PortSettings { follows_uplink: false, ..PortSettings::default() }).wait();
     let mut nics = [0, 1].map(|port| nic(&switch, port));
-    let memory = Memory::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap());
+    let memory = Memory::new(GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap());
     let interrupts = Arc::new(Interrupts::new(3, 0));
-    let workers = nics[0].start(Start { memory, features: 1 << 32, queues: Vec::new(), interrupts }).unwrap();
+    let workers =
+        nics[0].start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts }).unwrap();
     for _ in 0..2 {
         wait(&nics, [true, true]);
         ip("link set tap0 down");

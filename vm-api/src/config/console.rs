@@ -49,7 +49,7 @@ pub struct ConsoleConfig {
     /// Device number of the virtio console, 1 to 31; by default the lowest free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// Whether the virtio console is behind a virtual IOMMU. Only false is supported.
+    /// Whether the virtio console is behind the virtual IOMMU, which the VM then has.
     #[serde(default)]
     pub iommu: bool,
 }

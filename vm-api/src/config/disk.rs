@@ -52,7 +52,7 @@ pub struct DiskConfig {
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    /// Whether the device is behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
     /// Whether another process is the disk (vhost-user), instead of path; needs socket.

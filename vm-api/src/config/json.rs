@@ -107,8 +107,8 @@ mod tests {
         let said = refused(r#"{"net": [{}, {"sriov_vfs": -1}]}"#);
         assert!(said.contains("net[1]") && said.contains("sriov_vfs") || said.contains("expected u16"), "{said}");
         assert_eq!(
-            refused(r#"{"devices": [{"path": "x"}]}"#),
-            "devices: VFIO devices are not supported yet; leave it out"
+            refused(r#"{"user_devices": [{"socket": "x"}]}"#),
+            "user_devices: vfio-user devices are not supported yet; leave it out"
         );
     }
 

@@ -71,6 +71,11 @@ pub struct NetConfig {
     /// Whether checksums may be left to the other side. Required by offload_tso and offload_ufo.
     #[option("offload_csum=on|off", default = true)]
     pub offload_csum: bool,
+    /// Whether the guest uses this NIC only while it has no other with the same mac, such as a VF of the host that is
+    /// plugged and unplugged. Needs mac.
+    #[option("standby=on|off")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub standby: bool,
     /// PCI segment. A PF with VFs must be on segment 0, which alone has buses for them.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
@@ -78,7 +83,7 @@ pub struct NetConfig {
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// Whether the device is behind a virtual IOMMU. Only off is supported.
+    /// Whether the device is behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
     /// Whether the host's kernel moves the tap's packets (vhost-net). auto: if the kernel can, and no rate limit is
@@ -138,6 +143,10 @@ pub struct NetConfig {
     #[option("max_tx_rate=<Mbit/s>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tx_rate: Option<u32>,
+    /// On a switch, what the guest can always send to the uplink, in Mbit/s of its uplink_rate. By default 0.
+    #[option("min_tx_rate=<Mbit/s>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_tx_rate: Option<u32>,
     /// Number of broadcast and multicast packets that the guest may send in a second; more are dropped. 0 is no
     /// limit.
     #[option("storm=<number>")]
@@ -156,7 +165,8 @@ pub struct NetConfig {
     #[option("mirror=off|pf|<VF>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Mirror>,
-    /// On a switch, the share of the workers' time where functions compete, 1 to 100. By default 10.
+    /// On a switch, the share of the workers' time and of the uplink's rate where functions compete, 1 to 100. By
+    /// default 10.
     #[option("weight=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
@@ -170,6 +180,11 @@ pub struct NetConfig {
     #[option("workers=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<u16>,
+    /// Limit of what the functions on the switch send to its uplink together, in Mbit/s; more waits in their queues. Of
+    /// what is left beyond min_tx_rate, each has a part by its weight. 0 is none.
+    #[option("uplink_rate=<Mbit/s>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uplink_rate: Option<u32>,
     /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
     #[option("sriov_vfs=<number>")]
     pub sriov_vfs: u16,
@@ -320,6 +335,10 @@ pub struct VfConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tx_rate: Option<u32>,
     /// As for --net, but not inherited from the PF.
+    #[option("min_tx_rate=<Mbit/s>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_tx_rate: Option<u32>,
+    /// As for --net, but not inherited from the PF.
     #[option("storm=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storm: Option<u32>,
@@ -419,7 +438,7 @@ mod tests {
             "offload_tso": false, "offload_ufo": false, "offload_csum": false, "vhost": "auto", "vhost_user": true,
             "vhost_socket": "/s", "vhost_mode": "Server", "vdpa": "/d", "vlan": 5, "vlan_qos": 1,
             "vlan_proto": "802.1ad", "trunk": [7, "9-11"], "spoofchk": true, "trust": false, "max_tx_rate": 10,
-            "storm": 3, "link": "down", "isolated": true, "mirror": 3, "weight": 7,
+            "min_tx_rate": 1, "storm": 3, "link": "down", "isolated": true, "mirror": 3, "weight": 7,
             "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
         let vf: VfConfig = serde_json::from_str(vf).unwrap();
         let settings = serde_json::to_value(&vf).unwrap();
@@ -438,14 +457,17 @@ mod tests {
         let names = |keys: Vec<Key>| keys.into_iter().map(|key| key.name).collect::<Vec<_>>();
         let (nic, vf) = (names(NetConfig::keys()), names(VfConfig::keys()));
         let missing: Vec<_> = nic.into_iter().filter(|name| !vf.contains(name)).collect();
-        assert_eq!(missing, ["id", "pci_segment", "pci_device_id", "iommu", "switch", "workers", "sriov_vfs"]);
+        let of_the_pf =
+            ["id", "standby", "pci_segment", "pci_device_id", "iommu", "switch", "workers", "uplink_rate", "sriov_vfs"];
+        assert_eq!(missing, of_the_pf);
     }
 
     #[test]
     fn a_vf_inherits_what_describes_the_link_and_no_backend() {
         let pf = "id=pf0,tap=t,mac=52:54:00:00:00:01,mtu=9000,queue_size=64,offload_ufo=off,vhost=on,sriov_vfs=4,\
             ops_size=1,ops_refill_time=2,vlan=5,vlan_qos=2,vlan_proto=802.1ad,spoofchk=on,trust=off,max_tx_rate=7,\
-            storm=9,link=down,isolated=on,mirror=1,weight=5,workers=2";
+            storm=9,link=down,isolated=on,mirror=1,weight=5,workers=2,\
+            min_tx_rate=3,uplink_rate=9";
         let pf: NetConfig = pf.parse().unwrap();
         let limits = pf.rate_limiter_config.clone();
         assert!(limits.is_some());

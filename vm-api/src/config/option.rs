@@ -166,7 +166,7 @@ macro_rules! list_of_ranges {
         }
     )*};
 }
-list_of_ranges!(i32, u32);
+list_of_ranges!(i32, u8, u32);
 
 /// A list of texts, such as `[one,"two, three"]`.
 impl Value for Vec<String> {
@@ -330,10 +330,6 @@ pub(crate) fn from_pairs<T: Described>(pairs: Vec<Pair>) -> Result<T, ConfigErro
 fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Result<(), Problem> {
     let harmless = match harmless {
         Harmless::Is(default) => read::<bool>(raw).map(|value| value.is_none_or(|value| value == *default)),
-        Harmless::Number(default) => read::<u64>(raw).map(|value| value.is_none_or(|n| n == *default)),
-        Harmless::Numbers(first, last) => {
-            read::<u64>(raw).map(|value| value.is_none_or(|n| (*first..=*last).contains(&n)))
-        }
         Harmless::Word(_, word) => {
             read::<String>(raw).map(|text| text.is_none_or(|text| text.eq_ignore_ascii_case(word)))
         }

@@ -11,6 +11,23 @@ pub struct PlatformConfig {
     /// Number of PCI segments, 1 to 96. Each after the first has one bus, with room for 31 devices and no VFs.
     #[option("num_pci_segments=<number>", default = 1)]
     pub num_pci_segments: u16,
+    /// Whether the VM has a virtual IOMMU even if no device says iommu=on. All VFs of a VM that has one are behind it.
+    #[option("iommu=on|off")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub iommu: bool,
+    /// PCI segments whose devices are all behind the virtual IOMMU, hot-plugged ones too. Each of them has to say
+    /// iommu=on.
+    #[option("iommu_segments=[<number>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub iommu_segments: Vec<u16>,
+    /// Number of bits of the addresses that the virtual IOMMU translates, 32 to 64.
+    #[option("iommu_address_width=<bits>", default = 64, alias = "iommu_address_width_bits")]
+    #[serde(rename = "iommu_address_width_bits")]
+    pub iommu_address_width: u8,
+    /// Whether devices of the host (--device) reach each other's BARs at the guest's addresses (peer-to-peer), where the
+    /// host's IOMMU allows that.
+    #[option("vfio_p2p_dma=on|off", default = true)]
+    pub vfio_p2p_dma: bool,
     /// Manufacturer of the system. By default Cloud Hypervisor.
     #[option("system_manufacturer=<text>")]
     #[serde(skip_serializing_if = "Option::is_none")]

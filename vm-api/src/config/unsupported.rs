@@ -15,7 +15,7 @@ use place::Place::{self, Endpoint, Field, Flag, Setting};
 use table::TABLE;
 
 pub use place::{Harmless, Missing, Object};
-pub use table::{IMAGE_TYPE, VIRTUAL_IOMMU};
+pub use table::IMAGE_TYPE;
 
 fn places() -> impl Iterator<Item = (&'static str, &'static Place)> {
     TABLE.iter().flat_map(|missing| missing.places.iter().map(|place| (missing.what, place)))
@@ -92,6 +92,7 @@ impl Object {
                 ("console", Self::Whole),
                 ("debug_console", Self::Whole),
                 ("disks", Self::Disk),
+                ("devices", Self::Device),
                 ("rate_limit_groups", Self::Whole),
                 ("platform", Self::Platform),
                 ("pci_segments", Self::Whole),
@@ -158,8 +159,6 @@ impl Harmless {
             (_, Value::Null) => true,
             (Self::Null, _) => false,
             (Self::Is(default), value) => value.as_bool() == Some(*default),
-            (Self::Number(default), value) => value.as_u64() == Some(*default),
-            (Self::Numbers(first, last), value) => value.as_u64().is_some_and(|n| (*first..=*last).contains(&n)),
             (Self::Word(word, option), value) => value.as_str().is_some_and(|text| [word, option].contains(&&text)),
             (Self::Empty, Value::Array(elements)) => elements.is_empty(),
             (Self::Empty, _) => false,

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::acpi::event_state::{EventDeviceState, SlotsState};
 use crate::acpi::memory_hotplug::MemoryHotplug;
 use crate::acpi::vcpu_hotplug::VcpuHotplug;
 use crate::arch::x86_64::layout::MOST_SEGMENTS;
@@ -50,6 +51,7 @@ pub const POWER_BUTTON_EVENT: u8 = 1 << 1;
 pub const VCPU_EVENT: u8 = 1 << 2;
 /// Event: memory was added.
 pub const MEMORY_EVENT: u8 = 1 << 3;
+const ALL_EVENTS: u8 = PCI_EVENT | POWER_BUTTON_EVENT | VCPU_EVENT | MEMORY_EVENT;
 
 /// What the guest has not read yet, and the slots whose release the VMM has not taken yet.
 #[derive(Debug)]
@@ -189,6 +191,49 @@ impl GenericEventDevice {
         *self.vcpus.lock() = VcpuHotplug::default();
         *self.memory.lock() = MemoryHotplug::default();
         let _ = self.interrupt.read();
+    }
+
+    /// What is to be saved of it.
+    pub fn save(&self) -> EventDeviceState {
+        let pending = self.pending.lock();
+        let slots = (0..).zip(pending.slots).map(|(segment, slots)| {
+            let Slots { plugged, unplugged, ejected } = slots;
+            SlotsState { segment, plugged, unplugged, ejected }
+        });
+        let has_news = |slots: &SlotsState| slots.plugged | slots.unplugged | slots.ejected != 0;
+        let (vcpus, memory) = (self.vcpus.lock().save(), self.memory.lock().save());
+        EventDeviceState { events: pending.events, slots: slots.filter(has_news).collect(), vcpus, memory }
+    }
+
+    /// Brings a device of a machine with at most `max_vcpus` vCPUs to `state`. The machine hears of what the guest has
+    /// released; the guest is interrupted by [`Self::remind`]. Returns false, and changes nothing, if no guest can have
+    /// brought it there.
+    #[must_use]
+    pub fn restore(&self, state: &EventDeviceState, max_vcpus: u8) -> bool {
+        let vcpus = VcpuHotplug::restored(&state.vcpus, max_vcpus);
+        let (Some(vcpus), Some(memory)) = (vcpus, MemoryHotplug::restored(&state.memory)) else { return false };
+        let mut new = Pending { events: state.events, ..Pending::default() };
+        let mut has_released = !state.vcpus.ejected.is_empty();
+        for SlotsState { segment, plugged, unplugged, ejected } in &state.slots {
+            let Some(slots) = new.of(*segment) else { return false };
+            *slots = Slots { plugged: *plugged, unplugged: *unplugged, ejected: *ejected };
+            has_released |= *ejected != 0;
+        }
+        if state.events & !ALL_EVENTS != 0 {
+            return false;
+        }
+        *self.pending.lock() = new;
+        *self.vcpus.lock() = vcpus;
+        *self.memory.lock() = memory;
+        if has_released {
+            let _ = self.machine.write(1);
+        }
+        true
+    }
+
+    /// The vCPUs that the machine is to run, by ascending numbers.
+    pub fn running_vcpus(&self) -> Vec<u8> {
+        self.vcpus.lock().running().collect()
     }
 
     /// Reads the event register.

@@ -16,6 +16,8 @@
 
 use std::ops::Range;
 
+use crate::acpi::event_state::MemoryHotplugState;
+
 /// Number of slots.
 pub const SLOTS: u8 = 8;
 /// Number of ports.
@@ -59,6 +61,27 @@ impl MemoryHotplug {
     /// Whether there is something that the guest has not been notified of.
     pub fn has_news(&self) -> bool {
         self.added != 0
+    }
+
+    /// What is to be saved of it.
+    pub fn save(&self) -> MemoryHotplugState {
+        let regions = self.regions.iter().map(|region| (region.start, region.end)).collect();
+        MemoryHotplugState { regions, added: self.added }
+    }
+
+    /// The registers in the state `state`; `None` if no machine can have them.
+    pub fn restored(state: &MemoryHotplugState) -> Option<Self> {
+        let MemoryHotplugState { regions, added } = state;
+        let regions: Vec<_> = regions.iter().map(|(start, end)| *start..*end).collect();
+        let is_possible = regions.len() <= usize::from(SLOTS)
+            && !regions.iter().any(Range::is_empty)
+            && u32::from(*added) >> regions.len() == 0;
+        is_possible.then_some(Self { regions, added: *added })
+    }
+
+    /// The regions that were added since the guest started, in this order.
+    pub fn regions(&self) -> &[Range<u64>] {
+        &self.regions
     }
 
     /// Reads the port at `offset`; behind the registers there is 0.

@@ -21,6 +21,7 @@ use crate::acpi::memory_devices::MemoryDevices;
 use crate::acpi::numa::{self, Node};
 use crate::acpi::oem::{OEM_ID, OEM_REVISION, OEM_TABLE};
 use crate::acpi::processors::Processors;
+use crate::acpi::viot::Viot;
 use crate::arch::x86_64::layout::{
     self, ECAM, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
 };
@@ -55,6 +56,8 @@ pub struct Hardware<'a> {
     pub numa: &'a [Node],
     /// Whether there is a TPM.
     pub tpm: bool,
+    /// What is behind the virtual IOMMU, if there is one.
+    pub viot: Option<&'a Viot>,
 }
 
 impl Hardware<'_> {
@@ -87,6 +90,9 @@ pub fn tables(hardware: &Hardware, base: u64) -> Vec<u8> {
     }
     if hardware.tpm {
         xsdt.add_entry(place(&tpm2()));
+    }
+    if let Some(viot) = hardware.viot {
+        xsdt.add_entry(place(&viot.table()));
     }
     let xsdt = place(&xsdt);
     let rsdp = bytes(&Rsdp::new(OEM_ID, xsdt));
@@ -294,6 +300,7 @@ impl Aml for SoftOff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acpi::viot::MOST_SINGLE_DEVICES;
     use crate::arch::x86_64::layout::Layout;
     use crate::pci_host::assign_bars::Weights;
 
@@ -316,6 +323,7 @@ mod tests {
             serial,
             numa: &[],
             tpm: serial,
+            viot: None,
         };
         tables(&hardware, BASE)
     }
@@ -419,6 +427,7 @@ mod tests {
             serial: false,
             numa: &[],
             tpm: false,
+            viot: None,
         };
         tables(&hardware, BASE)
     }
@@ -578,6 +587,7 @@ mod tests {
                 serial: false,
                 numa,
                 tpm: false,
+                viot: None,
             };
             tables(&hardware, BASE)
         };
@@ -593,8 +603,8 @@ mod tests {
     #[test]
     fn the_tables_of_the_largest_machine_fit() {
         let len = with_segments(usize::from(layout::MOST_SEGMENTS), 254, 254, true).len();
-        // Of each vCPU and each zone's memory, and the distances.
-        let len = len + 256 * 16 + 32 * 40 + 64 * (32 + 64);
+        // Of each vCPU and each zone's memory, the distances, and each device behind the IOMMU.
+        let len = len + 256 * 16 + 32 * 40 + 64 * (32 + 64) + usize::from(MOST_SINGLE_DEVICES) * 24;
         assert!(len as u64 <= layout::ACPI_END - layout::ACPI, "{len}");
     }
 }

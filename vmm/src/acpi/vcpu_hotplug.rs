@@ -17,6 +17,8 @@
 //! Writes can only affect the guest itself: it can eject present vCPUs other than vCPU 0, and keep those that it was
 //! asked to release.
 
+use crate::acpi::event_state::VcpuHotplugState;
+
 /// Number of ports.
 pub const PORTS: u16 = 5 * REGISTER;
 /// Offset of the register of present vCPUs.
@@ -36,6 +38,14 @@ const REGISTER: u16 = 32;
 /// A set of vCPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Set([u8; REGISTER as usize]);
+
+impl FromIterator<u8> for Set {
+    fn from_iter<I: IntoIterator<Item = u8>>(ids: I) -> Self {
+        let mut set = Self::default();
+        ids.into_iter().for_each(|id| set.insert(id));
+        set
+    }
+}
 
 impl Set {
     /// The first `count` vCPUs.
@@ -183,6 +193,36 @@ impl VcpuHotplug {
             _ => {}
         }
         !self.ejected.is_empty()
+    }
+
+    /// What is to be saved of it.
+    pub fn save(&self) -> VcpuHotplugState {
+        let Self { max: _, present, added, asked, leaving, ejected } = *self;
+        let [present, added, asked, leaving, ejected] =
+            [present, added, asked, leaving, ejected].map(|set| set.iter().collect());
+        VcpuHotplugState { present, added, asked, leaving, ejected }
+    }
+
+    /// The registers of a machine with at most `max` vCPUs, in the state `state`; `None` if no guest can have brought
+    /// them there.
+    pub fn restored(state: &VcpuHotplugState, max: u8) -> Option<Self> {
+        let VcpuHotplugState { present, added, asked, leaving, ejected } = state;
+        let [present, added, asked, leaving, ejected] =
+            [present, added, asked, leaving, ejected].map(|ids| ids.iter().copied().collect::<Set>());
+        let new = Self { max, present, added, asked, leaving, ejected };
+        let exist = |id: u8| id < max && (present.contains(id) != ejected.contains(id));
+        let is_possible = present.contains(0)
+            && (present.iter().chain(ejected.iter())).all(exist)
+            && added.iter().all(|id| present.contains(id))
+            && leaving.iter().all(|id| id != 0 && present.contains(id))
+            && asked.iter().all(|id| leaving.contains(id));
+        (is_possible && new.save() == *state).then_some(new)
+    }
+
+    /// The vCPUs that the machine runs, by ascending numbers.
+    pub fn running(&self) -> impl Iterator<Item = u8> + use<> {
+        let (present, ejected) = (self.present, self.ejected);
+        (0..=u8::MAX).filter(move |id| present.contains(*id) || ejected.contains(*id))
     }
 
     fn eject(&mut self, id: u8) {

@@ -4,10 +4,12 @@
 
 use std::os::fd::OwnedFd;
 
-use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
+use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf, SnapshotConfig};
 use vm_api::config::{
-    DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PmemConfig, VdpaConfig, VmConfig, VsockConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PmemConfig, RestoreConfig, VdpaConfig,
+    VmConfig, VsockConfig,
 };
+use vm_api::migration::{ReceiveMigration, ResumeOptions, SendMigration};
 
 use crate::error_kind::ErrorKind;
 
@@ -30,8 +32,8 @@ pub enum Action {
     Counters,
     /// `vm.pause`.
     Pause,
-    /// `vm.resume`.
-    Resume,
+    /// `vm.resume`, and whether it is forced.
+    Resume(ResumeOptions),
     /// `vm.shutdown`: shuts the VM down immediately. It can be booted again.
     Shutdown,
     /// `vm.reboot`.
@@ -48,6 +50,8 @@ pub enum Action {
     AddFs(Box<FsConfig>),
     /// `vm.add-generic-vhost-user`.
     AddGenericVhostUser(Box<GenericVhostUserConfig>),
+    /// `vm.add-device`.
+    AddDevice(Box<DeviceConfig>),
     /// `vm.add-pmem`.
     AddPmem(Box<PmemConfig>),
     /// `vm.add-vdpa`.
@@ -62,8 +66,20 @@ pub enum Action {
     ResizeZone(ResizeZone),
     /// `vm.resize-disk`.
     ResizeDisk(ResizeDisk),
-    /// `vm.set-vf`.
-    SetVf(SetVf),
+    /// `vm.set-vf`, and the descriptors that came with it.
+    SetVf(Box<SetVf>, Vec<OwnedFd>),
+    /// `vm.snapshot`.
+    Snapshot(SnapshotConfig),
+    /// `vm.restore`, and the descriptors that came with it, whose numbers are in the configuration.
+    Restore(Box<RestoreConfig>, Vec<OwnedFd>),
+    /// `vm.send-migration`.
+    SendMigration(Box<SendMigration>),
+    /// `vm.receive-migration`, and the tap file descriptors that came with it.
+    ReceiveMigration(Box<ReceiveMigration>, Vec<OwnedFd>),
+    /// `vm.cancel-migration`.
+    CancelMigration,
+    /// `vm.migration-progress`.
+    MigrationProgress,
     /// `GET /metrics`.
     Metrics,
 }

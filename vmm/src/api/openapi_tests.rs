@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{self, DeserializeOwned, Visitor};
 use serde_json::Value;
+use vm_api::migration::*;
 
 use crate::api::info::*;
 use crate::api::*;
@@ -145,6 +146,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<VsockConfig>(all, "VsockConfig", None);
     assert_fields::<FsConfig>(all, "FsConfig", None);
     assert_fields::<PmemConfig>(all, "PmemConfig", None);
+    assert_fields::<DeviceConfig>(all, "DeviceConfig", Some(Object::Device));
     assert_fields::<TpmConfig>(all, "TpmConfig", None);
     assert_fields::<LandlockConfig>(all, "LandlockConfig", None);
     assert_fields::<GenericVhostUserConfig>(all, "GenericVhostUserConfig", None);
@@ -161,6 +163,13 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<ResizeDisk>(all, "VmResizeDisk", None);
     assert_fields::<RateLimitGroupConfig>(all, "RateLimitGroupConfig", None);
     assert_fields::<SetVf>(all, "VmSetVf", None);
+    assert_fields::<vm_api::body::SnapshotConfig>(all, "VmSnapshotConfig", None);
+    assert_fields::<RestoreConfig>(all, "RestoreConfig", None);
+    assert_fields::<RestoredNet>(all, "RestoredNetConfig", None);
+    assert_fields::<RestoredBackend>(all, "RestoredBackendConfig", None);
+    assert_variants::<MemoryRestoreMode>(all, "MemoryRestoreMode");
+    assert_variants::<OnMissingBackend>(all, "OnMissingBackend");
+    assert_variants::<NoLink>(all, "NoLink");
     assert_fields::<VmmPingResponse>(all, "VmmPingResponse", None);
     assert_fields::<VmInfo>(all, "VmInfo", None);
     assert_fields::<DeviceNode>(all, "DeviceNode", None);
@@ -172,6 +181,14 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_fields::<SwitchInfo>(all, "SwitchInfo", None);
     assert_fields::<RngConfig>(all, "RngConfig", None);
     assert_fields::<PciDeviceInfo>(all, "PciDeviceInfo", None);
+    assert_fields::<SendMigration>(all, "SendMigrationData", None);
+    assert_fields::<ReceiveMigration>(all, "ReceiveMigrationData", None);
+    assert_fields::<ResumeOptions>(all, "VmResume", None);
+    assert_fields::<MigrationProgress>(all, "MigrationProgress", None);
+    assert_fields::<DowntimeParts>(all, "DowntimeParts", None);
+    assert_variants::<MemoryMode>(all, "MemoryMode");
+    assert_variants::<TimeoutStrategy>(all, "TimeoutStrategy");
+    assert_variants::<MigrationRole>(all, "MigrationRole");
     assert_variants::<VmState>(all, "VmState");
     assert_variants::<VfState>(all, "VfState");
     assert_variants::<Link>(all, "Link");
@@ -337,6 +354,7 @@ fn an_example_of_an_answer_is_one() {
             "VmInfo" => check::<VmInfo>(example),
             "VmCounters" => check::<VmCounters>(example),
             "PciDeviceInfo" => check::<PciDeviceInfo>(example),
+            "MigrationProgress" => check::<MigrationProgress>(example),
             other => panic!("{path} answers {other}, which no test knows"),
         };
         checked.unwrap_or_else(|error| panic!("{path}: {error}"));

@@ -1,16 +1,18 @@
 //! From a request to an [`Action`], without I/O.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use vm_api::body::SetVf;
 use vm_api::document::{self, DocumentError};
+use vm_api::migration::ReceiveMigration;
 use vm_api::typed;
 
 use crate::api::{Action, Failure};
-use crate::config::NetConfig;
 use crate::config::json::drop_nulls;
 use crate::config::unsupported::{self, Object};
+use crate::config::{NetConfig, RestoreConfig, RestoredBackend, RestoredNet};
 use crate::error_kind::ErrorKind;
 
 /// The path prefix of the endpoints, as in Cloud Hypervisor.
@@ -63,6 +65,8 @@ pub struct Route {
 enum Take {
     /// An action without a body.
     Bare(fn() -> Action),
+    /// An action with a JSON body, or without one.
+    Optional(fn(Value) -> Result<Action, Failure>),
     /// An action with a JSON body.
     Body(fn(Value) -> Result<Action, Failure>),
     /// An action with a JSON body and file descriptors.
@@ -92,7 +96,7 @@ pub const ROUTES: &[Route] = &[
     get("/api/v1/vm.info", || Action::Info),
     get("/api/v1/vm.counters", || Action::Counters),
     put("/api/v1/vm.pause", Take::Bare(|| Action::Pause)),
-    put("/api/v1/vm.resume", Take::Bare(|| Action::Resume)),
+    put("/api/v1/vm.resume", Take::Optional(resume)),
     put("/api/v1/vm.shutdown", Take::Bare(|| Action::Shutdown)),
     put("/api/v1/vm.reboot", Take::Bare(|| Action::Reboot)),
     put("/api/v1/vm.power-button", Take::Bare(|| Action::PowerButton)),
@@ -104,20 +108,22 @@ pub const ROUTES: &[Route] = &[
         "/api/v1/vm.add-generic-vhost-user",
         Take::Body(|body| Ok(Action::AddGenericVhostUser(Box::new(typed(body)?)))),
     ),
+    put("/api/v1/vm.add-device", Take::Body(|body| Ok(Action::AddDevice(Box::new(stripped(body, Object::Device)?))))),
     put("/api/v1/vm.add-pmem", Take::Body(|body| Ok(Action::AddPmem(Box::new(typed(body)?))))),
     put("/api/v1/vm.add-vdpa", Take::Body(|body| Ok(Action::AddVdpa(Box::new(typed(body)?))))),
     put("/api/v1/vm.add-vsock", Take::Body(|body| Ok(Action::AddVsock(Box::new(typed(body)?))))),
+    put("/api/v1/vm.send-migration", Take::Body(|body| Ok(Action::SendMigration(Box::new(typed(body)?))))),
+    put("/api/v1/vm.receive-migration", Take::Fds(receive_migration)),
+    put("/api/v1/vm.cancel-migration", Take::Bare(|| Action::CancelMigration)),
+    get("/api/v1/vm.migration-progress", || Action::MigrationProgress),
     put("/api/v1/vm.remove-device", Take::Body(|body| Ok(Action::RemoveDevice(typed(body)?)))),
     put("/api/v1/vm.resize", Take::Body(|body| Ok(Action::Resize(typed(body)?)))),
     put("/api/v1/vm.resize-zone", Take::Body(|body| Ok(Action::ResizeZone(typed(body)?)))),
     put("/api/v1/vm.resize-disk", Take::Body(|body| Ok(Action::ResizeDisk(typed(body)?)))),
-    put("/api/v1/vm.set-vf", Take::Body(|body| Ok(Action::SetVf(stripped(body, Object::Vf)?)))),
-    later("/api/v1/vm.add-device"),
+    put("/api/v1/vm.set-vf", Take::Fds(set_vf)),
+    put("/api/v1/vm.snapshot", Take::Body(|body| Ok(Action::Snapshot(typed(body)?)))),
+    put("/api/v1/vm.restore", Take::Fds(restore)),
     later("/api/v1/vm.add-user-device"),
-    later("/api/v1/vm.snapshot"),
-    later("/api/v1/vm.restore"),
-    later("/api/v1/vm.send-migration"),
-    later("/api/v1/vm.receive-migration"),
     later("/api/v1/vm.coredump"),
     get("/metrics", || Action::Metrics),
 ];
@@ -144,7 +150,10 @@ impl Request<'_> {
 
     fn take(self, take: &Take, name: &str) -> Result<Action, Failure> {
         if !self.fds.is_empty() && !matches!(take, Take::Fds(_)) {
-            return Err(bad("it came with file descriptors, which only vm.add-net takes; send none"));
+            return Err(bad(
+                "it came with file descriptors, which only vm.add-net, vm.restore and vm.receive-migration \
+                 take; send none",
+            ));
         }
         match take {
             Take::Bare(_) if !self.body.is_empty() => Err(bad(format!("{name} takes no body; send none"))),
@@ -152,7 +161,8 @@ impl Request<'_> {
             Take::Body(_) | Take::Fds(_) if self.body.is_empty() => {
                 Err(bad(format!("{name} takes a JSON object as its body; send one")))
             }
-            Take::Body(action) => action(json(self.body)?),
+            Take::Optional(action) if self.body.is_empty() => action(Value::Object(serde_json::Map::new())),
+            Take::Optional(action) | Take::Body(action) => action(json(self.body)?),
             Take::Fds(action) => action(json(self.body)?, self.fds),
         }
     }
@@ -226,6 +236,56 @@ fn check_vf_fds(net: &NetConfig, path: &str) -> Result<(), Failure> {
 
 fn numbers_of_fds(path: &str, remedy: &str) -> Failure {
     bad(format!("{path}: a client's descriptor numbers mean nothing in this process; {remedy}"))
+}
+
+fn set_vf(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
+    let change: SetVf = stripped(body, Object::Vf)?;
+    let wanted = change.num_fds.unwrap_or(0);
+    if wanted != fds.len() {
+        let came = fds.len();
+        let line =
+            format!("num_fds: {wanted} descriptors are announced, and {came} came with the request (SCM_RIGHTS)");
+        return Err(Failure::new(ErrorKind::Invalid, line));
+    }
+    Ok(Action::SetVf(Box::new(change), fds))
+}
+
+/// The descriptors that came are those of `net_fds`, in their order, and then those of `backends`.
+fn restore(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
+    let mut config: RestoreConfig = typed(body)?;
+    give_numbers(&mut config.net_fds, &mut config.backends, &fds)?;
+    Ok(Action::Restore(Box::new(config), fds))
+}
+
+fn receive_migration(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
+    let mut config: ReceiveMigration = typed(body)?;
+    give_numbers(&mut config.net_fds, &mut config.backends, &fds)?;
+    Ok(Action::ReceiveMigration(Box::new(config), fds))
+}
+
+/// Gives the functions the numbers of the descriptors that came for them, in their order.
+fn give_numbers(nets: &mut [RestoredNet], backends: &mut [RestoredBackend], came: &[OwnedFd]) -> Result<(), Failure> {
+    let mut numbers = came.iter().map(AsRawFd::as_raw_fd);
+    let mut wanted = 0;
+    let nets = nets.iter_mut().map(|net| (net.num_fds, &mut net.fds));
+    let backends = backends.iter_mut().map(|backend| (backend.num_fds.unwrap_or(0), &mut backend.fds));
+    for (count, fds) in nets.chain(backends) {
+        // What a client calls them means nothing in this process.
+        *fds = numbers.by_ref().take(count).collect();
+        wanted = count.saturating_add(wanted);
+    }
+    if wanted == came.len() {
+        return Ok(());
+    }
+    let came = came.len();
+    Err(bad(format!(
+        "net_fds, backends: {wanted} descriptors are announced (num_fds), and {came} came with the request \
+         (SCM_RIGHTS); send as many"
+    )))
+}
+
+fn resume(body: Value) -> Result<Action, Failure> {
+    Ok(Action::Resume(typed(body)?))
 }
 
 fn add_disk(body: Value) -> Result<Action, Failure> {

@@ -39,6 +39,18 @@ pub enum BackendPlan {
     Port(PortSettings),
 }
 
+/// What is done if the backend of a function is missing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum MissingBackend {
+    /// There is no VM then.
+    #[default]
+    Refused,
+    /// The function comes without a link.
+    LinkDown,
+    /// The same, and it is not even tried, for this reason.
+    LeftOut(String),
+}
+
 impl BackendPlan {
     /// The backend of the function that `config` describes and `spec` is made of. `tap` names a tap that has no name.
     pub(crate) fn of(config: &NetConfig, spec: &NetSpec, tap: Option<String>) -> Self {

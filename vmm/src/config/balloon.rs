@@ -17,26 +17,33 @@ const ID: &str = "__balloon";
 /// # Errors
 ///
 /// The first thing that is wrong.
-pub(crate) fn plan(config: &BalloonConfig, memory: u64, others: &[DevicePlan]) -> Result<DevicePlan, ConfigError> {
+pub(crate) fn plan<'a>(
+    config: &BalloonConfig,
+    memory: u64,
+    others: impl IntoIterator<Item = &'a DevicePlan>,
+) -> Result<DevicePlan, ConfigError> {
     let subject = Subject::device("--balloon", None, 0, 1);
-    let keys = CommonKeys {
-        id: config.id.as_deref().filter(|id| *id != ID),
-        pci_device_id: config.pci_device_id,
-        iommu: config.iommu,
-    };
+    let keys = CommonKeys { id: config.id.as_deref().filter(|id| *id != ID), pci_device_id: config.pci_device_id };
     keys.check("--balloon", &subject)?;
     if let Err(what) = check_size(config.size, memory) {
         return Err(ConfigError::new(subject.key("size", bytes(config.size)), Problem::Limit(what)));
     }
     // It would go on using the pages that the guest has returned.
-    if let Some(other) = others.iter().find(|other| other.nics().any(|nic| nic.backend.pins_memory())) {
+    if let Some(other) = others.into_iter().find(|other| other.pins_memory()) {
         let what = format!("{} may have pinned the memory that a balloon returns; leave one out", other.option());
         return Err(ConfigError::new("--balloon", Problem::Conflict(what)));
     }
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let BalloonConfig { size, deflate_on_oom, free_page_reporting, pci_segment, pci_device_id, .. } = *config;
     let spec = BalloonSpec { id: id.clone(), size, deflate_on_oom, free_page_reporting };
-    Ok(DevicePlan { flag: "--balloon", id, pci_segment, pci_device_id, kind: DeviceKind::Balloon(spec) })
+    Ok(DevicePlan {
+        flag: "--balloon",
+        id,
+        pci_segment,
+        pci_device_id,
+        iommu: config.iommu,
+        kind: DeviceKind::Balloon(spec),
+    })
 }
 
 /// Checks a balloon of `size` bytes in a guest with `memory` bytes.
@@ -68,6 +75,7 @@ mod tests {
             id: id.to_string(),
             pci_segment: 0,
             pci_device_id,
+            iommu: false,
             kind: DeviceKind::Balloon(BalloonSpec {
                 id: id.to_string(),
                 size,
@@ -89,7 +97,6 @@ mod tests {
                 "id=__x",
                 "--balloon id=__x: not a device name; use printable characters, and do not start with two underscores",
             ),
-            ("iommu=on", "--balloon iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
             ("pci_device_id=0", "--balloon pci_device_id=0: bus 0 has slots 1 to 31 for devices; give one of them"),
         ] {
             assert_eq!(planned(text).unwrap_err(), expected);

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::check_id;
-use vm_api::config::unsupported::VIRTUAL_IOMMU;
 
 use crate::config::capacity::check_slot;
 use crate::config::device::DevicePlan;
@@ -16,8 +15,6 @@ pub(crate) struct CommonKeys<'a> {
     pub id: Option<&'a str>,
     /// Its device number on bus 0, if one is given.
     pub pci_device_id: Option<u8>,
-    /// Whether it is behind a virtual IOMMU.
-    pub iommu: bool,
 }
 
 impl CommonKeys<'_> {
@@ -27,15 +24,8 @@ impl CommonKeys<'_> {
     ///
     /// The first thing that is wrong.
     pub(crate) fn check(&self, flag: &str, subject: &Subject) -> Result<(), ConfigError> {
-        let not_yet = |key: &str, value: &str, what: &str| {
-            let problem = Problem::NotYet { what: what.to_string(), remedy: format!("leave {key} out") };
-            Err(ConfigError::new(subject.key(key, value), problem))
-        };
         if let Some(id) = self.id {
             check_id(id).map_err(|problem| ConfigError::new(format!("{flag} id={id}"), problem))?;
-        }
-        if self.iommu {
-            return not_yet("iommu", "on", VIRTUAL_IOMMU);
         }
         self.pci_device_id.map_or(Ok(()), |slot| check_slot(slot, subject))
     }

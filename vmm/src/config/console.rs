@@ -19,15 +19,18 @@ pub(crate) fn plan(config: &ConsoleConfig) -> Result<Option<DevicePlan>, ConfigE
     if config.mode == ConsoleMode::Off {
         return Ok(None);
     }
-    let keys = CommonKeys {
-        id: config.id.as_deref().filter(|id| *id != ID),
-        pci_device_id: config.pci_device_id,
-        iommu: config.iommu,
-    };
+    let keys = CommonKeys { id: config.id.as_deref().filter(|id| *id != ID), pci_device_id: config.pci_device_id };
     keys.check("--console", &Subject::device("--console", None, 0, 1))?;
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let ConsoleConfig { pci_segment, pci_device_id, .. } = *config;
-    Ok(Some(DevicePlan { flag: "--console", id, pci_segment, pci_device_id, kind: DeviceKind::Console }))
+    Ok(Some(DevicePlan {
+        flag: "--console",
+        id,
+        pci_segment,
+        pci_device_id,
+        iommu: config.iommu,
+        kind: DeviceKind::Console,
+    }))
 }
 
 #[cfg(test)]
@@ -42,7 +45,7 @@ mod tests {
     fn the_console_has_a_name_of_its_own_and_the_keys_of_a_device() {
         let console = |id: &str, pci_segment, pci_device_id| {
             let (flag, id) = ("--console", id.to_string());
-            Ok(Some(DevicePlan { flag, id, pci_segment, pci_device_id, kind: DeviceKind::Console }))
+            Ok(Some(DevicePlan { flag, id, pci_segment, pci_device_id, iommu: false, kind: DeviceKind::Console }))
         };
         assert_eq!(planned("tty"), console("__console", 0, None));
         assert_eq!(planned("null,id=__console"), console("__console", 0, None));
@@ -57,7 +60,6 @@ mod tests {
                 "tty,id=__x",
                 "--console id=__x: not a device name; use printable characters, and do not start with two underscores",
             ),
-            ("tty,iommu=on", "--console iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
             (
                 "tty,pci_device_id=32",
                 "--console pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them",

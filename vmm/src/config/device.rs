@@ -4,7 +4,9 @@ use std::path::Path;
 
 use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, PmemSpec, RngSpec, RtcSpec, VhostUserDeviceSpec, VsockSpec};
 
+use crate::config::backend::MissingBackend;
 use crate::config_sriov::{NetPlan, NicPlan};
+use crate::vfio::VfioSpec;
 
 /// One device of bus 0, with everything decided that was left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub struct DevicePlan {
     pub pci_segment: u16,
     /// The device number on bus 0 of the segment, 1 to 31; `None` for the lowest that is free.
     pub pci_device_id: Option<u8>,
+    /// Whether its own function is behind the virtual IOMMU. VFs are if the VM has one.
+    pub iommu: bool,
     /// The device.
     pub kind: DeviceKind,
 }
@@ -53,6 +57,19 @@ pub enum DeviceKind {
     },
     /// The clock.
     Rtc(RtcSpec),
+    /// The virtual IOMMU.
+    Iommu(IommuSpec),
+    /// A device of the host.
+    Vfio(VfioSpec),
+}
+
+/// A virtual IOMMU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IommuSpec {
+    /// The number of bits of the addresses that it translates.
+    pub address_width: u8,
+    /// The segments whose devices are all behind it.
+    pub segments: Vec<u16>,
 }
 
 impl DevicePlan {
@@ -60,6 +77,14 @@ impl DevicePlan {
     pub const fn net(&self) -> Option<&NetPlan> {
         match &self.kind {
             DeviceKind::Net(net) => Some(net),
+            _ => None,
+        }
+    }
+
+    /// The virtual IOMMU, if the device is one.
+    pub const fn iommu_spec(&self) -> Option<&IommuSpec> {
+        match &self.kind {
+            DeviceKind::Iommu(spec) => Some(spec),
             _ => None,
         }
     }
@@ -78,8 +103,15 @@ impl DevicePlan {
             | DeviceKind::Watchdog
             | DeviceKind::Pvpanic
             | DeviceKind::Mem { .. }
-            | DeviceKind::Rtc(_) => false,
+            | DeviceKind::Rtc(_)
+            | DeviceKind::Iommu(_)
+            | DeviceKind::Vfio(_) => false,
         }
+    }
+
+    /// Whether it may reach pages of the guest's memory as they are now, which must stay these pages.
+    pub fn pins_memory(&self) -> bool {
+        matches!(self.kind, DeviceKind::Vfio(_)) || self.nics().any(|nic| nic.backend.pins_memory())
     }
 
     /// How many VFs it reserves.
@@ -101,6 +133,17 @@ impl DevicePlan {
         own.into_iter().chain(self.nics().filter_map(|nic| nic.backend.socket()))
     }
 
+    /// The same device, of which nothing is to be opened but the backend of VF `vf`, or of its own function.
+    pub(crate) fn with_only(mut self, vf: Option<u16>) -> Self {
+        if let DeviceKind::Net(net) = &mut self.kind {
+            let wanted = vf.map_or(0, |index| usize::from(index) + 1);
+            for (_, other) in net.functions_mut().enumerate().filter(|(n, _)| *n != wanted) {
+                other.missing = MissingBackend::LeftOut(String::new());
+            }
+        }
+        self
+    }
+
     /// How a user would name it: `--net id=pf0`.
     pub fn option(&self) -> String {
         format!("{} id={}", self.flag, self.id)
@@ -116,12 +159,14 @@ impl DevicePlan {
             | DeviceKind::Watchdog
             | DeviceKind::Pvpanic
             | DeviceKind::Mem { .. }
-            | DeviceKind::Rtc(_) => false,
+            | DeviceKind::Rtc(_)
+            | DeviceKind::Iommu(_) => false,
             DeviceKind::Net(_)
             | DeviceKind::Disk(_)
             | DeviceKind::Vsock(_)
             | DeviceKind::VhostUser(_)
-            | DeviceKind::Pmem(_) => true,
+            | DeviceKind::Pmem(_)
+            | DeviceKind::Vfio(_) => true,
         }
     }
 

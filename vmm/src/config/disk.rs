@@ -42,6 +42,7 @@ pub(crate) fn plan(
         id: id.clone(),
         pci_segment: disk.pci_segment,
         pci_device_id: disk.pci_device_id,
+        iommu: disk.iommu,
         kind: match &disk.vhost_socket {
             Some(socket) => DeviceKind::VhostUser(VhostUserDeviceSpec {
                 id,
@@ -63,7 +64,7 @@ fn check(
     vcpus: u32,
 ) -> Result<RateLimits, ConfigError> {
     let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
-    let keys = CommonKeys { id: disk.id.as_deref(), pci_device_id: disk.pci_device_id, iommu: disk.iommu };
+    let keys = CommonKeys { id: disk.id.as_deref(), pci_device_id: disk.pci_device_id };
     keys.check("--disk", subject)?;
     check_image_type(disk, subject)?;
     check_vhost_user(disk, subject)?;
@@ -299,7 +300,6 @@ mod tests {
                 "path=/a,id=__x",
                 "--disk id=__x: not a device name; use printable characters, and do not start with two underscores",
             ),
-            ("path=/a,iommu=on", "--disk iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
             (
                 "path=/a,rate_limit_group=x",
                 "--disk rate_limit_group=x: there is no such group; add --rate-limit-group id=x",

@@ -15,7 +15,7 @@ pub(crate) fn plan(memory: &MemoryConfig, nodes: &[NumaNode]) -> Vec<DevicePlan>
         let id = format!("_mem{n}");
         let kind = DeviceKind::Mem { spec: MemSpec { id: id.clone(), node: of_part(nodes, part) }, part };
         let flag = if zone.id.is_empty() { "--memory" } else { "--memory-zone" };
-        DevicePlan { flag, id, pci_segment: 0, pci_device_id: None, kind }
+        DevicePlan { flag, id, pci_segment: 0, pci_device_id: None, iommu: false, kind }
     };
     (0..).zip(growing).map(device).collect()
 }

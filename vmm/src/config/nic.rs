@@ -13,7 +13,6 @@ use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::net::NetConfig;
 use vm_api::config::rate::{BANDWIDTH, OPS};
-use vm_api::config::unsupported::VIRTUAL_IOMMU;
 use vm_api::config::vhost::{Vhost, VhostMode};
 
 /// MTUs of a NIC in bytes: from IPv6's minimum (`RFC 8200 §5`) to what Linux allows on a tap, 65535 less an Ethernet
@@ -144,6 +143,10 @@ impl Nic<'_> {
                 _ => {}
             }
         }
+        if self.config.standby && mac.is_none() {
+            let what = "add mac=, that of the NIC that the guest uses while it has it".to_string();
+            return self.error("standby", "on", Problem::Missing(what));
+        }
         if !offload_csum && (offload_tso || offload_ufo) {
             let what = "segmentation needs checksum offload; add offload_tso=off,offload_ufo=off".to_string();
             return self.error("offload_csum", "off", Problem::Conflict(what));
@@ -221,18 +224,6 @@ impl Nic<'_> {
         }
         Ok(())
     }
-}
-
-/// Refuses what is not supported yet.
-pub(crate) fn check_supported(config: &NetConfig, subject: &Subject) -> Result<(), ConfigError> {
-    let not_yet = |key: &str, value: String, what: &str| {
-        let remedy = format!("leave {key} out");
-        Err(ConfigError::new(subject.key(key, value), Problem::NotYet { what: what.to_string(), remedy }))
-    };
-    if config.iommu {
-        return not_yet("iommu", "on".to_string(), VIRTUAL_IOMMU);
-    }
-    Ok(())
 }
 
 fn check_mask(ip: IpAddr, mask: IpAddr) -> Result<(), String> {

@@ -4,12 +4,13 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::arch::x86_64::smbios;
-use crate::config::device::{DeviceKind, DevicePlan};
+use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 use crate::config::numa::NumaNode;
 use crate::config::{
-    balloon, console, disk, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vhost_user, vsock,
+    balloon, console, disk, iommu, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vfio, vhost_user,
+    vsock,
 };
-use crate::config_sriov::{self, NetPlan};
+use crate::config_sriov::{self, NetPlan, NicPlan};
 use crate::pci_host::assign_bars::Weights;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
@@ -45,32 +46,38 @@ impl VmPlan {
         let segments = segments::plan(config)?;
         let count = u16::try_from(segments.len()).unwrap_or(u16::MAX);
         let vcpus = config.cpus.boot_vcpus;
-        let nets = config.net.iter().map(|net| ("--net", net.pci_segment, net.pci_device_id));
-        let vdpas = config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id));
+        let nets = config.net.iter().map(|net| ("--net", net.pci_segment, net.pci_device_id, net.iommu));
+        let vdpas =
+            config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id, vdpa.iommu));
         let plans = config_sriov::plan(&config.net, &config.vdpa, vcpus, count)?;
-        let device = |(net, (flag, pci_segment, pci_device_id)): (NetPlan, _)| DevicePlan {
+        let device = |(net, (flag, pci_segment, pci_device_id, iommu)): (NetPlan, _)| DevicePlan {
             flag,
             id: net.id().to_string(),
             pci_segment,
             pci_device_id,
+            iommu,
             kind: DeviceKind::Net(net),
         };
         let mut devices: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
         devices.extend(disk::plan(&config.disks, &config.rate_limit_groups, vcpus)?);
         devices.extend(console::plan(&config.console)?);
         devices.push(rng::plan(&config.rng)?);
+        let of_host = vfio::plan(&config.devices)?;
         if let Some(balloon) = &config.balloon {
-            devices.push(balloon::plan(balloon, config.memory.wanted(), &devices)?);
+            devices.push(balloon::plan(balloon, config.memory.wanted(), devices.iter().chain(&of_host))?);
         }
         devices.extend(vsock::plan(config.vsock.as_ref())?);
         devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);
         devices.extend(vhost_user::plan_generic(&config.generic_vhost_user)?);
         devices.extend(pmem::plan(&config.pmem)?);
         devices.extend(rtc::plan(config.rtc.as_ref())?);
+        devices.extend(of_host);
         // The last, because the configuration has no place for their names and slots, which `fill_in` relies on.
         devices.extend(on_off::plan(config));
         let numa = numa::plan(config, count)?;
         devices.extend(mem::plan(&config.memory, &numa));
+        let iommu = iommu::plan(config, &devices, count)?;
+        devices.extend(iommu);
         numa::check_devices(&numa, &devices)?;
         let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
         let plan = Self { devices, smbios, segments, numa };
@@ -121,9 +128,15 @@ impl VmPlan {
         Ok(())
     }
 
+    /// The virtual IOMMU, if the VM has one.
+    pub fn iommu(&self) -> Option<&IommuSpec> {
+        self.devices.iter().find_map(DevicePlan::iommu_spec)
+    }
+
     /// Writes into `config` what was left out and decided here: ids, MAC addresses and, where they follow from a NIC's
     /// position, names of taps.
     fn fill_in(&self, config: &mut VmConfig) {
+        config.iommu = self.iommu().is_some();
         for (place, device) in config.places_mut().zip(&self.devices) {
             *place.id = Some(device.id.clone());
         }
@@ -195,14 +208,35 @@ impl PlannedVm {
         }
     }
 
-    /// Notes the slots that devices have in `before`, for those whose slot the configuration has no place for. A device
-    /// that was given such a slot has it.
+    /// Notes what the configuration has no place for: the slots that devices have in `before`, where none was given,
+    /// and which backends may be missing.
     pub fn keep_slots(&mut self, before: &VmPlan) {
         let chosen = |device: &DevicePlan| Some((device.pci_segment, device.pci_device_id?));
         let taken: HashSet<_> = self.plan.devices.iter().filter_map(chosen).collect();
         for device in self.plan.devices.iter_mut().filter(|device| device.pci_device_id.is_none()) {
             let known = before.devices.iter().find(|known| known.id == device.id).and_then(chosen);
             device.pci_device_id = known.filter(|place| !taken.contains(place)).map(|(_, slot)| slot);
+        }
+        for device in &mut self.plan.devices {
+            let known = before.devices.iter().find(|known| known.id == device.id);
+            let (DeviceKind::Net(net), Some(DeviceKind::Net(known))) =
+                (&mut device.kind, known.map(|known| &known.kind))
+            else {
+                continue;
+            };
+            for (nic, known) in net.functions_mut().zip(known.functions()) {
+                nic.keep_missing(known);
+            }
+        }
+    }
+
+    /// The plan of VF `vf` of the NIC `id`, or of that NIC's own function.
+    pub(crate) fn nic_mut(&mut self, id: &str, vf: Option<u16>) -> Option<&mut NicPlan> {
+        let device = self.plan.devices.iter_mut().find(|device| device.id == id)?;
+        let DeviceKind::Net(net) = &mut device.kind else { return None };
+        match vf {
+            None => Some(&mut net.pf),
+            Some(index) => net.vfs.get_mut(usize::from(index)),
         }
     }
 

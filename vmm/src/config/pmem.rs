@@ -24,14 +24,21 @@ pub(crate) fn plan(all: &[PmemConfig]) -> Result<Vec<DevicePlan>, ConfigError> {
         check(pmem, &Subject::device(FLAG, pmem.id.as_deref(), index, all.len()))?;
         let PmemConfig { size, discard_writes, pci_segment, pci_device_id, .. } = *pmem;
         let spec = PmemSpec { id: id.clone(), file: pmem.file.clone(), size, discard_writes };
-        plans.push(DevicePlan { flag: FLAG, id, pci_segment, pci_device_id, kind: DeviceKind::Pmem(spec) });
+        plans.push(DevicePlan {
+            flag: FLAG,
+            id,
+            pci_segment,
+            pci_device_id,
+            iommu: pmem.iommu,
+            kind: DeviceKind::Pmem(spec),
+        });
     }
     check_ids(FLAG, &plans)?;
     Ok(plans)
 }
 
 fn check(pmem: &PmemConfig, subject: &Subject) -> Result<(), ConfigError> {
-    let keys = CommonKeys { id: pmem.id.as_deref(), pci_device_id: pmem.pci_device_id, iommu: pmem.iommu };
+    let keys = CommonKeys { id: pmem.id.as_deref(), pci_device_id: pmem.pci_device_id };
     keys.check(FLAG, subject)?;
     if pmem.file.as_os_str().is_empty() {
         let what = "the path is empty; give a file, a block device, or a folder with size=".to_string();
@@ -64,6 +71,7 @@ mod tests {
             id: id.to_string(),
             pci_segment,
             pci_device_id,
+            iommu: false,
             kind: DeviceKind::Pmem(PmemSpec { id: id.to_string(), file: "/f".into(), size, discard_writes }),
         };
         let plans =
@@ -84,10 +92,6 @@ mod tests {
             (
                 &["file=/f,size=32769G"],
                 "--pmem size=32769G: more than a guest can address; give at most 32768G".to_string(),
-            ),
-            (
-                &["file=/f,iommu=on"],
-                "--pmem iommu=on: virtual IOMMUs are not supported yet; leave iommu out".to_string(),
             ),
             (
                 &["file=/f,id=x", "file=/g,id=x"],

@@ -1,8 +1,9 @@
 //! A NIC and its VFs, each with its effective settings.
 
-use crate::config::nic::{Nic, check_supported};
+use crate::config::nic::Nic;
 use crate::config::subject::Subject;
 use crate::config::switch;
+use crate::config::uplink_rate;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::net::{NetConfig, VfConfig};
 use vm_api::config::option::Options as _;
@@ -78,7 +79,6 @@ impl<'a> Pool<'a> {
     ///
     /// The first thing that is wrong.
     pub(crate) fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
-        check_supported(self.pf, &self.subject)?;
         switch::check(self.pf, vcpus, &self.subject)?;
         let functions: Vec<_> = self.functions().map(|(_, config)| config).collect();
         switch::check_port(self.pf, &functions, &self.subject)?;
@@ -91,7 +91,7 @@ impl<'a> Pool<'a> {
             switch::check_port(config, &functions, &subject)?;
             Nic { subject: &subject, config }.check(vcpus)?;
         }
-        Ok(())
+        uplink_rate::check_sum(&functions, &self.subject)
     }
 }
 

@@ -17,11 +17,7 @@ const ID: &str = "__rng";
 ///
 /// The first thing that is wrong.
 pub(crate) fn plan(config: &RngConfig) -> Result<DevicePlan, ConfigError> {
-    let keys = CommonKeys {
-        id: config.id.as_deref().filter(|id| *id != ID),
-        pci_device_id: config.pci_device_id,
-        iommu: config.iommu,
-    };
+    let keys = CommonKeys { id: config.id.as_deref().filter(|id| *id != ID), pci_device_id: config.pci_device_id };
     keys.check("--rng", &Subject::device("--rng", None, 0, 1))?;
     if config.src.as_os_str().is_empty() {
         let what = "the path is empty; leave src out for /dev/urandom".to_string();
@@ -30,7 +26,7 @@ pub(crate) fn plan(config: &RngConfig) -> Result<DevicePlan, ConfigError> {
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let spec = RngSpec { id: id.clone(), source: config.src.clone() };
     let RngConfig { pci_segment, pci_device_id, .. } = *config;
-    Ok(DevicePlan { flag: "--rng", id, pci_segment, pci_device_id, kind: DeviceKind::Rng(spec) })
+    Ok(DevicePlan { flag: "--rng", id, pci_segment, pci_device_id, iommu: config.iommu, kind: DeviceKind::Rng(spec) })
 }
 
 #[cfg(test)]
@@ -48,6 +44,7 @@ mod tests {
             id: id.to_string(),
             pci_segment: 0,
             pci_device_id,
+            iommu: false,
             kind: DeviceKind::Rng(RngSpec { id: id.to_string(), source: source.into() }),
         };
         let expected = rng("__rng", "/dev/urandom", None);
@@ -65,7 +62,6 @@ mod tests {
                 "id=__x",
                 "--rng id=__x: not a device name; use printable characters, and do not start with two underscores",
             ),
-            ("iommu=on", "--rng iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
             ("pci_device_id=32", "--rng pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them"),
         ] {
             assert_eq!(planned(text).unwrap_err(), expected);

@@ -19,16 +19,19 @@ const ID: &str = "__rtc";
 /// The first thing that is wrong.
 pub(crate) fn plan(config: Option<&RtcConfig>) -> Result<Option<DevicePlan>, ConfigError> {
     let Some(config) = config else { return Ok(None) };
-    let keys = CommonKeys {
-        id: config.id.as_deref().filter(|id| *id != ID),
-        pci_device_id: config.pci_device_id,
-        iommu: config.iommu,
-    };
+    let keys = CommonKeys { id: config.id.as_deref().filter(|id| *id != ID), pci_device_id: config.pci_device_id };
     keys.check(FLAG, &Subject::device(FLAG, None, 0, 1))?;
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let spec = RtcSpec { id: id.clone() };
     let RtcConfig { pci_segment, pci_device_id, .. } = *config;
-    Ok(Some(DevicePlan { flag: FLAG, id, pci_segment, pci_device_id, kind: DeviceKind::Rtc(spec) }))
+    Ok(Some(DevicePlan {
+        flag: FLAG,
+        id,
+        pci_segment,
+        pci_device_id,
+        iommu: config.iommu,
+        kind: DeviceKind::Rtc(spec),
+    }))
 }
 
 #[cfg(test)]
@@ -47,6 +50,7 @@ mod tests {
             id: id.to_string(),
             pci_segment,
             pci_device_id,
+            iommu: false,
             kind: DeviceKind::Rtc(RtcSpec { id: id.to_string() }),
         };
         assert_eq!(plan(None), Ok(None));
@@ -59,7 +63,6 @@ mod tests {
     fn what_it_cannot_have_is_refused_with_a_way_out() {
         for (text, expected) in [
             ("id=__x", "--rtc id=__x: not a device name"),
-            ("iommu=on", "--rtc iommu=on: virtual IOMMUs are not supported yet; leave iommu out"),
             ("pci_device_id=32", "--rtc pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them"),
         ] {
             let said = planned(text).unwrap_err();

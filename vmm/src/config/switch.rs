@@ -1,6 +1,7 @@
 //! The rules for a PF's switch, and its plan: which functions are its ports, and what connects it to others.
 
 use std::fmt::Display;
+use std::num::NonZeroU32;
 use std::os::fd::RawFd;
 
 use virtio_devices::{MAX_PORTS, MAX_WORKERS, PortSettings, SwitchMode, TapSpec};
@@ -11,6 +12,7 @@ use vm_api::config::switch::{Mirror, SwitchMode as Mode};
 use vm_api::config::vhost::Vhost;
 
 use crate::config::subject::Subject;
+use crate::config::uplink_rate;
 
 /// The share of a port that was given none, of those from 1 to [`MAX_WEIGHT`].
 pub(crate) const WEIGHT: u8 = 10;
@@ -25,6 +27,8 @@ pub struct SwitchPlan {
     pub workers: u16,
     /// What connects it to others; none for a closed switch.
     pub uplink: Option<UplinkPlan>,
+    /// What goes to the uplink at most, in Mbit/s.
+    pub uplink_rate: Option<NonZeroU32>,
 }
 
 /// What connects a switch to others.
@@ -52,7 +56,8 @@ impl SwitchPlan {
             }
             (None, None) => None,
         };
-        Some(Self { mode, workers: config.workers.unwrap_or(1), uplink })
+        let uplink_rate = config.uplink_rate.and_then(NonZeroU32::new);
+        Some(Self { mode, workers: config.workers.unwrap_or(1), uplink, uplink_rate })
     }
 }
 
@@ -71,6 +76,7 @@ pub(crate) fn settings_of(config: &NetConfig) -> PortSettings {
             Mirror::Vf(index) => Some(port_of(index)),
         },
         weight: config.weight.unwrap_or(WEIGHT),
+        min_tx_rate: config.min_tx_rate.unwrap_or(0),
         follows_uplink: config.link.unwrap_or_default() == LinkPolicy::Auto,
     }
 }
@@ -85,6 +91,7 @@ fn wrong<T>(subject: &Subject, key: &str, value: impl Display, problem: Problem)
 ///
 /// A switch that connects nothing, or more than it can have.
 pub(crate) fn check(pf: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(), ConfigError> {
+    uplink_rate::check_uplink(pf, subject)?;
     let Some(mode) = pf.switch else {
         return match pf.workers {
             Some(workers) => {
@@ -166,6 +173,7 @@ pub(crate) fn check_port(config: &NetConfig, functions: &[&NetConfig], subject: 
             ("isolated", config.isolated.filter(|isolated| *isolated).map(|_| "on".to_string())),
             ("mirror", mirror.map(|_| mirror_text)),
             ("weight", config.weight.map(|weight| weight.to_string())),
+            ("min_tx_rate", config.min_tx_rate.filter(|rate| *rate != 0).map(|rate| rate.to_string())),
         ];
         return match asked.into_iter().find_map(|(key, value)| Some((key, value?))) {
             Some((key, value)) => {
@@ -185,6 +193,7 @@ pub(crate) fn check_port(config: &NetConfig, functions: &[&NetConfig], subject: 
         let what = format!("not a weight; give 1 to {MAX_WEIGHT}");
         return wrong(subject, "weight", weight, Problem::Value(what));
     }
+    uplink_rate::check_port(config, functions.first().copied(), subject)?;
     let Some(mirror) = mirror else { return Ok(()) };
     let target = match mirror {
         Mirror::Vf(index) => functions.get(1 + usize::from(index)),
@@ -232,7 +241,10 @@ mod tests {
     #[test]
     fn a_switch_without_a_backend_is_closed_and_makes_no_tap() {
         let plan = plan("switch=veb,sriov_vfs=3", &[]).unwrap();
-        assert_eq!(plan.switch, Some(SwitchPlan { mode: SwitchMode::Veb, workers: 1, uplink: None }));
+        assert_eq!(
+            plan.switch,
+            Some(SwitchPlan { mode: SwitchMode::Veb, workers: 1, uplink: None, uplink_rate: None })
+        );
         for function in plan.functions() {
             assert_eq!(function.backend, BackendPlan::Port(PortSettings::default()));
         }
@@ -251,7 +263,8 @@ mod tests {
             queue_pairs: 1,
         };
         let uplink = Some(UplinkPlan::Tap(spec));
-        assert_eq!(planned.switch, Some(SwitchPlan { mode: SwitchMode::Vepa, workers: 4, uplink }));
+        let switch = SwitchPlan { mode: SwitchMode::Vepa, workers: 4, uplink, uplink_rate: None };
+        assert_eq!(planned.switch, Some(switch));
         let is_port = |nic: &crate::config::NicPlan| matches!(nic.backend, BackendPlan::Port(_));
         assert_eq!(planned.functions().map(is_port).collect::<Vec<_>>(), [true, true, false, true]);
         assert_eq!((planned.pf.spec.queue_pairs, planned.vfs[1].backend.tap_name()), (4, Some("own")));
@@ -278,7 +291,7 @@ mod tests {
         let settings: Vec<_> = planned
             .functions()
             .map(|nic| match nic.backend {
-                BackendPlan::Port(PortSettings { isolated, mirror, weight, follows_uplink: true }) => {
+                BackendPlan::Port(PortSettings { isolated, mirror, weight, min_tx_rate: 0, follows_uplink: true }) => {
                     (isolated, mirror, weight)
                 }
                 _ => panic!("{nic:?}"),

@@ -22,7 +22,7 @@ const MAX_PATH: usize = 107;
 pub(crate) fn plan(config: Option<&VsockConfig>) -> Result<Option<DevicePlan>, ConfigError> {
     let Some(config) = config else { return Ok(None) };
     let subject = Subject::device(FLAG, config.id.as_deref(), 0, 1);
-    let keys = CommonKeys { id: config.id.as_deref(), pci_device_id: config.pci_device_id, iommu: config.iommu };
+    let keys = CommonKeys { id: config.id.as_deref(), pci_device_id: config.pci_device_id };
     keys.check(FLAG, &subject)?;
     let wrong =
         |key: &str, value: String, what: String| Err(ConfigError::new(subject.key(key, value), Problem::Value(what)));
@@ -42,7 +42,14 @@ pub(crate) fn plan(config: Option<&VsockConfig>) -> Result<Option<DevicePlan>, C
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let spec = VsockSpec { id: id.clone(), cid: config.cid, socket: config.socket.clone() };
     let VsockConfig { pci_segment, pci_device_id, .. } = *config;
-    Ok(Some(DevicePlan { flag: FLAG, id, pci_segment, pci_device_id, kind: DeviceKind::Vsock(spec) }))
+    Ok(Some(DevicePlan {
+        flag: FLAG,
+        id,
+        pci_segment,
+        pci_device_id,
+        iommu: config.iommu,
+        kind: DeviceKind::Vsock(spec),
+    }))
 }
 
 /// The error of a second socket device, next to the one called `id`.
@@ -68,6 +75,7 @@ mod tests {
             id: id.to_string(),
             pci_segment,
             pci_device_id,
+            iommu: false,
             kind: DeviceKind::Vsock(VsockSpec { id: id.to_string(), cid, socket: "/run/v".into() }),
         };
         assert_eq!(planned("cid=3,socket=/run/v").unwrap(), vsock("_vsock0", 3, 0, None));
@@ -90,10 +98,6 @@ mod tests {
             (
                 &format!("cid=3,id=v,socket={long}"),
                 format!("--vsock id=v,socket={long}: 108 bytes; a socket's path has at most 107, shorten it"),
-            ),
-            (
-                "cid=3,socket=v,iommu=on",
-                "--vsock iommu=on: virtual IOMMUs are not supported yet; leave iommu out".to_string(),
             ),
         ] {
             let said = planned(text).unwrap_err();

@@ -167,6 +167,7 @@ fn switch(switch: &Switch) -> SwitchInfo {
         },
         uplink: switch.uplink_name().map(str::to_string),
         workers: switch.workers(),
+        uplink_rate: switch.uplink_rate(),
     }
 }
 
@@ -201,7 +202,9 @@ fn backend(plan: &NicPlan, port: &dyn Port) -> BackendInfo {
         virtio_devices::BackendKind::VhostUser => BackendKind::VhostUser,
         virtio_devices::BackendKind::Vdpa => BackendKind::Vdpa,
         virtio_devices::BackendKind::Switch => BackendKind::Switch,
+        virtio_devices::BackendKind::Absent => BackendKind::Missing,
     };
-    let name = (!was_passed).then(|| port.backend_name().to_string());
-    BackendInfo { kind, name, lost: port.backend_lost() }
+    let error = port.backend_missing().map(str::to_string);
+    let name = (!was_passed && error.is_none()).then(|| port.backend_name().to_string());
+    BackendInfo { kind, name, lost: port.backend_lost(), error }
 }

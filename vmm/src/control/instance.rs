@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pci::{Bdf, VfIndex};
@@ -11,20 +13,29 @@ use vm_api::config::id::LONGEST;
 
 use crate::api::info::{PolicyInfo, VmState};
 use crate::api::{Action, Failure, Resize, ResizeDisk, ResizeZone, SetVf};
+use crate::config::iommu;
 use crate::config::subject::Subject;
 use crate::config::{
-    BackendPlan, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MemoryConfig, NetConfig, PlannedVm,
-    PmemConfig, VdpaConfig, VmConfig, VsockConfig, bytes, switch,
+    BackendPlan, DeviceConfig, DeviceKind, DevicePlan, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy,
+    MemoryConfig, NetConfig, PlannedVm, PmemConfig, VdpaConfig, VmConfig, VsockConfig, bytes, switch,
 };
 use crate::control::opening::{Acquire, Acquired};
 use crate::control::{resize, set_vf};
 use crate::devices::Removed;
+use crate::devices::backends::OpenedBefore;
+use crate::devices::fallback::Held;
 use crate::devices::peers::Peers;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
+use crate::migration::error::MigrationError;
+use crate::migration::overrides;
+use crate::migration::restorer::Restored;
+use crate::migration::saver::Saver;
+use crate::migration::state_file::{SavedDescriptors, SavedLink};
 use crate::telemetry::events::{Events, Source};
 use crate::vcpu::cpu::Stop;
+use crate::vfio::Notice;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Vm, VmError};
 
@@ -35,22 +46,25 @@ const REBOOTS: RateLimit = RateLimit { size: 60, one_time_burst: 0, refill: Dura
 /// A VM from `vm.create` to `vm.delete`, booted or not.
 pub(crate) struct Instance {
     /// As it was given, with all that was left out filled in.
-    planned: PlannedVm,
+    pub(super) planned: PlannedVm,
     /// How many vCPUs it has or should have, which is what it has at its next start. The configuration keeps those that
     /// it was given, which the queues of its devices were planned for.
     vcpus: u32,
     /// Tap file descriptors passed by clients, by the id of their NIC.
-    fds: HashMap<String, Vec<OwnedFd>>,
-    vm: Option<Vm>,
+    pub(super) fds: HashMap<String, Vec<OwnedFd>>,
+    pub(super) vm: Option<Vm>,
     /// The links of VFs that were set since it was booted, by PF and index.
     links: HashMap<(String, u16), LinkPolicy>,
+    /// Whether functions may be without a link while it is sent, and those that are.
+    pub(super) leaves_links: bool,
+    pub(super) held: Vec<Held>,
     /// Whether it was ever booted.
     has_run: bool,
     events: Events,
     /// What the host lets this process have.
     limits: HostLimits,
     /// What was acquired for the action that is about to be applied.
-    acquired: Option<Acquired>,
+    pub(super) acquired: Option<Acquired>,
     /// How many of the guest's own reboots may still be told.
     reboots: RateLimiter,
     /// How many have not been told since the last that was.
@@ -85,6 +99,8 @@ impl Instance {
             vcpus,
             fds,
             links,
+            leaves_links: false,
+            held: Vec::new(),
             vm: None,
             has_run: false,
             events,
@@ -93,6 +109,72 @@ impl Instance {
             reboots,
             untold: 0,
         }
+    }
+
+    /// A virtual machine that was made of a snapshot: it is paused. `fds` are taps that clients passed.
+    ///
+    /// # Errors
+    ///
+    /// Its machine cannot be restored. Nothing is left of it then.
+    pub(crate) fn restored(
+        restored: Restored,
+        fds: Vec<OwnedFd>,
+        events: Events,
+        limits: HostLimits,
+    ) -> Result<Self, Error> {
+        let Restored { planned, mut vm, machine, links } = restored;
+        vm.take_terminal()?;
+        vm.restore_machine(&machine).map_err(MigrationError::from)?;
+        let mut instance = Self::new(planned, events, limits);
+        for plugged in vm.devices().iter() {
+            instance.planned.set_slot(&plugged.plan().id, plugged.placement().rid.device());
+        }
+        instance.vcpus = machine.wanted_vcpus.into();
+        instance.vm = Some(*vm);
+        instance.has_run = true;
+        instance.links = links.into_iter().map(|SavedLink { id, vf, link }| ((id, vf), link)).collect();
+        instance.keep_descriptors(fds);
+        Ok(instance)
+    }
+
+    /// Keeps descriptors that clients passed open for the NICs that have their numbers.
+    fn keep_descriptors(&mut self, fds: Vec<OwnedFd>) {
+        for fd in fds {
+            let has_it = |net: &&NetConfig| {
+                net.fds.contains(&fd.as_raw_fd()) || net.vfs.iter().any(|vf| vf.fds.contains(&fd.as_raw_fd()))
+            };
+            let id = self.config().net.iter().find(has_it).and_then(|net| net.id.clone());
+            self.fds.entry(id.unwrap_or_default()).or_default().push(fd);
+        }
+    }
+
+    /// The links of VFs that clients have set, by PF and index.
+    pub(crate) fn saved_links(&self) -> Vec<SavedLink> {
+        let link = |((id, vf), link): (&(String, u16), &LinkPolicy)| SavedLink { id: id.clone(), vf: *vf, link: *link };
+        let mut links: Vec<_> = self.links.iter().map(link).collect();
+        links.sort_by(|one, other| (&one.id, one.vf).cmp(&(&other.id, other.vf)));
+        links
+    }
+
+    /// What a snapshot of the paused VM in `folder` consists of.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be saved.
+    pub(crate) fn saver(&mut self, folder: PathBuf) -> Result<Saver, Failure> {
+        let vm = self.vm.as_mut().ok_or_else(|| Failure::new(ErrorKind::Conflict, "the VM is not booted"))?;
+        let machine = vm.save_machine().map_err(|error| Error::from(MigrationError::from(error)))?;
+        let machine = serde_json::to_value(machine)
+            .map_err(|error| Failure::new(ErrorKind::Host, format!("the machine cannot be JSON: {error}")))?;
+        let (memory, filling) = (vm.memory().clone(), vm.filling().cloned());
+        let links = self.saved_links();
+        let awaiting = self.awaited_descriptors();
+        Ok(Saver { folder, config: self.config().clone(), awaiting, links, machine, memory, filling })
+    }
+
+    /// The functions that await descriptors of taps.
+    pub(crate) fn awaited_descriptors(&self) -> Vec<SavedDescriptors> {
+        overrides::awaited_descriptors(&self.planned)
     }
 
     /// The configuration as given, with defaults filled in.
@@ -139,6 +221,7 @@ impl Instance {
         }
         self.vm = Some(vm);
         self.links.clear();
+        self.held.clear();
         Ok(())
     }
 
@@ -158,11 +241,12 @@ impl Instance {
         move |cancel| Vm::new(&config, &plan, events, limits, cancel)
     }
 
-    /// What acquires what `action` needs from vhost-user backends, on any thread. `None` if it needs nothing from them,
-    /// or fails anyway.
+    /// What acquires what `action` needs from vhost-user backends, or of the host's devices, on any thread. `None` if
+    /// it needs nothing of that, or fails anyway.
     pub(crate) fn acquirer(&self, action: &Action) -> Option<Acquire> {
         if matches!(action, Action::Boot) {
-            if self.vm.is_some() || !self.planned.plan().devices.iter().any(Peers::are_of) {
+            let takes_time = |plan: &DevicePlan| Peers::are_of(plan) || matches!(plan.kind, DeviceKind::Vfio(_));
+            if self.vm.is_some() || !self.planned.plan().devices.iter().any(takes_time) {
                 return None;
             }
             self.begin_boot().ok()?;
@@ -172,17 +256,27 @@ impl Instance {
         let vm = self.vm.as_ref()?;
         let mut config = self.config().clone();
         match action {
+            Action::SetVf(change, fds) => return self.backend_opener(change, fds),
             Action::AddNet(net, fds) if fds.is_empty() => config.net.push(NetConfig::clone(net)),
             Action::AddDisk(disk) => config.disks.push(DiskConfig::clone(disk)),
             Action::AddFs(fs) => config.fs.push(FsConfig::clone(fs)),
             Action::AddGenericVhostUser(device) => {
                 config.generic_vhost_user.push(GenericVhostUserConfig::clone(device));
             }
+            Action::AddDevice(device) => config.devices.push(DeviceConfig::clone(device)),
             _ => return None,
         }
         let planned = PlannedVm::new(config).ok()?;
-        let plan = planned.added_to(self.planned.plan()).filter(|plan| Peers::are_of(plan))?.clone();
+        let plan = planned.added_to(self.planned.plan())?.clone();
         landlock::check_device(&plan).ok()?;
+        if let DeviceKind::Vfio(spec) = plan.kind {
+            iommu::check_added(self.planned.plan().iommu(), planned.added_to(self.planned.plan())?).ok()?;
+            let (host, memory) = (Arc::clone(vm.devices().vfio()), vm.guest_memory().clone());
+            return Some(Box::new(move |_| Acquired::HostDevice(Box::new(host.open(&spec, &memory)))));
+        }
+        if !Peers::are_of(&plan) {
+            return None;
+        }
         let memory = vm.shared_memory()?.clone();
         Some(Box::new(move |cancel: &Cancel| Acquired::Peers(Peers::connect(&[plan], &memory, Some(cancel)))))
     }
@@ -192,6 +286,7 @@ impl Instance {
         let memory = self.vm.as_ref().and_then(Vm::shared_memory);
         let is_of_use = match (&acquired, memory) {
             (Acquired::Peers(Ok(peers)), Some(memory)) => peers.have(memory),
+            (Acquired::Backend(Ok(opened)), _) => self.vm.as_ref().is_some_and(|vm| opened.has(vm.memory())),
             _ => true,
         };
         self.acquired = is_of_use.then_some(acquired);
@@ -370,6 +465,30 @@ impl Instance {
         Ok(self.add(|config| config.generic_vhost_user.push(device))?.1)
     }
 
+    /// Adds a device of the host, hot-plugging it if the VM is booted.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be added. Nothing has changed then.
+    pub(crate) fn add_device(&mut self, device: DeviceConfig) -> Result<Option<Added>, Error> {
+        Ok(self.add(|config| config.devices.push(device))?.1)
+    }
+
+    /// Has the guest release the devices that the host wants back, and reports what it says of others.
+    pub(crate) fn heed_host(&mut self) {
+        let Some(vm) = &mut self.vm else { return };
+        for (id, notice) in vm.devices().notices() {
+            let event = match notice {
+                // The host repeats this until it has the device.
+                Notice::Requested if !vm.unplug(&id) => continue,
+                Notice::Requested => "device-requested",
+                Notice::Error => "device-error",
+            };
+            log::warn!("{id}: {}", notice.text());
+            self.events.tell(Source::Vfio, event, &[("id", &id)]);
+        }
+    }
+
     /// Adds persistent memory, hot-plugging it if the VM is booted.
     ///
     /// # Errors
@@ -389,12 +508,16 @@ impl Instance {
         if let Some(device) = planned.added_to(self.planned.plan()).cloned() {
             id.clone_from(&device.id);
             if let Some(vm) = &mut self.vm {
-                let peers = match self.acquired.take() {
-                    Some(Acquired::Peers(peers)) => Some(peers),
-                    _ => None,
+                let opened = match self.acquired.take() {
+                    Some(Acquired::Peers(peers)) => OpenedBefore { peers: Some(peers), ..OpenedBefore::default() },
+                    Some(Acquired::HostDevice(device)) => {
+                        OpenedBefore { host_device: Some(*device), ..OpenedBefore::default() }
+                    }
+                    _ => OpenedBefore::default(),
                 };
+                iommu::check_added(self.planned.plan().iommu(), &device)?;
                 landlock::check_device(&device)?;
-                let address = vm.add(&device, peers)?;
+                let address = vm.add(&device, opened)?;
                 planned.set_slot(&id, address.rid.device());
                 self.events.tell(Source::Vm, "device-added", &[("id", &id), ("bdf", &address.to_string())]);
                 added = Some(Added { id: id.clone(), address });
@@ -417,7 +540,7 @@ impl Instance {
             return Err(Failure::new(ErrorKind::Invalid, line));
         }
         match &mut self.vm {
-            Some(vm) => vm.unplug(id),
+            Some(vm) => _ = vm.unplug(id),
             None => self.forget_device(id),
         }
         Ok(())
@@ -513,8 +636,16 @@ impl Instance {
     ///
     /// There is no such VF, another function has the address, a driver already uses the VF, or nobody would enforce
     /// what is asked for. Nothing has changed then.
-    pub(crate) fn set_vf(&mut self, change: &SetVf) -> Result<(), Failure> {
+    pub(crate) fn set_vf(&mut self, change: &SetVf, fds: Vec<OwnedFd>) -> Result<(), Failure> {
+        let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        if let Some(backend) = change.backend(&numbers) {
+            return self.connect(change, &backend, fds);
+        }
         let SetVf { pf, index, link, mac, .. } = change;
+        let Some(index) = index else {
+            let what = "give the index of a VF; only a backend can be given to the NIC itself";
+            return Err(Failure::new(ErrorKind::Invalid, format!("pf={pf}: {what}")));
+        };
         let vm = self.vm.as_ref().ok_or_else(|| {
             Failure::new(ErrorKind::Conflict, "the VM is not booted; give the VF's settings in vm.create or vm.add-net")
         })?;
@@ -576,13 +707,15 @@ impl Instance {
     /// The VM after `change`; `None` if that changes nothing of its configuration.
     fn planned_with_vf(&self, change: &SetVf) -> Result<Option<PlannedVm>, Failure> {
         let SetVf { pf, index, mac, .. } = change;
+        let Some(index) = index else { return Ok(None) };
         let mut config = self.config().clone();
         let net = config.net.iter_mut().find(|net| net.id.as_deref() == Some(pf)).ok_or_else(|| no_device(pf))?;
         if !change.apply(net.vf_mut(*index)) {
             return Ok(None);
         }
         let planned = PlannedVm::new(config).map_err(|error| {
-            let only_mac = SetVf { pf: pf.clone(), index: *index, link: change.link, mac: *mac, ..SetVf::default() };
+            let only_mac =
+                SetVf { pf: pf.clone(), index: Some(*index), link: change.link, mac: *mac, ..SetVf::default() };
             let line = match mac {
                 Some(mac) if *change == only_mac => format!("pf={pf},index={index},mac={mac}: {}", error.problem),
                 _ => error.to_string(),
@@ -606,7 +739,7 @@ impl Instance {
     }
 }
 
-fn no_device(id: &str) -> Failure {
+pub(super) fn no_device(id: &str) -> Failure {
     let id = shortened(id, LONGEST);
     let line = format!("there is no device {id}; vm.info lists the devices");
     Failure::new(ErrorKind::NotFound, line)

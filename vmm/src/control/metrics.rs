@@ -3,6 +3,8 @@
 //! A function is labelled with `device`, the device's id (for a VF, its PF's), and for a VF also with `vf`, its index.
 //! A VF whose counters are all zero is left out, because most VFs of a large pool are never used.
 
+mod migration;
+
 use std::collections::BTreeSet;
 use std::fmt::{Display, Write as _};
 use std::fs;
@@ -10,6 +12,7 @@ use std::time::Duration;
 
 use pci::VfIndex;
 use virtio_devices::{BackendKind, Status, VirtioPci};
+use vm_api::migration::MigrationProgress;
 
 use crate::api::info::VmState;
 use crate::control::instance::Instance;
@@ -56,12 +59,13 @@ fn resident() -> Option<u64> {
 }
 
 /// All metrics of this process and its VM.
-pub(super) fn metrics(process: &Process, instance: Option<&Instance>) -> String {
+pub(super) fn metrics(process: &Process, instance: Option<&Instance>, migration: Option<&MigrationProgress>) -> String {
     let devices = || instance.and_then(Instance::vm).into_iter().flat_map(|vm| vm.devices().iter());
     let functions: Vec<_> = devices().flat_map(functions).collect();
     let mut text = Text::default();
     text.process(process);
     text.state(instance.map(Instance::state));
+    migration.into_iter().for_each(|progress| text.migration(progress));
     text.pools(&devices().filter_map(pool).collect::<Vec<_>>());
     text.functions(&functions);
     text.uplinks(&devices().filter_map(uplink).collect::<Vec<_>>());
@@ -129,7 +133,9 @@ fn functions(plugged: &Plugged) -> Vec<Function> {
             link_up: device.port(vf).map(|port| port.link_up()),
             lost: device
                 .port(vf)
-                .filter(|port| !matches!(port.backend_kind(), BackendKind::Tap | BackendKind::Switch))
+                .filter(|port| {
+                    !matches!(port.backend_kind(), BackendKind::Tap | BackendKind::Switch | BackendKind::Absent)
+                })
                 .map(|port| (port.backend_lost(), port.backend_losses())),
             kind,
             counters: if vf.is_some() && counters.iter().all(|(_, value)| *value == 0) { Vec::new() } else { counters },
@@ -361,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_program_without_a_vm_has_metrics() {
-        let samples = parse(&metrics(&Process::this(Duration::from_millis(1500), 7), None));
+        let samples = parse(&metrics(&Process::this(Duration::from_millis(1500), 7), None, None));
         assert_eq!(samples["cloud_hypervisor_uptime_seconds"], 1.5);
         assert_eq!(samples["cloud_hypervisor_events_dropped_total"], 7.0);
         assert_eq!(samples[r#"cloud_hypervisor_vm_state{state="Running"}"#], 0.0);

@@ -1,8 +1,9 @@
 //! What a client's action needs from others, acquired on a thread of its own.
 //!
-//! A vhost-user backend may take minutes to map the guest's memory, or never answer. Meanwhile the control thread goes
-//! on: it answers clients, follows the guest and hears signals. What was acquired is used on the control thread, as
-//! part of the action.
+//! A vhost-user backend may take minutes to map the guest's memory, or never answer, and a disk as long as it likes.
+//! The host takes seconds to pin all of a large guest's memory for a device of its own. Meanwhile the control thread
+//! goes on: it answers clients, follows the guest and hears signals. What was acquired is used on the control thread,
+//! as part of the action.
 
 use std::io;
 use std::sync::Arc;
@@ -11,9 +12,16 @@ use std::sync::mpsc::{self, Receiver};
 use virtio_devices::{Cancel, NewThread, Thread};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::api::Action;
+use crate::control::opened::Opened;
 use crate::control::queue::PendingAction;
 use crate::devices::peers::{PeerError, Peers};
+use crate::error::Error;
+use crate::migration::error::MigrationError;
+use crate::migration::restorer::Restored;
+use crate::migration::saver::Written;
 use crate::threads::{self, ThreadKind};
+use crate::vfio::{OpenDevice, VfioError};
 use crate::vm::{Vm, VmError};
 
 /// The stack of its thread, in bytes: it opens all that a VM may have.
@@ -25,6 +33,14 @@ pub(crate) enum Acquired {
     Vm(Result<Box<Vm>, VmError>),
     /// The backends of a device, for `vm.add-*`.
     Peers(Result<Peers, PeerError>),
+    /// A device of the host, for `vm.add-device`.
+    HostDevice(Box<Result<OpenDevice, VfioError>>),
+    /// The backend of a function that had none, for `vm.set-vf`.
+    Backend(Result<Box<Opened>, Error>),
+    /// A complete snapshot, for `vm.snapshot`.
+    Saved(Result<Written, MigrationError>),
+    /// A VM with its memory, for `vm.restore`.
+    Restored(Box<Result<Restored, Error>>),
 }
 
 /// What acquires something on any thread, until it is told that nobody wants it any more.
@@ -40,12 +56,13 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    /// Begins to `acquire` what `action` needs.
+    /// Begins to `acquire` what `action` needs, on a thread of this kind.
     ///
     /// # Errors
     ///
     /// The host has no descriptor or thread left. The action can be applied without.
     pub(crate) fn begin(
+        kind: ThreadKind,
         action: PendingAction,
         acquire: impl FnOnce(&Cancel) -> Acquired + Send + 'static,
     ) -> Result<Self, Box<(PendingAction, io::Error)>> {
@@ -59,7 +76,6 @@ impl Opening {
                 // If it is full, it is readable.
                 let _ = tells.write(1);
             };
-            let kind = ThreadKind::Open;
             let thread = threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
             Ok((cancel, done, thread, acquired))
         };
@@ -69,6 +85,11 @@ impl Opening {
             }
             Err(error) => Err(Box::new((action, error))),
         }
+    }
+
+    /// The action.
+    pub(crate) fn action(&self) -> Option<&Action> {
+        self.action.as_ref().map(PendingAction::action)
     }
 
     /// Readable when all has been acquired, or cannot be.

@@ -48,7 +48,7 @@ pub(super) fn check_enforced(plan: &NicPlan, kind: BackendKind, subject: &Subjec
 
 /// Gives a VF another address.
 pub(super) fn set_mac(port: &mut dyn Port, change: &SetVf, mac: MacAddress, driven: bool) -> Result<(), Failure> {
-    let SetVf { pf, index, .. } = change;
+    let (pf, index) = (&change.pf, change.index.unwrap_or_default());
     // The vDPA device knows its address, and filters by it.
     if port.backend_kind() == BackendKind::Vdpa && port.mac() != mac.0 {
         let device = port.backend_name();

@@ -3,13 +3,15 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use virtio_devices::{
-    Backend, Memory, PortHandle, Switch, SwitchError, SwitchSpec, Tap, TapError, Vdpa, VdpaError, VhostKernel,
-    VhostNet, VhostNetError, VhostUserDevice, VhostUserDeviceSpec, VhostUserError,
+    Absent, Backend, Memory, PortHandle, Switch, SwitchError, SwitchSpec, Tap, TapError, TapSpec, Vdpa, VdpaError,
+    VhostKernel, VhostNet, VhostNetError, VhostUserDevice, VhostUserDeviceSpec, VhostUserError,
 };
 
-use crate::config::{BackendPlan, NetPlan, NicPlan, Options as _, UplinkPlan, VdpaConfig, Vhost};
-use crate::devices::peers::Peers;
+use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, Options as _, UplinkPlan, VdpaConfig, Vhost};
+use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
+use crate::devices::peers::{PeerError, Peers};
 use crate::error_kind::ErrorKind;
+use crate::vfio::{OpenDevice, VfioError};
 
 /// Why a NIC has no backend: one line, to follow the option that names the network function.
 #[derive(Debug, thiserror::Error)]
@@ -57,20 +59,70 @@ impl BackendError {
     }
 }
 
+/// What was opened for a device, on another thread, before it is plugged in.
+#[derive(Default)]
+pub(crate) struct OpenedBefore {
+    /// Its vhost-user backends, or why they cannot be used.
+    pub peers: Option<Result<Peers, PeerError>>,
+    /// The device of the host, or why it cannot be opened.
+    pub host_device: Option<Result<OpenDevice, VfioError>>,
+}
+
 /// Opens backends, those of one start of a VM or those of a device that comes later.
 pub(crate) struct Opener<'a> {
     /// The guest's memory.
     memory: &'a Memory,
     /// The vhost-user backends, which are connected already.
     peers: Peers,
+    /// Taps that come from another program.
+    passed: Option<&'a PassedTaps>,
+    /// The taps that were opened since [`Self::take_taps`].
+    taps: NicTaps,
+    /// The device of the host, if it was opened before.
+    host_device: Option<Result<OpenDevice, VfioError>>,
     /// Why the kernel does not carry packets that it should carry if it can.
     without_vhost: Option<VhostNetError>,
 }
 
 impl<'a> Opener<'a> {
     /// Opens backends for a guest with this memory.
-    pub(crate) fn new(memory: &'a Memory, peers: Peers) -> Self {
-        Self { memory, peers, without_vhost: None }
+    pub(crate) const fn new(memory: &'a Memory, peers: Peers) -> Self {
+        Self { memory, peers, passed: None, taps: Vec::new(), host_device: None, without_vhost: None }
+    }
+
+    /// The same. Taps that were `passed` are used instead of opened.
+    pub(crate) fn with_taps(self, passed: &'a PassedTaps) -> Self {
+        Self { passed: Some(passed), ..self }
+    }
+
+    /// The taps that were opened since the last call.
+    pub(crate) fn take_taps(&mut self) -> NicTaps {
+        std::mem::take(&mut self.taps)
+    }
+
+    /// The tap of `of`: the one that was passed for it, or the one of `spec`.
+    fn tap(&mut self, spec: &TapSpec, of: TapOf) -> Result<Tap, TapError> {
+        let passed = self.passed.and_then(|passed| passed.find(&of));
+        let tap = passed.map_or_else(|| Tap::open(spec), |passed| Tap::passed(spec, passed))?;
+        self.taps.push((of, tap.handle()));
+        Ok(tap)
+    }
+
+    /// The tap whose descriptors were passed to this program by whoever made it.
+    fn tap_of_fds(&mut self, fds: &[i32], of: TapOf) -> Result<Tap, BackendError> {
+        let tap = Tap::from_fds(fds.iter().map(|fd| duplicate(*fd)).collect::<Result<_, _>>()?)?;
+        self.taps.push((of, tap.handle()));
+        Ok(tap)
+    }
+
+    /// The same, with a device of the host that was opened before, or why it could not be.
+    pub(crate) fn with_host_device(self, host_device: Option<Result<OpenDevice, VfioError>>) -> Self {
+        Self { host_device, ..self }
+    }
+
+    /// The device of the host that was opened before, once.
+    pub(crate) fn host_device(&mut self) -> Option<Result<OpenDevice, VfioError>> {
+        self.host_device.take()
     }
 
     /// Makes the switch of `plan`, if it has one, whose ports are to be as planned.
@@ -80,14 +132,16 @@ impl<'a> Opener<'a> {
     /// When its uplink does not exist or is in use, or the host has no descriptors for it.
     pub(crate) fn switch(&mut self, plan: &NetPlan) -> Result<Option<Switch>, BackendError> {
         let Some(switch) = &plan.switch else { return Ok(None) };
+        let of = TapOf { id: plan.id().to_string(), vf: None, uplink: true };
         let uplink = match &switch.uplink {
-            Some(UplinkPlan::Tap(spec)) => Some(Tap::open(spec)?),
-            Some(UplinkPlan::Fd(fd)) => Some(Tap::from_fds(vec![duplicate(*fd)?])?),
+            Some(UplinkPlan::Tap(spec)) => Some(self.tap(spec, of)?),
+            Some(UplinkPlan::Fd(fd)) => Some(self.tap_of_fds(&[*fd], of)?),
             None => None,
         };
         let ports = u16::try_from(plan.functions().count()).unwrap_or(u16::MAX);
         let (id, mode, workers) = (plan.id().to_string(), switch.mode, switch.workers);
-        let switch = Switch::new(SwitchSpec { id, mode, ports, workers, uplink })?;
+        let uplink_rate = switch.uplink_rate;
+        let switch = Switch::new(SwitchSpec { id, mode, ports, workers, uplink, uplink_rate })?;
         let settings = (0..).zip(plan.functions()).filter_map(|(port, function)| match function.backend {
             BackendPlan::Port(settings) => Some((port, settings)),
             _ => None,
@@ -96,27 +150,53 @@ impl<'a> Opener<'a> {
         Ok(Some(switch))
     }
 
-    /// Opens the backend of `plan`, which `option` names. On a switch it is its `port`.
+    /// Opens the backend of `plan`, which `option` names. On a switch it is its `port`. If the function is
+    /// `behind_iommu`, the backend has to follow that.
     ///
     /// # Errors
     ///
-    /// When it does not exist or is in use. Anything opened or created for it is then closed and removed.
+    /// When it does not exist, is in use, or cannot follow. Anything opened or created for it is then closed and
+    /// removed.
     pub(crate) fn open(
         &mut self,
         plan: &NicPlan,
-        port: Option<PortHandle>,
+        (port, behind_iommu): (Option<PortHandle>, bool),
         option: &str,
+        of: TapOf,
     ) -> Result<Backend, BackendError> {
+        match (&plan.missing, self.open_present(plan, (port, behind_iommu), option, of)) {
+            (MissingBackend::LinkDown, Err(error)) => {
+                log::warn!("{option}{error}; its link is down until it is given a backend (vm.set-vf)");
+                Ok(absent(plan, &error.to_string()).into())
+            }
+            (_, opened) => opened,
+        }
+    }
+
+    fn open_present(
+        &mut self,
+        plan: &NicPlan,
+        (port, behind_iommu): (Option<PortHandle>, bool),
+        option: &str,
+        of: TapOf,
+    ) -> Result<Backend, BackendError> {
+        if let MissingBackend::LeftOut(reason) = &plan.missing {
+            return Ok(absent(plan, reason).into());
+        }
         match &plan.backend {
             BackendPlan::Port(_) => Ok(port.ok_or(BackendError::NoPort)?.into()),
-            BackendPlan::Tap { spec, vhost } => self.carried(Tap::open(spec)?, *vhost),
+            BackendPlan::Tap { spec, vhost } => {
+                let tap = self.tap(spec, of)?;
+                self.carried(tap, *vhost, behind_iommu)
+            }
             BackendPlan::Fds { fds, vhost } => {
-                let duplicates = fds.iter().map(|fd| duplicate(*fd)).collect::<Result<_, _>>()?;
-                self.carried(Tap::from_fds(duplicates)?, *vhost)
+                let tap = self.tap_of_fds(fds, of)?;
+                self.carried(tap, *vhost, behind_iommu)
             }
             BackendPlan::VhostUser { socket, .. } => {
                 let backend = self.peers.nic(socket);
-                Ok(backend.ok_or_else(|| VhostUserError::Missing(socket.display().to_string()))?.into())
+                let missing = || VhostUserError::Missing(socket.display().to_string());
+                Ok(backend.ok_or_else(|| self.peers.take_error(socket).unwrap_or_else(missing))?.into())
             }
             BackendPlan::Vdpa(spec) => {
                 let key = if option.starts_with(VdpaConfig::OPTION) { "path" } else { "vdpa" };
@@ -136,11 +216,12 @@ impl<'a> Opener<'a> {
     }
 
     /// `tap`, whose packets the kernel carries if `vhost` says so.
-    fn carried(&mut self, tap: Tap, vhost: Vhost) -> Result<Backend, BackendError> {
+    fn carried(&mut self, tap: Tap, vhost: Vhost, behind_iommu: bool) -> Result<Backend, BackendError> {
         if vhost == Vhost::Off {
             return Ok(tap.into());
         }
-        match VhostKernel::ask() {
+        let kernel = VhostKernel::ask();
+        match kernel.and_then(|kernel| if behind_iommu { kernel.behind_iommu() } else { Ok(kernel) }) {
             Ok(kernel) => Ok(VhostNet::new(tap, kernel).into()),
             Err(error) if vhost == Vhost::On => Err(error.into()),
             Err(error) => {
@@ -154,6 +235,17 @@ impl<'a> Opener<'a> {
     /// there is one.
     pub(crate) fn take_without_vhost(&mut self) -> Option<VhostNetError> {
         self.without_vhost.take()
+    }
+}
+
+/// What stands in for the backend of `plan`, which is missing for this reason.
+pub(super) fn absent(plan: &NicPlan, reason: &str) -> Absent {
+    Absent {
+        // What follows an option's name.
+        reason: reason.trim_start_matches([':', ',', ' ']).to_string(),
+        queue_pairs: plan.spec.queue_pairs,
+        of_kernel: matches!(plan.backend, BackendPlan::Tap { .. } | BackendPlan::Fds { .. }),
+        has_own_mac: plan.backend.has_own_mac(),
     }
 }
 

@@ -44,15 +44,14 @@ impl NicCounters {
     /// namespace's, where an interface of its name is not it.
     pub(crate) fn of<'a>(functions: impl Iterator<Item = (&'a Net, &'a BackendPlan)>) -> Vec<Self> {
         let mut read = Interfaces::default();
-        let frames = |net: &Net, plan: &BackendPlan, read: &mut Interfaces| match (net.backend_kind(), plan) {
-            (BackendKind::Tap | BackendKind::Switch, _) => Frames::Own,
-            (BackendKind::VhostNet, BackendPlan::Tap { .. }) => {
-                let name = net.backend_name().to_string();
-                read.traffic(&name).map_or(Frames::Unknown, |before| Frames::Interface { name, before })
-            }
-            _ => Frames::Unknown,
-        };
-        functions.map(|(net, plan)| Self { own: net.counters(), frames: frames(net, plan, &mut read) }).collect()
+        let mut frames = |net: &Net, plan| Frames::of(net.backend_kind(), net.backend_name(), plan, &mut read);
+        functions.map(|(net, plan)| Self { own: net.counters(), frames: frames(net, plan) }).collect()
+    }
+
+    /// The counters of the same function over another backend.
+    pub(crate) fn with_backend(&self, kind: BackendKind, name: &str, plan: &BackendPlan) -> Self {
+        let frames = Frames::of(kind, name, plan, &mut Interfaces::default());
+        Self { own: Arc::clone(&self.own), frames }
     }
 
     /// What has been counted so far. Unknown counters are left out.
@@ -63,6 +62,18 @@ impl NicCounters {
 }
 
 impl Frames {
+    /// Who counts the frames of a backend of this kind and name.
+    fn of(kind: BackendKind, name: &str, plan: &BackendPlan, read: &mut Interfaces) -> Self {
+        match (kind, plan) {
+            (BackendKind::Tap | BackendKind::Switch, _) => Self::Own,
+            (BackendKind::VhostNet, BackendPlan::Tap { .. }) => {
+                let name = name.to_string();
+                read.traffic(&name).map_or(Self::Unknown, |before| Self::Interface { name, before })
+            }
+            _ => Self::Unknown,
+        }
+    }
+
     /// What is known, where this program has counted `own`.
     fn counts(&self, own: impl Iterator<Item = (&'static str, u64)>, read: &mut Interfaces) -> Counts {
         let traffic = match self {

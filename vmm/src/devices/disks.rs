@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use virtio_devices::{
-    Block, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, RateLimitGroup, RateLimits, ResizeError,
+    Block, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, Hold, RateLimitGroup, RateLimits,
+    ResizeError,
 };
 
 use crate::pci_host::slot::Slot;
@@ -29,21 +30,30 @@ pub(super) struct Disk {
     counters: Arc<BlockCounters>,
     latencies: Arc<BlockLatencies>,
     size: Arc<BlockSize>,
+    hold: Hold,
 }
 
 impl Disk {
-    /// Opens what `spec` names, and makes a device of it.
-    pub(super) fn open(spec: &BlockSpec, groups: &LimitGroups) -> Result<(Block, Self), BlockError> {
-        let mut block = Block::open(spec.clone())?;
+    /// Opens what `spec` names, and makes a device of it. If another program writes it and it is to be locked later,
+    /// `locks_later`.
+    pub(super) fn open(spec: &BlockSpec, groups: &LimitGroups, locks_later: bool) -> Result<(Block, Self), BlockError> {
+        let spec_of = spec.clone();
+        let mut block = if locks_later { Block::open_unlocked(spec_of) } else { Block::open(spec_of) }?;
         if let Some(group) = spec.limit_group.as_deref().and_then(|id| groups.group(id, spec.limits)) {
             block = block.limited_by(group);
         }
-        let disk = Self { counters: block.counters(), latencies: block.latencies(), size: block.size() };
+        let (counters, latencies) = (block.counters(), block.latencies());
+        let disk = Self { counters, latencies, size: block.size(), hold: block.hold() };
         Ok((block, disk))
     }
 
     pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
         self.counters.iter().collect()
+    }
+
+    /// Its image, with the lock of that.
+    pub(super) fn hold(&self) -> Hold {
+        self.hold.clone()
     }
 
     pub(super) fn latencies(&self) -> Vec<(&'static str, u64)> {

@@ -4,13 +4,14 @@ use std::io;
 
 use pci::TopologyError;
 use virtio_devices::{
-    BlockError, FunctionError, NetError, NetSriovError, PmemError, RngError, RunnerError, VsockError,
+    BlockError, ConnectError, FunctionError, NetError, NetSriovError, PmemError, RngError, RunnerError, VsockError,
 };
 
 use crate::devices::backends::BackendError;
 use crate::devices::peers::PeerError;
 use crate::error_kind::ErrorKind;
 use crate::pci_host::assign_bars::NoRoom;
+use crate::vfio::VfioError;
 
 /// Why a device cannot be. `option` is how the user named it: `--net id=pf0` or `--net-vf pf=pf0,index=3`.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,14 @@ pub enum DeviceError {
         option: String,
         /// Why.
         error: BackendError,
+    },
+    /// A function is not given a backend.
+    #[error("{option}: {error}")]
+    Connect {
+        /// The network function.
+        option: String,
+        /// Why.
+        error: ConnectError,
     },
     /// The network function cannot be.
     #[error("{option}: {error}")]
@@ -39,6 +48,9 @@ pub enum DeviceError {
         /// Why.
         error: BlockError,
     },
+    /// A device of a virtual IOMMU is planned where there is none.
+    #[error("--platform iommu=on: the VM was opened without a virtual IOMMU")]
+    NoIommu,
     /// A virtio console is planned whose other end was not opened.
     #[error("--console: it is not open")]
     NoConsole,
@@ -72,6 +84,14 @@ pub enum DeviceError {
         /// Why.
         error: PmemError,
     },
+    /// The device of the host cannot be passed through.
+    #[error("{option}: {error}")]
+    Vfio {
+        /// The device.
+        option: String,
+        /// Why.
+        error: VfioError,
+    },
     /// Its backend does not take the guest's new memory.
     #[error("{option}: {error}; the guest's memory stays as it is")]
     Memory {
@@ -90,6 +110,12 @@ pub enum DeviceError {
         option: String,
         /// Why.
         error: io::Error,
+    },
+    /// What it has begun does not end.
+    #[error("{option}: what it has begun does not end in time; look at its disk or backend, and try again")]
+    Late {
+        /// The device.
+        option: String,
     },
     /// The device cannot be a PCI function.
     #[error("{option}: {error}")]
@@ -140,16 +166,20 @@ impl DeviceError {
         match self {
             Self::Backend { error, .. } => error.kind(),
             Self::Net { error, .. } => error.kind().into(),
+            Self::Connect { error, .. } => error.kind().into(),
             Self::Disk { error, .. } => error.kind().into(),
             Self::Rng { error, .. } => error.kind().into(),
             Self::Vsock { error, .. } => error.kind().into(),
             Self::Pmem { error, .. } => error.kind().into(),
+            Self::Vfio { error, .. } => error.kind(),
             Self::Place { .. } | Self::NoRoom(_) | Self::Memory { .. } => ErrorKind::Conflict,
             Self::Function { .. }
             | Self::Sriov { .. }
             | Self::NotResumed { .. }
+            | Self::Late { .. }
             | Self::Pages { .. }
             | Self::NoConsole
+            | Self::NoIommu
             | Self::NoRegion { .. } => ErrorKind::Host,
         }
     }

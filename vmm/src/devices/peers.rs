@@ -9,19 +9,21 @@ use std::time::Instant;
 
 use pci::VfIndex;
 use virtio_devices::{
-    Cancel, Memory, VhostUser, VhostUserDevice, VhostUserDeviceSpec, VhostUserError, VhostUserRole, VhostUserSocket,
-    VhostUserSpec,
+    Cancel, GuestMap, Memory, VhostUser, VhostUserDevice, VhostUserDeviceSpec, VhostUserError, VhostUserRole,
+    VhostUserSocket, VhostUserSpec,
 };
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+use vm_memory::GuestAddressSpace;
 
-use crate::config::{BackendPlan, DeviceKind, DevicePlan, VhostMode};
+use crate::config::{BackendPlan, DeviceKind, DevicePlan, MissingBackend, VhostMode};
 
 /// Connected backends, in the order of their devices, with the paths of their sockets.
 #[derive(Default)]
 pub(crate) struct Peers {
     connected: Vec<(PathBuf, Connected)>,
+    /// Those that may be missing, and are.
+    missing: Vec<(PathBuf, VhostUserError)>,
     /// The memory that they have mapped.
-    memory: Option<Arc<GuestMemoryMmap>>,
+    memory: Option<Arc<GuestMap>>,
 }
 
 /// Why a backend cannot be used.
@@ -45,6 +47,8 @@ struct Wanted<'a> {
     option: String,
     path: &'a Path,
     what: What<'a>,
+    /// Its function can do without, until it is given another.
+    may_be_missing: bool,
 }
 
 enum What<'a> {
@@ -69,16 +73,42 @@ impl Peers {
         let wanted: Vec<_> = plans.iter().flat_map(wanted).collect();
         let map = memory.memory().into_inner();
         let memory = Memory::from(Arc::clone(&map));
-        let listening = wanted.iter().map(Wanted::listen).collect::<Result<Vec<_>, _>>()?;
+        let mut peers = Self { memory: Some(map), ..Self::default() };
+        let mut listening = Vec::with_capacity(wanted.len());
+        for wanted in &wanted {
+            listening.push(peers.present(wanted, wanted.listen())?);
+        }
         let until = Instant::now() + VhostUserSocket::PATIENCE;
-        let mut peers = Self { connected: Vec::new(), memory: Some(map) };
         // One after the other: backends of one process are often served by one of its threads, which answers nobody
         // while it maps the memory for another.
         for (socket, wanted) in listening.into_iter().zip(&wanted) {
-            let connected = wanted.connect(socket, until, &memory, cancel.cloned())?;
-            peers.connected.push((wanted.path.to_owned(), connected));
+            let Some(socket) = socket else { continue };
+            let connected = wanted.connect(socket, until, &memory, cancel.cloned());
+            if cancel.is_some_and(Cancel::is_cancelled) {
+                // Nobody wants the others either.
+                peers.connected.push((wanted.path.to_owned(), connected?));
+            } else if let Some(connected) = peers.present(wanted, connected)? {
+                peers.connected.push((wanted.path.to_owned(), connected));
+            }
         }
         Ok(peers)
+    }
+
+    /// What became of `wanted`; `None` if it may be missing, and is.
+    fn present<T>(&mut self, wanted: &Wanted<'_>, done: Result<T, PeerError>) -> Result<Option<T>, PeerError> {
+        match done {
+            Err(PeerError { error, .. }) if wanted.may_be_missing => {
+                self.missing.push((wanted.path.to_owned(), error));
+                Ok(None)
+            }
+            done => done.map(Some),
+        }
+    }
+
+    /// Why the backend at this path, which may be missing, is.
+    pub(crate) fn take_error(&mut self, path: &Path) -> Option<VhostUserError> {
+        let n = self.missing.iter().position(|(of, _)| of == path)?;
+        Some(self.missing.swap_remove(n).1)
     }
 
     /// Whether they have mapped `memory` as it is now.
@@ -119,13 +149,15 @@ pub(super) fn function_option(plan: &DevicePlan, vf: Option<VfIndex>) -> String 
 /// The backends that the device of `plan` needs.
 fn wanted(plan: &DevicePlan) -> Vec<Wanted<'_>> {
     if let DeviceKind::VhostUser(spec) = &plan.kind {
-        return vec![Wanted { option: plan.option(), path: &spec.socket, what: What::Device(spec) }];
+        let what = What::Device(spec);
+        return vec![Wanted { option: plan.option(), path: &spec.socket, what, may_be_missing: false }];
     }
     let functions = std::iter::once(None).chain((0..).map(VfIndex).map(Some)).zip(plan.nics());
     let wanted = functions.filter_map(|(vf, nic)| match &nic.backend {
-        BackendPlan::VhostUser { socket, mode } => {
+        BackendPlan::VhostUser { socket, mode } if !matches!(nic.missing, MissingBackend::LeftOut(_)) => {
+            let may_be_missing = nic.missing == MissingBackend::LinkDown;
             let what = What::Nic { queue_pairs: nic.spec.queue_pairs, mode: *mode };
-            Some(Wanted { option: function_option(plan, vf), path: socket, what })
+            Some(Wanted { option: function_option(plan, vf), path: socket, what, may_be_missing })
         }
         _ => None,
     });
@@ -171,7 +203,7 @@ mod tests {
     use std::time::Duration;
 
     use rustix::fs::MemfdFlags;
-    use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+    use vm_memory::{FileOffset, GuestAddress};
 
     use super::*;
     use crate::config::{NetVf, VmConfig, VmPlan};
@@ -180,7 +212,7 @@ mod tests {
         let file = File::from(rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(4096).unwrap();
         let range = (GuestAddress(0), 4096, Some(FileOffset::new(file, 0)));
-        Memory::new(GuestMemoryMmap::from_ranges_with_files([range]).unwrap())
+        Memory::new(GuestMap::from_ranges_with_files([range]).unwrap())
     }
 
     /// A PF with VFs whose backends have sockets in `folder`, with `mode`.

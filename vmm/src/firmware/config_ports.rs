@@ -26,6 +26,15 @@ impl SharedConfigPorts {
     }
 }
 
+impl SharedConfigPorts {
+    /// The address register.
+    pub(super) fn address(&self) -> u32 {
+        let mut address = [0; 4];
+        self.read(0, &mut address);
+        u32::from_le_bytes(address)
+    }
+}
+
 impl PortHandler for SharedConfigPorts {
     fn read(&self, offset: u16, data: &mut [u8]) {
         let ports = self.ports.lock().clone();

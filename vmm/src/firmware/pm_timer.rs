@@ -6,6 +6,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use crate::vcpu::pio::PortHandler;
 
 /// The ports.
@@ -15,12 +17,24 @@ const FREQUENCY: u128 = 3_579_545;
 
 /// A counter of 32 bits that starts at 0 when the machine is powered on.
 pub(super) struct PmTimer {
-    start: Instant,
+    /// A moment, and how long it had run then.
+    start: Mutex<(Instant, Duration)>,
 }
 
 impl PmTimer {
     pub(super) fn new() -> Self {
-        Self { start: Instant::now() }
+        Self { start: Mutex::new((Instant::now(), Duration::ZERO)) }
+    }
+
+    /// How long it has run.
+    pub(super) fn elapsed(&self) -> Duration {
+        let (start, before) = *self.start.lock();
+        before.saturating_add(start.elapsed())
+    }
+
+    /// From now on it has run for `elapsed`.
+    pub(super) fn set(&self, elapsed: Duration) {
+        *self.start.lock() = (Instant::now(), elapsed);
     }
 }
 
@@ -31,7 +45,7 @@ fn ticks(elapsed: Duration) -> u32 {
 
 impl PortHandler for PmTimer {
     fn read(&self, offset: u16, data: &mut [u8]) {
-        let bytes = ticks(self.start.elapsed()).to_le_bytes();
+        let bytes = ticks(self.elapsed()).to_le_bytes();
         for (byte, value) in data.iter_mut().zip(bytes.iter().skip(offset.into()).chain(std::iter::repeat(&0xff))) {
             *byte = *value;
         }

@@ -42,6 +42,13 @@ pub(super) struct Rtc {
     index: AtomicU8,
 }
 
+impl Rtc {
+    /// The selected register.
+    pub(super) fn index(&self) -> u8 {
+        self.index.load(Ordering::Relaxed)
+    }
+}
+
 impl PortHandler for Rtc {
     fn read(&self, offset: u16, data: &mut [u8]) {
         data.fill(0xff);

@@ -10,9 +10,11 @@ use virtio_devices::{BlockSpec, backing_files};
 
 use super::rule::{Missing, READ, Rule, SOCKETS, WRITE};
 use crate::config::{
-    BackendPlan, ConsoleMode, DeviceKind, DevicePlan, LandlockAccess, LandlockConfig, MemoryConfig, NicPlan, Options,
-    PayloadConfig, PlannedVm, UplinkPlan, Vhost, VhostMode, VmConfig,
+    BackendPlan, ConsoleMode, DeviceKind, DevicePlan, LandlockAccess, LandlockConfig, MemoryConfig, MissingBackend,
+    NicPlan, Options, PayloadConfig, PlannedVm, UplinkPlan, Vhost, VhostMode, VmConfig,
 };
+use crate::migration::userfault;
+use crate::vfio::{SysfsDevice, VfioSpec};
 
 /// What a process with this VM may use: what its configuration names, and what every VM needs of the host.
 pub(super) fn by_vm(vm: &PlannedVm) -> Vec<Rule> {
@@ -24,6 +26,21 @@ pub(super) fn by_vm(vm: &PlannedVm) -> Vec<Rule> {
     rules.extend(of_consoles(config));
     rules.extend(vm.plan().devices.iter().flat_map(by_device));
     rules
+}
+
+/// What a VM that is restored from the snapshot in this folder reads.
+pub(super) fn by_snapshot(folder: &Path) -> Vec<Rule> {
+    vec![Rule::new("source_url", folder, READ), Rule::of_host(userfault::DEVICE, READ | WRITE)]
+}
+
+/// What is done in the folder of a new snapshot.
+pub(super) fn by_destination(folder: &Path) -> Rule {
+    Rule::new("destination_url", folder, READ | WRITE | SOCKETS | AccessFs::MakeReg)
+}
+
+/// What is read of the certificates in a folder.
+pub(super) fn by_tls(folder: &Path) -> Rule {
+    Rule::new("tls_dir", folder, READ)
 }
 
 /// The rules without those that say the same: thousands of VFs use one /dev/net/tun.
@@ -112,6 +129,7 @@ pub(super) fn by_device(device: &DevicePlan) -> Vec<Rule> {
         DeviceKind::Rng(rng) => vec![Rule::new(option(), &rng.source, READ)],
         DeviceKind::Vsock(vsock) => vec![Rule::of_socket(option(), &vsock.socket)],
         DeviceKind::Pmem(pmem) => vec![Rule::new(option(), &pmem.file, access(pmem.discard_writes))],
+        DeviceKind::Vfio(spec) => of_host_device(spec, &option()),
         // Connections to sockets that have a path are not the kernel's business here.
         DeviceKind::VhostUser(_)
         | DeviceKind::Console
@@ -119,7 +137,8 @@ pub(super) fn by_device(device: &DevicePlan) -> Vec<Rule> {
         | DeviceKind::Watchdog
         | DeviceKind::Pvpanic
         | DeviceKind::Mem { .. }
-        | DeviceKind::Rtc(_) => Vec::new(),
+        | DeviceKind::Rtc(_)
+        | DeviceKind::Iommu(_) => Vec::new(),
     }
 }
 
@@ -130,7 +149,7 @@ fn of_nic(nic: &NicPlan, option: &str) -> Vec<Rule> {
         Vhost::Auto => Some(Rule { missing: Missing::Skip, ..device("/dev/vhost-net") }),
         Vhost::Off => None,
     };
-    match &nic.backend {
+    let rules = match &nic.backend {
         BackendPlan::Tap { vhost, .. } => [device("/dev/net/tun")].into_iter().chain(of_kernel(*vhost)).collect(),
         BackendPlan::Fds { vhost, .. } => of_kernel(*vhost).into_iter().collect(),
         BackendPlan::VhostUser { socket, mode: VhostMode::Server } => vec![Rule::of_socket(option, socket)],
@@ -143,7 +162,27 @@ fn of_nic(nic: &NicPlan, option: &str) -> Vec<Rule> {
             let time_out = time_out.map(|file| Rule { missing: Missing::Skip, ..Rule::new(option, file, READ) });
             [Rule::new(option, &spec.path, READ | WRITE)].into_iter().chain(time_out).collect()
         }
+    };
+    match nic.missing {
+        MissingBackend::Refused => rules,
+        MissingBackend::LinkDown => rules.into_iter().map(Rule::if_present).collect(),
+        MissingBackend::LeftOut(_) => Vec::new(),
     }
+}
+
+/// The files of VFIO for a device of the host: its folder in sysfs, that of its group, and the group's own file.
+fn of_host_device(spec: &VfioSpec, option: &str) -> Vec<Rule> {
+    let mut rules = vec![Rule::new(option, &spec.path, READ), Rule::new(option, "/dev/vfio/vfio", READ | WRITE)];
+    // What is wrong with the device is said when it is opened.
+    if let Ok(device) = SysfsDevice::at(&spec.path) {
+        let neighbours = device.folder.join("iommu_group/devices");
+        let neighbours = std::fs::read_dir(neighbours).into_iter().flatten().flatten();
+        rules.extend(neighbours.filter_map(|entry| Some(Rule::new(option, entry.path().canonicalize().ok()?, READ))));
+        let group = device.folder.join("iommu_group").canonicalize();
+        rules.extend(group.ok().map(|group| Rule::new(option, group, READ)));
+        rules.push(Rule { missing: Missing::Skip, ..Rule::new(option, device.group_file(), READ | WRITE) });
+    }
+    rules
 }
 
 /// An image, those below it, and what sysfs says of a block device.

@@ -47,6 +47,11 @@ impl Rule {
         Self { option: option.into(), path: path.into(), access, missing: Missing::Refuse }
     }
 
+    /// The same, if the file is there.
+    pub(super) fn if_present(self) -> Self {
+        Self { missing: Missing::Skip, ..self }
+    }
+
     /// A file of the host that every VM may use.
     pub(super) fn of_host(path: &str, access: BitFlags<AccessFs>) -> Self {
         Self { missing: Missing::Skip, ..Self::new("", path, access) }

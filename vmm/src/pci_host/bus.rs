@@ -47,6 +47,22 @@ impl Bus {
         self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place(slot, total_vfs)
     }
 
+    /// The place for a device with `total_vfs` VFs where it was before: in `slot` of a segment, its VFs from the bus
+    /// `first_vf_bus` on.
+    ///
+    /// # Errors
+    ///
+    /// When that place is taken, or there is none.
+    pub fn place_at(
+        &self,
+        segment: u16,
+        slot: u8,
+        first_vf_bus: Option<u8>,
+        total_vfs: u16,
+    ) -> Result<Placement, TopologyError> {
+        self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place_at(slot, first_vf_bus, total_vfs)
+    }
+
     /// Shows a device, which is in the state of power-on, to the guest.
     ///
     /// # Errors
@@ -83,6 +99,14 @@ impl Bus {
         self.host.set_wiring(Some(Box::new(vm)));
         let mut segments = self.segments.iter().zip(apertures).skip(usize::from(has_firmware));
         segments.try_for_each(|(topology, apertures)| place_bars(&topology.load(), apertures.clone()))
+    }
+
+    /// Wires the devices to `vm` as their registers want it, whatever state they are in.
+    pub fn attach_as_is(&self, vm: Arc<Vm>) {
+        self.host.set_wiring(Some(Box::new(vm)));
+        for topology in &self.segments {
+            topology.load().iter().for_each(|(_, slot)| slot.reconcile());
+        }
     }
 
     /// Reads `data.len()` bytes at port `CF8h + offset`. These ports lead to segment 0 alone.

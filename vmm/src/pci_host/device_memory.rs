@@ -1,67 +1,99 @@
-//! Memory of a device, which the guest finds in one of its windows: a KVM memory slot at the window's beginning.
+//! Memory of a device, which the guest finds in its windows: a KVM memory slot for each area. Others that are to reach it
+//! do as long as the guest does.
 
 use std::sync::Arc;
 
 use pci::{Window, WindowId};
-use virtio_devices::FileMapping;
+use virtio_devices::{FileMapping, MemoryArea, MemoryPeers};
 
 use crate::pci_host::wires::Tools;
 
 /// The memory of a device, as it is shown at the moment.
 #[derive(Default)]
-pub(crate) struct DeviceMemory(Option<Shown>);
+pub(crate) struct DeviceMemory(Vec<Shown>);
 
 struct Shown {
+    place: (WindowId, u64),
     address: u64,
     memory: Arc<FileMapping>,
     memory_slot: u32,
+    /// Who has been told of it.
+    peers: Option<Arc<dyn MemoryPeers>>,
+}
+
+impl Shown {
+    /// Takes it from its peers. They lose it before the guest does, so that nobody has what comes to its address next.
+    fn take_from_peers(&mut self) {
+        if let Some(peers) = self.peers.take() {
+            peers.unmap(self.address, &self.memory);
+        }
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        self.take_from_peers();
+    }
 }
 
 impl DeviceMemory {
-    /// Shows `memory` at its window, if the device has any and decodes the window. What the host refuses, as memory
-    /// over other memory, is tried again when the device is looked at the next time; an access exits until then, and
-    /// finds nothing.
-    pub(crate) fn update(
-        &mut self,
-        memory: Option<(WindowId, Arc<FileMapping>)>,
-        windows: &[Window],
-        tools: &Tools<'_>,
-    ) {
-        let placed = |(id, memory): (WindowId, _)| {
-            windows.iter().find(|window| window.id == id).map(|window| (window.base, memory))
+    /// Shows `areas` in those of their windows that are decoded. What the host refuses, as memory over other memory, is
+    /// tried again when the device is looked at the next time; an access exits until then.
+    pub(crate) fn update(&mut self, areas: Vec<MemoryArea>, windows: &[Window], tools: &Tools<'_>) {
+        let placed = |area: MemoryArea| {
+            let window = windows.iter().find(|window| window.id == area.window)?;
+            Some((window.base.checked_add(area.offset)?, area))
         };
-        let wanted = memory.and_then(placed);
-        if wanted.as_ref().map(|(address, _)| *address) == self.0.as_ref().map(|shown| shown.address) {
-            return;
-        }
-        if let Some(shown) = self.0.take() {
+        let wanted: Vec<_> = areas.into_iter().filter_map(placed).collect();
+        let is_wanted = |shown: &Shown| {
+            let is = |(address, area): &(u64, MemoryArea)| {
+                (*address, (area.window, area.offset)) == (shown.address, shown.place)
+            };
+            wanted.iter().any(is)
+        };
+        // All of them first: another may have their address next.
+        self.0.retain_mut(|shown| {
+            if is_wanted(shown) {
+                return true;
+            }
+            shown.take_from_peers();
             if let Err(error) = tools.wiring.show_memory(shown.memory_slot, None) {
                 (tools.complain)("take a device's memory from the guest", &error);
-                self.0 = Some(shown);
-                return;
+                return true;
             }
             tools.memory_slots.give_back(shown.memory_slot);
-        }
-        if let Some((address, memory)) = wanted
-            && let Some(memory_slot) = tools.memory_slots.take()
-        {
-            match tools.wiring.show_memory(memory_slot, Some((address, &memory))) {
-                Ok(()) => self.0 = Some(Shown { address, memory, memory_slot }),
-                Err(error) => {
-                    tools.memory_slots.give_back(memory_slot);
-                    (tools.complain)("give the guest a device's memory", &error);
-                }
+            false
+        });
+        for (address, area) in wanted {
+            let place = (area.window, area.offset);
+            if self.0.iter().all(|shown| shown.place != place) {
+                self.0.extend(show(address, area, tools));
             }
         }
     }
 
     /// Forgets what was shown by a VM that is gone. What its guest wrote to memory that is not kept is gone with it.
-    pub(crate) fn clear(&mut self, memory: Option<(WindowId, Arc<FileMapping>)>) {
-        if let Some((_, memory)) = memory {
-            memory.forget_writes();
+    pub(crate) fn clear(&mut self, areas: Vec<MemoryArea>) {
+        areas.iter().for_each(|area| area.memory.forget_writes());
+        self.0.drain(..).for_each(|shown| shown.memory.forget_writes());
+    }
+}
+
+/// Shows `area` at `address`, if the host has a memory slot for it.
+fn show(address: u64, area: MemoryArea, tools: &Tools<'_>) -> Option<Shown> {
+    let memory_slot = tools.memory_slots.take()?;
+    let MemoryArea { window, offset, memory, peers } = area;
+    match tools.wiring.show_memory(memory_slot, Some((address, &memory))) {
+        Ok(()) => {
+            if let Some(peers) = &peers {
+                peers.map(address, &memory);
+            }
+            Some(Shown { place: (window, offset), address, memory, memory_slot, peers })
         }
-        if let Some(shown) = self.0.take() {
-            shown.memory.forget_writes();
+        Err(error) => {
+            tools.memory_slots.give_back(memory_slot);
+            (tools.complain)("give the guest a device's memory", &error);
+            None
         }
     }
 }

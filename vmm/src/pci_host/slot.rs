@@ -8,13 +8,13 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use pci::spec::ALL_ONES;
-use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, Reach, ResetKind, Rid, Window, WindowId};
-use virtio_devices::{DoorbellObserver, NotResumed, Outcome, Thread, VirtioPci};
+use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
+use virtio_devices::{DeviceState, DoorbellObserver, NotResumed, Outcome, StateError, Thread, VirtioPci};
 
 use crate::pci_host::config_pages::ConfigPages;
 use crate::pci_host::device_memory::DeviceMemory;
@@ -30,6 +30,8 @@ const MAX_COMPLAINTS: u32 = 16;
 
 /// How long a resume waits for the host before it tries a second time; each further time it waits twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
+/// How often it is looked whether a worker has ended.
+const TICK: Duration = Duration::from_micros(200);
 /// The longest that a resume waits before it tries again.
 const LAST_WAIT: Duration = Duration::from_millis(640);
 
@@ -152,17 +154,39 @@ impl Slot {
         self.access(|device| device.pause());
     }
 
+    /// The same, no longer than until `deadline`. Returns whether they have stopped. Otherwise what they have begun,
+    /// such as a disk's requests, goes on, and the device is to be resumed: its queues then wait for that.
+    pub fn pause_by(&self, deadline: Instant) -> bool {
+        let Some(mut outcome) = self.with(|device| device.pause()) else { return true };
+        let stopping = std::mem::take(&mut outcome.stopping);
+        let late = |worker: &Thread| {
+            while !worker.is_finished() && !worker.is_end() && Instant::now() < deadline {
+                std::thread::sleep(TICK);
+            }
+            !worker.is_finished() && !worker.is_end()
+        };
+        // Those that are late end by themselves, and nobody waits for that.
+        let (late, ended): (Vec<_>, Vec<_>) = stopping.into_iter().partition(late);
+        join(ended);
+        self.settle(Some(outcome), false);
+        late.is_empty()
+    }
+
     /// Lets the device's queues go on. What the host lacks only for a moment is waited for, 1.3 s at most.
     ///
     /// # Errors
     ///
     /// The host has no thread or file for a function, which stays paused.
     pub fn resume(&self) -> Result<(), NotResumed> {
+        self.go_on(|device| device.resume())
+    }
+
+    fn go_on(&self, resume: impl Fn(&mut dyn VirtioPci) -> Outcome) -> Result<(), NotResumed> {
         let mut wait = FIRST_WAIT;
         loop {
             let mut not_resumed = None;
             self.access(|device| {
-                let outcome = device.resume();
+                let outcome = resume(device);
                 not_resumed = device.take_not_resumed();
                 outcome
             });
@@ -173,6 +197,50 @@ impl Slot {
             }
             wait *= 2;
         }
+    }
+
+    /// Stops the queues of one function, the device's own or a VF's, has `change` change it, and lets them go on if the
+    /// guest `runs`; otherwise they do when it is resumed. Other functions are not disturbed. Returns what `change`
+    /// does, `None` if the device is gone; and whether the queues go on, as [`Self::resume`].
+    pub fn exchange<T>(
+        &self,
+        vf: Option<VfIndex>,
+        runs: bool,
+        change: impl FnOnce(&mut dyn VirtioPci) -> T,
+    ) -> (Option<T>, Result<(), NotResumed>) {
+        self.access(|device| device.pause_function(vf));
+        let changed = self.with(change);
+        let resumed = if runs { self.go_on(|device| device.resume_function(vf)) } else { Ok(()) };
+        (changed, resumed)
+    }
+
+    /// The state of the device, which is paused; `None` if no driver can change anything of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`virtio_devices::Lifecycle::save`].
+    pub fn save(&self) -> Result<Option<DeviceState>, StateError> {
+        self.with(|device| device.save()).unwrap_or(Ok(None))
+    }
+
+    /// Brings the device, which is paused or never ran, to `state`, and leaves it paused. What it wants of the VM, if
+    /// there is one, is done before this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`virtio_devices::Lifecycle::restore`].
+    pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let mut result = Ok(());
+        self.config_access(Reach::Device, |device| {
+            result = device.restore(state);
+            // Queues, windows and VFs may all be others than before.
+            Outcome {
+                effects: Effects::WINDOWS.and(Effects::MESSAGES).and(Effects::QUEUES),
+                reach: Reach::Device,
+                stopping: Vec::new(),
+            }
+        });
+        result
     }
 
     /// Ends everything that the device does, permanently, and closes what it has of the host. Accesses that are still
@@ -228,7 +296,7 @@ impl Slot {
     fn reconcile_in(&self, mut reach: Reach) {
         let mut wired = self.wired.lock();
         let (mut windows, mut wants, mut shown) = (Vec::new(), Wants::default(), Vec::new());
-        let mut memory = None;
+        let mut memory = Vec::new();
         match &*self.inner.lock() {
             Inner { device: Some(device), pages } => {
                 device.windows(&mut windows);
@@ -239,7 +307,7 @@ impl Slot {
                 device.doorbells(reach, &mut wants.doorbells);
                 device.messages(reach, &mut wants.messages);
                 shown = pages.shown(device.as_ref());
-                memory = device.memory();
+                device.memory(&mut memory);
             }
             Inner { device: None, .. } => reach = Reach::Device,
         }
@@ -266,7 +334,9 @@ impl Slot {
         let mut wired = self.wired.lock();
         let Wired { windows: _, wires, memory, pages } = &mut *wired;
         wires.clear();
-        memory.clear(self.with(|device| device.memory()).flatten());
+        let mut areas = Vec::new();
+        self.with(|device| device.memory(&mut areas));
+        memory.clear(areas);
         *pages = ShownPages::default();
     }
 

@@ -3,12 +3,19 @@
 #![allow(clippy::unnecessary_cast, reason = "types of constants differ between C libraries")]
 
 use kvm_bindings::{
-    KVMIO, kvm_cpuid2, kvm_ioeventfd, kvm_irq_routing, kvm_irqfd, kvm_lapic_state, kvm_mp_state, kvm_msrs, kvm_regs,
-    kvm_sregs, kvm_userspace_memory_region,
+    KVMIO, kvm_clear_dirty_log, kvm_clock_data, kvm_cpuid2, kvm_create_device, kvm_debugregs, kvm_device_attr,
+    kvm_dirty_log, kvm_enable_cap, kvm_ioeventfd, kvm_irq_routing, kvm_irqchip, kvm_irqfd, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_list, kvm_msrs, kvm_nested_state, kvm_regs, kvm_sregs, kvm_sregs2,
+    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
+
+use crate::migration::{present, userfault};
 
 /// The type of vhost's ioctls (`linux/vhost.h`).
 const VHOST: u32 = 0xaf;
+
+/// The type of VFIO's ioctls (`linux/vfio.h`).
+const VFIO_KIND: u32 = 0x3b;
 
 /// An ioctl's number, of its directions, its type, its number within that, and the size of its argument in bytes
 /// (`asm-generic/ioctl.h`).
@@ -65,6 +72,42 @@ pub(super) const KVM_VCPU: &[u64] = &[
     io(KVMIO, 0xad),                     // KVM_KVMCLOCK_CTRL
 ];
 
+/// What reads and sets the state of a VM that is saved or restored.
+pub(super) const KVM_STATE: &[u64] = &[
+    iowr::<kvm_msr_list>(KVMIO, 0x02),     // KVM_GET_MSR_INDEX_LIST
+    iowr::<kvm_irqchip>(KVMIO, 0x62),      // KVM_GET_IRQCHIP
+    ior::<kvm_irqchip>(KVMIO, 0x63),       // KVM_SET_IRQCHIP
+    iow::<kvm_clock_data>(KVMIO, 0x7b),    // KVM_SET_CLOCK
+    ior::<kvm_clock_data>(KVMIO, 0x7c),    // KVM_GET_CLOCK
+    iowr::<kvm_msrs>(KVMIO, 0x88),         // KVM_GET_MSRS
+    ior::<kvm_mp_state>(KVMIO, 0x98),      // KVM_GET_MP_STATE
+    ior::<kvm_vcpu_events>(KVMIO, 0x9f),   // KVM_GET_VCPU_EVENTS
+    iow::<kvm_vcpu_events>(KVMIO, 0xa0),   // KVM_SET_VCPU_EVENTS
+    ior::<kvm_debugregs>(KVMIO, 0xa1),     // KVM_GET_DEBUGREGS
+    iow::<kvm_debugregs>(KVMIO, 0xa2),     // KVM_SET_DEBUGREGS
+    io(KVMIO, 0xa2),                       // KVM_SET_TSC_KHZ
+    io(KVMIO, 0xa3),                       // KVM_GET_TSC_KHZ
+    ior::<kvm_xsave>(KVMIO, 0xa4),         // KVM_GET_XSAVE
+    iow::<kvm_xsave>(KVMIO, 0xa5),         // KVM_SET_XSAVE
+    ior::<kvm_xcrs>(KVMIO, 0xa6),          // KVM_GET_XCRS
+    iow::<kvm_xcrs>(KVMIO, 0xa7),          // KVM_SET_XCRS
+    iowr::<kvm_nested_state>(KVMIO, 0xbe), // KVM_GET_NESTED_STATE
+    iow::<kvm_nested_state>(KVMIO, 0xbf),  // KVM_SET_NESTED_STATE
+    ior::<kvm_sregs2>(KVMIO, 0xcc),        // KVM_GET_SREGS2
+    iow::<kvm_sregs2>(KVMIO, 0xcd),        // KVM_SET_SREGS2
+    ior::<kvm_xsave>(KVMIO, 0xcf),         // KVM_GET_XSAVE2
+    iow::<kvm_device_attr>(KVMIO, 0xe1),   // KVM_SET_DEVICE_ATTR
+    iow::<kvm_device_attr>(KVMIO, 0xe2),   // KVM_GET_DEVICE_ATTR
+];
+
+/// What vCPUs write to guest memory, as KVM logs it.
+pub(super) const KVM_DIRTY_LOG: &[u64] = &[
+    io(KVMIO, 0x03),                          // KVM_CHECK_EXTENSION
+    iow::<kvm_dirty_log>(KVMIO, 0x42),        // KVM_GET_DIRTY_LOG
+    iow::<kvm_enable_cap>(KVMIO, 0xa3),       // KVM_ENABLE_CAP
+    iowr::<kvm_clear_dirty_log>(KVMIO, 0xc0), // KVM_CLEAR_DIRTY_LOG
+];
+
 /// What connects devices to a VM: memory, doorbells, interrupts.
 pub(super) const KVM_WIRES: &[u64] = &[
     iow::<kvm_userspace_memory_region>(KVMIO, 0x46), // KVM_SET_USER_MEMORY_REGION
@@ -92,6 +135,7 @@ pub(super) const VHOST_RINGS: &[u64] = &[
 /// vhost-net.
 pub(super) const VHOST_NET: &[u64] = &[
     iow::<u64>(VHOST, 0x03),      // VHOST_SET_MEM_TABLE
+    iow::<u64>(VHOST, 0x04),      // VHOST_SET_LOG_BASE
     iow::<[u32; 2]>(VHOST, 0x30), // VHOST_NET_SET_BACKEND
 ];
 
@@ -110,6 +154,34 @@ pub(super) const VHOST_VDPA: &[u64] = &[
     io(VHOST, 0x7d),              // VHOST_VDPA_SUSPEND
     io(VHOST, 0x7e),              // VHOST_VDPA_RESUME
     ior::<u32>(VHOST, 0x80),      // VHOST_VDPA_GET_VQS_COUNT
+];
+
+/// Devices of the host: KVM's list of groups, groups, containers, and what a device is (`linux/vfio.h`).
+pub(super) const VFIO: &[u64] = &[
+    iowr::<kvm_create_device>(KVMIO, 0xe0), // KVM_CREATE_DEVICE
+    iow::<kvm_device_attr>(KVMIO, 0xe1),    // KVM_SET_DEVICE_ATTR
+    io(VFIO_KIND, 100),                     // VFIO_GET_API_VERSION
+    io(VFIO_KIND, 101),                     // VFIO_CHECK_EXTENSION
+    io(VFIO_KIND, 102),                     // VFIO_SET_IOMMU
+    io(VFIO_KIND, 103),                     // VFIO_GROUP_GET_STATUS
+    io(VFIO_KIND, 104),                     // VFIO_GROUP_SET_CONTAINER
+    io(VFIO_KIND, 106),                     // VFIO_GROUP_GET_DEVICE_FD
+    io(VFIO_KIND, 107),                     // VFIO_DEVICE_GET_INFO
+    io(VFIO_KIND, 108),                     // VFIO_DEVICE_GET_REGION_INFO
+    io(VFIO_KIND, 109),                     // VFIO_DEVICE_GET_IRQ_INFO
+    io(VFIO_KIND, 112),                     // VFIO_IOMMU_GET_INFO
+];
+
+/// What devices of the host reach of the guest's memory. A guest with a virtual IOMMU says so.
+pub(super) const VFIO_DMA: &[u64] = &[
+    io(VFIO_KIND, 113), // VFIO_IOMMU_MAP_DMA
+    io(VFIO_KIND, 114), // VFIO_IOMMU_UNMAP_DMA
+];
+
+/// What a guest has a device of the host do: interrupts and resets.
+pub(super) const VFIO_DEVICE: &[u64] = &[
+    io(VFIO_KIND, 110), // VFIO_DEVICE_SET_IRQS
+    io(VFIO_KIND, 111), // VFIO_DEVICE_RESET
 ];
 
 /// Queues of taps.
@@ -139,6 +211,15 @@ pub(super) const BLOCK_DEVICE: &[u64] = &[
     io(0x12, 123), // BLKPBSZGET
     0x8008_1272,   // BLKGETSIZE64
 ];
+
+/// Which pages of this process there are.
+pub(super) const PAGES: &[u64] = &[present::PAGEMAP_SCAN];
+
+/// Has memory filled when it is used.
+pub(super) const MAKE_USERFAULT: &[u64] = &[userfault::NEW, userfault::API, userfault::REGISTER];
+
+/// Fills such memory.
+pub(super) const USERFAULT: &[u64] = &[userfault::UNREGISTER, userfault::WAKE, userfault::COPY, userfault::ZEROPAGE];
 
 /// Bytes that wait, and whether to wait for them.
 pub(super) const STREAM: &[u64] = &[libc::FIONREAD as u64, libc::FIONBIO as u64];

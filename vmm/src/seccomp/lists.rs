@@ -22,6 +22,10 @@ const PR_SCHED_CORE: u64 = 62;
 /// `asm/prctl.h`: components of the XSAVE area for guests (AMX).
 const ARCH_REQ_XCOMP_GUEST_PERM: u64 = 0x1025;
 
+/// A socket of the network that is not passed on to other programs.
+const STREAM: u64 = (SOCK_STREAM | SOCK_CLOEXEC) as u64;
+const DATAGRAM: u64 = (SOCK_DGRAM | SOCK_CLOEXEC) as u64;
+
 const fn ioctl(numbers: &'static [u64]) -> Rule {
     only(SYS_ioctl, OneOf(1, numbers))
 }
@@ -116,6 +120,9 @@ const EPOLL: Group = Group {
     why: "waiting for many descriptors",
     rules: &[any(SYS_epoll_ctl), any(SYS_epoll_wait), any(SYS_epoll_pwait)],
 };
+
+const MOMENTS: Group =
+    Group { why: "waiting for doorbells and for less than a millisecond", rules: &[any(SYS_epoll_pwait2)] };
 
 const CONSOLE: Group = Group {
     why: "the other end of a console: a terminal, which may be another job's, or a client of a socket",
@@ -213,6 +220,16 @@ const VDPA: Group = Group {
     ],
 };
 
+const VFIO: Group = Group {
+    why: "a device of the host: its group, its address space and what it is",
+    rules: &[ioctl(ioctls::VFIO), ioctl(ioctls::VFIO_DMA), ioctl(ioctls::VFIO_DEVICE)],
+};
+
+const HOST_DEVICE: Group = Group {
+    why: "registers of a device of the host, its interrupts and its reset, and what it reaches",
+    rules: &[any(SYS_pread64), any(SYS_pwrite64), ioctl(ioctls::VFIO_DEVICE), ioctl(ioctls::VFIO_DMA)],
+};
+
 const IMAGE: Group = Group {
     why: "a disk's image: requests, flushes, holes, and the growth of a qcow2 image",
     rules: &[
@@ -251,6 +268,13 @@ const KVM: Group = Group {
     rules: &[ioctl(ioctls::KVM_CREATE), ioctl(ioctls::KVM_VCPU), ioctl(ioctls::KVM_WIRES), ioctl(&[ioctls::KVM_RUN])],
 };
 
+const STATE: Group = Group { why: "the state of a VM that is saved or restored", rules: &[ioctl(ioctls::KVM_STATE)] };
+
+const DIRTY_LOG: Group = Group {
+    why: "which pages of guest memory are written",
+    rules: &[ioctl(ioctls::KVM_DIRTY_LOG), any(SYS_membarrier)],
+};
+
 const FILES: Group = Group {
     why: "files that are read, made, locked, given a size or removed",
     rules: &[
@@ -283,6 +307,71 @@ const FILES: Group = Group {
 
 const GUEST_MEMORY: Group =
     Group { why: "guest memory and the nodes that it is on", rules: &[any(SYS_memfd_create), any(SYS_mbind)] };
+
+const SNAPSHOT: Group = Group {
+    why: "a snapshot's files: made, filled, flushed, and renamed or removed; and which pages there are to be written",
+    rules: &[
+        any(SYS_pwrite64),
+        any(SYS_pread64),
+        any(SYS_lseek),
+        any(SYS_ftruncate),
+        any(SYS_fsync),
+        any(SYS_fdatasync),
+        any(SYS_renameat),
+        any(SYS_renameat2),
+        any(SYS_unlink),
+        any(SYS_unlinkat),
+        ioctl(ioctls::PAGES),
+    ],
+};
+
+const MAKE_USERFAULT: Group = Group {
+    why: "memory of a restored guest that is to be filled when it is used",
+    rules: &[ioctl(ioctls::MAKE_USERFAULT)],
+};
+
+const USERFAULT: Group = Group {
+    why: "memory of a restored guest that is filled when it is used",
+    rules: &[ioctl(ioctls::USERFAULT), any(SYS_pread64), any(SYS_lseek)],
+};
+
+const NETWORK: Group = Group {
+    why: "a migration's connections over the network, and the addresses of a host's name",
+    rules: &[
+        only(SYS_socket, OneOf(0, &[AF_UNIX as u64])),
+        only(SYS_socket, All(&[(0, AF_INET as u64), (1, STREAM)])),
+        only(SYS_socket, All(&[(0, AF_INET6 as u64), (1, STREAM)])),
+        // The C library asks name servers by these, and which address is used.
+        only(SYS_socket, All(&[(0, AF_INET as u64), (1, DATAGRAM)])),
+        only(SYS_socket, All(&[(0, AF_INET6 as u64), (1, DATAGRAM)])),
+        only(SYS_socket, All(&[(0, AF_INET as u64), (1, DATAGRAM | SOCK_NONBLOCK as u64)])),
+        only(SYS_socket, All(&[(0, AF_INET6 as u64), (1, DATAGRAM | SOCK_NONBLOCK as u64)])),
+        only(SYS_socket, All(&[(0, AF_NETLINK as u64), (1, (SOCK_RAW | SOCK_CLOEXEC) as u64)])),
+        any(SYS_connect),
+        any(SYS_bind),
+        any(SYS_listen),
+        any(SYS_getsockname),
+        any(SYS_getpeername),
+        any(SYS_sendmmsg),
+        any(SYS_uname),
+        any(SYS_lseek),
+    ],
+};
+
+const LOG_FILE: Group = Group {
+    why: "the log that backends in other processes share with this one, whose size nobody can change",
+    rules: &[any(SYS_memfd_create), any(SYS_ftruncate), fcntl(&[F_ADD_SEALS as u64])],
+};
+
+const PIPE: Group = Group {
+    why: "a pipe through which a vhost-user backend saves or loads its own state in a migration",
+    rules: &[any(SYS_pipe2)],
+};
+
+const REMOVE: Group = Group {
+    why: "the path of a socket that is not listened on any more",
+    rules: &[any(SYS_unlink), any(SYS_unlinkat)],
+};
 
 const LISTEN: Group = Group {
     why: "sockets that are listened on",
@@ -368,19 +457,28 @@ const OPENING: &[&Group] = &[
     &TAPS,
     &VHOST_NET,
     &VDPA,
+    &VFIO,
+    &HOST_DEVICE,
     &TERMINALS,
     &PROCESS,
     &FLUSH,
+    &MAKE_USERFAULT,
 ];
 
 /// What threads of a kind may do, beside what all may.
 fn own(kind: ThreadKind) -> &'static [&'static Group] {
     match kind {
-        ThreadKind::Main => &[&LANDLOCK],
+        ThreadKind::Main => &[&LANDLOCK, &STATE, &DIRTY_LOG],
         // The control thread's and all others', which `groups` adds.
         ThreadKind::Starter => &[&NEW_THREADS, &MAKE_URING, &LANDLOCK, &OPEN],
-        ThreadKind::Open => &[],
-        ThreadKind::Vcpu => &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE],
+        ThreadKind::Open => &[&LANDLOCK, &PIPE],
+        ThreadKind::Snapshot => &[&SNAPSHOT, &OPEN, &LOOK],
+        ThreadKind::PageFaults => &[&USERFAULT],
+        // Beside its own: it has backends log what they write.
+        ThreadKind::Migration => {
+            &[&NETWORK, &ACCEPT, &TALK, &SIGNALS, &OPEN, &LOOK, &REMOVE, &DIRTY_LOG, &WIRES, &VHOST_NET, &LOG_FILE]
+        }
+        ThreadKind::Vcpu => &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE, &HOST_DEVICE],
         ThreadKind::HttpServer => &[&ACCEPT, &EPOLL],
         ThreadKind::Http => &[&TALK, &EPOLL],
         ThreadKind::EventMonitor => &[&OPEN, &EVENTS],
@@ -393,7 +491,8 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
 fn worker(kind: WorkerKind) -> &'static [&'static Group] {
     match kind {
         WorkerKind::Net => &[&PLACEMENT, &FRAMES],
-        WorkerKind::Switch => &[&PLACEMENT, &FRAMES, &EPOLL],
+        WorkerKind::Absent => &[&PLACEMENT, &SIGNALS],
+        WorkerKind::Switch => &[&PLACEMENT, &FRAMES, &EPOLL, &MOMENTS],
         WorkerKind::VhostNet => &[&PLACEMENT, &SIGNALS, &VHOST_NET, &TAPS, &OPEN, &LOOK],
         WorkerKind::Vdpa => &[&PLACEMENT, &SIGNALS, &VDPA, &OPEN, &LOOK],
         WorkerKind::VhostUser => &[&PLACEMENT, &SIGNALS, &CONNECT, &SOCKET_PAIR, &ACCEPT, &TALK, &LOOK],
@@ -404,7 +503,7 @@ fn worker(kind: WorkerKind) -> &'static [&'static Group] {
         WorkerKind::Pmem => &[&PLACEMENT, &FLUSH],
         WorkerKind::Vsock => &[&PLACEMENT, &EPOLL, &ACCEPT, &CONNECT, &TALK, &STREAMS],
         WorkerKind::Rng => &[&PLACEMENT, &STREAMS],
-        WorkerKind::Watchdog | WorkerKind::Rtc => &[&PLACEMENT],
+        WorkerKind::Watchdog | WorkerKind::Rtc | WorkerKind::Iommu => &[&PLACEMENT],
     }
 }
 

@@ -9,6 +9,7 @@ use libc::{c_int, c_long};
 use virtio_devices::WorkerKind;
 
 use super::*;
+use crate::migration::userfault;
 
 /// A call that no thread may make.
 const ATTACKS: &[(c_long, [u64; 6])] = &[
@@ -95,31 +96,49 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
     (
         libc::SYS_openat,
         [0; 6],
-        &[ThreadKind::EventMonitor, worker(WorkerKind::VhostNet), worker(WorkerKind::Vdpa)],
-        "a named pipe for events, which nothing else can be under Landlock; a tap or vDPA device that was lost",
+        &[
+            ThreadKind::EventMonitor,
+            ThreadKind::Snapshot,
+            ThreadKind::Migration,
+            worker(WorkerKind::VhostNet),
+            worker(WorkerKind::Vdpa),
+        ],
+        "a named pipe for events, which nothing else can be under Landlock; the files of a snapshot; /etc/hosts; a tap \
+         or vDPA device that was lost",
     ),
     (
         libc::SYS_connect,
         [u64::MAX, 0, 0, 0, 0, 0],
-        &[ThreadKind::Tpm, worker(WorkerKind::VhostUser), worker(WorkerKind::Vsock)],
-        "swtpm and vhost-user backends that were lost; programs of the host that the guest calls by vsock",
+        &[ThreadKind::Tpm, ThreadKind::Migration, worker(WorkerKind::VhostUser), worker(WorkerKind::Vsock)],
+        "the target of a migration; swtpm and vhost-user backends that were lost; programs of the host that the guest \
+         calls by vsock",
     ),
     (
         libc::SYS_socket,
         [libc::AF_UNIX as u64, u64::MAX, 0, 0, 0, 0],
-        &[ThreadKind::Tpm, worker(WorkerKind::VhostUser), worker(WorkerKind::Vsock)],
+        &[ThreadKind::Tpm, ThreadKind::Migration, worker(WorkerKind::VhostUser), worker(WorkerKind::Vsock)],
         "the same",
     ),
     (
         libc::SYS_socket,
         [libc::AF_INET as u64, (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64, u64::MAX, 0, 0, 0],
-        &[worker(WorkerKind::VhostNet)],
-        "interfaces are set up through it; vhost-net's workers have no call that sends or connects",
+        &[ThreadKind::Migration, worker(WorkerKind::VhostNet)],
+        "addresses of names; interfaces are set up through it; vhost-net's workers have no call that sends or connects",
     ),
-    (libc::SYS_bind, [u64::MAX, 0, 0, 0, 0, 0], &[], "consoles, vsock and vhost-user sockets are listened on"),
-    (libc::SYS_unlink, [0; 6], &[], "sockets that are no longer listened on"),
+    (
+        libc::SYS_bind,
+        [u64::MAX, 0, 0, 0, 0, 0],
+        &[ThreadKind::Migration],
+        "migrations, consoles, vsock and vhost-user sockets are listened on",
+    ),
+    (
+        libc::SYS_unlink,
+        [0; 6],
+        &[ThreadKind::Snapshot, ThreadKind::Migration],
+        "sockets that are no longer listened on; half a snapshot",
+    ),
     (libc::SYS_rename, [0; 6], &[], "the API's socket, which appears complete"),
-    (libc::SYS_memfd_create, [0; 6], &[], "guest memory that backends share"),
+    (libc::SYS_memfd_create, [0; 6], &[ThreadKind::Migration], "guest memory, and its log, that backends share"),
     (libc::SYS_ioctl, [u64::MAX, 0xae01, 0, 0, 0, 0], &[], "KVM_CREATE_VM"),
     (
         libc::SYS_ioctl,
@@ -127,6 +146,7 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
         &[worker(WorkerKind::VhostNet)],
         "taps, again if one was deleted",
     ),
+    (libc::SYS_ioctl, [u64::MAX, userfault::NEW, 0, 0, 0, 0], &[], "memory that is read on demand"),
     (libc::SYS_ioctl, [u64::MAX, 0xae80, 0, 0, 0, 0], &[ThreadKind::Vcpu], "KVM_RUN"),
     (libc::SYS_prlimit64, [u64::MAX, 0, 0, 0, 0, 0], &[worker(WorkerKind::Vdpa)], "memory that a device pins"),
 ];
@@ -189,11 +209,24 @@ fn no_kind_of_thread_survives_what_none_may_call() {
 }
 
 #[test]
+fn only_a_migration_goes_over_the_network() {
+    let filters = filters(Seccomp::True);
+    let stream = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as u64;
+    for kind in kinds() {
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let end = call(&filters, kind, libc::SYS_socket, [family as u64, stream, u64::MAX, 0, 0, 0]);
+            let may = [ThreadKind::Starter, ThreadKind::Migration].contains(&kind);
+            assert_eq!(end != End::Signal(libc::SIGSYS), may, "{kind:?}: {end:?}");
+        }
+    }
+}
+
+#[test]
 fn what_some_may_call_ends_the_others() {
     let filters = filters(Seccomp::True);
     for (number, arguments, others, why) in OF_SOME {
         for kind in kinds() {
-            let may = OPENS.contains(&kind) || *number != libc::SYS_bind && others.contains(&kind);
+            let may = OPENS.contains(&kind) || others.contains(&kind);
             let end = call(&filters, kind, *number, *arguments);
             let name = names::name(*number);
             assert_eq!(end != End::Signal(libc::SIGSYS), may, "{kind:?}: {name:?} {arguments:x?} ({why}): {end:?}");

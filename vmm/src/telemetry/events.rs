@@ -55,6 +55,8 @@ pub enum Source {
     Sriov,
     /// What runs in the VM.
     Guest,
+    /// A device of the host.
+    Vfio,
 }
 
 /// An event's properties. All values are strings, as in Cloud Hypervisor.

@@ -11,6 +11,12 @@ pub(crate) enum ThreadKind {
     Starter,
     /// Acquires what an action needs of vhost-user backends.
     Open,
+    /// Writes a snapshot.
+    Snapshot,
+    /// Fills the memory of a restored guest.
+    PageFaults,
+    /// Has a part in a live migration: it decides, talks to the peer, or carries pages.
+    Migration,
     /// Runs a vCPU and handles its exits.
     Vcpu,
     /// Waits for clients of the API.
@@ -32,8 +38,11 @@ pub(crate) enum ThreadKind {
 impl ThreadKind {
     /// The kinds that the starter starts, vCPUs first.
     pub(crate) fn started() -> impl Iterator<Item = Self> {
-        use ThreadKind::{DebugConsole, EventMonitor, Http, HttpServer, Open, Serial, Tpm, Vcpu};
-        let others = [Vcpu, HttpServer, Http, EventMonitor, Serial, DebugConsole, Tpm, Open];
+        use ThreadKind::{
+            DebugConsole, EventMonitor, Http, HttpServer, Migration, Open, PageFaults, Serial, Snapshot, Tpm, Vcpu,
+        };
+        let others =
+            [Vcpu, HttpServer, Http, EventMonitor, Serial, DebugConsole, Tpm, Open, Snapshot, PageFaults, Migration];
         others.into_iter().chain(WorkerKind::ALL.map(Self::Worker))
     }
 
@@ -44,6 +53,9 @@ impl ThreadKind {
             Self::Main | Self::Worker(_) => "",
             Self::Starter => "starter",
             Self::Open => "open",
+            Self::Snapshot => "snapshot",
+            Self::PageFaults => "page-faults",
+            Self::Migration => "migration",
             Self::Vcpu => "vcpu",
             Self::HttpServer => "http-server",
             Self::Http => "http-",

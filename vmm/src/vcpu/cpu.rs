@@ -3,23 +3,24 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::ControlFlow;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::Pid;
-use thiserror::Error;
 use virtio_devices::{NewThread, Thread};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 use crate::kvm::{Exit, KvmError, Vcpu};
 use crate::threads::{self, ThreadKind};
+pub use crate::vcpu::error::VcpuError;
 use crate::vcpu::gate::{Gate, Passage};
 use crate::vcpu::pio::{IoPorts, PowerRequest};
-use crate::vcpu::placement::{Placement, PlacementError};
+use crate::vcpu::placement::Placement;
+pub use crate::vcpu::stop::{Stop, StopSignal};
 
 /// The stack of a vCPU's thread, in bytes: far more than devices need, but too small for a transparent huge page.
 const STACK: usize = 512 << 10;
@@ -31,110 +32,6 @@ pub trait MmioHandler: Send + Sync {
 
     /// Writes `data`, 1 to 8 bytes. Unassigned addresses ignore writes.
     fn write(&self, address: u64, data: &[u8]);
-}
-
-/// Why a vCPU cannot run.
-#[derive(Debug, Error)]
-pub enum VcpuError {
-    /// KVM fails.
-    #[error("vCPU {vcpu}: {error}")]
-    Kvm {
-        /// The vCPU.
-        vcpu: u32,
-        /// How it fails.
-        error: KvmError,
-    },
-    /// KVM cannot continue to run the guest.
-    #[error(
-        "vCPU {vcpu}: KVM cannot continue to run the guest (internal error, suberror {suberror}; 1 means an \
-         instruction \
-         that it cannot emulate); -vv logs the registers"
-    )]
-    Internal {
-        /// The vCPU.
-        vcpu: u32,
-        /// KVM's suberror.
-        suberror: u32,
-    },
-    /// The CPU refuses to enter the guest in its current state.
-    #[error("vCPU {vcpu}: the CPU refuses to enter the guest (reason {reason:#x}); -vv logs the registers")]
-    FailedEntry {
-        /// The vCPU.
-        vcpu: u32,
-        /// The CPU's reason.
-        reason: u64,
-    },
-    /// A vCPU's thread cannot be started.
-    #[error("vCPU {vcpu}: cannot start its thread: {error}")]
-    Spawn {
-        /// The vCPU.
-        vcpu: u32,
-        /// Why not.
-        error: io::Error,
-    },
-    /// A vCPU's thread cannot run where it should.
-    #[error("vCPU {vcpu}: {error}")]
-    Placement {
-        /// The vCPU.
-        vcpu: u32,
-        /// Why not.
-        error: PlacementError,
-    },
-    /// A vCPU's thread panicked: a bug in this program.
-    #[error("vCPU {0}: its thread panicked; please report this")]
-    Panicked(u32),
-    /// The handler of the signal that stops vCPUs cannot be installed.
-    #[error("cannot install the handler of the signal that stops vCPUs: {0}")]
-    Signal(io::Error),
-}
-
-/// Why a guest stopped.
-#[derive(Debug)]
-pub enum Stop {
-    /// It powered off.
-    PowerOff,
-    /// It asked for a reset.
-    Reset,
-    /// One of its vCPUs had a triple fault, which resets the machine.
-    TripleFault,
-    /// It cannot continue.
-    Failed(VcpuError),
-}
-
-/// How vCPUs report that the guest stopped. The first report counts.
-#[derive(Debug)]
-pub struct StopSignal {
-    event: Arc<EventFd>,
-    first: Mutex<Option<Stop>>,
-}
-
-impl StopSignal {
-    /// A signal without a report.
-    ///
-    /// # Errors
-    ///
-    /// No file descriptor is left.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self { event: Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?), first: Mutex::new(None) })
-    }
-
-    /// Readable after a report. The generic event device signals it, too.
-    pub fn event(&self) -> &Arc<EventFd> {
-        &self.event
-    }
-
-    /// Takes the first report, if there is one, and forgets it.
-    pub fn take(&self) -> Option<Stop> {
-        let _ = self.event.read();
-        self.first.lock().take()
-    }
-
-    /// Reports why the guest stops.
-    pub fn send(&self, stop: Stop) {
-        self.first.lock().get_or_insert(stop);
-        // The counter cannot be full: it is read before each boot.
-        let _ = self.event.write(1);
-    }
 }
 
 /// What handles the exits of a VM's vCPUs.
@@ -161,7 +58,7 @@ pub struct Vcpus {
 
 /// A vCPU of KVM, which exists until the VM is closed.
 struct Cpu {
-    /// Locked by its thread.
+    /// Locked by its thread, except while that waits at the gate.
     vcpu: Arc<Mutex<Vcpu>>,
     orders: Arc<Orders>,
     thread: Option<Thread>,
@@ -187,13 +84,60 @@ impl Vcpus {
         handlers: &Arc<ExitHandlers>,
         placement: &Arc<Placement>,
     ) -> Result<Self, VcpuError> {
+        Self::begin((0..).zip(vcpus), Arc::default(), handlers, placement)
+    }
+
+    /// The same, of vCPUs with these numbers, which are paused from the beginning.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`].
+    pub fn start_paused(
+        vcpus: Vec<(u32, Vcpu)>,
+        handlers: &Arc<ExitHandlers>,
+        placement: &Arc<Placement>,
+    ) -> Result<Self, VcpuError> {
+        let gate = Gate::default();
+        gate.close();
+        Self::begin(vcpus.into_iter(), Arc::new(gate), handlers, placement)
+    }
+
+    fn begin(
+        vcpus: impl Iterator<Item = (u32, Vcpu)>,
+        gate: Arc<Gate>,
+        handlers: &Arc<ExitHandlers>,
+        placement: &Arc<Placement>,
+    ) -> Result<Self, VcpuError> {
         register_signal_handler(SIGRTMIN(), leave_guest).map_err(|error| VcpuError::Signal(error.into()))?;
-        let cpus = (0..).zip(vcpus).map(|(id, vcpu)| (id, Cpu::new(vcpu))).collect();
+        let cpus = vcpus.map(|(id, vcpu)| (id, Cpu::new(vcpu))).collect();
         let (handlers, placement) = (Arc::clone(handlers), Arc::clone(placement));
-        let mut vcpus = Self { cpus, handlers, gate: Arc::default(), placement, first: None, started: 0 };
+        let mut vcpus = Self { cpus, handlers, gate, placement, first: None, started: 0 };
         let ids: Vec<_> = vcpus.cpus.keys().copied().collect();
         ids.into_iter().try_for_each(|id| vcpus.spawn(id))?;
         Ok(vcpus)
+    }
+
+    /// What handles the exits.
+    pub fn handlers(&self) -> &ExitHandlers {
+        &self.handlers
+    }
+
+    /// Looks at each vCPU that has a thread, by ascending numbers. They are paused: none is in an access, and what they
+    /// were ordered is done.
+    ///
+    /// # Errors
+    ///
+    /// What `look` returns.
+    pub fn each_paused<E: From<KvmError>>(&self, mut look: impl FnMut(u32, &Vcpu) -> Result<(), E>) -> Result<(), E> {
+        for (id, cpu) in self.cpus.iter().filter(|(_, cpu)| cpu.thread.is_some()) {
+            // A thread that waits at the gate has left it.
+            let vcpu = cpu.vcpu.lock();
+            if cpu.orders.nmi.swap(false, Ordering::SeqCst) {
+                vcpu.nmi()?;
+            }
+            look(*id, &vcpu)?;
+        }
+        Ok(())
     }
 
     /// Whether vCPU `id` exists, running or not.
@@ -241,7 +185,7 @@ impl Vcpus {
             // The other side waits for it.
             let _ = report.send(entered);
             if can_run {
-                run(id, &mut vcpu.lock(), &handlers, &gate, &orders);
+                run(id, vcpu.lock(), &handlers, &gate, &orders);
             }
         };
         let name = format!("{}{id}", ThreadKind::Vcpu.name());
@@ -265,6 +209,11 @@ impl Vcpus {
     /// Continues after [`Self::pause`].
     pub fn resume(&self) {
         self.gate.release();
+    }
+
+    /// Holds all vCPUs for a moment, or not any more. It is beside [`Self::pause`], and ends none.
+    pub fn slow(&self, is_slow: bool) {
+        self.gate.slow(is_slow, || self.kick());
     }
 
     /// Sends a non-maskable interrupt to each vCPU that runs.
@@ -349,20 +298,31 @@ impl Drop for InGuest<'_> {
     }
 }
 
-fn run(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers, gate: &Gate, orders: &Orders) {
+fn run(id: u32, mut vcpu: MutexGuard<'_, Vcpu>, handlers: &ExitHandlers, gate: &Gate, orders: &Orders) {
     // Dropped before the vCPU is left to others, also in a panic.
-    let _in_guest = InGuest::new(id, vcpu, &handlers.stop, gate);
-    // Orders are set before the signal is sent: either they are seen here, or the signal finds the pointer set.
-    while let Some(passage) = gate.pass(&orders.dismissed) {
-        if passage == Passage::AfterPause {
-            vcpu.tell_pause();
+    let _in_guest = InGuest::new(id, &mut vcpu, &handlers.stop, gate);
+    let mut has_run = false;
+    loop {
+        // Orders are set before the signal is sent: either they are seen here, or the signal finds the pointer set.
+        if !gate.is_open(&orders.dismissed) {
+            // Others find a vCPU between two instructions.
+            if has_run && let Some(stop) = settle(id, &mut vcpu, handlers) {
+                handlers.stop.send(stop);
+                return;
+            }
+            match MutexGuard::unlocked(&mut vcpu, || gate.pass(&orders.dismissed)) {
+                None => return,
+                Some(Passage::AfterPause) => vcpu.tell_pause(),
+                Some(Passage::Straight) => {}
+            }
         }
         if orders.nmi.swap(false, Ordering::SeqCst)
             && let Err(error) = vcpu.nmi()
         {
             log::warn!("vCPU {id}: cannot inject a non-maskable interrupt: {error}");
         }
-        if let Some(stop) = step(id, vcpu, handlers) {
+        has_run = true;
+        if let ControlFlow::Break(Some(stop)) = step(id, &mut vcpu, handlers) {
             if let Stop::Failed(_) = &stop {
                 log::debug!("vCPU {id}: {:x?} {:x?}", vcpu.regs(), vcpu.sregs());
             }
@@ -370,38 +330,58 @@ fn run(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers, gate: &Gate, orders: &
             return;
         }
     }
-    // Complete the access now; otherwise the next run would.
-    vcpu.settle();
 }
 
-/// Runs the guest up to its next exit, and handles that.
-fn step(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers) -> Option<Stop> {
-    match vcpu.run() {
-        Ok(Exit::MmioRead(address, data)) => handlers.mmio.read(address, data),
-        Ok(Exit::MmioWrite(address, data)) => handlers.mmio.write(address, data),
+/// Completes the access of the last exit, and those that belong to the same instruction, without running the guest.
+fn settle(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers) -> Option<Stop> {
+    loop {
+        vcpu.stay_out();
+        if let ControlFlow::Break(stop) = step(id, vcpu, handlers) {
+            return stop;
+        }
+    }
+}
+
+/// Runs the guest up to its next exit, and handles that. Breaks off with the reason if the guest stops, and without one
+/// if the vCPU was only interrupted.
+fn step(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers) -> ControlFlow<Option<Stop>> {
+    let stop = match vcpu.run() {
+        Ok(Exit::MmioRead(address, data)) => {
+            handlers.mmio.read(address, data);
+            return ControlFlow::Continue(());
+        }
+        Ok(Exit::MmioWrite(address, data)) => {
+            handlers.mmio.write(address, data);
+            return ControlFlow::Continue(());
+        }
         Ok(Exit::PioRead(port, size, data)) => {
             for item in data.chunks_mut(size.max(1)) {
                 handlers.ports.read(port, item);
             }
+            return ControlFlow::Continue(());
         }
         Ok(Exit::PioWrite(port, size, data)) => {
             let mut request = None;
             for item in data.chunks(size.max(1)) {
                 request = handlers.ports.write(port, item).or(request);
             }
-            return request.map(|request| match request {
-                PowerRequest::PowerOff => Stop::PowerOff,
-                PowerRequest::Reset => Stop::Reset,
-            });
+            match request {
+                None => return ControlFlow::Continue(()),
+                Some(PowerRequest::PowerOff) => Stop::PowerOff,
+                Some(PowerRequest::Reset) => Stop::Reset,
+            }
         }
-        Ok(Exit::Interrupted) => {}
-        Ok(Exit::Shutdown) => return Some(Stop::TripleFault),
-        Ok(Exit::InternalError(suberror)) => return Some(Stop::Failed(VcpuError::Internal { vcpu: id, suberror })),
-        Ok(Exit::FailedEntry(reason)) => return Some(Stop::Failed(VcpuError::FailedEntry { vcpu: id, reason })),
-        Ok(Exit::Other(reason)) => log::trace!("vCPU {id}: ignoring exit {reason}"),
-        Err(error) => return Some(Stop::Failed(VcpuError::Kvm { vcpu: id, error })),
-    }
-    None
+        Ok(Exit::Interrupted) => return ControlFlow::Break(None),
+        Ok(Exit::Shutdown) => Stop::TripleFault,
+        Ok(Exit::InternalError(suberror)) => Stop::Failed(VcpuError::Internal { vcpu: id, suberror }),
+        Ok(Exit::FailedEntry(reason)) => Stop::Failed(VcpuError::FailedEntry { vcpu: id, reason }),
+        Ok(Exit::Other(reason)) => {
+            log::trace!("vCPU {id}: ignoring exit {reason}");
+            return ControlFlow::Continue(());
+        }
+        Err(error) => Stop::Failed(VcpuError::Kvm { vcpu: id, error }),
+    };
+    ControlFlow::Break(Some(stop))
 }
 
 #[cfg(test)]

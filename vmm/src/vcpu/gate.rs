@@ -6,6 +6,7 @@ use parking_lot::{Condvar, Mutex};
 
 const HOLD: u8 = 1;
 const QUIT: u8 = 2;
+const SLOW: u8 = 4;
 
 /// How a thread passed the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,16 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
+    /// Whether a thread would pass the gate without waiting.
+    pub(crate) fn is_open(&self, dismissed: &AtomicBool) -> bool {
+        self.orders.load(Ordering::SeqCst) == 0 && !dismissed.load(Ordering::SeqCst)
+    }
+
+    /// Closes the gate for threads that come later.
+    pub(crate) fn close(&self) {
+        self.orders.fetch_or(HOLD, Ordering::SeqCst);
+    }
+
     /// Returns when the guest may run, which may take long; `None` when the thread should end, either with all others
     /// or because `dismissed` is set.
     pub(crate) fn pass(&self, dismissed: &AtomicBool) -> Option<Passage> {
@@ -34,11 +45,11 @@ impl Gate {
             match self.orders.load(Ordering::SeqCst) {
                 _ if dismissed.load(Ordering::SeqCst) => return None,
                 0 => return Some(passage),
-                HOLD => {
+                orders if orders & QUIT != 0 => return None,
+                _ => {
                     self.stand(dismissed);
                     passage = Passage::AfterPause;
                 }
-                _ => return None,
             }
         }
     }
@@ -47,7 +58,8 @@ impl Gate {
         let mut held = self.held.lock();
         *held += 1;
         self.changed.notify_all();
-        while self.orders.load(Ordering::SeqCst) == HOLD && !dismissed.load(Ordering::SeqCst) {
+        let stands = |orders| orders & QUIT == 0 && orders & (HOLD | SLOW) != 0;
+        while stands(self.orders.load(Ordering::SeqCst)) && !dismissed.load(Ordering::SeqCst) {
             self.changed.wait(&mut held);
         }
         *held -= 1;
@@ -62,7 +74,7 @@ impl Gate {
     /// Closes the gate, and returns when `threads` threads wait at it or have ended. `kick` makes vCPUs leave the
     /// guest.
     pub(crate) fn hold(&self, threads: usize, kick: impl FnOnce()) {
-        self.orders.fetch_or(HOLD, Ordering::SeqCst);
+        self.close();
         kick();
         let mut held = self.held.lock();
         while *held < threads {
@@ -74,6 +86,18 @@ impl Gate {
     pub(crate) fn release(&self) {
         let _held = self.held.lock();
         self.orders.fetch_and(!HOLD, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Has threads stand at the gate for a moment, beside any pause, or not any more. `kick` makes vCPUs leave the
+    /// guest.
+    pub(crate) fn slow(&self, is_slow: bool, kick: impl FnOnce()) {
+        if is_slow {
+            self.orders.fetch_or(SLOW, Ordering::SeqCst);
+            return kick();
+        }
+        let _held = self.held.lock();
+        self.orders.fetch_and(!SLOW, Ordering::SeqCst);
         self.changed.notify_all();
     }
 
@@ -98,6 +122,40 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
+
+    #[test]
+    fn a_gate_that_slows_threads_down_stays_closed_while_they_are_paused() {
+        let (gate, steps) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
+        let thread = {
+            let (gate, steps) = (Arc::clone(&gate), Arc::clone(&steps));
+            std::thread::spawn(move || {
+                while gate.pass(&AtomicBool::new(false)).is_some() {
+                    steps.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        };
+        let stands = || {
+            // One that had passed already takes a step.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let before = steps.load(Ordering::SeqCst);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            steps.load(Ordering::SeqCst) == before
+        };
+        assert!(!stands());
+        gate.slow(true, || {});
+        assert!(stands());
+        gate.hold(1, || {});
+        gate.slow(false, || {});
+        assert!(stands());
+        gate.slow(true, || {});
+        gate.release();
+        assert!(stands());
+        gate.slow(false, || {});
+        assert!(!stands());
+        gate.slow(true, || {});
+        gate.quit();
+        thread.join().unwrap();
+    }
 
     #[test]
     fn threads_stand_still_while_the_gate_is_closed_and_end_on_demand() {

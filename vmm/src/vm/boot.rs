@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use virtio_devices::GuestMap;
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::arch::x86_64::bzimage::{self, BzImage};
 use crate::arch::x86_64::elf::{self, Elf};
@@ -210,13 +211,7 @@ impl Payload {
     /// # Errors
     ///
     /// When a file became shorter since it was opened, or cannot be read any more; or when the payload does not fit.
-    pub fn load(
-        &self,
-        memory: &GuestMemoryMmap,
-        layout: &Layout,
-        acpi: &[u8],
-        smbios: &[u8],
-    ) -> Result<Entry, BootError> {
+    pub fn load(&self, memory: &GuestMap, layout: &Layout, acpi: &[u8], smbios: &[u8]) -> Result<Entry, BootError> {
         debug_assert!(acpi.len() as u64 <= ACPI_END - ACPI);
         debug_assert!(smbios.len() as u64 <= SMBIOS_END - SMBIOS);
         let place = self.initramfs_place(layout)?;
@@ -229,7 +224,7 @@ impl Payload {
 
     fn try_load(
         &self,
-        memory: &GuestMemoryMmap,
+        memory: &GuestMap,
         layout: &Layout,
         place: Option<(u64, u64)>,
         acpi: &[u8],
@@ -343,7 +338,7 @@ fn cmdline(text: &str, limit: u64) -> Result<Vec<u8>, BootError> {
 
 /// Reads a part of a file directly into guest memory.
 fn read(
-    memory: &GuestMemoryMmap,
+    memory: &GuestMap,
     mut file: &File,
     offset: u64,
     address: u64,
@@ -367,7 +362,7 @@ mod tests {
             initramfs: None,
             cmdline: vec![0],
         };
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let memory = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let acpi: Vec<u8> = b"RSD PTR ".iter().copied().chain(8..=255).collect();
         payload.load(&memory, &Layout::new(1 << 20, 0, 46).unwrap(), &acpi, &[]).unwrap();
         // What is searched, on 16-byte boundaries.

@@ -4,17 +4,20 @@ mod backing;
 mod error;
 pub(crate) mod places;
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use rustix::fs::FallocateFlags;
 use rustix::mm::Advice;
-use virtio_devices::{Memory, fill_with_zeros};
-use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+use virtio_devices::{GuestMap, GuestRegion, Memory, fill_with_zeros};
+use vm_memory::{FileOffset, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::arch::x86_64::layout::Layout;
 use crate::config::{MemoryConfig, MemoryZoneConfig};
+use crate::migration::image_layout::ImageLayout;
+use crate::migration::page_faults::{PageFaults, Progress};
 use backing::{Backing, advise};
 pub use error::MemoryError;
 use places::places;
@@ -25,11 +28,36 @@ use places::places;
 /// With hugepages=on, either consists of the host's reserved huge pages.
 #[derive(Debug)]
 pub struct GuestRam {
+    // Drop order: nobody fills memory that is not mapped.
+    /// What fills it, if it was restored.
+    filling: Option<PageFaults>,
     memory: Memory,
     config: MemoryConfig,
     shared: bool,
     /// Where the memory of memory devices begins.
     of_devices: Vec<u64>,
+    /// The image that it was mapped from when it was made.
+    image: Option<Image>,
+}
+
+/// Memory that is there already.
+#[derive(Debug, Clone)]
+pub(crate) enum Image {
+    /// A snapshot's file, and where each region is in it. It is not changed.
+    Snapshot(Arc<File>, ImageLayout),
+    /// Another program's, which is used as it is.
+    Passed(Arc<[PassedRegion]>),
+}
+
+/// A region of another program's memory.
+#[derive(Debug, Clone)]
+pub(crate) struct PassedRegion {
+    /// Its addresses in the guest.
+    pub range: Range<u64>,
+    /// What it is a part of.
+    pub file: Arc<File>,
+    /// Where it begins in that, in bytes.
+    pub offset: u64,
 }
 
 impl GuestRam {
@@ -40,9 +68,59 @@ impl GuestRam {
     ///
     /// The host cannot allocate it. Nothing is mapped then.
     pub fn new(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<Self, MemoryError> {
-        let memory = Memory::new(map(config, layout, shared)?);
+        Self::of(config, layout, shared, None)
+    }
+
+    /// The same; with an image, it is a mapping of that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`], and if the image has other regions.
+    pub(crate) fn of(
+        config: &MemoryConfig,
+        layout: &Layout,
+        shared: bool,
+        image: Option<&Image>,
+    ) -> Result<Self, MemoryError> {
+        let memory = Memory::new(map(config, layout, shared, image)?);
         let of_devices = places(config, layout).into_iter().map(|place| place.range.start).collect();
-        Ok(Self { memory, config: config.clone(), shared, of_devices })
+        Ok(Self { filling: None, memory, config: config.clone(), shared, of_devices, image: image.cloned() })
+    }
+
+    /// Has `faults` fill it, for as long as that takes.
+    pub(crate) fn fill_by(&mut self, faults: PageFaults) {
+        self.filling = Some(faults);
+    }
+
+    /// How far it has been filled, if something fills it.
+    pub(crate) fn filling(&self) -> Option<&Arc<Progress>> {
+        self.filling.as_ref().map(PageFaults::progress)
+    }
+
+    /// Ends that: what is missing is zero.
+    pub(crate) fn forget_filling(&mut self) {
+        self.filling = None;
+    }
+
+    /// Allocates all of it, but that of memory devices.
+    ///
+    /// # Errors
+    ///
+    /// The host has not so much.
+    pub(crate) fn populate(&self) -> io::Result<()> {
+        let memory = self.memory.memory();
+        let mut at_boot = memory.iter().filter(|region| !self.of_devices.contains(&region.start_addr().0));
+        at_boot.try_for_each(|region| populate(region, true))
+    }
+
+    /// Whether it is mapped from an image: its pages cannot be given back, as they would be the file's again.
+    pub(crate) fn is_image(&self) -> bool {
+        let Some(Image::Snapshot(image, _)) = &self.image else { return false };
+        let is_mapped = |region: &GuestRegion| {
+            let of = region.file_offset().map(FileOffset::arc);
+            of.is_some_and(|of| Arc::ptr_eq(image, of))
+        };
+        self.memory.memory().iter().any(is_mapped)
     }
 
     /// This memory and another region at the addresses `range`, mapped in the same way. The guest's memory does not
@@ -51,12 +129,17 @@ impl GuestRam {
     /// # Errors
     ///
     /// The host cannot allocate it.
-    pub fn grown(&self, range: &Range<u64>) -> Result<GuestMemoryMmap, MemoryError> {
+    pub fn grown(&self, range: &Range<u64>) -> Result<GuestMap, MemoryError> {
+        self.grown_of(range, None)
+    }
+
+    /// The same, of the image if there is one.
+    pub(crate) fn grown_of(&self, range: &Range<u64>, image: Option<&Image>) -> Result<GuestMap, MemoryError> {
         let config = MemoryConfig { size: range.end - range.start, ..self.config.clone() };
         let failed = |error| MemoryError::Map { key: "size", size: config.size, error: io::Error::other(error) };
         let mut added = Vec::new();
         for part in config.parts() {
-            added.extend(map_part(&part, &config, std::slice::from_ref(range), self.shared)?);
+            added.extend(map_part(&part, &config, std::slice::from_ref(range), self.shared, image)?);
         }
         let region = added.pop().ok_or_else(|| failed(vm_memory::GuestRegionCollectionError::NoMemoryRegion))?;
         self.memory.memory().insert_region(Arc::new(region)).map_err(failed)
@@ -68,12 +151,12 @@ impl GuestRam {
     /// # Errors
     ///
     /// The host cannot allocate it beside the present memory.
-    pub fn anew(&self, size: u64, layout: &Layout) -> Result<GuestMemoryMmap, MemoryError> {
-        map(&MemoryConfig { size, ..self.config.clone() }, layout, self.shared)
+    pub fn anew(&self, size: u64, layout: &Layout) -> Result<GuestMap, MemoryError> {
+        map(&MemoryConfig { size, ..self.config.clone() }, layout, self.shared, None)
     }
 
     /// Makes `memory` the guest's memory.
-    pub fn set(&self, memory: GuestMemoryMmap) {
+    pub fn set(&self, memory: GuestMap) {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner).replace(memory);
     }
 
@@ -123,12 +206,12 @@ impl GuestRam {
 }
 
 /// Whether other processes can map `region`.
-fn is_shared(region: &GuestRegionMmap) -> bool {
+fn is_shared(region: &GuestRegion) -> bool {
     region.file_offset().is_some() && region.flags() & libc::MAP_SHARED != 0
 }
 
 /// Maps the memory of a start.
-fn map(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<GuestMemoryMmap, MemoryError> {
+fn map(config: &MemoryConfig, layout: &Layout, shared: bool, image: Option<&Image>) -> Result<GuestMap, MemoryError> {
     let parts = config.parts();
     let sizes: Vec<_> = parts.iter().map(|part| part.size).collect();
     let mut regions = Vec::new();
@@ -137,20 +220,20 @@ fn map(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<GuestMemo
         id => MemoryError::Zone { id: id.to_string(), error: Box::new(error) },
     };
     for (part, ranges) in parts.iter().zip(layout.parts(&sizes)) {
-        let mapped = map_part(part, config, &ranges, shared);
+        let mapped = map_part(part, config, &ranges, shared, image);
         regions.extend(mapped.map_err(|error| named(part, error))?);
     }
     // All that memory devices can plug is mapped, for backends too, and costs nothing until it is plugged and used.
     for place in places(config, layout) {
         if let Some(part) = parts.get(place.part) {
             let backing = Backing::of_room(part, config, shared);
-            let region = backing.and_then(|backing| backing.region(&place.range, 0));
+            let region = backing.and_then(|backing| region_of(&backing, &place.range, 0, image));
             regions.push(region.map_err(|error| named(part, error))?);
         }
     }
     regions.sort_by_key(GuestMemoryRegion::start_addr);
     let failed = |error| MemoryError::Map { key: "size", size: config.total(), error: io::Error::other(error) };
-    GuestMemoryMmap::from_regions(regions).map_err(failed)
+    GuestMap::from_regions(regions).map_err(failed)
 }
 
 /// Maps a part of the memory at the addresses `ranges`.
@@ -159,12 +242,13 @@ fn map_part(
     config: &MemoryConfig,
     ranges: &[Range<u64>],
     shared: bool,
-) -> Result<Vec<GuestRegionMmap>, MemoryError> {
+    image: Option<&Image>,
+) -> Result<Vec<GuestRegion>, MemoryError> {
     let backing = Backing::new(part, config, shared)?;
     let mut regions = Vec::new();
     let mut offset = 0;
     for range in ranges {
-        let region = backing.region(range, offset)?;
+        let region = region_of(&backing, range, offset, image)?;
         populate(&region, part.prefault).map_err(|error| backing.map_error(error))?;
         regions.push(region);
         offset += range.end - range.start;
@@ -172,8 +256,26 @@ fn map_part(
     Ok(regions)
 }
 
+/// The region of these addresses: of the image if it has it, or else of what backs it at `offset`.
+fn region_of(
+    backing: &Backing,
+    range: &Range<u64>,
+    offset: u64,
+    image: Option<&Image>,
+) -> Result<GuestRegion, MemoryError> {
+    match image {
+        Some(Image::Snapshot(file, layout)) if let Some(offset) = layout.offset(range) => {
+            backing.of_image(file).region(range, offset)
+        }
+        Some(Image::Passed(all)) if let Some(passed) = all.iter().find(|passed| passed.range == *range) => {
+            backing.of_passed(&passed.file).region(range, passed.offset)
+        }
+        _ => backing.region(range, offset),
+    }
+}
+
 /// Allocates all pages of `region` if `prefault` says so.
-fn populate(region: &GuestRegionMmap, prefault: bool) -> io::Result<()> {
+fn populate(region: &GuestRegion, prefault: bool) -> io::Result<()> {
     if !prefault {
         return Ok(());
     }
@@ -186,6 +288,7 @@ fn populate(region: &GuestRegionMmap, prefault: bool) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use virtio_devices::WriteLog;
     use vm_memory::{Bytes, GuestAddress};
 
     use super::backing::HUGE_PAGE;
@@ -208,6 +311,19 @@ mod tests {
         assert_eq!(regions, [(0, 3 << 30), (4 << 30, 2 << 30)]);
         assert!(memory.iter().all(|region| (region.as_ptr() as usize).is_multiple_of(HUGE_PAGE)));
         assert!(memory.iter().all(|region| region.file_offset().is_none()));
+    }
+
+    #[test]
+    fn what_devices_write_to_it_can_be_collected_page_by_page() {
+        for shared in [false, true] {
+            let ram = ram(&MemoryConfig { shared, ..config(4 << 30) }).unwrap();
+            let log = WriteLog::new(&ram.memory().memory()).unwrap();
+            let last = (5u64 << 30) - 1;
+            ram.memory().memory().write_obj(1u8, GuestAddress(last)).unwrap();
+            let mut pages = vec![0; (1 << 30) / 4096 / 64];
+            assert_eq!((log.take(0, &mut pages), log.take(1, &mut pages)), (0, 1));
+            assert_eq!(pages.last(), Some(&(1 << 63)));
+        }
     }
 
     #[test]

@@ -26,7 +26,8 @@ impl Vm {
         }
         let size = next.size;
         // It must be possible to start with it.
-        self.payload.check_fits(&layout_of(&next, self.address_bits)?)?;
+        let layout = layout_of(&next, self.address_bits)?;
+        self.payload.as_ref().map_or(Ok(()), |payload| payload.check_fits(&layout))?;
         let present = self.ram.size();
         if size > present && next.room().is_some() {
             self.add_memory(size - present)?;
@@ -82,6 +83,13 @@ impl Vm {
     /// Makes what was added to the guest's memory a part of the memory of its next start. If it is to have another size
     /// then, it gets new memory; if that is not to be had, it keeps what it has.
     pub(super) fn settle_memory(&mut self) {
+        if self.ram.is_image() {
+            // What was mapped of a file would be the file's again.
+            if let Err(error) = self.exchange_memory() {
+                log::warn!("the guest keeps its memory, which is written with zeros: {error}");
+            }
+            return;
+        }
         if self.memory.hotplug_method == HotplugMethod::VirtioMem {
             return;
         }

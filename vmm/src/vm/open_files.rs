@@ -34,6 +34,8 @@ const OF_BALLOON: u64 = 5;
 const OF_MEM: u64 = 3;
 /// For the clock: a doorbell, and two MSI-X vectors.
 const OF_RTC: u64 = 3;
+/// Of the virtual IOMMU: a doorbell, and its vectors.
+const OF_IOMMU: u64 = 4;
 /// For the socket device: its socket, poll set and doorbell, and four MSI-X vectors. Connections for which there is no
 /// file are refused, one by one.
 const OF_VSOCK: u64 = 7;
@@ -43,6 +45,10 @@ const OF_WATCHDOG: u64 = 3;
 
 /// For persistent memory: its file, a doorbell, and two MSI-X vectors.
 const OF_PMEM: u64 = 4;
+
+/// For a device of the host: the device, its group, the container, KVM's device, three that watch it, and as many MSI-X
+/// vectors as usual devices use. Beyond, a driver is refused a vector.
+const OF_VFIO: u64 = 7 + 64;
 
 /// Raises the soft limit of open files to the hard limit, and checks that it suffices.
 ///
@@ -93,6 +99,8 @@ fn of_device(plan: &DevicePlan) -> u64 {
         DeviceKind::Pvpanic => 0,
         DeviceKind::Mem { .. } => OF_MEM,
         DeviceKind::Rtc(_) => OF_RTC,
+        DeviceKind::Iommu(_) => OF_IOMMU,
+        DeviceKind::Vfio(_) => OF_VFIO,
         // Of each queue a doorbell and a vector, the vector of configuration changes, and the worker's: its own kick, a
         // stand-in for interrupts and one for errors.
         DeviceKind::VhostUser(spec) => OF_SOCKET_OR_DEVICE + 2 * spec.queue_sizes.len() as u64 + 4,

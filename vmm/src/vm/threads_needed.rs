@@ -52,7 +52,7 @@ fn of_device(plan: &DevicePlan) -> u64 {
             of_switch + net.functions().map(of_function).sum::<u64>()
         }
         DeviceKind::Disk(disk) => disk.queues.into(),
-        DeviceKind::Pvpanic => 0,
+        DeviceKind::Pvpanic | DeviceKind::Vfio(_) => 0,
         // One for its queues, and one for as long as a driver writes to its configuration.
         DeviceKind::VhostUser(_) => 2,
         DeviceKind::Console
@@ -62,7 +62,8 @@ fn of_device(plan: &DevicePlan) -> u64 {
         | DeviceKind::Pmem(_)
         | DeviceKind::Watchdog
         | DeviceKind::Mem { .. }
-        | DeviceKind::Rtc(_) => 1,
+        | DeviceKind::Rtc(_)
+        | DeviceKind::Iommu(_) => 1,
     }
 }
 

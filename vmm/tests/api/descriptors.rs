@@ -101,7 +101,7 @@ fn they_are_closed_and_refused_with_any_other_request() {
         ("PUT", "/api/v1/vm.add-disk", r#"{"path":"/x"}"#, 400),
         ("PUT", "/api/v1/vm.create", "{}", 400),
         ("GET", "/api/v1/vmm.ping", "", 400),
-        ("PUT", "/api/v1/vm.restore", "{}", 501),
+        ("PUT", "/api/v1/vm.snapshot", r#"{"destination_url":"file:///x"}"#, 400),
         ("GET", "/nothing", "", 404),
         ("POST", "/api/v1/vm.add-net", "{}", 405),
     ] {
@@ -111,7 +111,8 @@ fn they_are_closed_and_refused_with_any_other_request() {
         let answer = client.answer();
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
         if status == 400 {
-            let what = "it came with file descriptors, which only vm.add-net takes; send none";
+            let what = "it came with file descriptors, which only vm.add-net, vm.restore and vm.receive-migration \
+                        take; send none";
             assert_eq!(answer.chain()[1], what);
         }
         assert!(probe.closes_everywhere(), "{method} {path}");

@@ -1,6 +1,6 @@
 //! Parses requests into actions, without a socket.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -40,7 +40,6 @@ fn each_endpoint_without_a_body_is_its_action() {
         ("GET", "vm.info", "Info"),
         ("GET", "vm.counters", "Counters"),
         ("PUT", "vm.pause", "Pause"),
-        ("PUT", "vm.resume", "Resume"),
         ("PUT", "vm.shutdown", "Shutdown"),
         ("PUT", "vm.reboot", "Reboot"),
         ("PUT", "vm.power-button", "PowerButton"),
@@ -49,6 +48,15 @@ fn each_endpoint_without_a_body_is_its_action() {
         let Err(Refusal::Failure(failure)) = ask(method, name, b" ") else { panic!("{name} accepted a body") };
         assert_eq!(failure.chain[1], format!("{name} takes no body; send none"));
     }
+}
+
+#[test]
+fn vm_resume_may_have_a_body_that_says_that_a_guest_goes_on_by_force() {
+    for (body, expected) in [(&b""[..], false), (b"{}", false), (br#"{"force": true}"#, true)] {
+        let Ok(Action::Resume(options)) = ask("PUT", "vm.resume", body) else { panic!("{body:?}") };
+        assert_eq!(options.force, expected);
+    }
+    assert!(ask("PUT", "vm.resume", br#"{"forced": true}"#).is_err());
 }
 
 #[test]
@@ -66,8 +74,10 @@ fn a_body_becomes_its_endpoints_action() {
     assert_eq!(vdpa.num_queues, 1);
     let Ok(Action::Resize(resize)) = put("vm.resize", &json!({"desired_vcpus": 2})) else { panic!() };
     assert_eq!((resize.desired_vcpus, resize.desired_ram), (Some(2), None));
-    let Ok(Action::SetVf(vf)) = put("vm.set-vf", &json!({"pf": "pf0", "index": 3, "link": "down"})) else { panic!() };
-    assert_eq!((&*vf.pf, vf.index, vf.link), ("pf0", 3, Some(LinkPolicy::Down)));
+    let Ok(Action::SetVf(vf, _)) = put("vm.set-vf", &json!({"pf": "pf0", "index": 3, "link": "down"})) else {
+        panic!()
+    };
+    assert_eq!((&*vf.pf, vf.index, vf.link), ("pf0", Some(3), Some(LinkPolicy::Down)));
 }
 
 #[test]
@@ -174,8 +184,7 @@ fn no_array_is_longer_than_a_vm_can_have_devices_for() {
 
 #[test]
 fn endpoints_of_cloud_hypervisor_that_are_missing_here_are_501() {
-    let names =
-        ["add-device", "add-user-device", "snapshot", "restore", "send-migration", "receive-migration", "coredump"];
+    let names = ["add-user-device", "coredump"];
     for name in names.map(|name| format!("vm.{name}")) {
         let failure = put(&name, &json!({"destination_url": "file:///tmp"})).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::Unsupported);
@@ -248,12 +257,29 @@ fn configurations_of_generated_clients_are_accepted() {
 }
 
 #[test]
-fn only_vm_add_net_accepts_descriptors() {
+fn only_requests_that_give_taps_accept_descriptors() {
     let fds = || vec![OwnedFd::from(std::fs::File::open("/dev/null").unwrap())];
     for route in ROUTES {
-        let asked = Request { method: route.method, path: route.path, body: b"{}", fds: fds() }.action();
+        let restore = br#"{"source_url": "/s", "backends": [{"id": "a", "vf": 1, "num_fds": 1}]}"#;
+        let receive = br#"{"receiver_url": "unix:/s", "backends": [{"id": "a", "vf": 1, "num_fds": 1}]}"#;
+        let body = match route.path {
+            "/api/v1/vm.restore" => &restore[..],
+            "/api/v1/vm.receive-migration" => receive,
+            "/api/v1/vm.set-vf" => br#"{"pf": "a", "index": 1, "num_fds": 1}"#,
+            _ => b"{}",
+        };
+        let asked = Request { method: route.method, path: route.path, body, fds: fds() }.action();
         match (route.path, asked) {
             ("/api/v1/vm.add-net", Ok(Action::AddNet(_, fds))) => assert_eq!(fds.len(), 1),
+            ("/api/v1/vm.set-vf", Ok(Action::SetVf(change, fds))) => {
+                assert_eq!(change.num_fds, Some(fds.len()));
+            }
+            ("/api/v1/vm.restore", Ok(Action::Restore(config, fds))) => {
+                assert_eq!(config.backends[0].fds, fds.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>());
+            }
+            ("/api/v1/vm.receive-migration", Ok(Action::ReceiveMigration(config, fds))) => {
+                assert_eq!(config.backends[0].fds, fds.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>());
+            }
             (path, Err(Refusal::Failure(failure))) => match failure.kind {
                 ErrorKind::Unsupported => {}
                 _ => assert!(failure.chain[1].starts_with("it came with file descriptors"), "{path}: {failure:?}"),

@@ -15,7 +15,7 @@ fn a_status_line_has_no_reason_phrase() {
         ("PUT", "/api/v1/vm.boot", "HTTP/1.1 204 "),
         ("GET", "/api/v1/nothing", "HTTP/1.1 404 "),
         ("POST", "/api/v1/vm.boot", "HTTP/1.1 405 "),
-        ("PUT", "/api/v1/vm.snapshot", "HTTP/1.1 501 "),
+        ("PUT", "/api/v1/vm.coredump", "HTTP/1.1 501 "),
     ] {
         assert_eq!(server.ask(method, path, "").head.lines().next(), Some(line));
     }

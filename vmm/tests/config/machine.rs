@@ -300,10 +300,6 @@ fn a_console_that_cannot_be_is_refused() {
         with(|vm| vm.serial = "null,id=c".parse().unwrap()),
         "--serial null,id=c: the serial port is not a PCI device; leave id out"
     );
-    assert_eq!(
-        with(|vm| vm.console = "null,iommu=on".parse().unwrap()),
-        "--console iommu=on: virtual IOMMUs are not supported yet; leave iommu out"
-    );
     let both = |text: &str| (text.parse::<ConsoleConfig>().unwrap(), text.parse().unwrap());
     assert_eq!(
         with(|vm| (vm.console, vm.serial) = both("file=/tmp/f")),

@@ -115,6 +115,16 @@ fn a_mac_that_no_nic_can_have_is_refused() {
 }
 
 #[test]
+fn a_nic_in_standby_has_the_mac_of_another_and_its_vfs_are_not_in_standby() {
+    assert_eq!(
+        pf("standby=on"),
+        "--net id=pf0,standby=on: add mac=, that of the NIC that the guest uses while it has it"
+    );
+    let plan = plan(&["mac=52:54:00:00:00:01,standby=on,sriov_vfs=1"], &[]).unwrap();
+    assert_eq!(plan[0].functions().map(|nic| nic.spec.standby).collect::<Vec<_>>(), [true, false]);
+}
+
+#[test]
 fn a_tap_used_twice_is_refused() {
     assert_eq!(
         refusal(&["id=a,tap=t", "id=b,tap=t"], &[]),
@@ -478,7 +488,6 @@ fn a_vdpa_device_that_cannot_be_is_refused() {
         with(|vm| vm.vdpa.push(serde_json::from_str(r#"{"path":""}"#).unwrap())),
         "--vdpa path=: the path is empty; give the device, such as /dev/vhost-vdpa-0"
     );
-    assert_eq!(vdpa("path=/d,iommu=on"), "--vdpa iommu=on: virtual IOMMUs are not supported yet; leave iommu out");
     assert_eq!(
         vdpa("path=/d,pci_device_id=32"),
         "--vdpa pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them"
@@ -496,11 +505,8 @@ fn a_vdpa_device_that_cannot_be_is_refused() {
     );
 }
 
-// What comes later is refused by name.
-
 #[test]
-fn what_comes_later_is_refused_by_name() {
-    assert_eq!(pf("iommu=on"), "--net id=pf0,iommu=on: virtual IOMMUs are not supported yet; leave iommu out");
+fn a_nic_on_a_segment_that_is_not_there_is_refused() {
     assert_eq!(
         pf("pci_segment=1"),
         "--net id=pf0,pci_segment=1: the VM has PCI segment 0 alone; leave pci_segment out, or add --platform \
@@ -509,7 +515,7 @@ fn what_comes_later_is_refused_by_name() {
 }
 
 #[test]
-fn what_comes_later_may_be_given_as_off() {
+fn keys_that_ask_for_nothing_may_be_given() {
     assert!(plan(&["id=a,iommu=off,pci_segment=0,bw_size="], &[]).is_ok());
 }
 

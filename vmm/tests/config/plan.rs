@@ -29,7 +29,7 @@ fn vfs_have_names_addresses_and_taps_that_follow_from_their_pf() {
         BackendPlan::Tap { spec, vhost: Vhost::Off }
     };
     assert_eq!((device.pf.spec.queue_pairs, &device.pf.backend), (2, &tap("t", 2)));
-    let NicPlan { spec: vf, backend } = &device.vfs[3];
+    let NicPlan { spec: vf, backend, .. } = &device.vfs[3];
     assert_eq!((vf.id.as_str(), vf.mac, backend), ("pf0v3", [6, 0, 0, 1, 0, 3], &tap("tv3", 1)));
     assert_eq!((vf.queue_pairs, vf.queue_size, vf.mtu), (1, 64, Some(9000)));
 }
@@ -39,7 +39,7 @@ fn a_vf_is_as_it_is_told_to_be() {
     let vf = "pf=pf0,index=1,tap=u,mac=52:54:00:00:01:00,mtu=1400,queue_size=16,num_queues=4,offload_tso=off,\
               ip=10.0.0.1,mask=255.255.255.0,host_mac=52:54:00:00:02:00";
     let plan = plan(&["id=pf0,tap=t,sriov_vfs=2,offload_ufo=off"], &[vf]).unwrap();
-    let NicPlan { spec: vf, backend } = &plan[0].vfs[1];
+    let NicPlan { spec: vf, backend, .. } = &plan[0].vfs[1];
     assert_eq!((vf.mac, vf.mtu, vf.queue_size), ([0x52, 0x54, 0, 0, 1, 0], Some(1400), 16));
     assert_eq!((vf.offload_tso, vf.offload_ufo, vf.offload_csum), (false, false, true));
     let spec = TapSpec {

@@ -106,7 +106,10 @@ fn a_key_of_a_later_version_may_be_there_at_its_default() {
         "sparse=on,backing_files=off,lock_granularity=byte-range".parse::<DiskConfig>().unwrap(),
         DiskConfig::default()
     );
-    assert_eq!("num_pci_segments=1,iommufd=off".parse::<PlatformConfig>().unwrap(), PlatformConfig::default());
+    assert_eq!(
+        "num_pci_segments=1,iommufd=off,vfio_p2p_dma=on".parse::<PlatformConfig>().unwrap(),
+        PlatformConfig::default()
+    );
     assert_eq!("off,id=c".parse::<ConsoleConfig>().unwrap().mode, ConsoleMode::Off);
 }
 

@@ -1,10 +1,10 @@
 #!/bin/sh
 # QEMU under the command line of cloud-hypervisor, as far as the measurements of `cargo xtask bench` use it: a PF with VFs, over taps,
-# on a bus below a root port; or an igb for a PF with a switch; or a vsock device, whose connections the kernel carries; or a shared
-# folder. What it has not been taught it refuses.
+# on a bus below a root port, also behind an IOMMU; or an igb for a PF with a switch; or a vsock device, whose connections the kernel
+# carries; or a shared folder. What it has not been taught it refuses.
 
 root=${0%/*}/qemu
-kernel= initramfs= cmdline= memory= pf= vfs= vsock= fs=
+kernel= initramfs= cmdline= memory= pf= vfs= vsock= fs= iommu= irqchip=on behind=
 
 value_of() { # KEY of LIST, which is key=value,key=value
     echo "$2" | tr , '\n' | sed -n "s/^$1=//p"
@@ -24,26 +24,34 @@ while [ $# -gt 0 ]; do
     --net-vf) vfs="$vfs $2" ;;
     --vsock) vsock=$2 ;;
     --fs) fs=$2 ;;
-    --serial | --console | --cpus) ;;
+    --platform) iommu=$(value_of iommu "$2") ;;
+    --serial | --console | --cpus | --api-socket) ;;
     *) echo "qemu.sh: $1 is not known" >&2; exit 1 ;;
     esac
     shift 2
 done
 
 set --
+# An IOMMU comes before what is behind it.
+case $iommu in
+'') ;;
+on) set -- -device virtio-iommu-pci; behind=,iommu_platform=on ;;
+intel) set -- -device intel-iommu; behind=,iommu_platform=on irqchip=split ;;
+*) echo "qemu.sh: --platform iommu=$iommu is not known" >&2; exit 1 ;;
+esac
 if [ -n "$pf" ]; then
-    set -- -device pcie-root-port,id=rp0,chassis=1,slot=1
+    set -- "$@" -device pcie-root-port,id=rp0,chassis=1,slot=1
     if [ -n "$(value_of switch "$pf")" ]; then
         set -- "$@" -device igb,bus=rp0,addr=0x0.0,mac="$(value_of mac "$pf")",romfile=
     else
         function=0
         for vf in $vfs; do
             function=$((function + 1))
-            set -- "$@" -netdev "$(tap "vf$function" "$vf")" \
-                -device virtio-net-pci,bus=rp0,addr=0x0.$function,netdev=vf$function,mac="$(value_of mac "$vf")",sriov-pf=pf,romfile=
+            set -- "$@" -netdev "$(tap "vf$function" "$vf")" -device \
+                virtio-net-pci,bus=rp0,addr=0x0.$function,netdev=vf$function,mac="$(value_of mac "$vf")",sriov-pf=pf,romfile=$behind
         done
         set -- "$@" -netdev "$(tap pf "$pf")" \
-            -device virtio-net-pci,bus=rp0,addr=0x0.0,netdev=pf,mac="$(value_of mac "$pf")",id=pf,romfile=
+            -device virtio-net-pci,bus=rp0,addr=0x0.0,netdev=pf,mac="$(value_of mac "$pf")",id=pf,romfile=$behind
     fi
 fi
 if [ -n "$vsock" ]; then
@@ -57,5 +65,5 @@ if [ -n "$fs" ]; then
 fi
 
 exec "$root/lib/ld-linux-x86-64.so.2" --library-path "$root/lib" "$root/qemu-system-x86_64" -L "$root/share" \
-    -machine q35,accel=kvm -cpu host -smp 1 -m "$memory" -nodefaults -display none -no-reboot -serial stdio \
+    -machine q35,accel=kvm,kernel-irqchip=$irqchip -cpu host -smp 1 -m "$memory" -nodefaults -display none -no-reboot -serial stdio \
     -kernel "$kernel" -initrd "$initramfs" -append "$cmdline" "$@"

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -17,9 +18,11 @@ const MAX_STALE: usize = 4096;
 /// One queue of a tap: frames are read from and written to its descriptor, which does not block.
 #[derive(Debug)]
 pub struct TapQueue {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     multi_queue: bool,
     attached: bool,
+    /// Another program may have attached or detached it.
+    is_others: bool,
     spill: Option<Spill>,
     /// The changes of the link that its frames are known to have come after.
     link_changes: u64,
@@ -28,7 +31,18 @@ pub struct TapQueue {
 impl TapQueue {
     /// A queue of a tap; `attached` says whether it gets frames now.
     pub(super) fn new(fd: OwnedFd, multi_queue: bool, attached: bool) -> Self {
-        Self { fd, multi_queue, attached, spill: None, link_changes: 0 }
+        let fd = Arc::new(fd);
+        Self { fd, multi_queue, attached, is_others: false, spill: None, link_changes: 0 }
+    }
+
+    /// A queue that another program uses.
+    pub(super) fn of_other(fd: OwnedFd, multi_queue: bool) -> Self {
+        Self { is_others: true, ..Self::new(fd, multi_queue, !multi_queue) }
+    }
+
+    /// Its descriptor, which this does not keep open.
+    pub(super) fn descriptor(&self) -> Weak<OwnedFd> {
+        Arc::downgrade(&self.fd)
     }
 
     /// The spill area: that of [`Self::keep_spill`], or a new one.
@@ -58,7 +72,7 @@ impl TapQueue {
 
     /// Whether the tap was deleted.
     pub fn is_gone(&self) -> bool {
-        let mut fds = [PollFd::new(&self.fd, PollFlags::empty())];
+        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::empty())];
         // The kernel reports an error event without being asked for one.
         poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
     }
@@ -66,7 +80,7 @@ impl TapQueue {
     /// Whether it takes a frame now: not while the interface is down, or its owner has limited its buffer and that is
     /// full.
     pub fn is_writable(&self) -> bool {
-        let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
+        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)];
         poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents() == PollFlags::OUT
     }
 
@@ -76,13 +90,17 @@ impl TapQueue {
     ///
     /// When the tap is gone.
     pub fn set_attached(&mut self, attached: bool) -> io::Result<()> {
-        if !self.multi_queue || self.attached == attached {
+        if !self.multi_queue || self.attached == attached && !self.is_others {
             return Ok(());
         }
         let mut request = Ifreq::new("");
         request.set_flags(if attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE } as u16);
-        request.call(self.fd.as_fd(), IfreqIoctl::SET_QUEUE)?;
-        self.attached = attached;
+        match request.call(self.fd.as_fd(), IfreqIoctl::SET_QUEUE) {
+            // It is so already.
+            Err(error) if self.is_others && error.raw_os_error() == Some(libc::EINVAL) => {}
+            result => result?,
+        }
+        (self.attached, self.is_others) = (attached, false);
         Ok(())
     }
 
@@ -112,10 +130,18 @@ impl TapQueue {
         ioctl::set_header_length(self.fd.as_fd(), HEADER as libc::c_int)
     }
 
+    /// Sends these frames, each with its header, as far as the tap takes them at once.
+    pub(crate) fn announce(&self, frames: &[Vec<u8>]) {
+        // What it does not take is announced again, or found otherwise.
+        for frame in frames {
+            let _ = rustix::io::write(&self.fd, frame);
+        }
+    }
+
     /// Drops the frames that the tap holds, and returns their number.
     pub(crate) fn discard_stale(&self) -> u64 {
         let mut frame = [0; 64];
-        (0..MAX_STALE).take_while(|_| matches!(rustix::io::read(&self.fd, &mut frame), Ok(1..))).count() as u64
+        (0..MAX_STALE).take_while(|_| matches!(rustix::io::read(self.fd.as_fd(), &mut frame), Ok(1..))).count() as u64
     }
 }
 

@@ -8,16 +8,18 @@ use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_ACCESS_PLATFORM,
 };
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::error::VdpaFault;
+use super::follower::{Follower, Follows};
 use super::identity::{self, Identity};
 use super::kernel::{BackendFeature, Kernel};
 use super::locking::Locking;
-use super::mapping::Mapping;
 use super::reach;
 use super::spec::VdpaSpec;
+use crate::GuestMap;
+use crate::backend::mapping::Mapping;
 use crate::backend::{Ability, Attention, DoorbellPage, QueueRun, RunnerError, RunnerQueue, StartError};
 use crate::features::has;
 
@@ -32,14 +34,19 @@ const PERSISTENT: (u32, u32) = (6, 7);
 
 /// An open device.
 pub(crate) struct Device {
-    kernel: Box<dyn Kernel>,
+    /// Its path, for messages.
+    name: String,
+    kernel: Arc<dyn Kernel>,
     features: u64,
     backend_features: u64,
     queue_pairs: u16,
     control_queue: bool,
     /// See [`Self::goes_on_after_stop`].
     goes_on: bool,
+    /// What it reaches, unless somebody follows an IOMMU.
     mappings: Vec<Mapping>,
+    /// Once its function has been started behind an IOMMU.
+    follows: Option<Follows>,
     /// The doorbell pages of all queues, if the device has them.
     doorbells: Vec<Arc<DoorbellPage>>,
     /// The address that was set here: a reset may restore its own.
@@ -50,7 +57,7 @@ pub(crate) struct Device {
     forgotten: bool,
     state: State,
     /// What it reaches stays mapped until `kernel`, which is dropped first, has closed it.
-    _memory: GuestMemoryMmap,
+    _memory: GuestMap,
 }
 
 /// Why a device does not reach other memory.
@@ -92,7 +99,7 @@ impl Device {
     pub(crate) fn open(
         mut kernel: Box<dyn Kernel>,
         spec: &VdpaSpec,
-        memory: &GuestMemoryMmap,
+        memory: &GuestMap,
         suffices: impl FnOnce(&Ability) -> bool,
     ) -> Result<(Self, Ability), VdpaFault> {
         let mappings = reach::mappings(memory)?;
@@ -107,10 +114,11 @@ impl Device {
         let range = kernel.iova_range().map_err(VdpaFault::of("read the addresses that the device reaches"))?;
         reach::check_reach(&mappings, range)?;
         let backend_features = choose(&mut *kernel)?;
+        let kernel: Arc<dyn Kernel> = Arc::from(kernel);
         // A reset loses what the driver set by the control queue, and the driver may be waiting for an answer there.
         let can_go_on = can_resume(backend_features) || takes_positions(&*kernel);
         let goes_on = !ability.control_queue && can_go_on;
-        let locking = Locking::reserve(&mappings);
+        let locking = Locking::reserve(mappings.iter().map(Mapping::size).sum(), "VmPin:");
         let batch = BackendFeature::Batch.is_in(backend_features);
         // The kernel answers EFAULT whatever is wrong.
         reach::map(&*kernel, &mappings, batch).map_err(|error| {
@@ -121,12 +129,14 @@ impl Device {
         // Most devices have none.
         let doorbells = (0..queues).map(|queue| kernel.doorbell_page(queue).map(Arc::new)).collect::<io::Result<_>>();
         let device = Self {
+            name: spec.path.display().to_string(),
             features: identity.features,
             backend_features,
             queue_pairs: ability.queue_pairs,
             control_queue: ability.control_queue,
             goes_on,
             mappings,
+            follows: None,
             doorbells: doorbells.unwrap_or_default(),
             given_mac: identity.mac.filter(|_| identity.mac != own_mac),
             forgets,
@@ -146,6 +156,7 @@ impl Device {
     /// When the device fails or refuses; the caller then resets it. Continuing after a reset is refused if the device
     /// takes no queue positions, or if its own control queue has received commands, which nothing else knows.
     pub(crate) fn start(&mut self, run: &QueueRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
+        self.follow(run)?;
         if let State::Suspended(setup) = &self.state {
             if !run.untouched && *setup == Setup::of(run) && self.go_on(run).is_ok() {
                 self.state = State::Runs(Setup::of(run));
@@ -165,6 +176,26 @@ impl Device {
         Ok(())
     }
 
+    /// Has the device reach what its function reaches, if that is behind an IOMMU.
+    fn follow(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
+        let Some(iommu) = run.dma.iommu() else { return Ok(()) };
+        let what = "give the device what its function reaches";
+        if self.follows.is_none() {
+            let follower =
+                Follower::new(&self.kernel, &self.name, self.backend_features, (&self._memory, &self.mappings));
+            let follows = Follows { iommu: Arc::clone(iommu), follower: follower.map_err(RunnerError::of(what))? };
+            follows.begin().map_err(RunnerError::of(what))?;
+            self.follows = Some(follows);
+        }
+        let settled = self.follows.as_ref().map_or(Ok(()), |follows| follows.follower.settle());
+        Ok(settled.map_err(RunnerError::of(what))?)
+    }
+
+    /// What becomes readable when what the device reaches has to be changed with its queues stopped.
+    pub(crate) fn follower(&self) -> Option<&Follower> {
+        self.follows.as_ref().map(|follows| &*follows.follower)
+    }
+
     /// Whether the driver has sent commands to the device itself.
     fn was_commanded(&self, run: &QueueRun<'_>) -> bool {
         let pairs = if has(run.features, VIRTIO_NET_F_MQ) { self.queue_pairs } else { 1 };
@@ -175,7 +206,10 @@ impl Device {
         let kernel = &*self.kernel;
         if self.forgotten {
             let batch = BackendFeature::Batch.is_in(self.backend_features);
-            let mapped = reach::map_again(kernel, &self.mappings, batch);
+            let mapped = match &self.follows {
+                Some(follows) => follows.follower.map_again(),
+                None => reach::map_again(kernel, &self.mappings, batch),
+            };
             mapped.map_err(RunnerError::of("give the device the guest's memory again"))?;
             self.forgotten = false;
         }
@@ -236,16 +270,21 @@ impl Device {
     /// # Errors
     ///
     /// [`MemoryFault`]; the device may have to be closed.
-    pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryFault> {
+    pub(crate) fn set_memory(&mut self, memory: &GuestMap) -> Result<(), MemoryFault> {
         let refused = |fault| MemoryFault { fault, is_as_before: true };
         let new = reach::mappings(memory).map_err(refused)?;
         let range = self.kernel.iova_range().map_err(VdpaFault::of("read the addresses that the device reaches"));
         reach::check_reach(&new, range.map_err(refused)?).map_err(refused)?;
+        if let Some(follows) = &self.follows {
+            follows.set_memory(memory).map_err(refused)?;
+            (self.mappings, self._memory) = (new, memory.clone());
+            return Ok(());
+        }
         let only_in = |these: &[Mapping], those: &[Mapping]| -> Vec<Mapping> {
             these.iter().filter(|mapping| !those.contains(mapping)).copied().collect()
         };
         let (gone, came) = (only_in(&self.mappings, &new), only_in(&new, &self.mappings));
-        let locking = Locking::reserve(&came);
+        let locking = Locking::reserve(came.iter().map(Mapping::size).sum(), "VmPin:");
         let batch = BackendFeature::Batch.is_in(self.backend_features);
         if let Err(error) = reach::change(&*self.kernel, &gone, &came, batch) {
             let is_as_before = reach::change_back(&*self.kernel, &came, &gone, batch).is_ok();

@@ -3,8 +3,8 @@
 use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU,
-    VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP,
+    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP,
 };
 
 use super::error::VdpaFault;
@@ -116,17 +116,22 @@ impl Identity {
             mtu: self.mtu,
             control_queue,
             switches_offloads: false,
+            // The kernel's vhost-vdpa refuses one (`drivers/vhost/vdpa.c`, VHOST_SET_LOG_BASE).
+            logs_writes: false,
+            has_state: false,
         })
     }
 
     /// The feature bits for a NIC. A device with an address filters by it, so without a control queue of its own the
-    /// NIC cannot serve commands about addresses and filters. A device without an address does not filter.
+    /// NIC cannot serve commands about addresses and filters, but for that by which a driver says that it has announced
+    /// itself. A device without an address does not filter.
     fn offered(&self, control_queue: bool) -> u64 {
         if control_queue {
             return self.features;
         }
         let own = self.features & !(served_for_any() | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS);
-        let served = if self.mac.is_none() { served_for_any() & !(1 << VIRTIO_NET_F_MQ) } else { 0 };
+        let of_all = 1 << VIRTIO_NET_F_CTRL_VQ | 1 << VIRTIO_NET_F_GUEST_ANNOUNCE;
+        let served = if self.mac.is_none() { served_for_any() & !(1 << VIRTIO_NET_F_MQ) } else { of_all };
         own | served
     }
 }

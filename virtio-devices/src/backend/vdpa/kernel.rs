@@ -11,22 +11,22 @@ use vhost::vdpa::VhostVdpa;
 use vhost::vhost_kern::VhostKernFeatures;
 use vhost::vhost_kern::vdpa::VhostKernVdpa;
 use vhost::{VhostAccess, VhostBackend, VhostIotlbBackend, VhostIotlbMsg, VhostIotlbType};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::Permissions;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::ioctl::ioctl;
 use vmm_sys_util::ioctl_io_nr;
 
-use super::mapping::Mapping;
 use super::vduse::MessageTimeout;
-use crate::Memory;
+use crate::backend::mapping::Mapping;
 use crate::backend::vhost_common::{io_error, rings};
 use crate::backend::{DoorbellPage, RunnerQueue};
+use crate::{GuestMap, Memory};
 
 const VHOST: u32 = 0xaf;
 ioctl_io_nr!(VHOST_VDPA_RESUME, VHOST, 0x7e);
 
 /// An open device. Dropping it resets the device and removes its mappings.
-pub(crate) trait Kernel: Send {
+pub(crate) trait Kernel: Send + Sync {
     /// Makes this process its owner.
     fn set_owner(&self) -> io::Result<()>;
     /// Its kind (`virtio 1.4 §5`).
@@ -144,7 +144,7 @@ impl Character {
     pub(crate) fn open(path: &Path) -> io::Result<Box<dyn Kernel>> {
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
         // The device takes guest physical addresses, so no memory map is needed.
-        let memory = Memory::new(GuestMemoryMmap::new());
+        let memory = Memory::new(GuestMap::new());
         Ok(Box::new(Self(VhostKernVdpa::with(File::from(fd), memory, 0))))
     }
 }
@@ -219,7 +219,12 @@ impl Kernel for Character {
             Iotlb::End => (VhostIotlbType::BatchEnd, None),
         };
         let (iova, size, userspace_addr) = mapping.map_or((0, 0, 0), |part| (part.iova(), part.size(), part.host()));
-        let message = VhostIotlbMsg { iova, size, userspace_addr, perm: VhostAccess::ReadWrite, msg_type };
+        let perm = match mapping.map(Mapping::access) {
+            Some(Permissions::Read) => VhostAccess::ReadOnly,
+            Some(Permissions::Write) => VhostAccess::WriteOnly,
+            _ => VhostAccess::ReadWrite,
+        };
+        let message = VhostIotlbMsg { iova, size, userspace_addr, perm, msg_type };
         self.0.send_iotlb_msg(&message).map_err(io_error)
     }
 
@@ -230,7 +235,7 @@ impl Kernel for Character {
     fn set_queue_rings(&self, queue: &RunnerQueue) -> io::Result<()> {
         // The inherent method passes the addresses on; the trait's method of the same name translates them to host
         // addresses.
-        VhostKernVdpa::set_vring_addr(&self.0, queue.index.into(), &rings(queue)).map_err(io_error)
+        VhostKernVdpa::set_vring_addr(&self.0, queue.index.into(), &rings(queue, false)).map_err(io_error)
     }
 
     fn set_queue_position(&self, queue: u16, position: u16) -> io::Result<()> {

@@ -2,8 +2,6 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::mapping::Mapping;
-
 /// How much memory this process may pin, and how much it needs to, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Locking {
@@ -14,12 +12,12 @@ pub struct Locking {
 }
 
 impl Locking {
-    /// What it takes to pin all of `mappings`, for one more device: each device's pages count. Raises the limit as far
-    /// as this process may.
-    pub fn reserve(mappings: &[Mapping]) -> Self {
-        let size: u64 = mappings.iter().map(Mapping::size).sum();
+    /// What it takes to pin `size` more bytes, for one more device: each device's pages count. Raises the limit as far
+    /// as this process may. `counted` is where the kernel counts them in a process's status: `VmPin:` for vDPA
+    /// devices, `VmLck:` for VFIO.
+    pub fn reserve(size: u64, counted: &str) -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let needed = size.saturating_add(pinned(&status));
+        let needed = size.saturating_add(pinned(&status, counted));
         let limits = getrlimit(Resource::Memlock);
         if limits.current.is_some_and(|limit| limit < needed) {
             // If that is forbidden, mapping the memory fails.
@@ -35,8 +33,8 @@ impl Locking {
 }
 
 /// What a process has pinned, in bytes, according to its `/proc/self/status`.
-fn pinned(status: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+fn pinned(status: &str, counted: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(counted));
     let kibibytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
     kibibytes.unwrap_or(0_u64).saturating_mul(1024)
 }
@@ -47,8 +45,9 @@ mod tests {
 
     #[test]
     fn what_is_pinned_is_read_in_kibibytes() {
-        assert_eq!(pinned("VmLck:\t       0 kB\nVmPin:\t  262144 kB\nVmHWM:\t 1 kB\n"), 256 << 20);
-        assert_eq!(pinned(""), 0);
+        let status = "VmLck:\t       1 kB\nVmPin:\t  262144 kB\nVmHWM:\t 1 kB\n";
+        assert_eq!((pinned(status, "VmPin:"), pinned(status, "VmLck:")), (256 << 20, 1024));
+        assert_eq!(pinned("", "VmPin:"), 0);
     }
 
     #[test]

@@ -3,11 +3,10 @@
 use std::io;
 use std::ops::RangeInclusive;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::error::VdpaFault;
 use super::kernel::{Iotlb, Kernel};
-use super::mapping::Mapping;
+use crate::GuestMap;
+use crate::backend::mapping::Mapping;
 use crate::backend::vhost_common::is_shared;
 
 /// The parts of `memory`.
@@ -16,7 +15,7 @@ use crate::backend::vhost_common::is_shared;
 ///
 /// When another process could not map it. A device whose driver works on this process's addresses leaves such memory
 /// out without a word, and sees none of the guest's.
-pub(crate) fn mappings(memory: &GuestMemoryMmap) -> Result<Vec<Mapping>, VdpaFault> {
+pub(crate) fn mappings(memory: &GuestMap) -> Result<Vec<Mapping>, VdpaFault> {
     if !is_shared(memory) {
         return Err(VdpaFault::NotShared);
     }
@@ -123,7 +122,7 @@ mod tests {
 
     #[test]
     fn memory_of_this_process_alone_is_refused() {
-        let private = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
+        let private = GuestMap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
         assert!(matches!(mappings(&private), Err(VdpaFault::NotShared)));
     }
 }

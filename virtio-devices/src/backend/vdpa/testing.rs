@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use rustix::fs::MemfdFlags;
 use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_net::*;
-use vm_memory::{Address, FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Address, FileOffset, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::kernel::{Iotlb, Kernel};
 use super::vduse::MessageTimeout;
 use super::{Vdpa, VdpaError, VdpaSpec};
-use crate::Memory;
 use crate::backend::{DOORBELL_PAGE, DoorbellPage, RunnerQueue};
+use crate::{GuestMap, Memory};
 
 pub(crate) const PATH: &str = "/dev/vhost-vdpa-7";
 pub(crate) const OWN_MAC: [u8; 6] = [0x52, 0x54, 0, 0xd, 0xd, 7];
@@ -324,7 +324,7 @@ pub(crate) fn shared_memory() -> Memory {
     let file = Arc::new(std::fs::File::from(file));
     let part = |at, len, offset| (GuestAddress(at), len, Some(FileOffset::from_arc(Arc::clone(&file), offset)));
     let parts = [part(0, 0x10_0000, 0), part(1 << 32, 0x20_0000, 0x10_0000)];
-    Memory::new(GuestMemoryMmap::from_ranges_with_files(parts).unwrap())
+    Memory::new(GuestMap::from_ranges_with_files(parts).unwrap())
 }
 
 /// A queue with its rings at addresses that tell them apart.

@@ -1,6 +1,7 @@
 //! A vDPA device over a scripted kernel: which requests are made in which order, and what follows from each answer.
 
 mod doorbells;
+mod follow;
 mod lifecycle;
 mod memory;
 mod refusals;
@@ -10,6 +11,7 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_STATUS;
 
 use super::testing::*;
 use super::{Vdpa, VdpaSpec};
+use crate::DmaSpace;
 use crate::backend::{QueueRun, QueueRunner, RunnerQueue, StartError};
 use crate::net_protocol::Offloads;
 
@@ -25,7 +27,26 @@ fn start(vdpa: &mut Vdpa, positions: [u16; 2], untouched: bool) -> Result<(), St
 }
 
 fn start_with(vdpa: &mut Vdpa, queues: &[RunnerQueue], features: u64, untouched: bool) -> Result<(), StartError> {
-    let memory = vdpa.memory.clone();
-    let offloads = Offloads::empty();
-    vdpa.start(&QueueRun { queues, features, memory: &memory, offloads, active_pairs: 1, fresh: untouched, untouched })
+    let dma = DmaSpace::from(vdpa.memory.clone());
+    start_behind(vdpa, &dma, queues, features, untouched)
+}
+
+fn start_behind(
+    vdpa: &mut Vdpa,
+    dma: &DmaSpace,
+    queues: &[RunnerQueue],
+    features: u64,
+    untouched: bool,
+) -> Result<(), StartError> {
+    let (memory, offloads, active_pairs) = (vdpa.memory.clone(), Offloads::empty(), 1);
+    vdpa.start(&QueueRun {
+        queues,
+        features,
+        memory: &memory,
+        dma,
+        offloads,
+        active_pairs,
+        fresh: untouched,
+        untouched,
+    })
 }

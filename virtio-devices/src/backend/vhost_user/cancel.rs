@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::eventfd::borrow;
@@ -26,6 +27,13 @@ impl Cancel {
     pub fn cancel(&self) {
         // A full counter has ended them already.
         let _ = self.0.write(1);
+    }
+
+    /// Whether all waits have ended.
+    pub fn is_cancelled(&self) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     /// Readable once the waits have ended.

@@ -63,12 +63,31 @@ pub(crate) enum Fault {
     /// It is not even asked.
     #[error("the ring does not lie in one region of guest memory")]
     NotInMemory,
+    /// What comes through a pipe has no end, or is not taken.
+    #[error("the transfer was not complete in time")]
+    Unfinished,
+    /// More comes through a pipe than this many bytes.
+    #[error("more than {0} bytes come")]
+    TooLong(usize),
+    /// The peer brings a pipe instead of using the one that it was given.
+    #[error("the peer wants to use a pipe of its own, which is not supported")]
+    OwnPipe,
+    /// A pipe does not work.
+    #[error("the pipe: {0}")]
+    Pipe(io::Error),
     /// A malformed answer.
     #[error("the answer is malformed")]
     Nonsense,
     /// The system does not let it happen.
     #[error("{0}")]
     System(io::Error),
+}
+
+impl Fault {
+    /// Whether the connection is as it was before the request, so that the peer can go on.
+    pub(crate) fn keeps_peer(&self) -> bool {
+        matches!(self, Self::Refused | Self::Unfinished | Self::TooLong(_) | Self::OwnPipe | Self::Pipe(_))
+    }
 }
 
 impl From<Errno> for Fault {

@@ -4,9 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use vm_memory::{
-    Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress,
-};
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
 use super::connection::{ANSWER, Fault, PeerError};
 use super::error::VhostUserError;
@@ -14,6 +12,7 @@ use super::message::{MAX_FDS, NEED_REPLY, PROTOCOL_F_CONFIGURE_MEM_SLOTS, Reques
 use super::peer::{Mapping, Peer};
 use crate::backend::vhost_common::{is_same, is_shared};
 use crate::features::has;
+use crate::{GuestMap, GuestRegion};
 
 /// How long a peer may take to map guest memory, whatever its size.
 const MAPPING: Duration = Duration::from_secs(30);
@@ -22,7 +21,7 @@ const MAPPING_A_GIB: Duration = Duration::from_secs(2);
 
 /// How long a peer may take to map all of `memory`. One that locks its memory, as DPDK does by default, touches each
 /// page of it first.
-pub(crate) fn patience(memory: &GuestMemoryMmap) -> Duration {
+pub(crate) fn patience(memory: &GuestMap) -> Duration {
     let bytes: u64 = memory.iter().map(GuestMemoryRegion::len).sum();
     MAPPING + MAPPING_A_GIB.saturating_mul(u32::try_from(bytes >> 30).unwrap_or(u32::MAX))
 }
@@ -30,7 +29,7 @@ pub(crate) fn patience(memory: &GuestMemoryMmap) -> Duration {
 impl Peer {
     /// Has the peer map all of `memory` and nothing else, which may take long: [`Self::has_mapped`] reports when it
     /// has. It is asked for nothing else before.
-    pub(crate) fn map(&mut self, memory: &GuestMemoryMmap) -> Result<(), PeerError> {
+    pub(crate) fn map(&mut self, memory: &GuestMap) -> Result<(), PeerError> {
         let asked = Request::SET_MEM_TABLE;
         let first = memory.num_regions().min(MAX_FDS);
         let (table, files) = table(memory, first).ok_or(PeerError { request: asked, fault: unmappable() })?;
@@ -44,7 +43,7 @@ impl Peer {
     /// # Errors
     ///
     /// [`Fault::Refused`] if the peer does not take it: it reaches `old`. After any other error, it is lost.
-    pub(crate) fn remap(&mut self, old: &GuestMemoryMmap, new: &GuestMemoryMmap) -> Result<(), PeerError> {
+    pub(crate) fn remap(&mut self, old: &GuestMap, new: &GuestMap) -> Result<(), PeerError> {
         let request = Request::SET_MEM_TABLE;
         if !self.takes(new) {
             return Err(PeerError { request, fault: Fault::Refused });
@@ -73,7 +72,7 @@ impl Peer {
     }
 
     /// Whether the peer takes as many regions as `memory` has.
-    pub(crate) fn takes(&self, memory: &GuestMemoryMmap) -> bool {
+    pub(crate) fn takes(&self, memory: &GuestMap) -> bool {
         memory.num_regions() <= self.memory_slots.max(MAX_FDS)
     }
 
@@ -128,13 +127,13 @@ impl Peer {
 }
 
 /// Checks that other processes can map all of `memory`, as the peer at `path` is to.
-pub(crate) fn check(memory: &GuestMemoryMmap, path: &str) -> Result<(), VhostUserError> {
+pub(crate) fn check(memory: &GuestMap, path: &str) -> Result<(), VhostUserError> {
     if is_shared(memory) { Ok(()) } else { Err(VhostUserError::NotShared(path.to_owned())) }
 }
 
 /// The payload of `SET_MEM_TABLE` for the first `count` regions, and the files that go with it. `None` for memory that
 /// [`check`] refuses.
-fn table(memory: &GuestMemoryMmap, count: usize) -> Option<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
+fn table(memory: &GuestMap, count: usize) -> Option<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
     let (mut payload, mut files) = (numbers(&[u32::try_from(count).ok()?, 0]), Vec::new());
     for region in memory.iter().take(count) {
         let (description, file) = description(region)?;
@@ -145,7 +144,7 @@ fn table(memory: &GuestMemoryMmap, count: usize) -> Option<(Vec<u8>, Vec<Borrowe
 }
 
 /// A region as requests describe it, and its file.
-fn description(region: &GuestRegionMmap) -> Option<(Vec<u8>, BorrowedFd<'_>)> {
+fn description(region: &GuestRegion) -> Option<(Vec<u8>, BorrowedFd<'_>)> {
     let file = region.file_offset()?;
     let address = region.get_host_address(MemoryRegionAddress(0)).ok()?;
     let description = longs(&[region.start_addr().raw_value(), region.len(), address as u64, file.start()]);
@@ -157,7 +156,7 @@ fn unmappable() -> Fault {
 }
 
 /// The address in this process of `len` bytes of guest memory, if they lie in one region.
-pub(crate) fn address(memory: &GuestMemoryMmap, at: GuestAddress, len: u64) -> Option<u64> {
+pub(crate) fn address(memory: &GuestMap, at: GuestAddress, len: u64) -> Option<u64> {
     let (region, offset) = memory.to_region_addr(at)?;
     if region.len() - offset.raw_value() < len {
         return None;

@@ -28,6 +28,10 @@ pub(crate) const F_PROTOCOL_FEATURES: u32 = 30;
 
 /// Several pairs of queues.
 pub(crate) const PROTOCOL_F_MQ: u32 = 0;
+/// The peer logs what it writes to guest memory in memory that it is given.
+pub(crate) const PROTOCOL_F_LOG_SHMFD: u32 = 1;
+/// The peer announces the address of a NIC when it is asked to.
+pub(crate) const PROTOCOL_F_RARP: u32 = 2;
 /// Each request can be acknowledged.
 pub(crate) const PROTOCOL_F_REPLY_ACK: u32 = 3;
 /// The peer has a channel for requests of its own.
@@ -40,6 +44,8 @@ pub(crate) const PROTOCOL_F_INFLIGHT_SHMFD: u32 = 12;
 pub(crate) const PROTOCOL_F_CONFIGURE_MEM_SLOTS: u32 = 15;
 /// The peer knows the device status.
 pub(crate) const PROTOCOL_F_STATUS: u32 = 16;
+/// The peer gives its own state to a pipe, and takes it from one.
+pub(crate) const PROTOCOL_F_DEVICE_STATE: u32 = 19;
 
 /// A request to the peer: its number and its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +56,7 @@ impl Request {
     pub(crate) const SET_FEATURES: Self = Self(2, "SET_FEATURES");
     pub(crate) const SET_OWNER: Self = Self(3, "SET_OWNER");
     pub(crate) const SET_MEM_TABLE: Self = Self(5, "SET_MEM_TABLE");
+    pub(crate) const SET_LOG_BASE: Self = Self(6, "SET_LOG_BASE");
     pub(crate) const SET_VRING_NUM: Self = Self(8, "SET_VRING_NUM");
     pub(crate) const SET_VRING_ADDR: Self = Self(9, "SET_VRING_ADDR");
     pub(crate) const SET_VRING_BASE: Self = Self(10, "SET_VRING_BASE");
@@ -60,6 +67,7 @@ impl Request {
     pub(crate) const GET_PROTOCOL_FEATURES: Self = Self(15, "GET_PROTOCOL_FEATURES");
     pub(crate) const SET_PROTOCOL_FEATURES: Self = Self(16, "SET_PROTOCOL_FEATURES");
     pub(crate) const GET_QUEUE_NUM: Self = Self(17, "GET_QUEUE_NUM");
+    pub(crate) const SEND_RARP: Self = Self(19, "SEND_RARP");
     pub(crate) const SET_VRING_ENABLE: Self = Self(18, "SET_VRING_ENABLE");
     pub(crate) const SET_BACKEND_REQ_FD: Self = Self(21, "SET_BACKEND_REQ_FD");
     pub(crate) const GET_CONFIG: Self = Self(24, "GET_CONFIG");
@@ -70,6 +78,8 @@ impl Request {
     pub(crate) const ADD_MEM_REG: Self = Self(37, "ADD_MEM_REG");
     pub(crate) const SET_STATUS: Self = Self(39, "SET_STATUS");
     pub(crate) const GET_STATUS: Self = Self(40, "GET_STATUS");
+    pub(crate) const SET_DEVICE_STATE_FD: Self = Self(42, "SET_DEVICE_STATE_FD");
+    pub(crate) const CHECK_DEVICE_STATE: Self = Self(43, "CHECK_DEVICE_STATE");
 }
 
 impl fmt::Display for Request {

@@ -5,24 +5,25 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::cancel::Cancel;
 use super::channel::{Channel, Heard};
 use super::connection::{Answer, Connection, Fault, PeerError};
 use super::message::*;
 use super::role::VhostUserRole;
+use crate::GuestMap;
 use crate::features::has;
 
 /// How long all of the negotiation may take.
 const NEGOTIATION: Duration = Duration::from_secs(5);
 /// Protocol features that are used where the peer has them.
 const WANTED: u64 = 1 << PROTOCOL_F_MQ
+    | 1 << PROTOCOL_F_LOG_SHMFD
     | 1 << PROTOCOL_F_REPLY_ACK
     | 1 << PROTOCOL_F_CONFIG
     | 1 << PROTOCOL_F_INFLIGHT_SHMFD
     | 1 << PROTOCOL_F_CONFIGURE_MEM_SLOTS
-    | 1 << PROTOCOL_F_STATUS;
+    | 1 << PROTOCOL_F_STATUS
+    | 1 << PROTOCOL_F_DEVICE_STATE;
 
 /// A connected peer.
 #[derive(Debug)]
@@ -41,17 +42,39 @@ pub(crate) struct Peer {
     pub(super) memory_slots: usize,
     /// The memory that it is mapping.
     pub(super) mapping: Option<Mapping>,
+    /// What it was started with.
+    pub(super) started: Option<Started>,
 }
 
 /// Memory that a peer is mapping.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     /// All of it.
-    pub(super) memory: GuestMemoryMmap,
+    pub(super) memory: GuestMap,
     /// The request that the peer has not answered.
     pub(super) asked: Request,
     /// The regions that it has not been asked to map yet, by their numbers.
     pub(super) left: Range<usize>,
+}
+
+/// What a peer was started with, to be told again when its log begins or ends.
+#[derive(Debug)]
+pub(crate) struct Started {
+    /// The feature bits, without that of the log.
+    pub(super) features: u64,
+    /// Its rings.
+    pub(super) rings: Vec<RingPlace>,
+}
+
+/// Where a ring is.
+#[derive(Debug, Clone)]
+pub(crate) struct RingPlace {
+    /// Its index.
+    pub(super) index: u32,
+    /// The addresses in this process of the descriptor table, the used ring and the available ring.
+    pub(super) addresses: [u64; 3],
+    /// The guest address of the used ring.
+    pub(super) used: u64,
 }
 
 impl Peer {
@@ -74,6 +97,7 @@ impl Peer {
             channel: None,
             memory_slots: MAX_FDS,
             mapping: None,
+            started: None,
         };
         peer.features = peer.get_u64(Request::GET_FEATURES)?;
         if has(peer.features, F_PROTOCOL_FEATURES) {
@@ -81,6 +105,9 @@ impl Peer {
             let mut taken = offered & WANTED;
             if role.config_len() == 0 {
                 taken &= !(1 << PROTOCOL_F_CONFIG);
+            }
+            if matches!(role, VhostUserRole::Nic { .. }) {
+                taken |= offered & 1 << PROTOCOL_F_RARP;
             }
             // The backend channel only reports changes of the configuration.
             if has(taken, PROTOCOL_F_CONFIG) && role.hears_config(peer.features) {
@@ -100,6 +127,15 @@ impl Peer {
             peer.open_channel()?;
         }
         Ok(peer)
+    }
+
+    /// Has the peer announce the address `mac`, if it can.
+    pub(crate) fn send_rarp(&mut self, mac: [u8; 6]) -> Result<(), PeerError> {
+        if !has(self.protocol, PROTOCOL_F_RARP) {
+            return Ok(());
+        }
+        let [a, b, c, d, e, f] = mac;
+        self.set(Request::SEND_RARP, &[a, b, c, d, e, f, 0, 0], &[])
     }
 
     /// Whether the peer runs the queues of its role.

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK,
+    VIRTIO_F_ACCESS_PLATFORM,
 };
 use vmm_sys_util::eventfd::EventFd;
 
 use super::connection::{Answer, Fault, PeerError};
+use super::dirty_log::LOG_ALL;
 use super::memory;
 use super::message::*;
-use super::peer::Peer;
-use crate::backend::{QueueRun, RunnerQueue};
+use super::peer::{Peer, RingPlace, Started};
+use crate::backend::{QueueRun, RunnerQueue, SharedLog};
 use crate::eventfd::borrow;
 use crate::features::has;
 
@@ -38,13 +40,20 @@ impl Peer {
         &mut self,
         run: &QueueRun<'_>,
         inflight: &mut Option<Inflight>,
-        broken: &EventFd,
+        (broken, log): (&EventFd, Option<&SharedLog>),
     ) -> Result<(), PeerError> {
         self.connection.allow(START);
-        self.set_features(run.features)?;
+        if let Some(log) = log {
+            self.share_log(log)?;
+        }
+        // A peer that is told of VIRTIO_F_ACCESS_PLATFORM would ask what addresses stand for.
+        let ours = self.role.served_here() | LOG_ALL | 1 << VIRTIO_F_ACCESS_PLATFORM;
+        let features = (run.features | 1 << F_PROTOCOL_FEATURES) & !ours & self.features;
+        self.set_features(if log.is_some() { features | LOG_ALL } else { features })?;
         self.share_inflight(run, inflight)?;
+        let mut rings = Vec::with_capacity(run.queues.len());
         for queue in run.queues {
-            self.set_up(queue, run)?;
+            rings.push(self.set_up(queue, run, log.is_some())?);
             let payload = longs(&[queue.index.into()]);
             self.set(Request::SET_VRING_CALL, &payload, &[borrow(&queue.call)])?;
             self.set(Request::SET_VRING_ERR, &payload, &[borrow(broken)])?;
@@ -57,13 +66,16 @@ impl Peer {
             self.enable(queue.index, queue.index / 2 < run.active_pairs)?;
         }
         self.set_status(FOUND | VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK)?;
-        self.barrier()
+        self.barrier()?;
+        self.started = Some(Started { features, rings });
+        Ok(())
     }
 
     /// Stops `queue`. Returns the index of the next buffer that it would take. Together with the other queues, within
     /// [`STOP`] of [`Self::prepare_stop`].
     pub(crate) fn stop(&mut self, queue: u16) -> Result<u16, PeerError> {
         let request = Request::GET_VRING_BASE;
+        self.started = None;
         self.enable(queue, false)?;
         let answer = self.get(request, &numbers(&[queue.into(), 0]))?;
         let position = u32_at(&answer.payload, 4).and_then(|position| u16::try_from(position).ok());
@@ -95,10 +107,9 @@ impl Peer {
         self.barrier()
     }
 
-    /// Features without those that a NIC serves itself.
-    fn set_features(&mut self, negotiated: u64) -> Result<(), PeerError> {
+    /// Sets the features, and checks whether the peer takes them.
+    fn set_features(&mut self, features: u64) -> Result<(), PeerError> {
         let request = Request::SET_FEATURES;
-        let features = (negotiated & !self.role.served_here() | 1 << F_PROTOCOL_FEATURES) & self.features;
         self.set(request, &longs(&[features]), &[])?;
         self.set_status(FOUND | VIRTIO_CONFIG_S_FEATURES_OK)?;
         // Whether it takes them shows in the status (`virtio 1.4 §2.1`).
@@ -147,8 +158,8 @@ impl Peer {
         }
     }
 
-    /// Says where a ring is and at which position it continues.
-    fn set_up(&mut self, queue: &RunnerQueue, run: &QueueRun<'_>) -> Result<(), PeerError> {
+    /// Says where a ring is and at which position it continues, and whether it is `logged`.
+    fn set_up(&mut self, queue: &RunnerQueue, run: &QueueRun<'_>, logged: bool) -> Result<RingPlace, PeerError> {
         let index = u32::from(queue.index);
         let size = u64::from(queue.size);
         let address = |at, len| {
@@ -161,8 +172,9 @@ impl Peer {
         let available = address(queue.available, 6 + 2 * size)?;
         self.set(Request::SET_VRING_NUM, &numbers(&[index, queue.size.into()]), &[])?;
         self.set(Request::SET_VRING_BASE, &numbers(&[index, queue.position.into()]), &[])?;
-        let addresses = [numbers(&[index, 0]), longs(&[descriptors, used, available, 0])].concat();
-        self.set(Request::SET_VRING_ADDR, &addresses, &[])
+        let place = RingPlace { index, addresses: [descriptors, used, available], used: queue.used.0 };
+        self.place(&place, logged)?;
+        Ok(place)
     }
 
     /// Enables or disables a ring. Without protocol features a ring that has its doorbell is enabled, and there is one

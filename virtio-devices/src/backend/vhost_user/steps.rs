@@ -6,12 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::peer::Peer;
 use super::rings::Inflight;
 use super::role::VhostUserRole;
+use crate::GuestMap;
 use crate::backend::{QueueRun, RunnerQueue};
 use crate::net_protocol::Offloads;
 
@@ -50,13 +51,13 @@ impl VhostUserSteps {
     }
 
     /// Has the peer map `memory`. Returns whether it has.
-    pub fn map(&mut self, memory: &GuestMemoryMmap) -> Option<bool> {
+    pub fn map(&mut self, memory: &GuestMap) -> Option<bool> {
         self.peer.map(memory).ok()?;
         self.peer.has_mapped(Duration::ZERO).ok()
     }
 
     /// Starts `queues` queues of 16 descriptors each, a page apart, whose driver negotiated `features`.
-    pub fn start(&mut self, memory: &GuestMemoryMmap, queues: u16, features: u64) -> Option<()> {
+    pub fn start(&mut self, memory: &GuestMap, queues: u16, features: u64) -> Option<()> {
         let place = |index: u16| GuestAddress(u64::from(index) << 12);
         let queue = |index| RunnerQueue {
             index,
@@ -73,12 +74,13 @@ impl VhostUserSteps {
             queues: &queues,
             features,
             memory,
+            dma: &memory.clone().into(),
             offloads: Offloads::empty(),
             active_pairs: 1,
             fresh: true,
             untouched: true,
         };
-        self.peer.start(&run, &mut self.inflight, &self.eventfd).ok()
+        self.peer.start(&run, &mut self.inflight, (&self.eventfd, None)).ok()
     }
 
     /// Hears what the peer reports. Returns whether the configuration has changed.

@@ -3,6 +3,8 @@
 
 mod descriptors;
 mod device;
+mod device_state;
+mod dirty_log;
 mod memory;
 mod negotiation;
 mod peer;
@@ -17,11 +19,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{FileOffset, GuestAddress};
 
 use super::{Cancel, VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec};
 use crate::net::testing::*;
-use crate::{Memory, Port};
+use crate::{GuestMap, GuestRegion, Memory, Port};
 use peer::{Script, TestPeer};
 
 /// How long a peer that is to connect is waited for.
@@ -30,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A folder for sockets, what is shared with the peer, and the far end of the wire behind it.
 struct Rig {
     folder: tempfile::TempDir,
-    map: GuestMemoryMmap,
+    map: GuestMap,
     /// The peer's end of the wire, which outlives the peer.
     near: Arc<OwnedFd>,
     wire: OwnedFd,
@@ -107,19 +109,19 @@ impl Rig {
 }
 
 /// Guest memory that other processes can map.
-fn shared_memory() -> GuestMemoryMmap {
+fn shared_memory() -> GuestMap {
     let file = File::from(rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MEMORY + 4096).unwrap();
     // Not at the file's start, so that a peer has to look at the offset.
     let range = (GuestAddress(0), MEMORY as usize, Some(FileOffset::new(file, 4096)));
-    GuestMemoryMmap::from_ranges_with_files([range]).unwrap()
+    GuestMap::from_ranges_with_files([range]).unwrap()
 }
 
 /// `map` with a further region of `len` bytes at `at`.
-fn grown(map: &GuestMemoryMmap, at: u64, len: u64) -> GuestMemoryMmap {
+fn grown(map: &GuestMap, at: u64, len: u64) -> GuestMap {
     let file = File::from(rustix::fs::memfd_create("more-memory", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(len).unwrap();
-    let region = GuestRegionMmap::from_range(GuestAddress(at), len as usize, Some(FileOffset::new(file, 0)));
+    let region = GuestRegion::from_range(GuestAddress(at), len as usize, Some(FileOffset::new(file, 0)));
     map.insert_region(Arc::new(region.unwrap())).unwrap()
 }
 

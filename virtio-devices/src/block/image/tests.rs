@@ -159,3 +159,35 @@ fn direct_access_has_aligned_blocks_or_is_refused() {
         Err(error) => assert!(matches!(error, BlockError::Direct(_)), "{error}"),
     }
 }
+
+#[test]
+fn a_lock_that_was_given_up_is_another_s_until_it_is_taken_again() {
+    let file = image(1 << 20);
+    let source = open_image(file.path(), WRITE).unwrap();
+    let target = Image::open_unlocked(file.path(), WRITE).unwrap();
+    assert!(target.take().unwrap_err().to_string().contains("in use by another program"));
+    source.release().unwrap();
+    source.release().unwrap();
+    target.take().unwrap();
+    target.take().unwrap();
+    assert!(matches!(source.take(), Err(BlockError::InUse(_))));
+    target.release().unwrap();
+    source.take().unwrap();
+    // Who reads excludes no reader, and keeps its lock.
+    let readable = image(4096);
+    let reader = Image::open_unlocked(readable.path(), READ).unwrap();
+    reader.release().unwrap();
+    assert!(matches!(open_image(readable.path(), WRITE), Err(BlockError::InUse(_))));
+}
+
+#[test]
+fn an_image_of_another_size_is_not_taken() {
+    let file = image(1 << 20);
+    let target = Image::open_unlocked(file.path(), WRITE).unwrap();
+    file.as_file().set_len(2 << 20).unwrap();
+    let line = target.take().unwrap_err().to_string();
+    assert!(line.contains("has 2097152 bytes, and had 1048576 when it was opened"), "{line}");
+    open_image(file.path(), WRITE).unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    target.take().unwrap();
+}

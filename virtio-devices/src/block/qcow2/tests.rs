@@ -438,3 +438,40 @@ fn a_chain_without_an_end_is_looked_at_up_to_the_limit() {
     folder.qemu_img(&["rebase", "-u", "-b", "a", "-F", "qcow2", "a"]);
     assert_eq!(chain(&folder.path("a")).len(), MAX_CHAIN);
 }
+
+#[test]
+fn what_one_program_wrote_is_there_for_the_next_that_takes_the_image() {
+    let folder = Folder::new();
+    let path = folder.create("disk", &["-o", "cluster_size=4k"]);
+    let shared = || {
+        let _spawning = SPAWNING.lock();
+        crate::block::image::Image::open_unlocked(&path, READ_WRITE).unwrap()
+    };
+    let (source, target) = (shared(), shared());
+    source.take().unwrap();
+    let of = |image: &crate::block::image::Image, act: &mut dyn FnMut(&Qcow2)| match image.contents() {
+        Contents::Qcow2(qcow2) => act(qcow2),
+        Contents::Raw(_) => unreachable!(),
+    };
+    // One after the other writes, and each finds what all have written: tables are read anew.
+    for turn in 0..6_u8 {
+        let (one, other) = if turn % 2 == 0 { (&source, &target) } else { (&target, &source) };
+        of(one, &mut |image| {
+            for before in 0..turn {
+                assert_eq!(read(image, u64::from(before) * 65536, 512), [before + 1; 512]);
+            }
+            image.write(&[turn + 1; 65536], u64::from(turn) * 65536, false).unwrap();
+        });
+        of(other, &mut |image| assert!(image.write(&[0; 512], 0, false).is_err(), "it is not its own"));
+        assert!(matches!(other.take(), Err(BlockError::InUse(_))));
+        one.release().unwrap();
+        folder.check("disk");
+        other.take().unwrap();
+    }
+    drop((source, target));
+    folder.check("disk");
+    assert_eq!(
+        folder.contents("disk")[..6 << 16].chunks(65536).map(|part| part[0]).collect::<Vec<_>>(),
+        [1, 2, 3, 4, 5, 6]
+    );
+}

@@ -10,7 +10,7 @@ use super::super::counters::BlockCounter;
 use super::super::testing::*;
 use super::super::{Block, BlockError, BlockSpec};
 use crate::features::has;
-use crate::{DeviceSpecific, VirtioDevice};
+use crate::{DeviceSpecific, GuestRegion, VirtioDevice};
 
 #[test]
 fn what_is_no_disk_is_refused() {
@@ -150,7 +150,7 @@ fn guest_memory_that_is_exchanged_is_used_from_then_on() {
         assert_eq!(guest.write(0, &pattern(512, 1)), (OK, 1));
         // The same regions, and one more, as after memory was added.
         let (more, map) = (vm_memory::GuestAddress(1 << 32), guest.queues[0].memory.clone());
-        let region = vm_memory::GuestRegionMmap::from_range(more, 1 << 16, None).unwrap();
+        let region = GuestRegion::from_range(more, 1 << 16, None).unwrap();
         let map = vm_memory::GuestRegionCollection::insert_region(&map, Arc::new(region)).unwrap();
         guest.memory.lock().unwrap().replace(map.clone());
         guest.put_header(VIRTIO_BLK_T_IN, 0);

@@ -224,3 +224,36 @@ fn a_write_is_stable_when_the_driver_does_not_flush_or_said_so() {
         }
     }
 }
+
+#[test]
+fn pages_that_a_read_fills_are_noted_and_those_that_a_write_takes_from_are_not() {
+    use vm_memory::bitmap::Bitmap;
+    use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+    for (io_uring, alignment) in [(false, 1), (true, 1), (true, 512)] {
+        let mut guest = Guest::new(io_uring);
+        guest.stop();
+        guest.align(alignment);
+        guest.start(guest.block.features());
+        let map = guest.queues[0].memory.clone();
+        let log = crate::WriteLog::new(&map).unwrap();
+        let region = map.iter().next().unwrap();
+        let noted = |at: u64| region.bitmap().dirty_at(at as usize);
+        // Not aligned, so that one of the ways leads through another buffer.
+        let (from, to) = (BUFFERS + 0x1001, BUFFERS + 0x3ffe);
+        assert_eq!(guest.request(1, 0, &[(from, 1024, 0)]).0, OK);
+        assert!(!noted(from), "{io_uring} {alignment}");
+        log.take(0, &mut [0; 64]);
+        assert_eq!(guest.request(0, 0, &[(to, 1024, WRITE)]), (OK, 1025));
+        assert!(noted(to) && noted(to + 2), "{io_uring} {alignment}");
+        assert!(!noted(to + 0x1000 + 2) && !noted(to - 0x1000), "{io_uring} {alignment}");
+        // The driver writes 0xee there, before it asks.
+        log.take(0, &mut [0; 64]);
+        let head = guest.queues[0].build(&[(HEADER_AT, 16, 0), (STATUS_AT, 1, WRITE)]);
+        guest.put_header(VIRTIO_BLK_T_FLUSH, 0);
+        log.take(0, &mut [0; 64]);
+        guest.queues[0].offer(head);
+        guest.kick(0);
+        guest.wait_used(0, 1);
+        assert!(noted(STATUS_AT), "{io_uring} {alignment}");
+    }
+}

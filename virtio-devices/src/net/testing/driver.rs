@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::GuestMap;
 use parking_lot::Mutex;
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 /// The length of a frame's header.
 const HEADER: usize = 12;
@@ -20,8 +21,8 @@ pub(crate) const INDIRECT: u16 = 4;
 /// How long to wait for what a worker shall do.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(crate) fn memory() -> GuestMemoryMmap {
-    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap()
+pub(crate) fn memory() -> GuestMap {
+    GuestMap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap()
 }
 
 /// A frame of `len` bytes to `to`, with a payload that tells its bytes apart.
@@ -48,7 +49,7 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// The driver's side of one queue: the next descriptor and the next buffer are always new ones.
 pub(crate) struct DriverQueue {
-    pub memory: GuestMemoryMmap,
+    pub memory: GuestMap,
     pub queue: Arc<Mutex<Queue>>,
     base: u64,
     size: u16,
@@ -58,7 +59,7 @@ pub(crate) struct DriverQueue {
 }
 
 impl DriverQueue {
-    pub(crate) fn new(memory: &GuestMemoryMmap, index: u16, size: u16) -> Self {
+    pub(crate) fn new(memory: &GuestMap, index: u16, size: u16) -> Self {
         let base = u64::from(index) << 16;
         let mut queue = Queue::new(size).unwrap();
         queue.set_desc_table_address(Some(base as u32), None);

@@ -66,8 +66,11 @@ fn a_nic_says_what_it_is() {
     assert_eq!(net.queue_sizes(), [256, 256, 256, 256, 256, 256, 256, 256, 64]);
     let has = |bit: u32| net.features() & (1 << bit) != 0;
     assert!(has(VIRTIO_F_VERSION_1) && has(VIRTIO_NET_F_MQ) && has(VIRTIO_NET_F_MTU) && has(VIRTIO_NET_F_HOST_TSO4));
-    // VIRTIO_F_SR_IOV is the transport's; an announcement and a standby are not offered.
-    assert!(![37, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_STANDBY].into_iter().any(has));
+    assert!(has(VIRTIO_NET_F_GUEST_ANNOUNCE));
+    // VIRTIO_F_SR_IOV is the transport's; a standby is not offered unless it is asked for.
+    assert!(![37, VIRTIO_NET_F_STANDBY].into_iter().any(has));
+    let standby = Guest::with(crate::NetSpec { standby: true, ..spec(1, 256) });
+    assert_eq!(standby.net.features() ^ Guest::new(1, 256).net.features(), 1 << VIRTIO_NET_F_STANDBY);
     assert!(Guest::new(1, 256).net.features() & (1 << VIRTIO_NET_F_MQ) == 0);
 }
 

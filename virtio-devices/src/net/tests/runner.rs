@@ -1,5 +1,7 @@
 //! A NIC whose backend runs the queues: what its worker asks of the backend, and what the driver sees of it.
 
+mod translated;
+
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -8,7 +10,7 @@ use parking_lot::Mutex;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::*;
 use virtio_queue::QueueT;
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::GuestMemoryBackend;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::super::counters::Counter;
@@ -16,7 +18,7 @@ use super::super::testing::*;
 use super::super::{Net, NetError};
 use crate::backend::{Ability, Attention, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
 use crate::net_protocol::Offloads;
-use crate::{Backend, BackendChange, BackendKind, NO_VECTOR, Port, VirtioDevice};
+use crate::{Backend, BackendChange, BackendKind, GuestMap, NO_VECTOR, Port, VirtioDevice};
 
 const CONTROL: u16 = 2;
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_CTRL_VQ;
@@ -56,6 +58,8 @@ impl Scripted {
             mtu: None,
             control_queue: false,
             switches_offloads: true,
+            logs_writes: false,
+            has_state: false,
         };
         Self { script: Arc::default(), speaks: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()), ability }
     }
@@ -137,7 +141,7 @@ impl QueueRunner for Scripted {
         Ok(())
     }
 
-    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), RunnerError> {
+    fn set_memory(&mut self, memory: &GuestMap) -> Result<(), RunnerError> {
         let mut script = self.script.lock();
         script.asked.push(format!("memory {}", memory.num_regions()));
         if script.refuses_memory { Err(lost()) } else { Ok(()) }
@@ -552,4 +556,32 @@ fn a_backend_is_told_of_new_memory_by_whoever_has_it() {
     backend.script.lock().refuses_memory = false;
     before.set(&memory()).unwrap();
     assert_eq!(backend.asked(), ["memory 1"], "the worker has ended");
+}
+
+/// A backend that cannot say what it writes stands still while its link is held, and goes on from where it was.
+#[test]
+fn a_backend_stands_still_while_its_link_is_held() {
+    let backend = Scripted::new(1);
+    backend.script.lock().positions = vec![Some(3), Some(5)];
+    let mut guest = backend.guest(1);
+    let user = guest.net.memory_user().unwrap();
+    guest.net.hold_link(true);
+    user.stand().unwrap();
+    guest.start_at_once(FEATURES);
+    // Its driver comes meanwhile.
+    guest.net.memory_user().unwrap().stand().unwrap();
+    assert!(backend.asked().is_empty() && !guest.net.link_up());
+    guest.net.hold_link(false);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    guest.interrupts.take_isr();
+    guest.net.hold_link(true);
+    guest.net.memory_user().unwrap().stand().unwrap();
+    assert_eq!(backend.asked().last().unwrap(), "stop");
+    assert_ne!(guest.interrupts.take_isr() & 2, 0, "the driver is told");
+    guest.net.hold_link(false);
+    backend.await_asked("start [(0, 3), (1, 5)] pairs=1 fresh=true");
+    backend.script.lock().needs_reset_after_stop = true;
+    guest.net.hold_link(true);
+    let error = guest.net.memory_user().unwrap().stand().unwrap_err();
+    assert!(error.to_string().contains("without a reset"), "{error}");
 }

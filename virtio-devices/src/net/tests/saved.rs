@@ -3,7 +3,6 @@ use std::os::fd::OwnedFd;
 use crate::Port;
 use pci::{Placement, Rid, VfIndex, VfPlacement};
 use virtio_bindings::virtio_net::*;
-use vm_memory::GuestMemoryMmap;
 
 use super::super::Net;
 use super::super::counters::Counter;
@@ -12,7 +11,10 @@ use super::super::testing::*;
 use crate::backend::Tap;
 use crate::net_protocol::Offloads;
 use crate::testing::{Driver, Hosted};
-use crate::{DeviceSpecific, Lifecycle as _, Memory, NetSriov, NicState, VirtioDevice};
+use crate::{
+    BucketState, DeviceSpecific, GuestMap, Lifecycle as _, Memory, NetSpec, NetSriov, NicState, Policy, RateLimit,
+    RateLimits, VirtioDevice,
+};
 
 const GROUP: [u8; 6] = [1, 0, 0x5e, 0, 0, 1];
 const PF: Rid = Rid::from_bits(3 << 3);
@@ -147,7 +149,7 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(memory: &GuestMemoryMmap) -> Self {
+    fn new(memory: &GuestMap) -> Self {
         let (near, mut peers): (Vec<_>, Vec<_>) = (0..3).map(|_| sockets()).unzip();
         let mut nics = near.into_iter().map(|near| Net::new(spec(1, 256), Tap::over_sockets(vec![near])).unwrap());
         let vfs = VfPlacement { total_vfs: 2, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 1 };
@@ -245,4 +247,45 @@ fn a_vf_carries_frames_after_a_restore_from_where_its_rings_stood() {
     assert!(receive(&new.peer).is_none());
     new.device.pause();
     new.join();
+}
+
+/// A NIC whose guest may send 10 Mbit/s and 3 broadcasts a second, and receive 5 frames at once.
+fn limited() -> Net {
+    let second = std::time::Duration::from_secs(1);
+    let limits = RateLimits { ops: Some(RateLimit { size: 5, one_time_burst: 0, refill: second }), bandwidth: None };
+    let rate = std::num::NonZeroU32::new;
+    let policy = Policy { max_tx_rate: rate(10), storm: rate(3), ..Policy::default() };
+    let near = (0..2).map(|_| sockets().0).collect();
+    Net::new(NetSpec { limits, policy, ..spec(2, 256) }, Tap::over_sockets(near)).unwrap()
+}
+
+#[test]
+fn what_is_left_of_limits_comes_back_running_or_not() {
+    let _clock = crate::clock::testing::StoppedClock::new();
+    let old = limited();
+    assert_eq!(old.save(), DeviceSpecific::PowerOn);
+    old.use_up(1_000_000);
+    old.policy.load().storm.take(0);
+    let saved = state(&old);
+    // That of operations, which the limits have one of, and that of the rate.
+    assert_eq!(saved.buckets.transmit.len(), 2);
+    assert_eq!(saved.buckets.receive, [BucketState { missing: 0, burst: 0 }]);
+    for started in [None, Some(old.features())] {
+        let mut new = limited();
+        new.restore(&DeviceSpecific::Net(saved.clone()), started).unwrap();
+        assert_eq!(state(&new).buckets, saved.buckets);
+        let (old, new) = (old.policy.load(), new.policy.load());
+        assert!(new.transmit.limited_for().is_some());
+        assert_eq!(new.transmit.limited_for(), old.transmit.limited_for());
+        assert_eq!(new.storm.limited_for(), None);
+    }
+    let refused = error(saved.clone(), None);
+    assert_eq!(refused.as_deref(), Some("saved state of a device with different rate limits"));
+    let mut wrong = saved;
+    wrong.buckets.storm.push(BucketState { missing: 0, burst: 0 });
+    assert!(limited().restore(&DeviceSpecific::Net(wrong.clone()), None).is_err());
+    // A tap is no uplink that others send to, too.
+    wrong.buckets.storm.pop();
+    wrong.buckets.uplink = Some(BucketState { missing: 1, burst: 0 });
+    assert!(limited().restore(&DeviceSpecific::Net(wrong), None).is_err());
 }

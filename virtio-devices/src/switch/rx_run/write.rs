@@ -177,12 +177,10 @@ impl RxRun<'_, '_> {
 /// those beyond that were copied with them.
 fn front_of(new: &NewHead, frame: &Frame<'_>) -> ([u8; 2 * NEW_HEAD], usize) {
     let beyond = frame.front().get(policy::HEAD..).unwrap_or_default();
-    let mut front = [0; 2 * NEW_HEAD];
-    let mut len = 0;
-    for (to, from) in front.iter_mut().zip(new.bytes().iter().chain(beyond)) {
-        *to = *from;
-        len += 1;
-    }
+    let (mut front, bytes) = ([0; 2 * NEW_HEAD], new.bytes());
+    let len = bytes.len() + beyond.len();
+    front[..bytes.len()].copy_from_slice(bytes);
+    front[bytes.len()..len].copy_from_slice(beyond);
     (front, len)
 }
 

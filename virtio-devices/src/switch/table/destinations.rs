@@ -60,6 +60,11 @@ impl<'t> Destinations<'t> {
         { self }.next().is_none()
     }
 
+    /// Whether the uplink, which has this number, is one of them.
+    pub(crate) fn includes(&self, uplink: PortIndex) -> bool {
+        self.uplink == Some(uplink)
+    }
+
     fn goes_to(&self, port: PortIndex) -> bool {
         let (ports, source) = (self.ports, self.source);
         let Some(entry) = ports.get(port) else { return false };

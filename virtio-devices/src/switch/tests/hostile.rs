@@ -5,12 +5,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::rig::{BROADCAST, FEATURES, frame, mac, untrusted};
 use crate::net::testing::{DriverQueue, WRITE};
 use crate::switch::steps::SwitchSteps;
-use crate::{NetSpec, Policy, RateLimits, SharedQueue};
+use crate::{GuestMap, NetSpec, Policy, RateLimits, SharedQueue};
 
 const SIZE: u16 = 16;
 /// What the hostile drivers have: their rings and buffers.
@@ -29,6 +29,7 @@ fn spec(port: u16) -> NetSpec {
         offload_tso: true,
         offload_ufo: true,
         offload_csum: true,
+        standby: false,
         limits: RateLimits::default(),
         policy: Policy { address: Some(mac(port)), ..untrusted() },
         link_up: true,
@@ -83,7 +84,7 @@ fn header() -> impl Strategy<Value = [u8; 12]> {
 }
 
 impl Write {
-    fn carry_out(&self, memory: &GuestMemoryMmap, indexes: &mut [u16; 6]) {
+    fn carry_out(&self, memory: &GuestMap, indexes: &mut [u16; 6]) {
         let put = |at: u64, bytes: &[u8]| memory.write_slice(bytes, GuestAddress(at)).unwrap();
         let base = |queue: u64| queue << 13;
         let mut offer = |queue: u64, chain: &[(u64, u64, u16)]| {
@@ -143,7 +144,7 @@ proptest! {
         features in prop_oneof![Just(FEATURES), Just(FEATURES | 1 << 29), Just(FEATURES | 0x7f << 7 | 3)],
         writes in prop::collection::vec(prop::collection::vec(write(), 1..12), 1..12),
     ) {
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let memory = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let mut driver = [0, 1, 2, 3].map(|queue| DriverQueue::new(&memory, HONEST + queue, SIZE));
         let honest = |port: usize, driver: &[DriverQueue; 4]| {
             (0..2).map(|queue| (queue, Arc::clone(&driver[2 * port + usize::from(queue)].queue))).collect::<Vec<_>>()
@@ -151,7 +152,7 @@ proptest! {
         let evil = |port: u64| (0..3).map(|queue| (queue as u16, hostile((3 * port + queue) << 13))).collect();
         let ports =
             vec![(spec(0), evil(0)), (spec(1), evil(1)), (spec(2), honest(0, &driver)), (spec(3), honest(1, &driver))];
-        let mut steps = SwitchSteps::new(&memory, features, ports).unwrap();
+        let mut steps = SwitchSteps::new(&memory, features, None, ports).unwrap();
         let buffer = |port: usize, i: u64| BUFFERS + (port as u64 * 16 + i) * 2048;
         for port in 0..2 {
             (0..8).for_each(|i| _ = driver[2 * port].add(&[(buffer(port, i), 2048, WRITE)]));

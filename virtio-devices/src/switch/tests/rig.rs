@@ -1,6 +1,7 @@
 //! Ports whose drivers' sides are here.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +11,17 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_TABLE_SET, VIRTIO_NET_CTRL_RX, VIRTIO_NET_CTRL_RX_PROMISC,
     VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MRG_RXBUF,
 };
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use crate::backend::Tap;
 use crate::net::testing::{DriverQueue, WRITE, eventually, sockets};
 use crate::policy::Policy;
 use crate::switch::worker::SwitchWorker;
 use crate::switch::{PortSettings, Switch, SwitchMode, SwitchSpec};
-use crate::{Counter, Interrupts, Memory, Net, NetSpec, Port, RateLimits, Start, VirtioDevice, Worker};
+use crate::{
+    Counter, DmaSpace, GuestMap, Interrupts, Memory, Net, NetSpec, Port, RateLimits, Start, Translate, VirtioDevice,
+    Worker,
+};
 
 /// The size of all queues.
 pub(super) const SIZE: u16 = 256;
@@ -92,12 +96,18 @@ impl Config {
 impl Lan {
     /// A PF that is trusted, and VFs that are not. No driver runs.
     pub(super) fn new(config: &Config) -> Self {
+        Self::of(config, |_, _| {})
+    }
+
+    /// The same with NICs that `change` makes others, by their ports.
+    pub(super) fn of(config: &Config, change: impl FnMut(u16, &mut NetSpec)) -> Self {
         let (near, far) = sockets();
         let &Config { id, mode, ports, workers, uplink, pairs } = config;
         let uplink = uplink.then(|| Tap::over_sockets(vec![near]));
         let peer = uplink.is_some().then_some(far);
-        let switch = Switch::new(SwitchSpec { id: id.into(), mode, ports, workers, uplink }).unwrap();
-        Self { nics: Self::nics(&switch, ports, pairs), switch, peer }
+        let spec = SwitchSpec { id: id.into(), mode, ports, workers, uplink, uplink_rate: None };
+        let switch = Switch::new(spec).unwrap();
+        Self { nics: Self::nics(&switch, ports, pairs, change), switch, peer }
     }
 
     /// A closed switch whose worker's work the test does. All drivers run, without buffers.
@@ -107,9 +117,26 @@ impl Lan {
 
     /// The same with VFs of so many pairs of queues, and drivers that have negotiated `features`.
     pub(super) fn stepped_with(ports: u16, pairs: u16, features: u64) -> (Self, SwitchWorker) {
-        let spec = SwitchSpec { id: "pf0".into(), mode: SwitchMode::Veb, ports, workers: 1, uplink: None };
+        Self::stepped_over(None, None, ports, pairs, features)
+    }
+
+    /// The same with an uplink of so many Mbit/s that only takes frames.
+    pub(super) fn stepped_at(ports: u16, uplink_rate: Option<NonZeroU32>) -> (Self, SwitchWorker) {
+        Self::stepped_over(Some(sockets()), uplink_rate, ports, 1, FEATURES)
+    }
+
+    fn stepped_over(
+        uplink: Option<(OwnedFd, OwnedFd)>,
+        uplink_rate: Option<NonZeroU32>,
+        ports: u16,
+        pairs: u16,
+        features: u64,
+    ) -> (Self, SwitchWorker) {
+        let (near, peer) = uplink.unzip();
+        let uplink = near.map(|near| Tap::over_sockets(vec![near]));
+        let spec = SwitchSpec { id: "pf0".into(), mode: SwitchMode::Veb, ports, workers: 1, uplink, uplink_rate };
         let (switch, mut worker) = Switch::stepped(spec).unwrap();
-        let mut lan = Self { nics: Self::nics(&switch, ports, pairs), switch, peer: None };
+        let mut lan = Self { nics: Self::nics(&switch, ports, pairs, |_, _| {}), switch, peer };
         lan.nics.iter_mut().for_each(|nic| nic.start(features));
         worker.begin();
         worker.step(Some(Duration::ZERO));
@@ -117,10 +144,11 @@ impl Lan {
         (lan, worker)
     }
 
-    fn nics(switch: &Switch, ports: u16, pairs: u16) -> Vec<Nic> {
+    fn nics(switch: &Switch, ports: u16, pairs: u16, mut change: impl FnMut(u16, &mut NetSpec)) -> Vec<Nic> {
         let len = FRAMES + u64::from(ports) * AREA;
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), len as usize)]).unwrap();
-        (0..ports).map(|port| Nic::new(port, if port == 0 { 1 } else { pairs }, switch, &memory)).collect()
+        let memory = GuestMap::from_ranges(&[(GuestAddress(0), len as usize)]).unwrap();
+        let pairs = |port| if port == 0 { 1 } else { pairs };
+        (0..ports).map(|port| Nic::new(port, pairs(port), switch, &memory, |spec| change(port, spec))).collect()
     }
 
     /// With drivers that have negotiated [`FEATURES`], buffers in all receive queues, and no promiscuous PF.
@@ -170,7 +198,9 @@ pub(super) struct Nic {
     control: DriverQueue,
     pub interrupts: Arc<Interrupts>,
     pub workers: Vec<Worker>,
-    memory: GuestMemoryMmap,
+    memory: GuestMap,
+    /// What it is behind, from its next start on.
+    pub iommu: Option<Arc<dyn Translate>>,
     port: u16,
     /// Where the buffers lie, by the heads of their chains.
     buffers: HashMap<u32, u64>,
@@ -179,8 +209,8 @@ pub(super) struct Nic {
 }
 
 impl Nic {
-    fn new(port: u16, pairs: u16, switch: &Switch, memory: &GuestMemoryMmap) -> Self {
-        let spec = NetSpec {
+    fn new(port: u16, pairs: u16, switch: &Switch, memory: &GuestMap, change: impl FnOnce(&mut NetSpec)) -> Self {
+        let mut spec = NetSpec {
             id: format!("pf0v{port}"),
             mac: mac(port),
             mtu: None,
@@ -189,10 +219,12 @@ impl Nic {
             offload_tso: true,
             offload_ufo: true,
             offload_csum: true,
+            standby: false,
             limits: RateLimits::default(),
             policy: if port == 0 { Policy::default() } else { untrusted() },
             link_up: true,
         };
+        change(&mut spec);
         let net = Net::new(spec, switch.port(port).unwrap()).unwrap();
         let mut nic = Self {
             net,
@@ -205,6 +237,7 @@ impl Nic {
             interrupts: Arc::new(Interrupts::new(9, 10)),
             workers: Vec::new(),
             memory: memory.clone(),
+            iommu: None,
             port,
             buffers: HashMap::new(),
             provided: 0,
@@ -218,7 +251,7 @@ impl Nic {
         (0..9).for_each(|queue| self.interrupts.set_queue_vector(queue, queue));
     }
 
-    pub(super) fn memory(&self) -> &GuestMemoryMmap {
+    pub(super) fn memory(&self) -> &GuestMap {
         &self.memory
     }
 
@@ -236,11 +269,21 @@ impl Nic {
         FRAMES + u64::from(self.port) * AREA
     }
 
+    /// The first and the last address of its rings, and the same of its buffers.
+    pub(super) fn places(&self) -> [(u64, u64); 2] {
+        let rings = u64::from(RINGS * self.port) << 16;
+        [(rings, rings + (u64::from(RINGS) << 16) - 1), (self.area(), self.area() + AREA - 1)]
+    }
+
     pub(super) fn start(&mut self, features: u64) {
         let further = self.further.iter().flatten();
         let queues = [&self.rx, &self.tx].into_iter().chain(further).chain([&self.control]);
+        let memory = Memory::new(self.memory.clone());
         let start = Start {
-            memory: Memory::new(self.memory.clone()),
+            memory: match &self.iommu {
+                Some(iommu) => DmaSpace::translated(memory, Arc::clone(iommu)),
+                None => memory.into(),
+            },
             features,
             queues: (0..).zip(queues).map(|(index, queue)| (index, Arc::clone(&queue.queue))).collect(),
             interrupts: Arc::clone(&self.interrupts),

@@ -71,6 +71,35 @@ fn a_port_goes_on_where_it_was_after_a_stop_that_is_no_reset() {
     assert_eq!(lens, (64..84).collect::<Vec<_>>());
 }
 
+/// Ports stop and come back one after the other, and what waits in their rings is for each other.
+#[test]
+fn frames_wait_until_all_ports_are_back() {
+    for (first, last) in [(1, 2), (2, 1)] {
+        let mut lan = Lan::running(&Config::closed(3));
+        for round in 0..20 {
+            lan.nics[0].net.hold_frames(true);
+            lan.nics[1].queue(&frame(mac(1), mac(2), 64 + round));
+            lan.nics[1].kick();
+            lan.nics[first].stop();
+            thread::sleep(Duration::from_millis(2));
+            lan.nics[last].stop();
+            lan.nics[1].queue(&frame(mac(1), mac(2), 164 + round));
+            lan.nics[first].start(FEATURES);
+            thread::sleep(Duration::from_millis(2));
+            lan.nics[last].start(FEATURES);
+            lan.nics[0].net.hold_frames(false);
+            lan.nics[1].wait_sent(2);
+            let mut lens = Vec::new();
+            eventually("both frames", || {
+                lens.extend(lan.nics[2].received().iter().map(Vec::len));
+                lens.len() == 2
+            });
+            assert_eq!(lens, [64 + round, 164 + round]);
+        }
+        assert_eq!(lan.count(1, Counter::TxUnknown), 0);
+    }
+}
+
 #[test]
 fn idle_ports_cost_no_thread_and_open_ones_none_but_the_workers() {
     let threads = || {

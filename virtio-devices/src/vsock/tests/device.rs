@@ -11,7 +11,7 @@ use super::super::packet::{Header, Ports, STREAM, op};
 use super::super::*;
 use super::rig::{Packet, pattern};
 use crate::net::testing::{BUFFERS, DriverQueue, WRITE, eventually, memory};
-use crate::{ErrorKind, Interrupts, Memory};
+use crate::{ErrorKind, Interrupts};
 
 const RECEIVE_BUFFERS: u64 = BUFFERS + (2 << 20);
 
@@ -43,7 +43,7 @@ impl Guest {
     fn start(&mut self) {
         let queues = self.queues.iter().zip(0..).map(|(queue, index)| (index, Arc::clone(&queue.queue)));
         let start = Start {
-            memory: Memory::new(self.queues[0].memory.clone()),
+            memory: self.queues[0].memory.clone().into(),
             features: FEATURES & !(1 << VIRTIO_RING_F_EVENT_IDX),
             queues: queues.collect(),
             interrupts: Arc::clone(&self.interrupts),

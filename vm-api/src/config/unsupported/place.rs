@@ -43,6 +43,8 @@ pub enum Object {
     Vf,
     /// `DiskConfig`.
     Disk,
+    /// `DeviceConfig`.
+    Device,
     /// `PlatformConfig`.
     Platform,
     /// An object whose fields are all supported.
@@ -58,10 +60,6 @@ pub enum Harmless {
     Null,
     /// This one.
     Is(bool),
-    /// This one.
-    Number(u64),
-    /// These, both included.
-    Numbers(u64, u64),
     /// This one, in JSON and on the command line.
     Word(&'static str, &'static str),
     /// An empty array.
@@ -80,6 +78,7 @@ impl Object {
             Self::Net => Some("--net"),
             Self::Vf => Some("--net-vf"),
             Self::Disk => Some("--disk"),
+            Self::Device => Some("--device"),
             Self::Platform => Some("--platform"),
             Self::Vm | Self::Payload | Self::Whole => None,
         }
@@ -91,9 +90,8 @@ impl Harmless {
     pub(super) fn value(&self) -> Option<Value> {
         match self {
             Self::Is(value) => Some((*value).into()),
-            Self::Number(value) => Some((*value).into()),
             Self::Word(value, _) => Some((*value).into()),
-            Self::Null | Self::Numbers(..) | Self::Empty | Self::If(_) => None,
+            Self::Null | Self::Empty | Self::If(_) => None,
         }
     }
 }

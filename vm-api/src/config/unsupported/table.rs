@@ -6,20 +6,13 @@
 
 use serde_json::{Map, Value};
 
-use super::place::Harmless::{Empty, If, Is, Null, Number, Numbers, Word};
+use super::place::Harmless::{Empty, If, Is, Null, Word};
 use super::place::Missing;
-use super::place::Object::{Cpus, Net, Payload, Platform, Vf, Vm};
+use super::place::Object::{Cpus, Device, Net, Payload, Platform, Vf, Vm};
 use super::place::Place::{self, Endpoint, Field, Flag, Setting};
 
-/// `iommu=on` of a device.
-pub const VIRTUAL_IOMMU: &str = "virtual IOMMUs are";
 /// `image_type` of a disk, other than raw and qcow2.
 pub const IMAGE_TYPE: &str = "image formats other than raw and qcow2 are";
-
-/// No rate is no limit, and sriov-cni sends it so.
-fn is_zero(value: &Value, _: &Map<String, Value>) -> bool {
-    value.as_u64() == Some(0)
-}
 
 /// Cloud Hypervisor has this field only in special builds, and prints it only there.
 fn is_false(value: &Value, _: &Map<String, Value>) -> bool {
@@ -33,7 +26,8 @@ const fn missing(what: &'static str, places: &'static [Place]) -> Missing {
 /// All features that are not supported yet.
 pub(super) const TABLE: &[Missing] = &[
     // Devices.
-    missing("VFIO devices are", &[Flag("--device"), Field(Vm, "devices", Empty), Endpoint("vm.add-device")]),
+    missing("VFIO devices by descriptor, and iommufd, are", &[Setting(Device, "fd", Null)]),
+    missing("peer-to-peer cliques of GPUs are", &[Setting(Device, "x_nv_gpudirect_clique", Null)]),
     missing(
         "vfio-user devices are",
         &[Flag("--user-device"), Field(Vm, "user_devices", Empty), Endpoint("vm.add-user-device")],
@@ -44,29 +38,11 @@ pub(super) const TABLE: &[Missing] = &[
     // Disks and NICs.
     missing(IMAGE_TYPE, &[]),
     missing(
-        "minimum rates, and the rate of an uplink that they are shares of, are",
-        &[
-            Setting(Net, "uplink_rate", If(is_zero)),
-            Setting(Net, "min_tx_rate", If(is_zero)),
-            Setting(Vf, "min_tx_rate", If(is_zero)),
-        ],
-    ),
-    missing(
         "queries of receive side scaling, which no NIC has, are",
         &[Setting(Net, "query_rss", If(is_false)), Setting(Vf, "query_rss", If(is_false))],
     ),
     // PCI.
-    missing(
-        VIRTUAL_IOMMU,
-        &[
-            Field(Vm, "iommu", Is(false)),
-            Setting(Platform, "iommu_segments", Empty),
-            Setting(Platform, "iommu_address_width", Numbers(64, 64)),
-            Field(Platform, "iommu_address_width_bits", Number(64)),
-        ],
-    ),
     missing("iommufd is", &[Setting(Platform, "iommufd", Is(false)), Setting(Platform, "iommufd_fd", Null)]),
-    missing("choosing DMA between devices is", &[Setting(Platform, "vfio_p2p_dma", Is(true))]),
     // vCPUs.
     missing("Hyper-V enlightenments are", &[Setting(Cpus, "kvm_hyperv", Is(false))]),
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
@@ -82,7 +58,5 @@ pub(super) const TABLE: &[Missing] = &[
     missing("confidential VMs are", &[Field(Platform, "tdx", If(is_false)), Field(Platform, "sev_snp", If(is_false))]),
     // The program.
     missing("debugging with gdb is", &[Flag("--gdb"), Field(Vm, "gdb", If(is_false))]),
-    missing("snapshots are", &[Flag("--restore"), Endpoint("vm.snapshot"), Endpoint("vm.restore")]),
-    missing("live migration is", &[Endpoint("vm.send-migration"), Endpoint("vm.receive-migration")]),
     missing("guest core dumps are", &[Endpoint("vm.coredump")]),
 ];

@@ -123,6 +123,21 @@ impl Template {
         Self { entries, topology }
     }
 
+    /// The CPUID of a VM that was saved, whose vCPUs are in this shape.
+    pub const fn saved(entries: Vec<kvm_cpuid_entry2>, topology: Topology) -> Self {
+        Self { entries, topology }
+    }
+
+    /// What all vCPUs have in common.
+    pub fn entries(&self) -> &[kvm_cpuid_entry2] {
+        &self.entries
+    }
+
+    /// The shape of the vCPUs.
+    pub const fn topology(&self) -> Topology {
+        self.topology
+    }
+
     /// The local APIC ID of vCPU `id`.
     pub fn apic_id(&self, id: u32) -> u32 {
         self.topology.apic_id(id)

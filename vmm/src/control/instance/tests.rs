@@ -79,7 +79,7 @@ fn an_address_that_a_vf_is_given_is_its_own_in_the_configuration() {
     );
     let given = |index, mac: &str| {
         let mac = Some(mac.parse().unwrap());
-        let change = SetVf { pf: "a".to_string(), index, mac, ..SetVf::default() };
+        let change = SetVf { pf: "a".to_string(), index: Some(index), mac, ..SetVf::default() };
         instance.planned_with_vf(&change).map(Option::unwrap)
     };
     for index in 0..3 {

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use pci::VfIndex;
 use virtio_devices::{
-    DeviceState, Doorbell, FileMapping, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, NewThread, Port,
+    DeviceState, Doorbell, FunctionStatus, Inspect, Lifecycle, MemoryArea, MemoryUser, Message, NewThread, Port,
     Signals, SriovStatus, StateError,
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -22,7 +22,7 @@ struct Says {
     windows: Vec<Window>,
     doorbells: Vec<Doorbell>,
     messages: Vec<Message>,
-    memory: Option<(WindowId, Arc<FileMapping>)>,
+    memory: Vec<MemoryArea>,
     /// A worker that its next write stops.
     stopping: Option<Thread>,
     /// Hears that doorbells changed without an access.
@@ -86,8 +86,8 @@ impl Signals for Fake {
         out.extend(self.0.lock().messages.iter().filter(|message| is_in(message.requester, reach)).cloned());
     }
 
-    fn memory(&self) -> Option<(WindowId, Arc<FileMapping>)> {
-        self.0.lock().memory.clone()
+    fn memory(&self, out: &mut Vec<MemoryArea>) {
+        out.extend(self.0.lock().memory.iter().cloned());
     }
 
     fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
@@ -121,7 +121,8 @@ impl Inspect for Fake {
 
 impl Lifecycle for Fake {
     fn pause(&mut self) -> Outcome {
-        EFFECTS.into()
+        let stopping = self.0.lock().stopping.take();
+        Outcome { stopping: stopping.into_iter().collect(), ..EFFECTS.into() }
     }
 
     fn resume(&mut self) -> Outcome {
@@ -429,3 +430,23 @@ fn an_access_waits_for_what_it_stopped_and_the_device_can_be_reached_meanwhile()
 mod doorbells;
 mod memory;
 mod resuming;
+
+#[test]
+fn a_pause_that_has_a_deadline_waits_no_longer_for_a_worker() {
+    let rig = rig();
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    rig.wants.lock().stopping = Some(
+        NewThread::new("late", 1 << 16, move || {
+            let _ = ends.recv();
+        })
+        .start()
+        .unwrap(),
+    );
+    let began = Instant::now();
+    assert!(!rig.slot.pause_by(began + Duration::from_millis(50)));
+    assert!(began.elapsed() >= Duration::from_millis(50));
+    end.send(()).unwrap();
+    rig.wants.lock().stopping = Some(NewThread::new("soon", 1 << 16, || {}).start().unwrap());
+    assert!(rig.slot.pause_by(Instant::now() + Duration::from_secs(60)));
+    assert!(rig.slot.pause_by(Instant::now()), "nothing runs");
+}

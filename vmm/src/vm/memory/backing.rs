@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::Advice;
+use virtio_devices::{DirtyBitmap, GuestRegion};
+use vm_memory::bitmap::NewBitmap;
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
+use vm_memory::{FileOffset, GuestAddress, MmapRegion};
 
 use super::error::MemoryError;
 use crate::config::{MemoryConfig, MemoryZoneConfig};
@@ -20,6 +22,7 @@ const PAGE: u64 = 4096;
 pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// The backing of the regions of a part of a guest's memory.
+#[derive(Clone)]
 pub(super) struct Backing {
     /// The key that says the size.
     key: &'static str,
@@ -85,6 +88,16 @@ impl Backing {
         Ok(backing)
     }
 
+    /// The same, whose pages are those of `file` until they are written to. The file stays as it is.
+    pub(super) fn of_image(&self, file: &Arc<File>) -> Self {
+        Self { shared: false, file: Some(Arc::clone(file)), ..self.clone() }
+    }
+
+    /// The same, whose pages are those of `file`, and other programs'.
+    pub(super) fn of_passed(&self, file: &Arc<File>) -> Self {
+        Self { shared: true, file: Some(Arc::clone(file)), ..self.clone() }
+    }
+
     /// A memfd for all regions. Its size is sealed, so that no peer can make this process fault by truncating it.
     fn create_file(&self) -> io::Result<File> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -97,10 +110,10 @@ impl Backing {
         Ok(fd.into())
     }
 
-    pub(super) fn region(&self, range: &Range<u64>, offset: u64) -> Result<GuestRegionMmap, MemoryError> {
+    pub(super) fn region(&self, range: &Range<u64>, offset: u64) -> Result<GuestRegion, MemoryError> {
         let len = usize::try_from(range.end - range.start).map_err(|error| self.map_error(io::Error::other(error)))?;
         let mapping = self.map_aligned(len, offset)?;
-        let region = GuestRegionMmap::new(mapping, GuestAddress(range.start))
+        let region = GuestRegion::new(mapping, GuestAddress(range.start))
             .ok_or_else(|| self.map_error(io::ErrorKind::InvalidInput.into()))?;
         if !self.dump {
             // What a tenant's guest has in its memory is not for whoever reads core dumps.
@@ -123,7 +136,7 @@ impl Backing {
     ///
     /// Linux before 6.7 places a mapping directly below the previous one, whatever its size. To align it, the surplus
     /// is mapped while the mapping is made again. This is best effort: another thread may map something in between.
-    fn map_aligned(&self, len: usize, offset: u64) -> Result<MmapRegion, MemoryError> {
+    fn map_aligned(&self, len: usize, offset: u64) -> Result<MmapRegion<DirtyBitmap>, MemoryError> {
         let mapping = self.map(len, offset)?;
         let surplus = mapping.as_ptr() as usize % HUGE_PAGE;
         if surplus == 0 {
@@ -136,11 +149,13 @@ impl Backing {
         mapping
     }
 
-    fn map(&self, len: usize, offset: u64) -> Result<MmapRegion, MemoryError> {
+    fn map(&self, len: usize, offset: u64) -> Result<MmapRegion<DirtyBitmap>, MemoryError> {
         // Guests normally overcommit memory. Huge pages are reserved instead, so that a guest is not killed later.
         let is_reserved = self.reserve || self.huge_page.is_some();
         let mut flags = if is_reserved { 0 } else { libc::MAP_NORESERVE };
-        let mut builder = MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
+        let bitmap = DirtyBitmap::with_len(len);
+        let mut builder =
+            MmapRegionBuilder::new_with_bitmap(len, bitmap).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
         match &self.file {
             Some(file) => {
                 flags |= if self.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
@@ -194,7 +209,7 @@ fn open_file(path: &Path, size: u64) -> Result<File, String> {
 }
 
 /// Has all pages of `region` come from the host's NUMA node `node`.
-fn bind(region: &GuestRegionMmap, node: u32) -> io::Result<()> {
+fn bind(region: &GuestRegion, node: u32) -> io::Result<()> {
     const MPOL_BIND: libc::c_int = 2;
     const MPOL_MF_STRICT: libc::c_uint = 1;
     const MPOL_MF_MOVE: libc::c_uint = 2;
@@ -232,7 +247,7 @@ fn huge_page_exists(page: u64) -> bool {
 }
 
 /// Advises the host about all pages of `region`.
-pub(super) fn advise(region: &GuestRegionMmap, advice: Advice) -> rustix::io::Result<()> {
+pub(super) fn advise(region: &GuestRegion, advice: Advice) -> rustix::io::Result<()> {
     // SAFETY: the range is one whole mapping of guest memory. No Rust reference points into it, and these advices only
     // change when its pages are allocated and whether they are zero.
     unsafe { rustix::mm::madvise(region.as_ptr().cast(), region.size(), advice) }

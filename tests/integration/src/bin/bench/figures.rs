@@ -106,14 +106,15 @@ impl Bench<'_> {
 }
 
 /// The median, minimum and maximum of some figures.
-struct Spread {
+pub(crate) struct Spread {
     least: f64,
     median: f64,
     most: f64,
 }
 
 impl Spread {
-    fn of(mut figures: Vec<f64>) -> Spread {
+    /// That of at least one figure.
+    pub(crate) fn of(mut figures: Vec<f64>) -> Spread {
         figures.sort_by(f64::total_cmp);
         Spread { least: figures[0], median: figures[figures.len() / 2], most: figures[figures.len() - 1] }
     }

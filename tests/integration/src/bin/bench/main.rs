@@ -1,18 +1,23 @@
 //! Measures throughput and latency between a guest and its host: of a container, by kind of backend or of network, of
-//! connections by vsock, and of a shared folder; and between two containers of a guest.
+//! connections by vsock, and of a shared folder; and between two containers of a guest. How long a guest takes to be
+//! saved and restored, and how long it stands still when it moves to another VMM.
 //!
 //! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures depend on no
 //! other machine and no load, and since everything shares one processor, a better figure means fewer instructions.
-//! Arguments: the kind of backend, `containers`, `switch`, `bridge`, `bridge-vhost`, `vsock`, `vhost-vsock` or
-//! `virtio-fs`; the seconds per test; the number of runs; and optionally the only test to run.
+//! Arguments: the kind of backend, `containers`, `switch`, `bridge`, `bridge-vhost`, `iommu`, `iommu-vhost`,
+//! `iommu-intel`, `vsock`, `vhost-vsock`, `virtio-fs`, `snapshot` or `migration`; the seconds per test; the number of
+//! runs; and optionally the only test to run.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
 mod container;
 mod figures;
 mod files;
+mod iommu;
+mod migration;
 mod neighbours;
 mod networks;
+mod snapshot;
 mod vsock;
 
 use std::env;
@@ -43,7 +48,8 @@ fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [what, seconds, runs, only @ ..] = arguments.as_slice() else {
         panic!(
-            "usage: bench BACKEND|containers|switch|bridge|bridge-vhost|vsock|vhost-vsock|virtio-fs SECONDS RUNS [TEST]"
+            "usage: bench BACKEND|containers|switch|bridge|bridge-vhost|iommu|iommu-vhost|iommu-intel|vsock|\
+             vhost-vsock|virtio-fs|snapshot|migration SECONDS RUNS [TEST]"
         )
     };
     let only = only.first().map(String::as_str).filter(|only| *only != "all");
@@ -58,9 +64,12 @@ fn main() {
         "vsock" => vsock::measure(what, Host::Vmm, settings),
         "vhost-vsock" => vsock::measure(what, Host::Kernel, settings),
         "virtio-fs" => files::measure(what, settings),
-        _ => match neighbours::By::named(what) {
-            Some(by) => neighbours::measure(what, by, settings),
-            None => measure_networks(what, settings),
+        "snapshot" => snapshot::measure(settings),
+        "migration" => migration::measure(settings),
+        _ => match (neighbours::By::named(what), iommu::Machine::named(what)) {
+            (Some(by), _) => neighbours::measure(what, by, settings),
+            (_, Some(machine)) => iommu::measure(what, machine, settings),
+            _ => measure_networks(what, settings),
         },
     }
 }

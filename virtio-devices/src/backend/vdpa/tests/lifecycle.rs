@@ -392,13 +392,15 @@ fn an_address_that_the_device_was_given_is_given_to_it_again_after_a_reset() {
 }
 
 #[test]
-fn a_nic_over_it_offers_what_the_device_does_and_serves_no_filter_beside_it() {
+fn a_nic_over_it_offers_what_the_device_does_and_serves_announcements_and_no_filter_beside_it() {
     let kernel = Scripted::default();
     let nic = crate::net::testing::spec(1, 128);
     let mut guest = Guest::over(nic, Backend::from(kernel.open().unwrap()));
     let features = guest.net.features();
     assert!(has(features, VIRTIO_NET_F_MRG_RXBUF) && has(features, VIRTIO_NET_F_MTU));
-    assert!(!has(features, VIRTIO_NET_F_CTRL_VQ) && !has(features, VIRTIO_NET_F_CSUM));
+    assert!(has(features, VIRTIO_NET_F_CTRL_VQ) && has(features, VIRTIO_NET_F_GUEST_ANNOUNCE));
+    let filters = [VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CSUM];
+    assert!(filters.iter().all(|filter| !has(features, *filter)));
     assert_eq!(Port::mac(&guest.net), OWN_MAC);
     kernel.asked();
     for _ in 0..5 {

@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{FileOffset, GuestAddress};
 
 use super::*;
+use crate::{GuestMap, GuestRegion};
 
 /// `memory` with a further region at 8 GiB.
-fn grown(memory: &GuestMemoryMmap) -> GuestMemoryMmap {
+fn grown(memory: &GuestMap) -> GuestMap {
     let file = rustix::fs::memfd_create("more-memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 0x1000).unwrap();
     let file = FileOffset::new(file.into(), 0);
-    memory
-        .insert_region(Arc::new(GuestRegionMmap::from_range(GuestAddress(8 << 30), 0x1000, Some(file)).unwrap()))
-        .unwrap()
+    memory.insert_region(Arc::new(GuestRegion::from_range(GuestAddress(8 << 30), 0x1000, Some(file)).unwrap())).unwrap()
 }
 
 #[test]

@@ -1,11 +1,11 @@
 use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::super::locking::Locking;
 use super::super::{VdpaError, VdpaFault};
 use super::*;
-use crate::Memory;
+use crate::{GuestMap, Memory};
 
 /// The error of a device that `change` describes, as a user reads it. Nothing of the device may be left.
 fn refusal(spec: VdpaSpec, change: impl FnOnce(&mut Script)) -> String {
@@ -79,7 +79,7 @@ fn a_device_that_claims_more_pairs_than_it_has_queues_is_refused() {
 
 #[test]
 fn memory_that_the_device_cannot_reach_is_refused() {
-    let private = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
+    let private = GuestMap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
     let error = Scripted::default().open_over(spec(1), &Memory::new(private)).err().unwrap().to_string();
     assert!(error.contains("not shared") && error.ends_with("add shared=on to --memory"), "{error}");
     let error = refusal(spec(1), |script| script.iova = 0..=0xffff_ffff);
@@ -90,7 +90,7 @@ fn memory_that_the_device_cannot_reach_is_refused() {
 #[test]
 fn memory_that_the_device_refuses_is_a_limit_where_there_is_one() {
     let error = refusal(spec(1), |script| script.fails.push(("map", libc::EFAULT)));
-    let little = Locking::reserve(&[]).limit.is_some_and(|limit| limit < 0x30_0000);
+    let little = Locking::reserve(0, "VmPin:").limit.is_some_and(|limit| limit < 0x30_0000);
     assert!(error.contains(if little { "ulimit -l" } else { "hugepages=on" }), "{error}");
     let locking = Locking { needed: 512 << 20, limit: Some(8 << 20) };
     let error = VdpaError { path: PATH.into(), fault: VdpaFault::MemoryLock(locking) }.to_string();

@@ -75,7 +75,7 @@ impl Driver {
 
     fn start(&mut self) {
         let queues = self.queues.iter().enumerate().map(|(n, ring)| (n as u16, Arc::clone(&ring.queue))).collect();
-        let (memory, interrupts) = (self.memory.clone(), Arc::clone(&self.interrupts));
+        let (memory, interrupts) = (self.memory.clone().into(), Arc::clone(&self.interrupts));
         self.workers =
             self.device.start(Start { memory, features: self.device.features(), queues, interrupts }).unwrap();
     }
@@ -147,7 +147,7 @@ fn a_file_system_has_its_tag_and_queues_from_here_and_asks_the_peer_for_no_confi
     let peer = rig.peer(script(3, &[]));
     let mut driver = Driver::new(&rig, fs(), 3);
     let heard = peer.heard();
-    assert!(heard.contains(&"SET_PROTOCOL_FEATURES 0x19009".to_owned()), "{heard:?}");
+    assert!(heard.contains(&"SET_PROTOCOL_FEATURES 0x9900b".to_owned()), "{heard:?}");
     assert!(!heard.iter().any(|heard| heard.contains("CONFIG") || heard.contains("BACKEND")), "{heard:?}");
     let ring = [VIRTIO_F_VERSION_1, VIRTIO_F_IN_ORDER, VIRTIO_RING_F_INDIRECT_DESC, VIRTIO_RING_F_EVENT_IDX];
     assert_eq!(driver.device.features(), ring.iter().fold(0, |bits, bit| bits | 1 << bit));

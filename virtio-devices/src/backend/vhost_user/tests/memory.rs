@@ -2,7 +2,7 @@
 
 use super::super::message::*;
 use super::*;
-use crate::VirtioDevice;
+use crate::{GuestMap, VirtioDevice};
 
 const MORE: u64 = 1 << 32;
 const LEN: u64 = 1 << 20;
@@ -13,7 +13,7 @@ fn regions(count: u64) -> Vec<(u64, u64)> {
 }
 
 /// `map` with `count` further regions.
-fn many(map: &GuestMemoryMmap, count: u64) -> GuestMemoryMmap {
+fn many(map: &GuestMap, count: u64) -> GuestMap {
     (0..count).fold(map.clone(), |map, n| grown(&map, MORE + n * LEN, LEN))
 }
 

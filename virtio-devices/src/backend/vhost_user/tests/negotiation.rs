@@ -7,8 +7,8 @@ use virtio_bindings::virtio_net::*;
 
 use super::super::message::*;
 use super::*;
-use crate::QueueRunner;
 use crate::features::has;
+use crate::{GuestMap, GuestRegion, QueueRunner};
 
 #[test]
 fn a_peer_is_asked_what_it_can_do_before_it_is_given_anything() {
@@ -18,7 +18,7 @@ fn a_peer_is_asked_what_it_can_do_before_it_is_given_anything() {
     let expected = [
         "GET_FEATURES",
         "GET_PROTOCOL_FEATURES",
-        "SET_PROTOCOL_FEATURES 0x19229",
+        "SET_PROTOCOL_FEATURES 0x9922f",
         "SET_OWNER",
         "GET_MAX_MEM_SLOTS",
         "GET_CONFIG",
@@ -139,7 +139,7 @@ fn a_peer_that_is_none_for_this_nic_is_refused_in_one_line() {
 fn memory_that_the_peer_cannot_map_is_refused_before_anything_is_sent() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
-    let connect = |map: GuestMemoryMmap| {
+    let connect = |map: GuestMap| {
         let refused = VhostUser::connect(rig.spec(1), &Memory::new(map)).unwrap_err().to_string();
         refused.replace(rig.path().to_str().unwrap(), "PATH")
     };
@@ -153,7 +153,7 @@ fn memory_that_the_peer_cannot_map_is_refused_before_anything_is_sent() {
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_NORESERVE,
     );
-    let private = GuestRegionMmap::new(private.unwrap(), GuestAddress(0)).unwrap();
-    assert_eq!(connect(GuestMemoryMmap::from_regions(vec![private]).unwrap()), expected);
+    let private = GuestRegion::new(private.unwrap(), GuestAddress(0)).unwrap();
+    assert_eq!(connect(GuestMap::from_regions(vec![private]).unwrap()), expected);
     assert_eq!((peer.connections(), peer.heard().len()), (0, 0));
 }

@@ -1,5 +1,7 @@
 //! A vhost-user backend that does as it is told.
 
+use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ use virtio_bindings::virtio_net::*;
 
 use super::super::message::*;
 use super::rings::Rings;
+use crate::backend::vhost_common::VHOST_F_LOG_ALL;
 use crate::net::testing::eventually;
 
 /// How often a thread looks whether it shall end.
@@ -44,6 +47,23 @@ pub(crate) struct Script {
     pub memory_slots: u64,
     /// Guest memory is mapped only once [`TestPeer::let_map`] says so.
     pub maps_late: bool,
+    /// The state that it saves, and how it does that.
+    pub state: (Vec<u8>, Saves),
+    /// What it says of a state that it has saved or loaded.
+    pub verdict: u64,
+}
+
+/// How a peer saves its state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Saves {
+    /// All of it, and then the end.
+    All,
+    /// It never says that this is all.
+    WithoutEnd,
+    /// It dies then.
+    AndDies,
+    /// Through a pipe that it brings.
+    ByOwnPipe,
 }
 
 /// The configuration of a NIC with its link up.
@@ -62,6 +82,7 @@ impl Script {
             VIRTIO_NET_F_MQ,
             VIRTIO_NET_F_CTRL_GUEST_OFFLOADS,
             F_PROTOCOL_FEATURES,
+            VHOST_F_LOG_ALL,
         ];
         Self {
             features: bits.iter().fold(0, |features, bit| features | 1 << bit),
@@ -75,6 +96,8 @@ impl Script {
             denies_features: false,
             memory_slots: 32,
             maps_late: false,
+            state: (b"the peer's own".to_vec(), Saves::All),
+            verdict: 0,
         }
     }
 
@@ -103,6 +126,8 @@ struct Shared {
     regions: Vec<(u64, u64)>,
     /// A peer that maps late may go on.
     may_map: bool,
+    /// The state that it has loaded.
+    loaded: Option<Vec<u8>>,
 }
 
 /// A peer in a thread. It dies when this is dropped, and leaves its socket behind as a process that is killed does.
@@ -138,7 +163,8 @@ impl TestPeer {
             while !seen.lock().stop {
                 if let Some(stream) = connect() {
                     seen.lock().connections += 1;
-                    let mut session = Session { script: &script, shared: &seen, rings: Rings::new(script.queues) };
+                    let rings = Rings::new(script.queues);
+                    let mut session = Session { script: &script, shared: &seen, rings, transfer: None, pipe: None };
                     session.serve(&stream, wire.as_fd());
                     seen.lock().channel = None;
                 }
@@ -178,6 +204,11 @@ impl TestPeer {
         rustix::net::send(shared.channel.as_ref().unwrap(), &header, SendFlags::empty()).unwrap();
     }
 
+    /// The state that it has loaded.
+    pub(crate) fn loaded(&self) -> Option<Vec<u8>> {
+        self.shared.lock().loaded.clone()
+    }
+
     /// Where it has guest memory mapped: addresses and lengths.
     pub(crate) fn regions(&self) -> Vec<(u64, u64)> {
         self.shared.lock().regions.clone()
@@ -207,6 +238,10 @@ struct Session<'a> {
     script: &'a Script,
     shared: &'a Mutex<Shared>,
     rings: Rings,
+    /// What reads or writes its state.
+    transfer: Option<JoinHandle<Vec<u8>>>,
+    /// The end of a pipe that stays open.
+    pipe: Option<File>,
 }
 
 impl Session<'_> {
@@ -283,7 +318,10 @@ impl Session<'_> {
         let mut fd = fds.into_iter();
         match request {
             1 => named("GET_FEATURES", Some(longs(&[self.script.features]))),
-            2 => named(&format!("SET_FEATURES {:#x}", long()), None),
+            2 => {
+                self.rings.logs = long() & 1 << 26 != 0;
+                named(&format!("SET_FEATURES {:#x}", long()), None)
+            }
             3 => named("SET_OWNER", None),
             5 => {
                 while self.script.maps_late && !self.shared.lock().may_map && !self.shared.lock().stop {
@@ -293,11 +331,19 @@ impl Session<'_> {
                 self.shared.lock().regions = self.rings.regions();
                 named(&format!("SET_MEM_TABLE {index} fds={count}"), None)
             }
+            6 => {
+                self.rings.log = fd.next().map(File::from);
+                named(&format!("LOG_BASE fds={count}"), Some(longs(&[0])))
+            }
             8 => named(&format!("NUM {index}={number}"), self.rings.set(index, |ring| ring.size = number as u16)),
             9 => {
                 let [descriptors, used, available] = [8, 16, 24].map(|at| u64_at(payload, at).unwrap());
-                let known = self.rings.set(index, |ring| ring.addresses = [descriptors, available, used]);
-                named(&format!("ADDR {index}"), known)
+                let log = (number & 1 != 0).then(|| u64_at(payload, 32).unwrap());
+                let known = self.rings.set(index, |ring| {
+                    (ring.addresses, ring.log) = ([descriptors, available, used], log);
+                });
+                let logged = log.map(|at| format!(" log={at:#x}")).unwrap_or_default();
+                named(&format!("ADDR {index}{logged}"), known)
             }
             10 => named(&format!("BASE {index}={number}"), self.rings.set(index, |ring| ring.base = number as u16)),
             11 => {
@@ -362,8 +408,41 @@ impl Session<'_> {
                 let denied = if self.script.denies_features { 8 } else { 0 };
                 named("GET_STATUS", Some(longs(&[self.rings.status & !denied])))
             }
+            42 => {
+                let (pipe, kept) = (File::from(fd.next().unwrap()), self.rings.are_stopped());
+                assert_eq!((count, payload.len(), number, kept), (1, 8, 0, true), "one pipe, while no ring runs");
+                (format!("STATE {}", ["save", "load"][index as usize]), self.transfer(index == 1, pipe), None)
+            }
+            43 => {
+                let done = self.transfer.take().map(|transfer| transfer.join().unwrap());
+                self.shared.lock().loaded = done.filter(|state| !state.is_empty());
+                named("CHECK", Some(longs(&[self.script.verdict])))
+            }
             other => panic!("request {other}"),
         }
+    }
+}
+
+impl Session<'_> {
+    /// Loads or saves its state by a thread, which the check waits for. Returns the answer.
+    fn transfer(&mut self, loads: bool, mut pipe: File) -> Result<Option<Vec<u8>>, ()> {
+        if self.script.refused.contains(&Request::SET_DEVICE_STATE_FD) {
+            return Ok(Some(longs(&[1 | NO_FD])));
+        }
+        let (state, how) = self.script.state.clone();
+        match how {
+            Saves::ByOwnPipe => return Ok(Some(longs(&[0]))),
+            Saves::WithoutEnd => self.pipe = Some(pipe.try_clone().unwrap()),
+            Saves::AndDies if !loads => self.shared.lock().stop = true,
+            Saves::All | Saves::AndDies => {}
+        }
+        self.transfer = Some(std::thread::spawn(move || {
+            let mut loaded = Vec::new();
+            // The other side may give up.
+            let _ = if loads { pipe.read_to_end(&mut loaded).map(drop) } else { pipe.write_all(&state) };
+            loaded
+        }));
+        Ok(Some(longs(&[NO_FD])))
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::super::message::{u32_at, u64_at};
+use crate::{GuestMap, GuestRegion};
 
 /// A ring, as far as it is known.
 #[derive(Default)]
@@ -21,30 +21,43 @@ pub(crate) struct PeerRing {
     pub call: Option<OwnedFd>,
     pub error: Option<OwnedFd>,
     pub enabled: bool,
+    /// The guest address of the used ring, where that is logged.
+    pub log: Option<u64>,
     kick: Option<OwnedFd>,
     queue: Option<Queue>,
 }
 
 /// The region that is described at the start of `at`.
-fn region(at: &[u8], file: OwnedFd) -> GuestRegionMmap {
+fn region(at: &[u8], file: OwnedFd) -> GuestRegion {
     let [address, size, _, offset] = [0, 8, 16, 24].map(|field| u64_at(at, field).unwrap());
     let file = FileOffset::new(File::from(file), offset);
-    GuestRegionMmap::from_range(GuestAddress(address), size as usize, Some(file)).unwrap()
+    GuestRegion::from_range(GuestAddress(address), size as usize, Some(file)).unwrap()
 }
 
 /// All rings of a peer, and the memory that they are in.
 pub(crate) struct Rings {
     rings: Vec<PeerRing>,
-    memory: Option<GuestMemoryMmap>,
+    memory: Option<GuestMap>,
     /// What an address of the other process is more than the guest's.
     offset: u64,
     /// The device status.
     pub status: u64,
+    /// Where pages that are written are noted.
+    pub log: Option<File>,
+    /// Whether they are.
+    pub logs: bool,
 }
 
 impl Rings {
     pub(crate) fn new(queues: usize) -> Self {
-        Self { rings: (0..queues).map(|_| PeerRing::default()).collect(), memory: None, offset: 0, status: 0 }
+        Self {
+            rings: (0..queues).map(|_| PeerRing::default()).collect(),
+            memory: None,
+            offset: 0,
+            status: 0,
+            log: None,
+            logs: false,
+        }
     }
 
     /// Changes a ring. One that does not exist is a bug of the test's or of the frontend's.
@@ -57,7 +70,7 @@ impl Rings {
     pub(crate) fn map(&mut self, table: &[u8], files: Vec<OwnedFd>) {
         assert_eq!(u32_at(table, 0).map(|regions| regions as usize), Some(files.len()));
         let regions: Vec<_> = files.into_iter().zip(table[8..].chunks(32)).map(|(file, at)| region(at, file)).collect();
-        self.memory = Some(GuestMemoryMmap::from_regions(regions).unwrap());
+        self.memory = Some(GuestMap::from_regions(regions).unwrap());
         self.offset = u64_at(table, 24).unwrap() - u64_at(table, 8).unwrap();
     }
 
@@ -71,7 +84,7 @@ impl Rings {
 
     /// Where each region of guest memory is, and its length.
     pub(crate) fn regions(&self) -> Vec<(u64, u64)> {
-        let memory = self.memory.iter().flat_map(GuestMemoryMmap::iter);
+        let memory = self.memory.iter().flat_map(GuestMap::iter);
         memory.map(|region| (region.start_addr().0, region.len())).collect()
     }
 
@@ -99,6 +112,11 @@ impl Rings {
         ring.queue.take().unwrap().next_avail()
     }
 
+    /// Whether none runs.
+    pub(crate) fn are_stopped(&self) -> bool {
+        self.rings.iter().all(|ring| ring.queue.is_none())
+    }
+
     /// The doorbells that matter now.
     pub(crate) fn kicks(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.rings.iter().filter(|ring| ring.enabled).filter_map(|ring| ring.kick.as_ref()).map(AsFd::as_fd)
@@ -116,12 +134,13 @@ impl Rings {
     /// kept.
     pub(crate) fn carry(&mut self, wire: BorrowedFd<'_>, keeps_buffers: bool) -> usize {
         let Some(memory) = &self.memory else { return 0 };
+        let log = Log(self.log.as_ref().filter(|_| self.logs));
         let mut kept = 0;
         for (index, ring) in self.rings.iter_mut().enumerate().filter(|(_, ring)| ring.enabled) {
             let Some(queue) = &mut ring.queue else { continue };
             let _ = rustix::io::read(ring.kick.as_ref().unwrap(), &mut [0; 8]);
             let done = match index {
-                0 => fill(queue, memory, wire),
+                0 => fill(queue, memory, wire, log, ring.log),
                 index if index % 2 == 1 && keeps_buffers => {
                     kept += std::iter::from_fn(|| queue.pop_descriptor_chain(memory)).count();
                     false
@@ -137,8 +156,22 @@ impl Rings {
     }
 }
 
+/// The log, as far as pages are noted.
+#[derive(Clone, Copy)]
+struct Log<'l>(Option<&'l File>);
+
+impl Log<'_> {
+    /// Notes the page at `address`, by the file: nobody else writes to it in these tests but who takes the notes.
+    fn note(self, address: u64) {
+        let Some(file) = self.0 else { return };
+        let (page, mut byte) = (address / 4096, [0]);
+        file.read_exact_at(&mut byte, page / 8).unwrap();
+        file.write_all_at(&[byte[0] | 1 << (page % 8)], page / 8).unwrap();
+    }
+}
+
 /// Writes frames that have come to the driver's buffers.
-fn fill(queue: &mut Queue, memory: &GuestMemoryMmap, wire: BorrowedFd<'_>) -> bool {
+fn fill(queue: &mut Queue, memory: &GuestMap, wire: BorrowedFd<'_>, log: Log<'_>, used: Option<u64>) -> bool {
     let mut done = false;
     while queue.avail_idx(memory, std::sync::atomic::Ordering::Acquire).unwrap().0 != queue.next_avail() {
         let mut frame = vec![0; 4096];
@@ -148,17 +181,19 @@ fn fill(queue: &mut Queue, memory: &GuestMemoryMmap, wire: BorrowedFd<'_>) -> bo
         for descriptor in chain {
             let piece = rest.len().min(descriptor.len() as usize);
             memory.write_slice(&rest[..piece], descriptor.addr()).unwrap();
+            log.note(descriptor.addr().0);
             rest = &rest[piece..];
         }
         assert!(rest.is_empty(), "the frame fits");
         queue.add_used(memory, head, len as u32).unwrap();
+        used.into_iter().for_each(|used| log.note(used));
         done = true;
     }
     done
 }
 
 /// Sends the frames that the driver has made available.
-fn send(queue: &mut Queue, memory: &GuestMemoryMmap, wire: BorrowedFd<'_>) -> bool {
+fn send(queue: &mut Queue, memory: &GuestMap, wire: BorrowedFd<'_>) -> bool {
     let mut done = false;
     while let Some(chain) = queue.pop_descriptor_chain(memory) {
         let (head, mut frame) = (chain.head_index(), Vec::new());

@@ -13,6 +13,10 @@ fn mapping(private: bool) -> Arc<FileMapping> {
     Arc::new(FileMapping::new(&file, LEN, private).unwrap())
 }
 
+fn area(offset: u64, memory: Arc<FileMapping>) -> MemoryArea {
+    MemoryArea { window: bar(), offset, memory, peers: None }
+}
+
 /// What the guest has: addresses, and where this process has the memory.
 fn shown(record: &Mutex<Record>) -> Vec<(u64, usize)> {
     record.lock().memory.values().copied().collect()
@@ -23,7 +27,7 @@ fn memory_lies_where_its_window_does_and_goes_with_it() {
     let Rig { wants, record, host, slot } = rig();
     let memory = mapping(false);
     let at = memory.address() as usize;
-    wants.lock().memory = Some((bar(), memory));
+    wants.lock().memory = vec![area(0, memory)];
     slot.reconcile();
     assert_eq!(shown(&record), [], "it has no place yet");
     for base in [0x10_0000, 0x20_0000] {
@@ -49,7 +53,7 @@ fn memory_that_the_host_refuses_is_tried_again() {
     let at = memory.address() as usize;
     {
         let mut says = wants.lock();
-        says.memory = Some((bar(), memory));
+        says.memory = vec![area(0, memory)];
         says.windows = vec![window(0x10_0000)];
     }
     record.lock().refuse = Doorbells;
@@ -71,7 +75,7 @@ fn memory_that_the_host_refuses_is_tried_again() {
 fn what_a_guest_wrote_to_memory_that_is_not_kept_is_gone_with_its_vm() {
     let Rig { wants, slot, .. } = rig();
     let memory = mapping(true);
-    wants.lock().memory = Some((bar(), Arc::clone(&memory)));
+    wants.lock().memory = vec![area(0, Arc::clone(&memory))];
     // SAFETY: the first byte is mapped, and nothing has a reference to it.
     let (write, read) =
         (|byte| unsafe { memory.address().write_volatile(byte) }, || unsafe { memory.address().read_volatile() });
@@ -80,4 +84,23 @@ fn what_a_guest_wrote_to_memory_that_is_not_kept_is_gone_with_its_vm() {
     assert_eq!(read(), 7);
     slot.forget_wiring();
     assert_eq!(read(), 0);
+}
+
+#[test]
+fn areas_of_a_window_lie_at_their_offsets_and_move_together() {
+    let Rig { wants, record, slot, .. } = rig();
+    let (first, second) = (mapping(false), mapping(false));
+    let at = [&first, &second].map(|memory| memory.address() as usize);
+    wants.lock().memory = vec![area(0, first), area(0x4000, second)];
+    for base in [0x10_0000, 0x10_4000] {
+        wants.lock().windows = vec![window(base)];
+        slot.reconcile();
+        // The place that one had is the other's next: all are taken away first.
+        let mut shown = shown(&record);
+        shown.sort_unstable();
+        assert_eq!(shown, [(base, at[0]), (base + 0x4000, at[1])]);
+    }
+    wants.lock().windows.clear();
+    slot.reconcile();
+    assert_eq!(shown(&record), []);
 }

@@ -10,11 +10,13 @@ use crate::error::{Context, Error, Result};
 use crate::lab::Lab;
 
 /// The dynamic loader. No program lists it as a library.
-const LOADER: &str = "ld-linux-x86-64.so.2";
+pub(crate) const LOADER: &str = "ld-linux-x86-64.so.2";
+/// What DPDK loads by name, when it is told to: the driver of virtio NICs, and pools of packets.
+const DPDK_DRIVERS: [&str; 2] = ["librte_net_virtio.so.25", "librte_mempool_ring.so.25"];
 
 /// The folder of `ip` and `nft`, which set up networks of containers in a guest. Their libraries are in `lib`. Fetches
 /// them if missing.
-pub(super) fn of_containers(lab: &Lab) -> Result<PathBuf> {
+pub(crate) fn of_containers(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("containers");
     let record = lab.folder().join("containers.package");
     if !record.exists() {
@@ -31,9 +33,28 @@ pub(super) fn of_containers(lab: &Lab) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// The folder of DPDK's testpmd with the driver of virtio NICs, for a guest. Their libraries are in `lib`. Fetches them
+/// if missing.
+pub(crate) fn of_dpdk(lab: &Lab) -> Result<PathBuf> {
+    let (peers, folder) = (lab.peers()?, lab.folder().join("dpdk"));
+    let packages = peers.join("package");
+    let (record, versions) = (folder.join("package"), fs::read(&packages).context(packages.display())?);
+    if fs::read(&record).is_ok_and(|have| have == versions) {
+        return Ok(folder);
+    }
+    collect_with_plugins(&peers, &["usr/bin/dpdk-testpmd"], &DPDK_DRIVERS, &folder)?;
+    fs::write(&record, versions).context("recording the versions of the programs")?;
+    Ok(folder)
+}
+
 /// Copies `programs` of the unpacked packages below `root` to `folder`, and their libraries and the loader to `lib` in
 /// it.
-pub(super) fn collect(root: &Path, programs: &[&str], folder: &Path) -> Result<()> {
+pub(crate) fn collect(root: &Path, programs: &[&str], folder: &Path) -> Result<()> {
+    collect_with_plugins(root, programs, &[], folder)
+}
+
+/// As [`collect`], with the libraries `plugins`, which no program lists, and those that they need.
+fn collect_with_plugins(root: &Path, programs: &[&str], plugins: &[&str], folder: &Path) -> Result<()> {
     apt::install_missing(&[("objdump", "binutils")])?;
     let _ = fs::remove_dir_all(folder);
     let available = libraries(&root.join("usr/lib/x86_64-linux-gnu"))?;
@@ -41,11 +62,15 @@ pub(super) fn collect(root: &Path, programs: &[&str], folder: &Path) -> Result<(
     for program in &wanted {
         copy(program, folder)?;
     }
-    let mut found = BTreeSet::new();
+    for plugin in plugins {
+        let path = find(&available, plugin, root)?;
+        copy(path, &folder.join("lib"))?;
+        wanted.push(path.clone());
+    }
+    let mut found: BTreeSet<_> = plugins.iter().map(|plugin| (*plugin).to_owned()).collect();
     while let Some(file) = wanted.pop() {
         for name in needed(&file)?.into_iter().chain([LOADER.to_owned()]) {
-            let path = available.get(&name);
-            let path = path.ok_or_else(|| Error::new(format!("the packages of {} lack {name}", file.display())))?;
+            let path = find(&available, &name, &file)?;
             if found.insert(name) {
                 copy(path, &folder.join("lib"))?;
                 wanted.push(path.clone());
@@ -55,8 +80,13 @@ pub(super) fn collect(root: &Path, programs: &[&str], folder: &Path) -> Result<(
     Ok(())
 }
 
+/// The library `name`, which `user` needs.
+fn find<'a>(available: &'a BTreeMap<String, PathBuf>, name: &str, user: &Path) -> Result<&'a PathBuf> {
+    available.get(name).ok_or_else(|| Error::new(format!("the packages of {} lack {name}", user.display())))
+}
+
 /// Copies a file, or the target of a link, into `folder`.
-pub(super) fn copy(file: &Path, folder: &Path) -> Result<()> {
+pub(crate) fn copy(file: &Path, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).context(format!("making {}", folder.display()))?;
     let name = file.file_name().unwrap_or_default();
     fs::copy(file, folder.join(name)).map(drop).context(file.display())

@@ -1,0 +1,376 @@
+//! Live migration of tiny guests between two VMMs on this machine, and with peers that fail.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::migration_peer::{Ends, Target};
+use crate::snapshot::counting;
+use crate::vmm::{BINARY, Vmm, wait_for};
+
+/// A VM with a guest that counts, and shows that on its serial port. Each VMM has a file of that name of its own.
+pub(crate) fn config(vmm: &Vmm) -> Value {
+    let mut config = vmm.config(json!([]));
+    config["payload"]["kernel"] = json!(vmm.files.kernel(&counting()));
+    config["serial"] = json!({"mode": "File", "file": "serial"});
+    config
+}
+
+pub(crate) fn dots(vmm: &Vmm) -> usize {
+    let text = fs::read_to_string(vmm.files.path("serial")).unwrap_or_default();
+    assert!(!text.contains('!'), "the guest finds other memory than it left");
+    text.len()
+}
+
+/// Whether the guest counts on.
+pub(crate) fn counts(vmm: &Vmm) -> bool {
+    let before = dots(vmm);
+    let deadline = Instant::now() + Duration::from_millis(1500);
+    while Instant::now() < deadline {
+        if dots(vmm) > before + 1 {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+/// A VMM whose guest counts. It stays when the guest is gone.
+pub(crate) fn source() -> (Vmm, Client) {
+    let mut command = Command::new(BINARY);
+    command.arg("--no-shutdown");
+    let vmm = Vmm::of(command);
+    let client = vmm.boot_config(&config(&vmm));
+    wait_for("the guest", || dots(&vmm) > 2);
+    (vmm, client)
+}
+
+pub(crate) fn progress(client: &mut Client) -> Value {
+    client.get("vm.migration-progress").expect(200)
+}
+
+pub(crate) fn wait_for_state(client: &mut Client, state: &str) -> Value {
+    let mut last = Value::Null;
+    wait_for(state, || {
+        last = progress(client);
+        last["state"] != "active"
+    });
+    assert_eq!(last["state"], state, "{last}");
+    last
+}
+
+fn wait_for_phase(client: &mut Client, phase: &str) {
+    wait_for(phase, || progress(client)["phase"] == phase);
+}
+
+/// A URL of a Unix socket in the folder of `vmm`.
+pub(crate) fn url(vmm: &Vmm) -> String {
+    format!("unix:{}", vmm.files.path("migration").display())
+}
+
+pub(crate) fn receive(target: &Vmm, url: &str) -> Client {
+    let mut client = target.client();
+    client.put_json("vm.receive-migration", &json!({"receiver_url": url})).expect(204);
+    client
+}
+
+pub(crate) fn send(client: &mut Client, url: &str) {
+    client.put_json("vm.send-migration", &json!({"destination_url": url})).expect(204);
+}
+
+#[test]
+fn a_guest_goes_on_at_the_target_and_its_source_has_no_vm_any_more() {
+    let (source, mut client) = source();
+    let target = Vmm::start();
+    let mut there = receive(&target, &url(&target));
+    assert_eq!(progress(&mut there)["phase"], "listening");
+    send(&mut client, &url(&target));
+    let seen = wait_for_state(&mut there, "finished");
+    assert_eq!((&seen["role"], &seen["memory_bytes"]), (&json!("receiver"), &json!(64 << 20)));
+    let sent = wait_for_state(&mut client, "finished");
+    println!("{sent}");
+    // All pages once, and what was written meanwhile again.
+    assert!(sent["pages"].as_u64().unwrap() + sent["zero_pages"].as_u64().unwrap() >= 16384, "{sent}");
+    assert!(sent["transferred_bytes"].as_u64().unwrap() < 8 << 20 && sent["pass"].as_u64().unwrap() >= 1, "{sent}");
+    let parts = sent["downtime"].as_object().unwrap();
+    let sum: u64 = parts.iter().filter(|(part, _)| *part != "total_us").map(|(_, time)| time.as_u64().unwrap()).sum();
+    assert!(sum > 0 && sum.abs_diff(parts["total_us"].as_u64().unwrap()) < 10, "{parts:?}");
+    assert_eq!(there.get("vm.info").expect(200)["state"], "Running");
+    assert!(counts(&target) && !counts(&source));
+    assert!(!target.files.path("migration").exists());
+    client.get("vm.info").expect(404);
+    // It is a VM like any other, and goes back.
+    let mut back = receive(&source, &url(&source));
+    send(&mut there, &url(&source));
+    wait_for_state(&mut back, "finished");
+    assert_eq!(target.end(), Some(0));
+    assert!(counts(&source));
+    client.put("vm.reboot").expect(204);
+    assert!(counts(&source));
+}
+
+#[test]
+fn a_guest_moves_over_tcp_with_several_connections_and_stays_paused_if_it_was() {
+    let (_source, mut client) = source();
+    client.put("vm.pause").expect(204);
+    let target = Vmm::start();
+    let url = format!("tcp:127.0.0.1:{}", 20_000 + std::process::id() % 20_000);
+    let mut there = receive(&target, &url);
+    let body = json!({"destination_url": url.replace("127.0.0.1", "localhost"), "connections": 4});
+    client.put_json("vm.send-migration", &body).expect(204);
+    wait_for_state(&mut there, "finished");
+    assert_eq!(there.get("vm.info").expect(200)["state"], "Paused");
+    assert!(!counts(&target));
+    there.put("vm.resume").expect(204);
+    assert!(counts(&target));
+}
+
+/// A guest that writes to 32 MiB again and again.
+fn writing() -> Vec<u8> {
+    let mut code = vec![0xbb, 0, 0, 0x40, 0]; // mov ebx, 0x400000
+    let top = code.len();
+    code.extend([0xff, 0x03]); // inc dword [ebx]
+    code.extend([0x81, 0xc3, 0, 0x10, 0, 0]); // add ebx, 4096
+    code.extend([0x81, 0xfb, 0, 0, 0x40, 0x02]); // cmp ebx, 0x2400000
+    let back = top.cast_signed() - (code.len() + 2).cast_signed();
+    code.extend([0x75, i8::try_from(back).unwrap().cast_unsigned()]); // jne top
+    let back = -(code.len() + 2).cast_signed();
+    code.extend([0xeb, i8::try_from(back).unwrap().cast_unsigned()]); // jmp to the first
+    code
+}
+
+/// A VMM whose guest writes too fast for any connection.
+fn writer() -> (Vmm, Client) {
+    let mut command = Command::new(BINARY);
+    command.arg("--no-shutdown");
+    let vmm = Vmm::of(command);
+    let mut config = vmm.config(json!([]));
+    config["payload"]["kernel"] = json!(vmm.files.kernel(&writing()));
+    let client = vmm.boot_config(&config);
+    (vmm, client)
+}
+
+#[test]
+fn a_guest_that_writes_faster_than_the_connection_is_slowed_down_until_the_time_is_up() {
+    let (vmm, mut client) = writer();
+    let _target = Target::listen(&vmm.files.path("migration"), Ends::Slow);
+    let body = json!({"destination_url": url(&vmm), "downtime_ms": 20, "timeout_s": 10});
+    client.put_json("vm.send-migration", &body).expect(204);
+    let ended = wait_for_state(&mut client, "failed");
+    println!("{ended}");
+    assert!(ended["elapsed_ms"].as_u64().unwrap() >= 10_000, "{ended}");
+    assert!(ended["throttle_percent"].as_u64().unwrap() >= 10 && ended["pass"].as_u64().unwrap() > 2, "{ended}");
+    assert!(ended["error"].as_str().unwrap().starts_with("after timeout_s=10, the guest still writes"), "{ended}");
+    assert_eq!(client.get("vm.info").expect(200)["state"], "Running");
+}
+
+#[test]
+fn a_migration_that_ignores_the_time_stops_the_guest_for_as_long_as_it_takes() {
+    let (vmm, mut client) = writer();
+    let _target = Target::listen(&vmm.files.path("migration"), Ends::Slow);
+    let body = json!({"destination_url": url(&vmm), "downtime_ms": 20, "timeout_s": 0, "timeout_strategy": "Ignore"});
+    client.put_json("vm.send-migration", &body).expect(204);
+    let ended = wait_for_state(&mut client, "finished");
+    println!("{ended}");
+    assert!(ended["downtime"]["total_us"].as_u64().unwrap() > 20_000 && ended["pass"] == 1, "{ended}");
+    client.get("vm.info").expect(404);
+}
+
+/// A guest that says that it starts, waits for a moment, and restarts.
+fn restarting() -> Vec<u8> {
+    let mut code = vec![0x66, 0xba, 0xf8, 0x03, 0xb0, b'R', 0xee]; // mov dx, 0x3f8; mov al, 'R'; out dx, al
+    code.extend([0xb9, 0, 0, 4, 0]); // mov ecx, 0x40000
+    code.extend([0x49, 0x75, 0xfd]); // dec ecx; jnz
+    code.extend([0xb0, 0xfe, 0xe6, 0x64]); // mov al, 0xfe; out 0x64, al
+    code.extend([0xeb, 0xfe]); // jmp to itself
+    code
+}
+
+#[test]
+fn a_guest_that_restarts_stands_still_until_it_has_moved_or_has_not() {
+    let (vmm, starts) = (Vmm::start(), |vmm: &Vmm| fs::read(vmm.files.path("serial")).unwrap_or_default().len());
+    let mut config = config(&vmm);
+    config["payload"]["kernel"] = json!(vmm.files.kernel(&restarting()));
+    let mut client = vmm.boot_config(&config);
+    wait_for("two starts", || starts(&vmm) > 1);
+    let target = Target::listen(&vmm.files.path("migration"), Ends::NeverPrepares);
+    send(&mut client, &url(&vmm));
+    let mut last = (starts(&vmm), Instant::now());
+    wait_for("the guest to stand still", || {
+        if starts(&vmm) != last.0 {
+            last = (starts(&vmm), Instant::now());
+        }
+        last.1.elapsed() > Duration::from_secs(5)
+    });
+    assert_eq!(client.get("vm.info").expect(200)["state"], "Running");
+    client.put("vm.cancel-migration").expect(204);
+    assert!(target.was_told_of_cancel());
+    wait_for("another start", || starts(&vmm) > last.0);
+    // It carries its restart to the target.
+    let other = Vmm::start();
+    let mut there = receive(&other, &url(&other));
+    send(&mut client, &url(&other));
+    wait_for_state(&mut there, "finished");
+    wait_for("starts at the target", || starts(&other) > 1);
+}
+
+#[test]
+fn a_vm_that_is_shut_down_is_not_sent() {
+    let (vmm, mut client) = source();
+    let target = Target::listen(&vmm.files.path("migration"), Ends::NeverPrepares);
+    send(&mut client, &url(&vmm));
+    wait_for_phase(&mut client, "preparing");
+    client.put("vm.shutdown").expect(204);
+    wait_for_state(&mut client, "guest-shut-down");
+    assert!(target.was_told_of_cancel());
+    client.put("vm.boot").expect(204);
+    assert!(counts(&vmm));
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused_in_one_line() {
+    let (_vmm, mut client) = source();
+    for (body, said) in [
+        (json!({"destination_url": "tcp:h"}), "write it as tcp:<host>:<port> or unix:<path>"),
+        (json!({"destination_url": "unix:/m", "memory_mode": "Postcopy"}), "memory_mode=Postcopy"),
+        (json!({"destination_url": "unix:/m", "downtime_ms": 0}), "downtime_ms=0"),
+        (json!({"destination_url": "unix:/m", "connections": 2}), "connections=2: a Unix socket has one"),
+        (json!({"destination_url": "tcp:h:1", "connections": 129}), "connections=129: give 1 to 128"),
+        (json!({"destination_url": "tcp:h:1", "local": true}), "local=true: memory is passed over a Unix socket only"),
+        (json!({"destination_url": "tcp:h:1", "tls_dir": "/t"}), "tls_dir=/t: ca-cert.pem: No such file"),
+    ] {
+        let answer = client.put_json("vm.send-migration", &body).expect(400);
+        assert!(answer[1].as_str().unwrap().contains(said), "{answer}");
+    }
+    client.get("vm.migration-progress").expect(404);
+    client.put("vm.cancel-migration").expect(409);
+    client.put_json("vm.receive-migration", &json!({"receiver_url": "unix:m"})).expect(409);
+    // Nobody is there.
+    send(&mut client, "unix:/no/such/socket");
+    let ended = wait_for_state(&mut client, "failed");
+    assert!(ended["error"].as_str().unwrap().contains("destination_url=unix:/no/such/socket: "), "{ended}");
+}
+
+#[test]
+fn while_a_vm_is_sent_it_is_not_changed_and_ends_at_once_when_it_is_cancelled() {
+    let (vmm, mut client) = source();
+    let target = Target::listen(&vmm.files.path("migration"), Ends::NeverPrepares);
+    send(&mut client, &url(&vmm));
+    wait_for_phase(&mut client, "preparing");
+    for (endpoint, body) in [
+        ("vm.pause", None),
+        ("vm.resume", None),
+        ("vm.reboot", None),
+        ("vm.resize", Some(json!({"desired_vcpus": 1}))),
+        ("vm.add-disk", Some(json!({"path": "/d"}))),
+        ("vm.send-migration", Some(json!({"destination_url": "unix:/m"}))),
+        ("vm.snapshot", Some(json!({"destination_url": "file:///s"}))),
+    ] {
+        let answer = client.ask("PUT", endpoint, body.as_ref(), &[]).expect(409);
+        assert!(answer[0].as_str().unwrap().contains("being sent to another host"), "{endpoint}: {answer}");
+    }
+    assert_eq!(client.get("vm.info").expect(200)["state"], "Running");
+    client.put("vm.cancel-migration").expect(204);
+    let began = Instant::now();
+    let ended = wait_for_state(&mut client, "cancelled");
+    assert!(began.elapsed() < Duration::from_secs(2) && ended["downtime"].is_null(), "{ended}");
+    assert!(counts(&vmm) && target.was_told_of_cancel());
+    client.put("vm.pause").expect(204);
+}
+
+#[test]
+fn a_target_that_fails_at_any_stage_before_go_leaves_the_guest_where_it_was() {
+    let (vmm, mut client) = source();
+    for ends in Ends::BEFORE_GO {
+        let _ = fs::remove_file(vmm.files.path("migration"));
+        let _target = Target::listen(&vmm.files.path("migration"), ends);
+        send(&mut client, &url(&vmm));
+        let ended = wait_for_state(&mut client, "failed");
+        let error = ended["error"].as_str().unwrap();
+        println!("{ends:?}: {error}");
+        assert!(!error.is_empty() && !error.contains('\n'));
+        assert_eq!(client.get("vm.info").expect(200)["state"], "Running", "{ends:?}");
+        assert!(counts(&vmm), "{ends:?}");
+    }
+    // Nothing is left of them: it still can go.
+    let target = Vmm::start();
+    let mut there = receive(&target, &url(&target));
+    send(&mut client, &url(&target));
+    wait_for_state(&mut there, "finished");
+    assert!(counts(&target));
+}
+
+#[test]
+fn a_target_that_is_lost_after_go_leaves_it_unknown_until_a_user_forces_the_source() {
+    let (vmm, mut client) = source();
+    let _target = Target::listen(&vmm.files.path("migration"), Ends::DiesAfterGo);
+    send(&mut client, &url(&vmm));
+    wait_for_state(&mut client, "unknown");
+    assert_eq!(client.get("vm.info").expect(200)["state"], "Paused");
+    assert!(!counts(&vmm));
+    client.put("vm.cancel-migration").expect(409);
+    let answer = client.put("vm.resume").expect(409);
+    assert!(answer[0].as_str().unwrap().contains("nobody knows"), "{answer}");
+    client.put_json("vm.resume", &json!({"force": true})).expect(204);
+    wait_for("the source", || progress(&mut client)["state"] == "forced");
+    assert!(counts(&vmm));
+    client.put("vm.pause").expect(204);
+}
+
+#[test]
+fn a_target_that_fails_after_go_gives_the_guest_back() {
+    let (vmm, mut client) = source();
+    let _target = Target::listen(&vmm.files.path("migration"), Ends::FailsAfterGo);
+    send(&mut client, &url(&vmm));
+    let ended = wait_for_state(&mut client, "failed");
+    assert!(ended["error"].as_str().unwrap().contains("the lock of disk0"), "{ended}");
+    assert!(counts(&vmm));
+}
+
+#[test]
+fn a_target_can_be_cancelled_and_leaves_nothing() {
+    let target = Vmm::start();
+    let files = target.open_files();
+    let mut there = receive(&target, &url(&target));
+    there.put_json("vm.create", &target.config(json!([]))).expect(409);
+    there.put_json("vm.receive-migration", &json!({"receiver_url": "unix:other"})).expect(409);
+    there.put("vm.cancel-migration").expect(204);
+    wait_for_state(&mut there, "cancelled");
+    assert!(!target.files.path("migration").exists());
+    wait_for("its files", || target.open_files() <= files + 1);
+    assert!(target.threads().iter().all(|name| !name.starts_with("migration")));
+    there.put_json("vm.create", &target.config(json!([]))).expect(204);
+}
+
+#[test]
+fn a_source_that_is_no_source_or_dies_leaves_a_target_without_a_vm() {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    let target = Vmm::start();
+    let mut there = receive(&target, &url(&target));
+    let path = target.files.path("migration");
+    // Cloud Hypervisor's first bytes, and half a greeting: a source is still waited for.
+    for bytes in [&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].repeat(4)[..], b"sriov"] {
+        let mut stranger = UnixStream::connect(&path).unwrap();
+        stranger.write_all(bytes).unwrap();
+    }
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(progress(&mut there)["phase"], "listening");
+    // One that offers nothing that this program knows.
+    crate::migration_peer::offer(&path, b"{\"program\": 1}");
+    let ended = wait_for_state(&mut there, "failed");
+    assert!(ended["error"].as_str().unwrap().contains("the source's offer"), "{ended}");
+    there.get("vm.info").expect(404);
+    assert!(!path.exists());
+    // A source that dies in the middle of a frame.
+    let mut there = receive(&target, &url(&target));
+    crate::migration_peer::half_a_frame(&path);
+    wait_for_state(&mut there, "failed");
+    there.get("vm.info").expect(404);
+    there.put_json("vm.create", &target.config(json!([]))).expect(204);
+}

@@ -1,0 +1,189 @@
+//! A guest that moves between two VMMs of one machine over a Unix socket: for how long it stands still and for what,
+//! for how long its NICs do not answer, and what is sent.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use integration::migration_wire::{Point, Then, Wire};
+use integration::{Answers, Backend, Bridge, Guest, Kernel, Pf, Plan, Probes, Site, Subnet};
+use serde_json::{Value, json};
+
+use crate::IDLE;
+use crate::figures::{Settings, Spread};
+
+/// Eight VFs.
+const VFS: [Backend; 8] = [
+    Backend::Tap,
+    Backend::Tap,
+    Backend::Tap,
+    Backend::VhostNet,
+    Backend::VhostNet,
+    Backend::VhostNet,
+    Backend::VhostUser,
+    Backend::VhostUser,
+];
+/// The time between two pings to the same NIC.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Writes 10 MiB of random bytes each tenth of a second, to the same 100 MiB again and again.
+const WRITER: &str = "head -c 10485760 /dev/urandom > /tmp/from; at=0; while :; do dd if=/tmp/from of=/tmp/to bs=1M \
+                      count=10 seek=$at conv=notrunc 2> /dev/null; at=$(( (at + 10) % 100 )); sleep 0.1; done";
+
+/// Measures all, or only what the settings say.
+pub(crate) fn measure(settings: Settings<'_>) {
+    let wants = |test: &str| settings.only.is_none_or(|only| only == test);
+    if wants("one") {
+        moves("one NIC", &[], "", How::Copied, settings.runs);
+    }
+    if wants("local") {
+        moves("one NIC, local", &[], "", How::Passed, settings.runs);
+    }
+    if wants("eight") {
+        moves("8 VFs", &VFS, "", How::Copied, settings.runs);
+    }
+    if wants("writes") {
+        moves("one NIC, 100 MiB/s of writes", &[], WRITER, How::Copied, settings.runs);
+    }
+    if wants("cancel") {
+        cancel(settings.runs);
+    }
+}
+
+/// How a guest's memory gets to the other VMM.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// By a socket.
+    Copied,
+    /// As it is, with its taps (`local`).
+    Passed,
+}
+
+/// Two places, the guest at the first.
+struct Pair {
+    here: Site,
+    there: Site,
+    /// The networks of the functions that are pinged.
+    subnets: Vec<Subnet>,
+    _bridges: Vec<Bridge>,
+}
+
+impl Pair {
+    /// Boots a guest of 512 MiB whose PF has VFs over these backends. It is idle then.
+    fn start(kinds: &[Backend], how: How) -> Pair {
+        let [here, there] = ["a", "b"].map(|name| Plan::new(name, kinds));
+        let bridge = |(subnet, port): (Subnet, String)| {
+            let ports = [format!("a{port}"), format!("b{port}")];
+            Bridge::new(&format!("br{port}"), subnet, &ports.each_ref().map(String::as_str))
+        };
+        let ports = match kinds {
+            [] => vec![(Subnet(0), "pf".to_string())],
+            kinds => (0..kinds.len()).map(|index| (Subnet(index as u8), index.to_string())).collect(),
+        };
+        let subnets = ports.iter().map(|(subnet, _)| *subnet).collect();
+        let bridges = ports.into_iter().map(bridge).collect();
+        let memory = if how == How::Passed { "size=512M,shared=on" } else { "size=512M" };
+        let spec = |spec: integration::GuestSpec| spec.memory(memory).kernel_argument("tsc=reliable");
+        let mut here = here.boot(Kernel::V6_12, spec);
+        let there = there.wait(&[]);
+        join(&mut here.guest, kinds.len());
+        here.guest.wait_for(IDLE);
+        Pair { here, there, subnets, _bridges: bridges }
+    }
+
+    fn turn(self) -> Pair {
+        Pair { here: self.there, there: self.here, ..self }
+    }
+}
+
+/// Has the NIC, or the VFs, join their networks.
+fn join(guest: &mut Guest, vfs: usize) {
+    if vfs == 0 {
+        return guest.join("eth0", Subnet(0));
+    }
+    let pf = Pf::find(guest);
+    pf.set_num_vfs(guest, vfs);
+    for vf in pf.vfs(guest) {
+        guest.join(vf.interface(), Subnet(vf.index as u8));
+    }
+}
+
+/// Moves the guest to and fro while `load` runs in it.
+fn moves(what: &str, kinds: &[Backend], load: &str, how: How, runs: usize) {
+    let mut pair = Pair::start(kinds, how);
+    if !load.is_empty() {
+        pair.here.guest.ok(&format!("({load}) > /dev/null 2>&1 &"));
+        pair.here.guest.ok("sleep 3");
+    }
+    let (mut all, mut gaps) = (Vec::new(), Vec::new());
+    // The first one fills caches.
+    for run in 0..=runs {
+        let probes = Probes::start(&pair.subnets, PAUSE);
+        // The first answers take longer: neighbours are asked for.
+        std::thread::sleep(Duration::from_millis(300));
+        probes.forget();
+        let sent = match how {
+            How::Copied => pair.here.move_to(&pair.there, &json!({})),
+            How::Passed => pair.here.pass_to(&pair.there),
+        };
+        std::thread::sleep(Duration::from_millis(300));
+        let answers = probes.end();
+        if run > 0 {
+            gaps.push(longest(&answers));
+            all.push(sent);
+        }
+        pair = pair.turn();
+    }
+    let number = |name: &str, scale: f64| -> Vec<f64> {
+        all.iter().map(|sent: &Value| sent.pointer(name).and_then(Value::as_f64).unwrap() / scale).collect()
+    };
+    for (figure, name, scale) in [
+        ("downtime, ms", "/downtime/total_us", 1e3),
+        ("of it to stop, ms", "/downtime/stop_us", 1e3),
+        ("of it to save, ms", "/downtime/save_us", 1e3),
+        ("of it to send, ms", "/downtime/send_us", 1e3),
+        ("of it to load, ms", "/downtime/load_us", 1e3),
+        ("of it to hand over, ms", "/downtime/handover_us", 1e3),
+        ("in all, ms", "/elapsed_ms", 1.0),
+        ("sent, MiB", "/transferred_bytes", 1048576.0),
+        ("pages that are not zero, MiB", "/pages", 256.0),
+        ("passes", "/pass", 1.0),
+        ("the guest held back, %", "/throttle_percent", 1.0),
+    ] {
+        println!("| migration, {what} | {figure} | {} | |", Spread::of(number(name, scale)));
+    }
+    println!("| migration, {what} | longest time without an answer, ms | {} | |", Spread::of(gaps));
+    pair.here.guest.assert_kernel_has_no_complaint();
+}
+
+fn longest(answers: &[Answers]) -> f64 {
+    let gaps = answers.iter().map(|answers| answers.gap.as_secs_f64() * 1e3);
+    gaps.fold(0.0, f64::max)
+}
+
+/// Ends migrations whose guest stands still, and measures until it runs again.
+fn cancel(runs: usize) {
+    let pair = Pair::start(&VFS, How::Copied);
+    let target = pair.there.url();
+    let path = std::env::temp_dir().join("wire");
+    let (mut times, mut gaps) = (Vec::new(), Vec::new());
+    for _ in 0..runs {
+        pair.there.receive();
+        // The target has loaded all: this is the longest way back.
+        let wire = Wire::new(&path, Path::new(target.trim_start_matches("unix:")), &[Point::READY]);
+        pair.here.send(&format!("unix:{}", path.display()), &json!({}));
+        wire.reaches();
+        let probes = Probes::start(&pair.subnets, Duration::from_millis(2));
+        let began = Instant::now();
+        assert_eq!(pair.here.api.put("vm.cancel-migration").status, 204);
+        while pair.here.api.get("vm.migration-progress").body["state"] == "active" {}
+        times.push(began.elapsed().as_secs_f64() * 1e3);
+        std::thread::sleep(Duration::from_millis(300));
+        gaps.push(longest(&probes.end()));
+        wire.goes(Then::Passes);
+        // Ready finds nobody any more, and then who is in the middle may end both connections before it has passed on
+        // that the source has cancelled.
+        let ended = pair.there.ended();
+        assert!(["cancelled", "failed"].map(Value::from).contains(&ended["state"]), "{ended}");
+    }
+    println!("| migration, 8 VFs | cancelled at its end, ms | {} | |", Spread::of(times));
+    println!("| migration, 8 VFs | the same until a NIC answers again, ms | {} | |", Spread::of(gaps));
+}

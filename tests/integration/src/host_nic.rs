@@ -1,0 +1,186 @@
+//! NICs of this machine that tests give to guests: virtio NICs and an igb with VFs, behind its IOMMU.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::guest::Guest;
+use crate::vmm::Vmm;
+
+/// The device numbers of a virtio NIC, of an igb (Intel's 82576), and of its VFs.
+const VIRTIO: &str = "0x1041";
+const IGB: &str = "0x10c9";
+/// The number of the igb's network: 10.2.0.0/24.
+const IGB_NETWORK: usize = 2;
+/// The VFs of the igb.
+const VFS: usize = 2;
+
+/// A NIC of this machine, for VFIO.
+#[derive(Clone, Debug)]
+pub struct HostNic {
+    folder: PathBuf,
+    network: usize,
+}
+
+impl HostNic {
+    /// The virtio NICs, with the driver vfio-pci. The NIC `n` is in the network `n`.
+    pub fn virtio() -> Vec<HostNic> {
+        load(&["vfio-pci", "vfio_iommu_type1"]);
+        let nics = devices(VIRTIO);
+        assert_eq!(nics.len(), 2, "this machine has NICs for VFIO: {nics:?}");
+        let of = |(network, folder)| HostNic { folder, network };
+        let nics: Vec<_> = nics.into_iter().enumerate().map(of).collect();
+        nics.iter().for_each(HostNic::give_to_vfio);
+        nics
+    }
+
+    /// The VFs of the igb, with the driver vfio-pci. The igb itself has its own driver, and its link is up.
+    pub fn igb_vfs() -> Vec<HostNic> {
+        let pf = Self::igb_with("igb");
+        let interface = fs::read_dir(pf.folder.join("net")).unwrap().next().unwrap().unwrap().file_name();
+        let interface = interface.to_str().unwrap();
+        ip(&["link", "set", interface, "up"]);
+        let number = pf.folder.join("sriov_numvfs");
+        if read(&number) != VFS.to_string() {
+            fs::write(&number, VFS.to_string()).unwrap();
+        }
+        let vf = |vf: usize| {
+            ip(&["link", "set", interface, "vf", &vf.to_string(), "mac", &Self::vf_mac(vf)]);
+            let folder = fs::canonicalize(pf.folder.join(format!("virtfn{vf}"))).unwrap();
+            HostNic { folder, network: IGB_NETWORK }
+        };
+        let vfs: Vec<_> = (0..VFS).map(vf).collect();
+        vfs.iter().for_each(HostNic::give_to_vfio);
+        vfs
+    }
+
+    /// The MAC address of a VF of the igb, by its index.
+    pub fn vf_mac(vf: usize) -> String {
+        format!("52:54:00:00:20:0{vf}")
+    }
+
+    /// The igb itself, with the driver vfio-pci and without VFs.
+    pub fn igb() -> HostNic {
+        let pf = Self::igb_with("igb");
+        fs::write(pf.folder.join("sriov_numvfs"), "0").unwrap();
+        pf.give_to_vfio();
+        pf
+    }
+
+    fn igb_with(driver: &str) -> HostNic {
+        load(&["vfio-pci", "vfio_iommu_type1", "igb"]);
+        let igb = HostNic { folder: devices(IGB).pop().expect("this machine has an igb"), network: IGB_NETWORK };
+        if !igb.has(driver) {
+            igb.bind(driver);
+        }
+        igb
+    }
+
+    fn has(&self, driver: &str) -> bool {
+        fs::read_link(self.folder.join("driver")).is_ok_and(|bound| bound.ends_with(driver))
+    }
+
+    /// Gives it the driver vfio-pci.
+    pub fn give_to_vfio(&self) {
+        self.bind("vfio-pci");
+    }
+
+    /// Makes `user` the owner of the file of its IOMMU group.
+    pub fn give_to_user(&self, user: u32) {
+        let group = fs::read_link(self.folder.join("iommu_group")).unwrap();
+        chown(Path::new("/dev/vfio").join(group.file_name().unwrap()), Some(user), None).unwrap();
+    }
+
+    /// Gives it to `driver`.
+    pub fn bind(&self, driver: &str) {
+        let name = self.name();
+        fs::write(self.folder.join("driver_override"), driver).unwrap();
+        if self.folder.join("driver").exists() {
+            fs::write(self.folder.join("driver/unbind"), &name).unwrap();
+        }
+        fs::write("/sys/bus/pci/drivers_probe", &name).unwrap();
+        assert!(self.has(driver), "{name} has {:?}", fs::read_link(self.folder.join("driver")));
+    }
+
+    /// Its folder in sysfs.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Its address, such as `0000:01:00.0`.
+    pub fn name(&self) -> String {
+        self.folder.file_name().unwrap().to_str().unwrap().to_string()
+    }
+
+    /// The value of `--device` with `more` behind its path.
+    pub fn option(&self, more: &str) -> String {
+        format!("path={}{more}", self.folder.display())
+    }
+
+    /// Sets up the guest's `interface`, which is this NIC, and pings the other side of its network.
+    pub fn join(&self, guest: &mut Guest, interface: &str) {
+        let n = self.network;
+        guest.ok(&format!("ip link set {interface} up; ip addr replace 10.{n}.0.15/24 dev {interface}"));
+        guest.wait_for(&format!("ping -c 1 -W 2 10.{n}.0.1"));
+        guest.ok(&format!("ping -c 6 -i 0.2 -W 5 10.{n}.0.1"));
+    }
+
+    /// The shell command by which a guest that has joined sends the file `sent` and compares what comes back.
+    pub fn echo(&self, sent: &str) -> String {
+        let n = self.network;
+        format!("nc 10.{n}.0.100 7 < {sent} | head -c $(wc -c < {sent}) > /tmp/back; cmp {sent} /tmp/back")
+    }
+
+    /// The shell command by which a guest that has joined pings without end.
+    pub fn flood(&self) -> String {
+        format!("ping -q -i 0.01 10.{}.0.1 > /dev/null 2>&1 &", self.network)
+    }
+}
+
+impl Vmm {
+    /// What it has open and locked: the number of files, and the line of locked memory in its status.
+    pub fn held(&self) -> (usize, String) {
+        let process = format!("/proc/{}", self.id());
+        let files = fs::read_dir(format!("{process}/fd")).unwrap().count();
+        let status = fs::read_to_string(format!("{process}/status")).unwrap();
+        (files, status.lines().find(|line| line.starts_with("VmLck:")).unwrap().to_string())
+    }
+
+    /// Whether it has a BAR of a device of the host mapped.
+    pub fn has_bar_mapped(&self) -> bool {
+        fs::read_to_string(format!("/proc/{}/maps", self.id())).unwrap().contains("[vfio-device]")
+    }
+}
+
+/// Loads modules of this machine's kernel, each with those it depends on.
+fn load(modules: &[&str]) {
+    let lab = PathBuf::from(std::env::var_os("CH_LAB").unwrap());
+    for module in modules {
+        let folder = lab.join("kernels/first-level/extra").join(module);
+        let mut files: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        for file in files {
+            // Another test may have loaded it.
+            let _ = Command::new("insmod").arg(file).output();
+        }
+    }
+}
+
+/// The folders of the PCI devices with this number.
+fn devices(number: &str) -> Vec<PathBuf> {
+    let devices = fs::read_dir("/sys/bus/pci/devices").unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<_> = devices.filter(|path| read(&path.join("device")) == number).collect();
+    found.sort();
+    found
+}
+
+/// Runs the real `ip`, which knows VFs.
+fn ip(arguments: &[&str]) {
+    let output = Command::new("/usr/bin/ip").args(arguments).output().unwrap();
+    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_string()
+}

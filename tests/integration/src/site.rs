@@ -1,0 +1,173 @@
+//! One of two places between which a guest moves: a VMM, with backends of its own.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::api::Api;
+use crate::backends::{Backend, Backends};
+use crate::guest::{Guest, GuestSpec};
+use crate::lab::Kernel;
+use crate::migration_wire::{Point, Then, Wire};
+use crate::shared_memory::{self, Difference};
+use crate::tap::HostTap;
+use crate::vmm::VmmCommand;
+
+/// How long a migration may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A VMM that stays when its guest is gone, and the backends at its side.
+pub struct Site {
+    name: &'static str,
+    /// The guest, while it is here. Its VMM ends before the backends.
+    pub guest: Guest,
+    /// Its API.
+    pub api: Api,
+    /// The backends of the VFs.
+    pub backends: Backends,
+    /// The tap of the PF.
+    pf: HostTap,
+    /// How many VMMs have been there before.
+    restarts: usize,
+}
+
+/// A place for a VMM that is not started yet.
+pub struct Plan {
+    name: &'static str,
+    api: Api,
+    backends: Backends,
+    pf: HostTap,
+}
+
+impl Plan {
+    /// A place whose taps' names begin with `name`: those of the VFs have their index after it, and that of the PF
+    /// `pf`.
+    pub fn new(name: &'static str, kinds: &[Backend]) -> Plan {
+        let backends = Backends::start_persistent(name, kinds);
+        Plan { name, api: Api::new(name), backends, pf: HostTap::persistent(&format!("{name}pf")) }
+    }
+
+    /// Boots a guest there, as `more` describes it further.
+    pub fn boot(self, kernel: Kernel, more: impl FnOnce(GuestSpec) -> GuestSpec) -> Site {
+        let spec = more(self.backends.spec_over(self.pf.name(), kernel));
+        let spec = spec.arguments(&["--no-shutdown", "--api-socket", &self.api.argument()]);
+        let guest = Guest::boot(spec);
+        self.with(guest)
+    }
+
+    /// Starts a VMM without a guest there, with further `arguments`.
+    pub fn wait(self, arguments: &[&str]) -> Site {
+        let guest = wait(&self.api, arguments);
+        self.with(guest)
+    }
+
+    fn with(self, guest: Guest) -> Site {
+        let Plan { name, api, backends, pf } = self;
+        Site { name, api, backends, pf, guest, restarts: 0 }
+    }
+}
+
+fn wait(api: &Api, arguments: &[&str]) -> Guest {
+    Guest::restored_by(VmmCommand::new().args(["--no-shutdown", "--api-socket", &api.argument()]).args(arguments))
+}
+
+impl Site {
+    /// Starts another VMM without a guest, with the same backends: the one before was killed.
+    pub fn restart(&mut self) {
+        self.restarts += 1;
+        self.api = Api::new(&format!("{}{}", self.name, self.restarts));
+        self.guest = wait(&self.api, &[]);
+        let _ = std::fs::remove_file(self.socket());
+    }
+
+    /// Where it waits for guests.
+    pub fn socket(&self) -> PathBuf {
+        std::env::temp_dir().join(format!("migration-{}-{}", std::process::id(), self.name))
+    }
+
+    /// The URL of that.
+    pub fn url(&self) -> String {
+        format!("unix:{}", self.socket().display())
+    }
+
+    /// Begins to wait for a guest, whose functions get the backends of this place.
+    pub fn receive(&self) {
+        let pf = json!({"id": "pf0", "tap": self.pf.name()});
+        let vfs = (0..self.backends.taps().len()).map(|index| self.backends.given(index));
+        let backends: Vec<Value> = std::iter::once(pf).chain(vfs).collect();
+        self.receive_by(&json!({"receiver_url": self.url(), "backends": backends}));
+    }
+
+    fn receive_by(&self, body: &Value) {
+        let answer = self.api.put_json("vm.receive-migration", body);
+        assert_eq!(answer.status, 204, "{}", answer.body);
+    }
+
+    /// Begins to send the guest to `url`, with the keys of `more`.
+    pub fn send(&self, url: &str, more: &Value) {
+        let mut body = json!({"destination_url": url});
+        for (key, value) in more.as_object().into_iter().flatten() {
+            body[key] = value.clone();
+        }
+        let answer = self.api.put_json("vm.send-migration", &body);
+        assert_eq!(answer.status, 204, "{}", answer.body);
+    }
+
+    /// Waits until the migration is over, and returns how it ended.
+    pub fn ended(&self) -> Value {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let progress = self.api.get("vm.migration-progress").body;
+            if progress["state"] != "active" {
+                return progress;
+            }
+            assert!(Instant::now() < deadline, "the migration does not end: {progress}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// As [`Site::move_to`]. When the guest is about to be given away, compares the memory of both VMMs, which is
+    /// shared with backends. Returns the pages that differ, too.
+    pub fn move_compared_to(&self, other: &Site, more: &Value) -> (Value, Vec<Difference>) {
+        let wire = self.send_until(other, Point::GO, more);
+        let pages = shared_memory::differing_pages(self.guest.vmm(), other.guest.vmm());
+        wire.goes(Then::Passes);
+        (self.moved(other), pages)
+    }
+
+    /// Begins to move the guest to `other`, and returns when the frame at `point` is about to be passed on.
+    pub fn send_until(&self, other: &Site, point: Point, more: &Value) -> Wire {
+        other.receive();
+        let path = self.socket().with_extension("wire");
+        let wire = Wire::new(&path, &other.socket(), &[point]);
+        self.send(&format!("unix:{}", path.display()), more);
+        wire.reaches();
+        wire
+    }
+
+    /// Moves the guest to `other`, which must succeed. Returns what the source tells of it.
+    pub fn move_to(&self, other: &Site, more: &Value) -> Value {
+        other.receive();
+        self.send(&other.url(), more);
+        self.moved(other)
+    }
+
+    /// The same, with the memory and the taps that the guest has here: no page is copied. Its memory must be shared.
+    pub fn pass_to(&self, other: &Site) -> Value {
+        other.receive_by(&json!({"receiver_url": other.url()}));
+        self.send(&other.url(), &json!({"local": true}));
+        self.moved(other)
+    }
+
+    fn moved(&self, other: &Site) -> Value {
+        let (sent, received) = (self.ended(), other.ended());
+        assert_eq!(
+            (&sent["state"], &received["state"]),
+            (&json!("finished"), &json!("finished")),
+            "{sent}\n{received}"
+        );
+        sent
+    }
+}

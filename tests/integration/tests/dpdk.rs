@@ -1,0 +1,150 @@
+//! DPDK's testpmd in a guest, on VFs behind the virtual IOMMU.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
+
+use std::net::UdpSocket;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use integration::{
+    Api, Guest, GuestSpec, GuestTestpmd, HostTap, Kernel, Pf, Subnet, Vf, VmmCommand, spec_with_vfs, vf_taps,
+};
+use serde_json::json;
+
+/// The first two are DPDK's, the last one is the kernel's.
+const VFS: usize = 3;
+/// Frames each way.
+const FRAMES: u64 = 20;
+/// How long frames may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn spec(api: &Api) -> GuestSpec {
+    let spec = spec_with_vfs(Kernel::V6_12, VFS).with_dpdk().memory("size=512M");
+    spec.arguments(&["--platform", "iommu=on", "--api-socket", &api.argument()])
+}
+
+/// Has `tap` join its network, and all but the last VF be given to testpmd, which answers pings.
+fn start(guest: &mut Guest) -> (Pf, Vec<Vf>, GuestTestpmd) {
+    guest.load_vfio();
+    let pf = Pf::find(guest);
+    pf.set_num_vfs(guest, VFS);
+    let vfs = pf.vfs(guest);
+    let addresses: Vec<_> = vfs[..2].iter().map(|vf| vf.address.as_str()).collect();
+    addresses.iter().for_each(|address| guest.give_to_vfio(address));
+    let mut testpmd = GuestTestpmd::start(guest, &addresses);
+    testpmd.command(guest, "set fwd icmpecho");
+    testpmd.command(guest, "start");
+    (pf, vfs, testpmd)
+}
+
+/// Pings what is behind the first two taps.
+fn ping_testpmd() {
+    for (index, tap) in vf_taps(VFS)[..2].iter().enumerate() {
+        let subnet = Subnet(u8::try_from(index).unwrap());
+        tap.join(subnet);
+        let before = tap.counters();
+        let pings =
+            Command::new("ping").args(["-c", "6", "-i", "0.2", "-W", "20", &subnet.guest().to_string()]).output();
+        let text = String::from_utf8_lossy(&pings.unwrap().stdout).into_owned();
+        assert!(text.contains(" 0% packet loss"), "{text}");
+        assert!(tap.counters().from_guest >= before.from_guest + 6, "{}", tap.name());
+    }
+}
+
+/// Sends `FRAMES` datagrams into one tap, which come out of the other.
+fn assert_forwarded(from: usize, taps: &[HostTap]) {
+    let (out, subnet) = (&taps[1 - from], Subnet(u8::try_from(from).unwrap()));
+    let before = out.counters().from_guest;
+    let socket = UdpSocket::bind((subnet.host(), 0)).unwrap();
+    for _ in 0..FRAMES {
+        socket.send_to(&[0; 500], (subnet.guest(), 9)).unwrap();
+    }
+    let began = Instant::now();
+    while out.counters().from_guest < before + FRAMES {
+        assert!(began.elapsed() < PATIENCE, "{} of {FRAMES}", out.counters().from_guest - before);
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The frames that port `port` has received in all, of all statistics in testpmd's `log`.
+fn received(log: &str, port: usize) -> u64 {
+    let title = format!("Forward statistics for port {port} ");
+    let count = |text: &str| text.split("RX-packets:").nth(1)?.split_whitespace().next()?.parse::<u64>().ok();
+    log.split(&title).skip(1).filter_map(count).sum()
+}
+
+fn assert_kernel_is_content(guest: &mut Guest) {
+    guest.assert_kernel_has_no_complaint();
+    let complaints = guest.run("dmesg | grep -E 'page fault from|(iommu|vfio).*([Ff]ail|[Ee]rror)'").text;
+    assert_eq!(complaints, "");
+}
+
+#[test]
+fn dpdk_forwards_frames_on_vfs_while_the_kernel_has_another() {
+    let api = Api::new("dpdk");
+    let mut guest = Guest::boot(spec(&api));
+    let (pf, vfs, mut testpmd) = start(&mut guest);
+    let taps = vf_taps(VFS);
+    ping_testpmd();
+    vfs[2].ping_through(&mut guest, &taps, 2, Subnet(2));
+
+    testpmd.command(&mut guest, "stop");
+    testpmd.command(&mut guest, "set fwd io");
+    testpmd.command(&mut guest, "start");
+    (0..2).for_each(|from| assert_forwarded(from, &taps));
+    testpmd.command(&mut guest, "stop");
+    let log = testpmd.end(&mut guest);
+    for port in 0..2 {
+        // 6 pings, 1 question for the address, and what was forwarded.
+        assert!(received(&log, port) > 6 + FRAMES, "{log}");
+    }
+    let counters = api.get("vm.counters").body;
+    assert_eq!((&counters["__iommu"]["faults"], &counters["__iommu"]["refused"]), (&json!(0), &json!(0)));
+
+    vfs[..2].iter().for_each(|vf| guest.take_from_vfio(&vf.address));
+    for vf in pf.vfs(&mut guest) {
+        vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
+    }
+    assert_kernel_is_content(&mut guest);
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// What DPDK has mapped for its VFs is there again in a restored VM, in which DPDK goes on without having noticed.
+#[test]
+#[ignore = "a longer test: a guest that is restored"]
+fn dpdk_goes_on_from_a_snapshot() {
+    let api = Api::new("dpdk-saved");
+    let mut guest = Guest::boot(spec(&api));
+    let (pf, vfs, testpmd) = start(&mut guest);
+    let taps = vf_taps(VFS);
+    ping_testpmd();
+    vfs[2].ping_through(&mut guest, &taps, 2, Subnet(2));
+    let host = std::fs::read_to_string("/sys/class/net/pf0v2/address").unwrap();
+    let saved = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", saved.path().display());
+    assert_eq!(api.put("vm.pause").status, 204);
+    assert_eq!(api.put_json("vm.snapshot", &json!({ "destination_url": url })).status, 204);
+    assert_eq!(guest.stop_by(libc::SIGKILL).code, None);
+
+    let api = Api::new("dpdk-restored");
+    let keys = format!("source_url={url},resume=on");
+    let command = VmmCommand::new().args(["--restore", &keys, "--api-socket", &api.argument()]);
+    let mut guest = Guest::restored_by(command);
+    assert_eq!(api.info()["state"], "Running");
+    // The kernel's neighbour is where it was. The guest remembers its address.
+    let kept = Command::new("ip").args(["link", "set", "pf0v2", "address", host.trim()]).status();
+    assert!(kept.unwrap().success());
+    ping_testpmd();
+    let taps = vf_taps(VFS);
+    vfs[2].ping_through(&mut guest, &taps, 2, Subnet(2));
+    let counters = api.get("vm.counters").body;
+    assert_eq!((&counters["__iommu"]["faults"], &counters["__iommu"]["refused"]), (&json!(0), &json!(0)));
+    testpmd.end(&mut guest);
+    vfs[..2].iter().for_each(|vf| guest.take_from_vfio(&vf.address));
+    for vf in pf.vfs(&mut guest) {
+        vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
+    }
+    assert_kernel_is_content(&mut guest);
+    assert_eq!(guest.power_off().code, Some(0));
+}

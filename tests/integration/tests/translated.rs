@@ -1,0 +1,319 @@
+//! NICs behind the virtual IOMMU whose frames the host's kernel or a vDPA device moves. The test is the driver of the
+//! NIC and of the IOMMU. Guests with such NICs are tested in `iommu.rs`.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "../../../virtio-devices/src/net/testing/driver.rs"]
+#[allow(dead_code, unreachable_pub, reason = "virtio-devices' own tests use the rest")]
+mod driver;
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use driver::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
+use fixtures::process::Process;
+use integration::{ArpTraffic, HostTap, Subnet};
+use virtio_devices::{
+    Backend, Behind, DmaSpace, GuestMap, Interrupts, Iommu, IommuCounter, IommuDevice, Memory, Net, NetSpec, Policy,
+    RateLimits, SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VirtioDevice, Worker,
+};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend};
+
+const RECEIVE: usize = 0;
+const SIZE: u16 = 16;
+/// `VIRTIO_F_VERSION_1` and `VIRTIO_F_ACCESS_PLATFORM`.
+const FEATURES: u64 = 1 << 32 | 1 << 33;
+const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0x77];
+const PAGE: u64 = 4096;
+/// Where the IOMMU's driver has its queue, its request and the answer to it.
+const REQUESTS: u16 = 4;
+const REQUEST: u64 = 0x6_0000;
+const ANSWER: u64 = 0x6_1000;
+/// The NIC's domain and its neighbour's.
+const DOMAINS: [(u32, u16); 2] = [(1, 0x100), (2, 0x101)];
+/// What a function may do: flags of MAP.
+const READ: u32 = 1;
+const READ_WRITE: u32 = 3;
+/// I/O addresses of pages: one that may be written, one that may be read, a neighbour's, and one that is not mapped.
+const WRITABLE: u64 = 0x40_0000_0000;
+const READABLE: u64 = 0x40_0000_1000;
+const OF_NEIGHBOUR: u64 = 0x40_0000_2000;
+const NOWHERE: u64 = 0x40_0000_3000;
+
+/// A NIC behind an IOMMU, and the drivers of both.
+struct Machine {
+    net: Net,
+    queues: Vec<DriverQueue>,
+    workers: Vec<Worker>,
+    interrupts: Arc<Interrupts>,
+    memory: GuestMap,
+    dma: DmaSpace,
+    iommu: Arc<Iommu>,
+    control: IommuDevice,
+    requests: DriverQueue,
+    events: Vec<Worker>,
+    _behind: Vec<Behind>,
+}
+
+fn shared_memory() -> GuestMap {
+    let file: File = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).unwrap();
+    file.set_len(MEMORY).unwrap();
+    let range = (GuestAddress(0), MEMORY as usize, Some(FileOffset::new(file, 0)));
+    GuestMap::from_ranges_with_files([range]).unwrap()
+}
+
+impl Machine {
+    /// A NIC over what `open` opens, whose queues do not run, in a domain where its rings are mapped.
+    fn over(open: impl FnOnce(&Memory) -> Backend) -> Self {
+        let map = shared_memory();
+        let memory = Memory::new(map.clone());
+        let net = NetSpec {
+            id: "_net0".into(),
+            mac: MAC,
+            mtu: None,
+            queue_pairs: 1,
+            queue_size: SIZE,
+            offload_tso: true,
+            offload_ufo: true,
+            offload_csum: true,
+            standby: false,
+            limits: RateLimits::default(),
+            policy: Policy::default(),
+            link_up: true,
+        };
+        let net = Net::new(net, open(&memory)).unwrap();
+        let iommu = Iommu::new(48);
+        let behind: Vec<_> = DOMAINS.map(|(_, rid)| iommu.behind(0, pci::Rid::from_bits(rid))).into();
+        let dma = DmaSpace::translated(memory, Arc::clone(behind[0].endpoint()) as Arc<dyn Translate>);
+        let requests = DriverQueue::new(&map, REQUESTS, SIZE);
+        let control = IommuDevice::new("iommu", Arc::clone(&iommu));
+        let (interrupts, queues) = (Arc::new(Interrupts::new(3, 4)), Vec::new());
+        let (workers, events) = (Vec::new(), Vec::new());
+        let memory = map;
+        let mut machine =
+            Self { net, queues, workers, interrupts, memory, dma, iommu, control, requests, events, _behind: behind };
+        let start = Start {
+            memory: machine.memory.clone().into(),
+            features: machine.control.features(),
+            queues: vec![(0, Arc::clone(&machine.requests.queue))],
+            interrupts: Arc::new(Interrupts::new(2, 3)),
+        };
+        machine.events = machine.control.start(start).unwrap();
+        for (domain, endpoint) in DOMAINS {
+            machine.attach(domain, endpoint.into(), 0);
+        }
+        machine.map(1, (0, 0x2_0000), 0, READ_WRITE);
+        machine
+    }
+
+    fn over_vhost(tap: &str) -> Self {
+        let spec = TapSpec { name: Some(tap.into()), ip: None, mask: None, host_mac: None, mtu: None, queue_pairs: 1 };
+        Self::over(|_| {
+            VhostNet::new(Tap::open(&spec).unwrap(), VhostKernel::ask().unwrap().behind_iommu().unwrap()).into()
+        })
+    }
+
+    fn over_vdpa(fixture: &Process, name: &str) -> Self {
+        let spec = VdpaSpec { path: fixture.node(name), mac: None, queue_pairs: 1 };
+        Self::over(|memory| Vdpa::open(spec, memory).unwrap_or_else(|error| panic!("{error}")).into())
+    }
+
+    /// Asks the IOMMU, and returns the status: it has answered when its doorbell's write returns.
+    fn ask(&mut self, request: &[u8]) -> u8 {
+        self.requests.memory_write(REQUEST, request);
+        self.requests.add(&[(REQUEST, request.len() as u32, 0), (ANSWER, 4, WRITE)]);
+        assert!(self.control.rung(0));
+        assert_eq!(self.requests.take_used().len(), 1);
+        self.requests.bytes(ANSWER, 1)[0]
+    }
+
+    fn attach(&mut self, domain: u32, endpoint: u32, flags: u32) {
+        let numbers = [1, domain, endpoint, flags, 0];
+        assert_eq!(self.ask(&numbers.map(u32::to_le_bytes).concat()), 0);
+    }
+
+    fn map(&mut self, domain: u32, (first, len): (u64, u64), target: u64, access: u32) {
+        let head = [3, domain].map(u32::to_le_bytes).concat();
+        let range = [first, first + len - 1, target].map(u64::to_le_bytes).concat();
+        assert_eq!(self.ask(&[head, range, access.to_le_bytes().to_vec()].concat()), 0);
+    }
+
+    fn unmap(&mut self, (first, len): (u64, u64)) {
+        let head = [4, 1].map(u32::to_le_bytes).concat();
+        let range = [first, first + len - 1].map(u64::to_le_bytes).concat();
+        assert_eq!(self.ask(&[head, range, vec![0; 4]].concat()), 0);
+    }
+
+    fn count(&self, counter: IommuCounter) -> u64 {
+        self.iommu.counters().get(counter)
+    }
+
+    /// Lets the NIC's driver set up its queues, after a reset if they ran.
+    fn start(&mut self) {
+        self.stop();
+        self.net.reset();
+        self.interrupts = Arc::new(Interrupts::new(3, 4));
+        self.queues = (0..2).map(|index| DriverQueue::new(&self.memory, index, SIZE)).collect();
+        self.queues[0].memory_write(0, &[0; 0x2_0000]);
+        let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
+        let (memory, interrupts) = (self.dma.clone(), Arc::clone(&self.interrupts));
+        self.workers = self.net.start(Start { memory, features: FEATURES, queues, interrupts }).unwrap();
+    }
+
+    fn stop(&mut self) {
+        self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
+    }
+
+    /// Offers a buffer of half a page for a frame.
+    fn post(&mut self, address: u64) {
+        self.queues[RECEIVE].add(&[(address, PAGE as u32 / 2, WRITE)]);
+        let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
+        doorbells.find(|(index, _)| usize::from(*index) == RECEIVE).unwrap().1.write(1).unwrap();
+    }
+
+    /// Waits until the buffer is given back, or the NIC has given up. Returns whether it was given back.
+    fn settled(&mut self) -> bool {
+        let mut used = false;
+        eventually("a frame or a fault", || {
+            used = used || !self.queues[RECEIVE].take_used().is_empty();
+            used || self.interrupts.needs_reset()
+        });
+        used
+    }
+
+    fn page(&self, number: u64) -> Vec<u8> {
+        self.requests.bytes(BUFFERS + number * PAGE, PAGE as usize)
+    }
+
+    fn fill(&self, number: u64, byte: u8) {
+        self.requests.memory_write(BUFFERS + number * PAGE, &[byte; PAGE as usize]);
+    }
+
+    /// Takes a page away again and again, in which a frame may be on its way. `pause` is waited in some rounds.
+    fn take_away(&mut self, rounds: u32, pause: Duration) {
+        self.start();
+        let (mut frames, mut faults) = (0, 0);
+        for round in 0..rounds {
+            self.map(1, (WRITABLE, PAGE), BUFFERS, READ_WRITE);
+            self.post(WRITABLE);
+            std::thread::sleep(pause * (round % 4));
+            self.unmap((WRITABLE, PAGE));
+            self.fill(0, 0xc5);
+            let used = self.settled();
+            assert!(self.page(0).iter().all(|byte| *byte == 0xc5), "round {round}");
+            if used {
+                frames += 1
+            } else {
+                faults += 1
+            }
+            if self.interrupts.needs_reset() {
+                self.start();
+            }
+        }
+        println!("{rounds} rounds: {frames} frames, {faults} faults");
+        assert!(frames > 0);
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stop();
+        self.events.drain(..).for_each(|worker| worker.stop().join().unwrap());
+    }
+}
+
+fn traffic(name: &str, subnet: u8) -> ArpTraffic {
+    let tap = HostTap::existing(name);
+    tap.join(Subnet(subnet));
+    ArpTraffic::start(&[tap], Subnet(subnet).guest(), Duration::from_micros(100))
+}
+
+/// vhost-net: what is not mapped for the function is not reached, and the driver is told where and of whom.
+#[test]
+fn the_kernel_reaches_what_is_mapped_and_any_other_address_stops_the_function_and_is_told() {
+    let mut machine = Machine::over_vhost("vhost0");
+    let _traffic = traffic("vhost0", 90);
+    machine.map(1, (WRITABLE, PAGE), BUFFERS, READ_WRITE);
+    machine.map(1, (READABLE, PAGE), BUFFERS + PAGE, READ);
+    machine.map(2, (OF_NEIGHBOUR, PAGE), BUFFERS + 2 * PAGE, READ_WRITE);
+    for address in [NOWHERE, READABLE, OF_NEIGHBOUR, BUFFERS] {
+        (0..4).for_each(|page| machine.fill(page, 0xc5));
+        machine.start();
+        machine.post(WRITABLE);
+        assert!(machine.settled());
+        assert_eq!(machine.page(0)[12..18], [0xff; 6], "a broadcast");
+        machine.fill(0, 0xc5);
+        let faults = machine.count(IommuCounter::Faults);
+        machine.post(address);
+        assert!(!machine.settled(), "{address:#x}");
+        assert_eq!(machine.count(IommuCounter::Faults), faults + 1, "{address:#x}");
+        for page in 0..4 {
+            assert!(machine.page(page).iter().all(|byte| *byte == 0xc5), "{address:#x}, {page}");
+        }
+    }
+}
+
+#[test]
+fn a_page_that_is_taken_away_from_the_kernel_under_traffic_is_not_written_after_that() {
+    let mut machine = Machine::over_vhost("vhost1");
+    let _traffic = traffic("vhost1", 91);
+    machine.take_away(500, Duration::from_micros(200));
+}
+
+#[test]
+fn the_kernel_notes_what_it_writes_by_guest_addresses_whatever_its_driver_calls_them() {
+    let mut machine = Machine::over_vhost("vhost2");
+    let _traffic = traffic("vhost2", 92);
+    machine.map(1, (WRITABLE, PAGE), BUFFERS + 7 * PAGE, READ_WRITE);
+    machine.start();
+    machine.post(WRITABLE);
+    assert!(machine.settled());
+    let log = Arc::new(SharedLog::new(&machine.memory).unwrap());
+    let user = machine.net.memory_user().unwrap();
+    user.set_log(Some(&log)).unwrap();
+    machine.post(WRITABLE);
+    assert!(machine.settled());
+    user.set_log(None).unwrap();
+    let mut pages = Vec::new();
+    log.take(|first, bits| pages.extend((0..64).filter(|bit| bits & 1 << bit != 0).map(|bit| first + bit)));
+    pages.sort_unstable();
+    assert_eq!(pages, [machine.queues[RECEIVE].used() / PAGE, BUFFERS / PAGE + 7]);
+    machine.post(WRITABLE);
+    assert!(machine.settled(), "and goes on without a log");
+    assert_eq!(machine.count(IommuCounter::Faults), 0);
+}
+
+#[test]
+fn the_kernel_follows_its_function_into_bypass_and_back_while_it_runs() {
+    let mut machine = Machine::over_vhost("vhost3");
+    let _traffic = traffic("vhost3", 93);
+    machine.map(1, (WRITABLE, PAGE), BUFFERS + PAGE, READ_WRITE);
+    machine.start();
+    for domain in [3, 1] {
+        machine.attach(domain, 0x100, u32::from(domain == 3));
+        if domain == 1 {
+            // The domain went with its last function.
+            machine.map(1, (0, 0x2_0000), 0, READ_WRITE);
+            machine.map(1, (WRITABLE, PAGE), BUFFERS + PAGE, READ_WRITE);
+            machine.start();
+        }
+        let address = if domain == 3 { BUFFERS + PAGE } else { WRITABLE };
+        machine.fill(1, 0xc5);
+        machine.post(address);
+        assert!(machine.settled(), "domain {domain}");
+        assert_eq!(machine.page(1)[12..18], [0xff; 6]);
+    }
+    assert_eq!(machine.memory.last_addr().0 + 1, MEMORY);
+}
+
+#[test]
+fn a_page_that_is_taken_away_from_a_vdpa_device_under_traffic_is_not_written_after_that() {
+    let tap = HostTap::persistent("vdpa0");
+    let fixture = Process::vduse_net(&["name=taken,tap=vdpa0,mac=52:54:00:00:00:77"]);
+    let mut machine = Machine::over_vdpa(&fixture, "taken");
+    let _traffic = traffic("vdpa0", 94);
+    machine.take_away(100, Duration::from_micros(500));
+    drop(machine);
+    drop((fixture, tap));
+}

@@ -1,0 +1,92 @@
+//! Devices of the host in a guest: virtio NICs of the first-level machine, behind its IOMMU.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use integration::{Api, Guest, GuestSpec, HostNic, Kernel};
+use serde_json::json;
+
+/// How long the host may wait for a device that it wants back.
+const GIVEN_BACK: Duration = Duration::from_secs(5);
+/// The user who may have nothing.
+const NOBODY: u32 = 65534;
+
+/// A guest with these devices.
+fn guest(nics: &[String], api: &Api) -> Guest {
+    let spec = GuestSpec::new(Kernel::V6_12).arguments(&["--api-socket", &api.argument()]);
+    Guest::boot(nics.iter().fold(spec, |spec, nic| spec.arguments(&["--device", nic])))
+}
+
+/// The interrupts of virtio devices that the guest has had.
+fn interrupts(guest: &mut Guest) -> u64 {
+    let sum = "awk '/virtio.*(input|output)/ { n += $2 } END { print n + 0 }' /proc/interrupts";
+    guest.ok(sum).trim().parse().unwrap()
+}
+
+#[test]
+fn the_host_gets_a_device_back_that_it_unbinds_from_a_guest_that_used_it() {
+    let nics = HostNic::virtio();
+    let api = Api::new("vfio-request");
+    let mut guest = guest(&[nics[0].option(",id=nic")], &api);
+    let before = interrupts(&mut guest);
+    nics[0].join(&mut guest, "eth0");
+    assert!(interrupts(&mut guest) >= before + 6, "MSI-X");
+    assert_eq!(api.put_json("vm.resize", &json!({"desired_balloon": 1})).status, 400);
+    assert_eq!(api.put("vm.pause").status, 204);
+    for (endpoint, body) in [
+        ("vm.snapshot", json!({"destination_url": "file:///tmp/vfio-snapshot"})),
+        ("vm.send-migration", json!({"destination_url": "unix:/tmp/vfio-migration"})),
+    ] {
+        let refused = api.put_json(endpoint, &body);
+        let line = refused.body.to_string();
+        assert!(refused.status >= 400 && line.contains("nic: ") && line.contains("remove it"), "{line}");
+    }
+    assert_eq!(api.put("vm.resume").status, 204);
+    let (folder, name) = (nics[0].folder().to_owned(), nics[0].name());
+    // In another process: the kernel waits for the device, and nothing interrupts that.
+    let unbind = format!("echo {name} > {}/driver/unbind", folder.display());
+    let (began, mut unbind) = (Instant::now(), Command::new("sh").args(["-c", &unbind]).spawn().unwrap());
+    while unbind.try_wait().unwrap().is_none() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the host never gets it");
+        thread::sleep(Duration::from_millis(20));
+    }
+    println!("unbound after {} ms", began.elapsed().as_millis());
+    assert!(began.elapsed() < GIVEN_BACK, "it took {} ms", began.elapsed().as_millis());
+    api.await_removal("nic");
+    assert!(!guest.vmm().has_bar_mapped());
+    guest.wait_for("[ ! -e /sys/class/net/eth0 ]");
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+#[test]
+fn what_cannot_be_passed_through_is_refused_in_a_line() {
+    let nics = HostNic::virtio();
+    let refused = |spec: GuestSpec| {
+        let exit = spec.command().run();
+        assert_eq!(exit.code, Some(1), "{}", exit.errors);
+        exit.errors
+    };
+    let with = |device: &str| GuestSpec::new(Kernel::V6_12).arguments(&["--device", device]);
+    // Of all that it needs, another user may have KVM.
+    fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o666)).unwrap();
+    let line = refused(with(&nics[0].option("")).user(NOBODY));
+    assert!(line.contains("cannot open /dev/vfio/") && line.contains("make this user the owner"), "{line}");
+    nics[0].give_to_user(NOBODY);
+    let line = refused(with(&nics[0].option("")).user(NOBODY));
+    nics[0].give_to_user(0);
+    let needed = "the device needs 262144 KiB of locked memory in all, and 8192 KiB are allowed; raise the limit \
+                  (ulimit -l 262144";
+    assert!(line.contains(needed), "{line}");
+    nics[1].bind("virtio-pci");
+    let line = refused(with(&nics[1].option("")));
+    assert!(line.contains("the device has the driver virtio-pci; bind it to vfio-pci"), "{line}");
+    let line = refused(with("path=/sys/class/net/lo"));
+    assert!(line.contains("this is not the folder of a PCI device"), "{line}");
+    nics[1].give_to_vfio();
+}

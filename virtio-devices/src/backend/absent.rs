@@ -1,0 +1,87 @@
+//! What stands in for a NIC's backend that is missing. The NIC keeps what its driver made of it: queues and their
+//! positions, filters, commands. Its link is down, so that no queue runs, until it is given a backend.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{Ability, Attention, BackendKind, QueueRun, QueueRunner, RunnerError, StartError};
+use crate::GuestMap;
+use crate::net_protocol::{MAX_QUEUE_SIZE, Offloads};
+
+/// A backend that is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Absent {
+    /// Why, in one line.
+    pub reason: String,
+    /// The NIC's pairs of queues.
+    pub queue_pairs: u16,
+    /// A driver that comes meanwhile is offered all that this program can do, because the backend is one of this
+    /// host's kernel. Otherwise nobody knows what the backend will be able to do, and a driver is offered what each
+    /// can.
+    pub of_kernel: bool,
+    /// The NIC's address was the backend's own: the one that a saved state has.
+    pub has_own_mac: bool,
+}
+
+impl QueueRunner for Absent {
+    fn ability(&self) -> Ability {
+        Ability {
+            kind: BackendKind::Absent,
+            name: self.reason.clone(),
+            features: if self.of_kernel { u64::MAX } else { 1 << VIRTIO_F_VERSION_1 },
+            queue_pairs: self.queue_pairs,
+            queue_size: MAX_QUEUE_SIZE,
+            mac: None,
+            mtu: None,
+            control_queue: false,
+            switches_offloads: true,
+            logs_writes: true,
+            has_state: false,
+        }
+    }
+
+    /// Not called, because the link is down.
+    fn start(&mut self, _run: &QueueRun<'_>) -> Result<(), StartError> {
+        Err(missing().into())
+    }
+
+    fn stop(&mut self) -> Vec<Option<u16>> {
+        Vec::new()
+    }
+
+    fn set_call(&mut self, _queue: u16, _call: &EventFd) -> Result<(), RunnerError> {
+        Ok(())
+    }
+
+    fn set_active_pairs(&mut self, _pairs: u16) -> Result<(), RunnerError> {
+        Ok(())
+    }
+
+    /// The NIC knows which frames its driver takes, and tells the backend that comes.
+    fn set_offloads(&self, _offloads: Offloads) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn set_memory(&mut self, _memory: &GuestMap) -> Result<(), RunnerError> {
+        Ok(())
+    }
+
+    fn watched(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    fn attend(&mut self) -> Result<Attention, RunnerError> {
+        Ok(Attention::Nothing)
+    }
+
+    fn recover(&mut self) -> Result<(), RunnerError> {
+        Err(missing())
+    }
+}
+
+fn missing() -> RunnerError {
+    RunnerError { what: "run the queues", source: io::ErrorKind::NotConnected.into() }
+}

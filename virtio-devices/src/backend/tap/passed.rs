@@ -1,0 +1,127 @@
+//! Taps that go from one program to another as descriptors.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::queue::{TapQueue, interface};
+use super::{FLAGS, MULTI_QUEUE, Tap, TapError, TapSpec};
+use crate::net_protocol::Offloads;
+
+/// An open tap, as far as another program needs it to go on with it. It does not keep the tap open.
+#[derive(Debug, Clone)]
+pub struct TapHandle {
+    mtu: Option<u16>,
+    offloads: Offloads,
+    queues: Vec<Weak<OwnedFd>>,
+}
+
+/// A tap of another program, which may still use it.
+#[derive(Debug)]
+pub struct PassedTap {
+    /// Its MTU in bytes when it was opened; `None` if it had been passed in.
+    pub mtu: Option<u16>,
+    /// The offloads that it can be asked for (`TUNSETOFFLOAD`).
+    pub offloads: u32,
+    /// Its queues.
+    pub queues: Vec<OwnedFd>,
+}
+
+impl TapHandle {
+    pub(super) const fn new(mtu: Option<u16>, offloads: Offloads, queues: Vec<Weak<OwnedFd>>) -> Self {
+        Self { mtu, offloads, queues }
+    }
+
+    /// The tap, with descriptors of its own.
+    ///
+    /// # Errors
+    ///
+    /// It is closed, or another has replaced it, or there is no descriptor left.
+    pub fn pass(&self) -> io::Result<PassedTap> {
+        let closed = || io::Error::other("it was deleted since it was opened");
+        let copy = |queue: &Weak<OwnedFd>| queue.upgrade().ok_or_else(closed)?.as_fd().try_clone_to_owned();
+        let queues = self.queues.iter().map(copy).collect::<io::Result<_>>()?;
+        Ok(PassedTap { mtu: self.mtu, offloads: self.offloads.bits(), queues })
+    }
+}
+
+impl Tap {
+    /// What another program needs of it.
+    pub fn handle(&self) -> TapHandle {
+        TapHandle::new(self.mtu, self.offloads, self.queues.iter().map(|queue| queue.lock().descriptor()).collect())
+    }
+
+    /// Goes on with the tap of another program, of which nothing is changed before its queues run. `spec` is how it is
+    /// opened again if it is deleted and created anew.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError::NotATap`], [`TapError::WrongFlags`] or [`TapError::Queues`] when these are not the queues of a tap
+    /// as this device needs it.
+    pub fn passed(spec: &TapSpec, passed: &PassedTap) -> Result<Self, TapError> {
+        let count = passed.queues.len();
+        let (mut name, mut queues) = (String::new(), Vec::new());
+        for (index, fd) in passed.queues.iter().enumerate() {
+            let wrong = |source| TapError::NotATap { index, source };
+            let request = interface(fd.as_fd()).map_err(wrong)?;
+            let needed = if count > 1 { FLAGS | MULTI_QUEUE } else { FLAGS };
+            if request.flags() & needed != needed {
+                return Err(TapError::WrongFlags { name: request.name(), multi_queue: count > 1 });
+            }
+            name = request.name();
+            let queue = TapQueue::of_other(fd.as_fd().try_clone_to_owned().map_err(wrong)?, count > 1);
+            queues.push(Arc::new(Mutex::new(queue)));
+        }
+        if count != usize::from(spec.queue_pairs) {
+            return Err(TapError::Queues { name, queues: count });
+        }
+        // One that had been passed in cannot be opened by its name.
+        let spec = passed.mtu.map(|_| TapSpec { name: Some(name.clone()), ..spec.clone() });
+        let offloads = Offloads::from_bits_truncate(passed.offloads);
+        Ok(Self { name, mtu: passed.mtu, offloads, queues, spec })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(queue_pairs: u16) -> TapSpec {
+        TapSpec { name: None, ip: None, mask: None, host_mac: None, mtu: None, queue_pairs }
+    }
+
+    #[test]
+    fn a_tap_goes_on_in_another_program_with_all_its_queues_and_is_gone_with_the_last() {
+        for queue_pairs in [1, 4] {
+            let tap = Tap::open(&spec(queue_pairs)).unwrap();
+            let handle = tap.handle();
+            let other = Tap::passed(&spec(queue_pairs), &handle.pass().unwrap()).unwrap();
+            assert_eq!((other.name(), other.mtu(), other.offloads()), (tap.name(), tap.mtu(), tap.offloads()));
+            assert!(Tap::passed(&spec(queue_pairs + 1), &handle.pass().unwrap()).is_err());
+            // The first program stops its queues, of which the other knows nothing, and closes them.
+            for queue in tap.queues().iter().skip(1) {
+                let mut queue = queue.lock();
+                queue.set_attached(true).unwrap();
+                queue.set_attached(false).unwrap();
+            }
+            drop(tap);
+            assert!(handle.pass().unwrap_err().to_string().contains("deleted"));
+            for queue in other.queues() {
+                let mut queue = queue.lock();
+                queue.set_attached(true).unwrap();
+                let flags = interface(queue.as_fd()).unwrap().flags();
+                assert_eq!(flags & super::super::DETACHED, 0);
+            }
+            assert!(!other.is_gone());
+        }
+    }
+
+    #[test]
+    fn what_is_no_tap_is_refused() {
+        let queues = vec![tempfile::tempfile().unwrap().into()];
+        let passed = PassedTap { mtu: None, offloads: 0, queues };
+        assert!(matches!(Tap::passed(&spec(1), &passed), Err(TapError::NotATap { .. })));
+    }
+}

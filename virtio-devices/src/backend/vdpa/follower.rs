@@ -1,0 +1,246 @@
+//! What a vDPA device behind an IOMMU reaches.
+//!
+//! A device asks for nothing, so it is told of each mapping when that is made, and has forgotten it when the driver is
+//! answered. All of the guest's memory, which may take long to pin, is given to it by its worker only, before its
+//! queues start.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use log::warn;
+use parking_lot::Mutex;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::error::VdpaFault;
+use super::kernel::{BackendFeature, Kernel};
+use super::reach;
+use crate::GuestMap;
+use crate::backend::mapping::Mapping;
+use crate::eventfd::borrow;
+use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
+
+/// The most mappings of a device: each costs memory of the host's kernel, and some devices are told of all of them at
+/// each change.
+const MOST: usize = 1 << 16;
+
+/// A device's follower, and what it follows, until this is dropped.
+pub(super) struct Follows {
+    /// The IOMMU.
+    pub iommu: Arc<dyn Translate>,
+    /// What follows it.
+    pub follower: Arc<Follower>,
+}
+
+impl Follows {
+    /// Tells the follower what there is, and from now on what changes.
+    pub(super) fn begin(&self) -> io::Result<()> {
+        let follower = Arc::clone(&self.follower) as Arc<dyn DmaFollower>;
+        self.iommu.follow(Some(follower)).map_err(io::Error::other)
+    }
+
+    /// The guest's memory is another now.
+    ///
+    /// # Errors
+    ///
+    /// When the device does not take it. It reaches what it reached before then.
+    pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VdpaFault> {
+        let old = std::mem::replace(&mut self.follower.known.lock().memory, memory.clone());
+        // What there is, with other memory.
+        self.begin().and_then(|()| self.follower.settle()).map_err(|error| {
+            self.follower.known.lock().memory = old;
+            let _ = self.begin().and_then(|()| self.follower.settle());
+            VdpaFault::Map(error)
+        })
+    }
+}
+
+impl Drop for Follows {
+    fn drop(&mut self) {
+        let _ = self.iommu.follow(None);
+    }
+}
+
+/// What a device reaches.
+pub(crate) struct Follower {
+    kernel: Arc<dyn Kernel>,
+    /// The device's path.
+    name: String,
+    batch: bool,
+    known: Mutex<Known>,
+    /// The device is to reach all of the guest's memory, and does not yet.
+    due: AtomicBool,
+    /// The device may reach what it is not to.
+    failed: AtomicBool,
+    /// Signalled in both cases.
+    changed: EventFd,
+    /// How often the device did not take a mapping.
+    failures: AtomicU64,
+}
+
+struct Known {
+    /// The guest's memory, kept mapped.
+    memory: GuestMap,
+    /// What the device has been told, by first address.
+    mappings: BTreeMap<u64, Mapping>,
+}
+
+impl Follower {
+    /// A device that reaches `mappings`, which are all of `memory`.
+    pub(super) fn new(
+        kernel: &Arc<dyn Kernel>,
+        name: &str,
+        backend_features: u64,
+        (memory, mappings): (&GuestMap, &[Mapping]),
+    ) -> io::Result<Arc<Self>> {
+        let mappings = mappings.iter().map(|mapping| (mapping.iova(), *mapping)).collect();
+        Ok(Arc::new(Self {
+            kernel: Arc::clone(kernel),
+            name: name.to_owned(),
+            batch: BackendFeature::Batch.is_in(backend_features),
+            known: Mutex::new(Known { memory: memory.clone(), mappings }),
+            due: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            changed: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
+            failures: AtomicU64::new(0),
+        }))
+    }
+
+    /// What becomes readable when [`Self::settle`] is to be called, with the queues stopped.
+    pub(crate) fn watched(&self) -> BorrowedFd<'_> {
+        borrow(&self.changed)
+    }
+
+    /// Whether it is.
+    pub(crate) fn is_due(&self) -> bool {
+        let _ = self.changed.read();
+        self.due.load(Ordering::Acquire)
+    }
+
+    /// Whether the device did not forget what it was told to, and has to be closed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Gives the device all of the guest's memory, if that is due.
+    ///
+    /// # Errors
+    ///
+    /// When the device does not take it.
+    pub(super) fn settle(&self) -> io::Result<()> {
+        let known = &mut *self.known.lock();
+        if self.due.load(Ordering::Acquire) {
+            let all = Mapping::all_of(&known.memory);
+            self.change(known, all)?;
+            self.due.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Tells a device that may have forgotten it what it reaches.
+    ///
+    /// # Errors
+    ///
+    /// When the device does not take it.
+    pub(super) fn map_again(&self) -> io::Result<()> {
+        let known = self.known.lock();
+        let mappings: Vec<_> = known.mappings.values().copied().collect();
+        reach::map_again(&*self.kernel, &mappings, self.batch)
+    }
+
+    /// Has the device reach `wanted` and nothing else. If it does not take that, it reaches nothing.
+    fn change(&self, known: &mut Known, wanted: Vec<Mapping>) -> io::Result<()> {
+        let wanted: BTreeMap<_, _> = wanted.into_iter().map(|mapping| (mapping.iova(), mapping)).collect();
+        let only_in = |these: &BTreeMap<u64, Mapping>, those: &BTreeMap<u64, Mapping>| -> Vec<Mapping> {
+            these.values().filter(|mapping| those.get(&mapping.iova()) != Some(mapping)).copied().collect()
+        };
+        let (gone, came) = (only_in(&known.mappings, &wanted), only_in(&wanted, &known.mappings));
+        if gone.is_empty() && came.is_empty() {
+            return Ok(());
+        }
+        let changed = reach::change(&*self.kernel, &gone, &came, self.batch);
+        if changed.is_err() {
+            let all: Vec<_> = wanted.values().chain(known.mappings.values()).copied().collect();
+            known.mappings.clear();
+            let _ = reach::change_back(&*self.kernel, &all, &[], self.batch);
+        } else {
+            known.mappings = wanted;
+        }
+        changed
+    }
+
+    /// Checks that the device has room for so many mappings.
+    fn has_room(&self, count: usize) -> io::Result<()> {
+        if count <= MOST { Ok(()) } else { Err(io::Error::other(format!("it can have {MOST} mappings"))) }
+    }
+
+    /// Says why the device cannot follow.
+    fn refuse(&self, error: &io::Error) -> NotFollowed {
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        // Logged at powers of two, so that a driver cannot fill the log.
+        if failures.is_power_of_two() {
+            warn!("{}: the device does not take a mapping ({failures} times so far): {error}", self.name);
+        }
+        NotFollowed
+    }
+}
+
+impl DmaFollower for Follower {
+    fn mapped(&self, mapping: DmaMapping) -> Result<(), NotFollowed> {
+        let known = &mut *self.known.lock();
+        let came: Vec<_> = Mapping::of(mapping, &known.memory).collect();
+        let taken = self.has_room(known.mappings.len() + came.len()).and_then(|()| {
+            let batch = self.batch && came.len() > 1;
+            reach::change(&*self.kernel, &[], &came, batch).inspect_err(|_| {
+                let _ = reach::change_back(&*self.kernel, &came, &[], batch);
+            })
+        });
+        taken.map_err(|error| self.refuse(&error))?;
+        known.mappings.extend(came.into_iter().map(|mapping| (mapping.iova(), mapping)));
+        Ok(())
+    }
+
+    fn unmapped(&self, mappings: &[DmaMapping]) {
+        let (Some(first), Some(last)) = (mappings.first(), mappings.last()) else { return };
+        let known = &mut *self.known.lock();
+        let gone: Vec<_> = known.mappings.range(first.first..=last.last).map(|(_, mapping)| *mapping).collect();
+        for mapping in &gone {
+            known.mappings.remove(&mapping.iova());
+        }
+        if gone.is_empty() {
+            return;
+        }
+        if let Err(error) = reach::change(&*self.kernel, &gone, &[], self.batch && gone.len() > 1) {
+            self.failed.store(true, Ordering::Release);
+            let _ = self.changed.write(1);
+            let _ = self.refuse(&error);
+        }
+    }
+
+    fn attached(&self, reach: DmaReach<'_>) -> Result<(), NotFollowed> {
+        let known = &mut *self.known.lock();
+        self.due.store(false, Ordering::Release);
+        let wanted = match reach {
+            DmaReach::Nothing => Vec::new(),
+            DmaReach::Everything => {
+                let all = Mapping::all_of(&known.memory);
+                if all.len() == known.mappings.len() && all.iter().all(|m| known.mappings.get(&m.iova()) == Some(m)) {
+                    return Ok(());
+                }
+                // Pinning it may take long.
+                self.due.store(true, Ordering::Release);
+                let _ = self.changed.write(1);
+                Vec::new()
+            }
+            DmaReach::Mapped(mappings) => {
+                let parts = mappings.flat_map(|mapping| Mapping::of(mapping, &known.memory));
+                parts.take(MOST + 1).collect()
+            }
+        };
+        let fits = self.has_room(wanted.len());
+        let wanted = if fits.is_ok() { wanted } else { Vec::new() };
+        self.change(known, wanted).and(fits).map_err(|error| self.refuse(&error))
+    }
+}

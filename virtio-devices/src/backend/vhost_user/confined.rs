@@ -1,0 +1,161 @@
+//! A peer of a function behind an IOMMU.
+//!
+//! The peer has mapped all of the guest's memory, and takes the addresses in its rings for guest physical ones. So its
+//! queues run as long as they are: while the function is in bypass. The driver that puts the function into a domain of
+//! its own is answered when they have stopped.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::warn;
+use parking_lot::{Condvar, Mutex};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::RunnerError;
+use crate::eventfd::borrow;
+use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
+
+/// How long a driver is kept waiting for queues that do not stop: as long as a peer has for an answer, and a little for
+/// two queues.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a peer follows, until this is dropped.
+pub(super) struct Confined {
+    iommu: Arc<dyn Translate>,
+    bounds: Arc<Bounds>,
+}
+
+/// Whether the peer's queues may run.
+struct Bounds {
+    state: Mutex<State>,
+    stopped: Condvar,
+    /// Signalled when the first field of [`State`] has changed.
+    changed: EventFd,
+}
+
+#[derive(Default)]
+struct State {
+    /// Addresses are guest physical ones.
+    allowed: bool,
+    runs: bool,
+}
+
+impl Confined {
+    /// A peer whose queues do not run, of a function behind `iommu`.
+    pub(super) fn new(iommu: &Arc<dyn Translate>) -> io::Result<Self> {
+        let changed = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
+        let bounds = Arc::new(Bounds { state: Mutex::default(), stopped: Condvar::new(), changed });
+        iommu.follow(Some(Arc::clone(&bounds) as Arc<dyn DmaFollower>)).map_err(io::Error::other)?;
+        Ok(Self { iommu: Arc::clone(iommu), bounds })
+    }
+
+    /// Has the queues count as running, if they may run.
+    ///
+    /// # Errors
+    ///
+    /// When they may not, with the reason.
+    pub(super) fn begin(&self) -> Result<(), RunnerError> {
+        let _ = self.bounds.changed.read();
+        let state = &mut *self.bounds.state.lock();
+        state.runs = state.allowed;
+        if state.allowed { Ok(()) } else { Err(confined()) }
+    }
+
+    /// They have stopped.
+    pub(super) fn end(&self) {
+        self.bounds.state.lock().runs = false;
+        self.bounds.stopped.notify_all();
+    }
+
+    /// Whether they may run.
+    pub(super) fn allows(&self) -> bool {
+        self.bounds.state.lock().allowed
+    }
+
+    /// Whether they have to stop.
+    pub(super) fn is_to_stop(&self) -> bool {
+        let _ = self.bounds.changed.read();
+        let state = self.bounds.state.lock();
+        state.runs && !state.allowed
+    }
+
+    /// What becomes readable when it may be otherwise.
+    pub(super) fn watched(&self) -> BorrowedFd<'_> {
+        borrow(&self.bounds.changed)
+    }
+}
+
+impl Drop for Confined {
+    fn drop(&mut self) {
+        self.end();
+        let _ = self.iommu.follow(None);
+    }
+}
+
+impl std::fmt::Debug for Confined {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Confined").field("allows", &self.allows()).finish_non_exhaustive()
+    }
+}
+
+impl DmaFollower for Bounds {
+    /// The peer does not reach any mapping of a domain.
+    fn mapped(&self, _mapping: DmaMapping) -> Result<(), NotFollowed> {
+        Ok(())
+    }
+
+    fn unmapped(&self, _mappings: &[DmaMapping]) {}
+
+    fn attached(&self, reach: DmaReach<'_>) -> Result<(), NotFollowed> {
+        let mut state = self.state.lock();
+        state.allowed = matches!(reach, DmaReach::Everything);
+        let _ = self.changed.write(1);
+        if state.runs && !state.allowed {
+            self.stopped.wait_while_for(&mut state, |state| state.runs, PATIENCE);
+            if state.runs {
+                warn!("a vhost-user backend does not stop, though its function is not to reach all memory any more");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why the queues of a peer do not run.
+pub(super) fn confined() -> RunnerError {
+    let why = "its function is in a domain of the virtual IOMMU, and a vhost-user backend works in bypass only: have \
+               the guest attach it so (iommu.passthrough=1, or identity as the type of its group)";
+    RunnerError { what: "reach the guest's memory", source: io::Error::other(why) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::iommu::{Iommu, Request};
+
+    #[test]
+    fn a_driver_that_confines_a_running_peer_is_answered_when_its_queues_have_stopped() {
+        let iommu = Iommu::new(48);
+        let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+        let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+        let peer = Confined::new(&translate).unwrap();
+        peer.begin().unwrap();
+        assert!(!peer.is_to_stop(), "bypass at boot");
+        thread::scope(|scope| {
+            let attach = scope.spawn(|| iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }));
+            crate::net::testing::eventually("a wish to stop", || peer.is_to_stop());
+            assert!(!attach.is_finished());
+            peer.end();
+            attach.join().unwrap().unwrap();
+        });
+        assert!(peer.begin().unwrap_err().to_string().contains("works in bypass only"));
+        iommu.carry_out(Request::Attach { domain: 2, endpoint: 0x100, bypass: true }).unwrap();
+        assert!(peer.allows());
+        peer.begin().unwrap();
+        drop(peer);
+        iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }).unwrap();
+    }
+}

@@ -1,0 +1,71 @@
+//! What of the host's storage a device writes, and gives to another program when its guest moves there.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::error::BlockError;
+use super::image::Image;
+
+/// A disk's image with its lock, or a file that is the guest's memory.
+#[derive(Clone)]
+pub struct Hold(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Image(Arc<Image>),
+    Memory(Arc<OwnedFd>, PathBuf),
+}
+
+impl Hold {
+    pub(super) const fn of_image(image: Arc<Image>) -> Self {
+        Self(Kind::Image(image))
+    }
+
+    /// The file at `path`, which a guest writes as its memory. Nobody locks it.
+    pub(crate) const fn of_memory(file: Arc<OwnedFd>, path: PathBuf) -> Self {
+        Self(Kind::Memory(file, path))
+    }
+
+    /// Gives the lock up, to a program of this host or after [`Self::flush`]. The guest and the device's queues stand
+    /// still, and do so until [`Self::take`].
+    ///
+    /// # Errors
+    ///
+    /// What is only in memory cannot be written. The lock is still held then.
+    pub fn release(&self) -> Result<(), BlockError> {
+        match &self.0 {
+            Kind::Image(image) => image.release(),
+            Kind::Memory(..) => Ok(()),
+        }
+    }
+
+    /// Has all that the guest wrote on the medium, so that other hosts see it. The guest may go on. Takes as long as
+    /// the medium does.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written.
+    pub fn flush(&self) -> Result<(), BlockError> {
+        match &self.0 {
+            Kind::Image(image) => image.flush(),
+            Kind::Memory(file, path) => rustix::fs::fsync(file).map_err(|errno| BlockError::File {
+                path: path.clone(),
+                action: "be flushed",
+                source: errno.into(),
+            }),
+        }
+    }
+
+    /// Takes the lock, unless it is held already.
+    ///
+    /// # Errors
+    ///
+    /// Another program has it, or what is there is not what was opened.
+    pub fn take(&self) -> Result<(), BlockError> {
+        match &self.0 {
+            Kind::Image(image) => image.take(),
+            Kind::Memory(..) => Ok(()),
+        }
+    }
+}

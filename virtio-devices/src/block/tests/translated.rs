@@ -1,0 +1,76 @@
+//! A disk behind an IOMMU.
+
+use std::sync::Arc;
+use std::thread;
+
+use vm_memory::Permissions;
+
+use super::super::counters::BlockCounter;
+use super::super::testing::*;
+use crate::iommu::{Behind, Iommu, Range, Request};
+
+const ENDPOINT: u32 = 0x28;
+/// I/O addresses are the guest's plus this.
+const SHIFT: u64 = 1 << 40;
+
+/// A disk whose rings are at their own addresses and its buffers at others, in pages.
+fn disk(io_uring: bool) -> (Guest, Arc<Iommu>, Behind) {
+    let iommu = Iommu::new(48);
+    let behind = iommu.behind(0, pci::Rid::from_bits(ENDPOINT as u16));
+    let mut guest = Guest::new(io_uring);
+    guest.stop();
+    guest.start_behind(Arc::clone(behind.endpoint()) as _);
+    (guest, iommu, behind)
+}
+
+fn map(iommu: &Iommu, first: u64, last: u64, target: u64) {
+    let access = Permissions::ReadWrite;
+    iommu.carry_out(Request::Map { domain: 1, range: Range { first, last }, target, access }).unwrap();
+}
+
+#[test]
+fn a_disk_that_waits_holds_up_nobody_and_finds_what_is_mapped_for_it() {
+    for io_uring in ENGINES {
+        let (mut guest, iommu, _behind) = disk(io_uring);
+        let data = pattern(3 * 4096, 5);
+        assert_eq!(guest.write(8, &data), (OK, 1), "in bypass");
+        // Would wait for ever if the disk, which waits for a doorbell, were in a pass.
+        let attach = {
+            let iommu = Arc::clone(&iommu);
+            thread::spawn(move || {
+                map_rings(&iommu);
+            })
+        };
+        eventually("the attach", || attach.is_finished());
+        attach.join().unwrap();
+
+        map(&iommu, SHIFT, SHIFT + 0xfff, BUFFERS + 0x2000);
+        map(&iommu, SHIFT + 0x1000, SHIFT + 0x1fff, BUFFERS);
+        let read = |guest: &mut Guest, len: u32| {
+            guest.put_header(0, 8);
+            guest.put(BUFFERS, &[0; 3 * 4096]);
+            let used = guest.run(&[(HEADER_AT, 16, 0), (SHIFT, len, WRITE), (STATUS_AT, 1, WRITE)]);
+            (used, guest.queues[0].bytes(BUFFERS, 3 * 4096))
+        };
+        let (used, bytes) = read(&mut guest, 0x2000);
+        assert_eq!((used, &bytes[0x2000..], &bytes[..0x1000]), (0x2001, &data[..0x1000], &data[0x1000..0x2000]));
+        let bad = guest.count(BlockCounter::BadChains);
+        let (_, bytes) = read(&mut guest, 0x3000);
+        assert_eq!(
+            (bytes, guest.count(BlockCounter::BadChains)),
+            (vec![0; 3 * 4096], bad + 1),
+            "its end is not mapped"
+        );
+        let range = Range { first: SHIFT, last: SHIFT + 0x1fff };
+        iommu.carry_out(Request::Unmap { domain: 1, range }).unwrap();
+        let (_, bytes) = read(&mut guest, 0x1000);
+        assert_eq!(bytes, vec![0; 3 * 4096]);
+        assert!(!guest.interrupts.needs_reset());
+    }
+}
+
+/// Puts the disk into a domain with all that the requests of [`Guest`] use, but for the buffers.
+fn map_rings(iommu: &Iommu) {
+    iommu.carry_out(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false }).unwrap();
+    map(iommu, 0, MEMORY - 1, 0);
+}

@@ -1,0 +1,85 @@
+//! Passes of workers, and waiting for those that have begun.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{RwLock, RwLockReadGuard};
+
+/// A gate with two sides. Passes go through the side that is open, and who waits for passes opens the other side first:
+/// passes that begin meanwhile neither wait for it nor make it wait.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    sides: [RwLock<()>; 2],
+    open: AtomicUsize,
+}
+
+impl Gate {
+    /// Begins a pass, which sees all that was changed before those waited whom it did not let wait.
+    pub(super) fn begin(&self) -> RwLockReadGuard<'_, ()> {
+        let [first, second] = &self.sides;
+        let side = if self.open.load(Ordering::SeqCst) == 0 { first } else { second };
+        // A worker may be in several passes. It must not wait for one of them behind somebody who waits for another.
+        side.read_recursive()
+    }
+
+    /// Waits until all passes that have begun have ended. Not for several threads at once.
+    pub(super) fn await_passes(&self) {
+        let [first, second] = &self.sides;
+        let open = self.open.load(Ordering::SeqCst);
+        let (open_side, other) = if open == 0 { (first, second) } else { (second, first) };
+        // A pass may have looked which side is open long ago, and have come there when it was closed.
+        drop(other.write());
+        self.open.store(1 - open, Ordering::SeqCst);
+        drop(open_side.write());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn passes_that_overlap_without_end_keep_nobody_waiting() {
+        let (gate, stop) = (Gate::default(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let mut passes = Vec::new();
+            for _ in 0..3 {
+                passes.push(scope.spawn(|| {
+                    let mut pass = gate.begin();
+                    while !stop.load(Ordering::Acquire) {
+                        thread::sleep(Duration::from_micros(200));
+                        // Never without one.
+                        let next = gate.begin();
+                        drop(std::mem::replace(&mut pass, next));
+                    }
+                }));
+            }
+            for _ in 0..100 {
+                gate.await_passes();
+            }
+            stop.store(true, Ordering::Release);
+        });
+    }
+
+    #[test]
+    fn a_pass_on_either_side_is_waited_for() {
+        let gate = Gate::default();
+        for _ in 0..4 {
+            let done = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let pass = gate.begin();
+                scope.spawn(|| {
+                    gate.await_passes();
+                    done.store(true, Ordering::Release);
+                });
+                thread::sleep(Duration::from_millis(10));
+                assert!(!done.load(Ordering::Acquire));
+                drop(pass);
+            });
+            assert!(done.load(Ordering::Acquire));
+        }
+    }
+}

@@ -1,0 +1,4 @@
+mod device;
+mod follow;
+mod passes;
+mod properties;

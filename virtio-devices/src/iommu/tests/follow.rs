@@ -1,0 +1,206 @@
+//! Who follows has a copy of what a function reaches, at any time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use vm_memory::Permissions;
+
+use super::super::mappings::Range;
+use super::super::request::Request;
+use super::super::status::Status;
+use super::super::{Behind, Iommu};
+use super::properties::{PAGE, PAGES, carry_out, iommu, op, seen};
+use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
+
+/// What a follower knows.
+enum Known {
+    Everything,
+    Mapped(BTreeMap<u64, DmaMapping>),
+}
+
+/// A follower that can be told to refuse.
+struct Copied {
+    known: Mutex<Known>,
+    refuses: AtomicBool,
+    removals: Mutex<Vec<Vec<DmaMapping>>>,
+}
+
+impl Copied {
+    fn of(behind: &Behind) -> Arc<Self> {
+        let known = Mutex::new(Known::Mapped(BTreeMap::new()));
+        let copied = Arc::new(Self { known, refuses: AtomicBool::new(false), removals: Mutex::default() });
+        behind.follow(Arc::clone(&copied) as Arc<dyn DmaFollower>).unwrap();
+        copied
+    }
+
+    fn accepts(&self) -> Result<(), NotFollowed> {
+        if self.refuses.load(Ordering::Relaxed) { Err(NotFollowed) } else { Ok(()) }
+    }
+
+    /// The target page of `page`, if it may be accessed so.
+    fn at(&self, page: u64, access: Permissions) -> Option<u64> {
+        match &*self.known.lock() {
+            Known::Everything => Some(page),
+            Known::Mapped(mappings) => {
+                let (_, mapping) = mappings.range(..=page * PAGE).next_back()?;
+                let found = mapping.last >= page * PAGE && mapping.access.allow(access);
+                found.then(|| mapping.target / PAGE + page - mapping.first / PAGE)
+            }
+        }
+    }
+}
+
+impl DmaFollower for Copied {
+    fn mapped(&self, mapping: DmaMapping) -> Result<(), NotFollowed> {
+        self.accepts()?;
+        let Known::Mapped(mappings) = &mut *self.known.lock() else { panic!("bypassed") };
+        assert!(mappings.insert(mapping.first, mapping).is_none());
+        Ok(())
+    }
+
+    fn unmapped(&self, removed: &[DmaMapping]) {
+        let Known::Mapped(mappings) = &mut *self.known.lock() else { panic!("bypassed") };
+        let (first, last) = (removed.first().unwrap().first, removed.last().unwrap().last);
+        let inside: Vec<_> = mappings.range(first..=last).map(|(_, mapping)| *mapping).collect();
+        assert!(inside.iter().all(|mapping| removed.contains(mapping)), "nothing else is between them");
+        mappings.retain(|at, _| !(first..=last).contains(at));
+        self.removals.lock().push(removed.to_vec());
+    }
+
+    fn attached(&self, reach: DmaReach<'_>) -> Result<(), NotFollowed> {
+        let (accepts, mut known) = (self.accepts(), self.known.lock());
+        *known = Known::Mapped(BTreeMap::new());
+        match reach {
+            DmaReach::Nothing => {}
+            DmaReach::Everything => *known = Known::Everything,
+            DmaReach::Mapped(mappings) => {
+                accepts?;
+                *known = Known::Mapped(mappings.map(|mapping| (mapping.first, mapping)).collect());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn known(followers: &[Arc<Copied>]) -> Vec<Option<u64>> {
+    let pages = followers.iter().flat_map(|follower| (0..2 * PAGES).map(move |page| (follower, page)));
+    let both = [Permissions::Read, Permissions::Write];
+    pages.flat_map(|(follower, page)| both.map(|access| follower.at(page, access))).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_follower_knows_what_its_function_reaches_after_each_request(
+        ops in prop::collection::vec((op(), prop::bool::weighted(0.1)), 1..60)
+    ) {
+        let (iommu, behind) = iommu();
+        let followers: Vec<_> = behind.iter().map(Copied::of).collect();
+        for (op, refuses) in ops {
+            let last = followers.last().unwrap();
+            last.refuses.store(refuses, Ordering::Relaxed);
+            let (before, status) = (seen(&behind), carry_out(&iommu, op));
+            let after = seen(&behind);
+            prop_assert_eq!(known(&followers), after.clone(), "{:?}", op);
+            if status == Status::NoMemory {
+                let attach = format!("{op:?}").starts_with("Attach");
+                prop_assert!(refuses && (attach || before == after), "{:?}", op);
+            }
+        }
+    }
+}
+
+const RANGE: Range = Range { first: 0x1000, last: 0x1fff };
+const MAP: Request = Request::Map { domain: 1, range: RANGE, target: 0x8000, access: Permissions::ReadWrite };
+const ATTACH: Request = Request::Attach { domain: 1, endpoint: 0x100, bypass: false };
+
+fn one() -> (Arc<Iommu>, Behind) {
+    let iommu = Iommu::new(48);
+    let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+    (iommu, behind)
+}
+
+#[test]
+fn what_one_request_takes_away_is_told_at_once_when_all_passes_have_ended() {
+    let (iommu, behind) = one();
+    let copied = Copied::of(&behind);
+    iommu.carry_out(ATTACH).unwrap();
+    iommu.carry_out(MAP).unwrap();
+    let range = Range { first: 0x4000, last: 0x5fff };
+    iommu.carry_out(Request::Map { domain: 1, range, target: 0, access: Permissions::Read }).unwrap();
+    thread::scope(|scope| {
+        let pass = behind.endpoint().begin();
+        let all = Range { first: 0, last: u64::MAX };
+        scope.spawn(move || iommu.carry_out(Request::Unmap { domain: 1, range: all }).unwrap());
+        thread::sleep(Duration::from_millis(20));
+        assert!(copied.removals.lock().is_empty(), "a thread may be about to pass on what it has looked up");
+        assert_eq!(behind.endpoint().mapping(0x1000, Permissions::Read), None);
+        drop(pass);
+    });
+    let removals = copied.removals.lock();
+    let firsts = |removed: &Vec<DmaMapping>| removed.iter().map(|mapping| mapping.first).collect::<Vec<_>>();
+    assert_eq!(removals.iter().map(firsts).collect::<Vec<_>>(), [[0x1000, 0x4000]]);
+}
+
+#[test]
+fn a_mapping_that_cannot_be_followed_is_refused_and_so_is_a_domain() {
+    let (iommu, behind) = one();
+    let copied = Copied::of(&behind);
+    iommu.carry_out(ATTACH).unwrap();
+    copied.refuses.store(true, Ordering::Relaxed);
+    assert_eq!(iommu.carry_out(MAP), Err(Status::NoMemory));
+    assert_eq!(behind.endpoint().translate(0x1000, 1, Permissions::Read), None);
+    assert_eq!(iommu.table.lock().counts(), (1, 0));
+    iommu.carry_out(Request::Attach { domain: 2, endpoint: 0x100, bypass: true }).unwrap();
+    assert_eq!(iommu.carry_out(ATTACH), Err(Status::NoMemory));
+    assert_eq!(iommu.table.lock().counts(), (0, 0), "it is in no domain");
+    assert_eq!(copied.at(7, Permissions::Write), Some(7), "which is bypass");
+}
+
+#[test]
+fn a_follower_is_told_first_what_there_is_and_nothing_any_more_when_its_function_is_gone() {
+    let (iommu, behind) = one();
+    iommu.carry_out(ATTACH).unwrap();
+    iommu.carry_out(MAP).unwrap();
+    let copied = Copied::of(&behind);
+    assert_eq!((copied.at(1, Permissions::Write), copied.at(2, Permissions::Read)), (Some(8), None));
+    behind.endpoint().follow(None).unwrap();
+    iommu.carry_out(Request::Unmap { domain: 1, range: RANGE }).unwrap();
+    assert_eq!(copied.at(1, Permissions::Write), Some(8));
+    let copied = Copied::of(&behind);
+    drop(behind);
+    assert_eq!(copied.at(1, Permissions::Write), None, "nothing was mapped, and bypass is not told");
+}
+
+#[test]
+fn the_table_is_free_while_a_follower_is_told() {
+    struct Slow(Mutex<()>);
+    impl DmaFollower for Slow {
+        fn mapped(&self, _mapping: DmaMapping) -> Result<(), NotFollowed> {
+            drop(self.0.lock());
+            Ok(())
+        }
+        fn unmapped(&self, _mappings: &[DmaMapping]) {}
+        fn attached(&self, _reach: DmaReach<'_>) -> Result<(), NotFollowed> {
+            Ok(())
+        }
+    }
+    let (iommu, behind) = one();
+    let slow = Arc::new(Slow(Mutex::new(())));
+    behind.follow(Arc::clone(&slow) as Arc<dyn DmaFollower>).unwrap();
+    iommu.carry_out(ATTACH).unwrap();
+    thread::scope(|scope| {
+        let held = slow.0.lock();
+        let mapping = scope.spawn(|| iommu.carry_out(MAP));
+        while behind.endpoint().mapping(0x1000, Permissions::Read).is_none() {
+            thread::yield_now();
+        }
+        assert!(!mapping.is_finished());
+        assert_eq!(iommu.table.lock().counts(), (1, 1));
+        drop(held);
+    });
+}

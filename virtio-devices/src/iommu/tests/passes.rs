@@ -1,0 +1,116 @@
+//! What a request takes away is out of reach when it is answered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use vm_memory::Permissions;
+
+use super::super::mappings::Range;
+use super::super::request::Request;
+use super::super::{Behind, Iommu};
+use crate::memory::Translate;
+
+const RANGE: Range = Range { first: 0x1000, last: 0x1fff };
+const MAP: Request = Request::Map { domain: 1, range: RANGE, target: 0x8000, access: Permissions::ReadWrite };
+const UNMAP: Request = Request::Unmap { domain: 1, range: RANGE };
+
+fn attached() -> (Arc<Iommu>, Behind) {
+    let iommu = Iommu::new(48);
+    let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+    iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }).unwrap();
+    (iommu, behind)
+}
+
+#[test]
+fn an_unmap_a_detach_a_reset_and_the_end_of_bypass_wait_for_a_pass_and_a_map_does_not() {
+    let take_away: [fn(&Iommu); 4] = [
+        |iommu| iommu.carry_out(UNMAP).unwrap(),
+        |iommu| iommu.carry_out(Request::Detach { domain: 1, endpoint: 0x100 }).unwrap(),
+        |iommu| iommu.reset(),
+        |iommu| {
+            iommu.carry_out(Request::Detach { domain: 1, endpoint: 0x100 }).unwrap();
+            iommu.set_bypass(false);
+        },
+    ];
+    for take_away in take_away {
+        let (iommu, behind) = attached();
+        iommu.carry_out(MAP).unwrap();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let pass = behind.endpoint().begin();
+            assert!(behind.endpoint().translate(0x1000, 1, Permissions::Write).is_some());
+            let other = Range { first: 0x5000, last: 0x5fff };
+            iommu.carry_out(Request::Map { domain: 1, range: other, target: 0, access: Permissions::Read }).unwrap();
+            scope.spawn(|| {
+                take_away(&iommu);
+                done.store(true, Ordering::Release);
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert!(!done.load(Ordering::Acquire), "the pass has not ended");
+            drop(pass);
+        });
+        assert!(done.load(Ordering::Acquire));
+        let _pass = behind.endpoint().begin();
+        let found = behind.endpoint().translate(0x1000, 1, Permissions::Write);
+        assert!(found.is_none_or(|(target, _)| target == 0x1000), "at most itself, by bypass");
+    }
+}
+
+#[test]
+fn a_page_that_was_unmapped_under_traffic_stays_clean() {
+    const ROUNDS: u64 = 10_000;
+    let (iommu, behind) = attached();
+    // The page's owner: 0 while it is nobody's, else it may be written.
+    let (page, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let stale = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Acquire) {
+                    let _pass = behind.endpoint().begin();
+                    if behind.endpoint().translate(0x1000, 8, Permissions::Write).is_some()
+                        && page.load(Ordering::Acquire) == 0
+                    {
+                        stale.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        for _ in 0..ROUNDS {
+            page.store(1, Ordering::Release);
+            iommu.carry_out(MAP).unwrap();
+            iommu.carry_out(UNMAP).unwrap();
+            page.store(0, Ordering::Release);
+        }
+        stop.store(true, Ordering::Release);
+    });
+    assert_eq!(stale.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn passes_of_two_functions_at_once_do_not_wait_for_who_waits_for_one_of_them() {
+    let iommu = Iommu::new(48);
+    let behind = [0x100, 0x101].map(|rid| iommu.behind(0, pci::Rid::from_bits(rid)));
+    let first = behind[0].endpoint().begin();
+    thread::scope(|scope| {
+        let _second = behind[1].endpoint().begin();
+        let waits = scope.spawn(|| behind[1].endpoint().await_passes());
+        thread::sleep(Duration::from_millis(20));
+        assert!(!waits.is_finished());
+        // Would wait for ever behind it.
+        drop(behind[1].endpoint().begin());
+    });
+    drop(first);
+}
+
+#[test]
+fn a_function_that_is_gone_leaves_its_place_to_its_successor() {
+    let (iommu, first) = attached();
+    let second = iommu.behind(0, pci::Rid::from_bits(0x100));
+    drop(first);
+    assert_eq!(iommu.carry_out(Request::Probe { endpoint: 0x100 }), Ok(()));
+    drop(second);
+    assert!(iommu.carry_out(Request::Probe { endpoint: 0x100 }).is_err());
+}

@@ -1,0 +1,152 @@
+//! The IOMMU of a VM, as devices and the function of its driver share it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::change::Change;
+use super::counters::IommuCounters;
+use super::endpoint::{Common, Endpoint};
+use super::fault::Faults;
+use super::request::Request;
+use super::status::Status;
+use super::table::Table;
+use crate::memory::{DmaFollower, NotFollowed, Translate};
+
+/// The numbers of bits that an I/O address can have.
+pub const ADDRESS_WIDTHS: std::ops::RangeInclusive<u8> = 32..=64;
+
+/// The IOMMU of a VM: its endpoints, domains and mappings. The function by which a driver asks is an
+/// [`IommuDevice`](super::IommuDevice).
+pub struct Iommu {
+    pub(super) table: Mutex<Table>,
+    pub(super) common: Arc<Common>,
+}
+
+impl Iommu {
+    /// An IOMMU without endpoints, whose I/O addresses have `address_width` bits, of [`ADDRESS_WIDTHS`].
+    pub fn new(address_width: u8) -> Arc<Self> {
+        let unused = u64::BITS.saturating_sub(u32::from(address_width));
+        let table = Table::new(u64::MAX.checked_shr(unused).unwrap_or(0));
+        let (bypass, counters) = (AtomicBool::new(true), Arc::new(IommuCounters::new()));
+        let common = Arc::new(Common { order: Mutex::default(), bypass, faults: Faults::default(), counters });
+        Arc::new(Self { table: Mutex::new(table), common })
+    }
+
+    /// Adds the function at `rid` of `segment`, in no domain. It is an endpoint as long as what is returned lives.
+    pub fn behind(self: &Arc<Self>, segment: u16, rid: pci::Rid) -> Behind {
+        let id = u32::from(segment) << 16 | u32::from(rid.to_bits());
+        let endpoint = Arc::new(Endpoint::new(id, Arc::clone(&self.common)));
+        let _order = self.common.order.lock();
+        let replaced = self.table.lock().add(Arc::clone(&endpoint));
+        finish(replaced);
+        Behind { iommu: Arc::clone(self), endpoint }
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> Arc<IommuCounters> {
+        Arc::clone(&self.common.counters)
+    }
+
+    /// Returns to the state of power-on: all endpoints are in no domain, and reach all of the guest's memory.
+    pub fn power_on(&self) {
+        self.reset();
+        self.set_bypass(true);
+    }
+
+    /// The driver has reset the device: nothing is attached or mapped. What endpoints in no domain reach stays.
+    pub(super) fn reset(&self) {
+        let _order = self.common.order.lock();
+        let detached = self.table.lock().reset();
+        finish(detached);
+    }
+
+    pub(super) fn bypass(&self) -> bool {
+        self.common.bypass.load(Ordering::Acquire)
+    }
+
+    /// Lets endpoints that are in no domain reach all of the guest's memory, or nothing.
+    pub(crate) fn set_bypass(&self, bypass: bool) {
+        let _order = self.common.order.lock();
+        if self.common.bypass.swap(bypass, Ordering::AcqRel) != bypass {
+            let changed = self.table.lock().bypass_changed();
+            finish(changed);
+        }
+    }
+
+    pub(super) fn last_address(&self) -> u64 {
+        self.table.lock().last_address()
+    }
+
+    /// Carries out a request. When this returns, what it took away is out of reach.
+    ///
+    /// # Errors
+    ///
+    /// The status that says what is wrong. Nothing has changed then, but that an endpoint which somebody could not
+    /// follow to another domain is in none.
+    pub(crate) fn carry_out(&self, request: Request) -> Result<(), Status> {
+        let _order = self.common.order.lock();
+        let change = self.table.lock().carry_out(request)?;
+        let Err(NotFollowed) = change.finish() else { return Ok(()) };
+        let undone = match request {
+            Request::Map { domain, range, .. } => self.table.lock().carry_out(Request::Unmap { domain, range }),
+            Request::Attach { domain, endpoint, .. } => {
+                self.table.lock().carry_out(Request::Detach { domain, endpoint })
+            }
+            // Who follows may be unable to reach what it is given back, and then says so itself.
+            Request::Detach { .. } | Request::Unmap { .. } | Request::Probe { .. } => return Ok(()),
+        };
+        undone.into_iter().for_each(finish);
+        Err(Status::NoMemory)
+    }
+}
+
+/// Finishes a change that nobody can refuse: it takes away. Who follows may be unable to reach all of memory instead,
+/// and then says so itself.
+fn finish(change: Change) {
+    let _ = change.finish();
+}
+
+impl std::fmt::Debug for Iommu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Iommu").field("bypass", &self.bypass()).finish_non_exhaustive()
+    }
+}
+
+/// A function's place behind an IOMMU, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Behind {
+    iommu: Arc<Iommu>,
+    endpoint: Arc<Endpoint>,
+}
+
+impl Behind {
+    /// What the function's addresses are translated by.
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    /// Tells `follower`, and nobody else, what the function reaches: first what that is now, then each change, until
+    /// this is dropped. See [`DmaFollower`].
+    ///
+    /// # Errors
+    ///
+    /// [`NotFollowed`], when the follower cannot take what there is. It is not told of anything then.
+    pub fn follow(&self, follower: Arc<dyn DmaFollower>) -> Result<(), NotFollowed> {
+        self.endpoint.follow(Some(follower))
+    }
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        let _order = self.iommu.common.order.lock();
+        let mut table = self.iommu.table.lock();
+        // Another function may have come to the same place since.
+        if table.endpoint(self.endpoint.id()).is_some_and(|endpoint| Arc::ptr_eq(endpoint, &self.endpoint)) {
+            let removed = table.remove(self.endpoint.id());
+            drop(table);
+            finish(removed);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Which pages of guest memory this process has written.
+//!
+//! KVM logs what vCPUs write and not what threads of this process write. Those note it here, by themselves or through
+//! [`vm_memory`], while a [`WriteLog`](super::write_log::WriteLog) exists. Otherwise noting is a load and a branch.
+//!
+//! A writer notes a page **after** it has written to it. Who collects takes the note **before** it copies the page. So
+//! each write is in the copy, or is noted again after it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use vm_memory::bitmap::{Bitmap, BitmapSlice, NewBitmap, WithBitmapSlice};
+
+/// The size of a page in a dirty log, in bytes: that of KVM's on x86-64 and of vhost's log.
+pub const PAGE_SIZE: usize = 4096;
+
+/// Pages in a word of a bitmap.
+const WORD: usize = u64::BITS as usize;
+
+/// The pages of a region of guest memory that were written, a bit for each, from the region's beginning.
+///
+/// The bits take memory from the first time that they are wanted, 32 KiB for each GiB.
+#[derive(Debug, Default)]
+pub struct DirtyBitmap {
+    armed: AtomicBool,
+    /// The number of pages.
+    pages: usize,
+    words: OnceLock<Box<[AtomicU64]>>,
+}
+
+impl DirtyBitmap {
+    /// Whether writes are noted.
+    #[inline]
+    pub(super) fn is_armed(&self) -> bool {
+        // Relaxed: who arms makes sure that all threads have seen it before anything is copied.
+        self.armed.load(Ordering::Relaxed)
+    }
+
+    /// Notes that `len` bytes from `offset` on were written. What is beyond the end is left out.
+    #[inline]
+    pub(super) fn note(&self, offset: usize, len: usize) {
+        if self.is_armed() {
+            self.set(offset, len);
+        }
+    }
+
+    #[cold]
+    fn set(&self, offset: usize, len: usize) {
+        let (Some(words), Some(last)) = (self.words.get(), len.checked_sub(1)) else { return };
+        let first = offset / PAGE_SIZE;
+        let last = (offset.saturating_add(last) / PAGE_SIZE).min(self.pages.saturating_sub(1));
+        for (index, word) in words.iter().enumerate().take(last / WORD + 1).skip(first / WORD) {
+            // The bits of the word that lie within the range.
+            let from = first.saturating_sub(index * WORD);
+            let until = (last - index * WORD).min(WORD - 1);
+            let bits = (u64::MAX << from) & (u64::MAX >> (WORD - 1 - until));
+            // Always, even where the bits are set: it orders the write before the note. A bit that was looked at only
+            // could be taken, and the page copied, before the write is visible.
+            word.fetch_or(bits, Ordering::AcqRel);
+        }
+    }
+
+    /// Begins to note writes, and forgets older notes. Who writes may not have seen it yet.
+    pub(super) fn arm(&self) {
+        let words = self.words.get_or_init(|| (0..self.pages.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect());
+        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        self.armed.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends it.
+    pub(super) fn disarm(&self) {
+        self.armed.store(false, Ordering::SeqCst);
+    }
+
+    /// Adds the pages that were written since the last call to `pages`, a bit for each from the region's beginning,
+    /// and forgets them. Returns how many there were.
+    pub(super) fn take(&self, pages: &mut [u64]) -> u64 {
+        let words = self.words.get().map(|words| &**words).unwrap_or_default();
+        let mut count = 0;
+        for (to, word) in pages.iter_mut().zip(words) {
+            if word.load(Ordering::Relaxed) != 0 {
+                let taken = word.swap(0, Ordering::AcqRel);
+                count += u64::from(taken.count_ones());
+                *to |= taken;
+            }
+        }
+        count
+    }
+}
+
+impl<'a> WithBitmapSlice<'a> for DirtyBitmap {
+    type S = DirtySlice<'a>;
+}
+
+impl Bitmap for DirtyBitmap {
+    fn mark_dirty(&self, offset: usize, len: usize) {
+        self.note(offset, len);
+    }
+
+    fn dirty_at(&self, offset: usize) -> bool {
+        let page = offset / PAGE_SIZE;
+        let word = self.words.get().and_then(|words| words.get(page / WORD));
+        word.is_some_and(|word| word.load(Ordering::Acquire) & 1 << (page % WORD) != 0)
+    }
+
+    fn slice_at(&self, offset: usize) -> DirtySlice<'_> {
+        DirtySlice { bitmap: self, start: offset }
+    }
+}
+
+impl NewBitmap for DirtyBitmap {
+    fn with_len(len: usize) -> Self {
+        Self { pages: len.div_ceil(PAGE_SIZE), ..Self::default() }
+    }
+}
+
+/// A [`DirtyBitmap`] from an offset on.
+#[derive(Debug, Clone, Copy)]
+pub struct DirtySlice<'a> {
+    bitmap: &'a DirtyBitmap,
+    start: usize,
+}
+
+impl<'a> DirtySlice<'a> {
+    /// Whether writes are noted.
+    #[inline]
+    pub(super) fn is_armed(&self) -> bool {
+        self.bitmap.is_armed()
+    }
+
+    /// All of the bitmap.
+    pub(super) fn whole(&self) -> &'a DirtyBitmap {
+        self.bitmap
+    }
+}
+
+impl<'a> WithBitmapSlice<'a> for DirtySlice<'_> {
+    type S = Self;
+}
+
+impl BitmapSlice for DirtySlice<'_> {}
+
+impl Bitmap for DirtySlice<'_> {
+    #[inline]
+    fn mark_dirty(&self, offset: usize, len: usize) {
+        self.bitmap.note(self.start.wrapping_add(offset), len);
+    }
+
+    fn dirty_at(&self, offset: usize) -> bool {
+        self.bitmap.dirty_at(self.start.wrapping_add(offset))
+    }
+
+    fn slice_at(&self, offset: usize) -> Self {
+        Self { bitmap: self.bitmap, start: self.start.wrapping_add(offset) }
+    }
+}

@@ -1,0 +1,397 @@
+//! Guest memory as a function reaches it: by guest physical addresses, or through an IOMMU.
+
+use std::cell::Cell;
+use std::fmt;
+use std::iter::FusedIterator;
+use std::sync::Arc;
+
+use parking_lot::RwLockReadGuard;
+use vm_memory::bitmap::{BS, Bitmap};
+use vm_memory::guest_memory::{
+    Error, GuestMemoryBackendSliceIterator, GuestMemorySliceIterator, Result as MemoryResult,
+};
+use vm_memory::{
+    GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryBackend, GuestMemoryLoadGuard, GuestMemoryRegion,
+    Permissions, VolatileSlice,
+};
+
+use super::dirty::{DirtyBitmap, DirtySlice};
+use super::follow::{DmaFollower, DmaMapping, NotFollowed};
+use super::map::{GuestMap, Memory};
+
+/// What an IOMMU makes of a function's addresses.
+pub trait Translate: Send + Sync {
+    /// Begins a pass. Until the answer is dropped no page is taken away that was translated: an unmap, a detach or a
+    /// reset of the IOMMU waits for that. It waits for no writer that waits itself, so that a thread may be in
+    /// several passes.
+    fn begin(&self) -> RwLockReadGuard<'_, ()>;
+
+    /// Whether addresses are guest physical ones now. Does not change during a pass.
+    fn is_bypassed(&self) -> bool;
+
+    /// The first piece of `len` bytes, at least 1, at `address`, for `access`: its guest physical address, and how many
+    /// bytes from 1 to `len` are there in one piece. `None` if it is not mapped, or not for this access; the IOMMU
+    /// reports that.
+    fn translate(&self, address: u64, len: u64, access: Permissions) -> Option<(u64, u64)>;
+
+    /// The mapping that `address` lies in, for `access`; in bypass [`DmaMapping::IDENTITY`]. As [`Self::translate`]
+    /// otherwise.
+    fn mapping(&self, address: u64, access: Permissions) -> Option<DmaMapping>;
+
+    /// Tells `follower`, and nobody else, of all changes from now on, and first of what there is. Without one nobody is
+    /// told any more when this returns. Not during a pass, and not for who follows.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFollowed`], when the follower cannot take what there is. It is not told of anything then.
+    fn follow(&self, follower: Option<Arc<dyn DmaFollower>>) -> Result<(), NotFollowed>;
+}
+
+/// The addresses that a function uses, and the guest memory behind them.
+#[derive(Clone)]
+pub struct DmaSpace {
+    memory: Memory,
+    iommu: Option<Arc<dyn Translate>>,
+}
+
+impl DmaSpace {
+    /// Addresses that `iommu` translates.
+    pub fn translated(memory: Memory, iommu: Arc<dyn Translate>) -> Self {
+        Self { memory, iommu: Some(iommu) }
+    }
+
+    /// The guest's memory by guest physical addresses.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The map of guest physical addresses as it is now. Only for addresses that are not translated: those of a
+    /// backend that has been told of the map, and of devices whose subject is physical memory.
+    pub fn map(&self) -> GuestMemoryLoadGuard<GuestMap> {
+        self.memory.memory()
+    }
+
+    /// Whether an IOMMU has a say in what addresses stand for, now or later.
+    pub fn has_iommu(&self) -> bool {
+        self.iommu.is_some()
+    }
+
+    /// The IOMMU that has a say in it.
+    pub fn iommu(&self) -> Option<&Arc<dyn Translate>> {
+        self.iommu.as_ref()
+    }
+
+    /// Begins a pass: the addresses as they are now, until the answer is dropped. A worker drops it before it waits.
+    pub fn pass(&self) -> DmaPass<'_> {
+        let (pass, iommu) = match &self.iommu {
+            None => (None, None),
+            Some(iommu) => {
+                let pass = iommu.begin();
+                (Some(pass), (!iommu.is_bypassed()).then(|| Arc::clone(iommu)))
+            }
+        };
+        DmaPass { view: DmaView::new(self.memory.memory(), iommu), _pass: pass }
+    }
+}
+
+impl From<Memory> for DmaSpace {
+    fn from(memory: Memory) -> Self {
+        Self { memory, iommu: None }
+    }
+}
+
+impl From<GuestMap> for DmaSpace {
+    fn from(map: GuestMap) -> Self {
+        Memory::new(map).into()
+    }
+}
+
+impl fmt::Debug for DmaSpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaSpace").field("translated", &self.iommu.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// A pass of a worker over its queues. While it lives, the [view](DmaView) stays as it is.
+pub struct DmaPass<'s> {
+    view: DmaView,
+    _pass: Option<RwLockReadGuard<'s, ()>>,
+}
+
+impl std::ops::Deref for DmaPass<'_> {
+    type Target = DmaView;
+
+    fn deref(&self) -> &DmaView {
+        &self.view
+    }
+}
+
+/// Guest memory by the addresses of a function, in one [pass](DmaPass) of its worker. What is written through it is
+/// noted in the map's dirty bitmap.
+pub struct DmaView {
+    map: GuestMemoryLoadGuard<GuestMap>,
+    iommu: Option<Arc<dyn Translate>>,
+    /// The region of `map` that was looked up last: rings and buffers mostly lie in the same. It is kept no longer than
+    /// the map.
+    known: Cell<Known>,
+}
+
+/// A region of the map, as far as accesses need it.
+#[derive(Clone, Copy)]
+struct Known {
+    /// Its first guest physical address.
+    start: u64,
+    /// Its length in bytes; 0 if it is none.
+    len: u64,
+    /// Where it is mapped.
+    host: *mut u8,
+    bitmap: *const DirtyBitmap,
+}
+
+impl Known {
+    const NONE: Self = Self { start: 0, len: 0, host: std::ptr::null_mut(), bitmap: std::ptr::null() };
+
+    /// Whether the `len` bytes at `address`, and at least 1, lie in it.
+    #[inline]
+    fn contains(&self, address: u64, len: usize) -> bool {
+        let offset = address.wrapping_sub(self.start);
+        offset < self.len && len != 0 && len as u64 <= self.len - offset
+    }
+}
+
+impl DmaView {
+    fn new(map: GuestMemoryLoadGuard<GuestMap>, iommu: Option<Arc<dyn Translate>>) -> Self {
+        Self { map, iommu, known: Cell::new(Known::NONE) }
+    }
+
+    /// A view of `map` by guest physical addresses.
+    pub fn identity(map: &GuestMap) -> Self {
+        Self::new(Memory::new(map.clone()).memory(), None)
+    }
+
+    /// The map, by guest physical addresses: for what is said of memory and not done to it by the device's DMA.
+    pub fn map(&self) -> &GuestMap {
+        &self.map
+    }
+
+    /// Whether addresses are translated.
+    pub fn is_translated(&self) -> bool {
+        self.iommu.is_some()
+    }
+
+    /// Whether another view is of the same map, and both by guest physical addresses.
+    pub fn is_same(&self, other: &Self) -> bool {
+        std::ptr::eq(self.map(), other.map()) && !self.is_translated() && !other.is_translated()
+    }
+
+    /// Whether writes are noted now. Only to be looked at after a write: one that follows a look may be missed.
+    #[inline]
+    pub fn is_logged(&self) -> bool {
+        // All regions are logged, or none: the first tells.
+        self.map.iter().next().is_some_and(|region| region.bitmap().is_armed())
+    }
+
+    /// Notes that `len` bytes at `host` were written past this view, by a system call or through a bare address. `host`
+    /// is what a slice of the view has as its address, or an address within.
+    #[inline]
+    pub fn note_written(&self, host: *const u8, len: usize) {
+        if self.is_logged() {
+            self.note_host(host, len);
+        }
+    }
+
+    #[cold]
+    fn note_host(&self, host: *const u8, len: usize) {
+        for region in self.map.iter() {
+            let offset = (host as usize).wrapping_sub(region.as_ptr() as usize);
+            if offset < region.size() {
+                region.bitmap().mark_dirty(offset, len);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for DmaView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaView").field("translated", &self.is_translated()).finish_non_exhaustive()
+    }
+}
+
+impl GuestMemory for DmaView {
+    type PhysicalMemory = GuestMap;
+    type Bitmap = DirtyBitmap;
+
+    fn check_range(&self, address: GuestAddress, len: usize, access: Permissions) -> bool {
+        self.slices(address, len, access).all(|slice| slice.is_ok())
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        address: GuestAddress,
+        len: usize,
+        access: Permissions,
+    ) -> MemoryResult<impl GuestMemorySliceIterator<'a, BS<'a, DirtyBitmap>>> {
+        Ok(self.slices(address, len, access))
+    }
+
+    fn physical_memory(&self) -> Option<&GuestMap> {
+        (!self.is_translated()).then(|| self.map())
+    }
+}
+
+impl DmaView {
+    /// The first piece of `len` bytes, at least 1, at `address`: as many of them as lie in one mapping. `None` if there
+    /// is no memory, or not for this access.
+    #[inline]
+    pub(crate) fn piece(
+        &self,
+        address: u64,
+        len: usize,
+        access: Permissions,
+    ) -> Option<VolatileSlice<'_, DirtySlice<'_>>> {
+        match self.whole(address, len) {
+            Some(slice) => Some(slice),
+            None => self.first_piece(address, len, access),
+        }
+    }
+
+    #[cold]
+    fn first_piece(&self, address: u64, len: usize, access: Permissions) -> Option<VolatileSlice<'_, DirtySlice<'_>>> {
+        self.slices(GuestAddress(address), len, access).next()?.ok()
+    }
+
+    /// The `len` bytes, at least 1, at `address`, where that is a guest physical one and they lie in one region. This
+    /// is how almost all accesses go; where it is `None`, [`GuestMemory::get_slices`] knows more.
+    #[inline]
+    pub(crate) fn whole(&self, address: u64, len: usize) -> Option<VolatileSlice<'_, DirtySlice<'_>>> {
+        let (known, offset) = self.find(address, len)?;
+        // SAFETY: the range lies in a region of the map, which this holds, and with it the region's memory and bitmap.
+        unsafe {
+            let bitmap = known.bitmap.as_ref()?.slice_at(offset);
+            Some(VolatileSlice::with_bitmap(known.host.wrapping_add(offset), len, bitmap, None))
+        }
+    }
+
+    /// Where the bytes of [`Self::whole`] are mapped, as long as the view lives. Who writes there
+    /// [notes it](Self::note_written).
+    #[inline]
+    pub(crate) fn host(&self, address: u64, len: usize) -> Option<*mut u8> {
+        let (known, offset) = self.find(address, len)?;
+        Some(known.host.wrapping_add(offset))
+    }
+
+    /// The region of the `len` bytes, at least 1, at the guest physical `address`, and where in it they begin.
+    #[inline]
+    fn find(&self, address: u64, len: usize) -> Option<(Known, usize)> {
+        let mut known = self.known.get();
+        if !known.contains(address, len) {
+            known = self.look_up(address).filter(|known| known.contains(address, len))?;
+        }
+        // A region is mapped, so its offsets are those of pointers.
+        Some((known, address.wrapping_sub(known.start) as usize))
+    }
+
+    /// The region that the guest physical `address` lies in.
+    #[cold]
+    fn look_up(&self, address: u64) -> Option<Known> {
+        if self.is_translated() {
+            return None;
+        }
+        let region = self.map().find_region(GuestAddress(address))?;
+        let (start, len) = (region.start_addr().0, region.len());
+        let known = Known { start, len, host: region.as_ptr(), bitmap: region.bitmap().whole() };
+        self.known.set(known);
+        Some(known)
+    }
+
+    #[inline]
+    fn slices(&self, address: GuestAddress, len: usize, access: Permissions) -> Slices<'_> {
+        match &self.iommu {
+            None => match self.whole(address.0, len) {
+                Some(slice) => Slices::Whole(Some(slice)),
+                None => Slices::Physical(GuestMemoryBackend::get_slices(self.map(), address, len)),
+            },
+            Some(iommu) => {
+                Slices::Translated(Translated { map: &self.map, iommu, address, rest: len, access, piece: None })
+            }
+        }
+    }
+}
+
+type Physical<'v> = GuestMemoryBackendSliceIterator<'v, GuestMap>;
+type Slice<'v> = MemoryResult<VolatileSlice<'v, DirtySlice<'v>>>;
+
+/// The pieces of a range of addresses.
+enum Slices<'v> {
+    /// There is one.
+    Whole(Option<VolatileSlice<'v, DirtySlice<'v>>>),
+    Physical(Physical<'v>),
+    Translated(Translated<'v>),
+}
+
+impl<'v> Iterator for Slices<'v> {
+    type Item = Slice<'v>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Slice<'v>> {
+        match self {
+            Self::Whole(slice) => slice.take().map(Ok),
+            Self::Physical(slices) => slices.next(),
+            Self::Translated(slices) => slices.next(),
+        }
+    }
+}
+
+impl FusedIterator for Slices<'_> {}
+impl<'v> GuestMemorySliceIterator<'v, DirtySlice<'v>> for Slices<'v> {}
+
+/// The pieces of a range of addresses that an IOMMU translates.
+struct Translated<'v> {
+    map: &'v GuestMap,
+    iommu: &'v Arc<dyn Translate>,
+    /// What has not been translated yet.
+    address: GuestAddress,
+    rest: usize,
+    access: Permissions,
+    /// What has been translated last; it may lie in several regions.
+    piece: Option<Physical<'v>>,
+}
+
+impl<'v> Translated<'v> {
+    fn next(&mut self) -> Option<Slice<'v>> {
+        if let Some(slice) = self.piece.as_mut().and_then(Iterator::next) {
+            if slice.is_err() {
+                // The IOMMU has been told to map what is no memory.
+                self.rest = 0;
+            }
+            return Some(slice);
+        }
+        if self.rest == 0 {
+            return None;
+        }
+        let address = self.address;
+        match self.translate() {
+            Some(piece) => self.piece.insert(piece).next(),
+            None => {
+                (self.rest, self.piece) = (0, None);
+                Some(Err(Error::InvalidGuestAddress(address)))
+            }
+        }
+    }
+
+    /// Translates the next piece, which is not empty.
+    fn translate(&mut self) -> Option<Physical<'v>> {
+        let rest = u64::try_from(self.rest).ok()?;
+        // No piece goes round the end of the addresses.
+        self.address.0.checked_add(rest - 1)?;
+        let (physical, len) = self.iommu.translate(self.address.0, rest, self.access)?;
+        if !(1..=rest).contains(&len) {
+            return None;
+        }
+        // No more than what there is, which is a usize.
+        let len = usize::try_from(len).ok()?;
+        self.rest -= len;
+        self.address = GuestAddress(self.address.0.wrapping_add(len as u64));
+        Some(GuestMemoryBackend::get_slices(self.map, GuestAddress(physical), len))
+    }
+}

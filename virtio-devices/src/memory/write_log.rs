@@ -1,0 +1,64 @@
+//! Collecting what threads of this process write to guest memory.
+
+use std::io;
+
+use rustix::thread::MembarrierCommand;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
+use super::map::GuestMap;
+
+/// Writes are collected already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("what devices write to guest memory is being collected already")]
+pub struct LogBusy;
+
+/// What threads of this process write to guest memory, from when it is made until it is dropped. There is one at a
+/// time for a map.
+#[derive(Debug)]
+pub struct WriteLog {
+    map: GuestMap,
+}
+
+impl WriteLog {
+    /// Begins to collect writes to `map`. All that was written before this returns is visible to the caller, and all
+    /// that is written later will be noted.
+    ///
+    /// # Errors
+    ///
+    /// - [`LogBusy`], as [`io::ErrorKind::ResourceBusy`].
+    /// - When the kernel has no `membarrier`.
+    pub fn new(map: &GuestMap) -> io::Result<Self> {
+        if map.iter().any(|region| region.bitmap().is_armed()) {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, LogBusy));
+        }
+        let log = Self { map: map.clone() };
+        log.map.iter().for_each(|region| region.bitmap().whole().arm());
+        // A processor may look at the flag before its last write is visible to others. So all processors that run
+        // threads of this process let their writes become visible now; later looks find the flag set.
+        barrier()?;
+        Ok(log)
+    }
+
+    /// The map whose writes are collected.
+    pub fn map(&self) -> &GuestMap {
+        &self.map
+    }
+
+    /// Adds the pages of a region that were written since the last call to `pages`, a bit for each, from the region's
+    /// beginning, and forgets them. Returns how many there were. `region` is its index in the map's order.
+    pub fn take(&self, region: usize, pages: &mut [u64]) -> u64 {
+        self.map.iter().nth(region).map_or(0, |region| region.bitmap().whole().take(pages))
+    }
+}
+
+impl Drop for WriteLog {
+    fn drop(&mut self) {
+        self.map.iter().for_each(|region| region.bitmap().whole().disarm());
+    }
+}
+
+/// Makes all writes of this process's threads visible.
+fn barrier() -> io::Result<()> {
+    rustix::thread::membarrier(MembarrierCommand::RegisterPrivateExpedited)?;
+    Ok(rustix::thread::membarrier(MembarrierCommand::PrivateExpedited)?)
+}

@@ -1,0 +1,127 @@
+//! What the host inspects and changes of a NIC while a guest uses it.
+
+use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
+
+use super::Net;
+use super::engine::Engine;
+use super::filter::is_multicast;
+use crate::backend::{BackendKind, BackendObserver};
+use crate::features::has;
+use crate::policy::{Policy, Replaced};
+use crate::{MacError, Port, RateLimits};
+
+impl Port for Net {
+    fn backend_kind(&self) -> BackendKind {
+        self.engine.kind()
+    }
+
+    fn backend_name(&self) -> &str {
+        self.engine.name()
+    }
+
+    fn observe_backend(&self, observer: BackendObserver) {
+        self.health.observe(observer);
+    }
+
+    fn backend_missing(&self) -> Option<&str> {
+        self.absence()
+    }
+
+    fn backend_lost(&self) -> bool {
+        self.health.is_lost()
+    }
+
+    fn backend_losses(&self) -> u64 {
+        self.health.losses()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.state.mac()
+    }
+
+    fn set_mac(&mut self, mac: [u8; 6]) -> Result<(), MacError> {
+        if is_multicast(&mac) || mac == [0; 6] {
+            return Err(MacError::NotUnicast);
+        }
+        // Behind a switch, the frames of a driver that goes on with the one it has read are not the function's.
+        if self.interrupts.is_some() && !matches!(self.engine, Engine::Switch(_)) {
+            return Err(MacError::InUse);
+        }
+        self.spec.mac = mac;
+        self.state.set_mac(mac);
+        if let Some(replaced) = self.carrier_changed() {
+            replaced.wait();
+        }
+        Ok(())
+    }
+
+    fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced {
+        (self.spec.policy, self.spec.limits) = (policy.clone(), limits);
+        let replaced = self.policy.replace(policy, limits);
+        match self.carrier_changed() {
+            Some(table) => replaced.and(table),
+            None => replaced,
+        }
+    }
+
+    fn link_up(&self) -> bool {
+        self.state.link_up() && self.health.link_up()
+    }
+
+    fn set_link(&mut self, up: bool) {
+        if !self.state.set_link_up(up) {
+            return;
+        }
+        if let Some(replaced) = self.carrier_changed()
+            && !up
+        {
+            replaced.wait();
+        }
+        self.tell_link();
+    }
+
+    fn hold_link(&mut self, held: bool) {
+        if self.absence().is_some() || !self.state.hold_link(held) {
+            return;
+        }
+        self.tell_link();
+    }
+
+    fn announce_here(&mut self) -> bool {
+        let does_it_itself = has(self.negotiated, VIRTIO_NET_F_GUEST_ANNOUNCE);
+        if self.negotiated == 0 || does_it_itself || !self.link_up() {
+            return false;
+        }
+        self.state.ask_rarp();
+        // The first worker has the wire.
+        self.wake.first().into_iter().for_each(|wake| drop(wake.write(1)));
+        true
+    }
+
+    fn announce(&mut self) -> bool {
+        if !has(self.negotiated, VIRTIO_NET_F_GUEST_ANNOUNCE) || !self.link_up() {
+            return false;
+        }
+        self.state.set_announce(true);
+        self.signal_config();
+        true
+    }
+}
+
+impl Net {
+    /// Tells the driver that the configuration has changed, if there is one.
+    pub(super) fn signal_config(&self) {
+        if let Some(interrupts) = &self.interrupts {
+            interrupts.signal_config();
+        }
+    }
+
+    /// Tells the driver and the workers that the link has changed.
+    fn tell_link(&self) {
+        self.signal_config();
+        for wake in &self.wake {
+            // A full counter has woken the worker already.
+            let _ = wake.write(1);
+        }
+    }
+}

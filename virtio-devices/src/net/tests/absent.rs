@@ -1,0 +1,123 @@
+//! A NIC whose backend is missing, and which is given one later.
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::*;
+
+use super::super::counters::Counter;
+use super::super::new_backend;
+use super::super::testing::*;
+use crate::backend::{Absent, Tap};
+use crate::features::has;
+use crate::{BackendKind, ConnectError, DeviceSpecific, NewBackend, Port, VirtioDevice};
+
+fn absent() -> Absent {
+    Absent { reason: "t: there is no such tap".into(), queue_pairs: 1, of_kernel: true, has_own_mac: false }
+}
+
+/// A NIC without a backend, which a driver with these features has from before.
+fn came(features: u64, state: &DeviceSpecific) -> Guest {
+    let mut guest = Guest::over(spec(1, 16), absent());
+    guest.net.adopt(features, state);
+    guest.net.restore(state, Some(features)).unwrap();
+    guest
+}
+
+/// A tap, and the other end of it.
+fn tap(pairs: u16) -> (NewBackend, Vec<std::os::fd::OwnedFd>) {
+    let (near, peers): (Vec<_>, Vec<_>) = (0..pairs).map(|_| sockets()).unzip();
+    (new_backend(&spec(pairs, 16), Tap::over_sockets(near)).unwrap(), peers)
+}
+
+#[test]
+fn without_a_backend_the_link_is_down_commands_are_carried_out_and_no_frame_is_taken() {
+    let mut guest = Guest::over(spec(1, 16), absent());
+    let features = guest.net.features();
+    guest.start_at_once(features);
+    assert_eq!((guest.net.backend_kind(), guest.net.link_up()), (BackendKind::Absent, false));
+    assert_eq!(guest.net.backend_missing(), Some("t: there is no such tap"));
+    assert_eq!(guest.command(2, &[VIRTIO_NET_CTRL_RX as u8, VIRTIO_NET_CTRL_RX_PROMISC as u8, 1]), VIRTIO_NET_OK as u8);
+    guest.queues[1].add(&[(BUFFERS, 80, 0)]);
+    guest.kick(1);
+    guest.net.set_link(false);
+    guest.net.set_link(true);
+    assert_eq!(guest.command(2, &[VIRTIO_NET_CTRL_RX as u8, VIRTIO_NET_CTRL_RX_PROMISC as u8, 0]), VIRTIO_NET_OK as u8);
+    assert!(!guest.net.link_up() && guest.queues[1].take_used().is_empty());
+    assert_eq!(guest.count(Counter::TxFrames), 0);
+    guest.stop();
+    guest.net.reset();
+    assert!(!guest.net.link_up(), "a reset gives it no backend");
+}
+
+#[test]
+fn a_driver_that_comes_meanwhile_is_offered_what_a_backend_of_that_kind_can_do() {
+    let of_kernel = Guest::over(spec(1, 16), absent()).net.features();
+    let unknown = Guest::over(spec(1, 16), Absent { of_kernel: false, ..absent() }).net.features();
+    assert!(has(of_kernel, VIRTIO_NET_F_CTRL_VQ) && has(of_kernel, VIRTIO_NET_F_CSUM));
+    for bit in [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_GUEST_ANNOUNCE] {
+        assert!(!has(unknown, bit), "{bit}");
+    }
+    assert!(has(unknown, VIRTIO_F_VERSION_1) && has(unknown, VIRTIO_NET_F_STATUS) && unknown & !of_kernel == 0);
+}
+
+#[test]
+fn queues_go_on_over_the_new_backend_from_where_they_stood() {
+    let mut before = Guest::new(1, 16);
+    let features = before.net.features();
+    before.start(features);
+    assert_eq!(before.command(2, &[VIRTIO_NET_CTRL_RX as u8, VIRTIO_NET_CTRL_RX_ALLMULTI as u8, 1]), 0);
+    before.stop();
+    let saved = before.net.save();
+    let mut guest = came(features, &saved);
+    assert_eq!(guest.net.features(), features, "what was promised, and no more");
+    guest.start_at_once(features);
+    guest.interrupts.take_isr();
+    guest.queues[1].add(&[(BUFFERS, 80, 0)]);
+    guest.stop();
+    let (mut new, peers) = tap(1);
+    guest.net.connect(&mut new, Some(features)).unwrap();
+    assert_eq!(
+        (guest.net.backend_kind(), guest.net.link_up(), guest.net.backend_missing()),
+        (BackendKind::Tap, true, None)
+    );
+    assert_ne!(guest.interrupts.take_isr() & 2, 0, "the driver is told of its link");
+    guest.start_at_once(features);
+    guest.kick(1);
+    eventually("the frame", || guest.queues[1].take_used().len() == 1);
+    assert_eq!(receive(&peers[0]).unwrap().len(), 80);
+    guest.stop();
+    assert_eq!(guest.net.save(), saved_with_generation_of(&guest, &saved), "what the driver commanded is kept");
+}
+
+fn saved_with_generation_of(guest: &Guest, saved: &DeviceSpecific) -> DeviceSpecific {
+    let DeviceSpecific::Net(state) = saved.clone() else { panic!("{saved:?}") };
+    DeviceSpecific::Net(crate::NicState { generation: guest.net.config_generation(), ..state })
+}
+
+#[test]
+fn a_backend_that_cannot_do_what_was_promised_is_refused_and_nothing_has_changed() {
+    let features = Guest::new(1, 16).net.features();
+    let mut guest = came(features, &DeviceSpecific::PowerOn);
+    let fewer = crate::NetSpec { offload_csum: false, ..spec(1, 16) };
+    let (near, _peer) = sockets();
+    let mut new = new_backend(&fewer, Tap::over_sockets(vec![near])).unwrap();
+    let error = guest.net.connect(&mut new, Some(features)).unwrap_err();
+    assert!(matches!(error, ConnectError::Features { missing, .. } if has(missing, VIRTIO_NET_F_CSUM)), "{error}");
+    assert_eq!((guest.net.backend_kind(), guest.net.link_up()), (BackendKind::Absent, false));
+    // Without a driver nothing was promised.
+    guest.net.reset();
+    guest.net.connect(&mut new, None).unwrap();
+    assert!(!has(guest.net.features(), VIRTIO_NET_F_CSUM) && guest.net.link_up());
+    let error = guest.net.connect(&mut tap(1).0, None).unwrap_err();
+    assert!(matches!(error, ConnectError::Present(_)), "{error}");
+}
+
+#[test]
+fn a_link_that_the_host_wants_down_stays_down_over_the_new_backend() {
+    let features = Guest::new(1, 16).net.features();
+    let mut guest = came(features, &DeviceSpecific::PowerOn);
+    guest.net.set_link(false);
+    guest.net.connect(&mut tap(1).0, Some(features)).unwrap();
+    assert!(!guest.net.link_up());
+    guest.net.set_link(true);
+    assert!(guest.net.link_up());
+}

@@ -1,0 +1,74 @@
+//! A backend that runs the queues of a function behind an IOMMU.
+
+use vm_memory::Permissions;
+
+use super::*;
+use crate::DmaSpace;
+use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request};
+use crate::memory::Translate;
+
+const START: &str = "start [(0, 0), (1, 0)] pairs=1 fresh=true";
+
+/// A NIC that runs, in a domain where its rings are mapped.
+fn started(backend: &Scripted) -> (Guest, Arc<Iommu>, Behind) {
+    let iommu = Iommu::new(48);
+    let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+    iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }).unwrap();
+    let range = Range { first: 0, last: BUFFERS - 1 };
+    iommu.carry_out(Request::Map { domain: 1, range, target: 0, access: Permissions::ReadWrite }).unwrap();
+    let mut guest = backend.guest(1);
+    let mut start = guest.to_start(FEATURES);
+    let endpoint = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+    start.memory = DmaSpace::translated(start.memory.memory().clone(), endpoint);
+    guest.workers = guest.net.start(start).unwrap();
+    backend.await_asked(START);
+    (guest, iommu, behind)
+}
+
+#[test]
+fn an_address_out_of_reach_stops_the_queues_until_the_driver_resets_the_device() {
+    let backend = Scripted::new(1);
+    let (mut guest, iommu, _behind) = started(&backend);
+    backend.script.lock().positions = vec![Some(0), Some(0)];
+    guest.queues[0].add(&[(BUFFERS, 64, WRITE)]);
+    backend.say(Ok(Attention::Unreachable));
+    backend.await_asked("stop");
+    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    assert_eq!(iommu.counters().get(IommuCounter::Faults), 0, "it was reported by whoever found it");
+    guest.kick(0);
+    guest.net.set_link(false);
+    guest.net.set_link(true);
+    guest.stop();
+    assert!(link_up(&guest.net) && backend.asked().is_empty());
+    assert_eq!(guest.count(Counter::BrokenRings), 1);
+    guest.net.reset();
+    guest.start_at_once(FEATURES);
+    backend.await_asked(START);
+}
+
+#[test]
+fn what_a_backend_could_not_do_without_saying_why_is_looked_up_and_told() {
+    let backend = Scripted::new(1);
+    let (mut guest, iommu, _behind) = started(&backend);
+    backend.script.lock().positions = vec![Some(1), Some(0)];
+    // The first was within reach, and was taken.
+    guest.queues[0].add(&[(0x8_0000, 64, WRITE)]);
+    guest.queues[0].add(&[(0x8_1000, 64, WRITE), (BUFFERS, 64, WRITE), (BUFFERS + 0x1000, 64, WRITE)]);
+    guest.queues[1].add(&[(0x8_2000, 64, 0)]);
+    backend.say(Ok(Attention::BrokenRing));
+    backend.await_asked("stop");
+    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    assert_eq!(iommu.counters().get(IommuCounter::Faults), 1);
+    guest.stop();
+    assert_eq!(guest.queues[0].queue.lock().next_avail(), 1, "looking up takes nothing");
+}
+
+#[test]
+fn a_backend_whose_reach_is_another_is_stopped_and_started() {
+    let backend = Scripted::new(1);
+    let (guest, ..) = started(&backend);
+    backend.say(Ok(Attention::Restart));
+    let again = "start [(0, 0), (1, 0)] pairs=1 fresh=false";
+    assert_eq!(backend.await_asked(again), ["stop", again]);
+    assert!(!guest.interrupts.needs_reset() && !guest.net.backend_lost());
+}

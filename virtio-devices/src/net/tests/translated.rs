@@ -1,0 +1,154 @@
+//! A NIC behind an IOMMU: it reaches what is mapped for it, and nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use vm_memory::Permissions;
+
+use super::super::counters::Counter;
+use super::super::testing::*;
+use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request};
+use crate::{DmaSpace, VirtioDevice};
+
+const OWN: u32 = 0x100;
+const NEIGHBOURS: u32 = 0x101;
+/// I/O addresses of pages: what may be written, what may be read, what is a neighbour's, and what is not mapped.
+const WRITABLE: u64 = 0x40_0000_0000;
+const READABLE: u64 = 0x40_0000_1000;
+const OF_NEIGHBOUR: u64 = 0x40_0000_2000;
+const NOWHERE: u64 = 0x40_0000_3000;
+/// The guest addresses behind them.
+const PAGES: u64 = BUFFERS;
+const LEN: u32 = 2048;
+
+struct Rig {
+    guest: Guest,
+    iommu: Arc<Iommu>,
+    /// The NIC's place, and its neighbour's.
+    _behind: [Behind; 2],
+}
+
+impl Rig {
+    /// A NIC that runs, in a domain where its rings are mapped.
+    fn new() -> Self {
+        let iommu = Iommu::new(64);
+        let behind = [OWN, NEIGHBOURS].map(|rid| iommu.behind(0, pci::Rid::from_bits(rid as u16)));
+        for (domain, endpoint) in [(1, OWN), (2, NEIGHBOURS)] {
+            iommu.carry_out(Request::Attach { domain, endpoint, bypass: false }).unwrap();
+        }
+        let range = Range { first: 0, last: BUFFERS - 1 };
+        let rings = Request::Map { domain: 1, range, target: 0, access: Permissions::ReadWrite };
+        iommu.carry_out(rings).unwrap();
+        let mut guest = Guest::new(1, 64);
+        let mut start = guest.to_start(0);
+        let endpoint = Arc::clone(behind[0].endpoint());
+        start.memory = DmaSpace::translated(start.memory.memory().clone(), endpoint);
+        guest.workers = guest.net.start(start).unwrap();
+        Self { guest, iommu, _behind: behind }
+    }
+
+    fn map(&self, domain: u32, address: u64, target: u64, access: Permissions) {
+        let range = Range { first: address, last: address + 0xfff };
+        self.iommu.carry_out(Request::Map { domain, range, target, access }).unwrap();
+    }
+
+    fn unmap(&self, address: u64) {
+        let range = Range { first: address, last: address + 0xfff };
+        self.iommu.carry_out(Request::Unmap { domain: 1, range }).unwrap();
+    }
+
+    fn faults(&self) -> u64 {
+        self.iommu.counters().get(IommuCounter::Faults)
+    }
+
+    /// Posts a receive buffer.
+    fn post(&mut self, address: u64) {
+        self.guest.queues[0].add(&[(address, LEN, WRITE)]);
+        self.guest.kick(0);
+    }
+}
+
+#[test]
+fn a_nic_reaches_what_is_mapped_for_it_and_nothing_else_and_goes_on() {
+    let mut rig = Rig::new();
+    rig.map(1, WRITABLE, PAGES, Permissions::Write);
+    rig.map(1, READABLE, PAGES + 0x1000, Permissions::Read);
+    rig.map(2, OF_NEIGHBOUR, PAGES + 0x2000, Permissions::ReadWrite);
+    let canary = vec![0xc5; 0x4000];
+    rig.guest.queues[0].memory_write(PAGES, &canary);
+    for (n, address) in [READABLE, OF_NEIGHBOUR, NOWHERE, PAGES].into_iter().enumerate() {
+        let faults = rig.faults();
+        rig.post(address);
+        send(&rig.guest.peers[0], &with_header(&frame(MAC, 100)));
+        eventually("the buffer is given back", || {
+            rig.guest.queues[0].outstanding() > 0 && { !rig.guest.queues[0].take_used().is_empty() }
+        });
+        assert!(rig.faults() > faults, "{n}");
+        assert_eq!(rig.guest.queues[0].bytes(PAGES, 0x4000), canary, "{address:#x}");
+    }
+    let sent = rig.guest.count(Counter::TxFrames);
+    for address in [WRITABLE, OF_NEIGHBOUR, NOWHERE] {
+        rig.guest.queues[1].add(&[(address, 100, 0)]);
+        rig.guest.kick(1);
+        eventually("the buffer is given back", || !rig.guest.queues[1].take_used().is_empty());
+    }
+    assert_eq!((rig.guest.count(Counter::TxFrames), receive(&rig.guest.peers[0])), (sent, None));
+
+    // What is mapped is found, also where a buffer goes over into another mapping.
+    rig.map(1, NOWHERE, PAGES + 0x3000, Permissions::ReadWrite);
+    rig.post(WRITABLE);
+    send(&rig.guest.peers[0], &with_header(&frame(MAC, 100)));
+    eventually("a frame", || !rig.guest.queues[0].take_used().is_empty());
+    assert_eq!(rig.guest.queues[0].bytes(PAGES + 12, 100), frame(MAC, 100));
+    rig.map(1, NOWHERE + 0x1000, PAGES, Permissions::ReadWrite);
+    rig.guest.queues[0].memory_write(PAGES + 0x3fc0, &with_header(&frame(OTHER, 100))[..64]);
+    rig.guest.queues[0].memory_write(PAGES, &with_header(&frame(OTHER, 100))[64..]);
+    rig.guest.queues[1].add(&[(NOWHERE + 0xfc0, 112, 0)]);
+    rig.guest.kick(1);
+    eventually("it is sent", || rig.guest.count(Counter::TxFrames) == sent + 1);
+    assert_eq!(receive(&rig.guest.peers[0]), Some(with_header(&frame(OTHER, 100))));
+    assert!(!rig.guest.interrupts.needs_reset());
+}
+
+#[test]
+fn a_ring_that_is_not_mapped_any_more_asks_for_a_reset() {
+    let rig = Rig::new();
+    let range = Range { first: 0, last: BUFFERS - 1 };
+    rig.iommu.carry_out(Request::Unmap { domain: 1, range }).unwrap();
+    rig.guest.kick(1);
+    eventually("a wish for a reset", || rig.guest.interrupts.needs_reset());
+    assert!(rig.faults() > 0);
+}
+
+#[test]
+fn a_page_that_is_taken_away_under_traffic_is_not_written_after_that() {
+    const ROUNDS: usize = 2_000;
+    let mut rig = Rig::new();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (peer, stopping) = (rig.guest.peers[0].try_clone().unwrap(), Arc::clone(&stop));
+    let traffic = thread::spawn(move || {
+        let data = with_header(&frame(MAC, 1000));
+        while !stopping.load(Ordering::Acquire) {
+            if rustix::io::write(&peer, &data).is_err() {
+                thread::yield_now();
+            }
+        }
+    });
+    let canary = vec![0xc5; 0x1000];
+    for round in 0..ROUNDS {
+        rig.map(1, WRITABLE, PAGES, Permissions::ReadWrite);
+        rig.post(WRITABLE);
+        if round % 2 == 0 {
+            thread::yield_now();
+        }
+        rig.unmap(WRITABLE);
+        rig.guest.queues[0].memory_write(PAGES, &canary);
+        // The worker has the buffer, or finds that it leads nowhere.
+        eventually("the buffer is given back", || !rig.guest.queues[0].take_used().is_empty());
+        assert_eq!(rig.guest.queues[0].bytes(PAGES, 0x1000), canary, "{round}");
+    }
+    stop.store(true, Ordering::Release);
+    traffic.join().unwrap();
+    assert!(rig.guest.count(Counter::RxFrames) > 0);
+}

@@ -1,0 +1,199 @@
+//! A chain of descriptors, as the driver wrote it (`virtio 1.4 §2.7.5`).
+
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+use vm_memory::{Bytes, GuestAddress, Permissions};
+
+use crate::DmaView;
+
+/// The length of a descriptor in bytes.
+pub(super) const DESCRIPTOR: usize = 16;
+
+/// A part of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    pub(super) address: u64,
+    pub(super) len: u32,
+    pub(super) flags: u16,
+    pub(super) next: u16,
+}
+
+impl Descriptor {
+    /// The descriptor of these two words, which the driver has written in little-endian order.
+    const fn of([address, rest]: [u64; 2]) -> Self {
+        let [a, b, c, d, e, f, g, h] = rest.to_ne_bytes();
+        Self {
+            address: u64::from_le(address),
+            len: u32::from_le_bytes([a, b, c, d]),
+            flags: u16::from_le_bytes([e, f]),
+            next: u16::from_le_bytes([g, h]),
+        }
+    }
+
+    const fn has(self, flag: u32) -> bool {
+        self.flags as u32 & flag != 0
+    }
+
+    /// Where it begins.
+    pub(crate) const fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Its length in bytes.
+    pub(crate) const fn len(self) -> u32 {
+        self.len
+    }
+
+    /// Whether another one follows.
+    pub(crate) const fn has_next(self) -> bool {
+        self.has(VRING_DESC_F_NEXT)
+    }
+
+    /// Whether it is for the device to write to; otherwise it is for the device to read.
+    pub(crate) const fn is_write_only(self) -> bool {
+        self.has(VRING_DESC_F_WRITE)
+    }
+}
+
+/// A chain of descriptors that the driver made available.
+///
+/// It ends after its last descriptor, or without a word where it cannot be followed: at a descriptor that is not in its
+/// table or cannot be read, in an indirect table that is none, after as many descriptors as its table has, and where it
+/// would be longer than 2^32 bytes. Then the descriptor before says that [another one follows](Descriptor::has_next).
+pub(crate) struct Chain<'m> {
+    memory: &'m DmaView,
+    head: u16,
+    table: Table,
+    /// The index of the next descriptor.
+    next: u16,
+    /// How many may still follow, so that no chain goes round for ever.
+    left: u16,
+    /// The length of those before, in bytes.
+    bytes: u32,
+    is_indirect: bool,
+}
+
+impl<'m> Chain<'m> {
+    /// The chain that begins with `head` in the table of `size` descriptors at `address`.
+    pub(super) fn new(memory: &'m DmaView, address: u64, size: u16, head: u16) -> Self {
+        Self { memory, head, table: Table::new(address, size), next: head, left: size, bytes: 0, is_indirect: false }
+    }
+
+    /// The index of its first descriptor, which is its name in the used ring.
+    pub(crate) fn head_index(&self) -> u16 {
+        self.head
+    }
+
+    /// Goes on with the first descriptor of the table in `descriptor` (`virtio 1.4 §2.7.5.3`), in which there is no
+    /// further one.
+    fn enter(&mut self, descriptor: Descriptor) -> Option<()> {
+        let len = usize::try_from(descriptor.len).ok()?;
+        if self.is_indirect || !len.is_multiple_of(DESCRIPTOR) {
+            return None;
+        }
+        let size = u16::try_from(len / DESCRIPTOR).ok()?;
+        self.table = Table::new(descriptor.address, size);
+        (self.next, self.left, self.is_indirect) = (0, size, true);
+        Some(())
+    }
+}
+
+impl Iterator for Chain<'_> {
+    type Item = Descriptor;
+
+    #[inline]
+    fn next(&mut self) -> Option<Descriptor> {
+        loop {
+            if self.left == 0 || self.next >= self.table.size {
+                return None;
+            }
+            let descriptor = self.table.read(self.memory, self.next)?;
+            if descriptor.has(VRING_DESC_F_INDIRECT) {
+                self.enter(descriptor)?;
+                continue;
+            }
+            self.bytes = self.bytes.checked_add(descriptor.len)?;
+            if descriptor.has_next() {
+                self.next = descriptor.next;
+                self.left -= 1;
+            } else {
+                self.left = 0;
+            }
+            return Some(descriptor);
+        }
+    }
+}
+
+/// A table of descriptors, which is looked up in guest memory once and not for each of them.
+struct Table {
+    address: u64,
+    /// The number of descriptors.
+    size: u16,
+    /// The first of those that were found.
+    first: u16,
+    /// How many were found: as many as lie in one piece.
+    count: u16,
+    /// Where they are, in a map that the chain holds.
+    found: *const u8,
+}
+
+impl Table {
+    const fn new(address: u64, size: u16) -> Self {
+        Self { address, size, first: 0, count: 0, found: std::ptr::null() }
+    }
+
+    /// Reads a descriptor of the table. `memory` is the same each time.
+    #[inline]
+    fn read(&mut self, memory: &DmaView, index: u16) -> Option<Descriptor> {
+        if index.wrapping_sub(self.first) >= self.count {
+            return self.find(memory, index);
+        }
+        Some(self.read_found(index))
+    }
+
+    /// Reads a descriptor that was found.
+    #[inline]
+    fn read_found(&self, index: u16) -> Descriptor {
+        let place = index.wrapping_sub(self.first);
+        let at = self.found.wrapping_add(DESCRIPTOR * usize::from(place));
+        // SAFETY: it is one of those that were found, in the map that the chain's memory holds. The driver may write
+        // there meanwhile, so each byte is read once, and whatever it is.
+        let words = unsafe {
+            if at.cast::<u64>().is_aligned() {
+                [at.cast::<u64>().read_volatile(), at.cast::<u64>().wrapping_add(1).read_volatile()]
+            } else {
+                // That of an indirect table need not be.
+                at.cast::<[[u8; 8]; 2]>().read_volatile().map(u64::from_ne_bytes)
+            }
+        };
+        Descriptor::of(words)
+    }
+
+    /// Looks the descriptors up, from `index` on at least, and reads that one.
+    #[inline]
+    fn find(&mut self, memory: &DmaView, index: u16) -> Option<Descriptor> {
+        match memory.host(self.address, DESCRIPTOR * usize::from(self.size)) {
+            Some(found) => {
+                (self.first, self.count, self.found) = (0, self.size, found);
+                Some(self.read_found(index))
+            }
+            None => self.find_piece(memory, index),
+        }
+    }
+
+    /// The same where the table is translated, or in several regions. An IOMMU is asked for what is needed now: it
+    /// reports what is not mapped, and the driver need not have mapped what it does not use.
+    #[cold]
+    fn find_piece(&mut self, memory: &DmaView, index: u16) -> Option<Descriptor> {
+        let at = self.address.checked_add(DESCRIPTOR as u64 * u64::from(index))?;
+        let len = DESCRIPTOR * usize::from(self.size - index);
+        let until_end = usize::try_from(u64::MAX - at).map_or(usize::MAX, |last| last.saturating_add(1));
+        let piece = memory.piece(at, len.min(until_end), Permissions::Read)?;
+        let count = u16::try_from(piece.len() / DESCRIPTOR).ok()?;
+        if count == 0 {
+            // It lies in two pieces.
+            return memory.read_obj(GuestAddress(at)).ok().map(Descriptor::of);
+        }
+        (self.first, self.count, self.found) = (index, count, piece.ptr_guard().as_ptr());
+        Some(self.read_found(index))
+    }
+}

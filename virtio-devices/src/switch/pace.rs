@@ -1,0 +1,183 @@
+//! When a port's transmit queues are looked at again: at its driver's next doorbell or, while the driver sends frame
+//! after frame and hears nothing in between, after a short time without doorbells.
+//!
+//! A worker that takes the processor from the guest at each doorbell finds one frame each time, and each frame then
+//! costs an exit, two changes of the thread and an interrupt at its receiver. So the frames of such a stream are let
+//! gather, as NICs moderate interrupts. A request and its answer, and TCP with its acknowledgements, are no stream.
+
+use std::time::{Duration, Instant};
+
+/// How long frames gather at most, which is as long as NICs moderate interrupts.
+const LONGEST: Duration = Duration::from_micros(100);
+/// How long at least.
+const SHORTEST: Duration = Duration::from_micros(10);
+/// So many frames are to gather: with more of them in a time, the next one is shorter. A ring must not fill up.
+const ENOUGH: u32 = 16;
+/// Doorbells that follow each other within this time may be those of a stream.
+const QUICK: Duration = Duration::from_micros(100);
+/// So many of them, with nothing heard in between, are one.
+const STREAM: u32 = 4;
+/// How many it takes at most, after attempts in which nothing gathered.
+const DOUBTFUL: u32 = 256;
+/// The fewest frames that are worth a wait.
+const WORTHWHILE: u32 = 2;
+
+/// What is known of a port's driver.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    mode: Mode,
+    /// How many doorbells of a stream have followed each other.
+    streak: u32,
+    /// How many of them it takes.
+    needed: u32,
+    /// When the last frames were taken.
+    last: Option<Instant>,
+    /// Frames since then, or since the wait began.
+    frames: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// The driver rings for its next frame.
+    Bell,
+    /// It shall no longer: its queues are to be looked at once more, without being told to ring.
+    Entering,
+    /// It does not ring, and its queues are looked at at a time, after such a wait.
+    Gathering { until: Instant, wait: Duration },
+}
+
+/// What comes after a turn in which all of a port's transmit queues were drained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    /// A doorbell.
+    Bell,
+    /// Another look at once, by which the driver is told to ring, or no longer.
+    Again,
+    /// A look after this time.
+    Wait(Duration),
+}
+
+impl Pace {
+    /// Nothing is known yet.
+    pub(crate) fn new() -> Self {
+        Self { mode: Mode::Bell, streak: 0, needed: STREAM, last: None, frames: 0 }
+    }
+
+    /// Whether the driver is not to ring when its queues are drained.
+    pub(crate) fn gathers(&self) -> bool {
+        self.mode != Mode::Bell
+    }
+
+    /// So many frames were taken.
+    pub(crate) fn took(&mut self, frames: usize) {
+        self.frames = self.frames.saturating_add(u32::try_from(frames).unwrap_or(u32::MAX));
+    }
+
+    /// The queues are drained. `heard` says whether the port was sent anything since the last time.
+    pub(crate) fn drained(&mut self, heard: bool, now: Instant) -> After {
+        match self.mode {
+            Mode::Bell => self.rung(heard, now),
+            Mode::Entering => self.wait(LONGEST, now),
+            Mode::Gathering { until, .. } if now < until && !heard => After::Wait(until - now),
+            Mode::Gathering { wait, .. } => self.gathered(wait, heard, now),
+        }
+    }
+
+    fn rung(&mut self, heard: bool, now: Instant) -> After {
+        // A doorbell of another queue.
+        if std::mem::take(&mut self.frames) == 0 {
+            return After::Bell;
+        }
+        let quick = self.last.replace(now).is_some_and(|last| now.saturating_duration_since(last) <= QUICK);
+        if heard || !quick {
+            self.streak = 0;
+            return After::Bell;
+        }
+        self.streak += 1;
+        if self.streak < self.needed {
+            return After::Bell;
+        }
+        self.mode = Mode::Entering;
+        After::Again
+    }
+
+    fn gathered(&mut self, wait: Duration, heard: bool, now: Instant) -> After {
+        let frames = std::mem::take(&mut self.frames);
+        if heard || frames < WORTHWHILE {
+            let needed = if heard { self.needed } else { (2 * self.needed).min(DOUBTFUL) };
+            let last = if frames == 0 { self.last } else { Some(now) };
+            *self = Self { needed, last, ..Self::new() };
+            return After::Again;
+        }
+        self.last = Some(now);
+        self.needed = STREAM;
+        let next = wait.saturating_mul(ENOUGH) / frames;
+        self.wait(next.clamp(SHORTEST, LONGEST), now)
+    }
+
+    fn wait(&mut self, time: Duration, now: Instant) -> After {
+        self.mode = Mode::Gathering { until: now + time, wait: time };
+        After::Wait(time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: Duration = Duration::from_micros(1);
+
+    /// Turns at which a frame was taken, `apart` from each other, until the driver shall no longer ring.
+    fn rings(pace: &mut Pace, now: &mut Instant, apart: Duration, heard: bool) -> Option<u32> {
+        (1..1000).find(|_| {
+            *now += apart;
+            pace.took(1);
+            pace.drained(heard, *now) == After::Again
+        })
+    }
+
+    #[test]
+    fn only_frames_that_follow_each_other_soon_and_unanswered_are_a_stream() {
+        let mut now = Instant::now();
+        assert_eq!(rings(&mut Pace::new(), &mut now, 101 * US, false), None);
+        assert_eq!(rings(&mut Pace::new(), &mut now, 50 * US, true), None);
+        let mut pace = Pace::new();
+        assert_eq!(rings(&mut pace, &mut now, 50 * US, false), Some(STREAM + 1));
+        assert!(pace.gathers());
+        assert_eq!(pace.drained(false, now), After::Wait(LONGEST));
+        assert!(pace.gathers());
+    }
+
+    #[test]
+    fn frames_gather_as_long_as_they_come_and_sooner_when_they_are_many() {
+        let mut now = Instant::now();
+        let mut pace = Pace::new();
+        rings(&mut pace, &mut now, 50 * US, false);
+        pace.drained(false, now);
+        for (frames, wait) in [(2, 100), (16, 100), (32, 50), (32, 25), (4, 100), (400, 10), (17, 10)] {
+            // Something else has woken the worker.
+            assert!(matches!(pace.drained(false, now), After::Wait(left) if left <= LONGEST));
+            now += LONGEST;
+            pace.took(frames);
+            assert!(matches!(pace.drained(false, now), After::Wait(time) if time.as_micros() == wait), "{frames}");
+        }
+        now += LONGEST;
+        pace.took(2);
+        assert_eq!((pace.drained(true, now), pace.gathers()), (After::Again, false), "an answer");
+        assert_eq!(rings(&mut pace, &mut now, 50 * US, false), Some(STREAM));
+    }
+
+    #[test]
+    fn where_nothing_gathers_it_is_tried_ever_more_rarely() {
+        let (mut pace, mut now) = (Pace::new(), Instant::now());
+        let mut tries = Vec::new();
+        for _ in 0..9 {
+            tries.extend(rings(&mut pace, &mut now, 50 * US, false));
+            pace.drained(false, now);
+            now += LONGEST;
+            pace.took(1);
+            assert_eq!((pace.drained(false, now), pace.gathers()), (After::Again, false));
+        }
+        assert_eq!(tries, [5, 8, 16, 32, 64, 128, 256, 256, 256]);
+    }
+}

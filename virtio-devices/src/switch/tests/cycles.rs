@@ -1,0 +1,91 @@
+//! Ports that are reset under load, again and again. What was sent to or by a port before its reset is not there after
+//! it.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+
+use super::rig::*;
+use crate::net::testing::eventually;
+
+const CYCLES: u32 = 100;
+/// Where a frame says in which cycle it was made.
+const STAMP: std::ops::Range<usize> = 20..24;
+
+fn stamped(from: u16, to: u16, cycle: u32) -> Vec<u8> {
+    let mut frame = frame(mac(from), mac(to), 200);
+    frame[STAMP].copy_from_slice(&cycle.to_le_bytes());
+    frame
+}
+
+fn cycle_of(frame: &[u8]) -> u32 {
+    u32::from_le_bytes(frame[STAMP].try_into().unwrap())
+}
+
+/// A sender that makes frames of the present cycle all the time, until `stop`. It publishes the last cycle of which it
+/// knows that all earlier frames of its were dealt with.
+fn flood(nic: &mut Nic, to: u16, cycle: &AtomicU32, past: &AtomicU32, stop: &AtomicBool) {
+    while !stop.load(Ordering::Acquire) {
+        let now = cycle.load(Ordering::Acquire);
+        past.store(now, Ordering::Release);
+        (0..32).for_each(|_| nic.queue(&stamped(1, to, now)));
+        nic.kick();
+        nic.wait_sent(32);
+    }
+}
+
+#[test]
+fn no_frame_that_was_sent_to_a_port_before_its_reset_arrives_after_it() {
+    for workers in [1, 2] {
+        let mut lan = Lan::running(&Config { workers, ..Config::closed(3) });
+        let mut receiver = lan.nics.pop().unwrap();
+        let mut sender = lan.nics.pop().unwrap();
+        let (cycle, past, stop, mut got) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false), 0);
+        thread::scope(|scope| {
+            let (cycle, past, stop) = (&cycle, &past, &stop);
+            scope.spawn(move || flood(&mut sender, 2, cycle, past, stop));
+            for now in 1..=CYCLES {
+                receiver.stop();
+                receiver.reset();
+                cycle.store(now, Ordering::Release);
+                eventually("the end of earlier frames", || past.load(Ordering::Acquire) == now);
+                receiver.provide(128, 2048);
+                receiver.start(FEATURES);
+                eventually("a frame", || {
+                    receiver.kick();
+                    let frames = receiver.received();
+                    frames.iter().for_each(|frame| assert_eq!(cycle_of(frame), now, "{workers} workers"));
+                    got += frames.len();
+                    !frames.is_empty()
+                });
+            }
+            stop.store(true, Ordering::Release);
+        });
+        assert!(got >= CYCLES as usize);
+    }
+}
+
+/// Its ring is full when it is reset, of frames that wait for a receiver without buffers or for a turn.
+#[test]
+fn no_frame_that_a_port_had_not_sent_at_its_reset_leaves_after_it() {
+    for workers in [1, 2] {
+        let mut lan = Lan::running(&Config { workers, ..Config::closed(3) });
+        let mut receiver = lan.nics.pop().unwrap();
+        let mut sender = lan.nics.pop().unwrap();
+        for cycle in 1..=CYCLES {
+            (0..60).for_each(|_| sender.queue(&stamped(1, 2, cycle)));
+            sender.kick();
+            if cycle % 2 == 0 {
+                thread::yield_now();
+            }
+            sender.stop();
+            // Those that were sent have arrived; the ring with the others is no more.
+            receiver.received().iter().for_each(|frame| assert_eq!(cycle_of(frame), cycle));
+            sender.reset();
+            sender.start(FEATURES);
+            receiver.provide(64, 2048);
+            receiver.kick();
+            lan.switch.set_port(0, crate::switch::PortSettings::default()).wait();
+            assert_eq!(receiver.received(), Vec::<Vec<u8>>::new(), "cycle {cycle}, {workers} workers");
+        }
+    }
+}

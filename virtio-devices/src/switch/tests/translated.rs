@@ -1,0 +1,99 @@
+//! Ports behind an IOMMU: who sends reaches the receiver's memory by the receiver's mappings, and its own by its own.
+
+use std::sync::Arc;
+
+use vm_memory::Permissions;
+
+use super::rig::*;
+use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request};
+
+/// The ports that are behind it, in a domain each.
+const PORTS: [u16; 2] = [1, 2];
+
+fn lan() -> (Lan, Arc<Iommu>, Vec<Behind>) {
+    let (mut lan, iommu) = (Lan::new(&Config::closed(3)), Iommu::new(48));
+    let behind: Vec<_> = PORTS.iter().map(|port| iommu.behind(0, pci::Rid::from_bits(0x100 | port))).collect();
+    for (port, behind) in PORTS.iter().zip(&behind) {
+        let (domain, endpoint) = (u32::from(*port), u32::from(0x100 | port));
+        iommu.carry_out(Request::Attach { domain, endpoint, bypass: false }).unwrap();
+        let nic = &mut lan.nics[usize::from(*port)];
+        nic.iommu = Some(Arc::clone(behind.endpoint()) as _);
+        for place in nic.places() {
+            map(&iommu, *port, place);
+        }
+    }
+    lan.nics.iter_mut().for_each(|nic| nic.start(FEATURES));
+    lan.nics[0].set_promiscuous(false);
+    lan.settle();
+    (lan, iommu, behind)
+}
+
+fn map(iommu: &Iommu, port: u16, (first, last): (u64, u64)) {
+    let (range, access) = (Range { first, last }, Permissions::ReadWrite);
+    iommu.carry_out(Request::Map { domain: port.into(), range, target: first, access }).unwrap();
+}
+
+fn unmap(iommu: &Iommu, port: u16, (first, last): (u64, u64)) {
+    iommu.carry_out(Request::Unmap { domain: port.into(), range: Range { first, last } }).unwrap();
+}
+
+fn faults(iommu: &Iommu) -> u64 {
+    iommu.counters().get(IommuCounter::Faults)
+}
+
+#[test]
+fn frames_go_from_what_the_sender_may_read_to_what_the_receiver_may_write() {
+    let (mut lan, iommu, _behind) = lan();
+    let hello = frame(mac(1), mac(2), 300);
+    lan.nics[2].provide(8, 2048);
+    lan.nics[1].send(&hello);
+    assert_eq!(lan.nics[2].received(), std::slice::from_ref(&hello));
+
+    // The sender's mappings are of no use to the receiver.
+    let [_, buffers] = lan.nics[2].places();
+    unmap(&iommu, 2, buffers);
+    map(&iommu, 1, buffers);
+    lan.nics[2].wipe();
+    let before = faults(&iommu);
+    lan.nics[1].send(&hello);
+    assert!(lan.nics[2].is_wiped() && faults(&iommu) > before);
+    unmap(&iommu, 1, buffers);
+    map(&iommu, 2, buffers);
+
+    // Nor what the sender may not read.
+    let [_, own] = lan.nics[1].places();
+    unmap(&iommu, 1, own);
+    let before = faults(&iommu);
+    lan.nics[1].send(&hello);
+    assert!(lan.nics[2].received().is_empty() && faults(&iommu) > before);
+    map(&iommu, 1, own);
+    lan.nics[2].provide(8, 2048);
+    lan.nics[1].send(&hello);
+    assert_eq!(lan.nics[2].received(), [hello]);
+    assert!(lan.nics.iter().all(|nic| !nic.interrupts.needs_reset()));
+}
+
+#[test]
+fn buffers_that_are_taken_away_while_another_port_sends_are_not_written_after_that() {
+    let (mut lan, iommu, _behind) = lan();
+    let [_, buffers] = lan.nics[2].places();
+    let hello = frame(mac(1), mac(2), 1000);
+    let mut arrived = 0;
+    for round in 0..1_000 {
+        if lan.nics[2].rx.outstanding() < 128 {
+            lan.nics[2].provide(8, 2048);
+        }
+        (0..8).for_each(|_| lan.nics[1].queue(&hello));
+        lan.nics[1].kick();
+        if round % 2 == 0 {
+            std::thread::yield_now();
+        }
+        unmap(&iommu, 2, buffers);
+        lan.nics[2].wipe();
+        lan.nics[1].wait_sent(8);
+        assert!(lan.nics[2].is_wiped(), "{round}");
+        arrived += lan.nics[2].rx.take_used().iter().filter(|(_, len)| *len > 0).count();
+        map(&iommu, 2, buffers);
+    }
+    assert!(arrived > 0);
+}

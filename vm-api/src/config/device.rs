@@ -1,0 +1,33 @@
+//! Devices of the host: `--device`.
+
+use std::path::PathBuf;
+
+use option_derive::Options;
+use serde::Serialize;
+
+/// A PCI device of the host that the guest has (VFIO).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[options("--device")]
+pub struct DeviceConfig {
+    /// Folder of the device in sysfs, such as /sys/bus/pci/devices/0000:01:00.1. It must have the driver vfio-pci.
+    #[option("path=<folder>", required)]
+    pub path: PathBuf,
+    /// Device name, unique in the VM. It must not start with two underscores. By default _vfio0, _vfio1 and so on.
+    #[option("id=<name>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment.
+    #[option("pci_segment=<number>")]
+    pub pci_segment: u16,
+    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    #[option("pci_device_id=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// Whether the device is behind the guest's virtual IOMMU, which says what it reaches of the guest's memory.
+    #[option("iommu=on|off")]
+    pub iommu: bool,
+    /// BARs that the guest reaches by exits alone, such as [2,4]. By default none.
+    #[option("x_exclude_mmap_bars=[<number>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub x_exclude_mmap_bars: Vec<u8>,
+}

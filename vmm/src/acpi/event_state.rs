@@ -1,0 +1,58 @@
+//! The saved state of the generic event device and of the registers of hot-plug: what the guest has not read yet, and
+//! what it has released and the machine has not taken yet.
+
+use serde::{Deserialize, Serialize};
+
+/// The generic event device.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EventDeviceState {
+    /// Events that the guest has not read.
+    pub events: u8,
+    /// The slots of segments that have news, by ascending numbers.
+    pub slots: Vec<SlotsState>,
+    /// The registers of vCPUs.
+    pub vcpus: VcpuHotplugState,
+    /// The registers of memory.
+    pub memory: MemoryHotplugState,
+}
+
+/// The slots of a segment, a bit for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlotsState {
+    /// The segment.
+    pub segment: u16,
+    /// Those with a new device that the guest has not read.
+    pub plugged: u32,
+    /// Those whose device is to be released, that the guest has not read.
+    pub unplugged: u32,
+    /// Those whose device the guest has released, and that is still there.
+    pub ejected: u32,
+}
+
+/// The registers of vCPUs: numbers in ascending order.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VcpuHotplugState {
+    /// Those that are present.
+    pub present: Vec<u8>,
+    /// Those that were added, that the guest has not read.
+    pub added: Vec<u8>,
+    /// Those that are to be released, that the guest has not read.
+    pub asked: Vec<u8>,
+    /// Those that are to be released, about which the guest has not decided.
+    pub leaving: Vec<u8>,
+    /// Those that the guest has released, and that still run.
+    pub ejected: Vec<u8>,
+}
+
+/// The registers of memory.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryHotplugState {
+    /// The regions that were added since the guest started: first address and end.
+    pub regions: Vec<(u64, u64)>,
+    /// The slots of those that the guest has not read, a bit for each.
+    pub added: u8,
+}

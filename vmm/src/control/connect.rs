@@ -1,0 +1,135 @@
+//! A backend for a function that has none: `vm.set-vf` with `tap`, `num_fds`, `vhost_socket` or `vdpa`.
+
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use pci::VfIndex;
+use virtio_devices::{Cancel, Memory};
+use vm_memory::GuestAddressSpace as _;
+
+use crate::api::{Failure, SetVf};
+use crate::config::{DevicePlan, MissingBackend, NicPlan, PlannedVm, RestoredBackend};
+use crate::control::instance::{Instance, no_device};
+use crate::control::opened::Opened;
+use crate::control::opening::{Acquire, Acquired};
+use crate::control::set_vf::kind_of;
+use crate::devices::connect;
+use crate::devices::peers::Peers;
+use crate::error::Error;
+use crate::error_kind::ErrorKind;
+use crate::landlock;
+use crate::migration::overrides;
+use crate::vm::VmError;
+
+/// The VM in which a function has the backend.
+struct Wanted {
+    planned: PlannedVm,
+    device: DevicePlan,
+    nic: NicPlan,
+    vf: Option<VfIndex>,
+}
+
+impl Wanted {
+    /// Opens the backend, on any thread.
+    fn open(&self, memory: &Memory, cancel: Option<&Cancel>) -> Result<Opened, Error> {
+        // What is opened here must be what the rules of the VM allow.
+        landlock::follow()?;
+        let map = memory.memory().into_inner();
+        let peers = Peers::connect(std::slice::from_ref(&self.device), memory, cancel);
+        let peers = peers.map_err(|error| VmError::from(crate::devices::DeviceError::from(error)))?;
+        let backend =
+            connect::open(&self.device, self.vf, &self.nic, memory, (peers, self.planned.plan().iommu().is_some()));
+        let backend = backend.map_err(VmError::from)?;
+        Ok(Opened { backend, memory: map })
+    }
+}
+
+impl Instance {
+    /// What opens the backend that `change` gives, if it gives one that can be opened.
+    pub(super) fn backend_opener(&self, change: &SetVf, fds: &[OwnedFd]) -> Option<Acquire> {
+        let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
+        let wanted = self.with_backend(change, &change.backend(&numbers)?).ok()?;
+        let memory = self.vm()?.memory().clone();
+        Some(Box::new(move |cancel: &Cancel| Acquired::Backend(wanted.open(&memory, Some(cancel)).map(Box::new))))
+    }
+
+    /// Gives a function whose backend is missing this one, which was opened before.
+    ///
+    /// # Errors
+    ///
+    /// There is no such function, it has a backend, or this one cannot be opened or is not what its driver was
+    /// promised. Nothing has changed then.
+    pub(super) fn connect(
+        &mut self,
+        change: &SetVf,
+        given: &RestoredBackend,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Failure> {
+        let wanted = self.with_backend(change, given)?;
+        let opened = match self.acquired.take() {
+            Some(Acquired::Backend(opened)) => *opened?,
+            _ => return Err(Failure::new(ErrorKind::Host, "the backend was not opened; try again")),
+        };
+        let Wanted { planned, device: _, nic, vf } = wanted;
+        let vm = self.vm_mut().ok_or_else(not_booted)?;
+        vm.give_backend((&given.id, vf), &nic, opened.backend).map_err(Error::from)?;
+        self.planned = planned;
+        if !fds.is_empty() {
+            self.fds.entry(given.id.clone()).or_default().extend(fds);
+        }
+        Ok(())
+    }
+
+    /// The VM after `change`, which gives a function the backend `given`.
+    fn with_backend(&self, change: &SetVf, given: &RestoredBackend) -> Result<Wanted, Failure> {
+        let (id, vf) = (&given.id, given.vf.map(VfIndex));
+        let fail = |kind, what: &str| Failure::new(kind, format!("{}: {what}", name(given)));
+        if change.changes_more() {
+            return Err(fail(ErrorKind::Invalid, "give a backend by a request of its own, and the rest by another"));
+        }
+        let vm = self.vm().ok_or_else(not_booted)?;
+        let plugged = vm.devices().find(id).ok_or_else(|| no_device(id))?;
+        let missing = plugged.slot().with(|device| {
+            let port = device.port(vf)?;
+            Some(port.backend_missing().map(str::to_string).ok_or_else(|| port.backend_name().to_string()))
+        });
+        match missing.flatten() {
+            None => return Err(fail(ErrorKind::NotFound, "there is no such network function; vm.info lists them")),
+            Some(Err(name)) => {
+                let what = format!("it has a backend ({name}); only one that is missing can be given");
+                return Err(fail(ErrorKind::Conflict, &what));
+            }
+            Some(Ok(_)) => {}
+        }
+        let mut config = self.config().clone();
+        overrides::replace(&mut config, given).map_err(|line| fail(ErrorKind::Invalid, &line))?;
+        let planned = PlannedVm::new(config);
+        let mut planned = planned.map_err(|error| Failure::new(kind_of(&error.problem), error.to_string()))?;
+        planned.keep_slots(self.planned.plan());
+        if let Some(nic) = planned.nic_mut(id, given.vf) {
+            nic.missing = MissingBackend::Refused;
+        }
+        let nic = planned.nic_mut(id, given.vf).cloned();
+        let device = planned.plan().devices.iter().find(|device| device.id == *id).cloned();
+        let (Some(nic), Some(device)) = (nic, device) else { return Err(no_device(id)) };
+        let device = device.with_only(given.vf);
+        landlock::check_device(&device).map_err(Error::from)?;
+        if nic.backend.needs_shared_memory() && vm.shared_memory().is_none() {
+            let what = "the backend must map the guest's memory, which is private in this VM; give it a tap";
+            return Err(fail(ErrorKind::Invalid, what));
+        }
+        Ok(Wanted { planned, device, nic, vf })
+    }
+}
+
+/// How a message names the function and its backend.
+fn name(given: &RestoredBackend) -> String {
+    let index = given.vf.map(|vf| format!(",index={vf}")).unwrap_or_default();
+    let key = [("tap", given.tap.is_some()), ("vhost_socket", given.vhost_socket.is_some())];
+    let key = key.into_iter().chain([("vdpa", given.vdpa.is_some())]).find(|(_, is)| *is);
+    format!("pf={}{index},{}", given.id, key.map_or("num_fds", |(key, _)| key))
+}
+
+fn not_booted() -> Failure {
+    let what = "the VM is not booted; give backends in vm.create or vm.add-net";
+    Failure::new(ErrorKind::Conflict, what)
+}

@@ -1,0 +1,40 @@
+//! Functions whose links are down while their VM is sent: `on_unlogged_backend=link-down`.
+
+use crate::control::ControlLoop;
+use crate::control::instance::Instance;
+use crate::migration::dirty::DirtySource;
+
+impl ControlLoop {
+    /// Those that write to the guest's memory while it runs. Where the client has said so, those of which nobody would
+    /// know what they write are to stand still from now on.
+    pub(super) fn find_writers(&mut self) -> Result<Vec<Box<dyn DirtySource>>, String> {
+        let off = || "the guest shut down".to_string();
+        let instance = self.instance.as_mut().ok_or_else(off)?;
+        let vm = instance.vm().ok_or_else(off)?;
+        if vm.is_paused() {
+            return Ok(Vec::new());
+        }
+        let still = if instance.leaves_links {
+            let (held, still) = vm.devices().hold_unlogged()?;
+            instance.held = held;
+            still
+        } else {
+            Vec::new()
+        };
+        let vm = self.instance.as_ref().and_then(Instance::vm).ok_or_else(off)?;
+        let writers = vm.writers(still);
+        if writers.is_err() {
+            self.give_links_back();
+        }
+        writers
+    }
+
+    /// The VM stays here: what stood still for the migration goes on.
+    pub(super) fn give_links_back(&mut self) {
+        let Some(instance) = &mut self.instance else { return };
+        let held = std::mem::take(&mut instance.held);
+        if let Some(vm) = instance.vm() {
+            vm.devices().let_go(&held);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Saving and restoring a VM: what the control thread does of it, before and after another thread has done the rest.
+
+use std::os::fd::OwnedFd;
+
+use virtio_devices::Cancel;
+use vm_api::body::SnapshotConfig;
+
+use crate::api::{Action, Failure, Reply};
+use crate::config::RestoreConfig;
+use crate::control::instance::Instance;
+use crate::control::opening::{Acquired, Opening};
+use crate::control::queue::PendingAction;
+use crate::control::{ControlLoop, Next};
+use crate::error::Error;
+use crate::error_kind::ErrorKind;
+use crate::landlock;
+use crate::migration::error::MigrationError;
+use crate::migration::folder;
+use crate::migration::restorer::{Restored, Restorer};
+use crate::migration::saver::{Saver, Written};
+use crate::threads::ThreadKind;
+
+/// What a failed snapshot is told as.
+const NOT_SAVED: &str = "the VM cannot be saved";
+/// What a failed restore is told as.
+const NOT_RESTORED: &str = "the VM cannot be restored";
+
+impl ControlLoop {
+    /// Begins to write a snapshot.
+    pub(super) fn begin_snapshot(&mut self, pending: PendingAction) -> Next {
+        let Action::Snapshot(config) = pending.action() else { return Next::On };
+        let saver = match self.saver(config) {
+            Ok(saver) => saver,
+            Err(failure) => {
+                pending.serve(|_| Err(failure.in_context(NOT_SAVED)));
+                return Next::On;
+            }
+        };
+        self.events.vm("snapshotting");
+        let work = move |cancel: &Cancel| Acquired::Saved(save(saver, cancel));
+        self.begin(ThreadKind::Snapshot, pending, work)
+    }
+
+    /// What is to be written, of a paused VM.
+    fn saver(&mut self, config: &SnapshotConfig) -> Result<Saver, Failure> {
+        let folder = folder::path_of("destination_url", &config.destination_url).map_err(Error::from)?;
+        landlock::check_destination(&folder).map_err(Error::from)?;
+        let instance = self.running()?;
+        if instance.vm().is_none_or(|vm| !vm.is_paused()) {
+            let what = "the VM is not paused; pause it first (vm.pause)";
+            return Err(Failure::new(ErrorKind::Conflict, what));
+        }
+        instance.saver(folder)
+    }
+
+    /// Begins to restore a VM.
+    pub(super) fn begin_restore(&mut self, pending: PendingAction) -> Next {
+        let Action::Restore(config, _) = pending.action() else { return Next::On };
+        if self.instance.is_some() {
+            let what = "there is already a VM; delete it first (vm.delete)";
+            pending.serve(|_| Err(Failure::new(ErrorKind::Conflict, what).in_context(NOT_RESTORED)));
+            return Next::On;
+        }
+        let restorer = self.restorer(RestoreConfig::clone(config));
+        self.events.vm("restoring");
+        let work = move |cancel: &Cancel| Acquired::Restored(Box::new(restorer.restore(Some(cancel))));
+        self.begin(ThreadKind::Open, pending, work)
+    }
+
+    fn restorer(&self, config: RestoreConfig) -> Restorer {
+        Restorer { config, events: self.events.clone(), limits: self.limits, own_files: self.own_files.clone() }
+    }
+
+    fn begin(
+        &mut self,
+        kind: ThreadKind,
+        pending: PendingAction,
+        work: impl FnOnce(&Cancel) -> Acquired + Send + 'static,
+    ) -> Next {
+        match Opening::begin(kind, pending, work) {
+            Ok(opening) => self.opening = Some(opening),
+            Err(refused) => {
+                let (pending, error) = *refused;
+                let what = format!("the host has no thread for it: {error}");
+                pending.serve(|_| Err(Failure::new(ErrorKind::Host, what)));
+            }
+        }
+        Next::On
+    }
+
+    /// Answers the client whose snapshot is complete, or is not to be had.
+    pub(super) fn saved(&mut self, pending: PendingAction, saved: Result<Written, MigrationError>) {
+        match saved {
+            Ok(Written { memory, state }) => {
+                log::info!("the snapshot has {memory} bytes of memory and {state} bytes of state");
+                self.events.vm("snapshotted");
+                pending.serve(|_| Ok(Reply::Done));
+            }
+            Err(error) => pending.serve(|_| Err(Failure::from(Error::from(error)).in_context(NOT_SAVED))),
+        }
+    }
+
+    /// Takes the VM that was made of a snapshot, and answers the client.
+    pub(super) fn restored(&mut self, pending: PendingAction, restored: Result<Restored, Error>) {
+        pending.serve(|action| {
+            let (config, fds) = match action {
+                Action::Restore(config, fds) => (config, fds),
+                _ => Default::default(),
+            };
+            // The thread that made it may have been confined, whether it succeeded or not.
+            let followed = landlock::follow().map_err(Error::from);
+            let taken = followed.and(restored).and_then(|restored| self.take_restored(restored, fds));
+            taken.map_err(|error| Failure::from(error).in_context(NOT_RESTORED))?;
+            if config.resume { self.resume() } else { Ok(Reply::Done) }
+        });
+    }
+
+    /// Makes the VM this program's, paused.
+    fn take_restored(&mut self, restored: Restored, fds: Vec<OwnedFd>) -> Result<(), Error> {
+        self.instance = Some(Instance::restored(restored, fds, self.events.clone(), self.limits)?);
+        self.events.vm("restored");
+        Ok(())
+    }
+
+    /// Begins with a VM that was restored before there were clients.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be restored, or cannot go on.
+    pub(super) fn begin_restored(&mut self, restored: Restored, resumes: bool) -> Result<(), Error> {
+        self.take_restored(restored, Vec::new())?;
+        if let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut)
+            && resumes
+        {
+            self.events.vm("resuming");
+            vm.resume()?;
+            self.events.vm("resumed");
+        }
+        Ok(())
+    }
+}
+
+/// Writes a snapshot until it is complete, or nobody wants it any more.
+fn save(saver: Saver, cancel: &Cancel) -> Result<Written, MigrationError> {
+    saver.save(&|| cancel.is_cancelled())
+}

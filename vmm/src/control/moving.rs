@@ -1,0 +1,367 @@
+//! What the control thread does of a live migration: it stops and starts the guest when the migration's own thread
+//! tells it to, and answers clients throughout.
+
+use crate::api::{Action, Failure, Reply};
+use crate::config::{OnMissingBackend, RestoreConfig};
+use crate::control::instance::Instance;
+use crate::control::live::{Live, NOT_RECEIVED, NOT_SENT, check_modes, check_send, conflict, host, invalid, tls};
+use crate::control::{ControlLoop, Next, json};
+use crate::error::Error;
+use crate::error_kind::ErrorKind;
+use crate::landlock;
+use crate::migration;
+use crate::migration::handover::Outcome;
+use crate::migration::listening;
+use crate::migration::orders::{self, SourceNote, SourceOrder, Stopped, TargetNote, TargetOrder};
+use crate::migration::passed::of_vm;
+use crate::migration::preparer::Preparer;
+use crate::migration::progress::Progress;
+use crate::migration::receiving::{ReceiveJob, Receiving};
+use crate::migration::restorer::Restored;
+use crate::migration::sending::{SendJob, Sending};
+use crate::migration::transport::Address;
+use crate::telemetry::events::Source;
+use crate::vm::Vm;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+use vm_api::migration::{MigrationRole, ReceiveMigration, SendMigration};
+use vm_memory::GuestAddressSpace as _;
+
+impl ControlLoop {
+    /// Refuses what would change a VM that is being sent, or stand in the way of one that is received.
+    pub(super) fn refuse_in_migration(&self, action: &Action) -> Option<Failure> {
+        let live = self.live.as_ref()?;
+        match action {
+            Action::Ping | Action::Info | Action::Counters | Action::Metrics | Action::MigrationProgress => None,
+            Action::CancelMigration | Action::ShutdownVmm | Action::PowerButton | Action::Nmi => None,
+            Action::Shutdown | Action::Delete if live.is_sending() => None,
+            Action::Resume(options) => match live {
+                Live::Sending { is_unknown: true, .. } if options.force => None,
+                Live::Sending { is_unknown: true, .. } => Some(conflict(
+                    "nobody knows whether the target of the migration runs the guest; look there, and if it does not, \
+                     resume with {\"force\": true}",
+                )),
+                _ => Some(self.busy()),
+            },
+            _ => Some(self.busy()),
+        }
+    }
+
+    fn busy(&self) -> Failure {
+        let what = match &self.live {
+            Some(Live::Receiving { .. }) => "a VM is being received",
+            _ => "the VM is being sent to another host",
+        };
+        conflict(format!("{what}; try again afterwards, or end that (vm.cancel-migration)"))
+    }
+
+    /// Begins to send the VM.
+    pub(super) fn send_migration(&mut self, config: SendMigration) -> Result<Reply, Failure> {
+        self.begin_sending(config).map_err(|failure| failure.in_context(NOT_SENT))?;
+        self.events.vm("migration-started");
+        Ok(Reply::Done)
+    }
+
+    fn begin_sending(&mut self, config: SendMigration) -> Result<(), Failure> {
+        let address = check_send(&config)?;
+        let tls = tls(&address, config.tls_dir.as_deref(), migration::tls::client)?;
+        let instance = self.running()?;
+        let mut offer = instance.offer()?;
+        let runs = offer.runs;
+        let mut passed = None;
+        if config.local {
+            let vm = instance.vm().ok_or_else(|| conflict("the VM is not booted"))?;
+            let (state, fds) = of_vm(vm).map_err(conflict)?;
+            (offer.passed, passed) = (Some(state), Some(fds));
+        }
+        instance.leaves_links = config.on_unlogged_backend == OnMissingBackend::LinkDown;
+        let bytes = offer.bytes().map_err(|error| Failure::new(ErrorKind::Host, format!("no JSON: {error}")))?;
+        let vm = instance.vm().ok_or_else(|| conflict("the VM is not booted"))?;
+        let memory = (*vm.memory().memory()).clone();
+        let progress = Progress::new(MigrationRole::Sender, "connecting");
+        let (control, orders) = orders::pair().map_err(host)?;
+        let job = SendJob { config, address, tls, offer: bytes, passed, memory, progress: progress.clone(), control };
+        let sending = Sending::begin(job).map_err(host)?;
+        self.progress = Some(progress.clone());
+        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped: false, is_unknown: false });
+        Ok(())
+    }
+
+    /// Begins to wait for a VM.
+    pub(super) fn receive_migration(&mut self, config: ReceiveMigration, fds: Vec<OwnedFd>) -> Result<Reply, Failure> {
+        self.begin_receiving(config, fds).map_err(|failure| failure.in_context(NOT_RECEIVED))?;
+        self.events.vm("migration-receive-ready");
+        Ok(Reply::Done)
+    }
+
+    fn begin_receiving(&mut self, config: ReceiveMigration, fds: Vec<OwnedFd>) -> Result<(), Failure> {
+        if self.instance.is_some() {
+            return Err(conflict("there is already a VM; delete it first (vm.delete)"));
+        }
+        let ReceiveMigration { receiver_url, tls_dir, memory_mode, timeout_s, net_fds, backends, on_missing_backend } =
+            config;
+        let address = Address::parse("receiver_url", &receiver_url).map_err(invalid)?;
+        check_modes(memory_mode)?;
+        let tls = tls(&address, tls_dir.as_deref(), migration::tls::server)?;
+        if let Address::Tcp(host, _) = &address
+            && host.parse::<std::net::IpAddr>().is_err()
+        {
+            let what = "give the address of this host instead of a name, such as tcp:0.0.0.0:4711";
+            return Err(invalid(format!("receiver_url={receiver_url}: {what}")));
+        }
+        let listener = listening::bind(address).map_err(|error| {
+            let kind = match error.kind() {
+                std::io::ErrorKind::AddrInUse => ErrorKind::Conflict,
+                _ => ErrorKind::Invalid,
+            };
+            Failure::new(
+                kind,
+                format!("receiver_url={receiver_url}: {error}; give an address of this host that is free"),
+            )
+        })?;
+        let given = RestoreConfig { net_fds, backends, on_missing_backend, ..RestoreConfig::default() };
+        let preparer =
+            Preparer { given, events: self.events.clone(), limits: self.limits, own_files: self.own_files.clone() };
+        let progress = Progress::new(MigrationRole::Receiver, "listening");
+        let (control, orders) = orders::pair().map_err(host)?;
+        let patience = Duration::from_secs(timeout_s.into());
+        let listener = Some(listener);
+        let job = ReceiveJob { listener, tls, patience, preparer, fds, progress: progress.clone(), control };
+        let receiving = Receiving::begin(job).map_err(host)?;
+        self.progress = Some(progress.clone());
+        self.live = Some(Live::Receiving { receiving, orders, progress, held: None, runs: false, is_local: false });
+        Ok(())
+    }
+
+    /// Ends the migration that is under way. What comes of it is told by the progress and by events.
+    pub(super) fn cancel_migration(&mut self) -> Result<Reply, Failure> {
+        match &self.live {
+            Some(Live::Sending { is_unknown: true, .. }) => Err(conflict(
+                "the guest was given to the target, and no answer came; look there, and if it does not run, resume it \
+                 here (vm.resume with {\"force\": true})",
+            )),
+            Some(Live::Sending { sending, .. }) => {
+                sending.tell(SourceNote::Cancel);
+                Ok(Reply::Done)
+            }
+            Some(Live::Receiving { receiving, .. }) => {
+                receiving.tell(TargetNote::Cancel);
+                Ok(Reply::Done)
+            }
+            None => Err(conflict("no migration is under way")),
+        }
+    }
+
+    /// How far the migration is, or how the last ended.
+    pub(super) fn migration_progress(&self) -> Result<Reply, Failure> {
+        let nothing = || Failure::new(ErrorKind::NotFound, "there has been no migration");
+        self.progress.as_ref().map(|progress| json(&progress.shown())).ok_or_else(nothing)
+    }
+
+    /// Has the guest go on although nobody knows who has it, as a user has said.
+    pub(super) fn force_resume(&mut self) -> Option<Reply> {
+        match &self.live {
+            Some(Live::Sending { sending, is_unknown: true, .. }) => {
+                sending.tell(SourceNote::Force);
+                Some(Reply::Done)
+            }
+            _ => None,
+        }
+    }
+
+    /// The VM is about to end while it may be being sent.
+    pub(super) fn end_sending(&mut self) {
+        match &self.live {
+            // Nobody waits for an answer any more.
+            Some(Live::Sending { is_unknown: true, .. }) => self.live = None,
+            Some(Live::Sending { sending, .. }) => {
+                sending.tell(SourceNote::GuestOff);
+                // One that stands still is not sent either, unless it is gone.
+                sending.tell(SourceNote::Cancel);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether what the guest has asked for is left to who has it after the migration: a restart.
+    pub(super) fn holds_guest(&self) -> bool {
+        match (&self.live, self.instance.as_ref().and_then(Instance::vm)) {
+            (Some(Live::Sending { is_stopped: true, .. }), _) => true,
+            (Some(Live::Sending { .. }), Some(vm)) => vm.awaits_reset(),
+            _ => false,
+        }
+    }
+
+    /// The VM lost a device while it is being sent.
+    pub(super) fn changed_while_sending(&self, what: &str) {
+        if let Some(Live::Sending { sending, .. }) = &self.live {
+            sending.tell(SourceNote::Changed(format!("{what}; send the VM again")));
+        }
+    }
+
+    /// Carries out what the migration's thread has asked for.
+    pub(super) fn migrate(&mut self) -> Result<Next, Error> {
+        match self.live.take() {
+            Some(live @ Live::Sending { .. }) => self.follow_source(live),
+            Some(live @ Live::Receiving { .. }) => {
+                self.follow_target(live);
+                Ok(Next::On)
+            }
+            None => Ok(Next::On),
+        }
+    }
+
+    fn follow_source(&mut self, live: Live) -> Result<Next, Error> {
+        let Live::Sending { sending, orders, progress, runs, mut is_stopped, mut is_unknown } = live else {
+            return Ok(Next::On);
+        };
+        while let Some(order) = orders.take() {
+            match order {
+                SourceOrder::FindWriters => {
+                    let holds = self.instance.as_ref().and_then(Instance::vm).map(Vm::holds).unwrap_or_default();
+                    sending.tell(SourceNote::Writers(self.find_writers(), holds));
+                }
+                SourceOrder::Slow(is_slow) => {
+                    self.guest_mut().into_iter().for_each(|vm| vm.slow(is_slow));
+                }
+                SourceOrder::Stop => {
+                    is_stopped = true;
+                    sending.tell(SourceNote::Stopped(self.stop_guest()));
+                }
+                SourceOrder::Resume => {
+                    is_stopped = false;
+                    self.resume_guest(runs);
+                }
+                SourceOrder::Pass(number) => {
+                    self.events.tell(Source::Vm, "migration-memory-iteration", &[("id", &number.to_string())]);
+                }
+                SourceOrder::Report(Outcome::Unknown, why) => {
+                    is_unknown = true;
+                    progress.end(Outcome::Unknown, why.clone());
+                    self.report(Outcome::Unknown, why.as_deref(), "migration-unknown");
+                }
+                SourceOrder::Report(outcome, why) => {
+                    if outcome != Outcome::Finished {
+                        self.give_links_back();
+                    }
+                    let event = if outcome == Outcome::Finished { "migration-finished" } else { "migration-failed" };
+                    self.report(outcome, why.as_deref(), event);
+                    drop(sending);
+                    let next = self.sent(outcome);
+                    // Whoever sees the end sees what comes of it, too.
+                    progress.end(outcome, why);
+                    return next;
+                }
+            }
+        }
+        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped, is_unknown });
+        Ok(Next::On)
+    }
+
+    /// The migration is over. If the target runs the guest, this program gives it up, and ends.
+    fn sent(&mut self, outcome: Outcome) -> Result<Next, Error> {
+        if outcome != Outcome::Finished {
+            return Ok(Next::On);
+        }
+        if let Some(instance) = &mut self.instance {
+            instance.shutdown();
+        }
+        if self.no_shutdown {
+            self.instance = None;
+            return Ok(Next::On);
+        }
+        Ok(Next::End)
+    }
+
+    fn stop_guest(&mut self) -> Result<Stopped, String> {
+        let vm = self.guest_mut().map_err(|_| "the guest shut down".to_string())?;
+        let began = Instant::now();
+        vm.pause_in_time().map_err(|error| error.to_string())?;
+        let stop = began.elapsed();
+        let machine = vm.save_machine().map_err(|error| error.to_string())?;
+        let stateful = vm.devices().memory_users().stateful();
+        Ok(Stopped { machine: Box::new(machine), holds: vm.holds(), stateful, stop })
+    }
+
+    fn resume_guest(&mut self, runs: bool) {
+        let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut).filter(|_| runs) else { return };
+        if let Err(error) = vm.resume() {
+            log::error!("the VM stays paused after its migration failed: {error}; resume it with vm.resume");
+        }
+    }
+
+    fn follow_target(&mut self, live: Live) {
+        let Live::Receiving { receiving, orders, progress, mut held, mut runs, mut is_local } = live else { return };
+        while let Some(order) = orders.take() {
+            match order {
+                TargetOrder::Accepted => self.events.vm("migration-receive-started"),
+                TargetOrder::Load { restored, fds, runs: ran, is_local: is_passed } => {
+                    (runs, is_local) = (ran, is_passed);
+                    let loaded = self.load(*restored, fds);
+                    let (instance, said) = match loaded {
+                        Ok(instance) => {
+                            let holds = instance.vm().map(Vm::holds).unwrap_or_default();
+                            (Some(instance), Ok(holds))
+                        }
+                        Err(error) => (None, Err(error.to_string())),
+                    };
+                    held = instance;
+                    receiving.tell(TargetNote::Loaded(said));
+                }
+                TargetOrder::Start => {
+                    let started = self.start_received(held.take(), runs, is_local);
+                    receiving.tell(TargetNote::Started(started.map_err(|error| error.to_string())));
+                }
+                TargetOrder::Discard => {
+                    held = None;
+                    self.instance = None;
+                }
+                TargetOrder::Report(outcome, why) => {
+                    let is_here = outcome == Outcome::Finished;
+                    let event = if is_here { "migration-receive-finished" } else { "migration-receive-failed" };
+                    self.report(outcome, why.as_deref(), event);
+                    progress.end(outcome, why);
+                    return;
+                }
+            }
+        }
+        self.live = Some(Live::Receiving { receiving, orders, progress, held, runs, is_local });
+    }
+
+    /// Brings the VM to the state in which it was at the source, paused.
+    fn load(&mut self, restored: Restored, fds: Vec<OwnedFd>) -> Result<Box<Instance>, Error> {
+        // The thread that opened it may have been confined.
+        landlock::follow()?;
+        Ok(Box::new(Instance::restored(restored, fds, self.events.clone(), self.limits)?))
+    }
+
+    /// The guest is this program's, with its locks. If it cannot run, it is gone, and so are they.
+    ///
+    /// With the source's memory, in which its devices may have begun to work, it cannot be given back: it stays,
+    /// paused.
+    fn start_received(&mut self, held: Option<Box<Instance>>, runs: bool, is_local: bool) -> Result<(), Error> {
+        let mut instance = *held.ok_or_else(|| Error::Host {
+            action: "start the received guest",
+            error: std::io::Error::other("it is not there"),
+        })?;
+        let resumed = instance.vm_mut().filter(|_| runs).map_or(Ok(()), Vm::resume);
+        match resumed {
+            Err(error) if is_local => log::error!("the received VM stays paused: {error}; resume it with vm.resume"),
+            Ok(()) if runs => self.events.vm("resumed"),
+            resumed => resumed?,
+        }
+        self.instance = Some(instance);
+        Ok(())
+    }
+
+    fn report(&self, outcome: Outcome, why: Option<&str>, event: &'static str) {
+        let name = outcome.name();
+        match why {
+            Some(why) if outcome != Outcome::Finished => {
+                log::warn!("the migration ended ({name}): {why}");
+                self.events.tell(Source::Vm, event, &[("outcome", name), ("error", why)]);
+            }
+            _ => self.events.vm(event),
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! A backend that was opened for a function that has none.
+
+use std::sync::Arc;
+
+use virtio_devices::{GuestMap, Memory};
+use vm_memory::GuestAddressSpace as _;
+
+use crate::devices::connect::Connecting;
+
+/// A backend that was opened for a function, and the guest's memory for which it was.
+pub(crate) struct Opened {
+    pub backend: Connecting,
+    pub memory: Arc<GuestMap>,
+}
+
+impl Opened {
+    /// Whether the guest's memory is what it was.
+    pub(crate) fn has(&self, memory: &Memory) -> bool {
+        Arc::ptr_eq(&self.memory, &memory.memory().into_inner())
+    }
+}

@@ -1,0 +1,62 @@
+//! Functions that are at a new place in the network.
+
+use pci::VfIndex;
+use virtio_devices::Port;
+
+use super::Devices;
+
+/// A network function: its device's id, and the index of the VF; without one the device's own.
+pub(crate) type NetFunction = (String, Option<VfIndex>);
+
+/// Has a function be announced, by its driver, or by frames of this program where the driver does not.
+fn announce(port: &mut dyn Port) {
+    if !port.announce() {
+        port.announce_here();
+    }
+}
+
+impl Devices {
+    /// Asks the drivers of all network functions to announce their addresses (`virtio 1.4 §5.1.6.5.4`): after a guest
+    /// has come here, when its vCPUs are about to run. A driver that does not know that and a VF without a driver do
+    /// not. Returns those whose links are down, which nobody would hear.
+    ///
+    /// One whose link was down where the guest was announces itself to nobody, either: Linux does it before it looks
+    /// at the link. That is what further rounds are for.
+    pub fn announce(&self) -> Vec<NetFunction> {
+        let mut late = Vec::new();
+        self.each_function(|id, vf, port| {
+            if !port.announce() && !port.link_up() {
+                late.push((id.to_string(), vf));
+            }
+        });
+        late
+    }
+
+    /// Has all network functions be announced once more.
+    pub fn announce_again(&self) {
+        self.each_function(|_, _, port| announce(port));
+    }
+
+    /// Has one function be announced.
+    pub fn announce_function(&self, (id, vf): &NetFunction) {
+        self.with_port(id, *vf, announce);
+    }
+
+    /// Whether the function's link is up; `None` if the function is gone.
+    pub fn is_link_up(&self, (id, vf): &NetFunction) -> Option<bool> {
+        self.with_port(id, *vf, |port| port.link_up())
+    }
+
+    fn with_port<T>(&self, id: &str, vf: Option<VfIndex>, visit: impl FnOnce(&mut dyn Port) -> T) -> Option<T> {
+        self.find(id)?.slot.with(|device| device.port(vf).map(visit))?
+    }
+
+    fn each_function(&self, mut visit: impl FnMut(&str, Option<VfIndex>, &mut dyn Port)) {
+        for plugged in &self.plugged {
+            for n in 0..plugged.plan.nics().count() {
+                let vf = n.checked_sub(1).and_then(|vf| u16::try_from(vf).ok()).map(VfIndex);
+                plugged.slot.with(|device| device.port(vf).map(|port| visit(&plugged.plan.id, vf, port)));
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Network functions that stand still while their VM is sent, because nobody knows what their backends write.
+
+use pci::VfIndex;
+use virtio_devices::MemoryUser;
+
+use super::missing::tell;
+use super::peers::function_option;
+use super::{Devices, Plugged};
+
+/// A function that stands still, or is to.
+pub(crate) struct Held {
+    id: String,
+    vf: Option<VfIndex>,
+}
+
+/// The functions, and their backends with their options.
+pub(crate) type HeldBackends = (Vec<Held>, Vec<(String, MemoryUser)>);
+
+/// Why the driver finds no link, in an event.
+const REASON: &str = "its backend cannot say what it writes to memory, and stands still while the VM is sent";
+
+impl Devices {
+    /// Takes down the links of all network functions whose backends cannot say what they write to the guest's memory.
+    /// The backends stand still once [`MemoryUser::stand`] has returned for each.
+    ///
+    /// # Errors
+    ///
+    /// There is such a backend behind a device that has no link. Nothing has changed then.
+    pub(crate) fn hold_unlogged(&self) -> Result<HeldBackends, String> {
+        let (mut held, mut users) = (Vec::new(), Vec::new());
+        for plugged in &self.plugged {
+            let mut of_device = Vec::new();
+            plugged.slot.with(|device| device.memory_users(&mut of_device));
+            for (vf, user) in of_device.into_iter().filter(|(_, user)| !user.logs_writes()) {
+                let option = function_option(&plugged.plan, vf);
+                if plugged.plan.net().is_none() {
+                    return Err(format!(
+                        "{option}: what this backend writes to the guest's memory is not known, and it has no link \
+                         that could be taken down; pause the guest first (vm.pause)"
+                    ));
+                }
+                held.push(Held { id: plugged.plan.id.clone(), vf });
+                users.push((option, user));
+            }
+        }
+        for held in &held {
+            self.set_held(held, true);
+            tell(&self.host.events, "vf-degraded", &held.id, held.vf, ("reason", REASON));
+        }
+        Ok((held, users))
+    }
+
+    /// Lets these functions go on, which the VM has not been sent with.
+    pub(crate) fn let_go(&self, held: &[Held]) {
+        for held in held {
+            let backend = self.set_held(held, false);
+            tell(&self.host.events, "vf-attached", &held.id, held.vf, ("backend", &backend));
+        }
+    }
+
+    /// Takes the link of a function down, or lets it be as the host wants it. Returns its backend's name.
+    fn set_held(&self, Held { id, vf }: &Held, held: bool) -> String {
+        let set = |plugged: &Plugged| {
+            plugged.slot.with(|device| {
+                let port = device.port(*vf)?;
+                port.hold_link(held);
+                Some(port.backend_name().to_string())
+            })
+        };
+        self.find(id).and_then(set).flatten().unwrap_or_default()
+    }
+}

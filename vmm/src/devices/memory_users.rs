@@ -1,0 +1,52 @@
+//! Backends that reach the guest's memory by themselves: vhost-net, vhost-user, vDPA.
+
+use std::sync::Arc;
+
+use pci::VfIndex;
+use virtio_devices::MemoryUser;
+
+use super::peers::function_option;
+use crate::config::DevicePlan;
+use crate::migration::backend_state::{BackendOf, StatefulBackend};
+use crate::pci_host::slot::Slot;
+
+/// Where such backends are: in the devices that are plugged.
+pub(crate) struct MemoryUsers(Vec<Device>);
+
+struct Device {
+    slot: Arc<Slot>,
+    plan: DevicePlan,
+}
+
+impl MemoryUsers {
+    /// Those of `devices`.
+    pub(super) fn of<'d>(devices: impl Iterator<Item = (&'d DevicePlan, &'d Arc<Slot>)>) -> Self {
+        Self(devices.map(|(plan, slot)| Device { slot: Arc::clone(slot), plan: plan.clone() }).collect())
+    }
+
+    /// The backends as they are now, with the options that say so. A driver that starts later has another worker, so
+    /// they are asked for each time that they are told something.
+    pub(crate) fn find(&self) -> Vec<(String, MemoryUser)> {
+        self.each(|plan, vf, user| Some((function_option(plan, vf), user)))
+    }
+
+    /// Those that have a state of their own beside their queues.
+    pub(crate) fn stateful(&self) -> Vec<StatefulBackend> {
+        self.each(|plan, vf, user| {
+            let of = BackendOf { id: plan.id.clone(), vf: vf.map(|vf| vf.0) };
+            user.has_state().then(|| StatefulBackend { of, option: function_option(plan, vf), user })
+        })
+    }
+
+    /// What `make` makes of them.
+    fn each<T>(&self, make: impl Fn(&DevicePlan, Option<VfIndex>, MemoryUser) -> Option<T>) -> Vec<T> {
+        let mut made = Vec::new();
+        for Device { slot, plan } in &self.0 {
+            let mut of_device: Vec<(Option<VfIndex>, MemoryUser)> = Vec::new();
+            // Without the device's lock afterwards: vCPUs take it.
+            slot.with(|device| device.memory_users(&mut of_device));
+            made.extend(of_device.into_iter().filter_map(|(vf, user)| make(plan, vf, user)));
+        }
+        made
+    }
+}

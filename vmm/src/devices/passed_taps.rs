@@ -1,0 +1,47 @@
+//! Taps that go over to another program on this host, which could not open them by their names: those with one queue.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use virtio_devices::{PassedTap, TapHandle};
+
+/// Whose a tap is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TapOf {
+    /// The NIC.
+    pub id: String,
+    /// The index of its VF; none for its own function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vf: Option<u16>,
+    /// Whether it is the uplink of the NIC's switch.
+    #[serde(default)]
+    pub uplink: bool,
+}
+
+/// The taps of a NIC that is plugged.
+pub(crate) type NicTaps = Vec<(TapOf, TapHandle)>;
+
+/// Taps that come from another program, and whose they are.
+#[derive(Debug, Default)]
+pub(crate) struct PassedTaps(pub Vec<(TapOf, PassedTap)>);
+
+impl PassedTaps {
+    /// The tap of this function, if it has one here.
+    pub(crate) fn find(&self, of: &TapOf) -> Option<&PassedTap> {
+        self.0.iter().find(|(other, _)| other == of).map(|(_, tap)| tap)
+    }
+
+    /// All of `taps`, with descriptors of their own.
+    ///
+    /// # Errors
+    ///
+    /// Whose cannot be passed, and why.
+    pub(crate) fn of<'a>(taps: impl Iterator<Item = &'a (TapOf, TapHandle)>) -> Result<Self, (TapOf, io::Error)> {
+        let pass = |(of, tap): &(TapOf, TapHandle)| match tap.pass() {
+            Ok(passed) => Ok((of.clone(), passed)),
+            Err(error) => Err((of.clone(), error)),
+        };
+        taps.map(pass).collect::<Result<_, _>>().map(Self)
+    }
+}

@@ -1,0 +1,53 @@
+//! Where devices are plugged.
+
+use std::collections::HashSet;
+
+use crate::config::DevicePlan;
+
+/// The place that a device is to have on its segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In this slot, or in the lowest free one, with its VFs on the lowest free buses.
+    Slot(Option<u8>),
+    /// Where it was before.
+    At {
+        /// Its slot.
+        slot: u8,
+        /// The first bus of its VFs, if it has any.
+        first_vf_bus: Option<u8>,
+    },
+}
+
+/// The places of the devices of a new machine: each has the chosen slot, or the lowest from 1 of its segment that was
+/// not chosen. There may be none left.
+pub(crate) fn of_new(plans: &[DevicePlan]) -> Vec<Place> {
+    let chosen = plans.iter().filter_map(|plan| Some((plan.pci_segment, plan.pci_device_id?)));
+    let mut taken: HashSet<_> = chosen.collect();
+    let slot =
+        |plan: &DevicePlan| plan.pci_device_id.or_else(|| (1..32).find(|slot| taken.insert((plan.pci_segment, *slot))));
+    plans.iter().map(slot).map(Place::Slot).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{NetConfig, PlatformConfig, VmConfig, VmPlan};
+
+    use super::*;
+
+    #[test]
+    fn devices_take_the_slots_that_nobody_chose() {
+        let net = |pci_device_id| NetConfig { pci_device_id, ..NetConfig::default() };
+        let mut config =
+            VmConfig { net: vec![net(None), net(Some(1)), net(Some(3)), net(None)], ..VmConfig::default() };
+        config.payload.kernel = Some("vmlinux".into());
+        let places = of_new(&VmPlan::of(&config).unwrap().devices);
+        let slot = |slot| Place::Slot(Some(slot));
+        // The last two are the virtio console and the entropy device.
+        assert_eq!(places, [2, 1, 3, 4, 5, 6].map(slot));
+        let on = |pci_segment| NetConfig { pci_segment, ..net(None) };
+        config.net.extend([on(1), on(2), on(1)]);
+        config.platform = Some(PlatformConfig { num_pci_segments: 3, ..PlatformConfig::default() });
+        let places = of_new(&VmPlan::of(&config).unwrap().devices);
+        assert_eq!(places, [2, 1, 3, 4, 1, 1, 2, 5, 6].map(slot));
+    }
+}

@@ -1,0 +1,124 @@
+//! The saved state of devices in their places.
+
+use std::collections::HashSet;
+
+use crate::config::{DeviceKind, DevicePlan};
+use crate::devices::places::Place;
+use crate::devices::{Devices, Plugged};
+use crate::migration::machine_error::{RestoreError, SaveError};
+use crate::migration::machine_state::SavedDevice;
+
+impl Devices {
+    /// The state of all devices, which are paused, by segment and slot.
+    ///
+    /// # Errors
+    ///
+    /// A device cannot be saved.
+    pub(crate) fn save(&self) -> Result<Vec<SavedDevice>, SaveError> {
+        let mut saved = self.plugged.iter().map(Plugged::save).collect::<Result<Vec<_>, _>>()?;
+        saved.sort_by_key(|device| (device.segment, device.slot));
+        Ok(saved)
+    }
+
+    /// All devices in their places, without their states, by segment and slot.
+    pub(crate) fn outline(&self) -> Vec<SavedDevice> {
+        let mut devices: Vec<_> = self.plugged.iter().map(Plugged::outline).collect();
+        devices.sort_by_key(|device| (device.segment, device.slot));
+        devices
+    }
+
+    /// Brings all devices, which are where `saved` says and never ran, to their states, and pauses them.
+    ///
+    /// # Errors
+    ///
+    /// A device cannot be restored.
+    pub(crate) fn restore(&mut self, saved: &[SavedDevice]) -> Result<(), RestoreError> {
+        // Those without a state, too.
+        self.pause();
+        for device in saved {
+            let plugged = self.plugged.iter_mut().find(|plugged| plugged.plan.id == device.id);
+            let plugged = plugged.ok_or(RestoreError::Value("the devices"))?;
+            let option = plugged.plan.option();
+            if let Some(state) = &device.state {
+                plugged.slot.restore(state).map_err(|error| RestoreError::Device { option, error })?;
+            }
+            plugged.going = device.leaving;
+        }
+        Ok(())
+    }
+}
+
+impl Plugged {
+    fn save(&self) -> Result<SavedDevice, SaveError> {
+        let option = || self.plan.option();
+        if let Some(why) = self.lost() {
+            return Err(SaveError::Refused { option: option(), why });
+        }
+        let state = self.slot.save().map_err(|error| SaveError::Device { option: option(), error })?;
+        Ok(SavedDevice { state, ..self.outline() })
+    }
+
+    fn outline(&self) -> SavedDevice {
+        SavedDevice {
+            id: self.plan.id.clone(),
+            segment: self.placement.segment,
+            slot: self.placement.rid.device(),
+            first_vf_bus: self.placement.first_vf_bus(),
+            leaving: self.going,
+            state: None,
+        }
+    }
+
+    /// Why the device cannot be saved, or go to another host: a part of its state is in no file, no register and not in
+    /// the guest's memory.
+    pub(crate) fn lost(&self) -> Option<&'static str> {
+        match &self.plan.kind {
+            DeviceKind::Pmem(spec) if spec.discard_writes => Some(
+                "discard_writes=on: what the guest has written is nowhere else, and would be lost; remove the device",
+            ),
+            DeviceKind::Pmem(spec) if spec.file.is_dir() => {
+                Some("file= is a folder: its temporary file would be lost; remove the device, or give it a file")
+            }
+            DeviceKind::VhostUser(spec) if spec.kind.keeps_state() && self.is_driven() => Some(
+                "its backend keeps state of the guest that cannot be saved; unmount or unbind it in the guest, or \
+                      remove it",
+            ),
+            _ => None,
+        }
+    }
+
+    /// Whether its driver is up.
+    fn is_driven(&self) -> bool {
+        let status = self.slot.with(|device| device.function_status(None)).flatten();
+        status.is_some_and(|status| !status.driver.is_empty())
+    }
+}
+
+/// The places of the devices `plans`, which are those that were saved.
+///
+/// # Errors
+///
+/// They are others.
+pub(crate) fn places(plans: &[DevicePlan], saved: &[SavedDevice]) -> Result<Vec<Place>, RestoreError> {
+    let names = |names: Vec<&str>| if names.is_empty() { "none".to_string() } else { names.join(", ") };
+    let mut ids = HashSet::new();
+    if !saved.iter().all(|device| ids.insert(&device.id)) {
+        return Err(RestoreError::Value("the ids of devices"));
+    }
+    let surplus: Vec<_> = saved.iter().filter(|device| plans.iter().all(|plan| plan.id != device.id)).collect();
+    let missing: Vec<_> = plans.iter().filter(|plan| !ids.contains(&plan.id)).collect();
+    if !surplus.is_empty() || !missing.is_empty() {
+        let state = format!("devices {}", names(surplus.iter().map(|device| device.id.as_str()).collect()));
+        let config = format!("instead {}", names(missing.iter().map(|plan| plan.id.as_str()).collect()));
+        return Err(RestoreError::Shape { state, config });
+    }
+    let place = |plan: &DevicePlan| {
+        let device = saved.iter().find(|device| device.id == plan.id).ok_or(RestoreError::Value("the devices"))?;
+        if device.segment != plan.pci_segment {
+            let state = format!("{} on segment {}", plan.option(), device.segment);
+            return Err(RestoreError::Shape { state, config: format!("pci_segment={}", plan.pci_segment) });
+        }
+        Ok(Place::At { slot: device.slot, first_vf_bus: device.first_vf_bus })
+    };
+    plans.iter().map(place).collect()
+}

@@ -1,0 +1,34 @@
+//! Backends that have a state of their own, at the target of a migration.
+
+use pci::VfIndex;
+
+use super::peers::function_option;
+use super::{Devices, Plugged};
+use crate::migration::backend_state::BackendOf;
+
+impl Devices {
+    /// Checks that the backends of `wanted`, which have states of their own at the source, can take them. A function
+    /// without a backend, which the client has allowed, need not.
+    ///
+    /// # Errors
+    ///
+    /// One cannot.
+    pub(crate) fn check_stateful(&self, wanted: &[BackendOf]) -> Result<(), String> {
+        let here = self.memory_users().stateful();
+        let is_missing = |plugged: &Plugged, vf| {
+            plugged.slot.with(|device| device.port(vf).is_some_and(|port| port.backend_missing().is_some()))
+        };
+        for of in wanted.iter().filter(|of| here.iter().all(|backend| backend.of != **of)) {
+            let vf = of.vf.map(VfIndex);
+            let plugged = self.find(&of.id).ok_or_else(|| format!("{of}: the source has a device that is not here"))?;
+            if is_missing(plugged, vf) != Some(true) {
+                return Err(format!(
+                    "{}: its backend at the source has a state of its own (VHOST_USER_PROTOCOL_F_DEVICE_STATE), which \
+                     its backend here cannot take; give it a vhost-user backend that can, or none (link=down)",
+                    function_option(&plugged.plan, vf)
+                ));
+            }
+        }
+        Ok(())
+    }
+}

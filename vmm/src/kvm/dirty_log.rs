@@ -1,0 +1,101 @@
+//! Which pages of guest memory vCPUs write.
+
+use std::io;
+
+use kvm_bindings::{
+    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
+    KVM_MEM_LOG_DIRTY_PAGES, KVMIO, kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_enable_cap,
+};
+use vmm_sys_util::ioctl::ioctl_with_mut_ref;
+use vmm_sys_util::ioctl_iowr_nr;
+
+use super::Vm;
+use super::ram_slot::RamSlot;
+
+// Of `linux/kvm.h`, which the crate has no function for.
+ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
+
+/// Pages of a word of KVM's log, which a call on a part of it begins at a multiple of.
+const WORD: u64 = u64::BITS as u64;
+
+impl Vm {
+    /// The guest's memory.
+    pub fn ram(&self) -> Vec<RamSlot> {
+        self.ram.lock().values().copied().collect()
+    }
+
+    /// Has KVM log which pages of the guest's memory vCPUs write, or not any more. From the beginning all pages count
+    /// as written, or none does where this kernel cannot begin so: the caller takes all of them as written.
+    ///
+    /// # Errors
+    ///
+    /// When an ioctl fails. Nothing is logged then.
+    pub fn log_writes(&self, logged: bool) -> io::Result<()> {
+        if logged {
+            self.protect_by_hand()?;
+        }
+        let slots = self.ram();
+        let set = |slot: &RamSlot, flags| {
+            // SAFETY: the slot is as whoever made it promised, with another flag.
+            unsafe { self.set_slot(slot.slot, slot.guest, slot.host, slot.len, flags) }
+        };
+        let result = slots.iter().try_for_each(|slot| set(slot, if logged { KVM_MEM_LOG_DIRTY_PAGES } else { 0 }));
+        if logged && result.is_err() {
+            slots.iter().for_each(|slot| drop(set(slot, 0)));
+        }
+        result
+    }
+
+    /// Where this kernel can: a page is protected again when its bit is forgotten and not when it is read, and logging
+    /// begins with all bits set, without protecting anything.
+    fn protect_by_hand(&self) -> io::Result<()> {
+        let known = self.fd.check_extension_raw(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2.into());
+        let wanted = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET;
+        let able = u32::try_from(known).unwrap_or(0) & wanted;
+        if able & KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE == 0 {
+            return Ok(());
+        }
+        let cap = KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2;
+        self.fd.enable_cap(&kvm_enable_cap { cap, args: [able.into(), 0, 0, 0], ..Default::default() })?;
+        *self.by_hand.lock() = true;
+        Ok(())
+    }
+
+    /// The pages of `slot` that were written, a bit for each from its beginning. A bit stays until it is
+    /// [forgotten](Self::forget_written); where this kernel cannot do so, it is forgotten now.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn written(&self, slot: &RamSlot) -> io::Result<Vec<u64>> {
+        let len = usize::try_from(slot.len).map_err(io::Error::other)?;
+        Ok(self.fd.get_dirty_log(slot.slot, len)?)
+    }
+
+    /// Forgets which pages were written, from `first` of `slot` on, a multiple of 64: those whose bits are set in
+    /// `pages`. What is written afterwards is logged again. Bits beyond the slot's end are ignored.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn forget_written(&self, slot: &RamSlot, first: u64, pages: &[u64]) -> io::Result<()> {
+        if !*self.by_hand.lock() || pages.iter().all(|bits| *bits == 0) {
+            return Ok(());
+        }
+        // Either whole words, or up to the end.
+        let left = slot.pages().checked_sub(first).ok_or(io::ErrorKind::InvalidInput)?;
+        let count = (pages.len() as u64).saturating_mul(WORD).min(left);
+        let mut bits = pages.to_vec();
+        let mut clear = kvm_clear_dirty_log {
+            slot: slot.slot,
+            num_pages: u32::try_from(count).map_err(io::Error::other)?,
+            first_page: first,
+            __bindgen_anon_1: kvm_clear_dirty_log__bindgen_ty_1 { dirty_bitmap: bits.as_mut_ptr().cast() },
+        };
+        // SAFETY: KVM reads one structure of this type, and `num_pages` bits, for which `bits` has room.
+        match unsafe { ioctl_with_mut_ref(&self.fd, KVM_CLEAR_DIRTY_LOG(), &mut clear) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The guest's time: the clock that KVM shows it, and its time stamp counter.
+//!
+//! A state says what the guest's clocks showed at one moment. While the guest is away they go on, as those of a machine
+//! whose lid was closed do: its clock by the difference of the two hosts' real time, its counter by the same time at
+//! the
+//! counter's frequency.
+
+use serde::{Deserialize, Serialize};
+
+/// The largest difference of two counters' frequencies that guests are not told of, in parts per million: what drivers
+/// of clocks correct.
+const TOLERANCE_PPM: u64 = 250;
+
+/// What the guest's clocks showed at the moment when it was saved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClockState {
+    /// KVM's clock, in nanoseconds since the guest started.
+    pub kvmclock: u64,
+    /// The host's real time then, in nanoseconds since 1970 without leap seconds; none if the host could not say.
+    pub realtime: Option<u64>,
+    /// The time stamp counter of the first vCPU.
+    pub tsc: u64,
+    /// Its frequency in kHz.
+    pub tsc_khz: u32,
+    /// The ACPI timer of firmware, in nanoseconds since its start; 0 without.
+    pub pm_timer: u64,
+}
+
+/// A time stamp counter that this host cannot offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoFrequency {
+    /// What the guest has, in kHz.
+    pub guest: u32,
+    /// What this host has, in kHz.
+    pub host: u32,
+}
+
+impl ClockState {
+    /// The frequency to set for the counters of a guest on a host whose own is `host` kHz, if any has to be set;
+    /// `scales` says that the host can offer others.
+    ///
+    /// # Errors
+    ///
+    /// The host cannot offer the guest's frequency.
+    pub fn frequency(&self, host: u32, scales: bool) -> Result<Option<u32>, NoFrequency> {
+        let guest = self.tsc_khz;
+        let difference = u64::from(guest.abs_diff(host)) * 1_000_000;
+        match () {
+            () if guest == host => Ok(None),
+            // KVM takes it without scaling, too.
+            () if guest > 0 && difference <= u64::from(host) * TOLERANCE_PPM => Ok(None),
+            () if guest > 0 && scales => Ok(Some(guest)),
+            () => Err(NoFrequency { guest, host }),
+        }
+    }
+
+    /// What the counter of the first vCPU shows when KVM's clock shows `kvmclock` nanoseconds. It never goes back.
+    pub fn tsc_at(&self, kvmclock: u64) -> u64 {
+        let elapsed = u128::from(kvmclock.saturating_sub(self.kvmclock));
+        let ticks = elapsed * u128::from(self.tsc_khz) / 1_000_000;
+        // The counter has 64 bits, and wraps.
+        self.tsc.wrapping_add(ticks as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clock(tsc_khz: u32) -> ClockState {
+        ClockState { kvmclock: 5_000_000_000, realtime: None, tsc: 100, tsc_khz, pm_timer: 0 }
+    }
+
+    #[test]
+    fn a_frequency_is_kept_scaled_or_refused() {
+        for (guest, host, scales, expected) in [
+            (2_000_000, 2_000_000, false, Ok(None)),
+            (2_000_500, 2_000_000, false, Ok(None)),
+            (1_999_500, 2_000_000, true, Ok(None)),
+            (2_000_501, 2_000_000, true, Ok(Some(2_000_501))),
+            (2_000_501, 2_000_000, false, Err(NoFrequency { guest: 2_000_501, host: 2_000_000 })),
+            (1_999_499, 2_000_000, false, Err(NoFrequency { guest: 1_999_499, host: 2_000_000 })),
+            (3_000_000, 2_000_000, true, Ok(Some(3_000_000))),
+            (0, 2_000_000, true, Err(NoFrequency { guest: 0, host: 2_000_000 })),
+            (u32::MAX, 1, false, Err(NoFrequency { guest: u32::MAX, host: 1 })),
+        ] {
+            assert_eq!(clock(guest).frequency(host, scales), expected, "{guest} on {host}");
+        }
+    }
+
+    #[test]
+    fn the_counter_goes_on_by_the_time_that_the_clock_went_on() {
+        let clock = clock(2_500_000);
+        assert_eq!(clock.tsc_at(5_000_000_000), 100);
+        assert_eq!(clock.tsc_at(5_000_000_004), 110);
+        assert_eq!(clock.tsc_at(6_000_000_000), 2_500_000_100);
+        // The target's real time may be behind.
+        assert_eq!(clock.tsc_at(4_000_000_000), 100);
+        let _ = self::clock(u32::MAX).tsc_at(u64::MAX);
+    }
+}

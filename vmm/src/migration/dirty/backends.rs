@@ -1,0 +1,76 @@
+//! What backends write that run queues by themselves: the host's kernel, and processes behind vhost-user sockets.
+
+use std::io;
+use std::sync::Arc;
+
+use virtio_devices::{BackendKind, GuestMap, MemoryUser, SharedLog};
+
+use super::page_set::PageSet;
+use super::source::DirtySource;
+
+/// Where the backends are: their options, and the backends themselves as they are now.
+pub type FindUsers = Box<dyn Fn() -> Vec<(String, MemoryUser)> + Send>;
+
+/// The backends of a kind, which share a log. Those of other kinds have others: a process that has one of them can
+/// neither set nor clear what the kernel notes.
+pub struct Backends {
+    kind: BackendKind,
+    users: FindUsers,
+    map: GuestMap,
+    log: Option<Arc<SharedLog>>,
+}
+
+impl Backends {
+    /// Those of `kind` among `users`, which write to `map`.
+    pub fn new(kind: BackendKind, users: FindUsers, map: &GuestMap) -> Self {
+        Self { kind, users, map: map.clone(), log: None }
+    }
+
+    /// Those of `users` that cannot say what they write, by their options: vDPA devices, and vhost-user peers without a
+    /// dirty log. Each has to be stopped for as long as memory is copied, or the guest stays.
+    pub fn without_log(users: &[(String, MemoryUser)]) -> Vec<&str> {
+        users.iter().filter(|(_, user)| !user.logs_writes()).map(|(option, _)| &**option).collect()
+    }
+
+    /// Tells all of the kind that can log.
+    fn tell(&self, log: Option<&Arc<SharedLog>>) -> io::Result<()> {
+        let users = (self.users)();
+        let of_kind = |(_, user): &&(String, MemoryUser)| user.kind() == self.kind && user.logs_writes();
+        users.iter().filter(of_kind).try_for_each(|(option, user)| {
+            user.set_log(log).map_err(|error| io::Error::new(error.source.kind(), format!("{option}: {error}")))
+        })
+    }
+}
+
+impl DirtySource for Backends {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            BackendKind::VhostNet => "vhost-net writes",
+            BackendKind::VhostUser => "vhost-user backends write",
+            _ => "backends write",
+        }
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        let log = Arc::new(SharedLog::new(&self.map)?);
+        if let Err(error) = self.tell(Some(&log)) {
+            self.stop();
+            return Err(error);
+        }
+        self.log = Some(log);
+        Ok(())
+    }
+
+    fn collect(&mut self, pages: &mut PageSet) -> io::Result<()> {
+        let log = self.log.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        log.take(|first, bits| pages.add(first, bits));
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        if let Err(error) = self.tell(None) {
+            log::warn!("a backend goes on logging what it writes: {error}");
+        }
+        self.log = None;
+    }
+}

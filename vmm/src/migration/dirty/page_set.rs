@@ -1,0 +1,177 @@
+//! Pages of guest memory, by the regions that it consists of.
+
+use virtio_devices::{GuestMap, PAGE_SIZE};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
+/// Pages of a word.
+const WORD: u64 = u64::BITS as u64;
+/// The words of a chunk.
+const CHUNK_WORDS: usize = 16;
+/// The pages of a chunk: 4 MiB of memory. What is written while a chunk is sent is at most that much work for nothing.
+pub const CHUNK_PAGES: u64 = CHUNK_WORDS as u64 * WORD;
+
+/// A set of pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageSet {
+    parts: Vec<Part>,
+}
+
+/// The pages of a region, a bit for each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Part {
+    /// The number of the first page of the region.
+    first: u64,
+    /// The number of its pages.
+    pages: u64,
+    words: Vec<u64>,
+}
+
+impl Part {
+    /// The bits of its word `index` that stand for pages.
+    fn valid(&self, index: usize) -> u64 {
+        match self.pages.saturating_sub(index as u64 * WORD) {
+            0 => 0,
+            left if left < WORD => u64::MAX >> (WORD - left),
+            _ => u64::MAX,
+        }
+    }
+}
+
+/// Pages of a set that are next to each other in one region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    /// The region, by its index.
+    pub region: usize,
+    /// The guest address of the region.
+    pub region_start: u64,
+    /// The first page, counted from the region's beginning; a multiple of 64.
+    pub first: u64,
+    /// A bit for each page from there.
+    pub words: Vec<u64>,
+}
+
+impl Chunk {
+    /// The number of its pages that are in the set.
+    pub fn count(&self) -> u64 {
+        self.words.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Its pages that are in the set, as runs: guest address and length in bytes.
+    pub fn runs(&self) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let page = PAGE_SIZE as u64;
+        for (index, mut word) in self.words.iter().copied().enumerate() {
+            while word != 0 {
+                let bit = u64::from(word.trailing_zeros());
+                let len = u64::from((word >> bit).trailing_ones());
+                let start = self.region_start + (self.first + index as u64 * WORD + bit) * page;
+                match runs.last_mut() {
+                    Some((last, bytes)) if *last + *bytes == start => *bytes += len * page,
+                    _ => runs.push((start, len * page)),
+                }
+                // All lower bits, which are done.
+                word &= u64::MAX.checked_shl((bit + len) as u32).unwrap_or(0);
+            }
+        }
+        runs
+    }
+}
+
+impl PageSet {
+    /// No page of `map`.
+    pub fn none(map: &GuestMap) -> Self {
+        let part = |region: &virtio_devices::GuestRegion| {
+            let pages = region.len().div_ceil(PAGE_SIZE as u64);
+            Part {
+                first: region.start_addr().0 / PAGE_SIZE as u64,
+                pages,
+                words: vec![0; usize::try_from(pages.div_ceil(WORD)).unwrap_or(0)],
+            }
+        };
+        Self { parts: map.iter().map(part).collect() }
+    }
+
+    /// All pages of `map`.
+    pub fn all(map: &GuestMap) -> Self {
+        let mut set = Self::none(map);
+        for part in &mut set.parts {
+            for index in 0..part.words.len() {
+                let valid = part.valid(index);
+                if let Some(word) = part.words.get_mut(index) {
+                    *word = valid;
+                }
+            }
+        }
+        set
+    }
+
+    /// The number of pages.
+    pub fn count(&self) -> u64 {
+        self.parts.iter().flat_map(|part| &part.words).map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// The words of a region, for who has bits in the same form. What stands for no page is left out later.
+    pub fn words(&mut self, region: usize) -> Option<&mut [u64]> {
+        self.parts.get_mut(region).map(|part| &mut *part.words)
+    }
+
+    /// Adds pages of the region that begins at the guest address `start`, a bit for each from there.
+    pub fn add_region(&mut self, start: u64, bits: &[u64]) {
+        let first = start / PAGE_SIZE as u64;
+        for part in self.parts.iter_mut().filter(|part| part.first == first) {
+            for (word, more) in part.words.iter_mut().zip(bits) {
+                *word |= more;
+            }
+        }
+    }
+
+    /// Adds pages of 64, a bit for each, the first of which is the page `first` of all memory.
+    pub fn add(&mut self, first: u64, bits: u64) {
+        for part in &mut self.parts {
+            // Where the 64 pages begin in the region, which may not begin at a multiple of them.
+            let (index, shift, early) = match first.checked_sub(part.first) {
+                Some(offset) => (offset / WORD, offset % WORD, 0),
+                None => (0, 0, part.first - first),
+            };
+            if early >= WORD || index * WORD >= part.pages {
+                continue;
+            }
+            let bits = bits >> early;
+            let Ok(index) = usize::try_from(index) else { continue };
+            for (index, bits) in
+                [(index, bits << shift), (index + 1, bits.checked_shr((WORD - shift) as u32).unwrap_or(0))]
+            {
+                let valid = part.valid(index);
+                if let Some(word) = part.words.get_mut(index) {
+                    *word |= bits & valid;
+                }
+            }
+        }
+    }
+
+    /// Takes the next chunk with a page out of the set, at `place` or behind it, and sets `place` behind it. `None` at
+    /// the end, where `place` is set to the beginning.
+    pub fn take(&mut self, place: &mut (usize, usize)) -> Option<Chunk> {
+        let (region, word) = *place;
+        for (region, part) in self.parts.iter_mut().enumerate().skip(region) {
+            let from = if region == place.0 { word } else { 0 };
+            let Some(rest) = part.words.get(from..) else { continue };
+            let Some(found) = rest.iter().position(|word| *word != 0) else { continue };
+            let from = from + found;
+            let until = (from + CHUNK_WORDS).min(part.words.len());
+            let mut words: Vec<_> = (from..until).map(|index| part.words.get(index).copied().unwrap_or(0)).collect();
+            for (offset, word) in words.iter_mut().enumerate() {
+                *word &= part.valid(from + offset);
+            }
+            part.words.iter_mut().take(until).skip(from).for_each(|word| *word = 0);
+            *place = (region, until);
+            let chunk = Chunk { region, region_start: part.first * PAGE_SIZE as u64, first: from as u64 * WORD, words };
+            if chunk.count() > 0 {
+                return Some(chunk);
+            }
+            return self.take(place);
+        }
+        *place = (0, 0);
+        None
+    }
+}

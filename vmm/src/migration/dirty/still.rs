@@ -1,0 +1,39 @@
+//! Backends that cannot say what they write, and so stand still while memory is copied.
+
+use std::io;
+
+use virtio_devices::MemoryUser;
+
+use super::page_set::PageSet;
+use super::source::DirtySource;
+
+/// Backends whose links were taken down. They write nothing from when this begins until their links are up again.
+pub struct Still(Vec<(String, MemoryUser)>);
+
+impl Still {
+    /// These backends, with their options.
+    pub fn new(users: Vec<(String, MemoryUser)>) -> Self {
+        Self(users)
+    }
+}
+
+impl DirtySource for Still {
+    fn name(&self) -> &'static str {
+        "backends that should stand still write"
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        self.0.iter().try_for_each(|(option, user)| {
+            user.stand().map_err(|error| {
+                let line = format!("{option}: {error}; pause the guest first (vm.pause)");
+                io::Error::new(error.source.kind(), line)
+            })
+        })
+    }
+
+    fn collect(&mut self, _pages: &mut PageSet) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn stop(&mut self) {}
+}

@@ -1,0 +1,460 @@
+//! All that may happen in a migration, in any order: both machines, the connection between them, and failures of each
+//! at every moment. Each state that can be reached is visited once, and checked.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+
+use super::Outcome;
+use super::receiver::{self, Receiver};
+use super::sender::{self, Sender};
+use crate::migration::precopy::Verdict;
+use crate::migration::wire::Kind;
+
+/// What is on its way between the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Message {
+    Greeting,
+    /// A whole offer.
+    Offer,
+    /// The rest of the memory, and the whole state.
+    Rest,
+    Frame(Kind),
+}
+
+/// What one side is at work at, and reports later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Work {
+    Connect,
+    Pass,
+    Stop,
+    Rest,
+    Release,
+    Lock,
+    Prepare,
+    Load,
+    Start,
+}
+
+/// One side, as the driver of its machine sees the world.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+struct Side {
+    is_alive: bool,
+    runs: bool,
+    has_locks: bool,
+    /// What comes to it.
+    inbox: VecDeque<Message>,
+    work: Option<Work>,
+    /// It has closed its end.
+    has_hung_up: bool,
+    /// It has heard that the connection is lost.
+    knows_loss: bool,
+    reports: Vec<Outcome>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct World {
+    sender: Sender,
+    receiver: Receiver,
+    source: Side,
+    target: Side,
+    is_cut: bool,
+    passes: u8,
+    go_sent: bool,
+    is_off: bool,
+    is_forced: bool,
+    /// The source could not take its locks again, and has ended or waits for a user.
+    is_locked_out: bool,
+    /// Logs of written pages.
+    logs: bool,
+}
+
+impl World {
+    fn new() -> Self {
+        let side = Side { is_alive: true, ..Side::default() };
+        let source = Side { runs: true, has_locks: true, work: Some(Work::Connect), ..side.clone() };
+        let (sender, receiver) = (Sender::new(), Receiver::new());
+        Self {
+            sender,
+            receiver,
+            source,
+            target: side,
+            is_cut: false,
+            passes: 0,
+            go_sent: false,
+            is_off: false,
+            is_forced: false,
+            is_locked_out: false,
+            logs: false,
+        }
+    }
+
+    fn carries(&self) -> bool {
+        let open = |side: &Side| side.is_alive && !side.has_hung_up;
+        !self.is_cut && open(&self.source) && open(&self.target)
+    }
+
+    fn tell_target(&mut self, message: Message) {
+        if self.carries() {
+            self.target.inbox.push_back(message);
+        }
+    }
+
+    fn tell_source(&mut self, message: Message) {
+        if self.carries() {
+            self.source.inbox.push_back(message);
+        }
+    }
+
+    fn at_source(mut self, event: sender::Event) -> Self {
+        for action in self.sender.on(event) {
+            use sender::Action;
+            match action {
+                Action::Greet => self.tell_target(Message::Greeting),
+                Action::Offer => self.tell_target(Message::Offer),
+                Action::StartLogs => self.logs = true,
+                Action::CopyPass => self.source.work = Some(Work::Pass),
+                Action::StopGuest => {
+                    self.source.runs = false;
+                    self.source.work = Some(Work::Stop);
+                }
+                Action::SendRest => self.source.work = Some(Work::Rest),
+                Action::ReleaseLocks => {
+                    self.source.has_locks = false;
+                    self.source.work = Some(Work::Release);
+                }
+                Action::SendGo => {
+                    assert!(!self.go_sent, "Go is sent once");
+                    self.go_sent = true;
+                    self.tell_target(Message::Frame(Kind::Go));
+                }
+                Action::Tell(kind) => self.tell_target(Message::Frame(kind)),
+                Action::HangUp => {
+                    self.source.has_hung_up = true;
+                    self.source.work = None;
+                    self.source.inbox.clear();
+                }
+                Action::StopLogs => self.logs = false,
+                Action::TakeLocks => self.source.work = Some(Work::Lock),
+                Action::ResumeGuest => self.source.runs = !self.is_off,
+                Action::EndGuest => assert!(!self.source.runs),
+                Action::Report(outcome) => self.source.reports.push(outcome),
+            }
+        }
+        self
+    }
+
+    fn at_target(mut self, event: receiver::Event) -> Self {
+        for action in self.receiver.on(event) {
+            use receiver::Action;
+            match action {
+                Action::StopListening => {}
+                Action::Greet => self.tell_source(Message::Greeting),
+                Action::Prepare => self.target.work = Some(Work::Prepare),
+                Action::Load => self.target.work = Some(Work::Load),
+                Action::TakeLocks => self.target.work = Some(Work::Lock),
+                Action::Start => self.target.work = Some(Work::Start),
+                Action::Tell(kind) => self.tell_source(Message::Frame(kind)),
+                Action::Discard => {
+                    self.target.runs = false;
+                    self.target.has_locks = false;
+                    self.target.work = None;
+                }
+                Action::HangUp => {
+                    self.target.has_hung_up = true;
+                    self.target.inbox.clear();
+                }
+                Action::Report(outcome) => self.target.reports.push(outcome),
+            }
+        }
+        self
+    }
+
+    /// What comes next to the source, if something has arrived.
+    fn source_hears(&self) -> Option<Self> {
+        let mut next = self.clone();
+        let event = match next.source.inbox.pop_front()? {
+            Message::Greeting => sender::Event::Greeted,
+            Message::Frame(kind) => sender::Event::Heard(kind),
+            message => panic!("{message:?} is not the target's"),
+        };
+        Some(next.at_source(event))
+    }
+
+    fn target_hears(&self) -> Option<Self> {
+        let mut next = self.clone();
+        let event = match next.target.inbox.pop_front()? {
+            Message::Greeting => {
+                // It was accepted by then.
+                next = next.at_target(receiver::Event::Accepted);
+                receiver::Event::Greeted
+            }
+            Message::Offer => receiver::Event::Offered,
+            Message::Rest => receiver::Event::Received,
+            Message::Frame(kind) => receiver::Event::Heard(kind),
+        };
+        Some(next.at_target(event))
+    }
+
+    /// What becomes of the work that the source is at.
+    fn source_works(&self) -> Vec<Self> {
+        use sender::Event;
+        let mut done = self.clone();
+        let Some(work) = done.source.work.take() else { return Vec::new() };
+        let ends: &[Event] = match work {
+            Work::Connect => &[Event::Connected, Event::Lost],
+            Work::Pass if self.passes == 0 => {
+                done.passes += 1;
+                &[Event::Copied(Verdict::Again), Event::Copied(Verdict::Stop), Event::Copied(Verdict::GiveUp)]
+            }
+            Work::Pass => &[Event::Copied(Verdict::Stop)],
+            Work::Stop => &[Event::Stopped, Event::Broke],
+            Work::Rest => {
+                done.tell_target(Message::Rest);
+                &[Event::Sent, Event::Broke]
+            }
+            Work::Release => &[Event::Released, Event::Broke],
+            Work::Lock => return done.source_locks(),
+            work => panic!("{work:?} is not the source's"),
+        };
+        let mut nexts: Vec<_> = ends.iter().map(|event| done.clone().at_source(*event)).collect();
+        if work == Work::Release && !self.carries() {
+            // The connection is known to be broken when Go is to be sent: no byte leaves.
+            let gone = done.at_source(Event::Released);
+            nexts.push(gone.at_source(Event::Unsent));
+        }
+        nexts
+    }
+
+    /// The source takes its locks, unless somebody has one: the target, or another program.
+    fn source_locks(self) -> Vec<Self> {
+        use sender::Event;
+        let (mut locked, mut refused) = (self.clone(), self);
+        let can = !locked.target.has_locks;
+        (locked.source.has_locks, locked.is_locked_out) = (true, false);
+        (refused.source.has_locks, refused.is_locked_out) = (false, true);
+        let locked = can.then(|| locked.at_source(Event::Locked));
+        locked.into_iter().chain([refused.at_source(Event::NotLocked)]).collect()
+    }
+
+    fn target_works(&self) -> Vec<Self> {
+        use receiver::Event;
+        let mut done = self.clone();
+        let Some(work) = done.target.work.take() else { return Vec::new() };
+        let (event, failure) = match work {
+            Work::Prepare => (Event::Prepared, Event::Broke),
+            Work::Load => (Event::Loaded, Event::Broke),
+            Work::Lock => (Event::Locked, Event::NotLocked),
+            Work::Start => (Event::Started, Event::NotStarted),
+            work => panic!("{work:?} is not the target's"),
+        };
+        // Who fails has nothing locked any more when that is known.
+        let mut failed = done.clone();
+        failed.target.has_locks = false;
+        let failed = failed.at_target(failure);
+        if work == Work::Lock && self.source.has_locks {
+            return vec![failed];
+        }
+        done.target.has_locks |= work == Work::Lock;
+        done.target.runs = work == Work::Start;
+        vec![done.at_target(event), failed]
+    }
+
+    /// The ends of the connection hear that it is lost once nothing is left of what had arrived.
+    fn losses(&self) -> Vec<Self> {
+        let mut nexts = Vec::new();
+        let is_lost = |other: &Side| self.is_cut || other.has_hung_up || !other.is_alive;
+        let hears = |side: &Side| side.is_alive && !side.has_hung_up && !side.knows_loss && side.inbox.is_empty();
+        if hears(&self.source) && is_lost(&self.target) {
+            let mut next = self.clone();
+            next.source.knows_loss = true;
+            nexts.push(next.at_source(sender::Event::Lost));
+        }
+        let was_accepted = self.receiver.stage() > receiver::Stage::Listening;
+        if hears(&self.target) && is_lost(&self.source) && was_accepted {
+            let mut next = self.clone();
+            next.target.knows_loss = true;
+            nexts.push(next.at_target(receiver::Event::Lost));
+        }
+        nexts
+    }
+
+    /// What may happen at any moment.
+    fn accidents(&self) -> Vec<Self> {
+        let mut nexts = Vec::new();
+        if self.source.is_alive {
+            use sender::Event;
+            for event in [Event::Cancelled, Event::Late, Event::Broke] {
+                nexts.push(self.clone().at_source(event));
+            }
+            if self.sender.stage() == sender::Stage::Unknown && !self.is_forced {
+                // By a user who has not looked whether the target runs the guest: the locks keep it from running twice.
+                let mut forced = self.clone();
+                forced.is_forced = true;
+                nexts.push(forced.at_source(Event::Forced));
+            }
+            if self.source.runs {
+                let mut off = self.clone();
+                (off.is_off, off.source.runs) = (true, false);
+                nexts.push(off.at_source(Event::GuestOff));
+            }
+            let mut dead = self.clone();
+            dead.source = Side { inbox: VecDeque::new(), ..Side::default() };
+            nexts.push(dead);
+        }
+        if self.target.is_alive {
+            use receiver::Event;
+            for event in [Event::Cancelled, Event::Late, Event::Broke] {
+                nexts.push(self.clone().at_target(event));
+            }
+            let mut dead = self.clone();
+            dead.target = Side::default();
+            nexts.push(dead);
+        }
+        if !self.is_cut {
+            // What was under way may have arrived up to any frame.
+            for source_keeps in 0..=self.source.inbox.len() {
+                for target_keeps in 0..=self.target.inbox.len() {
+                    let mut cut = self.clone();
+                    cut.is_cut = true;
+                    cut.source.inbox.truncate(source_keeps);
+                    cut.target.inbox.truncate(target_keeps);
+                    nexts.push(cut);
+                }
+            }
+        }
+        nexts
+    }
+
+    fn nexts(&self) -> Vec<Self> {
+        let mut nexts = Vec::new();
+        if self.source.is_alive {
+            nexts.extend(self.source_hears());
+            nexts.extend(self.source_works());
+        }
+        if self.target.is_alive {
+            nexts.extend(self.target_hears());
+            nexts.extend(self.target_works());
+        }
+        nexts.extend(self.losses());
+        nexts.extend(self.accidents());
+        nexts
+    }
+
+    /// Whether nothing is under way, and nothing has a deadline.
+    fn is_at_rest(&self) -> bool {
+        let source_rests = self.sender.is_over() || self.sender.stage() == sender::Stage::Unknown;
+        let is_still = |side: &Side| !side.is_alive || (side.inbox.is_empty() && side.work.is_none());
+        (source_rests || !self.source.is_alive)
+            && (self.receiver.is_over() || !self.target.is_alive)
+            && is_still(&self.source)
+            && is_still(&self.target)
+    }
+
+    /// What must hold in every state.
+    fn check(&self) {
+        let Self { source, target, sender, receiver, .. } = self;
+        let stage = sender.stage();
+        assert!(!(source.runs && target.runs), "two run: {self:?}");
+        assert!(!(source.has_locks && target.has_locks), "two have the locks: {self:?}");
+        assert!(!target.runs || (self.go_sent && target.has_locks), "it runs without Go or locks: {self:?}");
+        assert!(!source.runs || source.has_locks, "the source runs without locks: {self:?}");
+        assert!(!(source.runs && self.is_locked_out), "the source runs without locks: {self:?}");
+        let is_moving = (sender::Stage::Stopping..=sender::Stage::Locking).contains(&stage) || self.is_locked_out;
+        if source.is_alive && !self.is_off && !source.runs && !target.runs {
+            let target_died = stage == sender::Stage::Finished && !target.is_alive;
+            assert!(is_moving || target_died, "none runs: {self:?}");
+        }
+        if self.is_at_rest() && !self.is_off && source.is_alive && target.is_alive {
+            let is_told = source.reports.last() == Some(&Outcome::Unknown) || self.is_locked_out;
+            assert!(source.runs || target.runs || is_told, "none runs at the end: {self:?}");
+            assert_eq!(target.runs, receiver.stage() == receiver::Stage::Running, "{self:?}");
+        }
+        if source.is_alive && sender.is_over() {
+            assert!((1..=3).contains(&source.reports.len()), "{self:?}");
+            let has_all = (source.has_locks || self.is_locked_out) && !self.logs;
+            assert!(stage == sender::Stage::Finished || has_all, "left over: {self:?}");
+        }
+        // Once the target has said that it has no guest, it never has.
+        assert!(!(source.is_alive && stage == sender::Stage::Ended && target.runs), "taken back: {self:?}");
+    }
+}
+
+#[test]
+fn whatever_happens_there_is_one_runner_or_a_named_window() {
+    let first = World::new();
+    let (mut seen, mut todo) = (HashSet::from([first.clone()]), vec![first]);
+    let mut ends: BTreeMap<String, usize> = BTreeMap::new();
+    let (mut steps, mut stages) = (0_u64, HashSet::new());
+    while let Some(world) = todo.pop() {
+        world.check();
+        stages.insert((world.sender.stage(), world.receiver.stage()));
+        if world.is_at_rest() {
+            let runner = match (world.source.runs, world.target.runs) {
+                (true, _) => "source",
+                (_, true) => "target",
+                _ if world.is_off => "off",
+                _ if world.is_locked_out => "locked out",
+                _ if !world.source.is_alive => "killed with the source",
+                _ if world.sender.stage() == sender::Stage::Finished => "killed with the target",
+                _ => "unknown",
+            };
+            *ends.entry(runner.to_string()).or_default() += 1;
+        }
+        for next in world.nexts() {
+            steps += 1;
+            if seen.insert(next.clone()) {
+                todo.push(next);
+            }
+        }
+    }
+    println!("{} states, {steps} steps, {} pairs of stages, ends: {ends:?}", seen.len(), stages.len());
+    for runner in
+        ["source", "target", "off", "unknown", "locked out", "killed with the source", "killed with the target"]
+    {
+        assert!(ends.contains_key(runner), "{runner}");
+    }
+    assert!(seen.len() > 900, "{}", seen.len());
+}
+
+/// Only in one window can nobody know, and only a source that has sent Go is in it.
+#[test]
+fn only_a_loss_after_go_leaves_it_unknown() {
+    let first = World::new();
+    let (mut seen, mut todo) = (HashSet::from([first.clone()]), vec![first]);
+    while let Some(world) = todo.pop() {
+        if world.source.reports.contains(&Outcome::Unknown) {
+            assert!(world.go_sent);
+        }
+        // Without accidents, a migration ends at the target.
+        let nexts: Vec<_> = world.nexts().into_iter().filter(|next| !next.is_cut).collect();
+        for next in nexts {
+            if seen.insert(next.clone()) {
+                todo.push(next);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_source_that_is_forced_goes_on_with_locks_and_without_logs() {
+    let mut world = World::new();
+    for event in [
+        sender::Event::Connected,
+        sender::Event::Greeted,
+        sender::Event::Heard(Kind::Prepared),
+        sender::Event::Copied(Verdict::Stop),
+        sender::Event::Stopped,
+        sender::Event::Sent,
+        sender::Event::Heard(Kind::Ready),
+        sender::Event::Released,
+        sender::Event::Lost,
+    ] {
+        world = world.at_source(event);
+    }
+    assert!(!world.source.runs && !world.source.has_locks);
+    world.is_forced = true;
+    world = world.at_source(sender::Event::Forced);
+    assert!(!world.source.runs);
+    world = world.source_works().swap_remove(0);
+    assert!(world.source.runs && world.source.has_locks && !world.logs);
+    assert_eq!(world.source.reports, [Outcome::Unknown, Outcome::Forced]);
+}

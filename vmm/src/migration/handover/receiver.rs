@@ -1,0 +1,286 @@
+//! The side that is given the guest.
+
+use std::time::Duration;
+
+use super::Outcome;
+use crate::migration::wire::Kind;
+
+/// Where the target is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// Waits for the source.
+    Listening,
+    /// Waits for the source's greeting.
+    Greeting,
+    /// Waits for the offer.
+    Offering,
+    /// Makes its VM, and opens all backends.
+    Preparing,
+    /// Receives pages, and then the state.
+    Receiving,
+    /// Loads the state.
+    Loading,
+    /// Has all, and waits for Go.
+    Held,
+    /// Takes the locks.
+    Locking,
+    /// Starts the guest.
+    Starting,
+    /// Runs the guest.
+    Running,
+    /// Has discarded the guest.
+    Ended,
+}
+
+impl Stage {
+    /// How long it may take. `None` for one that ends by itself, or by what is done in it.
+    pub const fn deadline(self) -> Option<Duration> {
+        match self {
+            Self::Listening => Some(Duration::from_secs(3600)),
+            Self::Greeting | Self::Offering => Some(Duration::from_secs(10)),
+            // Longer than the source waits before it sends Go.
+            Self::Held => Some(Duration::from_secs(60)),
+            Self::Preparing | Self::Receiving | Self::Loading => None,
+            Self::Locking | Self::Starting | Self::Running | Self::Ended => None,
+        }
+    }
+
+    /// Its word in the progress.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Listening => "listening",
+            Self::Greeting => "greeting",
+            Self::Offering => "offering",
+            Self::Preparing => "preparing",
+            Self::Receiving => "receiving",
+            Self::Loading => "loading",
+            Self::Held => "held",
+            Self::Locking => "locking",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// What happens at the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A source has connected.
+    Accepted,
+    /// It has greeted.
+    Greeted,
+    /// Its offer is complete.
+    Offered,
+    /// The VM is made, and its backends are open.
+    Prepared,
+    /// All pages and the state have come.
+    Received,
+    /// The state is loaded: the guest can run.
+    Loaded,
+    /// The source has sent a frame of this kind, but for those that are parts of the above.
+    Heard(Kind),
+    /// The locks are taken.
+    Locked,
+    /// They cannot be, and none is held.
+    NotLocked,
+    /// The guest runs.
+    Started,
+    /// It cannot, and is discarded, with its locks.
+    NotStarted,
+    /// A user ends the migration.
+    Cancelled,
+    /// The stage's deadline.
+    Late,
+    /// The connection is lost, or the source is silent.
+    Lost,
+    /// Something of the target's own fails.
+    Broke,
+}
+
+/// What the target does. Actions are carried out in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Waits for no other source, and removes what it was listening at.
+    StopListening,
+    /// Answers the greeting.
+    Greet,
+    /// Makes the VM and opens its backends. [`Event::Prepared`] is to follow.
+    Prepare,
+    /// Loads the state. [`Event::Loaded`] is to follow.
+    Load,
+    /// Takes the locks. [`Event::Locked`] or [`Event::NotLocked`] is to follow.
+    TakeLocks,
+    /// Starts the guest. [`Event::Started`] or [`Event::NotStarted`] is to follow.
+    Start,
+    /// Sends this frame, if the connection can still carry it.
+    Tell(Kind),
+    /// Discards the guest, and gives back what was opened and locked for it.
+    Discard,
+    /// Closes the connections.
+    HangUp,
+    /// Reports how it ended.
+    Report(Outcome),
+}
+
+/// The target's side.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Receiver {
+    stage: Stage,
+}
+
+impl Default for Receiver {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Receiver {
+    /// A target that waits for a source.
+    pub const fn new() -> Self {
+        Self { stage: Stage::Listening }
+    }
+
+    /// Where it is.
+    pub const fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// Whether a user can still end the migration: before Go.
+    pub fn can_cancel(&self) -> bool {
+        self.stage < Stage::Locking
+    }
+
+    /// Whether nothing is left to do.
+    pub const fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Running | Stage::Ended)
+    }
+
+    /// What is to be done now that `event` has happened.
+    pub fn on(&mut self, event: Event) -> Vec<Action> {
+        let stage = self.stage;
+        let (next, actions) = match (stage, event) {
+            (Stage::Running | Stage::Ended, _) => return Vec::new(),
+            (Stage::Listening, Event::Accepted) => (Stage::Greeting, vec![Action::StopListening]),
+            (Stage::Greeting, Event::Greeted) => (Stage::Offering, vec![Action::Greet]),
+            (Stage::Offering, Event::Offered) => (Stage::Preparing, vec![Action::Prepare]),
+            (Stage::Preparing, Event::Prepared) => (Stage::Receiving, vec![Action::Tell(Kind::Prepared)]),
+            (Stage::Receiving, Event::Received) => (Stage::Loading, vec![Action::Load]),
+            (Stage::Loading, Event::Loaded) => (Stage::Held, vec![Action::Tell(Kind::Ready)]),
+            (Stage::Held, Event::Heard(Kind::Go)) => (Stage::Locking, vec![Action::TakeLocks]),
+            (Stage::Locking, Event::Locked) => (Stage::Starting, vec![Action::Start]),
+            (Stage::Starting, Event::Started) => {
+                let report = Action::Report(Outcome::Finished);
+                (Stage::Running, vec![Action::Tell(Kind::Running), Action::HangUp, report])
+            }
+            // The guest is this side's now. Whoever learns that it is not is told only when that is certain.
+            (Stage::Locking, Event::NotLocked) | (Stage::Starting, Event::NotStarted) => {
+                let report = Action::Report(Outcome::Failed);
+                (Stage::Ended, vec![Action::Discard, Action::Tell(Kind::Failed), Action::HangUp, report])
+            }
+            (Stage::Locking | Stage::Starting, _) | (_, Event::Heard(Kind::Keepalive)) => return Vec::new(),
+            (_, Event::Cancelled) => return self.give_up(Outcome::Cancelled, Some(Kind::Cancel)),
+            (_, Event::Heard(Kind::Cancel)) => return self.give_up(Outcome::Cancelled, None),
+            (_, Event::Heard(Kind::Failed) | Event::Lost) => return self.give_up(Outcome::Failed, None),
+            // Its own failure, a deadline, or a frame that does not belong here.
+            _ => return self.give_up(Outcome::Failed, Some(Kind::Failed)),
+        };
+        self.stage = next;
+        actions
+    }
+
+    fn give_up(&mut self, outcome: Outcome, tell: Option<Kind>) -> Vec<Action> {
+        let stage = self.stage;
+        self.stage = Stage::Ended;
+        let mut actions = Vec::new();
+        if stage == Stage::Listening {
+            actions.push(Action::StopListening);
+        } else {
+            actions.extend(tell.map(Action::Tell));
+        }
+        actions.push(Action::HangUp);
+        if stage >= Stage::Preparing {
+            actions.push(Action::Discard);
+        }
+        actions.push(Action::Report(outcome));
+        actions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(stage: Stage) -> Receiver {
+        let mut receiver = Receiver::new();
+        for event in [
+            Event::Accepted,
+            Event::Greeted,
+            Event::Offered,
+            Event::Prepared,
+            Event::Received,
+            Event::Loaded,
+            Event::Heard(Kind::Go),
+            Event::Locked,
+            Event::Started,
+        ] {
+            if receiver.stage() == stage {
+                break;
+            }
+            receiver.on(event);
+        }
+        assert_eq!(receiver.stage(), stage);
+        receiver
+    }
+
+    const BEFORE_GO: [Stage; 7] = [
+        Stage::Listening,
+        Stage::Greeting,
+        Stage::Offering,
+        Stage::Preparing,
+        Stage::Receiving,
+        Stage::Loading,
+        Stage::Held,
+    ];
+
+    #[test]
+    fn a_guest_is_started_by_go_in_its_turn_and_by_nothing_else() {
+        for stage in BEFORE_GO {
+            let actions = at(stage).on(Event::Heard(Kind::Go));
+            assert_eq!(actions == [Action::TakeLocks], stage == Stage::Held, "{stage:?}");
+            assert!(stage == Stage::Held || actions.contains(&Action::Report(Outcome::Failed)));
+        }
+        assert_eq!(at(Stage::Locking).on(Event::Locked), [Action::Start]);
+    }
+
+    #[test]
+    fn whatever_fails_before_go_discards_the_guest() {
+        for stage in BEFORE_GO {
+            for event in [Event::Cancelled, Event::Late, Event::Lost, Event::Broke, Event::Heard(Kind::Failed)] {
+                let mut receiver = at(stage);
+                let actions = receiver.on(event);
+                assert_eq!(receiver.stage(), Stage::Ended, "{stage:?} {event:?}");
+                assert_eq!(actions.contains(&Action::Discard), stage >= Stage::Preparing);
+                assert_eq!(actions.contains(&Action::StopListening), stage == Stage::Listening);
+                assert!(receiver.on(Event::Heard(Kind::Go)).is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn after_go_only_a_failure_of_its_own_keeps_the_guest_from_running_and_is_told_last() {
+        for event in [Event::Cancelled, Event::Late, Event::Lost, Event::Heard(Kind::Cancel), Event::Heard(Kind::Pages)]
+        {
+            for stage in [Stage::Locking, Stage::Starting] {
+                let mut receiver = at(stage);
+                assert!(receiver.on(event).is_empty() && !receiver.can_cancel());
+                assert!(receiver.on(Event::Broke).is_empty());
+                assert_eq!(receiver.stage(), stage);
+            }
+        }
+        for (stage, event) in [(Stage::Locking, Event::NotLocked), (Stage::Starting, Event::NotStarted)] {
+            let actions = at(stage).on(event);
+            assert_eq!(actions[..2], [Action::Discard, Action::Tell(Kind::Failed)]);
+        }
+    }
+}

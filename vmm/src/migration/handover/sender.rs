@@ -1,0 +1,429 @@
+//! The side that has the guest, and gives it away.
+
+use std::time::Duration;
+
+use super::Outcome;
+use crate::migration::precopy::Verdict;
+use crate::migration::wire::Kind;
+
+/// Where the source is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// Connects to the target.
+    Connecting,
+    /// Waits for the target's greeting.
+    Greeting,
+    /// Waits until the target has made its VM.
+    Preparing,
+    /// Copies memory while the guest runs.
+    Copying,
+    /// Stops the guest and its devices.
+    Stopping,
+    /// Sends the rest of the memory, and the state.
+    Finishing,
+    /// Waits until the target has loaded all.
+    Loading,
+    /// Has its disks on the medium, and gives their locks up.
+    Releasing,
+    /// Has sent Go.
+    Gone,
+    /// Does not know who has the guest.
+    Unknown,
+    /// Takes its locks again: the guest is its own, or a user says so.
+    Locking,
+    /// The target has the guest.
+    Finished,
+    /// The source has the guest, or the guest is off.
+    Ended,
+}
+
+impl Stage {
+    /// How long it may take. `None` for one that nothing is waited for in, or whose work has deadlines of its own.
+    pub const fn deadline(self) -> Option<Duration> {
+        match self {
+            Self::Connecting | Self::Greeting => Some(Duration::from_secs(10)),
+            // vhost-user backends touch all of guest memory: 30 s, and 2 s for each GiB.
+            Self::Preparing => Some(Duration::from_secs(600)),
+            Self::Stopping | Self::Releasing => Some(Duration::from_secs(30)),
+            Self::Loading => Some(Duration::from_secs(60)),
+            Self::Gone => Some(Duration::from_secs(10)),
+            Self::Copying | Self::Finishing | Self::Unknown | Self::Locking | Self::Finished | Self::Ended => None,
+        }
+    }
+
+    /// Its word in the progress.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Greeting => "greeting",
+            Self::Preparing => "preparing",
+            Self::Copying => "copying",
+            Self::Stopping => "stopping",
+            Self::Finishing => "finishing",
+            Self::Loading => "loading",
+            Self::Releasing => "releasing",
+            Self::Gone => "gone",
+            Self::Unknown => "unknown",
+            Self::Locking => "locking",
+            Self::Finished => "finished",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// What happens at the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// It is connected to the target.
+    Connected,
+    /// The target has greeted.
+    Greeted,
+    /// The target has sent a frame of this kind.
+    Heard(Kind),
+    /// A pass over the memory is complete.
+    Copied(Verdict),
+    /// The guest and its devices stand still, and their state is there.
+    Stopped,
+    /// The rest of the memory and the state have been sent.
+    Sent,
+    /// The locks are given up.
+    Released,
+    /// They are taken again.
+    Locked,
+    /// They cannot be: another program has one.
+    NotLocked,
+    /// Go could not be sent: no byte of it has left.
+    Unsent,
+    /// A user ends the migration.
+    Cancelled,
+    /// A user has the source go on, although the target may have the guest.
+    Forced,
+    /// The stage's deadline, or the migration's.
+    Late,
+    /// The connection is lost, or the target is silent.
+    Lost,
+    /// Something of the source's own fails.
+    Broke,
+    /// The guest powers off.
+    GuestOff,
+}
+
+/// What the source does. Actions are carried out in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Sends the greeting.
+    Greet,
+    /// Sends the offer.
+    Offer,
+    /// Has the logs of written pages begin.
+    StartLogs,
+    /// Sends the pages of the next pass. [`Event::Copied`] is to follow.
+    CopyPass,
+    /// Stops the guest and its devices, and takes their state. [`Event::Stopped`] is to follow.
+    StopGuest,
+    /// Sends the rest of the memory and the state. [`Event::Sent`] is to follow.
+    SendRest,
+    /// Has all that the guest wrote on its disks, and gives their locks up. [`Event::Released`] is to follow.
+    ReleaseLocks,
+    /// Sends Go.
+    SendGo,
+    /// Sends this frame, if the connection can still carry it.
+    Tell(Kind),
+    /// Closes the connections, and ends what is being sent.
+    HangUp,
+    /// Ends the logs.
+    StopLogs,
+    /// Takes the locks again. [`Event::Locked`] or [`Event::NotLocked`] is to follow.
+    TakeLocks,
+    /// Has the guest go on, if it ran when the migration began.
+    ResumeGuest,
+    /// Gives up the guest, which the target runs.
+    EndGuest,
+    /// Reports how it ended.
+    Report(Outcome),
+}
+
+/// The source's side.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Sender {
+    stage: Stage,
+    /// How it ends once the locks are taken again.
+    outcome: Option<Outcome>,
+}
+
+impl Default for Sender {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Sender {
+    /// A source that begins to connect.
+    pub const fn new() -> Self {
+        Self { stage: Stage::Connecting, outcome: None }
+    }
+
+    /// Where it is.
+    pub const fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// Whether a user can still end the migration: before Go.
+    pub fn can_cancel(&self) -> bool {
+        self.stage < Stage::Gone
+    }
+
+    /// Whether nothing is left to do.
+    pub const fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Finished | Stage::Ended)
+    }
+
+    /// What is to be done now that `event` has happened.
+    pub fn on(&mut self, event: Event) -> Vec<Action> {
+        match self.stage {
+            Stage::Finished | Stage::Ended => Vec::new(),
+            Stage::Gone | Stage::Unknown => self.after_go(event),
+            Stage::Locking => self.locking(event),
+            stage => self.before_go(stage, event),
+        }
+    }
+
+    fn before_go(&mut self, stage: Stage, event: Event) -> Vec<Action> {
+        let (next, action) = match (stage, event) {
+            (Stage::Connecting, Event::Connected) => (Stage::Greeting, Action::Greet),
+            (Stage::Greeting, Event::Greeted) => (Stage::Preparing, Action::Offer),
+            (Stage::Preparing, Event::Heard(Kind::Prepared)) => {
+                self.stage = Stage::Copying;
+                return vec![Action::StartLogs, Action::CopyPass];
+            }
+            (Stage::Copying, Event::Copied(Verdict::Again)) => (Stage::Copying, Action::CopyPass),
+            (Stage::Copying, Event::Copied(Verdict::Stop)) => (Stage::Stopping, Action::StopGuest),
+            (Stage::Stopping, Event::Stopped) => (Stage::Finishing, Action::SendRest),
+            (Stage::Finishing, Event::Sent) => {
+                self.stage = Stage::Loading;
+                return Vec::new();
+            }
+            (Stage::Loading, Event::Heard(Kind::Ready)) => (Stage::Releasing, Action::ReleaseLocks),
+            (Stage::Releasing, Event::Released) => (Stage::Gone, Action::SendGo),
+            (_, Event::Heard(Kind::Keepalive)) | (_, Event::Forced) => return Vec::new(),
+            (_, Event::Cancelled) => return self.give_up(Outcome::Cancelled, Some(Kind::Cancel)),
+            // The target's user ended it.
+            (_, Event::Heard(Kind::Cancel)) => return self.give_up(Outcome::Cancelled, None),
+            (_, Event::Heard(Kind::Failed) | Event::Lost) => return self.give_up(Outcome::Failed, None),
+            // One that stands still cannot power off any more: the target carries that out.
+            (_, Event::GuestOff) if stage > Stage::Copying => return Vec::new(),
+            (_, Event::GuestOff) => return self.give_up(Outcome::GuestOff, Some(Kind::Cancel)),
+            // Its own failure, a deadline, or a frame that does not belong here.
+            _ => return self.give_up(Outcome::Failed, Some(Kind::Failed)),
+        };
+        self.stage = next;
+        vec![action]
+    }
+
+    fn after_go(&mut self, event: Event) -> Vec<Action> {
+        match event {
+            Event::Heard(Kind::Running) => {
+                self.stage = Stage::Finished;
+                vec![Action::HangUp, Action::EndGuest, Action::Report(Outcome::Finished)]
+            }
+            // It has discarded the guest.
+            Event::Heard(Kind::Failed | Kind::Cancel) => self.give_up(Outcome::Failed, None),
+            Event::Unsent if self.stage == Stage::Gone => self.give_up(Outcome::Failed, None),
+            // The locks tell whether a target that nobody hears has the guest.
+            Event::Forced if self.stage == Stage::Unknown => {
+                (self.stage, self.outcome) = (Stage::Locking, Some(Outcome::Forced));
+                vec![Action::TakeLocks]
+            }
+            Event::Lost | Event::Late | Event::Broke if self.stage == Stage::Gone => {
+                self.stage = Stage::Unknown;
+                vec![Action::Report(Outcome::Unknown)]
+            }
+            // An answer may still come.
+            _ => Vec::new(),
+        }
+    }
+
+    /// Without its locks the source lets nothing run.
+    fn locking(&mut self, event: Event) -> Vec<Action> {
+        let outcome = self.outcome.unwrap_or(Outcome::Failed);
+        let is_forced = outcome == Outcome::Forced;
+        match event {
+            Event::Locked => {
+                self.stage = Stage::Ended;
+                let undone = if is_forced { vec![Action::HangUp, Action::StopLogs] } else { Vec::new() };
+                undone.into_iter().chain([Action::ResumeGuest, Action::Report(outcome)]).collect()
+            }
+            Event::NotLocked if is_forced => {
+                self.stage = Stage::Unknown;
+                vec![Action::Report(Outcome::Unknown)]
+            }
+            Event::NotLocked => {
+                self.stage = Stage::Ended;
+                vec![Action::Report(Outcome::Failed)]
+            }
+            // The answer that was missing.
+            Event::Heard(Kind::Running) if is_forced => {
+                self.stage = Stage::Finished;
+                vec![Action::HangUp, Action::EndGuest, Action::Report(Outcome::Finished)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Undoes what has been done. The source has the guest.
+    fn give_up(&mut self, outcome: Outcome, tell: Option<Kind>) -> Vec<Action> {
+        let stage = self.stage;
+        let mut actions = Vec::new();
+        if stage > Stage::Connecting {
+            actions.extend(tell.map(Action::Tell));
+        }
+        actions.push(Action::HangUp);
+        if stage >= Stage::Copying {
+            actions.push(Action::StopLogs);
+        }
+        if stage >= Stage::Releasing {
+            (self.stage, self.outcome) = (Stage::Locking, Some(outcome));
+            actions.push(Action::TakeLocks);
+            return actions;
+        }
+        self.stage = Stage::Ended;
+        if stage >= Stage::Stopping {
+            actions.push(Action::ResumeGuest);
+        }
+        actions.push(Action::Report(outcome));
+        actions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A source that has come to `stage`.
+    fn at(stage: Stage) -> Sender {
+        let mut sender = Sender::new();
+        for event in [
+            Event::Connected,
+            Event::Greeted,
+            Event::Heard(Kind::Prepared),
+            Event::Copied(Verdict::Stop),
+            Event::Stopped,
+            Event::Sent,
+            Event::Heard(Kind::Ready),
+            Event::Released,
+            Event::Lost,
+        ] {
+            if sender.stage() == stage {
+                break;
+            }
+            sender.on(event);
+        }
+        assert_eq!(sender.stage(), stage);
+        sender
+    }
+
+    const BEFORE_GO: [Stage; 8] = [
+        Stage::Connecting,
+        Stage::Greeting,
+        Stage::Preparing,
+        Stage::Copying,
+        Stage::Stopping,
+        Stage::Finishing,
+        Stage::Loading,
+        Stage::Releasing,
+    ];
+
+    #[test]
+    fn a_failure_before_go_undoes_exactly_what_was_done() {
+        for stage in BEFORE_GO {
+            for event in [Event::Lost, Event::Late, Event::Broke, Event::Cancelled, Event::Heard(Kind::Failed)] {
+                let mut sender = at(stage);
+                let mut actions = sender.on(event);
+                if stage >= Stage::Releasing {
+                    // Nothing runs before it has them.
+                    assert_eq!(actions.last(), Some(&Action::TakeLocks), "{event:?}");
+                    assert!(!actions.contains(&Action::ResumeGuest) && sender.on(event).is_empty());
+                    actions.extend(sender.on(Event::Locked));
+                }
+                assert_eq!(sender.stage(), Stage::Ended);
+                let does = |action| actions.contains(&action);
+                assert_eq!(does(Action::ResumeGuest), stage >= Stage::Stopping, "{stage:?} {event:?}");
+                assert_eq!(does(Action::StopLogs), stage >= Stage::Copying, "{stage:?} {event:?}");
+                assert_eq!(does(Action::TakeLocks), stage >= Stage::Releasing, "{stage:?} {event:?}");
+                assert!(does(Action::HangUp) && !does(Action::EndGuest) && !does(Action::SendGo));
+                assert!(matches!(actions.last(), Some(Action::Report(Outcome::Failed | Outcome::Cancelled))));
+                assert!(sender.on(Event::Lost).is_empty() && sender.is_over());
+            }
+        }
+    }
+
+    #[test]
+    fn after_go_only_an_answer_or_a_user_ends_the_wait() {
+        for event in [Event::Lost, Event::Late, Event::Broke] {
+            let mut sender = at(Stage::Gone);
+            assert!(!sender.can_cancel());
+            assert_eq!(sender.on(event), [Action::Report(Outcome::Unknown)]);
+            for event in [Event::Lost, Event::Late, Event::Cancelled, Event::Broke, Event::Unsent, Event::GuestOff] {
+                assert!(sender.on(event).is_empty());
+            }
+            let mut running = sender.clone();
+            assert!(running.on(Event::Heard(Kind::Running)).contains(&Action::EndGuest));
+            let mut failed = sender.clone();
+            assert!(failed.on(Event::Heard(Kind::Failed)).contains(&Action::TakeLocks));
+            assert!(failed.on(Event::Locked).contains(&Action::ResumeGuest));
+            assert_eq!(sender.on(Event::Forced), [Action::TakeLocks]);
+            let mut late = sender.clone();
+            assert!(late.on(Event::Heard(Kind::Running)).contains(&Action::EndGuest));
+            assert!(sender.on(Event::Locked).contains(&Action::ResumeGuest));
+        }
+        // Without Unknown there is nothing to force.
+        assert!(at(Stage::Gone).on(Event::Forced).is_empty());
+    }
+
+    #[test]
+    fn a_go_of_which_no_byte_left_is_a_failure_before_it() {
+        let mut sender = at(Stage::Gone);
+        assert_eq!(sender.on(Event::Unsent), [Action::HangUp, Action::StopLogs, Action::TakeLocks]);
+        assert_eq!(sender.on(Event::Locked), [Action::ResumeGuest, Action::Report(Outcome::Failed)]);
+    }
+
+    #[test]
+    fn without_its_locks_the_guest_stays_paused() {
+        for stage in [Stage::Releasing, Stage::Gone] {
+            let mut sender = at(stage);
+            let failed = if stage == Stage::Gone { Event::Heard(Kind::Failed) } else { Event::Cancelled };
+            sender.on(failed);
+            assert_eq!(sender.on(Event::NotLocked), [Action::Report(Outcome::Failed)]);
+            assert!(sender.is_over() && sender.on(Event::Locked).is_empty());
+        }
+        // Whoever forces a source whose target has the locks does not get the guest, and may try again.
+        let mut sender = at(Stage::Unknown);
+        for _ in 0..2 {
+            sender.on(Event::Forced);
+            assert_eq!(sender.on(Event::NotLocked), [Action::Report(Outcome::Unknown)]);
+            assert_eq!(sender.stage(), Stage::Unknown);
+        }
+    }
+
+    #[test]
+    fn a_frame_out_of_turn_ends_the_migration_and_the_target_is_told() {
+        for stage in BEFORE_GO.into_iter().skip(1) {
+            for kind in [Kind::Running, Kind::Pages, Kind::Go, Kind::Offer] {
+                let actions = at(stage).on(Event::Heard(kind));
+                assert!(actions.contains(&Action::Tell(Kind::Failed)), "{stage:?} {kind:?}");
+            }
+            assert!(at(stage).on(Event::Heard(Kind::Keepalive)).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_guest_that_powers_off_ends_the_migration_and_is_not_resumed() {
+        for stage in BEFORE_GO {
+            let actions = at(stage).on(Event::GuestOff);
+            let stands_still = stage >= Stage::Stopping;
+            assert_eq!(actions.is_empty(), stands_still, "{stage:?}");
+            assert!(stands_still || actions.last() == Some(&Action::Report(Outcome::GuestOff)));
+            assert!(!actions.contains(&Action::ResumeGuest));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The file of a guest's memory, and what `state.json` says of it, in single steps, for fuzz targets.
+
+use std::fs::File;
+use std::io;
+
+use serde_json::{Value, json};
+use virtio_devices::GuestMap;
+
+use super::image_layout::ImageLayout;
+use super::memory_image::{self, SnapshotId};
+use super::state_file::{self, Id, SavedState};
+
+/// The file of a memory with given regions.
+#[derive(Debug)]
+pub struct ImageSteps(ImageLayout);
+
+impl ImageSteps {
+    /// The file of the regions that a saved machine names by their first addresses and lengths; `None` if it is
+    /// refused.
+    pub fn of(regions: &[(u64, u64)]) -> Option<Self> {
+        ImageLayout::of_saved(regions).map(Self)
+    }
+
+    /// Where each region is in it, in bytes.
+    pub fn offsets(&self) -> Vec<u64> {
+        self.0.regions.iter().map(|region| region.offset).collect()
+    }
+
+    /// Its length in bytes.
+    pub fn size(&self) -> u64 {
+        self.0.file_size
+    }
+
+    /// Writes `memory`, which has these regions, to the empty `file`. Returns the size of the pages that are not zero.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn save(&self, memory: &GuestMap, file: &File, id: &SnapshotId) -> io::Result<u64> {
+        memory_image::save(memory, &self.0, file, id, &|| false)
+    }
+
+    /// Checks that `file` is the memory of the snapshot `id`, as a restore does first.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn check(&self, file: &File, id: &SnapshotId) -> Result<(), String> {
+        memory_image::check(file, &self.0, id)
+    }
+
+    /// Reads `file` into `memory`, which has these regions and is zero.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or was cut short.
+    pub fn load(&self, file: &File, memory: &GuestMap) -> io::Result<u64> {
+        memory_image::load(file, &self.0, memory, &|| false)
+    }
+
+    /// A state that says that this is the memory, for [`StateSteps::file`].
+    ///
+    /// # Panics
+    ///
+    /// Never: it is JSON.
+    #[expect(clippy::expect_used, reason = "a state without numbers that JSON lacks is JSON")]
+    pub fn state(&self, id: SnapshotId) -> Value {
+        let state = SavedState {
+            id: Id(id),
+            program: "test".to_string(),
+            memory: self.0.clone(),
+            descriptors: Vec::new(),
+            links: Vec::new(),
+            machine: json!({}),
+        };
+        serde_json::to_value(state).expect("it is JSON")
+    }
+}
+
+/// What is read of a `state.json`.
+#[derive(Debug)]
+pub struct StateSteps(SavedState);
+
+impl StateSteps {
+    /// The file with this state and its checksum, as whoever edits a state may write it.
+    pub fn file(state: Value) -> Vec<u8> {
+        state_file::document(state).to_string().into_bytes()
+    }
+
+    /// Reads the bytes of a file.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn read(bytes: &[u8]) -> Result<Self, String> {
+        SavedState::from_file(bytes).map(Self)
+    }
+
+    /// The state, written again.
+    ///
+    /// # Panics
+    ///
+    /// Never: it was JSON.
+    #[expect(clippy::expect_used, reason = "it was JSON")]
+    pub fn write(&self) -> Vec<u8> {
+        self.0.to_file().expect("it was JSON")
+    }
+
+    /// Whether the memory's file is where it says, for a machine whose memory is `image`.
+    pub fn is_of(&self, image: &ImageSteps) -> bool {
+        self.0.memory == image.0
+    }
+}

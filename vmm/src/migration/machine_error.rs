@@ -1,0 +1,122 @@
+//! Why a machine cannot be saved or restored, in one line.
+
+use virtio_devices::StateError;
+
+use crate::error_kind::ErrorKind;
+use crate::kvm::KvmError;
+use crate::migration::compatibility::Incompatible;
+use crate::migration::version::MACHINE_STATE_VERSION;
+use crate::vm::VmError;
+
+/// Why the state of a machine cannot be saved. The machine is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// The guest runs, or does not exist.
+    #[error("the VM is not paused; pause it first (vm.pause)")]
+    NotPaused,
+    /// The guest cannot continue.
+    #[error("the guest has stopped and cannot continue; there is nothing to save")]
+    Stopped,
+    /// Something that the VM has cannot be saved.
+    #[error("{option}: {why}")]
+    Refused {
+        /// How a user names it.
+        option: String,
+        /// Why, and what to do.
+        why: &'static str,
+    },
+    /// A device cannot be saved.
+    #[error("{option}: {error}")]
+    Device {
+        /// The device.
+        option: String,
+        /// Why not.
+        error: StateError,
+    },
+    /// A vCPU cannot be saved.
+    #[error("vCPU {vcpu}: {error}")]
+    Vcpu {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why not.
+        error: KvmError,
+    },
+    /// KVM fails.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+}
+
+impl SaveError {
+    /// The kind of this error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotPaused | Self::Stopped | Self::Refused { .. } => ErrorKind::Conflict,
+            Self::Device { .. } | Self::Vcpu { .. } | Self::Kvm(_) => ErrorKind::Host,
+        }
+    }
+}
+
+/// Why a machine cannot be brought to a saved state. It does not run then, and is to be dropped.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The state is of a version that this program does not read.
+    #[error("saved state of version {0}; this program reads version {MACHINE_STATE_VERSION}")]
+    Version(u16),
+    /// The guest has seen more of its CPU than this host has.
+    #[error("saved state of a guest with another CPU: {0}")]
+    Cpu(#[from] Incompatible),
+    /// The state is of a machine that the configuration does not describe.
+    #[error(
+        "saved state of a machine with {state}; the configuration has {config}; give the configuration that was saved"
+    )]
+    Shape {
+        /// What the state says.
+        state: String,
+        /// What the configuration says.
+        config: String,
+    },
+    /// The state holds what no machine can be in.
+    #[error("saved state with an impossible value in {0}")]
+    Value(&'static str),
+    /// A device cannot be restored.
+    #[error("{option}: {error}")]
+    Device {
+        /// The device.
+        option: String,
+        /// Why not.
+        error: StateError,
+    },
+    /// A vCPU cannot be restored.
+    #[error("vCPU {vcpu}: {error}")]
+    Vcpu {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why not.
+        error: KvmError,
+    },
+    /// KVM fails.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The VM cannot be made.
+    #[error(transparent)]
+    Vm(#[from] Box<VmError>),
+}
+
+impl From<VmError> for RestoreError {
+    fn from(error: VmError) -> Self {
+        Self::Vm(Box::new(error))
+    }
+}
+
+impl RestoreError {
+    /// The kind of this error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Version(_) | Self::Cpu(_) | Self::Shape { .. } | Self::Value(_) | Self::Device { .. } => {
+                ErrorKind::Invalid
+            }
+            Self::Vcpu { .. } | Self::Kvm(_) => ErrorKind::Host,
+            Self::Vm(error) => error.kind(),
+        }
+    }
+}

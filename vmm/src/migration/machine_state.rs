@@ -1,0 +1,100 @@
+//! The state of a paused machine, except its memory and its configuration: plain data with a version, which is not
+//! trusted when it comes back.
+//!
+//! Each part is restored through the same checks that a guest's own writes go through, by the room that it belongs to.
+//! No number in it sizes anything that the configuration does not size, too.
+
+use serde::{Deserialize, Serialize};
+use virtio_devices::DeviceState;
+
+use crate::acpi::event_state::EventDeviceState;
+use crate::firmware::FirmwareState;
+use crate::migration::clock::ClockState;
+use crate::migration::compatibility::CpuidLeaf;
+use crate::migration::irqchip::IrqchipState;
+use crate::migration::output::ConsolesState;
+use crate::migration::vcpu_state::VcpuState;
+use crate::serial::SerialState;
+
+/// A machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineState {
+    /// [`MACHINE_STATE_VERSION`](crate::migration::version::MACHINE_STATE_VERSION) when it was saved.
+    pub version: u16,
+    /// Its addresses.
+    pub layout: LayoutState,
+    /// What its vCPUs read by CPUID, but for what differs between them.
+    pub cpuid: Vec<CpuidLeaf>,
+    /// The guest's time.
+    pub clock: ClockState,
+    /// The interrupt controllers that vCPUs share.
+    pub irqchip: IrqchipState,
+    /// The vCPUs that exist, by ascending numbers.
+    pub vcpus: Vec<VcpuState>,
+    /// How many vCPUs the guest is to have, now and after a restart.
+    pub wanted_vcpus: u8,
+    /// The generic event device with the registers of hot-plug.
+    pub events: EventDeviceState,
+    /// The serial port, if there is one.
+    pub serial: Option<SerialState>,
+    /// What is kept of consoles' output.
+    #[serde(default, skip_serializing_if = "ConsolesState::is_empty")]
+    pub consoles: ConsolesState,
+    /// The ports that firmware needs, if the payload is firmware.
+    pub firmware: Option<FirmwareState>,
+    /// The devices, by segment and slot.
+    pub devices: Vec<SavedDevice>,
+    /// What the guest has asked for and did not get yet.
+    pub stop: Option<StopState>,
+    /// How often the guest had a triple fault.
+    pub triple_faults: u64,
+}
+
+/// The addresses of a machine, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayoutState {
+    /// The width of physical addresses, in bits.
+    pub address_bits: u8,
+    /// The memory that was there when the guest started.
+    pub memory_at_boot: u64,
+    /// The regions of memory by ascending addresses: first address and length. Regions of memory devices are among
+    /// them as a whole, whatever is plugged.
+    pub regions: Vec<(u64, u64)>,
+    /// Memory that was added before the guest started, and is a part of what it was started with: first address and
+    /// end.
+    pub plugged: (u64, u64),
+    /// The 64-bit addresses of BARs: first address and end.
+    pub mmio64: (u64, u64),
+}
+
+/// A device in its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedDevice {
+    /// Its id in the configuration.
+    pub id: String,
+    /// Its PCI segment.
+    pub segment: u16,
+    /// Its device number on bus 0 of the segment.
+    pub slot: u8,
+    /// The first bus of its VFs, if it has any.
+    pub first_vf_bus: Option<u8>,
+    /// The guest was asked to release it, and has not yet.
+    pub leaving: bool,
+    /// Its registers, if a driver can change any.
+    pub state: Option<DeviceState>,
+}
+
+/// Why a guest stopped by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopState {
+    /// It powered off.
+    PowerOff,
+    /// It asked for a reset.
+    Reset,
+    /// One of its vCPUs had a triple fault.
+    TripleFault,
+}

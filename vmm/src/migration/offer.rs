@@ -1,0 +1,132 @@
+//! What the two sides tell each other beside pages: the source's description of its guest, and its state at the end.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::backend_state::{BackendOf, BackendState};
+use super::machine_state::MachineState;
+use super::overrides;
+use super::passed::{PassedState, TapState};
+use super::state_file::{SavedDescriptors, SavedLink};
+use crate::config::{PlannedVm, RestoreConfig, VmConfig};
+use crate::devices::passed_taps::PassedTaps;
+use crate::error::Error;
+use crate::migration::error::MigrationError;
+
+/// What the target needs to make its VM, before any page comes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Offer {
+    /// The program that sends it.
+    pub program: String,
+    /// The configuration as it is now, without descriptors.
+    pub config: Value,
+    /// The functions that had descriptors.
+    pub descriptors: Vec<SavedDescriptors>,
+    /// The links of VFs that clients had set.
+    pub links: Vec<SavedLink>,
+    /// The machine without its state: its addresses, devices and places, and what vCPUs read by CPUID.
+    pub outline: MachineState,
+    /// Whether the guest runs, and is to go on at the target.
+    pub runs: bool,
+    /// What is passed instead of copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passed: Option<PassedState>,
+    /// The backends whose own states follow with the machine's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stateful: Vec<BackendOf>,
+}
+
+/// What follows the last page.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Rest {
+    /// How many passes there were over the memory.
+    pub passes: u32,
+    /// The machine.
+    pub machine: MachineState,
+    /// The states that backends have beside their queues.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub backends: Vec<BackendState>,
+}
+
+fn read<T: for<'de> Deserialize<'de>>(what: &str, bytes: &[u8]) -> Result<T, MigrationError> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        MigrationError::Unsuitable(format!("the source's {what} is not as this program has it: {error}"))
+    })
+}
+
+impl Offer {
+    /// It as bytes.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be JSON.
+    pub(crate) fn bytes(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(self)
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    ///
+    /// It is none.
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, MigrationError> {
+        read("offer", bytes)
+    }
+
+    /// The configuration for this host, with the devices where they are at the source.
+    ///
+    /// # Errors
+    ///
+    /// It does not fit what `given` says of this host.
+    pub(crate) fn plan(&self, given: &RestoreConfig) -> Result<PlannedVm, Error> {
+        let text = serde_json::to_vec(&self.config).map_err(|error| MigrationError::Unsuitable(error.to_string()))?;
+        let mut config = VmConfig::from_json(&text)?;
+        let is_passed = |known: &&SavedDescriptors| {
+            let is_it = |tap: &TapState| (tap.of.id.as_str(), tap.of.vf) == (known.id.as_str(), known.vf);
+            let all = self.passed.iter().flat_map(|passed| &passed.taps);
+            all.filter(|tap| !tap.of.uplink).any(is_it) && !replaces(given, &known.id, known.vf)
+        };
+        let needed: Vec<_> = self.descriptors.iter().filter(|known| !is_passed(known)).cloned().collect();
+        overrides::apply(&mut config, given, &needed).map_err(MigrationError::Unsuitable)?;
+        let mut planned = PlannedVm::new(config)?;
+        overrides::allow_missing(&mut planned, given, &self.descriptors).map_err(MigrationError::Unsuitable)?;
+        for device in &self.outline.devices {
+            planned.set_slot(&device.id, device.slot);
+        }
+        Ok(planned)
+    }
+}
+
+/// Whether `given` has a backend for this function.
+fn replaces(given: &RestoreConfig, id: &str, vf: Option<u16>) -> bool {
+    given.net_fds.iter().any(|net| net.id == id && net.vf == vf)
+        || given.backends.iter().any(|backend| backend.id == id && backend.vf == vf)
+}
+
+/// The taps that are passed, but for those of functions to which `given` gives others.
+pub(super) fn not_replaced(mut taps: PassedTaps, given: &RestoreConfig) -> PassedTaps {
+    taps.0.retain(|(of, _)| of.uplink || !replaces(given, &of.id, of.vf));
+    taps
+}
+
+impl Rest {
+    /// It as bytes.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be JSON.
+    pub(crate) fn bytes(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(self)
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    ///
+    /// It is none.
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, MigrationError> {
+        read("state", bytes)
+    }
+}

@@ -1,0 +1,435 @@
+//! The guest's memory, read from the snapshot when it is used, and block after block meanwhile.
+//!
+//! A thread of its own resolves faults: those of vCPUs, and those of the host's kernel and of this process on the
+//! guest's behalf. When all has been read, nothing is left of it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use virtio_devices::{GuestMap, NewThread, Thread};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::image_layout::ImageLayout;
+use super::present::{PAGE, data};
+use super::userfault::{DEVICE, Message, Userfault};
+use crate::threads::{self, ThreadKind};
+
+/// What is read at once, in bytes.
+const BLOCK: u64 = 256 << 10;
+/// The stack of the thread, in bytes.
+const STACK: usize = 128 << 10;
+/// How long it waits before a file that cannot be read is read again.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Checks that pages can be read on demand here.
+///
+/// # Errors
+///
+/// Why not.
+pub(crate) fn check() -> Result<(), String> {
+    Userfault::new().map(drop).map_err(|error| format!("{DEVICE}: {error}"))
+}
+
+/// A region of the guest's memory.
+struct Region {
+    /// Where it is in this process.
+    host: Range<u64>,
+    /// Where it is in the file, in bytes.
+    offset: u64,
+    /// By page: it was filled, or given back, and is never read from the file again.
+    settled: Vec<u64>,
+    /// The blocks, by offset in the region, that the file has something for, and that were not read ahead yet.
+    ahead: Vec<Range<u64>>,
+}
+
+/// What fills the memory of a guest. Dropping it ends that, and what is missing is zero.
+#[derive(Debug)]
+pub(crate) struct PageFaults {
+    progress: Arc<Progress>,
+    end: Arc<EventFd>,
+    thread: Option<Thread>,
+}
+
+/// How far it has come.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    is_done: Mutex<bool>,
+    changed: Condvar,
+    failed: AtomicBool,
+}
+
+impl Progress {
+    /// Waits until all memory is there, while `stop` does not say that nobody needs it any more. Returns whether it is.
+    pub(crate) fn wait(&self, stop: &dyn Fn() -> bool) -> bool {
+        let mut is_done = self.is_done.lock();
+        while !*is_done && !stop() && !self.failed.load(Ordering::Acquire) {
+            self.changed.wait_for(&mut is_done, RETRY);
+        }
+        *is_done
+    }
+
+    fn finish(&self) {
+        *self.is_done.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+impl PageFaults {
+    /// Has `memory`, which is private and has no pages, filled from `file`.
+    ///
+    /// # Errors
+    ///
+    /// The host refuses.
+    pub(crate) fn begin(memory: &GuestMap, layout: &ImageLayout, file: &Arc<File>) -> io::Result<Self> {
+        let fault = Userfault::new()?;
+        let mut regions = Vec::new();
+        for (region, place) in memory.iter().zip(&layout.regions) {
+            let start = region.as_ptr() as u64;
+            let host = start..start + region.len();
+            fault.register(&host)?;
+            let words = usize::try_from(region.len().div_ceil(PAGE * 64)).map_err(io::Error::other)?;
+            let mut ahead = Vec::new();
+            data(file, &(place.offset..place.offset + place.size), &mut |range| {
+                ahead.push(range.start - place.offset..range.end - place.offset);
+                Ok(())
+            })?;
+            ahead.reverse();
+            regions.push(Region { host, offset: place.offset, settled: vec![0; words], ahead });
+        }
+        let progress = Arc::<Progress>::default();
+        let end = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let filler = Filler {
+            fault,
+            file: Arc::clone(file),
+            regions,
+            waiting: Vec::new(),
+            buffer: vec![0; BLOCK as usize],
+            progress: Arc::clone(&progress),
+            end: Arc::clone(&end),
+            is_told: false,
+        };
+        let kind = ThreadKind::PageFaults;
+        let thread = threads::start(kind, NewThread::new(kind.name(), STACK, move || filler.run()))?;
+        Ok(Self { progress, end, thread: Some(thread) })
+    }
+
+    /// How far it has come.
+    pub(crate) const fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+}
+
+impl Drop for PageFaults {
+    fn drop(&mut self) {
+        let _ = self.end.write(1);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The state of the thread.
+struct Filler {
+    fault: Userfault,
+    file: Arc<File>,
+    regions: Vec<Region>,
+    /// Pages that somebody waits for, by their addresses here.
+    waiting: Vec<u64>,
+    buffer: Vec<u8>,
+    progress: Arc<Progress>,
+    end: Arc<EventFd>,
+    /// Whether it has said that the file cannot be read.
+    is_told: bool,
+}
+
+impl Filler {
+    fn run(mut self) {
+        loop {
+            match self.turn() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    if !self.is_told {
+                        log::error!("the guest waits: its memory cannot be read from the snapshot: {error}");
+                        self.is_told = true;
+                    }
+                    self.progress.failed.store(true, Ordering::Release);
+                    std::thread::sleep(RETRY);
+                }
+            }
+        }
+        self.progress.failed.store(true, Ordering::Release);
+    }
+
+    /// Resolves what waits, or else reads a block ahead. Returns false at the end.
+    fn turn(&mut self) -> io::Result<bool> {
+        let is_idle = self.waiting.is_empty() && self.regions.iter().all(|region| region.ahead.is_empty());
+        if is_idle {
+            return self.finish().map(|()| false);
+        }
+        if self.is_ended()? {
+            return Ok(false);
+        }
+        self.read_messages()?;
+        if let Some(address) = self.waiting.last().copied() {
+            if self.resolve(address)? {
+                self.waiting.pop();
+            }
+            return Ok(true);
+        }
+        self.read_ahead()?;
+        Ok(true)
+    }
+
+    fn is_ended(&self) -> io::Result<bool> {
+        let mut fds = [PollFd::from_borrowed_fd(borrow(&self.end), PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
+    }
+
+    /// All has been read: what is missing is zero, which the kernel does by itself.
+    fn finish(&mut self) -> io::Result<()> {
+        for region in &self.regions {
+            self.fault.unregister(&region.host)?;
+            // Whoever began to wait before that.
+            self.fault.wake(&region.host).or_else(|error| match error.raw_os_error() {
+                Some(libc::EINVAL | libc::ENOENT) => Ok(()),
+                _ => Err(error),
+            })?;
+        }
+        self.progress.finish();
+        Ok(())
+    }
+
+    fn read_messages(&mut self) -> io::Result<()> {
+        while let Some(message) = self.fault.message()? {
+            match message {
+                Message::Fault(address) => self.waiting.push(address / PAGE * PAGE),
+                Message::Removed(range) => self.settle(&range),
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that pages are never read from the file again.
+    fn settle(&mut self, range: &Range<u64>) {
+        for region in &mut self.regions {
+            let start = range.start.max(region.host.start);
+            let end = range.end.min(region.host.end);
+            if start < end {
+                region.settle(&(start - region.host.start..end - region.host.start));
+            }
+        }
+    }
+
+    /// Fills the block of the page at `address`. Returns false if there is a message to be read first.
+    fn resolve(&mut self, address: u64) -> io::Result<bool> {
+        let Some(n) = self.regions.iter().position(|region| region.host.contains(&address)) else { return Ok(true) };
+        let Some(region) = self.regions.get(n) else { return Ok(true) };
+        let at = address - region.host.start;
+        if region.is_settled(at) {
+            // It was given back since, or another fault in its block was first.
+            let page = address..address + PAGE;
+            let (_, result) = self.fault.zero(&page);
+            return match result.map_err(|error| (error.raw_os_error(), error)) {
+                Ok(()) => Ok(true),
+                Err((Some(libc::EEXIST), _)) => self.fault.wake(&page).map(|()| true),
+                Err((Some(libc::EAGAIN), _)) => Ok(false),
+                Err((_, error)) => Err(error),
+            };
+        }
+        let start = at / BLOCK * BLOCK;
+        let end = (start + BLOCK).min(region.host.end - region.host.start);
+        self.fill(n, &(start..end))
+    }
+
+    fn read_ahead(&mut self) -> io::Result<()> {
+        let Some(n) = self.regions.iter().position(|region| !region.ahead.is_empty()) else { return Ok(()) };
+        let Some(range) = self.regions.get(n).and_then(|region| region.ahead.last().cloned()) else { return Ok(()) };
+        let block = range.start..range.end.min(range.start / BLOCK * BLOCK + BLOCK);
+        if !self.fill(n, &block)? {
+            return Ok(());
+        }
+        if let Some(region) = self.regions.get_mut(n) {
+            region.ahead.pop();
+            if block.end < range.end {
+                region.ahead.push(block.end..range.end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the pages of a block, offsets in region `n`, that are not settled. Returns false if there is a message to
+    /// be read first: what was given back must not be filled.
+    fn fill(&mut self, n: usize, block: &Range<u64>) -> io::Result<bool> {
+        let Some(region) = self.regions.get_mut(n) else { return Ok(true) };
+        let len = usize::try_from(block.end - block.start).map_err(io::Error::other)?;
+        let Some(bytes) = self.buffer.get_mut(..len) else { return Ok(true) };
+        self.file.read_exact_at(bytes, region.offset + block.start)?;
+        let mut next = block.start;
+        while next < block.end {
+            if region.is_settled(next) {
+                next += PAGE;
+                continue;
+            }
+            let mut end = next + PAGE;
+            while end < block.end && !region.is_settled(end) {
+                end += PAGE;
+            }
+            let part = (next - block.start) as usize..(end.min(block.end) - block.start) as usize;
+            let (taken, result) = self.fault.copy(region.host.start + next, bytes.get(part).unwrap_or_default());
+            region.settle(&(next..next + taken));
+            next += taken;
+            match result.map_err(|error| (error.raw_os_error(), error)) {
+                Ok(()) => {}
+                // A page that is there is newer than the file's.
+                Err((Some(libc::EEXIST), _)) => {
+                    let page = region.host.start + next..region.host.start + next + PAGE;
+                    region.settle(&(next..next + PAGE));
+                    self.fault.wake(&page)?;
+                    next += PAGE;
+                }
+                Err((Some(libc::EAGAIN), _)) => return Ok(false),
+                Err((_, error)) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Region {
+    fn is_settled(&self, offset: u64) -> bool {
+        let page = offset / PAGE;
+        let word = usize::try_from(page / 64).ok().and_then(|word| self.settled.get(word));
+        word.is_some_and(|word| word >> (page % 64) & 1 != 0)
+    }
+
+    fn settle(&mut self, range: &Range<u64>) {
+        for page in range.start / PAGE..range.end.div_ceil(PAGE) {
+            if let Some(word) = usize::try_from(page / 64).ok().and_then(|word| self.settled.get_mut(word)) {
+                *word |= 1 << (page % 64);
+            }
+        }
+    }
+}
+
+fn borrow(event: &EventFd) -> std::os::fd::BorrowedFd<'_> {
+    use std::os::fd::AsRawFd as _;
+    // SAFETY: the eventfd stays open while it is borrowed.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::mm::Advice;
+    use vm_memory::{Bytes, GuestAddress, MemoryRegionAddress};
+
+    use super::*;
+    use crate::migration::memory_image;
+
+    const MIB: u64 = 1 << 20;
+
+    fn memory() -> GuestMap {
+        let ranges = [(GuestAddress(0), 9 * MIB as usize), (GuestAddress(1 << 32), 3 * MIB as usize)];
+        GuestMap::from_ranges(&ranges).unwrap()
+    }
+
+    /// An image in which each page of every other 100 KiB begins with its number.
+    fn image() -> (Arc<File>, ImageLayout) {
+        let (file, memory) = (Arc::new(tempfile::tempfile().unwrap()), memory());
+        for page in pages().filter(|page| (page.0 / (100 << 10)).is_multiple_of(2)) {
+            memory.write_obj(page.0 | 1, page).unwrap();
+        }
+        let layout = ImageLayout::of_memory(&memory).unwrap();
+        memory_image::save(&memory, &layout, &file, &[0; 16], &|| false).unwrap();
+        (file, layout)
+    }
+
+    fn pages() -> impl Iterator<Item = GuestAddress> {
+        (0..9 * MIB).chain(1 << 32..(1 << 32) + 3 * MIB).step_by(4096).map(GuestAddress)
+    }
+
+    fn expected(page: GuestAddress) -> u64 {
+        if (page.0 / (100 << 10)).is_multiple_of(2) { page.0 | 1 } else { 0 }
+    }
+
+    #[test]
+    fn each_page_is_as_it_was_saved_whoever_touches_it_first() {
+        let (file, layout) = image();
+        for _ in 0..3 {
+            let memory = memory();
+            let faults = PageFaults::begin(&memory, &layout, &file).unwrap();
+            std::thread::scope(|scope| {
+                for thread in 0..4u64 {
+                    let memory = &memory;
+                    scope.spawn(move || {
+                        let all: Vec<_> = pages().collect();
+                        for n in 0..all.len() {
+                            let page = all[(n * 7919 + thread as usize * 31) % all.len()];
+                            assert_eq!(memory.read_obj::<u64>(page).unwrap(), expected(page));
+                        }
+                    });
+                }
+            });
+            assert!(faults.progress().wait(&|| false));
+            drop(faults);
+            assert!(pages().all(|page| memory.read_obj::<u64>(page).unwrap() == expected(page)));
+        }
+    }
+
+    #[test]
+    fn the_kernels_own_accesses_are_resolved_too() {
+        let (file, layout) = image();
+        let memory = memory();
+        let _faults = PageFaults::begin(&memory, &layout, &file).unwrap();
+        let region = memory.iter().last().unwrap();
+        let (mut reader, mut writer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let at = MemoryRegionAddress(2 * MIB);
+        region.write_all_volatile_to(at, &mut writer, 8).unwrap();
+        let mut bytes = [0; 8];
+        io::Read::read_exact(&mut reader, &mut bytes).unwrap();
+        assert_eq!(u64::from_ne_bytes(bytes), expected(GuestAddress((1 << 32) + 2 * MIB)));
+    }
+
+    #[test]
+    fn pages_that_are_given_back_stay_zero() {
+        let (file, layout) = image();
+        for _ in 0..20 {
+            let memory = memory();
+            let faults = PageFaults::begin(&memory, &layout, &file).unwrap();
+            let region = memory.iter().next().unwrap();
+            // The second MiB, and a part of a block.
+            for range in [MIB..2 * MIB, 4 * MIB + 4096..4 * MIB + 3 * 4096] {
+                let start = region.as_ptr().wrapping_add(range.start as usize);
+                // SAFETY: the range is in a mapping to which there are no references.
+                unsafe { rustix::mm::madvise(start.cast(), (range.end - range.start) as usize, Advice::LinuxDontNeed) }
+                    .unwrap();
+            }
+            let is_back = |page: GuestAddress| {
+                (MIB..2 * MIB).contains(&page.0) || (4 * MIB + 4096..4 * MIB + 3 * 4096).contains(&page.0)
+            };
+            for page in pages() {
+                let expected = if is_back(page) { 0 } else { expected(page) };
+                assert_eq!(memory.read_obj::<u64>(page).unwrap(), expected, "{page:?}");
+            }
+            assert!(faults.progress().wait(&|| false));
+        }
+    }
+
+    #[test]
+    fn what_is_dropped_early_ends_at_once() {
+        let (file, layout) = image();
+        for _ in 0..50 {
+            let memory = memory();
+            drop(PageFaults::begin(&memory, &layout, &file).unwrap());
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Threads that send pages: one for each connection. Each takes the next chunk of a pass that nobody has taken yet.
+
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use parking_lot::Mutex;
+use virtio_devices::{GuestMap, NewThread, Thread};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::dirty::{Chunk, DirtyLog, PageSet};
+use super::link::STACK;
+use super::progress::Progress;
+use super::transport::Stream;
+use super::wire::{Frame, MAX_DATA, PAGE, Pages, Range};
+use crate::threads::{self, ThreadKind};
+
+/// What is read of the memory at a time, in bytes.
+const PIECE: usize = 256 << 10;
+
+/// The pages that are to be sent, and the log of those that are written meanwhile.
+pub(super) struct ToSend {
+    /// The pages.
+    pub pages: PageSet,
+    /// Where the next chunk is looked for.
+    pub place: (usize, usize),
+    /// Who notes what is written; none while nobody writes.
+    pub log: Option<DirtyLog>,
+}
+
+impl ToSend {
+    /// The next chunk. What is written to it from here on is noted again.
+    fn take(&mut self) -> io::Result<Option<Chunk>> {
+        let Some(chunk) = self.pages.take(&mut self.place) else { return Ok(None) };
+        self.log.as_mut().map_or(Ok(()), |log| log.release(&chunk))?;
+        Ok(Some(chunk))
+    }
+}
+
+/// One of the connections.
+struct Lane {
+    memory: GuestMap,
+    to_send: Arc<Mutex<ToSend>>,
+    stream: Arc<Stream>,
+    progress: Progress,
+    /// Bytes of the pages of the frame that is being filled.
+    data: Box<[u8]>,
+    pages: Pages,
+    sent: u64,
+}
+
+/// All connections that carry pages. Dropping this ends them.
+pub(super) struct PagesOut {
+    lanes: Vec<(Arc<Stream>, Sender<u32>, Option<Thread>)>,
+}
+
+impl PagesOut {
+    /// Sends pages of `memory` over `streams`. How many bytes were sent in each pass, or why not, is given to `tell`
+    /// once for each connection.
+    ///
+    /// # Errors
+    ///
+    /// The host has no thread left.
+    pub(super) fn new(
+        streams: Vec<Stream>,
+        memory: &GuestMap,
+        to_send: &Arc<Mutex<ToSend>>,
+        progress: &Progress,
+        tell: impl Fn(Result<u64, String>) + Clone + Send + 'static,
+    ) -> io::Result<Self> {
+        let mut all = Self { lanes: Vec::new() };
+        for (index, stream) in (0..).zip(streams) {
+            let stream = Arc::new(stream);
+            let (passes, todo) = channel();
+            let lane = Lane {
+                memory: memory.clone(),
+                to_send: Arc::clone(to_send),
+                stream: Arc::clone(&stream),
+                progress: progress.clone(),
+                data: vec![0; MAX_DATA].into(),
+                pages: Pages::default(),
+                sent: 0,
+            };
+            let tell = tell.clone();
+            let name = format!("migration-{index}");
+            let run = move || lane.run(&todo, tell);
+            let thread = threads::start(ThreadKind::Migration, NewThread::new(&name, STACK, run))?;
+            all.lanes.push((stream, passes, Some(thread)));
+        }
+        Ok(all)
+    }
+
+    /// How many connections there are.
+    pub(super) fn count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Begins to send what is to be sent, as the pass of this number.
+    pub(super) fn send(&self, pass: u32) {
+        for (_, passes, _) in &self.lanes {
+            // One that has failed has said so.
+            let _ = passes.send(pass);
+        }
+    }
+
+    /// Ends the connections, whatever is being sent.
+    pub(super) fn close(&mut self) {
+        self.lanes.iter().for_each(|(stream, ..)| stream.close());
+        for (_, passes, thread) in self.lanes.drain(..) {
+            drop(passes);
+            if let Some(thread) = thread {
+                // If it panicked, that has been reported.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for PagesOut {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Lane {
+    fn run(mut self, todo: &Receiver<u32>, tell: impl Fn(Result<u64, String>)) {
+        for pass in todo {
+            let sent = self.pass(pass);
+            let failed = sent.is_err();
+            tell(sent.map_err(|error| format!("memory cannot be sent: {error}")));
+            if failed {
+                return;
+            }
+        }
+    }
+
+    fn pass(&mut self, pass: u32) -> io::Result<u64> {
+        self.sent = 0;
+        loop {
+            let taken = self.to_send.lock().take()?;
+            let Some(chunk) = taken else { break };
+            for (start, len) in chunk.runs() {
+                for at in (start..start + len).step_by(PIECE) {
+                    self.piece(at, PIECE.min((start + len - at) as usize))?;
+                }
+            }
+            // The pages of a chunk are not kept back: they may be written again.
+            self.flush()?;
+        }
+        (&*self.stream).write_all(&Frame::Flush(pass).bytes())?;
+        Ok(self.sent)
+    }
+
+    /// Sends `len` bytes from `start` on, at most [`PIECE`].
+    fn piece(&mut self, start: u64, len: usize) -> io::Result<()> {
+        const { assert!(PIECE <= MAX_DATA) };
+        if self.pages.data() + len > MAX_DATA {
+            self.flush()?;
+        }
+        let mut filled = self.pages.data();
+        // A copy: what is looked at is what is sent, whatever the guest writes meanwhile.
+        let place = self.data.get_mut(filled..filled + len).ok_or(io::ErrorKind::InvalidInput)?;
+        self.memory.read_slice(place, GuestAddress(start)).map_err(io::Error::other)?;
+        let from = filled;
+        for page in (0..len).step_by(PAGE as usize) {
+            let (at, size) = (from + page, PAGE as usize);
+            let is_zero = self.data.get(at..at + size).is_some_and(is_zero);
+            let run = Range { start: start + page as u64, len: PAGE as u32, is_zero };
+            if !self.pages.push(run) {
+                // The table is full.
+                self.flush()?;
+                self.pages.push(run);
+                filled = 0;
+            }
+            if !is_zero {
+                self.data.copy_within(at..at + size, filled);
+                filled += size;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.pages.is_empty() {
+            return Ok(());
+        }
+        let (table, data) = (self.pages.bytes(), self.pages.data());
+        let mut writer = &*self.stream;
+        writer.write_all(&table)?;
+        writer.write_all(self.data.get(..data).unwrap_or_default())?;
+        let zero =
+            self.pages.ranges().iter().filter(|range| range.is_zero).map(|range| u64::from(range.len)).sum::<u64>();
+        self.progress.count((table.len() + data) as u64, data as u64 / PAGE, zero / PAGE);
+        self.sent += data as u64;
+        self.pages.clear();
+        Ok(())
+    }
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    let (words, rest) = page.as_chunks::<16>();
+    words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
+}

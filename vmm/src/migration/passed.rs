@@ -1,0 +1,141 @@
+//! What a target on the same host gets instead of copies: the guest's memory, and its taps, which two programs could
+//! not open by their names.
+
+use std::fs::File;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use virtio_devices::PassedTap;
+use vm_memory::{GuestAddressSpace as _, GuestMemoryBackend as _, GuestMemoryRegion as _};
+
+use crate::devices::passed_taps::{PassedTaps, TapOf};
+use crate::vm::Vm;
+use crate::vm::memory::PassedRegion;
+
+/// What the descriptors are, in their order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PassedState {
+    /// A descriptor for each region of the memory.
+    pub memory: Vec<RegionState>,
+    /// One for each queue of a tap.
+    pub taps: Vec<TapState>,
+}
+
+/// A tap.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TapState {
+    /// Whose it is.
+    pub of: TapOf,
+    /// How many queues it has.
+    pub queues: u16,
+    /// Its MTU in bytes when it was opened; none if it had been passed in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// The offloads that it can be asked for (`TUNSETOFFLOAD`).
+    pub offloads: u32,
+}
+
+/// A region of the memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RegionState {
+    /// Its first address in the guest.
+    pub start: u64,
+    /// Its length, in bytes.
+    pub len: u64,
+    /// Where it begins in the file of its descriptor, in bytes.
+    pub offset: u64,
+}
+
+/// What a source passes: the descriptors, and what they are.
+pub(crate) type Passing = (PassedState, Vec<OwnedFd>);
+
+/// What `vm` passes.
+///
+/// # Errors
+///
+/// Its memory is its own.
+pub(crate) fn of_vm(vm: &Vm) -> Result<Passing, String> {
+    let (mut state, mut fds) = (PassedState::default(), Vec::new());
+    if vm.shared_memory().is_none() {
+        let what = "the guest's memory is private to this program; start it with --memory shared=on";
+        return Err(format!("local=true: {what}, or leave local out, and it is copied"));
+    }
+    for region in vm.memory().memory().iter() {
+        let Some(file) = region.file_offset() else { return Err("local=true: memory without a file".to_string()) };
+        let fd = file.file().as_fd().try_clone_to_owned();
+        fds.push(fd.map_err(|error| format!("local=true: the host has no descriptor left: {error}"))?);
+        state.memory.push(RegionState { start: region.start_addr().0, len: region.len(), offset: file.start() });
+    }
+    let taps = PassedTaps::of(vm.devices().taps()).map_err(|(TapOf { id, vf, .. }, error)| {
+        let name = vf.map_or_else(|| id.clone(), |vf| format!("{id}/{vf}"));
+        format!("local=true: the tap of {name} cannot be passed: {error}; leave local out")
+    })?;
+    for (of, PassedTap { mtu, offloads, queues }) in taps.0 {
+        // A tap has at most 256.
+        let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
+        state.taps.push(TapState { of, queues: count, mtu, offloads });
+        fds.extend(queues);
+    }
+    Ok((state, fds))
+}
+
+impl PassedState {
+    /// The memory and the taps in `fds`, which came in the order of this.
+    ///
+    /// # Errors
+    ///
+    /// They are not what this says.
+    pub(crate) fn open(&self, fds: Vec<OwnedFd>) -> Result<(Vec<PassedRegion>, PassedTaps), String> {
+        let mut fds = fds;
+        let queues = self.taps.iter().map(|tap| usize::from(tap.queues)).sum::<usize>();
+        if fds.len() != self.memory.len() + queues {
+            return Err("the source passes other descriptors than it says".to_string());
+        }
+        let mut queues = fds.split_off(self.memory.len()).into_iter();
+        let mut tap = |TapState { of, queues: count, mtu, offloads }: &TapState| {
+            let queues = queues.by_ref().take(usize::from(*count)).collect();
+            (of.clone(), PassedTap { mtu: *mtu, offloads: *offloads, queues })
+        };
+        let taps = PassedTaps(self.taps.iter().map(&mut tap).collect());
+        Ok((self.regions(fds)?, taps))
+    }
+
+    fn regions(&self, fds: Vec<OwnedFd>) -> Result<Vec<PassedRegion>, String> {
+        let wrong = |what: &str| format!("the source passes its guest's memory, and {what}");
+        let region = |(state, fd): (&RegionState, OwnedFd)| {
+            let RegionState { start, len, offset } = *state;
+            let size = rustix::fs::fstat(&fd).map_err(|error| wrong(&format!("one cannot be looked at: {error}")))?;
+            let (Some(end), Some(last)) = (start.checked_add(len), offset.checked_add(len)) else {
+                return Err(wrong("it has addresses that there are not"));
+            };
+            // Memory beyond the end of its file would end this process.
+            if u64::try_from(size.st_size).unwrap_or(0) < last {
+                return Err(wrong("a file of it is too short"));
+            }
+            Ok(PassedRegion { range: start..end, file: Arc::new(File::from(fd)), offset })
+        };
+        self.memory.iter().zip(fds).map(region).collect()
+    }
+}
+
+/// Checks that the memory of `vm` is what was passed, all of it.
+///
+/// # Errors
+///
+/// It is other memory.
+pub(crate) fn check(vm: &Vm, passed: &[PassedRegion]) -> Result<(), String> {
+    let memory = vm.memory().memory();
+    let is_passed = |region: &virtio_devices::GuestRegion| {
+        let file = region.file_offset().map(vm_memory::FileOffset::arc);
+        file.is_some_and(|file| passed.iter().any(|passed| Arc::ptr_eq(&passed.file, file)))
+    };
+    if memory.num_regions() == passed.len() && memory.iter().all(is_passed) {
+        Ok(())
+    } else {
+        Err("the source passes its guest's memory, and that is laid out otherwise than here".to_string())
+    }
+}

@@ -1,0 +1,129 @@
+//! Descriptors that go to a target on the same host, on a connection of their own (`unix(7)`, SCM_RIGHTS).
+//!
+//! Their number comes first, as 4 bytes. Then one byte comes with each few of them.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+
+/// How many go with a byte.
+const TOGETHER: usize = 64;
+
+/// Sends `fds`.
+///
+/// # Errors
+///
+/// The connection is lost.
+pub(super) fn send(stream: &UnixStream, fds: &[OwnedFd]) -> io::Result<()> {
+    let count = u32::try_from(fds.len()).map_err(io::Error::other)?;
+    (&*stream).write_all(&count.to_le_bytes())?;
+    for some in fds.chunks(TOGETHER) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TOGETHER))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<_> = some.iter().map(AsFd::as_fd).collect();
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        let byte = [some.len() as u8];
+        while let Err(errno) = sendmsg(stream, &[IoSlice::new(&byte)], &mut control, SendFlags::NOSIGNAL) {
+            if errno != rustix::io::Errno::INTR {
+                return Err(errno.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Receives all that come.
+///
+/// # Errors
+///
+/// The connection is lost, or this process cannot have so many.
+pub(super) fn receive(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+    let mut count = [0; 4];
+    (&*stream).read_exact(&mut count)?;
+    let (count, mut all) = (u32::from_le_bytes(count) as usize, Vec::new());
+    while all.len() < count {
+        let before = all.len();
+        receive_some(stream, &mut all)?;
+        if all.len() == before || all.len() > count {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "other descriptors came than were announced"));
+        }
+    }
+    Ok(all)
+}
+
+fn receive_some(stream: &UnixStream, all: &mut Vec<OwnedFd>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TOGETHER))];
+    let (mut control, mut byte) = (RecvAncillaryBuffer::new(&mut space), [0]);
+    let received = loop {
+        match recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            received => break received?,
+        }
+    };
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("this process may not have so many open files (ulimit -n)"));
+    }
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            all.extend(fds);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use super::*;
+
+    fn files(count: usize) -> Vec<OwnedFd> {
+        (0..count).map(|_| tempfile::tempfile().unwrap().into()).collect()
+    }
+
+    #[test]
+    fn descriptors_arrive_in_their_order_however_many_there_are() {
+        for count in [0, 1, 64, 65, 200] {
+            let (source, target) = UnixStream::pair().unwrap();
+            let sent = files(count);
+            for (index, fd) in sent.iter().enumerate() {
+                rustix::io::pwrite(fd, &(index as u32).to_le_bytes(), 0).unwrap();
+            }
+            let sends = std::thread::spawn(move || send(&source, &sent).map(|()| sent));
+            let received = receive(&target).unwrap();
+            assert_eq!(received.len(), sends.join().unwrap().unwrap().len());
+            for (index, fd) in received.iter().enumerate() {
+                let mut bytes = [0; 4];
+                rustix::io::pread(fd, &mut bytes, 0).unwrap();
+                assert_eq!(u32::from_le_bytes(bytes), index as u32);
+                assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+                assert!(fd.as_raw_fd() > 2);
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_not_announced_or_never_comes_is_an_error() {
+        let (source, target) = UnixStream::pair().unwrap();
+        (&source).write_all(&[1, 0, 0, 0, 1]).unwrap();
+        assert!(receive(&target).unwrap_err().to_string().contains("than were announced"));
+        (&source).write_all(&[1, 0]).unwrap();
+        drop(source);
+        assert_eq!(receive(&target).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let (source, target) = UnixStream::pair().unwrap();
+        let both = files(2);
+        (&source).write_all(&[1, 0, 0, 0]).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<_> = both.iter().map(AsFd::as_fd).collect();
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        sendmsg(&source, &[IoSlice::new(&[2])], &mut control, SendFlags::NOSIGNAL).unwrap();
+        assert!(receive(&target).is_err());
+    }
+}

@@ -1,0 +1,277 @@
+//! When to stop the guest: the policy of copying memory while the guest writes to it.
+//!
+//! Each pass sends what was written during the pass before. The guest is stopped when the rest, and all that has to
+//! happen beside sending it, fit the goal for the downtime, and another pass would not make the rest much smaller.
+
+use std::time::Duration;
+
+pub use vm_api::migration::TimeoutStrategy;
+
+/// What the user wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Goal {
+    /// How long the guest may stand still.
+    pub downtime: Duration,
+    /// How long memory may be copied before `strategy` decides.
+    pub timeout: Duration,
+    /// What then happens.
+    pub strategy: TimeoutStrategy,
+}
+
+/// What follows a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Another pass.
+    Again,
+    /// The guest is stopped, and the rest sent.
+    Stop,
+    /// The time is up, and the user wants no more of it.
+    GiveUp,
+}
+
+/// A pass over the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pass {
+    /// How many bytes of pages were sent, but for those that are zero.
+    pub sent: u64,
+    /// How long it took.
+    pub took: Duration,
+    /// How many bytes are written now and were not sent since.
+    pub rest: u64,
+    /// The time since copying began.
+    pub elapsed: Duration,
+}
+
+/// What cannot be shortened, in the estimate before any has been measured: stopping vCPUs and devices, saving and
+/// loading their state, the messages of the handover.
+const FIXED: Duration = Duration::from_millis(10);
+/// The slowest connection that is reckoned with, in bytes per second.
+const SLOWEST: u64 = 64 << 10;
+/// A rest that no further pass is worth, in bytes.
+const SMALL: u64 = 1 << 20;
+/// How many passes within the goal may still shrink the rest.
+const MOST_SHRINKING: u32 = 8;
+/// The first step of throttling, and each further one, in percent of the vCPUs' time.
+const STEP: u8 = 10;
+/// The most that is taken from the guest, in percent.
+const MOST_THROTTLE: u8 = 99;
+
+/// The policy, and what it has seen.
+#[derive(Debug, Clone)]
+pub struct Precopy {
+    goal: Goal,
+    /// What cannot be shortened.
+    fixed: Duration,
+    /// In bytes per second; 0 until a pass has shown one.
+    bandwidth: u64,
+    /// How fast the guest writes to pages, in bytes per second.
+    dirty_rate: u64,
+    passes: u32,
+    /// What was left after the pass before.
+    rest: Option<u64>,
+    /// Passes in a row that did not make the rest smaller.
+    futile: u32,
+    /// Passes after the goal was reached.
+    within: u32,
+    throttle: u8,
+}
+
+impl Precopy {
+    /// A policy for this goal, over a connection with the round trip time `rtt`.
+    pub fn new(goal: Goal, rtt: Duration) -> Self {
+        Self {
+            goal,
+            fixed: FIXED + rtt * 2,
+            bandwidth: 0,
+            dirty_rate: 0,
+            passes: 0,
+            rest: None,
+            futile: 0,
+            within: 0,
+            throttle: 0,
+        }
+    }
+
+    /// How many passes there have been.
+    pub const fn passes(&self) -> u32 {
+        self.passes
+    }
+
+    /// Bytes per second that the connections have carried.
+    pub const fn bandwidth(&self) -> u64 {
+        self.bandwidth
+    }
+
+    /// Bytes per second of pages that the guest writes to.
+    pub const fn dirty_rate(&self) -> u64 {
+        self.dirty_rate
+    }
+
+    /// The share of the vCPUs' time that is to be taken from the guest, in percent.
+    pub const fn throttle(&self) -> u8 {
+        self.throttle
+    }
+
+    /// How long the guest would stand still if it were stopped with `rest` bytes to send.
+    pub fn estimate(&self, rest: u64) -> Duration {
+        let nanos = u128::from(rest) * 1_000_000_000 / u128::from(self.bandwidth.max(SLOWEST));
+        self.fixed + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// The goal, or what can be reached: no pass shortens what cannot be shortened.
+    fn reachable(&self) -> Duration {
+        self.goal.downtime.max(self.fixed + self.fixed / 10)
+    }
+
+    /// What follows this pass.
+    pub fn after(&mut self, pass: Pass) -> Verdict {
+        let Pass { sent, took, rest, elapsed } = pass;
+        self.passes += 1;
+        self.measure(sent, took, rest);
+        let before = self.rest.replace(rest);
+        // A quarter less is worth a pass.
+        let shrinks = before.is_none_or(|before| rest <= before - before / 4);
+        if self.estimate(rest) <= self.reachable() {
+            self.within += 1;
+            let is_worth_it = rest > SMALL && shrinks && self.within <= MOST_SHRINKING && elapsed < self.goal.timeout;
+            return if is_worth_it { Verdict::Again } else { Verdict::Stop };
+        }
+        if elapsed >= self.goal.timeout {
+            return match self.goal.strategy {
+                TimeoutStrategy::Cancel => Verdict::GiveUp,
+                TimeoutStrategy::Ignore => Verdict::Stop,
+            };
+        }
+        self.futile = if shrinks { 0 } else { self.futile + 1 };
+        if self.futile >= 2 {
+            self.futile = 0;
+            self.throttle = self.throttle.saturating_add(STEP).min(MOST_THROTTLE);
+        }
+        Verdict::Again
+    }
+
+    /// A pass of little data says little about the connection.
+    fn measure(&mut self, sent: u64, took: Duration, rest: u64) {
+        let micros = took.as_micros().max(1);
+        let per_second = |bytes: u64| u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX);
+        self.dirty_rate = per_second(rest);
+        if sent >= SMALL || self.bandwidth == 0 {
+            self.bandwidth = match (per_second(sent), self.bandwidth) {
+                (now, 0) => now,
+                // The newest counts half: what the last pass will see is like it.
+                (now, before) => now / 2 + before / 2,
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn goal(strategy: TimeoutStrategy) -> Goal {
+        Goal { downtime: Duration::from_millis(300), timeout: Duration::from_secs(3600), strategy }
+    }
+
+    /// Copies `size` bytes at `bandwidth` while the guest writes to `rate` bytes of other pages in a second, of at most
+    /// `working_set`. Returns the verdict, the policy, the rest, and the seconds it took.
+    fn run(
+        (size, bandwidth): (u64, u64),
+        (rate, working_set): (u64, u64),
+        goal: Goal,
+    ) -> (Verdict, Precopy, u64, Duration) {
+        let mut policy = Precopy::new(goal, Duration::from_micros(200));
+        let (mut sent, mut elapsed) = (size, Duration::ZERO);
+        loop {
+            let took = Duration::from_secs_f64(sent as f64 / bandwidth as f64).max(Duration::from_micros(50));
+            elapsed += took;
+            let rate = rate * u64::from(100 - policy.throttle()) / 100;
+            let rest = ((rate as f64 * took.as_secs_f64()) as u64).min(working_set) / 4096 * 4096;
+            let verdict = policy.after(Pass { sent, took, rest, elapsed });
+            if verdict != Verdict::Again {
+                return (verdict, policy, rest, elapsed);
+            }
+            assert!(policy.passes() < 100_000);
+            sent = rest;
+        }
+    }
+
+    #[test]
+    fn an_idle_guest_is_stopped_with_next_to_nothing_left() {
+        let (verdict, policy, rest, _) = run((512 * MIB, 1024 * MIB), (MIB, MIB), goal(TimeoutStrategy::Cancel));
+        assert_eq!((verdict, policy.throttle()), (Verdict::Stop, 0));
+        assert!(rest <= MIB && policy.passes() <= 4, "{rest} {}", policy.passes());
+    }
+
+    #[test]
+    fn passes_go_on_past_the_goal_while_they_shrink_the_rest() {
+        // 250 MiB would fit the goal after the first pass.
+        let (verdict, policy, rest, _) =
+            run((1024 * MIB, 1024 * MIB), (250 * MIB, 250 * MIB), goal(TimeoutStrategy::Cancel));
+        assert_eq!(verdict, Verdict::Stop);
+        assert!(policy.passes() > 2 && rest <= 4 * MIB, "{} {rest}", policy.passes());
+        // Nothing is gained by passes over what is written all the time.
+        let (verdict, policy, ..) =
+            run((1024 * MIB, 1024 * MIB), (4096 * MIB, 200 * MIB), goal(TimeoutStrategy::Cancel));
+        assert_eq!((verdict, policy.passes() <= 3), (Verdict::Stop, true));
+    }
+
+    #[test]
+    fn the_estimate_has_what_no_bandwidth_shortens() {
+        let mut policy = Precopy::new(goal(TimeoutStrategy::Cancel), Duration::from_millis(100));
+        let pass = |rest| Pass { sent: 100 * MIB, took: Duration::from_secs(1), rest, elapsed: Duration::from_secs(1) };
+        // 10 ms, two round trips, and 90 ms for 9 MiB at 100 MiB/s.
+        assert_eq!(policy.after(pass(9 * MIB)), Verdict::Again);
+        assert_eq!(policy.estimate(9 * MIB), Duration::from_millis(300));
+        assert_eq!(policy.after(pass(9 * MIB + 4096)), Verdict::Again);
+        assert!(policy.estimate(9 * MIB + 4096) > Duration::from_millis(300));
+        assert_eq!(policy.after(pass(9 * MIB)), Verdict::Stop);
+    }
+
+    #[test]
+    fn a_guest_that_writes_faster_than_the_connection_is_throttled_until_it_fits() {
+        let (verdict, policy, rest, _) =
+            run((1024 * MIB, 100 * MIB), (150 * MIB, 1024 * MIB), goal(TimeoutStrategy::Cancel));
+        assert_eq!(verdict, Verdict::Stop);
+        assert!((40..=99).contains(&policy.throttle()), "{}", policy.throttle());
+        assert!(policy.estimate(rest) <= Duration::from_millis(300));
+    }
+
+    #[test]
+    fn a_goal_below_what_cannot_be_shortened_is_met_as_closely_as_possible() {
+        let goal = Goal { downtime: Duration::from_millis(1), ..goal(TimeoutStrategy::Cancel) };
+        let (verdict, policy, rest, elapsed) = run((1024 * MIB, 1024 * MIB), (MIB / 2, MIB / 2), goal);
+        assert_eq!((verdict, policy.throttle()), (Verdict::Stop, 0));
+        assert!(policy.estimate(rest) < Duration::from_millis(12) && elapsed < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn after_the_timeout_the_strategy_decides() {
+        let short = |strategy| Goal { timeout: Duration::from_secs(30), ..goal(strategy) };
+        for (strategy, expected) in
+            [(TimeoutStrategy::Cancel, Verdict::GiveUp), (TimeoutStrategy::Ignore, Verdict::Stop)]
+        {
+            let (verdict, policy, rest, elapsed) =
+                run((1024 * MIB, 100 * MIB), (400 * MIB, 1024 * MIB), short(strategy));
+            assert_eq!(verdict, expected);
+            assert!(elapsed >= Duration::from_secs(30) && policy.estimate(rest) > Duration::from_millis(300));
+        }
+        // Within the goal there is nothing to decide.
+        let (verdict, ..) = run((8192 * MIB, 100 * MIB), (0, 0), short(TimeoutStrategy::Cancel));
+        assert_eq!(verdict, Verdict::Stop);
+    }
+
+    #[test]
+    fn no_numbers_panic() {
+        let mut policy = Precopy::new(goal(TimeoutStrategy::Ignore), Duration::MAX / 4);
+        for pass in [
+            Pass { sent: 0, took: Duration::ZERO, rest: u64::MAX, elapsed: Duration::ZERO },
+            Pass { sent: u64::MAX, took: Duration::ZERO, rest: 0, elapsed: Duration::MAX },
+            Pass { sent: u64::MAX, took: Duration::MAX, rest: u64::MAX, elapsed: Duration::MAX },
+        ] {
+            policy.after(pass);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The VM of a target, made by a thread of its own: everything is read, checked and opened before any page comes.
+
+use std::os::fd::OwnedFd;
+
+use virtio_devices::Cancel;
+
+use super::error::MigrationError;
+use super::offer::{self, Offer};
+use super::passed;
+use super::state_file::SavedLink;
+use crate::config::{PlannedVm, RestoreConfig};
+use crate::error::Error;
+use crate::landlock::{self, Rule};
+use crate::telemetry::events::Events;
+use crate::vm::host_limits::HostLimits;
+use crate::vm::memory::Image;
+use crate::vm::{Origin, Vm};
+
+/// What a VM is made with.
+#[derive(Clone)]
+pub(crate) struct Preparer {
+    /// What differs on this host.
+    pub given: RestoreConfig,
+    /// Where events are reported.
+    pub events: Events,
+    /// What the host lets this process have.
+    pub limits: HostLimits,
+    /// The files that this program needs whatever its VM is.
+    pub own_files: Vec<Rule>,
+}
+
+/// A VM without its memory's contents.
+pub(crate) struct Made {
+    /// Its configuration.
+    pub planned: PlannedVm,
+    /// The VM, never powered on.
+    pub vm: Box<Vm>,
+    /// The links of VFs that clients had set.
+    pub links: Vec<SavedLink>,
+    /// Whether its guest ran at the source.
+    pub runs: bool,
+    /// Whether its memory is the source's.
+    pub is_local: bool,
+}
+
+impl Preparer {
+    /// Makes the VM that `offer` describes, of the descriptors that came with it. `cancel` ends that.
+    ///
+    /// # Errors
+    ///
+    /// It does not fit this host, or something cannot be opened. Nothing is left then.
+    pub(crate) fn make(&self, offer: &[u8], fds: Vec<OwnedFd>, cancel: &Cancel) -> Result<Made, Error> {
+        let offer = Offer::read(offer)?;
+        let planned = offer.plan(&self.given)?;
+        landlock::enter(&planned, &self.own_files)?;
+        let mut config = planned.config().clone();
+        config.cpus.boot_vcpus = offer.outline.wanted_vcpus.into();
+        let hosts = (self.events.clone(), self.limits);
+        let passed = offer.passed.as_ref().map(|passed| passed.open(fds)).transpose();
+        let passed = passed.map_err(MigrationError::Unsuitable)?.map(|(memory, taps)| {
+            let image = Image::Passed(memory.clone().into());
+            (memory, image, offer::not_replaced(taps, &self.given))
+        });
+        let origin = Origin::Running(passed.as_ref().map(|(_, image, taps)| (image, taps)));
+        let vm = Vm::for_restore_from(&config, planned.plan(), &offer.outline, origin, hosts, Some(cancel))
+            .map_err(MigrationError::from)?;
+        vm.check_cpuid(&offer.outline.cpuid).map_err(MigrationError::from)?;
+        let is_all = passed.iter().try_for_each(|(memory, ..)| passed::check(&vm, memory));
+        is_all.map_err(MigrationError::Unsuitable)?;
+        vm.devices().check_stateful(&offer.stateful).map_err(MigrationError::Unsuitable)?;
+        Ok(Made { planned, vm: Box::new(vm), links: offer.links, runs: offer.runs, is_local: offer.passed.is_some() })
+    }
+}

@@ -1,0 +1,257 @@
+//! Which pages of the guest's memory exist: others are zero, and reading them would make them.
+//!
+//! Shared memory is a file, whose holes the kernel knows. Of private memory, the page tables know: all at once with
+//! `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`), or page by page.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::SeekFrom;
+use virtio_devices::GuestRegion;
+use vm_memory::GuestMemoryRegion;
+
+/// The size of a page, in bytes.
+pub(crate) const PAGE: u64 = 4096;
+/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`.
+pub(crate) const PAGEMAP_SCAN: u64 = 0xc060_6610;
+/// A page is in memory, or on swap (`linux/fs.h`).
+const PRESENT_OR_SWAPPED: u64 = 1 << 3 | 1 << 4;
+/// Ranges that one call returns.
+const MOST_RANGES: usize = 512;
+/// Pages that one read of the older interface covers.
+const PAGES_AT_ONCE: usize = 8192;
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// What knows which pages exist.
+pub(crate) struct Pages {
+    /// `/proc/self/pagemap`; without it, all private pages count as existing.
+    pagemap: Option<File>,
+}
+
+/// What is done with each range that has pages, of offsets in the region.
+type Visit<'a> = &'a mut dyn FnMut(Range<u64>) -> io::Result<()>;
+
+impl Pages {
+    /// Asks the kernel by what it has.
+    pub(crate) fn new() -> Self {
+        Self { pagemap: File::open("/proc/self/pagemap").ok() }
+    }
+
+    /// Calls `visit` for the ranges of `region` that have pages, as offsets in it. A range may come twice.
+    ///
+    /// # Errors
+    ///
+    /// As `visit`.
+    pub(crate) fn each(&self, region: &GuestRegion, visit: Visit<'_>) -> io::Result<()> {
+        let all = 0..region.len();
+        match region.file_offset() {
+            Some(file) if region.flags() & libc::MAP_SHARED != 0 => {
+                data(file.file(), &(file.start()..file.start().saturating_add(region.len())), &mut |range| {
+                    visit(range.start - file.start()..range.end - file.start())
+                })
+            }
+            // What is the file's, and what was written since.
+            Some(file) => {
+                data(file.file(), &(file.start()..file.start().saturating_add(region.len())), &mut |range| {
+                    visit(range.start - file.start()..range.end - file.start())
+                })?;
+                self.private(region, &all, visit)
+            }
+            None => self.private(region, &all, visit),
+        }
+    }
+
+    fn private(&self, region: &GuestRegion, all: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
+        let Some(pagemap) = &self.pagemap else { return visit(all.clone()) };
+        let base = region.as_ptr() as u64;
+        match scan(pagemap, base, all, visit) {
+            Err(error) if is_unknown(&error) => read(pagemap, base, all, visit),
+            result => result,
+        }
+    }
+}
+
+/// Whether the kernel does not know a request.
+fn is_unknown(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL))
+}
+
+/// Calls `visit` for the parts of `range` of a file that are no holes.
+///
+/// # Errors
+///
+/// As `visit`, or the file cannot be read.
+pub(crate) fn data(file: &File, range: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
+    let mut next = range.start;
+    while next < range.end {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(next)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return Ok(()),
+            // A file system without holes, such as that of huge pages.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::SPIPE) => return visit(next..range.end),
+            Err(error) => return Err(error.into()),
+        };
+        if start >= range.end {
+            return Ok(());
+        }
+        let hole = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(range.end);
+        visit(start..hole)?;
+        next = hole;
+    }
+    Ok(())
+}
+
+/// Calls `visit` for the pages of `range` from `base` on, by `PAGEMAP_SCAN`.
+fn scan(pagemap: &File, base: u64, range: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
+    let mut found = [PageRegion::default(); MOST_RANGES];
+    let mut next = base + range.start;
+    let end = base + range.end;
+    while next < end {
+        let mut arg = ScanArg {
+            size: size_of::<ScanArg>() as u64,
+            start: next,
+            end,
+            vec: found.as_mut_ptr() as u64,
+            vec_len: MOST_RANGES as u64,
+            category_anyof_mask: PRESENT_OR_SWAPPED,
+            return_mask: PRESENT_OR_SWAPPED,
+            ..ScanArg::default()
+        };
+        // SAFETY: the argument is a `pm_scan_arg` that lives through the call, and its vector has as many elements as
+        // it says. The addresses are only looked at in the page tables.
+        let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arg) };
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        for part in found.iter().take(count) {
+            visit(part.start - base..part.end - base)?;
+        }
+        // It goes on behind what it has walked, and always forward.
+        next = arg.walk_end.max(next + PAGE);
+    }
+    Ok(())
+}
+
+/// The same, page by page.
+fn read(pagemap: &File, base: u64, range: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
+    let mut entries = vec![0u8; PAGES_AT_ONCE * 8];
+    let mut run: Option<Range<u64>> = None;
+    let mut next = range.start;
+    while next < range.end {
+        let pages = usize::try_from((range.end - next).div_ceil(PAGE)).unwrap_or(PAGES_AT_ONCE).min(PAGES_AT_ONCE);
+        let bytes = entries.get_mut(..pages * 8).unwrap_or_default();
+        pagemap.read_exact_at(bytes, (base + next) / PAGE * 8)?;
+        for entry in bytes.as_chunks::<8>().0 {
+            // Bits 63 and 62: present, swapped.
+            let exists = u64::from_ne_bytes(*entry) >> 62 != 0;
+            match &mut run {
+                Some(run) if exists => run.end = next + PAGE,
+                None if exists => run = Some(next..next + PAGE),
+                _ => {
+                    if let Some(run) = run.take() {
+                        visit(run)?;
+                    }
+                }
+            }
+            next += PAGE;
+        }
+    }
+    run.map_or(Ok(()), |run| visit(run.start..run.end.min(range.end)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use virtio_devices::GuestMap;
+    use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend};
+
+    use super::*;
+
+    const PAGES: u64 = 3000;
+    const TOUCHED: [u64; 6] = [0, 5, 6, 7, 1500, PAGES - 1];
+
+    fn touch(memory: &GuestMap) {
+        for page in TOUCHED {
+            memory.write_obj(7u8, GuestAddress(page * PAGE + 9)).unwrap();
+        }
+    }
+
+    fn pages(ranges: &[Range<u64>]) -> BTreeSet<u64> {
+        ranges.iter().flat_map(|range| range.start / PAGE..range.end.div_ceil(PAGE)).collect()
+    }
+
+    fn found(region: &GuestRegion) -> BTreeSet<u64> {
+        let mut ranges = Vec::new();
+        Pages::new()
+            .each(region, &mut |range| {
+                ranges.push(range);
+                Ok(())
+            })
+            .unwrap();
+        pages(&ranges)
+    }
+
+    #[test]
+    fn only_pages_that_were_touched_exist() {
+        let private = GuestMap::from_ranges(&[(GuestAddress(0), (PAGES * PAGE) as usize)]).unwrap();
+        let region = private.iter().next().unwrap();
+        // SAFETY: a whole mapping, to which there are no references.
+        unsafe { rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxNoHugepage) }
+            .unwrap();
+        touch(&private);
+        let (pagemap, base) = (File::open("/proc/self/pagemap").unwrap(), region.as_ptr() as u64);
+        let mut each = [Vec::new(), Vec::new()];
+        if let Err(error) = scan(&pagemap, base, &(0..region.len()), &mut |range| {
+            each[0].push(range);
+            Ok(())
+        }) {
+            assert!(is_unknown(&error));
+            each[0].extend(TOUCHED.map(|page| page * PAGE..page * PAGE + PAGE));
+        }
+        read(&pagemap, base, &(0..region.len()), &mut |range| {
+            each[1].push(range);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(each.map(|ranges| pages(&ranges)), [BTreeSet::from(TOUCHED), BTreeSet::from(TOUCHED)]);
+        assert_eq!(found(region), BTreeSet::from(TOUCHED));
+    }
+
+    #[test]
+    fn a_file_knows_its_own() {
+        let file = File::from(rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len((PAGES + 8) * PAGE).unwrap();
+        let at = FileOffset::new(file, 8 * PAGE);
+        let shared = GuestMap::from_ranges_with_files([(GuestAddress(0), (PAGES * PAGE) as usize, Some(at))]).unwrap();
+        touch(&shared);
+        assert_eq!(found(shared.iter().next().unwrap()), BTreeSet::from(TOUCHED));
+    }
+}

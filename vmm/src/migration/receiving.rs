@@ -1,0 +1,498 @@
+//! The target's conductor: a thread that carries out what the state machine of the target decides. The control thread
+//! does what concerns the VM; threads of their own wait for the source, hear it, receive pages, and make the VM.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustls::ServerConfig;
+use virtio_devices::{Cancel, NewThread, Thread};
+use vm_memory::GuestAddressSpace as _;
+
+use super::backend_state::{self, BackendState};
+use super::course::{Conducts, Course};
+use super::errands::Errands;
+use super::handover::Outcome;
+use super::handover::receiver::{Action, Event, Receiver as Machine, Stage};
+use super::link::{Heard, Link, STACK};
+use super::listening::{Connected, Listening};
+use super::loader::Loader;
+use super::offer::Rest;
+use super::orders::{TargetNote, TargetOrder, ToControl};
+use super::pages_in::PagesIn;
+use super::passing;
+use super::preparer::{Made, Preparer};
+use super::progress::Progress;
+use super::restorer::Restored;
+use super::transport::{Listener, Stream};
+use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role};
+use crate::devices::holds::Holds;
+use crate::threads::{self, ThreadKind};
+
+/// How often deadlines are looked at.
+const TICK: Duration = Duration::from_millis(50);
+
+/// What is received, and how.
+pub(crate) struct ReceiveJob {
+    /// Where a source is waited for.
+    pub listener: Option<Listener>,
+    /// What the target proves itself by, if connections are encrypted.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// How long a source is waited for.
+    pub patience: Duration,
+    /// What makes the VM.
+    pub preparer: Preparer,
+    /// Descriptors that came with the request.
+    pub fds: Vec<OwnedFd>,
+    /// How far it is.
+    pub progress: Progress,
+    /// What the control thread is to do.
+    pub control: ToControl<TargetOrder>,
+}
+
+/// What the conductor hears.
+enum Inbox {
+    Control(TargetNote),
+    Connected(Connected),
+    Source(Heard),
+    /// The descriptors that the source passes.
+    Passed(Result<Vec<OwnedFd>, String>),
+    Made(Result<Box<Made>, String>),
+    /// Backends have their own states, or why not.
+    Given(Result<(), String>),
+    /// The locks of what the guest writes are taken, or why not; none is held then.
+    Locked(Result<(), String>),
+    /// A connection has all pages of another pass, or why it has not.
+    Flushed(Result<(), String>),
+}
+
+/// A migration that is waited for, or under way. Dropping it ends it.
+pub(crate) struct Receiving {
+    inbox: Sender<Inbox>,
+    thread: Option<Thread>,
+}
+
+impl Receiving {
+    /// Begins to wait for a source.
+    ///
+    /// # Errors
+    ///
+    /// The host has no thread left.
+    pub(crate) fn begin(job: ReceiveJob) -> io::Result<Self> {
+        let (inbox, heard) = channel();
+        let own = inbox.clone();
+        let cancel = Cancel::new()?;
+        let run = move || Conductor::new(job, cancel, own, heard).run();
+        let kind = ThreadKind::Migration;
+        let thread = threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
+        Ok(Self { inbox, thread: Some(thread) })
+    }
+
+    /// Tells the conductor. If it has ended, nobody hears it.
+    pub(crate) fn tell(&self, note: TargetNote) {
+        let _ = self.inbox.send(Inbox::Control(note));
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.tell(TargetNote::Cancel);
+        // If the control thread was to say something, it does not any more.
+        self.tell(TargetNote::Started(Err("the program ends".to_string())));
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, that has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Conductor {
+    job: ReceiveJob,
+    machine: Machine,
+    /// Ends the wait for connections and for backends.
+    cancel: Cancel,
+    own: Sender<Inbox>,
+    inbox: Receiver<Inbox>,
+    listening: Option<Listening>,
+    greeting: Option<Greeting>,
+    link: Option<Link>,
+    /// Connections for pages whose memory is not there yet.
+    waiting: Vec<(u8, Stream)>,
+    pages: PagesIn,
+    errands: Errands,
+    /// What the guest writes of the host's storage, from when its machine is held until it is locked.
+    holds: Holds,
+    offer: Option<Vec<u8>>,
+    /// Where the source passes descriptors, if it does; and which.
+    passing: Option<Arc<Stream>>,
+    passed: Option<Vec<OwnedFd>>,
+    made: Option<Box<Made>>,
+    rest: Option<Rest>,
+    course: Course,
+    /// When Go came.
+    went: Option<Instant>,
+}
+
+impl Conductor {
+    fn new(job: ReceiveJob, cancel: Cancel, own: Sender<Inbox>, inbox: Receiver<Inbox>) -> Self {
+        Self {
+            course: Course::new(&job.progress, Some(job.patience)),
+            job,
+            machine: Machine::new(),
+            cancel,
+            own,
+            inbox,
+            listening: None,
+            greeting: None,
+            link: None,
+            waiting: Vec::new(),
+            pages: PagesIn::default(),
+            errands: Errands::default(),
+            holds: Holds::default(),
+            offer: None,
+            passing: None,
+            passed: None,
+            made: None,
+            rest: None,
+            went: None,
+        }
+    }
+
+    fn run(mut self) {
+        if let Some(listener) = self.job.listener.take() {
+            let own = self.own.clone();
+            let tell = move |connected| _ = own.send(Inbox::Connected(connected));
+            match Listening::begin(listener, self.job.tls.take(), self.cancel.clone(), tell) {
+                Ok(listening) => self.listening = Some(listening),
+                Err(error) => self.fail(format!("the host has no thread for it: {error}"), Event::Broke),
+            }
+        }
+        while !self.machine.is_over() {
+            match self.inbox.recv_timeout(TICK) {
+                Ok(heard) => self.take(heard),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.tick();
+        }
+        self.hang_up();
+    }
+
+    fn tick(&mut self) {
+        if let Some(link) = &mut self.link
+            && (link.keep_alive().is_err() || link.is_silent())
+        {
+            self.fail("the source does not answer any more".to_string(), Event::Lost);
+        }
+        if self.course.is_late() {
+            let stage = self.machine.stage().name();
+            self.fail(format!("the source took too long ({stage})"), Event::Late);
+        }
+    }
+
+    fn take(&mut self, heard: Inbox) {
+        match heard {
+            Inbox::Control(note) => self.told(note),
+            Inbox::Connected(Connected::Control(stream, greeting)) => self.connected(stream, greeting),
+            Inbox::Connected(Connected::Pages(_, stream)) if self.is_local() => self.receive_passed(stream),
+            Inbox::Connected(Connected::Pages(index, stream)) => {
+                self.waiting.push((index, stream));
+                self.receive_pages();
+            }
+            Inbox::Connected(Connected::Failed(why)) => self.fail(why, Event::Broke),
+            Inbox::Source(Heard::Offer(offer)) => {
+                self.offer = Some(offer);
+                self.offered();
+            }
+            Inbox::Passed(Ok(fds)) => {
+                self.passed = Some(fds);
+                self.offered();
+            }
+            Inbox::Passed(Err(why)) => self.fail(why, Event::Lost),
+            Inbox::Source(Heard::State(state)) => match Rest::read(&state) {
+                Ok(rest) if self.machine.stage() == Stage::Receiving => {
+                    self.rest = Some(rest);
+                    self.look();
+                }
+                Ok(_) => self.fail("the source sent its state too early".to_string(), Event::Broke),
+                Err(error) => self.fail(error.to_string(), Event::Broke),
+            },
+            Inbox::Source(Heard::Frame(Frame::Failed(line))) => {
+                self.fail(format!("the source: {line}"), Event::Heard(Kind::Failed));
+            }
+            Inbox::Source(Heard::Frame(Frame::Cancel)) => {
+                self.fail("it was ended at the source".to_string(), Event::Heard(Kind::Cancel));
+            }
+            Inbox::Source(Heard::Frame(frame)) => {
+                self.course.doubt(format!("the source sent {:?} out of turn", frame.kind()));
+                self.on(Event::Heard(frame.kind()));
+            }
+            Inbox::Source(Heard::Greeting(_)) => self.fail("the source greeted twice".to_string(), Event::Broke),
+            Inbox::Source(Heard::Lost(why)) => self.fail(why, Event::Lost),
+            Inbox::Given(Ok(())) if self.machine.stage() == Stage::Loading => {
+                let failed = self.load();
+                failed.into_iter().for_each(|event| self.on(event));
+            }
+            Inbox::Given(Ok(())) => {}
+            Inbox::Given(Err(why)) => self.fail(why, Event::Broke),
+            Inbox::Made(Ok(made)) => self.prepared(made),
+            Inbox::Made(Err(why)) => self.fail(why, Event::Broke),
+            Inbox::Locked(Ok(())) => self.on(Event::Locked),
+            Inbox::Locked(Err(why)) => self.fail(why, Event::NotLocked),
+            Inbox::Flushed(Ok(())) => self.look(),
+            Inbox::Flushed(Err(why)) => self.fail(why, Event::Lost),
+        }
+    }
+
+    fn told(&mut self, note: TargetNote) {
+        match note {
+            TargetNote::Loaded(Ok(holds)) => {
+                self.holds = holds;
+                self.on(Event::Loaded);
+            }
+            TargetNote::Loaded(Err(why)) => self.fail(why, Event::Broke),
+            TargetNote::Started(Ok(())) => self.on(Event::Started),
+            TargetNote::Started(Err(why)) => self.fail(why, Event::NotStarted),
+            TargetNote::Cancel => self.fail("it was ended (vm.cancel-migration)".to_string(), Event::Cancelled),
+        }
+    }
+
+    /// A source has greeted.
+    fn connected(&mut self, stream: Stream, greeting: Greeting) {
+        self.job.control.send(TargetOrder::Accepted);
+        let is_unix = stream.unix().is_some();
+        let own = self.own.clone();
+        match Link::new(stream, false, move |heard| _ = own.send(Inbox::Source(heard))) {
+            Ok(link) => {
+                self.link = Some(link);
+                // Nothing can be passed over a network.
+                let features = if is_unix { greeting.features } else { Features::default() };
+                self.greeting = Some(Greeting { features, ..greeting });
+                self.on(Event::Accepted);
+                self.on(Event::Greeted);
+            }
+            Err(error) => self.fail(format!("the host has no thread for it: {error}"), Event::Broke),
+        }
+    }
+
+    /// Whether both sides are on one host, and nothing is copied.
+    fn is_local(&self) -> bool {
+        self.greeting.is_some_and(|greeting| greeting.features.has(Features::LOCAL))
+    }
+
+    /// Waits for descriptors, which are passed once.
+    fn receive_passed(&mut self, stream: Stream) {
+        let stream = Arc::new(stream);
+        if self.passing.replace(Arc::clone(&stream)).is_some() {
+            return self.fail("the source passes descriptors twice".to_string(), Event::Broke);
+        }
+        let own = self.own.clone();
+        let begun = self.errands.begin(move || {
+            let received = stream.unix().map_or_else(|| Err(io::ErrorKind::Unsupported.into()), passing::receive);
+            let _ = own.send(Inbox::Passed(received.map_err(|error| format!("the source's descriptors: {error}"))));
+        });
+        if let Err(error) = begun {
+            self.fail(format!("the host has no thread for it: {error}"), Event::Broke);
+        }
+    }
+
+    /// The offer, or what is passed with it, is complete.
+    fn offered(&mut self) {
+        if self.offer.is_some() && (self.passed.is_some() || !self.is_local()) {
+            self.on(Event::Offered);
+        }
+    }
+
+    /// The VM is made: pages can come.
+    fn prepared(&mut self, made: Box<Made>) {
+        if self.machine.stage() != Stage::Preparing {
+            return;
+        }
+        let loader = Arc::new(Loader::new((*made.vm.memory().memory()).clone()));
+        self.job.progress.set_memory(loader.size());
+        self.pages.set_memory(loader, self.greeting.map_or(0, |greeting| greeting.connections));
+        self.made = Some(made);
+        self.receive_pages();
+        self.on(Event::Prepared);
+    }
+
+    /// Begins to receive on the connections that wait, if there is memory.
+    fn receive_pages(&mut self) {
+        if self.made.is_none() {
+            return;
+        }
+        for (index, stream) in self.waiting.drain(..) {
+            let own = self.own.clone();
+            let tell = move |flushed| _ = own.send(Inbox::Flushed(flushed));
+            if let Err(error) = self.pages.begin(index, stream, &self.job.progress, tell) {
+                let _ = self.own.send(Inbox::Flushed(Err(format!("the host has no thread for it: {error}"))));
+            }
+        }
+    }
+
+    /// Whether all has come.
+    fn look(&mut self) {
+        let has_all = |rest: &Rest| self.pages.have(rest.passes);
+        if self.machine.stage() == Stage::Receiving && self.rest.as_ref().is_some_and(has_all) {
+            self.on(Event::Received);
+        }
+    }
+
+    fn fail(&mut self, why: String, event: Event) {
+        if matches!(event, Event::NotLocked | Event::NotStarted) {
+            self.course.blame_only(why);
+        } else if self.machine.stage() < Stage::Locking {
+            self.course.blame(why);
+        }
+        self.on(event);
+    }
+
+    /// Has the VM be made.
+    fn prepare(&mut self) -> io::Result<()> {
+        let (offer, preparer) = (self.offer.take().unwrap_or_default(), self.job.preparer.clone());
+        let fds = self.passed.take().unwrap_or_default();
+        let (own, cancel) = (self.own.clone(), self.cancel.clone());
+        let run = move || {
+            let made = preparer.make(&offer, fds, &cancel);
+            let _ = own.send(Inbox::Made(made.map(Box::new).map_err(|error| error.to_string())));
+        };
+        self.errands.begin(run)
+    }
+
+    /// Gives backends, whose queues have never run, the states that those of the source had.
+    fn give_states(&mut self, states: Vec<BackendState>) -> Option<Event> {
+        if states.is_empty() {
+            return self.load();
+        }
+        let backends = self.made.as_ref().map(|made| made.vm.devices().memory_users().stateful()).unwrap_or_default();
+        let own = self.own.clone();
+        let begun = self.errands.begin(move || {
+            let given = backend_state::load(&backends, &states);
+            // The VM may be gone as soon as this is known, and with it its backends.
+            drop(backends);
+            let _ = own.send(Inbox::Given(given));
+        });
+        if let Err(error) = begun {
+            let _ = self.own.send(Inbox::Given(Err(format!("the host has no thread for it: {error}"))));
+        }
+        None
+    }
+
+    /// Has the control thread load the machine.
+    fn load(&mut self) -> Option<Event> {
+        let (Some(made), Some(rest)) = (self.made.take(), self.rest.take()) else { return Some(Event::Broke) };
+        let Made { planned, vm, links, runs, is_local } = *made;
+        let restored = Restored { planned, vm, machine: rest.machine, links };
+        let fds = std::mem::take(&mut self.job.fds);
+        self.job.control.send(TargetOrder::Load { restored: Box::new(restored), fds, runs, is_local });
+        None
+    }
+
+    /// Has the locks be taken. If one cannot be, none is, and nobody here keeps what was opened.
+    fn take_locks(&mut self) {
+        let (own, holds) = (self.own.clone(), std::mem::take(&mut self.holds));
+        if holds.is_empty() {
+            // A thread for nothing would be a part of the downtime.
+            let _ = own.send(Inbox::Locked(Ok(())));
+            return;
+        }
+        let begun = self.errands.begin(move || {
+            let taken = holds.take().map_err(|error| error.to_string());
+            if taken.is_err()
+                && let Err(error) = holds.release()
+            {
+                log::warn!("{error}");
+            }
+            drop(holds);
+            let _ = own.send(Inbox::Locked(taken));
+        });
+        if let Err(error) = begun {
+            let _ = self.own.send(Inbox::Locked(Err(format!("the host has no thread for it: {error}"))));
+        }
+    }
+
+    fn say(&mut self, kind: Kind) {
+        let frame = match kind {
+            Kind::Prepared => Frame::Prepared,
+            Kind::Ready => Frame::Ready,
+            Kind::Cancel => Frame::Cancel,
+            Kind::Running => {
+                let took = self.went.map_or(Duration::ZERO, |went| went.elapsed());
+                Frame::Running(u64::try_from(took.as_micros()).unwrap_or(u64::MAX))
+            }
+            _ => Frame::Failed(self.course.why().unwrap_or_else(|| "the target failed".to_string())),
+        };
+        // A source that does not hear it finds out by itself, or stands still (`Outcome::Unknown`).
+        let _ = self.link.as_mut().map(|link| link.say(&frame));
+    }
+
+    fn hang_up(&mut self) {
+        self.cancel.cancel();
+        self.link = None;
+        self.passing.iter().for_each(|stream| stream.close());
+        self.pages.close();
+        self.waiting.clear();
+        self.listening = None;
+    }
+}
+
+impl Conducts for Conductor {
+    type Event = Event;
+    type Action = Action;
+
+    fn decide(&mut self, event: Event) -> Vec<Action> {
+        let before = self.machine.stage();
+        let actions = self.machine.on(event);
+        let stage = self.machine.stage();
+        if stage != before {
+            self.course.enter(stage.name(), stage.deadline());
+        }
+        actions
+    }
+
+    fn perform(&mut self, action: Action) -> Option<Event> {
+        match action {
+            // The thread that listens takes no other source, and ends when it has all connections of this one.
+            Action::StopListening if self.machine.stage() != Stage::Ended => {}
+            Action::StopListening => self.listening = None,
+            Action::Greet => {
+                let greeting = self.greeting?;
+                let version = greeting.common_version().ok()?;
+                let features = greeting.features;
+                let answer = Greeting { version, oldest: OLDEST, role: Role::Control, features, ..greeting };
+                let sent = self.link.as_mut().map(|link| link.greet(&answer));
+                return sent.and_then(Result::err).map(|_| Event::Lost);
+            }
+            Action::Prepare => {
+                let error = self.prepare().err()?;
+                self.course.blame(format!("the host has no thread for it: {error}"));
+                return Some(Event::Broke);
+            }
+            Action::Load => {
+                // Nobody writes to the memory any more.
+                self.pages.forget_memory();
+                let states = self.rest.as_mut().map(|rest| std::mem::take(&mut rest.backends)).unwrap_or_default();
+                return self.give_states(states);
+            }
+            Action::TakeLocks => {
+                self.went = Some(Instant::now());
+                self.take_locks();
+            }
+            Action::Start => self.job.control.send(TargetOrder::Start),
+            Action::Tell(kind) => self.say(kind),
+            Action::Discard => {
+                self.cancel.cancel();
+                self.made = None;
+                self.job.control.send(TargetOrder::Discard);
+            }
+            Action::HangUp => self.hang_up(),
+            Action::Report(outcome) => {
+                let why = if outcome == Outcome::Finished { None } else { self.course.why() };
+                self.job.control.send(TargetOrder::Report(outcome, why));
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,598 @@
+//! The source's conductor: a thread that carries out what the state machine of the source decides. The control thread
+//! does what concerns the VM, threads of their own hear the target and send pages.
+
+mod passes;
+mod throttle;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustls::ClientConfig;
+use virtio_devices::{GuestMap, NewThread, Thread};
+use vm_api::migration::SendMigration;
+use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
+
+use super::backend_state::{self, BackendState, StatefulBackend};
+use super::course::{Conducts, Course};
+use super::dirty::DirtySource;
+use super::errands::Errands;
+use super::handover::Outcome;
+use super::handover::sender::{Action, Event, Sender as Machine, Stage};
+use super::link::{Heard, Link, STACK};
+use super::machine_state::MachineState;
+use super::offer::Rest;
+use super::orders::{SourceNote, SourceOrder, ToControl};
+use super::pages_out::PagesOut;
+use super::passing;
+use super::precopy::Verdict;
+use super::progress::{Part, Progress};
+use super::transport::{Address, Stream};
+use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role, VERSION, parts};
+use passes::Passes;
+use throttle::Throttle;
+
+use crate::devices::DeviceError;
+use crate::devices::holds::Holds;
+use crate::threads::{self, ThreadKind};
+
+/// How often deadlines are looked at.
+const TICK: Duration = Duration::from_millis(50);
+
+/// What may be wrong when a target says nothing.
+const WANTS_TLS: &str = "; if it was given a tls_dir, give this side one, too";
+
+/// What is sent, and where to.
+pub(crate) struct SendJob {
+    /// What the client asked for.
+    pub config: SendMigration,
+    /// Where the target listens.
+    pub address: Address,
+    /// What the source proves itself by, if connections are encrypted.
+    pub tls: Option<Arc<ClientConfig>>,
+    /// The offer, as bytes.
+    pub offer: Vec<u8>,
+    /// What is passed instead of copied, where both sides are on one host.
+    pub passed: Option<Vec<OwnedFd>>,
+    /// The guest's memory.
+    pub memory: GuestMap,
+    /// How far it is.
+    pub progress: Progress,
+    /// What the control thread is to do.
+    pub control: ToControl<SourceOrder>,
+}
+
+/// What the conductor hears.
+enum Inbox {
+    Control(SourceNote),
+    Target(Heard),
+    Copied(Result<u64, String>),
+    /// What the guest has written until now is on its disks, or why not.
+    Flushed(Result<(), String>),
+    /// What backends have beside their queues, or why it cannot be had.
+    Saved(Result<Vec<BackendState>, String>),
+    /// The disks' locks are given up, or why not.
+    Released(Result<(), String>),
+    /// They are taken again, or why not.
+    Locked(Result<(), String>),
+}
+
+/// A migration that is under way. Dropping it ends it.
+pub(crate) struct Sending {
+    inbox: Sender<Inbox>,
+    thread: Option<Thread>,
+}
+
+impl Sending {
+    /// Begins to send.
+    ///
+    /// # Errors
+    ///
+    /// The host has no thread left.
+    pub(crate) fn begin(job: SendJob) -> io::Result<Self> {
+        let (inbox, heard) = channel();
+        let own = inbox.clone();
+        let run = move || Conductor::new(job, own, heard).run();
+        let kind = ThreadKind::Migration;
+        let thread = threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
+        Ok(Self { inbox, thread: Some(thread) })
+    }
+
+    /// Tells the conductor. If it has ended, nobody hears it.
+    pub(crate) fn tell(&self, note: SourceNote) {
+        let _ = self.inbox.send(Inbox::Control(note));
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.tell(SourceNote::Cancel);
+        self.tell(SourceNote::Quit);
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, that has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Conductor {
+    job: SendJob,
+    machine: Machine,
+    course: Course,
+    own: Sender<Inbox>,
+    inbox: Receiver<Inbox>,
+    link: Option<Link>,
+    out: Option<PagesOut>,
+    /// Where descriptors were passed, which the target may not have taken yet.
+    passing: Option<Stream>,
+    session: [u8; 16],
+    passes: Passes,
+    throttle: Throttle,
+    rest: Option<Box<MachineState>>,
+    /// What backends have beside their queues.
+    states: Vec<BackendState>,
+    /// What the guest writes of the host's storage.
+    holds: Holds,
+    /// Whether that has been flushed, or is being, while the guest runs.
+    is_flushed: bool,
+    errands: Errands,
+    /// What kept the locks from being taken again.
+    lock_error: Option<String>,
+    /// When the guest was stopped, and when the last part of the downtime ended.
+    still: Option<(Instant, Instant)>,
+    quits: bool,
+}
+
+impl Conductor {
+    fn new(job: SendJob, own: Sender<Inbox>, inbox: Receiver<Inbox>) -> Self {
+        Self {
+            passes: Passes::new(&job.config, &job.memory),
+            course: Course::new(&job.progress, None),
+            throttle: Throttle::new(),
+            job,
+            machine: Machine::new(),
+            own,
+            inbox,
+            link: None,
+            out: None,
+            passing: None,
+            session: [0; 16],
+            rest: None,
+            states: Vec::new(),
+            holds: Holds::default(),
+            is_flushed: false,
+            errands: Errands::default(),
+            lock_error: None,
+            still: None,
+            quits: false,
+        }
+    }
+
+    fn run(mut self) {
+        let memory = self.job.memory.iter().map(|region| region.len()).sum();
+        self.job.progress.set_memory(memory);
+        match self.connect() {
+            Ok(()) => self.on(Event::Connected),
+            Err(error) => {
+                self.fail(format!("destination_url={}: {error}", self.job.config.destination_url), Event::Lost);
+            }
+        }
+        while !self.machine.is_over() && !self.quits {
+            let wait = self.throttle();
+            match self.inbox.recv_timeout(wait) {
+                Ok(heard) => self.take(heard),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.tick();
+        }
+    }
+
+    /// Has vCPUs be held for the share of their time that the policy takes, so that they write less. Returns how long
+    /// may be waited until there is more to do.
+    fn throttle(&mut self) -> Duration {
+        let share = if self.machine.stage() == Stage::Copying { self.passes.throttle() } else { 0 };
+        let (change, time) = self.throttle.follow(share, Instant::now());
+        if let Some(is_slow) = change {
+            self.job.control.send(SourceOrder::Slow(is_slow));
+        }
+        time.map_or(TICK, |time| time.min(TICK))
+    }
+
+    /// Lets vCPUs run.
+    fn let_go(&mut self) {
+        if let (Some(is_slow), _) = self.throttle.follow(0, Instant::now()) {
+            self.job.control.send(SourceOrder::Slow(is_slow));
+        }
+    }
+
+    fn connect(&mut self) -> io::Result<()> {
+        rustix::rand::getrandom(&mut self.session, rustix::rand::GetRandomFlags::empty())?;
+        let stream = Stream::connect(&self.job.address, self.job.tls.as_ref())?;
+        let own = self.own.clone();
+        self.link = Some(Link::new(stream, true, move |heard| _ = own.send(Inbox::Target(heard)))?);
+        Ok(())
+    }
+
+    fn greeting(&self, role: Role) -> Greeting {
+        Greeting {
+            version: VERSION,
+            oldest: OLDEST,
+            role,
+            // The configuration has at most so many.
+            connections: u8::try_from(self.job.config.connections).unwrap_or(u8::MAX),
+            features: if self.job.config.local { Features::LOCAL } else { Features::default() },
+            session: self.session,
+        }
+    }
+
+    /// What is due by now.
+    fn tick(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        let is_lost = link.keep_alive().is_err() || link.is_silent();
+        if is_lost && self.machine.stage() < Stage::Unknown {
+            self.fail("the target does not answer any more".to_string(), Event::Lost);
+        } else if self.course.is_late() {
+            let stage = self.machine.stage().name();
+            self.fail(format!("the target or this host took too long ({stage})"), Event::Late);
+        }
+    }
+
+    fn take(&mut self, heard: Inbox) {
+        match heard {
+            Inbox::Target(Heard::Greeting(greeting)) => match greeting.common_version() {
+                Ok(_) if greeting.session == self.session && greeting.role == Role::Control => self.greeted(greeting),
+                Ok(_) => self.fail("the target answered another source".to_string(), Event::Broke),
+                Err(error) => self.fail(error.to_string(), Event::Broke),
+            },
+            Inbox::Target(Heard::Frame(Frame::Failed(line))) => {
+                self.fail(format!("the target: {line}"), Event::Heard(Kind::Failed));
+            }
+            Inbox::Target(Heard::Frame(Frame::Cancel)) => {
+                self.fail("it was ended at the target (vm.cancel-migration)".to_string(), Event::Heard(Kind::Cancel));
+            }
+            Inbox::Target(Heard::Frame(frame)) => self.heard(frame.kind()),
+            Inbox::Target(Heard::Offer(_)) => self.heard(Kind::Offer),
+            Inbox::Target(Heard::State(_)) => self.heard(Kind::State),
+            Inbox::Target(Heard::Lost(why)) => {
+                let may_want_tls = self.machine.stage() == Stage::Greeting && self.job.tls.is_none();
+                let hint = if may_want_tls && !self.job.address.is_unix() { WANTS_TLS } else { "" };
+                self.fail(format!("{why}{hint}"), Event::Lost);
+            }
+            Inbox::Copied(Ok(sent)) => self.copied(sent),
+            Inbox::Copied(Err(why)) => self.fail(why, Event::Lost),
+            Inbox::Control(note) => self.told(note),
+            Inbox::Flushed(Ok(())) if self.machine.stage() == Stage::Copying => self.send_pages(),
+            Inbox::Flushed(Ok(())) => {}
+            Inbox::Flushed(Err(why)) => self.fail(why, Event::Broke),
+            Inbox::Saved(Ok(states)) => {
+                self.part(Part::Save, None);
+                self.states = states;
+                self.on(Event::Stopped);
+            }
+            Inbox::Released(Ok(())) => self.on(Event::Released),
+            Inbox::Saved(Err(why)) | Inbox::Released(Err(why)) => self.fail(why, Event::Broke),
+            Inbox::Locked(Ok(())) => self.on(Event::Locked),
+            Inbox::Locked(Err(why)) => self.not_locked(&why),
+        }
+    }
+
+    fn heard(&mut self, kind: Kind) {
+        self.course.doubt(format!("the target sent {kind:?} out of turn"));
+        self.on(Event::Heard(kind));
+    }
+
+    fn told(&mut self, note: SourceNote) {
+        match note {
+            SourceNote::Writers(Ok(writers), holds) => {
+                self.holds = holds;
+                self.begin_passes(writers);
+            }
+            SourceNote::Stopped(Ok(stopped)) => {
+                self.part(Part::Stop, Some(stopped.stop));
+                (self.rest, self.holds) = (Some(stopped.machine), stopped.holds);
+                self.save_states(stopped.stateful);
+            }
+            SourceNote::Writers(Err(why), _) | SourceNote::Stopped(Err(why)) | SourceNote::Changed(why) => {
+                self.fail(why, Event::Broke);
+            }
+            SourceNote::Cancel => self.fail("it was ended (vm.cancel-migration)".to_string(), Event::Cancelled),
+            SourceNote::Force => {
+                self.lock_error = None;
+                self.on(Event::Forced);
+            }
+            SourceNote::GuestOff => self.fail("the guest shut down".to_string(), Event::GuestOff),
+            SourceNote::Quit => self.quits = true,
+        }
+    }
+
+    /// Another program has what the guest writes.
+    fn not_locked(&mut self, error: &str) {
+        self.lock_error = Some(format!(
+            "the guest stays paused here, because its disks are not this program's: {error}; then resume it (vm.resume)"
+        ));
+        self.on(Event::NotLocked);
+    }
+
+    /// Has a thread do what takes as long as disks do, and say what came of it.
+    fn have_done(
+        &mut self,
+        work: impl FnOnce(&Holds) -> Result<(), DeviceError> + Send + 'static,
+        say: fn(Result<(), String>) -> Inbox,
+    ) {
+        let holds = self.holds.clone();
+        if holds.is_empty() {
+            // A thread for nothing would be a part of the downtime.
+            let _ = self.own.send(say(Ok(())));
+            return;
+        }
+        let work = move || {
+            let done = work(&holds).map_err(|error| error.to_string());
+            // Before it is known that it is done, nobody here has them any more.
+            drop(holds);
+            done
+        };
+        self.begin_errand(work, say);
+    }
+
+    /// Has a thread do `work`, and say what came of it.
+    fn begin_errand<T: 'static>(
+        &mut self,
+        work: impl FnOnce() -> Result<T, String> + Send + 'static,
+        say: fn(Result<T, String>) -> Inbox,
+    ) {
+        let own = self.own.clone();
+        if let Err(error) = self.errands.begin(move || _ = own.send(say(work()))) {
+            let _ = self.own.send(say(Err(format!("the host has no thread for it: {error}"))));
+        }
+    }
+
+    /// Takes what backends have beside their queues, which stand still.
+    fn save_states(&mut self, backends: Vec<StatefulBackend>) {
+        if backends.is_empty() {
+            return self.take(Inbox::Saved(Ok(Vec::new())));
+        }
+        self.begin_errand(move || backend_state::save(&backends), Inbox::Saved);
+    }
+
+    /// The target is there: connections for the pages follow.
+    fn greeted(&mut self, target: Greeting) {
+        if let Some(fds) = self.job.passed.take() {
+            return self.pass(target, &fds);
+        }
+        let connect = || {
+            let stream = |index| {
+                let stream = Stream::connect(&self.job.address, self.job.tls.as_ref())?;
+                io::Write::write_all(&mut &stream, &self.greeting(Role::Pages(index)).bytes())?;
+                Ok(stream)
+            };
+            let count = self.greeting(Role::Control).connections;
+            let streams = (0..count).map(stream).collect::<io::Result<Vec<_>>>()?;
+            let own = self.own.clone();
+            let tell = move |sent| _ = own.send(Inbox::Copied(sent));
+            PagesOut::new(streams, &self.job.memory, self.passes.to_send(), &self.job.progress, tell)
+        };
+        match connect() {
+            Ok(out) => {
+                self.out = Some(out);
+                self.on(Event::Greeted);
+            }
+            Err(error) => self.fail(format!("a connection for pages: {error}"), Event::Broke),
+        }
+    }
+
+    /// Passes what is not copied.
+    fn pass(&mut self, target: Greeting, fds: &[OwnedFd]) {
+        if !target.features.has(Features::LOCAL) {
+            let why = "local=true: the target is none that memory can be passed to; leave local out";
+            return self.fail(why.to_string(), Event::Broke);
+        }
+        let connect = || {
+            let stream = Stream::connect(&self.job.address, None)?;
+            io::Write::write_all(&mut &stream, &self.greeting(Role::Pages(0)).bytes())?;
+            stream.unix().map_or_else(|| Err(io::ErrorKind::Unsupported.into()), |unix| passing::send(unix, fds))?;
+            Ok::<_, io::Error>(stream)
+        };
+        match connect() {
+            Ok(stream) => {
+                self.passing = Some(stream);
+                self.on(Event::Greeted);
+            }
+            Err(error) => self.fail(format!("the connection for descriptors: {error}"), Event::Broke),
+        }
+    }
+
+    /// Begins to note what is written, and to copy the memory. Where nobody writes, all of it is the rest.
+    fn begin_passes(&mut self, writers: Vec<Box<dyn DirtySource>>) {
+        if self.machine.stage() != Stage::Copying {
+            return;
+        }
+        if writers.is_empty() {
+            return self.on(Event::Copied(Verdict::Stop));
+        }
+        match self.passes.begin(writers) {
+            Ok(()) => self.send_pages(),
+            Err(error) => self.fail(error.to_string(), Event::Broke),
+        }
+    }
+
+    /// A connection has sent all of its part of a pass; the last of them ends it.
+    fn copied(&mut self, sent: u64) {
+        let is_last = self.passes.sent(sent);
+        match self.machine.stage() {
+            Stage::Copying if is_last => self.passed(),
+            Stage::Finishing if is_last => self.send_state(),
+            _ => {}
+        }
+    }
+
+    /// A pass is complete while the guest runs: what was written meanwhile is the next.
+    fn passed(&mut self) {
+        let verdict = match self.passes.passed(&self.job.progress) {
+            Ok(verdict) => verdict,
+            Err(error) => return self.fail(error.to_string(), Event::Broke),
+        };
+        match verdict {
+            Verdict::GiveUp => {
+                let (rate, goal) = (self.passes.dirty_rate() >> 20, self.job.config.downtime_ms);
+                let why = format!(
+                    "after timeout_s={}, the guest still writes {rate} MiB/s, too fast for downtime_ms={goal}",
+                    self.job.config.timeout_s
+                );
+                self.fail(why, Event::Copied(verdict));
+            }
+            // What the host has to write of the guest's disks is not for the time in which it stands still. The pages
+            // that it writes meanwhile are another pass.
+            Verdict::Stop if !self.is_flushed && !self.holds.is_empty() => {
+                self.is_flushed = true;
+                self.have_done(Holds::flush, Inbox::Flushed);
+            }
+            _ => self.on(Event::Copied(verdict)),
+        }
+    }
+
+    /// The rest of the memory was sent: the state follows.
+    fn send_state(&mut self) {
+        let Some(machine) = self.rest.take() else { return };
+        let backends = std::mem::take(&mut self.states);
+        let rest = Rest { passes: self.passes.count(), machine: *machine, backends };
+        let sent = rest.bytes().map_err(io::Error::from).and_then(|bytes| self.document(Frame::State, &bytes));
+        match sent {
+            Ok(()) => {
+                self.part(Part::Send, None);
+                self.on(Event::Sent);
+            }
+            Err(error) => self.fail(format!("the state cannot be sent: {error}"), Event::Broke),
+        }
+    }
+
+    fn document(&mut self, kind: fn(super::wire::Part) -> Frame, bytes: &[u8]) -> io::Result<()> {
+        let link = self.link.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        parts(bytes).try_for_each(|part| link.say(&kind(part)))
+    }
+
+    fn lost(&mut self, error: &io::Error) -> Event {
+        self.course.blame(format!("the connection to the target: {error}"));
+        Event::Lost
+    }
+
+    /// Begins a pass over the memory.
+    fn send_pages(&mut self) {
+        if let Some(out) = &self.out {
+            self.passes.send(out);
+            self.job.control.send(SourceOrder::Pass(self.passes.count()));
+        }
+    }
+
+    /// A part of the downtime ends; it took so long, or since the part before.
+    fn part(&mut self, part: Part, took: Option<Duration>) {
+        if let Some((_, last)) = &mut self.still {
+            let took = took.unwrap_or_else(|| last.elapsed());
+            *last += took;
+            self.job.progress.stood_still(part, took);
+        }
+    }
+
+    fn told_why(&self) -> Option<String> {
+        let both: Vec<_> = self.course.why().into_iter().chain(self.lock_error.clone()).collect();
+        (!both.is_empty()).then(|| both.join("; "))
+    }
+
+    /// Something fails: `why` is what is told of it, if nothing has failed before.
+    fn fail(&mut self, why: String, event: Event) {
+        if !self.machine.is_over() {
+            self.course.blame(why);
+        }
+        self.on(event);
+    }
+}
+
+impl Conducts for Conductor {
+    type Event = Event;
+    type Action = Action;
+
+    fn decide(&mut self, event: Event) -> Vec<Action> {
+        let before = self.machine.stage();
+        let actions = self.machine.on(event);
+        let stage = self.machine.stage();
+        if stage != before {
+            self.course.enter(stage.name(), stage.deadline());
+        }
+        actions
+    }
+
+    fn perform(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::Greet => {
+                let greeting = self.greeting(Role::Control);
+                let sent = self.link.as_mut().map(|link| link.greet(&greeting));
+                return sent.and_then(Result::err).map(|error| self.lost(&error));
+            }
+            Action::Offer => {
+                let offer = std::mem::take(&mut self.job.offer);
+                return self.document(Frame::Offer, &offer).err().map(|error| self.lost(&error));
+            }
+            // Nothing is copied.
+            Action::StartLogs if self.job.config.local => return Some(Event::Copied(Verdict::Stop)),
+            Action::StartLogs => self.job.control.send(SourceOrder::FindWriters),
+            Action::StopLogs => {
+                self.let_go();
+                self.passes.end();
+            }
+            // The first waits for the logs.
+            Action::CopyPass if self.passes.count() == 0 => {}
+            Action::CopyPass => self.send_pages(),
+            Action::StopGuest => {
+                let now = Instant::now();
+                self.still = Some((now, now));
+                self.job.control.send(SourceOrder::Stop);
+            }
+            Action::SendRest if self.job.config.local => {
+                // As if the last connection had sent the last page.
+                let _ = self.own.send(Inbox::Copied(Ok(0)));
+            }
+            Action::SendRest => {
+                // Nobody writes any more: this finds the last.
+                if let Err(error) = self.passes.collect() {
+                    self.course.blame(error.to_string());
+                    return Some(Event::Broke);
+                }
+                self.send_pages();
+            }
+            Action::ReleaseLocks => {
+                self.part(Part::Load, None);
+                let release = if self.job.config.local { Holds::pass } else { Holds::release };
+                self.have_done(release, Inbox::Released);
+            }
+            Action::SendGo => {
+                let sent = self.link.as_mut().map_or(Err(true), |link| link.say_once(&Frame::Go));
+                return sent.err().map(|is_unsent| if is_unsent { Event::Unsent } else { Event::Lost });
+            }
+            Action::Tell(kind) => {
+                let why = self.told_why().unwrap_or_else(|| "the source failed".to_string());
+                let frame = if kind == Kind::Cancel { Frame::Cancel } else { Frame::Failed(why) };
+                // Without it, the target finds out by itself.
+                let _ = self.link.as_mut().map(|link| link.say(&frame));
+            }
+            Action::HangUp => (self.link, self.out, self.passing) = (None, None, None),
+            Action::TakeLocks => self.have_done(Holds::take, Inbox::Locked),
+            Action::ResumeGuest => {
+                self.let_go();
+                self.job.control.send(SourceOrder::Resume);
+            }
+            Action::EndGuest => {
+                self.part(Part::Handover, None);
+                if let Some((began, last)) = self.still {
+                    self.job.progress.set_downtime(last.saturating_duration_since(began));
+                }
+            }
+            Action::Report(outcome) => {
+                let why = if outcome == Outcome::Finished { None } else { self.told_why() };
+                self.job.control.send(SourceOrder::Report(outcome, why));
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,65 @@
+//! A guest that writes too fast: its vCPUs are held for a share of their time.
+
+use std::time::{Duration, Instant};
+
+/// Of which vCPUs are held a share.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// Whether vCPUs are held, and until when that or the contrary lasts.
+#[derive(Debug)]
+pub(super) struct Throttle {
+    is_slow: bool,
+    until: Instant,
+}
+
+impl Throttle {
+    /// They run.
+    pub(super) fn new() -> Self {
+        Self { is_slow: false, until: Instant::now() }
+    }
+
+    /// Follows `share`, in percent of the time. Returns whether vCPUs are to be held from now on or let go, if that
+    /// changes, and how long that lasts; no time where nothing is left to do.
+    pub(super) fn follow(&mut self, share: u8, now: Instant) -> (Option<bool>, Option<Duration>) {
+        if share == 0 {
+            return (self.set(false), None);
+        }
+        let mut change = None;
+        if now >= self.until {
+            let time = if self.is_slow { 100_u8.saturating_sub(share) } else { share };
+            self.until = now + PERIOD * time.into() / 100;
+            change = self.set(!self.is_slow);
+        }
+        (change, Some(self.until.saturating_duration_since(now)))
+    }
+
+    fn set(&mut self, is_slow: bool) -> Option<bool> {
+        (std::mem::replace(&mut self.is_slow, is_slow) != is_slow).then_some(is_slow)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vcpus_are_held_for_their_share_of_the_time_and_let_go_in_the_end() {
+        for share in [10, 50, 99] {
+            let mut throttle = Throttle::new();
+            let (mut now, mut held, mut is_slow) = (Instant::now(), Duration::ZERO, false);
+            let began = now;
+            for _ in 0..200 {
+                let (change, time) = throttle.follow(share, now);
+                is_slow = change.unwrap_or(is_slow);
+                let time = time.unwrap();
+                held += if is_slow { time } else { Duration::ZERO };
+                now += time;
+            }
+            let part = held.as_secs_f64() / (now - began).as_secs_f64() * 100.0;
+            assert!((part - f64::from(share)).abs() < 1.5, "{part} instead of {share}");
+            let last = throttle.follow(0, now);
+            assert_eq!(last, (is_slow.then_some(false), None));
+            assert_eq!(throttle.follow(0, now), (None, None));
+        }
+    }
+}

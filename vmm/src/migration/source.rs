@@ -1,0 +1,169 @@
+//! A snapshot that a VM is to be made of: read, and checked as far as that is possible without making anything.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use vm_api::typed;
+
+use super::error::MigrationError;
+use super::folder::{CONFIG, MEMORY, STATE, path_of};
+use super::image_layout::ImageLayout;
+use super::machine_state::MachineState;
+use super::memory_image;
+use super::state_file::SavedState;
+use crate::config::VmConfig;
+use crate::vm::memory::Image;
+
+/// The longest `config.json` and `state.json`, in bytes: far more than a VM with all VFs has.
+const LONGEST: u64 = 64 << 20;
+
+/// A snapshot.
+pub(crate) struct Source {
+    folder: PathBuf,
+    /// The configuration that was saved, or what has become of it since.
+    pub config: VmConfig,
+    /// What was saved besides.
+    pub state: SavedState,
+    /// The machine of that.
+    pub machine: MachineState,
+    /// The guest's memory.
+    pub memory: Arc<File>,
+}
+
+impl Source {
+    /// Reads the snapshot at `url`.
+    ///
+    /// # Errors
+    ///
+    /// It is none, or not a whole one.
+    pub(crate) fn open(url: &str) -> Result<Self, MigrationError> {
+        let folder = path_of("source_url", url)?;
+        let path = folder.join(STATE);
+        let state = SavedState::from_file(&read(&path)?).map_err(|what| MigrationError::Damaged { path, what })?;
+        let path = folder.join(CONFIG);
+        let config = VmConfig::from_json(&read(&path)?)
+            .map_err(|error| MigrationError::Damaged { path, what: error.to_string() })?;
+        let machine = typed::typed::<MachineState>(state.machine.clone()).map_err(|error| MigrationError::Damaged {
+            path: folder.join(STATE),
+            what: format!("state.machine.{}: {}", error.path(), error.inner()),
+        })?;
+        let path = folder.join(MEMORY);
+        let memory = File::open(&path).map_err(|error| MigrationError::Read { path: path.clone(), error })?;
+        // Where the memory is follows from its addresses alone.
+        if ImageLayout::of_saved(&machine.layout.regions).as_ref() != Some(&state.memory) {
+            let what = "its memory is not that of its machine; copy it again".to_string();
+            return Err(MigrationError::Damaged { path: folder.join(STATE), what });
+        }
+        memory_image::check(&memory, &state.memory, &state.id.0)
+            .map_err(|what| MigrationError::Damaged { path, what })?;
+        Ok(Self { folder, config, state, machine, memory: Arc::new(memory) })
+    }
+
+    /// The folder.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The memory as a file, and where it is in it.
+    pub(crate) fn image(&self) -> Image {
+        Image::Snapshot(Arc::clone(&self.memory), self.state.memory.clone())
+    }
+
+    /// Checks that the file of the memory is still the one that was opened, whole and that of the snapshot.
+    ///
+    /// # Errors
+    ///
+    /// It is another.
+    pub(crate) fn check_unchanged(&self) -> Result<(), MigrationError> {
+        let path = self.folder.join(MEMORY);
+        let look = |found: std::io::Result<std::fs::Metadata>| {
+            let found = found.map_err(|error| MigrationError::Read { path: path.clone(), error })?;
+            Ok::<_, MigrationError>((found.dev(), found.ino(), found.len()))
+        };
+        let (now, opened) = (look(std::fs::metadata(&path))?, look(self.memory.metadata())?);
+        if now == opened {
+            return memory_image::check(&self.memory, &self.state.memory, &self.state.id.0)
+                .map_err(|what| MigrationError::Damaged { path, what });
+        }
+        let what =
+            "it was replaced or changed while the VM was restored; leave it alone, and restore again".to_string();
+        Err(MigrationError::Damaged { path, what })
+    }
+}
+
+/// The contents of a file, which may be anything. What it takes is bounded by its true length.
+fn read(path: &Path) -> Result<Vec<u8>, MigrationError> {
+    let failed = |error| MigrationError::Read { path: path.to_path_buf(), error };
+    let file = File::open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    let damaged = |what: &str| MigrationError::Damaged { path: path.to_path_buf(), what: what.to_string() };
+    if !found.is_file() {
+        return Err(damaged("not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > LONGEST { Err(damaged("too long for a snapshot of a VM")) } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use virtio_devices::GuestMap;
+    use vm_memory::GuestAddress;
+
+    use super::*;
+    use crate::migration::folder::NewSnapshot;
+    use crate::migration::state_file::{Id, tests::state};
+
+    /// A whole snapshot of a machine whose memory is 8 MiB.
+    fn saved(folder: &Path, id: u8) {
+        let machine: serde_json::Value =
+            serde_json::from_str(include_str!("../vm/saved/golden/machine_state-1.json")).unwrap();
+        let memory = GuestMap::from_ranges(&[(GuestAddress(0), 8 << 20)]).unwrap();
+        let layout = ImageLayout::of_memory(&memory).unwrap();
+        let id = [id; 16];
+        let mut snapshot = NewSnapshot::begin(folder, &id).unwrap();
+        let file = snapshot.create(MEMORY).unwrap();
+        memory_image::save(&memory, &layout, &file, &id, &|| false).unwrap();
+        let state = SavedState { id: Id(id), memory: layout, machine, ..state() };
+        for (name, bytes) in [(STATE, state.to_file().unwrap()), (CONFIG, br#"{"payload":{"kernel":"/k"}}"#.to_vec())] {
+            std::io::Write::write_all(&mut snapshot.create(name).unwrap(), &bytes).unwrap();
+        }
+        snapshot.publish().unwrap();
+    }
+
+    fn open(folder: &Path) -> Source {
+        Source::open(folder.to_str().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_memory_that_is_replaced_or_changed_after_it_was_opened_is_told_in_one_line() {
+        let folders = [1, 2].map(|id| {
+            let folder = tempfile::tempdir().unwrap();
+            saved(folder.path(), id);
+            folder
+        });
+        let [folder, other] = folders.each_ref().map(tempfile::TempDir::path);
+        let (memory, stranger) = (folder.join(MEMORY), other.join(MEMORY));
+        let source = open(folder);
+        source.check_unchanged().unwrap();
+        let file = File::options().write(true).open(&memory).unwrap();
+        let len = file.metadata().unwrap().len();
+        let refused = |len| {
+            file.set_len(len).unwrap();
+            let said = source.check_unchanged().unwrap_err().to_string();
+            assert!(said.starts_with(memory.to_str().unwrap()) && !said.contains('\n'), "{said}");
+            said
+        };
+        assert!(refused(len - 4096).contains("cut short"));
+        assert!(refused(len).contains("another snapshot"), "its end is zeros now");
+        let source = open(other);
+        std::fs::rename(&memory, &stranger).unwrap();
+        let said = source.check_unchanged().unwrap_err().to_string();
+        assert!(said.contains("replaced") && !said.contains('\n'), "{said}");
+        std::fs::remove_file(&stranger).unwrap();
+        assert!(matches!(source.check_unchanged(), Err(MigrationError::Read { .. })));
+    }
+}

@@ -1,0 +1,208 @@
+//! `state.json`: what a restored VM needs besides its configuration and its memory.
+//!
+//! The checksum tells a file that was cut short or changed. It is no protection: whoever writes the file can write the
+//! checksum, and everything in the file is checked as if a stranger had written it.
+
+use std::fmt;
+
+use crc::{CRC_64_XZ, Crc};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use vm_api::typed;
+
+use super::image_layout::ImageLayout;
+use super::memory_image::SnapshotId;
+use crate::config::LinkPolicy;
+
+/// What `format` says: other programs have files of the same name.
+const FORMAT: &str = "cloud-hypervisor-sriov snapshot";
+/// The version that is written. A version is read by its own release and the two that follow.
+const VERSION: u64 = 1;
+
+static CHECKSUM: Crc<u64> = Crc::<u64>::new(&CRC_64_XZ);
+
+/// A saved VM, without its memory's contents and its configuration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedState {
+    /// The snapshot's own number, which the file of the memory has, too.
+    pub id: Id,
+    /// The program that wrote it. Nothing follows from that.
+    pub program: String,
+    /// Where the memory is in its file.
+    pub memory: ImageLayout,
+    /// Network functions whose taps were given as descriptors, which have to be given again.
+    pub descriptors: Vec<SavedDescriptors>,
+    /// The links of VFs that clients had set.
+    pub links: Vec<SavedLink>,
+    /// vCPUs, clocks, interrupt controllers and devices.
+    pub machine: Value,
+}
+
+/// A network function whose taps were given as descriptors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedDescriptors {
+    /// The NIC's id.
+    pub id: String,
+    /// The index of its VF; the NIC's own function without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vf: Option<u16>,
+    /// How many there were.
+    pub count: usize,
+}
+
+/// The link of a VF as a client had set it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedLink {
+    /// The PF's id.
+    pub id: String,
+    /// The VF's index.
+    pub vf: u16,
+    /// The link.
+    pub link: LinkPolicy,
+}
+
+/// A snapshot's own number, as text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Id(pub SnapshotId);
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&super::folder::hex(&self.0))
+    }
+}
+
+impl From<Id> for String {
+    fn from(id: Id) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for Id {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, &'static str> {
+        let wrong = "not 32 hexadecimal digits";
+        let digits = text.as_bytes();
+        if digits.len() != 32 || !digits.iter().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(wrong);
+        }
+        Ok(Self(u128::from_str_radix(&text, 16).map_err(|_| wrong)?.to_be_bytes()))
+    }
+}
+
+impl SavedState {
+    /// The bytes of the file.
+    ///
+    /// # Errors
+    ///
+    /// Some part cannot be JSON.
+    pub(crate) fn to_file(&self) -> Result<Vec<u8>, serde_json::Error> {
+        serde_json::to_vec(&document(serde_json::to_value(self)?))
+    }
+
+    /// Reads the bytes of a file.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, and what to do.
+    pub(crate) fn from_file(bytes: &[u8]) -> Result<Self, String> {
+        let value: Value = serde_json::from_slice(bytes).map_err(|error| match error.classify() {
+            serde_json::error::Category::Eof => "it was cut short; copy it again".to_string(),
+            _ => format!("not JSON: {error}"),
+        })?;
+        let Value::Object(mut document) = value else { return Err("JSON, but not an object".to_string()) };
+        check_format(&document)?;
+        let state = document.remove("state").ok_or("it has no state; copy it again")?;
+        if document.get("checksum").and_then(Value::as_str) != Some(&checksum(&state)) {
+            return Err("its checksum is wrong: it was changed or damaged; copy it again".to_string());
+        }
+        typed::typed(state).map_err(|error| format!("state.{}: {}", error.path(), error.inner()))
+    }
+}
+
+/// The whole file with this state.
+pub(super) fn document(state: Value) -> Value {
+    serde_json::json!({"format": FORMAT, "version": VERSION, "checksum": checksum(&state), "state": state})
+}
+
+/// The checksum of what is written, whose keys are in alphabetical order.
+fn checksum(state: &Value) -> String {
+    format!("crc64:{:016x}", CHECKSUM.checksum(state.to_string().as_bytes()))
+}
+
+fn check_format(document: &Map<String, Value>) -> Result<(), String> {
+    if document.get("format").and_then(Value::as_str) != Some(FORMAT) {
+        // It is a tree of that program's own structures.
+        let whose = if document.contains_key("snapshots") || document.contains_key("snapshot_data") {
+            "the state of another program, Cloud Hypervisor, whose machine differs"
+        } else {
+            "not the state of a VM of this program"
+        };
+        return Err(format!("{whose}; take the snapshot with this program"));
+    }
+    match document.get("version").and_then(Value::as_u64) {
+        Some(VERSION) => Ok(()),
+        Some(version) if version > VERSION => {
+            Err(format!("version {version}, and this program reads up to {VERSION}; use a later version of it"))
+        }
+        _ => Err("a version that this program does not read; use the one that wrote it".to_string()),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn state() -> SavedState {
+        SavedState {
+            id: Id([0xa5; 16]),
+            program: "test".to_string(),
+            memory: ImageLayout::of(std::iter::once(0..64 << 20)).unwrap(),
+            descriptors: vec![SavedDescriptors { id: "a".to_string(), vf: None, count: 1 }],
+            links: vec![SavedLink { id: "pf0".to_string(), vf: 3, link: LinkPolicy::Down }],
+            machine: serde_json::json!({"z": 1, "a": [2.5, "ü", null]}),
+        }
+    }
+
+    #[test]
+    fn a_state_reads_back() {
+        let bytes = state().to_file().unwrap();
+        assert_eq!(SavedState::from_file(&bytes), Ok(state()));
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_or_changed_anywhere_is_refused_in_one_line() {
+        let bytes = state().to_file().unwrap();
+        for len in 0..bytes.len() {
+            let said = SavedState::from_file(&bytes[..len]).unwrap_err();
+            assert!(!said.contains('\n'), "{said}");
+        }
+        for n in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[n] ^= 1;
+            if let Err(said) = SavedState::from_file(&changed) {
+                assert!(!said.contains('\n'), "{said}");
+            } else {
+                panic!("byte {n} may be anything: {}", String::from_utf8_lossy(&bytes[n.saturating_sub(20)..n]));
+            }
+        }
+    }
+
+    #[test]
+    fn another_programs_state_and_later_versions_are_told_apart() {
+        let said = |value: Value| SavedState::from_file(value.to_string().as_bytes()).unwrap_err();
+        assert!(said(serde_json::json!({"snapshots": {}, "snapshot_data": {}})).contains("Cloud Hypervisor"));
+        assert!(said(serde_json::json!({})).starts_with("not the state"));
+        assert!(said(serde_json::json!([])).contains("not an object"));
+        let later = serde_json::json!({"format": FORMAT, "version": 2});
+        assert_eq!(said(later), "version 2, and this program reads up to 1; use a later version of it");
+        let mut unknown: Value = serde_json::from_slice(&state().to_file().unwrap()).unwrap();
+        unknown["state"]["colour"] = 1.into();
+        unknown["checksum"] = checksum(&unknown["state"]).into();
+        assert!(said(unknown).contains("unknown field `colour`"));
+    }
+}

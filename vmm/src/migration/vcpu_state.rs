@@ -1,0 +1,200 @@
+//! The state of one vCPU.
+//!
+//! The order in which KVM is asked and told is a part of this file: some answers change others.
+
+use std::ops::RangeInclusive;
+
+use kvm_bindings::nested::KvmNestedStateBuffer;
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use serde::{Deserialize, Serialize};
+
+use crate::kvm::{Abilities, KvmError, RefusedMsr, Vcpu};
+use crate::migration::blob::Blob;
+use crate::migration::compatibility::Incompatible;
+use crate::migration::machine_error::RestoreError;
+
+/// The deadline of the local APIC's timer, an absolute time of the time stamp counter.
+const TSC_DEADLINE: u32 = 0x6e0;
+/// Model-specific registers that are no state of their own: the time stamp counter, which is set by its offset, and
+/// Hyper-V's clock and run time, which follow from KVM's clock.
+const FOLLOW: [u32; 3] = [0x10, 0x4000_0020, 0x4000_0010];
+/// Registers that KVM has and does not list: types of memory (MTRRs), and the banks of machine checks. Where they are
+/// zero
+/// they are left out: that is their state of power-on.
+const UNLISTED: [RangeInclusive<u32>; 6] =
+    [0x2ff..=0x2ff, 0x250..=0x250, 0x258..=0x259, 0x268..=0x26f, 0x200..=0x20f, 0x400..=0x47f];
+/// The most model-specific registers of a state. KVM lists some 200.
+const MAX_MSRS: usize = 2048;
+
+/// A vCPU that does not run, and has no access under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VcpuState {
+    /// Its number.
+    pub id: u8,
+    /// Whether it runs, halts or waits to be started (`KVM_MP_STATE_*`).
+    pub mp_state: u32,
+    /// The general registers (`struct kvm_regs`).
+    pub regs: Blob,
+    /// The segment and control registers (`struct kvm_sregs`).
+    pub sregs: Blob,
+    /// The page directory pointers, of a vCPU that has 32-bit paging with them.
+    pub pdptrs: Option<[u64; 4]>,
+    /// The XSAVE area.
+    pub xsave: Blob,
+    /// The extended control registers (`struct kvm_xcrs`), on a CPU that has them.
+    pub xcrs: Option<Blob>,
+    /// The debug registers (`struct kvm_debugregs`).
+    pub debug: Blob,
+    /// The local APIC (`struct kvm_lapic_state`).
+    pub lapic: Blob,
+    /// What its time stamp counter is ahead of the first vCPU's; 0 unless the guest has set it.
+    pub tsc_ahead: u64,
+    /// The model-specific registers: index and value.
+    pub msrs: Vec<(u32, u64)>,
+    /// What it has of guests of its own (`struct kvm_nested_state`).
+    pub nested: Option<Blob>,
+    /// Exceptions and interrupts that wait (`struct kvm_vcpu_events`).
+    pub events: Blob,
+}
+
+/// What is read of and told each vCPU of a machine.
+#[derive(Debug)]
+pub(crate) struct Extent {
+    /// What there is on this host.
+    pub abilities: Abilities,
+    /// The model-specific registers, in the order in which they are set.
+    msrs: Vec<u32>,
+}
+
+impl Extent {
+    /// `indices` are KVM's list.
+    pub(crate) fn new(abilities: Abilities, indices: &[u32]) -> Self {
+        let is_own = |index: &u32| !FOLLOW.contains(index) && !UNLISTED.iter().any(|range| range.contains(index));
+        let mut msrs: Vec<_> = indices.iter().copied().filter(is_own).collect();
+        // KVM starts the timer with it, by what all others are then.
+        msrs.sort_by_key(|index| *index == TSC_DEADLINE);
+        Self { abilities, msrs }
+    }
+}
+
+impl VcpuState {
+    /// The state of `vcpu`, whose counter is `first_offset` ahead of the host's if it is in step with the first one.
+    ///
+    /// # Errors
+    ///
+    /// An ioctl fails.
+    pub(crate) fn save(vcpu: &Vcpu, id: u8, first_offset: u64, extent: &Extent) -> Result<Self, KvmError> {
+        let Extent { abilities, msrs } = extent;
+        // Before the local APIC: it may take an INIT or a start-up message that waits there.
+        let mp_state = vcpu.mp_state()?;
+        let regs = Blob::of(&vcpu.regs()?);
+        let sregs = Blob::of(&vcpu.sregs()?);
+        let pdptrs = if abilities.pdptrs { vcpu.pdptrs()? } else { None };
+        let xsave = Blob::new(vcpu.xsave(abilities)?);
+        let xcrs = if abilities.xcrs { Some(Blob::of(&vcpu.xcrs()?)) } else { None };
+        let debug = Blob::of(&vcpu.debug_registers()?);
+        let lapic = Blob::of(&vcpu.lapic()?);
+        let tsc_ahead = vcpu.tsc_offset()?.wrapping_sub(first_offset);
+        let unlisted: Vec<_> = UNLISTED.into_iter().flatten().collect();
+        let mut values = vcpu.msrs(&unlisted)?;
+        values.retain(|(_, value)| *value != 0);
+        values.extend(vcpu.msrs(msrs)?);
+        let msrs = values;
+        let nested = if abilities.nested { Some(cut(&vcpu.nested_state()?)) } else { None };
+        // Last: reading others may have made it wait for something else.
+        let events = Blob::of(&vcpu.events()?);
+        Ok(Self { id, mp_state, regs, sregs, pdptrs, xsave, xcrs, debug, lapic, tsc_ahead, msrs, nested, events })
+    }
+
+    /// Brings `vcpu`, which has its CPUID and the frequency of its counter and never ran, to this state. The first
+    /// vCPU's counter is to be `first_offset` ahead of the host's.
+    ///
+    /// # Errors
+    ///
+    /// The state is of another kind of vCPU, or KVM refuses it.
+    pub(crate) fn restore(&self, vcpu: &Vcpu, first_offset: u64, extent: &Extent) -> Result<(), RestoreError> {
+        let abilities = &extent.abilities;
+        // Deadlines are told by the counter.
+        self.told(vcpu.set_tsc_offset(first_offset.wrapping_add(self.tsc_ahead)))?;
+        self.told(vcpu.set_mp_state(self.mp_state))?;
+        self.told(vcpu.set_regs(&part::<kvm_regs>(&self.regs, "a vCPU's registers")?))?;
+        let sregs: kvm_sregs = part(&self.sregs, "a vCPU's system registers")?;
+        match self.pdptrs {
+            Some(pdptrs) if abilities.pdptrs => self.told(vcpu.set_sregs_with_pdptrs(&sregs, pdptrs))?,
+            _ => self.told(vcpu.set_sregs(&sregs))?,
+        }
+        self.restore_vectors(vcpu, abilities)?;
+        self.told(vcpu.set_debug_registers(&part(&self.debug, "a vCPU's debug registers")?))?;
+        self.told(vcpu.set_lapic(&part(&self.lapic, "a vCPU's local APIC")?))?;
+        match &self.nested {
+            Some(nested) if abilities.nested => self.told(vcpu.set_nested_state(&whole(nested)?))?,
+            Some(_) => return Err(RestoreError::Value("a guest's guests, which this host does not have")),
+            None => {}
+        }
+        self.restore_msrs(vcpu)?;
+        self.told(vcpu.set_events(&part(&self.events, "a vCPU's events")?))
+    }
+
+    fn told<T>(&self, result: Result<T, KvmError>) -> Result<T, RestoreError> {
+        result.map_err(|error| RestoreError::Vcpu { vcpu: self.id.into(), error })
+    }
+
+    fn restore_vectors(&self, vcpu: &Vcpu, abilities: &Abilities) -> Result<(), RestoreError> {
+        let (guest, host) = (self.xsave.bytes().len(), abilities.xsave);
+        // What the host does not save must not be in use.
+        let is_used = |byte: &u8| *byte != 0;
+        let fits = self.xsave.bytes().get(host..).is_none_or(|rest| !rest.iter().any(is_used));
+        if !fits {
+            return Err(Incompatible::Xsave { guest, host }.into());
+        }
+        let bytes = self.xsave.bytes().get(..guest.min(host)).unwrap_or_default();
+        self.told(vcpu.set_xsave(bytes, abilities))?;
+        match &self.xcrs {
+            Some(xcrs) if abilities.xcrs => {
+                self.told(vcpu.set_xcrs(&part(xcrs, "a vCPU's extended control registers")?))
+            }
+            Some(_) => Err(RestoreError::Value("extended control registers, which this host does not have")),
+            None => Ok(()),
+        }
+    }
+
+    fn restore_msrs(&self, vcpu: &Vcpu) -> Result<(), RestoreError> {
+        let mut msrs = self.msrs.clone();
+        if msrs.len() > MAX_MSRS || msrs.iter().any(|(index, _)| FOLLOW.contains(index)) {
+            return Err(RestoreError::Value("a vCPU's model-specific registers"));
+        }
+        // As it is saved, whatever the order of the state.
+        msrs.sort_by_key(|(index, _)| *index == TSC_DEADLINE);
+        match self.told(vcpu.set_each_msr(&msrs))? {
+            None => Ok(()),
+            Some(RefusedMsr { index, value }) => Err(Incompatible::Msr { index, value }.into()),
+        }
+    }
+}
+
+fn part<T: zerocopy::FromBytes>(blob: &Blob, what: &'static str) -> Result<T, RestoreError> {
+    blob.read().ok_or(RestoreError::Value(what))
+}
+
+/// The state of a guest's guests without the room that it does not take.
+fn cut(state: &KvmNestedStateBuffer) -> Blob {
+    let whole = Blob::of(state);
+    let len = usize::try_from(state.size).unwrap_or(usize::MAX).min(whole.bytes().len());
+    Blob::new(whole.bytes().get(..len).unwrap_or_default().to_vec())
+}
+
+/// The state that [`cut`] has made shorter.
+fn whole(blob: &Blob) -> Result<KvmNestedStateBuffer, RestoreError> {
+    const WHAT: &str = "a guest's guests";
+    let room = size_of::<KvmNestedStateBuffer>();
+    let mut bytes = blob.bytes().to_vec();
+    if bytes.len() > room {
+        return Err(RestoreError::Value(WHAT));
+    }
+    let len = bytes.len();
+    bytes.resize(room, 0);
+    let state: KvmNestedStateBuffer = Blob::new(bytes).read().ok_or(RestoreError::Value(WHAT))?;
+    // KVM reads as many bytes as it says.
+    if usize::try_from(state.size).is_ok_and(|size| size == len) { Ok(state) } else { Err(RestoreError::Value(WHAT)) }
+}

@@ -1,0 +1,310 @@
+//! Greetings and frames.
+
+use super::bounds::{
+    GREETING, HEADER, MAGIC, MAX_BODY, MAX_CONNECTIONS, MAX_DATA, MAX_LINE, MAX_PART, MAX_RANGES, OLDEST, RANGE, TABLE,
+    VERSION,
+};
+use super::document::Part;
+use super::error::{WireError, u16_at, u32_at, u64_at};
+
+/// What a connection carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// What both sides say to each other, and documents.
+    Control,
+    /// Pages: the number of this connection, from 0.
+    Pages(u8),
+}
+
+/// What each side can do beside the protocol's version. Both sides use what both have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Features(pub u32);
+
+impl Features {
+    /// The guest's memory and the backends' descriptors are passed, and no page is copied.
+    pub const LOCAL: Self = Self(1);
+    /// All that this version knows.
+    pub const KNOWN: Self = Self(1);
+
+    /// Whether all of `other` is there.
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// The first bytes of a connection, from the side that connects; and the answer to those of the first connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Greeting {
+    /// The newest version that this side speaks; in an answer, the version that is spoken.
+    pub version: u16,
+    /// The oldest version that this side speaks.
+    pub oldest: u16,
+    /// What the connection carries.
+    pub role: Role,
+    /// How many connections carry pages.
+    pub connections: u8,
+    /// What this side can do.
+    pub features: Features,
+    /// Which migration this is: random, and the same on all its connections.
+    pub session: [u8; 16],
+}
+
+impl Greeting {
+    /// It as bytes.
+    pub fn bytes(&self) -> [u8; GREETING] {
+        let Self { version, oldest, role, connections, features, session } = self;
+        let (kind, index) = match role {
+            Role::Control => (0, 0),
+            Role::Pages(index) => (1, *index),
+        };
+        let mut bytes = [0; GREETING];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&version.to_le_bytes());
+        bytes[10..12].copy_from_slice(&oldest.to_le_bytes());
+        bytes[12..15].copy_from_slice(&[kind, index, *connections]);
+        bytes[16..20].copy_from_slice(&features.0.to_le_bytes());
+        bytes[20..36].copy_from_slice(session);
+        bytes
+    }
+
+    /// Reads it. Features that this program does not know are left out; what a newer version may put into the bytes
+    /// that are zero today is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// The peer is no such program.
+    pub fn read(bytes: &[u8; GREETING]) -> Result<Self, WireError> {
+        if bytes[..8] != MAGIC {
+            return Err(WireError::Foreign);
+        }
+        let (version, oldest) = (u16_at(bytes, 8)?, u16_at(bytes, 10)?);
+        let role = match (bytes[12], bytes[13]) {
+            (0, 0) => Role::Control,
+            (1, index) if index < MAX_CONNECTIONS => Role::Pages(index),
+            _ => return Err(WireError::Field("role")),
+        };
+        let connections = bytes[14];
+        if connections > MAX_CONNECTIONS {
+            return Err(WireError::Field("number of connections"));
+        }
+        if oldest > version {
+            return Err(WireError::Field("version"));
+        }
+        let features = Features(u32_at(bytes, 16)? & Features::KNOWN.0);
+        let mut session = [0; 16];
+        session.copy_from_slice(&bytes[20..36]);
+        Ok(Self { version, oldest, role, connections, features, session })
+    }
+
+    /// The newest version that both sides speak.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn common_version(&self) -> Result<u16, WireError> {
+        let version = self.version.min(VERSION);
+        if version < self.oldest.max(OLDEST) {
+            return Err(WireError::Version { oldest: self.oldest, version: self.version });
+        }
+        Ok(version)
+    }
+}
+
+/// The kinds of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Kind {
+    /// A part of the description of the guest, from the source: what the target needs to make its VM.
+    Offer = 1,
+    /// The target has made its VM and opened all its backends: pages may come.
+    Prepared = 2,
+    /// Pages, from the source.
+    Pages = 3,
+    /// All pages of a pass have been sent on this connection.
+    Flush = 4,
+    /// A part of the machine's state, from the source, whose guest stands still.
+    State = 5,
+    /// The target has all, and can run the guest.
+    Ready = 6,
+    /// The guest is the target's. Sent once.
+    Go = 7,
+    /// The target runs the guest.
+    Running = 8,
+    /// The sender of this has given up: one line that says why.
+    Failed = 9,
+    /// A user has ended the migration.
+    Cancel = 10,
+    /// The sender of this is alive.
+    Keepalive = 11,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 11] = [
+        Self::Offer,
+        Self::Prepared,
+        Self::Pages,
+        Self::Flush,
+        Self::State,
+        Self::Ready,
+        Self::Go,
+        Self::Running,
+        Self::Failed,
+        Self::Cancel,
+        Self::Keepalive,
+    ];
+
+    /// The longest body, in bytes.
+    pub const fn most(self) -> usize {
+        match self {
+            Self::Offer | Self::State => MAX_BODY,
+            Self::Pages => TABLE + MAX_RANGES * RANGE + MAX_DATA,
+            Self::Flush => 4,
+            Self::Failed => MAX_LINE,
+            Self::Running => 8,
+            Self::Prepared | Self::Ready | Self::Go | Self::Cancel | Self::Keepalive => 0,
+        }
+    }
+}
+
+/// The beginning of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What follows.
+    pub kind: Kind,
+    /// The length of the body, in bytes, at most what its kind allows.
+    pub len: u32,
+}
+
+impl Header {
+    /// It as bytes.
+    pub fn bytes(self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..2].copy_from_slice(&(self.kind as u16).to_le_bytes());
+        bytes[4..].copy_from_slice(&self.len.to_le_bytes());
+        bytes
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such frame.
+    pub fn read(bytes: [u8; HEADER]) -> Result<Self, WireError> {
+        let (kind, zero, len) = (u16_at(&bytes, 0)?, u16_at(&bytes, 2)?, u32_at(&bytes, 4)?);
+        let kind = Kind::ALL.into_iter().find(|known| *known as u16 == kind).ok_or(WireError::Kind(kind))?;
+        if zero != 0 {
+            return Err(WireError::Field("header"));
+        }
+        let most = kind.most();
+        if len as usize > most {
+            return Err(WireError::Long { len, most });
+        }
+        Ok(Self { kind, len })
+    }
+}
+
+/// A frame, but for one of pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    /// See [`Kind::Offer`].
+    Offer(Part),
+    /// See [`Kind::Prepared`].
+    Prepared,
+    /// See [`Kind::Flush`]: the number of the pass, from 0.
+    Flush(u32),
+    /// See [`Kind::State`].
+    State(Part),
+    /// See [`Kind::Ready`].
+    Ready,
+    /// See [`Kind::Go`].
+    Go,
+    /// See [`Kind::Running`]: how long the target took from Go until its vCPUs ran, in microseconds.
+    Running(u64),
+    /// See [`Kind::Failed`].
+    Failed(String),
+    /// See [`Kind::Cancel`].
+    Cancel,
+    /// See [`Kind::Keepalive`].
+    Keepalive,
+}
+
+impl Frame {
+    /// Its kind.
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Offer(_) => Kind::Offer,
+            Self::Prepared => Kind::Prepared,
+            Self::Flush(_) => Kind::Flush,
+            Self::State(_) => Kind::State,
+            Self::Ready => Kind::Ready,
+            Self::Go => Kind::Go,
+            Self::Running(_) => Kind::Running,
+            Self::Failed(_) => Kind::Failed,
+            Self::Cancel => Kind::Cancel,
+            Self::Keepalive => Kind::Keepalive,
+        }
+    }
+
+    /// It as bytes, with its header. A line that is too long is cut.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        match self {
+            Self::Offer(part) | Self::State(part) => {
+                body.push(part.is_last.into());
+                body.extend(part.bytes.iter().take(MAX_PART));
+            }
+            Self::Flush(pass) => body.extend(pass.to_le_bytes()),
+            Self::Running(took) => body.extend(took.to_le_bytes()),
+            Self::Failed(line) => body.extend(shortened(line).as_bytes()),
+            Self::Prepared | Self::Ready | Self::Go | Self::Cancel | Self::Keepalive => {}
+        }
+        let header = Header { kind: self.kind(), len: body.len() as u32 };
+        let mut bytes = header.bytes().to_vec();
+        bytes.append(&mut body);
+        bytes
+    }
+
+    /// Reads the frame of this `kind` with this `body`.
+    ///
+    /// # Errors
+    ///
+    /// The body is not one of this kind, or the frame has pages.
+    pub fn read(kind: Kind, body: &[u8]) -> Result<Self, WireError> {
+        let part = || match body {
+            [is_last @ (0 | 1), bytes @ ..] if bytes.len() <= MAX_PART => {
+                Ok(Part { is_last: *is_last == 1, bytes: bytes.to_vec() })
+            }
+            [] => Err(WireError::Short),
+            _ => Err(WireError::Field("part")),
+        };
+        let empty = |frame| if body.is_empty() { Ok(frame) } else { Err(WireError::Field("length")) };
+        match kind {
+            Kind::Offer => Ok(Self::Offer(part()?)),
+            Kind::State => Ok(Self::State(part()?)),
+            Kind::Flush => Ok(Self::Flush(u32_at(body, 0)?)),
+            Kind::Running => Ok(Self::Running(u64_at(body, 0)?)),
+            Kind::Failed => Ok(Self::Failed(line_of(body))),
+            Kind::Prepared => empty(Self::Prepared),
+            Kind::Ready => empty(Self::Ready),
+            Kind::Go => empty(Self::Go),
+            Kind::Cancel => empty(Self::Cancel),
+            Kind::Keepalive => empty(Self::Keepalive),
+            Kind::Pages => Err(WireError::Field("connection")),
+        }
+    }
+}
+
+fn shortened(line: &str) -> &str {
+    let mut end = line.len().min(MAX_LINE);
+    while !line.is_char_boundary(end) {
+        end -= 1;
+    }
+    &line[..end]
+}
+
+/// A peer's text as one line that can be shown.
+fn line_of(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(MAX_LINE)]);
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    shortened(&line).to_string()
+}

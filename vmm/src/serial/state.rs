@@ -1,0 +1,88 @@
+//! The saved state of a serial port.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use vm_superio::Serial;
+
+use super::{Interrupt, Room, SerialPort};
+
+/// The saved state of a serial port: the registers, and input that the guest has not read.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SerialState {
+    /// Divisor latch, low and high.
+    pub divisor: [u8; 2],
+    /// Interrupt enable.
+    pub interrupt_enable: u8,
+    /// Interrupt identification.
+    pub interrupt_identification: u8,
+    /// Line control.
+    pub line_control: u8,
+    /// Line status.
+    pub line_status: u8,
+    /// Modem control.
+    pub modem_control: u8,
+    /// Modem status.
+    pub modem_status: u8,
+    /// Scratch.
+    pub scratch: u8,
+    /// Input, in the order in which it came.
+    pub input: Vec<u8>,
+}
+
+impl SerialPort {
+    /// What is to be saved of it. No vCPU is in an access.
+    pub fn save(&self) -> SerialState {
+        let state = self.uart.lock().state();
+        SerialState {
+            divisor: [state.baud_divisor_low, state.baud_divisor_high],
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            input: state.in_buffer,
+        }
+    }
+
+    /// Brings the port to `state`. The interrupt that it has pending is sent by [`Self::remind`]. Returns false, and
+    /// changes nothing, if it has more input than there is room for.
+    #[must_use]
+    pub fn restore(&self, state: &SerialState) -> bool {
+        let is_possible = self.set(state);
+        let _ = self.interrupt.read();
+        is_possible
+    }
+
+    /// Sends the interrupt that the port has pending again: it may have been lost on its way.
+    pub fn remind(&self) {
+        // What it is in fits.
+        let _ = self.set(&self.save());
+    }
+
+    /// Brings the port to `state`, which sends an interrupt if one is pending.
+    fn set(&self, state: &SerialState) -> bool {
+        let [baud_divisor_low, baud_divisor_high] = state.divisor;
+        let registers = vm_superio::serial::SerialState {
+            baud_divisor_low,
+            baud_divisor_high,
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            in_buffer: state.input.clone(),
+        };
+        let (interrupt, room) = (Interrupt(Arc::clone(&self.interrupt)), Room(Arc::clone(&self.room)));
+        let Ok(uart) = Serial::from_state(&registers, interrupt, room, Vec::new()) else { return false };
+        *self.uart.lock() = uart;
+        // There may be more room than the reader of input waits for.
+        let _ = self.room.write(1);
+        true
+    }
+}

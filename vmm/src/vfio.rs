@@ -1,0 +1,51 @@
+//! Devices of the host that a guest has: pass-through by VFIO (`linux/vfio.h`, `Documentation/driver-api/vfio.rst`).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `host` | all such devices of a VM, and what they share |
+//! | `function` | one of them as a PCI function of the guest |
+//! | `config_space`, `capabilities`, `msi` | the configuration space that the guest finds; no system calls |
+//! | `interrupts` | what its messages ask of the host |
+//! | `regions` | which parts of its BARs the guest has without exits |
+//! | `host_device` | the device as the kernel gives it |
+//! | `opened` | one that is open, and not a function yet |
+//! | `host_iommu`, `address_space`, `piece` | which memory it reaches |
+//! | `guest_memory`, `follower` | that is all of the guest's, or what the guest's virtual IOMMU maps |
+//! | `peer_bars`, `bar_memory` | and the BARs of the other devices |
+//! | `group`, `known_groups` | its IOMMU group, and KVM's knowledge of it |
+//! | `watch` | what the host wants of it |
+//! | `sysfs`, `ioctl`, `info` | what is asked of the host's kernel, and how |
+
+mod address_space;
+mod bar_memory;
+mod capabilities;
+mod config_space;
+mod error;
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod fake_iommu;
+mod follower;
+mod function;
+mod group;
+mod guest_memory;
+mod host;
+mod host_device;
+mod host_iommu;
+mod info;
+mod interrupts;
+mod ioctl;
+mod known_groups;
+mod msi;
+mod opened;
+mod peer_bars;
+mod piece;
+mod regions;
+mod sysfs;
+mod watch;
+
+pub(crate) use error::VfioError;
+pub(crate) use host::{VfioHost, VfioSpec};
+pub(crate) use opened::OpenDevice;
+pub(crate) use sysfs::SysfsDevice;
+pub(crate) use watch::Notice;

@@ -1,0 +1,192 @@
+//! An address space of devices of the host: pieces of this process's memory, at the devices' addresses.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use virtio_devices::Locking;
+
+use crate::vfio::error::VfioError;
+use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::piece::Piece;
+
+/// Where the kernel counts what VFIO has pinned, in a process's status.
+const COUNTED: &str = "VmLck:";
+
+/// What devices reach. Nothing is mapped any more when this is dropped.
+pub(super) struct AddressSpace {
+    iommu: Arc<dyn HostIommu>,
+    reach: Vec<RangeInclusive<u64>>,
+    most: usize,
+    /// By their first addresses, disjoint.
+    mapped: BTreeMap<u64, Piece>,
+}
+
+impl AddressSpace {
+    /// The address space of `iommu`, in which nothing is mapped.
+    pub(super) fn new(iommu: Arc<dyn HostIommu>) -> Self {
+        let (reach, most) = (iommu.reach(), iommu.most_mappings());
+        Self { iommu, reach, most, mapped: BTreeMap::new() }
+    }
+
+    /// The most pieces that there can be.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Maps `wanted`, which are disjoint, and nothing else: what stays is not touched.
+    ///
+    /// # Safety
+    ///
+    /// Until they are unmapped, the pieces must be mappings of which nothing in this process has a Rust reference.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be mapped. What was mapped before is mapped then.
+    pub(super) unsafe fn set(&mut self, wanted: &[Piece]) -> Result<(), VfioError> {
+        let new: BTreeMap<_, _> = wanted.iter().map(|piece| (piece.iova, *piece)).collect();
+        let gone: Vec<_> = self.mapped.values().filter(|piece| new.get(&piece.iova) != Some(piece)).copied().collect();
+        let came: Vec<_> = new.into_values().filter(|piece| self.mapped.get(&piece.iova) != Some(piece)).collect();
+        self.check(&came, gone.len())?;
+        if gone.len() == self.mapped.len() {
+            self.clear().map_err(VfioError::Map)?;
+        }
+        for (done, piece) in gone.iter().enumerate() {
+            if let Err(error) = self.unmap(*piece) {
+                // SAFETY: these pieces were mapped until now, for which the caller of that time made this promise.
+                unsafe { self.put_back(gone.get(..done).unwrap_or_default()) };
+                return Err(VfioError::Map(error));
+            }
+        }
+        // SAFETY: the caller promises what this function asks for.
+        unsafe { self.add_checked(&came) }.inspect_err(|_| {
+            // SAFETY: as above.
+            unsafe { self.put_back(&gone) };
+        })
+    }
+
+    /// Maps `pieces` beside what is mapped, with which they have no address in common.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::set`].
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be mapped. None of them is mapped then.
+    pub(super) unsafe fn add(&mut self, pieces: &[Piece]) -> Result<(), VfioError> {
+        self.check(pieces, 0)?;
+        // SAFETY: the caller promises what this function asks for.
+        unsafe { self.add_checked(pieces) }
+    }
+
+    /// Unmaps all pieces from the address `first` to `last`, of which none must be inside in part.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses.
+    pub(super) fn remove(&mut self, first: u64, last: u64) -> io::Result<()> {
+        let inside: Vec<_> = self.mapped.range(first..=last).map(|(_, piece)| *piece).collect();
+        let (Some(lowest), Some(highest)) = (inside.first(), inside.last()) else { return Ok(()) };
+        let bytes = inside.iter().fold(0_u64, |bytes, piece| bytes.saturating_add(piece.size));
+        self.iommu.unmap(lowest.iova..=highest.last(), bytes)?;
+        for piece in inside {
+            self.mapped.remove(&piece.iova);
+        }
+        Ok(())
+    }
+
+    /// Unmaps `piece`, if it is mapped like this.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses.
+    pub(super) fn take(&mut self, piece: &Piece) -> io::Result<()> {
+        if self.mapped.get(&piece.iova) == Some(piece) { self.unmap(*piece) } else { Ok(()) }
+    }
+
+    /// Unmaps everything.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses.
+    pub(super) fn clear(&mut self) -> io::Result<()> {
+        self.remove(0, u64::MAX)
+    }
+
+    fn check(&self, came: &[Piece], gone: usize) -> Result<(), VfioError> {
+        if self.mapped.len().saturating_sub(gone).saturating_add(came.len()) > self.most {
+            return Err(VfioError::TooManyMappings(self.most));
+        }
+        for piece in came {
+            let addresses = piece.iova..=piece.last();
+            let fits =
+                |range: &RangeInclusive<u64>| range.contains(addresses.start()) && range.contains(addresses.end());
+            if !self.reach.iter().any(fits) {
+                return Err(VfioError::Unreachable { memory: addresses, reach: self.reach.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn add_checked(&mut self, pieces: &[Piece]) -> Result<(), VfioError> {
+        for (done, piece) in pieces.iter().enumerate() {
+            // SAFETY: the caller promises what this function asks for.
+            if let Err(error) = unsafe { self.map(*piece) } {
+                for piece in pieces.get(..done).unwrap_or_default() {
+                    // It has just been mapped like this.
+                    let _ = self.unmap(*piece);
+                }
+                return Err(VfioError::Map(error));
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn put_back(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            // SAFETY: the caller promises what this function asks for.
+            if let Err(error) = unsafe { self.map(*piece) } {
+                log::error!("devices of the host have lost the guest's memory at {:#x}: {error}", piece.iova);
+            }
+        }
+    }
+
+    unsafe fn map(&mut self, piece: Piece) -> io::Result<()> {
+        // SAFETY: the caller promises what this function asks for.
+        unsafe { self.iommu.map(&piece) }?;
+        self.mapped.insert(piece.iova, piece);
+        Ok(())
+    }
+
+    fn unmap(&mut self, piece: Piece) -> io::Result<()> {
+        if self.mapped.contains_key(&piece.iova) {
+            self.iommu.unmap(piece.iova..=piece.last(), piece.size)?;
+            self.mapped.remove(&piece.iova);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for AddressSpace {
+    fn drop(&mut self) {
+        // What the kernel does not unmap now, it does when the address space is closed.
+        let _ = self.clear();
+    }
+}
+
+/// Does what pins at most `size` bytes more, after raising the limit of that as far as this process may.
+///
+/// # Errors
+///
+/// What `change` says; if it lacks memory and the limit is too low, that, with the numbers.
+pub(super) fn pinning(size: u64, change: impl FnOnce() -> Result<(), VfioError>) -> Result<(), VfioError> {
+    let locking = Locking::reserve(size, COUNTED);
+    change().map_err(|error| match error {
+        VfioError::Map(error) if error.raw_os_error() == Some(libc::ENOMEM) && locking.falls_short() => {
+            VfioError::MemoryLock(locking)
+        }
+        error => error,
+    })
+}

@@ -1,0 +1,157 @@
+//! Why a device of the host cannot be passed through: one line, to follow the option that names it.
+
+use std::io;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use virtio_devices::Locking;
+
+use crate::error_kind::ErrorKind;
+use crate::vfio::config_space::ConfigError;
+
+/// Why a device of the host cannot be passed through.
+#[derive(Debug, thiserror::Error)]
+pub enum VfioError {
+    /// There is no such folder.
+    #[error("there is no such device ({0}); give its folder, such as /sys/bus/pci/devices/0000:01:00.1")]
+    NoDevice(io::Error),
+    /// It is something else.
+    #[error("this is not the folder of a PCI device; give one such as /sys/bus/pci/devices/0000:01:00.1")]
+    NotPci,
+    /// It has no group.
+    #[error(
+        "the device is in no IOMMU group; turn the host's IOMMU on (firmware, and intel_iommu=on on the kernel's \
+         command line)"
+    )]
+    NoGroup,
+    /// Another driver has it.
+    #[error("the device has the driver {0}; bind it to vfio-pci (driverctl set-override, or driver_override in sysfs)")]
+    Driver(String),
+    /// No driver has it.
+    #[error("the device has no driver; bind it to vfio-pci (driverctl set-override, or driver_override in sysfs)")]
+    NoDriver,
+    /// A file of VFIO's cannot be opened.
+    #[error("cannot open {}: {error}; {}", path.display(), open_remedy(.error))]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// Another device of the group has another driver.
+    #[error(
+        "its IOMMU group {group} also has {}; bind {} to vfio-pci or to no driver, or give a device with a group of \
+         its own", .others.join(", "), if .others.len() == 1 { "that" } else { "these" }
+    )]
+    NotViable {
+        /// The group.
+        group: u32,
+        /// The others' addresses, with their drivers.
+        others: Vec<String>,
+    },
+    /// This VM has it already.
+    #[error("this VM has the device already; give another")]
+    Taken,
+    /// Interrupts of the host are not remapped.
+    #[error(
+        "the host's IOMMU does not remap interrupts, so a guest could raise any of the host's; turn that on in the \
+         firmware, or trust the guest (vfio_iommu_type1.allow_unsafe_interrupts=1)"
+    )]
+    NoRemapping,
+    /// The kernel has another interface.
+    #[error("the host's kernel has no type 1 IOMMU for VFIO; load vfio_iommu_type1")]
+    NoType1,
+    /// The guest's memory lies where the device cannot reach.
+    #[error(
+        "the guest has memory at {:#x} to {:#x}, and the device reaches {}; give the guest less memory, or another \
+         device", .memory.start(), .memory.end(), ranges(.reach)
+    )]
+    Unreachable {
+        /// The guest's addresses.
+        memory: RangeInclusive<u64>,
+        /// What the device reaches.
+        reach: Vec<RangeInclusive<u64>>,
+    },
+    /// The host's IOMMU takes no more mappings.
+    #[error(
+        "the host's IOMMU takes {0} mappings of a device, and the guest wants more; give the guest larger pages, or \
+         raise vfio_iommu_type1.dma_entry_limit"
+    )]
+    TooManyMappings(usize),
+    /// Devices that the host's IOMMU cannot tell apart are to be apart.
+    #[error(
+        "its IOMMU group {0} has another device of this VM, and the host's IOMMU cannot tell the two apart: behind a \
+         virtual IOMMU, give a device with a group of its own"
+    )]
+    SharedGroup(u32),
+    /// It is told to reach what it cannot. The log says why.
+    #[error("the device cannot reach what the virtual IOMMU maps for it; see the log")]
+    NotFollowed,
+    /// Too little memory may be pinned.
+    #[error(
+        "the device needs {} KiB of locked memory in all, and {} KiB are allowed; raise the limit (ulimit -l {}, \
+         LimitMEMLOCK= in a systemd unit)", .0.needed.div_ceil(1024), .0.limit.unwrap_or(0) / 1024,
+        .0.needed.div_ceil(1024)
+    )]
+    MemoryLock(Locking),
+    /// The kernel refuses to map the guest's memory.
+    #[error("cannot let the device reach the guest's memory: {0}")]
+    Map(io::Error),
+    /// A call fails that should not.
+    #[error("cannot {action}: {error}")]
+    Call {
+        /// What.
+        action: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+    /// A guest cannot be shown such a device.
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+}
+
+impl VfioError {
+    /// An error of a call that is to `action`.
+    pub(super) const fn of(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::Call { action, error }
+    }
+
+    /// The kind of this error.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoDevice(_)
+            | Self::NotPci
+            | Self::NoGroup
+            | Self::Driver(_)
+            | Self::NoDriver
+            | Self::NotViable { .. }
+            | Self::Unreachable { .. }
+            | Self::Config(_) => ErrorKind::Invalid,
+            Self::Taken | Self::SharedGroup(_) => ErrorKind::Conflict,
+            Self::Open { error, .. } if error.kind() == io::ErrorKind::ResourceBusy => ErrorKind::Conflict,
+            Self::Open { .. }
+            | Self::NoRemapping
+            | Self::NoType1
+            | Self::MemoryLock(_)
+            | Self::TooManyMappings(_)
+            | Self::NotFollowed
+            | Self::Map(_)
+            | Self::Call { .. } => ErrorKind::Host,
+        }
+    }
+}
+
+fn open_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "load the module vfio-pci, and bind the device to it",
+        io::ErrorKind::PermissionDenied => "make this user the owner of the file (chown)",
+        io::ErrorKind::ResourceBusy => "another program has a device of this group; end that, or give another device",
+        _ => "see docs/vfio.md",
+    }
+}
+
+/// `reach` as text.
+pub(super) fn ranges(reach: &[RangeInclusive<u64>]) -> String {
+    let one = |range: &RangeInclusive<u64>| format!("{:#x} to {:#x}", range.start(), range.end());
+    if reach.is_empty() { "nothing".to_string() } else { reach.iter().map(one).collect::<Vec<_>>().join(", ") }
+}

@@ -1,0 +1,114 @@
+//! An IOMMU of the host that is not there.
+
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use virtio_devices::GuestMap;
+use vm_memory::{GuestAddress, Permissions};
+
+use crate::vfio::error::VfioError;
+use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::piece::Piece;
+
+/// What is mapped, and how many calls succeed.
+pub(super) struct FakeIommu {
+    /// What is mapped.
+    pub mapped: Mutex<Vec<Piece>>,
+    /// Calls that succeed before one fails.
+    pub left: Mutex<usize>,
+    /// What devices reach.
+    pub reach: Vec<RangeInclusive<u64>>,
+    /// The most mappings.
+    pub most: usize,
+}
+
+impl FakeIommu {
+    /// An IOMMU whose devices have these addresses.
+    pub(super) fn new(reach: Vec<RangeInclusive<u64>>) -> Arc<Self> {
+        Self::with_most(reach, 65_535)
+    }
+
+    /// The same, with room for so many mappings.
+    pub(super) fn with_most(reach: Vec<RangeInclusive<u64>>, most: usize) -> Arc<Self> {
+        Arc::new(Self { mapped: Mutex::default(), left: Mutex::new(usize::MAX), reach, most })
+    }
+
+    fn call(&self, error: i32) -> io::Result<()> {
+        let mut left = self.left.lock();
+        *left = left.checked_sub(1).ok_or_else(|| {
+            *left = usize::MAX;
+            io::Error::from_raw_os_error(error)
+        })?;
+        Ok(())
+    }
+
+    /// The addresses and sizes of what is mapped, in order.
+    pub(super) fn sorted(&self) -> Vec<(u64, u64)> {
+        let mut mapped: Vec<_> = self.mapped.lock().iter().map(|piece| (piece.iova, piece.size)).collect();
+        mapped.sort_unstable();
+        mapped
+    }
+
+    /// The byte of this process that a device reaches at `iova`, and what it may do there.
+    pub(super) fn at(&self, iova: u64) -> Option<(u64, Permissions)> {
+        let mapped = self.mapped.lock();
+        let piece = mapped.iter().find(|piece| iova >= piece.iova && iova - piece.iova < piece.size)?;
+        Some((piece.host + (iova - piece.iova), piece.access))
+    }
+}
+
+impl HostIommu for FakeIommu {
+    unsafe fn map(&self, piece: &Piece) -> io::Result<()> {
+        self.call(libc::ENOMEM)?;
+        let mut mapped = self.mapped.lock();
+        let apart = |other: &Piece| piece.iova + piece.size <= other.iova || other.iova + other.size <= piece.iova;
+        assert!(mapped.iter().all(apart), "overlap");
+        assert_ne!(piece.access, Permissions::No);
+        mapped.push(*piece);
+        assert!(mapped.len() <= self.most, "the kernel refuses this");
+        Ok(())
+    }
+
+    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
+        self.call(libc::EINVAL)?;
+        let mut mapped = self.mapped.lock();
+        for piece in mapped.iter().filter(|piece| addresses.contains(&piece.iova)) {
+            assert!(is_mapped(piece.host), "devices reach memory that this process has no more");
+        }
+        let inside = |piece: &Piece| addresses.contains(&piece.iova);
+        let taken: u64 = mapped.iter().filter(|piece| inside(piece)).map(|piece| piece.size).sum();
+        assert_eq!(taken, bytes, "not mapped");
+        let whole = |piece: &Piece| addresses.contains(&(piece.iova + piece.size - 1)) == inside(piece);
+        assert!(mapped.iter().all(whole), "a piece would be split");
+        mapped.retain(|piece| !inside(piece));
+        Ok(())
+    }
+
+    fn reach(&self) -> Vec<RangeInclusive<u64>> {
+        self.reach.clone()
+    }
+
+    fn most_mappings(&self) -> usize {
+        self.most
+    }
+
+    fn attach(&self, _group: &OwnedFd) -> Result<(), VfioError> {
+        Ok(())
+    }
+}
+
+/// Whether this process has memory at `address`, which is a page's.
+fn is_mapped(address: u64) -> bool {
+    let mut resident = 0;
+    // SAFETY: the kernel writes a byte for the one page, and reads nothing of the page.
+    unsafe { libc::mincore(address as *mut libc::c_void, 1, &mut resident) == 0 }
+}
+
+/// A guest's memory: addresses and sizes.
+pub(super) fn memory(ranges: &[(u64, usize)]) -> GuestMap {
+    let ranges: Vec<_> = ranges.iter().map(|(start, size)| (GuestAddress(*start), *size)).collect();
+    GuestMap::from_ranges(&ranges).unwrap()
+}

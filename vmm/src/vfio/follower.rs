@@ -1,0 +1,189 @@
+//! What a device of the host reaches behind the guest's virtual IOMMU: the memory that its domain maps, in an address
+//! space of its own, which follows each request before the guest's driver is answered.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use virtio_devices::{DmaFollower, DmaMapping, DmaReach, GuestMap, NotFollowed};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, Permissions};
+
+use crate::vfio::address_space::{AddressSpace, pinning};
+use crate::vfio::error::VfioError;
+use crate::vfio::guest_memory::{added, identity};
+use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::piece::Piece;
+
+/// An address space that follows a domain of the virtual IOMMU.
+pub(super) struct Follower {
+    /// The device's name in the VM.
+    id: String,
+    state: Mutex<State>,
+    /// What it was told and could not do.
+    refused: AtomicU64,
+}
+
+struct State {
+    // Drop order: what is mapped for devices stays mapped in this process until it is not any more.
+    space: AddressSpace,
+    memory: GuestMap,
+    reach: Reach,
+}
+
+/// What the device reaches.
+enum Reach {
+    Nothing,
+    Everything,
+    /// The domain's mappings by their first addresses, also those in which there is no memory: it may come. As many as
+    /// the host's IOMMU takes.
+    Mapped(BTreeMap<u64, DmaMapping>),
+}
+
+impl Reach {
+    /// What it is in `memory`.
+    fn pieces(&self, memory: &GuestMap) -> Vec<Piece> {
+        match self {
+            Self::Nothing => Vec::new(),
+            Self::Everything => identity(memory),
+            Self::Mapped(mappings) => mappings.values().flat_map(|mapping| pieces(mapping, memory)).collect(),
+        }
+    }
+}
+
+/// The parts of `mapping` that are memory. What is none (BARs that the guest's VFIO maps) is out of the device's reach.
+fn pieces(mapping: &DmaMapping, memory: &GuestMap) -> Vec<Piece> {
+    let DmaMapping { first, last, target, access } = *mapping;
+    // A mapping that is for nothing cannot be made.
+    let end = Some(target.saturating_add(last - first)).filter(|_| access != Permissions::No);
+    let part = |(start, len, host): (u64, u64, u64)| {
+        let (from, to) = (target.max(start), end?.min(start.checked_add(len)?.checked_sub(1)?));
+        let size = to.checked_sub(from)?.checked_add(1)?;
+        Some(Piece { iova: first + (from - target), size, host: host + (from - start), access })
+    };
+    let regions = memory.iter().map(|region| (region.start_addr().raw_value(), region.len(), region.as_ptr() as u64));
+    regions.filter_map(part).collect()
+}
+
+impl Follower {
+    /// The address space of the device `id`, which reaches all of `memory` until it is told otherwise.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot reach that. None of it is mapped then.
+    pub(super) fn new(id: &str, iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
+        let state = State { space: AddressSpace::new(iommu), memory: GuestMap::new(), reach: Reach::Everything };
+        let this = Self { id: id.to_string(), state: Mutex::new(state), refused: AtomicU64::new(0) };
+        this.set_memory(memory)?;
+        Ok(this)
+    }
+
+    /// The guest's memory is `memory` from now on: what the domain maps of it is within reach.
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot reach it. It reaches what it reached before then.
+    pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
+        let state = &mut *self.state.lock();
+        let (size, wanted) = (added(memory, &state.memory), state.reach.pieces(memory));
+        // SAFETY: the pieces are mappings of guest memory, to which no references are made. They stay in
+        // `state.memory`, or with the caller, until they are unmapped.
+        pinning(size, || unsafe { state.space.set(&wanted) })?;
+        state.memory = memory.clone();
+        Ok(())
+    }
+
+    /// The guest's memory.
+    pub(super) fn memory(&self) -> GuestMap {
+        self.state.lock().memory.clone()
+    }
+
+    /// What it could not follow.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the device cannot reach what it should.
+    fn refuse(&self, error: &VfioError) -> NotFollowed {
+        // The log grows with the logarithm of the number.
+        if (self.refused.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two() {
+            log::warn!("{}: the device cannot follow its virtual IOMMU: {error}", self.id);
+        }
+        NotFollowed
+    }
+}
+
+impl State {
+    /// Lets the device reach this and nothing else, or nothing at all.
+    fn replace(&mut self, reach: Reach) -> Result<(), VfioError> {
+        let wanted = reach.pieces(&self.memory);
+        // SAFETY: the pieces are mappings of guest memory, to which no references are made. They stay in
+        // `self.memory` until they are unmapped.
+        let replaced = unsafe { self.space.set(&wanted) };
+        self.reach = if replaced.is_ok() { reach } else { Reach::Nothing };
+        if replaced.is_err() {
+            // The kernel has put back what was there.
+            self.space.clear().map_err(VfioError::Map)?;
+        }
+        replaced
+    }
+}
+
+/// As many of `mappings` as a device of the host can have, and whether those were all.
+fn taken(mut mappings: &mut dyn Iterator<Item = DmaMapping>, most: usize) -> (BTreeMap<u64, DmaMapping>, bool) {
+    let taken = (&mut mappings).take(most).map(|mapping| (mapping.first, mapping)).collect();
+    (taken, mappings.next().is_none())
+}
+
+impl DmaFollower for Follower {
+    fn mapped(&self, mapping: DmaMapping) -> Result<(), NotFollowed> {
+        let state = &mut *self.state.lock();
+        let Reach::Mapped(mappings) = &mut state.reach else { return Ok(()) };
+        let most = state.space.most();
+        if mappings.len() >= most {
+            return Err(self.refuse(&VfioError::TooManyMappings(most)));
+        }
+        let pieces = pieces(&mapping, &state.memory);
+        // SAFETY: the pieces are mappings of guest memory, to which no references are made. They stay in
+        // `state.memory` until they are unmapped.
+        unsafe { state.space.add(&pieces) }.map_err(|error| self.refuse(&error))?;
+        mappings.insert(mapping.first, mapping);
+        Ok(())
+    }
+
+    fn unmapped(&self, gone: &[DmaMapping]) {
+        let state = &mut *self.state.lock();
+        let Reach::Mapped(mappings) = &mut state.reach else { return };
+        for mapping in gone {
+            mappings.remove(&mapping.first);
+        }
+        let (Some(first), Some(last)) = (gone.first(), gone.last()) else { return };
+        if let Err(error) = state.space.remove(first.first, last.last) {
+            // Whatever was left would be within reach of the device.
+            log::error!("{}: cannot take memory from a device of the host: {error}; it reaches none now", self.id);
+            state.reach = Reach::Nothing;
+            if state.space.clear().is_err() {
+                log::error!("{}: the device may still reach memory that its guest has taken from it", self.id);
+            }
+        }
+    }
+
+    fn attached(&self, reach: DmaReach<'_>) -> Result<(), NotFollowed> {
+        let state = &mut *self.state.lock();
+        let most = state.space.most();
+        let (reach, complete) = match reach {
+            DmaReach::Nothing => (Reach::Nothing, true),
+            DmaReach::Everything => (Reach::Everything, true),
+            DmaReach::Mapped(mappings) => {
+                let (mappings, complete) = taken(mappings, most);
+                (Reach::Mapped(mappings), complete)
+            }
+        };
+        let reach = if complete { reach } else { Reach::Nothing };
+        let replaced = state.replace(reach).map_err(|error| self.refuse(&error));
+        if complete { replaced } else { Err(self.refuse(&VfioError::TooManyMappings(most))) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,397 @@
+//! A device of the host as a PCI function of the guest.
+//!
+//! An access to its configuration space, or to a BAR that is not mapped, is a system call on the vCPU's thread, under
+//! the device's lock. It concerns nobody but the guest, which waits for its device as it would on hardware.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use pci::spec::{ALL_ONES, header};
+use pci::{BarIndex, Device, Dword, DwordWrite, Effects, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
+use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
+use virtio_devices::{
+    Behind, DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, MemoryArea, MemoryPeers,
+    MemoryUser, Message, Outcome, Port, Signals, SriovStatus, StateError, Thread,
+};
+
+use crate::vfio::config_space::{ConfigError, ConfigSpace};
+use crate::vfio::follower::Follower;
+use crate::vfio::host_device::HostDevice;
+use crate::vfio::info::DeviceInfo;
+use crate::vfio::interrupts::Interrupts;
+use crate::vfio::regions::areas;
+use crate::vfio::watch::Watched;
+
+/// The region of configuration space.
+const CONFIG: usize = VFIO_PCI_CONFIG_REGION_INDEX as usize;
+/// The most vectors that MSI can have.
+const MOST_MSI: u16 = 32;
+
+/// What is counted of a device of the host.
+#[derive(Debug, Default)]
+pub(crate) struct VfioCounters {
+    /// Accesses to BARs that left the guest.
+    exits: AtomicU64,
+    /// Resets by the guest, by a reboot, and before its first use.
+    resets: AtomicU64,
+    /// Resets that failed.
+    reset_failures: AtomicU64,
+    /// Interrupts that the host did not give.
+    interrupt_failures: AtomicU64,
+}
+
+impl VfioCounters {
+    /// All of them, by name.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let all = [
+            ("exits", &self.exits),
+            ("resets", &self.resets),
+            ("reset_failures", &self.reset_failures),
+            ("interrupt_failures", &self.interrupt_failures),
+        ];
+        all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
+    }
+}
+
+/// One more, and whether to log it: the log grows with the logarithm of the number.
+fn counted(counter: &AtomicU64) -> bool {
+    (counter.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two()
+}
+
+/// What has to live as long as the function.
+pub(super) struct Kept {
+    // Drop order: it is told of nothing any more when it goes.
+    /// Its place behind the guest's virtual IOMMU.
+    pub _behind: Option<Behind>,
+    /// Whoever watches it.
+    pub _watched: Watched,
+    /// Says that it is open.
+    pub _mark: Arc<()>,
+    /// What follows the virtual IOMMU.
+    pub follower: Option<Arc<Follower>>,
+}
+
+/// A device of the host as the guest has it.
+pub(crate) struct VfioFunction {
+    rid: Rid,
+    config: ConfigSpace,
+    interrupts: Interrupts,
+    // Drop order: a mapping keeps the device open.
+    areas: Vec<MemoryArea>,
+    kept: Option<Kept>,
+    host: Box<dyn HostDevice>,
+    resets: bool,
+    counters: Arc<VfioCounters>,
+}
+
+impl VfioFunction {
+    /// A function at `rid`: the device `host`, which is described by `info`. BARs in `unmapped` are reached by exits
+    /// alone. Others reach what the guest reaches without exits, if there are `peers`. The device is reset, if it can be.
+    ///
+    /// # Errors
+    ///
+    /// When no function can look like this.
+    pub(super) fn new(
+        rid: Rid,
+        host: Box<dyn HostDevice>,
+        info: &DeviceInfo,
+        unmapped: &[u8],
+        peers: Option<&Arc<dyn MemoryPeers>>,
+    ) -> Result<Self, ConfigError> {
+        let len = info.regions.get(CONFIG).map_or(0, |region| region.size.min(0x1000));
+        let mut image = vec![0; usize::try_from(len).unwrap_or(0)];
+        for (offset, dword) in (0..).step_by(4).zip(image.chunks_exact_mut(4)) {
+            host.read(CONFIG, offset, dword);
+        }
+        let mut sizes = [0; 6];
+        sizes.iter_mut().zip(&info.regions).for_each(|(size, region)| *size = region.size);
+        let config = ConfigSpace::new(&image, sizes, info.resets)?;
+        let msix = config.msix().map_or(0, pci::Msix::vectors);
+        let interrupts = Interrupts::new(info, msix.max(if config.msi().is_some() { MOST_MSI } else { 0 }));
+        let areas = map(&config, host.as_ref(), info, unmapped, peers);
+        let (counters, resets) = (Arc::default(), info.resets);
+        let mut this = Self { rid, config, interrupts, areas, kept: None, host, resets, counters };
+        if !this.resets {
+            log::warn!("{rid}: a device of the host that cannot be reset; it may remember what others did with it");
+        }
+        this.reset_host();
+        Ok(this)
+    }
+
+    /// Keeps what has to live as long.
+    pub(super) fn keeping(mut self, kept: Kept) -> Self {
+        self.kept = Some(kept);
+        self
+    }
+
+    /// How what it counts is read: all of it, by name.
+    pub(crate) fn counters(&self) -> impl Fn() -> Vec<(&'static str, u64)> + Send + 'static {
+        let (counters, kept) = (Arc::clone(&self.counters), self.kept.as_ref());
+        let follower = kept.and_then(|kept| kept.follower.as_ref()).map(Arc::downgrade);
+        move || {
+            let refused =
+                follower.as_ref().and_then(Weak::upgrade).map(|follower| ("map_failures", follower.refused()));
+            counters.counters().into_iter().chain(refused).collect()
+        }
+    }
+
+    fn host_dword(&self, reg: Dword) -> u32 {
+        let mut data = [0; 4];
+        self.host.read(CONFIG, reg.offset().into(), &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn set_host_command(&self) {
+        let command = self.config.host_command().to_le_bytes();
+        self.host.write(CONFIG, header::COMMAND_STATUS.into(), &command);
+    }
+
+    /// Resets the device, whose registers here are reset already: nothing of it signals or accesses memory afterwards.
+    fn reset_host(&mut self) {
+        self.note_interrupts("turn its interrupts off", |interrupts, _, host| interrupts.off(host));
+        self.interrupts.forget();
+        // Before the reset, in case that there is none, and after it, which may have changed it.
+        self.set_host_command();
+        if self.resets {
+            self.counters.resets.fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = self.host.reset()
+                && counted(&self.counters.reset_failures)
+            {
+                log::warn!("{}: cannot reset a device of the host: {error}", self.rid);
+            }
+            self.set_host_command();
+        }
+    }
+
+    fn update_interrupts(&mut self) {
+        self.note_interrupts("get interrupts", Interrupts::update);
+    }
+
+    fn note_interrupts(
+        &mut self,
+        action: &str,
+        change: impl FnOnce(&mut Interrupts, &ConfigSpace, &dyn HostDevice) -> io::Result<()>,
+    ) {
+        if let Err(error) = change(&mut self.interrupts, &self.config, self.host.as_ref())
+            && counted(&self.counters.interrupt_failures)
+        {
+            log::warn!("{}: a device of the host: cannot {action}: {error}", self.rid);
+        }
+    }
+
+    /// Makes what is behind the registers follow them.
+    fn follow(&mut self, mut effects: Effects) -> Outcome {
+        if effects.messages {
+            self.update_interrupts();
+        }
+        effects.reset = None;
+        Outcome::from(effects).within(Reach::Function(self.rid))
+    }
+
+    /// The message of `vector`, if it may be sent.
+    fn message(&self, vector: u16) -> Option<(u64, u32)> {
+        let msix = self.config.msix().filter(|msix| msix.enabled());
+        let msi = self.config.msi().filter(|_| msix.is_none());
+        let message = msix.map_or_else(|| msi?.message(vector), |msix| msix.message(vector));
+        message.filter(|_| self.config.bus_master())
+    }
+
+    /// Whether `vector` waits to be sent.
+    fn is_pending(&self, vector: u16) -> bool {
+        self.message(vector).is_none() && self.interrupts.is_signalled(vector)
+    }
+
+    /// The part of MSI-X that is at `offset` of `bar`: whether it is the table, and the offset in it.
+    fn msix_at(&self, bar: BarIndex, offset: u64) -> Option<(bool, u64)> {
+        let shape = self.config.msix()?.shape();
+        let within = |(in_bar, start): (BarIndex, u32), len: u64| {
+            let inner = offset.checked_sub(start.into())?;
+            (in_bar == bar && inner < len).then_some(inner)
+        };
+        let table = within(shape.table, shape.table_len()).map(|inner| (true, inner));
+        table.or_else(|| within(shape.pba, shape.pba_len()).map(|inner| (false, inner)))
+    }
+}
+
+/// Maps what the guest can have of the BARs without exits. What cannot be mapped is reached by exits.
+fn map(
+    config: &ConfigSpace,
+    host: &dyn HostDevice,
+    info: &DeviceInfo,
+    unmapped: &[u8],
+    peers: Option<&Arc<dyn MemoryPeers>>,
+) -> Vec<MemoryArea> {
+    let mut mapped = Vec::new();
+    for (index, region) in BarIndex::ALL.into_iter().zip(&info.regions) {
+        if unmapped.contains(&index.get()) {
+            continue;
+        }
+        let kept: Vec<_> = config
+            .msix()
+            .into_iter()
+            .flat_map(|msix| {
+                let shape = msix.shape();
+                let range = |(bar, start): (BarIndex, u32), len: u64| {
+                    (bar == index).then(|| u64::from(start)..u64::from(start).saturating_add(len))
+                };
+                range(shape.table, shape.table_len()).into_iter().chain(range(shape.pba, shape.pba_len()))
+            })
+            .collect();
+        for area in areas(region, &kept) {
+            let number = usize::from(index.get());
+            match host.map(number, area.start, area.end - area.start) {
+                Ok(memory) => {
+                    let (window, memory) = (WindowId::Bar(index), Arc::new(memory));
+                    mapped.push(MemoryArea { window, offset: area.start, memory, peers: peers.cloned() });
+                }
+                Err(error) => {
+                    log::warn!("BAR {index} of a device of the host is slow, as it cannot be mapped: {error}")
+                }
+            }
+        }
+    }
+    mapped
+}
+
+impl Device for VfioFunction {
+    type Stopping = Thread;
+
+    fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
+        if rid != self.rid {
+            return ALL_ONES;
+        }
+        let (own, of_host) = self.config.read(reg, |vector| self.is_pending(vector));
+        if of_host == 0 { own } else { own | self.host_dword(reg) & of_host }
+    }
+
+    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Outcome {
+        if rid != self.rid {
+            return Outcome::none();
+        }
+        let written = self.config.write(reg, write);
+        if let Some(through) = written.through {
+            let old = self.host_dword(through.reg());
+            for write in through.writes(old) {
+                self.host.write(CONFIG, write.offset.into(), write.data());
+            }
+        }
+        if written.command {
+            self.set_host_command();
+        }
+        if written.flr {
+            self.reset_host();
+        }
+        self.follow(written.effects)
+    }
+
+    fn mmio_read(&mut self, window: WindowId, offset: u64, data: &mut [u8]) {
+        let WindowId::Bar(bar) = window else { return data.fill(0xff) };
+        self.counters.exits.fetch_add(1, Ordering::Relaxed);
+        match (self.msix_at(bar, offset), self.config.msix()) {
+            (Some((true, inner)), Some(msix)) => msix.table_read(inner, data),
+            (Some((false, inner)), Some(msix)) => msix.pba_read(inner, data, |vector| self.is_pending(vector)),
+            _ => self.host.read(bar.get().into(), offset, data),
+        }
+    }
+
+    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Outcome {
+        let WindowId::Bar(bar) = window else { return Outcome::none() };
+        self.counters.exits.fetch_add(1, Ordering::Relaxed);
+        match self.msix_at(bar, offset) {
+            Some((true, inner)) => {
+                let effects = self.config.msix_mut().map_or(Effects::NONE, |msix| msix.table_write(inner, data));
+                self.follow(effects)
+            }
+            Some((false, _)) => Outcome::none(),
+            None => {
+                self.host.write(bar.get().into(), offset, data);
+                Outcome::none()
+            }
+        }
+    }
+
+    fn windows(&self, out: &mut Vec<Window>) {
+        self.config.windows(out);
+    }
+
+    fn reset(&mut self, kind: ResetKind) -> Outcome {
+        let effects = self.config.reset(kind);
+        self.reset_host();
+        self.follow(effects)
+    }
+}
+
+impl Signals for VfioFunction {
+    fn doorbells(&self, _reach: Reach, _out: &mut Vec<Doorbell>) {}
+
+    fn messages(&self, reach: Reach, out: &mut Vec<Message>) {
+        if reach != Reach::Device && reach != Reach::Function(self.rid) {
+            return;
+        }
+        let vectors = self.config.msix().map_or(0, pci::Msix::vectors).max(MOST_MSI);
+        out.extend((0..vectors).filter_map(|vector| {
+            let (address, data) = self.message(vector)?;
+            let eventfd = Arc::clone(self.interrupts.eventfd(vector)?);
+            Some(Message { requester: self.rid, address, data, eventfd })
+        }));
+    }
+
+    fn memory(&self, out: &mut Vec<MemoryArea>) {
+        out.extend(self.areas.iter().cloned());
+    }
+
+    fn observe_doorbells(&self, _observer: &Arc<DoorbellObserver>) {}
+}
+
+impl Inspect for VfioFunction {
+    /// Its registers change by themselves.
+    fn config_is_static(&self, _rid: Rid) -> bool {
+        false
+    }
+
+    fn function_status(&self, _vf: Option<VfIndex>) -> Option<FunctionStatus> {
+        None
+    }
+
+    fn sriov_status(&self) -> Option<SriovStatus> {
+        None
+    }
+
+    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+        None
+    }
+
+    /// What it reaches of the guest's memory is its address space's, which several devices share.
+    fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
+}
+
+/// Hardware does not pause: a device that its guest has set up may access memory, and signal, while vCPUs stand still.
+impl Lifecycle for VfioFunction {
+    fn pause(&mut self) -> Outcome {
+        Outcome::none()
+    }
+
+    fn resume(&mut self) -> Outcome {
+        Outcome::none()
+    }
+
+    fn save(&self) -> Result<Option<DeviceState>, StateError> {
+        Err(StateError::OfHost)
+    }
+
+    fn restore(&mut self, _state: &DeviceState) -> Result<(), StateError> {
+        Err(StateError::OfHost)
+    }
+}
+
+impl Drop for VfioFunction {
+    fn drop(&mut self) {
+        // The kernel turns the rest off when it closes the device.
+        self.areas.clear();
+        self.kept = None;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! The guest's memory, as devices of the host reach it: all of it, at its own addresses; and beside it each other's BARs.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use virtio_devices::{GuestMap, GuestRegion};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, Permissions};
+
+use crate::vfio::address_space::{AddressSpace, pinning};
+use crate::vfio::bar_memory::BarMemory;
+use crate::vfio::error::VfioError;
+use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::piece::Piece;
+
+/// The guest's memory in an address space of devices. The pages are pinned as long as this lives.
+pub(super) struct GuestMemory {
+    iommu: Arc<dyn HostIommu>,
+    mapped: Mutex<Mapped>,
+}
+
+struct Mapped {
+    // Drop order: what is mapped for devices stays mapped in this process until it is not any more.
+    space: AddressSpace,
+    memory: GuestMap,
+    /// What is mapped of BARs.
+    bars: Vec<BarMemory>,
+}
+
+/// All of `memory`, at its own addresses.
+pub(super) fn identity(memory: &GuestMap) -> Vec<Piece> {
+    let piece = |region: &GuestRegion| Piece {
+        iova: region.start_addr().raw_value(),
+        size: region.len(),
+        host: region.as_ptr() as u64,
+        access: Permissions::ReadWrite,
+    };
+    memory.iter().map(piece).collect()
+}
+
+/// The bytes of `memory` that `old` has not.
+pub(super) fn added(memory: &GuestMap, old: &GuestMap) -> u64 {
+    let before = identity(old);
+    identity(memory).iter().filter(|piece| !before.contains(piece)).map(|piece| piece.size).sum()
+}
+
+impl GuestMemory {
+    /// Lets the devices of `iommu` reach `memory`.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot. None of it is mapped then.
+    pub(super) fn new(iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
+        let space = AddressSpace::new(Arc::clone(&iommu));
+        let this = Self { iommu, mapped: Mutex::new(Mapped { space, memory: GuestMap::new(), bars: Vec::new() }) };
+        this.set(memory)?;
+        Ok(this)
+    }
+
+    /// The address space.
+    pub(super) fn iommu(&self) -> &Arc<dyn HostIommu> {
+        &self.iommu
+    }
+
+    /// Lets the devices reach `memory`, and BARs as before, and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot. They reach what they reached before then.
+    pub(super) fn set(&self, memory: &GuestMap) -> Result<(), VfioError> {
+        let mut mapped = self.mapped.lock();
+        let size = added(memory, &mapped.memory);
+        // Memory is the last: no BAR takes its place.
+        let wanted: Vec<_> = mapped.bars.iter().map(BarMemory::piece).chain(identity(memory)).collect();
+        // SAFETY: the pieces are mappings of guest memory and of BARs, to which no references are made. They stay in
+        // `mapped`, or with the caller, until they are unmapped.
+        pinning(size, || unsafe { mapped.space.set(&wanted) })?;
+        mapped.memory = memory.clone();
+        Ok(())
+    }
+
+    /// Lets the devices reach `bar` too.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot.
+    pub(super) fn map_bar(&self, bar: &BarMemory) -> Result<(), VfioError> {
+        let mut mapped = self.mapped.lock();
+        // SAFETY: nothing in this process has a reference to a device's memory. It stays in `mapped.bars` until it is
+        // unmapped.
+        unsafe { mapped.space.add(&[bar.piece()]) }?;
+        mapped.bars.push(bar.clone());
+        Ok(())
+    }
+
+    /// Takes back what [`Self::map_bar`] has mapped, if it has.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses. `bar` is kept mapped in this process then.
+    pub(super) fn unmap_bar(&self, bar: &BarMemory) -> io::Result<()> {
+        let Mapped { space, bars, .. } = &mut *self.mapped.lock();
+        let Some(at) = bars.iter().position(|other| other.piece() == bar.piece()) else { return Ok(()) };
+        space.take(&bar.piece())?;
+        bars.remove(at);
+        Ok(())
+    }
+
+    /// What is reached.
+    pub(super) fn memory(&self) -> GuestMap {
+        self.mapped.lock().memory.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::GuestAddress;
+
+    use super::*;
+    use crate::vfio::fake_iommu::{FakeIommu as Fake, memory};
+
+    #[test]
+    fn all_of_the_guests_memory_is_mapped_at_its_own_addresses_and_taken_back_at_the_end() {
+        let fake = Fake::new(vec![0..=u64::MAX]);
+        let all = memory(&[(0, 0x3000), (1 << 32, 0x1000)]);
+        let guest = GuestMemory::new(fake.clone(), &all).unwrap();
+        assert_eq!(fake.sorted(), [(0, 0x3000), (1 << 32, 0x1000)]);
+        drop(guest);
+        assert_eq!(fake.sorted(), []);
+    }
+
+    #[test]
+    fn memory_that_is_added_is_mapped_and_what_stays_is_not_touched() {
+        let fake = Fake::new(vec![0..=u64::MAX]);
+        let few = memory(&[(0, 0x3000)]);
+        let guest = GuestMemory::new(fake.clone(), &few).unwrap();
+        let more = memory(&[(1 << 32, 0x2000)]);
+        let grown = few
+            .insert_region(Arc::new(
+                more.iter()
+                    .next()
+                    .map(|_| GuestRegion::from_range(GuestAddress(1 << 32), 0x2000, None).unwrap())
+                    .unwrap(),
+            ))
+            .unwrap();
+        *fake.left.lock() = 1;
+        guest.set(&grown).unwrap();
+        assert_eq!(fake.sorted(), [(0, 0x3000), (1 << 32, 0x2000)]);
+        *fake.left.lock() = usize::MAX;
+        guest.set(&few).unwrap();
+        assert_eq!(fake.sorted(), [(0, 0x3000)]);
+    }
+
+    #[test]
+    fn a_change_that_fails_leaves_everything_as_it_was() {
+        let (old, new) = (memory(&[(0, 0x3000), (1 << 32, 0x1000)]), memory(&[(0, 0x5000), (1 << 33, 0x1000)]));
+        for calls in 0..3 {
+            let fake = Fake::new(vec![0..=u64::MAX]);
+            let guest = GuestMemory::new(fake.clone(), &old).unwrap();
+            *fake.left.lock() = calls;
+            assert!(guest.set(&new).is_err(), "{calls}");
+            assert_eq!(fake.sorted(), [(0, 0x3000), (1 << 32, 0x1000)], "after {calls} calls");
+            *fake.left.lock() = usize::MAX;
+            guest.set(&new).unwrap();
+            assert_eq!(fake.sorted(), [(0, 0x5000), (1 << 33, 0x1000)]);
+        }
+    }
+
+    #[test]
+    fn memory_that_a_device_cannot_reach_is_refused_by_its_addresses() {
+        let reach = vec![0..=0xfedf_ffff, 0xfef0_0000..=0xff_ffff_ffff];
+        let refused = |ranges| {
+            let fake = Fake::new(reach.clone());
+            let error = GuestMemory::new(fake.clone(), &memory(ranges)).err().map(|error| error.to_string());
+            assert!(error.is_none() || fake.sorted().is_empty());
+            error
+        };
+        assert_eq!(refused(&[(0, 0x1000), (0xff_ffff_f000, 0x1000)]), None);
+        let error = refused(&[(0, 0x1000), (0xfedf_f000, 0x2000)]).unwrap();
+        assert!(error.starts_with(
+            "the guest has memory at 0xfedff000 to 0xfee00fff, and the device reaches 0x0 to 0xfedfffff, 0xfef00000 to \
+             0xffffffffff; give the guest less memory"
+        ), "{error}");
+    }
+
+    #[test]
+    fn too_low_a_limit_is_told_with_a_number() {
+        let locking = virtio_devices::Locking { needed: 512 << 20, limit: Some(8 << 20) };
+        assert_eq!(
+            VfioError::MemoryLock(locking).to_string(),
+            "the device needs 524288 KiB of locked memory in all, and 8192 KiB are allowed; raise the limit (ulimit -l \
+             524288, LimitMEMLOCK= in a systemd unit)"
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! A device of the host, as VFIO gives it to a program.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::{pread, pwrite};
+use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET};
+use virtio_devices::{FileMapping, borrow_eventfd};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::vfio::error::VfioError;
+use crate::vfio::group::Group;
+use crate::vfio::info::{self, DeviceInfo, IrqInfo, RegionInfo};
+use crate::vfio::ioctl;
+use crate::vfio::sysfs::SysfsDevice;
+
+/// A device of the host.
+pub(super) trait HostDevice: Send {
+    /// Reads `data.len()` bytes at `offset` of a region. What a device that is lost does not answer is all-ones.
+    fn read(&self, region: usize, offset: u64, data: &mut [u8]);
+
+    /// Writes `data` at `offset` of a region.
+    fn write(&self, region: usize, offset: u64, data: &[u8]);
+
+    /// Has the interrupts of kind `index` from `start` on signal `eventfds`; `None` has one signal nothing.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no vector left, or the device fewer.
+    fn set_irqs(&self, index: u32, start: u32, eventfds: &[Option<Arc<EventFd>>]) -> io::Result<()>;
+
+    /// Turns the interrupts of kind `index` off.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses.
+    fn clear_irqs(&self, index: u32) -> io::Result<()>;
+
+    /// Resets the device.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be reset, or does not come back.
+    fn reset(&self) -> io::Result<()>;
+
+    /// Maps `len` bytes at `offset` of a region.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be mapped.
+    fn map(&self, region: usize, offset: u64, len: u64) -> io::Result<FileMapping>;
+}
+
+/// A device that the kernel has opened.
+pub(super) struct KernelDevice {
+    // Drop order: the device before its group.
+    file: OwnedFd,
+    /// Where each region begins in the file, and its length.
+    regions: Vec<(u64, u64)>,
+    _group: Arc<Group>,
+}
+
+impl fmt::Debug for KernelDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelDevice").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl KernelDevice {
+    /// Opens a device of `group`.
+    ///
+    /// # Errors
+    ///
+    /// When it is no PCI device, or the kernel refuses.
+    pub(super) fn open(device: &SysfsDevice, group: Arc<Group>) -> Result<(Self, DeviceInfo), VfioError> {
+        let file = group.device(device)?;
+        let about = ioctl::device_info(&file).map_err(VfioError::of("ask the device what it is"))?;
+        if about.flags & VFIO_DEVICE_FLAGS_PCI == 0 {
+            return Err(VfioError::NotPci);
+        }
+        let mut info = DeviceInfo { resets: about.flags & VFIO_DEVICE_FLAGS_RESET != 0, ..DeviceInfo::default() };
+        // What a device does not have, the kernel refuses to describe.
+        for (index, region) in (0..about.num_regions).zip(&mut info.regions) {
+            *region =
+                ioctl::region_info(&file, index).map_or_else(|_| RegionInfo::default(), |info| info::region(&info));
+        }
+        for (index, irq) in (0..about.num_irqs).zip(&mut info.irqs) {
+            let about = ioctl::irq_info(&file, index);
+            *irq = about.map_or_else(|_| IrqInfo::default(), |irq| IrqInfo { flags: irq.flags, count: irq.count });
+        }
+        let regions = info.regions.iter().map(|region| (region.offset, region.size)).collect();
+        Ok((Self { file, regions, _group: group }, info))
+    }
+
+    /// The place in the file of `len` bytes at `offset` of a region.
+    fn place(&self, region: usize, offset: u64, len: usize) -> Option<u64> {
+        let (start, size) = self.regions.get(region)?;
+        let end = offset.checked_add(u64::try_from(len).ok()?)?;
+        (end <= *size).then(|| start.checked_add(offset)).flatten()
+    }
+}
+
+impl HostDevice for KernelDevice {
+    fn read(&self, region: usize, offset: u64, data: &mut [u8]) {
+        let read = self.place(region, offset, data.len()).map(|at| pread(&self.file, &mut *data, at));
+        if !matches!(read, Some(Ok(read)) if read == data.len()) {
+            data.fill(0xff);
+        }
+    }
+
+    fn write(&self, region: usize, offset: u64, data: &[u8]) {
+        if let Some(at) = self.place(region, offset, data.len()) {
+            // A device that is lost takes nothing, as hardware does.
+            let _ = pwrite(&self.file, data, at);
+        }
+    }
+
+    fn set_irqs(&self, index: u32, start: u32, eventfds: &[Option<Arc<EventFd>>]) -> io::Result<()> {
+        let fds: Vec<_> =
+            eventfds.iter().map(|eventfd| eventfd.as_ref().map(|eventfd| borrow_eventfd(eventfd))).collect();
+        ioctl::set_irqs(&self.file, index, start, &fds)
+    }
+
+    fn clear_irqs(&self, index: u32) -> io::Result<()> {
+        ioctl::set_irqs::<OwnedFd>(&self.file, index, 0, &[])
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        ioctl::reset(&self.file)
+    }
+
+    fn map(&self, region: usize, offset: u64, len: u64) -> io::Result<FileMapping> {
+        let length = usize::try_from(len).map_err(io::Error::other)?;
+        let at = self.place(region, offset, length).ok_or(io::ErrorKind::InvalidInput)?;
+        FileMapping::of_device(&self.file, at, len)
+    }
+}

@@ -1,0 +1,113 @@
+//! The host's IOMMU: which of this process's memory a device of the host reaches, and at which addresses.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use crate::vfio::error::VfioError;
+use crate::vfio::piece::Piece;
+use crate::vfio::{info, ioctl};
+
+/// An address space of devices.
+///
+/// Devices of one VM that reach all of its memory share one. A device behind a virtual IOMMU gets one of its own, which
+/// the virtual IOMMU fills.
+pub(crate) trait HostIommu: Send + Sync {
+    /// Lets the devices reach `piece`.
+    ///
+    /// # Safety
+    ///
+    /// Until it is unmapped, or the address space is gone, it must be a mapping of which nothing in this process has a
+    /// Rust reference.
+    ///
+    /// # Errors
+    ///
+    /// When something is there already, the devices cannot have these addresses, or too little memory may be pinned.
+    unsafe fn map(&self, piece: &Piece) -> io::Result<()>;
+
+    /// Takes back all pieces at these addresses, as wholes, which are `bytes` altogether. When this returns, no device
+    /// reaches them.
+    ///
+    /// # Errors
+    ///
+    /// When they were not mapped like this.
+    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()>;
+
+    /// The addresses that the devices can have.
+    fn reach(&self) -> Vec<RangeInclusive<u64>>;
+
+    /// The most pieces that can be mapped, where nothing is mapped yet.
+    fn most_mappings(&self) -> usize;
+
+    /// Lets the devices of `group` have this address space, until the group is closed.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses.
+    fn attach(&self, group: &OwnedFd) -> Result<(), VfioError>;
+}
+
+/// The file of all containers.
+const CONTAINER: &str = "/dev/vfio/vfio";
+
+/// How many mappings a container can have, unless the kernel says.
+const USUAL_LIMIT: usize = 65_535;
+
+/// VFIO's container with the type 1 IOMMU.
+#[derive(Debug)]
+pub(super) struct Type1 {
+    container: File,
+}
+
+impl Type1 {
+    /// An address space of its own, without devices.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no VFIO, or not of this kind.
+    pub(super) fn open() -> Result<Self, VfioError> {
+        let path = Path::new(CONTAINER);
+        let container = OpenOptions::new().read(true).write(true).open(path);
+        let container = container.map_err(|error| VfioError::Open { path: path.into(), error })?;
+        if !ioctl::is_type1(&container) {
+            return Err(VfioError::NoType1);
+        }
+        Ok(Self { container })
+    }
+}
+
+impl HostIommu for Type1 {
+    unsafe fn map(&self, piece: &Piece) -> io::Result<()> {
+        // SAFETY: the caller promises what this function asks for, and that is what the call needs.
+        unsafe { ioctl::map(&self.container, piece) }
+    }
+
+    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
+        ioctl::unmap(&self.container, addresses, bytes)
+    }
+
+    fn reach(&self) -> Vec<RangeInclusive<u64>> {
+        let said = ioctl::iommu_info(&self.container).ok().and_then(|info| info::reachable(&info));
+        // A kernel that does not say refuses when it maps.
+        said.unwrap_or_else(|| vec![0..=u64::MAX])
+    }
+
+    fn most_mappings(&self) -> usize {
+        let said = ioctl::iommu_info(&self.container).ok().and_then(|info| info::mappings_left(&info));
+        // A kernel before 5.10 does not say. This is its limit (`vfio_iommu_type1.dma_entry_limit`).
+        said.map_or(USUAL_LIMIT, |left| left as usize)
+    }
+
+    fn attach(&self, group: &OwnedFd) -> Result<(), VfioError> {
+        ioctl::set_container(group, self.container.as_raw_fd()).map_err(VfioError::of("attach its group"))?;
+        match ioctl::set_type1(&self.container) {
+            Ok(()) => Ok(()),
+            // It is one already, since its first group.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => Err(VfioError::NoRemapping),
+            Err(error) => Err(VfioError::of("use the host's IOMMU")(error)),
+        }
+    }
+}

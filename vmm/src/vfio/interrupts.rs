@@ -1,0 +1,137 @@
+//! The interrupts of a device of the host: what its guest's MSI-X or MSI registers want, compared with what the host
+//! has been asked for.
+//!
+//! Each vector has an eventfd, which the host signals and the slot wires to the VM. The host gets it when the vector is
+//! unmasked for the first time: a driver has many more vectors than it uses, and those of the host are scarce. After
+//! that, masking and unmasking are the slot's business alone, and a masked vector's pending bit is its eventfd.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vfio_bindings::bindings::vfio::{VFIO_IRQ_INFO_NORESIZE, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX};
+use virtio_devices::borrow_eventfd;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::vfio::config_space::ConfigSpace;
+use crate::vfio::host_device::HostDevice;
+use crate::vfio::info::DeviceInfo;
+
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// What the host has been asked for.
+#[derive(Debug)]
+struct Asked {
+    /// MSI or MSI-X, by VFIO's number.
+    index: u32,
+    /// The vectors that the host has reserved, from 0.
+    reserved: u16,
+    /// Those that have their eventfds.
+    given: BTreeSet<u16>,
+}
+
+/// The interrupts of a function.
+#[derive(Debug)]
+pub(super) struct Interrupts {
+    /// By vector, those that were ever used since a reset.
+    eventfds: Vec<Option<Arc<EventFd>>>,
+    asked: Option<Asked>,
+    /// The host can reserve more MSI-X vectors while some are in use (Linux 6.5).
+    grows: bool,
+}
+
+impl Interrupts {
+    /// None, of a device that is described by `info`, with at most `vectors` of MSI-X or MSI.
+    pub(super) fn new(info: &DeviceInfo, vectors: u16) -> Self {
+        let flags = info.irqs.get(VFIO_PCI_MSIX_IRQ_INDEX as usize).map_or(0, |irq| irq.flags);
+        let eventfds = (0..vectors).map(|_| None).collect();
+        Self { eventfds, asked: None, grows: flags & VFIO_IRQ_INFO_NORESIZE == 0 }
+    }
+
+    /// The eventfd of `vector`, if the host has it.
+    pub(super) fn eventfd(&self, vector: u16) -> Option<&Arc<EventFd>> {
+        self.eventfds.get(usize::from(vector))?.as_ref()
+    }
+
+    /// Whether `vector` has been signalled, and nobody has taken that yet.
+    pub(super) fn is_signalled(&self, vector: u16) -> bool {
+        let Some(eventfd) = self.eventfd(vector) else { return false };
+        let mut fds = [PollFd::from_borrowed_fd(borrow_eventfd(eventfd), PollFlags::IN)];
+        poll(&mut fds, Some(&AT_ONCE)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Asks `host` for what `config` wants now.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no vector or file descriptor left. What is missing is asked for again the next time.
+    pub(super) fn update(&mut self, config: &ConfigSpace, host: &dyn HostDevice) -> io::Result<()> {
+        let msix = config.msix().filter(|msix| msix.enabled());
+        let msi = config.msi().filter(|msi| msi.enabled());
+        let (index, wanted): (_, BTreeSet<u16>) = match (msix, msi) {
+            (Some(msix), _) => {
+                let unmasked = (0..msix.vectors()).filter(|vector| msix.message(*vector).is_some());
+                (VFIO_PCI_MSIX_IRQ_INDEX, unmasked.collect())
+            }
+            // They are enabled all together, once and for all.
+            (None, Some(msi)) => (VFIO_PCI_MSI_IRQ_INDEX, (0..msi.vectors()).collect()),
+            (None, None) => return self.off(host),
+        };
+        let is_msi = index == VFIO_PCI_MSI_IRQ_INDEX;
+        if self.asked.as_ref().is_some_and(|asked| asked.index != index || is_msi && asked.given != wanted) {
+            self.off(host)?;
+        }
+        let given = self.asked.as_ref().map(|asked| asked.given.clone()).unwrap_or_default();
+        let missing: BTreeSet<_> = wanted.difference(&given).copied().collect();
+        let Some(last) = missing.last() else { return Ok(()) };
+        missing.iter().try_for_each(|vector| self.make(*vector))?;
+        let reserved = self.asked.as_ref().map_or(0, |asked| asked.reserved);
+        if reserved > 0 && (self.grows || *last < reserved) {
+            return missing.iter().try_for_each(|vector| self.give(*vector, host));
+        }
+        if reserved > 0 {
+            // Those in use go, and come back with the others. A signal that waits in its eventfd stays there.
+            host.clear_irqs(index)?;
+            self.asked = None;
+        }
+        self.begin(index, &given.union(&missing).copied().collect(), host)
+    }
+
+    /// Turns all interrupts off.
+    pub(super) fn off(&mut self, host: &dyn HostDevice) -> io::Result<()> {
+        self.asked.take().map_or(Ok(()), |asked| host.clear_irqs(asked.index))
+    }
+
+    /// Forgets all signals, after a reset.
+    pub(super) fn forget(&mut self) {
+        self.eventfds.fill(None);
+    }
+
+    fn make(&mut self, vector: u16) -> io::Result<()> {
+        if let Some(eventfd @ None) = self.eventfds.get_mut(usize::from(vector)) {
+            *eventfd = Some(Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?));
+        }
+        Ok(())
+    }
+
+    /// Gives the host one more vector.
+    fn give(&mut self, vector: u16, host: &dyn HostDevice) -> io::Result<()> {
+        let eventfd = self.eventfd(vector).cloned();
+        let Some(asked) = &mut self.asked else { return Ok(()) };
+        host.set_irqs(asked.index, vector.into(), &[eventfd])?;
+        asked.given.insert(vector);
+        asked.reserved = asked.reserved.max(vector.saturating_add(1));
+        Ok(())
+    }
+
+    /// Gives the host its first vectors.
+    fn begin(&mut self, index: u32, vectors: &BTreeSet<u16>, host: &dyn HostDevice) -> io::Result<()> {
+        let reserved = vectors.last().map_or(0, |last| last.saturating_add(1));
+        let eventfd = |vector| self.eventfd(vector).filter(|_| vectors.contains(&vector)).cloned();
+        let eventfds: Vec<_> = (0..reserved).map(eventfd).collect();
+        host.set_irqs(index, 0, &eventfds)?;
+        self.asked = Some(Asked { index, reserved, given: vectors.clone() });
+        Ok(())
+    }
+}

@@ -1,0 +1,197 @@
+//! VFIO's system calls (`linux/vfio.h`).
+//!
+//! The crate vfio-ioctls is not used: it hides why the kernel refuses an interrupt, a reset or a group; a container has
+//! the KVM VM of its beginning for good, where here a reboot makes another; and it cannot set a part of the interrupts.
+//! The structures are vfio-bindings'.
+
+use std::ffi::CStr;
+use std::io;
+use std::mem::size_of;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::raw::c_ulong;
+
+use vfio_bindings::bindings::vfio::{
+    VFIO_API_VERSION, VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
+    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_TYPE, VFIO_TYPE1v2_IOMMU,
+    vfio_device_info, vfio_group_status, vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
+    vfio_irq_info, vfio_irq_set, vfio_region_info,
+};
+use vm_memory::Permissions;
+use vmm_sys_util::ioctl::{
+    ioctl, ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ptr, ioctl_with_ref, ioctl_with_val,
+};
+
+use crate::vfio::info::u32_at;
+use crate::vfio::piece::Piece;
+
+const fn number(nr: u32) -> c_ulong {
+    (VFIO_TYPE as c_ulong) << 8 | (VFIO_BASE + nr) as c_ulong
+}
+
+const GET_API_VERSION: c_ulong = number(0);
+const CHECK_EXTENSION: c_ulong = number(1);
+const SET_IOMMU: c_ulong = number(2);
+const GROUP_GET_STATUS: c_ulong = number(3);
+const GROUP_SET_CONTAINER: c_ulong = number(4);
+const GROUP_GET_DEVICE_FD: c_ulong = number(6);
+const DEVICE_GET_INFO: c_ulong = number(7);
+const DEVICE_GET_REGION_INFO: c_ulong = number(8);
+const DEVICE_GET_IRQ_INFO: c_ulong = number(9);
+const DEVICE_SET_IRQS: c_ulong = number(10);
+const DEVICE_RESET: c_ulong = number(11);
+const IOMMU_GET_INFO: c_ulong = number(12);
+const IOMMU_MAP_DMA: c_ulong = number(13);
+const IOMMU_UNMAP_DMA: c_ulong = number(14);
+
+/// The largest answer to a question about a device or a container, in bytes.
+const MOST: usize = 1 << 20;
+
+fn checked(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+const fn size_of_u32<T>() -> u32 {
+    size_of::<T>() as u32
+}
+
+/// Whether this is a container of the interface that this program knows, with the type 1 IOMMU.
+pub(super) fn is_type1(container: &impl AsRawFd) -> bool {
+    // SAFETY: neither call takes a pointer.
+    let (version, type1) = unsafe {
+        (ioctl(container, GET_API_VERSION), ioctl_with_val(container, CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU.into()))
+    };
+    version == VFIO_API_VERSION.cast_signed() && type1 > 0
+}
+
+/// Makes `container`, which has its first group, one of the type 1 IOMMU.
+pub(super) fn set_type1(container: &impl AsRawFd) -> io::Result<()> {
+    // SAFETY: the call takes a number.
+    checked(unsafe { ioctl_with_val(container, SET_IOMMU, VFIO_TYPE1v2_IOMMU.into()) }).map(drop)
+}
+
+/// Whether all devices of `group` are VFIO's, or nobody's.
+pub(super) fn is_viable(group: &impl AsRawFd) -> io::Result<bool> {
+    let mut status = vfio_group_status { argsz: size_of_u32::<vfio_group_status>(), ..Default::default() };
+    // SAFETY: the kernel writes no more than the structure, whose size it is told.
+    checked(unsafe { ioctl_with_mut_ref(group, GROUP_GET_STATUS, &mut status) })?;
+    Ok(status.flags & VFIO_GROUP_FLAGS_VIABLE != 0)
+}
+
+/// Puts `group` into `container`, until it is closed.
+pub(super) fn set_container(group: &impl AsRawFd, container: RawFd) -> io::Result<()> {
+    // SAFETY: the kernel reads the descriptor's number.
+    checked(unsafe { ioctl_with_ref(group, GROUP_SET_CONTAINER, &container) }).map(drop)
+}
+
+/// The file of the device `name` of `group`.
+pub(super) fn open_device(group: &impl AsRawFd, name: &CStr) -> io::Result<OwnedFd> {
+    // SAFETY: the kernel reads the string, which ends with a NUL.
+    let fd = checked(unsafe { ioctl_with_ptr(group, GROUP_GET_DEVICE_FD, name.as_ptr()) })?;
+    // SAFETY: the kernel has just made this descriptor for the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The answer to a question whose structure has `size` bytes and begins with its size, flags and an index.
+fn ask(file: &impl AsRawFd, question: c_ulong, size: usize, index: u32) -> io::Result<Vec<u8>> {
+    let mut size = size;
+    loop {
+        // Words, so that it is aligned.
+        let mut words = vec![0_u64; size.div_ceil(8)];
+        let argsz = u64::try_from(size).unwrap_or(u64::MAX) & 0xffff_ffff;
+        if let [first, second, ..] = words.as_mut_slice() {
+            *first = argsz;
+            *second = index.into();
+        }
+        // SAFETY: the kernel writes at most as many bytes as it is told that there are.
+        checked(unsafe { ioctl_with_mut_ptr(file, question, words.as_mut_ptr()) })?;
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        match u32_at(&bytes, 0) as usize {
+            needed if needed > size && needed <= MOST => size = needed,
+            _ => return Ok(bytes),
+        }
+    }
+}
+
+/// What `device` is.
+pub(super) fn device_info(device: &impl AsRawFd) -> io::Result<vfio_device_info> {
+    let mut info = vfio_device_info { argsz: size_of_u32::<vfio_device_info>(), ..Default::default() };
+    // SAFETY: the kernel writes no more than the structure, whose size it is told.
+    checked(unsafe { ioctl_with_mut_ref(device, DEVICE_GET_INFO, &mut info) })?;
+    Ok(info)
+}
+
+/// What region `index` of `device` is, with its capabilities.
+pub(super) fn region_info(device: &impl AsRawFd, index: u32) -> io::Result<Vec<u8>> {
+    ask(device, DEVICE_GET_REGION_INFO, size_of::<vfio_region_info>(), index)
+}
+
+/// What the interrupts `index` of `device` are.
+pub(super) fn irq_info(device: &impl AsRawFd, index: u32) -> io::Result<vfio_irq_info> {
+    let mut info = vfio_irq_info { argsz: size_of_u32::<vfio_irq_info>(), index, ..Default::default() };
+    // SAFETY: the kernel writes no more than the structure, whose size it is told.
+    checked(unsafe { ioctl_with_mut_ref(device, DEVICE_GET_IRQ_INFO, &mut info) })?;
+    Ok(info)
+}
+
+/// Has the interrupts of kind `index` from `start` on signal `eventfds`; one that is `None` signals nothing. No
+/// eventfd at all turns the kind off.
+pub(super) fn set_irqs<F: AsFd>(
+    device: &impl AsRawFd,
+    index: u32,
+    start: u32,
+    eventfds: &[Option<F>],
+) -> io::Result<()> {
+    let data = if eventfds.is_empty() { VFIO_IRQ_SET_DATA_NONE } else { VFIO_IRQ_SET_DATA_EVENTFD };
+    let count = u32::try_from(eventfds.len()).map_err(io::Error::other)?;
+    let size = size_of_u32::<vfio_irq_set>() + count * size_of_u32::<i32>();
+    let mut words = vec![size, data | VFIO_IRQ_SET_ACTION_TRIGGER, index, start, count];
+    words.extend(eventfds.iter().map(|eventfd| {
+        let fd = eventfd.as_ref().map_or(-1, |eventfd| eventfd.as_fd().as_raw_fd());
+        fd.cast_unsigned()
+    }));
+    // SAFETY: the kernel reads as many bytes as the first word says, which is how many there are.
+    checked(unsafe { ioctl_with_ptr(device, DEVICE_SET_IRQS, words.as_ptr()) }).map(drop)
+}
+
+/// Resets `device`.
+pub(super) fn reset(device: &impl AsRawFd) -> io::Result<()> {
+    // SAFETY: the call takes no argument.
+    checked(unsafe { ioctl(device, DEVICE_RESET) }).map(drop)
+}
+
+/// What the IOMMU of `container` can do.
+pub(super) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
+    ask(container, IOMMU_GET_INFO, size_of::<vfio_iommu_type1_info>(), 0)
+}
+
+/// Lets devices of `container` reach `piece`.
+///
+/// # Safety
+///
+/// Until [`unmap`] has taken it back, or the container is closed, it must be a mapping of which nothing in this process
+/// has a Rust reference.
+pub(super) unsafe fn map(container: &impl AsRawFd, piece: &Piece) -> io::Result<()> {
+    let when = |access, flag| if piece.access.allow(access) { flag } else { 0 };
+    let map = vfio_iommu_type1_dma_map {
+        argsz: size_of_u32::<vfio_iommu_type1_dma_map>(),
+        flags: when(Permissions::Read, VFIO_DMA_MAP_FLAG_READ) | when(Permissions::Write, VFIO_DMA_MAP_FLAG_WRITE),
+        vaddr: piece.host,
+        iova: piece.iova,
+        size: piece.size,
+    };
+    // SAFETY: the kernel reads the structure; the caller promises that the memory may be written to.
+    checked(unsafe { ioctl_with_ref(container, IOMMU_MAP_DMA, &map) }).map(drop)
+}
+
+/// Takes what is mapped at these addresses from devices of `container`: pieces that have been mapped as wholes, `bytes`
+/// altogether.
+pub(super) fn unmap(container: &impl AsRawFd, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
+    let (iova, argsz) = (*addresses.start(), size_of_u32::<vfio_iommu_type1_dma_unmap>());
+    // All 2^64 addresses have no size. No IOMMU has so many.
+    let size = (addresses.end() - iova).checked_add(1).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut unmap = vfio_iommu_type1_dma_unmap { argsz, iova, size, ..Default::default() };
+    // SAFETY: the kernel reads and writes no more than the structure, whose size it is told.
+    checked(unsafe { ioctl_with_mut_ref(container, IOMMU_UNMAP_DMA, &mut unmap) })?;
+    if unmap.size == bytes { Ok(()) } else { Err(io::Error::other("only a part of it was mapped")) }
+}

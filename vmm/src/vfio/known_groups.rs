@@ -1,0 +1,80 @@
+//! The groups that KVM is told of: it has to know whether a device accesses memory past the caches
+//! (`Documentation/virt/kvm/devices/vfio.rst`).
+
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::kvm::{KvmError, VfioGroups, Vm};
+
+/// The groups of a VM, and the KVM VM that is told of them. A reboot makes another of these.
+#[derive(Default)]
+pub(crate) struct KnownGroups(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    /// Descriptors that are open, in the order in which they came.
+    groups: Vec<RawFd>,
+    vm: Option<Arc<Vm>>,
+    /// Made with the first group.
+    kvm: Option<VfioGroups>,
+}
+
+impl Known {
+    /// Tells KVM of a group. A device works without, unless it accesses memory past the caches.
+    fn tell(&mut self, group: RawFd) {
+        let Some(vm) = &self.vm else { return };
+        let mut told = Ok(());
+        if self.kvm.is_none() {
+            match vm.vfio_groups() {
+                Ok(kvm) => self.kvm = Some(kvm),
+                Err(error) => told = Err(error),
+            }
+        }
+        if let Some(kvm) = &self.kvm {
+            told = kvm.add(group);
+        }
+        complain(told);
+    }
+}
+
+impl KnownGroups {
+    /// Tells `vm` of the groups from now on, and keeps it until [`Self::detach`].
+    pub(crate) fn attach(&self, vm: &Arc<Vm>) {
+        let mut known = self.0.lock();
+        known.kvm = None;
+        known.vm = Some(Arc::clone(vm));
+        for group in known.groups.clone() {
+            known.tell(group);
+        }
+    }
+
+    /// Tells nobody any more, so that the KVM VM can be gone.
+    pub(crate) fn detach(&self) {
+        let mut known = self.0.lock();
+        known.kvm = None;
+        known.vm = None;
+    }
+
+    /// Adds a group that stays open until [`Self::remove`].
+    pub(super) fn add(&self, group: BorrowedFd<'_>) {
+        let mut known = self.0.lock();
+        known.groups.push(group.as_raw_fd());
+        known.tell(group.as_raw_fd());
+    }
+
+    /// Removes a group that is going to be closed.
+    pub(super) fn remove(&self, group: BorrowedFd<'_>) {
+        let mut known = self.0.lock();
+        let fd = group.as_raw_fd();
+        known.groups.retain(|other| *other != fd);
+        known.kvm.iter().for_each(|kvm| complain(kvm.remove(fd)));
+    }
+}
+
+fn complain(told: Result<(), KvmError>) {
+    if let Err(error) = told {
+        log::warn!("KVM does not know of a device of the host: {error}");
+    }
+}

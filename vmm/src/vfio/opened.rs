@@ -1,0 +1,45 @@
+//! A device of the host that is open and reaches the guest's memory, but is no function of the guest yet.
+
+use std::sync::Arc;
+
+use pci::Rid;
+use virtio_devices::{Behind, MemoryPeers};
+
+use crate::vfio::error::VfioError;
+use crate::vfio::follower::Follower;
+use crate::vfio::function::{Kept, VfioFunction};
+use crate::vfio::host_device::KernelDevice;
+use crate::vfio::info::DeviceInfo;
+use crate::vfio::watch::Watched;
+
+/// A device of the host that is open. It is closed when this is dropped.
+pub(crate) struct OpenDevice {
+    /// The BARs that are not mapped into the guest, 0 to 5.
+    pub(super) unmapped_bars: Vec<u8>,
+    // Drop order: the device is closed last.
+    pub(super) watched: Watched,
+    pub(super) mark: Arc<()>,
+    pub(super) host: KernelDevice,
+    pub(super) info: DeviceInfo,
+    /// Its address space, if it is to be behind the guest's virtual IOMMU.
+    pub(super) follower: Option<Arc<Follower>>,
+    /// Who is to reach its BARs.
+    pub(super) peers: Option<Arc<dyn MemoryPeers>>,
+}
+
+impl OpenDevice {
+    /// Makes it the function at `rid`, and resets it. `behind` is its place behind the guest's virtual IOMMU, if it is
+    /// to have one: what it reaches is what that maps from now on.
+    ///
+    /// # Errors
+    ///
+    /// When no function can look like this, or it cannot reach what the virtual IOMMU maps.
+    pub(crate) fn into_function(self, rid: Rid, behind: Option<Behind>) -> Result<VfioFunction, VfioError> {
+        let Self { unmapped_bars, watched, mark, host, info, follower, peers } = self;
+        if let (Some(behind), Some(follower)) = (&behind, &follower) {
+            behind.follow(Arc::clone(follower) as _).map_err(|_| VfioError::NotFollowed)?;
+        }
+        let function = VfioFunction::new(rid, Box::new(host), &info, &unmapped_bars, peers.as_ref())?;
+        Ok(function.keeping(Kept { follower, _behind: behind, _watched: watched, _mark: mark }))
+    }
+}

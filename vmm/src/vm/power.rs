@@ -1,0 +1,78 @@
+//! Making KVM's VM and its vCPUs, and wiring them.
+
+use std::sync::Arc;
+
+use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
+
+use crate::arch::x86_64::layout;
+use crate::arch::x86_64::regs::{self, Entry};
+use crate::kvm::{self, KvmError, Vcpu};
+use crate::vm::powered::Powered;
+use crate::vm::{Vm, VmError};
+
+impl Vm {
+    /// The vCPUs of `vm`. The first starts at `entry`, the others when it wakes them.
+    pub(super) fn vcpus(&self, vm: &kvm::Vm, entry: Entry) -> Result<Vec<Vcpu>, VmError> {
+        (0..u32::from(self.vcpus))
+            .map(|id| {
+                let vcpu = self.vcpu(vm, id)?;
+                if id == 0 {
+                    let mut sregs = vcpu.sregs()?;
+                    entry.set_sregs(&mut sregs);
+                    vcpu.set_sregs(&sregs)?;
+                    vcpu.set_regs(&entry.regs())?;
+                }
+                Ok(vcpu)
+            })
+            .collect()
+    }
+
+    /// vCPU `id` of `vm`, in its power-on state.
+    pub(super) fn vcpu(&self, vm: &kvm::Vm, id: u32) -> Result<Vcpu, VmError> {
+        let msrs = regs::msrs().ok_or(KvmError::Capability("room for two MSRs"))?;
+        let vcpu = self.bare_vcpu(vm, id)?;
+        vcpu.set_msrs(&msrs)?;
+        Ok(vcpu)
+    }
+
+    /// vCPU `id` of `vm`, as KVM has it at power-on, with its CPUID.
+    pub(super) fn bare_vcpu(&self, vm: &kvm::Vm, id: u32) -> Result<Vcpu, VmError> {
+        let vcpu = vm.create_vcpu(self.cpuid.apic_id(id))?;
+        let cpuid = self.cpuid.vcpu(id).ok_or(KvmError::Capability("room for its own CPUID leaves"))?;
+        vcpu.set_cpuid(&cpuid)?;
+        Ok(vcpu)
+    }
+
+    /// Creates a KVM VM with the guest's memory and devices.
+    pub(super) fn power(&self) -> Result<Powered, VmError> {
+        let powered = self.connect(self.kvm_vm()?)?;
+        // edk2 moves BARs but not VF BARs, which would then lie over other devices' BARs.
+        self.devices.attach(Arc::clone(&powered.vm), self.is_firmware)?;
+        Ok(powered)
+    }
+
+    /// Creates a KVM VM with the guest's memory.
+    pub(super) fn kvm_vm(&self) -> Result<Arc<kvm::Vm>, VmError> {
+        let vm = Arc::new(self.kvm.create_vm(layout::KVM_TSS)?);
+        for (slot, region) in (0..).zip(self.ram.memory().memory().iter()) {
+            // SAFETY: the region is a mapping of guest memory, to which no references are made; `self` keeps it mapped
+            // for longer than this VM and its vCPUs live.
+            unsafe { vm.set_memory(slot, region.start_addr().0, region.as_ptr(), region.len())? };
+        }
+        Ok(vm)
+    }
+
+    /// Wires what is no device in a slot to `vm`. Dropping it cuts all wires.
+    pub(super) fn connect(&self, vm: Arc<kvm::Vm>) -> Result<Powered, VmError> {
+        let serial = self.serial.as_ref().map(|serial| Arc::clone(serial.port()));
+        let wire =
+            |what, eventfd, gsi| vm.attach_irqfd(eventfd, gsi).map_err(|error| KvmError::Ioctl { action: what, error });
+        wire("wire the event device's interrupt", self.ged.interrupt(), layout::EVENT_GSI)?;
+        if let Some(serial) = &serial {
+            wire("wire the serial port's interrupt", serial.interrupt(), layout::SERIAL_GSI)?;
+        }
+        // From here on, dropping it detaches the devices, even if attaching fails.
+        let (bus, vfio) = (Arc::clone(self.devices.bus()), Arc::clone(self.devices.vfio()));
+        Ok(Powered { vm, bus, vfio, serial, ged: Arc::clone(&self.ged) })
+    }
+}

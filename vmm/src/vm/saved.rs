@@ -1,0 +1,441 @@
+//! A machine that is saved, and one that goes on from a saved state.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use virtio_devices::{BackendKind, Cancel, MemoryUser};
+use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
+
+use crate::arch::x86_64::cpuid::Template;
+use crate::arch::x86_64::topology::Topology;
+use crate::config::{VmConfig, VmPlan, bytes};
+use crate::devices::saved::places;
+use crate::kvm::{self, KvmError, Vcpu};
+use crate::migration::clock::{ClockState, NoFrequency};
+use crate::migration::compatibility::{CpuidLeaf, Incompatible, MAX_LEAVES, check};
+use crate::migration::dirty::{Backends, DirtySource, OwnThreads, Still, Vcpus as VcpuWrites};
+use crate::migration::irqchip::IrqchipState;
+use crate::migration::machine_error::{RestoreError, SaveError};
+use crate::migration::machine_state::{LayoutState, MachineState, StopState};
+use crate::migration::output::{ConsolesState, Output};
+use crate::migration::vcpu_state::{Extent, VcpuState};
+use crate::migration::version::{MACHINE_STATE_VERSION, is_read};
+use crate::telemetry::events::Events;
+use crate::vcpu::cpu::{Stop, Vcpus};
+use crate::vm::boot::Payload;
+use crate::vm::host_limits::HostLimits;
+use crate::vm::{Origin, Parts, Running, Vm, VmError};
+
+impl Vm {
+    /// The state of the paused machine, except its memory and its configuration. Its vCPUs have finished their accesses
+    /// and its devices' workers have ended, so that nothing of it is under way.
+    ///
+    /// # Errors
+    ///
+    /// It is not paused, or something cannot be saved. It can be resumed in any case.
+    pub fn save_machine(&self) -> Result<MachineState, SaveError> {
+        let running = self.running.as_ref().filter(|running| running.paused).ok_or(SaveError::NotPaused)?;
+        if self.tpm.is_some() {
+            let why = "what the guest has stored in it is with swtpm, and cannot be saved; leave it out";
+            return Err(SaveError::Refused { option: "--tpm".to_string(), why });
+        }
+        let devices = self.devices.save()?;
+        let (clock, vcpus) = self.save_vcpus(running)?;
+        // The guest has not run since it was restored: its time is what it was, at the moment when it was.
+        let clock = running.restored.clone().unwrap_or(clock);
+        let stop = self.stop.look(|stop| match stop {
+            None => Ok(None),
+            Some(Stop::PowerOff) => Ok(Some(StopState::PowerOff)),
+            Some(Stop::Reset) => Ok(Some(StopState::Reset)),
+            Some(Stop::TripleFault) => Ok(Some(StopState::TripleFault)),
+            Some(Stop::Failed(_)) => Err(SaveError::Stopped),
+        })?;
+        Ok(MachineState {
+            version: MACHINE_STATE_VERSION,
+            layout: self.layout_state(),
+            cpuid: self.cpuid.entries().iter().map(CpuidLeaf::from).collect(),
+            clock,
+            irqchip: IrqchipState::save(&running.powered.vm)?,
+            vcpus,
+            wanted_vcpus: self.vcpus,
+            events: self.ged.save(),
+            serial: self.serial.as_ref().map(|serial| serial.port().save()),
+            consoles: self.save_consoles(),
+            firmware: running.firmware.as_ref().map(crate::firmware::FirmwarePorts::save),
+            devices,
+            stop,
+            triple_faults: self.triple_faults,
+        })
+    }
+
+    /// The state of all vCPUs, and the guest's time.
+    fn save_vcpus(&self, running: &Running) -> Result<(ClockState, Vec<VcpuState>), SaveError> {
+        let vm = &running.powered.vm;
+        let extent = Extent::new(vm.abilities(), &self.kvm.msr_indices()?);
+        let (kvmclock, realtime) = vm.clock()?;
+        let timer = running.firmware.as_ref().map_or(Duration::ZERO, crate::firmware::FirmwarePorts::timer);
+        let pm_timer = u64::try_from(timer.as_nanos()).unwrap_or(u64::MAX);
+        let mut clock = ClockState { kvmclock, realtime, tsc: 0, tsc_khz: 0, pm_timer };
+        let (mut vcpus, mut first_offset) = (Vec::new(), None);
+        let vcpu = |id, error| SaveError::Vcpu { vcpu: id, error };
+        running.vcpus.each_paused(|id, held| {
+            if first_offset.is_none() {
+                (clock.tsc, clock.tsc_khz) = (held.tsc()?, held.tsc_khz()?);
+            }
+            let first_offset = *first_offset.get_or_insert(held.tsc_offset()?);
+            // KVM has at most 254.
+            let number = u8::try_from(id).unwrap_or(u8::MAX);
+            vcpus.push(VcpuState::save(held, number, first_offset, &extent).map_err(|error| vcpu(id, error))?);
+            Ok::<_, SaveError>(())
+        })?;
+        Ok((clock, vcpus))
+    }
+
+    /// The machine without its state, running or not: its addresses, its devices and their places, and what vCPUs read
+    /// by CPUID. A VM can be made for it ([`Self::for_restore`]).
+    pub(crate) fn outline(&self) -> MachineState {
+        MachineState {
+            version: MACHINE_STATE_VERSION,
+            layout: self.layout_state(),
+            cpuid: self.cpuid.entries().iter().map(CpuidLeaf::from).collect(),
+            clock: ClockState { kvmclock: 0, realtime: None, tsc: 0, tsc_khz: 0, pm_timer: 0 },
+            irqchip: IrqchipState { chips: Default::default() },
+            vcpus: Vec::new(),
+            wanted_vcpus: self.vcpus,
+            events: self.ged.save(),
+            serial: None,
+            consoles: ConsolesState::default(),
+            firmware: None,
+            devices: self.devices.outline(),
+            stop: None,
+            triple_faults: self.triple_faults,
+        }
+    }
+
+    /// Those that write to the guest's memory while it runs, each of which says what it writes; and `still`, whose
+    /// links are down, so that they stand still.
+    ///
+    /// # Errors
+    ///
+    /// What one writes is not known. It is named.
+    pub(crate) fn writers(&self, still: Vec<(String, MemoryUser)>) -> Result<Vec<Box<dyn DirtySource>>, String> {
+        let running = self.running.as_ref().ok_or("the guest shut down")?;
+        let users = self.devices.memory_users().find();
+        match &Backends::without_log(&users)[..] {
+            [option, ..] if still.is_empty() => {
+                return Err(format!(
+                    "{option}: what this backend writes to the guest's memory is not known, so that it cannot be \
+                     copied while the guest runs; have its link taken down meanwhile \
+                     (on_unlogged_backend=link-down), or pause the guest first (vm.pause)"
+                ));
+            }
+            _ => {}
+        }
+        let memory = self.ram.memory().memory();
+        let mut writers: Vec<Box<dyn DirtySource>> = Vec::new();
+        if !still.is_empty() {
+            // First: what they wrote until they stand still is in the first pass over the memory.
+            writers.push(Box::new(Still::new(still)));
+        }
+        writers.push(Box::new(VcpuWrites::new(Arc::clone(&running.powered.vm))));
+        writers.push(Box::new(OwnThreads::new(&memory)));
+        for kind in [BackendKind::VhostNet, BackendKind::VhostUser] {
+            if users.iter().any(|(_, user)| user.kind() == kind) {
+                let all = self.devices.memory_users();
+                writers.push(Box::new(Backends::new(kind, Box::new(move || all.find()), &memory)));
+            }
+        }
+        #[cfg(debug_assertions)]
+        leave_out(&mut writers);
+        Ok(writers)
+    }
+
+    /// Whether the guest has asked for a restart that was not carried out yet.
+    pub(crate) fn awaits_reset(&self) -> bool {
+        self.stop.look(|stop| matches!(stop, Some(Stop::Reset | Stop::TripleFault)))
+    }
+
+    /// Checks that this host has what a guest has seen of its CPU.
+    ///
+    /// # Errors
+    ///
+    /// The first feature that is missing.
+    pub(crate) fn check_cpuid(&self, saved: &[CpuidLeaf]) -> Result<(), RestoreError> {
+        if saved.len() > MAX_LEAVES {
+            return Err(RestoreError::Value("CPUID"));
+        }
+        let host: Vec<_> = self.cpuid.entries().iter().map(CpuidLeaf::from).collect();
+        Ok(check(saved, &host)?)
+    }
+
+    /// What is kept of consoles' output.
+    fn save_consoles(&self) -> ConsolesState {
+        let [serial, console, debug] = self.ends().map(|end| Output(end.map_or(Vec::new(), |end| end.device().kept())));
+        ConsolesState { serial, console, debug }
+    }
+
+    fn restore_consoles(&self, state: &ConsolesState) {
+        let ConsolesState { serial, console, debug } = state;
+        for (end, Output(bytes)) in self.ends().into_iter().zip([serial, console, debug]) {
+            // Those that are configured otherwise now have nobody to keep it for.
+            end.filter(|_| !bytes.is_empty()).into_iter().for_each(|end| end.device().keep(bytes));
+        }
+    }
+
+    fn layout_state(&self) -> LayoutState {
+        let pair = |range: &Range<u64>| (range.start, range.end);
+        LayoutState {
+            address_bits: self.address_bits,
+            memory_at_boot: self.layout.low.end + (self.layout.high.end - self.layout.high.start),
+            regions: self.regions(),
+            plugged: pair(&self.layout.plugged),
+            mmio64: pair(&self.layout.mmio64),
+        }
+    }
+
+    /// The regions of the guest's memory: first address and length.
+    fn regions(&self) -> Vec<(u64, u64)> {
+        let memory = self.ram.memory().memory();
+        memory.iter().map(|region| (region.start_addr().0, region.len())).collect()
+    }
+
+    /// A VM for a guest that was saved in `state`: of its configuration `config` and the plan of that, with the same
+    /// addresses, and devices where they were. Its memory is empty, and nothing runs. [`Self::restore_machine`] brings
+    /// it to the state once the memory has its contents.
+    ///
+    /// What is booted at the guest's next restart need not exist yet. For the rest see [`Self::new`].
+    ///
+    /// # Errors
+    ///
+    /// The state is of another machine, or the host lacks something. Nothing is left behind then.
+    pub fn for_restore(
+        config: &VmConfig,
+        plan: &VmPlan,
+        state: &MachineState,
+        events: Events,
+        limits: HostLimits,
+        cancel: Option<&Cancel>,
+    ) -> Result<Self, RestoreError> {
+        Self::for_restore_from(config, plan, state, Origin::Snapshot(None), (events, limits), cancel)
+    }
+
+    /// The same; its memory and its disks are where `origin` says.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::for_restore`].
+    pub(crate) fn for_restore_from(
+        config: &VmConfig,
+        plan: &VmPlan,
+        state: &MachineState,
+        origin: Origin<'_>,
+        (events, limits): (Events, HostLimits),
+        cancel: Option<&Cancel>,
+    ) -> Result<Self, RestoreError> {
+        if !is_read(state.version) {
+            return Err(RestoreError::Version(state.version));
+        }
+        let layout = &state.layout;
+        let places = places(&plan.devices, &state.devices)?;
+        let mut fitted = config.clone();
+        fitted.cpus.max_phys_bits = layout.address_bits;
+        if config.memory.zones.is_empty() {
+            fitted.memory.size = layout.memory_at_boot;
+        }
+        let added: Vec<_> = state.events.memory.regions.iter().map(|(start, end)| *start..*end).collect();
+        let earlier = layout.plugged.0..layout.plugged.1;
+        let added = added_regions(layout, &added, &earlier)?;
+        let payload = |layout: &_| {
+            Payload::open(&config.payload, layout).map(Some).or_else(|error| {
+                log::warn!("{error}: the guest goes on without it, and needs it when it restarts");
+                Ok(None)
+            })
+        };
+        let parts = Parts { payload: &payload, places: &places, regions: &added, origin };
+        let mut vm = Self::with(&fitted, plan, parts, events, limits, cancel)?;
+        vm.memory = config.memory.clone();
+        vm.layout.plugged = earlier;
+        vm.check_layout(layout)?;
+        Ok(vm)
+    }
+
+    /// Checks that the addresses are those of the guest that was saved.
+    fn check_layout(&self, saved: &LayoutState) -> Result<(), RestoreError> {
+        let own = self.layout_state();
+        if own.address_bits != saved.address_bits {
+            let (guest, host) = (saved.address_bits, own.address_bits);
+            return Err(Incompatible::AddressBits { guest, host }.into());
+        }
+        if own != *saved {
+            let size = |layout: &LayoutState| {
+                let total = layout.regions.iter().fold(0, |total: u64, (_, len)| total.saturating_add(*len));
+                let (start, end) = layout.mmio64;
+                format!("{} of memory in {} regions, BARs at {start:#x}-{end:#x}", bytes(total), layout.regions.len())
+            };
+            return Err(RestoreError::Shape { state: size(saved), config: size(&own) });
+        }
+        Ok(())
+    }
+
+    /// Brings a VM made by [`Self::for_restore`] from the same state, whose memory has its contents, to `state`: builds
+    /// the KVM VM, all vCPUs and all wires. The guest is paused then; [`Self::resume`] lets it go on, and interrupts it
+    /// again for what it has not read of the serial port and the event device.
+    ///
+    /// # Errors
+    ///
+    /// The state cannot be, or this host cannot go on with it. The VM is of no use then, and is to be dropped.
+    pub fn restore_machine(&mut self, state: &MachineState) -> Result<(), RestoreError> {
+        if !is_read(state.version) {
+            return Err(RestoreError::Version(state.version));
+        }
+        self.check_layout(&state.layout)?;
+        self.restore_platform(state)?;
+        self.devices.restore(&state.devices)?;
+        let vm = self.kvm_vm()?;
+        // Before any vCPU exists that could read it.
+        let abilities = vm.abilities();
+        vm.set_clock(state.clock.kvmclock, state.clock.realtime.filter(|_| abilities.realtime))?;
+        let vcpus = self.restore_vcpus(&vm, state)?;
+        // Once local APICs can take what it has for them.
+        state.irqchip.restore(&vm)?;
+        let (now, _) = vm.clock()?;
+        let firmware = self.restore_firmware(state, now)?;
+        // From here on, what waits in eventfds becomes interrupts.
+        let powered = self.connect(vm)?;
+        self.devices.attach_as_is(Arc::clone(&powered.vm));
+        let handlers = self.exit_handlers(firmware.as_ref());
+        let vcpus = Vcpus::start_paused(vcpus, &handlers, &self.placement).map_err(VmError::from)?;
+        let restored = Some(state.clock.clone());
+        self.running = Some(Running { vcpus, powered, paused: true, firmware, restored });
+        match state.stop {
+            None => {}
+            Some(StopState::PowerOff) => self.stop.send(Stop::PowerOff),
+            Some(StopState::Reset) => self.stop.send(Stop::Reset),
+            Some(StopState::TripleFault) => self.stop.send(Stop::TripleFault),
+        }
+        Ok(())
+    }
+
+    /// Restores what is neither a device in a slot nor in the kernel.
+    fn restore_platform(&mut self, state: &MachineState) -> Result<(), RestoreError> {
+        if !(1..=self.max_vcpus).contains(&state.wanted_vcpus) {
+            return Err(RestoreError::Value("the number of vCPUs"));
+        }
+        if !self.ged.restore(&state.events, self.max_vcpus) {
+            return Err(RestoreError::Value("the event device"));
+        }
+        let running = self.ged.running_vcpus();
+        if !state.vcpus.iter().map(|vcpu| vcpu.id).eq(running) {
+            return Err(RestoreError::Value("the numbers of vCPUs"));
+        }
+        match (&self.serial, &state.serial) {
+            (Some(serial), Some(state)) if serial.port().restore(state) => {}
+            (Some(_), Some(_)) => return Err(RestoreError::Value("the serial port")),
+            (None, None) => {}
+            (own, _) => {
+                let name = |is: bool| if is { "a serial port" } else { "no serial port" }.to_string();
+                let (state, config) = (name(own.is_none()), name(own.is_some()));
+                return Err(RestoreError::Shape { state, config });
+            }
+        }
+        self.restore_consoles(&state.consoles);
+        self.vcpus = state.wanted_vcpus;
+        self.triple_faults = state.triple_faults;
+        self.is_firmware = state.firmware.is_some();
+        Ok(())
+    }
+
+    /// The ports that firmware needs, when KVM's clock shows `now` nanoseconds.
+    fn restore_firmware(
+        &self,
+        state: &MachineState,
+        now: u64,
+    ) -> Result<Option<crate::firmware::FirmwarePorts>, RestoreError> {
+        let (Some(ports), Some(saved)) = (self.firmware_ports(), &state.firmware) else { return Ok(None) };
+        let elapsed = now.saturating_sub(state.clock.kvmclock);
+        let timer = Duration::from_nanos(state.clock.pm_timer.saturating_add(elapsed));
+        if ports.restore(saved, timer) { Ok(Some(ports)) } else { Err(RestoreError::Value("the ports of firmware")) }
+    }
+
+    /// The vCPUs of `vm`, whose clock is set, with their numbers.
+    fn restore_vcpus(&mut self, vm: &kvm::Vm, state: &MachineState) -> Result<Vec<(u32, Vcpu)>, RestoreError> {
+        self.restore_cpuid(&state.cpuid)?;
+        let extent = Extent::new(vm.abilities(), &[]);
+        let (mut vcpus, mut first_offset) = (Vec::new(), None);
+        for saved in &state.vcpus {
+            let id = u32::from(saved.id);
+            let vcpu = self.bare_vcpu(vm, id)?;
+            let error = |error| RestoreError::Vcpu { vcpu: id, error };
+            let frequency = state.clock.frequency(vcpu.tsc_khz().map_err(error)?, extent.abilities.tsc_scaling);
+            let frequency = frequency.map_err(|NoFrequency { guest, host }| Incompatible::Frequency { guest, host })?;
+            frequency.map_or(Ok(()), |khz| vcpu.set_tsc_khz(khz)).map_err(error)?;
+            let first_offset = match first_offset {
+                Some(offset) => offset,
+                None => *first_offset.insert(offset_now(vm, &vcpu, &state.clock).map_err(error)?),
+            };
+            saved.restore(&vcpu, first_offset, &extent)?;
+            vcpus.push((id, vcpu));
+        }
+        Ok(vcpus)
+    }
+
+    /// Gives all vCPUs, also of later starts, the CPUID that the guest has seen.
+    fn restore_cpuid(&mut self, saved: &[CpuidLeaf]) -> Result<(), RestoreError> {
+        self.check_cpuid(saved)?;
+        self.cpuid = Template::saved(saved.iter().map(Into::into).collect(), Topology::of(&self.cpus));
+        Ok(())
+    }
+}
+
+/// Leaves out one of those that write, as a test wants that shows that each is needed. No released program does that.
+#[cfg(debug_assertions)]
+fn leave_out(writers: &mut Vec<Box<dyn DirtySource>>) {
+    if let Some(name) = std::env::var("CH_TEST_LEAVE_OUT").ok().filter(|name| !name.is_empty()) {
+        writers.retain(|writer| !writer.name().starts_with(&name));
+    }
+}
+
+/// The offset of the first vCPU's counter to the host's, by which it shows what the guest expects now.
+fn offset_now(vm: &kvm::Vm, vcpu: &Vcpu, clock: &ClockState) -> Result<u64, KvmError> {
+    let (now, _) = vm.clock()?;
+    // The host's counter at the guest's frequency. It is read after the clock, so that the guest's never goes back.
+    let host = vcpu.tsc()?.wrapping_sub(vcpu.tsc_offset()?);
+    Ok(clock.tsc_at(now).wrapping_sub(host))
+}
+
+/// The regions that were added to the memory of the guest's start: before its last restart, and since.
+fn added_regions(
+    layout: &LayoutState,
+    since: &[Range<u64>],
+    earlier: &Range<u64>,
+) -> Result<Vec<Range<u64>>, RestoreError> {
+    let is_added = |range: &Range<u64>| {
+        since.contains(range) || earlier.start <= range.start && range.end <= earlier.end && !range.is_empty()
+    };
+    let mut added = Vec::new();
+    for (start, len) in &layout.regions {
+        let end = start.checked_add(*len).ok_or(RestoreError::Value("the regions of memory"))?;
+        if is_added(&(*start..end)) {
+            added.push(*start..end);
+        }
+    }
+    if since.iter().all(|range| added.contains(range)) {
+        Ok(added)
+    } else {
+        Err(RestoreError::Value("the memory that was added"))
+    }
+}
+
+#[cfg(test)]
+mod device_tests;
+#[cfg(test)]
+mod driver;
+#[cfg(test)]
+mod guest;
+#[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
+mod platform_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+//! What is neither a device in a slot nor a register of a vCPU, and the guest's time.
+
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use super::guest::{COUNT, Machine, assert_same};
+use super::*;
+use crate::config::MemoryConfig;
+use crate::vcpu::cpu::MmioHandler as _;
+
+const PLAIN: &str = r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"}}"#;
+/// `cli; hlt; jmp back to hlt`
+const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
+
+/// Reads ports of the machine as a guest does.
+fn port<const N: usize>(machine: &Machine, port: u16) -> [u8; N] {
+    let mut data = [0; N];
+    machine.vm.running.as_ref().unwrap().vcpus.handlers().ports.read(port, &mut data);
+    data
+}
+
+fn write(machine: &Machine, port: u16, data: &[u8]) {
+    assert_eq!(machine.vm.running.as_ref().unwrap().vcpus.handlers().ports.write(port, data), None);
+}
+
+/// Moves the machine, whose interrupt on `pin` is lost on its way, and returns whether it was sent again.
+fn interrupts_again(machine: &mut Machine, pin: u32) -> bool {
+    machine.vm.pause();
+    let mut state = machine.vm.save_machine().unwrap();
+    // The requests are byte 1 of a PIC (`struct kvm_pic_state`).
+    let mut pic = state.irqchip.chips[0].bytes().to_vec();
+    pic[9] &= !(1 << pin);
+    state.irqchip.chips[0] = crate::migration::blob::Blob::new(pic);
+    let is_requested = |machine: &Machine| {
+        let state = machine.vm.save_machine().unwrap();
+        state.irqchip.chips[0].bytes()[9] >> pin & 1 == 1
+    };
+    let mut next = machine.moved_paused(&serde_json::to_vec(&state).unwrap());
+    assert!(!is_requested(&next));
+    next.vm.resume().unwrap();
+    next.vm.pause();
+    *machine = next;
+    is_requested(machine)
+}
+
+#[test]
+fn input_that_the_guest_has_not_read_waits_for_it_and_interrupts_it_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("serial");
+    let json = format!(r#"{{"serial":{{"mode":"Socket","socket":"{}"}},"console":{{"mode":"Null"}}}}"#, path.display());
+    let mut machine = Machine::boot(IDLE, &json);
+    machine.vm.take_terminal().unwrap();
+    write(&machine, 0x3f9, &[1]);
+    write(&machine, 0x3ff, &[0x5a]);
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"yes").unwrap();
+    let start = Instant::now();
+    while machine.vm.serial.as_ref().unwrap().port().save().input.len() < 3 {
+        assert!(start.elapsed() < Duration::from_secs(10), "no input");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(client);
+    let mut machine = machine.moved_away();
+    assert_eq!(port(&machine, 0x3ff), [0x5a]);
+    machine.vm.pause();
+    let before = machine.vm.save_machine().unwrap();
+    assert_eq!(before.irqchip.chips[0].bytes()[9] >> 4 & 1, 1, "the interrupt came");
+    assert_eq!([(); 3].map(|()| port(&machine, 0x3f8)), [*b"y", *b"e", *b"s"]);
+}
+
+/// A pseudo-terminal that nobody has opened yet.
+#[test]
+fn output_that_nobody_has_taken_is_there_for_who_comes_later() {
+    let json = r#"{"serial":{"mode":"Pty"},"console":{"mode":"Null"}}"#;
+    let mut machine = Machine::boot(IDLE, json);
+    machine.vm.take_terminal().unwrap();
+    b"login: ".iter().for_each(|byte| write(&machine, 0x3f8, &[*byte]));
+    machine.vm.pause();
+    let before = machine.save();
+    let mut machine = machine.moved_paused(&before);
+    assert_same(&machine.save(), &before);
+    machine.vm.take_terminal().unwrap();
+    let path = machine.vm.ptys()[0].unwrap().to_path_buf();
+    let mut user = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut bytes = [0; 7];
+    std::io::Read::read_exact(&mut user, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"login: ");
+}
+
+#[test]
+fn events_that_the_guest_has_not_read_are_told_again() {
+    let json = r#"{"cpus":{"boot_vcpus":1,"max_vcpus":4},"serial":{"mode":"Null"},"console":{"mode":"Null"},
+                   "memory":{"size":8388608,"hotplug_size":1073741824}}"#;
+    let mut machine = Machine::boot(IDLE, json);
+    machine.vm.press_power_button();
+    machine.vm.resize(3).unwrap();
+    let mut config = machine.planned().config().clone();
+    config.memory.size = 264 << 20;
+    let memory: MemoryConfig = config.memory.clone();
+    machine.vm.resize_memory(memory).unwrap();
+    // As the configuration says then.
+    machine.plan(config);
+    machine.vm.pause();
+    let before = machine.save();
+    let mut machine = machine.moved_paused(&before);
+    assert_same(&machine.save(), &before);
+    assert_eq!(machine.vm.ram.size(), 264 << 20);
+    assert!(interrupts_again(&mut machine, 5));
+    machine.vm.resume().unwrap();
+    // The power button, vCPUs 1 and 2, and a region of memory.
+    assert_eq!(port(&machine, 0x610), [0b1110]);
+    assert_eq!([0xb000, 0xb020, 0xb020].map(|at| port(&machine, at)), [[7], [6], [0]]);
+    assert_eq!([0xb100, 0xb100].map(|at| port(&machine, at)), [[1], [0]]);
+    // The guest releases one of the vCPUs again, and the machine has not noticed yet.
+    machine.vm.resize(2).unwrap();
+    write(&machine, 0xb060, &[4]);
+    machine = machine.moved();
+    assert!(machine.vm.event().read().is_ok());
+    assert!(machine.vm.take_ejected().is_empty());
+    machine.vm.pause();
+    let state = machine.vm.save_machine().unwrap();
+    assert_eq!(state.vcpus.iter().map(|vcpu| vcpu.id).collect::<Vec<_>>(), [0, 1]);
+    let mut machine = machine.moved_paused(&serde_json::to_vec(&state).unwrap());
+    machine.vm.resume().unwrap();
+    machine.vm.resize(4).unwrap();
+    machine.vm.pause();
+    assert_eq!(machine.vm.save_machine().unwrap().vcpus.len(), 4);
+    // What was added is a part of the memory of the next start, and of those that follow.
+    machine.vm.reset().unwrap();
+    let machine = machine.moved();
+    let start = machine.vm.layout.hotplug.start;
+    assert_eq!(machine.vm.layout.plugged, start..start + (256 << 20));
+}
+
+#[test]
+fn what_the_guest_asked_for_is_done_where_it_goes_on() {
+    // mov edx, 0x602; mov al, 1; out dx, al: a reset
+    let code = [0xba, 0x02, 0x06, 0, 0, 0xb0, 1, 0xee, 0xeb, 0xfe];
+    let mut machine = Machine::boot(&code, PLAIN);
+    let start = Instant::now();
+    while machine.vm.event().read().is_err() {
+        assert!(start.elapsed() < Duration::from_secs(10), "no stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    machine.vm.pause();
+    let before = machine.save();
+    let mut machine = machine.moved_paused(&before);
+    assert_same(&machine.save(), &before);
+    assert!(machine.vm.event().read().is_ok());
+    assert!(matches!(machine.vm.take_stop(), Some(Stop::Reset)));
+    machine.vm.reset().unwrap();
+    assert!(!machine.vm.is_paused());
+}
+
+#[test]
+fn the_ports_of_firmware_are_as_it_left_them_and_its_timer_goes_on() {
+    let json = r#"{"payload":{"firmware":"x"},"serial":{"mode":"Null"},"console":{"mode":"Null"}}"#;
+    let mut machine = Machine::boot(IDLE, json);
+    write(&machine, 0xcf8, &0x8000_0800_u32.to_le_bytes());
+    write(&machine, 0x70, &[0x32]);
+    let timer = |machine: &Machine| u32::from_le_bytes(port(machine, 0x608));
+    std::thread::sleep(Duration::from_millis(20));
+    let before = timer(&machine);
+    machine = machine.moved();
+    assert!(timer(&machine) > before, "it went on");
+    assert_eq!(port(&machine, 0xcf8), 0x8000_0800_u32.to_le_bytes());
+    assert_eq!(port(&machine, 0x71), [0x20], "the century");
+}
+
+#[test]
+fn a_guest_goes_on_without_the_file_that_it_was_booted_from() {
+    let mut machine = Machine::boot(IDLE, PLAIN);
+    machine.vm.pause();
+    let before = machine.save();
+    let kernel = machine.planned().config().payload.kernel.clone().unwrap();
+    let contents = std::fs::read(&kernel).unwrap();
+    std::fs::remove_file(&kernel).unwrap();
+    let mut machine = machine.moved_paused(&before);
+    assert_same(&machine.save(), &before);
+    machine.vm.resume().unwrap();
+    let error = machine.vm.reset().unwrap_err().to_string();
+    assert!(error.starts_with("--kernel "), "{error}");
+    std::fs::write(&kernel, contents).unwrap();
+    machine.vm.reset().unwrap();
+}
+
+#[test]
+fn the_guests_time_goes_on_by_the_time_that_went_by() {
+    // again: rdtsc; mov [COUNT + 16], eax; mov [COUNT + 20], edx; inc dword [COUNT]; jmp again
+    let at = |offset: u64| ((COUNT + offset) as u32).to_le_bytes();
+    let code =
+        [&[0x0f, 0x31, 0xa3][..], &at(16), &[0x89, 0x15], &at(20), &[0xff, 0x05], &at(0), &[0xeb, 0xeb]].concat();
+    let mut machine = Machine::boot(&code, PLAIN);
+    let counter = |machine: &Machine| u64::from(machine.read(COUNT + 20)) << 32 | u64::from(machine.read(COUNT + 16));
+    machine.counts_beyond(100);
+    for _ in 0..3 {
+        machine.vm.pause();
+        let (before, moment) = (counter(&machine), Instant::now());
+        let state = machine.vm.save_machine().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        let mut next = machine.moved_paused(&serde_json::to_vec(&state).unwrap());
+        let count = next.read(COUNT);
+        next.vm.resume().unwrap();
+        next.counts_beyond(count);
+        next.vm.pause();
+        let (after, elapsed) = (counter(&next), moment.elapsed());
+        let khz = u128::from(state.clock.tsc_khz);
+        let ticks =
+            |millis: u64, time: Duration| (millis * 1_000_000 + time.as_nanos() as u64) as u128 * khz / 1_000_000;
+        assert!(u128::from(after - before) >= ticks(200, Duration::ZERO), "{before} {after}");
+        assert!(u128::from(after - before) <= ticks(100, elapsed), "{before} {after} {elapsed:?}");
+        let clock = next.vm.save_machine().unwrap().clock;
+        let went = Duration::from_nanos(clock.kvmclock - state.clock.kvmclock);
+        let range = Duration::from_millis(200)..moment.elapsed() + Duration::from_millis(100);
+        assert!(range.contains(&went), "{went:?}");
+        next.vm.resume().unwrap();
+        machine = next;
+    }
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused_by_its_option() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pmem");
+    std::fs::File::create(&file).unwrap().set_len(2 << 20).unwrap();
+    let [folder_path, path] = [folder.path(), &file].map(|path| path.display().to_string());
+    for (pmem, expected) in [
+        (format!(r#"{{"id":"p","file":"{path}","discard_writes":true}}"#), "--pmem id=p: discard_writes=on: "),
+        (format!(r#"{{"id":"p","file":"{folder_path}","size":2097152}}"#), "--pmem id=p: file= is a folder: "),
+    ] {
+        let json = format!(r#"{{"serial":{{"mode":"Null"}},"console":{{"mode":"Null"}},"pmem":[{pmem}]}}"#);
+        let mut machine = Machine::boot(IDLE, &json);
+        machine.vm.pause();
+        let told = machine.vm.save_machine().unwrap_err().to_string();
+        assert!(told.starts_with(expected) && !told.contains('\n'), "{told}");
+        machine.vm.resume().unwrap();
+    }
+}
+
+#[test]
+fn a_machine_that_was_restored_is_like_one_that_was_booted() {
+    let mut machine = Machine::boot(IDLE, PLAIN).moved();
+    let mut id = [0; 4];
+    machine.vm.devices.bus().read(crate::arch::x86_64::layout::ECAM.start + (1 << 15), &mut id);
+    assert_eq!(u32::from_le_bytes(id), 0x1043_1af4, "the console, in slot 1");
+    machine.vm.reset().unwrap();
+    machine.vm.pause();
+    machine.vm.resume().unwrap();
+    assert!(machine.vm.remove_unplugged().is_empty());
+    assert!(matches!(machine.vm.save_machine(), Err(SaveError::NotPaused)));
+}

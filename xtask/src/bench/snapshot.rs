@@ -1,0 +1,29 @@
+//! How long a guest takes to be saved and restored.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::{Backend, Options, run_test};
+use crate::boot_time::{self, IN_MEMORY};
+use crate::build;
+use crate::error::Result;
+use crate::lab::Lab;
+use crate::progress::note;
+
+/// Time limits of a machine under load: for the start, and for each run.
+const LIMITS: (Duration, Duration) = (Duration::from_secs(1200), Duration::from_secs(300));
+
+/// Measures each number of VFs in a first-level machine of its own, and prints a table.
+pub(super) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> {
+    let (runs, vmm, bench) = (options.runs, options.vmm(workspace)?, build::program(workspace, "bench")?);
+    let prepare = boot_time::prepare(lab, vmm, bench, "bench")?;
+    println!("| guest | figure | median | least to most |");
+    println!("|---|---|---|---|");
+    let limit = LIMITS.0 + LIMITS.1 * u32::try_from(runs).unwrap_or(u32::MAX);
+    for test in Backend::Snapshot.tests() {
+        note("measure", format!("saves and restores with {test} VFs, {runs} times"));
+        let command = format!("{prepare} && exec {IN_MEMORY}/bench snapshot 0 {runs} {test}");
+        run_test(lab, workspace, &command, limit, &format!("snapshots with {test} VFs"))?;
+    }
+    Ok(())
+}
