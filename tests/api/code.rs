@@ -32,7 +32,8 @@ pub(crate) const RINGS: u32 = 0x1_0000;
 pub(crate) const SIZE: u16 = 16;
 
 /// Adds a driver's start of a device with its registers and MSI-X table at these addresses, with these queues, these
-/// features and VIRTIO_F_VERSION_1 (`virtio 1.4 §3.1.1`). The queues' rings are one after another from `rings` on. Each queue's vector is its own, if there are as many.
+/// features and VIRTIO_F_VERSION_1 (`virtio 1.4 §3.1.1`). The queues' rings are one after another from `rings` on.
+/// Each queue's vector is its own, if there are as many.
 pub(crate) fn drive(code: Code, registers: u32, table: u32, queues: &[u16], features: u64, rings: u32) -> Code {
     let vectors = (0..4).fold(code, |code, vector: u32| {
         let entry = table + 16 * vector;

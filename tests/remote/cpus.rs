@@ -1,6 +1,7 @@
 //! vCPUs added to and removed from a running guest. These tests need /dev/kvm.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 
 use serde_json::{Value, json};
 
@@ -15,6 +16,9 @@ const EJECT: u16 = 0xb060;
 const INTERRUPT_COMMAND: u32 = 0xfee0_0300;
 const SPURIOUS_INTERRUPT: u32 = 0xfee0_00f0;
 const ALL_OTHERS: u32 = 3 << 18;
+
+/// AMX's tiles, as a component of the XSAVE area (Intel SDM, volume 1, §13.1).
+const TILE_DATA: u64 = 1 << 18;
 
 /// `mov dword [address], value`
 fn store(address: u32, value: u32) -> Vec<u8> {
@@ -182,9 +186,23 @@ fn a_vcpu_that_cannot_be_placed_is_refused_and_the_vm_stays() {
     assert_eq!((running(&vmm).len(), cpus(&vmm)), (1, json!({ "boot_vcpus": 1, "max_vcpus": 2 })));
 }
 
+/// The components of the XSAVE area that KVM can give guests. A host's CPU may have more.
+fn guest_components() -> u64 {
+    /// `linux/kvm.h`: `KVM_GET_DEVICE_ATTR`, whose group 0 has `KVM_X86_XCOMP_GUEST_SUPP` as attribute 0 for the whole system.
+    const KVM_GET_DEVICE_ATTR: libc::Ioctl = 0x4018_aee2;
+    let kvm = fs::File::open("/dev/kvm").unwrap();
+    let mut components = 0u64;
+    // `struct kvm_device_attr`: flags and group, the attribute, and where its value goes.
+    let attribute = [0, 0, &raw mut components as u64];
+    // SAFETY: the kernel reads `attribute`, and writes 8 bytes at the address in it, where `components` is.
+    let result = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_GET_DEVICE_ATTR, attribute.as_ptr()) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    components
+}
+
 #[test]
 fn amx_is_there_where_the_host_has_it_and_refused_elsewhere() {
-    let has_amx = fs::read_to_string("/proc/cpuinfo").unwrap().contains("amx_tile");
+    let has_amx = guest_components() & TILE_DATA != 0;
     let files = Files::new();
     let vmm = Vmm::start(&[]);
     let kernel = files.idle_kernel();

@@ -30,10 +30,10 @@ use virtio_devices::{
 
 use crate::acpi::viot::Viot;
 use crate::config::{BackendPlan, DeviceKind, DevicePlan, MissingBackend, NetPlan, NicPlan, switch};
+pub(crate) use crate::devices::announce::NetFunction;
 use crate::devices::backends::{OpenedBefore, Opener, absent};
 use crate::devices::counters::NicCounters;
 use crate::devices::disks::Disk;
-pub(crate) use crate::devices::announce::NetFunction;
 pub(crate) use crate::devices::disks::LimitGroups;
 pub(crate) use crate::devices::error::DeviceError;
 use crate::devices::mem_regions::MemRegions;

@@ -1,6 +1,6 @@
 //! A VF in a VM of the guest's own KVM: a VM of this program, in a guest of this program, in the nested lab.
 
-#![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
 #[path = "../../api/code.rs"]
 mod code;
@@ -54,8 +54,8 @@ fn question(mac: [u8; 6], own: Subnet) -> Vec<u8> {
     packet
 }
 
-/// The nested VM's guest: it starts the driver of its VF, sends `packet`, and writes each packet that it receives to its
-/// serial port.
+/// The nested VM's guest: it starts the driver of its VF, sends `packet`, and writes each packet that it receives to
+/// its serial port.
 fn driver(packet: &[u8]) -> Vec<u8> {
     let placed = Code::default()
         .word(CONFIG + 4, 0)

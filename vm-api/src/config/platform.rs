@@ -24,8 +24,8 @@ pub struct PlatformConfig {
     #[option("iommu_address_width=<bits>", default = 64, alias = "iommu_address_width_bits")]
     #[serde(rename = "iommu_address_width_bits")]
     pub iommu_address_width: u8,
-    /// Whether devices of the host (--device) reach each other's BARs at the guest's addresses (peer-to-peer), where the
-    /// host's IOMMU allows that.
+    /// Whether devices of the host (--device) reach each other's BARs at the guest's addresses (peer-to-peer), where
+    /// the host's IOMMU allows that.
     #[option("vfio_p2p_dma=on|off", default = true)]
     pub vfio_p2p_dma: bool,
     /// Manufacturer of the system. By default Cloud Hypervisor.

@@ -1,6 +1,6 @@
-//! States that backends have beside their queues, such as connections that they hold for the guest. Only a live migration
-//! takes them: a backend may end itself when its state is taken (passt does), and the guest goes on elsewhere with
-//! another. After a snapshot the guest goes on with the same.
+//! States that backends have beside their queues, such as connections that they hold for the guest. Only a live
+//! migration takes them: a backend may end itself when its state is taken (passt does), and the guest goes on
+//! elsewhere with another. After a snapshot the guest goes on with the same.
 
 use std::time::{Duration, Instant};
 

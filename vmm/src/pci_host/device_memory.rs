@@ -1,5 +1,5 @@
-//! Memory of a device, which the guest finds in its windows: a KVM memory slot for each area. Others that are to reach it
-//! do as long as the guest does.
+//! Memory of a device, which the guest finds in its windows: a KVM memory slot for each area. Others that are to reach
+//! it do as long as the guest does.
 
 use std::sync::Arc;
 

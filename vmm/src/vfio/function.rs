@@ -87,7 +87,8 @@ pub(crate) struct VfioFunction {
 
 impl VfioFunction {
     /// A function at `rid`: the device `host`, which is described by `info`. BARs in `unmapped` are reached by exits
-    /// alone. Others reach what the guest reaches without exits, if there are `peers`. The device is reset, if it can be.
+    /// alone. Others reach what the guest reaches without exits, if there are `peers`. The device is reset, if it can
+    /// be.
     ///
     /// # Errors
     ///

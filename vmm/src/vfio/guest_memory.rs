@@ -1,4 +1,5 @@
-//! The guest's memory, as devices of the host reach it: all of it, at its own addresses; and beside it each other's BARs.
+//! The guest's memory, as devices of the host reach it: all of it, at its own addresses; and beside it each other's
+//! BARs.
 
 use std::io;
 use std::sync::Arc;
