@@ -24,7 +24,8 @@ const END: usize = 0x7000;
 /// The usual addresses of the queue's parts.
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x400;
-const USED: u64 = 0x800;
+/// The usual address of the used ring, which begins with its flags.
+pub const USED: u64 = 0x800;
 /// The start of the buffers. All of the queue is below.
 pub const BUFFERS: u32 = 0x1000;
 

@@ -272,6 +272,8 @@ impl Iommu {
     /// What a step must do, to `ram` among others; `None` if it may do anything.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let old = self.driver.given;
+        // The device leaves the flags alone, so that it wants a doorbell unless the driver itself has written otherwise.
+        let doorbell = self.driver.wants_doorbell(ram, self.driver.taken);
         for _ in 0..self.driver.size {
             let Some(chains) = self.driver.waiting(ram) else { return Some(Expected::new(Step::Broken, false)) };
             let Some(chain) = chains.first() else { break };
@@ -282,7 +284,7 @@ impl Iommu {
             self.driver.taken = self.driver.taken.wrapping_add(1);
             self.driver.expect_used(ram, chain.head, len);
         }
-        Some(Expected::new(Step::Doorbell, self.driver.wants_interrupt(ram, old)))
+        Some(Expected { step: Step::Doorbell, interrupt: self.driver.wants_interrupt(ram, old), doorbell })
     }
 
     /// Performs the request of a chain. Returns the length of the answer.
@@ -364,7 +366,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let deaf = ask(start(0), 0, at(0), &probe, 515).with([RUN]);
     let wrong = all(start(0), &[vec![9, 0, 0, 0], vec![ATTACH, 1, 0, 0], attach(1, 7, 0)]);
     let broken = start(0).with([guest::AVAILABLE_INDEX, 0xff, 0xff, RUN]);
-    [used, full, bypassed, probed, deaf, wrong, broken].into_iter().map(Seed::done).collect()
+    let quiet = guest::memory(ask(start(0), 0, at(0), &probe, 516), guest::USED as u32, &[1, 0]).with([RUN]);
+    [used, full, bypassed, probed, deaf, wrong, broken, quiet].into_iter().map(Seed::done).collect()
 }
 
 #[cfg(test)]
@@ -382,6 +385,7 @@ mod tests {
             [0, 0, 0, 0, 1],
             [0, 0, 0, 3, 0],
             [0, 0, 0, 0, 0],
+            [0, 0, 1, 0, 0],
         ];
         assert_eq!(done, expected);
     }

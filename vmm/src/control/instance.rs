@@ -1,28 +1,29 @@
 //! The VM as clients know it: a configuration, and a [`Vm`] while it is booted.
 
+mod hotplug;
+mod resizing;
+mod vf_settings;
+
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pci::{Bdf, VfIndex};
-use virtio_devices::{Cancel, PortSettings, RateLimit, RateLimiter, Status};
+use pci::Bdf;
+use virtio_devices::{Cancel, RateLimit, RateLimiter};
 use vm_api::config::error::shortened;
 use vm_api::config::id::LONGEST;
 
 use crate::api::info::{PolicyInfo, VmState};
-use crate::api::{Action, Failure, Resize, ResizeDisk, ResizeZone, SetVf};
-use crate::config::iommu;
-use crate::config::subject::Subject;
+use crate::api::{Action, Failure};
 use crate::config::{
-    BackendPlan, DeviceConfig, DeviceKind, DevicePlan, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy,
-    MemoryConfig, NetConfig, PlannedVm, PmemConfig, VdpaConfig, VmConfig, VsockConfig, bytes, switch,
+    DeviceConfig, DeviceKind, DevicePlan, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, NetConfig,
+    PlannedVm, VmConfig, iommu,
 };
 use crate::control::opening::{Acquire, Acquired};
-use crate::control::{resize, set_vf};
+use crate::control::set_vf;
 use crate::devices::Removed;
-use crate::devices::backends::OpenedBefore;
 use crate::devices::fallback::Held;
 use crate::devices::peers::Peers;
 use crate::error::Error;
@@ -35,7 +36,6 @@ use crate::migration::saver::Saver;
 use crate::migration::state_file::{SavedDescriptors, SavedLink};
 use crate::telemetry::events::{Events, Source};
 use crate::vcpu::cpu::Stop;
-use crate::vfio::Notice;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Vm, VmError};
 
@@ -401,328 +401,6 @@ impl Instance {
                 Ok(Turn::On)
             }
         }
-    }
-
-    /// Adds a NIC, hot-plugging it if the VM is booted. `fds` are its tap's queues, if clients passed any.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be added. Nothing has changed then.
-    pub(crate) fn add_net(&mut self, mut net: NetConfig, fds: Vec<OwnedFd>) -> Result<Option<Added>, Error> {
-        net.fds = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let (id, added) = self.add(|config| config.net.push(net))?;
-        if !fds.is_empty() {
-            self.fds.insert(id, fds);
-        }
-        Ok(added)
-    }
-
-    /// Adds a vDPA device, hot-plugging it if the VM is booted.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be added. Nothing has changed then.
-    pub(crate) fn add_vdpa(&mut self, vdpa: VdpaConfig) -> Result<Option<Added>, Error> {
-        Ok(self.add(|config| config.vdpa.push(vdpa))?.1)
-    }
-
-    /// Adds a disk, hot-plugging it if the VM is booted.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be added. Nothing has changed then.
-    pub(crate) fn add_disk(&mut self, disk: DiskConfig) -> Result<Option<Added>, Error> {
-        Ok(self.add(|config| config.disks.push(disk))?.1)
-    }
-
-    /// Adds the socket device, hot-plugging it if the VM is booted.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be added, or there is one. Nothing has changed then.
-    pub(crate) fn add_vsock(&mut self, vsock: VsockConfig) -> Result<Option<Added>, Error> {
-        if let Some(other) = &self.config().vsock {
-            return Err(crate::config::vsock::second(other.id.as_deref().unwrap_or_default()).into());
-        }
-        Ok(self.add(|config| config.vsock = Some(vsock))?.1)
-    }
-
-    /// Adds a shared file system, hot-plugging it if the VM is booted.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be added. Nothing has changed then.
-    pub(crate) fn add_fs(&mut self, fs: FsConfig) -> Result<Option<Added>, Error> {
-        Ok(self.add(|config| config.fs.push(fs))?.1)
-    }
-
-    /// Adds a vhost-user device, hot-plugging it if the VM is booted.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be added. Nothing has changed then.
-    pub(crate) fn add_generic_vhost_user(&mut self, device: GenericVhostUserConfig) -> Result<Option<Added>, Error> {
-        Ok(self.add(|config| config.generic_vhost_user.push(device))?.1)
-    }
-
-    /// Adds a device of the host, hot-plugging it if the VM is booted.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be added. Nothing has changed then.
-    pub(crate) fn add_device(&mut self, device: DeviceConfig) -> Result<Option<Added>, Error> {
-        Ok(self.add(|config| config.devices.push(device))?.1)
-    }
-
-    /// Has the guest release the devices that the host wants back, and reports what it says of others.
-    pub(crate) fn heed_host(&mut self) {
-        let Some(vm) = &mut self.vm else { return };
-        for (id, notice) in vm.devices().notices() {
-            let event = match notice {
-                // The host repeats this until it has the device.
-                Notice::Requested if !vm.unplug(&id) => continue,
-                Notice::Requested => "device-requested",
-                Notice::Error => "device-error",
-            };
-            log::warn!("{id}: {}", notice.text());
-            self.events.tell(Source::Vfio, event, &[("id", &id)]);
-        }
-    }
-
-    /// Adds persistent memory, hot-plugging it if the VM is booted.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be added. Nothing has changed then.
-    pub(crate) fn add_pmem(&mut self, pmem: PmemConfig) -> Result<Option<Added>, Error> {
-        Ok(self.add(|config| config.pmem.push(pmem))?.1)
-    }
-
-    /// Adds the device that `change` adds to the configuration. Returns its id, and its address if the VM is booted.
-    fn add(&mut self, change: impl FnOnce(&mut VmConfig)) -> Result<(String, Option<Added>), Error> {
-        let mut config = self.config().clone();
-        change(&mut config);
-        let mut planned = PlannedVm::new(config)?;
-        planned.keep_slots(self.planned.plan());
-        let (mut id, mut added) = (String::new(), None);
-        if let Some(device) = planned.added_to(self.planned.plan()).cloned() {
-            id.clone_from(&device.id);
-            if let Some(vm) = &mut self.vm {
-                let opened = match self.acquired.take() {
-                    Some(Acquired::Peers(peers)) => OpenedBefore { peers: Some(peers), ..OpenedBefore::default() },
-                    Some(Acquired::HostDevice(device)) => {
-                        OpenedBefore { host_device: Some(*device), ..OpenedBefore::default() }
-                    }
-                    _ => OpenedBefore::default(),
-                };
-                iommu::check_added(self.planned.plan().iommu(), &device)?;
-                landlock::check_device(&device)?;
-                let address = vm.add(&device, opened)?;
-                planned.set_slot(&id, address.rid.device());
-                self.events.tell(Source::Vm, "device-added", &[("id", &id), ("bdf", &address.to_string())]);
-                added = Some(Added { id: id.clone(), address });
-            }
-        }
-        self.planned = planned;
-        Ok((id, added))
-    }
-
-    /// Asks the guest to release a device; if the VM is not booted, removes the device from the configuration.
-    ///
-    /// # Errors
-    ///
-    /// There is no such device.
-    pub(crate) fn remove_device(&mut self, id: &str) -> Result<(), Failure> {
-        let devices = &self.planned.plan().devices;
-        let device = devices.iter().find(|device| device.id == id).ok_or_else(|| no_device(id))?;
-        if !device.is_removable() {
-            let line = format!("{id} stays as long as its VM and cannot be removed");
-            return Err(Failure::new(ErrorKind::Invalid, line));
-        }
-        match &mut self.vm {
-            Some(vm) => _ = vm.unplug(id),
-            None => self.forget_device(id),
-        }
-        Ok(())
-    }
-
-    /// Changes the amount of memory, then the number of vCPUs, and then how much memory the guest is asked to return.
-    /// What is added is there at once, but for memory devices, whose drivers take their time in both directions; vCPUs
-    /// go when the guest has released them, and memory that ACPI added at the next start.
-    ///
-    /// # Errors
-    ///
-    /// The VM cannot have so much, the guest has not answered an earlier change, or the host failed. Nothing has
-    /// changed then, except that memory stays changed when only the number of vCPUs cannot be.
-    pub(crate) fn resize(&mut self, resize: &Resize) -> Result<(), Failure> {
-        let (vcpus, balloon) = (resize::vcpus(resize, self.config())?, resize::balloon(resize, self.config())?);
-        if let Some(ram) = resize.desired_ram {
-            self.resize_memory(ram)?;
-        }
-        if let Some(vcpus) = vcpus {
-            if let Some(vm) = &mut self.vm {
-                vm.resize(vcpus).map_err(|error| {
-                    Failure::from(Error::from(error)).in_context(format!("the VM cannot be resized to {vcpus} vCPUs"))
-                })?;
-            }
-            self.vcpus = vcpus.into();
-            self.planned.count_vcpus(self.vcpus);
-        }
-        if let Some(bytes) = balloon {
-            self.planned.set_balloon_size(bytes);
-            self.vm.iter().for_each(|vm| vm.balloon().resize(bytes));
-        }
-        Ok(())
-    }
-
-    fn resize_memory(&mut self, size: u64) -> Result<(), Failure> {
-        let next = resize::memory(size, &self.config().memory)?;
-        self.set_memory(next, &format!("desired_ram={size}"))
-    }
-
-    /// Changes the size of a memory zone. The driver of its memory device is asked for it.
-    ///
-    /// # Errors
-    ///
-    /// There is no such zone, or it cannot have that size. Nothing has changed then.
-    pub(crate) fn resize_zone(&mut self, resize: &ResizeZone) -> Result<(), Failure> {
-        let next = resize::zone(resize, self.config())?;
-        self.set_memory(next, &format!("id={},desired_ram={}", resize.id, resize.desired_ram))
-    }
-
-    /// Gives the VM the memory `next`, as `request` asks.
-    fn set_memory(&mut self, next: MemoryConfig, request: &str) -> Result<(), Failure> {
-        let mut planned = self.planned.clone();
-        planned
-            .set_memory(next.clone())
-            .map_err(|error| Failure::new((&error.problem).into(), format!("{request}: {}", error.problem)))?;
-        if let Some(vm) = &mut self.vm {
-            let size = next.wanted();
-            vm.resize_memory(next).map_err(|error| {
-                Failure::from(Error::from(error))
-                    .in_context(format!("the VM cannot be resized to {} of memory", bytes(size)))
-            })?;
-        }
-        self.planned = planned;
-        Ok(())
-    }
-
-    /// Changes the size of a disk. The guest is notified.
-    ///
-    /// # Errors
-    ///
-    /// There is no such disk, or it cannot have that size. Nothing has changed then.
-    pub(crate) fn resize_disk(&mut self, resize: &ResizeDisk) -> Result<(), Failure> {
-        let ResizeDisk { id, desired_size } = resize;
-        let fail = |kind, what: String| Failure::new(kind, format!("id={id},desired_size={desired_size}: {what}"));
-        if !self.planned.plan().devices.iter().any(|device| device.id == *id) {
-            return Err(no_device(id));
-        }
-        let vm = self.vm.as_ref().ok_or_else(|| {
-            let what = "the VM is not booted; change the size of the image itself (truncate)";
-            fail(ErrorKind::Conflict, what.to_string())
-        })?;
-        let plugged = vm.devices().find(id).ok_or_else(|| no_device(id))?;
-        let resized = plugged
-            .resize_disk(*desired_size, vm.is_paused())
-            .ok_or_else(|| fail(ErrorKind::Invalid, format!("{id} is not a disk; vm.info lists the disks")))?;
-        resized.map_err(|error| fail(error.kind().into(), error.to_string()))
-    }
-
-    /// Changes a VF: its link, its MAC address, and what it may send and receive. The configuration follows, but for
-    /// the link. What closes something has taken hold when this returns.
-    ///
-    /// # Errors
-    ///
-    /// There is no such VF, another function has the address, a driver already uses the VF, or nobody would enforce
-    /// what is asked for. Nothing has changed then.
-    pub(crate) fn set_vf(&mut self, change: &SetVf, fds: Vec<OwnedFd>) -> Result<(), Failure> {
-        let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        if let Some(backend) = change.backend(&numbers) {
-            return self.connect(change, &backend, fds);
-        }
-        let SetVf { pf, index, link, mac, .. } = change;
-        let Some(index) = index else {
-            let what = "give the index of a VF; only a backend can be given to the NIC itself";
-            return Err(Failure::new(ErrorKind::Invalid, format!("pf={pf}: {what}")));
-        };
-        let vm = self.vm.as_ref().ok_or_else(|| {
-            Failure::new(ErrorKind::Conflict, "the VM is not booted; give the VF's settings in vm.create or vm.add-net")
-        })?;
-        let plugged = vm.devices().find(pf).ok_or_else(|| no_device(pf))?;
-        let reserved = plugged.plan().total_vfs();
-        let no_vf = || {
-            let line = match reserved.checked_sub(1) {
-                Some(last) => format!("pf={pf},index={index}: {pf} reserves {reserved} VFs; index must be 0 to {last}"),
-                None => format!("pf={pf},index={index}: {pf} reserves no VFs; name a NIC with sriov_vfs"),
-            };
-            Failure::new(ErrorKind::NotFound, line)
-        };
-        if *index >= reserved {
-            return Err(no_vf());
-        }
-        let planned = self.planned_with_vf(change)?;
-        let plan =
-            planned.as_ref().map(|planned| set_vf::plan_of(planned, pf, *index).ok_or_else(no_vf)).transpose()?;
-        let set = plugged.slot().with(|device| {
-            let vf = Some(VfIndex(*index));
-            let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
-            let port = device.port(vf).ok_or_else(no_vf)?;
-            if let Some(plan) = plan {
-                set_vf::check_enforced(plan, port.backend_kind(), &Subject::vf(pf, *index))?;
-            }
-            if let Some(mac) = mac {
-                set_vf::set_mac(port, change, *mac, driven)?;
-            }
-            if let Some(link) = link {
-                port.set_link(*link != LinkPolicy::Down);
-            }
-            Ok(plan.map(|plan| port.set_policy(plan.spec.policy.clone(), plan.spec.limits)))
-        });
-        let replaced = set.unwrap_or_else(|| Err(no_vf()))?;
-        // Without the device's lock: vCPUs take it.
-        if let Some(replaced) = replaced {
-            replaced.wait();
-        }
-        let plan = plan.or_else(|| set_vf::plan_of(&self.planned, pf, *index));
-        if let Some(BackendPlan::Port(settings)) = plan.map(|plan| &plan.backend)
-            && let Some(switch) = plugged.switch()
-        {
-            // The link that the host has set, and not that of the configuration.
-            let link = link.unwrap_or_else(|| self.policy(pf, Some(*index)).link);
-            let settings = PortSettings { follows_uplink: link == LinkPolicy::Auto, ..*settings };
-            switch.set_port(switch::port_of(*index), settings).wait();
-        }
-        if let Some(link) = link {
-            self.links.insert((pf.clone(), *index), *link);
-        }
-        if let Some(mut planned) = planned {
-            planned.keep_slots(self.planned.plan());
-            self.planned = planned;
-        }
-        self.events.tell(Source::Sriov, "vf-policy", &[("id", pf), ("index", &index.to_string()), ("by", "host")]);
-        Ok(())
-    }
-
-    /// The VM after `change`; `None` if that changes nothing of its configuration.
-    fn planned_with_vf(&self, change: &SetVf) -> Result<Option<PlannedVm>, Failure> {
-        let SetVf { pf, index, mac, .. } = change;
-        let Some(index) = index else { return Ok(None) };
-        let mut config = self.config().clone();
-        let net = config.net.iter_mut().find(|net| net.id.as_deref() == Some(pf)).ok_or_else(|| no_device(pf))?;
-        if !change.apply(net.vf_mut(*index)) {
-            return Ok(None);
-        }
-        let planned = PlannedVm::new(config).map_err(|error| {
-            let only_mac =
-                SetVf { pf: pf.clone(), index: Some(*index), link: change.link, mac: *mac, ..SetVf::default() };
-            let line = match mac {
-                Some(mac) if *change == only_mac => format!("pf={pf},index={index},mac={mac}: {}", error.problem),
-                _ => error.to_string(),
-            };
-            Failure::new(set_vf::kind_of(&error.problem), line)
-        })?;
-        Ok(Some(planned))
     }
 
     fn forget(&mut self, removed: &[Removed]) {

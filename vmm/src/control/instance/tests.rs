@@ -1,3 +1,4 @@
+use crate::api::SetVf;
 use crate::config::{DeviceKind, MacAddress};
 
 use super::*;

@@ -1,0 +1,93 @@
+//! The amounts of memory and vCPUs of a VM, and the sizes of its disks.
+
+use super::{Instance, no_device};
+use crate::api::{Failure, Resize, ResizeDisk, ResizeZone};
+use crate::config::{MemoryConfig, bytes};
+use crate::control::resize;
+use crate::error::Error;
+use crate::error_kind::ErrorKind;
+
+impl Instance {
+    /// Changes the amount of memory, then the number of vCPUs, and then how much memory the guest is asked to return.
+    /// What is added is there at once, but for memory devices, whose drivers take their time in both directions; vCPUs
+    /// go when the guest has released them, and memory that ACPI added at the next start.
+    ///
+    /// # Errors
+    ///
+    /// The VM cannot have so much, the guest has not answered an earlier change, or the host failed. Nothing has
+    /// changed then, except that memory stays changed when only the number of vCPUs cannot be.
+    pub(crate) fn resize(&mut self, resize: &Resize) -> Result<(), Failure> {
+        let (vcpus, balloon) = (resize::vcpus(resize, self.config())?, resize::balloon(resize, self.config())?);
+        if let Some(ram) = resize.desired_ram {
+            self.resize_memory(ram)?;
+        }
+        if let Some(vcpus) = vcpus {
+            if let Some(vm) = &mut self.vm {
+                vm.resize(vcpus).map_err(|error| {
+                    Failure::from(Error::from(error)).in_context(format!("the VM cannot be resized to {vcpus} vCPUs"))
+                })?;
+            }
+            self.vcpus = vcpus.into();
+            self.planned.count_vcpus(self.vcpus);
+        }
+        if let Some(bytes) = balloon {
+            self.planned.set_balloon_size(bytes);
+            self.vm.iter().for_each(|vm| vm.balloon().resize(bytes));
+        }
+        Ok(())
+    }
+
+    fn resize_memory(&mut self, size: u64) -> Result<(), Failure> {
+        let next = resize::memory(size, &self.config().memory)?;
+        self.set_memory(next, &format!("desired_ram={size}"))
+    }
+
+    /// Changes the size of a memory zone. The driver of its memory device is asked for it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such zone, or it cannot have that size. Nothing has changed then.
+    pub(crate) fn resize_zone(&mut self, resize: &ResizeZone) -> Result<(), Failure> {
+        let next = resize::zone(resize, self.config())?;
+        self.set_memory(next, &format!("id={},desired_ram={}", resize.id, resize.desired_ram))
+    }
+
+    /// Gives the VM the memory `next`, as `request` asks.
+    fn set_memory(&mut self, next: MemoryConfig, request: &str) -> Result<(), Failure> {
+        let mut planned = self.planned.clone();
+        planned
+            .set_memory(next.clone())
+            .map_err(|error| Failure::new((&error.problem).into(), format!("{request}: {}", error.problem)))?;
+        if let Some(vm) = &mut self.vm {
+            let size = next.wanted();
+            vm.resize_memory(next).map_err(|error| {
+                Failure::from(Error::from(error))
+                    .in_context(format!("the VM cannot be resized to {} of memory", bytes(size)))
+            })?;
+        }
+        self.planned = planned;
+        Ok(())
+    }
+
+    /// Changes the size of a disk. The guest is notified.
+    ///
+    /// # Errors
+    ///
+    /// There is no such disk, or it cannot have that size. Nothing has changed then.
+    pub(crate) fn resize_disk(&mut self, resize: &ResizeDisk) -> Result<(), Failure> {
+        let ResizeDisk { id, desired_size } = resize;
+        let fail = |kind, what: String| Failure::new(kind, format!("id={id},desired_size={desired_size}: {what}"));
+        if !self.planned.plan().devices.iter().any(|device| device.id == *id) {
+            return Err(no_device(id));
+        }
+        let vm = self.vm.as_ref().ok_or_else(|| {
+            let what = "the VM is not booted; change the size of the image itself (truncate)";
+            fail(ErrorKind::Conflict, what.to_string())
+        })?;
+        let plugged = vm.devices().find(id).ok_or_else(|| no_device(id))?;
+        let resized = plugged
+            .resize_disk(*desired_size, vm.is_paused())
+            .ok_or_else(|| fail(ErrorKind::Invalid, format!("{id} is not a disk; vm.info lists the disks")))?;
+        resized.map_err(|error| fail(error.kind().into(), error.to_string()))
+    }
+}

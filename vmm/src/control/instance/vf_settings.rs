@@ -1,0 +1,112 @@
+//! What `vm.set-vf` changes of a VF.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use pci::VfIndex;
+use virtio_devices::{PortSettings, Status};
+
+use super::{Instance, no_device};
+use crate::api::{Failure, SetVf};
+use crate::config::subject::Subject;
+use crate::config::{BackendPlan, LinkPolicy, PlannedVm, switch};
+use crate::control::set_vf;
+use crate::error_kind::ErrorKind;
+use crate::telemetry::events::Source;
+
+impl Instance {
+    /// Changes a VF: its link, its MAC address, and what it may send and receive. The configuration follows, but for
+    /// the link. What closes something has taken hold when this returns.
+    ///
+    /// # Errors
+    ///
+    /// There is no such VF, another function has the address, a driver already uses the VF, or nobody would enforce
+    /// what is asked for. Nothing has changed then.
+    pub(crate) fn set_vf(&mut self, change: &SetVf, fds: Vec<OwnedFd>) -> Result<(), Failure> {
+        let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        if let Some(backend) = change.backend(&numbers) {
+            return self.connect(change, &backend, fds);
+        }
+        let SetVf { pf, index, link, mac, .. } = change;
+        let Some(index) = index else {
+            let what = "give the index of a VF; only a backend can be given to the NIC itself";
+            return Err(Failure::new(ErrorKind::Invalid, format!("pf={pf}: {what}")));
+        };
+        let vm = self.vm.as_ref().ok_or_else(|| {
+            Failure::new(ErrorKind::Conflict, "the VM is not booted; give the VF's settings in vm.create or vm.add-net")
+        })?;
+        let plugged = vm.devices().find(pf).ok_or_else(|| no_device(pf))?;
+        let reserved = plugged.plan().total_vfs();
+        let no_vf = || {
+            let line = match reserved.checked_sub(1) {
+                Some(last) => format!("pf={pf},index={index}: {pf} reserves {reserved} VFs; index must be 0 to {last}"),
+                None => format!("pf={pf},index={index}: {pf} reserves no VFs; name a NIC with sriov_vfs"),
+            };
+            Failure::new(ErrorKind::NotFound, line)
+        };
+        if *index >= reserved {
+            return Err(no_vf());
+        }
+        let planned = self.planned_with_vf(change)?;
+        let plan =
+            planned.as_ref().map(|planned| set_vf::plan_of(planned, pf, *index).ok_or_else(no_vf)).transpose()?;
+        let set = plugged.slot().with(|device| {
+            let vf = Some(VfIndex(*index));
+            let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
+            let port = device.port(vf).ok_or_else(no_vf)?;
+            if let Some(plan) = plan {
+                set_vf::check_enforced(plan, port.backend_kind(), &Subject::vf(pf, *index))?;
+            }
+            if let Some(mac) = mac {
+                set_vf::set_mac(port, change, *mac, driven)?;
+            }
+            if let Some(link) = link {
+                port.set_link(*link != LinkPolicy::Down);
+            }
+            Ok(plan.map(|plan| port.set_policy(plan.spec.policy.clone(), plan.spec.limits)))
+        });
+        let replaced = set.unwrap_or_else(|| Err(no_vf()))?;
+        // Without the device's lock: vCPUs take it.
+        if let Some(replaced) = replaced {
+            replaced.wait();
+        }
+        let plan = plan.or_else(|| set_vf::plan_of(&self.planned, pf, *index));
+        if let Some(BackendPlan::Port(settings)) = plan.map(|plan| &plan.backend)
+            && let Some(switch) = plugged.switch()
+        {
+            // The link that the host has set, and not that of the configuration.
+            let link = link.unwrap_or_else(|| self.policy(pf, Some(*index)).link);
+            let settings = PortSettings { follows_uplink: link == LinkPolicy::Auto, ..*settings };
+            switch.set_port(switch::port_of(*index), settings).wait();
+        }
+        if let Some(link) = link {
+            self.links.insert((pf.clone(), *index), *link);
+        }
+        if let Some(mut planned) = planned {
+            planned.keep_slots(self.planned.plan());
+            self.planned = planned;
+        }
+        self.events.tell(Source::Sriov, "vf-policy", &[("id", pf), ("index", &index.to_string()), ("by", "host")]);
+        Ok(())
+    }
+
+    /// The VM after `change`; `None` if that changes nothing of its configuration.
+    pub(super) fn planned_with_vf(&self, change: &SetVf) -> Result<Option<PlannedVm>, Failure> {
+        let SetVf { pf, index, mac, .. } = change;
+        let Some(index) = index else { return Ok(None) };
+        let mut config = self.config().clone();
+        let net = config.net.iter_mut().find(|net| net.id.as_deref() == Some(pf)).ok_or_else(|| no_device(pf))?;
+        if !change.apply(net.vf_mut(*index)) {
+            return Ok(None);
+        }
+        let planned = PlannedVm::new(config).map_err(|error| {
+            let only_mac =
+                SetVf { pf: pf.clone(), index: Some(*index), link: change.link, mac: *mac, ..SetVf::default() };
+            let line = match mac {
+                Some(mac) if *change == only_mac => format!("pf={pf},index={index},mac={mac}: {}", error.problem),
+                _ => error.to_string(),
+            };
+            Failure::new(set_vf::kind_of(&error.problem), line)
+        })?;
+        Ok(Some(planned))
+    }
+}
