@@ -1,0 +1,131 @@
+//! Devices and vCPUs that come and go while the guest runs.
+
+use std::time::Instant;
+
+use pci::{Bdf, VfIndex};
+
+use super::{Running, Vm, VmError};
+use crate::acpi::vcpu_hotplug::{Change, VcpuHotplug};
+use crate::config::{DevicePlan, NicPlan};
+use crate::devices::backends::OpenedBefore;
+use crate::devices::connect::Connecting;
+use crate::devices::{Plugged, Removed};
+use crate::vm::announcing::Announcing;
+
+impl Vm {
+    /// Hot-plugs a device, and returns the address of its own function. What was not `opened` before is opened here.
+    ///
+    /// # Errors
+    ///
+    /// The device cannot be opened or placed. Nothing has changed then.
+    pub(crate) fn add(&mut self, plan: &DevicePlan, opened: OpenedBefore) -> Result<Bdf, VmError> {
+        if !self.ram.is_shared() && plan.needs_shared_memory() {
+            return Err(VmError::PrivateMemory { option: plan.option() });
+        }
+        // Files of VFs that the guest has not enabled yet stay reserved.
+        let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
+        self.limits.reserve(plans, self.max_vcpus.into())?;
+        let address = self.devices.add(plan, opened)?;
+        self.keep_pages();
+        self.ged.plugged(address.segment, address.rid.device());
+        Ok(address)
+    }
+
+    /// Gives a network function that has none the backend `new`, which is as `nic` says.
+    ///
+    /// # Errors
+    ///
+    /// As [`Devices::connect`].
+    pub(crate) fn give_backend(
+        &mut self,
+        function: (&str, Option<VfIndex>),
+        nic: &NicPlan,
+        new: Connecting,
+    ) -> Result<(), VmError> {
+        let runs = !self.is_paused();
+        self.devices.connect(function, nic, new, runs)?;
+        self.keep_pages();
+        let (id, vf) = function;
+        self.announcing = Some(Announcing::begin(Instant::now(), vec![(id.to_string(), vf)]));
+        Ok(())
+    }
+
+    /// Has memory devices keep the pages of unplugged memory if devices of the host may have pinned them.
+    pub(super) fn keep_pages(&self) {
+        if self.devices.pin_memory() {
+            self.mem_regions.keep_pages();
+        }
+    }
+
+    /// Asks the guest to release the device `id`. Returns whether it was asked for the first time.
+    pub fn unplug(&mut self, id: &str) -> bool {
+        let is_new = self.devices.find(id).is_some_and(|plugged| !plugged.is_going());
+        if let Some(address) = self.devices.unplug(id) {
+            self.ged.unplug(address.segment, address.rid.device());
+        }
+        is_new
+    }
+
+    /// Changes the number of vCPUs to `vcpus`, 1 to the maximum: adds vCPUs, or asks the guest to release some. The
+    /// number also applies after a reboot.
+    ///
+    /// # Errors
+    ///
+    /// The guest has not answered an earlier request to release vCPUs, or the host cannot run the new ones. Nothing has
+    /// changed then.
+    pub fn resize(&mut self, vcpus: u8) -> Result<(), VmError> {
+        self.stop_ejected();
+        match self.ged.with_vcpus(|hotplug| hotplug.resize(vcpus)) {
+            Change::Asked => {}
+            Change::Add(ids) => self.add_vcpus(&ids)?,
+            Change::Unanswered(vcpu) => return Err(VmError::VcpuLeaving { vcpu }),
+        }
+        self.vcpus = vcpus;
+        Ok(())
+    }
+
+    /// Starts the vCPUs `ids`, which do not run, and notifies the guest. KVM's vCPUs are created on first use, and then
+    /// kept.
+    fn add_vcpus(&mut self, ids: &[u8]) -> Result<(), VmError> {
+        let Some(mut running) = self.running.take() else { return Ok(()) };
+        let added = self.run_vcpus(&mut running, ids);
+        if added.is_err() {
+            ids.iter().for_each(|id| running.vcpus.remove((*id).into()));
+        }
+        self.running = Some(running);
+        added?;
+        self.ged.with_vcpus(|hotplug| ids.iter().for_each(|id| hotplug.add(*id)));
+        Ok(())
+    }
+
+    fn run_vcpus(&self, running: &mut Running, ids: &[u8]) -> Result<(), VmError> {
+        for id in ids.iter().copied().map(u32::from) {
+            if !running.vcpus.has(id) {
+                running.vcpus.keep(id, self.vcpu(&running.powered.vm, id)?);
+            }
+            running.vcpus.add(id)?;
+        }
+        Ok(())
+    }
+
+    /// Stops the vCPUs that the guest has released.
+    fn stop_ejected(&mut self) {
+        let ejected = self.ged.with_vcpus(VcpuHotplug::take_ejected);
+        if let Some(running) = &mut self.running {
+            ejected.for_each(|id| running.vcpus.remove(id.into()));
+        }
+    }
+
+    /// Stops the vCPUs and removes the devices that the guest has released, and returns the devices' ids and addresses.
+    pub fn take_ejected(&mut self) -> Vec<Removed> {
+        self.stop_ejected();
+        let ejected = self.ged.take_ejected();
+        ejected.into_iter().filter_map(|(segment, slot)| self.devices.remove(segment, slot)).collect()
+    }
+
+    /// Ends the guest, and removes the devices that it was asked to release, whether it has or not.
+    pub fn remove_unplugged(&mut self) -> Vec<Removed> {
+        self.end_guest();
+        self.devices.remove_unplugged()
+    }
+}

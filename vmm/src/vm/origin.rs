@@ -1,0 +1,35 @@
+//! Where the memory and the disks of a guest are while its VM is made.
+
+use crate::devices::passed_taps::PassedTaps;
+use crate::vm::memory::Image;
+
+/// Where they are.
+#[derive(Clone, Copy)]
+pub(crate) enum Origin<'o> {
+    /// Nobody else uses them. Memory is a mapping of a snapshot's, if there is an image.
+    Snapshot(Option<&'o Image>),
+    /// Another program runs the guest. Its disks are not to be written before
+    /// [`Holds::take`](crate::devices::holds::Holds::take), nor its memory, if it is passed.
+    Running(Option<(&'o Image, &'o PassedTaps)>),
+}
+
+impl<'o> Origin<'o> {
+    pub(super) const fn image(self) -> Option<&'o Image> {
+        match self {
+            Self::Snapshot(image) => image,
+            Self::Running(Some((image, _))) => Some(image),
+            Self::Running(None) => None,
+        }
+    }
+
+    pub(super) const fn taps(self) -> &'o PassedTaps {
+        match self {
+            Self::Running(Some((_, taps))) => taps,
+            _ => const { &PassedTaps(Vec::new()) },
+        }
+    }
+
+    pub(super) const fn is_running(self) -> bool {
+        matches!(self, Self::Running(_))
+    }
+}
