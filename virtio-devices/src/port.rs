@@ -32,12 +32,12 @@ pub trait Port {
     /// Its Ethernet address now: the driver may have changed it.
     fn mac(&self) -> [u8; 6];
 
-    /// Gives it another address, which the next driver finds.
+    /// Gives it another address, which the next driver finds. Behind a switch, it holds for all frames after a wait.
     ///
     /// # Errors
     ///
     /// [`MacError`]; its address is what it was then.
-    fn set_mac(&mut self, mac: [u8; 6]) -> Result<(), MacError>;
+    fn set_mac(&mut self, mac: [u8; 6]) -> Result<Replaced, MacError>;
 
     /// Replaces what the function may send and receive. Buckets whose limits stay are not refilled.
     fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced;
@@ -46,8 +46,8 @@ pub trait Port {
     fn link_up(&self) -> bool;
 
     /// Takes the link up or down, and tells the driver (`virtio 1.4 §5.1.4`). While it is down, frames are dropped in
-    /// both directions.
-    fn set_link(&mut self, up: bool);
+    /// both directions; behind a switch, all of them after a wait.
+    fn set_link(&mut self, up: bool) -> Replaced;
 
     /// Keeps the link down whatever the host wants, or no longer, and tells the driver. Not for a function without a
     /// backend, whose link nothing takes up.

@@ -156,9 +156,9 @@ impl Filter {
         self.wants_all() || (self.wants_vlan(head) && self.wants_address(head))
     }
 
-    /// Whether the frame that begins with `head` is wanted by a driver that the host does not trust, whose address is
-    /// `own`: no mode and no full table brings it frames for others.
-    pub(crate) fn wants_untrusted(&self, head: &[u8; HEAD], own: Mac) -> bool {
+    /// Whether the frame that begins with `head` is wanted by a driver that the host does not trust: no mode and no full
+    /// table brings it frames for others. With an address that it cannot change, which is `fixed`, it has no others.
+    pub(crate) fn wants_untrusted(&self, head: &[u8; HEAD], fixed: Option<Mac>) -> bool {
         let mac = destination(head);
         let known = |table: &Addresses| table.addresses().contains(&mac);
         self.wants_vlan(head)
@@ -167,8 +167,8 @@ impl Filter {
             } else if is_multicast(&mac) {
                 !self.mode(Mode::NoMulticast) && known(&self.multicast)
             } else {
-                let few = self.unicast.addresses().len() <= MAX_UNTRUSTED;
-                !self.mode(Mode::NoUnicast) && (mac == own || few && known(&self.unicast))
+                let few = fixed.is_none() && self.unicast.addresses().len() <= MAX_UNTRUSTED;
+                !self.mode(Mode::NoUnicast) && (mac == fixed.unwrap_or(self.mac) || few && known(&self.unicast))
             }
     }
 
@@ -274,9 +274,10 @@ mod tests {
 
     #[test]
     fn no_mode_and_no_full_table_bring_an_untrusted_driver_frames_for_others() {
-        let wants = |filter: &Filter| {
-            [OWN, OTHER, GROUP, BROADCAST].map(|mac| filter.wants_untrusted(&head(mac, [8, 0, 0, 0]), OWN))
+        let wants_as = |filter: &Filter, fixed| {
+            [OWN, OTHER, GROUP, BROADCAST].map(|mac| filter.wants_untrusted(&head(mac, [8, 0, 0, 0]), fixed))
         };
+        let wants = |filter: &Filter| wants_as(filter, None);
         let mut filter = Filter::new(OWN);
         for mode in [Mode::Promiscuous, Mode::AllMulticast, Mode::AllUnicast] {
             filter.set_mode(mode, true);
@@ -285,11 +286,16 @@ mod tests {
         filter.multicast.add(GROUP);
         filter.unicast.add(OTHER);
         assert_eq!(wants(&filter), [true; 4]);
+        assert_eq!(
+            wants_as(&filter, Some(OWN)),
+            [true, false, true, true],
+            "it has the address that it was given alone"
+        );
         (0..16).for_each(|last| filter.unicast.add([2, 0, 0, 0, 1, last]));
         assert_eq!(wants(&filter), [true, false, true, true], "more than 16 count as none");
         (0..64).for_each(|last| filter.multicast.add([3, 0, 0, 0, 1, last]));
         assert_eq!(wants(&filter), [true, false, true, true]);
-        assert!(!filter.wants_untrusted(&head([3, 0, 0, 0, 1, 63], [8, 0, 0, 0]), OWN), "it did not fit");
+        assert!(!filter.wants_untrusted(&head([3, 0, 0, 0, 1, 63], [8, 0, 0, 0]), None), "it did not fit");
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl Port for Net {
         self.state.mac()
     }
 
-    fn set_mac(&mut self, mac: [u8; 6]) -> Result<(), MacError> {
+    fn set_mac(&mut self, mac: [u8; 6]) -> Result<Replaced, MacError> {
         if is_multicast(&mac) || mac == [0; 6] {
             return Err(MacError::NotUnicast);
         }
@@ -49,10 +49,7 @@ impl Port for Net {
         }
         self.spec.mac = mac;
         self.state.set_mac(mac);
-        if let Some(replaced) = self.carrier_changed() {
-            replaced.wait();
-        }
-        Ok(())
+        Ok(self.carrier_changed().unwrap_or_default())
     }
 
     fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced {
@@ -68,16 +65,13 @@ impl Port for Net {
         self.state.link_up() && self.health.link_up()
     }
 
-    fn set_link(&mut self, up: bool) {
+    fn set_link(&mut self, up: bool) -> Replaced {
         if !self.state.set_link_up(up) {
-            return;
+            return Replaced::default();
         }
-        if let Some(replaced) = self.carrier_changed()
-            && !up
-        {
-            replaced.wait();
-        }
+        let replaced = self.carrier_changed().filter(|_| !up);
         self.tell_link();
+        replaced.unwrap_or_default()
     }
 
     fn hold_link(&mut self, held: bool) {

@@ -11,7 +11,7 @@ const LOOK: Duration = Duration::from_micros(50);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A policy that was replaced, and that a batch of frames may still be handled by.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[must_use = "the new policy holds for all frames only after a wait"]
 pub struct Replaced(Vec<Arc<dyn Any + Send + Sync>>);
 

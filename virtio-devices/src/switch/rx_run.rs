@@ -189,9 +189,9 @@ impl<'r, 'm> RxRun<'r, 'm> {
             if known < FILTER_HEAD {
                 body.read(&mut head[known..]);
             }
-            let own = policy.fixed_address().unwrap_or(self.filter.mac);
+            let fixed = policy.fixed_address();
             let wanted =
-                if policy.trusted { self.filter.wants(&head) } else { self.filter.wants_untrusted(&head, own) };
+                if policy.trusted { self.filter.wants(&head) } else { self.filter.wants_untrusted(&head, fixed) };
             if !wanted {
                 return Err(Counter::RxFiltered);
             }

@@ -225,7 +225,8 @@ impl<'b, 'm> TxBatch<'b, 'm> {
     /// What is done once for a frame, when it goes on its way: its storm limit, and who gets a copy.
     fn admit<'t>(&mut self, mut frame: Frame<'t>, table: &'t Table) -> Result<Frame<'t>, Counter> {
         let is_group = is_multicast(&frame.head.destination());
-        let is_flooded = matches!(frame.route, Ok(Route::Many(_))) && !is_group;
+        // What is not local is behind the uplink, if there is one.
+        let is_flooded = !is_group && matches!(&frame.route, Ok(Route::Many(ports)) if !ports.has_uplink());
         if (is_group || is_flooded) && self.policy.policy.storm.is_some() {
             if self.policy.storm.limited_for().is_some() {
                 return Err(Counter::StormDropped);

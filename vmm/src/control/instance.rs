@@ -133,6 +133,7 @@ impl Instance {
         instance.vm = Some(*vm);
         instance.has_run = true;
         instance.links = links.into_iter().map(|SavedLink { id, vf, link }| ((id, vf), link)).collect();
+        instance.restore_links();
         instance.keep_descriptors(fds);
         Ok(instance)
     }

@@ -1,6 +1,6 @@
 //! What `vm.set-vf` changes of a VF.
 
-use virtio_devices::{BackendKind, MacError, Port};
+use virtio_devices::{BackendKind, MacError, Port, Replaced};
 
 use crate::api::info::PolicyInfo;
 use crate::api::{Failure, SetVf};
@@ -47,7 +47,7 @@ pub(super) fn check_enforced(plan: &NicPlan, kind: BackendKind, subject: &Subjec
 }
 
 /// Gives a VF another address.
-pub(super) fn set_mac(port: &mut dyn Port, change: &SetVf, mac: MacAddress, driven: bool) -> Result<(), Failure> {
+pub(super) fn set_mac(port: &mut dyn Port, change: &SetVf, mac: MacAddress, driven: bool) -> Result<Replaced, Failure> {
     let (pf, index) = (&change.pf, change.index.unwrap_or_default());
     // The vDPA device knows its address, and filters by it.
     if port.backend_kind() == BackendKind::Vdpa && port.mac() != mac.0 {

@@ -80,7 +80,7 @@ fn a_nic_as_at_power_on_needs_no_state_and_one_that_was_reset_keeps_link_and_gen
     let mut net = nic();
     assert_eq!(net.save(), DeviceSpecific::PowerOn);
     net.reset();
-    net.set_link(false);
+    net.set_link(false).wait();
     let saved = state(&net);
     assert_eq!((saved.generation, saved.link_up), (2, false));
     let mut new = nic();

@@ -60,6 +60,11 @@ impl<'t> Destinations<'t> {
         { self }.next().is_none()
     }
 
+    /// Whether the uplink is one of them.
+    pub(crate) const fn has_uplink(&self) -> bool {
+        self.uplink.is_some()
+    }
+
     /// Whether the uplink, which has this number, is one of them.
     pub(crate) fn includes(&self, uplink: PortIndex) -> bool {
         self.uplink == Some(uplink)

@@ -65,11 +65,14 @@ impl PortSpec<'_> {
     }
 
     /// The addresses that frames for the function have, and how it came by each. A driver that does not run has only
-    /// the function's own.
+    /// the function's own, and so has one that cannot change an address that the host gave: it could get frames that are
+    /// for others.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (Mac, How)> {
-        let own = self.policy.fixed_address().unwrap_or(self.current);
+        let fixed = self.policy.fixed_address();
+        let own = fixed.unwrap_or(self.current);
         let how = if self.policy.address == Some(own) { How::Given } else { How::Current };
-        let counts = self.open && (self.policy.trusted || self.unicast.len() <= MAX_UNTRUSTED);
+        let is_free = self.policy.trusted || (fixed.is_none() && self.unicast.len() <= MAX_UNTRUSTED);
+        let counts = self.open && is_free;
         let further = if counts { self.unicast } else { &[] };
         let further = further.iter().filter(move |mac| **mac != own).map(|mac| (*mac, How::Further));
         [(own, how)].into_iter().chain(further)

@@ -173,7 +173,7 @@ fn change(lan: &mut Lan, set: fn(&mut NetSpec, &mut PortSettings)) {
     set(&mut spec, &mut settings);
     let nic = &mut lan.nics[1];
     nic.net.set_policy(spec.policy, spec.limits).wait();
-    nic.net.set_link(spec.link_up);
+    nic.net.set_link(spec.link_up).wait();
     lan.switch.set_port(1, settings).wait();
 }
 

@@ -41,10 +41,10 @@ fn links_follow_an_uplink_that_is_gone_unless_they_are_to_be_up() {
     assert_eq!((lan.nics[2].received().len(), lan.count(1, Counter::TxLinkDown)), (0, 1));
 
     // What the host wants is not forgotten, and a reset of the driver changes nothing.
-    lan.nics[1].net.set_link(false);
+    lan.nics[1].net.set_link(false).wait();
     lan.switch.set_port(1, always_up()).wait();
     assert!(!lan.nics[1].net.link_up());
-    lan.nics[1].net.set_link(true);
+    lan.nics[1].net.set_link(true).wait();
     assert!(lan.nics[1].net.link_up());
     lan.switch.set_port(1, PortSettings::default()).wait();
     assert!(!lan.nics[1].net.link_up());

@@ -93,10 +93,10 @@ fn a_frame_for_a_port_that_is_closed_is_dropped_and_counted_there() {
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert_eq!((lan.count(2, Counter::RxStale), lan.at_uplink().len()), (2, 0));
     lan.nics[2].start(FEATURES);
-    lan.nics[2].net.set_link(false);
+    lan.nics[2].net.set_link(false).wait();
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert_eq!((lan.count(2, Counter::RxLinkDown), lan.nics[2].received().len()), (1, 0));
-    lan.nics[2].net.set_link(true);
+    lan.nics[2].net.set_link(true).wait();
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert_eq!(lan.nics[2].received().len(), 1);
 }

@@ -78,13 +78,48 @@ fn a_policy_holds_when_the_call_that_sets_it_returns() {
 
 #[test]
 fn frames_to_groups_and_to_nobody_known_are_limited_by_the_storm_limit() {
-    let mut lan = Lan::running(&Config::open(3));
+    let mut lan = Lan::running(&Config::closed(3));
     lan.nics[1].set_policy(Policy { storm: NonZeroU32::new(2), ..untrusted() });
+    // The PF is trusted.
+    lan.nics[0].set_promiscuous(true);
+    lan.settle();
     for to in [BROADCAST, [2; 6], BROADCAST, [2; 6], mac(2)] {
         lan.nics[1].send(&frame(mac(1), to, 64));
     }
-    assert_eq!((lan.count(1, Counter::StormDropped), lan.at_uplink().len()), (2, 2));
-    assert_eq!(lan.nics[2].received().len(), 2);
+    assert_eq!((lan.count(1, Counter::StormDropped), lan.count(1, Counter::TxFlooded)), (2, 1));
+    assert_eq!((lan.nics[0].received().len(), lan.nics[2].received().len()), (2, 2));
+}
+
+#[test]
+fn frames_for_the_world_are_no_storm_also_if_the_pf_hears_them() {
+    let mut lan = Lan::running(&Config::open(3));
+    lan.nics[1].set_policy(Policy { storm: NonZeroU32::new(1), ..untrusted() });
+    lan.nics[0].set_promiscuous(true);
+    lan.settle();
+    for to in [[2; 6], [2; 6], [2; 6], BROADCAST, BROADCAST] {
+        lan.nics[1].send(&frame(mac(1), to, 64));
+    }
+    assert_eq!((lan.count(1, Counter::StormDropped), lan.count(1, Counter::TxFlooded)), (1, 0));
+    assert_eq!((lan.at_uplink().len(), lan.nics[0].received().len()), (4, 4));
+}
+
+/// As the MAC address of a gateway, which others send to.
+#[test]
+fn a_vf_that_is_given_an_address_gets_no_frames_for_others_that_its_driver_claims() {
+    let mut lan = Lan::running(&Config::open(4));
+    let gateway = [2; 6];
+    // VIRTIO_NET_CTRL_MAC_TABLE_SET: one unicast address, no group.
+    let claim = [&[1, 0][..], &1u32.to_le_bytes(), &gateway, &0u32.to_le_bytes()].concat();
+    lan.nics[1].set_policy(Policy { address: Some(mac(1)), ..untrusted() });
+    assert_eq!(lan.nics[1].command(&claim), 0, "the standard has it as best effort");
+    lan.settle();
+    lan.nics[2].send(&frame(mac(2), gateway, 64));
+    assert_eq!((lan.nics[1].received().len(), lan.at_uplink().len()), (0, 1));
+    // With trust it has them, as without an address of the host's.
+    lan.nics[1].set_policy(Policy { trusted: true, ..untrusted() });
+    lan.settle();
+    lan.nics[2].send(&frame(mac(2), gateway, 64));
+    assert_eq!((lan.nics[1].received().len(), lan.at_uplink().len()), (1, 0));
 }
 
 #[test]
@@ -109,7 +144,7 @@ fn an_address_of_two_ports_is_the_one_that_the_host_gave() {
 #[test]
 fn the_host_changes_an_address_under_a_driver_whose_old_one_is_then_spoofed() {
     let mut lan = Lan::running(&Config::closed(3));
-    lan.nics[1].net.set_mac(mac(7)).unwrap();
+    lan.nics[1].net.set_mac(mac(7)).unwrap().wait();
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert_eq!((lan.count(1, Counter::TxSpoofedMac), lan.nics[2].received().len()), (1, 0));
     lan.nics[0].send(&frame(mac(0), mac(7), 64));

@@ -3,13 +3,14 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use pci::VfIndex;
-use virtio_devices::{PortSettings, Status};
+use virtio_devices::{PortSettings, Replaced, Status};
 
 use super::{Instance, no_device};
 use crate::api::{Failure, SetVf};
 use crate::config::subject::Subject;
-use crate::config::{BackendPlan, LinkPolicy, PlannedVm, switch};
+use crate::config::{BackendPlan, LinkPolicy, NicPlan, PlannedVm, switch};
 use crate::control::set_vf;
+use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;
 use crate::telemetry::events::Source;
 
@@ -56,27 +57,21 @@ impl Instance {
             if let Some(plan) = plan {
                 set_vf::check_enforced(plan, port.backend_kind(), &Subject::vf(pf, *index))?;
             }
+            let mut replaced = Vec::new();
             if let Some(mac) = mac {
-                set_vf::set_mac(port, change, *mac, driven)?;
+                replaced.push(set_vf::set_mac(port, change, *mac, driven)?);
             }
             if let Some(link) = link {
-                port.set_link(*link != LinkPolicy::Down);
+                replaced.push(port.set_link(*link != LinkPolicy::Down));
             }
-            Ok(plan.map(|plan| port.set_policy(plan.spec.policy.clone(), plan.spec.limits)))
+            replaced.extend(plan.map(|plan| port.set_policy(plan.spec.policy.clone(), plan.spec.limits)));
+            Ok(replaced)
         });
-        let replaced = set.unwrap_or_else(|| Err(no_vf()))?;
         // Without the device's lock: vCPUs take it.
-        if let Some(replaced) = replaced {
-            replaced.wait();
-        }
-        let plan = plan.or_else(|| set_vf::plan_of(&self.planned, pf, *index));
-        if let Some(BackendPlan::Port(settings)) = plan.map(|plan| &plan.backend)
-            && let Some(switch) = plugged.switch()
-        {
-            // The link that the host has set, and not that of the configuration.
+        set.unwrap_or_else(|| Err(no_vf()))?.into_iter().for_each(Replaced::wait);
+        if let Some(plan) = plan.or_else(|| set_vf::plan_of(&self.planned, pf, *index)) {
             let link = link.unwrap_or_else(|| self.policy(pf, Some(*index)).link);
-            let settings = PortSettings { follows_uplink: link == LinkPolicy::Auto, ..*settings };
-            switch.set_port(switch::port_of(*index), settings).wait();
+            set_port(plugged, *index, plan, link);
         }
         if let Some(link) = link {
             self.links.insert((pf.clone(), *index), *link);
@@ -87,6 +82,16 @@ impl Instance {
         }
         self.events.tell(Source::Sriov, "vf-policy", &[("id", pf), ("index", &index.to_string()), ("by", "host")]);
         Ok(())
+    }
+
+    /// Has VFs on a switch follow their uplink, or not, as clients have said of their links before the VM was saved.
+    pub(super) fn restore_links(&self) {
+        let Some(vm) = &self.vm else { return };
+        for ((pf, index), link) in &self.links {
+            if let Some((plugged, plan)) = vm.devices().find(pf).zip(set_vf::plan_of(&self.planned, pf, *index)) {
+                set_port(plugged, *index, plan, *link);
+            }
+        }
     }
 
     /// The VM after `change`; `None` if that changes nothing of its configuration.
@@ -108,5 +113,15 @@ impl Instance {
             Failure::new(set_vf::kind_of(&error.problem), line)
         })?;
         Ok(Some(planned))
+    }
+}
+
+/// Gives a VF that is a port of a switch the settings of its plan, but for its link, which is as clients want it.
+fn set_port(plugged: &Plugged, index: u16, plan: &NicPlan, link: LinkPolicy) {
+    if let BackendPlan::Port(settings) = &plan.backend
+        && let Some(switch) = plugged.switch()
+    {
+        let settings = PortSettings { follows_uplink: link == LinkPolicy::Auto, ..*settings };
+        switch.set_port(switch::port_of(index), settings).wait();
     }
 }
