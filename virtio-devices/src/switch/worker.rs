@@ -278,7 +278,8 @@ impl SwitchWorker {
         tx.tally.flush(&open.shared.counters);
         self.note_report(open.index, tx.report_due());
         match turn {
-            Turn::Idle if served.more => Turn::More,
+            // Also of a port whose packets wait: its commands do not.
+            _ if served.more => Turn::More,
             Turn::Idle => match tx.pace.drained(open.take_heard(), clock::now()) {
                 After::Bell => Turn::Idle,
                 After::Again => Turn::More,
