@@ -12,7 +12,7 @@ use crate::cpio::Cpio;
 use crate::error::{Context, Error, Result};
 use crate::images::Image;
 use crate::lab::{FIRST_LEVEL_KERNEL, IGB_KERNEL, Lab};
-use crate::nested::{Clock, FirstLevel};
+use crate::nested::{Clock, FirstLevel, Machine};
 use crate::programs;
 use crate::progress::note;
 use crate::suite::{quote, vmm_arguments};
@@ -65,6 +65,8 @@ pub(crate) enum Backend {
     Snapshot,
     /// A guest that moves to another VMM and back
     Migration,
+    /// A guest with a VF of the host's NIC: its start, by the machine's own clock, and its VMM's memory
+    Vfio,
 }
 
 impl Backend {
@@ -88,6 +90,7 @@ impl Backend {
             Backend::VirtioFs => "virtio-fs",
             Backend::Snapshot => "snapshot",
             Backend::Migration => "migration",
+            Backend::Vfio => "vfio",
         }
     }
 
@@ -95,7 +98,12 @@ impl Backend {
     /// `all` of them.
     fn tests(self) -> &'static [&'static str] {
         match self {
-            Backend::Switch | Backend::Bridge | Backend::BridgeVhost | Backend::Vsock | Backend::VirtioFs => &["all"],
+            Backend::Switch
+            | Backend::Bridge
+            | Backend::BridgeVhost
+            | Backend::Vsock
+            | Backend::VirtioFs
+            | Backend::Vfio => &["all"],
             Backend::Snapshot => &["0", "small-pages", "8", "255"],
             Backend::Migration => &["one", "local", "eight", "writes", "cancel"],
             _ => &["bulk-out", "bulk-in", "requests", "datagrams-out"],
@@ -116,7 +124,15 @@ impl Backend {
 
     /// The kernel of its guests. Debian's cloud kernel has no driver for igb.
     fn kernel(self, qemu: bool) -> &'static str {
-        if qemu && self == Backend::Switch { IGB_KERNEL } else { KERNEL }
+        if self == Backend::Vfio || qemu && self == Backend::Switch { IGB_KERNEL } else { KERNEL }
+    }
+
+    /// The first-level machine. The emulator that has an igb has not been taught to count instructions.
+    const fn machine(self) -> Machine {
+        match self {
+            Backend::Vfio => Machine::VFIO,
+            _ => Machine::plain(Clock::Instructions),
+        }
     }
 
     /// The initramfs of its guests.
@@ -216,17 +232,17 @@ fn measure(lab: &Lab, workspace: &Path, prepare: &str, backend: Backend, options
     let limit = LIMITS.0 + LIMITS.1.mul_f64(options.seconds * options.runs as f64 * backend.measurements());
     for test in backend.tests() {
         let command = format!("{prepare} && exec {IN_MEMORY}/bench {what} {} {} {test}", options.seconds, options.runs);
-        run_test(lab, workspace, &command, limit, &format!("{test} over {what}"))?;
+        run_test(lab, workspace, backend.machine(), &command, limit, &format!("{test} over {what}"))?;
     }
     Ok(())
 }
 
 /// Runs a test, `what`, in a first-level machine of its own, and prints its lines.
-fn run_test(lab: &Lab, workspace: &Path, command: &str, limit: Duration, what: &str) -> Result<()> {
+fn run_test(lab: &Lab, workspace: &Path, machine: Machine, command: &str, limit: Duration, what: &str) -> Result<()> {
     let mut attempts = 0;
     loop {
         attempts += 1;
-        let mut machine = FirstLevel::boot(lab, workspace, 10, Clock::Instructions)?;
+        let mut machine = FirstLevel::boot_as(lab, workspace, 10, &machine)?;
         match machine.run(command, limit, &mut |line| println!("{line}")) {
             Ok(0) => return Ok(()),
             Ok(status) => return Err(Error::new(format!("{what} ended with status {status}"))),
@@ -268,7 +284,8 @@ fn guest_files(lab: &Lab, programs: &Programs) -> Result<PathBuf> {
 fn prepare(lab: &Lab, backend: Backend, programs: &Programs, extra: &Path, qemu: Option<&Path>) -> Result<String> {
     let mut commands = format!(
         "ulimit -n 8192 && ulimit -l unlimited && export CH_LAB={IN_MEMORY} CH_BINARY={IN_MEMORY}/vmm \
-         CH_FIXTURES={IN_MEMORY} {} && mkdir -p {IN_MEMORY}/kernels/{KERNEL} {IN_MEMORY}/images",
+         CH_FIXTURES={IN_MEMORY} {} && \
+         mkdir -p {IN_MEMORY}/kernels/{KERNEL} {IN_MEMORY}/kernels/first-level/extra {IN_MEMORY}/images",
         vmm_arguments()
     );
     let mut copy = |from: &Path, to: &str| commands += &format!(" && cp -r {} {IN_MEMORY}/{to}", quote(from));
@@ -281,6 +298,11 @@ fn prepare(lab: &Lab, backend: Backend, programs: &Programs, extra: &Path, qemu:
     }
     copy(&lab.kernel(FIRST_LEVEL_KERNEL, "containers")?, "");
     copy(&lab.kernel(FIRST_LEVEL_KERNEL, "extra/vhost_vsock")?, "");
+    if backend == Backend::Vfio {
+        for module in ["vfio-pci", "vfio_iommu_type1", "igb"] {
+            copy(&lab.kernel(FIRST_LEVEL_KERNEL, &format!("extra/{module}"))?, "kernels/first-level/extra/");
+        }
+    }
     for fixture in ["vhost-user-net", "vduse-net", "vdpa-dev"] {
         copy(&programs.fixtures.join(fixture), "");
     }

@@ -1,10 +1,10 @@
 #!/bin/sh
 # QEMU under the command line of cloud-hypervisor, as far as the measurements of `cargo xtask bench` use it: a PF with VFs, over taps,
 # on a bus below a root port, also behind an IOMMU; or an igb for a PF with a switch; or a vsock device, whose connections the kernel
-# carries; or a shared folder. What it has not been taught it refuses.
+# carries; or a shared folder; or a device of the host. What it has not been taught it refuses.
 
 root=${0%/*}/qemu
-kernel= initramfs= cmdline= memory= pf= vfs= vsock= fs= iommu= irqchip=on behind=
+kernel= initramfs= cmdline= memory= pf= vfs= vsock= fs= device= iommu= irqchip=on behind=
 
 value_of() { # KEY of LIST, which is key=value,key=value
     echo "$2" | tr , '\n' | sed -n "s/^$1=//p"
@@ -24,6 +24,7 @@ while [ $# -gt 0 ]; do
     --net-vf) vfs="$vfs $2" ;;
     --vsock) vsock=$2 ;;
     --fs) fs=$2 ;;
+    --device) device=$(value_of path "$2") ;;
     --platform) iommu=$(value_of iommu "$2") ;;
     --serial | --console | --cpus | --api-socket) ;;
     *) echo "qemu.sh: $1 is not known" >&2; exit 1 ;;
@@ -53,6 +54,9 @@ if [ -n "$pf" ]; then
         set -- "$@" -netdev "$(tap pf "$pf")" \
             -device virtio-net-pci,bus=rp0,addr=0x0.0,netdev=pf,mac="$(value_of mac "$pf")",id=pf,romfile=$behind
     fi
+fi
+if [ -n "$device" ]; then
+    set -- "$@" -device vfio-pci,host="${device##*/}"
 fi
 if [ -n "$vsock" ]; then
     set -- "$@" -device vhost-vsock-pci,guest-cid="$(value_of cid "$vsock")"

@@ -23,7 +23,7 @@ pub(super) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> 
     for test in Backend::Snapshot.tests() {
         note("measure", format!("saves and restores with {test} VFs, {runs} times"));
         let command = format!("{prepare} && exec {IN_MEMORY}/bench snapshot 0 {runs} {test}");
-        run_test(lab, workspace, &command, limit, &format!("snapshots with {test} VFs"))?;
+        run_test(lab, workspace, Backend::Snapshot.machine(), &command, limit, &format!("snapshots with {test} VFs"))?;
     }
     Ok(())
 }
