@@ -140,7 +140,8 @@ pub(crate) fn counter(vmm: &Vmm) -> u32 {
     read(&File::open(vmm.files.path("ram")).unwrap(), COUNTER)
 }
 
-fn peer(vmm: &Vmm, device: &str) -> Arc<Backend> {
+/// A vhost-user backend with the socket `peer` of `vmm`'s folder, as long as this lives.
+pub(crate) fn peer(vmm: &Vmm, device: &str) -> Arc<Backend> {
     let common = Common { queues: 2, without_feature: Vec::new(), never_answer: false };
     let backend = Backend::new(&common, &format!("{device},mac=52:54:00:00:00:05").parse().unwrap()).unwrap();
     backend.start(format!("socket={},{device}", vmm.files.path("peer").display()).parse().unwrap()).unwrap();

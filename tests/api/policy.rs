@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::client::Client;
+use crate::migration_pages::peer;
 use crate::vmm::{Vmm, reasons, taps};
 
 fn vf(client: &mut Client, index: usize) -> Value {
@@ -100,4 +101,31 @@ fn what_nobody_would_enforce_is_refused_and_leaves_nothing() {
     }
     assert_eq!(client.get("vm.info").expect(200), before);
     assert_eq!(taps("apr"), ["apr0", "apr0v0"]);
+}
+
+#[test]
+fn what_a_peer_would_not_enforce_is_refused_live_and_changes_nothing() {
+    let vmm = Vmm::start();
+    let peer = peer(&vmm, "name=p0,ip=10.78.9.1");
+    let socket = vmm.files.path("peer");
+    let vfs = json!([{"index": 0, "vhost_user": true, "vhost_socket": socket}]);
+    let mut client = vmm.boot_shared(json!([{"id": "pf0", "tap": "aprl", "sriov_vfs": 1, "vfs": vfs}]));
+    let before = client.get("vm.info").expect(200);
+    for (key, value, text) in [
+        ("vlan", json!(5), "vlan=5"),
+        ("trunk", json!([5]), "trunk=[5]"),
+        ("spoofchk", json!(true), "spoofchk=on"),
+        ("trust", json!(false), "trust=off"),
+        ("max_tx_rate", json!(5), "max_tx_rate=5"),
+        ("storm", json!(5), "storm=5"),
+    ] {
+        let answer = client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": 0, "link": "down", key: value}));
+        let what = format!(
+            "--net-vf pf=pf0,index=0,{text}: another process (vhost_user=on) carries this function's packets past this \
+             program; leave vhost_user out, or set it on the host (docs/policy.md)"
+        );
+        assert_eq!((answer.status, reasons(&answer).last()), (409, Some(&what.as_str())));
+    }
+    assert_eq!(client.get("vm.info").expect(200), before);
+    drop(peer);
 }

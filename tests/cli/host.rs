@@ -118,6 +118,24 @@ fn a_backend_that_is_missing_is_refused() {
 }
 
 #[test]
+fn a_policy_that_nobody_would_enforce_ends_the_program() {
+    for (backend, key, carrier) in [
+        ("vhost=on", "vhost", "vhost-net carries"),
+        ("vhost_user=on,socket=/s", "vhost_user", "another process (vhost_user=on) carries"),
+        ("vdpa=/d", "vdpa", "a vDPA device carries"),
+    ] {
+        for policy in ["vlan=5", "trunk=[5]", "spoofchk=on", "trust=off", "max_tx_rate=5", "storm=5"] {
+            let vf = format!("pf=a,index=0,{backend},{policy}");
+            let what = format!(
+                "--net-vf pf=a,index=0,{policy}: {carrier} this function's packets past this program; leave {key} out, \
+                 or set it on the host (docs/policy.md)"
+            );
+            assert_eq!(wrong(&["--kernel", "k", "--net", "id=a,sriov_vfs=1", "--net-vf", &vf]), what);
+        }
+    }
+}
+
+#[test]
 fn an_initramfs_larger_than_memory_is_refused() {
     let files = Files::new();
     let (kernel, initramfs) = (files.idle_kernel(), files.sparse("initramfs", 128 << 20));

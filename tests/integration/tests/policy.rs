@@ -99,6 +99,8 @@ fn assert_enforced(guest: &mut Guest, pf: &Pf, api: &Api) {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
+#[ignore = "a longer test: a third kernel, which is fetched for it"]
+#[case::linux_backports(Kernel::Backports)]
 fn a_policy_holds_from_the_start_after_resets_after_disabling_and_after_a_reboot(#[case] kernel: Kernel) {
     let (mut guest, pf, api) = boot(kernel);
     pf.set_num_vfs(&mut guest, 2);
