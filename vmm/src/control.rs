@@ -281,12 +281,13 @@ impl ControlLoop {
             Action::Restore(..) => return self.begin_restore(pending),
             _ => {}
         }
-        let acquirer = self.instance.as_ref().and_then(|instance| instance.acquirer(pending.action()));
+        let acquirer = self.instance.as_mut().and_then(|instance| instance.acquirer(pending.action()));
         let Some(acquirer) = acquirer else { return self.perform(pending) };
         match Opening::begin(ThreadKind::Open, pending, acquirer) {
             Ok(opening) => self.opening = Some(opening),
             Err(refused) => {
                 let (pending, error) = *refused;
+                self.end_pinning();
                 let what = format!("the host has no thread to open what the device needs: {error}");
                 pending.serve(|_| Err(Failure::new(ErrorKind::Host, what)));
             }
@@ -318,9 +319,18 @@ impl ControlLoop {
         let is_of_use = self.instance.as_mut().is_none_or(|instance| instance.keep(acquired));
         if is_of_use {
             self.perform(pending);
+            self.end_pinning();
         } else {
             // The guest's memory has changed meanwhile: once more.
+            self.end_pinning();
             self.handle(pending);
+        }
+    }
+
+    /// What pinned the guest's memory beside its devices is one of them now, or closed.
+    fn end_pinning(&mut self) {
+        if let Some(instance) = &mut self.instance {
+            instance.end_pinning();
         }
     }
 

@@ -65,6 +65,8 @@ use crate::vm::host_limits::HostLimits;
 use crate::vm::memory::GuestRam;
 pub(crate) use crate::vm::origin::Origin;
 use crate::vm::powered::Powered;
+#[cfg(test)]
+pub(crate) use crate::vm::saved::guest::elf;
 
 /// How long a pause waits for what devices have begun.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -110,6 +112,8 @@ pub struct Vm {
     triple_faults: u64,
     /// Since it goes on at a new place.
     announcing: Option<Announcing>,
+    /// A device of the host may be pinning the guest's memory before it is plugged in.
+    is_being_pinned: bool,
     /// Files that are not this VM's: those that were open before, and those that clients may open.
     limits: HostLimits,
 }
@@ -233,6 +237,7 @@ impl Vm {
             ged,
             triple_faults,
             announcing: None,
+            is_being_pinned: false,
             limits,
         };
         vm.keep_pages();
@@ -358,7 +363,7 @@ impl Vm {
         self.ram.forget_filling();
         self.settle_memory();
         self.mem_regions.unplug_all();
-        self.ram.clear(self.devices.pin_memory())?;
+        self.ram.clear(self.pins_memory())?;
         self.power_on()
     }
 

@@ -161,7 +161,7 @@ impl Vdpa {
         // The device is checked whether or not it was signalled.
         let _ = self.config_call.read();
         let device = self.device.as_ref().ok_or_else(lost)?;
-        if device.follower().is_some_and(Follower::has_failed) {
+        if device.has_failed() {
             return Err(lost());
         }
         if device.follower().is_some_and(Follower::is_due) {
@@ -209,7 +209,7 @@ impl QueueRunner for Vdpa {
     fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
         let device = self.device.as_mut().ok_or_else(lost)?;
         if let Err(error) = device.start(run, &self.config_call) {
-            if device.reset().is_err() {
+            if device.reset().is_err() || device.has_failed() {
                 self.close();
             }
             return Err(error);

@@ -18,8 +18,9 @@ const PART: usize = 64;
 #[derive(Debug)]
 pub struct MemRegion {
     state: Mutex<State>,
-    /// Whether devices of the host may have pinned its pages, so that it must keep them.
-    keeps_pages: AtomicBool,
+    /// Whether devices of the host may have pinned its pages, so that it must keep them. Locked while some are given
+    /// back.
+    keeps_pages: Mutex<bool>,
 }
 
 #[derive(Debug)]
@@ -59,7 +60,7 @@ impl MemRegion {
     pub fn new(region: &Range<u64>, block: u64) -> Self {
         let blocks = Blocks::new(region, block);
         let state = State { blocks, requested: 0, generation: 0, interrupts: None };
-        Self { state: Mutex::new(state), keeps_pages: AtomicBool::new(false) }
+        Self { state: Mutex::new(state), keeps_pages: Mutex::new(false) }
     }
 
     /// Asks the driver to plug `bytes` in all, in whole blocks and at most all of them. It takes some time, and may not
@@ -92,9 +93,14 @@ impl MemRegion {
     }
 
     /// Notes that devices of the host may have pinned the pages of guest memory: those of blocks that are unplugged are
-    /// cleared from now on, in place of given back.
+    /// cleared from now on, in place of given back. Waits until what is being given back has been.
     pub fn keep_pages(&self) {
-        self.keeps_pages.store(true, Ordering::Release);
+        *self.keeps_pages.lock() = true;
+    }
+
+    /// Whether that was noted.
+    pub fn keeps_pages(&self) -> bool {
+        *self.keeps_pages.lock()
     }
 
     /// Unplugs everything when the machine is reset. No worker runs, and the caller clears the memory.
@@ -154,13 +160,16 @@ impl MemRegion {
         };
         // Normally there are no pages. A guest may have written where nothing was plugged.
         let addresses = |part: &Range<usize>| self.state.lock().blocks.addresses(part);
-        if !self.keeps_pages.load(Ordering::Acquire) {
-            for part in parts(&range) {
-                if stop.load(Ordering::Acquire) {
-                    return Work::Stopped;
-                }
-                discard(memory, &addresses(&part));
+        for part in parts(&range) {
+            let addresses = addresses(&part);
+            let keeps_pages = self.keeps_pages.lock();
+            if *keeps_pages {
+                break;
             }
+            if stop.load(Ordering::Acquire) {
+                return Work::Stopped;
+            }
+            discard(memory, &addresses);
         }
         self.mark(range, true)
     }
@@ -214,8 +223,11 @@ impl MemRegion {
                 return false;
             }
             let addresses = self.state.lock().blocks.addresses(&part);
-            let keep = self.keeps_pages.load(Ordering::Acquire);
-            if keep || discard(memory, &addresses).freed < addresses.end - addresses.start {
+            let freed = {
+                let keeps_pages = self.keeps_pages.lock();
+                if *keeps_pages { 0 } else { discard(memory, &addresses).freed }
+            };
+            if freed < addresses.end - addresses.start {
                 discard::clear(memory, &addresses);
             }
         }

@@ -64,11 +64,14 @@ pub(crate) fn plan(
 fn check(device: &DevicePlan, segments: &[u16]) -> Result<(), ConfigError> {
     let fail = |option: String, problem| Err(ConfigError::new(option, problem));
     if !device.iommu && segments.contains(&device.pci_segment) {
-        let what = format!(
-            "all devices of segment {} are behind the virtual IOMMU (iommu_segments); add iommu=on, or put it on \
-             another segment",
-            device.pci_segment
-        );
+        // What has neither key is on segment 0.
+        let is_fixed = matches!(device.kind, DeviceKind::Watchdog | DeviceKind::Pvpanic | DeviceKind::Mem { .. });
+        let advice = match is_fixed {
+            true => ", and this one cannot be; leave it out, or the segment",
+            false => "; add iommu=on, or put it on another segment",
+        };
+        let segment = device.pci_segment;
+        let what = format!("all devices of segment {segment} are behind the virtual IOMMU (iommu_segments){advice}");
         return fail(device.option(), Problem::Missing(what));
     }
     let iommu = format!("{},iommu=on", device.option());
@@ -246,5 +249,24 @@ mod tests {
             "--net id=n: all devices of segment 1 are behind the virtual IOMMU (iommu_segments); add iommu=on, or put \
              it on another segment"
         );
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_behind_an_iommu_or_elsewhere_is_to_be_left_out() {
+        let with = |change: fn(&mut VmConfig)| {
+            planned(|vm| {
+                vm.platform = platform("iommu_segments=[0]");
+                (vm.rng.iommu, vm.console.iommu) = (true, true);
+                change(vm);
+            })
+            .err()
+        };
+        let fixed = "all devices of segment 0 are behind the virtual IOMMU (iommu_segments), and this one cannot be; \
+                     leave it out, or the segment";
+        assert_eq!(with(|_| ()), None);
+        assert_eq!(with(|vm| vm.watchdog = true), Some(format!("--watchdog id=__watchdog: {fixed}")));
+        assert_eq!(with(|vm| vm.pvpanic = true), Some(format!("--pvpanic id=__pvpanic: {fixed}")));
+        let memory = with(|vm| vm.memory = "size=1G,hotplug_method=virtio-mem,hotplug_size=1G".parse().unwrap());
+        assert!(memory.as_ref().is_some_and(|memory| memory.ends_with(fixed)), "{memory:?}");
     }
 }

@@ -44,11 +44,15 @@ impl Wanted {
 }
 
 impl Instance {
-    /// What opens the backend that `change` gives, if it gives one that can be opened.
-    pub(super) fn backend_opener(&self, change: &SetVf, fds: &[OwnedFd]) -> Option<Acquire> {
+    /// What opens the backend that `change` gives, if it gives one that can be opened. The guest's memory counts as
+    /// pinned from now on if the backend may pin it.
+    pub(super) fn backend_opener(&mut self, change: &SetVf, fds: &[OwnedFd]) -> Option<Acquire> {
         let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         let wanted = self.with_backend(change, &change.backend(&numbers)?).ok()?;
         let memory = self.vm()?.memory().clone();
+        if wanted.nic.backend.pins_memory() {
+            self.vm_mut()?.begin_pinning();
+        }
         Some(Box::new(move |cancel: &Cancel| Acquired::Backend(wanted.open(&memory, Some(cancel)).map(Box::new))))
     }
 

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pci::Bdf;
-use virtio_devices::{Cancel, RateLimit, RateLimiter};
+use virtio_devices::{Cancel, Memory, RateLimit, RateLimiter};
 use vm_api::config::error::shortened;
 use vm_api::config::id::LONGEST;
+use vm_memory::GuestAddressSpace as _;
 
 use crate::api::info::{PolicyInfo, VmState};
 use crate::api::{Action, Failure};
@@ -243,8 +244,9 @@ impl Instance {
     }
 
     /// What acquires what `action` needs from vhost-user backends, or of the host's devices, on any thread. `None` if
-    /// it needs nothing of that, or fails anyway.
-    pub(crate) fn acquirer(&self, action: &Action) -> Option<Acquire> {
+    /// it needs nothing of that, or fails anyway. What may pin the guest's memory counts as doing so until
+    /// [`Self::end_pinning`]: the guest can reboot meanwhile, or give memory back.
+    pub(crate) fn acquirer(&mut self, action: &Action) -> Option<Acquire> {
         if matches!(action, Action::Boot) {
             let takes_time = |plan: &DevicePlan| Peers::are_of(plan) || matches!(plan.kind, DeviceKind::Vfio(_));
             if self.vm.is_some() || !self.planned.plan().devices.iter().any(takes_time) {
@@ -273,7 +275,12 @@ impl Instance {
         if let DeviceKind::Vfio(spec) = plan.kind {
             iommu::check_added(self.planned.plan().iommu(), planned.added_to(self.planned.plan())?).ok()?;
             let (host, memory) = (Arc::clone(vm.devices().vfio()), vm.guest_memory().clone());
-            return Some(Box::new(move |_| Acquired::HostDevice(Box::new(host.open(&spec, &memory)))));
+            self.vm.as_mut()?.begin_pinning();
+            return Some(Box::new(move |_| {
+                let map = memory.memory().into_inner();
+                let device = host.open(&spec, &Memory::from(Arc::clone(&map)));
+                Acquired::HostDevice(Box::new(device), map)
+            }));
         }
         if !Peers::are_of(&plan) {
             return None;
@@ -287,6 +294,10 @@ impl Instance {
         let memory = self.vm.as_ref().and_then(Vm::shared_memory);
         let is_of_use = match (&acquired, memory) {
             (Acquired::Peers(Ok(peers)), Some(memory)) => peers.have(memory),
+            // A reboot may have given the guest other memory.
+            (Acquired::HostDevice(device, map), _) if device.is_ok() => {
+                self.vm.as_ref().is_some_and(|vm| Arc::ptr_eq(map, &vm.guest_memory().memory().into_inner()))
+            }
             (Acquired::Backend(Ok(opened)), _) => self.vm.as_ref().is_some_and(|vm| opened.has(vm.memory())),
             _ => true,
         };
@@ -297,6 +308,13 @@ impl Instance {
     /// Forgets what was acquired for an action that has been applied.
     pub(crate) fn forget_acquired(&mut self) {
         self.acquired = None;
+    }
+
+    /// What an acquirer has opened is plugged in, or closed.
+    pub(crate) fn end_pinning(&mut self) {
+        if let Some(vm) = &mut self.vm {
+            vm.end_pinning();
+        }
     }
 
     /// Runs the guest, after [`Self::open`]. Signals must no longer end the process: the terminal has to be restored.

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
-use virtio_devices::{Cancel, NewThread, Thread};
+use virtio_devices::{Cancel, GuestMap, NewThread, Thread};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::api::Action;
@@ -33,8 +33,8 @@ pub(crate) enum Acquired {
     Vm(Result<Box<Vm>, VmError>),
     /// The backends of a device, for `vm.add-*`.
     Peers(Result<Peers, PeerError>),
-    /// A device of the host, for `vm.add-device`.
-    HostDevice(Box<Result<OpenDevice, VfioError>>),
+    /// A device of the host, for `vm.add-device`, and the guest's memory for which it was opened.
+    HostDevice(Box<Result<OpenDevice, VfioError>>, Arc<GuestMap>),
     /// The backend of a function that had none, for `vm.set-vf`.
     Backend(Result<Box<Opened>, Error>),
     /// A complete snapshot, for `vm.snapshot`.

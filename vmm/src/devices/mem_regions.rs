@@ -46,6 +46,12 @@ impl MemRegions {
     pub(crate) fn keep_pages(&self) {
         self.0.iter().for_each(|(_, region)| region.keep_pages());
     }
+
+    /// Whether all of them keep their pages.
+    #[cfg(test)]
+    pub(crate) fn all_keep_pages(&self) -> bool {
+        self.0.iter().all(|(_, region)| region.keeps_pages())
+    }
 }
 
 #[cfg(test)]

@@ -139,11 +139,14 @@ pub(super) const VHOST_NET: &[u64] = &[
     iow::<[u32; 2]>(VHOST, 0x30), // VHOST_NET_SET_BACKEND
 ];
 
+/// Resets a vDPA device: `VHOST_VDPA_SET_STATUS`.
+pub(super) const VDPA_STATUS: u64 = iow::<u8>(VHOST, 0x72);
+
 /// vDPA devices.
 pub(super) const VHOST_VDPA: &[u64] = &[
-    ior::<u32>(VHOST, 0x70),      // VHOST_VDPA_GET_DEVICE_ID
-    ior::<u8>(VHOST, 0x71),       // VHOST_VDPA_GET_STATUS
-    iow::<u8>(VHOST, 0x72),       // VHOST_VDPA_SET_STATUS
+    ior::<u32>(VHOST, 0x70), // VHOST_VDPA_GET_DEVICE_ID
+    ior::<u8>(VHOST, 0x71),  // VHOST_VDPA_GET_STATUS
+    VDPA_STATUS,
     ior::<[u32; 2]>(VHOST, 0x73), // VHOST_VDPA_GET_CONFIG
     iow::<[u32; 2]>(VHOST, 0x74), // VHOST_VDPA_SET_CONFIG
     iow::<[u32; 2]>(VHOST, 0x75), // VHOST_VDPA_SET_VRING_ENABLE

@@ -220,6 +220,11 @@ const VDPA: Group = Group {
     ],
 };
 
+const VDPA_RESET: Group = Group {
+    why: "the reset of a vDPA device that does not forget memory when its virtual IOMMU says so",
+    rules: &[ioctl(&[ioctls::VDPA_STATUS])],
+};
+
 const VFIO: Group = Group {
     why: "a device of the host: its group, its address space and what it is",
     rules: &[ioctl(ioctls::VFIO), ioctl(ioctls::VFIO_DMA), ioctl(ioctls::VFIO_DEVICE)],
@@ -478,7 +483,9 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
         ThreadKind::Migration => {
             &[&NETWORK, &ACCEPT, &TALK, &SIGNALS, &OPEN, &LOOK, &REMOVE, &DIRTY_LOG, &WIRES, &VHOST_NET, &LOG_FILE]
         }
-        ThreadKind::Vcpu => &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE, &HOST_DEVICE],
+        ThreadKind::Vcpu => {
+            &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE, &HOST_DEVICE, &VDPA_RESET]
+        }
         ThreadKind::HttpServer => &[&ACCEPT, &EPOLL],
         ThreadKind::Http => &[&TALK, &EPOLL],
         ThreadKind::EventMonitor => &[&OPEN, &EVENTS],

@@ -148,6 +148,12 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
     ),
     (libc::SYS_ioctl, [u64::MAX, userfault::NEW, 0, 0, 0, 0], &[], "memory that is read on demand"),
     (libc::SYS_ioctl, [u64::MAX, 0xae80, 0, 0, 0, 0], &[ThreadKind::Vcpu], "KVM_RUN"),
+    (
+        libc::SYS_ioctl,
+        [u64::MAX, 0x4001_af72, 0, 0, 0, 0],
+        &[ThreadKind::Vcpu, worker(WorkerKind::Vdpa)],
+        "VHOST_VDPA_SET_STATUS: a device that does not forget what the guest's virtual IOMMU takes away is reset",
+    ),
     (libc::SYS_prlimit64, [u64::MAX, 0, 0, 0, 0, 0], &[worker(WorkerKind::Vdpa)], "memory that a device pins"),
 ];
 

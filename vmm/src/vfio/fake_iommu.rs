@@ -19,6 +19,8 @@ pub(super) struct FakeIommu {
     pub mapped: Mutex<Vec<Piece>>,
     /// Calls that succeed before one fails.
     pub left: Mutex<usize>,
+    /// Nothing can be unmapped.
+    pub is_stuck: Mutex<bool>,
     /// What devices reach.
     pub reach: Vec<RangeInclusive<u64>>,
     /// The most mappings.
@@ -33,7 +35,13 @@ impl FakeIommu {
 
     /// The same, with room for so many mappings.
     pub(super) fn with_most(reach: Vec<RangeInclusive<u64>>, most: usize) -> Arc<Self> {
-        Arc::new(Self { mapped: Mutex::default(), left: Mutex::new(usize::MAX), reach, most })
+        Arc::new(Self {
+            mapped: Mutex::default(),
+            left: Mutex::new(usize::MAX),
+            is_stuck: Mutex::default(),
+            reach,
+            most,
+        })
     }
 
     fn call(&self, error: i32) -> io::Result<()> {
@@ -74,6 +82,9 @@ impl HostIommu for FakeIommu {
 
     fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
         self.call(libc::EINVAL)?;
+        if *self.is_stuck.lock() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         let mut mapped = self.mapped.lock();
         for piece in mapped.iter().filter(|piece| addresses.contains(&piece.iova)) {
             assert!(is_mapped(piece.host), "devices reach memory that this process has no more");

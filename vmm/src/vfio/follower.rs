@@ -114,18 +114,26 @@ impl Follower {
 }
 
 impl State {
-    /// Lets the device reach this and nothing else, or nothing at all.
-    fn replace(&mut self, reach: Reach) -> Result<(), VfioError> {
+    /// Lets the device `id` reach this and nothing else, or nothing at all.
+    fn replace(&mut self, id: &str, reach: Reach) -> Result<(), VfioError> {
         let wanted = reach.pieces(&self.memory);
         // SAFETY: the pieces are mappings of guest memory, to which no references are made. They stay in
         // `self.memory` until they are unmapped.
         let replaced = unsafe { self.space.set(&wanted) };
-        self.reach = if replaced.is_ok() { reach } else { Reach::Nothing };
-        if replaced.is_err() {
+        match &replaced {
+            Ok(()) => self.reach = reach,
             // The kernel has put back what was there.
-            self.space.clear().map_err(VfioError::Map)?;
+            Err(_) => self.empty(id),
         }
         replaced
+    }
+
+    /// Takes everything from the device `id`. What the kernel does not take now, it is asked for at each change.
+    fn empty(&mut self, id: &str) {
+        self.reach = Reach::Nothing;
+        if let Err(error) = self.space.clear() {
+            log::error!("{id}: the device may still reach memory that its guest has taken from it: {error}");
+        }
     }
 }
 
@@ -160,11 +168,8 @@ impl DmaFollower for Follower {
         let (Some(first), Some(last)) = (gone.first(), gone.last()) else { return };
         if let Err(error) = state.space.remove(first.first, last.last) {
             // Whatever was left would be within reach of the device.
-            log::error!("{}: cannot take memory from a device of the host: {error}; it reaches none now", self.id);
-            state.reach = Reach::Nothing;
-            if state.space.clear().is_err() {
-                log::error!("{}: the device may still reach memory that its guest has taken from it", self.id);
-            }
+            log::error!("{}: cannot take memory from a device of the host: {error}; all is taken from it", self.id);
+            state.empty(&self.id);
         }
     }
 
@@ -180,7 +185,7 @@ impl DmaFollower for Follower {
             }
         };
         let reach = if complete { reach } else { Reach::Nothing };
-        let replaced = state.replace(reach).map_err(|error| self.refuse(&error));
+        let replaced = state.replace(&self.id, reach).map_err(|error| self.refuse(&error));
         if complete { replaced } else { Err(self.refuse(&VfioError::TooManyMappings(most))) }
     }
 }

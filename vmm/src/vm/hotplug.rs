@@ -25,8 +25,11 @@ impl Vm {
         // Files of VFs that the guest has not enabled yet stay reserved.
         let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
         self.limits.reserve(plans, self.max_vcpus.into())?;
+        if plan.pins_memory() {
+            // What is opened here pins it while the guest runs.
+            self.mem_regions.keep_pages();
+        }
         let address = self.devices.add(plan, opened)?;
-        self.keep_pages();
         self.ged.plugged(address.segment, address.rid.device());
         Ok(address)
     }
@@ -44,15 +47,31 @@ impl Vm {
     ) -> Result<(), VmError> {
         let runs = !self.is_paused();
         self.devices.connect(function, nic, new, runs)?;
-        self.keep_pages();
         let (id, vf) = function;
         self.announcing = Some(Announcing::begin(Instant::now(), vec![(id.to_string(), vf)]));
         Ok(())
     }
 
+    /// Has the guest's memory keep its pages from now on: a device of the host is about to pin them, before it is
+    /// plugged in. Memory devices keep theirs for as long as the VM lives.
+    pub(crate) fn begin_pinning(&mut self) {
+        self.is_being_pinned = true;
+        self.mem_regions.keep_pages();
+    }
+
+    /// What was to pin the guest's memory is plugged in, or closed.
+    pub(crate) fn end_pinning(&mut self) {
+        self.is_being_pinned = false;
+    }
+
+    /// Whether the pages of the guest's memory have to stay as they are: devices of the host may have pinned them.
+    pub(crate) fn pins_memory(&self) -> bool {
+        self.is_being_pinned || self.devices.pin_memory()
+    }
+
     /// Has memory devices keep the pages of unplugged memory if devices of the host may have pinned them.
     pub(super) fn keep_pages(&self) {
-        if self.devices.pin_memory() {
+        if self.pins_memory() {
             self.mem_regions.keep_pages();
         }
     }
@@ -127,5 +146,45 @@ impl Vm {
     pub fn remove_unplugged(&mut self) -> Vec<Removed> {
         self.end_guest();
         self.devices.remove_unplugged()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::{
+        Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryBackend as _, GuestMemoryRegion as _,
+    };
+
+    use crate::vm::saved::guest::Machine;
+
+    /// `cli; hlt; jmp back to hlt`
+    const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
+
+    #[test]
+    fn a_guest_that_reboots_while_a_device_of_the_host_pins_its_memory_keeps_the_pages() {
+        let json = r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"},"memory":{"size":16777216,"shared":true,
+            "hotplug_method":"VirtioMem","hotplug_size":134217728}}"#;
+        let mut vm = Machine::boot(IDLE, json).vm;
+        // No start writes there.
+        let page = GuestAddress(12 << 20);
+        let blocks = |vm: &super::Vm| {
+            let memory = vm.guest_memory().memory();
+            let file = memory.find_region(page).unwrap().file_offset().unwrap();
+            rustix::fs::fstat(file.file()).unwrap().st_blocks
+        };
+        let gives_back = |vm: &mut super::Vm| {
+            vm.guest_memory().memory().write_slice(&[7; 1 << 20], page).unwrap();
+            let before = blocks(vm);
+            vm.reset().unwrap();
+            assert_eq!(vm.guest_memory().memory().read_obj::<u64>(page).unwrap(), 0);
+            // The start itself writes a few pages.
+            before - blocks(vm) > 1 << 10
+        };
+        assert!(gives_back(&mut vm) && !vm.mem_regions.all_keep_pages());
+        vm.begin_pinning();
+        assert!(vm.mem_regions.all_keep_pages());
+        assert!(!gives_back(&mut vm));
+        vm.end_pinning();
+        assert!(gives_back(&mut vm));
     }
 }

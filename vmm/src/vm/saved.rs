@@ -432,7 +432,7 @@ mod device_tests;
 #[cfg(test)]
 mod driver;
 #[cfg(test)]
-mod guest;
+pub(super) mod guest;
 #[cfg(test)]
 mod hostile_tests;
 #[cfg(test)]

@@ -47,6 +47,8 @@ pub(crate) struct Device {
     mappings: Vec<Mapping>,
     /// Once its function has been started behind an IOMMU.
     follows: Option<Follows>,
+    /// It could not follow the IOMMU, and nobody knows what it reaches.
+    is_astray: bool,
     /// The doorbell pages of all queues, if the device has them.
     doorbells: Vec<Arc<DoorbellPage>>,
     /// The address that was set here: a reset may restore its own.
@@ -137,6 +139,7 @@ impl Device {
             goes_on,
             mappings,
             follows: None,
+            is_astray: false,
             doorbells: doorbells.unwrap_or_default(),
             given_mac: identity.mac.filter(|_| identity.mac != own_mac),
             forgets,
@@ -157,6 +160,12 @@ impl Device {
     /// takes no queue positions, or if its own control queue has received commands, which nothing else knows.
     pub(crate) fn start(&mut self, run: &QueueRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
         self.follow(run)?;
+        self.start_queues(run, config_call)?;
+        // It may have been reset meanwhile, or before.
+        if self.has_failed() { Err(failed().into()) } else { Ok(()) }
+    }
+
+    fn start_queues(&mut self, run: &QueueRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
         if let State::Suspended(setup) = &self.state {
             if !run.untouched && *setup == Setup::of(run) && self.go_on(run).is_ok() {
                 self.state = State::Runs(Setup::of(run));
@@ -184,11 +193,22 @@ impl Device {
             let follower =
                 Follower::new(&self.kernel, &self.name, self.backend_features, (&self._memory, &self.mappings));
             let follows = Follows { iommu: Arc::clone(iommu), follower: follower.map_err(RunnerError::of(what))? };
-            follows.begin().map_err(RunnerError::of(what))?;
+            if let Err(error) = follows.begin() {
+                (self.mappings, self.is_astray) = (follows.follower.mappings(), follows.follower.has_failed());
+                return Err(RunnerError::of(what)(error).into());
+            }
             self.follows = Some(follows);
+        }
+        if self.has_failed() {
+            return Err(failed().into());
         }
         let settled = self.follows.as_ref().map_or(Ok(()), |follows| follows.follower.settle());
         Ok(settled.map_err(RunnerError::of(what))?)
+    }
+
+    /// Whether the device did not forget what it was told to, and has to be closed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.is_astray || self.follower().is_some_and(Follower::has_failed)
     }
 
     /// What becomes readable when what the device reaches has to be changed with its queues stopped.
@@ -276,7 +296,7 @@ impl Device {
         let range = self.kernel.iova_range().map_err(VdpaFault::of("read the addresses that the device reaches"));
         reach::check_reach(&new, range.map_err(refused)?).map_err(refused)?;
         if let Some(follows) = &self.follows {
-            follows.set_memory(memory).map_err(refused)?;
+            follows.set_memory(memory)?;
             (self.mappings, self._memory) = (new, memory.clone());
             return Ok(());
         }
@@ -382,6 +402,11 @@ fn takes_positions(kernel: &dyn Kernel) -> bool {
 fn set_status(kernel: &dyn Kernel, status: u8) -> io::Result<()> {
     kernel.set_status(status)?;
     if kernel.status()? & status == status { Ok(()) } else { Err(broken()) }
+}
+
+/// Why a device that did not forget what it was told to does not start.
+fn failed() -> RunnerError {
+    RunnerError { what: "start a device that may reach what its function is not to", source: broken() }
 }
 
 /// Why the device does not take a queue's position. `virtio 1.4` has no register for it, so some devices can only start

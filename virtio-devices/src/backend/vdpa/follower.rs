@@ -1,8 +1,13 @@
 //! What a vDPA device behind an IOMMU reaches.
 //!
 //! A device asks for nothing, so it is told of each mapping when that is made, and has forgotten it when the driver is
-//! answered. All of the guest's memory, which may take long to pin, is given to it by its worker only, before its
-//! queues start.
+//! answered. One that does not forget it is reset by then, and closed by its worker. All of the guest's memory, which
+//! may take long to pin, is given to it by its worker only, before its queues start.
+//!
+//! **A vCPU can wait for that.** A request for the same function that comes while the worker pins memory waits until it
+//! has, with the guest's interrupts off, and so do requests that come after it. To do without the lock here would change
+//! nothing: the kernel has a lock of its own around each change of what a device reaches, and a second change in the
+//! middle of a batch would take hold at the end of the batch only.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,10 +15,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use log::warn;
+use log::{error, warn};
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::device::MemoryFault;
 use super::error::VdpaFault;
 use super::kernel::{BackendFeature, Kernel};
 use super::reach;
@@ -45,14 +51,15 @@ impl Follows {
     ///
     /// # Errors
     ///
-    /// When the device does not take it. It reaches what it reached before then.
-    pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VdpaFault> {
+    /// When the device does not take it.
+    pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), MemoryFault> {
         let old = std::mem::replace(&mut self.follower.known.lock().memory, memory.clone());
         // What there is, with other memory.
-        self.begin().and_then(|()| self.follower.settle()).map_err(|error| {
+        let tell = || self.begin().and_then(|()| self.follower.settle());
+        tell().map_err(|error| {
             self.follower.known.lock().memory = old;
-            let _ = self.begin().and_then(|()| self.follower.settle());
-            VdpaFault::Map(error)
+            let is_as_before = tell().is_ok() && !self.follower.has_failed();
+            MemoryFault { fault: VdpaFault::Map(error), is_as_before }
         })
     }
 }
@@ -150,7 +157,12 @@ impl Follower {
         reach::map_again(&*self.kernel, &mappings, self.batch)
     }
 
-    /// Has the device reach `wanted` and nothing else. If it does not take that, it reaches nothing.
+    /// What the device has been told that it reaches.
+    pub(super) fn mappings(&self) -> Vec<Mapping> {
+        self.known.lock().mappings.values().copied().collect()
+    }
+
+    /// Has the device reach `wanted` and nothing else. If it does not take that, it reaches of it what it had before.
     fn change(&self, known: &mut Known, wanted: Vec<Mapping>) -> io::Result<()> {
         let wanted: BTreeMap<_, _> = wanted.into_iter().map(|mapping| (mapping.iova(), mapping)).collect();
         let only_in = |these: &BTreeMap<u64, Mapping>, those: &BTreeMap<u64, Mapping>| -> Vec<Mapping> {
@@ -160,15 +172,35 @@ impl Follower {
         if gone.is_empty() && came.is_empty() {
             return Ok(());
         }
-        let changed = reach::change(&*self.kernel, &gone, &came, self.batch);
-        if changed.is_err() {
-            let all: Vec<_> = wanted.values().chain(known.mappings.values()).copied().collect();
-            known.mappings.clear();
-            let _ = reach::change_back(&*self.kernel, &all, &[], self.batch);
-        } else {
-            known.mappings = wanted;
+        if let Err(error) = reach::change(&*self.kernel, &gone, &came, self.batch) {
+            known.mappings.retain(|iova, mapping| wanted.get(iova) == Some(mapping));
+            self.take_away(&[gone, came].concat(), self.batch);
+            return Err(error);
         }
-        changed
+        known.mappings = wanted;
+        Ok(())
+    }
+
+    /// Has the device forget `mappings`, of which it may know any, after a change that failed.
+    fn take_away(&self, mappings: &[Mapping], batch: bool) {
+        if let Err(error) = reach::change_back(&*self.kernel, mappings, &[], batch) {
+            self.fail(&error);
+        }
+    }
+
+    /// Resets a device that did not forget what it was told to: it reaches nothing then, and is not started again, but
+    /// closed.
+    fn fail(&self, error: &io::Error) {
+        // In this order: whoever starts the device looks at this afterwards.
+        if self.failed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let _ = self.changed.write(1);
+        let name = &self.name;
+        error!("{name}: the device does not forget memory: {error}; it is reset, and opened again");
+        if let Err(error) = self.kernel.set_status(0) {
+            error!("{name}: the device may still reach memory that its guest has taken from it: {error}");
+        }
     }
 
     /// Checks that the device has room for so many mappings.
@@ -193,9 +225,7 @@ impl DmaFollower for Follower {
         let came: Vec<_> = Mapping::of(mapping, &known.memory).collect();
         let taken = self.has_room(known.mappings.len() + came.len()).and_then(|()| {
             let batch = self.batch && came.len() > 1;
-            reach::change(&*self.kernel, &[], &came, batch).inspect_err(|_| {
-                let _ = reach::change_back(&*self.kernel, &came, &[], batch);
-            })
+            reach::change(&*self.kernel, &[], &came, batch).inspect_err(|_| self.take_away(&came, batch))
         });
         taken.map_err(|error| self.refuse(&error))?;
         known.mappings.extend(came.into_iter().map(|mapping| (mapping.iova(), mapping)));
@@ -213,9 +243,7 @@ impl DmaFollower for Follower {
             return;
         }
         if let Err(error) = reach::change(&*self.kernel, &gone, &[], self.batch && gone.len() > 1) {
-            self.failed.store(true, Ordering::Release);
-            let _ = self.changed.write(1);
-            let _ = self.refuse(&error);
+            self.fail(&error);
         }
     }
 
@@ -225,14 +253,16 @@ impl DmaFollower for Follower {
         let wanted = match reach {
             DmaReach::Nothing => Vec::new(),
             DmaReach::Everything => {
-                let all = Mapping::all_of(&known.memory);
-                if all.len() == known.mappings.len() && all.iter().all(|m| known.mappings.get(&m.iova()) == Some(m)) {
-                    return Ok(());
+                let mut all = Mapping::all_of(&known.memory);
+                let count = all.len();
+                // What it has, it keeps: its queues may run.
+                all.retain(|mapping| known.mappings.get(&mapping.iova()) == Some(mapping));
+                if all.len() < count {
+                    // Pinning the rest may take long.
+                    self.due.store(true, Ordering::Release);
+                    let _ = self.changed.write(1);
                 }
-                // Pinning it may take long.
-                self.due.store(true, Ordering::Release);
-                let _ = self.changed.write(1);
-                Vec::new()
+                all
             }
             DmaReach::Mapped(mappings) => {
                 let parts = mappings.flat_map(|mapping| Mapping::of(mapping, &known.memory));

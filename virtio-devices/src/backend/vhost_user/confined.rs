@@ -2,14 +2,14 @@
 //!
 //! The peer has mapped all of the guest's memory, and takes the addresses in its rings for guest physical ones. So its
 //! queues run as long as they are: while the function is in bypass. The driver that puts the function into a domain of
-//! its own is answered when they have stopped.
+//! its own is answered when they have stopped. If they do not, that is refused, and they run on as before.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::warn;
+use log::error;
 use parking_lot::{Condvar, Mutex};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -29,6 +29,8 @@ pub(super) struct Confined {
 
 /// Whether the peer's queues may run.
 struct Bounds {
+    /// [`PATIENCE`].
+    patience: Duration,
     state: Mutex<State>,
     stopped: Condvar,
     /// Signalled when the first field of [`State`] has changed.
@@ -40,13 +42,19 @@ struct State {
     /// Addresses are guest physical ones.
     allowed: bool,
     runs: bool,
+    /// They were waited for in vain, and are still to stop.
+    is_late: bool,
 }
 
 impl Confined {
     /// A peer whose queues do not run, of a function behind `iommu`.
     pub(super) fn new(iommu: &Arc<dyn Translate>) -> io::Result<Self> {
+        Self::with_patience(iommu, PATIENCE)
+    }
+
+    fn with_patience(iommu: &Arc<dyn Translate>, patience: Duration) -> io::Result<Self> {
         let changed = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
-        let bounds = Arc::new(Bounds { state: Mutex::default(), stopped: Condvar::new(), changed });
+        let bounds = Arc::new(Bounds { patience, state: Mutex::default(), stopped: Condvar::new(), changed });
         iommu.follow(Some(Arc::clone(&bounds) as Arc<dyn DmaFollower>)).map_err(io::Error::other)?;
         Ok(Self { iommu: Arc::clone(iommu), bounds })
     }
@@ -65,7 +73,8 @@ impl Confined {
 
     /// They have stopped.
     pub(super) fn end(&self) {
-        self.bounds.state.lock().runs = false;
+        let mut state = self.bounds.state.lock();
+        (state.runs, state.is_late) = (false, false);
         self.bounds.stopped.notify_all();
     }
 
@@ -111,11 +120,19 @@ impl DmaFollower for Bounds {
     fn attached(&self, reach: DmaReach<'_>) -> Result<(), NotFollowed> {
         let mut state = self.state.lock();
         state.allowed = matches!(reach, DmaReach::Everything);
+        state.is_late &= !state.allowed;
         let _ = self.changed.write(1);
         if state.runs && !state.allowed {
-            self.stopped.wait_while_for(&mut state, |state| state.runs, PATIENCE);
+            // Once is enough: what cannot be attached is detached again.
+            if !state.is_late {
+                self.stopped.wait_while_for(&mut state, |state| state.runs, self.patience);
+                state.is_late = state.runs;
+                if state.is_late {
+                    error!("a vhost-user backend does not stop: it may reach memory that its function is not to");
+                }
+            }
             if state.runs {
-                warn!("a vhost-user backend does not stop, though its function is not to reach all memory any more");
+                return Err(NotFollowed);
             }
         }
         Ok(())
@@ -157,5 +174,29 @@ mod tests {
         peer.begin().unwrap();
         drop(peer);
         iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }).unwrap();
+    }
+
+    #[test]
+    fn a_driver_is_refused_to_confine_a_peer_that_does_not_stop_and_it_runs_as_before() {
+        let iommu = Iommu::new(48);
+        let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+        let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+        let peer = Confined::with_patience(&translate, Duration::from_millis(100)).unwrap();
+        peer.begin().unwrap();
+        let attach = || iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false });
+        for _ in 0..2 {
+            let begun = std::time::Instant::now();
+            attach().unwrap_err();
+            assert!(begun.elapsed() >= Duration::from_millis(100), "each time, it may stop");
+            assert!(behind.endpoint().is_bypassed(), "it is in no domain, as before");
+            assert!(peer.allows() && !peer.is_to_stop());
+        }
+        // What takes memory away cannot be refused: it is to stop still, and nobody is told that it may run.
+        iommu.set_bypass(false);
+        attach().unwrap_err();
+        assert!(!peer.allows() && peer.is_to_stop());
+        peer.end();
+        attach().unwrap();
+        assert!(peer.begin().is_err());
     }
 }

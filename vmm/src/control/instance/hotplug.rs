@@ -124,7 +124,7 @@ impl Instance {
             if let Some(vm) = &mut self.vm {
                 let opened = match self.acquired.take() {
                     Some(Acquired::Peers(peers)) => OpenedBefore { peers: Some(peers), ..OpenedBefore::default() },
-                    Some(Acquired::HostDevice(device)) => {
+                    Some(Acquired::HostDevice(device, _)) => {
                         OpenedBefore { host_device: Some(*device), ..OpenedBefore::default() }
                     }
                     _ => OpenedBefore::default(),

@@ -1,5 +1,5 @@
 use crate::api::SetVf;
-use crate::config::{DeviceKind, MacAddress};
+use crate::config::{DeviceKind, MacAddress, MissingBackend};
 
 use super::*;
 
@@ -98,4 +98,45 @@ fn an_address_that_a_vf_is_given_is_its_own_in_the_configuration() {
         assert_eq!(failure.kind, ErrorKind::Conflict, "{failure:?}");
     }
     assert_eq!(given(0, "01:00:00:00:00:01").unwrap_err().kind, ErrorKind::Invalid);
+}
+
+/// A VM whose PF awaits a backend, and has not been started.
+fn opened(json: &str) -> Instance {
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = folder.path().join("kernel");
+    std::fs::write(&kernel, crate::vm::elf(&[0xf4])).unwrap();
+    let mut config: VmConfig = serde_json::from_str(json).unwrap();
+    config.payload.kernel = Some(kernel);
+    let mut planned = PlannedVm::new(config).unwrap();
+    planned.nic_mut("pf", None).unwrap().missing = MissingBackend::LinkDown;
+    let limits = HostLimits::default();
+    let vm = Vm::new(planned.config(), planned.plan(), Events::default(), limits, None).unwrap();
+    let mut instance = Instance::new(planned, Events::default(), limits);
+    instance.vm = Some(vm);
+    instance
+}
+
+#[test]
+fn memory_counts_as_pinned_as_soon_as_a_device_that_pins_it_is_being_opened() {
+    let mut instance = opened(
+        r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"},"memory":{"size":16777216,"shared":true},
+            "net":[{"id":"pf","vhost_user":true,"vhost_socket":"/nonexistent/socket"}]}"#,
+    );
+    let given = |text: &str| SetVf { pf: "pf".into(), ..serde_json::from_str(text).unwrap() };
+    let set = |text| Action::SetVf(Box::new(given(text)), Vec::new());
+    for (pins, action) in [
+        (true, Action::AddDevice(Box::new("path=/sys/bus/pci/devices/none".parse().unwrap()))),
+        (true, set(r#"{"pf":"pf","vdpa":"/dev/vhost-vdpa-none"}"#)),
+        (false, set(r#"{"pf":"pf","vhost_socket":"/nonexistent/other"}"#)),
+        (false, Action::AddFs(Box::new("tag=t,socket=/nonexistent/fs".parse().unwrap()))),
+    ] {
+        let acquire = instance.acquirer(&action).unwrap();
+        assert_eq!(instance.vm().unwrap().pins_memory(), pins);
+        // It fails here. If it does not, the device is plugged in.
+        assert!(instance.keep(acquire(&Cancel::new().unwrap())));
+        assert_eq!(instance.vm().unwrap().pins_memory(), pins, "until what was opened is closed");
+        instance.forget_acquired();
+        instance.end_pinning();
+        assert!(!instance.vm().unwrap().pins_memory());
+    }
 }

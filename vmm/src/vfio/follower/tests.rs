@@ -109,6 +109,27 @@ fn what_the_host_refuses_leaves_the_device_without_what_it_was_to_have() {
     assert_eq!(fake.sorted(), [], "what cannot be taken alone is taken with all else");
 }
 
+#[test]
+fn what_the_host_does_not_take_back_is_no_success_and_is_taken_as_soon_as_it_can_be() {
+    let page = mapping(0x1000, 0x1fff, 0x1000, Permissions::ReadWrite);
+    let takes: [fn(&Follower); 3] = [
+        |follower| assert_eq!(follower.attached(DmaReach::Nothing), Err(NotFollowed)),
+        |follower| assert_eq!(follower.attached(DmaReach::Everything), Err(NotFollowed)),
+        |follower| follower.unmapped(&[mapping(0x1000, 0x1fff, 0x1000, Permissions::ReadWrite)]),
+    ];
+    for take in takes {
+        let fake = FakeIommu::new(vec![0..=u64::MAX]);
+        let (follower, _) = follower(&fake);
+        attach(&follower, &[page]).unwrap();
+        *fake.is_stuck.lock() = true;
+        take(&follower);
+        assert_eq!(fake.sorted(), [(0x1000, 0x1000)]);
+        *fake.is_stuck.lock() = false;
+        follower.attached(DmaReach::Nothing).unwrap();
+        assert_eq!(fake.sorted(), []);
+    }
+}
+
 /// What a guest may do.
 #[derive(Debug, Clone)]
 enum Step {

@@ -28,7 +28,7 @@ pub(super) const MISTAKE: u64 = COUNT + 4;
 pub(super) const GO: u64 = COUNT + 8;
 
 /// A machine, and what it was made of.
-pub(super) struct Machine {
+pub(in crate::vm) struct Machine {
     pub vm: Vm,
     planned: PlannedVm,
     _folder: Option<Arc<TempDir>>,
@@ -36,14 +36,14 @@ pub(super) struct Machine {
 
 impl Machine {
     /// A machine with `code` and what `json` has beside that, which runs.
-    pub(super) fn boot(code: &[u8], json: &str) -> Self {
+    pub(in crate::vm) fn boot(code: &[u8], json: &str) -> Self {
         let mut machine = Self::new(code, json);
         machine.vm.power_on().unwrap();
         machine
     }
 
     /// The same, which is not powered on.
-    pub(super) fn new(code: &[u8], json: &str) -> Self {
+    pub(in crate::vm) fn new(code: &[u8], json: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kernel");
         std::fs::File::create(&path).unwrap().write_all(&elf(code)).unwrap();
@@ -190,7 +190,7 @@ pub(super) fn assert_same(one: &[u8], other: &[u8]) {
 }
 
 /// A kernel with a PVH entry at its beginning.
-fn elf(code: &[u8]) -> Vec<u8> {
+pub(crate) fn elf(code: &[u8]) -> Vec<u8> {
     let note = [4u32, 8, 18].map(u32::to_le_bytes).concat().into_iter().chain(*b"Xen\0").chain(CODE.to_le_bytes());
     let note: Vec<u8> = note.collect();
     let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();

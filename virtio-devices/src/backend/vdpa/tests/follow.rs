@@ -171,6 +171,61 @@ fn memory_that_comes_is_within_reach_as_far_as_it_is_mapped() {
     assert_eq!(rig.reached(), []);
 }
 
+#[test]
+fn memory_that_is_added_in_bypass_takes_nothing_from_queues_that_run() {
+    let mut rig = Rig::new();
+    rig.start().unwrap();
+    let (old, new) = (rig.vdpa.memory.clone(), memory::grown(&rig.vdpa.memory));
+    rig.kernel.asked();
+    rig.vdpa.set_memory(&new).unwrap();
+    assert_eq!(rig.kernel.asked(), ["iova-range", "batch-begin", "map 0x200000000+0x1000", "batch-end"]);
+    rig.vdpa.set_memory(&old).unwrap();
+    assert_eq!(rig.kernel.asked(), ["iova-range", "batch-begin", "unmap 0x200000000+0x1000", "batch-end"]);
+    rig.kernel.fail("map", libc::ENOMEM);
+    rig.vdpa.set_memory(&new).unwrap_err();
+    let taken_back = rig.kernel.asked().into_iter().filter(|asked| asked.starts_with("unmap")).collect::<Vec<_>>();
+    assert_eq!(taken_back, ["unmap 0x200000000+0x1000"], "what it cannot have is all that is taken");
+    assert!(rig.vdpa.device.is_some());
+}
+
+#[test]
+fn a_device_that_does_not_forget_is_reset_before_the_driver_is_answered_and_never_started_again() {
+    let takes: [fn(&Rig); 4] = [
+        |rig| assert!(rig.unmap(0x3000, 1)),
+        |rig| assert!(rig.ask(Request::Detach { domain: 1, endpoint: ENDPOINT })),
+        |rig| assert!(!rig.attach(2, false)),
+        |rig| assert!(!rig.map(0x5000, 1, 0x2000, Permissions::ReadWrite)),
+    ];
+    for runs in [true, false] {
+        for take in takes {
+            let mut rig = Rig::new();
+            rig.start().unwrap();
+            assert!(rig.attach(1, false) && rig.map(0x3000, 1, 0x2000, Permissions::ReadWrite));
+            if !runs {
+                rig.vdpa.stop();
+            }
+            rig.kernel.asked();
+            let status = || rig.kernel.0.lock().status;
+            assert_eq!(status() != 0, runs);
+            for request in ["map", "unmap"] {
+                rig.kernel.fail(request, libc::EIO);
+            }
+            take(&rig);
+            assert_eq!((status(), rig.kernel.asked().last().unwrap().as_str()), (0, "status 0"));
+            rig.kernel.mend();
+            if runs {
+                rig.vdpa.attend().unwrap_err();
+            } else {
+                assert!(matches!(rig.start(), Err(StartError::Lost(_))));
+            }
+            assert_eq!(rig.kernel.0.lock().open, 0, "it is closed");
+            rig.vdpa.stop();
+            rig.vdpa.recover().unwrap();
+            rig.start().unwrap();
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Op {
     Attach(u32, bool),

@@ -8,7 +8,7 @@ use super::*;
 use crate::{GuestMap, GuestRegion};
 
 /// `memory` with a further region at 8 GiB.
-fn grown(memory: &GuestMap) -> GuestMap {
+pub(super) fn grown(memory: &GuestMap) -> GuestMap {
     let file = rustix::fs::memfd_create("more-memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 0x1000).unwrap();
     let file = FileOffset::new(file.into(), 0);
