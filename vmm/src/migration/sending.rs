@@ -273,7 +273,8 @@ impl Conductor {
                 self.on(Event::Stopped);
             }
             Inbox::Released(Ok(())) => self.on(Event::Released),
-            Inbox::Saved(Err(why)) | Inbox::Released(Err(why)) => self.fail(why, Event::Broke),
+            Inbox::Saved(Err(why)) => self.fail(why, Event::Broke),
+            Inbox::Released(Err(why)) => self.fail(why, Event::NotReleased),
             Inbox::Locked(Ok(())) => self.on(Event::Locked),
             Inbox::Locked(Err(why)) => self.not_locked(&why),
         }
