@@ -40,11 +40,12 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// How long it may take. `None` for one that nothing is waited for in, or whose work has deadlines of its own.
+    /// How long it may take, whatever is sent. `None` where that follows from the client's wishes (copying, finishing),
+    /// where a user is waited for, and where only the host's disks are.
     pub const fn deadline(self) -> Option<Duration> {
         match self {
             Self::Connecting | Self::Greeting => Some(Duration::from_secs(10)),
-            // vhost-user backends touch all of guest memory: 30 s, and 2 s for each GiB.
+            // And more for each GiB: vhost-user backends touch all of guest memory.
             Self::Preparing => Some(Duration::from_secs(600)),
             Self::Stopping | Self::Releasing => Some(Duration::from_secs(30)),
             Self::Loading => Some(Duration::from_secs(60)),
