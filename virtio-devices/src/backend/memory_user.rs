@@ -42,6 +42,8 @@ impl MemoryChange {
         let result = match &self.told {
             Told::Memory(memory) => backend.set_memory(memory),
             Told::Log(log) => backend.set_log(log.as_ref()),
+            // No queue runs, but a driver that comes has them run, whatever the link is.
+            Told::Stand if !backend.goes_on_after_stop() => Err(cannot_stand()),
             // Nobody has the backend, or its worker runs no queue.
             Told::Stand => Ok(()),
         };
@@ -58,9 +60,14 @@ impl MemoryChange {
 
     /// Answers that queues run nevertheless.
     pub(crate) fn refuse(self) {
-        let what = "stop the queues without a reset by the driver";
-        let _ = self.done.send(Err(RunnerError::of(what)(std::io::Error::from(std::io::ErrorKind::Unsupported))));
+        let _ = self.done.send(Err(cannot_stand()));
     }
+}
+
+/// Why queues do not stand still: what stops them is not continued.
+fn cannot_stand() -> RunnerError {
+    let what = "stop the queues without a reset by the driver";
+    RunnerError::of(what)(std::io::Error::from(std::io::ErrorKind::Unsupported))
 }
 
 /// Where a change waits. At most one does: while writes are logged, the guest's memory stays as it is.
@@ -136,7 +143,7 @@ impl MemoryUser {
     ///
     /// # Errors
     ///
-    /// When it cannot go on after a stop, and so is not stopped.
+    /// When it cannot go on after a stop, and so is not stopped, or would not stand still once a driver comes.
     pub fn stand(&self) -> Result<(), RunnerError> {
         self.tell(Told::Stand)
     }

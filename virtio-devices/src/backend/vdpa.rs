@@ -81,6 +81,8 @@ pub struct Vdpa {
     ability: Ability,
     /// `None` while it is lost.
     device: Option<Device>,
+    /// Whether it goes on after a stop, or did so before it was lost.
+    goes_on: bool,
     /// The number of queues that were started.
     running: Option<usize>,
     /// Signalled when the device's configuration changes.
@@ -122,12 +124,14 @@ impl Vdpa {
         let (device, ability, config_call, timer) =
             opened.map_err(|fault| VdpaError { path: spec.path.clone(), fault })?;
         let doorbells = (!device.doorbells().is_empty()).then(Arc::default);
+        let goes_on = device.goes_on_after_stop();
         Ok(Self {
             spec,
             memory,
             opener,
             ability,
             device: Some(device),
+            goes_on,
             running: None,
             config_call,
             timer,
@@ -241,8 +245,7 @@ impl QueueRunner for Vdpa {
     }
 
     fn goes_on_after_stop(&self) -> bool {
-        // One that is lost has been stopped.
-        self.device.as_ref().is_none_or(Device::goes_on_after_stop)
+        self.goes_on
     }
 
     fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {
@@ -293,8 +296,10 @@ impl QueueRunner for Vdpa {
     fn recover(&mut self) -> Result<(), RunnerError> {
         if self.device.is_none() {
             let device = self.reopen().inspect_err(|fault| debug!("vdpa={}: {fault}", self.ability.name));
-            self.device =
-                Some(device.map_err(|fault| RunnerError { what: "open the device", source: io::Error::other(fault) })?);
+            let device =
+                device.map_err(|fault| RunnerError { what: "open the device", source: io::Error::other(fault) })?;
+            self.goes_on = device.goes_on_after_stop();
+            self.device = Some(device);
         }
         Ok(())
     }

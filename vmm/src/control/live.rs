@@ -35,11 +35,12 @@ pub(super) enum Live {
     },
     /// A VM is received.
     Receiving {
+        /// The VM, from when its machine is restored until it may run. Dropped first, so that its locks are free when
+        /// the source learns that the guest never runs here.
+        held: Option<Box<Instance>>,
         receiving: Receiving,
         orders: Orders<TargetOrder>,
         progress: Progress,
-        /// The VM, from when its machine is restored until it may run.
-        held: Option<Box<Instance>>,
         /// Whether it ran at the source.
         runs: bool,
         /// Whether its memory is the source's.

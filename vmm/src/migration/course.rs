@@ -61,6 +61,11 @@ impl Course {
         is_late
     }
 
+    /// Whether the stage has taken too long, for who is at work in it and sees to its end.
+    pub(super) fn is_past(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
     /// Something fails: `why` is what is told of it, if nothing has failed before.
     pub(super) fn blame(&mut self, why: String) {
         self.why.get_or_insert(why);

@@ -92,8 +92,10 @@ pub(crate) enum TargetNote {
     Loaded(Result<Holds, String>),
     /// The guest runs, or why not. It is gone then, with its locks.
     Started(Result<(), String>),
-    /// A user ends the migration, or the program ends.
+    /// A user ends the migration.
     Cancel,
+    /// The program ends: nothing that is ordered is carried out any more.
+    Quit,
 }
 
 /// The control thread's end: what it is to do.

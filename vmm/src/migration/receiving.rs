@@ -34,6 +34,9 @@ use crate::threads::{self, ThreadKind};
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
 
+/// What is told of a guest that this program can run no more.
+const QUITS: &str = "the target's program ends";
+
 /// What is received, and how.
 pub(crate) struct ReceiveJob {
     /// Where a source is waited for.
@@ -99,8 +102,7 @@ impl Receiving {
 impl Drop for Receiving {
     fn drop(&mut self) {
         self.tell(TargetNote::Cancel);
-        // If the control thread was to say something, it does not any more.
-        self.tell(TargetNote::Started(Err("the program ends".to_string())));
+        self.tell(TargetNote::Quit);
         if let Some(thread) = self.thread.take() {
             // If it panicked, that has been reported.
             let _ = thread.join();
@@ -133,6 +135,8 @@ struct Conductor {
     course: Course,
     /// When Go came.
     went: Option<Instant>,
+    /// The control thread carries out nothing any more.
+    quits: bool,
 }
 
 impl Conductor {
@@ -157,6 +161,7 @@ impl Conductor {
             made: None,
             rest: None,
             went: None,
+            quits: false,
         }
     }
 
@@ -256,6 +261,11 @@ impl Conductor {
             TargetNote::Started(Ok(())) => self.on(Event::Started),
             TargetNote::Started(Err(why)) => self.fail(why, Event::NotStarted),
             TargetNote::Cancel => self.fail("it was ended (vm.cancel-migration)".to_string(), Event::Cancelled),
+            TargetNote::Quit => {
+                // Locks that are being taken are, or not, before it is known that the guest never runs.
+                self.quits = true;
+                self.fail(QUITS.to_string(), Event::NotStarted);
+            }
         }
     }
 
@@ -480,6 +490,10 @@ impl Conducts for Conductor {
                 self.went = Some(Instant::now());
                 self.take_locks();
             }
+            Action::Start if self.quits => {
+                self.course.blame_only(QUITS.to_string());
+                return Some(Event::NotStarted);
+            }
             Action::Start => self.job.control.send(TargetOrder::Start),
             Action::Tell(kind) => self.say(kind),
             Action::Discard => {
@@ -496,3 +510,6 @@ impl Conducts for Conductor {
         None
     }
 }
+
+#[cfg(test)]
+mod tests;

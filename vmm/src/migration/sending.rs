@@ -1,7 +1,10 @@
 //! The source's conductor: a thread that carries out what the state machine of the source decides. The control thread
 //! does what concerns the VM, threads of their own hear the target and send pages.
 
+mod limits;
 mod passes;
+#[cfg(test)]
+mod tests;
 mod throttle;
 
 use std::io;
@@ -31,6 +34,7 @@ use super::precopy::Verdict;
 use super::progress::{Part, Progress};
 use super::transport::{Address, Stream};
 use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role, VERSION, parts};
+use limits::Limits;
 use passes::Passes;
 use throttle::Throttle;
 
@@ -129,6 +133,7 @@ struct Conductor {
     passing: Option<Stream>,
     session: [u8; 16],
     passes: Passes,
+    limits: Limits,
     throttle: Throttle,
     rest: Option<Box<MachineState>>,
     /// What backends have beside their queues.
@@ -147,8 +152,11 @@ struct Conductor {
 
 impl Conductor {
     fn new(job: SendJob, own: Sender<Inbox>, inbox: Receiver<Inbox>) -> Self {
+        let memory = job.memory.iter().map(|region| region.len()).sum();
+        job.progress.set_memory(memory);
         Self {
             passes: Passes::new(&job.config, &job.memory),
+            limits: Limits::new(&job.config, memory),
             course: Course::new(&job.progress, None),
             throttle: Throttle::new(),
             job,
@@ -171,8 +179,6 @@ impl Conductor {
     }
 
     fn run(mut self) {
-        let memory = self.job.memory.iter().map(|region| region.len()).sum();
-        self.job.progress.set_memory(memory);
         match self.connect() {
             Ok(()) => self.on(Event::Connected),
             Err(error) => {
@@ -235,9 +241,29 @@ impl Conductor {
         if is_lost && self.machine.stage() < Stage::Unknown {
             self.fail("the target does not answer any more".to_string(), Event::Lost);
         } else if self.course.is_late() {
-            let stage = self.machine.stage().name();
-            self.fail(format!("the target or this host took too long ({stage})"), Event::Late);
+            let why = match self.machine.stage() {
+                Stage::Copying => self.too_slow(),
+                stage => format!("the target or this host took too long ({})", stage.name()),
+            };
+            self.fail(why, Event::Late);
         }
+    }
+
+    /// Why memory was copied for as long as the client wants and no longer.
+    fn too_slow(&self) -> String {
+        if self.passes.count() > 1 {
+            return self.too_fast();
+        }
+        let time = self.job.config.timeout_s;
+        format!("after timeout_s={time}, the memory has not been copied once: the target takes it too slowly")
+    }
+
+    fn too_fast(&self) -> String {
+        let SendMigration { timeout_s, downtime_ms, .. } = self.job.config;
+        let rate = self.passes.dirty_rate() >> 20;
+        format!(
+            "after timeout_s={timeout_s}, the guest still writes {rate} MiB/s, too fast for downtime_ms={downtime_ms}"
+        )
     }
 
     fn take(&mut self, heard: Inbox) {
@@ -273,7 +299,8 @@ impl Conductor {
                 self.on(Event::Stopped);
             }
             Inbox::Released(Ok(())) => self.on(Event::Released),
-            Inbox::Saved(Err(why)) | Inbox::Released(Err(why)) => self.fail(why, Event::Broke),
+            Inbox::Saved(Err(why)) => self.fail(why, Event::Broke),
+            Inbox::Released(Err(why)) => self.fail(why, Event::NotReleased),
             Inbox::Locked(Ok(())) => self.on(Event::Locked),
             Inbox::Locked(Err(why)) => self.not_locked(&why),
         }
@@ -436,11 +463,7 @@ impl Conductor {
         };
         match verdict {
             Verdict::GiveUp => {
-                let (rate, goal) = (self.passes.dirty_rate() >> 20, self.job.config.downtime_ms);
-                let why = format!(
-                    "after timeout_s={}, the guest still writes {rate} MiB/s, too fast for downtime_ms={goal}",
-                    self.job.config.timeout_s
-                );
+                let why = self.too_fast();
                 self.fail(why, Event::Copied(verdict));
             }
             // What the host has to write of the guest's disks is not for the time in which it stands still. The pages
@@ -470,7 +493,8 @@ impl Conductor {
 
     fn document(&mut self, kind: fn(super::wire::Part) -> Frame, bytes: &[u8]) -> io::Result<()> {
         let link = self.link.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        parts(bytes).try_for_each(|part| link.say(&kind(part)))
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "the target takes it too slowly");
+        parts(bytes).try_for_each(|part| if self.course.is_past() { Err(late()) } else { link.say(&kind(part)) })
     }
 
     fn lost(&mut self, error: &io::Error) -> Event {
@@ -518,7 +542,8 @@ impl Conducts for Conductor {
         let actions = self.machine.on(event);
         let stage = self.machine.stage();
         if stage != before {
-            self.course.enter(stage.name(), stage.deadline());
+            let is_rest = self.job.config.local || self.passes.count() > 0;
+            self.course.enter(stage.name(), self.limits.of(stage, is_rest));
         }
         actions
     }

@@ -585,3 +585,18 @@ fn a_backend_stands_still_while_its_link_is_held() {
     let error = guest.net.memory_user().unwrap().stand().unwrap_err();
     assert!(error.to_string().contains("without a reset"), "{error}");
 }
+
+/// Its queues run whatever the link is, so that a driver that comes while memory is copied would have it write there.
+#[test]
+fn a_backend_that_cannot_go_on_after_a_stop_does_not_stand_still_even_without_a_driver() {
+    let backend = Scripted::new(1);
+    backend.script.lock().needs_reset_after_stop = true;
+    let mut guest = backend.guest(1);
+    guest.net.hold_link(true);
+    let idle = guest.net.memory_user().unwrap().stand().unwrap_err();
+    guest.start_at_once(FEATURES);
+    backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
+    let runs = guest.net.memory_user().unwrap().stand().unwrap_err();
+    assert!(idle.to_string().contains("without a reset by the driver"), "{idle}");
+    assert_eq!(idle.to_string(), runs.to_string());
+}

@@ -21,13 +21,15 @@ enum Message {
 }
 
 /// What one side is at work at, and reports later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Work {
     Connect,
     Pass,
     Stop,
     Rest,
     Release,
+    /// The locks are given up, and that is to be reported.
+    Released,
     Lock,
     Prepare,
     Load,
@@ -42,7 +44,8 @@ struct Side {
     has_locks: bool,
     /// What comes to it.
     inbox: VecDeque<Message>,
-    work: Option<Work>,
+    /// In order, since it may be done in any.
+    work: Vec<Work>,
     /// It has closed its end.
     has_hung_up: bool,
     /// It has heard that the connection is lost.
@@ -67,10 +70,17 @@ struct World {
     logs: bool,
 }
 
+impl Side {
+    fn begin(&mut self, work: Work) {
+        self.work.push(work);
+        self.work.sort_unstable();
+    }
+}
+
 impl World {
     fn new() -> Self {
         let side = Side { is_alive: true, ..Side::default() };
-        let source = Side { runs: true, has_locks: true, work: Some(Work::Connect), ..side.clone() };
+        let source = Side { runs: true, has_locks: true, work: vec![Work::Connect], ..side.clone() };
         let (sender, receiver) = (Sender::new(), Receiver::new());
         Self {
             sender,
@@ -111,16 +121,13 @@ impl World {
                 Action::Greet => self.tell_target(Message::Greeting),
                 Action::Offer => self.tell_target(Message::Offer),
                 Action::StartLogs => self.logs = true,
-                Action::CopyPass => self.source.work = Some(Work::Pass),
+                Action::CopyPass => self.source.begin(Work::Pass),
                 Action::StopGuest => {
                     self.source.runs = false;
-                    self.source.work = Some(Work::Stop);
+                    self.source.begin(Work::Stop);
                 }
-                Action::SendRest => self.source.work = Some(Work::Rest),
-                Action::ReleaseLocks => {
-                    self.source.has_locks = false;
-                    self.source.work = Some(Work::Release);
-                }
+                Action::SendRest => self.source.begin(Work::Rest),
+                Action::ReleaseLocks => self.source.begin(Work::Release),
                 Action::SendGo => {
                     assert!(!self.go_sent, "Go is sent once");
                     self.go_sent = true;
@@ -129,11 +136,12 @@ impl World {
                 Action::Tell(kind) => self.tell_target(Message::Frame(kind)),
                 Action::HangUp => {
                     self.source.has_hung_up = true;
-                    self.source.work = None;
+                    // What disks are at goes on.
+                    self.source.work.retain(|work| matches!(work, Work::Release | Work::Released));
                     self.source.inbox.clear();
                 }
                 Action::StopLogs => self.logs = false,
-                Action::TakeLocks => self.source.work = Some(Work::Lock),
+                Action::TakeLocks => self.source.begin(Work::Lock),
                 Action::ResumeGuest => self.source.runs = !self.is_off,
                 Action::EndGuest => assert!(!self.source.runs),
                 Action::Report(outcome) => self.source.reports.push(outcome),
@@ -148,15 +156,15 @@ impl World {
             match action {
                 Action::StopListening => {}
                 Action::Greet => self.tell_source(Message::Greeting),
-                Action::Prepare => self.target.work = Some(Work::Prepare),
-                Action::Load => self.target.work = Some(Work::Load),
-                Action::TakeLocks => self.target.work = Some(Work::Lock),
-                Action::Start => self.target.work = Some(Work::Start),
+                Action::Prepare => self.target.begin(Work::Prepare),
+                Action::Load => self.target.begin(Work::Load),
+                Action::TakeLocks => self.target.begin(Work::Lock),
+                Action::Start => self.target.begin(Work::Start),
                 Action::Tell(kind) => self.tell_source(Message::Frame(kind)),
                 Action::Discard => {
                     self.target.runs = false;
                     self.target.has_locks = false;
-                    self.target.work = None;
+                    self.target.work.clear();
                 }
                 Action::HangUp => {
                     self.target.has_hung_up = true;
@@ -194,11 +202,15 @@ impl World {
         Some(next.at_target(event))
     }
 
-    /// What becomes of the work that the source is at.
+    /// What becomes of the work that the source is at, one after the other in any order.
     fn source_works(&self) -> Vec<Self> {
+        (0..self.source.work.len()).flat_map(|index| self.source_does(index)).collect()
+    }
+
+    fn source_does(&self, index: usize) -> Vec<Self> {
         use sender::Event;
         let mut done = self.clone();
-        let Some(work) = done.source.work.take() else { return Vec::new() };
+        let work = done.source.work.remove(index);
         let ends: &[Event] = match work {
             Work::Connect => &[Event::Connected, Event::Lost],
             Work::Pass if self.passes == 0 => {
@@ -211,12 +223,20 @@ impl World {
                 done.tell_target(Message::Rest);
                 &[Event::Sent, Event::Broke]
             }
-            Work::Release => &[Event::Released, Event::Broke],
+            // Whoever is to take the locks before this finds them taken.
+            Work::Release => {
+                let failed = done.clone().at_source(Event::NotReleased);
+                done.source.has_locks = false;
+                let half = done.clone().at_source(Event::NotReleased);
+                done.source.begin(Work::Released);
+                return vec![failed, half, done];
+            }
+            Work::Released => &[Event::Released],
             Work::Lock => return done.source_locks(),
             work => panic!("{work:?} is not the source's"),
         };
         let mut nexts: Vec<_> = ends.iter().map(|event| done.clone().at_source(*event)).collect();
-        if work == Work::Release && !self.carries() {
+        if work == Work::Released && !self.carries() {
             // The connection is known to be broken when Go is to be sent: no byte leaves.
             let gone = done.at_source(Event::Released);
             nexts.push(gone.at_source(Event::Unsent));
@@ -238,7 +258,8 @@ impl World {
     fn target_works(&self) -> Vec<Self> {
         use receiver::Event;
         let mut done = self.clone();
-        let Some(work) = done.target.work.take() else { return Vec::new() };
+        let Some(work) = done.target.work.pop() else { return Vec::new() };
+        assert!(done.target.work.is_empty(), "the target does one thing at a time: {self:?}");
         let (event, failure) = match work {
             Work::Prepare => (Event::Prepared, Event::Broke),
             Work::Load => (Event::Loaded, Event::Broke),
@@ -342,7 +363,7 @@ impl World {
     /// Whether nothing is under way, and nothing has a deadline.
     fn is_at_rest(&self) -> bool {
         let source_rests = self.sender.is_over() || self.sender.stage() == sender::Stage::Unknown;
-        let is_still = |side: &Side| !side.is_alive || (side.inbox.is_empty() && side.work.is_none());
+        let is_still = |side: &Side| !side.is_alive || (side.inbox.is_empty() && side.work.is_empty());
         (source_rests || !self.source.is_alive)
             && (self.receiver.is_over() || !self.target.is_alive)
             && is_still(&self.source)
@@ -448,6 +469,9 @@ fn a_source_that_is_forced_goes_on_with_locks_and_without_logs() {
         sender::Event::Released,
         sender::Event::Lost,
     ] {
+        // It is what the work comes to.
+        world.source.work.clear();
+        world.source.has_locks &= event != sender::Event::Released;
         world = world.at_source(event);
     }
     assert!(!world.source.runs && !world.source.has_locks);

@@ -29,6 +29,8 @@ pub enum Stage {
     Gone,
     /// Does not know who has the guest.
     Unknown,
+    /// Gives up, and waits until its locks are given up, to take them again.
+    Undoing,
     /// Takes its locks again: the guest is its own, or a user says so.
     Locking,
     /// The target has the guest.
@@ -38,16 +40,18 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// How long it may take. `None` for one that nothing is waited for in, or whose work has deadlines of its own.
+    /// How long it may take, whatever is sent. `None` where that follows from the client's wishes (copying, finishing),
+    /// where a user is waited for, and where only the host's disks are.
     pub const fn deadline(self) -> Option<Duration> {
         match self {
             Self::Connecting | Self::Greeting => Some(Duration::from_secs(10)),
-            // vhost-user backends touch all of guest memory: 30 s, and 2 s for each GiB.
+            // And more for each GiB: vhost-user backends touch all of guest memory.
             Self::Preparing => Some(Duration::from_secs(600)),
             Self::Stopping | Self::Releasing => Some(Duration::from_secs(30)),
             Self::Loading => Some(Duration::from_secs(60)),
             Self::Gone => Some(Duration::from_secs(10)),
-            Self::Copying | Self::Finishing | Self::Unknown | Self::Locking | Self::Finished | Self::Ended => None,
+            Self::Copying | Self::Finishing | Self::Unknown => None,
+            Self::Undoing | Self::Locking | Self::Finished | Self::Ended => None,
         }
     }
 
@@ -64,6 +68,7 @@ impl Stage {
             Self::Releasing => "releasing",
             Self::Gone => "gone",
             Self::Unknown => "unknown",
+            Self::Undoing => "undoing",
             Self::Locking => "locking",
             Self::Finished => "finished",
             Self::Ended => "ended",
@@ -88,6 +93,8 @@ pub enum Event {
     Sent,
     /// The locks are given up.
     Released,
+    /// Not all of them could be. Nothing is still at work at that.
+    NotReleased,
     /// They are taken again.
     Locked,
     /// They cannot be: another program has one.
@@ -123,7 +130,8 @@ pub enum Action {
     StopGuest,
     /// Sends the rest of the memory and the state. [`Event::Sent`] is to follow.
     SendRest,
-    /// Has all that the guest wrote on its disks, and gives their locks up. [`Event::Released`] is to follow.
+    /// Has all that the guest wrote on its disks, and gives their locks up. [`Event::Released`] or
+    /// [`Event::NotReleased`] is to follow.
     ReleaseLocks,
     /// Sends Go.
     SendGo,
@@ -183,6 +191,9 @@ impl Sender {
         match self.stage {
             Stage::Finished | Stage::Ended => Vec::new(),
             Stage::Gone | Stage::Unknown => self.after_go(event),
+            // Locks that are still to be given up seem to be held, and whoever took them would lose them.
+            Stage::Undoing if matches!(event, Event::Released | Event::NotReleased) => self.take_locks(),
+            Stage::Undoing => Vec::new(),
             Stage::Locking => self.locking(event),
             stage => self.before_go(stage, event),
         }
@@ -205,6 +216,7 @@ impl Sender {
             }
             (Stage::Loading, Event::Heard(Kind::Ready)) => (Stage::Releasing, Action::ReleaseLocks),
             (Stage::Releasing, Event::Released) => (Stage::Gone, Action::SendGo),
+            (Stage::Releasing, Event::NotReleased) => return self.take_back(Some(Kind::Failed)),
             (_, Event::Heard(Kind::Keepalive)) | (_, Event::Forced) => return Vec::new(),
             (_, Event::Cancelled) => return self.give_up(Outcome::Cancelled, Some(Kind::Cancel)),
             // The target's user ended it.
@@ -227,12 +239,12 @@ impl Sender {
                 vec![Action::HangUp, Action::EndGuest, Action::Report(Outcome::Finished)]
             }
             // It has discarded the guest.
-            Event::Heard(Kind::Failed | Kind::Cancel) => self.give_up(Outcome::Failed, None),
-            Event::Unsent if self.stage == Stage::Gone => self.give_up(Outcome::Failed, None),
+            Event::Heard(Kind::Failed | Kind::Cancel) => self.take_back(None),
+            Event::Unsent if self.stage == Stage::Gone => self.take_back(None),
             // The locks tell whether a target that nobody hears has the guest.
             Event::Forced if self.stage == Stage::Unknown => {
-                (self.stage, self.outcome) = (Stage::Locking, Some(Outcome::Forced));
-                vec![Action::TakeLocks]
+                self.outcome = Some(Outcome::Forced);
+                self.take_locks()
             }
             Event::Lost | Event::Late | Event::Broke if self.stage == Stage::Gone => {
                 self.stage = Stage::Unknown;
@@ -270,7 +282,19 @@ impl Sender {
         }
     }
 
-    /// Undoes what has been done. The source has the guest.
+    /// Undoes what has been done when nothing is at work at the locks any more.
+    fn take_back(&mut self, tell: Option<Kind>) -> Vec<Action> {
+        let mut actions = self.give_up(Outcome::Failed, tell);
+        actions.extend(self.take_locks());
+        actions
+    }
+
+    fn take_locks(&mut self) -> Vec<Action> {
+        self.stage = Stage::Locking;
+        vec![Action::TakeLocks]
+    }
+
+    /// Undoes what has been done. The source has the guest; from [`Stage::Releasing`] on, once it has its locks.
     fn give_up(&mut self, outcome: Outcome, tell: Option<Kind>) -> Vec<Action> {
         let stage = self.stage;
         let mut actions = Vec::new();
@@ -282,8 +306,7 @@ impl Sender {
             actions.push(Action::StopLogs);
         }
         if stage >= Stage::Releasing {
-            (self.stage, self.outcome) = (Stage::Locking, Some(outcome));
-            actions.push(Action::TakeLocks);
+            (self.stage, self.outcome) = (Stage::Undoing, Some(outcome));
             return actions;
         }
         self.stage = Stage::Ended;
@@ -340,9 +363,11 @@ mod tests {
                 let mut sender = at(stage);
                 let mut actions = sender.on(event);
                 if stage >= Stage::Releasing {
-                    // Nothing runs before it has them.
+                    // Nothing takes them while they are given up, and nothing runs before it has them.
+                    assert!(!actions.contains(&Action::TakeLocks) && !actions.contains(&Action::ResumeGuest));
+                    assert!(sender.on(event).is_empty() && sender.stage() == Stage::Undoing);
+                    actions.extend(sender.on(Event::Released));
                     assert_eq!(actions.last(), Some(&Action::TakeLocks), "{event:?}");
-                    assert!(!actions.contains(&Action::ResumeGuest) && sender.on(event).is_empty());
                     actions.extend(sender.on(Event::Locked));
                 }
                 assert_eq!(sender.stage(), Stage::Ended);
@@ -388,11 +413,20 @@ mod tests {
     }
 
     #[test]
+    fn locks_that_cannot_be_given_up_are_taken_again_at_once() {
+        let mut sender = at(Stage::Releasing);
+        let undone = [Action::Tell(Kind::Failed), Action::HangUp, Action::StopLogs, Action::TakeLocks];
+        assert_eq!(sender.on(Event::NotReleased), undone);
+        assert_eq!(sender.on(Event::Locked), [Action::ResumeGuest, Action::Report(Outcome::Failed)]);
+    }
+
+    #[test]
     fn without_its_locks_the_guest_stays_paused() {
         for stage in [Stage::Releasing, Stage::Gone] {
             let mut sender = at(stage);
             let failed = if stage == Stage::Gone { Event::Heard(Kind::Failed) } else { Event::Cancelled };
             sender.on(failed);
+            sender.on(Event::NotReleased);
             assert_eq!(sender.on(Event::NotLocked), [Action::Report(Outcome::Failed)]);
             assert!(sender.is_over() && sender.on(Event::Locked).is_empty());
         }

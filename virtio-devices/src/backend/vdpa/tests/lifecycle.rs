@@ -220,9 +220,13 @@ fn a_device_goes_on_after_a_stop_if_it_resumes_or_takes_positions_and_takes_no_c
             (script.features, script.backend_features, script.queue_count) = (features, backend_features, 3);
             script.fails.extend(position_error.map(|errno| ("position", errno)));
         });
-        let vdpa = kernel.open().unwrap();
+        let mut vdpa = kernel.open().unwrap();
         let case = format!("{features:#x} {backend_features:#x} {position_error:?}");
         assert_eq!(vdpa.goes_on_after_stop(), goes_on, "{case}");
+        vdpa.close();
+        assert_eq!(vdpa.goes_on_after_stop(), goes_on, "{case}: lost");
+        vdpa.recover().unwrap();
+        assert_eq!(vdpa.goes_on_after_stop(), goes_on, "{case}: back");
         let asked = kernel.asked();
         let told = asked.iter().rfind(|asked| asked.starts_with("position"));
         assert!(told.is_none_or(|told| position_error.is_some() || told == "position 0 0"), "{case}: {told:?}");

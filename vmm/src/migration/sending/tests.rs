@@ -1,0 +1,165 @@
+//! A source's conductor on its way to targets that are no good.
+
+use std::io::Read as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use vm_api::migration::MigrationRole;
+use vm_memory::{Bytes as _, GuestAddress};
+
+use super::*;
+use crate::migration::dirty::PageSet;
+use crate::migration::incoming::{Incoming, Item};
+use crate::migration::orders::{self, Orders, Stopped};
+
+/// The guest's memory, in bytes.
+const MEMORY: usize = 8 << 20;
+
+fn memory() -> GuestMap {
+    let memory = GuestMap::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+    memory.write_slice(&vec![0xa5; MEMORY], GuestAddress(0)).unwrap();
+    memory
+}
+
+/// A source that is asked to send to the socket in `folder`, with these options.
+fn job(folder: &Path, options: &str) -> (SendJob, Orders<SourceOrder>) {
+    let url = format!("unix:{}", folder.join("socket").display());
+    let config: SendMigration = format!("destination_url={url},{options}").parse().unwrap();
+    let (control, orders) = orders::pair().unwrap();
+    let job = SendJob {
+        address: Address::parse("destination_url", &url).unwrap(),
+        config,
+        tls: None,
+        offer: b"{}".to_vec(),
+        passed: None,
+        memory: memory(),
+        progress: Progress::new(MigrationRole::Sender, "connecting"),
+        control,
+    };
+    (job, orders)
+}
+
+/// Who has written all of memory again when the guest stands still.
+struct Writes {
+    collected: usize,
+}
+
+impl DirtySource for Writes {
+    fn name(&self) -> &'static str {
+        "the test writes"
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn collect(&mut self, pages: &mut PageSet) -> io::Result<()> {
+        self.collected += 1;
+        if self.collected > 1 {
+            *pages = PageSet::all(&memory());
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) {}
+}
+
+/// A target that makes any VM, and takes pages slowly once `is_slow`, but says all the time that it is there.
+fn serve(listener: &UnixListener, is_slow: &AtomicBool) {
+    let (control, _) = listener.accept().unwrap();
+    let mut incoming = Incoming::new(&control);
+    let greeting = incoming.greeting().unwrap();
+    let say = |bytes: &[u8]| _ = io::Write::write_all(&mut &control, bytes);
+    say(&greeting.bytes());
+    let (pages, _) = listener.accept().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| drain(&pages, is_slow));
+        while let Ok(Item::Frame(frame)) = incoming.receive() {
+            match frame.kind() {
+                Kind::Keepalive => say(&Frame::Keepalive.bytes()),
+                Kind::Offer => say(&Frame::Prepared.bytes()),
+                _ => {}
+            }
+        }
+    });
+}
+
+fn drain(mut pages: &UnixStream, is_slow: &AtomicBool) {
+    let mut bytes = vec![0; 16 << 10];
+    while pages.read(&mut bytes).is_ok_and(|count| count > 0) {
+        if is_slow.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// What the control thread was ordered, and the last report.
+#[derive(Debug, Default)]
+struct Ordered {
+    stopped: bool,
+    resumed: bool,
+    end: Option<(Outcome, String)>,
+}
+
+/// The control thread, until the migration is over.
+fn control(sending: &Sending, orders: &Orders<SourceOrder>, is_slow: &AtomicBool) -> Ordered {
+    let mut ordered = Ordered::default();
+    let until = Instant::now() + Duration::from_secs(60);
+    while ordered.end.is_none() {
+        assert!(Instant::now() < until, "{ordered:?}");
+        match orders.take() {
+            Some(SourceOrder::FindWriters) => {
+                let writers: Vec<Box<dyn DirtySource>> = vec![Box::new(Writes { collected: 0 })];
+                sending.tell(SourceNote::Writers(Ok(writers), Holds::default()));
+            }
+            Some(SourceOrder::Stop) => {
+                ordered.stopped = true;
+                is_slow.store(true, Ordering::SeqCst);
+                let machine = include_str!("../../vm/saved/golden/machine_state-1.json");
+                let machine = Box::new(serde_json::from_str(machine).unwrap());
+                let (holds, stateful, stop) = (Holds::default(), Vec::new(), Duration::ZERO);
+                sending.tell(SourceNote::Stopped(Ok(Stopped { machine, holds, stateful, stop })));
+            }
+            Some(SourceOrder::Resume) => ordered.resumed = true,
+            Some(SourceOrder::Report(outcome, why)) => ordered.end = Some((outcome, why.unwrap_or_default())),
+            Some(SourceOrder::Slow(_) | SourceOrder::Pass(_)) => {}
+            None => thread::sleep(Duration::from_millis(2)),
+        }
+    }
+    ordered
+}
+
+/// How a migration to a target ends that takes pages slowly, from the start or once the guest stands still.
+fn sent_slowly(is_slow: bool, options: &str) -> (Ordered, Duration) {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+    let (job, orders) = job(folder.path(), options);
+    let is_slow = AtomicBool::new(is_slow);
+    thread::scope(|scope| {
+        scope.spawn(|| serve(&listener, &is_slow));
+        let began = Instant::now();
+        let sending = Sending::begin(job).unwrap();
+        let ordered = control(&sending, &orders, &is_slow);
+        (ordered, began.elapsed())
+    })
+}
+
+#[test]
+fn a_first_pass_that_takes_longer_than_the_client_wants_ends_the_migration() {
+    let (ordered, took) = sent_slowly(true, "timeout_s=1");
+    let (outcome, why) = ordered.end.unwrap();
+    assert_eq!(outcome, Outcome::Failed);
+    assert_eq!(why, "after timeout_s=1, the memory has not been copied once: the target takes it too slowly");
+    assert!(!ordered.stopped && took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn a_guest_that_stands_still_for_much_longer_than_its_goal_goes_on_at_the_source() {
+    let (ordered, took) = sent_slowly(false, "downtime_ms=300");
+    let (outcome, why) = ordered.end.unwrap();
+    assert_eq!((outcome, ordered.resumed), (Outcome::Failed, true));
+    assert_eq!(why, "the target or this host took too long (finishing)");
+    assert!(ordered.stopped && took < Duration::from_secs(20), "{took:?}");
+}
