@@ -65,6 +65,7 @@ pub(crate) struct PageFaults {
 pub(crate) struct Progress {
     is_done: Mutex<bool>,
     changed: Condvar,
+    /// It cannot go on, now or ever.
     failed: AtomicBool,
 }
 
@@ -157,7 +158,7 @@ struct Filler {
     progress: Arc<Progress>,
     is_dispensable: Arc<AtomicBool>,
     end: Arc<EventFd>,
-    /// Whether it has said that the file cannot be read.
+    /// Whether it has said that the file cannot be read, since it could be.
     is_told: bool,
 }
 
@@ -316,7 +317,17 @@ impl Filler {
                 Err((_, error)) => return Err(error),
             }
         }
+        self.recovered();
         Ok(true)
+    }
+
+    /// The file can be read, whatever was before.
+    fn recovered(&mut self) {
+        if self.is_told {
+            log::info!("the guest's memory can be read from the snapshot again");
+            self.is_told = false;
+        }
+        self.progress.failed.store(false, Ordering::Release);
     }
 }
 
@@ -460,6 +471,23 @@ mod tests {
             assert_eq!(waiting.join().unwrap(), 0);
         });
         assert!(!faults.progress().wait(&|| false));
+    }
+
+    #[test]
+    fn a_file_that_can_be_read_again_ends_the_failure() {
+        let (file, layout, readable) = unreadable();
+        let memory = memory();
+        let faults = PageFaults::begin(&memory, &layout, &file).unwrap();
+        assert!(!faults.progress().wait(&|| false), "it fails");
+        let [from, to] = [&readable, &*file].map(std::os::fd::AsRawFd::as_raw_fd);
+        // SAFETY: both descriptors are open, and the second one stays that of a file.
+        assert_eq!(unsafe { libc::dup2(from, to) }, to);
+        let began = std::time::Instant::now();
+        while !faults.progress().wait(&|| false) {
+            assert!(began.elapsed() < Duration::from_secs(20), "it fails for ever");
+            std::thread::sleep(RETRY);
+        }
+        assert!(pages().all(|page| memory.read_obj::<u64>(page).unwrap() == expected(page)));
     }
 
     #[test]
