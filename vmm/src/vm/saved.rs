@@ -61,6 +61,7 @@ impl Vm {
             irqchip: IrqchipState::save(&running.powered.vm)?,
             vcpus,
             wanted_vcpus: self.vcpus,
+            wanted_memory: self.memory.size,
             events: self.ged.save(),
             serial: self.serial.as_ref().map(|serial| serial.port().save()),
             consoles: self.save_consoles(),
@@ -105,6 +106,7 @@ impl Vm {
             irqchip: IrqchipState { chips: Default::default() },
             vcpus: Vec::new(),
             wanted_vcpus: self.vcpus,
+            wanted_memory: self.memory.size,
             events: self.ged.save(),
             serial: None,
             consoles: ConsolesState::default(),
@@ -237,6 +239,10 @@ impl Vm {
     ) -> Result<Self, RestoreError> {
         if !is_read(state.version) {
             return Err(RestoreError::Version(state.version));
+        }
+        let (config_size, saved) = (config.memory.size, state.wanted_memory);
+        if config_size != saved {
+            return Err(RestoreError::MemorySize { config: bytes(config_size), saved: bytes(saved) });
         }
         let layout = &state.layout;
         let places = places(&plan.devices, &state.devices)?;
