@@ -248,6 +248,64 @@ impl Drop for Small {
     }
 }
 
+/// A file system that writes nothing while it is frozen, until it is dropped.
+struct Frozen {
+    at: PathBuf,
+    image: PathBuf,
+}
+
+impl Frozen {
+    fn mount(at: &Path, image: PathBuf) -> Self {
+        fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
+        let is_done = |command: &mut Command| command.status().is_ok_and(|status| status.success());
+        assert!(is_done(Command::new("mkfs.ext4").arg("-q").arg(&image)), "mkfs.ext4 is missing: e2fsprogs");
+        let mounted = is_done(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(at));
+        assert!(mounted, "this test needs root and a loop device");
+        Self { at: at.to_path_buf(), image }
+    }
+
+    fn freeze(&self, option: &str) {
+        assert!(Command::new("fsfreeze").arg(option).arg(&self.at).status().unwrap().success());
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = Command::new("fsfreeze").arg("-u").arg(&self.at).status();
+        let _ = Command::new("umount").args(["-l"]).arg(&self.at).status();
+        let _ = fs::remove_file(&self.image);
+    }
+}
+
+#[test]
+fn a_vm_ends_although_the_disk_of_its_snapshot_does_not_answer() {
+    let vmm = Vmm::start();
+    let mut client = idle(&vmm, json!([]));
+    let [(path, url), (other, other_url)] = ["saved", "other"].map(|name| folder(&vmm, name));
+    let disk = Frozen::mount(&path, vmm.files.path("image"));
+    disk.freeze("-f");
+    let saving = std::thread::spawn({
+        let (mut client, url) = (vmm.client(), url.clone());
+        move || snapshot(&mut client, &url)
+    });
+    wait_for("the snapshot", || vmm.threads().contains(&"snapshot\n".to_string()));
+    let began = Instant::now();
+    client.put("vm.delete").expect(204);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    // The program has another VM meanwhile, which cannot be saved yet.
+    let mut client = idle(&vmm, json!([]));
+    let refused = snapshot(&mut client, &other_url);
+    assert_eq!((refused.status, said(&refused).contains("still waits for its disk")), (409, true), "{refused:?}");
+    assert!(!saving.is_finished());
+    disk.freeze("-u");
+    let answer = saving.join().unwrap();
+    assert_eq!((answer.status, said(&answer).contains("was ended before")), (409, true), "{answer:?}");
+    assert_eq!(names(&path), ["lost+found"]);
+    wait_for("the thread's end", || !vmm.threads().contains(&"snapshot\n".to_string()));
+    snapshot(&mut client, &other_url).expect(204);
+    assert_eq!(names(&other).len(), 3);
+}
+
 #[test]
 fn a_disk_that_is_full_ends_a_snapshot_and_not_the_vm() {
     let vmm = Vmm::start();
