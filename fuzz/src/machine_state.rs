@@ -67,6 +67,7 @@ fn state() -> MachineState {
         irqchip: IrqchipState { chips: [blob(520), blob(520), blob(520)] },
         vcpus: (0..3).map(vcpu).collect(),
         wanted_vcpus: 2,
+        wanted_memory: 512 << 20,
         events: EventDeviceState {
             events: 5,
             slots: vec![SlotsState { segment: 0, plugged: 2, unplugged: 4, ejected: 8 }],

@@ -4,10 +4,13 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Client};
+use crate::code::Code;
+use crate::driven::{drive_in, slot};
 use crate::tap::{self, Queues};
 use crate::vmm::{BINARY, Vmm, reasons, taps, wait_for};
 
@@ -245,6 +248,64 @@ impl Drop for Small {
     }
 }
 
+/// A file system that writes nothing while it is frozen, until it is dropped.
+struct Frozen {
+    at: PathBuf,
+    image: PathBuf,
+}
+
+impl Frozen {
+    fn mount(at: &Path, image: PathBuf) -> Self {
+        fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
+        let is_done = |command: &mut Command| command.status().is_ok_and(|status| status.success());
+        assert!(is_done(Command::new("mkfs.ext4").arg("-q").arg(&image)), "mkfs.ext4 is missing: e2fsprogs");
+        let mounted = is_done(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(at));
+        assert!(mounted, "this test needs root and a loop device");
+        Self { at: at.to_path_buf(), image }
+    }
+
+    fn freeze(&self, option: &str) {
+        assert!(Command::new("fsfreeze").arg(option).arg(&self.at).status().unwrap().success());
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = Command::new("fsfreeze").arg("-u").arg(&self.at).status();
+        let _ = Command::new("umount").args(["-l"]).arg(&self.at).status();
+        let _ = fs::remove_file(&self.image);
+    }
+}
+
+#[test]
+fn a_vm_ends_although_the_disk_of_its_snapshot_does_not_answer() {
+    let vmm = Vmm::start();
+    let mut client = idle(&vmm, json!([]));
+    let [(path, url), (other, other_url)] = ["saved", "other"].map(|name| folder(&vmm, name));
+    let disk = Frozen::mount(&path, vmm.files.path("image"));
+    disk.freeze("-f");
+    let saving = std::thread::spawn({
+        let (mut client, url) = (vmm.client(), url.clone());
+        move || snapshot(&mut client, &url)
+    });
+    wait_for("the snapshot", || vmm.threads().contains(&"snapshot\n".to_string()));
+    let began = Instant::now();
+    client.put("vm.delete").expect(204);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    // The program has another VM meanwhile, which cannot be saved yet.
+    let mut client = idle(&vmm, json!([]));
+    let refused = snapshot(&mut client, &other_url);
+    assert_eq!((refused.status, said(&refused).contains("still waits for its disk")), (409, true), "{refused:?}");
+    assert!(!saving.is_finished());
+    disk.freeze("-u");
+    let answer = saving.join().unwrap();
+    assert_eq!((answer.status, said(&answer).contains("was ended before")), (409, true), "{answer:?}");
+    assert_eq!(names(&path), ["lost+found"]);
+    wait_for("the thread's end", || !vmm.threads().contains(&"snapshot\n".to_string()));
+    snapshot(&mut client, &other_url).expect(204);
+    assert_eq!(names(&other).len(), 3);
+}
+
 #[test]
 fn a_disk_that_is_full_ends_a_snapshot_and_not_the_vm() {
     let vmm = Vmm::start();
@@ -346,12 +407,13 @@ fn many_restores_leave_no_descriptor_no_thread_and_no_memory_behind() {
 #[test]
 fn vfs_come_back_over_other_backends_and_two_clones_run_at_once() {
     let source = Vmm::start();
-    let net = json!([{"id": "pf0", "tap": "snapv", "mac": "52:54:00:00:00:09", "sriov_vfs": 3,
+    let mut config = config(&source);
+    config["net"] = json!([{"id": "pf0", "tap": "snapv", "mac": "52:54:00:00:00:09", "sriov_vfs": 3,
         "vfs": [{"index": 1, "tap": "snapvone"}]}]);
-    let mut client = idle(&source, net);
+    let mut client = paused(&source, &config);
     let link = json!({"pf": "pf0", "index": 2, "link": "down"});
     client.put_json("vm.set-vf", &link).expect(204);
-    let (_, url) = folder(&source, "saved");
+    let (path, url) = folder(&source, "saved");
     snapshot(&mut client, &url).expect(204);
     let before = client.get("vm.info").expect(200);
     client.put("vm.resume").expect(204);
@@ -359,6 +421,7 @@ fn vfs_come_back_over_other_backends_and_two_clones_run_at_once() {
         .into_iter()
         .map(|tap| {
             let target = Vmm::start();
+            redirect(&path, &target);
             let mut client = target.client();
             let backends = json!([{"id": "pf0", "tap": tap}, {"id": "pf0", "vf": 1, "tap": format!("{tap}one")},
             {"id": "pf0", "vf": 2, "num_fds": 1}, {"id": "pf0", "vf": 0, "tap": format!("{tap}nul")}]);
@@ -395,12 +458,20 @@ fn vfs_come_back_over_other_backends_and_two_clones_run_at_once() {
                 (400, true),
                 "{missing:?}"
             );
-            let body = json!({"source_url": url, "net_fds": [{"id": "pf0", "vf": 2, "num_fds": 1}]});
+            let net_fds = json!([{"id": "pf0", "vf": 2, "num_fds": 1}]);
+            let body = json!({"source_url": url, "net_fds": net_fds, "resume": true});
             client.ask("PUT", "vm.restore", Some(&body), &fds).expect(204);
             target
         })
         .collect();
-    assert_eq!((clones.len(), client.get("vm.info").expect(200)["state"].as_str()), (2, Some("Running")));
+    let all: Vec<_> = clones.iter().chain([&source]).collect();
+    let before: Vec<_> = all.iter().map(|vmm| dots(vmm)).collect();
+    wait_for("both clones and the guest they come from", || {
+        all.iter().zip(&before).all(|(vmm, before)| dots(vmm) > before + 1)
+    });
+    for vmm in all {
+        assert_eq!(vmm.client().get("vm.info").expect(200)["state"], "Running");
+    }
 }
 
 #[test]
@@ -447,5 +518,155 @@ fn a_confined_vm_is_saved_and_restored_where_its_rules_allow_it() {
         fs::create_dir(&inside).unwrap();
         snapshot(&mut client, &url).expect(204);
         assert_eq!((names(&inside).len(), snapshot(&mut client, &other).status), (3, 409));
+    }
+}
+
+/// Has what was saved be changed as an orchestrator changes it.
+fn edit(folder: &Path, change: impl FnOnce(&mut Value)) {
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(path, config.to_string()).unwrap();
+}
+
+#[test]
+fn what_kata_changes_of_the_configuration_is_applied() {
+    for zones in [false, true] {
+        let source = Vmm::start();
+        let ram = source.files.sparse("ram", 64 << 20);
+        let mut config = config(&source);
+        config["vsock"] = json!({"cid": 3, "socket": source.files.path("vsock")});
+        config["memory"] = if zones {
+            json!({"size": 0, "zones": [{"id": "mem0", "size": 64 << 20, "file": ram, "shared": true}]})
+        } else {
+            json!({"size": 64 << 20, "shared": true})
+        };
+        let mut client = paused(&source, &config);
+        let (path, url) = folder(&source, "saved");
+        snapshot(&mut client, &url).expect(204);
+        let contents = fs::read(&ram).unwrap();
+        for (mode, is_private) in [("Copy", false), ("Copy", true), ("Auto", true)] {
+            // One with the memory of the other would change it.
+            if zones && !is_private {
+                continue;
+            }
+            let target = Vmm::start();
+            redirect(&path, &target);
+            let socket = target.files.path("vsock");
+            edit(&path, |config| {
+                config["vsock"]["socket"] = json!(socket);
+                let memory = &mut config["memory"];
+                let memory = if zones { &mut memory["zones"][0] } else { memory };
+                memory["shared"] = json!(!is_private);
+            });
+            let mut client = target.client();
+            restore(&mut client, &url, mode).expect(204);
+            assert!(socket.exists(), "{mode}");
+            let memory = client.get("vm.info").expect(200)["config"]["memory"].clone();
+            let memory = if zones { &memory["zones"][0] } else { &memory };
+            assert_eq!(memory["shared"], !is_private, "{mode}");
+            client.put("vm.resume").expect(204);
+            wait_for("the guest", || dots(&target) > 2);
+            assert!(fs::read(&ram).unwrap() == contents, "{mode}: the clone writes to the memory of its template");
+        }
+        let before = dots(&source);
+        client.put("vm.resume").expect(204);
+        wait_for("the source", || dots(&source) > before + 1);
+    }
+}
+
+#[test]
+fn another_size_of_memory_is_refused_and_not_ignored() {
+    let source = Vmm::start();
+    let mut client = paused(&source, &config(&source));
+    let (path, url) = folder(&source, "saved");
+    snapshot(&mut client, &url).expect(204);
+    client.put("vm.delete").expect(204);
+    for size in [32 << 20, 128 << 20] {
+        edit(&path, |config| config["memory"]["size"] = json!(size));
+        for mode in MODES {
+            let refused = restore(&mut client, &url, mode);
+            let sizes = format!("memory.size: {}M in the configuration, and the VM was saved with 64M", size >> 20);
+            assert_eq!((refused.status, said(&refused).contains(&sizes)), (400, true), "{mode}: {refused:?}");
+            assert!(!said(&refused).contains('\n'));
+        }
+    }
+    edit(&path, |config| config["memory"]["size"] = json!(64 << 20));
+    restore(&mut client, &url, "Copy").expect(204);
+}
+
+/// Where the entropy device's rings are: behind all that the guest writes.
+const RINGS_AT: u32 = 0x1780_0000;
+const LARGE: u64 = 384 << 20;
+
+/// A guest that writes to each page of much memory, drives the entropy device in `slot`, tells by a dot, and stops.
+fn filling(slot: u32) -> Vec<u8> {
+    // mov edi, 3 MiB; 0: mov [edi], edi; add edi, 4096; cmp edi, 368 MiB; jb 0
+    let fill = Code::default().bytes(&[&[0xbf], &0x30_0000u32.to_le_bytes(), &[0x89, 0x3f, 0x81, 0xc7]]).bytes(&[
+        &4096u32.to_le_bytes(),
+        &[0x81, 0xff],
+        &0x1700_0000u32.to_le_bytes(),
+        &[0x72, 0xf0],
+    ]);
+    // A chain of one descriptor that the device fills.
+    let buffer = fill.dword(RINGS_AT, RINGS_AT + 0x8000).dword(RINGS_AT + 8, 64).dword(RINGS_AT + 12, 2);
+    let driven = drive_in(buffer, slot, &[0], RINGS_AT);
+    // mov edx, 0x3f8; mov al, '.'; out dx, al; cli; hlt; jmp back
+    driven.bytes(&[&[0xba, 0xf8, 0x03, 0, 0, 0xb0, b'.', 0xee, 0xfa, 0xf4, 0xeb, 0xfd]]).0
+}
+
+/// Restores such a guest on demand and cuts the file of its memory short, before the entropy device's rings are read.
+/// `None` if they were.
+fn cut_short() -> Option<(Vmm, Client)> {
+    let vmm = Vmm::start();
+    let mut config = config(&vmm);
+    config["memory"]["size"] = json!(LARGE);
+    let mut client = vmm.boot_config(&config);
+    let slot = slot(&client.get("vm.info").expect(200)["device_tree"], "__rng");
+    client.put("vm.shutdown").expect(204);
+    vmm.files.kernel(&filling(slot));
+    let before = dots(&vmm);
+    client.put("vm.boot").expect(204);
+    wait_for("the guest", || dots(&vmm) > before);
+    client.put("vm.pause").expect(204);
+    let (path, url) = folder(&vmm, "saved");
+    snapshot(&mut client, &url).expect(204);
+    client.put("vm.delete").expect(204);
+    let file = fs::File::options().write(true).open(path.join("memory-ranges")).unwrap();
+    // From the disk it takes longer to read.
+    // SAFETY: the descriptor is open, and the call has no other argument that could be wrong.
+    unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    restore(&mut client, &url, "OnDemand").expect(204);
+    file.set_len(0).unwrap();
+    client.put("vm.resume").expect(204);
+    let log = || fs::read_to_string(vmm.files.path("log")).unwrap();
+    let until = Instant::now() + Duration::from_secs(3);
+    while !log().contains("the guest waits: its memory cannot be read") {
+        if Instant::now() > until {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Some((vmm, client))
+}
+
+#[test]
+fn a_guest_whose_memory_cannot_be_read_any_more_is_ended_at_once() {
+    for end in ["vm.delete", "vm.shutdown", "vm.reboot", "SIGTERM"] {
+        let cut = (0..5).find_map(|_| cut_short());
+        let (mut vmm, mut client) = cut.expect("each time all was read before it could be cut short");
+        let began = Instant::now();
+        if end == "SIGTERM" {
+            // SAFETY: the process is this test's own child, which was not waited for.
+            assert_eq!(unsafe { libc::kill(vmm.pid().cast_signed(), libc::SIGTERM) }, 0);
+            vmm.ended();
+        } else {
+            client.put(end).expect(204);
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "{end} took {:?}", began.elapsed());
+        if end == "vm.reboot" {
+            let before = dots(&vmm);
+            wait_for("the restarted guest", || dots(&vmm) > before);
+        }
     }
 }

@@ -50,7 +50,7 @@ use crate::counters::{Losses, log_losses};
 use crate::features::has;
 use crate::rate_limiter::{RateLimitGroup, RateLimits};
 use crate::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn_after, spawn_all, thread_name};
-use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
+use crate::{BlockState, DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 use access::Access;
 pub use access::{ImageFormat, LockGranularity};
 use config::{Config, WRITEBACK};
@@ -396,19 +396,31 @@ impl VirtioDevice for Block {
     }
 
     fn save(&self) -> DeviceSpecific {
-        self.chosen.map_or(DeviceSpecific::PowerOn, |writeback| DeviceSpecific::Config(vec![writeback.into()]))
+        let limits =
+            self.limiter.as_ref().filter(|limiter| !limiter.is_full()).map_or(Vec::new(), RateLimitGroup::save);
+        let state = BlockState { writeback: self.chosen, limits };
+        if state == BlockState::default() { DeviceSpecific::PowerOn } else { DeviceSpecific::Block(state) }
     }
 
     fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
-        let may_choose = started.is_none_or(|features| has(features, VIRTIO_BLK_F_CONFIG_WCE));
-        self.chosen = match state {
-            DeviceSpecific::PowerOn => None,
-            DeviceSpecific::Config(config) if may_choose => match config[..] {
-                [byte] => Some(byte != 0),
-                _ => return Err(StateError::Shape("configuration lengths")),
-            },
+        let none = BlockState::default();
+        let BlockState { writeback, limits } = match state {
+            DeviceSpecific::PowerOn => &none,
+            DeviceSpecific::Block(state) => state,
             _ => return Err(StateError::Shape("kinds of device")),
         };
+        let may_choose = started.is_none_or(|features| has(features, VIRTIO_BLK_F_CONFIG_WCE));
+        if writeback.is_some() && !may_choose {
+            return Err(StateError::Value("a disk's write cache"));
+        }
+        if !limits.is_empty() {
+            let mut rest = &limits[..];
+            self.limiter.iter().try_for_each(|limiter| limiter.restore(&mut rest))?;
+            if !rest.is_empty() {
+                return Err(StateError::Shape("rate limits"));
+            }
+        }
+        self.chosen = *writeback;
         // Queues that are stopped for lack of bus mastering may stay so for long, and the driver write the field
         // meanwhile.
         self.negotiated = started;

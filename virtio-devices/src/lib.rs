@@ -92,9 +92,9 @@ pub use rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use state::{
-    AddressesState, BucketState, BucketsState, DeviceSpecific, DeviceState, DomainState, FunctionState, IommuState,
-    MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, TransportState, VectorState, VfState,
-    VfsState,
+    AddressesState, BlockState, BucketState, BucketsState, DeviceSpecific, DeviceState, DomainState, FunctionState,
+    IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, TransportState,
+    VectorState, VfState, VfsState,
 };
 pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec};
 pub use thread::{NewThread, Panicked, Thread};

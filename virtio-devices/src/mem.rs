@@ -126,7 +126,9 @@ impl VirtioDevice for Mem {
             }
             DeviceSpecific::Config(bits) if self.region.restore(bits) => Ok(()),
             DeviceSpecific::Config(_) => Err(StateError::Shape("numbers of memory blocks")),
-            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) => Err(StateError::Shape("kinds of device")),
+            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) | DeviceSpecific::Block(_) => {
+                Err(StateError::Shape("kinds of device"))
+            }
         }
     }
 }

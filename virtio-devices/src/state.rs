@@ -189,6 +189,8 @@ pub enum DeviceSpecific {
     Net(NicState),
     /// An IOMMU.
     Iommu(IommuState),
+    /// A disk.
+    Block(BlockState),
 }
 
 impl DeviceSpecific {
@@ -199,6 +201,8 @@ impl DeviceSpecific {
             Self::PowerOn | Self::Net(_) => true,
             // What endpoints in no domain reach outlives a reset.
             Self::Iommu(state) => state.domains.is_empty(),
+            // Its limits outlive resets, too.
+            Self::Block(state) => state.writeback.is_none(),
             Self::Config(_) => false,
         }
     }
@@ -271,6 +275,18 @@ pub struct BucketState {
     pub missing: u64,
     /// What is left of the one-time burst.
     pub burst: u64,
+}
+
+/// A disk: what its driver chose, and what is left of its limits, which are the host's.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockState {
+    /// What the driver wrote into `writeback` (`virtio 1.4 §5.2.4`), if it did.
+    pub writeback: Option<bool>,
+    /// How full the buckets of its limits are, of bytes first; none of them if all are full. Each disk of a group has
+    /// those of the group.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<BucketState>,
 }
 
 /// A table of addresses.

@@ -123,7 +123,9 @@ impl VirtioDevice for Watchdog {
                 Ok(())
             }
             DeviceSpecific::Config(_) => Err(StateError::Shape("configuration lengths")),
-            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) => Err(StateError::Shape("kinds of device")),
+            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) | DeviceSpecific::Block(_) => {
+                Err(StateError::Shape("kinds of device"))
+            }
         }
     }
 }

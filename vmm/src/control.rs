@@ -136,6 +136,7 @@ fn serve(
         limits,
         own_files,
         opening: None,
+        ending: None,
         deferred: VecDeque::new(),
         live: None,
         progress: None,
@@ -179,6 +180,8 @@ struct ControlLoop {
     limits: HostLimits,
     /// The action for which something is being acquired.
     opening: Option<Opening>,
+    /// A snapshot that is not wanted any more, whose thread may still wait for the disk.
+    ending: Option<Opening>,
     /// Actions that wait until it has been applied, in their order.
     deferred: VecDeque<PendingAction>,
     /// The files that this program needs whatever its VM is.
@@ -197,6 +200,8 @@ struct Ready {
     guest: bool,
     client: bool,
     opened: bool,
+    /// The snapshot that was not wanted any more has ended.
+    ended: bool,
     /// The host says something of its devices.
     host: bool,
     migration: bool,
@@ -209,6 +214,11 @@ impl ControlLoop {
         if let Some(instance) = &mut self.instance {
             instance.shutdown();
         }
+        if self.is_saving() {
+            self.abandon();
+        }
+        // What there is of it is removed before the program ends.
+        self.snapshot_ended();
         ended
     }
 
@@ -236,6 +246,9 @@ impl ControlLoop {
             }
             if ready.opened {
                 self.opened();
+            }
+            if ready.ended {
+                self.snapshot_ended();
             }
             if ready.host
                 && let Some(instance) = &mut self.instance
@@ -336,9 +349,10 @@ impl ControlLoop {
 
     /// Ends the action for which something is being acquired.
     fn abandon(&mut self) {
-        if let Some(pending) = self.opening.take().and_then(Opening::abandon) {
+        if self.is_saving() {
+            self.abandon_snapshot();
+        } else if let Some(pending) = self.opening.take().and_then(Opening::abandon) {
             let what = match pending.action() {
-                Action::Snapshot(_) => "the VM was ended before its snapshot was complete; nothing is left of it",
                 Action::Restore(..) => "the VM was ended before it was restored",
                 Action::AddDevice(_) => "the VM was ended before the device of the host was open",
                 _ => "the VM was ended before a vhost-user backend was ready",
@@ -363,8 +377,9 @@ impl ControlLoop {
         let migration = self.live.as_ref().map_or(client, Live::event);
         let watch = self.instance.as_ref().and_then(Instance::vm).and_then(|vm| vm.devices().vfio().watch());
         let host = watch.as_ref().map_or_else(|| borrow(client), |watch| watch.as_fd());
-        let [client, guest, opened, migration] = [client, guest, opened, migration].map(borrow);
-        let mut fds = [self.signals.fd(), self.signals.window(), client, guest, opened, host, migration]
+        let ended = self.ending.as_ref().map_or(client, Opening::event);
+        let [client, guest, opened, migration, ended] = [client, guest, opened, migration, ended].map(borrow);
+        let mut fds = [self.signals.fd(), self.signals.window(), client, guest, opened, host, migration, ended]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let unread = self.instance.as_ref().and_then(Instance::vm).is_some_and(|vm| vm.remind_guest());
         let timeout = match self.opening {
@@ -388,6 +403,7 @@ impl ControlLoop {
             opened: is_opening && ready(4),
             host: watch.is_some() && ready(5),
             migration: self.live.is_some() && ready(6),
+            ended: self.ending.is_some() && ready(7),
         })
     }
 

@@ -558,11 +558,27 @@ impl Vm {
     /// Ends the guest, running or paused. Its devices are reset, and not paused, so that the next guest's queues run.
     fn end_guest(&mut self) {
         let paused = self.is_paused();
+        self.quit();
         self.running = None;
         if paused && let Err(error) = self.devices.resume() {
             // They have been reset, and no queue is to run.
             log::warn!("{error}");
         }
+    }
+}
+
+impl Vm {
+    /// Tells the guest to end, and waits for nothing. From here on nobody waits for memory that cannot be read: a vCPU
+    /// or a worker that did so would be waited for in vain.
+    fn quit(&self) {
+        self.running.iter().for_each(|running| running.vcpus.quit());
+        self.ram.give_up_on_failure();
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.quit();
     }
 }
 

@@ -158,7 +158,9 @@ impl VirtioDevice for IommuDevice {
                 Ok(())
             }
             DeviceSpecific::Iommu(state) => self.iommu.restore(state),
-            DeviceSpecific::Config(_) | DeviceSpecific::Net(_) => Err(StateError::Shape("kinds of device")),
+            DeviceSpecific::Config(_) | DeviceSpecific::Net(_) | DeviceSpecific::Block(_) => {
+                Err(StateError::Shape("kinds of device"))
+            }
         }
     }
 }

@@ -7,8 +7,9 @@ use crate::clock;
 use crate::net_protocol::MAX_FRAME;
 use crate::state::{BucketState, StateError};
 
-/// The most that a bucket can be in debt, in tokens: each of its users begins one operation at a time, which takes more
-/// than there is. No function has more users.
+/// The most that a bucket can be in debt when it is saved, in tokens: each of its users begins one operation at a time,
+/// which takes more than there is. No NIC has more users. A disk's requests can be longer than frames; what it owes
+/// beyond this is forgiven.
 const MOST_DEBT: u64 = 256 * MAX_FRAME as u64;
 
 impl RateLimitGroup {
@@ -52,15 +53,20 @@ impl Bucket {
         BucketState { missing: 0, burst: self.limit.one_time_burst }
     }
 
+    /// The longest that it takes to be full.
+    fn most(&self) -> Duration {
+        self.limit.refill.saturating_add(self.time_of(MOST_DEBT))
+    }
+
     fn save(&self, now: Instant) -> BucketState {
-        let missing = self.full_at.saturating_duration_since(now).as_nanos();
+        let missing = self.full_at.saturating_duration_since(now).min(self.most()).as_nanos();
         BucketState { missing: u64::try_from(missing).unwrap_or(u64::MAX), burst: self.burst }
     }
 
     fn restore(&mut self, state: &BucketState, now: Instant) -> Result<(), StateError> {
         let missing = Duration::from_nanos(state.missing);
-        let most = self.limit.refill.saturating_add(self.time_of(MOST_DEBT));
-        let full_at = now.checked_add(missing).filter(|_| missing <= most && state.burst <= self.limit.one_time_burst);
+        let is_possible = missing <= self.most() && state.burst <= self.limit.one_time_burst;
+        let full_at = now.checked_add(missing).filter(|_| is_possible);
         self.full_at = full_at.ok_or(StateError::Value("a rate limit's bucket"))?;
         self.burst = state.burst;
         Ok(())
@@ -93,6 +99,16 @@ mod tests {
         to.restore(&mut rest).unwrap();
         assert!(rest.is_empty());
         assert_eq!((to.save(), to.limited_for()), (saved, Some(Duration::from_micros(2_001_000))));
+    }
+
+    #[test]
+    fn what_is_saved_of_any_debt_can_be_restored() {
+        let _clock = StoppedClock::new();
+        let group = group();
+        group.take_bytes(u64::MAX >> 20);
+        let saved = group.save();
+        assert_eq!(saved[0].missing, 1_000_000_000 + MOST_DEBT * 1_000_000);
+        self::group().restore(&mut &saved[..]).unwrap();
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub struct RestoreConfig {
     #[option("prefault=on|off")]
     pub prefault: bool,
     /// How memory is restored. copy: read before the guest runs; ondemand: read as the guest uses it; map: the file
-    /// mapped privately, which must then stay as it is; auto: map, ondemand or copy, the first that is sound here.
+    /// mapped privately, which must then stay as it is; auto: map where that is sound, and copy elsewhere.
     #[option("memory_restore_mode=copy|ondemand|map|auto", default = MemoryRestoreMode::Copy)]
     pub memory_restore_mode: MemoryRestoreMode,
     /// Descriptors of open taps, for each NIC that had been given some: its id, or its id, a slash and the index of a
@@ -51,7 +51,7 @@ pub enum MemoryRestoreMode {
     OnDemand,
     /// It is a private mapping of the snapshot's file.
     Map,
-    /// `Map`, `OnDemand` or `Copy`: the first that is sound.
+    /// `Map` where that is sound, and else `Copy`.
     Auto,
 }
 

@@ -43,6 +43,10 @@ impl ControlLoop {
 
     /// What is to be written, of a paused VM.
     fn saver(&mut self, config: &SnapshotConfig) -> Result<Saver, Failure> {
+        if self.ending.is_some() {
+            let what = "an earlier snapshot was not wanted any more, and still waits for its disk; try again later";
+            return Err(Failure::new(ErrorKind::Conflict, what));
+        }
         let folder = folder::path_of("destination_url", &config.destination_url).map_err(Error::from)?;
         landlock::check_destination(&folder).map_err(Error::from)?;
         let instance = self.running()?;
@@ -97,6 +101,23 @@ impl ControlLoop {
                 pending.serve(|_| Ok(Reply::Done));
             }
             Err(error) => pending.serve(|_| Err(Failure::from(Error::from(error)).in_context(NOT_SAVED))),
+        }
+    }
+
+    /// Ends the snapshot that is being written. Its thread may be in a call that waits for a disk which does not answer,
+    /// so that it is not waited for here: it keeps the guest's memory, and the client its request, until it has ended.
+    pub(super) fn abandon_snapshot(&mut self) {
+        if let Some(opening) = self.opening.take() {
+            opening.cancel();
+            self.ending = Some(opening);
+        }
+    }
+
+    /// Waits for the thread of a snapshot that was not wanted any more, if there is one, and answers its client: it is
+    /// complete if it was on the disk before.
+    pub(super) fn snapshot_ended(&mut self) {
+        if let Some((pending, Acquired::Saved(saved))) = self.ending.take().and_then(Opening::finish) {
+            self.saved(pending, saved);
         }
     }
 

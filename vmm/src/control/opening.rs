@@ -103,6 +103,11 @@ impl Opening {
         Some((self.action.take()?, self.acquired.try_recv().ok()?))
     }
 
+    /// Tells its thread that nobody wants what it acquires, and does not wait for it.
+    pub(crate) fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
     /// Ends it. The action is to fail.
     pub(crate) fn abandon(mut self) -> Option<PendingAction> {
         self.action.take()

@@ -75,6 +75,16 @@ pub enum RestoreError {
         /// What the configuration says.
         config: String,
     },
+    /// The configuration gives the guest another size of memory.
+    #[error(
+        "memory.size: {config} in the configuration, and the VM was saved with {saved}, which has to stay; give that"
+    )]
+    MemorySize {
+        /// What the configuration says.
+        config: String,
+        /// What it said when the machine was saved.
+        saved: String,
+    },
     /// The state holds what no machine can be in.
     #[error("saved state with an impossible value in {0}")]
     Value(&'static str),
@@ -112,9 +122,12 @@ impl RestoreError {
     /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Version(_) | Self::Cpu(_) | Self::Shape { .. } | Self::Value(_) | Self::Device { .. } => {
-                ErrorKind::Invalid
-            }
+            Self::Version(_)
+            | Self::Cpu(_)
+            | Self::Shape { .. }
+            | Self::MemorySize { .. }
+            | Self::Value(_)
+            | Self::Device { .. } => ErrorKind::Invalid,
             Self::Vcpu { .. } | Self::Kvm(_) => ErrorKind::Host,
             Self::Vm(error) => error.kind(),
         }

@@ -34,6 +34,9 @@ pub struct MachineState {
     pub vcpus: Vec<VcpuState>,
     /// How many vCPUs the guest is to have, now and after a restart.
     pub wanted_vcpus: u8,
+    /// The configuration's size of memory that is in no zone, in bytes: what the guest has, or is to have after a
+    /// restart.
+    pub wanted_memory: u64,
     /// The generic event device with the registers of hot-plug.
     pub events: EventDeviceState,
     /// The serial port, if there is one.

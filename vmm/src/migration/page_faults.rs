@@ -54,6 +54,8 @@ struct Region {
 #[derive(Debug)]
 pub(crate) struct PageFaults {
     progress: Arc<Progress>,
+    /// Nobody goes on when what cannot be read is missing.
+    is_dispensable: Arc<AtomicBool>,
     end: Arc<EventFd>,
     thread: Option<Thread>,
 }
@@ -63,6 +65,7 @@ pub(crate) struct PageFaults {
 pub(crate) struct Progress {
     is_done: Mutex<bool>,
     changed: Condvar,
+    /// It cannot go on, now or ever.
     failed: AtomicBool,
 }
 
@@ -104,7 +107,7 @@ impl PageFaults {
             ahead.reverse();
             regions.push(Region { host, offset: place.offset, settled: vec![0; words], ahead });
         }
-        let progress = Arc::<Progress>::default();
+        let (progress, is_dispensable) = (Arc::<Progress>::default(), Arc::<AtomicBool>::default());
         let end = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
         let filler = Filler {
             fault,
@@ -113,12 +116,20 @@ impl PageFaults {
             waiting: Vec::new(),
             buffer: vec![0; BLOCK as usize],
             progress: Arc::clone(&progress),
+            is_dispensable: Arc::clone(&is_dispensable),
             end: Arc::clone(&end),
             is_told: false,
         };
         let kind = ThreadKind::PageFaults;
         let thread = threads::start(kind, NewThread::new(kind.name(), STACK, move || filler.run()))?;
-        Ok(Self { progress, end, thread: Some(thread) })
+        Ok(Self { progress, is_dispensable, end, thread: Some(thread) })
+    }
+
+    /// The guest ends. What can be read is still filled, for devices that complete what they have begun; but at the
+    /// first failure the filling ends, and whoever waits goes on with zeros. Otherwise those that wait for the devices
+    /// would wait for ever.
+    pub(crate) fn give_up_on_failure(&self) {
+        self.is_dispensable.store(true, Ordering::Release);
     }
 
     /// How far it has come.
@@ -145,8 +156,9 @@ struct Filler {
     waiting: Vec<u64>,
     buffer: Vec<u8>,
     progress: Arc<Progress>,
+    is_dispensable: Arc<AtomicBool>,
     end: Arc<EventFd>,
-    /// Whether it has said that the file cannot be read.
+    /// Whether it has said that the file cannot be read, since it could be.
     is_told: bool,
 }
 
@@ -162,10 +174,14 @@ impl Filler {
                         self.is_told = true;
                     }
                     self.progress.failed.store(true, Ordering::Release);
+                    if self.is_dispensable.load(Ordering::Acquire) {
+                        break;
+                    }
                     std::thread::sleep(RETRY);
                 }
             }
         }
+        // With its descriptor the userfaultfd ends, and whoever waits finds zeros.
         self.progress.failed.store(true, Ordering::Release);
     }
 
@@ -301,7 +317,17 @@ impl Filler {
                 Err((_, error)) => return Err(error),
             }
         }
+        self.recovered();
         Ok(true)
+    }
+
+    /// The file can be read, whatever was before.
+    fn recovered(&mut self) {
+        if self.is_told {
+            log::info!("the guest's memory can be read from the snapshot again");
+            self.is_told = false;
+        }
+        self.progress.failed.store(false, Ordering::Release);
     }
 }
 
@@ -422,6 +448,56 @@ mod tests {
             }
             assert!(faults.progress().wait(&|| false));
         }
+    }
+
+    /// The image as a file that cannot be read, though it says where it has data.
+    fn unreadable() -> (Arc<File>, ImageLayout, File) {
+        let (file, layout) = image();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*file));
+        let unreadable = File::options().write(true).open(path).unwrap();
+        (Arc::new(unreadable), layout, Arc::into_inner(file).unwrap())
+    }
+
+    #[test]
+    fn who_waits_for_a_page_that_cannot_be_read_goes_on_when_the_guest_ends() {
+        let (file, layout, _readable) = unreadable();
+        let memory = memory();
+        let faults = PageFaults::begin(&memory, &layout, &file).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| memory.read_obj::<u64>(GuestAddress(0)).unwrap());
+            std::thread::sleep(3 * RETRY);
+            assert!(!waiting.is_finished());
+            faults.give_up_on_failure();
+            assert_eq!(waiting.join().unwrap(), 0);
+        });
+        assert!(!faults.progress().wait(&|| false));
+    }
+
+    #[test]
+    fn a_file_that_can_be_read_again_ends_the_failure() {
+        let (file, layout, readable) = unreadable();
+        let memory = memory();
+        let faults = PageFaults::begin(&memory, &layout, &file).unwrap();
+        assert!(!faults.progress().wait(&|| false), "it fails");
+        let [from, to] = [&readable, &*file].map(std::os::fd::AsRawFd::as_raw_fd);
+        // SAFETY: both descriptors are open, and the second one stays that of a file.
+        assert_eq!(unsafe { libc::dup2(from, to) }, to);
+        let began = std::time::Instant::now();
+        while !faults.progress().wait(&|| false) {
+            assert!(began.elapsed() < Duration::from_secs(20), "it fails for ever");
+            std::thread::sleep(RETRY);
+        }
+        assert!(pages().all(|page| memory.read_obj::<u64>(page).unwrap() == expected(page)));
+    }
+
+    #[test]
+    fn what_can_be_read_is_still_filled_when_the_guest_ends() {
+        let (file, layout) = image();
+        let memory = memory();
+        let faults = PageFaults::begin(&memory, &layout, &file).unwrap();
+        faults.give_up_on_failure();
+        assert!(pages().all(|page| memory.read_obj::<u64>(page).unwrap() == expected(page)));
+        assert!(faults.progress().wait(&|| false));
     }
 
     #[test]

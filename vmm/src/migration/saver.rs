@@ -80,6 +80,9 @@ impl Saver {
             .map_err(|error| snapshot.write_error(MEMORY, error))?;
         let state = state.to_file().map_err(failed)?;
         write(&mut snapshot, STATE, &state)?;
+        if stop() {
+            return Err(MigrationError::Abandoned);
+        }
         snapshot.publish()?;
         Ok(Written { memory: written, state: state.len() as u64 })
     }

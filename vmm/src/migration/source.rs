@@ -1,8 +1,8 @@
 //! A snapshot that a VM is to be made of: read, and checked as far as that is possible without making anything.
 
 use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ impl Source {
             what: format!("state.machine.{}: {}", error.path(), error.inner()),
         })?;
         let path = folder.join(MEMORY);
-        let memory = File::open(&path).map_err(|error| MigrationError::Read { path: path.clone(), error })?;
+        let memory = open(&path).map_err(|error| MigrationError::Read { path: path.clone(), error })?;
         // Where the memory is follows from its addresses alone.
         if ImageLayout::of_saved(&machine.layout.regions).as_ref() != Some(&state.memory) {
             let what = "its memory is not that of its machine; copy it again".to_string();
@@ -79,7 +79,7 @@ impl Source {
     /// It is another.
     pub(crate) fn check_unchanged(&self) -> Result<(), MigrationError> {
         let path = self.folder.join(MEMORY);
-        let look = |found: std::io::Result<std::fs::Metadata>| {
+        let look = |found: io::Result<std::fs::Metadata>| {
             let found = found.map_err(|error| MigrationError::Read { path: path.clone(), error })?;
             Ok::<_, MigrationError>((found.dev(), found.ino(), found.len()))
         };
@@ -94,10 +94,16 @@ impl Source {
     }
 }
 
+/// Opens what may be anything. That waits for nobody, as for whoever would write to a pipe; a regular file does not
+/// heed the flag.
+fn open(path: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
 /// The contents of a file, which may be anything. What it takes is bounded by its true length.
 fn read(path: &Path) -> Result<Vec<u8>, MigrationError> {
     let failed = |error| MigrationError::Read { path: path.to_path_buf(), error };
-    let file = File::open(path).map_err(failed)?;
+    let file = open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;
     let damaged = |what: &str| MigrationError::Damaged { path: path.to_path_buf(), what: what.to_string() };
     if !found.is_file() {
@@ -129,13 +135,29 @@ mod tests {
         memory_image::save(&memory, &layout, &file, &id, &|| false).unwrap();
         let state = SavedState { id: Id(id), memory: layout, machine, ..state() };
         for (name, bytes) in [(STATE, state.to_file().unwrap()), (CONFIG, br#"{"payload":{"kernel":"/k"}}"#.to_vec())] {
-            std::io::Write::write_all(&mut snapshot.create(name).unwrap(), &bytes).unwrap();
+            io::Write::write_all(&mut snapshot.create(name).unwrap(), &bytes).unwrap();
         }
         snapshot.publish().unwrap();
     }
 
     fn open(folder: &Path) -> Source {
         Source::open(folder.to_str().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_a_file_is_refused_and_waited_for_by_nobody() {
+        for name in [STATE, CONFIG, MEMORY] {
+            let folder = tempfile::tempdir().unwrap();
+            saved(folder.path(), 1);
+            let path = folder.path().join(name);
+            std::fs::remove_file(&path).unwrap();
+            rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+            let (tell, told) = std::sync::mpsc::channel();
+            let url = folder.path().to_str().unwrap().to_string();
+            std::thread::spawn(move || tell.send(Source::open(&url).err().unwrap().to_string()));
+            let said = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits for a writer");
+            assert!(said.starts_with(path.to_str().unwrap()) && said.contains("not a regular file"), "{said}");
+        }
     }
 
     #[test]

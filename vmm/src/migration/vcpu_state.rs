@@ -23,6 +23,9 @@ const FOLLOW: [u32; 3] = [0x10, 0x4000_0020, 0x4000_0010];
 /// they are left out: that is their state of power-on.
 const UNLISTED: [RangeInclusive<u32>; 6] =
     [0x2ff..=0x2ff, 0x250..=0x250, 0x258..=0x259, 0x268..=0x26f, 0x200..=0x20f, 0x400..=0x47f];
+/// What says which guests a guest can have (IA32_FEAT_CTL and IA32_VMX_*). KVM refuses to set these once it knows that
+/// the guest is in VMX operation, and checks a guest's guests by them.
+const BEFORE_NESTED: [RangeInclusive<u32>; 2] = [0x3a..=0x3a, 0x480..=0x491];
 /// The most model-specific registers of a state. KVM lists some 200.
 const MAX_MSRS: usize = 2048;
 
@@ -127,12 +130,14 @@ impl VcpuState {
         self.restore_vectors(vcpu, abilities)?;
         self.told(vcpu.set_debug_registers(&part(&self.debug, "a vCPU's debug registers")?))?;
         self.told(vcpu.set_lapic(&part(&self.lapic, "a vCPU's local APIC")?))?;
+        let [before, after] = self.msrs_around_nested()?;
+        self.restore_msrs(vcpu, &before)?;
         match &self.nested {
             Some(nested) if abilities.nested => self.told(vcpu.set_nested_state(&whole(nested)?))?,
             Some(_) => return Err(RestoreError::Value("a guest's guests, which this host does not have")),
             None => {}
         }
-        self.restore_msrs(vcpu)?;
+        self.restore_msrs(vcpu, &after)?;
         self.told(vcpu.set_events(&part(&self.events, "a vCPU's events")?))
     }
 
@@ -159,14 +164,21 @@ impl VcpuState {
         }
     }
 
-    fn restore_msrs(&self, vcpu: &Vcpu) -> Result<(), RestoreError> {
-        let mut msrs = self.msrs.clone();
-        if msrs.len() > MAX_MSRS || msrs.iter().any(|(index, _)| FOLLOW.contains(index)) {
+    /// The model-specific registers to set before the state of a guest's guests, and those to set after it, in their
+    /// order.
+    fn msrs_around_nested(&self) -> Result<[Vec<(u32, u64)>; 2], RestoreError> {
+        if self.msrs.len() > MAX_MSRS || self.msrs.iter().any(|(index, _)| FOLLOW.contains(index)) {
             return Err(RestoreError::Value("a vCPU's model-specific registers"));
         }
+        let is_before = |(index, _): &(u32, u64)| BEFORE_NESTED.iter().any(|range| range.contains(index));
+        let (before, mut after): (Vec<_>, Vec<_>) = self.msrs.iter().copied().partition(is_before);
         // As it is saved, whatever the order of the state.
-        msrs.sort_by_key(|(index, _)| *index == TSC_DEADLINE);
-        match self.told(vcpu.set_each_msr(&msrs))? {
+        after.sort_by_key(|(index, _)| *index == TSC_DEADLINE);
+        Ok([before, after])
+    }
+
+    fn restore_msrs(&self, vcpu: &Vcpu, msrs: &[(u32, u64)]) -> Result<(), RestoreError> {
+        match self.told(vcpu.set_each_msr(msrs))? {
             None => Ok(()),
             Some(RefusedMsr { index, value }) => Err(Incompatible::Msr { index, value }.into()),
         }
@@ -197,4 +209,23 @@ fn whole(blob: &Blob) -> Result<KvmNestedStateBuffer, RestoreError> {
     let state: KvmNestedStateBuffer = Blob::new(bytes).read().ok_or(RestoreError::Value(WHAT))?;
     // KVM reads as many bytes as it says.
     if usize::try_from(state.size).is_ok_and(|size| size == len) { Ok(state) } else { Err(RestoreError::Value(WHAT)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::migration::machine_state::MachineState;
+
+    #[test]
+    fn what_a_guests_guests_are_checked_by_is_set_before_them_and_the_deadline_last() {
+        let golden = include_str!("../vm/saved/golden/machine_state-1.json");
+        let state: MachineState = serde_json::from_str(golden).unwrap();
+        let mut vcpu = state.vcpus.into_iter().next().unwrap();
+        let numbered = |indices: &[u32]| indices.iter().map(|index| (*index, u64::from(*index))).collect::<Vec<_>>();
+        vcpu.msrs = numbered(&[0x6e0, 0x174, 0x491, 0x3a, 0x492, 0x480, 0x47f, 0x3b, 0x48b]);
+        let [before, after] = vcpu.msrs_around_nested().unwrap();
+        assert_eq!(before, numbered(&[0x491, 0x3a, 0x480, 0x48b]));
+        assert_eq!(after, numbered(&[0x174, 0x492, 0x47f, 0x3b, 0x6e0]));
+        vcpu.msrs.push((0x10, 0));
+        assert!(vcpu.msrs_around_nested().is_err(), "the counter is set by its offset");
+    }
 }

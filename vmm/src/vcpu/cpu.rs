@@ -224,6 +224,12 @@ impl Vcpus {
         self.kick();
     }
 
+    /// Tells all vCPUs to end, and waits for none: they do not enter the guest again.
+    pub fn quit(&self) {
+        self.gate.quit();
+        self.kick();
+    }
+
     /// Makes each vCPU leave the guest for a moment.
     fn kick(&self) {
         self.cpus.values().for_each(Cpu::kick);
@@ -232,8 +238,7 @@ impl Vcpus {
 
 impl Drop for Vcpus {
     fn drop(&mut self) {
-        self.gate.quit();
-        self.kick();
+        self.quit();
         self.cpus.values_mut().for_each(Cpu::join);
     }
 }

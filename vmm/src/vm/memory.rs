@@ -97,6 +97,11 @@ impl GuestRam {
         self.filling.as_ref().map(PageFaults::progress)
     }
 
+    /// The guest ends: nobody waits any more for what cannot be read.
+    pub(crate) fn give_up_on_failure(&self) {
+        self.filling.iter().for_each(PageFaults::give_up_on_failure);
+    }
+
     /// Ends that: what is missing is zero.
     pub(crate) fn forget_filling(&mut self) {
         self.filling = None;

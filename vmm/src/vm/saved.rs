@@ -7,6 +7,7 @@ use std::time::Duration;
 use virtio_devices::{BackendKind, Cancel, MemoryUser};
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
+use crate::acpi::memory_hotplug::SLOTS;
 use crate::arch::x86_64::cpuid::Template;
 use crate::arch::x86_64::topology::Topology;
 use crate::config::{VmConfig, VmPlan, bytes};
@@ -21,6 +22,7 @@ use crate::migration::machine_state::{LayoutState, MachineState, StopState};
 use crate::migration::output::{ConsolesState, Output};
 use crate::migration::vcpu_state::{Extent, VcpuState};
 use crate::migration::version::{MACHINE_STATE_VERSION, is_read};
+use crate::pci_host::memory_slots::LAST_MEMORY;
 use crate::telemetry::events::Events;
 use crate::vcpu::cpu::{Stop, Vcpus};
 use crate::vm::boot::Payload;
@@ -59,6 +61,7 @@ impl Vm {
             irqchip: IrqchipState::save(&running.powered.vm)?,
             vcpus,
             wanted_vcpus: self.vcpus,
+            wanted_memory: self.memory.size,
             events: self.ged.save(),
             serial: self.serial.as_ref().map(|serial| serial.port().save()),
             consoles: self.save_consoles(),
@@ -103,6 +106,7 @@ impl Vm {
             irqchip: IrqchipState { chips: Default::default() },
             vcpus: Vec::new(),
             wanted_vcpus: self.vcpus,
+            wanted_memory: self.memory.size,
             events: self.ged.save(),
             serial: None,
             consoles: ConsolesState::default(),
@@ -236,6 +240,10 @@ impl Vm {
         if !is_read(state.version) {
             return Err(RestoreError::Version(state.version));
         }
+        let (config_size, saved) = (config.memory.size, state.wanted_memory);
+        if config_size != saved {
+            return Err(RestoreError::MemorySize { config: bytes(config_size), saved: bytes(saved) });
+        }
         let layout = &state.layout;
         let places = places(&plan.devices, &state.devices)?;
         let mut fitted = config.clone();
@@ -243,9 +251,8 @@ impl Vm {
         if config.memory.zones.is_empty() {
             fitted.memory.size = layout.memory_at_boot;
         }
-        let added: Vec<_> = state.events.memory.regions.iter().map(|(start, end)| *start..*end).collect();
         let earlier = layout.plugged.0..layout.plugged.1;
-        let added = added_regions(layout, &added, &earlier)?;
+        let added = added_regions(layout, &state.events.memory.regions, &earlier)?;
         let payload = |layout: &_| {
             Payload::open(&config.payload, layout).map(Some).or_else(|error| {
                 log::warn!("{error}: the guest goes on without it, and needs it when it restarts");
@@ -407,11 +414,16 @@ fn offset_now(vm: &kvm::Vm, vcpu: &Vcpu, clock: &ClockState) -> Result<u64, KvmE
 /// The regions that were added to the memory of the guest's start: before its last restart, and since.
 fn added_regions(
     layout: &LayoutState,
-    since: &[Range<u64>],
+    since: &[(u64, u64)],
     earlier: &Range<u64>,
 ) -> Result<Vec<Range<u64>>, RestoreError> {
+    // Each is looked for among the others, and mapped: what no machine can have is refused before.
+    if since.len() > usize::from(SLOTS) || layout.regions.len() > LAST_MEMORY as usize + 1 {
+        return Err(RestoreError::Value("the number of regions of memory"));
+    }
     let is_added = |range: &Range<u64>| {
-        since.contains(range) || earlier.start <= range.start && range.end <= earlier.end && !range.is_empty()
+        since.contains(&(range.start, range.end))
+            || earlier.start <= range.start && range.end <= earlier.end && !range.is_empty()
     };
     let mut added = Vec::new();
     for (start, len) in &layout.regions {
@@ -420,7 +432,7 @@ fn added_regions(
             added.push(*start..end);
         }
     }
-    if since.iter().all(|range| added.contains(range)) {
+    if since.iter().all(|(start, end)| added.contains(&(*start..*end))) {
         Ok(added)
     } else {
         Err(RestoreError::Value("the memory that was added"))

@@ -7,7 +7,7 @@ use virtio_bindings::virtio_blk::*;
 use super::super::counters::BlockCounter;
 use super::super::testing::*;
 use super::super::{Block, BlockSpec};
-use crate::{RateLimit, RateLimitGroup, RateLimits, VirtioDevice};
+use crate::{BlockState, BucketState, DeviceSpecific, RateLimit, RateLimitGroup, RateLimits, StateError, VirtioDevice};
 
 /// Longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -127,4 +127,71 @@ fn disks_of_a_group_share_its_limits() {
     assert_eq!(guests[1].wait_used(0, 2).len(), 2);
     eventually("wait", || guests[1].count(BlockCounter::RateWaits) > 0);
     assert_eq!(guests[1].count(BlockCounter::ReadOps), 2);
+}
+
+/// The state of a disk after the bytes that it is saved as.
+fn saved(block: &Block) -> DeviceSpecific {
+    serde_json::from_str(&serde_json::to_string(&block.save()).unwrap()).unwrap()
+}
+
+#[test]
+fn a_restored_disk_has_no_more_left_of_its_limits_than_it_had() {
+    let limits = RateLimits { bandwidth: limit(4096, 0, NEVER), ops: limit(6, 1, NEVER) };
+    let mut old = limited(true, 1, limits);
+    assert_eq!(old.block.save(), DeviceSpecific::PowerOn, "all are full");
+    old.ask(0, 4);
+    assert_eq!(old.wait_used(0, 4).len(), 4);
+    old.stop();
+    let state = saved(&old.block);
+    let mut new = limited(true, 1, limits);
+    new.stop();
+    let features = new.block.features();
+    new.block.restore(&state, Some(features)).unwrap();
+    let DeviceSpecific::Block(BlockState { writeback: None, limits: buckets }) = new.block.save() else { panic!() };
+    assert_eq!((buckets.len(), buckets[1].burst), (2, 0));
+    new.start(features);
+    new.ask(0, 4);
+    // One of the burst and six of the bucket, four of which were used before.
+    assert_eq!(new.wait_used(0, 3).len(), 3);
+    eventually("wait", || new.count(BlockCounter::RateWaits) > 0);
+    assert_eq!(new.count(BlockCounter::ReadOps), 3);
+    // Neither a reset nor a driver that has not started yet changes that.
+    new.stop();
+    new.block.reset();
+    let state = saved(&new.block);
+    new.block.restore(&state, None).unwrap();
+}
+
+#[test]
+fn a_group_of_disks_has_what_it_had_left_whichever_disk_is_restored_last() {
+    let limits = RateLimits { ops: limit(6, 0, NEVER), bandwidth: None };
+    let (old, new) = (RateLimitGroup::new(limits).unwrap(), RateLimitGroup::new(limits).unwrap());
+    let disk = |group: &RateLimitGroup| {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(SIZE as u64).unwrap();
+        Block::open(BlockSpec { path: image.path().into(), ..spec(true) }).unwrap().limited_by(group.clone())
+    };
+    (0..5).for_each(|_| old.take_op());
+    for _ in 0..2 {
+        disk(&new).restore(&saved(&disk(&old)), None).unwrap();
+    }
+    let left = std::iter::from_fn(|| new.limited_for().is_none().then(|| new.take_op())).count();
+    assert_eq!(left, 1);
+}
+
+#[test]
+fn a_disk_is_not_restored_to_limits_that_it_does_not_have() {
+    let bucket = BucketState { missing: 0, burst: 0 };
+    let state = |limits| DeviceSpecific::Block(BlockState { writeback: None, limits });
+    let mut none = Guest::new(true);
+    none.stop();
+    assert!(matches!(none.block.restore(&state(vec![bucket]), None), Err(StateError::Shape("rate limits"))));
+    let mut guest = limited(true, 1, RateLimits { ops: limit(6, 0, NEVER), bandwidth: None });
+    guest.stop();
+    for wrong in
+        [vec![bucket; 2], vec![BucketState { burst: 1, ..bucket }], vec![BucketState { missing: u64::MAX, burst: 0 }]]
+    {
+        assert!(guest.block.restore(&state(wrong), None).is_err());
+    }
+    guest.block.restore(&state(vec![bucket]), None).unwrap();
 }

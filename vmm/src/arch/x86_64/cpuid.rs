@@ -19,6 +19,8 @@ const TSC_DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
 const HYPER_THREADING: u32 = 1 << 28;
 const CMP_LEGACY: u32 = 1 << 1;
+/// Shadow stacks (CET_SS), of ECX of leaf 7.
+const SHADOW_STACKS: u32 = 1 << 7;
 /// AMX-BF16, AMX-TILE and AMX-INT8.
 const AMX: u32 = 1 << 22 | 1 << 24 | 1 << 25;
 /// AMX-FP16, of EAX of the first subleaf.
@@ -83,6 +85,11 @@ impl Template {
         let vcpus = topology.package_vcpus();
         let mut entries = supported.as_slice().to_vec();
         for entry in &mut entries {
+            if (entry.function, entry.index) == (7, 0) {
+                // KVM has the pointer to the shadow stack (SSP) neither in its list of registers nor in the XSAVE area,
+                // so that it would be lost with a guest that is saved. What indirect branch tracking needs is listed.
+                entry.ecx &= !SHADOW_STACKS;
+            }
             match entry.function {
                 0x1 => {
                     entry.ecx |= HYPERVISOR | if features.tsc_deadline { TSC_DEADLINE } else { 0 };
@@ -325,6 +332,20 @@ mod tests {
         };
         assert_eq!(ecx(true), HYPERVISOR | TSC_DEADLINE);
         assert_eq!(ecx(false), HYPERVISOR);
+    }
+
+    #[test]
+    fn a_guest_has_no_shadow_stacks_whose_pointer_could_not_be_saved() {
+        for (nested, amx) in [(false, false), (true, true)] {
+            let tracking = 1 << 20;
+            let leaf_7 = kvm_cpuid_entry2 { function: 7, ecx: SHADOW_STACKS | 1, edx: tracking, ..Default::default() };
+            let other = kvm_cpuid_entry2 { index: 1, ..leaf_7 };
+            let host = CpuId::from_entries(&[leaf_7, other]).unwrap();
+            let features = Features { nested, amx, ..features(Topology::flat(1)) };
+            let cpuid = Template::new(&host, &features).vcpu(0).unwrap();
+            assert_eq!((leaf(&cpuid, 7, 0).ecx, leaf(&cpuid, 7, 0).edx), (1, tracking));
+            assert_eq!(leaf(&cpuid, 7, 1).ecx, SHADOW_STACKS | 1, "another register");
+        }
     }
 
     #[test]

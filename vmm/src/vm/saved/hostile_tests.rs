@@ -1,6 +1,7 @@
 //! States that no machine can be in.
 
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -138,6 +139,32 @@ fn a_state_that_ends_early_is_refused_at_each_byte() {
     }
     let further = [&state[..state.len() - 1], br#","more":1}"#].concat();
     assert!(serde_json::from_slice::<MachineState>(&further).is_err());
+}
+
+#[test]
+fn many_regions_of_memory_are_refused_before_they_are_compared() {
+    let machine = machine();
+    let state = machine.vm.save_machine().unwrap();
+    let refused = |change: &dyn Fn(&mut MachineState)| {
+        let mut other = state.clone();
+        change(&mut other);
+        let began = Instant::now();
+        let said = machine.try_restored(&other).map(drop).unwrap_err().to_string();
+        assert_eq!(said, "saved state with an impossible value in the number of regions of memory");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    };
+    // 10^12 comparisons, if each is compared with each.
+    let many = || (1..1_000_000).map(|n| (n << 40, (n << 40) + 1));
+    refused(&|state| {
+        state.layout.regions = many().map(|(start, _)| (start, 4096)).collect();
+        state.events.memory.regions = many().collect();
+    });
+    refused(&|state| state.events.memory.regions = many().take(9).collect());
+    // All of them before the last restart, each of which would be mapped.
+    refused(&|state| {
+        state.layout.plugged = (0, u64::MAX);
+        state.layout.regions = many().map(|(start, _)| (start, 4096)).collect();
+    });
 }
 
 #[test]
