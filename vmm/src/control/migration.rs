@@ -104,8 +104,9 @@ impl ControlLoop {
         }
     }
 
-    /// Ends the snapshot that is being written. Its thread may be in a call that waits for a disk which does not answer,
-    /// so that it is not waited for here: it keeps the guest's memory, and the client its request, until it has ended.
+    /// Ends the snapshot that is being written. Its thread may be in a call that waits for a disk which does not
+    /// answer, so it is not waited for here: it keeps the guest's memory, and the client its request, until it has
+    /// ended.
     pub(super) fn abandon_snapshot(&mut self) {
         if let Some(opening) = self.opening.take() {
             opening.cancel();
