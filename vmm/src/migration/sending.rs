@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
-use virtio_devices::{GuestMap, NewThread, Thread};
+use virtio_devices::{Cancel, GuestMap, NewThread, Thread};
 use vm_api::migration::SendMigration;
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 
@@ -32,7 +32,7 @@ use super::pages_out::PagesOut;
 use super::passing;
 use super::precopy::Verdict;
 use super::progress::{Part, Progress};
-use super::transport::{Address, Stream};
+use super::transport::{Address, Route, Stream};
 use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role, VERSION, parts};
 use limits::Limits;
 use passes::Passes;
@@ -44,6 +44,9 @@ use crate::threads::{self, ThreadKind};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
+
+/// How long all connections for pages may take, one after the other, beside what each may take.
+const ALL_CONNECTIONS: Duration = Duration::from_secs(60);
 
 /// What may be wrong when a target says nothing.
 const WANTS_TLS: &str = "; if it was given a tls_dir, give this side one, too";
@@ -71,6 +74,12 @@ pub(crate) struct SendJob {
 /// What the conductor hears.
 enum Inbox {
     Control(SourceNote),
+    /// The way to the target, and the connection on which both sides talk; or why there is none.
+    Connected(Result<(Route, Stream), String>),
+    /// The connections for pages.
+    Lanes(Result<Vec<Stream>, String>),
+    /// The connection on which descriptors were passed.
+    Passed(Result<Stream, String>),
     Target(Heard),
     Copied(Result<u64, String>),
     /// What the guest has written until now is on its disks, or why not.
@@ -98,7 +107,8 @@ impl Sending {
     pub(crate) fn begin(job: SendJob) -> io::Result<Self> {
         let (inbox, heard) = channel();
         let own = inbox.clone();
-        let run = move || Conductor::new(job, own, heard).run();
+        let cancel = Cancel::new()?;
+        let run = move || Conductor::new(job, cancel, own, heard).run();
         let kind = ThreadKind::Migration;
         let thread = threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
         Ok(Self { inbox, thread: Some(thread) })
@@ -127,7 +137,17 @@ struct Conductor {
     course: Course,
     own: Sender<Inbox>,
     inbox: Receiver<Inbox>,
+    /// Ends what is being connected.
+    cancel: Cancel,
+    /// The way to the target, once it is known.
+    route: Option<Route>,
+    /// Whether that is looked for, and connected to for the first time.
+    is_connecting: bool,
+    /// What ends the migration as soon as that has ended.
+    awaits_end: Option<SourceNote>,
     link: Option<Link>,
+    /// When the target was greeted.
+    greeted: Option<Instant>,
     out: Option<PagesOut>,
     /// Where descriptors were passed, which the target may not have taken yet.
     passing: Option<Stream>,
@@ -151,7 +171,7 @@ struct Conductor {
 }
 
 impl Conductor {
-    fn new(job: SendJob, own: Sender<Inbox>, inbox: Receiver<Inbox>) -> Self {
+    fn new(job: SendJob, cancel: Cancel, own: Sender<Inbox>, inbox: Receiver<Inbox>) -> Self {
         let memory = job.memory.iter().map(|region| region.len()).sum();
         job.progress.set_memory(memory);
         Self {
@@ -163,7 +183,12 @@ impl Conductor {
             machine: Machine::new(),
             own,
             inbox,
+            cancel,
+            route: None,
+            is_connecting: true,
+            awaits_end: None,
             link: None,
+            greeted: None,
             out: None,
             passing: None,
             session: [0; 16],
@@ -179,12 +204,7 @@ impl Conductor {
     }
 
     fn run(mut self) {
-        match self.connect() {
-            Ok(()) => self.on(Event::Connected),
-            Err(error) => {
-                self.fail(format!("destination_url={}: {error}", self.job.config.destination_url), Event::Lost);
-            }
-        }
+        self.connect();
         while !self.machine.is_over() && !self.quits {
             let wait = self.throttle();
             match self.inbox.recv_timeout(wait) {
@@ -214,11 +234,34 @@ impl Conductor {
         }
     }
 
-    fn connect(&mut self) -> io::Result<()> {
+    /// Has a thread connect to the target.
+    fn connect(&mut self) {
+        let (address, tls, cancel) = (self.job.address.clone(), self.job.tls.clone(), self.cancel.clone());
+        let work = move || {
+            let route = Route::find(address, tls)?;
+            let stream = route.connect(&cancel)?;
+            Ok((route, stream))
+        };
+        self.begin_outside(work, Inbox::Connected);
+    }
+
+    /// It has, or has failed.
+    fn connected(&mut self, connected: Result<(Route, Stream), String>) {
+        self.is_connecting = false;
+        if let Some(note) = self.awaits_end.take() {
+            return self.told(note);
+        }
+        match connected.and_then(|(route, stream)| self.link(route, stream).map_err(|error| error.to_string())) {
+            Ok(()) => self.on(Event::Connected),
+            Err(why) => self.fail(format!("destination_url={}: {why}", self.job.config.destination_url), Event::Lost),
+        }
+    }
+
+    fn link(&mut self, route: Route, stream: Stream) -> io::Result<()> {
         rustix::rand::getrandom(&mut self.session, rustix::rand::GetRandomFlags::empty())?;
-        let stream = Stream::connect(&self.job.address, self.job.tls.as_ref())?;
         let own = self.own.clone();
         self.link = Some(Link::new(stream, true, move |heard| _ = own.send(Inbox::Target(heard)))?);
+        self.route = Some(route);
         Ok(())
     }
 
@@ -287,6 +330,16 @@ impl Conductor {
                 let hint = if may_want_tls && !self.job.address.is_unix() { WANTS_TLS } else { "" };
                 self.fail(format!("{why}{hint}"), Event::Lost);
             }
+            Inbox::Connected(connected) => self.connected(connected),
+            // It has ended meanwhile.
+            Inbox::Lanes(_) | Inbox::Passed(_) if self.machine.stage() != Stage::Greeting => {}
+            Inbox::Lanes(Ok(streams)) => self.open_lanes(streams),
+            Inbox::Lanes(Err(why)) => self.fail(format!("a connection for pages: {why}"), Event::Broke),
+            Inbox::Passed(Ok(stream)) => {
+                self.passing = Some(stream);
+                self.on(Event::Greeted);
+            }
+            Inbox::Passed(Err(why)) => self.fail(format!("the connection for descriptors: {why}"), Event::Broke),
             Inbox::Copied(Ok(sent)) => self.copied(sent),
             Inbox::Copied(Err(why)) => self.fail(why, Event::Lost),
             Inbox::Control(note) => self.told(note),
@@ -313,6 +366,13 @@ impl Conductor {
 
     fn told(&mut self, note: SourceNote) {
         match note {
+            SourceNote::Quit => self.quits = true,
+            // All else ends it then. Who hears of the end waits for all threads of this, one of which may be looking a
+            // name up, which nobody can end.
+            note if self.is_connecting => {
+                self.cancel.cancel();
+                self.awaits_end.get_or_insert(note);
+            }
             SourceNote::Writers(Ok(writers), holds) => {
                 self.holds = holds;
                 self.begin_passes(writers);
@@ -331,7 +391,6 @@ impl Conductor {
                 self.on(Event::Forced);
             }
             SourceNote::GuestOff => self.fail("the guest shut down".to_string(), Event::GuestOff),
-            SourceNote::Quit => self.quits = true,
         }
     }
 
@@ -376,6 +435,19 @@ impl Conductor {
         }
     }
 
+    /// The same, for what is done outside of this host.
+    fn begin_outside<T: 'static>(
+        &mut self,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+        say: fn(Result<T, String>) -> Inbox,
+    ) {
+        let own = self.own.clone();
+        let begun = self.errands.begin_outside(move || _ = own.send(say(work().map_err(|error| error.to_string()))));
+        if let Err(error) = begun {
+            let _ = self.own.send(say(Err(format!("the host has no thread for it: {error}"))));
+        }
+    }
+
     /// Takes what backends have beside their queues, which stand still.
     fn save_states(&mut self, backends: Vec<StatefulBackend>) {
         if backends.is_empty() {
@@ -387,21 +459,33 @@ impl Conductor {
     /// The target is there: connections for the pages follow.
     fn greeted(&mut self, target: Greeting) {
         if let Some(fds) = self.job.passed.take() {
-            return self.pass(target, &fds);
+            return self.pass(target, fds);
         }
-        let connect = || {
-            let stream = |index| {
-                let stream = Stream::connect(&self.job.address, self.job.tls.as_ref())?;
-                io::Write::write_all(&mut &stream, &self.greeting(Role::Pages(index)).bytes())?;
+        let connections = self.greeting(Role::Control).connections;
+        let greetings: Vec<_> = (0..connections).map(|index| self.greeting(Role::Pages(index)).bytes()).collect();
+        let Some((route, cancel)) = self.way() else { return };
+        let work = move || {
+            let connect = |greeting: &[u8]| {
+                let stream = route.connect(&cancel)?;
+                io::Write::write_all(&mut &stream, greeting)?;
                 Ok(stream)
             };
-            let count = self.greeting(Role::Control).connections;
-            let streams = (0..count).map(stream).collect::<io::Result<Vec<_>>>()?;
-            let own = self.own.clone();
-            let tell = move |sent| _ = own.send(Inbox::Copied(sent));
-            PagesOut::new(streams, &self.job.memory, self.passes.to_send(), &self.job.progress, tell)
+            greetings.iter().map(|greeting| connect(greeting)).collect()
         };
-        match connect() {
+        self.begin_outside(work, Inbox::Lanes);
+    }
+
+    /// The way to the target for further connections, which may take their time.
+    fn way(&mut self) -> Option<(Route, Cancel)> {
+        self.course.enter(Stage::Greeting.name(), Some(ALL_CONNECTIONS));
+        Some((self.route.clone()?, self.cancel.clone()))
+    }
+
+    /// Pages can be sent by `streams`.
+    fn open_lanes(&mut self, streams: Vec<Stream>) {
+        let own = self.own.clone();
+        let tell = move |sent| _ = own.send(Inbox::Copied(sent));
+        match PagesOut::new(streams, &self.job.memory, self.passes.to_send(), &self.job.progress, tell) {
             Ok(out) => {
                 self.out = Some(out);
                 self.on(Event::Greeted);
@@ -411,24 +495,20 @@ impl Conductor {
     }
 
     /// Passes what is not copied.
-    fn pass(&mut self, target: Greeting, fds: &[OwnedFd]) {
+    fn pass(&mut self, target: Greeting, fds: Vec<OwnedFd>) {
         if !target.features.has(Features::LOCAL) {
             let why = "local=true: the target is none that memory can be passed to; leave local out";
             return self.fail(why.to_string(), Event::Broke);
         }
-        let connect = || {
-            let stream = Stream::connect(&self.job.address, None)?;
-            io::Write::write_all(&mut &stream, &self.greeting(Role::Pages(0)).bytes())?;
-            stream.unix().map_or_else(|| Err(io::ErrorKind::Unsupported.into()), |unix| passing::send(unix, fds))?;
-            Ok::<_, io::Error>(stream)
+        let greeting = self.greeting(Role::Pages(0)).bytes();
+        let Some((route, cancel)) = self.way() else { return };
+        let work = move || {
+            let stream = route.connect(&cancel)?;
+            io::Write::write_all(&mut &stream, &greeting)?;
+            stream.unix().map_or_else(|| Err(io::ErrorKind::Unsupported.into()), |unix| passing::send(unix, &fds))?;
+            Ok(stream)
         };
-        match connect() {
-            Ok(stream) => {
-                self.passing = Some(stream);
-                self.on(Event::Greeted);
-            }
-            Err(error) => self.fail(format!("the connection for descriptors: {error}"), Event::Broke),
-        }
+        self.begin_outside(work, Inbox::Passed);
     }
 
     /// Begins to note what is written, and to copy the memory. Where nobody writes, all of it is the rest.
@@ -552,6 +632,7 @@ impl Conducts for Conductor {
         match action {
             Action::Greet => {
                 let greeting = self.greeting(Role::Control);
+                self.greeted = Some(Instant::now());
                 let sent = self.link.as_mut().map(|link| link.greet(&greeting));
                 return sent.and_then(Result::err).map(|error| self.lost(&error));
             }
@@ -601,7 +682,10 @@ impl Conducts for Conductor {
                 // Without it, the target finds out by itself.
                 let _ = self.link.as_mut().map(|link| link.say(&frame));
             }
-            Action::HangUp => (self.link, self.out, self.passing) = (None, None, None),
+            Action::HangUp => {
+                self.cancel.cancel();
+                (self.link, self.out, self.passing) = (None, None, None);
+            }
             Action::TakeLocks => self.have_done(Holds::take, Inbox::Locked),
             Action::ResumeGuest => {
                 self.let_go();

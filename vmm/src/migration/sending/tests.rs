@@ -163,3 +163,56 @@ fn a_guest_that_stands_still_for_much_longer_than_its_goal_goes_on_at_the_source
     assert_eq!(why, "the target or this host took too long (finishing)");
     assert!(ordered.stopped && took < Duration::from_secs(20), "{took:?}");
 }
+
+/// A listener at the socket of `folder` that has room for no other connection.
+fn full(folder: &Path) -> (UnixListener, UnixStream) {
+    let path = folder.join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    (listener, UnixStream::connect(&path).unwrap())
+}
+
+/// How it ends if it is cancelled now, and how long that takes.
+fn cancelled(sending: &Sending, orders: &Orders<SourceOrder>) -> (Outcome, String, Duration) {
+    let began = Instant::now();
+    sending.tell(SourceNote::Cancel);
+    let (outcome, why) = control(sending, orders, &AtomicBool::new(false)).end.unwrap();
+    (outcome, why, began.elapsed())
+}
+
+#[test]
+fn a_cancel_is_heard_while_nobody_accepts_the_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let _full = full(folder.path());
+    let (job, orders) = job(folder.path(), "downtime_ms=300");
+    let sending = Sending::begin(job).unwrap();
+    thread::sleep(Duration::from_millis(200));
+    let (outcome, why, took) = cancelled(&sending, &orders);
+    assert_eq!((outcome, why.as_str()), (Outcome::Cancelled, "it was ended (vm.cancel-migration)"));
+    let began = Instant::now();
+    drop(sending);
+    assert!(took + began.elapsed() < Duration::from_secs(1), "{took:?}");
+}
+
+/// A target with one connection, which accepts no other for as long as it is told that the source is there.
+#[test]
+fn while_connections_for_pages_are_made_the_source_says_that_it_is_there_and_hears_a_cancel() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let (job, orders) = job(folder.path(), "downtime_ms=300");
+    let sending = Sending::begin(job).unwrap();
+    let (control, _) = listener.accept().unwrap();
+    let _fills = UnixStream::connect(folder.path().join("socket")).unwrap();
+    let mut incoming = Incoming::new(&control);
+    let greeting = incoming.greeting().unwrap();
+    io::Write::write_all(&mut &control, &greeting.bytes()).unwrap();
+    control.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let Item::Frame(Frame::Keepalive) = incoming.receive().unwrap() else { panic!("no keepalive") };
+    let (outcome, _, took) = cancelled(&sending, &orders);
+    assert_eq!(outcome, Outcome::Cancelled);
+    let Item::Frame(Frame::Cancel) = incoming.receive().unwrap() else { panic!("no cancel") };
+    let began = Instant::now();
+    drop(sending);
+    assert!(took + began.elapsed() < Duration::from_secs(1), "{took:?}");
+}
