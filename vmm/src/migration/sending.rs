@@ -146,8 +146,9 @@ struct Conductor {
     /// What ends the migration as soon as that has ended.
     awaits_end: Option<SourceNote>,
     link: Option<Link>,
-    /// When the target was greeted.
+    /// When the target was greeted, and how long its answer took.
     greeted: Option<Instant>,
+    rtt: Duration,
     out: Option<PagesOut>,
     /// Where descriptors were passed, which the target may not have taken yet.
     passing: Option<Stream>,
@@ -189,6 +190,7 @@ impl Conductor {
             awaits_end: None,
             link: None,
             greeted: None,
+            rtt: Duration::ZERO,
             out: None,
             passing: None,
             session: [0; 16],
@@ -373,7 +375,8 @@ impl Conductor {
                 self.cancel.cancel();
                 self.awaits_end.get_or_insert(note);
             }
-            SourceNote::Writers(Ok(writers), holds) => {
+            SourceNote::Writers(Ok(writers), holds, drivers) => {
+                self.passes.expect(self.rtt, drivers);
                 self.holds = holds;
                 self.begin_passes(writers);
             }
@@ -382,7 +385,7 @@ impl Conductor {
                 (self.rest, self.holds) = (Some(stopped.machine), stopped.holds);
                 self.save_states(stopped.stateful);
             }
-            SourceNote::Writers(Err(why), _) | SourceNote::Stopped(Err(why)) | SourceNote::Changed(why) => {
+            SourceNote::Writers(Err(why), ..) | SourceNote::Stopped(Err(why)) | SourceNote::Changed(why) => {
                 self.fail(why, Event::Broke);
             }
             SourceNote::Cancel => self.fail("it was ended (vm.cancel-migration)".to_string(), Event::Cancelled),
@@ -461,6 +464,7 @@ impl Conductor {
         if let Some(fds) = self.job.passed.take() {
             return self.pass(target, fds);
         }
+        self.rtt = self.greeted.map_or(Duration::ZERO, |greeted| greeted.elapsed());
         let connections = self.greeting(Role::Control).connections;
         let greetings: Vec<_> = (0..connections).map(|index| self.greeting(Role::Pages(index)).bytes()).collect();
         let Some((route, cancel)) = self.way() else { return };

@@ -66,12 +66,13 @@ impl DirtySource for Writes {
     fn stop(&mut self) {}
 }
 
-/// A target that makes any VM, and takes pages slowly once `is_slow`, but says all the time that it is there.
-fn serve(listener: &UnixListener, is_slow: &AtomicBool) {
+/// A target that greets after some time, makes any VM, and takes pages slowly once `is_slow`, but says all the time that it is there.
+fn serve(listener: &UnixListener, rtt: Duration, is_slow: &AtomicBool) {
     let (control, _) = listener.accept().unwrap();
     let mut incoming = Incoming::new(&control);
     let greeting = incoming.greeting().unwrap();
     let say = |bytes: &[u8]| _ = io::Write::write_all(&mut &control, bytes);
+    thread::sleep(rtt);
     say(&greeting.bytes());
     let (pages, _) = listener.accept().unwrap();
     thread::scope(|scope| {
@@ -112,7 +113,7 @@ fn control(sending: &Sending, orders: &Orders<SourceOrder>, is_slow: &AtomicBool
         match orders.take() {
             Some(SourceOrder::FindWriters) => {
                 let writers: Vec<Box<dyn DirtySource>> = vec![Box::new(Writes { collected: 0 })];
-                sending.tell(SourceNote::Writers(Ok(writers), Holds::default()));
+                sending.tell(SourceNote::Writers(Ok(writers), Holds::default(), 1));
             }
             Some(SourceOrder::Stop) => {
                 ordered.stopped = true;
@@ -138,7 +139,7 @@ fn sent_slowly(is_slow: bool, options: &str) -> (Ordered, Duration) {
     let (job, orders) = job(folder.path(), options);
     let is_slow = AtomicBool::new(is_slow);
     thread::scope(|scope| {
-        scope.spawn(|| serve(&listener, &is_slow));
+        scope.spawn(|| serve(&listener, Duration::ZERO, &is_slow));
         let began = Instant::now();
         let sending = Sending::begin(job).unwrap();
         let ordered = control(&sending, &orders, &is_slow);
@@ -215,4 +216,31 @@ fn while_connections_for_pages_are_made_the_source_says_that_it_is_there_and_hea
     let began = Instant::now();
     drop(sending);
     assert!(took + began.elapsed() < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn the_estimate_has_the_time_that_the_greeting_took() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+    let (job, orders) = job(folder.path(), "downtime_ms=2000");
+    let progress = job.progress.clone();
+    let is_slow = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| serve(&listener, Duration::from_millis(300), &is_slow));
+        let sending = Sending::begin(job).unwrap();
+        loop {
+            match orders.take() {
+                Some(SourceOrder::FindWriters) => {
+                    let writers: Vec<Box<dyn DirtySource>> = vec![Box::new(Writes { collected: 0 })];
+                    sending.tell(SourceNote::Writers(Ok(writers), Holds::default(), 5));
+                }
+                Some(SourceOrder::Stop) => break,
+                Some(SourceOrder::Report(outcome, why)) => panic!("{outcome:?}: {why:?}"),
+                _ => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+        // Two round trips, 10 ms for one function, 12 for 4 more.
+        let estimate = progress.shown().estimated_downtime_ms.unwrap();
+        assert!((622..1500).contains(&estimate), "{estimate}");
+    });
 }
