@@ -1,6 +1,8 @@
 //! The source's conductor: a thread that carries out what the state machine of the source decides. The control thread
 //! does what concerns the VM, threads of their own hear the target and send pages.
 
+mod actions;
+mod connecting;
 mod limits;
 mod passes;
 #[cfg(test)]
@@ -19,21 +21,19 @@ use vm_api::migration::SendMigration;
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 
 use super::backend_state::{self, BackendState, StatefulBackend};
-use super::course::{Conducts, Course};
+use super::course::{Conducts as _, Course};
 use super::dirty::DirtySource;
 use super::errands::Errands;
-use super::handover::Outcome;
-use super::handover::sender::{Action, Event, Sender as Machine, Stage};
+use super::handover::sender::{Event, Sender as Machine, Stage};
 use super::link::{Heard, Link, STACK};
 use super::machine_state::MachineState;
 use super::offer::Rest;
 use super::orders::{SourceNote, SourceOrder, ToControl};
 use super::pages_out::PagesOut;
-use super::passing;
 use super::precopy::Verdict;
 use super::progress::{Part, Progress};
 use super::transport::{Address, Route, Stream};
-use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role, VERSION, parts};
+use super::wire::{Frame, Kind, Role, parts};
 use limits::Limits;
 use passes::Passes;
 use throttle::Throttle;
@@ -44,9 +44,6 @@ use crate::threads::{self, ThreadKind};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
-
-/// How long all connections for pages may take, one after the other, beside what each may take.
-const ALL_CONNECTIONS: Duration = Duration::from_secs(60);
 
 /// What may be wrong when a target says nothing.
 const WANTS_TLS: &str = "; if it was given a tls_dir, give this side one, too";
@@ -236,49 +233,6 @@ impl Conductor {
         }
     }
 
-    /// Has a thread connect to the target.
-    fn connect(&mut self) {
-        let (address, tls, cancel) = (self.job.address.clone(), self.job.tls.clone(), self.cancel.clone());
-        let work = move || {
-            let route = Route::find(address, tls)?;
-            let stream = route.connect(&cancel)?;
-            Ok((route, stream))
-        };
-        self.begin_outside(work, Inbox::Connected);
-    }
-
-    /// It has, or has failed.
-    fn connected(&mut self, connected: Result<(Route, Stream), String>) {
-        self.is_connecting = false;
-        if let Some(note) = self.awaits_end.take() {
-            return self.told(note);
-        }
-        match connected.and_then(|(route, stream)| self.link(route, stream).map_err(|error| error.to_string())) {
-            Ok(()) => self.on(Event::Connected),
-            Err(why) => self.fail(format!("destination_url={}: {why}", self.job.config.destination_url), Event::Lost),
-        }
-    }
-
-    fn link(&mut self, route: Route, stream: Stream) -> io::Result<()> {
-        rustix::rand::getrandom(&mut self.session, rustix::rand::GetRandomFlags::empty())?;
-        let own = self.own.clone();
-        self.link = Some(Link::new(stream, true, move |heard| _ = own.send(Inbox::Target(heard)))?);
-        self.route = Some(route);
-        Ok(())
-    }
-
-    fn greeting(&self, role: Role) -> Greeting {
-        Greeting {
-            version: VERSION,
-            oldest: OLDEST,
-            role,
-            // The configuration has at most so many.
-            connections: u8::try_from(self.job.config.connections).unwrap_or(u8::MAX),
-            features: if self.job.config.local { Features::LOCAL } else { Features::default() },
-            session: self.session,
-        }
-    }
-
     /// What is due by now.
     fn tick(&mut self) {
         let Some(link) = &mut self.link else { return };
@@ -459,62 +413,6 @@ impl Conductor {
         self.begin_errand(move || backend_state::save(&backends), Inbox::Saved);
     }
 
-    /// The target is there: connections for the pages follow.
-    fn greeted(&mut self, target: Greeting) {
-        if let Some(fds) = self.job.passed.take() {
-            return self.pass(target, fds);
-        }
-        self.rtt = self.greeted.map_or(Duration::ZERO, |greeted| greeted.elapsed());
-        let connections = self.greeting(Role::Control).connections;
-        let greetings: Vec<_> = (0..connections).map(|index| self.greeting(Role::Pages(index)).bytes()).collect();
-        let Some((route, cancel)) = self.way() else { return };
-        let work = move || {
-            let connect = |greeting: &[u8]| {
-                let stream = route.connect(&cancel)?;
-                io::Write::write_all(&mut &stream, greeting)?;
-                Ok(stream)
-            };
-            greetings.iter().map(|greeting| connect(greeting)).collect()
-        };
-        self.begin_outside(work, Inbox::Lanes);
-    }
-
-    /// The way to the target for further connections, which may take their time.
-    fn way(&mut self) -> Option<(Route, Cancel)> {
-        self.course.enter(Stage::Greeting.name(), Some(ALL_CONNECTIONS));
-        Some((self.route.clone()?, self.cancel.clone()))
-    }
-
-    /// Pages can be sent by `streams`.
-    fn open_lanes(&mut self, streams: Vec<Stream>) {
-        let own = self.own.clone();
-        let tell = move |sent| _ = own.send(Inbox::Copied(sent));
-        match PagesOut::new(streams, &self.job.memory, self.passes.to_send(), &self.job.progress, tell) {
-            Ok(out) => {
-                self.out = Some(out);
-                self.on(Event::Greeted);
-            }
-            Err(error) => self.fail(format!("a connection for pages: {error}"), Event::Broke),
-        }
-    }
-
-    /// Passes what is not copied.
-    fn pass(&mut self, target: Greeting, fds: Vec<OwnedFd>) {
-        if !target.features.has(Features::LOCAL) {
-            let why = "local=true: the target is none that memory can be passed to; leave local out";
-            return self.fail(why.to_string(), Event::Broke);
-        }
-        let greeting = self.greeting(Role::Pages(0)).bytes();
-        let Some((route, cancel)) = self.way() else { return };
-        let work = move || {
-            let stream = route.connect(&cancel)?;
-            io::Write::write_all(&mut &stream, &greeting)?;
-            stream.unix().map_or_else(|| Err(io::ErrorKind::Unsupported.into()), |unix| passing::send(unix, &fds))?;
-            Ok(stream)
-        };
-        self.begin_outside(work, Inbox::Passed);
-    }
-
     /// Begins to note what is written, and to copy the memory. Where nobody writes, all of it is the rest.
     fn begin_passes(&mut self, writers: Vec<Box<dyn DirtySource>>) {
         if self.machine.stage() != Stage::Copying {
@@ -614,98 +512,5 @@ impl Conductor {
             self.course.blame(why);
         }
         self.on(event);
-    }
-}
-
-impl Conducts for Conductor {
-    type Event = Event;
-    type Action = Action;
-
-    fn decide(&mut self, event: Event) -> Vec<Action> {
-        let before = self.machine.stage();
-        let actions = self.machine.on(event);
-        let stage = self.machine.stage();
-        if stage != before {
-            let is_rest = self.job.config.local || self.passes.count() > 0;
-            self.course.enter(stage.name(), self.limits.of(stage, is_rest));
-        }
-        actions
-    }
-
-    fn perform(&mut self, action: Action) -> Option<Event> {
-        match action {
-            Action::Greet => {
-                let greeting = self.greeting(Role::Control);
-                self.greeted = Some(Instant::now());
-                let sent = self.link.as_mut().map(|link| link.greet(&greeting));
-                return sent.and_then(Result::err).map(|error| self.lost(&error));
-            }
-            Action::Offer => {
-                let offer = std::mem::take(&mut self.job.offer);
-                return self.document(Frame::Offer, &offer).err().map(|error| self.lost(&error));
-            }
-            // Nothing is copied.
-            Action::StartLogs if self.job.config.local => return Some(Event::Copied(Verdict::Stop)),
-            Action::StartLogs => self.job.control.send(SourceOrder::FindWriters),
-            Action::StopLogs => {
-                self.let_go();
-                self.passes.end();
-            }
-            // The first waits for the logs.
-            Action::CopyPass if self.passes.count() == 0 => {}
-            Action::CopyPass => self.send_pages(),
-            Action::StopGuest => {
-                let now = Instant::now();
-                self.still = Some((now, now));
-                self.job.control.send(SourceOrder::Stop);
-            }
-            Action::SendRest if self.job.config.local => {
-                // As if the last connection had sent the last page.
-                let _ = self.own.send(Inbox::Copied(Ok(0)));
-            }
-            Action::SendRest => {
-                // Nobody writes any more: this finds the last.
-                if let Err(error) = self.passes.collect() {
-                    self.course.blame(error.to_string());
-                    return Some(Event::Broke);
-                }
-                self.send_pages();
-            }
-            Action::ReleaseLocks => {
-                self.part(Part::Load, None);
-                let release = if self.job.config.local { Holds::pass } else { Holds::release };
-                self.have_done(release, Inbox::Released);
-            }
-            Action::SendGo => {
-                let sent = self.link.as_mut().map_or(Err(true), |link| link.say_once(&Frame::Go));
-                return sent.err().map(|is_unsent| if is_unsent { Event::Unsent } else { Event::Lost });
-            }
-            Action::Tell(kind) => {
-                let why = self.told_why().unwrap_or_else(|| "the source failed".to_string());
-                let frame = if kind == Kind::Cancel { Frame::Cancel } else { Frame::Failed(why) };
-                // Without it, the target finds out by itself.
-                let _ = self.link.as_mut().map(|link| link.say(&frame));
-            }
-            Action::HangUp => {
-                self.cancel.cancel();
-                (self.link, self.out, self.passing) = (None, None, None);
-            }
-            Action::TakeLocks => self.have_done(Holds::take, Inbox::Locked),
-            Action::ResumeGuest => {
-                self.let_go();
-                self.job.control.send(SourceOrder::Resume);
-            }
-            Action::EndGuest => {
-                self.part(Part::Handover, None);
-                if let Some((began, last)) = self.still {
-                    self.job.progress.set_downtime(last.saturating_duration_since(began));
-                }
-            }
-            Action::Report(outcome) => {
-                let why = if outcome == Outcome::Finished { None } else { self.told_why() };
-                self.job.control.send(SourceOrder::Report(outcome, why));
-            }
-        }
-        None
     }
 }

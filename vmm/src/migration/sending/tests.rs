@@ -11,6 +11,7 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
 use crate::migration::dirty::PageSet;
+use crate::migration::handover::Outcome;
 use crate::migration::incoming::{Incoming, Item};
 use crate::migration::orders::{self, Orders, Stopped};
 
@@ -66,7 +67,8 @@ impl DirtySource for Writes {
     fn stop(&mut self) {}
 }
 
-/// A target that greets after some time, makes any VM, and takes pages slowly once `is_slow`, but says all the time that it is there.
+/// A target that greets after some time, makes any VM, and takes pages slowly once `is_slow`, but says all the time
+/// that it is there.
 fn serve(listener: &UnixListener, rtt: Duration, is_slow: &AtomicBool) {
     let (control, _) = listener.accept().unwrap();
     let mut incoming = Incoming::new(&control);
