@@ -5,6 +5,7 @@ pub(crate) mod backends;
 pub(crate) mod connect;
 pub(crate) mod counters;
 pub(crate) mod disks;
+mod drivers;
 mod error;
 pub(crate) mod fallback;
 pub(crate) mod holds;

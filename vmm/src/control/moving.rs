@@ -218,8 +218,9 @@ impl ControlLoop {
         while let Some(order) = orders.take() {
             match order {
                 SourceOrder::FindWriters => {
-                    let holds = self.instance.as_ref().and_then(Instance::vm).map(Vm::holds).unwrap_or_default();
-                    sending.tell(SourceNote::Writers(self.find_writers(), holds));
+                    let vm = self.instance.as_ref().and_then(Instance::vm);
+                    let (holds, drivers) = vm.map(|vm| (vm.holds(), vm.devices().drivers())).unwrap_or_default();
+                    sending.tell(SourceNote::Writers(self.find_writers(), holds, drivers));
                 }
                 SourceOrder::Slow(is_slow) => {
                     self.guest_mut().into_iter().for_each(|vm| vm.slow(is_slow));

@@ -20,7 +20,19 @@ impl Errands {
     ///
     /// The host has no thread left.
     pub(super) fn begin(&mut self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let kind = ThreadKind::Open;
+        self.begin_as(ThreadKind::Open, work)
+    }
+
+    /// As [`Self::begin`], by a thread that may use the network.
+    ///
+    /// # Errors
+    ///
+    /// The host has no thread left.
+    pub(super) fn begin_outside(&mut self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        self.begin_as(ThreadKind::Migration, work)
+    }
+
+    fn begin_as(&mut self, kind: ThreadKind, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         self.0.push(threads::start(kind, NewThread::new(kind.name(), STACK, work))?);
         Ok(())
     }

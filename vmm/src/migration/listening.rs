@@ -9,11 +9,11 @@ use virtio_devices::{Cancel, NewThread, Thread};
 
 use super::incoming::Incoming;
 use super::link::STACK;
-use super::transport::{Address, Listener, Stream};
+use super::transport::{Address, Listener, Stream, Until};
 use super::wire::{Frame, Greeting, Role};
 use crate::threads::{self, ThreadKind};
 
-/// How long whoever connects may take to greet.
+/// How long whoever connects may take to prove who it is, and to greet.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is told of whoever is no source.
@@ -91,18 +91,28 @@ fn listen(
     let (mut first, mut missing): (Option<Greeting>, Vec<u8>) = (None, Vec::new());
     while first.is_none() || !missing.is_empty() {
         let Some(stream) = listener.accept(cancel)? else { return Ok(()) };
+        let until = Until::after(PATIENCE, cancel);
         let accepted = match tls {
-            Some(tls) => stream.accept(tls),
+            Some(tls) => stream.accept(tls, &until),
             None => Ok(stream),
         };
         let stream = match accepted {
             Ok(stream) => stream,
+            Err(_) if cancel.is_cancelled() => return Ok(()),
             Err(error) => {
                 log::warn!("{REFUSED}: {error}");
                 continue;
             }
         };
-        let Some(greeting) = greeting_of(&stream) else { continue };
+        let greeting = match greeting_of(&stream, until) {
+            Ok(greeting) => greeting,
+            Err(_) if cancel.is_cancelled() => return Ok(()),
+            Err(why) => {
+                log::warn!("{REFUSED}: {why}");
+                refuse(&stream, &why);
+                continue;
+            }
+        };
         match (&first, greeting.role) {
             (None, Role::Control) => {
                 first = Some(greeting);
@@ -119,28 +129,67 @@ fn listen(
     Ok(())
 }
 
-/// The greeting of whoever has connected; `None` if it is no source of this program.
-fn greeting_of(stream: &Stream) -> Option<Greeting> {
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    let greeting = Incoming::new(stream).greeting();
-    let refused = match greeting {
-        Ok(greeting) => match greeting.common_version() {
-            Ok(_) if greeting.connections > 0 => {
-                stream.set_read_timeout(None).ok()?;
-                return Some(greeting);
-            }
-            Ok(_) => "a source without connections for pages".to_string(),
-            Err(error) => error.to_string(),
-        },
-        Err(error) => error.to_string(),
-    };
-    log::warn!("{REFUSED}: {refused}");
-    refuse(stream, &refused);
-    None
+/// The greeting of whoever has connected, or why it is no source of this program. It may take too long.
+fn greeting_of(stream: &Stream, until: Until) -> Result<Greeting, String> {
+    let greeting = Incoming::new(stream.reads_until(until)).greeting().map_err(|error| error.to_string())?;
+    greeting.common_version().map_err(|error| error.to_string())?;
+    if greeting.connections == 0 {
+        return Err("a source without connections for pages".to_string());
+    }
+    Ok(greeting)
 }
 
 fn refuse(stream: &Stream, why: &str) {
     // Whoever it is finds out in any case.
     let _ = io::Write::write_all(&mut &*stream, &Frame::Failed(why.to_string()).bytes());
     stream.close();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A target that listens at `path`.
+    fn listening(path: &Path) -> Listening {
+        let listener = Listener::bind(&Address::Unix(path.into())).unwrap();
+        Listening::begin(listener, None, Cancel::new().unwrap(), |_| {}).unwrap()
+    }
+
+    /// It would have 5 s for each byte.
+    #[test]
+    fn whoever_greets_byte_by_byte_is_refused_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _listening = listening(&path);
+        let mut stranger = UnixStream::connect(&path).unwrap();
+        let began = Instant::now();
+        // The last byte of the greeting would come after 80 s.
+        let sent = (0..40).take_while(|_| {
+            thread::sleep(Duration::from_secs(2));
+            stranger.write_all(b"C").is_ok()
+        });
+        assert!(sent.count() < 4);
+        assert!(began.elapsed() < PATIENCE * 2, "{:?}", began.elapsed());
+        let mut said = Vec::new();
+        let _ = stranger.read_to_end(&mut said);
+        assert!(String::from_utf8_lossy(&said).contains("took too long"), "{said:?}");
+    }
+
+    #[test]
+    fn a_stranger_that_says_nothing_is_not_waited_for_when_the_target_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listening = listening(&path);
+        let _stranger = UnixStream::connect(&path).unwrap();
+        thread::sleep(Duration::from_millis(200));
+        let began = Instant::now();
+        drop(listening);
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    }
 }

@@ -35,8 +35,8 @@ pub(crate) enum SourceOrder {
 /// What the source's conductor is told by the control thread.
 pub(crate) enum SourceNote {
     /// Those that write to the guest's memory, or why what they write is not known. None, if the guest does not run.
-    /// And what the guest writes of the host's storage.
-    Writers(Result<Vec<Box<dyn DirtySource>>, String>, Holds),
+    /// And what the guest writes of the host's storage, and how many functions its drivers use.
+    Writers(Result<Vec<Box<dyn DirtySource>>, String>, Holds, u32),
     /// The guest stands still.
     Stopped(Result<Stopped, String>),
     /// A user ends the migration.

@@ -1,6 +1,8 @@
 //! The source's conductor: a thread that carries out what the state machine of the source decides. The control thread
 //! does what concerns the VM, threads of their own hear the target and send pages.
 
+mod actions;
+mod connecting;
 mod limits;
 mod passes;
 #[cfg(test)]
@@ -14,26 +16,24 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
-use virtio_devices::{GuestMap, NewThread, Thread};
+use virtio_devices::{Cancel, GuestMap, NewThread, Thread};
 use vm_api::migration::SendMigration;
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 
 use super::backend_state::{self, BackendState, StatefulBackend};
-use super::course::{Conducts, Course};
+use super::course::{Conducts as _, Course};
 use super::dirty::DirtySource;
 use super::errands::Errands;
-use super::handover::Outcome;
-use super::handover::sender::{Action, Event, Sender as Machine, Stage};
+use super::handover::sender::{Event, Sender as Machine, Stage};
 use super::link::{Heard, Link, STACK};
 use super::machine_state::MachineState;
 use super::offer::Rest;
 use super::orders::{SourceNote, SourceOrder, ToControl};
 use super::pages_out::PagesOut;
-use super::passing;
 use super::precopy::Verdict;
 use super::progress::{Part, Progress};
-use super::transport::{Address, Stream};
-use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role, VERSION, parts};
+use super::transport::{Address, Route, Stream};
+use super::wire::{Frame, Kind, Role, parts};
 use limits::Limits;
 use passes::Passes;
 use throttle::Throttle;
@@ -71,6 +71,12 @@ pub(crate) struct SendJob {
 /// What the conductor hears.
 enum Inbox {
     Control(SourceNote),
+    /// The way to the target, and the connection on which both sides talk; or why there is none.
+    Connected(Result<(Route, Stream), String>),
+    /// The connections for pages.
+    Lanes(Result<Vec<Stream>, String>),
+    /// The connection on which descriptors were passed.
+    Passed(Result<Stream, String>),
     Target(Heard),
     Copied(Result<u64, String>),
     /// What the guest has written until now is on its disks, or why not.
@@ -98,7 +104,8 @@ impl Sending {
     pub(crate) fn begin(job: SendJob) -> io::Result<Self> {
         let (inbox, heard) = channel();
         let own = inbox.clone();
-        let run = move || Conductor::new(job, own, heard).run();
+        let cancel = Cancel::new()?;
+        let run = move || Conductor::new(job, cancel, own, heard).run();
         let kind = ThreadKind::Migration;
         let thread = threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
         Ok(Self { inbox, thread: Some(thread) })
@@ -127,7 +134,18 @@ struct Conductor {
     course: Course,
     own: Sender<Inbox>,
     inbox: Receiver<Inbox>,
+    /// Ends what is being connected.
+    cancel: Cancel,
+    /// The way to the target, once it is known.
+    route: Option<Route>,
+    /// Whether that is looked for, and connected to for the first time.
+    is_connecting: bool,
+    /// What ends the migration as soon as that has ended.
+    awaits_end: Option<SourceNote>,
     link: Option<Link>,
+    /// When the target was greeted, and how long its answer took.
+    greeted: Option<Instant>,
+    rtt: Duration,
     out: Option<PagesOut>,
     /// Where descriptors were passed, which the target may not have taken yet.
     passing: Option<Stream>,
@@ -151,7 +169,7 @@ struct Conductor {
 }
 
 impl Conductor {
-    fn new(job: SendJob, own: Sender<Inbox>, inbox: Receiver<Inbox>) -> Self {
+    fn new(job: SendJob, cancel: Cancel, own: Sender<Inbox>, inbox: Receiver<Inbox>) -> Self {
         let memory = job.memory.iter().map(|region| region.len()).sum();
         job.progress.set_memory(memory);
         Self {
@@ -163,7 +181,13 @@ impl Conductor {
             machine: Machine::new(),
             own,
             inbox,
+            cancel,
+            route: None,
+            is_connecting: true,
+            awaits_end: None,
             link: None,
+            greeted: None,
+            rtt: Duration::ZERO,
             out: None,
             passing: None,
             session: [0; 16],
@@ -179,12 +203,7 @@ impl Conductor {
     }
 
     fn run(mut self) {
-        match self.connect() {
-            Ok(()) => self.on(Event::Connected),
-            Err(error) => {
-                self.fail(format!("destination_url={}: {error}", self.job.config.destination_url), Event::Lost);
-            }
-        }
+        self.connect();
         while !self.machine.is_over() && !self.quits {
             let wait = self.throttle();
             match self.inbox.recv_timeout(wait) {
@@ -211,26 +230,6 @@ impl Conductor {
     fn let_go(&mut self) {
         if let (Some(is_slow), _) = self.throttle.follow(0, Instant::now()) {
             self.job.control.send(SourceOrder::Slow(is_slow));
-        }
-    }
-
-    fn connect(&mut self) -> io::Result<()> {
-        rustix::rand::getrandom(&mut self.session, rustix::rand::GetRandomFlags::empty())?;
-        let stream = Stream::connect(&self.job.address, self.job.tls.as_ref())?;
-        let own = self.own.clone();
-        self.link = Some(Link::new(stream, true, move |heard| _ = own.send(Inbox::Target(heard)))?);
-        Ok(())
-    }
-
-    fn greeting(&self, role: Role) -> Greeting {
-        Greeting {
-            version: VERSION,
-            oldest: OLDEST,
-            role,
-            // The configuration has at most so many.
-            connections: u8::try_from(self.job.config.connections).unwrap_or(u8::MAX),
-            features: if self.job.config.local { Features::LOCAL } else { Features::default() },
-            session: self.session,
         }
     }
 
@@ -287,6 +286,16 @@ impl Conductor {
                 let hint = if may_want_tls && !self.job.address.is_unix() { WANTS_TLS } else { "" };
                 self.fail(format!("{why}{hint}"), Event::Lost);
             }
+            Inbox::Connected(connected) => self.connected(connected),
+            // It has ended meanwhile.
+            Inbox::Lanes(_) | Inbox::Passed(_) if self.machine.stage() != Stage::Greeting => {}
+            Inbox::Lanes(Ok(streams)) => self.open_lanes(streams),
+            Inbox::Lanes(Err(why)) => self.fail(format!("a connection for pages: {why}"), Event::Broke),
+            Inbox::Passed(Ok(stream)) => {
+                self.passing = Some(stream);
+                self.on(Event::Greeted);
+            }
+            Inbox::Passed(Err(why)) => self.fail(format!("the connection for descriptors: {why}"), Event::Broke),
             Inbox::Copied(Ok(sent)) => self.copied(sent),
             Inbox::Copied(Err(why)) => self.fail(why, Event::Lost),
             Inbox::Control(note) => self.told(note),
@@ -313,7 +322,15 @@ impl Conductor {
 
     fn told(&mut self, note: SourceNote) {
         match note {
-            SourceNote::Writers(Ok(writers), holds) => {
+            SourceNote::Quit => self.quits = true,
+            // All else ends it then. Who hears of the end waits for all threads of this, one of which may be looking a
+            // name up, which nobody can end.
+            note if self.is_connecting => {
+                self.cancel.cancel();
+                self.awaits_end.get_or_insert(note);
+            }
+            SourceNote::Writers(Ok(writers), holds, drivers) => {
+                self.passes.expect(self.rtt, drivers);
                 self.holds = holds;
                 self.begin_passes(writers);
             }
@@ -322,7 +339,7 @@ impl Conductor {
                 (self.rest, self.holds) = (Some(stopped.machine), stopped.holds);
                 self.save_states(stopped.stateful);
             }
-            SourceNote::Writers(Err(why), _) | SourceNote::Stopped(Err(why)) | SourceNote::Changed(why) => {
+            SourceNote::Writers(Err(why), ..) | SourceNote::Stopped(Err(why)) | SourceNote::Changed(why) => {
                 self.fail(why, Event::Broke);
             }
             SourceNote::Cancel => self.fail("it was ended (vm.cancel-migration)".to_string(), Event::Cancelled),
@@ -331,7 +348,6 @@ impl Conductor {
                 self.on(Event::Forced);
             }
             SourceNote::GuestOff => self.fail("the guest shut down".to_string(), Event::GuestOff),
-            SourceNote::Quit => self.quits = true,
         }
     }
 
@@ -376,59 +392,25 @@ impl Conductor {
         }
     }
 
+    /// The same, for what is done outside of this host.
+    fn begin_outside<T: 'static>(
+        &mut self,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+        say: fn(Result<T, String>) -> Inbox,
+    ) {
+        let own = self.own.clone();
+        let begun = self.errands.begin_outside(move || _ = own.send(say(work().map_err(|error| error.to_string()))));
+        if let Err(error) = begun {
+            let _ = self.own.send(say(Err(format!("the host has no thread for it: {error}"))));
+        }
+    }
+
     /// Takes what backends have beside their queues, which stand still.
     fn save_states(&mut self, backends: Vec<StatefulBackend>) {
         if backends.is_empty() {
             return self.take(Inbox::Saved(Ok(Vec::new())));
         }
         self.begin_errand(move || backend_state::save(&backends), Inbox::Saved);
-    }
-
-    /// The target is there: connections for the pages follow.
-    fn greeted(&mut self, target: Greeting) {
-        if let Some(fds) = self.job.passed.take() {
-            return self.pass(target, &fds);
-        }
-        let connect = || {
-            let stream = |index| {
-                let stream = Stream::connect(&self.job.address, self.job.tls.as_ref())?;
-                io::Write::write_all(&mut &stream, &self.greeting(Role::Pages(index)).bytes())?;
-                Ok(stream)
-            };
-            let count = self.greeting(Role::Control).connections;
-            let streams = (0..count).map(stream).collect::<io::Result<Vec<_>>>()?;
-            let own = self.own.clone();
-            let tell = move |sent| _ = own.send(Inbox::Copied(sent));
-            PagesOut::new(streams, &self.job.memory, self.passes.to_send(), &self.job.progress, tell)
-        };
-        match connect() {
-            Ok(out) => {
-                self.out = Some(out);
-                self.on(Event::Greeted);
-            }
-            Err(error) => self.fail(format!("a connection for pages: {error}"), Event::Broke),
-        }
-    }
-
-    /// Passes what is not copied.
-    fn pass(&mut self, target: Greeting, fds: &[OwnedFd]) {
-        if !target.features.has(Features::LOCAL) {
-            let why = "local=true: the target is none that memory can be passed to; leave local out";
-            return self.fail(why.to_string(), Event::Broke);
-        }
-        let connect = || {
-            let stream = Stream::connect(&self.job.address, None)?;
-            io::Write::write_all(&mut &stream, &self.greeting(Role::Pages(0)).bytes())?;
-            stream.unix().map_or_else(|| Err(io::ErrorKind::Unsupported.into()), |unix| passing::send(unix, fds))?;
-            Ok::<_, io::Error>(stream)
-        };
-        match connect() {
-            Ok(stream) => {
-                self.passing = Some(stream);
-                self.on(Event::Greeted);
-            }
-            Err(error) => self.fail(format!("the connection for descriptors: {error}"), Event::Broke),
-        }
     }
 
     /// Begins to note what is written, and to copy the memory. Where nobody writes, all of it is the rest.
@@ -530,94 +512,5 @@ impl Conductor {
             self.course.blame(why);
         }
         self.on(event);
-    }
-}
-
-impl Conducts for Conductor {
-    type Event = Event;
-    type Action = Action;
-
-    fn decide(&mut self, event: Event) -> Vec<Action> {
-        let before = self.machine.stage();
-        let actions = self.machine.on(event);
-        let stage = self.machine.stage();
-        if stage != before {
-            let is_rest = self.job.config.local || self.passes.count() > 0;
-            self.course.enter(stage.name(), self.limits.of(stage, is_rest));
-        }
-        actions
-    }
-
-    fn perform(&mut self, action: Action) -> Option<Event> {
-        match action {
-            Action::Greet => {
-                let greeting = self.greeting(Role::Control);
-                let sent = self.link.as_mut().map(|link| link.greet(&greeting));
-                return sent.and_then(Result::err).map(|error| self.lost(&error));
-            }
-            Action::Offer => {
-                let offer = std::mem::take(&mut self.job.offer);
-                return self.document(Frame::Offer, &offer).err().map(|error| self.lost(&error));
-            }
-            // Nothing is copied.
-            Action::StartLogs if self.job.config.local => return Some(Event::Copied(Verdict::Stop)),
-            Action::StartLogs => self.job.control.send(SourceOrder::FindWriters),
-            Action::StopLogs => {
-                self.let_go();
-                self.passes.end();
-            }
-            // The first waits for the logs.
-            Action::CopyPass if self.passes.count() == 0 => {}
-            Action::CopyPass => self.send_pages(),
-            Action::StopGuest => {
-                let now = Instant::now();
-                self.still = Some((now, now));
-                self.job.control.send(SourceOrder::Stop);
-            }
-            Action::SendRest if self.job.config.local => {
-                // As if the last connection had sent the last page.
-                let _ = self.own.send(Inbox::Copied(Ok(0)));
-            }
-            Action::SendRest => {
-                // Nobody writes any more: this finds the last.
-                if let Err(error) = self.passes.collect() {
-                    self.course.blame(error.to_string());
-                    return Some(Event::Broke);
-                }
-                self.send_pages();
-            }
-            Action::ReleaseLocks => {
-                self.part(Part::Load, None);
-                let release = if self.job.config.local { Holds::pass } else { Holds::release };
-                self.have_done(release, Inbox::Released);
-            }
-            Action::SendGo => {
-                let sent = self.link.as_mut().map_or(Err(true), |link| link.say_once(&Frame::Go));
-                return sent.err().map(|is_unsent| if is_unsent { Event::Unsent } else { Event::Lost });
-            }
-            Action::Tell(kind) => {
-                let why = self.told_why().unwrap_or_else(|| "the source failed".to_string());
-                let frame = if kind == Kind::Cancel { Frame::Cancel } else { Frame::Failed(why) };
-                // Without it, the target finds out by itself.
-                let _ = self.link.as_mut().map(|link| link.say(&frame));
-            }
-            Action::HangUp => (self.link, self.out, self.passing) = (None, None, None),
-            Action::TakeLocks => self.have_done(Holds::take, Inbox::Locked),
-            Action::ResumeGuest => {
-                self.let_go();
-                self.job.control.send(SourceOrder::Resume);
-            }
-            Action::EndGuest => {
-                self.part(Part::Handover, None);
-                if let Some((began, last)) = self.still {
-                    self.job.progress.set_downtime(last.saturating_duration_since(began));
-                }
-            }
-            Action::Report(outcome) => {
-                let why = if outcome == Outcome::Finished { None } else { self.told_why() };
-                self.job.control.send(SourceOrder::Report(outcome, why));
-            }
-        }
-        None
     }
 }

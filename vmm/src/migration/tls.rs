@@ -12,16 +12,17 @@ mod tests;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, Error, ServerConfig, ServerConnection};
 
+use super::transport::Until;
 pub(crate) use files::{client, server};
 
 /// How long a handshake may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// What is read of the network at a time, in bytes.
 const ROOM: usize = 64 << 10;
 /// What is encrypted at a time, in bytes.
@@ -53,16 +54,22 @@ struct Outgoing {
 }
 
 impl Session {
-    /// Greets whoever listens at the other end of `stream` as `host`, the name or the address that its certificate has.
+    /// Greets whoever listens at the other end of `stream` as `host`, the name or the address that its certificate has,
+    /// and is answered `until` then.
     ///
     /// # Errors
     ///
     /// One line that says who does not trust whom, and why; or no answer came in time.
-    pub(crate) fn connect(stream: TcpStream, host: &str, config: &Arc<ClientConfig>) -> io::Result<Self> {
+    pub(crate) fn connect(
+        stream: TcpStream,
+        host: &str,
+        config: &Arc<ClientConfig>,
+        until: &Until,
+    ) -> io::Result<Self> {
         let name = ServerName::try_from(host.to_string());
         let name = name.map_err(|_| io::Error::other("TLS: no certificate can have this name; give another"))?;
         let connection = ClientConnection::new(Arc::clone(config), name).map_err(failed)?;
-        Self::begin(stream, connection.into())
+        Self::begin(stream, connection.into(), until)
     }
 
     /// Answers whoever has connected by `stream`.
@@ -70,13 +77,13 @@ impl Session {
     /// # Errors
     ///
     /// As [`Self::connect`].
-    pub(crate) fn accept(stream: TcpStream, config: &Arc<ServerConfig>) -> io::Result<Self> {
+    pub(crate) fn accept(stream: TcpStream, config: &Arc<ServerConfig>, until: &Until) -> io::Result<Self> {
         let connection = ServerConnection::new(Arc::clone(config)).map_err(failed)?;
-        Self::begin(stream, connection.into())
+        Self::begin(stream, connection.into(), until)
     }
 
-    fn begin(stream: TcpStream, mut connection: Connection) -> io::Result<Self> {
-        shake_hands(&stream, &mut connection)?;
+    fn begin(stream: TcpStream, mut connection: Connection, until: &Until) -> io::Result<Self> {
+        shake_hands(&stream, &mut connection, until)?;
         let incoming = Incoming { bytes: vec![0; ROOM].into(), from: 0, to: 0 };
         let (connection, incoming) = (Mutex::new(connection), Mutex::new(incoming));
         Ok(Self { stream, connection, incoming, outgoing: Mutex::default() })
@@ -85,6 +92,30 @@ impl Session {
     /// The connection below.
     pub(crate) const fn stream(&self) -> &TcpStream {
         &self.stream
+    }
+
+    /// Reads what was decrypted, of what comes by `stream`: [`Self::stream`], or a way to wait for it.
+    ///
+    /// # Errors
+    ///
+    /// What comes is not the peer's, or nothing comes. The latter can be tried again.
+    pub(crate) fn read_through(&self, mut stream: impl Read, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut incoming = self.incoming.lock();
+        loop {
+            match self.connection.lock().reader().read(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+            if incoming.from == incoming.to {
+                let count = stream.read(&mut incoming.bytes)?;
+                // Who ends a connection says so within the protocol above, or is lost.
+                if count == 0 {
+                    return Ok(0);
+                }
+                (incoming.from, incoming.to) = (0, count);
+            }
+            self.decrypt(&mut incoming)?;
+        }
     }
 
     /// Sends what the connection has to send.
@@ -123,22 +154,7 @@ impl Session {
 
 impl Read for &Session {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let mut incoming = self.incoming.lock();
-        loop {
-            match self.connection.lock().reader().read(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return read,
-            }
-            if incoming.from == incoming.to {
-                let count = (&self.stream).read(&mut incoming.bytes)?;
-                // Who ends a connection says so within the protocol above, or is lost.
-                if count == 0 {
-                    return Ok(0);
-                }
-                (incoming.from, incoming.to) = (0, count);
-            }
-            self.decrypt(&mut incoming)?;
-        }
+        self.read_through(&self.stream, bytes)
     }
 }
 
@@ -159,27 +175,19 @@ impl Write for &Session {
     }
 }
 
-/// Has both sides prove who they are.
-fn shake_hands(stream: &TcpStream, connection: &mut Connection) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+/// Has both sides prove who they are, `until` then.
+fn shake_hands(stream: &TcpStream, connection: &mut Connection, until: &Until) -> io::Result<()> {
     let late = || io::Error::new(io::ErrorKind::TimedOut, "TLS: the peer did not answer in time");
     while connection.is_handshaking() || connection.wants_write() {
         if connection.wants_write() {
             connection.write_tls(&mut &*stream)?;
             continue;
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(late());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match connection.read_tls(&mut &*stream) {
+        match connection.read_tls(&mut until.reads(stream)) {
             Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, NO_TLS)),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                return Err(late());
-            }
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(late()),
             Err(error) => return Err(error),
         }
         if let Err(error) = connection.process_new_packets() {
@@ -188,7 +196,7 @@ fn shake_hands(stream: &TcpStream, connection: &mut Connection) -> io::Result<()
             return Err(failed(error));
         }
     }
-    stream.set_read_timeout(None)
+    Ok(())
 }
 
 const NO_TLS: &str = "TLS: the peer closed the connection; if it was given no tls_dir, give it one";

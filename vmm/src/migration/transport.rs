@@ -1,23 +1,27 @@
 //! Connections of a live migration: over tcp, encrypted or not, or a Unix socket, with deadlines.
 
+mod route;
+mod until;
+
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustls::{ClientConfig, ServerConfig};
+use rustix::event::{PollFd, PollFlags};
+use rustls::ServerConfig;
 use virtio_devices::Cancel;
 
 use super::tls::Session;
+pub(crate) use route::Route;
+use until::LOOK;
+pub(crate) use until::Until;
 
 /// How long a connection may take, and a write on one of whose peer takes nothing.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// How often a wait looks whether it is still wanted.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// Where a target listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,43 +69,21 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Connects. With `tls`, which is for tcp only, both sides prove who they are.
-    ///
-    /// # Errors
-    ///
-    /// Nobody listens there, or not in time, or is not to be trusted.
-    pub(crate) fn connect(address: &Address, tls: Option<&Arc<ClientConfig>>) -> io::Result<Self> {
-        let stream = match address {
-            Address::Unix(path) => Self::Unix(UnixStream::connect(path)?),
-            Address::Tcp(host, port) => {
-                let deadline = Instant::now() + PATIENCE;
-                let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-                let connected = (host.as_str(), *port).to_socket_addrs()?.find_map(|address| {
-                    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-                    TcpStream::connect_timeout(&address, left).map_err(|error| last = error).ok()
-                });
-                Self::Tcp(connected.ok_or(last)?)
-            }
-        };
-        stream.prepare()?;
-        match (stream, tls, address) {
-            (Self::Tcp(stream), Some(config), Address::Tcp(host, _)) => {
-                Ok(Self::Tls(Box::new(Session::connect(stream, host, config)?)))
-            }
-            (stream, ..) => Ok(stream),
-        }
-    }
-
     /// Has whoever has connected by tcp prove who it is.
     ///
     /// # Errors
     ///
     /// It is not to be trusted, or does not answer in time.
-    pub(crate) fn accept(self, tls: &Arc<ServerConfig>) -> io::Result<Self> {
+    pub(crate) fn accept(self, tls: &Arc<ServerConfig>, until: &Until) -> io::Result<Self> {
         match self {
-            Self::Tcp(stream) => Ok(Self::Tls(Box::new(Session::accept(stream, tls)?))),
+            Self::Tcp(stream) => Ok(Self::Tls(Box::new(Session::accept(stream, tls, until)?))),
             other => Ok(other),
         }
+    }
+
+    /// What comes by it until then.
+    pub(crate) const fn reads_until(&self, until: Until) -> Reads<'_> {
+        Reads { stream: self, until }
     }
 
     /// The connection over a Unix socket.
@@ -133,14 +115,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Has reads end after this time, or never.
-    pub(crate) fn set_read_timeout(&self, time: Option<Duration>) -> io::Result<()> {
-        if let Self::Unix(stream) = self {
-            return stream.set_read_timeout(time);
-        }
-        self.tcp().map_or(Ok(()), |stream| stream.set_read_timeout(time))
-    }
-
     /// Ends it for both sides, and whoever waits on it. What was written before still arrives.
     pub(crate) fn close(&self) {
         // If it is closed already, that is as well.
@@ -149,6 +123,22 @@ impl Stream {
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
             Self::Tls(session) => session.stream().shutdown(Shutdown::Both),
         };
+    }
+}
+
+/// What comes by a connection until a moment, however it comes.
+pub(crate) struct Reads<'a> {
+    stream: &'a Stream,
+    until: Until,
+}
+
+impl Read for Reads<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self.stream {
+            Stream::Unix(stream) => self.until.reads(stream).read(bytes),
+            Stream::Tcp(stream) => self.until.reads(stream).read(bytes),
+            Stream::Tls(session) => session.read_through(self.until.reads(session.stream()), bytes),
+        }
     }
 }
 
@@ -214,10 +204,9 @@ impl Listener {
     ///
     /// The host has no descriptor left.
     pub(crate) fn accept(&self, cancel: &Cancel) -> io::Result<Option<Stream>> {
-        let look = Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as i64 };
         while !cancel.is_cancelled() {
             let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
-            match rustix::event::poll(&mut fds, Some(&look)) {
+            match rustix::event::poll(&mut fds, Some(&LOOK)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(error) => return Err(error.into()),
@@ -285,7 +274,8 @@ mod tests {
                 Listener::Tcp(listener) => Address::Tcp("localhost".into(), listener.local_addr().unwrap().port()),
                 Listener::Unix(..) => address,
             };
-            let stream = Stream::connect(&address, None).unwrap();
+            let connect = || Route::find(address.clone(), None).unwrap().connect(&cancel);
+            let stream = connect().unwrap();
             let accepted = listener.accept(&cancel).unwrap().unwrap();
             (&stream).write_all(b"here").unwrap();
             let mut bytes = [0; 4];
@@ -294,7 +284,7 @@ mod tests {
             stream.close();
             assert_eq!((&accepted).read(&mut bytes).unwrap(), 0);
             drop(listener);
-            assert!(Stream::connect(&address, None).is_err() && !path.exists());
+            assert!(connect().is_err() && !path.exists());
         }
     }
 

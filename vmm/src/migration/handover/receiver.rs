@@ -37,7 +37,9 @@ impl Stage {
     pub const fn deadline(self) -> Option<Duration> {
         match self {
             Self::Listening => Some(Duration::from_secs(3600)),
-            Self::Greeting | Self::Offering => Some(Duration::from_secs(10)),
+            Self::Greeting => Some(Duration::from_secs(10)),
+            // The source makes all its connections before it sends the offer.
+            Self::Offering => Some(Duration::from_secs(90)),
             // Longer than the source waits before it sends Go.
             Self::Held => Some(Duration::from_secs(60)),
             Self::Preparing | Self::Receiving | Self::Loading => None,

@@ -48,6 +48,11 @@ impl Passes {
         }
     }
 
+    /// A message there and one back take `rtt`, and the guest's drivers use so many functions.
+    pub(super) fn expect(&mut self, rtt: Duration, functions: u32) {
+        self.policy.expect(rtt, functions);
+    }
+
     /// What connections take their pages from.
     pub(super) const fn to_send(&self) -> &Arc<Mutex<ToSend>> {
         &self.to_send

@@ -11,6 +11,7 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
 use crate::migration::dirty::PageSet;
+use crate::migration::handover::Outcome;
 use crate::migration::incoming::{Incoming, Item};
 use crate::migration::orders::{self, Orders, Stopped};
 
@@ -66,12 +67,14 @@ impl DirtySource for Writes {
     fn stop(&mut self) {}
 }
 
-/// A target that makes any VM, and takes pages slowly once `is_slow`, but says all the time that it is there.
-fn serve(listener: &UnixListener, is_slow: &AtomicBool) {
+/// A target that greets after some time, makes any VM, and takes pages slowly once `is_slow`, but says all the time
+/// that it is there.
+fn serve(listener: &UnixListener, rtt: Duration, is_slow: &AtomicBool) {
     let (control, _) = listener.accept().unwrap();
     let mut incoming = Incoming::new(&control);
     let greeting = incoming.greeting().unwrap();
     let say = |bytes: &[u8]| _ = io::Write::write_all(&mut &control, bytes);
+    thread::sleep(rtt);
     say(&greeting.bytes());
     let (pages, _) = listener.accept().unwrap();
     thread::scope(|scope| {
@@ -112,7 +115,7 @@ fn control(sending: &Sending, orders: &Orders<SourceOrder>, is_slow: &AtomicBool
         match orders.take() {
             Some(SourceOrder::FindWriters) => {
                 let writers: Vec<Box<dyn DirtySource>> = vec![Box::new(Writes { collected: 0 })];
-                sending.tell(SourceNote::Writers(Ok(writers), Holds::default()));
+                sending.tell(SourceNote::Writers(Ok(writers), Holds::default(), 1));
             }
             Some(SourceOrder::Stop) => {
                 ordered.stopped = true;
@@ -138,7 +141,7 @@ fn sent_slowly(is_slow: bool, options: &str) -> (Ordered, Duration) {
     let (job, orders) = job(folder.path(), options);
     let is_slow = AtomicBool::new(is_slow);
     thread::scope(|scope| {
-        scope.spawn(|| serve(&listener, &is_slow));
+        scope.spawn(|| serve(&listener, Duration::ZERO, &is_slow));
         let began = Instant::now();
         let sending = Sending::begin(job).unwrap();
         let ordered = control(&sending, &orders, &is_slow);
@@ -162,4 +165,84 @@ fn a_guest_that_stands_still_for_much_longer_than_its_goal_goes_on_at_the_source
     assert_eq!((outcome, ordered.resumed), (Outcome::Failed, true));
     assert_eq!(why, "the target or this host took too long (finishing)");
     assert!(ordered.stopped && took < Duration::from_secs(20), "{took:?}");
+}
+
+/// A listener at the socket of `folder` that has room for no other connection.
+fn full(folder: &Path) -> (UnixListener, UnixStream) {
+    let path = folder.join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    (listener, UnixStream::connect(&path).unwrap())
+}
+
+/// How it ends if it is cancelled now, and how long that takes.
+fn cancelled(sending: &Sending, orders: &Orders<SourceOrder>) -> (Outcome, String, Duration) {
+    let began = Instant::now();
+    sending.tell(SourceNote::Cancel);
+    let (outcome, why) = control(sending, orders, &AtomicBool::new(false)).end.unwrap();
+    (outcome, why, began.elapsed())
+}
+
+#[test]
+fn a_cancel_is_heard_while_nobody_accepts_the_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let _full = full(folder.path());
+    let (job, orders) = job(folder.path(), "downtime_ms=300");
+    let sending = Sending::begin(job).unwrap();
+    thread::sleep(Duration::from_millis(200));
+    let (outcome, why, took) = cancelled(&sending, &orders);
+    assert_eq!((outcome, why.as_str()), (Outcome::Cancelled, "it was ended (vm.cancel-migration)"));
+    let began = Instant::now();
+    drop(sending);
+    assert!(took + began.elapsed() < Duration::from_secs(1), "{took:?}");
+}
+
+/// A target with one connection, which accepts no other for as long as it is told that the source is there.
+#[test]
+fn while_connections_for_pages_are_made_the_source_says_that_it_is_there_and_hears_a_cancel() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let (job, orders) = job(folder.path(), "downtime_ms=300");
+    let sending = Sending::begin(job).unwrap();
+    let (control, _) = listener.accept().unwrap();
+    let _fills = UnixStream::connect(folder.path().join("socket")).unwrap();
+    let mut incoming = Incoming::new(&control);
+    let greeting = incoming.greeting().unwrap();
+    io::Write::write_all(&mut &control, &greeting.bytes()).unwrap();
+    control.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let Item::Frame(Frame::Keepalive) = incoming.receive().unwrap() else { panic!("no keepalive") };
+    let (outcome, _, took) = cancelled(&sending, &orders);
+    assert_eq!(outcome, Outcome::Cancelled);
+    let Item::Frame(Frame::Cancel) = incoming.receive().unwrap() else { panic!("no cancel") };
+    let began = Instant::now();
+    drop(sending);
+    assert!(took + began.elapsed() < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn the_estimate_has_the_time_that_the_greeting_took() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+    let (job, orders) = job(folder.path(), "downtime_ms=2000");
+    let progress = job.progress.clone();
+    let is_slow = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| serve(&listener, Duration::from_millis(300), &is_slow));
+        let sending = Sending::begin(job).unwrap();
+        loop {
+            match orders.take() {
+                Some(SourceOrder::FindWriters) => {
+                    let writers: Vec<Box<dyn DirtySource>> = vec![Box::new(Writes { collected: 0 })];
+                    sending.tell(SourceNote::Writers(Ok(writers), Holds::default(), 5));
+                }
+                Some(SourceOrder::Stop) => break,
+                Some(SourceOrder::Report(outcome, why)) => panic!("{outcome:?}: {why:?}"),
+                _ => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+        // Two round trips, 10 ms for one function, 12 for 4 more.
+        let estimate = progress.shown().estimated_downtime_ms.unwrap();
+        assert!((622..1500).contains(&estimate), "{estimate}");
+    });
 }

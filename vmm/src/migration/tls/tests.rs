@@ -4,9 +4,15 @@ use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::thread;
+use std::time::Instant;
 
 use super::testing::Authority;
 use super::*;
+
+/// When a handshake ends at the latest.
+fn until() -> Until {
+    Until::after(PATIENCE, &virtio_devices::Cancel::new().unwrap())
+}
 
 /// A folder with all files of one authority.
 fn folder(authority: &Authority) -> tempfile::TempDir {
@@ -20,14 +26,14 @@ fn meet(source: &Path, target: &Path, host: &str) -> (Result<(), String>, Result
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, server) = (listener.local_addr().unwrap(), server(target).unwrap());
     let target = thread::spawn(move || -> io::Result<()> {
-        let session = Session::accept(listener.accept()?.0, &server)?;
+        let session = Session::accept(listener.accept()?.0, &server, &until())?;
         let mut bytes = [0; 4];
         (&session).read_exact(&mut bytes)?;
         (&session).write_all(&bytes)
     });
     let client = client(source).unwrap();
     let talk = || -> io::Result<()> {
-        let session = Session::connect(TcpStream::connect(address)?, host, &client)?;
+        let session = Session::connect(TcpStream::connect(address)?, host, &client, &until())?;
         (&session).write_all(b"here")?;
         let mut bytes = [0; 4];
         (&session).read_exact(&mut bytes)?;
@@ -85,7 +91,9 @@ fn a_source_without_a_certificate_and_a_peer_without_tls_are_refused() {
     let address = listener.local_addr().unwrap();
     let server = server(both.path()).unwrap();
     let accepts = thread::spawn(move || {
-        (0..2).map(|_| Session::accept(listener.accept().unwrap().0, &server).unwrap_err().to_string()).collect()
+        (0..2)
+            .map(|_| Session::accept(listener.accept().unwrap().0, &server, &until()).unwrap_err().to_string())
+            .collect()
     });
     let mut roots = rustls::RootCertStore::empty();
     let authority = fs::read(both.path().join("ca-cert.pem")).unwrap();
@@ -94,7 +102,7 @@ fn a_source_without_a_certificate_and_a_peer_without_tls_are_refused() {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let nobody = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
-    let session = Session::connect(TcpStream::connect(address).unwrap(), "localhost", &nobody);
+    let session = Session::connect(TcpStream::connect(address).unwrap(), "localhost", &nobody, &until());
     // In TLS 1.3 it hears the verdict when it reads.
     let verdict = session.and_then(|session| (&session).read(&mut [0; 1]));
     let verdict = verdict.unwrap_err().to_string();
@@ -112,7 +120,7 @@ fn a_peer_that_says_nothing_is_waited_for_no_longer_than_a_handshake_may_take() 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let began = Instant::now();
-    let error = Session::connect(stream, "localhost", &client(both.path()).unwrap()).unwrap_err();
+    let error = Session::connect(stream, "localhost", &client(both.path()).unwrap(), &until()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     assert!(began.elapsed() < PATIENCE + Duration::from_secs(2), "{:?}", began.elapsed());
 }
@@ -135,9 +143,10 @@ fn one_thread_reads_while_another_writes() {
         assert!(read == bytes(seed ^ 1));
         writes.join().unwrap();
     };
-    let target = thread::spawn(move || exchange(Session::accept(listener.accept().unwrap().0, &server).unwrap(), 0));
+    let target =
+        thread::spawn(move || exchange(Session::accept(listener.accept().unwrap().0, &server, &until()).unwrap(), 0));
     let stream = TcpStream::connect(address).unwrap();
-    exchange(Session::connect(stream, "localhost", &client(both.path()).unwrap()).unwrap(), 1);
+    exchange(Session::connect(stream, "localhost", &client(both.path()).unwrap(), &until()).unwrap(), 1);
     target.join().unwrap();
 }
 

@@ -1,0 +1,152 @@
+//! The way to a target.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
+use rustls::ClientConfig;
+use virtio_devices::Cancel;
+
+use super::{Address, PATIENCE, Stream, Until};
+use crate::migration::tls::{self, Session};
+
+/// The way to a target: its address, as it was when the first connection was made.
+#[derive(Debug, Clone)]
+pub(crate) struct Route {
+    address: Address,
+    /// The addresses that its name stands for.
+    found: Vec<SocketAddr>,
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl Route {
+    /// The way to `address`, which takes as long as this host takes to look its name up. With `tls`, which is for tcp
+    /// only, both sides prove who they are.
+    ///
+    /// # Errors
+    ///
+    /// Nothing has that name.
+    pub(crate) fn find(address: Address, tls: Option<Arc<ClientConfig>>) -> io::Result<Self> {
+        let found = match &address {
+            Address::Unix(_) => Vec::new(),
+            Address::Tcp(host, port) => (host.as_str(), *port).to_socket_addrs()?.collect(),
+        };
+        Ok(Self { address, found, tls })
+    }
+
+    /// Connects, unless `cancel` says that it is not wanted any more.
+    ///
+    /// # Errors
+    ///
+    /// Nobody listens there, or not in time, or is not to be trusted.
+    pub(crate) fn connect(&self, cancel: &Cancel) -> io::Result<Stream> {
+        let until = Until::after(PATIENCE, cancel);
+        let stream = match &self.address {
+            Address::Unix(path) => Stream::Unix(unix(path, &until)?),
+            Address::Tcp(..) => {
+                let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+                let connected = self.found.iter().find_map(|to| tcp(to, &until).map_err(|error| last = error).ok());
+                Stream::Tcp(connected.ok_or(last)?)
+            }
+        };
+        stream.prepare()?;
+        match (stream, &self.tls, &self.address) {
+            (Stream::Tcp(stream), Some(config), Address::Tcp(host, _)) => {
+                let until = Until::after(tls::PATIENCE, cancel);
+                Ok(Stream::Tls(Box::new(Session::connect(stream, host, config, &until)?)))
+            }
+            (stream, ..) => Ok(stream),
+        }
+    }
+}
+
+fn tcp(to: &SocketAddr, until: &Until) -> io::Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let stream = TcpStream::from(socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
+    stream.set_nonblocking(true)?;
+    match connect(&stream, to) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS) => {
+            until.ready(&stream, PollFlags::OUT)?;
+            sockopt::socket_error(&stream)??;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Connects to the socket at `path`, whose program may not accept what has connected before.
+fn unix(path: &Path, until: &Until) -> io::Result<UnixStream> {
+    let to = SocketAddrUnix::new(path)?;
+    let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
+    stream.set_nonblocking(true)?;
+    loop {
+        match connect(&stream, &to) {
+            Ok(()) => break,
+            // Nothing tells when there is room.
+            Err(Errno::AGAIN) => until.pause()?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// How long it takes until the connection fails, if it is cancelled after 100 ms; and why it does.
+    fn cancelled(address: Address) -> (Duration, io::ErrorKind) {
+        let route = Route::find(address, None).unwrap();
+        let cancel = Cancel::new().unwrap();
+        let began = Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(100));
+                cancel.cancel();
+            });
+            let error = route.connect(&cancel).unwrap_err();
+            (began.elapsed(), error.kind())
+        })
+    }
+
+    #[test]
+    fn a_connection_that_nobody_accepts_is_not_waited_for_once_it_is_not_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("full");
+        let unix = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&unix, 0).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&tcp, 0).unwrap();
+        let to = tcp.local_addr().unwrap();
+        let _waits = TcpStream::connect(to).unwrap();
+        for address in [Address::Unix(path), Address::Tcp("127.0.0.1".into(), to.port())] {
+            let (took, kind) = cancelled(address.clone());
+            assert_eq!(kind, io::ErrorKind::ConnectionAborted, "{address:?}");
+            assert!(took < Duration::from_secs(2), "{address:?}: {took:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_at_which_nobody_listens_is_said_at_once() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let cancel = Cancel::new().unwrap();
+        for address in [Address::Unix("/nobody/here".into()), Address::Tcp("127.0.0.1".into(), free.port())] {
+            let error = Route::find(address, None).unwrap().connect(&cancel).unwrap_err();
+            assert!(matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused), "{error}");
+        }
+    }
+}
