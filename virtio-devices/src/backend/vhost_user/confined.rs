@@ -201,9 +201,14 @@ mod tests {
             scope.spawn(|| {
                 while !stop.load(Ordering::Acquire) {
                     if peer.begin().is_ok() {
+                        let write = || page.store(written.fetch_add(1, Ordering::Relaxed) & 0xffff, Ordering::Release);
                         while !peer.is_to_stop() && !stop.load(Ordering::Acquire) {
-                            page.store(written.fetch_add(1, Ordering::Relaxed) & 0xffff, Ordering::Release);
+                            write();
+                            thread::yield_now();
                         }
+                        // It finishes what it has begun.
+                        thread::yield_now();
+                        write();
                         peer.end();
                     }
                     thread::yield_now();

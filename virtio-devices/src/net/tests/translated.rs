@@ -139,9 +139,8 @@ fn a_page_that_is_taken_away_under_traffic_is_not_written_after_that() {
     for round in 0..ROUNDS {
         rig.map(1, WRITABLE, PAGES, Permissions::ReadWrite);
         rig.post(WRITABLE);
-        if round % 2 == 0 {
-            thread::yield_now();
-        }
+        // At any moment of what the worker does.
+        (0..round % 100 * 10).for_each(|_| std::hint::spin_loop());
         rig.unmap(WRITABLE);
         rig.guest.queues[0].memory_write(PAGES, &canary);
         // The worker has the buffer, or finds that it leads nowhere.
