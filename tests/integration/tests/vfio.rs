@@ -4,22 +4,53 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use integration::{Api, Guest, GuestSpec, HostNic, Kernel};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// How long the host may wait for a device that it wants back.
 const GIVEN_BACK: Duration = Duration::from_secs(5);
+/// How soon an event must be reported.
+const EVENT_LIMIT: Duration = Duration::from_secs(10);
 /// The user who may have nothing.
 const NOBODY: u32 = 65534;
 
-/// A guest with these devices.
-fn guest(nics: &[String], api: &Api) -> Guest {
-    let spec = GuestSpec::new(Kernel::V6_12).arguments(&["--api-socket", &api.argument()]);
-    Guest::boot(nics.iter().fold(spec, |spec, nic| spec.arguments(&["--device", nic])))
+/// The path of the event file, which is removed when this is dropped.
+struct Events(PathBuf);
+
+impl Events {
+    /// Whether `event` was told of the device `id`.
+    fn told(&self, event: &str, id: &str) -> bool {
+        let text = fs::read_to_string(&self.0).unwrap();
+        let events = serde_json::Deserializer::from_str(&text).into_iter::<Value>().map_while(Result::ok);
+        let is_it = |told: &Value| told["source"] == "vfio" && told["event"] == event && told["properties"]["id"] == id;
+        events.into_iter().any(|told| is_it(&told))
+    }
+
+    fn await_told(&self, event: &str, id: &str) {
+        let deadline = Instant::now() + EVENT_LIMIT;
+        while !self.told(event, id) {
+            assert!(Instant::now() < deadline, "vfio:{event} does not name {id}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A guest with this device, that tells `events`.
+fn guest(nic: &str, api: &Api, events: &Events) -> Guest {
+    let events = format!("path={}", events.0.display());
+    let arguments = ["--api-socket", &api.argument(), "--event-monitor", &events, "--device", nic];
+    Guest::boot(GuestSpec::new(Kernel::V6_12).arguments(&arguments))
 }
 
 /// The interrupts of virtio devices that the guest has had.
@@ -32,7 +63,8 @@ fn interrupts(guest: &mut Guest) -> u64 {
 fn the_host_gets_a_device_back_that_it_unbinds_from_a_guest_that_used_it() {
     let nics = HostNic::virtio();
     let api = Api::new("vfio-request");
-    let mut guest = guest(&[nics[0].option(",id=nic")], &api);
+    let events = Events(std::env::temp_dir().join(format!("vfio-events-{}", std::process::id())));
+    let mut guest = guest(&nics[0].option(",id=nic"), &api, &events);
     let before = interrupts(&mut guest);
     nics[0].join(&mut guest, "eth0");
     assert!(interrupts(&mut guest) >= before + 6, "MSI-X");
@@ -47,6 +79,7 @@ fn the_host_gets_a_device_back_that_it_unbinds_from_a_guest_that_used_it() {
         assert!(refused.status >= 400 && line.contains("nic: ") && line.contains("remove it"), "{line}");
     }
     assert_eq!(api.put("vm.resume").status, 204);
+    assert!(!events.told("device-requested", "nic"));
     let (folder, name) = (nics[0].folder().to_owned(), nics[0].name());
     // In another process: the kernel waits for the device, and nothing interrupts that.
     let unbind = format!("echo {name} > {}/driver/unbind", folder.display());
@@ -58,6 +91,7 @@ fn the_host_gets_a_device_back_that_it_unbinds_from_a_guest_that_used_it() {
     println!("unbound after {} ms", began.elapsed().as_millis());
     assert!(began.elapsed() < GIVEN_BACK, "it took {} ms", began.elapsed().as_millis());
     api.await_removal("nic");
+    events.await_told("device-requested", "nic");
     assert!(!guest.vmm().has_bar_mapped());
     guest.wait_for("[ ! -e /sys/class/net/eth0 ]");
     guest.assert_kernel_has_no_complaint();

@@ -1,4 +1,5 @@
 mod device;
 mod follow;
+mod functions;
 mod passes;
 mod properties;

@@ -1,5 +1,6 @@
 //! A kernel with a script: it records requests, and answers them as for the device that the script describes.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
@@ -17,6 +18,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::kernel::{Iotlb, Kernel};
 use super::vduse::MessageTimeout;
 use super::{Vdpa, VdpaError, VdpaSpec};
+use crate::backend::mapping::Mapping;
 use crate::backend::{DOORBELL_PAGE, DoorbellPage, RunnerQueue};
 use crate::{GuestMap, Memory};
 
@@ -54,6 +56,8 @@ pub(crate) struct Script {
     pub doorbells: Option<std::fs::File>,
     /// How many are open.
     pub open: usize,
+    /// What the device was told that it reaches, by first address.
+    pub reached: BTreeMap<u64, Mapping>,
 }
 
 impl Default for Script {
@@ -78,6 +82,7 @@ impl Default for Script {
             config_call: None,
             doorbells: None,
             open: 0,
+            reached: BTreeMap::new(),
         }
     }
 }
@@ -171,6 +176,7 @@ impl Drop for Opened {
         script.asked.push("close".into());
         script.open -= 1;
         script.status = 0;
+        script.reached.clear();
     }
 }
 
@@ -261,7 +267,13 @@ impl Kernel for Opened {
             Iotlb::Invalidate(mapping) => format!("unmap {:#x}+{:#x}", mapping.iova(), mapping.size()),
             Iotlb::End => "batch-end".into(),
         };
-        self.ask(request).map(drop)
+        let reached = &mut self.ask(request)?.reached;
+        match message {
+            Iotlb::Update(mapping) => _ = reached.insert(mapping.iova(), *mapping),
+            Iotlb::Invalidate(gone) => reached.retain(|_, part| part.last() < gone.iova() || gone.last() < part.iova()),
+            Iotlb::Begin | Iotlb::End => {}
+        }
+        Ok(())
     }
 
     fn set_queue_size(&self, queue: &RunnerQueue) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 mod doorbells;
 mod follow;
+mod isolation;
 mod lifecycle;
 mod memory;
 mod refusals;

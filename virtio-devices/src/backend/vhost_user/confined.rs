@@ -148,6 +148,7 @@ pub(super) fn confined() -> RunnerError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::thread;
 
     use super::*;
@@ -174,6 +175,61 @@ mod tests {
         peer.begin().unwrap();
         drop(peer);
         iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }).unwrap();
+    }
+
+    /// Ends the traffic, also of a test that fails.
+    struct End<'a>(&'a AtomicBool);
+
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    /// The queues of a peer that runs them whenever it may, under traffic, and a driver that puts its function into a
+    /// domain and takes it out again.
+    #[test]
+    fn a_page_that_a_driver_has_again_once_a_peer_is_confined_is_not_written_after_that() {
+        const ROUNDS: u64 = 10_000;
+        const CANARY: u64 = 0xc5c5_c5c5;
+        let iommu = Iommu::new(48);
+        let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+        let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+        let peer = Confined::new(&translate).unwrap();
+        let (page, stop, written) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Acquire) {
+                    if peer.begin().is_ok() {
+                        let write = || page.store(written.fetch_add(1, Ordering::Relaxed) & 0xffff, Ordering::Release);
+                        while !peer.is_to_stop() && !stop.load(Ordering::Acquire) {
+                            write();
+                            thread::yield_now();
+                        }
+                        // It finishes what it has begun.
+                        thread::yield_now();
+                        write();
+                        peer.end();
+                    }
+                    thread::yield_now();
+                }
+            });
+            let _end = End(&stop);
+            for round in 0..ROUNDS {
+                let confine = Request::Attach { domain: 1, endpoint: 0x100, bypass: false };
+                iommu.carry_out(confine).unwrap();
+                page.store(CANARY, Ordering::Release);
+                thread::yield_now();
+                assert_eq!(page.load(Ordering::Acquire), CANARY, "{round}");
+                iommu.carry_out(Request::Detach { domain: 1, endpoint: 0x100 }).unwrap();
+                if round % 2 == 0 {
+                    thread::yield_now();
+                }
+            }
+        });
+        let written = written.load(Ordering::Relaxed);
+        println!("{ROUNDS} rounds, {written} writes");
+        assert!(written > 0);
     }
 
     #[test]

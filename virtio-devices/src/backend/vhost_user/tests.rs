@@ -1,6 +1,7 @@
 //! A NIC over a peer in another thread, which speaks the protocol by its numbers and carries frames between rings that
 //! it maps itself and a socket.
 
+mod confined;
 mod descriptors;
 mod device;
 mod device_state;

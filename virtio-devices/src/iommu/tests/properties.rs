@@ -1,6 +1,7 @@
 //! Any requests, against a model that knows only pages.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use vm_memory::Permissions;
@@ -8,14 +9,14 @@ use vm_memory::Permissions;
 use super::super::mappings::Range;
 use super::super::request::Request;
 use super::super::status::Status;
-use super::super::{Behind, Iommu, IommuDevice};
+use super::super::{Behind, Endpoint, Iommu, IommuDevice};
 use crate::memory::Translate;
 use crate::{DeviceSpecific, VirtioDevice};
 
 pub(super) const PAGE: u64 = 4096;
 /// The pages that requests are about.
 pub(super) const PAGES: u64 = 8;
-const ENDPOINTS: usize = 3;
+pub(super) const ENDPOINTS: usize = 3;
 const DOMAINS: u32 = 3;
 
 /// A mapping: its first and last page, the page of its target, and whether it can be written.
@@ -23,14 +24,14 @@ type Mapped = (u64, u64, u64, bool);
 
 /// Domains as lists of ranges of pages, none for those whose addresses stand for themselves.
 #[derive(Default)]
-struct Model {
+pub(super) struct Model {
     domains: HashMap<u32, Option<Vec<Mapped>>>,
     attached: [Option<u32>; ENDPOINTS],
     bypass: bool,
 }
 
 impl Model {
-    fn carry_out(&mut self, op: Op) -> Status {
+    pub(super) fn carry_out(&mut self, op: Op) -> Status {
         match op {
             Op::Attach(domain, endpoint, bypass) => {
                 if self.domains.get(&domain).is_some_and(|mappings| mappings.is_none() != bypass) {
@@ -103,6 +104,17 @@ impl Model {
             }
         }
     }
+
+    /// What each endpoint finds at each page: reading, and writing.
+    pub(super) fn seen(&self) -> Vec<Option<u64>> {
+        let places = (0..ENDPOINTS).flat_map(|endpoint| (0..2 * PAGES).map(move |page| (endpoint, page)));
+        places.flat_map(|(endpoint, page)| [false, true].map(|write| self.translate(endpoint, page, write))).collect()
+    }
+
+    /// How many domains there are, and how many mappings in all of them.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.domains.len(), self.domains.values().flatten().map(Vec::len).sum())
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -132,7 +144,7 @@ fn endpoint(index: usize) -> u32 {
     0x100 + index as u32
 }
 
-pub(super) fn iommu() -> (std::sync::Arc<Iommu>, Vec<Behind>) {
+pub(super) fn iommu() -> (Arc<Iommu>, Vec<Behind>) {
     let iommu = Iommu::new(64);
     let behind = (0..ENDPOINTS).map(|n| iommu.behind(0, pci::Rid::from_bits(0x100 + n as u16))).collect();
     iommu.set_bypass(false);
@@ -163,17 +175,19 @@ pub(super) fn carry_out(iommu: &Iommu, op: Op) -> Status {
 
 /// What each endpoint finds at each page: reading, and writing.
 pub(super) fn seen(behind: &[Behind]) -> Vec<Option<u64>> {
-    let at = |behind: &Behind, page: u64, access| {
-        let endpoint = behind.endpoint();
+    seen_by(behind.iter().map(Behind::endpoint))
+}
+
+pub(super) fn seen_by<'e>(endpoints: impl IntoIterator<Item = &'e Arc<Endpoint>>) -> Vec<Option<u64>> {
+    let at = |endpoint: &Endpoint, page: u64, access| {
         let _pass = endpoint.begin();
         endpoint.translate(page * PAGE, PAGE, access).map(|(target, len)| {
             assert_eq!(len, PAGE);
             target / PAGE
         })
     };
-    let pages = |behind| (0..2 * PAGES).map(move |page| (behind, page));
-    let all = behind.iter().flat_map(pages);
-    all.flat_map(|(behind, page)| [Permissions::Read, Permissions::Write].map(|access| at(behind, page, access)))
+    let all = endpoints.into_iter().flat_map(|endpoint| (0..2 * PAGES).map(move |page| (endpoint, page)));
+    all.flat_map(|(endpoint, page)| [Permissions::Read, Permissions::Write].map(|access| at(endpoint, page, access)))
         .collect()
 }
 
@@ -183,13 +197,8 @@ proptest! {
         let (mut model, (iommu, behind)) = (Model::default(), iommu());
         for op in ops {
             prop_assert_eq!(carry_out(&iommu, op), model.carry_out(op), "{:?}", op);
-            let places = (0..ENDPOINTS).flat_map(|endpoint| (0..2 * PAGES).map(move |page| (endpoint, page)));
-            let expected: Vec<_> = places
-                .flat_map(|(endpoint, page)| [false, true].map(|write| model.translate(endpoint, page, write)))
-                .collect();
-            prop_assert_eq!(seen(&behind), expected, "{:?}", op);
-            let mappings = model.domains.values().flatten().map(Vec::len).sum::<usize>();
-            prop_assert_eq!(iommu.table.lock().counts(), (model.domains.len(), mappings));
+            prop_assert_eq!(seen(&behind), model.seen(), "{:?}", op);
+            prop_assert_eq!(iommu.table.lock().counts(), model.counts());
         }
     }
 

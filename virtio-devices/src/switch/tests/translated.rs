@@ -6,6 +6,7 @@ use vm_memory::Permissions;
 
 use super::rig::*;
 use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request};
+use crate::net::testing::WRITE;
 
 /// The ports that are behind it, in a domain each.
 const PORTS: [u16; 2] = [1, 2];
@@ -75,25 +76,31 @@ fn frames_go_from_what_the_sender_may_read_to_what_the_receiver_may_write() {
 
 #[test]
 fn buffers_that_are_taken_away_while_another_port_sends_are_not_written_after_that() {
+    const ROUNDS: usize = 10_000;
+    /// The frames of a round.
+    const BURST: usize = 4;
+    const CANARY: [u8; 64] = [0xc5; 64];
     let (mut lan, iommu, _behind) = lan();
     let [_, buffers] = lan.nics[2].places();
+    // One buffer for all frames, so that it is wiped at once.
+    let buffer = buffers.0;
     let hello = frame(mac(1), mac(2), 1000);
     let mut arrived = 0;
-    for round in 0..1_000 {
-        if lan.nics[2].rx.outstanding() < 128 {
-            lan.nics[2].provide(8, 2048);
+    for round in 0..ROUNDS {
+        while lan.nics[2].rx.outstanding() < 2 * BURST {
+            lan.nics[2].rx.add(&[(buffer, 2048, WRITE)]);
         }
-        (0..8).for_each(|_| lan.nics[1].queue(&hello));
+        (0..BURST).for_each(|_| lan.nics[1].queue(&hello));
         lan.nics[1].kick();
-        if round % 2 == 0 {
-            std::thread::yield_now();
-        }
+        // At any moment of what the switch does.
+        (0..round % 500 * 10).for_each(|_| std::hint::spin_loop());
         unmap(&iommu, 2, buffers);
-        lan.nics[2].wipe();
-        lan.nics[1].wait_sent(8);
-        assert!(lan.nics[2].is_wiped(), "{round}");
+        lan.nics[2].rx.memory_write(buffer, &CANARY);
+        lan.nics[1].wait_sent(BURST);
+        assert_eq!(lan.nics[2].rx.bytes(buffer, CANARY.len()), CANARY, "{round}");
         arrived += lan.nics[2].rx.take_used().iter().filter(|(_, len)| *len > 0).count();
         map(&iommu, 2, buffers);
     }
-    assert!(arrived > 0);
+    println!("{ROUNDS} rounds, {arrived} frames, {} faults", faults(&iommu));
+    assert!(arrived > 0 && faults(&iommu) > 0);
 }
