@@ -154,12 +154,11 @@ impl Slot {
         self.access(|device| device.pause());
     }
 
-    /// The same, no longer than until `deadline`, while no vCPU runs. Returns whether they have stopped. Otherwise what
-    /// they have begun, such as a disk's requests, goes on, and the device is to be resumed: its queues then wait for
-    /// that.
+    /// The same, no longer than until `deadline`. Returns whether they have stopped. Otherwise what they have begun,
+    /// such as a disk's requests, goes on, and the device is to be resumed: its queues then wait for that.
     pub fn pause_by(&self, deadline: Instant) -> bool {
-        let Some(outcome) = self.with(|device| device.pause()) else { return true };
-        let stopping = outcome.stopping;
+        let Some(mut outcome) = self.with(|device| device.pause()) else { return true };
+        let stopping = std::mem::take(&mut outcome.stopping);
         let late = |worker: &Thread| {
             while !worker.is_finished() && !worker.is_end() && Instant::now() < deadline {
                 std::thread::sleep(TICK);
@@ -169,11 +168,7 @@ impl Slot {
         // Those that are late end by themselves, and nobody waits for that.
         let (late, ended): (Vec<_>, Vec<_>) = stopping.into_iter().partition(late);
         join(ended);
-        // Doorbells stay wired to eventfds that nobody reads any more, until a resume wires others: no vCPU rings them
-        // meanwhile, and KVM takes its time for each while the guest stands still.
-        if let Some(watch) = self.watch.get() {
-            watch.note(outcome.effects);
-        }
+        self.settle(Some(outcome), false);
         late.is_empty()
     }
 
