@@ -272,7 +272,8 @@ impl Iommu {
     /// What a step must do, to `ram` among others; `None` if it may do anything.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let old = self.driver.given;
-        // The device leaves the flags alone, so that it wants a doorbell unless the driver itself has written otherwise.
+        // The device leaves the flags alone, so that it wants a doorbell unless the driver itself has written
+        // otherwise.
         let doorbell = self.driver.wants_doorbell(ram, self.driver.taken);
         for _ in 0..self.driver.size {
             let Some(chains) = self.driver.waiting(ram) else { return Some(Expected::new(Step::Broken, false)) };

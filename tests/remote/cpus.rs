@@ -188,7 +188,8 @@ fn a_vcpu_that_cannot_be_placed_is_refused_and_the_vm_stays() {
 
 /// The components of the XSAVE area that KVM can give guests. A host's CPU may have more.
 fn guest_components() -> u64 {
-    /// `linux/kvm.h`: `KVM_GET_DEVICE_ATTR`, whose group 0 has `KVM_X86_XCOMP_GUEST_SUPP` as attribute 0 for the whole system.
+    /// `linux/kvm.h`: `KVM_GET_DEVICE_ATTR`, whose group 0 has `KVM_X86_XCOMP_GUEST_SUPP` as attribute 0 for the whole
+    /// system.
     const KVM_GET_DEVICE_ATTR: libc::Ioctl = 0x4018_aee2;
     let kvm = fs::File::open("/dev/kvm").unwrap();
     let mut components = 0u64;

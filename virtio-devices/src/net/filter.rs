@@ -156,8 +156,9 @@ impl Filter {
         self.wants_all() || (self.wants_vlan(head) && self.wants_address(head))
     }
 
-    /// Whether the frame that begins with `head` is wanted by a driver that the host does not trust: no mode and no full
-    /// table brings it frames for others. With an address that it cannot change, which is `fixed`, it has no others.
+    /// Whether the frame that begins with `head` is wanted by a driver that the host does not trust: no mode and no
+    /// full table brings it frames for others. With an address that it cannot change, which is `fixed`, it has no
+    /// others.
     pub(crate) fn wants_untrusted(&self, head: &[u8; HEAD], fixed: Option<Mac>) -> bool {
         let mac = destination(head);
         let known = |table: &Addresses| table.addresses().contains(&mac);

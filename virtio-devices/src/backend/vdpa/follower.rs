@@ -5,9 +5,9 @@
 //! may take long to pin, is given to it by its worker only, before its queues start.
 //!
 //! **A vCPU can wait for that.** A request for the same function that comes while the worker pins memory waits until it
-//! has, with the guest's interrupts off, and so do requests that come after it. To do without the lock here would change
-//! nothing: the kernel has a lock of its own around each change of what a device reaches, and a second change in the
-//! middle of a batch would take hold at the end of the batch only.
+//! has, with the guest's interrupts off, and so do requests that come after it. To do without the lock here would
+//! change nothing: the kernel has a lock of its own around each change of what a device reaches, and a second change
+//! in the middle of a batch would take hold at the end of the batch only.
 
 use std::collections::BTreeMap;
 use std::io;

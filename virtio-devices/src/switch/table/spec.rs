@@ -65,8 +65,8 @@ impl PortSpec<'_> {
     }
 
     /// The addresses that frames for the function have, and how it came by each. A driver that does not run has only
-    /// the function's own, and so has one that cannot change an address that the host gave: it could get frames that are
-    /// for others.
+    /// the function's own, and so has one that cannot change an address that the host gave: it could get frames that
+    /// are for others.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (Mac, How)> {
         let fixed = self.policy.fixed_address();
         let own = fixed.unwrap_or(self.current);
