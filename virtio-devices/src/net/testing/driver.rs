@@ -39,15 +39,20 @@ pub(crate) fn with_header(frame: &[u8]) -> Vec<u8> {
 }
 
 /// Repeats `condition` until it holds.
-pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, condition: impl FnMut() -> bool) {
+    wait(what, condition, || std::thread::sleep(Duration::from_millis(1)));
+}
+
+/// The same in a test of many rounds, which does not sleep in each.
+pub(crate) fn soon(what: &str, condition: impl FnMut() -> bool) {
+    wait(what, condition, std::thread::yield_now);
+}
+
+fn wait(what: &str, mut condition: impl FnMut() -> bool, rest: impl Fn()) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < PATIENCE, "{what} did not come about");
-        // A test of many rounds does not sleep in each.
-        match start.elapsed() < Duration::from_micros(200) {
-            true => std::thread::yield_now(),
-            false => std::thread::sleep(Duration::from_millis(1)),
-        }
+        rest();
     }
 }
 
