@@ -11,7 +11,7 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::error::VdpaFault;
+use super::error::{MemoryFault, VdpaFault};
 use super::follower::{Follower, Follows};
 use super::identity::{self, Identity};
 use super::kernel::{BackendFeature, Kernel};
@@ -60,15 +60,6 @@ pub(crate) struct Device {
     state: State,
     /// What it reaches stays mapped until `kernel`, which is dropped first, has closed it.
     _memory: GuestMap,
-}
-
-/// Why a device does not reach other memory.
-#[derive(Debug)]
-pub(crate) struct MemoryFault {
-    /// What is wrong.
-    pub fault: VdpaFault,
-    /// It reaches what it reached before.
-    pub is_as_before: bool,
 }
 
 /// What the device does.

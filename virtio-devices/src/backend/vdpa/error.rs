@@ -139,6 +139,15 @@ pub enum VdpaFault {
     },
 }
 
+/// Why a device does not reach other memory.
+#[derive(Debug)]
+pub(crate) struct MemoryFault {
+    /// What is wrong.
+    pub fault: VdpaFault,
+    /// It reaches what it reached before.
+    pub is_as_before: bool,
+}
+
 impl VdpaError {
     /// Who has to act on it.
     pub const fn kind(&self) -> ErrorKind {

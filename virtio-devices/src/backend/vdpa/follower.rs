@@ -19,8 +19,7 @@ use log::{error, warn};
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::device::MemoryFault;
-use super::error::VdpaFault;
+use super::error::{MemoryFault, VdpaFault};
 use super::kernel::{BackendFeature, Kernel};
 use super::reach;
 use crate::GuestMap;

@@ -29,6 +29,7 @@ fn a_function_in_a_domain_has_its_link_down_and_says_why_and_comes_up_in_bypass(
     assert!(["GET_BASE 0", "GET_BASE 1"].iter().all(|stop| heard.iter().any(|heard| heard == stop)), "{heard:?}");
     await_loss(&guest, true);
     assert!(!guest.net.link_up());
+    eventually("the warning", || !logged("confined").is_empty());
     let warnings = logged("confined");
     let [warning] = &warnings[..] else { panic!("{warnings:?}") };
     for part in ["its function is in a domain of the virtual IOMMU", "iommu.passthrough=1", "its link is down"] {
