@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -252,6 +253,8 @@ impl Drop for Small {
 struct Frozen {
     at: PathBuf,
     image: PathBuf,
+    /// Thaws it if this program was killed. Whoever waits for it cannot be.
+    rescue: Child,
 }
 
 impl Frozen {
@@ -261,7 +264,10 @@ impl Frozen {
         assert!(is_done(Command::new("mkfs.ext4").arg("-q").arg(&image)), "mkfs.ext4 is missing: e2fsprogs");
         let mounted = is_done(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(at));
         assert!(mounted, "this test needs root and a loop device");
-        Self { at: at.to_path_buf(), image }
+        let mut rescue = Command::new("sh");
+        rescue.args(["-c", "sleep 120; fsfreeze -u \"$0\"; umount -l \"$0\""]).arg(at).process_group(0);
+        let rescue = rescue.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        Self { at: at.to_path_buf(), image, rescue }
     }
 
     fn freeze(&self, option: &str) {
@@ -274,6 +280,8 @@ impl Drop for Frozen {
         let _ = Command::new("fsfreeze").arg("-u").arg(&self.at).status();
         let _ = Command::new("umount").args(["-l"]).arg(&self.at).status();
         let _ = fs::remove_file(&self.image);
+        let _ = self.rescue.kill();
+        let _ = self.rescue.wait();
     }
 }
 

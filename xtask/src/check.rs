@@ -41,8 +41,13 @@ fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
 pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
     fuzz::install_compiler()?;
     // The first makes the qcow2 images of the unit tests, and checks them afterwards; the second is guests' TPM.
-    // The third looks at the unit in contrib.
-    apt::install_missing(&[("qemu-img", "qemu-utils"), ("swtpm", "swtpm"), ("systemd-analyze", "systemd")])?;
+    // The third looks at the unit in contrib, and the fourth makes a file system that stands still.
+    apt::install_missing(&[
+        ("qemu-img", "qemu-utils"),
+        ("swtpm", "swtpm"),
+        ("systemd-analyze", "systemd"),
+        ("mkfs.ext4", "e2fsprogs"),
+    ])?;
     let mut tally = tests(workspace, "unit and property tests")?;
     tally += tests(&workspace.join("fuzz"), "seeds of the fuzz targets")?;
     Ok(tally)

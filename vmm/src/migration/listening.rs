@@ -190,6 +190,6 @@ mod tests {
         thread::sleep(Duration::from_millis(200));
         let began = Instant::now();
         drop(listening);
-        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
     }
 }

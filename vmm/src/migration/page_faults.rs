@@ -119,6 +119,7 @@ impl PageFaults {
             is_dispensable: Arc::clone(&is_dispensable),
             end: Arc::clone(&end),
             is_told: false,
+            unread: None,
         };
         let kind = ThreadKind::PageFaults;
         let thread = threads::start(kind, NewThread::new(kind.name(), STACK, move || filler.run()))?;
@@ -160,6 +161,8 @@ struct Filler {
     end: Arc<EventFd>,
     /// Whether it has said that the file cannot be read, since it could be.
     is_told: bool,
+    /// Where the file could not be read. Other parts may be readable all the time.
+    unread: Option<u64>,
 }
 
 impl Filler {
@@ -289,7 +292,8 @@ impl Filler {
         let Some(region) = self.regions.get_mut(n) else { return Ok(true) };
         let len = usize::try_from(block.end - block.start).map_err(io::Error::other)?;
         let Some(bytes) = self.buffer.get_mut(..len) else { return Ok(true) };
-        self.file.read_exact_at(bytes, region.offset + block.start)?;
+        let at = region.offset + block.start;
+        self.file.read_exact_at(bytes, at).inspect_err(|_| self.unread = Some(at))?;
         let mut next = block.start;
         while next < block.end {
             if region.is_settled(next) {
@@ -317,12 +321,16 @@ impl Filler {
                 Err((_, error)) => return Err(error),
             }
         }
-        self.recovered();
+        self.recovered(at);
         Ok(true)
     }
 
-    /// The file can be read, whatever was before.
-    fn recovered(&mut self) {
+    /// The file was read at `at`, whatever was before.
+    fn recovered(&mut self, at: u64) {
+        if self.unread.is_some_and(|unread| unread != at) {
+            return;
+        }
+        self.unread = None;
         if self.is_told {
             log::info!("the guest's memory can be read from the snapshot again");
             self.is_told = false;

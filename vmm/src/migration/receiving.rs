@@ -124,6 +124,8 @@ struct Conductor {
     waiting: Vec<(u8, Stream)>,
     pages: PagesIn,
     errands: Errands,
+    /// What is reported when the errands have ended.
+    last_word: Option<(Outcome, Option<String>)>,
     /// What the guest writes of the host's storage, from when its machine is held until it is locked.
     holds: Holds,
     offer: Option<Vec<u8>>,
@@ -154,6 +156,7 @@ impl Conductor {
             waiting: Vec::new(),
             pages: PagesIn::default(),
             errands: Errands::default(),
+            last_word: None,
             holds: Holds::default(),
             offer: None,
             passing: None,
@@ -183,6 +186,10 @@ impl Conductor {
             self.tick();
         }
         self.hang_up();
+        if let Some((outcome, why)) = self.last_word.take() {
+            drop(std::mem::take(&mut self.errands));
+            self.job.control.send(TargetOrder::Report(outcome, why));
+        }
     }
 
     fn tick(&mut self) {
@@ -504,7 +511,8 @@ impl Conducts for Conductor {
             Action::HangUp => self.hang_up(),
             Action::Report(outcome) => {
                 let why = if outcome == Outcome::Finished { None } else { self.course.why() };
-                self.job.control.send(TargetOrder::Report(outcome, why));
+                // The control thread then waits for none of the errands.
+                self.last_word = Some((outcome, why));
             }
         }
         None

@@ -24,6 +24,7 @@ use super::backend_state::{self, BackendState, StatefulBackend};
 use super::course::{Conducts as _, Course};
 use super::dirty::DirtySource;
 use super::errands::Errands;
+use super::handover::Outcome;
 use super::handover::sender::{Event, Sender as Machine, Stage};
 use super::link::{Heard, Link, STACK};
 use super::machine_state::MachineState;
@@ -161,6 +162,8 @@ struct Conductor {
     /// Whether that has been flushed, or is being, while the guest runs.
     is_flushed: bool,
     errands: Errands,
+    /// What is reported when the errands have ended.
+    last_word: Option<(Outcome, Option<String>)>,
     /// What kept the locks from being taken again.
     lock_error: Option<String>,
     /// When the guest was stopped, and when the last part of the downtime ended.
@@ -196,6 +199,7 @@ impl Conductor {
             holds: Holds::default(),
             is_flushed: false,
             errands: Errands::default(),
+            last_word: None,
             lock_error: None,
             still: None,
             quits: false,
@@ -212,6 +216,10 @@ impl Conductor {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             self.tick();
+        }
+        if let Some((outcome, why)) = self.last_word.take() {
+            drop(std::mem::take(&mut self.errands));
+            self.job.control.send(SourceOrder::Report(outcome, why));
         }
     }
 

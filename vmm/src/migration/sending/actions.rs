@@ -98,7 +98,11 @@ impl Conducts for Conductor {
             }
             Action::Report(outcome) => {
                 let why = if outcome == Outcome::Finished { None } else { self.told_why() };
-                self.job.control.send(SourceOrder::Report(outcome, why));
+                // The last word waits for the errands: the control thread then waits for no disk. See `run`.
+                match self.machine.is_over() {
+                    true => self.last_word = Some((outcome, why)),
+                    false => self.job.control.send(SourceOrder::Report(outcome, why)),
+                }
             }
         }
         None
