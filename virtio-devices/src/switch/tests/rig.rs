@@ -184,6 +184,10 @@ impl Lan {
     }
 
     pub(super) fn count(&self, port: u16, counter: Counter) -> u64 {
+        // The worker gives frames back, and then adds up what it has counted.
+        if let Some(open) = self.switch.0.hub().open_port(port) {
+            drop(open.tx.lock());
+        }
         self.nics[usize::from(port)].net.counters().get(counter)
     }
 }
