@@ -228,7 +228,13 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> 
 fn measure(lab: &Lab, workspace: &Path, prepare: &str, backend: Backend, options: &Options) -> Result<()> {
     // QEMU leaves the connections to the kernel.
     let what = if options.qemu && backend == Backend::Vsock { "vhost-vsock" } else { backend.name() };
-    note("measure", format!("{what}, {} times {} s of virtual time a test", options.runs, options.seconds));
+    note(
+        "measure",
+        match backend {
+            Backend::Vfio => format!("{what}, {} starts", options.runs),
+            _ => format!("{what}, {} times {} s of virtual time a test", options.runs, options.seconds),
+        },
+    );
     let limit = LIMITS.0 + LIMITS.1.mul_f64(options.seconds * options.runs as f64 * backend.measurements());
     for test in backend.tests() {
         let command = format!("{prepare} && exec {IN_MEMORY}/bench {what} {} {} {test}", options.seconds, options.runs);
