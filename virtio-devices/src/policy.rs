@@ -60,10 +60,19 @@ impl Default for Policy {
     }
 }
 
+/// The most further unicast addresses of a driver that the host does not trust. If it sets more, none of them counts.
+const MAX_UNTRUSTED: usize = 16;
+
 impl Policy {
     /// The address that its driver cannot change.
     pub(crate) fn fixed_address(&self) -> Option<Mac> {
         self.address.filter(|_| !self.trusted)
+    }
+
+    /// Whether the driver gets frames for further unicast addresses that it has set, `count` of them: if it is not
+    /// trusted, only without an address that the host gave, and only a few.
+    pub(crate) fn counts_further(&self, count: usize) -> bool {
+        self.trusted || (self.address.is_none() && count <= MAX_UNTRUSTED)
     }
 
     /// Whether [`Self::ingress`] may do anything but pass a frame as it is.

@@ -1,6 +1,7 @@
 //! The receive filter: which frames the driver wants (`virtio 1.4 §5.1.6.5.1` to §5.1.6.5.3). No I/O, no locks.
 
 pub(crate) use crate::net_protocol::ethernet::{ETHERNET_HEADER, Mac, is_multicast};
+use crate::policy::Policy;
 
 /// The most addresses that are kept of one kind. A driver that sets more receives all frames of that kind, as from
 /// hardware whose table is full.
@@ -14,9 +15,6 @@ const BROADCAST: Mac = [0xff; 6];
 /// none for a service VLAN (0x88a8), whose frames it wants without having asked for them.
 const VLAN_TYPE: [u8; 2] = [0x81, 0x00];
 const VLAN_IDS: usize = 4096;
-
-/// The most further unicast addresses of a driver that the host does not trust. If it sets more, none of them counts.
-const MAX_UNTRUSTED: usize = 16;
 
 fn destination(head: &[u8; HEAD]) -> Mac {
     let [a, b, c, d, e, f, ..] = *head;
@@ -157,9 +155,8 @@ impl Filter {
     }
 
     /// Whether the frame that begins with `head` is wanted by a driver that the host does not trust: no mode and no
-    /// full table brings it frames for others. With an address that it cannot change, which is `fixed`, it has no
-    /// others.
-    pub(crate) fn wants_untrusted(&self, head: &[u8; HEAD], fixed: Option<Mac>) -> bool {
+    /// full table brings it frames for others.
+    pub(crate) fn wants_untrusted(&self, head: &[u8; HEAD], policy: &Policy) -> bool {
         let mac = destination(head);
         let known = |table: &Addresses| table.addresses().contains(&mac);
         self.wants_vlan(head)
@@ -168,8 +165,9 @@ impl Filter {
             } else if is_multicast(&mac) {
                 !self.mode(Mode::NoMulticast) && known(&self.multicast)
             } else {
-                let few = fixed.is_none() && self.unicast.addresses().len() <= MAX_UNTRUSTED;
-                !self.mode(Mode::NoUnicast) && (mac == fixed.unwrap_or(self.mac) || few && known(&self.unicast))
+                let own = policy.fixed_address().unwrap_or(self.mac);
+                let further = policy.counts_further(self.unicast.addresses().len()) && known(&self.unicast);
+                !self.mode(Mode::NoUnicast) && (mac == own || further)
             }
     }
 
@@ -275,8 +273,10 @@ mod tests {
 
     #[test]
     fn no_mode_and_no_full_table_bring_an_untrusted_driver_frames_for_others() {
-        let wants_as = |filter: &Filter, fixed| {
-            [OWN, OTHER, GROUP, BROADCAST].map(|mac| filter.wants_untrusted(&head(mac, [8, 0, 0, 0]), fixed))
+        let untrusted = |address| Policy { address, trusted: false, ..Policy::default() };
+        let wants_as = |filter: &Filter, address| {
+            let policy = untrusted(address);
+            [OWN, OTHER, GROUP, BROADCAST].map(|mac| filter.wants_untrusted(&head(mac, [8, 0, 0, 0]), &policy))
         };
         let wants = |filter: &Filter| wants_as(filter, None);
         let mut filter = Filter::new(OWN);
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(wants(&filter), [true, false, true, true], "more than 16 count as none");
         (0..64).for_each(|last| filter.multicast.add([3, 0, 0, 0, 1, last]));
         assert_eq!(wants(&filter), [true, false, true, true]);
-        assert!(!filter.wants_untrusted(&head([3, 0, 0, 0, 1, 63], [8, 0, 0, 0]), None), "it did not fit");
+        assert!(!filter.wants_untrusted(&head([3, 0, 0, 0, 1, 63], [8, 0, 0, 0]), &untrusted(None)), "it did not fit");
     }
 
     #[test]

@@ -301,8 +301,7 @@ impl<'q> Receive<'q> {
             bytes[placed..placed + rest].copy_from_slice(&self.spill.bytes()[start..start + rest]);
             let mut head = [0; HEAD];
             head.copy_from_slice(&bytes[HEADER..]);
-            let fixed = policy.policy.fixed_address();
-            let wanted = if trusted { filter.wants(&head) } else { filter.wants_untrusted(&head, fixed) };
+            let wanted = if trusted { filter.wants(&head) } else { filter.wants_untrusted(&head, &policy.policy) };
             if !wanted {
                 return Err(Counter::RxFiltered);
             }

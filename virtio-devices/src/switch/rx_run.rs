@@ -189,9 +189,8 @@ impl<'r, 'm> RxRun<'r, 'm> {
             if known < FILTER_HEAD {
                 body.read(&mut head[known..]);
             }
-            let fixed = policy.fixed_address();
             let wanted =
-                if policy.trusted { self.filter.wants(&head) } else { self.filter.wants_untrusted(&head, fixed) };
+                if policy.trusted { self.filter.wants(&head) } else { self.filter.wants_untrusted(&head, policy) };
             if !wanted {
                 return Err(Counter::RxFiltered);
             }

@@ -6,9 +6,6 @@ use super::vlan::vlan_code;
 use crate::net_protocol::ethernet::Mac;
 use crate::policy::Policy;
 
-/// The most further unicast addresses of a driver that the host does not trust. If it sets more, none of them counts.
-const MAX_UNTRUSTED: usize = 16;
-
 /// What a table is made of.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PortSpec<'a> {
@@ -71,8 +68,7 @@ impl PortSpec<'_> {
         let fixed = self.policy.fixed_address();
         let own = fixed.unwrap_or(self.current);
         let how = if self.policy.address == Some(own) { How::Given } else { How::Current };
-        let is_free = self.policy.trusted || (fixed.is_none() && self.unicast.len() <= MAX_UNTRUSTED);
-        let counts = self.open && is_free;
+        let counts = self.open && self.policy.counts_further(self.unicast.len());
         let further = if counts { self.unicast } else { &[] };
         let further = further.iter().filter(move |mac| **mac != own).map(|mac| (*mac, How::Further));
         [(own, how)].into_iter().chain(further)
