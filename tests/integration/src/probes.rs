@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,8 @@ const FIRST: u16 = 0x5a00;
 pub struct Probes {
     stop: Arc<AtomicBool>,
     forgets: Arc<AtomicBool>,
+    /// How many pings each address has answered.
+    counts: Arc<[AtomicU64]>,
     thread: JoinHandle<Vec<Answers>>,
 }
 
@@ -40,6 +42,8 @@ impl Probes {
     pub fn start(subnets: &[Subnet], pause: Duration) -> Probes {
         let [stop, forgets] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let (stopped, forgotten, socket, now) = (Arc::clone(&stop), Arc::clone(&forgets), raw_socket(), Instant::now());
+        let counts: Arc<[AtomicU64]> = subnets.iter().map(|_| AtomicU64::new(0)).collect();
+        let counted = Arc::clone(&counts);
         let address = |subnet: &Subnet| Address { subnet: *subnet, last: now, answers: Answers::default() };
         let mut addresses: Vec<_> = subnets.iter().map(address).collect();
         let thread = thread::spawn(move || {
@@ -54,14 +58,23 @@ impl Probes {
                 }
                 let next = Instant::now() + pause;
                 while let Some(left) = next.checked_duration_since(Instant::now()) {
-                    receive(&socket, left, &mut addresses);
+                    receive(&socket, left, &mut addresses, &counted);
                 }
             }
             // Silence at the end counts, too.
             addresses.iter_mut().for_each(|address| address.note());
             addresses.into_iter().map(|address| address.answers).collect()
         });
-        Probes { stop, forgets, thread }
+        Probes { stop, forgets, counts, thread }
+    }
+
+    /// Waits until each address has answered once more, for `limit` at most.
+    pub fn await_answers(&self, limit: Duration) {
+        let now = || self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let (before, end) = (now(), Instant::now() + limit);
+        while now().iter().zip(&before).any(|(now, before)| now == before) && Instant::now() < end {
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Forgets what has been so far.
@@ -85,7 +98,7 @@ impl Address {
 }
 
 /// Notes the answers that come within `left`.
-fn receive(socket: &OwnedFd, left: Duration, addresses: &mut [Address]) {
+fn receive(socket: &OwnedFd, left: Duration, addresses: &mut [Address], counts: &[AtomicU64]) {
     let mut wait = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: it is one pollfd.
     if unsafe { libc::poll(&raw mut wait, 1, left.as_millis() as libc::c_int + 1) } <= 0 {
@@ -102,7 +115,8 @@ fn receive(socket: &OwnedFd, left: Duration, addresses: &mut [Address]) {
         // An IPv4 header of 20 bytes; an echo reply has the type 0.
         let Some([0, _, _, _, high, low, ..]) = packet.get(20..) else { continue };
         let index = usize::from(u16::from_be_bytes([*high, *low]).wrapping_sub(FIRST));
-        if let Some(address) = addresses.get_mut(index) {
+        if let Some((address, count)) = addresses.get_mut(index).zip(counts.get(index)) {
+            count.fetch_add(1, Ordering::Relaxed);
             address.answers.answered += 1;
             address.note();
         }
