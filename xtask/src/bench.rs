@@ -105,7 +105,7 @@ impl Backend {
             | Backend::VirtioFs
             | Backend::Vfio => &["all"],
             Backend::Snapshot => &["0", "small-pages", "8", "255"],
-            Backend::Migration => &["one", "local", "eight", "writes", "cancel"],
+            Backend::Migration => &["one", "local", "eight", "many", "writes", "cancel"],
             _ => &["bulk-out", "bulk-in", "requests", "datagrams-out"],
         }
     }
@@ -167,6 +167,8 @@ pub(crate) struct Options {
     pub seconds: f64,
     /// How often each test is run.
     pub runs: usize,
+    /// The only test to run, by its name.
+    pub only: Option<String>,
     /// Whether to measure QEMU instead of cloud-hypervisor.
     pub qemu: bool,
     /// The VMM, instead of one that is built: a static binary in the checkout.
@@ -176,6 +178,20 @@ pub(crate) struct Options {
 impl Options {
     fn vmm(&self, workspace: &Path) -> Result<PathBuf> {
         self.vmm.as_ref().map_or_else(|| build::vmm(workspace), |path| path.canonicalize().context(path.display()))
+    }
+
+    /// The tests to run of `backend`.
+    fn tests(&self, backend: Backend) -> Result<Vec<&'static str>> {
+        let wants = |test: &&str| self.only.as_ref().is_none_or(|only| only == test);
+        match backend.tests().iter().copied().filter(wants).collect::<Vec<_>>() {
+            tests if tests.is_empty() => Err(Error::new(format!(
+                "--only {}: {} has no such test, only {}",
+                self.only.as_deref().unwrap_or_default(),
+                backend.name(),
+                backend.tests().join(", ")
+            ))),
+            tests => Ok(tests),
+        }
     }
 
     fn backends(&self) -> Result<Vec<Backend>> {
@@ -236,7 +252,7 @@ fn measure(lab: &Lab, workspace: &Path, prepare: &str, backend: Backend, options
         },
     );
     let limit = LIMITS.0 + LIMITS.1.mul_f64(options.seconds * options.runs as f64 * backend.measurements());
-    for test in backend.tests() {
+    for test in options.tests(backend)? {
         let command = format!("{prepare} && exec {IN_MEMORY}/bench {what} {} {} {test}", options.seconds, options.runs);
         run_test(lab, workspace, backend.machine(), &command, limit, &format!("{test} over {what}"))?;
     }

@@ -110,6 +110,9 @@ enum Task {
         /// How often each test is run
         #[arg(long, default_value_t = 3)]
         runs: usize,
+        /// Runs only this test of the backend, such as bulk-in of tap, or eight of migration
+        #[arg(long, requires = "backend")]
+        only: Option<String>,
         /// Measures QEMU instead, for comparison, and fetches it first
         #[arg(long)]
         qemu: bool,
@@ -221,8 +224,8 @@ fn main() -> ExitCode {
             let filter = filter.unwrap_or_default();
             test(&workspace, part, &IntegrationOptions { filter, lab, all, bless, verbose })
         }
-        Task::Bench { backend, seconds, runs, qemu, vmm } => {
-            let options = bench::Options { backend, seconds, runs, qemu, vmm };
+        Task::Bench { backend, seconds, runs, only, qemu, vmm } => {
+            let options = bench::Options { backend, seconds, runs, only, qemu, vmm };
             Lab::open(&workspace).and_then(|lab| bench::run(&lab, &workspace, &options)).map(|()| true)
         }
         Task::Dist => dist::run(&workspace).map(|()| true),

@@ -20,7 +20,7 @@ pub(super) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> 
     println!("| guest | figure | median | least to most |");
     println!("|---|---|---|---|");
     let limit = LIMITS.0 + LIMITS.1 * u32::try_from(runs).unwrap_or(u32::MAX);
-    for test in Backend::Snapshot.tests() {
+    for test in options.tests(Backend::Snapshot)? {
         note("measure", format!("saves and restores with {test} VFs, {runs} times"));
         let command = format!("{prepare} && exec {IN_MEMORY}/bench snapshot 0 {runs} {test}");
         run_test(lab, workspace, Backend::Snapshot.machine(), &command, limit, &format!("snapshots with {test} VFs"))?;

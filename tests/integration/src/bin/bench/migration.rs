@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use integration::migration_wire::{Point, Then, Wire};
-use integration::{Answers, Backend, Bridge, Guest, Kernel, Pf, Plan, Probes, Site, Subnet};
+use integration::{Answers, Backend, Bridge, Guest, Kernel, Pf, Plan, Probes, Site, Subnet, predicted_vf_address};
 use serde_json::{Value, json};
 
 use crate::IDLE;
@@ -22,6 +22,12 @@ const VFS: [Backend; 8] = [
     Backend::VhostUser,
     Backend::VhostUser,
 ];
+/// As many as a PF can have.
+const MANY: [Backend; 255] = [Backend::Tap; 255];
+/// How many VFs have a driver, at most: a vCPU has some 200 interrupt vectors, and a VF needs three.
+const MOST_BOUND: usize = 64;
+/// How many VFs are pinged, at most.
+const MOST_PINGED: usize = 8;
 /// The time between two pings to the same NIC.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Writes 10 MiB of random bytes each tenth of a second, to the same 100 MiB again and again.
@@ -39,6 +45,9 @@ pub(crate) fn measure(settings: Settings<'_>) {
     }
     if wants("eight") {
         moves("8 VFs", &VFS, "", How::Copied, settings.runs);
+    }
+    if wants("many") {
+        moves("255 VFs", &MANY, "", How::Copied, settings.runs);
     }
     if wants("writes") {
         moves("one NIC, 100 MiB/s of writes", &[], WRITER, How::Copied, settings.runs);
@@ -67,7 +76,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Boots a guest of 512 MiB whose PF has VFs over these backends. It is idle then.
+    /// Boots a guest of 512 MiB, or of 1,024 with more than 8 VFs, whose PF has VFs over these backends. It is idle then.
     fn start(kinds: &[Backend], how: How) -> Pair {
         let [here, there] = ["a", "b"].map(|name| Plan::new(name, kinds));
         let bridge = |(subnet, port): (Subnet, String)| {
@@ -76,11 +85,16 @@ impl Pair {
         };
         let ports = match kinds {
             [] => vec![(Subnet(0), "pf".to_string())],
-            kinds => (0..kinds.len()).map(|index| (Subnet(index as u8), index.to_string())).collect(),
+            kinds => (0..kinds.len().min(MOST_PINGED)).map(|index| (Subnet(index as u8), index.to_string())).collect(),
         };
         let subnets = ports.iter().map(|(subnet, _)| *subnet).collect();
         let bridges = ports.into_iter().map(bridge).collect();
-        let memory = if how == How::Passed { "size=512M,shared=on" } else { "size=512M" };
+        let memory = match how {
+            How::Passed => "size=512M,shared=on",
+            // A driver takes some 4 MiB for its buffers.
+            How::Copied if kinds.len() > MOST_PINGED => "size=1024M",
+            How::Copied => "size=512M",
+        };
         let spec = |spec: integration::GuestSpec| spec.memory(memory).kernel_argument("tsc=reliable");
         let mut here = here.boot(Kernel::V6_12, spec);
         let there = there.wait(&[]);
@@ -100,8 +114,16 @@ fn join(guest: &mut Guest, vfs: usize) {
         return guest.join("eth0", Subnet(0));
     }
     let pf = Pf::find(guest);
-    pf.set_num_vfs(guest, vfs);
-    for vf in pf.vfs(guest) {
+    if vfs <= MOST_BOUND {
+        pf.set_num_vfs(guest, vfs);
+    } else {
+        pf.set_num_vfs_without_drivers(guest, vfs);
+        let addresses: Vec<_> = (0..MOST_BOUND).map(predicted_vf_address).collect();
+        let bind =
+            format!("for vf in {}; do echo $vf > /sys/bus/pci/drivers/virtio-pci/bind; done", addresses.join(" "));
+        guest.ok_within(&bind, Duration::from_secs(600));
+    }
+    for vf in pf.vfs(guest).iter().take(vfs.min(MOST_PINGED)) {
         guest.join(vf.interface(), Subnet(vf.index as u8));
     }
 }
