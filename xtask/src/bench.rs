@@ -202,7 +202,10 @@ impl Options {
     fn backends(&self) -> Result<Vec<Backend>> {
         // QEMU supports vhost-user and vDPA, too, but the comparison is made for taps only.
         let of_qemu = |backend: &Backend| {
-            !matches!(backend, Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy | Backend::Snapshot | Backend::Logged)
+            !matches!(
+                backend,
+                Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy | Backend::Snapshot | Backend::Logged
+            )
         };
         match self.backend {
             Some(Backend::IommuIntel) if !self.qemu => {
