@@ -102,5 +102,5 @@ pub use transport::{QueueError, Status};
 pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};
 pub use vsock::{Vsock, VsockCounter, VsockCounters, VsockError, VsockSpec};
 pub use watchdog::{Expiry, Watchdog, WatchdogCounter, WatchdogCounters};
-pub use worker::{StartWorker, WorkerKind, start_workers_with};
+pub use worker::{StartWorker, WORKER_STACK, WorkerKind, start_workers_with};
 pub use zeros::fill_with_zeros;

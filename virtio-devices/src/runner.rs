@@ -5,6 +5,7 @@ mod device;
 mod lent_queue;
 mod progress;
 
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::backend::{Attention, Health, MemoryMailbox, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
 use crate::eventfd::borrow;
 use crate::ring;
+use crate::thread::drop_after_work;
 use crate::worker::own;
 use crate::{DmaSpace, Interrupts, Start};
 pub(crate) use device::RunnerDevice;
@@ -137,7 +139,8 @@ impl RunnerWorker {
                 session.wait();
             }
         }
-        session.stop();
+        // Whoever has told this worker to stop waits for that, and not for what is left to close.
+        session.halt().into_iter().for_each(drop_after_work);
     }
 }
 
@@ -241,8 +244,13 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
 
     /// Stops the queues and records their positions.
     fn stop(&mut self) {
+        drop(self.halt());
+    }
+
+    /// The same. Returns what is left to close.
+    fn halt(&mut self) -> Option<Box<dyn Any>> {
         if !matches!(self.service, Service::Runs) {
-            return;
+            return None;
         }
         self.service = Service::Idle;
         let positions = self.backend.stop();
@@ -252,6 +260,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
             settle_position(queue, position, &memory);
         }
         self.started.clear();
+        self.backend.take_stopped()
     }
 
     /// Handles the loss of the backend: nothing runs until it is back.

@@ -5,6 +5,8 @@
 //! `pthread_create` either returns an error or a thread that lacks nothing. What is lost is std's message at a stack
 //! overflow: such a thread still meets the guard page below its stack, and the program ends by SIGSEGV.
 
+use std::any::Any;
+use std::cell::RefCell;
 use std::ffi::{CString, c_void};
 use std::fmt;
 use std::io;
@@ -21,7 +23,7 @@ pub struct NewThread {
     /// The size of its stack in bytes, at least 16 KiB.
     pub stack: usize,
     /// What it does before it gives up rights that it had from the thread that started it.
-    pub first: Box<dyn FnOnce() + Send>,
+    pub first: Option<Box<dyn FnOnce() + Send>>,
     /// Its work.
     pub run: Box<dyn FnOnce() + Send>,
 }
@@ -51,6 +53,17 @@ struct Ended {
     panicked: AtomicBool,
 }
 
+thread_local! {
+    /// What this thread drops when it has done its work.
+    static LEFT: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Has the calling thread drop `value` when it has done its work. Whoever waits for no more than that
+/// ([`Thread::leave`]) does not wait for the drop.
+pub(crate) fn drop_after_work(value: Box<dyn Any>) {
+    LEFT.with_borrow_mut(|left| left.push(value));
+}
+
 /// The thread panicked, which has been reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Panicked;
@@ -58,7 +71,7 @@ pub struct Panicked;
 /// The argument of a new thread.
 struct Start {
     name: CString,
-    first: Box<dyn FnOnce() + Send>,
+    first: Option<Box<dyn FnOnce() + Send>>,
     run: Box<dyn FnOnce() + Send>,
     ended: Arc<Ended>,
 }
@@ -66,13 +79,13 @@ struct Start {
 impl NewThread {
     /// A thread of this name that does `run`.
     pub fn new(name: impl Into<String>, stack: usize, run: impl FnOnce() + Send + 'static) -> Self {
-        Self { name: name.into(), stack, first: Box::new(|| {}), run: Box::new(run) }
+        Self { name: name.into(), stack, first: None, run: Box::new(run) }
     }
 
     /// The same thread, which does `first` before it gives up rights that it had from the thread that started it.
     #[must_use]
     pub fn after(self, first: impl FnOnce() + Send + 'static) -> Self {
-        Self { first: Box::new(first), ..self }
+        Self { first: Some(Box::new(first)), ..self }
     }
 
     /// Starts it from the calling thread, whose system call filters, CPUs and signal mask it has at first.
@@ -122,6 +135,13 @@ impl Thread {
         &self.name
     }
 
+    /// The same thread, which calls itself so from now on.
+    #[must_use]
+    pub fn renamed(mut self, name: String) -> Self {
+        self.name = name;
+        self
+    }
+
     /// Whether it has done its work.
     pub fn is_finished(&self) -> bool {
         self.ended.finished.load(Ordering::Acquire)
@@ -142,6 +162,19 @@ impl Thread {
         if let Some(id) = self.id.take() {
             // SAFETY: the ID is that of a thread that was neither joined nor detached.
             unsafe { libc::pthread_join(id, ptr::null_mut()) };
+        }
+        if self.ended.panicked.load(Ordering::Acquire) { Err(Panicked) } else { Ok(()) }
+    }
+
+    /// As [`Self::join`], but of a thread that has done its work ([`Self::is_finished`]): what it drops after that is
+    /// not waited for.
+    ///
+    /// # Errors
+    ///
+    /// It panicked.
+    pub fn leave(self) -> Result<(), Panicked> {
+        if self.end.is_some() || !self.is_finished() {
+            return self.join();
         }
         if self.ended.panicked.load(Ordering::Acquire) { Err(Panicked) } else { Ok(()) }
     }
@@ -181,7 +214,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let (first, run, ended) = (start.first, start.run, start.ended);
     // The panic has been reported by its hook, and must not leave this function.
     if catch_unwind(AssertUnwindSafe(|| {
-        first();
+        first.into_iter().for_each(|first| first());
         run();
     }))
     .is_err()
@@ -189,6 +222,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
         ended.panicked.store(true, Ordering::Release);
     }
     ended.finished.store(true, Ordering::Release);
+    drop(LEFT.take());
     ptr::null_mut()
 }
 
@@ -213,6 +247,30 @@ mod tests {
         assert_eq!(thread.name(), "a-name-of-20-bytes-x");
         assert_eq!(found.recv().unwrap().to_str(), Ok("a-name-of-20-by"));
         assert_eq!(thread.join(), Ok(()));
+    }
+
+    #[test]
+    fn who_leaves_a_thread_waits_for_its_work_and_not_for_what_it_drops_then() {
+        struct Slow(mpsc::Receiver<()>, mpsc::Sender<()>);
+        impl Drop for Slow {
+            fn drop(&mut self) {
+                self.0.recv().unwrap();
+                self.1.send(()).unwrap();
+            }
+        }
+        let ((go, gone), (done, dropped)) = (mpsc::channel(), mpsc::channel());
+        let slow = Slow(gone, done);
+        let thread = NewThread::new("test", STACK, move || drop_after_work(Box::new(slow))).start().unwrap();
+        while !thread.is_finished() {
+            std::thread::yield_now();
+        }
+        assert_eq!(thread.leave(), Ok(()));
+        assert!(dropped.try_recv().is_err());
+        go.send(()).unwrap();
+        dropped.recv().unwrap();
+        // One that is at work, or that panicked.
+        let thread = NewThread::new("test", STACK, || panic!("as the test wants")).start().unwrap();
+        assert_eq!(thread.leave(), Err(Panicked));
     }
 
     #[test]

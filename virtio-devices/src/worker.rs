@@ -15,7 +15,7 @@ use crate::thread::{NewThread, Thread};
 /// The length that Linux gives a thread's name.
 const THREAD_NAME: usize = 15;
 /// A worker's stack in bytes. Nothing in it recurses or keeps frames there.
-const STACK: usize = 128 * 1024;
+pub const WORKER_STACK: usize = 128 * 1024;
 
 /// How long a worker waits for its predecessor before it checks whether to end itself.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -108,7 +108,7 @@ pub fn start_workers_with(start: StartWorker) {
 
 /// Starts a thread of a worker's size.
 pub(crate) fn spawn(kind: WorkerKind, name: String, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
-    spawn_after(|| {}, kind, name, run)
+    start(kind, worker(name, run))
 }
 
 /// The same, of a thread that does `first` before it gives up the rights that its kind does not need, and before the
@@ -119,11 +119,18 @@ pub(crate) fn spawn_after(
     name: String,
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<Thread> {
+    start(kind, worker(name, run).after(first))
+}
+
+fn worker(name: String, run: impl FnOnce() + Send + 'static) -> NewThread {
     let run = || {
         run_where_the_process_does();
         run();
     };
-    let thread = NewThread::new(name, STACK, run).after(first);
+    NewThread::new(name, WORKER_STACK, run)
+}
+
+fn start(kind: WorkerKind, thread: NewThread) -> io::Result<Thread> {
     match STARTER.get() {
         Some(start) => start(kind, thread),
         None => thread.start(),

@@ -16,6 +16,7 @@
 //! | `sending` | the source's thread, with `pages_out` |
 //! | `receiving` | the target's thread, with `listening`, `preparer` and `pages_in` |
 //! | `link` | what both sides say to each other, such as the `offer`; `transport` carries it, by `tls` if told |
+//! | `conducting` | such a thread, as the control thread keeps it |
 //! | `course` | what both of them do alike |
 //! | `errands` | work that these threads have others do |
 //! | `passed` | what a target on the same host gets instead of copies, by `passing` |
@@ -37,6 +38,7 @@ pub(crate) mod backend_state;
 pub mod blob;
 pub mod clock;
 pub mod compatibility;
+pub(crate) mod conducting;
 mod course;
 pub mod dirty;
 mod errands;

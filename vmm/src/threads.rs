@@ -9,15 +9,17 @@
 //! thread that is needed.
 
 mod kind;
+mod spare;
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, OnceLock};
 
-use virtio_devices::{NewThread, Thread, start_workers_with};
+use virtio_devices::{NewThread, Thread, WORKER_STACK, start_workers_with};
 
 use crate::landlock;
 pub(crate) use kind::ThreadKind;
+pub(crate) use spare::end_spares;
 
 /// The starter's stack, in bytes. Its calls are shallow.
 const STACK: usize = 128 << 10;
@@ -63,6 +65,26 @@ pub(crate) fn begin(prepare: Prepare) -> io::Result<()> {
 ///
 /// The host has no thread, no memory or no mapping left, or refuses what the thread does first.
 pub(crate) fn start(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
+    let thread = match spare::take(kind, thread) {
+        Ok(thread) => return Ok(thread),
+        Err(thread) => *thread,
+    };
+    start_new(kind, thread)
+}
+
+/// Starts threads of these kinds, with the stacks of workers, which wait until one of their kind is needed, or until
+/// [`end_spares`]. Those that the host refuses are started when they are needed.
+pub(crate) fn keep_spares(kinds: impl IntoIterator<Item = ThreadKind>) {
+    for kind in kinds.into_iter().take(spare::MOST) {
+        let (thread, work) = spare::waiting(WORKER_STACK);
+        match start_new(kind, thread) {
+            Ok(thread) => spare::keep(kind, WORKER_STACK, work, thread),
+            Err(error) => return log::debug!("no further thread is started in advance: {error}"),
+        }
+    }
+}
+
+fn start_new(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
     if STARTER.get().is_none() {
         begin(Arc::new(|_| Ok(())))?;
     }
@@ -88,7 +110,7 @@ fn start_prepared(kind: ThreadKind, thread: NewThread, prepare: &Prepare) -> io:
     let NewThread { name, stack, first, run } = thread;
     let prepare = Arc::clone(prepare);
     let run = move || {
-        first();
+        first.into_iter().for_each(|first| first());
         let ready = prepare(kind);
         let can_run = ready.is_ok();
         let _ = report.send(ready);
@@ -136,6 +158,38 @@ mod tests {
             all
         });
         assert_eq!(needs.join().unwrap(), find.recv().unwrap());
+    }
+
+    #[test]
+    fn a_spare_thread_does_the_work_of_one_of_its_kind_under_that_ones_name() {
+        let kind = ThreadKind::Worker(WorkerKind::Rtc);
+        keep_spares([kind]);
+        let (found, find) = mpsc::channel();
+        let work = |stack| {
+            let found = found.clone();
+            let look = move || {
+                found.send(rustix::thread::name().unwrap().into_string().unwrap()).unwrap();
+            };
+            NewThread::new("its-name", stack, look)
+        };
+        let thread = start(kind, work(WORKER_STACK)).unwrap();
+        assert_eq!(thread.name(), "its-name");
+        assert_eq!(thread.join(), Ok(()));
+        assert_eq!(find.recv().unwrap(), "its-name");
+        assert_eq!(spare::count(kind), 0);
+        // None does the work of another kind, or with another stack, or what has to be done with other rights.
+        keep_spares([kind]);
+        for (kind, thread) in [
+            (ThreadKind::Worker(WorkerKind::Watchdog), work(WORKER_STACK)),
+            (kind, work(2 * WORKER_STACK)),
+            (kind, work(WORKER_STACK).after(|| {})),
+        ] {
+            assert_eq!(start(kind, thread).unwrap().join(), Ok(()));
+            assert_eq!(find.recv().unwrap(), "its-name");
+        }
+        assert_eq!(spare::count(kind), 1);
+        end_spares();
+        assert_eq!(spare::count(kind), 0);
     }
 
     #[test]

@@ -50,6 +50,7 @@ macro_rules! guest_extra {
             "nd_pmem",
             "virtiofs",
             "isofs",
+            "bonding",
             $($more),*
         ]
     };

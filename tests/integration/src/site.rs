@@ -161,7 +161,8 @@ impl Site {
         self.moved(other)
     }
 
-    fn moved(&self, other: &Site) -> Value {
+    /// Waits until the guest has moved to `other`, which must succeed. Returns what the source tells of it.
+    pub fn moved(&self, other: &Site) -> Value {
         let (sent, received) = (self.ended(), other.ended());
         assert_eq!(
             (&sent["state"], &received["state"]),

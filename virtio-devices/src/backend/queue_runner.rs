@@ -1,5 +1,6 @@
 //! Backends that run a device's queues themselves: the host's kernel, another process, or a device.
 
+use std::any::Any;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -40,6 +41,12 @@ pub trait QueueRunner: Send {
     /// would take from the available ring. `None` means that the position is unknown, as after a loss: buffers that
     /// were taken and not returned are taken again.
     fn stop(&mut self) -> Vec<Option<u16>>;
+
+    /// What the last stop has left open, which reaches neither queues nor guest memory. To close it may take as long as
+    /// the host's kernel needs to be sure of that, and nobody has to wait.
+    fn take_stopped(&mut self) -> Option<Box<dyn Any>> {
+        None
+    }
 
     /// Whether its queues can be stopped and continued without a reset by the driver. If not, they keep running while
     /// the host has the link down.

@@ -20,6 +20,7 @@ mod error;
 mod follower;
 mod iotlb;
 
+use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -54,6 +55,8 @@ pub struct VhostNet {
     tap: Tap,
     kernel: VhostKernel,
     devices: Vec<Device>,
+    /// Those that have stopped. The kernel waits for a grace period of RCU, some milliseconds, when one is closed.
+    stopped: Vec<Device>,
     /// Of a function behind an IOMMU, while its queues run: the IOMMU, and what follows it.
     translated: Option<(Arc<dyn Translate>, Arc<Kernels>)>,
     /// Where the kernel logs what it writes to guest memory.
@@ -73,7 +76,7 @@ struct Signals {
 impl VhostNet {
     /// Has `kernel` carry the frames of `tap`.
     pub fn new(tap: Tap, kernel: VhostKernel) -> Self {
-        Self { tap, kernel, devices: Vec::new(), translated: None, log: None, signals: None }
+        Self { tap, kernel, devices: Vec::new(), stopped: Vec::new(), translated: None, log: None, signals: None }
     }
 
     /// Starts all pairs, or none.
@@ -179,7 +182,10 @@ impl QueueRunner for VhostNet {
     }
 
     fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
-        self.start_all(run).inspect_err(|_| drop(self.stop()))
+        self.start_all(run).inspect_err(|_| {
+            self.stop();
+            self.stopped.clear();
+        })
     }
 
     fn stop(&mut self) -> Vec<Option<u16>> {
@@ -195,9 +201,14 @@ impl QueueRunner for VhostNet {
         for device in self.devices.drain(..) {
             // The kernel keeps 16 bits of it in the lower half.
             positions.extend(device.indices().map(|index| Some(device.net.get_vring_base(index).ok()? as u16)));
+            self.stopped.push(device);
         }
         self.signals = None;
         positions
+    }
+
+    fn take_stopped(&mut self) -> Option<Box<dyn Any>> {
+        (!self.stopped.is_empty()).then(|| Box::new(std::mem::take(&mut self.stopped)) as Box<dyn Any>)
     }
 
     fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {

@@ -21,6 +21,7 @@ use crate::migration::restorer::Restored;
 use crate::migration::sending::{SendJob, Sending};
 use crate::migration::transport::Address;
 use crate::telemetry::events::Source;
+use crate::threads;
 use crate::vm::Vm;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -318,6 +319,8 @@ impl ControlLoop {
                     self.instance = None;
                 }
                 TargetOrder::Report(outcome, why) => {
+                    // Those that no driver needed.
+                    threads::end_spares();
                     let is_here = outcome == Outcome::Finished;
                     let event = if is_here { "migration-receive-finished" } else { "migration-receive-failed" };
                     self.report(outcome, why.as_deref(), event);

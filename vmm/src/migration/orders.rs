@@ -15,6 +15,24 @@ use super::machine_state::MachineState;
 use super::restorer::Restored;
 use crate::devices::holds::Holds;
 
+/// What a conductor is told by the control thread, whichever side it is at.
+pub(crate) trait Note: Send + 'static {
+    /// A user ends the migration.
+    const CANCEL: Self;
+    /// The program ends.
+    const QUIT: Self;
+}
+
+impl Note for SourceNote {
+    const CANCEL: Self = Self::Cancel;
+    const QUIT: Self = Self::Quit;
+}
+
+impl Note for TargetNote {
+    const CANCEL: Self = Self::Cancel;
+    const QUIT: Self = Self::Quit;
+}
+
 /// What the control thread is to do at the source.
 #[derive(Debug)]
 pub(crate) enum SourceOrder {

@@ -1,4 +1,7 @@
 //! Threads that send pages: one for each connection. Each takes the next chunk of a pass that nobody has taken yet.
+//!
+//! The first pass has all pages, and many a guest has never used most of its memory. Those that do not exist are told
+//! as zero, and not read: reading a hole of shared memory would fill it.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -6,10 +9,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use parking_lot::Mutex;
 use virtio_devices::{GuestMap, NewThread, Thread};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
 use super::dirty::{Chunk, DirtyLog, PageSet};
 use super::link::STACK;
+use super::present;
 use super::progress::Progress;
 use super::transport::Stream;
 use super::wire::{Frame, MAX_DATA, PAGE, Pages, Range};
@@ -40,6 +44,7 @@ impl ToSend {
 /// One of the connections.
 struct Lane {
     memory: GuestMap,
+    present: present::Pages,
     to_send: Arc<Mutex<ToSend>>,
     stream: Arc<Stream>,
     progress: Progress,
@@ -74,6 +79,7 @@ impl PagesOut {
             let (passes, todo) = channel();
             let lane = Lane {
                 memory: memory.clone(),
+                present: present::Pages::new(),
                 to_send: Arc::clone(to_send),
                 stream: Arc::clone(&stream),
                 progress: progress.clone(),
@@ -139,7 +145,11 @@ impl Lane {
         loop {
             let taken = self.to_send.lock().take()?;
             let Some(chunk) = taken else { break };
-            for (start, len) in chunk.runs() {
+            for (start, len, exists) in self.runs(chunk, pass) {
+                if !exists {
+                    self.zeros(start, len)?;
+                    continue;
+                }
                 for at in (start..start + len).step_by(PIECE) {
                     self.piece(at, PIECE.min((start + len - at) as usize))?;
                 }
@@ -149,6 +159,42 @@ impl Lane {
         }
         (&*self.stream).write_all(&Frame::Flush(pass).bytes())?;
         Ok(self.sent)
+    }
+
+    /// The runs of a chunk, by ascending addresses, and whether their pages exist. That is looked at after the chunk was
+    /// taken, and so while it is noted again what is written: a page that is made after this look is another pass's.
+    fn runs(&self, chunk: Chunk, pass: u32) -> Vec<(u64, u64, bool)> {
+        // Later passes have what was written.
+        let region = self.memory.iter().nth(chunk.region).filter(|_| pass == 0);
+        let mut parts = Vec::new();
+        let seen = region.map(|region| {
+            let place = chunk.place();
+            self.present.each_within(region, &(place.start..place.end.min(region.len())), &mut |part| {
+                parts.push(part);
+                Ok(())
+            })
+        });
+        let (existing, absent) = match seen {
+            Some(Ok(())) => chunk.split(&parts),
+            // What is not known is read.
+            Some(Err(_)) | None => (chunk.clone(), Chunk { words: Vec::new(), ..chunk }),
+        };
+        let existing = existing.runs().into_iter().map(|(start, len)| (start, len, true));
+        let absent = absent.runs().into_iter().map(|(start, len)| (start, len, false));
+        let mut runs: Vec<_> = existing.chain(absent).collect();
+        runs.sort_unstable_by_key(|(start, ..)| *start);
+        runs
+    }
+
+    /// Tells that `len` bytes from `start` on, at most a chunk, are zero.
+    fn zeros(&mut self, start: u64, len: u64) -> io::Result<()> {
+        let len = u32::try_from(len).map_err(io::Error::other)?;
+        let run = Range { start, len, is_zero: true };
+        if !self.pages.push(run) {
+            self.flush()?;
+            self.pages.push(run);
+        }
+        Ok(())
     }
 
     /// Sends `len` bytes from `start` on, at most [`PIECE`].
@@ -201,3 +247,6 @@ fn is_zero(page: &[u8]) -> bool {
     let (words, rest) = page.as_chunks::<16>();
     words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,16 +2,17 @@
 
 use std::os::fd::OwnedFd;
 
-use virtio_devices::Cancel;
+use virtio_devices::{Cancel, WorkerKind};
 
 use super::error::MigrationError;
 use super::offer::{self, Offer};
 use super::passed;
 use super::state_file::SavedLink;
-use crate::config::{PlannedVm, RestoreConfig};
+use crate::config::{BackendPlan, NetPlan, NicPlan, PlannedVm, RestoreConfig, Vhost};
 use crate::error::Error;
 use crate::landlock::{self, Rule};
 use crate::telemetry::events::Events;
+use crate::threads::{self, ThreadKind};
 use crate::vm::host_limits::HostLimits;
 use crate::vm::memory::Image;
 use crate::vm::{Origin, Vm};
@@ -43,6 +44,20 @@ pub(crate) struct Made {
     pub is_local: bool,
 }
 
+/// The threads that run a function's queues when its driver is up. Ports of a switch share the switch's.
+fn workers(function: &NicPlan) -> impl Iterator<Item = ThreadKind> {
+    let (kind, count) = match &function.backend {
+        BackendPlan::Tap { vhost: Vhost::Off, .. } | BackendPlan::Fds { vhost: Vhost::Off, .. } => {
+            (WorkerKind::Net, function.spec.queue_pairs)
+        }
+        BackendPlan::Tap { .. } | BackendPlan::Fds { .. } => (WorkerKind::VhostNet, 1),
+        BackendPlan::VhostUser { .. } => (WorkerKind::VhostUser, 1),
+        BackendPlan::Vdpa(_) => (WorkerKind::Vdpa, 1),
+        BackendPlan::Port(_) => (WorkerKind::Switch, 0),
+    };
+    std::iter::repeat_n(ThreadKind::Worker(kind), count.into())
+}
+
 impl Preparer {
     /// Makes the VM that `offer` describes, of the descriptors that came with it. `cancel` ends that.
     ///
@@ -68,6 +83,8 @@ impl Preparer {
         let is_all = passed.iter().try_for_each(|(memory, ..)| passed::check(&vm, memory));
         is_all.map_err(MigrationError::Unsuitable)?;
         vm.devices().check_stateful(&offer.stateful).map_err(MigrationError::Unsuitable)?;
+        // When they are needed, the guest stands still. Which of its drivers are up is not known yet.
+        threads::keep_spares(planned.plan().nets().flat_map(NetPlan::functions).flat_map(workers));
         Ok(Made { planned, vm: Box::new(vm), links: offer.links, runs: offer.runs, is_local: offer.passed.is_some() })
     }
 }

@@ -72,29 +72,33 @@ impl Pages {
     ///
     /// As `visit`.
     pub(crate) fn each(&self, region: &GuestRegion, visit: Visit<'_>) -> io::Result<()> {
-        let all = 0..region.len();
-        match region.file_offset() {
-            Some(file) if region.flags() & libc::MAP_SHARED != 0 => {
-                data(file.file(), &(file.start()..file.start().saturating_add(region.len())), &mut |range| {
-                    visit(range.start - file.start()..range.end - file.start())
-                })
-            }
-            // What is the file's, and what was written since.
-            Some(file) => {
-                data(file.file(), &(file.start()..file.start().saturating_add(region.len())), &mut |range| {
-                    visit(range.start - file.start()..range.end - file.start())
-                })?;
-                self.private(region, &all, visit)
-            }
-            None => self.private(region, &all, visit),
-        }
+        self.each_within(region, &(0..region.len()), visit)
     }
 
-    fn private(&self, region: &GuestRegion, all: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
-        let Some(pagemap) = &self.pagemap else { return visit(all.clone()) };
+    /// As [`Self::each`], for those of the part `within` of the region, which begins and ends with a page.
+    ///
+    /// # Errors
+    ///
+    /// As `visit`.
+    pub(crate) fn each_within(&self, region: &GuestRegion, within: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
+        if let Some(file) = region.file_offset() {
+            let start = file.start();
+            data(file.file(), &(start.saturating_add(within.start)..start.saturating_add(within.end)), &mut |range| {
+                visit(range.start - start..range.end - start)
+            })?;
+            if region.flags() & libc::MAP_SHARED != 0 {
+                return Ok(());
+            }
+            // What is the file's, and what was written since.
+        }
+        self.private(region, within, visit)
+    }
+
+    fn private(&self, region: &GuestRegion, within: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
+        let Some(pagemap) = &self.pagemap else { return visit(within.clone()) };
         let base = region.as_ptr() as u64;
-        match scan(pagemap, base, all, visit) {
-            Err(error) if is_unknown(&error) => read(pagemap, base, all, visit),
+        match scan(pagemap, base, within, visit) {
+            Err(error) if is_unknown(&error) => read(pagemap, base, within, visit),
             result => result,
         }
     }
@@ -243,6 +247,33 @@ mod tests {
         .unwrap();
         assert_eq!(each.map(|ranges| pages(&ranges)), [BTreeSet::from(TOUCHED), BTreeSet::from(TOUCHED)]);
         assert_eq!(found(region), BTreeSet::from(TOUCHED));
+    }
+
+    #[test]
+    fn a_part_is_asked_for_what_it_has_and_nothing_else() {
+        let file = File::from(rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len((PAGES + 8) * PAGE).unwrap();
+        let size = (PAGES * PAGE) as usize;
+        let private = GuestMap::from_ranges(&[(GuestAddress(0), size)]).unwrap();
+        let at = FileOffset::new(file, 8 * PAGE);
+        let shared = GuestMap::from_ranges_with_files([(GuestAddress(0), size, Some(at))]).unwrap();
+        for memory in [private, shared] {
+            let region = memory.iter().next().unwrap();
+            // SAFETY: a whole mapping, to which there are no references.
+            unsafe { rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxNoHugepage) }
+                .unwrap();
+            touch(&memory);
+            for (part, expected) in [(0..6, vec![0, 5]), (6..1500, vec![6, 7]), (1501..PAGES - 1, vec![])] {
+                let mut ranges = Vec::new();
+                let within = part.start * PAGE..part.end * PAGE;
+                let seen = Pages::new().each_within(region, &within, &mut |range| {
+                    ranges.push(range);
+                    Ok(())
+                });
+                seen.unwrap();
+                assert_eq!(pages(&ranges), expected.into_iter().collect(), "{part:?}");
+            }
+        }
     }
 
     #[test]

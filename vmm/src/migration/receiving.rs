@@ -4,19 +4,20 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustls::ServerConfig;
-use virtio_devices::{Cancel, NewThread, Thread};
+use virtio_devices::Cancel;
 use vm_memory::GuestAddressSpace as _;
 
 use super::backend_state::{self, BackendState};
+use super::conducting::Conducting;
 use super::course::{Conducts, Course};
 use super::errands::Errands;
 use super::handover::Outcome;
 use super::handover::receiver::{Action, Event, Receiver as Machine, Stage};
-use super::link::{Heard, Link, STACK};
+use super::link::{Heard, Link};
 use super::listening::{Connected, Listening};
 use super::loader::Loader;
 use super::offer::Rest;
@@ -29,7 +30,6 @@ use super::restorer::Restored;
 use super::transport::{Listener, Stream};
 use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role};
 use crate::devices::holds::Holds;
-use crate::threads::{self, ThreadKind};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
@@ -71,11 +71,8 @@ enum Inbox {
     Flushed(Result<(), String>),
 }
 
-/// A migration that is waited for, or under way. Dropping it ends it.
-pub(crate) struct Receiving {
-    inbox: Sender<Inbox>,
-    thread: Option<Thread>,
-}
+/// A migration that is waited for, or under way.
+pub(crate) type Receiving = Conducting<TargetNote>;
 
 impl Receiving {
     /// Begins to wait for a source.
@@ -84,29 +81,7 @@ impl Receiving {
     ///
     /// The host has no thread left.
     pub(crate) fn begin(job: ReceiveJob) -> io::Result<Self> {
-        let (inbox, heard) = channel();
-        let own = inbox.clone();
-        let cancel = Cancel::new()?;
-        let run = move || Conductor::new(job, cancel, own, heard).run();
-        let kind = ThreadKind::Migration;
-        let thread = threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
-        Ok(Self { inbox, thread: Some(thread) })
-    }
-
-    /// Tells the conductor. If it has ended, nobody hears it.
-    pub(crate) fn tell(&self, note: TargetNote) {
-        let _ = self.inbox.send(Inbox::Control(note));
-    }
-}
-
-impl Drop for Receiving {
-    fn drop(&mut self) {
-        self.tell(TargetNote::Cancel);
-        self.tell(TargetNote::Quit);
-        if let Some(thread) = self.thread.take() {
-            // If it panicked, that has been reported.
-            let _ = thread.join();
-        }
+        Self::new(Inbox::Control, |cancel, own, inbox| Conductor::new(job, cancel, own, inbox).run())
     }
 }
 

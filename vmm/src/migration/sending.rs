@@ -12,21 +12,22 @@ mod throttle;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
-use virtio_devices::{Cancel, GuestMap, NewThread, Thread};
+use virtio_devices::{Cancel, GuestMap};
 use vm_api::migration::SendMigration;
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 
 use super::backend_state::{self, BackendState, StatefulBackend};
+use super::conducting::Conducting;
 use super::course::{Conducts as _, Course};
 use super::dirty::DirtySource;
 use super::errands::Errands;
 use super::handover::Outcome;
 use super::handover::sender::{Event, Sender as Machine, Stage};
-use super::link::{Heard, Link, STACK};
+use super::link::{Heard, Link};
 use super::machine_state::MachineState;
 use super::offer::Rest;
 use super::orders::{SourceNote, SourceOrder, ToControl};
@@ -41,7 +42,6 @@ use throttle::Throttle;
 
 use crate::devices::DeviceError;
 use crate::devices::holds::Holds;
-use crate::threads::{self, ThreadKind};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
@@ -90,11 +90,8 @@ enum Inbox {
     Locked(Result<(), String>),
 }
 
-/// A migration that is under way. Dropping it ends it.
-pub(crate) struct Sending {
-    inbox: Sender<Inbox>,
-    thread: Option<Thread>,
-}
+/// A migration that is under way.
+pub(crate) type Sending = Conducting<SourceNote>;
 
 impl Sending {
     /// Begins to send.
@@ -103,29 +100,7 @@ impl Sending {
     ///
     /// The host has no thread left.
     pub(crate) fn begin(job: SendJob) -> io::Result<Self> {
-        let (inbox, heard) = channel();
-        let own = inbox.clone();
-        let cancel = Cancel::new()?;
-        let run = move || Conductor::new(job, cancel, own, heard).run();
-        let kind = ThreadKind::Migration;
-        let thread = threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
-        Ok(Self { inbox, thread: Some(thread) })
-    }
-
-    /// Tells the conductor. If it has ended, nobody hears it.
-    pub(crate) fn tell(&self, note: SourceNote) {
-        let _ = self.inbox.send(Inbox::Control(note));
-    }
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        self.tell(SourceNote::Cancel);
-        self.tell(SourceNote::Quit);
-        if let Some(thread) = self.thread.take() {
-            // If it panicked, that has been reported.
-            let _ = thread.join();
-        }
+        Self::new(Inbox::Control, |cancel, own, inbox| Conductor::new(job, cancel, own, inbox).run())
     }
 }
 

@@ -14,7 +14,7 @@ use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use pci::spec::ALL_ONES;
 use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
-use virtio_devices::{DeviceState, DoorbellObserver, NotResumed, Outcome, StateError, Thread, VirtioPci};
+use virtio_devices::{DeviceState, DoorbellObserver, NotResumed, Outcome, Panicked, StateError, Thread, VirtioPci};
 
 use crate::pci_host::config_pages::ConfigPages;
 use crate::pci_host::device_memory::DeviceMemory;
@@ -167,7 +167,7 @@ impl Slot {
         };
         // Those that are late end by themselves, and nobody waits for that.
         let (late, ended): (Vec<_>, Vec<_>) = stopping.into_iter().partition(late);
-        join(ended);
+        end(ended, Thread::leave);
         self.settle(Some(outcome), false);
         late.is_empty()
     }
@@ -362,8 +362,12 @@ impl ConfigTarget for Slot {
 
 /// Waits for workers that were told to stop.
 fn join(workers: Vec<Thread>) {
+    end(workers, Thread::join);
+}
+
+fn end(workers: Vec<Thread>, end: fn(Thread) -> Result<(), Panicked>) {
     for worker in workers {
-        if worker.join().is_err() {
+        if end(worker).is_err() {
             log::error!("a queue's worker panicked; please report this");
         }
     }

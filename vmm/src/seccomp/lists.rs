@@ -314,11 +314,9 @@ const GUEST_MEMORY: Group =
     Group { why: "guest memory and the nodes that it is on", rules: &[any(SYS_memfd_create), any(SYS_mbind)] };
 
 const SNAPSHOT: Group = Group {
-    why: "a snapshot's files: made, filled, flushed, and renamed or removed; and which pages there are to be written",
+    why: "a snapshot's files: made, filled, flushed, and renamed or removed",
     rules: &[
         any(SYS_pwrite64),
-        any(SYS_pread64),
-        any(SYS_lseek),
         any(SYS_ftruncate),
         any(SYS_fsync),
         any(SYS_fdatasync),
@@ -326,8 +324,12 @@ const SNAPSHOT: Group = Group {
         any(SYS_renameat2),
         any(SYS_unlink),
         any(SYS_unlinkat),
-        ioctl(ioctls::PAGES),
     ],
+};
+
+const PAGES: Group = Group {
+    why: "which pages of the guest's memory there are to be saved or sent",
+    rules: &[ioctl(ioctls::PAGES), any(SYS_pread64), any(SYS_lseek)],
 };
 
 const MAKE_USERFAULT: Group = Group {
@@ -477,12 +479,13 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
         // The control thread's and all others', which `groups` adds.
         ThreadKind::Starter => &[&NEW_THREADS, &MAKE_URING, &LANDLOCK, &OPEN],
         ThreadKind::Open => &[&LANDLOCK, &PIPE],
-        ThreadKind::Snapshot => &[&SNAPSHOT, &OPEN, &LOOK],
+        ThreadKind::Snapshot => &[&SNAPSHOT, &PAGES, &OPEN, &LOOK],
         ThreadKind::PageFaults => &[&USERFAULT],
         // Beside its own: it has backends log what they write.
-        ThreadKind::Migration => {
-            &[&NETWORK, &ACCEPT, &TALK, &SIGNALS, &OPEN, &LOOK, &REMOVE, &DIRTY_LOG, &WIRES, &VHOST_NET, &LOG_FILE]
-        }
+        ThreadKind::Migration => &[
+            &NETWORK, &ACCEPT, &TALK, &SIGNALS, &OPEN, &LOOK, &REMOVE, &PAGES, &DIRTY_LOG, &WIRES, &VHOST_NET,
+            &LOG_FILE,
+        ],
         ThreadKind::Vcpu => {
             &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE, &HOST_DEVICE, &VDPA_RESET]
         }

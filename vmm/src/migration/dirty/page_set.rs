@@ -1,5 +1,7 @@
 //! Pages of guest memory, by the regions that it consists of.
 
+use std::ops::Range;
+
 use virtio_devices::{GuestMap, PAGE_SIZE};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
@@ -54,6 +56,31 @@ impl Chunk {
     /// The number of its pages that are in the set.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// The part of its region in which it is, in bytes from the region's beginning. Of the region's last chunk, a part
+    /// may be behind the end.
+    pub fn place(&self) -> Range<u64> {
+        let start = self.first * PAGE_SIZE as u64;
+        start..start + self.words.len() as u64 * WORD * PAGE_SIZE as u64
+    }
+
+    /// Splits it: its pages that are in these parts of its region, in bytes from the region's beginning, and the others.
+    pub fn split(mut self, parts: &[Range<u64>]) -> (Self, Self) {
+        let page = PAGE_SIZE as u64;
+        let mut inside = vec![0; self.words.len()];
+        let (first, end) = (self.first, self.place().end / page);
+        for part in parts {
+            for number in (part.start / page).max(first)..part.end.div_ceil(page).min(end) {
+                let offset = number - first;
+                if let Some(word) = inside.get_mut((offset / WORD) as usize) {
+                    *word |= 1 << (offset % WORD);
+                }
+            }
+        }
+        let within = self.words.iter().zip(&inside).map(|(word, inside)| word & inside).collect();
+        self.words.iter_mut().zip(&inside).for_each(|(word, inside)| *word &= !inside);
+        (Self { words: within, ..self.clone() }, self)
     }
 
     /// Its pages that are in the set, as runs: guest address and length in bytes.

@@ -1,3 +1,4 @@
+use std::sync::mpsc::channel;
 use std::thread;
 
 use vm_api::migration::MigrationRole;
