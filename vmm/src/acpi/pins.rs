@@ -1,8 +1,8 @@
 //! The part of the DSDT that routes the interrupt pins of devices on bus 0 (`ACPI 6.5 §6.2.13`).
 //!
 //! Only devices of the host have pins. They may be plugged into a running guest, so that all slots are described. There
-//! are no interrupt link devices: each pin is wired to one input of the IOAPIC, which is level-triggered and active-low,
-//! as pins of PCI are. That of the PICs is not described, so a guest that does not use the IOAPIC has no pins.
+//! are no interrupt link devices: each pin is wired to one input of the IOAPIC, level-triggered and active-low as pins
+//! of PCI are, and to none of the PICs. A guest that does not use the IOAPIC gets no interrupts of pins.
 
 use acpi_tables::aml::{Method, Name, Package, Path, Return, ZERO};
 use acpi_tables::{Aml, AmlSink};

@@ -143,7 +143,7 @@ impl Through {
 
 impl ConfigSpace {
     /// The configuration space of a device that has `image` of its own, and memory BARs of these sizes in bytes. `flr`
-    /// says that it can be reset. It has an interrupt pin if `line` is given, which is what firmware would have written to its
+    /// says that it can be reset. It has an interrupt pin if `line` is given: what firmware would have written to its
     /// Interrupt Line.
     ///
     /// # Errors
