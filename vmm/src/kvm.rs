@@ -297,8 +297,9 @@ impl Vm {
         Ok(self.fd.register_irqfd(fd, gsi)?)
     }
 
-    /// Has signals on `trigger` assert the level-triggered `gsi`, including one that is already pending, until the guest
-    /// ends the interrupt. That deasserts it and signals `resample`. Several may assert one GSI; each is asked then.
+    /// Has signals on `trigger` assert the level-triggered `gsi`, including one that is already pending, until the
+    /// guest ends the interrupt. That deasserts it and signals `resample`. Several may assert one GSI; each is asked
+    /// then.
     ///
     /// # Errors
     ///
