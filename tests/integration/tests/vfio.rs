@@ -73,7 +73,7 @@ fn the_host_gets_a_device_back_that_it_unbinds_from_a_guest_that_used_it() {
     for (folder, status, reason) in [
         (function.folder(), 400, format!("also has {} (virtio-pci)", other.name())),
         (Path::new("/sys/class/net/lo"), 400, "this is not the folder of a PCI device".to_string()),
-        (nics[0].folder(), 409, "this VM has the device already".to_string()),
+        (nics[0].folder(), 409, "this device of the host is already in use".to_string()),
     ] {
         let refused = api.put_json("vm.add-device", &json!({"path": folder}));
         assert!(refused.status == status && refused.body.to_string().contains(&reason), "{refused:?}");

@@ -3,9 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use integration::{Api, Guest, GuestSpec, HostNic, Kernel};
+use rstest::rstest;
 use serde_json::json;
 
 /// How long a transfer of 8 MiB may take.
@@ -24,21 +25,28 @@ fn interface(guest: &mut Guest, slot: u8) -> String {
     guest.ok(&format!("ls {path}")).trim().to_string()
 }
 
+/// The bytes of a transfer that shows that a device works.
+const FEW: usize = 512 << 10;
+
 /// Sends so many bytes, compares what comes back, and sees the interrupts of that.
 fn transfer(guest: &mut Guest, nic: &HostNic, interface: &str, bytes: usize) {
     let before = interrupts(guest, interface);
     guest.ok(&format!("head -c {bytes} /dev/urandom > /tmp/sent"));
+    let began = Instant::now();
     guest.ok_within(&nic.echo("/tmp/sent"), TRANSFER);
-    let after = interrupts(guest, interface);
-    println!("{interface}: {bytes} bytes, {} interrupts", after - before);
+    let (after, took) = (interrupts(guest, interface), began.elapsed().as_millis());
+    println!("{interface}: {bytes} bytes, {} interrupts, {took} ms", after - before);
     assert!(after > before + 20, "{before} to {after} interrupts of {interface}");
 }
 
 /// Slots 5 and 13 share an input of the IOAPIC.
 const SLOTS: [u8; 2] = [5, 13];
 
-#[test]
-fn a_device_without_msi_interrupts_its_guest_by_a_pin() {
+#[rstest]
+#[case::of_a_few_bytes(FEW)]
+#[ignore = "a longer test: more bytes"]
+#[case::of_eight_megabytes(8 << 20)]
+fn a_device_without_msi_interrupts_its_guest_by_a_pin(#[case] bytes: usize) {
     let nics = HostNic::with_pins();
     let api = Api::new("vfio-pin");
     let option = |n: usize| nics[n].option(&format!(",id=nic{n},pci_device_id={}", SLOTS[n]));
@@ -60,26 +68,26 @@ fn a_device_without_msi_interrupts_its_guest_by_a_pin() {
         line.lines().count() == 1 && line.contains(" 21-fasteoi") && names.iter().all(|n| line.contains(n)),
         "{line}"
     );
-    transfer(&mut guest, &nics[0], &names[0], 8 << 20);
+    transfer(&mut guest, &nics[0], &names[0], bytes);
     // Both at once.
     guest.ok(&nics[1].flood());
-    transfer(&mut guest, &nics[0], &names[0], 1 << 20);
+    transfer(&mut guest, &nics[0], &names[0], FEW);
     // The one goes while it is busy, and the other one's pin still works.
     api.remove_device("nic1");
     guest.run("killall ping");
-    transfer(&mut guest, &nics[0], &names[0], 1 << 20);
+    transfer(&mut guest, &nics[0], &names[0], FEW);
     let added = json!({"path": nics[1].folder(), "id": "nic1", "pci_device_id": SLOTS[1]});
     assert_eq!(api.put_json("vm.add-device", &added).status, 200);
     let again = interface(&mut guest, SLOTS[1]);
     nics[1].join(&mut guest, &again);
     assert_eq!(api.put("vm.pause").status, 204);
     assert_eq!(api.put("vm.resume").status, 204);
-    transfer(&mut guest, &nics[1], &again, 1 << 20);
+    transfer(&mut guest, &nics[1], &again, FEW);
     guest.reboot();
     guest.load("8139cp");
     let name = interface(&mut guest, SLOTS[0]);
     nics[0].join(&mut guest, &name);
-    transfer(&mut guest, &nics[0], &name, 1 << 20);
+    transfer(&mut guest, &nics[0], &name, FEW);
     assert_eq!(failures(&api), [0, 0]);
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
@@ -94,7 +102,7 @@ fn a_device_with_messages_interrupts_by_its_pin_while_the_guest_wants_none() {
     let arguments = ["--api-socket", &api.argument(), "--device", &igb.option(",id=nic")];
     let mut guest = Guest::boot(spec.arguments(&arguments));
     igb.join(&mut guest, "eth0");
-    transfer(&mut guest, &igb, "eth0", 1 << 20);
+    transfer(&mut guest, &igb, "eth0", FEW);
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
