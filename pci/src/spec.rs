@@ -26,6 +26,8 @@ pub mod header {
     pub const SUBSYSTEM: u16 = 0x2c;
     /// Capabilities Pointer 7:0.
     pub const CAPABILITIES: u16 = 0x34;
+    /// Interrupt Line 7:0, Interrupt Pin 15:8.
+    pub const INTERRUPT: u16 = 0x3c;
     /// Where capabilities may start.
     pub const FIRST_CAPABILITY: u16 = 0x40;
     /// Where extended capabilities start (`§7.6`).
@@ -48,6 +50,8 @@ pub mod command {
 
 /// The Status register (`§7.5.1.1.4`).
 pub mod status {
+    /// Interrupt Status: the function asserts its pin, or would if it might.
+    pub const INTERRUPT: u16 = 1 << 3;
     /// Capabilities List.
     pub const CAPABILITIES_LIST: u16 = 1 << 4;
 }

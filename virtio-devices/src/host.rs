@@ -36,6 +36,11 @@ pub trait Signals {
     /// bit.
     fn messages(&self, reach: Reach, out: &mut Vec<Message>);
 
+    /// The interrupt pin of the device's own function, if it has one and uses that now. VFs never have one.
+    fn pin(&self) -> Option<Pin> {
+        None
+    }
+
     /// Appends the memory that the guest is to find in windows, if the device has any. It is always the same.
     fn memory(&self, _out: &mut Vec<MemoryArea>) {}
 
@@ -212,6 +217,16 @@ pub struct Doorbell {
     /// A page that the guest may be given in its place. Then `offset` starts a page with nothing but this doorbell in
     /// it.
     pub page: Option<Arc<DoorbellPage>>,
+}
+
+/// An interrupt pin, whose level the device holds until it is served.
+#[derive(Debug, Clone)]
+pub struct Pin {
+    /// A signal asserts it.
+    pub trigger: Arc<EventFd>,
+    /// It is signalled when the guest has ended the interrupt, which deasserts the pin. A device that still wants to be
+    /// served then signals `trigger` again. A signal too many is harmless.
+    pub resample: Arc<EventFd>,
 }
 
 /// A function that stays paused, because the host lacks something.

@@ -69,8 +69,8 @@ pub use eventfd::borrow as borrow_eventfd;
 pub use file_mapping::FileMapping;
 pub use function::{FunctionError, VirtioFunction};
 pub use host::{
-    Doorbell, DoorbellObserver, Inspect, Lifecycle, MemoryArea, MemoryPeers, Message, NotResumed, Outcome, Signals,
-    VirtioPci,
+    Doorbell, DoorbellObserver, Inspect, Lifecycle, MemoryArea, MemoryPeers, Message, NotResumed, Outcome, Pin,
+    Signals, VirtioPci,
 };
 pub use interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
 pub use iommu::{ADDRESS_WIDTHS, Behind, Endpoint, Iommu, IommuCounter, IommuCounters, IommuDevice};

@@ -8,6 +8,7 @@ pub(crate) mod memory_devices;
 pub mod memory_hotplug;
 pub mod numa;
 pub(crate) mod oem;
+mod pins;
 pub(crate) mod processors;
 pub mod tables;
 pub mod vcpu_hotplug;

@@ -297,7 +297,19 @@ impl Vm {
         Ok(self.fd.register_irqfd(fd, gsi)?)
     }
 
-    /// Undoes [`Self::attach_irqfd`]. A later signal stays in `fd`.
+    /// Has signals on `trigger` assert the level-triggered `gsi`, including one that is already pending, until the
+    /// guest ends the interrupt. That deasserts it and signals `resample`. Several may assert one GSI; each is asked
+    /// then.
+    ///
+    /// # Errors
+    ///
+    /// When `trigger` is attached already, or the ioctl fails.
+    pub fn attach_pin(&self, trigger: &EventFd, resample: &EventFd, gsi: u32) -> io::Result<()> {
+        Ok(self.fd.register_irqfd_with_resample(trigger, resample, gsi)?)
+    }
+
+    /// Undoes [`Self::attach_irqfd`] or [`Self::attach_pin`]. A later signal stays in `fd`. A level-triggered GSI that
+    /// nothing else may assert is deasserted.
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@
 //! | `host` | all such devices of a VM, and what they share |
 //! | `function` | one of them as a PCI function of the guest |
 //! | `config_space`, `capabilities`, `msi` | the configuration space that the guest finds; no system calls |
-//! | `interrupts` | what its messages ask of the host |
+//! | `interrupts` | what its messages and its pin ask of the host |
 //! | `regions` | which parts of its BARs the guest has without exits |
 //! | `host_device` | the device as the kernel gives it |
 //! | `opened` | one that is open, and not a function yet |

@@ -110,14 +110,14 @@ const KERNELS: [Kernel; 6] = [
         extra: &["vhost_vsock", "vfio-pci", "vfio_iommu_type1", "virtio_net", "igb"],
         containers: &["vxlan", "bridge"],
     },
-    // For `cargo xtask bench switch --qemu`, and for tests of VFIO: Debian's cloud kernel has no driver for igb.
+    // For `cargo xtask bench switch --qemu`, and for tests of VFIO: Debian's cloud kernel has no drivers for such NICs.
     Kernel {
         name: IGB_KERNEL,
         meta: "linux-image-amd64",
         series: "6.12.",
         packages: &[KERNEL],
         modules: IGB,
-        extra: &["virtio_iommu"],
+        extra: &["virtio_iommu", "8139cp"],
         containers: &[],
     },
     Kernel {

@@ -43,8 +43,9 @@ pub(crate) enum Nics {
     None,
     /// So many, behind AMD's, for the driver vp_vdpa.
     Vdpa(usize),
-    /// Two behind Intel's, for VFIO, and an igb with VFs: each has a port of its own, and so PCI Express with function
-    /// level reset.
+    /// Behind Intel's, for VFIO: two virtio NICs, an igb with VFs, and two of Realtek's 8139, which have interrupt pins
+    /// only. Each has a port of its own, and so PCI Express with function level reset, or else a reset by its port. And
+    /// a device with two functions, which share an IOMMU group, and one without interrupts.
     Vfio,
 }
 
@@ -238,7 +239,12 @@ fn add_nics(nics: Nics, command: &mut Command) -> &'static str {
         }
         Nics::Vfio => {
             command.args(["-device", "intel-iommu,intremap=on,aw-bits=48"]);
-            (3, " intel_iommu=on")
+            for function in ["10.0,multifunction=on", "10.1"] {
+                let device = "virtio-rng-pci,disable-legacy=on,iommu_platform=on";
+                command.arg("-device").arg(format!("{device},addr={function}"));
+            }
+            command.args(["-device", "pvpanic-pci"]);
+            (5, " intel_iommu=on")
         }
     };
     for nic in 0..count {
@@ -247,7 +253,11 @@ fn add_nics(nics: Nics, command: &mut Command) -> &'static str {
         command.arg("-netdev").arg(format!("user,id=nic{nic},net=10.{nic}.0.0/24,host=10.{nic}.0.1,{echo}"));
         let device = "virtio-net-pci,disable-legacy=on,iommu_platform=on";
         if nics == Nics::Vfio {
-            let device = if nic == 2 { "igb" } else { device };
+            let device = match nic {
+                2 => "igb",
+                3.. => "rtl8139",
+                _ => device,
+            };
             let place = format!("netdev=nic{nic},bus=port{nic},mac=52:54:00:00:10:0{nic},romfile=");
             command.arg("-device").arg(format!("pcie-root-port,id=port{nic},chassis={}", nic + 1));
             command.arg("-device").arg(format!("{device},{place}"));

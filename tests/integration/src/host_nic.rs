@@ -1,4 +1,5 @@
-//! NICs of this machine that tests give to guests: virtio NICs and an igb with VFs, behind its IOMMU.
+//! NICs of this machine that tests give to guests, behind its IOMMU: virtio NICs, an igb with VFs, and two that have no
+//! messages.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -8,11 +9,17 @@ use std::process::Command;
 use crate::guest::Guest;
 use crate::vmm::Vmm;
 
-/// The device numbers of a virtio NIC, of an igb (Intel's 82576), and of its VFs.
+/// The device numbers of a virtio NIC, of an igb (Intel's 82576), of Realtek's 8139, of a virtio entropy device, and of
+/// QEMU's device that reports panics, which has no interrupts.
 const VIRTIO: &str = "0x1041";
 const IGB: &str = "0x10c9";
+const RTL8139: &str = "0x8139";
+const ENTROPY: &str = "0x1044";
+const PANIC: &str = "0x0011";
 /// The number of the igb's network: 10.2.0.0/24.
 const IGB_NETWORK: usize = 2;
+/// The number of the first 8139's network.
+const RTL8139_NETWORK: usize = 3;
 /// The VFs of the igb.
 const VFS: usize = 2;
 
@@ -33,6 +40,36 @@ impl HostNic {
         let nics: Vec<_> = nics.into_iter().enumerate().map(of).collect();
         nics.iter().for_each(HostNic::give_to_vfio);
         nics
+    }
+
+    /// The NICs with an interrupt pin and neither MSI nor MSI-X, with the driver vfio-pci. They have no driver on this
+    /// machine.
+    pub fn with_pins() -> Vec<HostNic> {
+        load(&["vfio-pci", "vfio_iommu_type1"]);
+        let nics = devices(RTL8139);
+        assert_eq!(nics.len(), 2, "this machine has NICs with pins: {nics:?}");
+        let nics: Vec<_> = (RTL8139_NETWORK..).zip(nics).map(|(network, folder)| HostNic { folder, network }).collect();
+        nics.iter().for_each(HostNic::give_to_vfio);
+        nics
+    }
+
+    /// The two functions of one device, which are in one IOMMU group and are no NICs. The first has its own driver, the
+    /// second vfio-pci.
+    pub fn functions_of_one_group() -> [HostNic; 2] {
+        load(&["vfio-pci", "vfio_iommu_type1"]);
+        let functions: Vec<_> = devices(ENTROPY).into_iter().map(|folder| HostNic { folder, network: 0 }).collect();
+        let [first, second] = functions.try_into().expect("this machine has a device with two functions");
+        first.bind("virtio-pci");
+        second.give_to_vfio();
+        [first, second]
+    }
+
+    /// A device without interrupts, which is no NIC, with the driver vfio-pci.
+    pub fn without_interrupts() -> HostNic {
+        load(&["vfio-pci", "vfio_iommu_type1"]);
+        let device = HostNic { folder: devices(PANIC).pop().expect("this machine has such a device"), network: 0 };
+        device.give_to_vfio();
+        device
     }
 
     /// The VFs of the igb, with the driver vfio-pci. The igb itself has its own driver, and its link is up.

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,6 +69,15 @@ fn the_host_gets_a_device_back_that_it_unbinds_from_a_guest_that_used_it() {
     nics[0].join(&mut guest, "eth0");
     assert!(interrupts(&mut guest) >= before + 6, "MSI-X");
     assert_eq!(api.put_json("vm.resize", &json!({"desired_balloon": 1})).status, 400);
+    let [other, function] = HostNic::functions_of_one_group();
+    for (folder, status, reason) in [
+        (function.folder(), 400, format!("also has {} (virtio-pci)", other.name())),
+        (Path::new("/sys/class/net/lo"), 400, "this is not the folder of a PCI device".to_string()),
+        (nics[0].folder(), 409, "this device of the host is already in use".to_string()),
+    ] {
+        let refused = api.put_json("vm.add-device", &json!({"path": folder}));
+        assert!(refused.status == status && refused.body.to_string().contains(&reason), "{refused:?}");
+    }
     assert_eq!(api.put("vm.pause").status, 204);
     for (endpoint, body) in [
         ("vm.snapshot", json!({"destination_url": "file:///tmp/vfio-snapshot"})),
@@ -122,5 +131,11 @@ fn what_cannot_be_passed_through_is_refused_in_a_line() {
     assert!(line.contains("the device has the driver virtio-pci; bind it to vfio-pci"), "{line}");
     let line = refused(with("path=/sys/class/net/lo"));
     assert!(line.contains("this is not the folder of a PCI device"), "{line}");
+    let [other, function] = HostNic::functions_of_one_group();
+    let line = refused(with(&function.option("")));
+    let group = format!("also has {} (virtio-pci); bind that to vfio-pci or to no driver", other.name());
+    assert!(line.contains("its IOMMU group") && line.contains(&group), "{line}");
+    let line = refused(with(&HostNic::without_interrupts().option("")));
+    assert!(line.contains("it has neither MSI-X nor MSI, and no interrupt pin"), "{line}");
     nics[1].give_to_vfio();
 }

@@ -4,6 +4,7 @@ use acpi_tables::aml::{AddressSpace, AddressSpaceCacheable, Device, EISAName, Na
 use acpi_tables::{Aml, AmlSink};
 
 use crate::acpi::hotplug::host_bridge;
+use crate::acpi::pins::RoutingTable;
 use crate::arch::x86_64::layout;
 use crate::pci_host::assign_bars::Apertures;
 
@@ -48,7 +49,8 @@ impl Aml for Bridge<'_> {
             Name::new(Path::new("_CCA"), &1u8),
             Name::new(Path::new("_CRS"), &ResourceTemplate::new(resources)),
         ];
-        let objects = objects.iter().chain(&node).map(|object| object as &dyn Aml).collect();
+        let objects =
+            objects.iter().chain(&node).map(|object| object as &dyn Aml).chain([&RoutingTable as _]).collect();
         let device = Device::new(Path::new(&host_bridge(self.segment)), objects);
         Scope::new(Path::new("\\_SB_"), vec![&device]).to_aml_bytes(sink);
     }

@@ -16,7 +16,7 @@ use crate::acpi::{memory_devices, processors};
 use crate::arch::x86_64::layout::{EVENT_GSI, EVENT_PORT, SLOTS_PORT};
 
 /// The slots of bus 0 that support hot-plug: all but the host bridge's.
-const SLOTS: std::ops::RangeInclusive<u32> = 1..=31;
+pub(super) const SLOTS: std::ops::RangeInclusive<u32> = 1..=31;
 /// A device may have been added (`ACPI 6.5 §5.6.6`).
 const BUS_CHECK: u8 = 0;
 /// The device is to be removed.

@@ -20,6 +20,7 @@ use crate::acpi::hotplug::Hotplug;
 use crate::acpi::memory_devices::MemoryDevices;
 use crate::acpi::numa::{self, Node};
 use crate::acpi::oem::{OEM_ID, OEM_REVISION, OEM_TABLE};
+use crate::acpi::pins::Pins;
 use crate::acpi::processors::Processors;
 use crate::acpi::viot::Viot;
 use crate::arch::x86_64::layout::{
@@ -195,6 +196,7 @@ fn dsdt(hardware: &Hardware) -> impl Aml {
         let node = numa::of_segment(hardware.numa, segment);
         dsdt.append_slice(&bytes(&Bridge { segment, apertures, node }));
     }
+    dsdt.append_slice(&bytes(&Pins));
     dsdt.append_slice(&bytes(&Motherboard));
     dsdt.append_slice(&bytes(&Processors { count: hardware.max_vcpus, topology: hardware.topology }));
     if hardware.memory_slots {
@@ -498,6 +500,22 @@ mod tests {
             assert!(contains(dsdt, &descriptor), "{descriptor:x?}");
         }
         assert!(contains(dsdt, &[0x86, 9, 0, 1, 0, 0, 0, 0xe8, 0, 0, 0, 0x10]), "the ECAM is reserved");
+    }
+
+    #[test]
+    fn each_slot_of_each_segment_has_a_pin_that_is_wired_to_an_input_of_the_ioapic() {
+        let tables = with_segments(3, 1, 1, false);
+        let dsdt = table(&tables, u64_at(find(&tables, b"FACP"), 140));
+        // A package of four elements: the address of all functions, the pin INTA, no link device, and the input.
+        let wired = |slot: u8, input: u8| [0x12, 11, 4, 0x0c, 0xff, 0xff, slot, 0, 0, 0, 0x0a, input];
+        let all: Vec<_> = (1..32).flat_map(|slot| wired(slot, 16 + slot % 8)).collect();
+        assert_eq!(count(dsdt, &all), 1);
+        // The name and the package's operator; its length in two bytes, and its number of elements.
+        let at = (0..dsdt.len()).find(|at| dsdt[*at..].starts_with(&all)).unwrap();
+        assert_eq!((&dsdt[at - 8..at - 4], dsdt[at - 4], dsdt[at - 1]), (&b"PINS"[..], 0x12, 31));
+        // A method without arguments that returns it.
+        let method = [b"_PRT\x00\xa4".as_slice(), b"\\\x2e_SB_PINS"].concat();
+        assert_eq!((count(dsdt, &method), count(dsdt, b"_PRT")), (3, 3));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use virtio_devices::{DoorbellPage, FileMapping};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::kvm::MsiRoute;
+use crate::kvm::{IOAPIC_PINS, MsiRoute};
 use crate::pci_host::config_pages::Shown;
 use crate::pci_host::wiring::Wiring;
 
@@ -80,6 +80,10 @@ impl Wiring for RecordingVm {
 
     fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
         self.told_of_irqfds(|record| record.irqfds.insert((eventfd.as_raw_fd(), gsi)))
+    }
+
+    fn attach_pin(&self, trigger: &EventFd, _resample: &EventFd, gsi: u32) -> io::Result<()> {
+        self.told_of_irqfds(|record| gsi < IOAPIC_PINS && record.irqfds.insert((trigger.as_raw_fd(), gsi)))
     }
 
     fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {

@@ -16,11 +16,13 @@ use pci::spec::ALL_ONES;
 use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
 use virtio_devices::{DeviceState, DoorbellObserver, NotResumed, Outcome, Panicked, StateError, Thread, VirtioPci};
 
+use crate::arch::x86_64::layout;
 use crate::pci_host::config_pages::ConfigPages;
 use crate::pci_host::device_memory::DeviceMemory;
 use crate::pci_host::irq_routes::Routes;
 use crate::pci_host::memory_slots::{MemorySlots, config_slots};
 use crate::pci_host::mmio::MmioMap;
+use crate::pci_host::pin_wire::PinWire;
 use crate::pci_host::shown_pages::ShownPages;
 use crate::pci_host::wires::{Tools, Wants, Wires};
 use crate::pci_host::wiring::Wiring;
@@ -73,6 +75,7 @@ struct Inner {
 struct Wired {
     windows: Vec<Window>,
     wires: Wires,
+    pin: PinWire,
     memory: DeviceMemory,
     pages: ShownPages,
 }
@@ -296,7 +299,7 @@ impl Slot {
     fn reconcile_in(&self, mut reach: Reach) {
         let mut wired = self.wired.lock();
         let (mut windows, mut wants, mut shown) = (Vec::new(), Wants::default(), Vec::new());
-        let mut memory = Vec::new();
+        let (mut memory, mut pin) = (Vec::new(), None);
         match &*self.inner.lock() {
             Inner { device: Some(device), pages } => {
                 device.windows(&mut windows);
@@ -308,6 +311,7 @@ impl Slot {
                 device.messages(reach, &mut wants.messages);
                 shown = pages.shown(device.as_ref());
                 device.memory(&mut memory);
+                pin = device.pin();
             }
             Inner { device: None, .. } => reach = Reach::Device,
         }
@@ -323,6 +327,7 @@ impl Slot {
             let tools = Tools { routes, memory_slots, wiring, complain: &complain };
             wired.memory.update(memory, &windows, &tools);
             wired.wires.update(reach, wants, &windows, &tools);
+            wired.pin.update(pin, layout::pin_gsi(self.placement.rid.device()).into(), &tools);
             let own = config_slots(self.placement.segment, self.placement.rid.device());
             wired.pages.update(&shown, own, &tools);
         }
@@ -332,8 +337,9 @@ impl Slot {
     /// Forgets the wires to a VM that is gone.
     pub fn forget_wiring(&self) {
         let mut wired = self.wired.lock();
-        let Wired { windows: _, wires, memory, pages } = &mut *wired;
+        let Wired { windows: _, wires, pin, memory, pages } = &mut *wired;
         wires.clear();
+        pin.clear();
         let mut areas = Vec::new();
         self.with(|device| device.memory(&mut areas));
         memory.clear(areas);

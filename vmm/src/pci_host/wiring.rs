@@ -16,7 +16,9 @@ pub trait Wiring: Send + Sync {
     fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()>;
     /// Lets a signal on `eventfd` raise `gsi` from now on.
     fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()>;
-    /// Undoes [`Self::attach_irqfd`].
+    /// Lets a signal on `trigger` assert `gsi` from now on, until the guest has served it, which signals `resample`.
+    fn attach_pin(&self, trigger: &EventFd, resample: &EventFd, gsi: u32) -> io::Result<()>;
+    /// Undoes [`Self::attach_irqfd`] or [`Self::attach_pin`].
     fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()>;
     /// Lets a guest's write to `address` signal `eventfd` from now on.
     fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
@@ -37,6 +39,10 @@ impl Wiring for Arc<Vm> {
 
     fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
         Vm::attach_irqfd(self, eventfd, gsi)
+    }
+
+    fn attach_pin(&self, trigger: &EventFd, resample: &EventFd, gsi: u32) -> io::Result<()> {
+        Vm::attach_pin(self, trigger, resample, gsi)
     }
 
     fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {

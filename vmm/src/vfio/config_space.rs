@@ -19,6 +19,8 @@ const COMMAND: u16 = command::MEMORY_SPACE
     | command::INTERRUPT_DISABLE;
 /// What of it the host's Command has, too.
 const HOST_COMMAND: u16 = command::PARITY_ERROR_RESPONSE | command::SERR;
+/// Interrupt Pin of the only function of a device that has one.
+const INTA: u32 = 1;
 /// The bits of Status that report errors, which a 1 clears (`PCIe 6.2 §7.5.1.1.4`).
 const STATUS_ERRORS: u32 = 0xf900_0000;
 /// The smallest BAR that a function can have here, in bytes.
@@ -27,9 +29,9 @@ const SMALLEST_BAR: u64 = 128;
 /// Why a device cannot be shown to a guest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// It has neither MSI nor MSI-X.
-    #[error("it has neither MSI nor MSI-X, and interrupt pins are not passed through; give another device")]
-    NoMessages,
+    /// It has no interrupts.
+    #[error("it has neither MSI-X nor MSI, and no interrupt pin that the host can mask; give another device")]
+    NoInterrupts,
     /// Its BARs are impossible.
     #[error("its BARs are not those of a PCI device: {0}")]
     Bars(#[from] BarError),
@@ -52,8 +54,17 @@ pub(super) struct ConfigSpace {
     power: Option<Power>,
     msi: Option<Msi>,
     msix: Option<Msix>,
+    /// The function has the pin INTA. This is its Interrupt Line, which software may write to and nothing reads.
+    line: Option<Line>,
     /// Whether the guest can reset the function.
     flr: bool,
+}
+
+/// The Interrupt Line register.
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    value: u8,
+    at_reset: u8,
 }
 
 /// What a write does beside changing the registers here.
@@ -132,12 +143,13 @@ impl Through {
 
 impl ConfigSpace {
     /// The configuration space of a device that has `image` of its own, and memory BARs of these sizes in bytes. `flr`
-    /// says that it can be reset.
+    /// says that it can be reset. It has an interrupt pin if `line` is given: what firmware would have written to its
+    /// Interrupt Line.
     ///
     /// # Errors
     ///
-    /// When no function can look like this, or it has no messages.
-    pub(super) fn new(image: &[u8], sizes: [u64; 6], flr: bool) -> Result<Self, ConfigError> {
+    /// When no function can look like this, or it has no interrupts.
+    pub(super) fn new(image: &[u8], sizes: [u64; 6], flr: bool, line: Option<u8>) -> Result<Self, ConfigError> {
         let dword = |offset: u16| {
             let at = |n| image.get(usize::from(offset) + n).copied().unwrap_or(0);
             u32::from_le_bytes([at(0), at(1), at(2), at(3)])
@@ -147,8 +159,8 @@ impl ConfigSpace {
         let msix = capabilities.offset(Owned::Msix).map(|offset| msix_shape(offset, dword));
         let msix = msix.map(|shape| Msix::new(shape, &bars)).transpose()?;
         let msi = capabilities.offset(Owned::Msi).map(|offset| Msi::new(dword(offset) >> 16));
-        if msi.is_none() && msix.is_none() {
-            return Err(ConfigError::NoMessages);
+        if msi.is_none() && msix.is_none() && line.is_none() {
+            return Err(ConfigError::NoInterrupts);
         }
         Ok(Self {
             id: dword(header::ID),
@@ -161,6 +173,7 @@ impl ConfigSpace {
             capabilities,
             msi,
             msix,
+            line: line.map(|line| Line { value: line, at_reset: line }),
             flr,
         })
     }
@@ -180,12 +193,20 @@ impl ConfigSpace {
         self.msix.as_mut()
     }
 
+    /// Whether the function interrupts by its pin: it has one, and no kind of messages is enabled
+    /// (`PCIe 6.2 §7.5.1.1.3`).
+    pub(super) fn uses_pin(&self) -> bool {
+        let sends = self.msi().is_some_and(Msi::enabled) || self.msix().is_some_and(Msix::enabled);
+        self.line.is_some() && !sends
+    }
+
     /// Whether the function may access memory and send messages.
     pub(super) fn bus_master(&self) -> bool {
         self.command & command::BUS_MASTER != 0 && self.is_d0()
     }
 
-    fn is_d0(&self) -> bool {
+    /// Whether the function is in D0.
+    pub(super) fn is_d0(&self) -> bool {
         self.power.as_ref().is_none_or(Power::is_d0)
     }
 
@@ -193,7 +214,9 @@ impl ConfigSpace {
     /// mapping of memory that is not decoded ends whoever touches it.
     pub(super) fn host_command(&self) -> u16 {
         let master = if self.bus_master() { command::BUS_MASTER } else { 0 };
-        command::MEMORY_SPACE | command::INTERRUPT_DISABLE | master | self.command & HOST_COMMAND
+        let no_pin =
+            if self.line.is_some() { self.command & command::INTERRUPT_DISABLE } else { command::INTERRUPT_DISABLE };
+        command::MEMORY_SPACE | no_pin | master | self.command & HOST_COMMAND
     }
 
     /// Appends the windows that the function decodes.
@@ -229,13 +252,15 @@ impl ConfigSpace {
             header::ID => self.id,
             header::COMMAND_STATUS => {
                 let has_list = if self.capabilities.head() == 0 { 0 } else { status::CAPABILITIES_LIST };
-                return (u32::from(self.command) | u32::from(has_list) << 16, STATUS_ERRORS);
+                let pin = if self.line.is_some() { u32::from(status::INTERRUPT) << 16 } else { 0 };
+                return (u32::from(self.command) | u32::from(has_list) << 16, STATUS_ERRORS | pin);
             }
             header::CLASS_REVISION => self.class,
             header::CACHE_LINE_HEADER_TYPE => self.cache_line_size.into(),
             header::BAR0..=header::BAR5 => self.bars.read((offset - header::BAR0) / 4),
             header::SUBSYSTEM => self.subsystem,
             header::CAPABILITIES => self.capabilities.head().into(),
+            header::INTERRUPT => self.line.map_or(0, |line| INTA << 8 | u32::from(line.value)),
             _ => 0,
         };
         (own, 0)
@@ -285,6 +310,13 @@ impl ConfigSpace {
                 self.cache_line_size = size;
                 Written::default()
             }
+            header::INTERRUPT => {
+                if let Some(line) = &mut self.line {
+                    let [value, ..] = write.apply(line.value.into(), 0xff).to_le_bytes();
+                    line.value = value;
+                }
+                Written::default()
+            }
             offset @ header::BAR0..=header::BAR5 => {
                 let changed = self.bars.write((offset - header::BAR0) / 4, write);
                 let windows = changed && self.command & command::MEMORY_SPACE != 0;
@@ -302,6 +334,7 @@ impl ConfigSpace {
         self.power.iter_mut().for_each(Power::reset);
         self.msi.iter_mut().for_each(Msi::reset);
         self.msix.iter_mut().for_each(Msix::reset);
+        self.line.iter_mut().for_each(|line| line.value = line.at_reset);
         let mut effects = Effects::WINDOWS.and(Effects::MESSAGES);
         effects.reset = Some(kind);
         effects

@@ -19,6 +19,10 @@ pub(super) struct State {
     pub writes: Vec<(usize, u64, Vec<u8>)>,
     /// Eventfds by kind of interrupt and number.
     pub irqs: BTreeMap<(u32, u32), Option<Arc<EventFd>>>,
+    /// What unmasks interrupts, by kind.
+    pub unmasks: BTreeMap<u32, Arc<EventFd>>,
+    /// The calls that say what unmasks an interrupt fail from now on.
+    pub no_unmask: bool,
     /// Calls that set or clear interrupts.
     pub calls: Vec<String>,
     /// Calls that fail from now on.
@@ -79,6 +83,9 @@ impl HostDevice for FakeDevice {
         if state.fails {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
+        // The kernel gives one kind at a time of these: a pin, MSI and MSI-X.
+        let other = |other: u32| other != index && other.max(index) <= 2;
+        assert!(state.irqs.keys().all(|(kind, _)| !other(*kind)), "another kind is on");
         let last = state.irqs.keys().filter(|(other, _)| *other == index).map(|(_, number)| *number).max();
         let count = u32::try_from(eventfds.len()).unwrap();
         assert!(!state.fixed || last.is_none_or(|last| start + count <= last + 1), "it cannot grow");
@@ -88,9 +95,21 @@ impl HostDevice for FakeDevice {
         Ok(())
     }
 
+    fn set_unmask(&self, index: u32, eventfd: &Arc<EventFd>) -> io::Result<()> {
+        let mut state = self.0.lock();
+        assert!(state.irqs.keys().any(|(other, _)| *other == index), "it is not on");
+        if state.no_unmask {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        state.calls.push(format!("{index}: unmask"));
+        state.unmasks.insert(index, Arc::clone(eventfd));
+        Ok(())
+    }
+
     fn clear_irqs(&self, index: u32) -> io::Result<()> {
         let mut state = self.0.lock();
         state.calls.push(format!("{index}: off"));
+        state.unmasks.remove(&index);
         state.irqs.retain(|(other, _), _| *other != index);
         Ok(())
     }

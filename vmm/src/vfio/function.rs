@@ -12,14 +12,15 @@ use pci::{BarIndex, Device, Dword, DwordWrite, Effects, Reach, ResetKind, Rid, V
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use virtio_devices::{
     Behind, DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, MemoryArea, MemoryPeers,
-    MemoryUser, Message, Outcome, Port, Signals, SriovStatus, StateError, Thread,
+    MemoryUser, Message, Outcome, Pin, Port, Signals, SriovStatus, StateError, Thread,
 };
 
+use crate::arch::x86_64::layout;
 use crate::vfio::config_space::{ConfigError, ConfigSpace};
 use crate::vfio::follower::Follower;
 use crate::vfio::host_device::HostDevice;
 use crate::vfio::info::DeviceInfo;
-use crate::vfio::interrupts::Interrupts;
+use crate::vfio::interrupts::{Interrupts, has_pin};
 use crate::vfio::regions::areas;
 use crate::vfio::watch::Watched;
 
@@ -107,7 +108,8 @@ impl VfioFunction {
         }
         let mut sizes = [0; 6];
         sizes.iter_mut().zip(&info.regions).for_each(|(size, region)| *size = region.size);
-        let config = ConfigSpace::new(&image, sizes, info.resets)?;
+        let line = has_pin(info).then(|| layout::pin_gsi(rid.device()));
+        let config = ConfigSpace::new(&image, sizes, info.resets, line)?;
         let msix = config.msix().map_or(0, pci::Msix::vectors);
         let interrupts = Interrupts::new(info, msix.max(if config.msi().is_some() { MOST_MSI } else { 0 }));
         let areas = map(&config, host.as_ref(), info, unmapped, peers);
@@ -117,6 +119,7 @@ impl VfioFunction {
             log::warn!("{rid}: a device of the host that cannot be reset; it may remember what others did with it");
         }
         this.reset_host();
+        this.update_interrupts();
         Ok(this)
     }
 
@@ -336,6 +339,10 @@ impl Signals for VfioFunction {
             let eventfd = Arc::clone(self.interrupts.eventfd(vector)?);
             Some(Message { requester: self.rid, address, data, eventfd })
         }));
+    }
+
+    fn pin(&self) -> Option<Pin> {
+        self.interrupts.pin().filter(|_| self.config.is_d0()).cloned()
     }
 
     fn memory(&self, out: &mut Vec<MemoryArea>) {

@@ -31,6 +31,14 @@ pub(super) trait HostDevice: Send {
     /// When the host has no vector left, or the device fewer.
     fn set_irqs(&self, index: u32, start: u32, eventfds: &[Option<Arc<EventFd>>]) -> io::Result<()>;
 
+    /// Has a signal on `eventfd` unmask the interrupt 0 of kind `index`, which is on, and which the host masks when it
+    /// signals it. If it is still asserted then, it is signalled again.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses.
+    fn set_unmask(&self, index: u32, eventfd: &Arc<EventFd>) -> io::Result<()>;
+
     /// Turns the interrupts of kind `index` off.
     ///
     /// # Errors
@@ -121,6 +129,10 @@ impl HostDevice for KernelDevice {
         let fds: Vec<_> =
             eventfds.iter().map(|eventfd| eventfd.as_ref().map(|eventfd| borrow_eventfd(eventfd))).collect();
         ioctl::set_irqs(&self.file, index, start, &fds)
+    }
+
+    fn set_unmask(&self, index: u32, eventfd: &Arc<EventFd>) -> io::Result<()> {
+        ioctl::set_unmask(&self.file, index, borrow_eventfd(eventfd))
     }
 
     fn clear_irqs(&self, index: u32) -> io::Result<()> {

@@ -1,34 +1,55 @@
 //! The interrupts of a device of the host: what its guest's MSI-X or MSI registers want, compared with what the host
-//! has been asked for.
+//! has been asked for. While they want neither, a device with a pin interrupts by that.
 //!
 //! Each vector has an eventfd, which the host signals and the slot wires to the VM. The host gets it when the vector is
 //! unmasked for the first time: a driver has many more vectors than it uses, and those of the host are scarce. After
 //! that, masking and unmasking are the slot's business alone, and a masked vector's pending bit is its eventfd.
+//!
+//! The pin's level is two eventfds. The host masks the pin when it signals the first, and unmasks it when the second is
+//! signalled, which KVM does when the guest ends the interrupt; if the device still asserts its pin then, the host
+//! signals the first again. No thread of this process has a part in it.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vfio_bindings::bindings::vfio::{VFIO_IRQ_INFO_NORESIZE, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX};
-use virtio_devices::borrow_eventfd;
+use vfio_bindings::bindings::vfio::{
+    VFIO_IRQ_INFO_AUTOMASKED, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_MASKABLE, VFIO_IRQ_INFO_NORESIZE,
+    VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
+};
+use virtio_devices::{Pin, borrow_eventfd};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::vfio::config_space::ConfigSpace;
 use crate::vfio::host_device::HostDevice;
 use crate::vfio::info::DeviceInfo;
 
+/// What the host's side of a pin must be able to do.
+const PIN: u32 = VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_MASKABLE | VFIO_IRQ_INFO_AUTOMASKED;
+
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// What the host has been asked for.
 #[derive(Debug)]
 struct Asked {
-    /// MSI or MSI-X, by VFIO's number.
+    /// The pin, MSI or MSI-X, by VFIO's number.
     index: u32,
     /// The vectors that the host has reserved, from 0.
     reserved: u16,
     /// Those that have their eventfds.
     given: BTreeSet<u16>,
+}
+
+/// Whether a device that is described by `info` has a pin whose level a guest can be given. The kernel says that a VF
+/// has none, and a device that is connected to no interrupt of the host.
+pub(super) fn has_pin(info: &DeviceInfo) -> bool {
+    let pin = info.irqs.get(VFIO_PCI_INTX_IRQ_INDEX as usize);
+    pin.is_some_and(|irq| irq.count > 0 && irq.flags & PIN == PIN)
+}
+
+fn eventfd() -> io::Result<Arc<EventFd>> {
+    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map(Arc::new)
 }
 
 /// The interrupts of a function.
@@ -37,6 +58,8 @@ pub(super) struct Interrupts {
     /// By vector, those that were ever used since a reset.
     eventfds: Vec<Option<Arc<EventFd>>>,
     asked: Option<Asked>,
+    /// The pin, while the host has been asked for that.
+    pin: Option<Pin>,
     /// The host can reserve more MSI-X vectors while some are in use (Linux 6.5).
     grows: bool,
 }
@@ -46,12 +69,17 @@ impl Interrupts {
     pub(super) fn new(info: &DeviceInfo, vectors: u16) -> Self {
         let flags = info.irqs.get(VFIO_PCI_MSIX_IRQ_INDEX as usize).map_or(0, |irq| irq.flags);
         let eventfds = (0..vectors).map(|_| None).collect();
-        Self { eventfds, asked: None, grows: flags & VFIO_IRQ_INFO_NORESIZE == 0 }
+        Self { eventfds, asked: None, pin: None, grows: flags & VFIO_IRQ_INFO_NORESIZE == 0 }
     }
 
     /// The eventfd of `vector`, if the host has it.
     pub(super) fn eventfd(&self, vector: u16) -> Option<&Arc<EventFd>> {
         self.eventfds.get(usize::from(vector))?.as_ref()
+    }
+
+    /// The pin, while the device interrupts by that.
+    pub(super) fn pin(&self) -> Option<&Pin> {
+        self.pin.as_ref()
     }
 
     /// Whether `vector` has been signalled, and nobody has taken that yet.
@@ -76,6 +104,7 @@ impl Interrupts {
             }
             // They are enabled all together, once and for all.
             (None, Some(msi)) => (VFIO_PCI_MSI_IRQ_INDEX, (0..msi.vectors()).collect()),
+            (None, None) if config.uses_pin() => return self.use_pin(host),
             (None, None) => return self.off(host),
         };
         let is_msi = index == VFIO_PCI_MSI_IRQ_INDEX;
@@ -100,6 +129,7 @@ impl Interrupts {
 
     /// Turns all interrupts off.
     pub(super) fn off(&mut self, host: &dyn HostDevice) -> io::Result<()> {
+        self.pin = None;
         self.asked.take().map_or(Ok(()), |asked| host.clear_irqs(asked.index))
     }
 
@@ -108,9 +138,26 @@ impl Interrupts {
         self.eventfds.fill(None);
     }
 
+    fn use_pin(&mut self, host: &dyn HostDevice) -> io::Result<()> {
+        if self.pin.is_some() {
+            return Ok(());
+        }
+        self.off(host)?;
+        let (index, pin) = (VFIO_PCI_INTX_IRQ_INDEX, Pin { trigger: eventfd()?, resample: eventfd()? });
+        host.set_irqs(index, 0, &[Some(Arc::clone(&pin.trigger))])?;
+        self.asked = Some(Asked { index, reserved: 1, given: BTreeSet::from([0]) });
+        // A pin that nothing unmasks would interrupt once.
+        if let Err(error) = host.set_unmask(index, &pin.resample) {
+            self.off(host)?;
+            return Err(error);
+        }
+        self.pin = Some(pin);
+        Ok(())
+    }
+
     fn make(&mut self, vector: u16) -> io::Result<()> {
         if let Some(eventfd @ None) = self.eventfds.get_mut(usize::from(vector)) {
-            *eventfd = Some(Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?));
+            *eventfd = Some(self::eventfd()?);
         }
         Ok(())
     }

@@ -13,9 +13,9 @@ use std::os::raw::c_ulong;
 
 use vfio_bindings::bindings::vfio::{
     VFIO_API_VERSION, VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
-    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_TYPE, VFIO_TYPE1v2_IOMMU,
-    vfio_device_info, vfio_group_status, vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
-    vfio_irq_info, vfio_irq_set, vfio_region_info,
+    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
+    VFIO_TYPE, VFIO_TYPE1v2_IOMMU, vfio_device_info, vfio_group_status, vfio_iommu_type1_dma_map,
+    vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info, vfio_irq_info, vfio_irq_set, vfio_region_info,
 };
 use vm_memory::Permissions;
 use vmm_sys_util::ioctl::{
@@ -142,10 +142,25 @@ pub(super) fn set_irqs<F: AsFd>(
     start: u32,
     eventfds: &[Option<F>],
 ) -> io::Result<()> {
+    set_eventfds(device, VFIO_IRQ_SET_ACTION_TRIGGER, index, start, eventfds)
+}
+
+/// Has a signal on `eventfd` unmask the interrupt 0 of kind `index`, which must be on.
+pub(super) fn set_unmask(device: &impl AsRawFd, index: u32, eventfd: impl AsFd) -> io::Result<()> {
+    set_eventfds(device, VFIO_IRQ_SET_ACTION_UNMASK, index, 0, &[Some(eventfd)])
+}
+
+fn set_eventfds<F: AsFd>(
+    device: &impl AsRawFd,
+    action: u32,
+    index: u32,
+    start: u32,
+    eventfds: &[Option<F>],
+) -> io::Result<()> {
     let data = if eventfds.is_empty() { VFIO_IRQ_SET_DATA_NONE } else { VFIO_IRQ_SET_DATA_EVENTFD };
     let count = u32::try_from(eventfds.len()).map_err(io::Error::other)?;
     let size = size_of_u32::<vfio_irq_set>() + count * size_of_u32::<i32>();
-    let mut words = vec![size, data | VFIO_IRQ_SET_ACTION_TRIGGER, index, start, count];
+    let mut words = vec![size, data | action, index, start, count];
     words.extend(eventfds.iter().map(|eventfd| {
         let fd = eventfd.as_ref().map_or(-1, |eventfd| eventfd.as_fd().as_raw_fd());
         fd.cast_unsigned()

@@ -112,6 +112,12 @@ pub const SLOTS_PORT: u16 = 0xa000;
 pub const MEMORY_PORT: u16 = 0xb100;
 /// The interrupt of the generic event device.
 pub const EVENT_GSI: u32 = 5;
+/// The interrupt of the pin INTA of the device in this slot of bus 0, of any segment: 16 to 23, which are those inputs
+/// of the IOAPIC that the PICs do not have. Slots share them.
+pub const fn pin_gsi(slot: u8) -> u8 {
+    16 + slot % 8
+}
+
 /// The port of the ACPI sleep control register (`ACPI 6.5 §4.8.3.7`).
 pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 /// The port of the ACPI sleep status register.

@@ -32,6 +32,10 @@ impl Wiring for Vm {
         Ok(())
     }
 
+    fn attach_pin(&self, _trigger: &EventFd, _resample: &EventFd, _gsi: u32) -> io::Result<()> {
+        panic!("the device has no pin")
+    }
+
     fn detach_irqfd(&self, _eventfd: &EventFd, _gsi: u32) -> io::Result<()> {
         Ok(())
     }

@@ -53,6 +53,10 @@ impl Wiring for Vm {
         Ok(())
     }
 
+    fn attach_pin(&self, _trigger: &EventFd, _resample: &EventFd, _gsi: u32) -> io::Result<()> {
+        panic!("the device has no pin")
+    }
+
     fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
         assert_eq!(self.0.lock().irqfds.remove(&eventfd.as_raw_fd()), Some(gsi), "never attached");
         Ok(())

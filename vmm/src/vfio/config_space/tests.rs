@@ -52,7 +52,7 @@ fn image() -> Vec<u8> {
 const SIZES: [u64; 6] = [0x2_0000, 0x20, 0x4000, 0, 0, 0];
 
 fn space() -> ConfigSpace {
-    ConfigSpace::new(&image(), SIZES, true).unwrap()
+    ConfigSpace::new(&image(), SIZES, true, None).unwrap()
 }
 
 /// A guest's read, with the host's bits from its image.
@@ -115,7 +115,7 @@ fn pci_express_is_an_integrated_endpoint_without_a_link() {
         (all[9], all[10], all[4..9].iter().sum::<u32>(), all[11..].iter().sum::<u32>()),
         (timeouts, timeouts, 0, 0)
     );
-    let fixed = ConfigSpace::new(&image, SIZES, false).unwrap();
+    let fixed = ConfigSpace::new(&image, SIZES, false, None).unwrap();
     assert_eq!(read(&fixed, &image, 0xa4), 0x8022, "it cannot be reset");
 }
 
@@ -154,6 +154,39 @@ fn the_host_decodes_memory_whatever_the_guest_wants_and_masters_the_bus_when_it_
 }
 
 #[test]
+fn a_pin_is_inta_its_line_is_a_drivers_note_and_interrupt_disable_is_the_hosts() {
+    let (mut space, image) = (ConfigSpace::new(&image(), SIZES, true, Some(17)).unwrap(), image());
+    assert_eq!(read(&space, &image, 0x3c), 0x111);
+    let written = space.write(Dword::containing(0x3c), DwordWrite::full(0xffff_ff2a));
+    assert_eq!((written, read(&space, &image, 0x3c)), (Written::default(), 0x12a));
+    // Interrupt Status is the device's.
+    let interrupted = |space: &ConfigSpace| space.read(Dword::containing(4), |_| false).1 & 0x8_0000;
+    assert_eq!((interrupted(&space), interrupted(&self::space())), (0x8_0000, 0));
+    for disable in [0, 0x400] {
+        let _ = space.write(Dword::containing(4), DwordWrite::new(0x406 ^ disable, 0b11));
+        let written = space.write(Dword::containing(4), DwordWrite::new(6 | disable, 0b11));
+        assert!(written.command && written.effects.is_none() && written.through.is_none());
+        assert_eq!(space.host_command(), 6 | u16::try_from(disable).unwrap());
+    }
+    let _ = space.reset(ResetKind::Flr);
+    assert_eq!((read(&space, &image, 0x3c), space.host_command()), (0x111, 2));
+}
+
+#[test]
+fn a_function_with_a_pin_uses_it_while_no_kind_of_messages_is_enabled() {
+    let mut space = ConfigSpace::new(&image(), SIZES, true, Some(17)).unwrap();
+    for control in [0x70, 0x50] {
+        assert!(space.uses_pin());
+        let enabled = if control == 0x70 { 0x8000_0000 } else { 0x1_0000 };
+        let written = space.write(Dword::containing(control), DwordWrite::full(enabled));
+        assert!(written.effects.messages && !space.uses_pin(), "{control:#x}");
+        let written = space.write(Dword::containing(control), DwordWrite::full(0));
+        assert!(written.effects.messages);
+    }
+    assert!(!self::space().uses_pin(), "it has none");
+}
+
+#[test]
 fn an_error_bit_is_cleared_alone() {
     let mut space = space();
     let through = |space: &mut ConfigSpace, offset, write, old| -> Vec<(u16, Vec<u8>)> {
@@ -169,23 +202,24 @@ fn an_error_bit_is_cleared_alone() {
 }
 
 #[test]
-fn a_device_without_messages_and_tables_that_cannot_be_are_refused() {
+fn a_device_without_interrupts_and_tables_that_cannot_be_are_refused() {
     let mut bare = image();
     bare[0x34] = 0x40;
     bare[0x41] = 0;
-    let error = ConfigSpace::new(&bare, SIZES, true).unwrap_err().to_string();
-    assert_eq!(error, "it has neither MSI nor MSI-X, and interrupt pins are not passed through; give another device");
+    let error = ConfigSpace::new(&bare, SIZES, true, None).unwrap_err().to_string();
+    assert_eq!(error, "it has neither MSI-X nor MSI, and no interrupt pin that the host can mask; give another device");
+    assert!(ConfigSpace::new(&bare, SIZES, true, Some(17)).is_ok(), "a pin is enough");
     let mut table = image();
     table[0x74] = 7;
-    assert!(matches!(ConfigSpace::new(&table, SIZES, true), Err(ConfigError::Msix(_))));
-    assert!(matches!(ConfigSpace::new(&image(), [3; 6].map(|n| n << 12), true), Err(ConfigError::Bars(_))));
+    assert!(matches!(ConfigSpace::new(&table, SIZES, true, None), Err(ConfigError::Msix(_))));
+    assert!(matches!(ConfigSpace::new(&image(), [3; 6].map(|n| n << 12), true, None), Err(ConfigError::Bars(_))));
 }
 
 #[test]
 fn whatever_a_device_says_of_itself_is_a_configuration_space_or_an_error() {
-    let _ = ConfigSpace::new(&[], [0; 6], true);
-    let _ = ConfigSpace::new(&[0xff; 0x1000], [u64::MAX; 6], true);
-    let _ = ConfigSpace::new(&[0x40; 0x1000], [0x1000; 6], true);
+    let _ = ConfigSpace::new(&[], [0; 6], true, None);
+    let _ = ConfigSpace::new(&[0xff; 0x1000], [u64::MAX; 6], true, None);
+    let _ = ConfigSpace::new(&[0x40; 0x1000], [0x1000; 6], true, None);
 }
 
 /// The bytes that a guest may change in the host.
@@ -208,9 +242,10 @@ proptest! {
     /// No access writes a hidden register of the host, or one that is this program's.
     #[test]
     fn no_access_writes_what_is_hidden_or_owned(
-        accesses in prop::collection::vec((0_u16..0x1000, any::<u32>(), 1_u8..16, any::<u32>()), 1..200)
+        accesses in prop::collection::vec((0_u16..0x1000, any::<u32>(), 1_u8..16, any::<u32>()), 1..200),
+        line in any::<Option<u8>>()
     ) {
-        let mut space = space();
+        let mut space = ConfigSpace::new(&image(), SIZES, true, line).unwrap();
         for (offset, value, enables, old) in accesses {
             let reg = Dword::containing(offset);
             let write = DwordWrite::new(value, enables);
@@ -226,14 +261,17 @@ proptest! {
                     && write.data()[usize::from(0xa9 - write.offset)] & 0x80 != 0), "Initiate FLR");
             }
             prop_assert_eq!(space.host_command() & !0x546, 0);
-            prop_assert_eq!(space.host_command() & 0x402, 0x402);
+            let disabled = line.is_none() || space.command & command::INTERRUPT_DISABLE != 0;
+            prop_assert_eq!(space.host_command() & 0x402, if disabled { 0x402 } else { 2 });
+            let (pin, of_host) = space.read(Dword::containing(header::INTERRUPT), |_| false);
+            prop_assert_eq!((pin >> 8, of_host), (u32::from(line.is_some()), 0));
         }
     }
 
     /// Random bytes are a device, too: nothing panics, and what reads as the host's is never in the header's place.
     #[test]
     fn any_image_can_be_accessed(image in prop::collection::vec(any::<u8>(), 0x1000), value in any::<u32>()) {
-        let Ok(mut space) = ConfigSpace::new(&image, SIZES, true) else { return Ok(()) };
+        let Ok(mut space) = ConfigSpace::new(&image, SIZES, true, None) else { return Ok(()) };
         for reg in Dword::all() {
             let (own, of_host) = space.read(reg, |_| false);
             prop_assert_eq!(own & of_host, 0);

@@ -2,11 +2,12 @@
 
 use parking_lot::Mutex;
 use vfio_bindings::bindings::vfio::{
-    VFIO_IRQ_INFO_NORESIZE, VFIO_PCI_MSI_IRQ_INDEX as MSI, VFIO_PCI_MSIX_IRQ_INDEX as MSIX,
+    VFIO_IRQ_INFO_NORESIZE, VFIO_PCI_INTX_IRQ_INDEX as INTX, VFIO_PCI_MSI_IRQ_INDEX as MSI,
+    VFIO_PCI_MSIX_IRQ_INDEX as MSIX,
 };
 
 use super::*;
-use crate::pci_host::recording_vm::{Record, RecordingVm};
+use crate::pci_host::recording_vm::{Record, RecordingVm, Refuse};
 use crate::pci_host::slot::{PciHost, Slot};
 use crate::vfio::fake::FakeDevice;
 use crate::vfio::fake_iommu::{FakeIommu, memory};
@@ -17,15 +18,23 @@ use crate::vfio::peer_bars::PeerBars;
 const RID: Rid = Rid::from_bits(8);
 const BAR: u64 = 0x8000;
 
-/// MSI-X with 8 vectors, whose table is in page 2 of BAR 0, and MSI with 4; or one of them.
+/// MSI-X with 8 vectors, whose table is in page 2 of BAR 0, and MSI with 4; or one of them, or none.
 fn device(has_msix: bool, has_msi: bool) -> (FakeDevice, DeviceInfo) {
     let mut config = vec![0; 0x100];
     let mut put = |offset: usize, bytes: &[u8]| config[offset..offset + bytes.len()].copy_from_slice(bytes);
     put(0, &[0x86, 0x80, 0xca, 0x10]);
-    put(0x34, &[if has_msix { 0x40 } else { 0x60 }]);
+    put(
+        0x34,
+        &[match (has_msix, has_msi) {
+            (true, _) => 0x40,
+            (false, true) => 0x60,
+            (false, false) => 0x70,
+        }],
+    );
     put(0x40, &[0x11, if has_msi { 0x60 } else { 0x70 }, 7, 0, 0, 0x20, 0, 0, 0, 0x30, 0, 0]);
     put(0x60, &[5, 0x70, 4, 0]);
-    put(0x70, &[0x10, 0, 2, 0]);
+    put(0x70, &[0x10, 0x50, 2, 0]);
+    put(0x50, &[1, 0, 3, 0]);
     let device = FakeDevice::default();
     {
         let mut state = device.0.lock();
@@ -42,6 +51,13 @@ fn device(has_msix: bool, has_msi: bool) -> (FakeDevice, DeviceInfo) {
 
 fn function(device: &FakeDevice, info: &DeviceInfo) -> VfioFunction {
     VfioFunction::new(RID, Box::new(device.clone()), info, &[], None).unwrap()
+}
+
+/// The same, with an interrupt pin.
+fn device_with_pin(has_msix: bool, has_msi: bool) -> (FakeDevice, DeviceInfo) {
+    let (device, mut info) = device(has_msix, has_msi);
+    info.irqs[INTX as usize] = IrqInfo { flags: 7, count: 1 };
+    (device, info)
 }
 
 fn config(function: &mut VfioFunction, offset: u16, value: u32) {
@@ -134,6 +150,110 @@ fn msi_has_all_of_its_vectors_at_once() {
     assert_eq!(data, [0x50, 0x51, 0x52, 0x53]);
     config(&mut function, 0x60, 0x0011_0000);
     assert_eq!(device.take_calls(), ["1: off", "1: 2 of 0+2"]);
+}
+
+/// What the host is asked for, to have a pin.
+const PIN: [&str; 2] = ["0: 1 of 0+1", "0: unmask"];
+
+#[test]
+fn a_device_that_has_only_a_pin_signals_it_and_is_unmasked_when_the_guest_has_served_it() {
+    let (device, info) = device_with_pin(false, false);
+    let function = function(&device, &info);
+    assert_eq!((device.take_calls(), messages(&function).len()), (PIN.map(String::from).to_vec(), 0));
+    assert_eq!(function.config_read(RID, Dword::containing(0x3c)), 0x111, "slot 1 has GSI 17");
+    let pin = function.pin().unwrap();
+    device.signal(INTX, 0);
+    assert_eq!(pin.trigger.read().unwrap(), 1);
+    pin.resample.write(1).unwrap();
+    assert_eq!(device.0.lock().unmasks[&INTX].read().unwrap(), 1);
+}
+
+#[test]
+fn a_device_whose_pin_the_host_does_not_have_or_cannot_mask_is_refused_without_messages() {
+    for (flags, count) in [(7, 0), (1, 1), (3, 1), (6, 1)] {
+        let (device, mut info) = device(false, false);
+        info.irqs[INTX as usize] = IrqInfo { flags, count };
+        let refused = VfioFunction::new(RID, Box::new(device.clone()), &info, &[], None).err().unwrap();
+        assert_eq!(refused, ConfigError::NoInterrupts);
+        assert!(device.take_calls().is_empty());
+        let (device, mut info) = self::device(true, false);
+        info.irqs[INTX as usize] = IrqInfo { flags, count };
+        let function = function(&device, &info);
+        assert_eq!((function.config_read(RID, Dword::containing(0x3c)), device.take_calls()), (0, Vec::new()));
+        assert!(function.pin().is_none());
+    }
+}
+
+/// The host has one kind of interrupt at a time.
+#[test]
+fn the_pin_gives_way_to_messages_and_comes_back_when_they_are_turned_off() {
+    let (device, info) = device_with_pin(true, true);
+    let mut function = function(&device, &info);
+    config(&mut function, 4, BUS_MASTER);
+    assert_eq!(device.take_calls(), PIN);
+    let first = function.pin().unwrap();
+    config(&mut function, 0x40, ENABLE_MSIX);
+    assert_eq!((device.take_calls(), function.pin().is_none()), (vec!["0: off".to_string()], true));
+    vector(&mut function, 0, 0);
+    assert_eq!(device.take_calls(), ["2: 1 of 0+1"]);
+    config(&mut function, 0x40, 0);
+    assert_eq!(device.take_calls(), ["2: off", PIN[0], PIN[1]]);
+    assert!(!Arc::ptr_eq(&function.pin().unwrap().trigger, &first.trigger), "no signal of before");
+    config(&mut function, 0x60, 0x0001_0000);
+    assert_eq!(device.take_calls(), ["0: off", "1: 1 of 0+1"]);
+    config(&mut function, 0x60, 0);
+    assert_eq!(device.take_calls(), ["1: off", PIN[0], PIN[1]]);
+}
+
+#[test]
+fn after_a_reset_the_pin_is_another_and_the_guest_has_not_disabled_it() {
+    let (device, info) = device_with_pin(true, false);
+    let mut function = function(&device, &info);
+    for flr in [true, false] {
+        config(&mut function, 4, BUS_MASTER | 0x400);
+        let old = function.pin().unwrap();
+        device.signal(INTX, 0);
+        device.take_calls();
+        device.take_writes();
+        let outcome = if flr {
+            function.config_write(RID, Dword::containing(0x78), DwordWrite::new(0x8000, 0b10))
+        } else {
+            function.reset(ResetKind::Conventional)
+        };
+        assert!(outcome.effects.messages);
+        assert_eq!(device.take_calls(), ["0: off", PIN[0], PIN[1]]);
+        assert!(device.take_writes().iter().all(|write| *write == (CONFIG, 4, vec![2, 0])));
+        let new = function.pin().unwrap();
+        assert!(!Arc::ptr_eq(&new.trigger, &old.trigger) && new.trigger.read().is_err());
+        assert_eq!((Arc::strong_count(&old.trigger), Arc::strong_count(&old.resample)), (1, 1));
+    }
+}
+
+#[test]
+fn a_pin_that_the_host_refuses_is_counted_and_asked_for_again() {
+    let (device, info) = device_with_pin(true, false);
+    let mut function = function(&device, &info);
+    let failures = |function: &VfioFunction| function.counters()()[3].1;
+    for (n, unmask) in [(1, false), (2, true)] {
+        config(&mut function, 0x40, ENABLE_MSIX);
+        device.take_calls();
+        {
+            let mut state = device.0.lock();
+            (state.fails, state.no_unmask) = (!unmask, unmask);
+        }
+        config(&mut function, 0x40, 0);
+        assert_eq!((failures(&function), function.pin().is_none()), (n, true));
+        // One that nothing unmasks is off.
+        assert!(!device.has(INTX));
+        let mut state = device.0.lock();
+        (state.fails, state.no_unmask) = (false, false);
+        drop(state);
+        config(&mut function, 0x50, 0x0003_0001);
+        config(&mut function, 0x54, 3);
+        assert!(device.has(INTX) && function.pin().is_none(), "in D3hot it asserts nothing");
+        config(&mut function, 0x54, 0);
+        assert!(function.pin().is_some());
+    }
 }
 
 #[test]
@@ -272,6 +392,55 @@ fn a_slot_shows_its_memory_wires_its_messages_and_leaves_nothing_behind() {
     slot.retire();
     assert_eq!((shown(&record).len(), record.lock().irqfds.len()), (0, 0));
     assert_eq!(Arc::strong_count(&device.0), 1, "the device is closed");
+}
+
+/// In its slot: the pin is wired to its slot's input as long as the device interrupts by it, and the device is asked
+/// whenever that begins.
+#[test]
+fn a_slot_wires_a_pin_while_it_is_used_and_leaves_nothing_asserted() {
+    let (device, info) = device_with_pin(true, false);
+    let host = Arc::<PciHost>::default();
+    let record = Arc::<Mutex<Record>>::default();
+    host.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&record)))));
+    let placement = pci::Placement { segment: 0, rid: RID, vfs: None };
+    let slot = Slot::new(Box::new(function(&device, &info)), placement, Arc::clone(&host)).unwrap();
+    let write = |offset: u16, value: u32| {
+        pci::ConfigTarget::config_write(&*slot, RID, Dword::containing(offset), DwordWrite::full(value));
+    };
+    let asked = || device.0.lock().unmasks[&INTX].read().is_ok();
+    let inputs = |record: &Mutex<Record>| record.lock().irqfds.iter().map(|(_, gsi)| *gsi).collect::<Vec<_>>();
+    slot.reconcile();
+    assert_eq!((inputs(&record), asked(), asked()), (vec![17], true, false));
+    slot.reconcile();
+    assert!(!asked(), "nothing has changed");
+    write(0x54, 3);
+    assert_eq!(inputs(&record), [0_u32; 0]);
+    // What it signals meanwhile is asked for again.
+    device.signal(INTX, 0);
+    write(0x54, 0);
+    let waits = || slot.with(|device| device.pin().unwrap().trigger.read().is_ok());
+    assert_eq!((inputs(&record), asked(), waits()), (vec![17], true, Some(false)));
+    write(0x40, ENABLE_MSIX);
+    assert_eq!(inputs(&record), [0_u32; 0]);
+    write(0x40, 0);
+    assert_eq!((inputs(&record), asked()), (vec![17], true));
+    slot.reset();
+    assert_eq!((inputs(&record), asked()), (vec![17], true));
+    // What the VM refuses is tried again.
+    record.lock().refuse = Refuse::Irqfds;
+    slot.reset();
+    record.lock().refuse = Refuse::Nothing;
+    slot.reconcile();
+    assert_eq!((inputs(&record), asked()), (vec![17], true));
+    // The VM goes, and there is another.
+    host.set_wiring(None);
+    slot.forget_wiring();
+    let other = Arc::<Mutex<Record>>::default();
+    host.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&other)))));
+    slot.reconcile();
+    assert_eq!((inputs(&other), asked()), (vec![17], true));
+    slot.retire();
+    assert_eq!((inputs(&other).len(), Arc::strong_count(&device.0)), (0, 1));
 }
 
 /// In its slot: what devices of the host reach of its BAR, whose table is not mapped.
