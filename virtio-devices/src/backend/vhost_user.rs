@@ -4,6 +4,9 @@
 //! process touches a frame. The process may die and be replaced while a driver runs. Its successor must have the same
 //! abilities; it continues after the last buffer that was returned, or from the records that its predecessor left in
 //! shared memory.
+//!
+//! **Behind an IOMMU** a process that has IOTLB messages is told what its function reaches ([`translated`]). Queues of
+//! one that has not run in bypass only ([`confined`]).
 
 mod cancel;
 mod channel;
