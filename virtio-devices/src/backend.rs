@@ -3,6 +3,7 @@
 mod absent;
 mod doorbell_page;
 mod health;
+mod iotlb;
 mod mapping;
 mod memory_user;
 mod queue_runner;

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use integration::{
-    Api, Guest, GuestSpec, GuestTestpmd, HostTap, Kernel, Pf, Subnet, Vf, VmmCommand, spec_with_vfs, vf_taps,
+    Api, Backend, Backends, Guest, GuestSpec, GuestTestpmd, HostTap, Kernel, Pf, Subnet, Vf, VmmCommand, spec_with_vfs,
+    vf_taps,
 };
 use serde_json::json;
 
@@ -40,7 +41,12 @@ fn start(guest: &mut Guest) -> (Pf, Vec<Vf>, GuestTestpmd) {
 
 /// Pings what is behind the first two taps.
 fn ping_testpmd() {
-    for (index, tap) in vf_taps(VFS)[..2].iter().enumerate() {
+    ping(&vf_taps(VFS)[..2]);
+}
+
+/// Pings what is behind these taps, the first ones.
+fn ping(taps: &[HostTap]) {
+    for (index, tap) in taps.iter().enumerate() {
         let subnet = Subnet(u8::try_from(index).unwrap());
         tap.join(subnet);
         let before = tap.counters();
@@ -106,6 +112,37 @@ fn dpdk_forwards_frames_on_vfs_while_the_kernel_has_another() {
     for vf in pf.vfs(&mut guest) {
         vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
     }
+    assert_kernel_is_content(&mut guest);
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// Whoever moves the frames of a VF reaches what DPDK has mapped for it.
+#[test]
+fn dpdk_echoes_over_every_kind_of_backend_while_the_kernel_has_another() {
+    const KINDS: [Backend; 5] = [Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa, Backend::Tap];
+    let (api, backends) = (Api::new("dpdk-kinds"), Backends::start_with(&KINDS, &["--translate"], &[]));
+    let spec = backends.spec(Kernel::V6_12).with_dpdk().memory("size=512M,shared=on");
+    let mut guest = Guest::boot(spec.arguments(&["--platform", "iommu=on", "--api-socket", &api.argument()]));
+    guest.load_vfio();
+    let pf = Pf::find(&mut guest);
+    pf.set_num_vfs(&mut guest, KINDS.len());
+    let vfs = pf.vfs(&mut guest);
+    let addresses: Vec<_> = vfs[..4].iter().map(|vf| vf.address.as_str()).collect();
+    addresses.iter().for_each(|address| guest.give_to_vfio(address));
+    let mut testpmd = GuestTestpmd::start(&mut guest, &addresses);
+    testpmd.command(&mut guest, "set fwd icmpecho");
+    testpmd.command(&mut guest, "start");
+    let taps = backends.taps();
+    ping(&taps[..4]);
+    vfs[4].ping_through(&mut guest, &taps, 4, Subnet(4));
+    testpmd.command(&mut guest, "stop");
+    let log = testpmd.end(&mut guest);
+    for port in 0..4 {
+        // 6 pings, and 1 question for the address.
+        assert!(received(&log, port) >= 7, "{log}");
+    }
+    let counters = api.get("vm.counters").body;
+    assert_eq!((&counters["__iommu"]["faults"], &counters["__iommu"]["refused"]), (&json!(0), &json!(0)));
     assert_kernel_is_content(&mut guest);
     assert_eq!(guest.power_off().code, Some(0));
 }

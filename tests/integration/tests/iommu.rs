@@ -10,9 +10,11 @@ use serde_json::json;
 const VFS: usize = 8;
 /// The backends of the first PF's VFs.
 const KINDS: [Backend; VFS] = {
-    use Backend::{Tap, Vdpa, VhostNet};
-    [Tap, Tap, Tap, Tap, VhostNet, Vdpa, Tap, Tap]
+    use Backend::{Tap, Vdpa, VhostNet, VhostUser};
+    [Tap, Tap, Tap, Tap, VhostNet, Vdpa, VhostUser, Tap]
 };
+/// The vhost-user backend translates.
+const TRANSLATES: &[&str] = &["--translate"];
 /// How many bytes pass through VFs whose frames another than this program moves, in each direction.
 const BYTES: usize = 256 << 10;
 
@@ -65,7 +67,7 @@ fn ping(guest: &mut Guest, backends: &Backends, vf: &Vf) {
 #[ignore = "a longer test: a third kernel, which is fetched for it"]
 #[case::linux_backports(Kernel::Backports)]
 fn every_vf_is_behind_the_iommu_in_a_group_of_its_own(#[case] kernel: Kernel) {
-    let (api, backends) = (Api::new("iommu"), Backends::start(&KINDS));
+    let (api, backends) = (Api::new("iommu"), Backends::start_with(&KINDS, TRANSLATES, &[]));
     let mut guest = boot(kernel, &backends, &api);
     let pfs = [Pf::at("0000:00:01.0"), Pf::at("0000:00:02.0")];
     pfs.iter().for_each(|pf| pf.set_num_vfs(&mut guest, VFS));
@@ -85,7 +87,7 @@ fn every_vf_is_behind_the_iommu_in_a_group_of_its_own(#[case] kernel: Kernel) {
     let before = counter(&api, "maps");
     ping(&mut guest, &backends, &vf);
     assert!(counter(&api, "maps") > before);
-    for vf in pfs[0].vfs(&mut guest).drain(4..6) {
+    for vf in pfs[0].vfs(&mut guest).drain(4..7) {
         ping(&mut guest, &backends, &vf);
         guest.transfer(subnet(&vf), BYTES);
     }
@@ -119,7 +121,7 @@ fn every_vf_is_behind_the_iommu_in_a_group_of_its_own(#[case] kernel: Kernel) {
 #[test]
 #[ignore = "a longer test: a command line of its own"]
 fn a_guest_in_passthrough_maps_nothing_also_for_vfs_of_a_pf_that_comes_later() {
-    let (api, backends) = (Api::new("iommu-passthrough"), Backends::start(&KINDS));
+    let (api, backends) = (Api::new("iommu-passthrough"), Backends::start_with(&KINDS, TRANSLATES, &[]));
     let mut guest = Guest::boot(spec(Kernel::V6_12, &backends, &api).kernel_argument("iommu.passthrough=1"));
     guest.load("virtio_iommu");
     let plugged = json!({ "id": "hp0", "tap": "hp0", "sriov_vfs": 2, "pci_device_id": 9 });
@@ -164,11 +166,11 @@ fn without_an_iommu_a_guest_is_told_of_none() {
 /// Debian's Linux 6.1 has no driver for the IOMMU.
 #[test]
 fn without_a_driver_for_the_iommu_vfs_work_as_if_there_were_none_linux_6_1() {
-    let (api, backends) = (Api::new("iommu-bypass"), Backends::start(&KINDS));
+    let (api, backends) = (Api::new("iommu-bypass"), Backends::start_with(&KINDS, TRANSLATES, &[]));
     let mut guest = boot(Kernel::V6_1, &backends, &api);
     let pf = Pf::at("0000:00:01.0");
     pf.set_num_vfs(&mut guest, VFS);
-    for vf in pf.vfs(&mut guest).drain(3..6) {
+    for vf in pf.vfs(&mut guest).drain(3..7) {
         ping(&mut guest, &backends, &vf);
     }
     assert_eq!(["attaches", "maps", "faults"].map(|name| counter(&api, name)), [0; 3]);

@@ -101,6 +101,38 @@ fn vfs_over_dpdk_carry_traffic_whichever_side_listens() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
+/// DPDK asks what the addresses of a VF behind the virtual IOMMU stand for. Linux's default is a mapping for each buffer,
+/// which it takes away later (lazy DMA).
+#[test]
+fn a_vf_behind_the_iommu_works_over_dpdk_and_reaches_nothing_else() {
+    let (api, folder) = (Api::new("dpdk-iommu"), tempfile::tempdir().unwrap());
+    let socket = folder.path().join("vf0.sock").display().to_string();
+    let ports = [format!("net_vhost0,iface={socket},iommu-support=1"), "net_tap0,iface=dpdk0".to_owned()];
+    let _testpmd = Testpmd::start(&ports, "dpdk0", folder.path().join("testpmd.log"));
+    let vf = format!("pf=pf0,index=0,mac={},vhost_user=on,socket={socket}", vf_mac(0));
+    let spec = GuestSpec::new(Kernel::V6_12).net("id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=1").net_vf(&vf);
+    let arguments = ["--platform", "iommu=on", "--api-socket", &api.argument()];
+    let mut guest = Guest::boot(spec.with_modules().arguments(&arguments));
+    guest.load("virtio_iommu");
+    let pf = Pf::find(&mut guest);
+    let taps = [HostTap::existing("dpdk0")];
+    for _ in 0..2 {
+        pf.set_num_vfs(&mut guest, 1);
+        let vf = pf.vfs(&mut guest).remove(0);
+        guest.join(vf.interface(), Subnet(0));
+        guest.await_carrier(vf.interface(), true);
+        vf.ping_through(&mut guest, &taps, 0, Subnet(0));
+        guest.transfer(Subnet(0), LEN);
+        pf.set_num_vfs(&mut guest, 0);
+    }
+    let counters = api.get("vm.counters").body["__iommu"].clone();
+    let count = |name: &str| counters[name].as_u64().unwrap();
+    assert_eq!((count("attaches"), count("faults"), count("refused")), (2, 0, 0), "{counters}");
+    assert!(count("maps") > 100, "{counters}");
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
 /// passt gives the connections that it holds for the guest to the passt of the VMM to which the guest moves, and ends.
 #[test]
 fn a_connection_through_passt_goes_on_at_the_vmm_that_the_guest_moves_to() {

@@ -1,5 +1,5 @@
-//! NICs behind the virtual IOMMU whose frames the host's kernel or a vDPA device moves. The test is the driver of the
-//! NIC and of the IOMMU. Guests with such NICs are tested in `iommu.rs`.
+//! NICs behind the virtual IOMMU whose frames the host's kernel, a vDPA device or another process moves. The test is the
+//! driver of the NIC and of the IOMMU. Guests with such NICs are tested in `iommu.rs`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -8,15 +8,17 @@
 mod driver;
 
 use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use driver::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
 use fixtures::process::Process;
 use integration::{ArpTraffic, HostTap, Subnet};
 use virtio_devices::{
     Backend, Behind, DmaSpace, GuestMap, Interrupts, Iommu, IommuCounter, IommuDevice, Memory, Net, NetSpec, Policy,
-    RateLimits, SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VirtioDevice, Worker,
+    RateLimits, SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VhostUser,
+    VhostUserRole, VhostUserSocket, VhostUserSpec, VirtioDevice, Worker,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend};
 
@@ -40,6 +42,11 @@ const WRITABLE: u64 = 0x40_0000_0000;
 const READABLE: u64 = 0x40_0000_1000;
 const OF_NEIGHBOUR: u64 = 0x40_0000_2000;
 const NOWHERE: u64 = 0x40_0000_3000;
+
+/// How often a page is taken away; `CH_UNMAPS=10000` for a longer run.
+fn rounds(usual: u32) -> u32 {
+    std::env::var("CH_UNMAPS").map_or(usual, |rounds| rounds.parse().unwrap())
+}
 
 /// A NIC behind an IOMMU, and the drivers of both.
 struct Machine {
@@ -117,6 +124,16 @@ impl Machine {
     fn over_vdpa(fixture: &Process, name: &str) -> Self {
         let spec = VdpaSpec { path: fixture.node(name), mac: None, queue_pairs: 1 };
         Self::over(|memory| Vdpa::open(spec, memory).unwrap_or_else(|error| panic!("{error}")).into())
+    }
+
+    fn over_vhost_user(socket: &Path) -> Self {
+        let spec = VhostUserSpec {
+            socket: VhostUserSocket::of_peer(socket.to_owned()),
+            role: VhostUserRole::Nic { queue_pairs: 1 },
+            until: Instant::now(),
+            cancel: None,
+        };
+        Self::over(|memory| VhostUser::connect(spec, memory).unwrap_or_else(|error| panic!("{error}")).into())
     }
 
     /// Asks the IOMMU, and returns the status: it has answered when its doorbell's write returns.
@@ -258,7 +275,7 @@ fn the_kernel_reaches_what_is_mapped_and_any_other_address_stops_the_function_an
 fn a_page_that_is_taken_away_from_the_kernel_under_traffic_is_not_written_after_that() {
     let mut machine = Machine::over_vhost("vhost1");
     let _traffic = traffic("vhost1", 91);
-    machine.take_away(500, Duration::from_micros(200));
+    machine.take_away(rounds(500), Duration::from_micros(200));
 }
 
 #[test]
@@ -313,7 +330,21 @@ fn a_page_that_is_taken_away_from_a_vdpa_device_under_traffic_is_not_written_aft
     let fixture = Process::vduse_net(&["name=taken,tap=vdpa0,mac=52:54:00:00:00:77"]);
     let mut machine = Machine::over_vdpa(&fixture, "taken");
     let _traffic = traffic("vdpa0", 94);
-    machine.take_away(100, Duration::from_micros(500));
+    machine.take_away(rounds(100), Duration::from_micros(500));
+    drop(machine);
+    drop((fixture, tap));
+}
+
+#[test]
+fn a_page_that_is_taken_away_from_a_vhost_user_backend_under_traffic_is_not_written_after_that() {
+    let (tap, folder) = (HostTap::persistent("vu0"), tempfile::tempdir().unwrap());
+    let socket = folder.path().join("vu0.sock");
+    let options = format!("socket={},tap=vu0,mac=52:54:00:00:00:77", socket.display());
+    let mut fixture = Process::vhost_user_net(&["--translate", &options]);
+    let mut machine = Machine::over_vhost_user(&socket);
+    let _traffic = traffic("vu0", 95);
+    machine.take_away(rounds(500), Duration::from_micros(200));
+    assert!(fixture.count("vu0", "iotlb_updates") >= 1000);
     drop(machine);
     drop((fixture, tap));
 }

@@ -4,6 +4,9 @@
 //! process touches a frame. The process may die and be replaced while a driver runs. Its successor must have the same
 //! abilities; it continues after the last buffer that was returned, or from the records that its predecessor left in
 //! shared memory.
+//!
+//! **Behind an IOMMU** a process that has IOTLB messages is told what its function reaches ([`translated`]). Queues of
+//! one that has not run in bypass only ([`confined`]).
 
 mod cancel;
 mod channel;
@@ -21,6 +24,7 @@ mod role;
 mod socket;
 #[cfg(any(test, feature = "testing"))]
 mod steps;
+mod translated;
 
 #[cfg(test)]
 mod tests;
@@ -42,6 +46,7 @@ use crate::features::has;
 use crate::net_protocol::MAX_QUEUE_SIZE;
 use crate::{GuestMap, Memory};
 pub use cancel::Cancel;
+use channel::Heard;
 use confined::{Confined, confined};
 use connection::{ANSWER, Fault, PeerError};
 pub use device_state::MAX_DEVICE_STATE;
@@ -55,6 +60,10 @@ pub(crate) use role::{DEVICE_FEATURES, RING_FEATURES};
 pub use socket::VhostUserSocket;
 #[cfg(any(test, feature = "testing"))]
 pub use steps::VhostUserSteps;
+use translated::Translated;
+
+/// The most questions of a peer that are answered in a turn. What is left is there in the next.
+const QUESTIONS: usize = 64;
 
 /// Which vhost-user backend to use.
 #[derive(Debug)]
@@ -95,7 +104,12 @@ pub struct VhostUser {
     told_link: Option<bool>,
     /// How many peers that can do too little have come.
     unfit: u64,
-    /// Of a function behind an IOMMU, from its first start on.
+    /// Of a function behind an IOMMU, from its first start on: the peer asks what addresses stand for, and so must its
+    /// successors.
+    translates: bool,
+    /// The same, while the queues run.
+    translated: Option<Translated>,
+    /// Of a function behind an IOMMU whose peer does not ask, from its first start on.
     confined: Option<Confined>,
     /// The last successor was refused or could not be accepted, so others keep waiting.
     discouraged: bool,
@@ -160,6 +174,8 @@ impl VhostUser {
             started: Vec::new(),
             told_link: None,
             unfit: 0,
+            translates: false,
+            translated: None,
             confined: None,
             discouraged: false,
         })
@@ -183,6 +199,9 @@ impl VhostUser {
         }
         if self.log.is_some() && !peer.can_log() {
             return Ok(Some("a dirty log".to_owned()));
+        }
+        if self.translates && !peer.translates() {
+            return Ok(Some("IOTLB messages".to_owned()));
         }
         Ok((!peer.runs_all()?).then(|| self.role.queues()))
     }
@@ -228,10 +247,7 @@ impl VhostUser {
 
     /// Starts the queues at a peer that may run them.
     fn start_rings(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
-        // It may have gone and come back while there was no driver.
-        if !self.peer.as_ref().is_some_and(Peer::is_alive) {
-            self.recover()?;
-        }
+        self.revive()?;
         // An earlier signal says nothing about these rings.
         let _ = self.broken.read();
         let what = "start the queues";
@@ -240,7 +256,22 @@ impl VhostUser {
         if run.untouched {
             self.inflight = None;
         }
-        if let Err(error) = peer.start(run, &mut self.inflight, (&self.broken, self.log.as_deref())) {
+        let iommu = run.dma.iommu().filter(|_| self.translates);
+        let agreed = peer.agree(run, self.log.as_deref(), iommu.is_some());
+        let failed = |error: PeerError| RunnerError { what, source: io::Error::other(error) };
+        let agreed = agreed.map_err(failed).and_then(|agreed| {
+            if let Some(iommu) = iommu {
+                // Before the rings: what the peer knows of an earlier start is forgotten.
+                let told = Translated::begin(iommu, (self.socket.name(), &peer.connection), &self.memory);
+                let translated = told.map_err(RunnerError::of(what))?;
+                translated.preload(run.queues).map_err(failed)?;
+                self.translated = Some(translated);
+            }
+            Ok(agreed)
+        });
+        let agreed = agreed.inspect_err(|_| self.peer = None)?;
+        let Some(peer) = self.peer.as_mut() else { return Ok(()) };
+        if let Err(error) = peer.start(run, &mut self.inflight, &self.broken, agreed) {
             let refused = error.is_about_a_ring();
             let error = RunnerError { what, source: io::Error::other(error) };
             if refused {
@@ -253,14 +284,27 @@ impl VhostUser {
         Ok(())
     }
 
+    /// Gets a peer if the last one is gone: it may have gone and come back while there was no driver.
+    fn revive(&mut self) -> Result<(), RunnerError> {
+        if self.peer.as_ref().is_some_and(Peer::is_alive) { Ok(()) } else { self.recover() }
+    }
+
     /// The queues do not run any more.
-    fn end_confined(&self) {
+    fn end_bounds(&mut self) {
+        self.translated = None;
         self.confined.iter().for_each(Confined::end);
     }
 
     /// Checks that the queues may run, if the function is behind an IOMMU. They count as running then.
     fn confine(&mut self, run: &QueueRun<'_>) -> Result<(), RunnerError> {
         let Some(iommu) = run.dma.iommu() else { return Ok(()) };
+        if self.confined.is_none() && !self.translates {
+            self.revive()?;
+            self.translates = self.peer.as_ref().is_some_and(Peer::translates);
+        }
+        if self.translates {
+            return Ok(());
+        }
         let confined = match self.confined.take() {
             Some(confined) => confined,
             None => Confined::new(iommu).map_err(RunnerError::of("follow the virtual IOMMU"))?,
@@ -310,7 +354,7 @@ impl QueueRunner for VhostUser {
 
     fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
         self.confine(run)?;
-        self.start_rings(run).inspect_err(|_| self.end_confined())
+        self.start_rings(run).inspect_err(|_| self.end_bounds())
     }
 
     fn stop(&mut self) -> Vec<Option<u16>> {
@@ -326,7 +370,7 @@ impl QueueRunner for VhostUser {
             // If that fails, the peer is lost, and its queues are stopped anyway.
             let _ = self.ask("finish a stop", Peer::finish_stop);
         }
-        self.end_confined();
+        self.end_bounds();
         positions
     }
 
@@ -367,6 +411,10 @@ impl QueueRunner for VhostUser {
             return Err(RunnerError { what, source: io::Error::other(error) });
         }
         self.memory = memory.clone();
+        if let Some(translated) = &self.translated {
+            // One that does not take it is hung up on, which is heard of like any other loss.
+            let _ = translated.set_memory(memory);
+        }
         Ok(())
     }
 
@@ -421,6 +469,10 @@ impl QueueRunner for VhostUser {
 
     fn attend(&mut self) -> Result<Attention, RunnerError> {
         let what = "go on";
+        if let Some(failure) = self.translated.as_ref().and_then(Translated::failure) {
+            self.peer = None;
+            return Err(RunnerError { what, source: io::Error::other(failure) });
+        }
         if self.peer.as_ref().is_some_and(|peer| !peer.is_alive()) {
             self.peer = None;
             return Err(RunnerError { what, source: io::Error::other("the backend closed the connection") });
@@ -428,13 +480,26 @@ impl QueueRunner for VhostUser {
         if self.confined.as_ref().is_some_and(Confined::is_to_stop) {
             return Ok(Attention::Restart);
         }
-        let (heard, link_up) = self.ask(what, |peer| Ok((peer.hear()?, peer.link_up())))?;
+        let (mut heard, until) = (Heard::Nothing, Instant::now() + ANSWER);
+        for _ in 0..QUESTIONS {
+            heard = self.ask(what, Peer::hear)?;
+            let (Heard::Miss(miss), Some(translated)) = (heard, &self.translated) else { break };
+            let told = translated.answer(miss, until);
+            if self.ask(what, |_| told)?.is_none() {
+                return Ok(Attention::Unreachable);
+            }
+        }
+        if heard == Heard::End && self.translated.is_some() {
+            self.peer = None;
+            return Err(RunnerError { what, source: io::Error::other("the backend cannot ask any more") });
+        }
+        let link_up = self.peer.as_ref().is_some_and(Peer::link_up);
         match self.role {
             VhostUserRole::Nic { .. } if self.told_link != Some(link_up) => {
                 self.told_link = Some(link_up);
                 return Ok(Attention::Link(link_up));
             }
-            VhostUserRole::Device { .. } if heard => return Ok(Attention::Config),
+            VhostUserRole::Device { .. } if heard == Heard::ConfigChange => return Ok(Attention::Config),
             _ => {}
         }
         Ok(if self.broken.read().is_ok() { Attention::BrokenRing } else { Attention::Nothing })

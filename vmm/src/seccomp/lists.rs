@@ -225,6 +225,12 @@ const VDPA_RESET: Group = Group {
     rules: &[ioctl(&[ioctls::VDPA_STATUS])],
 };
 
+const IOTLB: Group = Group {
+    why: "a vhost-user backend that is told what its function reaches when its virtual IOMMU says so, and hung up on if \
+          it does not answer",
+    rules: &[any(SYS_sendmsg), any(SYS_recvmsg), any(SYS_shutdown)],
+};
+
 const VFIO: Group = Group {
     why: "a device of the host: its group, its address space and what it is",
     rules: &[ioctl(ioctls::VFIO), ioctl(ioctls::VFIO_DMA), ioctl(ioctls::VFIO_DEVICE)],
@@ -487,7 +493,7 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
             &LOG_FILE,
         ],
         ThreadKind::Vcpu => {
-            &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE, &HOST_DEVICE, &VDPA_RESET]
+            &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE, &HOST_DEVICE, &VDPA_RESET, &IOTLB]
         }
         ThreadKind::HttpServer => &[&ACCEPT, &EPOLL],
         ThreadKind::Http => &[&TALK, &EPOLL],

@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 use rustix::io::Errno;
 
 use super::connection::receive;
-use super::message::{CONFIG_CHANGE, HEADER, Header, MAX_ANSWER, NEED_REPLY, REPLY, longs};
+use super::message::{CONFIG_CHANGE, HEADER, Header, IOTLB, MAX_ANSWER, NEED_REPLY, REPLY, longs};
+use crate::backend::iotlb::Miss;
 
 /// Our end of the channel.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(crate) enum Heard {
     Nothing,
     /// The device configuration has changed.
     ConfigChange,
+    /// The peer asks what an address stands for.
+    Miss(Miss),
     /// The peer has closed its end, or sent something malformed.
     End,
 }
@@ -47,13 +50,19 @@ impl Channel {
         if !payload.is_empty() && self.read(&mut payload) != Ok(payload.len()) {
             return Heard::End;
         }
-        let known = header.request == CONFIG_CHANGE;
+        let heard = match header.request {
+            CONFIG_CHANGE => Heard::ConfigChange,
+            IOTLB => Miss::parse(&payload).map_or(Heard::Nothing, Heard::Miss),
+            _ => Heard::Nothing,
+        };
         if header.flags & NEED_REPLY != 0 {
             let answer = Header { flags: REPLY, len: 8, ..header };
-            // A peer that does not read its answers gets none.
-            let _ = self.0.write(&[answer.bytes(), longs(&[u64::from(!known)])].concat());
+            let refused = u64::from(heard == Heard::Nothing);
+            // A question counts as heard: who waits for this may have to take what is told. A peer that does not read
+            // its answers gets none.
+            let _ = self.0.write(&[answer.bytes(), longs(&[refused])].concat());
         }
-        if known { Heard::ConfigChange } else { Heard::Nothing }
+        heard
     }
 
     /// Descriptors that come along are closed: no request that brings one is known.
@@ -104,6 +113,19 @@ mod tests {
         let (told, answers) = heard(&[request(6, 0, &[1; 16]), request(6, NEED_REPLY, &[1; 16])].concat());
         assert_eq!(told, [Heard::Nothing, Heard::Nothing, Heard::End]);
         assert_eq!(answers, request(6, REPLY, &[1, 0, 0, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn a_question_about_an_address_is_heard_and_one_that_is_none_is_refused() {
+        let mut miss = [0; 32];
+        miss[..2].copy_from_slice(&[0x22, 0x11]);
+        miss[24..26].copy_from_slice(&[2, 1]);
+        let asked = Heard::Miss(Miss { address: 0x1122, access: vm_memory::Permissions::Write });
+        let (told, answers) = heard(&[request(1, NEED_REPLY, &miss), request(1, 0, &miss[..26])].concat());
+        assert_eq!(told, [asked, asked, Heard::End]);
+        assert_eq!(answers, request(1, REPLY, &[0; 8]));
+        let (told, answers) = heard(&request(1, NEED_REPLY, &miss[..20]));
+        assert_eq!((told, answers[12]), (vec![Heard::Nothing, Heard::End], 1));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A peer of a function behind an IOMMU.
+//! A peer of a function behind an IOMMU that does not ask what addresses stand for.
 //!
 //! The peer has mapped all of the guest's memory, and takes the addresses in its rings for guest physical ones. So its
 //! queues run as long as they are: while the function is in bypass. The driver that puts the function into a domain of
@@ -141,8 +141,8 @@ impl DmaFollower for Bounds {
 
 /// Why the queues of a peer do not run.
 pub(super) fn confined() -> RunnerError {
-    let why = "its function is in a domain of the virtual IOMMU, and a vhost-user backend works in bypass only: have \
-               the guest attach it so (iommu.passthrough=1, or identity as the type of its group)";
+    let why = "its function is in a domain of the virtual IOMMU, and a vhost-user backend without IOTLB messages works \
+               in bypass only: have the guest attach it so (iommu.passthrough=1, or identity as the type of its group)";
     RunnerError { what: "reach the guest's memory", source: io::Error::other(why) }
 }
 

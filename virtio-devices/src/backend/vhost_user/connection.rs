@@ -5,10 +5,13 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::ReentrantMutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -18,7 +21,7 @@ use rustix::net::{
 use thiserror::Error;
 
 use super::cancel::Cancel;
-use super::message::{HEADER, Header, MAX_ANSWER, MAX_FDS, REPLY, Request};
+use super::message::{HEADER, Header, MAX_ANSWER, MAX_FDS, REPLY, Request, u64_at};
 
 /// How long an answer may take.
 pub(crate) const ANSWER: Duration = Duration::from_secs(2);
@@ -108,10 +111,15 @@ pub(crate) struct Answer {
     pub fd: Option<OwnedFd>,
 }
 
+/// Held from a request to its answer, so that no other thread's answer is mistaken for it. A thread may hold it
+/// several times.
+pub(crate) type Turn = Arc<ReentrantMutex<()>>;
+
 /// A connection. It is useless after an error, because a late answer would be mistaken for another.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
+    turn: Turn,
     /// The time limit since [`Self::allow`], and the deadline.
     allowed: (Duration, Instant),
     /// Ends every wait.
@@ -122,7 +130,26 @@ impl Connection {
     /// Over a connected socket. `cancel` ends every wait for the other end.
     pub(crate) fn new(stream: UnixStream, cancel: Option<Cancel>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, allowed: (Duration::ZERO, Instant::now()), cancel })
+        let allowed = (Duration::ZERO, Instant::now());
+        Ok(Self { stream: Arc::new(stream), turn: Turn::default(), allowed, cancel })
+    }
+
+    /// The same connection, with a time limit of its own, for another thread or for requests of another kind. Its
+    /// [turn](Self::turn) is the same, too.
+    pub(crate) fn again(&self, until: Instant) -> Self {
+        let allowed = (until.saturating_duration_since(Instant::now()), until);
+        Self { stream: Arc::clone(&self.stream), turn: Arc::clone(&self.turn), allowed, cancel: None }
+    }
+
+    /// What a thread holds from a request to its answer.
+    pub(crate) fn turn(&self) -> Turn {
+        Arc::clone(&self.turn)
+    }
+
+    /// Ends the connection, for whoever has it.
+    pub(crate) fn hang_up(&self) {
+        // One that the peer has ended is ended.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// From now on, nothing ends a wait but its time.
@@ -133,7 +160,7 @@ impl Connection {
     /// What a wait for `events` waits for.
     fn polled(&self, events: PollFlags) -> Vec<PollFd<'_>> {
         let cancel = self.cancel.iter().map(|cancel| PollFd::from_borrowed_fd(cancel.fd(), PollFlags::IN));
-        std::iter::once(PollFd::new(&self.stream, events)).chain(cancel).collect()
+        std::iter::once(PollFd::new(&*self.stream, events)).chain(cancel).collect()
     }
 
     /// Limits everything from now on, until the next call, to `time`.
@@ -149,6 +176,7 @@ impl Connection {
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), PeerError> {
+        let _turn = self.turn.lock();
         self.try_send(request, flags, payload, fds).map_err(|fault| PeerError { request, fault })
     }
 
@@ -163,7 +191,7 @@ impl Connection {
         let until = Instant::now() + ANSWER;
         let mut rest = message.as_slice();
         while !rest.is_empty() {
-            match sendmsg(&self.stream, &[IoSlice::new(rest)], &mut ancillary, SendFlags::NOSIGNAL) {
+            match sendmsg(&*self.stream, &[IoSlice::new(rest)], &mut ancillary, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
                     rest = rest.get(sent..).unwrap_or_default();
                     // They went with the first byte.
@@ -175,6 +203,16 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Waits until the peer acknowledges `request`.
+    pub(crate) fn acknowledged(&mut self, request: Request) -> Result<(), PeerError> {
+        let answer = self.answer(request)?;
+        match u64_at(&answer.payload, 0) {
+            Some(0) => Ok(()),
+            Some(_) => Err(PeerError { request, fault: Fault::Refused }),
+            None => Err(PeerError { request, fault: Fault::Nonsense }),
+        }
     }
 
     /// Waits for the answer to `request`.
@@ -243,8 +281,9 @@ impl Connection {
 
     /// Whether the peer is still there. A peer that sends something unasked counts as gone.
     pub(crate) fn is_alive(&self) -> bool {
+        let _turn = self.turn.lock();
         let mut byte = [0];
-        matches!(rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT), Err(Errno::AGAIN))
+        matches!(rustix::net::recv(&*self.stream, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT), Err(Errno::AGAIN))
     }
 }
 

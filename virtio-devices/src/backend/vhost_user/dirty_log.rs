@@ -1,4 +1,8 @@
 //! The dirty log of a peer: which pages of guest memory it writes to (vhost-user protocol, "Migration").
+//!
+//! The log is by guest physical addresses, also where the peer translates: it finds what an address stands for in the
+//! memory table, which has both. Only the used ring is named as its driver calls it then, as the rings' other
+//! addresses are.
 
 use std::time::Duration;
 
@@ -41,6 +45,8 @@ impl Peer {
     /// Gives the peer the log's memory. It answers when it has it, whatever it says.
     pub(super) fn share_log(&mut self, log: &SharedLog) -> Result<(), PeerError> {
         let request = Request::SET_LOG_BASE;
+        let turn = self.connection.turn();
+        let _turn = turn.lock();
         self.connection.send(request, 0, &longs(&[log.len(), 0]), &[log.file()])?;
         self.connection.answer(request).map(drop)
     }

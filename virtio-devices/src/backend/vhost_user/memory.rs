@@ -48,6 +48,9 @@ impl Peer {
         if !self.takes(new) {
             return Err(PeerError { request, fault: Fault::Refused });
         }
+        // Nobody else asks for anything meanwhile.
+        let turn = self.connection.turn();
+        let _turn = turn.lock();
         let patience = patience(new);
         let grows = old.iter().zip(new.iter()).filter(|(old, new)| is_same(old, new)).count() == old.num_regions();
         if grows && has(self.protocol, PROTOCOL_F_CONFIGURE_MEM_SLOTS) {

@@ -70,6 +70,7 @@ impl Request {
     pub(crate) const SEND_RARP: Self = Self(19, "SEND_RARP");
     pub(crate) const SET_VRING_ENABLE: Self = Self(18, "SET_VRING_ENABLE");
     pub(crate) const SET_BACKEND_REQ_FD: Self = Self(21, "SET_BACKEND_REQ_FD");
+    pub(crate) const IOTLB_MSG: Self = Self(22, "IOTLB_MSG");
     pub(crate) const GET_CONFIG: Self = Self(24, "GET_CONFIG");
     pub(crate) const SET_CONFIG: Self = Self(25, "SET_CONFIG");
     pub(crate) const GET_INFLIGHT_FD: Self = Self(31, "GET_INFLIGHT_FD");
@@ -88,6 +89,8 @@ impl fmt::Display for Request {
     }
 }
 
+/// A request of the peer's: it asks what an address stands for.
+pub(crate) const IOTLB: u32 = 1;
 /// A request of the peer's: its device configuration has changed.
 pub(crate) const CONFIG_CHANGE: u32 = 2;
 

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use virtio_bindings::virtio_config::VIRTIO_F_ACCESS_PLATFORM;
+
 use super::cancel::Cancel;
 use super::channel::{Channel, Heard};
 use super::connection::{Answer, Connection, Fault, PeerError};
@@ -71,9 +73,10 @@ pub(crate) struct Started {
 pub(crate) struct RingPlace {
     /// Its index.
     pub(super) index: u32,
-    /// The addresses in this process of the descriptor table, the used ring and the available ring.
+    /// The addresses of the descriptor table, the used ring and the available ring: in this process, or as the driver
+    /// calls them if the peer translates.
     pub(super) addresses: [u64; 3],
-    /// The guest address of the used ring.
+    /// The address of the used ring, as the driver calls it.
     pub(super) used: u64,
 }
 
@@ -109,8 +112,11 @@ impl Peer {
             if matches!(role, VhostUserRole::Nic { .. }) {
                 taken |= offered & 1 << PROTOCOL_F_RARP;
             }
-            // The backend channel only reports changes of the configuration.
-            if has(taken, PROTOCOL_F_CONFIG) && role.hears_config(peer.features) {
+            // The backend channel only reports changes of the configuration, and asks what addresses stand for.
+            let asks = has(peer.features, VIRTIO_F_ACCESS_PLATFORM) && has(taken, PROTOCOL_F_REPLY_ACK);
+            if asks && matches!(role, VhostUserRole::Nic { .. })
+                || has(taken, PROTOCOL_F_CONFIG) && role.hears_config(peer.features)
+            {
                 taken |= offered & 1 << PROTOCOL_F_BACKEND_REQ;
             }
             // Nothing can be acknowledged before this is done.
@@ -164,19 +170,24 @@ impl Peer {
         }
     }
 
-    /// Receives what the peer reports, without waiting. Returns whether that is a change of the configuration.
-    pub(crate) fn hear(&mut self) -> Result<bool, PeerError> {
-        match self.channel.as_mut().map(Channel::hear) {
-            Some(Heard::ConfigChange) => {
+    /// Receives one report of the peer's, without waiting. A change of the configuration is read, too.
+    pub(crate) fn hear(&mut self) -> Result<Heard, PeerError> {
+        let heard = self.channel.as_mut().map_or(Heard::Nothing, Channel::hear);
+        match heard {
+            Heard::ConfigChange => {
                 self.connection.allow(NEGOTIATION);
                 self.read_config()?;
-                return Ok(true);
             }
-            // The peer can live without its channel.
-            Some(Heard::End) => self.channel = None,
-            Some(Heard::Nothing) | None => {}
+            // The peer can live without its channel, unless it has to ask something.
+            Heard::End => self.channel = None,
+            Heard::Miss(_) | Heard::Nothing => {}
         }
-        Ok(false)
+        Ok(heard)
+    }
+
+    /// Whether it asks what addresses stand for, and says when it has forgotten what they stood for.
+    pub(crate) fn translates(&self) -> bool {
+        has(self.features, VIRTIO_F_ACCESS_PLATFORM) && self.acknowledges() && self.channel.is_some()
     }
 
     /// Whether it is still there.
@@ -262,6 +273,8 @@ impl Peer {
         if !self.acknowledges() {
             return self.connection.send(request, 0, payload, fds);
         }
+        let turn = self.connection.turn();
+        let _turn = turn.lock();
         self.connection.send(request, NEED_REPLY, payload, fds)?;
         self.acknowledged(request)
     }
@@ -273,12 +286,7 @@ impl Peer {
 
     /// Waits until the peer acknowledges `request`.
     pub(super) fn acknowledged(&mut self, request: Request) -> Result<(), PeerError> {
-        let answer = self.connection.answer(request)?;
-        match u64_at(&answer.payload, 0) {
-            Some(0) => Ok(()),
-            Some(_) => Err(PeerError { request, fault: Fault::Refused }),
-            None => Err(PeerError { request, fault: Fault::Nonsense }),
-        }
+        self.connection.acknowledged(request)
     }
 
     /// Waits until the peer has processed all requests, if it sends no acknowledgements.
@@ -290,6 +298,8 @@ impl Peer {
     }
 
     pub(super) fn get(&mut self, request: Request, payload: &[u8]) -> Result<Answer, PeerError> {
+        let turn = self.connection.turn();
+        let _turn = turn.lock();
         self.connection.send(request, 0, payload, &[])?;
         self.connection.answer(request)
     }

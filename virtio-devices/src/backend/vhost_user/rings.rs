@@ -7,6 +7,7 @@ use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK,
     VIRTIO_F_ACCESS_PLATFORM,
 };
+use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::connection::{Answer, Fault, PeerError};
@@ -22,6 +23,8 @@ use crate::features::has;
 const START: Duration = Duration::from_secs(5);
 /// How long it may take to stop all rings. A vCPU may wait for it.
 const STOP: Duration = Duration::from_secs(2);
+/// The feature bit of a peer that asks what the addresses of its rings and buffers stand for.
+const TRANSLATED: u64 = 1 << VIRTIO_F_ACCESS_PLATFORM;
 /// The device status of a driver that has found its device.
 const FOUND: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER;
 
@@ -34,26 +37,47 @@ pub(crate) struct Inflight {
     file: OwnedFd,
 }
 
+/// What a peer has agreed to.
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    /// The feature bits, without that of the log.
+    features: u64,
+    /// It logs what it writes.
+    logged: bool,
+}
+
 impl Peer {
+    /// Agrees on the features, before [`Self::start`]. A peer that is `translated` asks what addresses stand for, and can
+    /// be told from here on.
+    pub(crate) fn agree(
+        &mut self,
+        run: &QueueRun<'_>,
+        log: Option<&SharedLog>,
+        translated: bool,
+    ) -> Result<Agreed, PeerError> {
+        self.connection.allow(START);
+        if let Some(log) = log {
+            self.share_log(log)?;
+        }
+        let ours = self.role.served_here() | LOG_ALL | TRANSLATED;
+        let features = (run.features | 1 << F_PROTOCOL_FEATURES) & !ours & self.features;
+        let features = if translated { features | TRANSLATED } else { features };
+        self.set_features(if log.is_some() { features | LOG_ALL } else { features })?;
+        Ok(Agreed { features, logged: log.is_some() })
+    }
+
     /// Starts the rings. The peer signals `broken` when one is invalid.
     pub(crate) fn start(
         &mut self,
         run: &QueueRun<'_>,
         inflight: &mut Option<Inflight>,
-        (broken, log): (&EventFd, Option<&SharedLog>),
+        broken: &EventFd,
+        Agreed { features, logged }: Agreed,
     ) -> Result<(), PeerError> {
-        self.connection.allow(START);
-        if let Some(log) = log {
-            self.share_log(log)?;
-        }
-        // A peer that is told of VIRTIO_F_ACCESS_PLATFORM would ask what addresses stand for.
-        let ours = self.role.served_here() | LOG_ALL | 1 << VIRTIO_F_ACCESS_PLATFORM;
-        let features = (run.features | 1 << F_PROTOCOL_FEATURES) & !ours & self.features;
-        self.set_features(if log.is_some() { features | LOG_ALL } else { features })?;
         self.share_inflight(run, inflight)?;
         let mut rings = Vec::with_capacity(run.queues.len());
         for queue in run.queues {
-            rings.push(self.set_up(queue, run, log.is_some())?);
+            rings.push(self.set_up(queue, run, (features & TRANSLATED != 0, logged))?);
             let payload = longs(&[queue.index.into()]);
             self.set(Request::SET_VRING_CALL, &payload, &[borrow(&queue.call)])?;
             self.set(Request::SET_VRING_ERR, &payload, &[borrow(broken)])?;
@@ -159,12 +183,18 @@ impl Peer {
     }
 
     /// Says where a ring is and at which position it continues, and whether it is `logged`.
-    fn set_up(&mut self, queue: &RunnerQueue, run: &QueueRun<'_>, logged: bool) -> Result<RingPlace, PeerError> {
+    fn set_up(
+        &mut self,
+        queue: &RunnerQueue,
+        run: &QueueRun<'_>,
+        (translated, logged): (bool, bool),
+    ) -> Result<RingPlace, PeerError> {
         let index = u32::from(queue.index);
         let size = u64::from(queue.size);
-        let address = |at, len| {
+        let address = |at: GuestAddress, len| {
             let request = Request::SET_VRING_ADDR;
-            memory::address(run.memory, at, len).ok_or(PeerError { request, fault: Fault::NotInMemory })
+            let here = if translated { Some(at.0) } else { memory::address(run.memory, at, len) };
+            here.ok_or(PeerError { request, fault: Fault::NotInMemory })
         };
         // As long as the driver may make them (`virtio 1.4 §2.7`), with `used_event` and `avail_event`.
         let descriptors = address(queue.descriptors, 16 * size)?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::channel::Heard;
 use super::peer::Peer;
 use super::rings::Inflight;
 use super::role::VhostUserRole;
@@ -80,12 +81,13 @@ impl VhostUserSteps {
             fresh: true,
             untouched: true,
         };
-        self.peer.start(&run, &mut self.inflight, (&self.eventfd, None)).ok()
+        let agreed = self.peer.agree(&run, None, false).ok()?;
+        self.peer.start(&run, &mut self.inflight, &self.eventfd, agreed).ok()
     }
 
     /// Hears what the peer reports. Returns whether the configuration has changed.
     pub fn hear(&mut self) -> Option<bool> {
-        self.peer.hear().ok()
+        self.peer.hear().ok().map(|heard| heard == Heard::ConfigChange)
     }
 
     /// Writes to the device configuration.

@@ -6,12 +6,14 @@ mod descriptors;
 mod device;
 mod device_state;
 mod dirty_log;
+mod iotlb;
 mod memory;
 mod negotiation;
 mod peer;
 mod rings;
 mod running;
 mod sockets;
+mod translated;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -14,11 +14,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
 };
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_net::*;
+use vm_memory::Permissions;
 
 use super::super::message::*;
+use super::iotlb::Iotlb;
 use super::rings::Rings;
+use crate::backend::iotlb::Miss;
 use crate::backend::vhost_common::VHOST_F_LOG_ALL;
 use crate::net::testing::eventually;
 
@@ -51,6 +54,8 @@ pub(crate) struct Script {
     pub state: (Vec<u8>, Saves),
     /// What it says of a state that it has saved or loaded.
     pub verdict: u64,
+    /// How many translations it remembers.
+    pub iotlb_room: usize,
 }
 
 /// How a peer saves its state.
@@ -98,7 +103,14 @@ impl Script {
             maps_late: false,
             state: (b"the peer's own".to_vec(), Saves::All),
             verdict: 0,
+            iotlb_room: 2048,
         }
+    }
+
+    /// One that asks what addresses stand for.
+    pub(crate) fn translating() -> Self {
+        let script = Self::new(1);
+        Self { features: script.features | 1 << VIRTIO_F_ACCESS_PLATFORM, ..script }
     }
 
     /// One that has none of the protocol features `bits`.
@@ -128,6 +140,10 @@ struct Shared {
     may_map: bool,
     /// The state that it has loaded.
     loaded: Option<Vec<u8>>,
+    /// It forgets no translation any more, and does not answer who wants it to.
+    keeps_translations: bool,
+    /// How many questions it has asked.
+    asked: usize,
 }
 
 /// A peer in a thread. It dies when this is dropped, and leaves its socket behind as a process that is killed does.
@@ -204,6 +220,24 @@ impl TestPeer {
         rustix::net::send(shared.channel.as_ref().unwrap(), &header, SendFlags::empty()).unwrap();
     }
 
+    /// From now on it forgets no translation, and does not answer who wants it to.
+    pub(crate) fn keep_translations(&self) {
+        self.shared.lock().keeps_translations = true;
+    }
+
+    /// How many questions it has asked.
+    pub(crate) fn asked(&self) -> usize {
+        self.shared.lock().asked
+    }
+
+    /// Asks what `address` stands for, as often as there is room in the channel.
+    pub(crate) fn flood(&self, address: u64) -> usize {
+        let shared = self.shared.lock();
+        let question = question(Miss { address, access: Permissions::Read });
+        let send = || rustix::net::send(shared.channel.as_ref().unwrap(), &question, SendFlags::DONTWAIT);
+        std::iter::from_fn(|| send().ok()).take(100_000).count()
+    }
+
     /// The state that it has loaded.
     pub(crate) fn loaded(&self) -> Option<Vec<u8>> {
         self.shared.lock().loaded.clone()
@@ -266,7 +300,12 @@ impl Session<'_> {
                 return;
             }
             let kept = self.rings.carry(wire, self.script.keeps_buffers);
-            self.shared.lock().kept += kept;
+            let shared = &mut *self.shared.lock();
+            shared.kept += kept;
+            for miss in self.rings.misses() {
+                shared.asked += 1;
+                rustix::net::send(shared.channel.as_ref().unwrap(), &question(miss), SendFlags::NOSIGNAL).unwrap();
+            }
         }
     }
 
@@ -284,7 +323,9 @@ impl Session<'_> {
         let (name, answer, fd) = self.obey(header.request, &payload, fds);
         self.shared.lock().heard.push(name);
         let is = |requests: &[Request]| requests.iter().any(|request| request.0 == header.request);
-        if is(&self.script.mute) {
+        let is_of_iotlb = header.request == Request::IOTLB_MSG.0;
+        assert!(!is_of_iotlb || header.flags & NEED_REPLY != 0, "it has to be acknowledged");
+        if is(&self.script.mute) || is_of_iotlb && self.shared.lock().keeps_translations {
             return true;
         }
         let answer = match answer {
@@ -320,6 +361,11 @@ impl Session<'_> {
             1 => named("GET_FEATURES", Some(longs(&[self.script.features]))),
             2 => {
                 self.rings.logs = long() & 1 << 26 != 0;
+                let translates = long() & 1 << VIRTIO_F_ACCESS_PLATFORM != 0;
+                if translates != self.rings.iotlb.is_some() {
+                    let iotlb = || Arc::new(Iotlb::with_room(self.script.iotlb_room));
+                    self.rings.iotlb = translates.then(iotlb);
+                }
                 named(&format!("SET_FEATURES {:#x}", long()), None)
             }
             3 => named("SET_OWNER", None),
@@ -371,6 +417,8 @@ impl Session<'_> {
                 self.shared.lock().channel = fd.next();
                 named("SET_BACKEND_REQ_FD", None)
             }
+            22 if self.shared.lock().keeps_translations => named("IOTLB", None),
+            22 => named(&self.rings.learn(payload), None),
             24 => {
                 let config = self.config();
                 // One that is asked for more than it has answers that it has nothing.
@@ -444,6 +492,13 @@ impl Session<'_> {
         }));
         Ok(Some(longs(&[NO_FD])))
     }
+}
+
+/// A question, as it is sent.
+fn question(miss: Miss) -> Vec<u8> {
+    let [read, write] = [Permissions::Read, Permissions::Write].map(|access| u8::from(miss.access.allow(access)));
+    let about = [read | write << 1, 1, 0, 0, 0, 0, 0, 0];
+    [Header { request: 1, flags: 0, len: 32 }.bytes(), longs(&[miss.address, 0, 0]), about.to_vec()].concat()
 }
 
 /// Receives a whole header, with the descriptors that came beside it.

@@ -1,15 +1,20 @@
-//! The rings as a peer sees them: mapped by itself, named by addresses of another process.
+//! The rings as a peer sees them: mapped by itself, named by addresses of another process or as their driver calls
+//! them.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryRegion, Permissions};
 
 use super::super::message::{u32_at, u64_at};
-use crate::{GuestMap, GuestRegion};
+use super::iotlb::Iotlb;
+use crate::backend::iotlb::Miss;
+use crate::memory::Translate;
+use crate::{DmaSpace, DmaView, GuestMap, GuestRegion, Memory};
 
 /// A ring, as far as it is known.
 #[derive(Default)]
@@ -34,18 +39,27 @@ fn region(at: &[u8], file: OwnedFd) -> GuestRegion {
     GuestRegion::from_range(GuestAddress(address), size as usize, Some(file)).unwrap()
 }
 
+/// Where the region that is described at the start of `at` is in the other process, its length, and where in the guest.
+fn place(at: &[u8]) -> [u64; 3] {
+    [16, 8, 0].map(|field| u64_at(at, field).unwrap())
+}
+
 /// All rings of a peer, and the memory that they are in.
 pub(crate) struct Rings {
     rings: Vec<PeerRing>,
     memory: Option<GuestMap>,
-    /// What an address of the other process is more than the guest's.
+    /// What an address of the other process is more than the guest's, in the first region.
     offset: u64,
+    /// Where regions are in the other process, their lengths, and where in the guest.
+    places: Vec<[u64; 3]>,
     /// The device status.
     pub status: u64,
     /// Where pages that are written are noted.
     pub log: Option<File>,
     /// Whether they are.
     pub logs: bool,
+    /// What addresses stand for, if they are translated.
+    pub iotlb: Option<Arc<Iotlb>>,
 }
 
 impl Rings {
@@ -54,9 +68,11 @@ impl Rings {
             rings: (0..queues).map(|_| PeerRing::default()).collect(),
             memory: None,
             offset: 0,
+            places: Vec::new(),
             status: 0,
             log: None,
             logs: false,
+            iotlb: None,
         }
     }
 
@@ -71,12 +87,14 @@ impl Rings {
         assert_eq!(u32_at(table, 0).map(|regions| regions as usize), Some(files.len()));
         let regions: Vec<_> = files.into_iter().zip(table[8..].chunks(32)).map(|(file, at)| region(at, file)).collect();
         self.memory = Some(GuestMap::from_regions(regions).unwrap());
+        self.places = table[8..].chunks(32).map(place).collect();
         self.offset = u64_at(table, 24).unwrap() - u64_at(table, 8).unwrap();
     }
 
     /// Maps one more region.
     pub(crate) fn add(&mut self, payload: &[u8], file: OwnedFd) {
         assert_eq!((payload.len(), u64_at(payload, 0)), (40, Some(0)));
+        self.places.push(place(&payload[8..]));
         let region = Arc::new(region(&payload[8..], file));
         let memory = self.memory.as_ref().expect("the table comes before further regions");
         self.memory = Some(memory.insert_region(region).unwrap());
@@ -90,18 +108,45 @@ impl Rings {
 
     /// Starts a ring with its doorbell.
     pub(crate) fn start(&mut self, index: usize, kick: OwnedFd) {
-        let memory = self.memory.as_ref().expect("memory comes before rings start");
+        let space = self.space().expect("memory comes before rings start");
+        let offset = if self.iotlb.is_some() { 0 } else { self.offset };
         let ring = &mut self.rings[index];
         assert!(ring.call.is_some() && ring.size > 0, "a ring is complete when it starts");
-        let [descriptors, available, used] = ring.addresses.map(|address| (address - self.offset) as u32);
+        let [descriptors, available, used] = ring.addresses.map(|address| address - offset);
+        let halves = |address: u64| (Some(address as u32), Some((address >> 32) as u32));
         let mut queue = Queue::new(ring.size).unwrap();
-        queue.set_desc_table_address(Some(descriptors), None);
-        queue.set_avail_ring_address(Some(available), None);
-        queue.set_used_ring_address(Some(used), None);
+        queue.set_desc_table_address(halves(descriptors).0, halves(descriptors).1);
+        queue.set_avail_ring_address(halves(available).0, halves(available).1);
+        queue.set_used_ring_address(halves(used).0, halves(used).1);
         queue.set_next_avail(ring.base);
-        queue.set_next_used(memory.read_obj(GuestAddress(u64::from(used) + 2)).unwrap());
+        // It is told where its rings are before they start.
+        queue.set_next_used(space.pass().read_obj(GuestAddress(used + 2)).unwrap());
         queue.set_ready(true);
         (ring.kick, ring.queue) = (Some(kick), Some(queue));
+    }
+
+    /// What addresses of rings and buffers stand for.
+    fn space(&self) -> Option<DmaSpace> {
+        let memory = Memory::new(self.memory.clone()?);
+        Some(match &self.iotlb {
+            Some(iotlb) => DmaSpace::translated(memory, Arc::clone(iotlb) as Arc<dyn Translate>),
+            None => memory.into(),
+        })
+    }
+
+    /// Learns what a range stands for, or forgets it.
+    pub(crate) fn learn(&self, payload: &[u8]) -> String {
+        self.iotlb.as_ref().expect("the feature was agreed on").learn(payload, |host| {
+            let of = |[start, len, at]: &[u64; 3]| {
+                Some(host.wrapping_sub(*start)).filter(|off| off < len).map(|off| at + off)
+            };
+            self.places.iter().find_map(of).expect("an address in the memory table")
+        })
+    }
+
+    /// What it has to ask.
+    pub(crate) fn misses(&self) -> Vec<Miss> {
+        self.iotlb.as_ref().map(|iotlb| iotlb.misses()).unwrap_or_default()
     }
 
     /// Stops a ring, and returns where it goes on.
@@ -133,7 +178,8 @@ impl Rings {
     /// Carries frames between the wire and those rings that are enabled. Returns how many buffers were taken to be
     /// kept.
     pub(crate) fn carry(&mut self, wire: BorrowedFd<'_>, keeps_buffers: bool) -> usize {
-        let Some(memory) = &self.memory else { return 0 };
+        let Some(space) = self.space() else { return 0 };
+        let memory = &*space.pass();
         let log = Log(self.log.as_ref().filter(|_| self.logs));
         let mut kept = 0;
         for (index, ring) in self.rings.iter_mut().enumerate().filter(|(_, ring)| ring.enabled) {
@@ -171,33 +217,66 @@ impl Log<'_> {
 }
 
 /// Writes frames that have come to the driver's buffers.
-fn fill(queue: &mut Queue, memory: &GuestMap, wire: BorrowedFd<'_>, log: Log<'_>, used: Option<u64>) -> bool {
+fn fill(queue: &mut Queue, memory: &DmaView, wire: BorrowedFd<'_>, log: Log<'_>, used: Option<u64>) -> bool {
     let mut done = false;
-    while queue.avail_idx(memory, std::sync::atomic::Ordering::Acquire).unwrap().0 != queue.next_avail() {
+    while let Some((head, buffers)) = take(queue, memory) {
         let mut frame = vec![0; 4096];
-        let Ok(len) = rustix::io::read(wire, &mut frame) else { break };
-        let chain = queue.pop_descriptor_chain(memory).unwrap();
-        let (head, mut rest) = (chain.head_index(), &frame[..len]);
-        for descriptor in chain {
+        let Ok(len) = rustix::io::read(wire, &mut frame) else {
+            queue.set_next_avail(queue.next_avail().wrapping_sub(1));
+            break;
+        };
+        let mut rest = &frame[..len];
+        for descriptor in buffers {
             let piece = rest.len().min(descriptor.len() as usize);
             memory.write_slice(&rest[..piece], descriptor.addr()).unwrap();
-            log.note(descriptor.addr().0);
+            log.note(found(memory, descriptor.addr().0));
             rest = &rest[piece..];
         }
         assert!(rest.is_empty(), "the frame fits");
         queue.add_used(memory, head, len as u32).unwrap();
-        used.into_iter().for_each(|used| log.note(used));
+        used.into_iter().for_each(|used| log.note(found(memory, used)));
         done = true;
     }
     done
 }
 
+/// The guest physical address of what is written.
+fn found(memory: &DmaView, address: u64) -> u64 {
+    let mut slices = memory.get_slices(GuestAddress(address), 1, Permissions::Write).unwrap();
+    let slice = slices.next().unwrap().unwrap();
+    let host = slice.ptr_guard().as_ptr() as u64;
+    let mut regions = memory.map().iter();
+    let region = regions.find(|region| host.wrapping_sub(region.as_ptr() as u64) < region.len()).unwrap();
+    region.start_addr().0 + (host - region.as_ptr() as u64)
+}
+
+/// The next chain, if all of it and of the rings is within reach. What is not is asked for, and the chain is taken
+/// when it was told.
+fn take(queue: &mut Queue, memory: &DmaView) -> Option<(u16, Vec<Descriptor>)> {
+    let within = |(at, len): (u64, u64), access| memory.check_range(GuestAddress(at), len as usize, access);
+    let [descriptors, available, used] = crate::ring::areas(queue.size());
+    if !within((queue.desc_table(), descriptors), Permissions::Read)
+        || !within((queue.avail_ring(), available), Permissions::Read)
+        || !within((queue.used_ring(), used), Permissions::Write)
+    {
+        return None;
+    }
+    let chain = queue.pop_descriptor_chain(memory)?;
+    let (head, buffers) = (chain.head_index(), chain.collect::<Vec<_>>());
+    let access = |buffer: &Descriptor| if buffer.is_write_only() { Permissions::Write } else { Permissions::Read };
+    if buffers.iter().all(|buffer| within((buffer.addr().0, buffer.len().into()), access(buffer))) {
+        return Some((head, buffers));
+    }
+    queue.set_next_avail(queue.next_avail().wrapping_sub(1));
+    None
+}
+
 /// Sends the frames that the driver has made available.
-fn send(queue: &mut Queue, memory: &GuestMap, wire: BorrowedFd<'_>) -> bool {
+fn send(queue: &mut Queue, memory: &DmaView, wire: BorrowedFd<'_>) -> bool {
     let mut done = false;
-    while let Some(chain) = queue.pop_descriptor_chain(memory) {
-        let (head, mut frame) = (chain.head_index(), Vec::new());
-        for descriptor in chain {
+    while let Some((head, buffers)) = take(queue, memory) {
+        let mut frame = Vec::new();
+        for descriptor in buffers {
             let mut piece = vec![0; descriptor.len() as usize];
             memory.read_slice(&mut piece, descriptor.addr()).unwrap();
             frame.extend(piece);
