@@ -144,7 +144,7 @@ fn writing() -> Vec<u8> {
 }
 
 /// A VMM whose guest writes too fast for any connection.
-fn writer() -> (Vmm, Client) {
+pub(crate) fn writer() -> (Vmm, Client) {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
     let vmm = Vmm::of(command);

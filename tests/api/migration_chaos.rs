@@ -13,7 +13,7 @@ use crate::vmm::{Vmm, wait_for};
 
 /// What happens at a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Harm {
+pub(crate) enum Harm {
     /// The source is killed, as by `kill -9`.
     KillsSource,
     /// The target is.
@@ -29,31 +29,42 @@ enum Harm {
 }
 
 /// Those after which there is still a source.
-const TO_OTHERS: [Harm; 5] = [Harm::KillsTarget, Harm::Cuts, Harm::Halves, Harm::CancelsSource, Harm::CancelsTarget];
+pub(crate) const TO_OTHERS: [Harm; 5] =
+    [Harm::KillsTarget, Harm::Cuts, Harm::Halves, Harm::CancelsSource, Harm::CancelsTarget];
 /// How long a side may take to decide (acceptance A8), and a cancelled guest to run again.
 const DECISION: Duration = Duration::from_secs(10);
 
 /// A target, and a migration that has come to a point.
-struct Moving {
-    target: Vmm,
-    there: Client,
-    wire: Wire,
+pub(crate) struct Moving {
+    pub target: Vmm,
+    pub there: Client,
+    pub wire: Wire,
 }
 
 impl Moving {
     /// Has the guest of `source` be sent, until the frame at `point`.
-    fn to(source: &Vmm, client: &mut Client, point: Point) -> Self {
+    pub(crate) fn to(source: &Vmm, client: &mut Client, point: Point) -> Self {
+        Self::over(source, client, point, |path, target, points| Wire::new(path, target, points))
+    }
+
+    /// The same, over such a wire.
+    pub(crate) fn over(
+        source: &Vmm,
+        client: &mut Client,
+        point: Point,
+        wire: impl FnOnce(&Path, &Path, &[Point]) -> Wire,
+    ) -> Self {
         let target = Vmm::start();
         let there = receive(&target, &url(&target));
         let path = source.files.path("wire");
-        let wire = Wire::new(&path, &target.files.path("migration"), &[point]);
+        let wire = wire(&path, &target.files.path("migration"), &[point]);
         send_over(client, &path);
         wire.reaches();
         Self { target, there, wire }
     }
 
     /// Does harm to what is not the source.
-    fn harm(&mut self, harm: Harm, client: &mut Client) {
+    pub(crate) fn harm(&mut self, harm: Harm, client: &mut Client) {
         match harm {
             Harm::KillsSource => {}
             Harm::KillsTarget => {
@@ -74,7 +85,7 @@ fn send_over(client: &mut Client, path: &Path) {
 }
 
 /// Asserts that the guest counts at one place, and not at the other.
-fn assert_runs(here: &Vmm, not_there: &Vmm, what: &str) {
+pub(crate) fn assert_runs(here: &Vmm, not_there: &Vmm, what: &str) {
     let (before, other) = (dots(here), dots(not_there));
     wait_for(what, || dots(here) > before + 1);
     assert_eq!(dots(not_there), other, "{what}: it runs at both places");
@@ -88,7 +99,7 @@ fn assert_stands<const N: usize>(places: [&Vmm; N], what: &str) {
 }
 
 /// How the migration ended at the source, within the time for that.
-fn ended(client: &mut Client) -> Value {
+pub(crate) fn ended(client: &mut Client) -> Value {
     let began = Instant::now();
     let mut last = Value::Null;
     wait_for("the end", || {
@@ -191,6 +202,25 @@ fn when_the_answer_to_go_is_lost_the_target_runs_the_guest_and_its_source_does_n
             moving.harm(harm, &mut client);
             assert_eq!(ended(&mut client)["state"], "unknown", "{harm:?}");
         }
+        wait_for_state(&mut moving.there, "finished");
+        assert_runs(&moving.target, &source, &format!("{harm:?}"));
+    }
+}
+
+#[test]
+fn a_cancel_while_the_answer_to_go_is_on_its_way_comes_too_late() {
+    for harm in [Harm::CancelsSource, Harm::CancelsTarget] {
+        let (source, mut client) = source();
+        let mut moving = Moving::to(&source, &mut client, Point::RUNNING);
+        // The target may know of no migration any more.
+        let (answer, expected) = match harm {
+            Harm::CancelsSource => (client.put("vm.cancel-migration"), &[204][..]),
+            _ => (moving.there.put("vm.cancel-migration"), &[204, 409][..]),
+        };
+        assert!(expected.contains(&answer.status), "{answer:?}");
+        thread::sleep(Duration::from_millis(200));
+        moving.wire.goes(Then::Passes);
+        assert_eq!(ended(&mut client)["state"], "finished", "{harm:?}");
         wait_for_state(&mut moving.there, "finished");
         assert_runs(&moving.target, &source, &format!("{harm:?}"));
     }

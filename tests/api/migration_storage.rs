@@ -95,7 +95,7 @@ fn dots(vmm: &Vmm) -> usize {
 }
 
 /// Whether the guest writes on.
-fn writes(vmm: &Vmm) -> bool {
+pub(crate) fn writes(vmm: &Vmm) -> bool {
     let before = dots(vmm);
     (0..150).any(|_| {
         thread::sleep(Duration::from_millis(10));
@@ -104,7 +104,7 @@ fn writes(vmm: &Vmm) -> bool {
 }
 
 /// A VMM whose guest writes `disk`. It stays when the guest is gone.
-fn source(disk: &Value) -> (Vmm, Client) {
+pub(crate) fn source(disk: &Value) -> (Vmm, Client) {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
     let vmm = Vmm::of(command);
@@ -119,7 +119,7 @@ fn source(disk: &Value) -> (Vmm, Client) {
 }
 
 /// Whether another program can lock the whole image.
-fn locks(path: &Path) -> bool {
+pub(crate) fn locks(path: &Path) -> bool {
     hold(&File::options().read(true).write(true).open(path).unwrap(), libc::F_WRLCK)
 }
 
@@ -134,7 +134,7 @@ fn check_disk(raw: &[u8]) {
     }
 }
 
-fn raw_image(folder: &tempfile::TempDir) -> (std::path::PathBuf, Value) {
+pub(crate) fn raw_image(folder: &tempfile::TempDir) -> (std::path::PathBuf, Value) {
     let path = folder.path().join("disk");
     File::create(&path).unwrap().set_len(u64::from(SECTORS) * 512).unwrap();
     let disk = json!({"id": "disk0", "path": path, "image_type": "Raw"});

@@ -87,19 +87,33 @@ struct Middle {
     tell: Sender<()>,
     verdicts: Arc<Mutex<Receiver<Then>>>,
     all: Arc<Mutex<Vec<UnixStream>>>,
+    /// The most bytes per second that each connection passes in each direction.
+    rate: Option<usize>,
 }
+
+/// How often a slow connection passes its part of them, in a second.
+const PARTS: usize = 50;
 
 impl Wire {
     /// Listens at `path` for a source, whose target is at `target`. The frames at `points`, of which one comes after
     /// another, are not passed on until [`Self::goes`] says so.
     pub fn new(path: &Path, target: &Path, points: &[Point]) -> Self {
+        Self::with(path, target, points, None)
+    }
+
+    /// As [`Self::new`], over a network that passes `rate` bytes per second of each connection.
+    pub fn slow(path: &Path, target: &Path, points: &[Point], rate: usize) -> Self {
+        Self::with(path, target, points, Some(rate))
+    }
+
+    fn with(path: &Path, target: &Path, points: &[Point], rate: Option<usize>) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let (tell, reached) = channel();
         let (then, verdict) = channel();
         let all = Arc::new(Mutex::new(Vec::new()));
         let (points, verdicts) = (points.to_vec(), Arc::new(Mutex::new(verdict)));
-        let middle = Middle { points, tell, verdicts, all: Arc::clone(&all) };
+        let middle = Middle { points, tell, verdicts, all: Arc::clone(&all), rate };
         let target = target.to_path_buf();
         let is_over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
@@ -183,10 +197,18 @@ impl Middle {
         }
     }
 
+    fn write(&self, frame: &[u8], to: &mut UnixStream) -> io::Result<()> {
+        let Some(rate) = self.rate else { return to.write_all(frame) };
+        frame.chunks((rate / PARTS).max(1)).try_for_each(|part| {
+            thread::sleep(Duration::from_secs(1) / PARTS as u32);
+            to.write_all(part)
+        })
+    }
+
     /// Passes a frame on. If it is the one that is waited for, the test decides.
     fn look(&self, is_it: bool, frame: &[u8], to: &mut UnixStream) -> io::Result<()> {
         if !is_it {
-            return to.write_all(frame);
+            return self.write(frame, to);
         }
         let _ = self.tell.send(());
         let verdict = self.verdicts.lock().recv();

@@ -62,8 +62,8 @@ fn a_bond_goes_on_by_the_pf_while_a_vf_over_vdpa_moves_without_a_link() {
         stream.assert_alive(b"before\n");
         assert_eq!(active(&mut here.guest), "eth1");
         let probes = Probes::start(&[SUBNET], PAUSE);
-        // The first pass is complete: the guest runs here, its VF has no link.
-        let wire = here.send_until(&there, Point::Frame(4, 0), &json!({"on_unlogged_backend": "link-down"}));
+        // The first pages are held back: the guest runs here, its VF has no link.
+        let wire = here.send_until(&there, Point::Frame(3, 0), &json!({"on_unlogged_backend": "link-down"}));
         await_active(&mut here.guest, "eth0");
         stream.assert_alive(b"meanwhile\n");
         wire.goes(Then::Passes);

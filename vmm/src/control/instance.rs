@@ -337,12 +337,18 @@ impl Instance {
 
     /// Shuts the VM down immediately.
     pub(crate) fn shutdown(&mut self) {
-        if let Some(mut vm) = self.vm.take() {
-            let removed = vm.remove_unplugged();
-            self.forget(&removed);
+        if let Some(vm) = self.give_up() {
             drop(vm);
             self.events.vm("shutdown");
         }
+    }
+
+    /// Has the VM be somebody else's, who shuts it down by dropping it.
+    pub(crate) fn give_up(&mut self) -> Option<Vm> {
+        let mut vm = self.vm.take()?;
+        let removed = vm.remove_unplugged();
+        self.forget(&removed);
+        Some(vm)
     }
 
     /// Reboots the guest.

@@ -234,6 +234,10 @@ impl ControlLoop {
                     is_stopped = false;
                     self.resume_guest(runs);
                 }
+                SourceOrder::GiveUp => {
+                    let vm = self.instance.as_mut().and_then(Instance::give_up);
+                    sending.tell(SourceNote::GivenUp(vm.map(Box::new)));
+                }
                 SourceOrder::Pass(number) => {
                     self.events.tell(Source::Vm, "migration-memory-iteration", &[("id", &number.to_string())]);
                 }
@@ -265,9 +269,8 @@ impl ControlLoop {
         if outcome != Outcome::Finished {
             return Ok(Next::On);
         }
-        if let Some(instance) = &mut self.instance {
-            instance.shutdown();
-        }
+        // It was given up, and what was its is closed.
+        self.events.vm("shutdown");
         if self.no_shutdown {
             self.instance = None;
             return Ok(Next::On);

@@ -14,6 +14,7 @@ use super::handover::Outcome;
 use super::machine_state::MachineState;
 use super::restorer::Restored;
 use crate::devices::holds::Holds;
+use crate::vm::Vm;
 
 /// What a conductor is told by the control thread, whichever side it is at.
 pub(crate) trait Note: Send + 'static {
@@ -44,7 +45,9 @@ pub(crate) enum SourceOrder {
     Stop,
     /// Let the guest go on, if it ran.
     Resume,
-    /// Report how it ended, and why. If it is finished, give the guest up: it runs elsewhere.
+    /// Give the guest up, which runs elsewhere, and say [`SourceNote::GivenUp`].
+    GiveUp,
+    /// Report how it ended, and why. Nothing is left of a guest that was given up.
     Report(Outcome, Option<String>),
     /// A pass over the memory begins, of this number.
     Pass(u32),
@@ -57,6 +60,8 @@ pub(crate) enum SourceNote {
     Writers(Result<Vec<Box<dyn DirtySource>>, String>, Holds, u32),
     /// The guest stands still.
     Stopped(Result<Stopped, String>),
+    /// What was the guest's, which is to be closed.
+    GivenUp(Option<Box<Vm>>),
     /// A user ends the migration.
     Cancel,
     /// A user has the guest go on although nobody knows who has it.

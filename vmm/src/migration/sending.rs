@@ -192,9 +192,30 @@ impl Conductor {
             }
             self.tick();
         }
+        if self.machine.stage() == Stage::Finished {
+            self.close_guest();
+        }
         if let Some((outcome, why)) = self.last_word.take() {
             drop(std::mem::take(&mut self.errands));
             self.job.control.send(SourceOrder::Report(outcome, why));
+        }
+    }
+
+    /// Has a thread close what was the guest's. The host's kernel takes its time for that, and longer the more memory
+    /// there is; the control thread answers clients meanwhile.
+    fn close_guest(&mut self) {
+        while !self.quits {
+            match self.inbox.recv() {
+                Ok(Inbox::Control(SourceNote::GivenUp(vm))) => {
+                    let memory = std::mem::replace(&mut self.job.memory, GuestMap::new());
+                    // If the host has no thread for it, it is closed here.
+                    let _ = self.errands.begin(move || drop((vm, memory)));
+                    return;
+                }
+                Ok(Inbox::Control(SourceNote::Quit)) => self.quits = true,
+                Ok(_) => {}
+                Err(_) => return,
+            }
         }
     }
 
@@ -330,6 +351,8 @@ impl Conductor {
                 self.lock_error = None;
                 self.on(Event::Forced);
             }
+            // It is given up when there is nothing else to hear.
+            SourceNote::GivenUp(_) => {}
             SourceNote::GuestOff => self.fail("the guest shut down".to_string(), Event::GuestOff),
         }
     }

@@ -124,14 +124,16 @@ impl Bus {
         }
     }
 
-    /// Resets the devices, so that none of them touches the guest's memory any more, and cuts their wires to the VM.
-    /// Its vCPUs must have stopped.
+    /// Resets the devices, so that none of them touches the guest's memory any more, and forgets their wires to the VM,
+    /// which go when that is closed. Its vCPUs must have stopped.
     pub fn detach(&self) {
         let segments: Vec<_> = self.segments.iter().map(|topology| topology.load()).collect();
+        // KVM waits for a grace period for each wire that is taken away alone: with 8 VFs, longer than a client should
+        // wait for an answer.
+        self.host.set_wiring(None);
         for (_, slot) in segments.iter().flat_map(|topology| topology.iter()) {
             slot.reset();
         }
-        self.host.set_wiring(None);
         for (_, slot) in segments.iter().flat_map(|topology| topology.iter()) {
             slot.forget_wiring();
         }

@@ -49,7 +49,8 @@ pub struct PciHost {
 }
 
 impl PciHost {
-    /// Sets the VM that devices are wired to, or none. The former VM and its wires must be gone.
+    /// Sets the VM that devices are wired to, or none. The former VM and its wires must be gone, or about to be closed
+    /// with nobody running in it.
     pub fn set_wiring(&self, wiring: Option<Box<dyn Wiring>>) {
         self.routes.clear();
         self.memory_slots.clear();

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::acpi::ged::GenericEventDevice;
-use crate::arch::x86_64::layout;
 use crate::kvm;
 use crate::pci_host::bus::Bus;
 use crate::serial::SerialPort;
@@ -27,12 +26,8 @@ impl Drop for Powered {
     fn drop(&mut self) {
         self.bus.detach();
         self.vfio.known_groups().detach();
-        // Closing the VM removes its irqfds anyway.
-        let _ = self.vm.detach_irqfd(self.ged.interrupt(), layout::EVENT_GSI);
+        // Closing the VM removes all irqfds at once.
         self.ged.reset();
-        if let Some(serial) = &self.serial {
-            let _ = self.vm.detach_irqfd(serial.interrupt(), layout::SERIAL_GSI);
-            serial.reset();
-        }
+        self.serial.iter().for_each(|serial| serial.reset());
     }
 }

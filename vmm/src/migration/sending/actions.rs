@@ -95,6 +95,7 @@ impl Conducts for Conductor {
                 if let Some((began, last)) = self.still {
                     self.job.progress.set_downtime(last.saturating_duration_since(began));
                 }
+                self.job.control.send(SourceOrder::GiveUp);
             }
             Action::Report(outcome) => {
                 let why = if outcome == Outcome::Finished { None } else { self.told_why() };

@@ -127,6 +127,7 @@ fn control(sending: &Sending, orders: &Orders<SourceOrder>, is_slow: &AtomicBool
             }
             Some(SourceOrder::Resume) => ordered.resumed = true,
             Some(SourceOrder::Report(outcome, why)) => ordered.end = Some((outcome, why.unwrap_or_default())),
+            Some(SourceOrder::GiveUp) => sending.tell(SourceNote::GivenUp(None)),
             Some(SourceOrder::Slow(_) | SourceOrder::Pass(_)) => {}
             None => thread::sleep(Duration::from_millis(2)),
         }

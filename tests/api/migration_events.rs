@@ -1,0 +1,139 @@
+//! What `--event-monitor` tells of live migrations at both sides, from the request to the end: all of it, in its order.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::migration::{config, dots, progress, receive, send, url, wait_for_state};
+use crate::migration_peer::{Ends, Target};
+use crate::migration_wire::{Point, Then, Wire};
+use crate::vmm::{BINARY, Vmm, wait_for};
+
+/// A VMM that tells its events, and stays when its guest is gone.
+pub(crate) fn telling() -> Vmm {
+    let mut command = Command::new(BINARY);
+    command.args(["--no-shutdown", "--event-monitor", "path=events"]);
+    Vmm::of(command)
+}
+
+/// Such a VMM whose guest counts.
+fn source() -> (Vmm, Client) {
+    let vmm = telling();
+    let client = vmm.boot_config(&config(&vmm));
+    wait_for("the guest", || dots(&vmm) > 2);
+    (vmm, client)
+}
+
+/// What has been told of the VM until `last` was, but for its boot.
+fn told(vmm: &Vmm, last: &str) -> Vec<Value> {
+    let mut events: Vec<Value> = Vec::new();
+    wait_for(last, || {
+        let text = fs::read_to_string(vmm.files.path("events")).unwrap_or_default();
+        // The last line may not be whole yet.
+        events = serde_json::Deserializer::from_str(&text).into_iter().map_while(Result::ok).collect();
+        events.last().is_some_and(|event| event["event"] == last)
+    });
+    events.retain(|event| event["source"] == "vm" && !["booting", "booted"].map(Value::from).contains(&event["event"]));
+    events
+}
+
+/// The names of events, those of passes once each, whose numbers have to count from 1.
+fn names(events: &[Value]) -> String {
+    let (mut names, mut passes): (Vec<&str>, u64) = (Vec::new(), 0);
+    for event in events {
+        let name = event["event"].as_str().unwrap();
+        if name == "migration-memory-iteration" {
+            passes += 1;
+            assert_eq!(event["properties"], json!({"id": passes.to_string()}));
+        }
+        if names.last() != Some(&name) {
+            names.push(name);
+        }
+    }
+    names.join(" ")
+}
+
+/// How a migration ended and why, by the event that tells it.
+fn end<'a>(events: &'a [Value], name: &str) -> (&'a str, &'a str) {
+    let event = events.iter().find(|event| event["event"] == name).unwrap();
+    let [outcome, why] = ["outcome", "error"].map(|what| event["properties"][what].as_str().unwrap());
+    assert!(!why.contains('\n'), "{why}");
+    (outcome, why)
+}
+
+#[test]
+fn a_guest_that_moves_is_told_of_from_the_request_to_its_end_at_the_source() {
+    let ((source, mut client), target) = (source(), telling());
+    let mut there = receive(&target, &url(&target));
+    send(&mut client, &url(&target));
+    let sent = wait_for_state(&mut client, "finished");
+    wait_for_state(&mut there, "finished");
+    let events = told(&source, "shutdown");
+    assert_eq!(names(&events), "migration-started migration-memory-iteration migration-finished shutdown");
+    let passes = events.iter().filter(|event| event["event"] == "migration-memory-iteration").count() as u64;
+    // Those while the guest ran, and the rest.
+    assert_eq!(passes, sent["pass"].as_u64().unwrap() + 1, "{sent}");
+    let events = told(&target, "migration-receive-finished");
+    let expected = "migration-receive-ready migration-receive-started resumed migration-receive-finished";
+    assert_eq!(names(&events), expected);
+    assert!(events.iter().all(|event| event["properties"].is_null()), "{events:?}");
+}
+
+#[test]
+fn a_migration_that_is_cancelled_is_told_of_with_who_ended_it() {
+    let ((source, mut client), target) = (source(), telling());
+    let mut there = receive(&target, &url(&target));
+    let path = source.files.path("wire");
+    // In the middle of the first pass.
+    let wire = Wire::new(&path, &target.files.path("migration"), &[Point::Frame(3, 0)]);
+    send(&mut client, &format!("unix:{}", path.display()));
+    wire.reaches();
+    client.put("vm.cancel-migration").expect(204);
+    wait_for_state(&mut client, "cancelled");
+    wait_for_state(&mut there, "cancelled");
+    wire.goes(Then::IsCut);
+    let events = told(&source, "migration-failed");
+    assert_eq!(names(&events), "migration-started migration-memory-iteration migration-failed");
+    assert_eq!(end(&events, "migration-failed"), ("cancelled", "it was ended (vm.cancel-migration)"));
+    let events = told(&target, "migration-receive-failed");
+    assert_eq!(names(&events), "migration-receive-ready migration-receive-started migration-receive-failed");
+    assert_eq!(end(&events, "migration-receive-failed"), ("cancelled", "it was ended at the source"));
+}
+
+#[test]
+fn a_migration_that_fails_is_told_of_with_the_same_reason_at_both_sides() {
+    let ((source, mut client), target) = (source(), telling());
+    // What the guest's serial port writes to cannot be made there.
+    fs::create_dir(target.files.path("serial")).unwrap();
+    let mut there = receive(&target, &url(&target));
+    send(&mut client, &url(&target));
+    wait_for_state(&mut client, "failed");
+    wait_for_state(&mut there, "failed");
+    let events = told(&source, "migration-failed");
+    assert_eq!(names(&events), "migration-started migration-failed");
+    let here = end(&events, "migration-failed");
+    let events = told(&target, "migration-receive-failed");
+    assert_eq!(names(&events), "migration-receive-ready migration-receive-started migration-receive-failed");
+    let (outcome, why) = end(&events, "migration-receive-failed");
+    assert_eq!((outcome, here), ("failed", ("failed", format!("the target: {why}").as_str())));
+    assert!(why.contains("serial"), "{why}");
+}
+
+#[test]
+fn a_migration_of_which_nobody_knows_is_told_of_and_again_when_a_user_has_decided() {
+    let (source, mut client) = source();
+    let _target = Target::listen(&source.files.path("migration"), Ends::DiesAfterGo);
+    send(&mut client, &url(&source));
+    wait_for_state(&mut client, "unknown");
+    let events = told(&source, "migration-unknown");
+    assert_eq!(names(&events), "migration-started migration-memory-iteration migration-unknown");
+    assert_eq!(end(&events, "migration-unknown").0, "unknown");
+    client.put_json("vm.resume", &json!({"force": true})).expect(204);
+    wait_for("the source", || progress(&mut client)["state"] == "forced");
+    let events = told(&source, "migration-failed");
+    let expected = "migration-started migration-memory-iteration migration-unknown migration-failed";
+    assert_eq!(names(&events), expected);
+    assert_eq!(end(&events, "migration-failed").0, "forced");
+}
