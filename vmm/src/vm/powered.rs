@@ -26,7 +26,7 @@ pub(super) struct Powered {
 impl Drop for Powered {
     fn drop(&mut self) {
         self.bus.detach();
-        self.vfio.known_groups().detach();
+        self.vfio.known_files().detach();
         // Closing the VM removes its irqfds anyway.
         let _ = self.vm.detach_irqfd(self.ged.interrupt(), layout::EVENT_GSI);
         self.ged.reset();
