@@ -45,6 +45,11 @@ pub(crate) fn prepare(command: Command) -> Result<Prepared, Error> {
             }
             call.body = Some(json(&net)?);
         }
+        Command::AddDevice { device } => {
+            let mut device: DeviceConfig = device.parse()?;
+            fds = device.fd.take().into_iter().map(duplicate).collect::<Result<_, _>>()?;
+            call.body = Some(json(&device)?);
+        }
         Command::Restore { restore } => {
             let mut restore: RestoreConfig = restore.parse()?;
             fds = descriptors(&mut restore.net_fds, &mut restore.backends)?;
@@ -115,7 +120,6 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
 /// carries.
 fn body(command: Command) -> Result<Option<String>, Error> {
     let body = match command {
-        Command::AddDevice { device } => json(&device.parse::<DeviceConfig>()?),
         Command::AddDisk { disk } => json(&disk.parse::<DiskConfig>()?),
         Command::AddFs { fs } => json(&fs.parse::<FsConfig>()?),
         Command::AddGenericVhostUser { device } => json(&device.parse::<GenericVhostUserConfig>()?),
@@ -156,11 +160,11 @@ fn read(path: &Path) -> Result<String, Error> {
 /// A copy of a descriptor that was passed to this program by number.
 fn duplicate(fd: i32) -> Result<OwnedFd, Error> {
     if fd < 3 {
-        return Err(format!("fd={fd}: a standard stream, not a tap; open the tap as 3 or above").into());
+        return Err(format!("fd={fd}: a standard stream, not a tap or a device; open that as 3 or above").into());
     }
     // SAFETY: the number is only used for this one call, which fails if it is not open.
     let passed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let missing = || format!("fd={fd}: not an open file descriptor; open the tap before starting ch-remote");
+    let missing = || format!("fd={fd}: not an open file descriptor; open it before starting ch-remote");
     passed.try_clone_to_owned().map_err(|_| missing().into())
 }
 
@@ -263,11 +267,16 @@ mod tests {
     #[test]
     fn descriptors_are_passed_and_not_named() {
         let refused = prepare(Command::AddNet { net: "fd=[1]".to_string(), vf: Vec::new() }).unwrap_err().to_string();
-        assert_eq!(refused, "fd=1: a standard stream, not a tap; open the tap as 3 or above");
+        assert_eq!(refused, "fd=1: a standard stream, not a tap or a device; open that as 3 or above");
         let open = std::fs::File::open("/dev/null").unwrap();
         let net = format!("id=a,fd=[{}]", std::os::fd::AsRawFd::as_raw_fd(&open));
         let prepared = prepare(Command::AddNet { net, vf: Vec::new() }).unwrap();
         assert_eq!(prepared.fds.len(), 1);
         assert!(!prepared.call.body.unwrap().contains("fds"));
+        let device = format!("id=d,fd={}", std::os::fd::AsRawFd::as_raw_fd(&open));
+        let prepared = prepare(Command::AddDevice { device }).unwrap();
+        assert_eq!(prepared.fds.len(), 1);
+        let body: Value = serde_json::from_str(&prepared.call.body.unwrap()).unwrap();
+        assert_eq!(body, json!({"id": "d", "pci_segment": 0, "iommu": false}));
     }
 }

@@ -354,7 +354,7 @@ impl ControlLoop {
         } else if let Some(pending) = self.opening.take().and_then(Opening::abandon) {
             let what = match pending.action() {
                 Action::Restore(..) => "the VM was ended before it was restored",
-                Action::AddDevice(_) => "the VM was ended before the device of the host was open",
+                Action::AddDevice(..) => "the VM was ended before the device of the host was open",
                 _ => "the VM was ended before a vhost-user backend was ready",
             };
             pending.serve(|_| Err(Failure::new(ErrorKind::Conflict, what)));
@@ -509,8 +509,8 @@ impl ControlLoop {
                 let added = self.created()?.add_generic_vhost_user(*device);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
             }
-            Action::AddDevice(device) => {
-                let added = self.created()?.add_device(*device);
+            Action::AddDevice(device, fds) => {
+                let added = self.created()?.add_device(*device, fds);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
             }
             Action::AddPmem(pmem) => {

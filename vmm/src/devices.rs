@@ -50,7 +50,7 @@ use crate::pci_host::device_watch::{DeviceWatch, backend_observer, tell_backend}
 use crate::pci_host::policy_watch::PolicyWatch;
 use crate::pci_host::slot::Slot;
 use crate::telemetry::events::Events;
-use crate::vfio::{Notice, VfioError, VfioHost};
+use crate::vfio::{Notice, VfioError, VfioHost, VfioSource};
 
 /// The host bridge that guests of Cloud Hypervisor see.
 const HOST_BRIDGE: HostBridge<Thread> = HostBridge::new(0x8086, 0x0d57);
@@ -282,7 +282,7 @@ impl Devices {
         if let Some(iommu) = &self.host.iommu {
             iommu.power_on();
         }
-        self.host.vfio.known_groups().attach(&vm);
+        self.host.vfio.known_files().attach(&vm);
         Ok(self.bus.attach(vm, &self.host.apertures, has_firmware)?)
     }
 
@@ -534,7 +534,11 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let behind = host.behind(placement, placement.rid).filter(|_| plan.iommu);
             let device = opener.host_device().unwrap_or_else(|| host.vfio.open(spec, &host.memory));
             let device = device.and_then(|device| device.into_function(placement.rid, behind)).map_err(|error| {
-                let option = format!("{option},path={}", spec.path.display());
+                // A client that sent a descriptor does not know its number.
+                let option = match &spec.source {
+                    VfioSource::Path(path) => format!("{option},path={}", path.display()),
+                    VfioSource::Fd(_) => option,
+                };
                 DeviceError::Vfio { option, error }
             })?;
             let counters = Counters::plain("vfio", device.counters());

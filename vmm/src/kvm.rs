@@ -7,7 +7,7 @@ mod error;
 mod ram_slot;
 mod routes;
 mod state;
-mod vfio_groups;
+mod vfio_files;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,7 +31,7 @@ pub use crate::kvm::error::KvmError;
 pub use crate::kvm::ram_slot::RamSlot;
 pub use crate::kvm::routes::{IOAPIC_PINS, MsiRoute};
 pub use crate::kvm::state::{Abilities, RefusedMsr};
-pub(crate) use crate::kvm::vfio_groups::VfioGroups;
+pub(crate) use crate::kvm::vfio_files::VfioFiles;
 
 /// Required capabilities. Linux 5.4 has all of them.
 const CAPABILITIES: [(u32, &str); 8] = [
@@ -163,15 +163,15 @@ impl Vm {
         Ok(Vcpu { fd })
     }
 
-    /// What is told of the VFIO groups whose devices the guest has. It keeps the VM.
+    /// What is told of VFIO's groups and devices that the guest has. It keeps the VM.
     ///
     /// # Errors
     ///
     /// When KVM was built without VFIO, or no file descriptor is left.
-    pub(crate) fn vfio_groups(&self) -> Result<VfioGroups, KvmError> {
-        let mut device = VfioGroups::device();
+    pub(crate) fn vfio_files(&self) -> Result<VfioFiles, KvmError> {
+        let mut device = VfioFiles::device();
         let fd = self.fd.create_device(&mut device).map_err(failed("make KVM's VFIO device"))?;
-        Ok(VfioGroups::new(Box::new(move |attribute| fd.set_device_attr(attribute).map_err(Into::into))))
+        Ok(VfioFiles::new(Box::new(move |attribute| fd.set_device_attr(attribute).map_err(Into::into))))
     }
 
     /// Backs `len` bytes of guest addresses from `guest` with the host's memory at `host`. A `len` of 0 removes the

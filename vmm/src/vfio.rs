@@ -8,17 +8,21 @@
 //! | `interrupts` | what its messages and its pin ask of the host |
 //! | `regions` | which parts of its BARs the guest has without exits |
 //! | `host_device` | the device as the kernel gives it |
+//! | `spec` | which device is wanted, and how |
 //! | `opened` | one that is open, and not a function yet |
-//! | `host_iommu`, `address_space`, `piece` | which memory it reaches |
+//! | `host_iommu`, `iommufd`, `address_space`, `piece` | which memory it reaches |
 //! | `guest_memory`, `follower` | that is all of the guest's, or what the guest's virtual IOMMU maps |
 //! | `peer_bars`, `bar_memory` | and the BARs of the other devices |
-//! | `group`, `known_groups` | its IOMMU group, and KVM's knowledge of it |
+//! | `group`, `cdev`, `passed` | its IOMMU group, or its own file, which may have been given to this process |
+//! | `attached`, `space`, `known_files` | to what they are attached, and KVM's knowledge of them |
 //! | `watch` | what the host wants of it |
-//! | `sysfs`, `ioctl`, `info` | what is asked of the host's kernel, and how |
+//! | `sysfs`, `ioctl`, `iommufd_ioctl`, `info` | what is asked of the host's kernel, and how |
 
 mod address_space;
+mod attached;
 mod bar_memory;
 mod capabilities;
+pub(crate) mod cdev;
 mod config_space;
 mod error;
 #[cfg(test)]
@@ -35,17 +39,22 @@ mod host_iommu;
 mod info;
 mod interrupts;
 mod ioctl;
-mod known_groups;
+mod iommufd;
+mod iommufd_ioctl;
+mod known_files;
 mod msi;
 mod opened;
+mod passed;
 mod peer_bars;
 mod piece;
 mod regions;
+mod space;
+mod spec;
 mod sysfs;
 mod watch;
 
 pub(crate) use error::VfioError;
-pub(crate) use host::{VfioHost, VfioSpec};
+pub(crate) use host::VfioHost;
 pub(crate) use opened::OpenDevice;
-pub(crate) use sysfs::SysfsDevice;
+pub(crate) use spec::{VfioInterface, VfioSource, VfioSpec};
 pub(crate) use watch::Notice;

@@ -172,6 +172,16 @@ pub(crate) struct Lab {
     images: Mutex<BTreeSet<String>>,
 }
 
+/// Modules that tests may load by one name.
+pub(crate) struct ExtraModules<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// Debian's, without what they depend on.
+    pub debian: &'a [&'a str],
+    /// Those that are built here, in load order, behind Debian's.
+    pub built: &'a [PathBuf],
+}
+
 /// Modules in load order: file names and ELF images.
 pub(crate) type Modules = BTreeMap<String, Vec<u8>>;
 
@@ -338,23 +348,29 @@ impl Lab {
         Ok(())
     }
 
-    /// Turns an unpacked package into a kernel of first-level machines, with the module `driver` added to those they
-    /// load.
+    /// Turns an unpacked package into a kernel of first-level machines, with the modules `drivers` added to those they
+    /// load, and `extra` for tests.
     pub(crate) fn unpack_kernel(
         &self,
         name: &str,
         unpacked: &Path,
         package: &str,
-        driver: Option<&Path>,
+        drivers: &[PathBuf],
+        extra: &[ExtraModules<'_>],
     ) -> Result<()> {
         let _ = fs::remove_dir_all(self.kernel_path(name, ""));
         let modules = self.kernel_path(name, "modules");
         let tree = ModuleTree::open(&modules_folder(unpacked)?)?;
-        write_modules(&modules, tree.load_order(FIRST_LEVEL)?.iter())?;
-        if let Some(driver) = driver {
-            let file = driver.file_name().unwrap_or_default().to_string_lossy();
-            // Behind all others in load order.
-            fs::copy(driver, modules.join(format!("99-{file}"))).context(driver.display())?;
+        let loaded = tree.load_order(FIRST_LEVEL)?;
+        write_modules(&modules, loaded.iter())?;
+        // Behind all others in load order.
+        copy_modules(&modules, 90, drivers)?;
+        for ExtraModules { name: module, debian, built } in extra {
+            let folder = self.kernel_path(name, "extra").join(module);
+            let needed = tree.load_order(debian)?;
+            let missing = needed.iter().filter(|module| loaded.iter().all(|loaded| loaded.name != module.name));
+            write_modules(&folder, missing)?;
+            copy_modules(&folder, 90, built)?;
         }
         let bzimage = read_one(&unpacked.join("boot"), "vmlinuz-")?;
         fs::write(self.kernel_path(name, "bzImage"), bzimage).context("writing bzImage")?;
@@ -413,6 +429,15 @@ fn write_modules<'a>(folder: &Path, modules: impl Iterator<Item = &'a Module>) -
     for (number, module) in modules.enumerate() {
         let path = folder.join(format!("{number:02}-{}.ko", module.name));
         fs::write(&path, &module.image).context(path.display())?;
+    }
+    Ok(())
+}
+
+/// Copies modules that were built here into a folder, with numbers from `first` on in their names.
+fn copy_modules(folder: &Path, first: usize, modules: &[PathBuf]) -> Result<()> {
+    for (number, module) in (first..).zip(modules) {
+        let file = module.file_name().unwrap_or_default().to_string_lossy();
+        fs::copy(module, folder.join(format!("{number}-{file}"))).context(module.display())?;
     }
     Ok(())
 }

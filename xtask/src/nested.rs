@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::emulator;
 use crate::error::{Context, Error, Result};
 use crate::images::Image;
+use crate::iommufd;
 use crate::lab::{FIRST_LEVEL_KERNEL, Lab};
 use crate::newer_qemu;
 
@@ -68,6 +69,9 @@ impl Machine {
 
     /// The machine that has devices to pass through.
     pub(crate) const VFIO: Machine = Machine { nics: Nics::Vfio, ..Machine::plain(Clock::Real) };
+
+    /// The same, whose kernel has iommufd.
+    pub(crate) const IOMMUFD: Machine = Machine { kernel: iommufd::KERNEL, ..Machine::VFIO };
 }
 
 /// A first-level machine that is up and waits for commands.

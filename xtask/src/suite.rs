@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use crate::apt::output;
 use crate::error::{Error, Result};
 use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, IGB_KERNEL, IGB_KERNEL_6_1, Lab};
-use crate::nested::{Clock, Lost, Machine};
-use crate::newer_qemu;
+use crate::nested::{Clock, Lost, Machine, Nics};
 use crate::place::{Place, Worker};
 use crate::progress::{note, seconds};
+use crate::{iommufd, newer_qemu};
 
 /// How long one test may take. The harness has shorter limits of its own; this one applies when the harness hangs too.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
@@ -31,6 +31,8 @@ const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
 const FIRMWARE_TESTS: &str = "firmware";
 /// The files of tests that pass devices of the first-level machine through to guests begin with this.
 const VFIO_TESTS: &str = "vfio";
+/// The file of those of them that need a kernel with iommufd.
+const IOMMUFD_TESTS: &str = "vfio_iommufd";
 /// The modules that these load, beside the kernel of that machine.
 const VFIO_MODULES: &str = "extra/vfio-pci";
 
@@ -87,6 +89,7 @@ impl Test {
     /// The machine that it runs in, if it is emulated.
     fn machine(&self) -> Machine {
         match self.file.as_str() {
+            IOMMUFD_TESTS => Machine::IOMMUFD,
             file if file.starts_with(VFIO_TESTS) => Machine::VFIO,
             file if file.starts_with(FIRMWARE_TESTS) => Machine::plain(Clock::Instructions),
             _ => Machine::plain(Clock::Real),
@@ -132,7 +135,10 @@ impl Suite<'_> {
         }
         let workers = self.place.workers().min(total);
         note("test", format!("{total} integration tests, {}", self.description(workers)));
-        if queue.lock().iter().any(|test| test.machine() == Machine::VFIO) {
+        if queue.lock().iter().any(|test| test.machine() == Machine::IOMMUFD) {
+            iommufd::prepare(self.lab)?;
+        }
+        if queue.lock().iter().any(|test| test.machine().nics == Nics::Vfio) {
             self.lab.kernel(FIRST_LEVEL_KERNEL, VFIO_MODULES)?;
             self.lab.prepare(IGB_KERNEL)?;
             if self.all {
@@ -194,7 +200,7 @@ impl Suite<'_> {
             let Some(test) = queue.lock().pop_front() else { return };
             let machine = test.machine();
             // This machine's own devices are not for tests: those of VFIO are always emulated.
-            let place = if machine == Machine::VFIO { Place::Nested } else { self.place };
+            let place = if machine.nics == Nics::Vfio { Place::Nested } else { self.place };
             let ready = match worker.take() {
                 Some((its_machine, ready)) if its_machine == machine || self.is_host(machine, its_machine) => Ok(ready),
                 _ => self.worker(place, number, &machine),
@@ -231,7 +237,7 @@ impl Suite<'_> {
 
     /// Whether tests of both kinds run on this machine itself.
     fn is_host(&self, one: Machine, other: Machine) -> bool {
-        self.place == Place::Host && ![one, other].contains(&Machine::VFIO)
+        self.place == Place::Host && [one, other].iter().all(|machine| machine.nics == Nics::None)
     }
 
     fn run_one(&self, test: Test, worker: &mut Worker) -> Report {
@@ -257,6 +263,9 @@ impl Suite<'_> {
         let mut line = environment(self.lab, self.vmm, Some(self.fixtures));
         if self.bless {
             line += "CH_BLESS=1 ";
+        }
+        if test.machine() == Machine::IOMMUFD {
+            line += &format!("CH_MACHINE={} ", iommufd::KERNEL);
         }
         // How often tests repeat what must not wear out.
         for name in ROUNDS {

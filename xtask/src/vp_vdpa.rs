@@ -3,26 +3,24 @@
 //! the kernel that the machine runs.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::apt::{self, Apt, output};
+use crate::apt::{self, output};
 use crate::build;
 use crate::error::{Context, Error, Result};
 use crate::images::Image;
 use crate::lab::{GUEST_KERNELS, Lab};
 use crate::nested::{Clock, FirstLevel, Machine, Nics};
-use crate::progress::Step;
+use crate::out_of_tree::Tree;
 use crate::suite::{environment, quote};
 
 /// The kernel's folder in the lab.
 pub(crate) const KERNEL: &str = "vp-vdpa";
-/// The package with the kernel's source.
-const SOURCE: &str = "linux-source-6.12";
-/// The end of that package's versions that are built for the Debian release whose compilers this machine has.
-const BUILT_FOR: &str = "~deb12";
-/// The driver's only file.
+/// The driver's folder in the kernel's source.
+const FOLDER: &str = "drivers/vdpa/virtio_pci";
+/// Its only file.
 const DRIVER: &str = "drivers/vdpa/virtio_pci/vp_vdpa.c";
 /// How long a command may take.
 const LIMIT: Duration = Duration::from_secs(3600);
@@ -37,12 +35,7 @@ const BIND: &str = "ulimit -l unlimited; echo always > /sys/kernel/mm/transparen
 /// Boots a machine with `nics` such devices, every other one with a page per doorbell. Runs `command` there, or else a
 /// guest with a VF over each device. Returns the exit status.
 pub(crate) fn run(lab: &Lab, workspace: &Path, nics: usize, command: Option<&str>) -> Result<i32> {
-    apt::install_missing(&[
-        ("qemu-system-x86_64", "qemu-system-x86"),
-        ("gcc", "gcc"),
-        ("make", "make"),
-        ("xz", "xz-utils"),
-    ])?;
+    apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
     prepare(lab)?;
     // The programs of others include `vdpa`.
     lab.peers()?;
@@ -69,51 +62,12 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, nics: usize, command: Option<&str
 
 /// Fetches the kernel and builds the driver, once.
 fn prepare(lab: &Lab) -> Result<()> {
-    let record = lab.kernel_path(KERNEL, "package");
-    if record.exists() {
+    if lab.kernel_path(KERNEL, "package").exists() {
         return Ok(());
     }
-    let mut apt = Apt::new(&lab.folder().join("apt"))?;
-    let version = apt.version(SOURCE, BUILT_FOR)?;
-    let upstream = version.split('-').next().unwrap_or_default();
-    let release = format!("{upstream}+deb12");
-    let folder = lab.folder().join("unpacked-vp-vdpa");
-    let _ = fs::remove_dir_all(&folder);
-    let packages = [
-        format!("linux-image-{release}-amd64"),
-        format!("linux-headers-{release}-amd64"),
-        format!("linux-headers-{release}-common"),
-        format!("linux-kbuild-{release}"),
-        format!("{SOURCE}={version}"),
-    ];
-    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
-    let names = apt.unpack(&format!("Linux {release}, its headers and its source"), &packages, &folder)?;
-    let step = Step::begin("build", "the driver vp_vdpa");
-    let driver = build(&folder, &folder.join(format!("usr/src/linux-headers-{release}-amd64")))?;
-    step.done();
-    lab.unpack_kernel(KERNEL, &folder, &names, Some(&driver))?;
-    let _ = fs::remove_dir_all(&folder);
-    Ok(())
-}
-
-/// Builds the driver against `headers`. Returns the module.
-fn build(unpacked: &Path, headers: &Path) -> Result<PathBuf> {
-    let makefile = headers.join("Makefile");
-    let text = fs::read_to_string(&makefile).context(makefile.display())?;
-    // The packages expect to be installed.
-    let text = text.replace("/usr/src/", &format!("{}/", unpacked.join("usr/src").display()));
-    fs::write(&makefile, text).context(makefile.display())?;
-    let source = unpacked.join("usr/src").join(format!("{SOURCE}.tar.xz"));
-    let folder = unpacked.join("module");
-    fs::create_dir_all(&folder).context(folder.display())?;
-    // DRIVER lies below the archive's one folder.
-    let mut extract = Command::new("tar");
-    extract.arg("-xJf").arg(source).arg("-C").arg(&folder).args(["--strip-components=4", "--wildcards"]);
-    output(extract.arg(format!("*/{DRIVER}")))?;
+    let tree = Tree::fetch(lab, KERNEL)?;
+    let folder = tree.extract(&[DRIVER])?.join(FOLDER);
     fs::write(folder.join("Kbuild"), "obj-m := vp_vdpa.o\n").context(folder.display())?;
-    let mut make = Command::new("make");
-    make.arg("-C").arg(headers).arg(format!("M={}", folder.display()));
-    // Type information is not needed, and takes another tool.
-    output(make.args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]))?;
-    Ok(folder.join("vp_vdpa.ko"))
+    tree.make("the driver vp_vdpa", &folder, &[])?;
+    lab.unpack_kernel(KERNEL, tree.folder(), tree.names(), &[folder.join("vp_vdpa.ko")], &[])
 }

@@ -164,6 +164,12 @@ impl GuestSpec {
         self.net(&format!("fd=[{}],{value}", numbers.join(",")))
     }
 
+    /// Has the VMM inherit `files`, under the same numbers.
+    pub fn inheriting(mut self, files: Vec<OwnedFd>) -> GuestSpec {
+        self.inherited.extend(files);
+        self
+    }
+
     /// Limits the VMM to `limit` open files.
     pub fn open_files(mut self, limit: u64) -> GuestSpec {
         self.open_files = Some(limit);

@@ -1,7 +1,8 @@
 //! NICs of this machine that tests give to guests, behind its IOMMU: virtio NICs, an igb with VFs, and two that have no
 //! messages.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -140,6 +141,12 @@ impl HostNic {
         assert!(self.has(driver), "{name} has {:?}", fs::read_link(self.folder.join("driver")));
     }
 
+    /// Opens its own file, on a machine with iommufd.
+    pub fn open(&self) -> OwnedFd {
+        let entry = fs::read_dir(self.folder.join("vfio-dev")).unwrap().next().unwrap().unwrap().file_name();
+        open(&Path::new("/dev/vfio/devices").join(entry))
+    }
+
     /// Its folder in sysfs.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -178,10 +185,19 @@ impl HostNic {
 impl Vmm {
     /// What it has open and locked: the number of files, and the line of locked memory in its status.
     pub fn held(&self) -> (usize, String) {
-        let process = format!("/proc/{}", self.id());
-        let files = fs::read_dir(format!("{process}/fd")).unwrap().count();
-        let status = fs::read_to_string(format!("{process}/status")).unwrap();
-        (files, status.lines().find(|line| line.starts_with("VmLck:")).unwrap().to_string())
+        let files = fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count();
+        (files, self.status("VmLck:"))
+    }
+
+    /// What it has pinned by iommufd, in KiB.
+    pub fn pinned(&self) -> u64 {
+        self.status("VmPin:").split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// The line of its status that begins with `name`.
+    fn status(&self, name: &str) -> String {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
+        status.lines().find(|line| line.starts_with(name)).unwrap().to_string()
     }
 
     /// Whether it has a BAR of a device of the host mapped.
@@ -190,11 +206,22 @@ impl Vmm {
     }
 }
 
+/// Opens an iommufd of this machine, once a NIC has been given to VFIO.
+pub fn open_iommufd() -> OwnedFd {
+    open(Path::new("/dev/iommu"))
+}
+
+fn open(path: &Path) -> OwnedFd {
+    let file = OpenOptions::new().read(true).write(true).open(path);
+    file.unwrap_or_else(|error| panic!("{}: {error}", path.display())).into()
+}
+
 /// Loads modules of this machine's kernel, each with those it depends on.
 fn load(modules: &[&str]) {
     let lab = PathBuf::from(std::env::var_os("CH_LAB").unwrap());
+    let kernel = std::env::var_os("CH_MACHINE").unwrap_or_else(|| "first-level".into());
     for module in modules {
-        let folder = lab.join("kernels/first-level/extra").join(module);
+        let folder = lab.join("kernels").join(&kernel).join("extra").join(module);
         let mut files: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();
         for file in files {

@@ -62,7 +62,7 @@ pub use expected::{assert_matches_file, without_what_varies};
 pub use flood::Flood;
 pub use guest::{Guest, GuestSpec};
 pub use guest_vfio::GuestTestpmd;
-pub use host_nic::HostNic;
+pub use host_nic::{HostNic, open_iommufd};
 pub use hybrid_socket::{call, exchange};
 pub use kvm_statistics::KvmExits;
 pub use kvm_trace::{KvmEvents, KvmObjects, KvmTrace};

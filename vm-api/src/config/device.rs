@@ -1,5 +1,6 @@
 //! Devices of the host: `--device`.
 
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use option_derive::Options;
@@ -10,8 +11,14 @@ use serde::Serialize;
 #[options("--device")]
 pub struct DeviceConfig {
     /// Folder of the device in sysfs, such as /sys/bus/pci/devices/0000:01:00.1. It must have the driver vfio-pci.
-    #[option("path=<folder>", required)]
-    pub path: PathBuf,
+    #[option("path=<folder>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// In place of path, descriptor of the device's own file, one of /dev/vfio/devices, for which --platform has an
+    /// iommufd_fd.
+    #[option("fd=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fd: Option<RawFd>,
     /// Device name, unique in the VM. It must not start with two underscores. By default _vfio0, _vfio1 and so on.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]

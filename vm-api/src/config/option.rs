@@ -88,7 +88,7 @@ macro_rules! whole_number {
         }
     )*};
 }
-whole_number!(u8, u16, u32);
+whole_number!(u8, u16, u32, i32);
 
 /// A number of bytes.
 impl Value for u64 {

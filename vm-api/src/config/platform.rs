@@ -1,6 +1,8 @@
 //! What the machine is beyond its devices: `--platform` and `--pci-segment`. The strings of `--platform` are those of
 //! SMBIOS (`DSP0134`), by which the guest identifies it.
 
+use std::os::fd::RawFd;
+
 use option_derive::Options;
 use serde::Serialize;
 
@@ -24,6 +26,14 @@ pub struct PlatformConfig {
     #[option("iommu_address_width=<bits>", default = 64, alias = "iommu_address_width_bits")]
     #[serde(rename = "iommu_address_width_bits")]
     pub iommu_address_width: u8,
+    /// Descriptor of an open /dev/iommu, by which devices of the host (--device) are told what they reach. It implies
+    /// iommufd=on.
+    #[option("iommufd_fd=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iommufd_fd: Option<RawFd>,
+    /// Whether devices of the host are opened one by one, by iommufd, and not by their IOMMU groups. By default off.
+    #[option("iommufd=on|off", default_from = iommufd_fd.is_some())]
+    pub iommufd: bool,
     /// Whether devices of the host (--device) reach each other's BARs at the guest's addresses (peer-to-peer), where
     /// the host's IOMMU allows that.
     #[option("vfio_p2p_dma=on|off", default = true)]

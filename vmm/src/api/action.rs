@@ -51,7 +51,7 @@ pub enum Action {
     /// `vm.add-generic-vhost-user`.
     AddGenericVhostUser(Box<GenericVhostUserConfig>),
     /// `vm.add-device`.
-    AddDevice(Box<DeviceConfig>),
+    AddDevice(Box<DeviceConfig>, Vec<OwnedFd>),
     /// `vm.add-pmem`.
     AddPmem(Box<PmemConfig>),
     /// `vm.add-vdpa`.

@@ -12,7 +12,7 @@ use vm_api::typed;
 use crate::api::{Action, Failure};
 use crate::config::json::drop_nulls;
 use crate::config::unsupported::{self, Object};
-use crate::config::{NetConfig, RestoreConfig, RestoredBackend, RestoredNet};
+use crate::config::{DeviceConfig, NetConfig, RestoreConfig, RestoredBackend, RestoredNet};
 use crate::error_kind::ErrorKind;
 
 /// The path prefix of the endpoints, as in Cloud Hypervisor.
@@ -108,7 +108,7 @@ pub const ROUTES: &[Route] = &[
         "/api/v1/vm.add-generic-vhost-user",
         Take::Body(|body| Ok(Action::AddGenericVhostUser(Box::new(typed(body)?)))),
     ),
-    put("/api/v1/vm.add-device", Take::Body(|body| Ok(Action::AddDevice(Box::new(stripped(body, Object::Device)?))))),
+    put("/api/v1/vm.add-device", Take::Fds(add_device)),
     put("/api/v1/vm.add-pmem", Take::Body(|body| Ok(Action::AddPmem(Box::new(typed(body)?))))),
     put("/api/v1/vm.add-vdpa", Take::Body(|body| Ok(Action::AddVdpa(Box::new(typed(body)?))))),
     put("/api/v1/vm.add-vsock", Take::Body(|body| Ok(Action::AddVsock(Box::new(typed(body)?))))),
@@ -151,8 +151,8 @@ impl Request<'_> {
     fn take(self, take: &Take, name: &str) -> Result<Action, Failure> {
         if !self.fds.is_empty() && !matches!(take, Take::Fds(_)) {
             return Err(bad(
-                "it came with file descriptors, which only vm.add-net, vm.restore and vm.receive-migration \
-                 take; send none",
+                "it came with file descriptors, which only vm.add-net, vm.add-device, vm.set-vf, vm.restore and \
+                 vm.receive-migration take; send none",
             ));
         }
         match take {
@@ -209,6 +209,12 @@ fn create(body: Value) -> Result<Action, Failure> {
         }
         check_vf_fds(net, &format!("net[{index}]."))?;
     }
+    if let Some(index) = config.devices.iter().position(|device| device.fd.is_some()) {
+        return Err(numbers_of_fds(
+            &format!("devices[{index}].fd"),
+            "add the device with vm.add-device, and send its descriptor",
+        ));
+    }
     if !has_payload {
         return Err(bad("payload: is required; give what the VM boots, such as {\"kernel\": \"/boot/vmlinux\"}"));
     }
@@ -225,6 +231,21 @@ fn add_net(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
     }
     config.fds.clear();
     Ok(Action::AddNet(Box::new(config), fds))
+}
+
+/// As [`add_net`], with the device's own file, if it is not named by its path. The device has its number here.
+fn add_device(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
+    let mut config: DeviceConfig = stripped(body, Object::Device)?;
+    if config.fd.take().is_some() && fds.is_empty() {
+        return Err(numbers_of_fds("fd", "send the descriptor with the request (SCM_RIGHTS)"));
+    }
+    match fds.len() {
+        0 | 1 => {
+            config.fd = fds.first().map(AsRawFd::as_raw_fd);
+            Ok(Action::AddDevice(Box::new(config), fds))
+        }
+        came => Err(bad(format!("{came} descriptors came with it (SCM_RIGHTS), and a device has one file; send one"))),
+    }
 }
 
 fn check_vf_fds(net: &NetConfig, path: &str) -> Result<(), Failure> {

@@ -62,7 +62,7 @@ impl VmPlan {
         devices.extend(disk::plan(&config.disks, &config.rate_limit_groups, vcpus)?);
         devices.extend(console::plan(&config.console)?);
         devices.push(rng::plan(&config.rng)?);
-        let of_host = vfio::plan(&config.devices)?;
+        let of_host = vfio::plan(&config.devices, config.platform.as_ref())?;
         if let Some(balloon) = &config.balloon {
             devices.push(balloon::plan(balloon, config.memory.wanted(), devices.iter().chain(&of_host))?);
         }

@@ -5,11 +5,12 @@ use std::collections::HashSet;
 use vm_api::config::device::DeviceConfig;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::numbered;
+use vm_api::config::{Options as _, PlatformConfig};
 
 use crate::config::common_keys::{CommonKeys, check_ids};
 use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::subject::Subject;
-use crate::vfio::VfioSpec;
+use crate::vfio::{VfioInterface, VfioSource, VfioSpec};
 
 const FLAG: &str = "--device";
 
@@ -17,32 +18,84 @@ const FLAG: &str = "--device";
 ///
 /// # Errors
 ///
-/// The first thing that is wrong. What the host has at a path is looked at when it is opened.
-pub(crate) fn plan(all: &[DeviceConfig]) -> Result<Vec<DevicePlan>, ConfigError> {
+/// The first thing that is wrong. What the host has at a path, or as a descriptor, is looked at when it is opened.
+pub(crate) fn plan(all: &[DeviceConfig], platform: Option<&PlatformConfig>) -> Result<Vec<DevicePlan>, ConfigError> {
+    let interface = interface(platform)?;
     let ids = numbered("_vfio", all.iter().map(|device| device.id.as_deref()));
-    let (mut plans, mut paths) = (Vec::with_capacity(all.len()), HashSet::new());
+    let (mut plans, mut sources) = (Vec::with_capacity(all.len()), HashSet::new());
     for (index, (device, id)) in all.iter().zip(ids).enumerate() {
         let subject = Subject::device(FLAG, device.id.as_deref(), index, all.len());
         check(device, &subject)?;
-        if !paths.insert(&device.path) {
-            let (what, user) = ("this device of the host".to_string(), "another --device".to_string());
-            let remedy = "give each its own".to_string();
-            let problem = Problem::InUse { what, user, remedy };
-            return Err(ConfigError::new(subject.key("path", device.path.display()), problem));
+        let source = source(device, interface, &subject)?;
+        if !sources.insert((&device.path, device.fd)) {
+            let what = match source {
+                VfioSource::Path(_) => "this device of the host",
+                VfioSource::Fd(_) => "this descriptor",
+            };
+            let user = "another --device".to_string();
+            let problem = Problem::InUse { what: what.to_string(), user, remedy: "give each its own".to_string() };
+            return Err(ConfigError::new(named(device, &subject), problem));
         }
         let DeviceConfig { pci_segment, pci_device_id, iommu, .. } = *device;
         let unmapped_bars = device.x_exclude_mmap_bars.clone();
-        let spec = VfioSpec { id: id.clone(), path: device.path.clone(), iommu, unmapped_bars };
+        let spec = VfioSpec { id: id.clone(), source, interface, iommu, unmapped_bars };
         plans.push(DevicePlan { flag: FLAG, id, pci_segment, pci_device_id, iommu, kind: DeviceKind::Vfio(spec) });
     }
     check_ids(FLAG, &plans)?;
     Ok(plans)
 }
 
+/// By which interface of the kernel the VM has its devices of the host.
+fn interface(platform: Option<&PlatformConfig>) -> Result<VfioInterface, ConfigError> {
+    let Some(PlatformConfig { iommufd, iommufd_fd, .. }) = platform else { return Ok(VfioInterface::Groups) };
+    let fail = |key: String, problem| Err(ConfigError::new(format!("{} {key}", PlatformConfig::OPTION), problem));
+    match (*iommufd, *iommufd_fd) {
+        (_, Some(fd)) if fd <= 2 => {
+            let what = format!("{fd} is a standard stream, not an iommufd; open /dev/iommu as 3 or above");
+            fail(format!("iommufd_fd={fd}"), Problem::Value(what))
+        }
+        (false, Some(fd)) => {
+            let what = "is for iommufd_fd, too; leave one of the two out".to_string();
+            fail(format!("iommufd=off,iommufd_fd={fd}"), Problem::Conflict(what))
+        }
+        (true, given) => Ok(VfioInterface::Iommufd(given)),
+        (false, None) => Ok(VfioInterface::Groups),
+    }
+}
+
+/// How messages name a device. The number of a descriptor is not shown: a client that sent it does not know it.
+fn named(device: &DeviceConfig, subject: &Subject) -> String {
+    match &device.path {
+        Some(path) => subject.key("path", path.display()),
+        None => subject.bare().to_string(),
+    }
+}
+
+fn source(device: &DeviceConfig, interface: VfioInterface, subject: &Subject) -> Result<VfioSource, ConfigError> {
+    let fail = |problem| Err(ConfigError::new(named(device, subject), problem));
+    match (&device.path, device.fd) {
+        (Some(path), None) => Ok(VfioSource::Path(path.clone())),
+        (None, Some(fd)) if fd <= 2 => {
+            let what = format!("{fd} is a standard stream, not a device; open the device as 3 or above");
+            Err(ConfigError::new(subject.key("fd", fd), Problem::Value(what)))
+        }
+        (None, Some(fd)) if matches!(interface, VfioInterface::Iommufd(Some(_))) => Ok(VfioSource::Fd(fd)),
+        (None, Some(_)) => fail(Problem::Conflict(
+            "a device by descriptor (fd=) needs a VM with an iommufd by descriptor; add --platform iommufd_fd=, or \
+             give the device's path"
+                .to_string(),
+        )),
+        (Some(_), Some(_)) => fail(Problem::Conflict(
+            "a device is given by its path or by a descriptor (fd=); leave one of the two out".to_string(),
+        )),
+        (None, None) => fail(Problem::Value("give path=, or fd= with --platform iommufd_fd=".to_string())),
+    }
+}
+
 fn check(device: &DeviceConfig, subject: &Subject) -> Result<(), ConfigError> {
     let keys = CommonKeys { id: device.id.as_deref(), pci_device_id: device.pci_device_id };
     keys.check(FLAG, subject)?;
-    if device.path.as_os_str().is_empty() {
+    if device.path.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         let what = "the path is empty; give a folder such as /sys/bus/pci/devices/0000:01:00.1".to_string();
         return Err(ConfigError::new(subject.key("path", ""), Problem::Value(what)));
     }
@@ -59,7 +112,13 @@ mod tests {
 
     fn planned(all: &[&str]) -> Result<Vec<DevicePlan>, String> {
         let all: Result<Vec<DeviceConfig>, _> = all.iter().map(|text| text.parse()).collect();
-        all.and_then(|all| plan(&all)).map_err(|error| error.to_string())
+        all.and_then(|all| plan(&all, None)).map_err(|error| error.to_string())
+    }
+
+    /// The same, of a VM with this platform.
+    fn planned_on(platform: &str, all: &[&str]) -> Result<Vec<DevicePlan>, String> {
+        let all: Vec<DeviceConfig> = all.iter().map(|text| text.parse().unwrap()).collect();
+        plan(&all, Some(&platform.parse().unwrap())).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -72,7 +131,8 @@ mod tests {
             iommu: false,
             kind: DeviceKind::Vfio(VfioSpec {
                 id: id.to_string(),
-                path: path.into(),
+                source: VfioSource::Path(path.into()),
+                interface: VfioInterface::Groups,
                 iommu: false,
                 unmapped_bars: unmapped_bars.to_vec(),
             }),
@@ -85,7 +145,7 @@ mod tests {
     #[test]
     fn what_it_cannot_have_is_refused_with_a_way_out() {
         for (all, expected) in [
-            (&["id=x"][..], "--device: path is required; add it"),
+            (&["id=x"][..], "--device id=x: give path=, or fd= with --platform iommufd_fd="),
             (
                 &["path=/a,x_exclude_mmap_bars=[1,6]"],
                 "--device x_exclude_mmap_bars=[6]: there is no BAR 6; give numbers from 0 to 5",
@@ -96,8 +156,13 @@ mod tests {
                  its own",
             ),
             (
+                &["id=x,fd=3"],
+                "--device id=x: a device by descriptor (fd=) needs a VM with an iommufd by descriptor; add --platform \
+                 iommufd_fd=, or give the device's path",
+            ),
+            (
                 &["path=/a,fd=3"],
-                "--device fd=3: VFIO devices by descriptor, and iommufd, are not supported yet; leave fd out",
+                "--device path=/a: a device is given by its path or by a descriptor (fd=); leave one of the two out",
             ),
             (
                 &["path=/a,x_nv_gpudirect_clique=1"],
@@ -106,6 +171,58 @@ mod tests {
             ),
         ] {
             assert_eq!(planned(all).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn all_devices_of_a_vm_have_the_interface_of_its_platform() {
+        let interfaces = |platform: &str, all: &[&str]| -> Vec<(VfioSource, VfioInterface)> {
+            let of = |plan: DevicePlan| match plan.kind {
+                DeviceKind::Vfio(spec) => (spec.source, spec.interface),
+                _ => unreachable!(),
+            };
+            planned_on(platform, all).unwrap().into_iter().map(of).collect()
+        };
+        let path = || VfioSource::Path("/a".into());
+        assert_eq!(interfaces("iommufd=off", &["path=/a"]), [(path(), VfioInterface::Groups)]);
+        assert_eq!(interfaces("iommufd=on", &["path=/a"]), [(path(), VfioInterface::Iommufd(None))]);
+        let given = VfioInterface::Iommufd(Some(7));
+        let both = ["path=/a", "fd=8,iommu=on"];
+        assert_eq!(interfaces("iommufd_fd=7", &both), [(path(), given), (VfioSource::Fd(8), given)]);
+        assert_eq!(interfaces("iommufd=on,iommufd_fd=7", &both[..1]), [(path(), given)]);
+    }
+
+    #[test]
+    fn what_a_vm_with_iommufd_cannot_have_is_refused_with_a_way_out() {
+        for (platform, all, expected) in [
+            (
+                "iommufd=off,iommufd_fd=7",
+                &[][..],
+                "--platform iommufd=off,iommufd_fd=7: is for iommufd_fd, too; leave one of the two out",
+            ),
+            (
+                "iommufd_fd=1",
+                &[],
+                "--platform iommufd_fd=1: 1 is a standard stream, not an iommufd; open /dev/iommu as 3 or above",
+            ),
+            (
+                "iommufd=on",
+                &["fd=7"],
+                "--device: a device by descriptor (fd=) needs a VM with an iommufd by descriptor; add --platform \
+                 iommufd_fd=, or give the device's path",
+            ),
+            (
+                "iommufd_fd=7",
+                &["fd=2"],
+                "--device fd=2: 2 is a standard stream, not a device; open the device as 3 or above",
+            ),
+            (
+                "iommufd_fd=7",
+                &["fd=8", "fd=8"],
+                "--device number 2: this descriptor is already in use by another --device; give each its own",
+            ),
+        ] {
+            assert_eq!(planned_on(platform, all).unwrap_err(), expected);
         }
     }
 }

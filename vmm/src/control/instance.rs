@@ -266,7 +266,7 @@ impl Instance {
             Action::AddGenericVhostUser(device) => {
                 config.generic_vhost_user.push(GenericVhostUserConfig::clone(device));
             }
-            Action::AddDevice(device) => config.devices.push(DeviceConfig::clone(device)),
+            Action::AddDevice(device, _) => config.devices.push(DeviceConfig::clone(device)),
             _ => return None,
         }
         let planned = PlannedVm::new(config).ok()?;

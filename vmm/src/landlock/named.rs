@@ -14,7 +14,7 @@ use crate::config::{
     NicPlan, Options, PayloadConfig, PlannedVm, UplinkPlan, Vhost, VhostMode, VmConfig,
 };
 use crate::migration::userfault;
-use crate::vfio::{SysfsDevice, VfioSpec};
+use crate::vfio::{VfioInterface, VfioSource, VfioSpec, cdev};
 
 /// What a process with this VM may use: what its configuration names, and what every VM needs of the host.
 pub(super) fn by_vm(vm: &PlannedVm) -> Vec<Rule> {
@@ -172,15 +172,30 @@ fn of_nic(nic: &NicPlan, option: &str) -> Vec<Rule> {
 
 /// The files of VFIO for a device of the host: its folder in sysfs, that of its group, and the group's own file.
 fn of_host_device(spec: &VfioSpec, option: &str) -> Vec<Rule> {
-    let mut rules = vec![Rule::new(option, &spec.path, READ), Rule::new(option, "/dev/vfio/vfio", READ | WRITE)];
+    let mut rules = Vec::new();
+    let mut add = |path: &Path, access| rules.push(Rule::new(option, path, access));
+    match spec.interface {
+        VfioInterface::Groups => add(Path::new("/dev/vfio/vfio"), READ | WRITE),
+        VfioInterface::Iommufd(None) => add(Path::new("/dev/iommu"), READ | WRITE),
+        VfioInterface::Iommufd(Some(_)) => {}
+    }
+    if let VfioSource::Path(path) = &spec.source {
+        add(path, READ);
+    }
     // What is wrong with the device is said when it is opened.
-    if let Ok(device) = SysfsDevice::at(&spec.path) {
+    if let Ok((device, _)) = spec.source.find() {
         let neighbours = device.folder.join("iommu_group/devices");
         let neighbours = std::fs::read_dir(neighbours).into_iter().flatten().flatten();
         rules.extend(neighbours.filter_map(|entry| Some(Rule::new(option, entry.path().canonicalize().ok()?, READ))));
         let group = device.folder.join("iommu_group").canonicalize();
         rules.extend(group.ok().map(|group| Rule::new(option, group, READ)));
-        rules.push(Rule { missing: Missing::Skip, ..Rule::new(option, device.group_file(), READ | WRITE) });
+        let file = match (spec.interface, &spec.source) {
+            (VfioInterface::Groups, _) => Some(device.group_file()),
+            (VfioInterface::Iommufd(_), VfioSource::Path(_)) => cdev::path(&device),
+            (VfioInterface::Iommufd(_), VfioSource::Fd(_)) => None,
+        };
+        let file = file.map(|file| Rule { missing: Missing::Skip, ..Rule::new(option, file, READ | WRITE) });
+        rules.extend(file);
     }
     rules
 }

@@ -53,6 +53,10 @@ pub(crate) fn take_descriptors(config: &mut VmConfig) -> Vec<SavedDescriptors> {
         let given = all.into_iter().filter(|(_, fds)| !fds.is_empty());
         taken.extend(given.map(|(vf, fds)| SavedDescriptors { id: id.clone(), vf, count: fds.len() }));
     }
+    if let Some(platform) = &mut config.platform {
+        // A VM with devices does not come here, and one without can open an iommufd of its own.
+        platform.iommufd_fd = None;
+    }
     taken
 }
 

@@ -14,7 +14,7 @@ use crate::migration::{present, userfault};
 /// The type of vhost's ioctls (`linux/vhost.h`).
 const VHOST: u32 = 0xaf;
 
-/// The type of VFIO's ioctls (`linux/vfio.h`).
+/// The type of VFIO's ioctls (`linux/vfio.h`), and of iommufd's (`linux/iommufd.h`).
 const VFIO_KIND: u32 = 0x3b;
 
 /// An ioctl's number, of its directions, its type, its number within that, and the size of its argument in bytes
@@ -173,12 +173,21 @@ pub(super) const VFIO: &[u64] = &[
     io(VFIO_KIND, 108),                     // VFIO_DEVICE_GET_REGION_INFO
     io(VFIO_KIND, 109),                     // VFIO_DEVICE_GET_IRQ_INFO
     io(VFIO_KIND, 112),                     // VFIO_IOMMU_GET_INFO
+    io(VFIO_KIND, 118),                     // VFIO_DEVICE_BIND_IOMMUFD
+    io(VFIO_KIND, 119),                     // VFIO_DEVICE_ATTACH_IOMMUFD_PT
+    io(VFIO_KIND, 120),                     // VFIO_DEVICE_DETACH_IOMMUFD_PT
+    io(VFIO_KIND, 128),                     // IOMMU_DESTROY
+    io(VFIO_KIND, 129),                     // IOMMU_IOAS_ALLOC
+    io(VFIO_KIND, 132),                     // IOMMU_IOAS_IOVA_RANGES
 ];
 
 /// What devices of the host reach of the guest's memory. A guest with a virtual IOMMU says so.
 pub(super) const VFIO_DMA: &[u64] = &[
     io(VFIO_KIND, 113), // VFIO_IOMMU_MAP_DMA
     io(VFIO_KIND, 114), // VFIO_IOMMU_UNMAP_DMA
+    io(VFIO_KIND, 131), // IOMMU_IOAS_COPY
+    io(VFIO_KIND, 133), // IOMMU_IOAS_MAP
+    io(VFIO_KIND, 134), // IOMMU_IOAS_UNMAP
 ];
 
 /// What a guest has a device of the host do: interrupts and resets.

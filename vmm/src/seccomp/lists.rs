@@ -232,7 +232,7 @@ const IOTLB: Group = Group {
 };
 
 const VFIO: Group = Group {
-    why: "a device of the host: its group, its address space and what it is",
+    why: "a device of the host: its group or its file, its address space and what it is",
     rules: &[ioctl(ioctls::VFIO), ioctl(ioctls::VFIO_DMA), ioctl(ioctls::VFIO_DEVICE)],
 };
 

@@ -11,9 +11,6 @@ use crate::vfio::error::VfioError;
 use crate::vfio::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
 
-/// Where the kernel counts what VFIO has pinned, in a process's status.
-const COUNTED: &str = "VmLck:";
-
 /// What devices reach. Nothing is mapped any more when this is dropped.
 pub(super) struct AddressSpace {
     iommu: Arc<dyn HostIommu>,
@@ -28,6 +25,16 @@ impl AddressSpace {
     pub(super) fn new(iommu: Arc<dyn HostIommu>) -> Self {
         let (reach, most) = (iommu.reach(), iommu.most_mappings());
         Self { iommu, reach, most, mapped: BTreeMap::new() }
+    }
+
+    /// Where the kernel counts what is pinned, in a process's status.
+    pub(super) fn counted(&self) -> &'static str {
+        self.iommu.counted()
+    }
+
+    /// Asks again what devices reach, after there are more.
+    pub(super) fn ask_reach(&mut self) {
+        self.reach = self.iommu.reach();
     }
 
     /// The most pieces that there can be.
@@ -176,13 +183,17 @@ impl Drop for AddressSpace {
     }
 }
 
-/// Does what pins at most `size` bytes more, after raising the limit of that as far as this process may.
+/// Does what pins at most `size` bytes more, which the kernel counts at `counted`, after raising the limit of that as far as this process may.
 ///
 /// # Errors
 ///
 /// What `change` says; if it lacks memory and the limit is too low, that, with the numbers.
-pub(super) fn pinning(size: u64, change: impl FnOnce() -> Result<(), VfioError>) -> Result<(), VfioError> {
-    let locking = Locking::reserve(size, COUNTED);
+pub(super) fn pinning(
+    counted: &str,
+    size: u64,
+    change: impl FnOnce() -> Result<(), VfioError>,
+) -> Result<(), VfioError> {
+    let locking = Locking::reserve(size, counted);
     change().map_err(|error| match error {
         VfioError::Map(error) if error.raw_os_error() == Some(libc::ENOMEM) && locking.falls_short() => {
             VfioError::MemoryLock(locking)

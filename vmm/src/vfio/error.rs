@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::RangeInclusive;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use virtio_devices::Locking;
@@ -55,12 +56,43 @@ pub enum VfioError {
     /// Interrupts of the host are not remapped.
     #[error(
         "the host's IOMMU does not remap interrupts, so a guest could raise any of the host's; turn that on in the \
-         firmware, or trust the guest (vfio_iommu_type1.allow_unsafe_interrupts=1)"
+         firmware, or trust the guest ({0}.allow_unsafe_interrupts=1)"
     )]
-    NoRemapping,
+    NoRemapping(&'static str),
     /// The kernel has another interface.
     #[error("the host's kernel has no type 1 IOMMU for VFIO; load vfio_iommu_type1")]
     NoType1,
+    /// The host has no iommufd.
+    #[error(
+        "cannot open {}: {error}; {}", path.display(), iommufd_remedy(.error)
+    )]
+    OpenIommufd {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// A descriptor is of something else, or closed.
+    #[error("the descriptor {0} of --platform iommufd_fd is no open iommufd; open /dev/iommu and pass that")]
+    NoIommufd(RawFd),
+    /// The kernel has no files of devices.
+    #[error(
+        "the host's kernel has no file of its own for the device (CONFIG_VFIO_DEVICE_CDEV, Linux 6.6 or later); leave \
+         iommufd out of --platform"
+    )]
+    NoCdev,
+    /// A descriptor is of something else.
+    #[error("the descriptor is of no device of VFIO's; open one of /dev/vfio/devices and pass that")]
+    NotCdev,
+    /// Another program has the device.
+    #[error("another program has the device, or one of its IOMMU group; end that, or give another device")]
+    InUse,
+    /// The guest has memory where a further device cannot reach.
+    #[error(
+        "the guest has memory at addresses that the device cannot have (reserved_regions of its IOMMU group in sysfs); \
+         give the guest less memory, or another device"
+    )]
+    Reserved,
     /// The guest's memory lies where the device cannot reach.
     #[error(
         "the guest has memory at {:#x} to {:#x}, and the device reaches {}; give the guest less memory, or another \
@@ -125,12 +157,17 @@ impl VfioError {
             | Self::Driver(_)
             | Self::NoDriver
             | Self::NotViable { .. }
+            | Self::NoIommufd(_)
+            | Self::NotCdev
+            | Self::Reserved
             | Self::Unreachable { .. }
             | Self::Config(_) => ErrorKind::Invalid,
-            Self::Taken | Self::SharedGroup(_) => ErrorKind::Conflict,
+            Self::Taken | Self::SharedGroup(_) | Self::InUse => ErrorKind::Conflict,
             Self::Open { error, .. } if error.kind() == io::ErrorKind::ResourceBusy => ErrorKind::Conflict,
             Self::Open { .. }
-            | Self::NoRemapping
+            | Self::OpenIommufd { .. }
+            | Self::NoCdev
+            | Self::NoRemapping(_)
             | Self::NoType1
             | Self::MemoryLock(_)
             | Self::TooManyMappings(_)
@@ -147,6 +184,16 @@ fn open_remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => "make this user the owner of the file (chown)",
         io::ErrorKind::ResourceBusy => "another program has a device of this group; end that, or give another device",
         _ => "see docs/vfio.md",
+    }
+}
+
+fn iommufd_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "make this user the owner of the file (chown)",
+        _ => {
+            "load the module iommufd (Linux 6.6 or later with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV), or leave \
+             iommufd out of --platform"
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ pub(super) struct FakeIommu {
     /// Nothing can be unmapped.
     pub is_stuck: Mutex<bool>,
     /// What devices reach.
-    pub reach: Vec<RangeInclusive<u64>>,
+    pub reach: Mutex<Vec<RangeInclusive<u64>>>,
     /// The most mappings.
     pub most: usize,
 }
@@ -39,7 +39,7 @@ impl FakeIommu {
             mapped: Mutex::default(),
             left: Mutex::new(usize::MAX),
             is_stuck: Mutex::default(),
-            reach,
+            reach: Mutex::new(reach),
             most,
         })
     }
@@ -99,15 +99,23 @@ impl HostIommu for FakeIommu {
     }
 
     fn reach(&self) -> Vec<RangeInclusive<u64>> {
-        self.reach.clone()
+        self.reach.lock().clone()
     }
 
     fn most_mappings(&self) -> usize {
         self.most
     }
 
-    fn attach(&self, _group: &OwnedFd) -> Result<(), VfioError> {
-        Ok(())
+    fn counted(&self) -> &'static str {
+        "VmLck:"
+    }
+
+    fn attach(&self, _file: BorrowedFd<'_>) -> Result<(), VfioError> {
+        self.call(libc::ENOMEM).map_err(VfioError::Map)
+    }
+
+    fn beside(self: Arc<Self>) -> Result<Arc<dyn HostIommu>, VfioError> {
+        Ok(Self::with_most(self.reach(), self.most))
     }
 }
 

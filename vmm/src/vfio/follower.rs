@@ -88,7 +88,7 @@ impl Follower {
         let (size, wanted) = (added(memory, &state.memory), state.reach.pieces(memory));
         // SAFETY: the pieces are mappings of guest memory, to which no references are made. They stay in
         // `state.memory`, or with the caller, until they are unmapped.
-        pinning(size, || unsafe { state.space.set(&wanted) })?;
+        pinning(state.space.counted(), size, || unsafe { state.space.set(&wanted) })?;
         state.memory = memory.clone();
         Ok(())
     }

@@ -2,6 +2,7 @@
 //! BARs.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -58,6 +59,20 @@ impl GuestMemory {
         Ok(this)
     }
 
+    /// Lets the devices of `file`, as [`HostIommu::attach`] has it, reach the same.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot.
+    pub(super) fn attach(&self, file: BorrowedFd<'_>) -> Result<(), VfioError> {
+        let mut mapped = self.mapped.lock();
+        let size = added(&mapped.memory, &GuestMap::new());
+        // Without devices, nothing has been pinned yet.
+        pinning(mapped.space.counted(), size, || self.iommu.attach(file))?;
+        mapped.space.ask_reach();
+        Ok(())
+    }
+
     /// The address space.
     pub(super) fn iommu(&self) -> &Arc<dyn HostIommu> {
         &self.iommu
@@ -75,7 +90,7 @@ impl GuestMemory {
         let wanted: Vec<_> = mapped.bars.iter().map(BarMemory::piece).chain(identity(memory)).collect();
         // SAFETY: the pieces are mappings of guest memory and of BARs, to which no references are made. They stay in
         // `mapped`, or with the caller, until they are unmapped.
-        pinning(size, || unsafe { mapped.space.set(&wanted) })?;
+        pinning(mapped.space.counted(), size, || unsafe { mapped.space.set(&wanted) })?;
         mapped.memory = memory.clone();
         Ok(())
     }
@@ -115,6 +130,8 @@ impl GuestMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use vm_memory::GuestAddress;
 
     use super::*;
@@ -182,6 +199,20 @@ mod tests {
             "the guest has memory at 0xfedff000 to 0xfee00fff, and the device reaches 0x0 to 0xfedfffff, 0xfef00000 to \
              0xffffffffff; give the guest less memory"
         ), "{error}");
+    }
+
+    #[test]
+    fn devices_that_come_later_may_reach_less_which_memory_that_is_added_is_checked_against() {
+        let fake = Fake::new(vec![0..=u64::MAX]);
+        let guest = GuestMemory::new(fake.clone(), &memory(&[(0, 0x3000)])).unwrap();
+        let device = std::fs::File::open("/dev/null").unwrap();
+        *fake.left.lock() = 0;
+        let error = guest.attach(device.as_fd()).unwrap_err();
+        assert!(matches!(error, VfioError::Map(_)), "{error}");
+        *fake.reach.lock() = vec![0..=0xffff_ffff];
+        guest.attach(device.as_fd()).unwrap();
+        let error = guest.set(&memory(&[(0, 0x3000), (1 << 32, 0x1000)])).unwrap_err().to_string();
+        assert!(error.starts_with("the guest has memory at 0x100000000 to 0x100000fff"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The devices of the host that a VM has, with what they share.
 
 use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -8,69 +9,76 @@ use parking_lot::Mutex;
 use virtio_devices::{GuestMap, Memory, MemoryPeers};
 use vm_memory::GuestAddressSpace;
 
+use crate::vfio::attached::{Attached, AttachedFile};
 use crate::vfio::error::VfioError;
 use crate::vfio::follower::Follower;
-use crate::vfio::group::{Group, Space};
 use crate::vfio::guest_memory::GuestMemory;
 use crate::vfio::host_device::KernelDevice;
 use crate::vfio::host_iommu::{HostIommu, Type1};
-use crate::vfio::known_groups::KnownGroups;
+use crate::vfio::iommufd::Iommufd;
+use crate::vfio::known_files::KnownFiles;
 use crate::vfio::opened::OpenDevice;
 use crate::vfio::peer_bars::PeerBars;
+use crate::vfio::space::Space;
+use crate::vfio::spec::{VfioInterface, VfioSpec};
 use crate::vfio::sysfs::SysfsDevice;
 use crate::vfio::watch::Watch;
-
-/// A device of the host that is to be passed through.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VfioSpec {
-    /// Its name in the VM.
-    pub id: String,
-    /// Its folder in sysfs.
-    pub path: PathBuf,
-    /// Whether it is behind the guest's virtual IOMMU.
-    pub iommu: bool,
-    /// The BARs that are not mapped into the guest, 0 to 5.
-    pub unmapped_bars: Vec<u8>,
-}
+use crate::vfio::{cdev, group};
 
 /// The devices of the host that a VM has.
 pub(crate) struct VfioHost {
-    known: Arc<KnownGroups>,
+    known: Arc<KnownFiles>,
     open: Mutex<Open>,
-    /// What the devices reach of each other, if they are to.
-    bars: Option<Arc<PeerBars>>,
+    /// Whether devices are to reach each other's BARs.
+    p2p: bool,
+    /// What they reach of each other.
+    bars: Arc<PeerBars>,
     /// Made with the first device.
     watch: OnceLock<Arc<Watch>>,
 }
 
 #[derive(Default)]
 struct Open {
-    /// By number. A group is open as long as one of its devices is.
-    groups: BTreeMap<u32, Weak<Group>>,
+    /// A group is attached as long as one of its devices is open.
+    attached: Vec<Weak<Attached>>,
     /// By their folders in sysfs.
     devices: BTreeMap<PathBuf, Weak<()>>,
+    /// Open as long as there is a device.
+    iommufd: Weak<Iommufd>,
+    /// It has been said that devices do not reach each other's BARs by iommufd.
+    warned: bool,
 }
 
 impl Open {
-    /// The address space of all groups that reach all of the guest's memory, if there is one.
-    fn all(&self) -> Option<Arc<GuestMemory>> {
-        self.spaces().into_iter().find_map(|space| match space {
-            Space::All(memory) => Some(memory),
-            Space::Followed(_) => None,
-        })
+    /// What is attached.
+    fn attached(&self) -> impl Iterator<Item = Arc<Attached>> {
+        self.attached.iter().filter_map(Weak::upgrade)
     }
 
-    /// All address spaces.
+    /// The address space that has all of the guest's memory, if there is one.
+    fn all(&self) -> Option<Arc<GuestMemory>> {
+        self.attached().find_map(|attached| attached.space().all().cloned())
+    }
+
+    /// All address spaces. Those that are copied come before those that are copies of them.
     fn spaces(&self) -> Vec<Space> {
-        let mut spaces: Vec<_> =
-            self.groups.values().filter_map(|group| Some(group.upgrade()?.space().clone())).collect();
-        let mut has_all = false;
-        spaces.retain(|space| matches!(space, Space::Followed(_)) || !std::mem::replace(&mut has_all, true));
-        spaces
+        let followed = self.attached().map(|attached| attached.space().clone());
+        let followed = followed.filter(|space| matches!(space, Space::Followed { .. }));
+        self.all().map(Space::All).into_iter().chain(followed).collect()
     }
 
     fn is_open(&self, device: &SysfsDevice) -> bool {
         self.devices.get(&device.folder).is_some_and(|open| open.strong_count() > 0)
+    }
+
+    /// The iommufd of all devices.
+    fn iommufd(&mut self, given: Option<RawFd>) -> Result<Arc<Iommufd>, VfioError> {
+        if let Some(iommufd) = self.iommufd.upgrade() {
+            return Ok(iommufd);
+        }
+        let iommufd = Arc::new(Iommufd::open(given)?);
+        self.iommufd = Arc::downgrade(&iommufd);
+        Ok(iommufd)
     }
 }
 
@@ -78,11 +86,11 @@ impl VfioHost {
     /// No devices yet. With `p2p`, they will reach each other's BARs.
     pub(crate) fn new(p2p: bool) -> Self {
         let (known, open, watch) = (Arc::default(), Mutex::default(), OnceLock::new());
-        Self { known, open, bars: p2p.then(Arc::default), watch }
+        Self { known, open, p2p, bars: Arc::default(), watch }
     }
 
-    /// Which groups KVM knows of.
-    pub(crate) fn known_groups(&self) -> &Arc<KnownGroups> {
+    /// Which groups and devices KVM knows of.
+    pub(crate) fn known_files(&self) -> &Arc<KnownFiles> {
         &self.known
     }
 
@@ -100,17 +108,17 @@ impl VfioHost {
     pub(crate) fn open(&self, spec: &VfioSpec, memory: &Memory) -> Result<OpenDevice, VfioError> {
         let mut open = self.open.lock();
         open.devices.retain(|_, open| open.strong_count() > 0);
-        open.groups.retain(|_, group| group.strong_count() > 0);
-        let device = SysfsDevice::at(&spec.path)?;
+        open.attached.retain(|attached| attached.strong_count() > 0);
+        let (device, passed) = spec.source.find()?;
         if open.is_open(&device) {
             return Err(VfioError::Taken);
         }
-        let group = self.group(&mut open, (spec, &device), memory)?;
-        let follower = match group.space() {
-            Space::Followed(follower) => Some(Arc::clone(follower)),
+        let attached = self.attach(&mut open, spec, &device, passed, memory)?;
+        let follower = match attached.space() {
+            Space::Followed { follower, .. } => Some(Arc::clone(follower)),
             Space::All(_) => None,
         };
-        let (host, info) = KernelDevice::open(&device, group)?;
+        let (host, info) = KernelDevice::open(&device, attached)?;
         let watch = match self.watch.get() {
             Some(watch) => watch,
             None => {
@@ -122,45 +130,101 @@ impl VfioHost {
         // Says that the device is open, as long as it lives.
         let mark = Arc::new(());
         open.devices.insert(device.folder, Arc::downgrade(&mark));
-        let peers = self.bars.clone().map(|bars| bars as Arc<dyn MemoryPeers>);
+        let peers = self.reaches_bars(spec).then(|| Arc::clone(&self.bars) as Arc<dyn MemoryPeers>);
         Ok(OpenDevice { unmapped_bars: spec.unmapped_bars.clone(), host, info, watched, mark, follower, peers })
     }
 
-    fn group(
+    /// Whether devices reach each other's BARs: iommufd maps memory alone for them.
+    fn reaches_bars(&self, spec: &VfioSpec) -> bool {
+        self.p2p && spec.interface == VfioInterface::Groups
+    }
+
+    /// Attaches `device`, or its group, to the address space that `spec` says. `passed` is its own file, if this process
+    /// was given it.
+    fn attach(
         &self,
         open: &mut Open,
-        (spec, device): (&VfioSpec, &SysfsDevice),
+        spec: &VfioSpec,
+        device: &SysfsDevice,
+        passed: Option<OwnedFd>,
         memory: &Memory,
-    ) -> Result<Arc<Group>, VfioError> {
-        if let Some(group) = open.groups.get(&device.group).and_then(Weak::upgrade) {
-            return match group.space() {
-                Space::All(_) if !spec.iommu => Ok(group),
-                _ => Err(VfioError::SharedGroup(device.group)),
-            };
-        }
-        let shared = open.all().filter(|_| !spec.iommu);
-        let file = Group::open(device)?;
-        let space = match shared {
-            Some(memory) => {
-                memory.iommu().attach(&file)?;
-                Space::All(memory)
+    ) -> Result<Arc<Attached>, VfioError> {
+        if let Some(other) = open.attached().find(|other| other.group() == device.group) {
+            if spec.iommu || matches!(other.space(), Space::Followed { .. }) {
+                return Err(VfioError::SharedGroup(device.group));
             }
-            None => {
-                let iommu: Arc<dyn HostIommu> = Arc::new(Type1::open()?);
-                iommu.attach(&file)?;
-                let memory = memory.memory();
-                if spec.iommu {
-                    Space::Followed(Arc::new(Follower::new(&spec.id, iommu, &memory)?))
-                } else {
-                    let memory = Arc::new(GuestMemory::new(iommu, &memory)?);
-                    self.bars.iter().for_each(|bars| bars.join(&memory));
-                    Space::All(memory)
-                }
+            if other.is_group() {
+                return Ok(other);
+            }
+        }
+        let (file, iommufd) = match spec.interface {
+            VfioInterface::Groups => (AttachedFile::Group(group::open(device)?), None),
+            VfioInterface::Iommufd(given) => {
+                let iommufd = open.iommufd(given)?;
+                let is_passed = passed.is_some();
+                let file = passed.map_or_else(|| cdev::open(device), Ok)?;
+                cdev::bind(device, &file, &iommufd, is_passed)?;
+                (AttachedFile::Device(file), Some(iommufd))
             }
         };
-        let group = Arc::new(Group::new(file, space, &self.known));
-        open.groups.insert(device.group, Arc::downgrade(&group));
-        Ok(group)
+        let all = open.all();
+        if all.is_some() && self.p2p && iommufd.is_some() && !std::mem::replace(&mut open.warned, true) {
+            log::warn!(
+                "devices of the host do not reach each other's BARs by iommufd; they work without, and --platform \
+                 vfio_p2p_dma=off says that they need not"
+            );
+        }
+        let space = self.space(spec, &file, iommufd.as_ref(), all, memory)?;
+        let attached = Arc::new(Attached::new(file, space, device.group, &self.known));
+        open.attached.push(Arc::downgrade(&attached));
+        Ok(attached)
+    }
+
+    /// Attaches `file` to an address space that `spec` asks for: that of `all`, which has all of the guest's memory, or
+    /// one of its own.
+    fn space(
+        &self,
+        spec: &VfioSpec,
+        file: &AttachedFile,
+        iommufd: Option<&Arc<Iommufd>>,
+        all: Option<Arc<GuestMemory>>,
+        memory: &Memory,
+    ) -> Result<Space, VfioError> {
+        let memory = memory.memory();
+        let new = || -> Result<Arc<dyn HostIommu>, VfioError> {
+            match iommufd {
+                Some(iommufd) => Ok(Arc::new(iommufd.space()?)),
+                None => Ok(Arc::new(Type1::open()?)),
+            }
+        };
+        if let Some(all) = all.as_ref().filter(|_| !spec.iommu) {
+            all.attach(file.file().as_fd())?;
+            return Ok(Space::All(Arc::clone(all)));
+        }
+        let all = match all {
+            // Its mappings are copied. Without devices, nothing of it is pinned.
+            None if spec.iommu && iommufd.is_some() => Some(Arc::new(GuestMemory::new(new()?, &memory)?)),
+            all => all.filter(|_| iommufd.is_some()),
+        };
+        let iommu = match &all {
+            Some(all) => Arc::clone(all.iommu()).beside()?,
+            None => new()?,
+        };
+        // What the device reaches is known once it is attached.
+        iommu.attach(file.file().as_fd())?;
+        let made = if spec.iommu {
+            let follower = Follower::new(&spec.id, Arc::clone(&iommu), &memory);
+            follower.map(|follower| Space::Followed { follower: Arc::new(follower), all })
+        } else {
+            GuestMemory::new(Arc::clone(&iommu), &memory).map(|memory| Space::All(Arc::new(memory)))
+        };
+        if let Ok(Space::All(memory)) = &made
+            && self.reaches_bars(spec)
+        {
+            self.bars.join(memory);
+        }
+        // While the device is attached, the address space cannot be ended.
+        made.inspect_err(|_| file.detach())
     }
 
     /// Lets all devices reach what is theirs in `memory`, and nothing else.

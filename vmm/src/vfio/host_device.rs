@@ -10,8 +10,8 @@ use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RES
 use virtio_devices::{FileMapping, borrow_eventfd};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::vfio::attached::Attached;
 use crate::vfio::error::VfioError;
-use crate::vfio::group::Group;
 use crate::vfio::info::{self, DeviceInfo, IrqInfo, RegionInfo};
 use crate::vfio::ioctl;
 use crate::vfio::sysfs::SysfsDevice;
@@ -63,11 +63,11 @@ pub(super) trait HostDevice: Send {
 
 /// A device that the kernel has opened.
 pub(super) struct KernelDevice {
-    // Drop order: the device before its group.
+    // Drop order: the device before what it was opened by.
     file: OwnedFd,
     /// Where each region begins in the file, and its length.
     regions: Vec<(u64, u64)>,
-    _group: Arc<Group>,
+    _attached: Arc<Attached>,
 }
 
 impl fmt::Debug for KernelDevice {
@@ -77,13 +77,13 @@ impl fmt::Debug for KernelDevice {
 }
 
 impl KernelDevice {
-    /// Opens a device of `group`.
+    /// Opens a device of `attached`.
     ///
     /// # Errors
     ///
     /// When it is no PCI device, or the kernel refuses.
-    pub(super) fn open(device: &SysfsDevice, group: Arc<Group>) -> Result<(Self, DeviceInfo), VfioError> {
-        let file = group.device(device)?;
+    pub(super) fn open(device: &SysfsDevice, attached: Arc<Attached>) -> Result<(Self, DeviceInfo), VfioError> {
+        let file = attached.device(device)?;
         let about = ioctl::device_info(&file).map_err(VfioError::of("ask the device what it is"))?;
         if about.flags & VFIO_DEVICE_FLAGS_PCI == 0 {
             return Err(VfioError::NotPci);
@@ -99,7 +99,7 @@ impl KernelDevice {
             *irq = about.map_or_else(|_| IrqInfo::default(), |irq| IrqInfo { flags: irq.flags, count: irq.count });
         }
         let regions = info.regions.iter().map(|region| (region.offset, region.size)).collect();
-        Ok((Self { file, regions, _group: group }, info))
+        Ok((Self { file, regions, _attached: attached }, info))
     }
 
     /// The place in the file of `len` bytes at `offset` of a region.

@@ -1,10 +1,12 @@
-//! The host's IOMMU: which of this process's memory a device of the host reaches, and at which addresses.
+//! The host's IOMMU: which of this process's memory a device of the host reaches, and at which addresses. Here is that
+//! of groups; `iommufd` has the other.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::vfio::error::VfioError;
 use crate::vfio::piece::Piece;
@@ -41,12 +43,24 @@ pub(crate) trait HostIommu: Send + Sync {
     /// The most pieces that can be mapped, where nothing is mapped yet.
     fn most_mappings(&self) -> usize;
 
-    /// Lets the devices of `group` have this address space, until the group is closed.
+    /// Where the kernel counts what is pinned, in a process's status.
+    fn counted(&self) -> &'static str;
+
+    /// Lets the devices of `file` have this address space: a group, with all its devices, until it is closed; or by
+    /// iommufd one device, until it is detached.
     ///
     /// # Errors
     ///
     /// When the kernel refuses.
-    fn attach(&self, group: &OwnedFd) -> Result<(), VfioError>;
+    fn attach(&self, file: BorrowedFd<'_>) -> Result<(), VfioError>;
+
+    /// Another address space, without devices and mappings. What is mapped in both is pinned once, if the kernel can do
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses.
+    fn beside(self: Arc<Self>) -> Result<Arc<dyn HostIommu>, VfioError>;
 }
 
 /// The file of all containers.
@@ -100,13 +114,21 @@ impl HostIommu for Type1 {
         said.map_or(USUAL_LIMIT, |left| left as usize)
     }
 
-    fn attach(&self, group: &OwnedFd) -> Result<(), VfioError> {
-        ioctl::set_container(group, self.container.as_raw_fd()).map_err(VfioError::of("attach its group"))?;
+    fn counted(&self) -> &'static str {
+        "VmLck:"
+    }
+
+    fn beside(self: Arc<Self>) -> Result<Arc<dyn HostIommu>, VfioError> {
+        Ok(Arc::new(Self::open()?))
+    }
+
+    fn attach(&self, group: BorrowedFd<'_>) -> Result<(), VfioError> {
+        ioctl::set_container(&group, self.container.as_raw_fd()).map_err(VfioError::of("attach its group"))?;
         match ioctl::set_type1(&self.container) {
             Ok(()) => Ok(()),
             // It is one already, since its first group.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => Err(VfioError::NoRemapping),
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => Err(VfioError::NoRemapping("vfio_iommu_type1")),
             Err(error) => Err(VfioError::of("use the host's IOMMU")(error)),
         }
     }

@@ -6,7 +6,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::raw::c_ulong;
@@ -14,7 +14,8 @@ use std::os::raw::c_ulong;
 use vfio_bindings::bindings::vfio::{
     VFIO_API_VERSION, VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_TYPE, VFIO_TYPE1v2_IOMMU, vfio_device_info, vfio_group_status, vfio_iommu_type1_dma_map,
+    VFIO_TYPE, VFIO_TYPE1v2_IOMMU, vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd,
+    vfio_device_detach_iommufd_pt, vfio_device_info, vfio_group_status, vfio_iommu_type1_dma_map,
     vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info, vfio_irq_info, vfio_irq_set, vfio_region_info,
 };
 use vm_memory::Permissions;
@@ -43,15 +44,20 @@ const DEVICE_RESET: c_ulong = number(11);
 const IOMMU_GET_INFO: c_ulong = number(12);
 const IOMMU_MAP_DMA: c_ulong = number(13);
 const IOMMU_UNMAP_DMA: c_ulong = number(14);
+const DEVICE_BIND_IOMMUFD: c_ulong = number(18);
+const DEVICE_ATTACH_IOMMUFD_PT: c_ulong = number(19);
+const DEVICE_DETACH_IOMMUFD_PT: c_ulong = number(20);
 
 /// The largest answer to a question about a device or a container, in bytes.
 const MOST: usize = 1 << 20;
 
-fn checked(result: i32) -> io::Result<i32> {
+/// The error of a call that has returned `result`, if it is one.
+pub(super) fn checked(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-const fn size_of_u32<T>() -> u32 {
+/// The size of a structure, as VFIO's calls have it.
+pub(super) const fn size_of_u32<T>() -> u32 {
     size_of::<T>() as u32
 }
 
@@ -90,6 +96,31 @@ pub(super) fn open_device(group: &impl AsRawFd, name: &CStr) -> io::Result<Owned
     let fd = checked(unsafe { ioctl_with_ptr(group, GROUP_GET_DEVICE_FD, name.as_ptr()) })?;
     // SAFETY: the kernel has just made this descriptor for the caller.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Gives `device`, a file of its own, to `iommufd`, until it is closed.
+pub(super) fn bind(device: &impl AsRawFd, iommufd: RawFd) -> io::Result<()> {
+    // Kernels before 6.17 do not know what is behind the device's number, and are not told of it.
+    let argsz = u32::try_from(offset_of!(vfio_device_bind_iommufd, token_uuid_ptr)).unwrap_or_default();
+    let mut bind = vfio_device_bind_iommufd { argsz, iommufd, ..Default::default() };
+    // SAFETY: the kernel reads and writes no more than the size that it is told, which the structure has.
+    checked(unsafe { ioctl_with_mut_ref(device, DEVICE_BIND_IOMMUFD, &mut bind) }).map(drop)
+}
+
+/// Lets `device` have the address space `ioas` of its iommufd, in place of what it has.
+pub(super) fn attach(device: &impl AsRawFd, ioas: u32) -> io::Result<()> {
+    let argsz = u32::try_from(offset_of!(vfio_device_attach_iommufd_pt, pasid)).unwrap_or_default();
+    let mut attach = vfio_device_attach_iommufd_pt { argsz, pt_id: ioas, ..Default::default() };
+    // SAFETY: the kernel reads and writes no more than the size that it is told, which the structure has.
+    checked(unsafe { ioctl_with_mut_ref(device, DEVICE_ATTACH_IOMMUFD_PT, &mut attach) }).map(drop)
+}
+
+/// Takes the address space from `device`, which then reaches nothing.
+pub(super) fn detach(device: &impl AsRawFd) -> io::Result<()> {
+    let argsz = u32::try_from(offset_of!(vfio_device_detach_iommufd_pt, pasid)).unwrap_or_default();
+    let detach = vfio_device_detach_iommufd_pt { argsz, ..Default::default() };
+    // SAFETY: the kernel reads no more than the size that it is told, which the structure has.
+    checked(unsafe { ioctl_with_ref(device, DEVICE_DETACH_IOMMUFD_PT, &detach) }).map(drop)
 }
 
 /// The answer to a question whose structure has `size` bytes and begins with its size, flags and an index.

@@ -25,7 +25,7 @@ pub(super) struct Powered {
 impl Drop for Powered {
     fn drop(&mut self) {
         self.bus.detach();
-        self.vfio.known_groups().detach();
+        self.vfio.known_files().detach();
         // Closing the VM removes all irqfds at once.
         self.ged.reset();
         self.serial.iter().for_each(|serial| serial.reset());

@@ -257,7 +257,7 @@ fn configurations_of_generated_clients_are_accepted() {
 }
 
 #[test]
-fn only_requests_that_give_taps_accept_descriptors() {
+fn only_requests_that_give_taps_or_devices_accept_descriptors() {
     let fds = || vec![OwnedFd::from(std::fs::File::open("/dev/null").unwrap())];
     for route in ROUTES {
         let restore = br#"{"source_url": "/s", "backends": [{"id": "a", "vf": 1, "num_fds": 1}]}"#;
@@ -271,6 +271,9 @@ fn only_requests_that_give_taps_accept_descriptors() {
         let asked = Request { method: route.method, path: route.path, body, fds: fds() }.action();
         match (route.path, asked) {
             ("/api/v1/vm.add-net", Ok(Action::AddNet(_, fds))) => assert_eq!(fds.len(), 1),
+            ("/api/v1/vm.add-device", Ok(Action::AddDevice(device, fds))) => {
+                assert_eq!((fds.len(), device.path, device.fd), (1, None, Some(fds[0].as_raw_fd())));
+            }
             ("/api/v1/vm.set-vf", Ok(Action::SetVf(change, fds))) => {
                 assert_eq!(change.num_fds, Some(fds.len()));
             }
@@ -287,6 +290,31 @@ fn only_requests_that_give_taps_accept_descriptors() {
             (path, other) => panic!("{path}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn a_device_has_one_descriptor_that_came_with_the_request_and_none_that_the_client_numbers() {
+    let asked = |body: Value, count: usize| {
+        let (body, null) = (body.to_string(), || OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let fds = std::iter::repeat_with(null).take(count).collect();
+        match (Request { method: "PUT", path: "/api/v1/vm.add-device", body: body.as_bytes(), fds }.action()) {
+            Ok(Action::AddDevice(device, fds)) => {
+                let own = fds.first().map(AsRawFd::as_raw_fd);
+                Ok((device.fd.is_some(), device.fd == own, fds.len()))
+            }
+            Err(Refusal::Failure(failure)) => Err(failure.chain[1].clone()),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(asked(json!({"id": "d", "fd": -1}), 1), Ok((true, true, 1)));
+    assert_eq!(asked(json!({"path": "/d"}), 0), Ok((false, true, 0)));
+    let error = asked(json!({"fd": 7}), 0).unwrap_err();
+    assert!(error.starts_with("fd: a client's descriptor numbers mean nothing in this process; send"), "{error}");
+    let error = asked(json!({}), 2).unwrap_err();
+    assert_eq!(error, "2 descriptors came with it (SCM_RIGHTS), and a device has one file; send one");
+    let create = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}, {"fd": 7}]});
+    let Err(failure) = put("vm.create", &create) else { panic!() };
+    assert!(failure.chain[1].starts_with("devices[1].fd: a client's descriptor numbers mean nothing"), "{failure:?}");
 }
 
 /// Any JSON value, sometimes in the shape of a configuration.

@@ -26,7 +26,6 @@ const fn missing(what: &'static str, places: &'static [Place]) -> Missing {
 /// All features that are not supported yet.
 pub(super) const TABLE: &[Missing] = &[
     // Devices.
-    missing("VFIO devices by descriptor, and iommufd, are", &[Setting(Device, "fd", Null)]),
     missing("peer-to-peer cliques of GPUs are", &[Setting(Device, "x_nv_gpudirect_clique", Null)]),
     missing(
         "vfio-user devices are",
@@ -41,8 +40,6 @@ pub(super) const TABLE: &[Missing] = &[
         "queries of receive side scaling, which no NIC has, are",
         &[Setting(Net, "query_rss", If(is_false)), Setting(Vf, "query_rss", If(is_false))],
     ),
-    // PCI.
-    missing("iommufd is", &[Setting(Platform, "iommufd", Is(false)), Setting(Platform, "iommufd_fd", Null)]),
     // vCPUs.
     missing("Hyper-V enlightenments are", &[Setting(Cpus, "kvm_hyperv", Is(false))]),
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),

@@ -39,7 +39,7 @@ fn strip(mut value: Value) -> Result<Value, String> {
 fn a_field_at_its_default_is_taken_out() {
     let stripped = strip(json!({
         "cpus": {"boot_vcpus": 2, "max_vcpus": 4, "kvm_hyperv": false, "profile": "Host"},
-        "platform": {"num_pci_segments": 2, "iommufd": false, "uuid": null},
+        "platform": {"num_pci_segments": 2, "tdx": false, "uuid": null},
         "user_devices": [], "iommu": false, "landlock_rules": null, "memory": null,
     }));
     assert_eq!(
@@ -59,8 +59,8 @@ fn a_field_that_asks_for_something_is_refused_with_its_path() {
             "user_devices: vfio-user devices are not supported yet; leave it out",
         ),
         (
-            json!({"devices": [{"path": "x", "fd": 3}]}),
-            "devices[0].fd: VFIO devices by descriptor, and iommufd, are not supported yet; leave it out",
+            json!({"devices": [{"path": "x", "x_nv_gpudirect_clique": 3}]}),
+            "devices[0].x_nv_gpudirect_clique: peer-to-peer cliques of GPUs are not supported yet; leave it out",
         ),
         (
             json!({"cpus": {"kvm_hyperv": true}}),

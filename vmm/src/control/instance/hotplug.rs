@@ -79,13 +79,18 @@ impl Instance {
         Ok(self.add(|config| config.generic_vhost_user.push(device))?.1)
     }
 
-    /// Adds a device of the host, hot-plugging it if the VM is booted.
+    /// Adds a device of the host, hot-plugging it if the VM is booted. `fds` has its own file, if a client passed it,
+    /// whose number is in `device`.
     ///
     /// # Errors
     ///
     /// It cannot be added. Nothing has changed then.
-    pub(crate) fn add_device(&mut self, device: DeviceConfig) -> Result<Option<Added>, Error> {
-        Ok(self.add(|config| config.devices.push(device))?.1)
+    pub(crate) fn add_device(&mut self, device: DeviceConfig, fds: Vec<OwnedFd>) -> Result<Option<Added>, Error> {
+        let (id, added) = self.add(|config| config.devices.push(device))?;
+        if !fds.is_empty() {
+            self.fds.insert(id, fds);
+        }
+        Ok(added)
     }
 
     /// Has the guest release the devices that the host wants back, and reports what it says of others.

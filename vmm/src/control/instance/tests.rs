@@ -52,6 +52,23 @@ fn a_device_that_cannot_be_leaves_no_trace() {
 }
 
 #[test]
+fn a_device_has_the_descriptor_that_was_sent_for_it_until_it_is_removed() {
+    use std::io::Read as _;
+
+    let (mut end, sent) = std::io::pipe().unwrap();
+    let number = sent.as_raw_fd();
+    let device = || -> DeviceConfig { format!("id=d,fd={number}").parse().unwrap() };
+    let mut without = instance("{}");
+    let error = without.add_device(device(), vec![sent.try_clone().unwrap().into()]).unwrap_err().to_string();
+    assert!(error.contains("add --platform iommufd_fd="), "{error}");
+    let mut instance = instance(r#"{"platform":{"iommufd_fd":1000}}"#);
+    assert_eq!(instance.add_device(device(), vec![sent.into()]).unwrap(), None);
+    assert_eq!(instance.config().devices[0].fd, Some(number));
+    instance.remove_device("d").unwrap();
+    assert_eq!(end.read(&mut [0]).unwrap(), 0, "nobody has the other end");
+}
+
+#[test]
 fn what_is_not_there_or_in_every_vm_is_not_removed() {
     let mut instance = instance("{}");
     let kind = |instance: &mut Instance, id| instance.remove_device(id).unwrap_err().kind;
@@ -125,7 +142,7 @@ fn memory_counts_as_pinned_as_soon_as_a_device_that_pins_it_is_being_opened() {
     let given = |text: &str| SetVf { pf: "pf".into(), ..serde_json::from_str(text).unwrap() };
     let set = |text| Action::SetVf(Box::new(given(text)), Vec::new());
     for (pins, action) in [
-        (true, Action::AddDevice(Box::new("path=/sys/bus/pci/devices/none".parse().unwrap()))),
+        (true, Action::AddDevice(Box::new("path=/sys/bus/pci/devices/none".parse().unwrap()), Vec::new())),
         (true, set(r#"{"pf":"pf","vdpa":"/dev/vhost-vdpa-none"}"#)),
         (false, set(r#"{"pf":"pf","vhost_socket":"/nonexistent/other"}"#)),
         (false, Action::AddFs(Box::new("tag=t,socket=/nonexistent/fs".parse().unwrap()))),

@@ -1,0 +1,110 @@
+//! The file that a device of the host has of its own, for iommufd (`Documentation/driver-api/vfio.rst`, "VFIO Device
+//! cdev").
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use crate::vfio::error::VfioError;
+use crate::vfio::iommufd::Iommufd;
+use crate::vfio::sysfs::SysfsDevice;
+use crate::vfio::{group, ioctl};
+
+/// Where these files are.
+const FOLDER: &str = "/dev/vfio/devices";
+
+/// The file of `device`, which may be missing. `None` if VFIO has none for it.
+pub(crate) fn path(device: &SysfsDevice) -> Option<PathBuf> {
+    let entries = fs::read_dir(device.folder.join("vfio-dev")).ok()?;
+    let name = entries.flatten().map(|entry| entry.file_name()).next()?;
+    Some(Path::new(FOLDER).join(name))
+}
+
+/// Opens the file of `device`.
+///
+/// # Errors
+///
+/// When VFIO has none for it, or it cannot be opened.
+pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
+    let path = path(device).ok_or_else(|| device.driver_error().unwrap_or(VfioError::NoCdev))?;
+    let file = OpenOptions::new().read(true).write(true).open(&path);
+    Ok(file.map_err(|error| VfioError::Open { path, error })?.into())
+}
+
+/// Gives `device`, whose file this is, to `iommufd`. `is_passed` says that this process did not open the file by itself,
+/// and may have given it to that iommufd before.
+///
+/// # Errors
+///
+/// When another program has the device, or another driver a device of its group.
+pub(super) fn bind(device: &SysfsDevice, file: &OwnedFd, iommufd: &Iommufd, is_passed: bool) -> Result<(), VfioError> {
+    let Err(error) = iommufd.bind(file) else { return Ok(()) };
+    Err(match error.raw_os_error() {
+        // A file that is bound answers questions, and cannot be bound again.
+        Some(libc::EINVAL) if is_passed && ioctl::device_info(file).is_ok() => return Ok(()),
+        Some(libc::EINVAL | libc::EBUSY) => match group::not_viable(device) {
+            VfioError::NotViable { others, .. } if others.is_empty() => VfioError::InUse,
+            not_viable => not_viable,
+        },
+        Some(libc::EPERM) => VfioError::NoRemapping("iommufd"),
+        Some(libc::EBADF | libc::EBADFD) => VfioError::Call { action: "give the device to iommufd", error },
+        _ => VfioError::of("give the device to iommufd")(error),
+    })
+}
+
+/// The folder in sysfs of the device whose file this is.
+///
+/// # Errors
+///
+/// When it is no such file.
+pub(super) fn folder(file: &OwnedFd) -> Result<PathBuf, VfioError> {
+    let found = rustix::fs::fstat(file).map_err(|_| VfioError::NotCdev)?;
+    if rustix::fs::FileType::from_raw_mode(found.st_mode) != rustix::fs::FileType::CharacterDevice {
+        return Err(VfioError::NotCdev);
+    }
+    let (major, minor) = (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
+    parent(&Path::new("/sys/dev/char").join(format!("{major}:{minor}"))).ok_or(VfioError::NotCdev)
+}
+
+/// The device above `entry`, which is its `vfio-dev/vfio0`.
+fn parent(entry: &Path) -> Option<PathBuf> {
+    let entry: io::Result<_> = fs::canonicalize(entry);
+    let entry = entry.ok()?;
+    let class = entry.parent()?;
+    (class.file_name()? == "vfio-dev").then(|| class.parent().map(Path::to_path_buf)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::fs::File;
+    use std::os::unix::fs::symlink;
+
+    use super::{folder as own_folder, *};
+
+    #[test]
+    fn a_device_is_found_by_its_file_and_the_file_by_its_device() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().canonicalize().unwrap().join("0000:01:00.1");
+        fs::create_dir_all(folder.join("vfio-dev/vfio7")).unwrap();
+        let device = SysfsDevice { folder: folder.clone(), name: CString::default(), group: 3 };
+        assert_eq!(path(&device).as_deref(), Some(Path::new("/dev/vfio/devices/vfio7")));
+        let entry = root.path().join("511:7");
+        symlink(folder.join("vfio-dev/vfio7"), &entry).unwrap();
+        assert_eq!(parent(&entry), Some(folder.clone()));
+        assert_eq!(parent(&folder), None, "no file of a device");
+        let without = SysfsDevice { folder: folder.join("vfio-dev"), ..device };
+        assert_eq!(path(&without), None);
+        let error = open(&without).unwrap_err().to_string();
+        assert!(error.starts_with("the device has no driver; bind it to vfio-pci"), "{error}");
+    }
+
+    #[test]
+    fn a_descriptor_of_something_else_is_refused() {
+        for path in ["/dev/null", "/proc/self/status"] {
+            let error = own_folder(&File::open(path).unwrap().into()).unwrap_err().to_string();
+            assert_eq!(error, "the descriptor is of no device of VFIO's; open one of /dev/vfio/devices and pass that");
+        }
+    }
+}

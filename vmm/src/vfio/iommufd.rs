@@ -1,0 +1,205 @@
+//! The host's IOMMU by iommufd (`Documentation/userspace-api/iommufd.rst`): one file, with any number of address spaces,
+//! and devices that are attached to them one by one.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::vfio::error::VfioError;
+use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::piece::Piece;
+use crate::vfio::{ioctl, iommufd_ioctl as calls, passed};
+
+/// The file of all of them.
+const IOMMUFD: &str = "/dev/iommu";
+
+/// An iommufd.
+#[derive(Debug)]
+pub(super) struct Iommufd {
+    file: OwnedFd,
+}
+
+impl Iommufd {
+    /// The iommufd that this process was given as the descriptor `given`, or else a new one.
+    ///
+    /// # Errors
+    ///
+    /// When the host has none, or the descriptor is none.
+    pub(super) fn open(given: Option<RawFd>) -> Result<Self, VfioError> {
+        match given {
+            Some(fd) => passed::duplicate(fd).map(|file| Self { file }).ok_or(VfioError::NoIommufd(fd)),
+            None => Self::at(Path::new(IOMMUFD)),
+        }
+    }
+
+    fn at(path: &Path) -> Result<Self, VfioError> {
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.map_err(|error| VfioError::OpenIommufd { path: path.into(), error })?;
+        Ok(Self { file: file.into() })
+    }
+
+    /// Gives `device` to this, until it is closed.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub(super) fn bind(&self, device: &OwnedFd) -> io::Result<()> {
+        ioctl::bind(device, self.file.as_raw_fd())
+    }
+
+    /// An address space of its own, without devices and mappings.
+    ///
+    /// # Errors
+    ///
+    /// When this is no iommufd, or the kernel lacks memory.
+    pub(super) fn space(self: &Arc<Self>) -> Result<Ioas, VfioError> {
+        Ioas::new(self, None)
+    }
+}
+
+/// An address space of an iommufd.
+pub(super) struct Ioas {
+    iommufd: Arc<Iommufd>,
+    id: u32,
+    /// Where mappings are copied from, if that has the same memory.
+    source: Option<Arc<Self>>,
+    /// What can be copied, by where this process has it.
+    mapped: Mutex<BTreeMap<u64, Piece>>,
+}
+
+impl Ioas {
+    fn new(iommufd: &Arc<Iommufd>, source: Option<Arc<Self>>) -> Result<Self, VfioError> {
+        let id = calls::alloc(&iommufd.file).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOTTY) => VfioError::NoIommufd(iommufd.file.as_raw_fd()),
+            _ => VfioError::of("get an address space of iommufd")(error),
+        })?;
+        Ok(Self { iommufd: Arc::clone(iommufd), id, source, mapped: Mutex::default() })
+    }
+
+    /// The devices' address of the memory of `piece`, if all of it is mapped here at once.
+    fn iova_of(&self, piece: &Piece) -> Option<u64> {
+        place(&self.mapped.lock(), piece)
+    }
+}
+
+/// The devices' address of the memory of `piece`, if it is a part of one of `mapped`, by where this process has them.
+fn place(mapped: &BTreeMap<u64, Piece>, piece: &Piece) -> Option<u64> {
+    let (_, whole) = mapped.range(..=piece.host).next_back()?;
+    let offset = piece.host - whole.host;
+    let end = offset.checked_add(piece.size)?;
+    (end <= whole.size && whole.access.allow(piece.access)).then(|| whole.iova.checked_add(offset)).flatten()
+}
+
+impl HostIommu for Ioas {
+    unsafe fn map(&self, piece: &Piece) -> io::Result<()> {
+        let source = self.source.as_ref().and_then(|source| Some((source.id, source.iova_of(piece)?)));
+        match source {
+            Some(source) => calls::copy(&self.iommufd.file, self.id, piece, source)?,
+            // SAFETY: the caller promises what this function asks for, and that is what the call needs.
+            None => unsafe { calls::map(&self.iommufd.file, self.id, piece) }?,
+        }
+        if self.source.is_none() {
+            self.mapped.lock().insert(piece.host, *piece);
+        }
+        Ok(())
+    }
+
+    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
+        // What cannot be unmapped as a whole is not copied any more either.
+        self.mapped.lock().retain(|_, piece| !addresses.contains(&piece.iova));
+        calls::unmap(&self.iommufd.file, self.id, addresses, bytes)
+    }
+
+    fn reach(&self) -> Vec<RangeInclusive<u64>> {
+        // A kernel that does not say refuses when it maps.
+        calls::ranges(&self.iommufd.file, self.id).unwrap_or_else(|_| vec![0..=u64::MAX])
+    }
+
+    fn most_mappings(&self) -> usize {
+        // The kernel has no number. The virtual IOMMU has one for each domain.
+        usize::MAX
+    }
+
+    fn counted(&self) -> &'static str {
+        "VmPin:"
+    }
+
+    fn attach(&self, device: BorrowedFd<'_>) -> Result<(), VfioError> {
+        ioctl::attach(&device, self.id).map_err(|error| match error.raw_os_error() {
+            Some(libc::EADDRINUSE) => VfioError::Reserved,
+            // What is mapped is pinned for the first device.
+            Some(libc::ENOMEM) => VfioError::Map(error),
+            _ => VfioError::of("attach the device to its address space")(error),
+        })
+    }
+
+    fn beside(self: Arc<Self>) -> Result<Arc<dyn HostIommu>, VfioError> {
+        Ok(Arc::new(Self::new(&Arc::clone(&self.iommufd), Some(self))?))
+    }
+}
+
+impl Drop for Ioas {
+    fn drop(&mut self) {
+        // Whoever gave this process the iommufd has it open, so closing it here does not end this.
+        if let Err(error) = calls::destroy(&self.iommufd.file, self.id) {
+            log::warn!("an address space of devices of the host is not ended: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use vm_memory::Permissions;
+
+    use super::*;
+
+    #[test]
+    fn a_host_without_iommufd_is_told_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Iommufd::at(&folder.path().join("iommu")).unwrap_err().to_string();
+        assert!(
+            error.ends_with(
+                "iommu: No such file or directory (os error 2); load the module iommufd (Linux 6.6 or later with \
+             CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV), or leave iommufd out of --platform"
+            ),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_descriptor_that_is_no_iommufd_is_refused() {
+        let other = File::open("/dev/null").unwrap();
+        let error = |fd| Iommufd::open(Some(fd)).and_then(|iommufd| Arc::new(iommufd).space()).err().unwrap();
+        let remedy = "open /dev/iommu and pass that";
+        for fd in [other.as_raw_fd(), 1 << 20] {
+            let error = error(fd).to_string();
+            assert!(error.contains("is no open iommufd") && error.ends_with(remedy), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_piece_of_memory_is_copied_from_has_all_of_it_and_may_be_written_to() {
+        let piece = |iova, size, host, access| Piece { iova, size, host, access };
+        let mapped = [
+            piece(0, 0x4000, 0x10_0000, Permissions::ReadWrite),
+            piece(1 << 32, 0x2000, 0x10_4000, Permissions::ReadWrite),
+            piece(2 << 32, 0x2000, 0x20_0000, Permissions::Read),
+        ];
+        let mapped = mapped.map(|piece| (piece.host, piece)).into();
+        let at = |host, size, access| place(&mapped, &piece(0x7000, size, host, access));
+        assert_eq!(at(0x10_0000, 0x4000, Permissions::ReadWrite), Some(0));
+        assert_eq!(at(0x10_5000, 0x1000, Permissions::Read), Some((1 << 32) + 0x1000));
+        assert_eq!(at(0x10_3000, 0x2000, Permissions::Read), None, "two mappings");
+        assert_eq!(at(0x20_1000, 0x1000, Permissions::Read), Some((2 << 32) + 0x1000));
+        assert_eq!(at(0x20_0000, 0x1000, Permissions::ReadWrite), None, "read-only");
+        assert_eq!((at(0xf_f000, 0x1000, Permissions::Read), at(0x30_0000, 1, Permissions::Read)), (None, None));
+    }
+}

@@ -1,0 +1,54 @@
+//! What devices of the host reach of the guest's memory.
+
+use std::sync::Arc;
+
+use virtio_devices::GuestMap;
+
+use crate::vfio::error::VfioError;
+use crate::vfio::follower::Follower;
+use crate::vfio::guest_memory::GuestMemory;
+
+/// What devices reach.
+#[derive(Clone)]
+pub(super) enum Space {
+    /// All of the guest's memory, as all such devices do.
+    All(Arc<GuestMemory>),
+    /// What a virtual IOMMU maps for one device.
+    Followed {
+        // Drop order: what is copied goes before that of which it is a copy.
+        /// What follows the virtual IOMMU.
+        follower: Arc<Follower>,
+        /// All of the guest's memory, if mappings are copies of it.
+        all: Option<Arc<GuestMemory>>,
+    },
+}
+
+impl Space {
+    /// Lets devices reach what there is in `memory`, and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot. They reach what they reached before then.
+    pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
+        match self {
+            Self::All(all) => all.set(memory),
+            Self::Followed { follower, .. } => follower.set_memory(memory),
+        }
+    }
+
+    /// The guest's memory, as devices reach it.
+    pub(super) fn memory(&self) -> GuestMap {
+        match self {
+            Self::All(all) => all.memory(),
+            Self::Followed { follower, .. } => follower.memory(),
+        }
+    }
+
+    /// All of the guest's memory, if it is mapped as a whole, for these devices or to be copied.
+    pub(super) fn all(&self) -> Option<&Arc<GuestMemory>> {
+        match self {
+            Self::All(all) => Some(all),
+            Self::Followed { all, .. } => all.as_ref(),
+        }
+    }
+}

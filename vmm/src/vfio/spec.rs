@@ -1,0 +1,58 @@
+//! Which devices of the host a VM is to have, and how.
+
+use std::os::fd::{OwnedFd, RawFd};
+use std::path::PathBuf;
+
+use crate::vfio::error::VfioError;
+use crate::vfio::sysfs::SysfsDevice;
+use crate::vfio::{cdev, passed};
+
+/// A device of the host that is to be passed through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VfioSpec {
+    /// Its name in the VM.
+    pub id: String,
+    /// Which it is.
+    pub source: VfioSource,
+    /// By which of the kernel's interfaces: the same for all of a VM.
+    pub interface: VfioInterface,
+    /// Whether it is behind the guest's virtual IOMMU.
+    pub iommu: bool,
+    /// The BARs that are not mapped into the guest, 0 to 5.
+    pub unmapped_bars: Vec<u8>,
+}
+
+/// How a device of the host is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VfioSource {
+    /// By its folder in sysfs.
+    Path(PathBuf),
+    /// By its own file, which this process has as this descriptor.
+    Fd(RawFd),
+}
+
+/// By which interface of the kernel devices are opened, and told what they reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VfioInterface {
+    /// Groups, in containers.
+    Groups,
+    /// Devices by themselves, by an iommufd, which this process may have been given as a descriptor.
+    Iommufd(Option<RawFd>),
+}
+
+impl VfioSource {
+    /// Which device of the host this is, and a copy of its own file, if this process was given it.
+    ///
+    /// # Errors
+    ///
+    /// When it is no PCI device of VFIO's, or the host has no IOMMU for it.
+    pub(crate) fn find(&self) -> Result<(SysfsDevice, Option<OwnedFd>), VfioError> {
+        match self {
+            Self::Path(path) => Ok((SysfsDevice::at(path)?, None)),
+            Self::Fd(fd) => {
+                let file = passed::duplicate(*fd).ok_or(VfioError::NotCdev)?;
+                Ok((SysfsDevice::at(&cdev::folder(&file)?)?, Some(file)))
+            }
+        }
+    }
+}
