@@ -21,6 +21,7 @@ mod landlock;
 mod limits;
 mod memory;
 mod migration;
+mod migration_answers;
 mod migration_backends;
 mod migration_chaos;
 mod migration_endurance;

@@ -44,7 +44,7 @@ pub(crate) struct Moving {
 impl Moving {
     /// Has the guest of `source` be sent, until the frame at `point`.
     pub(crate) fn to(source: &Vmm, client: &mut Client, point: Point) -> Self {
-        Self::over(source, client, point, |path, target, points| Wire::new(path, target, points))
+        Self::over(source, client, point, Wire::new)
     }
 
     /// The same, over such a wire.

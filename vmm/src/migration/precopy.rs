@@ -45,9 +45,9 @@ pub struct Pass {
 /// What cannot be shortened, in the estimate before any has been measured: stopping vCPUs and devices, saving and
 /// loading their state, the messages of the handover.
 const FIXED: Duration = Duration::from_millis(10);
-/// What each function that a driver uses adds to that, but for the first: 8 VFs take 32 ms where one NIC takes 8
+/// What each function that a driver uses adds to that, but for the first: 8 VFs take 17 ms where one NIC takes 10
 /// (docs/performance.md).
-const FUNCTION: Duration = Duration::from_millis(3);
+const FUNCTION: Duration = Duration::from_millis(1);
 /// The slowest connection that is reckoned with, in bytes per second.
 const SLOWEST: u64 = 64 << 10;
 /// A rest that no further pass is worth, in bytes.
@@ -245,7 +245,7 @@ mod tests {
             policy.expect(Duration::from_millis(rtt), functions);
             policy.estimate(0).as_millis()
         };
-        assert_eq!([estimate(0, 0), estimate(0, 1), estimate(0, 9), estimate(5, 1)], [10, 10, 34, 20]);
+        assert_eq!([estimate(0, 0), estimate(0, 1), estimate(0, 9), estimate(5, 1)], [10, 10, 18, 20]);
         assert!(estimate(0, u32::MAX) > 1_000_000);
     }
 

@@ -204,6 +204,8 @@ impl Conductor {
     /// Has a thread close what was the guest's. The host's kernel takes its time for that, and longer the more memory
     /// there is; the control thread answers clients meanwhile.
     fn close_guest(&mut self) {
+        // The logs keep KVM's VM, too.
+        self.passes.end();
         while !self.quits {
             match self.inbox.recv() {
                 Ok(Inbox::Control(SourceNote::GivenUp(vm))) => {
