@@ -1,4 +1,4 @@
-//! Live migrations that are ended on their way: before anybody answers, over a slow network, and while a disk goes over.
+//! Live migrations that are ended on their way: before anybody answers, over a slow network, while a disk goes over.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;

@@ -42,7 +42,6 @@ fn await_active(guest: &mut Guest, interface: &str) {
 }
 
 #[test]
-#[ignore = "a longer test: links that are down meanwhile"]
 fn a_bond_goes_on_by_the_pf_while_a_vf_over_vdpa_moves_without_a_link() {
     let [here, there] = ["a", "b"].map(|name| Plan::new(name, &[Backend::Vdpa]));
     let bridge = Bridge::new("br0", SUBNET, &["apf", "bpf", "a0", "b0"]);

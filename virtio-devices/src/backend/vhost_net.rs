@@ -4,8 +4,8 @@
 //! The kernel has no control queue: receive filters are best effort (`virtio 1.4 §5.1.6.5.1`), and the driver gets
 //! every frame of the tap.
 //!
-//! Each queue pair has a vhost device of its own, which is open only while the queues run. A function without a driver
-//! has no kernel threads.
+//! Each queue pair has a vhost device of its own, which is open while the queues run, and until the worker that has
+//! stopped them has closed it. A function without a driver has no kernel threads.
 //!
 //! The kernel does not report that the tap was deleted, so the tap is polled. (Its descriptor would become readable,
 //! but it also does so for every frame.) A new tap of the same name replaces a deleted one.

@@ -161,8 +161,9 @@ impl Lane {
         Ok(self.sent)
     }
 
-    /// The runs of a chunk, by ascending addresses, and whether their pages exist. That is looked at after the chunk was
-    /// taken, and so while it is noted again what is written: a page that is made after this look is another pass's.
+    /// The runs of a chunk, by ascending addresses, and whether their pages exist. That is looked at after the chunk
+    /// was taken, and so while it is noted again what is written: a page that is made after this look is another
+    /// pass's.
     fn runs(&self, chunk: Chunk, pass: u32) -> Vec<(u64, u64, bool)> {
         // Later passes have what was written.
         let region = self.memory.iter().nth(chunk.region).filter(|_| pass == 0);

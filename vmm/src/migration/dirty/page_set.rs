@@ -65,7 +65,7 @@ impl Chunk {
         start..start + self.words.len() as u64 * WORD * PAGE_SIZE as u64
     }
 
-    /// Splits it: its pages that are in these parts of its region, in bytes from the region's beginning, and the others.
+    /// Splits it: its pages that are in these parts of its region, in bytes from the region's beginning, and others.
     pub fn split(mut self, parts: &[Range<u64>]) -> (Self, Self) {
         let page = PAGE_SIZE as u64;
         let mut inside = vec![0; self.words.len()];
