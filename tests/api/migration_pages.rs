@@ -142,7 +142,7 @@ pub(crate) fn counter(vmm: &Vmm) -> u32 {
 
 /// A vhost-user backend with the socket `peer` of `vmm`'s folder, as long as this lives.
 pub(crate) fn peer(vmm: &Vmm, device: &str) -> Arc<Backend> {
-    let common = Common { queues: 2, without_feature: Vec::new(), never_answer: false };
+    let common = Common { queues: 2, without_feature: Vec::new(), translate: false, never_answer: false };
     let backend = Backend::new(&common, &format!("{device},mac=52:54:00:00:00:05").parse().unwrap()).unwrap();
     backend.start(format!("socket={},{device}", vmm.files.path("peer").display()).parse().unwrap()).unwrap();
     backend

@@ -183,7 +183,8 @@ impl Drop for AddressSpace {
     }
 }
 
-/// Does what pins at most `size` bytes more, which the kernel counts at `counted`, after raising the limit of that as far as this process may.
+/// Does what pins at most `size` bytes more, which the kernel counts at `counted`, after raising the limit of that as
+/// far as this process may.
 ///
 /// # Errors
 ///

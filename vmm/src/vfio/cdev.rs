@@ -32,8 +32,8 @@ pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
     Ok(file.map_err(|error| VfioError::Open { path, error })?.into())
 }
 
-/// Gives `device`, whose file this is, to `iommufd`. `is_passed` says that this process did not open the file by itself,
-/// and may have given it to that iommufd before.
+/// Gives `device`, whose file this is, to `iommufd`. `is_passed` says that this process did not open the file by
+/// itself, and may have given it to that iommufd before.
 ///
 /// # Errors
 ///
@@ -48,7 +48,8 @@ pub(super) fn bind(device: &SysfsDevice, file: &OwnedFd, iommufd: &Iommufd, is_p
             not_viable => not_viable,
         },
         Some(libc::EPERM) => VfioError::NoRemapping("iommufd"),
-        Some(libc::EBADF | libc::EBADFD) => VfioError::Call { action: "give the device to iommufd", error },
+        // The descriptor is open, and of something else.
+        Some(libc::EBADFD) => VfioError::NotIommufd,
         _ => VfioError::of("give the device to iommufd")(error),
     })
 }

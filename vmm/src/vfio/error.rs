@@ -2,7 +2,6 @@
 
 use std::io;
 use std::ops::RangeInclusive;
-use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use virtio_devices::Locking;
@@ -73,8 +72,8 @@ pub enum VfioError {
         error: io::Error,
     },
     /// A descriptor is of something else, or closed.
-    #[error("the descriptor {0} of --platform iommufd_fd is no open iommufd; open /dev/iommu and pass that")]
-    NoIommufd(RawFd),
+    #[error("the descriptor of --platform iommufd_fd= is no open iommufd; open /dev/iommu and pass that")]
+    NotIommufd,
     /// The kernel has no files of devices.
     #[error(
         "the host's kernel has no file of its own for the device (CONFIG_VFIO_DEVICE_CDEV, Linux 6.6 or later); leave \
@@ -157,7 +156,7 @@ impl VfioError {
             | Self::Driver(_)
             | Self::NoDriver
             | Self::NotViable { .. }
-            | Self::NoIommufd(_)
+            | Self::NotIommufd
             | Self::NotCdev
             | Self::Reserved
             | Self::Unreachable { .. }

@@ -139,8 +139,8 @@ impl VfioHost {
         self.p2p && spec.interface == VfioInterface::Groups
     }
 
-    /// Attaches `device`, or its group, to the address space that `spec` says. `passed` is its own file, if this process
-    /// was given it.
+    /// Attaches `device`, or its group, to the address space that `spec` says. `passed` is its own file, if this
+    /// process was given it.
     fn attach(
         &self,
         open: &mut Open,

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use crate::kvm::{KvmError, VfioFiles, Vm};
 
-/// The groups and devices of a VM, by their files, and the KVM VM that is told of them. A reboot makes another of these.
+/// The groups and devices of a VM, by their files, and the KVM VM that is told of them. A reboot makes another of the
+/// latter.
 #[derive(Default)]
 pub(crate) struct KnownFiles(Mutex<Known>);
 

@@ -47,8 +47,9 @@ const OF_WATCHDOG: u64 = 3;
 const OF_PMEM: u64 = 4;
 
 /// For a device of the host: the device, its group, the container, KVM's device, three that watch it, and as many MSI-X
-/// vectors as usual devices use. Beyond, a driver is refused a vector.
-const OF_VFIO: u64 = 7 + 64;
+/// vectors as usual devices use. Beyond, a driver is refused a vector. By iommufd it has two copies of the device's
+/// file in place of the first two, and a third that a client may have sent.
+const OF_VFIO: u64 = 8 + 64;
 
 /// Raises the soft limit of open files to the hard limit, and checks that it suffices.
 ///

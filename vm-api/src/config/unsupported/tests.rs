@@ -143,7 +143,7 @@ fn a_key_at_its_default_is_no_error_on_either_surface_and_any_other_value_is_one
             assert_eq!(object.strip(&mut json!({*field: default}), ""), Ok(()), "{object:?} {field}");
         }
     }
-    assert!(keys > 5, "{keys}");
+    assert!(keys > 3, "{keys}");
 }
 
 #[test]
