@@ -433,4 +433,10 @@ fn what_is_no_device_of_the_host() {
     asked.body["path"] = json!("/sys/class/net/lo");
     let other = format!("this is not the folder of a PCI device; give one {like}");
     asked.is_refused("art", BAD_REQUEST, &format!("--device id=d,path=/sys/class/net/lo: {other}"));
+    asked.body = json!({"id": "d"});
+    asked.is_refused("art", BAD_REQUEST, "--device id=d: give path=, or fd= with --platform iommufd_fd=");
+    asked.fds = vec![File::open("/dev/null").unwrap().into()];
+    let needs = "a device by descriptor (fd=) needs a VM with an iommufd by descriptor";
+    let remedy = "add --platform iommufd_fd=, or give the device's path";
+    asked.is_refused("art", BAD_REQUEST, &format!("--device id=d: {needs}; {remedy}"));
 }

@@ -12,7 +12,7 @@ const ONLY_DEFAULT: &str = "iommu";
 const AROUND: [(&str, &str); 7] = [
     ("--kernel", "/k"),
     ("--cpus", "boot=4"),
-    ("--platform", "num_pci_segments=3"),
+    ("--platform", "num_pci_segments=3,iommufd_fd=31"),
     ("--rate-limit-group", "id=around,bw_size=1,bw_refill_time=1"),
     ("--net", "id=n,mac=02:00:00:00:00:01,sriov_vfs=2"),
     ("--net", "id=m,mac=02:00:00:00:00:02,sriov_vfs=2"),
@@ -148,6 +148,7 @@ fn other(option: &str, key: &str) -> &'static str {
         (_, "mac" | "host_mac") => "02:00:00:00:00:09",
         (_, "tap") => "tap9",
         (_, "rate_limit_group") => "around",
+        (_, "iommufd_fd") => "30",
         (_, "fd") => "[30]",
         (_, "vhost_mode") => "server",
         (_, "image_type") => "qcow2",
@@ -203,8 +204,9 @@ fn every_key_changes_the_vm_or_is_refused_by_name() {
         }
         let base = base(option, key);
         let given = match (option.as_str(), key.as_str()) {
-            // It takes the place of `path`.
+            // They take the place of `path`.
             ("--disk", "vhost_user") => "vhost_user=on,socket=/other".to_owned(),
+            ("--device", "fd") => "fd=30".to_owned(),
             // Each zone has a node.
             ("--numa", "guest_numa_id") => "guest_numa_id=0,memory_zones=[z] guest_numa_id=1,memory_zones=[y]".into(),
             ("--numa", "memory_zones") => "guest_numa_id=0,memory_zones=[y] guest_numa_id=1,memory_zones=[z]".into(),

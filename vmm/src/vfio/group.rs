@@ -31,3 +31,35 @@ pub(super) fn not_viable(device: &SysfsDevice) -> VfioError {
     let others = VfioError::NotViable { group: device.group, others: device.others_in_use() };
     own.unwrap_or(others)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::error_kind::ErrorKind;
+
+    #[test]
+    fn a_group_that_is_used_in_part_is_refused_with_the_others_and_their_drivers() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        for (name, driver) in [("0000:01:00.0", "vfio-pci"), ("0000:01:00.1", "igb"), ("0000:01:00.2", "nvme")] {
+            fs::create_dir_all(at(name)).unwrap();
+            fs::create_dir_all(at("group/devices")).unwrap();
+            symlink(at("group"), at(&format!("{name}/iommu_group"))).unwrap();
+            symlink(at(&format!("drivers/{driver}")), at(&format!("{name}/driver"))).unwrap();
+            symlink(at(name), at(&format!("group/devices/{name}"))).unwrap();
+        }
+        let of = |name: &str| not_viable(&SysfsDevice { folder: at(name), name: CString::default(), group: 7 });
+        let error = of("0000:01:00.0");
+        assert_eq!(
+            error.to_string(),
+            "its IOMMU group 7 also has 0000:01:00.1 (igb), 0000:01:00.2 (nvme); bind these to vfio-pci or to no \
+             driver, or give a device with a group of its own"
+        );
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(of("0000:01:00.1").to_string().starts_with("the device has the driver igb; bind it to vfio-pci"));
+    }
+}

@@ -111,8 +111,8 @@ fn they_are_closed_and_refused_with_any_other_request() {
         let answer = client.answer();
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
         if status == 400 {
-            let what = "it came with file descriptors, which only vm.add-net, vm.restore and vm.receive-migration \
-                        take; send none";
+            let what = "it came with file descriptors, which only vm.add-net, vm.add-device, vm.set-vf, vm.restore and \
+                        vm.receive-migration take; send none";
             assert_eq!(answer.chain()[1], what);
         }
         assert!(probe.closes_everywhere(), "{method} {path}");
