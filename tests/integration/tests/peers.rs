@@ -101,8 +101,8 @@ fn vfs_over_dpdk_carry_traffic_whichever_side_listens() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// DPDK asks what the addresses of a VF behind the virtual IOMMU stand for. Linux's default is a mapping for each buffer,
-/// which it takes away later (lazy DMA).
+/// DPDK asks what the addresses of a VF behind the virtual IOMMU stand for. Linux's default is a mapping for each
+/// buffer, which it takes away later (lazy DMA).
 #[test]
 fn a_vf_behind_the_iommu_works_over_dpdk_and_reaches_nothing_else() {
     let (api, folder) = (Api::new("dpdk-iommu"), tempfile::tempdir().unwrap());

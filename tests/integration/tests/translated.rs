@@ -1,5 +1,5 @@
-//! NICs behind the virtual IOMMU whose frames the host's kernel, a vDPA device or another process moves. The test is the
-//! driver of the NIC and of the IOMMU. Guests with such NICs are tested in `iommu.rs`.
+//! NICs behind the virtual IOMMU whose frames the host's kernel, a vDPA device or another process moves. The test is
+//! the driver of the NIC and of the IOMMU. Guests with such NICs are tested in `iommu.rs`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

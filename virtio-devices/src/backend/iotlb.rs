@@ -39,10 +39,10 @@ impl Miss {
     }
 }
 
-/// What a range stands for.
-pub(crate) fn update(mapping: &Mapping) -> [u8; LEN] {
-    let access = if mapping.access().allow(Permissions::Read) { READ } else { 0 }
-        | if mapping.access().allow(Permissions::Write) { WRITE } else { 0 };
+/// What a range stands for, and what may be done there.
+pub(crate) fn update(mapping: &Mapping, access: Permissions) -> [u8; LEN] {
+    let access = if access.allow(Permissions::Read) { READ } else { 0 }
+        | if access.allow(Permissions::Write) { WRITE } else { 0 };
     said([mapping.iova(), mapping.size(), mapping.host()], access, UPDATE)
 }
 
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn what_is_said_has_the_layout_of_the_kernel() {
-        let said = update(&Mapping::for_test(0x1122, 0x2000));
+        let said = update(&Mapping::for_test(0x1122, 0x2000), Permissions::ReadWrite);
         assert_eq!(said[..16], [0x22, 0x11, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0]);
         assert_eq!(said[16..], [0, 0, 0, 0, 0, 0x7f, 0, 0, 3, 2, 0, 0, 0, 0, 0, 0]);
         assert_eq!(invalidate(0x1000, 0x1fff), super::said([0x1000, 0x1000, 0], 0, INVALIDATE));

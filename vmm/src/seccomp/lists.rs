@@ -226,8 +226,8 @@ const VDPA_RESET: Group = Group {
 };
 
 const IOTLB: Group = Group {
-    why: "a vhost-user backend that is told what its function reaches when its virtual IOMMU says so, and hung up on if \
-          it does not answer",
+    why: "a vhost-user backend that is told what its function reaches when its virtual IOMMU says so, and hung up on \
+          if it does not answer",
     rules: &[any(SYS_sendmsg), any(SYS_recvmsg), any(SYS_shutdown)],
 };
 

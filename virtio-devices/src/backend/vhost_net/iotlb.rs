@@ -44,7 +44,7 @@ pub(super) fn read_miss(device: BorrowedFd<'_>) -> io::Result<Option<Miss>> {
 ///
 /// When the kernel has no memory for it.
 pub(super) fn update(device: BorrowedFd<'_>, mapping: &Mapping) -> io::Result<()> {
-    write(device, iotlb::update(mapping))
+    write(device, iotlb::update(mapping, mapping.access()))
 }
 
 /// Has the kernel forget what is in a range, and all that reaches into it. When this returns, no queue uses it.
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn messages_have_the_layout_of_the_kernel() {
-        let message = message(iotlb::update(&Mapping::for_test(0x1122, 0x2000)));
+        let message = message(iotlb::update(&Mapping::for_test(0x1122, 0x2000), Permissions::ReadWrite));
         assert_eq!(message[..16], [2, 0, 0, 0, 0, 0, 0, 0, 0x22, 0x11, 0, 0, 0, 0, 0, 0]);
         assert_eq!(message[16..36], [0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 0, 0, 3, 2, 0, 0]);
         assert!(message[36..].iter().all(|byte| *byte == 0));

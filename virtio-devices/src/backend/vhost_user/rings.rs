@@ -47,8 +47,8 @@ pub(crate) struct Agreed {
 }
 
 impl Peer {
-    /// Agrees on the features, before [`Self::start`]. A peer that is `translated` asks what addresses stand for, and can
-    /// be told from here on.
+    /// Agrees on the features, before [`Self::start`]. A peer that is `translated` asks what addresses stand for, and
+    /// can be told from here on.
     pub(crate) fn agree(
         &mut self,
         run: &QueueRun<'_>,

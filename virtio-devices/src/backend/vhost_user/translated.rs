@@ -5,6 +5,9 @@
 //! those that are taken away when the driver is answered, which it says. What it asks is answered by the function's
 //! worker. Nothing is kept here of what it was told, so that a driver's or a peer's numbers take no memory.
 //!
+//! What a peer may write it may read, too: DPDK asks for both wherever it writes, and drivers map buffers for frames
+//! that they receive to be written only.
+//!
 //! A peer that does not say in time that it has forgotten something is hung up on and counts as lost. A domain is
 //! refused then; what takes memory away cannot be refused.
 
@@ -127,12 +130,14 @@ impl Translated {
             // Told within the pass: what is unmapped meanwhile is forgotten afterwards, because the peer does one
             // request after the other. Its answer is waited for without the pass, for which a vCPU may wait.
             let _pass = self.iommu.begin();
-            let Some(mapping) = self.iommu.mapping(miss.address, miss.access) else { return Ok(None) };
+            let writes = miss.access.allow(Permissions::Write);
+            let access = if writes { Permissions::Write } else { Permissions::Read };
+            let Some(mapping) = self.iommu.mapping(miss.address, access) else { return Ok(None) };
             let memory = self.told.memory.load();
             let mut parts = Mapping::of(mapping, &memory);
             let part = parts.find(|part| (part.iova()..=part.last()).contains(&miss.address));
             let Some(part) = part else { return Ok(None) };
-            let sent = connection.send(Request::IOTLB_MSG, NEED_REPLY, &iotlb::update(&part), &[]);
+            let sent = connection.send(Request::IOTLB_MSG, NEED_REPLY, &update(&part), &[]);
             sent.inspect_err(|_| connection.hang_up())?;
             part.last()
         };
@@ -152,6 +157,12 @@ impl std::fmt::Debug for Translated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Translated").field("failure", &self.told.failure.get()).finish_non_exhaustive()
     }
+}
+
+/// What a peer is told of `part`.
+fn update(part: &Mapping) -> [u8; iotlb::LEN] {
+    let writes = part.access().allow(Permissions::Write);
+    iotlb::update(part, if writes { Permissions::ReadWrite } else { part.access() })
 }
 
 /// A peer that refuses to know something asks for it again when it needs it.
@@ -202,7 +213,7 @@ impl Told {
     /// Tells the peer of a mapping. One that fails is lost.
     fn tell(&self, mapping: DmaMapping) {
         for part in Mapping::of(mapping, &self.memory.load()) {
-            if self.has_failed() || self.say(&iotlb::update(&part), heard).is_err() {
+            if self.has_failed() || self.say(&update(&part), heard).is_err() {
                 return;
             }
         }

@@ -133,7 +133,7 @@ fn a_peer_is_told_where_its_rings_are_before_it_has_them_and_of_each_change_befo
         "GET_STATUS",
         "INVALIDATE 0x0+0xffffffffffffffff",
         RINGS,
-        "UPDATE 0x4000000000+0x1000=0x108000 Write",
+        "UPDATE 0x4000000000+0x1000=0x108000 ReadWrite",
     ];
     assert_eq!(heard[..6], expected);
     let [first_ring, ring] =
