@@ -85,7 +85,10 @@ impl Pair {
         };
         let ports = match kinds {
             [] => vec![(Subnet(0), "pf".to_string())],
-            kinds => (0..kinds.len().min(MOST_PINGED)).map(|index| (Subnet(index as u8), index.to_string())).collect(),
+            kinds => {
+                let pinged = 0..kinds.len().min(MOST_PINGED);
+                pinged.map(|index| (Subnet(index as u8), index.to_string())).collect()
+            }
         };
         let subnets = ports.iter().map(|(subnet, _)| *subnet).collect();
         let bridges = ports.into_iter().map(bridge).collect();
