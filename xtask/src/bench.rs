@@ -65,8 +65,6 @@ pub(crate) enum Backend {
     Snapshot,
     /// A guest that moves to another VMM and back
     Migration,
-    /// A VF while what is written to the guest's memory is noted, as while the guest moves
-    Logged,
     /// A guest with a VF of the host's NIC: its start, by the machine's own clock, and its VMM's memory
     Vfio,
 }
@@ -92,7 +90,6 @@ impl Backend {
             Backend::VirtioFs => "virtio-fs",
             Backend::Snapshot => "snapshot",
             Backend::Migration => "migration",
-            Backend::Logged => "logged",
             Backend::Vfio => "vfio",
         }
     }
@@ -118,8 +115,6 @@ impl Backend {
         match self {
             // One of each network, or of each mode of the IOMMU.
             Backend::Containers | Backend::Iommu | Backend::IommuVhost | Backend::IommuIntel => 4.0,
-            // Before, meanwhile and after, of two backends.
-            Backend::Logged => 6.0,
             // All tests.
             Backend::Switch | Backend::Bridge | Backend::BridgeVhost => 4.0,
             Backend::Vsock | Backend::VirtioFs => 3.0,
@@ -202,10 +197,7 @@ impl Options {
     fn backends(&self) -> Result<Vec<Backend>> {
         // QEMU supports vhost-user and vDPA, too, but the comparison is made for taps only.
         let of_qemu = |backend: &Backend| {
-            !matches!(
-                backend,
-                Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy | Backend::Snapshot | Backend::Logged
-            )
+            !matches!(backend, Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy | Backend::Snapshot)
         };
         match self.backend {
             Some(Backend::IommuIntel) if !self.qemu => {

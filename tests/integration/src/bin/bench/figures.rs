@@ -74,20 +74,12 @@ pub(crate) struct Bench<'g> {
 impl Bench<'_> {
     /// Runs the tests of a network between `container` and the host, and prints a table row for each figure.
     pub(crate) fn measure(&mut self, what: &str, container: &Container) {
-        self.measure_after(what, container, || {});
-    }
-
-    /// The same, with `prepare` before each run.
-    pub(crate) fn measure_after(&mut self, what: &str, container: &Container, mut prepare: impl FnMut()) {
         let (host, seconds) = (&container.host, self.settings.seconds);
-        self.measure_by(what, &NETWORK, |test| {
-            prepare();
-            container.inside(&format!("netbench client {host} {test} {seconds}"))
-        });
+        self.measure_by(what, &NETWORK, |test| container.inside(&format!("netbench client {host} {test} {seconds}")));
     }
 
     /// Runs `tests`, each by the guest's command for its name, and prints a table row for each figure.
-    pub(crate) fn measure_by(&mut self, what: &str, tests: &[Test], mut command: impl FnMut(&str) -> String) {
+    pub(crate) fn measure_by(&mut self, what: &str, tests: &[Test], command: impl Fn(&str) -> String) {
         let only = self.settings.only;
         for Test { name, figures } in tests.iter().filter(|test| only.is_none_or(|only| only == test.name)) {
             let mut values = vec![Vec::new(); figures.len()];

@@ -5,8 +5,8 @@
 //! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures depend on no
 //! other machine and no load, and since everything shares one processor, a better figure means fewer instructions.
 //! Arguments: the kind of backend, `containers`, `switch`, `bridge`, `bridge-vhost`, `iommu`, `iommu-vhost`,
-//! `iommu-intel`, `vsock`, `vhost-vsock`, `virtio-fs`, `snapshot`, `migration`, `logged` or `vfio`; the seconds per
-//! test; the number of runs; and optionally the only test to run.
+//! `iommu-intel`, `vsock`, `vhost-vsock`, `virtio-fs`, `snapshot`, `migration` or `vfio`; the seconds per test; the
+//! number of runs; and optionally the only test to run.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
@@ -14,7 +14,6 @@ mod container;
 mod figures;
 mod files;
 mod iommu;
-mod logged;
 mod migration;
 mod neighbours;
 mod networks;
@@ -51,7 +50,7 @@ fn main() {
     let [what, seconds, runs, only @ ..] = arguments.as_slice() else {
         panic!(
             "usage: bench BACKEND|containers|switch|bridge|bridge-vhost|iommu|iommu-vhost|iommu-intel|vsock|\
-             vhost-vsock|virtio-fs|snapshot|migration|logged|vfio SECONDS RUNS [TEST]"
+             vhost-vsock|virtio-fs|snapshot|migration|vfio SECONDS RUNS [TEST]"
         )
     };
     let only = only.first().map(String::as_str).filter(|only| *only != "all");
@@ -68,7 +67,6 @@ fn main() {
         "virtio-fs" => files::measure(what, settings),
         "snapshot" => snapshot::measure(settings),
         "migration" => migration::measure(settings),
-        "logged" => logged::measure(settings),
         "vfio" => vfio::measure(what, settings.runs),
         _ => match (neighbours::By::named(what), iommu::Machine::named(what)) {
             (Some(by), _) => neighbours::measure(what, by, settings),
