@@ -297,24 +297,23 @@ impl Sender {
     /// Undoes what has been done. The source has the guest; from [`Stage::Releasing`] on, once it has its locks.
     fn give_up(&mut self, outcome: Outcome, tell: Option<Kind>) -> Vec<Action> {
         let stage = self.stage;
-        let mut actions = Vec::new();
-        if stage > Stage::Connecting {
-            actions.extend(tell.map(Action::Tell));
-        }
-        actions.push(Action::HangUp);
-        if stage >= Stage::Copying {
-            actions.push(Action::StopLogs);
-        }
+        let told = tell.filter(|_| stage > Stage::Connecting).map(Action::Tell);
+        let hung_up = told.into_iter().chain([Action::HangUp]);
         if stage >= Stage::Releasing {
             (self.stage, self.outcome) = (Stage::Undoing, Some(outcome));
-            return actions;
+            return hung_up.chain([Action::StopLogs]).collect();
         }
         self.stage = Stage::Ended;
-        if stage >= Stage::Stopping {
-            actions.push(Action::ResumeGuest);
+        let report = [Action::Report(outcome)];
+        match stage {
+            // The guest stands still, and the target cannot have it: it goes on before the target is told, whose end
+            // keeps this host busy if it is here, too.
+            Stage::Stopping | Stage::Finishing | Stage::Loading => {
+                [Action::ResumeGuest, Action::StopLogs].into_iter().chain(hung_up).chain(report).collect()
+            }
+            Stage::Copying => hung_up.chain([Action::StopLogs]).chain(report).collect(),
+            _ => hung_up.chain(report).collect(),
         }
-        actions.push(Action::Report(outcome));
-        actions
     }
 }
 
@@ -403,6 +402,18 @@ mod tests {
         }
         // Without Unknown there is nothing to force.
         assert!(at(Stage::Gone).on(Event::Forced).is_empty());
+    }
+
+    #[test]
+    fn a_guest_that_stands_still_goes_on_before_anybody_is_told() {
+        for stage in [Stage::Stopping, Stage::Finishing, Stage::Loading] {
+            let actions = at(stage).on(Event::Cancelled);
+            let tells = [Action::ResumeGuest, Action::StopLogs, Action::Tell(Kind::Cancel), Action::HangUp];
+            assert_eq!(actions, [&tells[..], &[Action::Report(Outcome::Cancelled)]].concat(), "{stage:?}");
+        }
+        // One that runs has nothing to wait for, and no page is sent in vain.
+        let actions = at(Stage::Copying).on(Event::Cancelled);
+        assert_eq!(actions[..2], [Action::Tell(Kind::Cancel), Action::HangUp]);
     }
 
     #[test]
