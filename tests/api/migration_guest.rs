@@ -143,10 +143,11 @@ fn a_guest_that_restarts_while_it_is_sent_does_so_once_where_it_is_in_the_end() 
     assert_eq!(starts(&source.vmm), 1, "it stands still");
     source.client.put("vm.cancel-migration").expect(204);
     wait_for_state(&mut source.client, "cancelled");
+    // The middle passes on that the source has ended it, and is cut after that.
+    assert_waits_for_others(&target, &mut there);
     wire.goes(Then::IsCut);
     drop(wire);
     wait_for("a start at the source", || starts(&source.vmm) == 2);
-    assert_waits_for_others(&target, &mut there);
     // It succeeds: at the target, where it then takes orders.
     let mut there = receive(&target, &url(&target));
     let wire = source.order(RESTART, &target);
