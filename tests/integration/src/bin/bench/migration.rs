@@ -76,7 +76,8 @@ struct Pair {
 }
 
 impl Pair {
-    /// Boots a guest of 512 MiB, or of 1,024 with more than 8 VFs, whose PF has VFs over these backends. It is idle then.
+    /// Boots a guest of 512 MiB, or of 1,024 with more than 8 VFs, whose PF has VFs over these backends. It is idle
+    /// then.
     fn start(kinds: &[Backend], how: How) -> Pair {
         let [here, there] = ["a", "b"].map(|name| Plan::new(name, kinds));
         let bridge = |(subnet, port): (Subnet, String)| {
