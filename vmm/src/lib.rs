@@ -40,6 +40,7 @@ mod heap;
 pub mod kvm;
 mod landlock;
 pub mod migration;
+mod passed_fd;
 mod pci_host;
 mod privileges;
 mod seccomp;

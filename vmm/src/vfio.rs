@@ -44,7 +44,6 @@ mod iommufd_ioctl;
 mod known_files;
 mod msi;
 mod opened;
-mod passed;
 mod peer_bars;
 mod piece;
 mod regions;

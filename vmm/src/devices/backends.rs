@@ -1,7 +1,5 @@
 //! From a plan to an open backend of a NIC.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
-
 use virtio_devices::{
     Absent, Backend, Memory, PortHandle, Switch, SwitchError, SwitchSpec, Tap, TapError, TapSpec, Vdpa, VdpaError,
     VhostKernel, VhostNet, VhostNetError, VhostUserDevice, VhostUserDeviceSpec, VhostUserError,
@@ -11,6 +9,7 @@ use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, Options as _,
 use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
 use crate::devices::peers::{PeerError, Peers};
 use crate::error_kind::ErrorKind;
+use crate::passed_fd;
 use crate::vfio::{OpenDevice, VfioError};
 
 /// Why a NIC has no backend: one line, to follow the option that names the network function.
@@ -110,7 +109,8 @@ impl<'a> Opener<'a> {
 
     /// The tap whose descriptors were passed to this program by whoever made it.
     fn tap_of_fds(&mut self, fds: &[i32], of: TapOf) -> Result<Tap, BackendError> {
-        let tap = Tap::from_fds(fds.iter().map(|fd| duplicate(*fd)).collect::<Result<_, _>>()?)?;
+        let queue = |fd: &i32| passed_fd::duplicate(*fd).ok_or(BackendError::Fd(*fd));
+        let tap = Tap::from_fds(fds.iter().map(queue).collect::<Result<_, _>>()?)?;
         self.taps.push((of, tap.handle()));
         Ok(tap)
     }
@@ -247,15 +247,4 @@ pub(super) fn absent(plan: &NicPlan, reason: &str) -> Absent {
         of_kernel: matches!(plan.backend, BackendPlan::Tap { .. } | BackendPlan::Fds { .. }),
         has_own_mac: plan.backend.has_own_mac(),
     }
-}
-
-/// A file descriptor of our own for one that was passed in by number.
-fn duplicate(fd: i32) -> Result<OwnedFd, BackendError> {
-    // The configuration allows nothing below 3.
-    if fd < 0 {
-        return Err(BackendError::Fd(fd));
-    }
-    // SAFETY: the number is only used for this one call, which fails if it is not open.
-    let passed = unsafe { BorrowedFd::borrow_raw(fd) };
-    passed.try_clone_to_owned().map_err(|_| BackendError::Fd(fd))
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -13,6 +13,7 @@ use virtio_devices::create_file;
 
 use crate::config::grammar::{PathOrFd, path_or_fd};
 use crate::error_kind::ErrorKind;
+use crate::passed_fd;
 
 /// The output of events: `path=<path>` or `fd=<number>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,11 +119,8 @@ fn open(path: &Path) -> io::Result<Output> {
 
 /// A duplicate of descriptor `fd`, if that is open for writing. `fd` itself stays open, in its blocking mode.
 fn duplicate(fd: RawFd) -> Option<File> {
-    // SAFETY: the descriptor is borrowed for this function, which only queries and duplicates it; if the number is not
-    // an open descriptor, these calls fail.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let mode = fcntl_getfl(fd).ok()? & OFlags::RWMODE;
-    let own = rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()?;
+    let own = passed_fd::duplicate(fd)?;
+    let mode = fcntl_getfl(&own).ok()? & OFlags::RWMODE;
     (mode != OFlags::RDONLY).then(|| own.into())
 }
 

@@ -11,10 +11,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::passed_fd;
 use crate::vfio::error::VfioError;
 use crate::vfio::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
-use crate::vfio::{ioctl, iommufd_ioctl as calls, passed};
+use crate::vfio::{ioctl, iommufd_ioctl as calls};
 
 /// The file of all of them.
 const IOMMUFD: &str = "/dev/iommu";
@@ -33,7 +34,7 @@ impl Iommufd {
     /// When the host has none, or the descriptor is none.
     pub(super) fn open(given: Option<RawFd>) -> Result<Self, VfioError> {
         match given {
-            Some(fd) => passed::duplicate(fd).map(|file| Self { file }).ok_or(VfioError::NotIommufd),
+            Some(fd) => passed_fd::duplicate(fd).map(|file| Self { file }).ok_or(VfioError::NotIommufd),
             None => Self::at(Path::new(IOMMUFD)),
         }
     }

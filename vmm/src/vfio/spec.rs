@@ -3,9 +3,10 @@
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 
+use crate::passed_fd;
+use crate::vfio::cdev;
 use crate::vfio::error::VfioError;
 use crate::vfio::sysfs::SysfsDevice;
-use crate::vfio::{cdev, passed};
 
 /// A device of the host that is to be passed through.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +51,7 @@ impl VfioSource {
         match self {
             Self::Path(path) => Ok((SysfsDevice::at(path)?, None)),
             Self::Fd(fd) => {
-                let file = passed::duplicate(*fd).ok_or(VfioError::NotCdev)?;
+                let file = passed_fd::duplicate(*fd).ok_or(VfioError::NotCdev)?;
                 Ok((SysfsDevice::at(&cdev::folder(&file)?)?, Some(file)))
             }
         }

@@ -2,8 +2,8 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-/// A descriptor of our own for the open file of `fd`. `None` if there is none.
-pub(super) fn duplicate(fd: RawFd) -> Option<OwnedFd> {
+/// A descriptor of our own for the open file of `fd`, which stays open. `None` if there is none.
+pub(crate) fn duplicate(fd: RawFd) -> Option<OwnedFd> {
     // The configuration allows nothing below 3.
     if fd < 0 {
         return None;
