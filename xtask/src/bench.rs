@@ -105,7 +105,7 @@ impl Backend {
             | Backend::VirtioFs
             | Backend::Vfio => &["all"],
             Backend::Snapshot => &["0", "small-pages", "8", "255"],
-            Backend::Migration => &["one", "local", "eight", "many", "writes", "cancel"],
+            Backend::Migration => &["one", "local", "eight", "many", "writes", "cancel", "copying"],
             _ => &["bulk-out", "bulk-in", "requests", "datagrams-out"],
         }
     }

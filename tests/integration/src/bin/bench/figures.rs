@@ -23,7 +23,7 @@ pub(crate) struct Test {
 }
 
 /// The tests of a network.
-const NETWORK: [Test; 4] = [
+pub(crate) const NETWORK: [Test; 4] = [
     Test { name: "bulk-out", figures: &["TCP bulk out, Mbit/s"] },
     Test { name: "bulk-in", figures: &["TCP bulk in, Mbit/s"] },
     Test { name: "requests", figures: &["TCP request/response a second", "its 99th percentile, us"] },

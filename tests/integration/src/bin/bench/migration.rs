@@ -9,7 +9,7 @@ use integration::{Answers, Backend, Bridge, Guest, Kernel, Pf, Plan, Probes, Sit
 use serde_json::{Value, json};
 
 use crate::IDLE;
-use crate::figures::{Settings, Spread};
+use crate::figures::{Bench, NETWORK, Server, Settings, Spread};
 
 /// Eight VFs.
 const VFS: [Backend; 8] = [
@@ -55,7 +55,14 @@ pub(crate) fn measure(settings: Settings<'_>) {
     if wants("cancel") {
         cancel(settings.runs);
     }
+    if wants("copying") {
+        copying(settings);
+    }
 }
+
+/// How many bytes of memory go over in a second while a guest's traffic is measured: so few that this takes hardly any
+/// of the processor, which a host would have another one for, and that the first pass lasts until all is measured.
+const SLOW: usize = 4 << 20;
 
 /// How a guest's memory gets to the other VMM.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -212,4 +219,31 @@ fn cancel(runs: usize) {
     }
     println!("| migration, 8 VFs | cancelled at its end, ms | {} | |", Spread::of(times));
     println!("| migration, 8 VFs | the same until a NIC answers again, ms | {} | |", Spread::of(gaps));
+}
+
+/// Measures what a guest sends and receives over a VF, before its memory is copied and meanwhile.
+fn copying(settings: Settings<'_>) {
+    let mut pair = Pair::start(&[Backend::Tap], How::Copied);
+    let _server = Server::start("0.0.0.0");
+    let host = Subnet(0).host();
+    let measure = |guest: &mut Guest, what: &str| {
+        let mut bench = Bench { guest, settings: Settings { only: None, ..settings } };
+        let seconds = settings.seconds;
+        bench.measure_by(what, &NETWORK, |test| format!("netbench client {host} {test} {seconds}"));
+    };
+    measure(&mut pair.here.guest, "migration, one VF, before");
+    pair.there.receive();
+    let path = std::env::temp_dir().join("wire");
+    let _wire = Wire::slow(&path, &pair.there.socket(), &[], SLOW);
+    pair.here.send(&format!("unix:{}", path.display()), &json!({}));
+    let progress = || pair.here.api.get("vm.migration-progress").body;
+    while progress()["transferred_bytes"].as_u64().is_none_or(|sent| sent < SLOW as u64 / 4) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    measure(&mut pair.here.guest, "migration, one VF, while memory is copied");
+    let after = progress();
+    assert_eq!((&after["state"], &after["throttle_percent"]), (&json!("active"), &json!(0)), "{after}");
+    println!("| migration, one VF | copied meanwhile, MiB | {} | | |", after["transferred_bytes"].as_u64().unwrap() >> 20);
+    assert_eq!(pair.here.api.put("vm.cancel-migration").status, 204);
+    assert_eq!(pair.here.ended()["state"], "cancelled");
 }
