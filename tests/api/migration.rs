@@ -256,6 +256,46 @@ fn what_cannot_be_honoured_is_refused_in_one_line() {
 }
 
 #[test]
+fn memory_of_a_file_that_has_a_name_is_not_copied_to_a_target_that_would_use_the_same_file() {
+    let vmm = Vmm::start();
+    let file = vmm.files.path("zone");
+    fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
+    let mut config = config(&vmm);
+    let zone = |file: &std::path::Path| json!({"size": 0, "zones": [{"id": "z", "size": 64 << 20, "file": file}]});
+    config["memory"] = zone(&file);
+    let mut client = vmm.boot_config(&config);
+    let answer = client.put_json("vm.send-migration", &json!({"destination_url": url(&vmm)})).expect(409);
+    let said = answer[1].as_str().unwrap();
+    assert!(said.contains("--memory-zone id=z,file=") && said.contains("vm.snapshot"), "{answer}");
+    client.put("vm.delete").expect(204);
+    // In a folder it is a file without a name.
+    config["memory"] = zone(file.parent().unwrap());
+    let mut client = vmm.boot_config(&config);
+    let _target = Target::listen(&vmm.files.path("migration"), Ends::NeverPrepares);
+    send(&mut client, &url(&vmm));
+    wait_for_phase(&mut client, "preparing");
+}
+
+#[test]
+fn a_guest_that_was_restored_on_demand_is_sent_once_all_its_memory_is_there() {
+    let (vmm, mut client) = source();
+    let folder = vmm.files.path("saved");
+    fs::create_dir(&folder).unwrap();
+    let saved = format!("file://{}", folder.display());
+    client.put("vm.pause").expect(204);
+    client.put_json("vm.snapshot", &json!({"destination_url": saved})).expect(204);
+    client.put("vm.delete").expect(204);
+    let restore = json!({"source_url": saved, "memory_restore_mode": "OnDemand", "resume": true});
+    client.put_json("vm.restore", &restore).expect(204);
+    let target = Vmm::start();
+    let mut there = receive(&target, &url(&target));
+    let to = json!({"destination_url": url(&target)});
+    wait_for("its memory", || client.put_json("vm.send-migration", &to).status == 204);
+    wait_for_state(&mut there, "finished");
+    assert!(counts(&target));
+}
+
+#[test]
 fn while_a_vm_is_sent_it_is_not_changed_and_ends_at_once_when_it_is_cancelled() {
     let (vmm, mut client) = source();
     let target = Target::listen(&vmm.files.path("migration"), Ends::NeverPrepares);

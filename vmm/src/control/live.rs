@@ -130,7 +130,8 @@ impl Instance {
     /// It has something that cannot go.
     pub(super) fn offer(&self) -> Result<Offer, Failure> {
         let vm = self.vm().ok_or_else(|| conflict("the VM is not booted; boot it first (vm.boot)"))?;
-        if vm.filling().is_some() {
+        // Until then a page that does not exist is not zero.
+        if vm.filling().is_some_and(|filling| !filling.is_done()) {
             let what = "the guest's memory is still read from its snapshot; try again when that is done";
             return Err(conflict(what));
         }

@@ -79,6 +79,11 @@ impl Progress {
         *is_done
     }
 
+    /// Whether all memory is there.
+    pub(crate) fn is_done(&self) -> bool {
+        *self.is_done.lock()
+    }
+
     fn finish(&self) {
         *self.is_done.lock() = true;
         self.changed.notify_all();

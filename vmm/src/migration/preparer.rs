@@ -67,6 +67,9 @@ impl Preparer {
     pub(crate) fn make(&self, offer: &[u8], fds: Vec<OwnedFd>, cancel: &Cancel) -> Result<Made, Error> {
         let offer = Offer::read(offer)?;
         let planned = offer.plan(&self.given)?;
+        if offer.passed.is_none() {
+            offer::check_files(&planned.config().memory).map_err(MigrationError::Unsuitable)?;
+        }
         landlock::enter(&planned, &self.own_files)?;
         let mut config = planned.config().clone();
         config.cpus.boot_vcpus = offer.outline.wanted_vcpus.into();
