@@ -148,6 +148,12 @@ impl MemoryUser {
         self.tell(Told::Stand)
     }
 
+    /// Whether the backend of a paused device may still write to guest memory, because it did not stop when it was told
+    /// to. A worker that is just ending is waited for, until `until`.
+    pub fn may_still_write(&self, until: Instant) -> bool {
+        self.backend.try_lock_until(until).is_none_or(|backend| backend.may_still_write())
+    }
+
     /// Whether the backend has a state of its own beside its queues, such as connections that it holds for the guest.
     pub fn has_state(&self) -> bool {
         self.has_state

@@ -35,12 +35,19 @@ pub trait QueueRunner: Send {
     /// When the backend fails or refuses. It then touches neither the queues nor guest memory.
     fn start(&mut self, run: &QueueRun<'_>) -> Result<(), StartError>;
 
-    /// Stops the queues that were started. The backend then touches neither them nor guest memory.
+    /// Stops the queues that were started. The backend then touches neither them nor guest memory, unless it [may
+    /// still write](Self::may_still_write).
     ///
     /// Returns the position of each queue of [`QueueRun::queues`], in that order: the index of the next buffer that it
     /// would take from the available ring. `None` means that the position is unknown, as after a loss: buffers that
     /// were taken and not returned are taken again.
     fn stop(&mut self) -> Vec<Option<u16>>;
+
+    /// Whether the other end may still write to guest memory although its queues were stopped: it has not said that it
+    /// has stopped them, and nothing has taken its place since.
+    fn may_still_write(&self) -> bool {
+        false
+    }
 
     /// What the last stop has left open, which reaches neither queues nor guest memory. To close it may take as long as
     /// the host's kernel needs to be sure of that, and nobody has to wait.

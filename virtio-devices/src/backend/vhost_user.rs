@@ -100,6 +100,8 @@ pub struct VhostUser {
     broken: EventFd,
     /// The queues that were started, in their order.
     started: Vec<u16>,
+    /// A peer was hung up on before its queues had stopped, and none came after it: it may still be at work.
+    at_large: bool,
     /// The link as last reported.
     told_link: Option<bool>,
     /// How many peers that can do too little have come.
@@ -172,6 +174,7 @@ impl VhostUser {
             inflight: None,
             broken,
             started: Vec::new(),
+            at_large: false,
             told_link: None,
             unfit: 0,
             translates: false,
@@ -235,7 +238,7 @@ impl VhostUser {
         let failed = |error| RunnerError { what, source: io::Error::other(error) };
         if peer.has_mapped(time).map_err(failed)? {
             self.peer = Some(peer);
-            self.discouraged = false;
+            (self.discouraged, self.at_large) = (false, false);
             return Ok(());
         }
         if Instant::now() >= until {
@@ -272,12 +275,13 @@ impl VhostUser {
         let agreed = agreed.inspect_err(|_| self.peer = None)?;
         let Some(peer) = self.peer.as_mut() else { return Ok(()) };
         if let Err(error) = peer.start(run, &mut self.inflight, &self.broken, agreed) {
-            let refused = error.is_about_a_ring();
+            let (refused, is_closed) = (error.is_about_a_ring(), matches!(error.fault, Fault::Closed));
             let error = RunnerError { what, source: io::Error::other(error) };
             if refused {
                 return Err(StartError::Refused(error));
             }
-            self.peer = None;
+            // Some queues may run.
+            (self.peer, self.at_large) = (None, !is_closed);
             return Err(error.into());
         }
         self.started = run.queues.iter().map(|queue| queue.index).collect();
@@ -318,7 +322,7 @@ impl VhostUser {
         what: &'static str,
         request: impl FnOnce(&mut Peer) -> Result<T, PeerError>,
     ) -> Result<T, RunnerError> {
-        self.ask_gently(what, request).inspect_err(|_| self.peer = None)
+        self.ask_keeping(what, request, |_| false)
     }
 
     /// The same, of a peer that may refuse, and goes on then.
@@ -327,14 +331,30 @@ impl VhostUser {
         what: &'static str,
         request: impl FnOnce(&mut Peer) -> Result<T, PeerError>,
     ) -> Result<T, RunnerError> {
+        self.ask_keeping(what, request, Fault::keeps_peer)
+    }
+
+    fn ask_keeping<T>(
+        &mut self,
+        what: &'static str,
+        request: impl FnOnce(&mut Peer) -> Result<T, PeerError>,
+        keeps_peer: impl FnOnce(&Fault) -> bool,
+    ) -> Result<T, RunnerError> {
         let peer =
             self.peer.as_mut().ok_or_else(|| RunnerError { what, source: io::ErrorKind::NotConnected.into() })?;
         request(peer).map_err(|error| {
-            if !error.fault.keeps_peer() {
-                self.peer = None;
+            if !keeps_peer(&error.fault) {
+                self.hang_up(matches!(error.fault, Fault::Closed));
             }
             RunnerError { what, source: io::Error::other(error) }
         })
+    }
+
+    /// Ends the connection, which the peer has closed or not.
+    fn hang_up(&mut self, is_closed: bool) {
+        self.peer = None;
+        // Without queues it has nothing to do.
+        self.at_large |= !is_closed && !self.started.is_empty();
     }
 }
 
@@ -358,7 +378,7 @@ impl QueueRunner for VhostUser {
     }
 
     fn stop(&mut self) -> Vec<Option<u16>> {
-        let queues = std::mem::take(&mut self.started);
+        let queues = self.started.clone();
         if let Some(peer) = &mut self.peer {
             peer.prepare_stop();
         }
@@ -370,8 +390,13 @@ impl QueueRunner for VhostUser {
             // If that fails, the peer is lost, and its queues are stopped anyway.
             let _ = self.ask("finish a stop", Peer::finish_stop);
         }
+        self.started.clear();
         self.end_bounds();
         positions
+    }
+
+    fn may_still_write(&self) -> bool {
+        self.at_large
     }
 
     fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {
@@ -405,7 +430,7 @@ impl QueueRunner for VhostUser {
                     return Ok(());
                 }
                 // A late answer would be mistaken for another.
-                _ => self.peer = None,
+                _ => self.hang_up(false),
             }
             let what = "have the backend map the guest's new memory";
             return Err(RunnerError { what, source: io::Error::other(error) });
@@ -470,11 +495,11 @@ impl QueueRunner for VhostUser {
     fn attend(&mut self) -> Result<Attention, RunnerError> {
         let what = "go on";
         if let Some(failure) = self.translated.as_ref().and_then(Translated::failure) {
-            self.peer = None;
+            self.hang_up(false);
             return Err(RunnerError { what, source: io::Error::other(failure) });
         }
         if self.peer.as_ref().is_some_and(|peer| !peer.is_alive()) {
-            self.peer = None;
+            self.hang_up(true);
             return Err(RunnerError { what, source: io::Error::other("the backend closed the connection") });
         }
         if self.confined.as_ref().is_some_and(Confined::is_to_stop) {
@@ -490,7 +515,7 @@ impl QueueRunner for VhostUser {
             }
         }
         if heard == Heard::End && self.translated.is_some() {
-            self.peer = None;
+            self.hang_up(false);
             return Err(RunnerError { what, source: io::Error::other("the backend cannot ask any more") });
         }
         let link_up = self.peer.as_ref().is_some_and(Peer::link_up);

@@ -1,6 +1,7 @@
 //! Backends that reach the guest's memory by themselves: vhost-net, vhost-user, vDPA.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use pci::VfIndex;
 use virtio_devices::MemoryUser;
@@ -36,6 +37,12 @@ impl MemoryUsers {
             let of = BackendOf { id: plan.id.clone(), vf: vf.map(|vf| vf.0) };
             user.has_state().then(|| StatefulBackend { of, option: function_option(plan, vf), user })
         })
+    }
+
+    /// The options of those of paused devices that may still write to the guest's memory. Those that are just ending
+    /// are waited for, until `until`.
+    pub(crate) fn at_large(&self, until: Instant) -> Vec<String> {
+        self.each(|plan, vf, user| user.may_still_write(until).then(|| function_option(plan, vf)))
     }
 
     /// What `make` makes of them.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use virtio_devices::{BackendKind, Cancel, MemoryUser};
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
@@ -29,6 +29,9 @@ use crate::vm::boot::Payload;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Origin, Parts, Running, Vm, VmError};
 
+/// How long workers may take that are ending anyway.
+const ENDING: Duration = Duration::from_secs(1);
+
 impl Vm {
     /// The state of the paused machine, except its memory and its configuration. Its vCPUs have finished their accesses
     /// and its devices' workers have ended, so that nothing of it is under way.
@@ -41,6 +44,12 @@ impl Vm {
         if self.tpm.is_some() {
             let why = "what the guest has stored in it is with swtpm, and cannot be saved; leave it out";
             return Err(SaveError::Refused { option: "--tpm".to_string(), why });
+        }
+        let at_large = self.devices.memory_users().at_large(Instant::now() + ENDING);
+        if let Some(option) = at_large.into_iter().next() {
+            let why = "its backend did not stop when it was told to, and may still write to the guest's memory; try \
+                       again once it is back, or restart it";
+            return Err(SaveError::Refused { option, why });
         }
         let devices = self.devices.save()?;
         let (clock, vcpus) = self.save_vcpus(running)?;

@@ -402,10 +402,37 @@ fn a_peer_that_hangs_when_it_is_to_stop_is_given_up_in_time() {
     guest.stop();
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     assert_eq!(positions(&guest), [(1, 1); 2]);
+    let may_still_write =
+        |guest: &Guest| guest.net.memory_user().unwrap().may_still_write(Instant::now() + Duration::from_secs(1));
+    assert!(may_still_write(&guest));
     // It is connected to again, without a word to anybody: no driver was there.
     guest.start_at_once(guest.net.features());
     rig.check_traffic(&mut guest, 60);
     assert_eq!(peer.connections(), 2);
+    // Another comes after it.
+    drop(peer);
+    await_loss(&guest, true);
+    let _successor = rig.peer(Script::new(1));
+    await_loss(&guest, false);
+    rig.check_traffic(&mut guest, 60);
+    guest.stop();
+    assert!(!may_still_write(&guest));
+}
+
+#[test]
+fn a_peer_that_stops_or_is_gone_writes_no_more() {
+    let rig = Rig::new();
+    let (peer, mut guest) = run(&rig, Script::new(1));
+    let user = guest.net.memory_user().unwrap();
+    let may_still_write = || user.may_still_write(Instant::now() + Duration::from_secs(1));
+    guest.stop();
+    assert!(!may_still_write());
+    guest.start_at_once(guest.net.features());
+    rig.check_traffic(&mut guest, 60);
+    drop(peer);
+    await_loss(&guest, true);
+    guest.stop();
+    assert!(!may_still_write());
 }
 
 #[test]
