@@ -262,6 +262,19 @@ fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
             stream.assert_alive(b"still\n");
         }
     }
+    // One that hangs may go on with what it has taken when the memory has been copied.
+    let wire = here.send_until(&there, Point::Frame(4, 0), &json!({}));
+    here.backends.vhost_user().signal(libc::SIGSTOP);
+    wire.goes(Then::Passes);
+    let ended = here.ended();
+    assert!(ended["error"].as_str().unwrap().contains("may still write to the guest's memory"), "{ended}");
+    here.backends.vhost_user().signal(libc::SIGCONT);
+    there.ended();
+    here.api.await_lost(2, false);
+    for vf in &vfs {
+        here.guest.ping(vf.interface(), Subnet(vf.index as u8));
+    }
+    stream.assert_alive(b"still\n");
     here.move_to(&there, &json!({}));
     (here, there) = (there, here);
     for vf in &vfs {
