@@ -23,7 +23,7 @@ use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 use super::backend_state::{self, BackendState, StatefulBackend};
 use super::conducting::Conducting;
 use super::course::{Conducts as _, Course};
-use super::dirty::DirtySource;
+use super::dirty::{DirtyLog, DirtySource};
 use super::errands::Errands;
 use super::handover::Outcome;
 use super::handover::sender::{Event, Sender as Machine, Stage};
@@ -79,6 +79,8 @@ enum Inbox {
     /// The connection on which descriptors were passed.
     Passed(Result<Stream, String>),
     Target(Heard),
+    /// What notes what is written, from now on, or why nothing can.
+    Logged(Result<DirtyLog, String>),
     Copied(Result<u64, String>),
     /// What the guest has written until now is on its disks, or why not.
     Flushed(Result<(), String>),
@@ -197,6 +199,8 @@ impl Conductor {
         }
         if let Some((outcome, why)) = self.last_word.take() {
             drop(std::mem::take(&mut self.errands));
+            // A log that one of them has begun ends here, and not while the control thread waits for this one.
+            while self.inbox.try_recv().is_ok() {}
             self.job.control.send(SourceOrder::Report(outcome, why));
         }
     }
@@ -302,6 +306,7 @@ impl Conductor {
                 self.on(Event::Greeted);
             }
             Inbox::Passed(Err(why)) => self.fail(format!("the connection for descriptors: {why}"), Event::Broke),
+            Inbox::Logged(log) => self.logged(log),
             Inbox::Copied(Ok(sent)) => self.copied(sent),
             Inbox::Copied(Err(why)) => self.fail(why, Event::Lost),
             Inbox::Control(note) => self.told(note),
@@ -429,9 +434,26 @@ impl Conductor {
         if writers.is_empty() {
             return self.on(Event::Copied(Verdict::Stop));
         }
-        match self.passes.begin(writers) {
-            Ok(()) => self.send_pages(),
-            Err(error) => self.fail(error.to_string(), Event::Broke),
+        // Backends are told one after the other, and take their time.
+        self.begin_outside(move || DirtyLog::start(writers), Inbox::Logged);
+    }
+
+    /// What is written is noted from now on, unless nobody wants that any more.
+    fn logged(&mut self, log: Result<DirtyLog, String>) {
+        match log {
+            Ok(log) if self.machine.stage() == Stage::Copying => {
+                self.passes.begin(log);
+                self.send_pages();
+            }
+            Ok(log) => self.stop_log(Some(log)),
+            Err(why) => self.fail(why, Event::Broke),
+        }
+    }
+
+    /// Has a thread end a log, which takes as long as its begin. If the host has no thread, it ends here.
+    fn stop_log(&mut self, log: Option<DirtyLog>) {
+        if let Some(log) = log {
+            let _ = self.errands.begin_outside(move || drop(log));
         }
     }
 

@@ -44,7 +44,8 @@ impl Conducts for Conductor {
             Action::StartLogs => self.job.control.send(SourceOrder::FindWriters),
             Action::StopLogs => {
                 self.let_go();
-                self.passes.end();
+                let log = self.passes.end();
+                self.stop_log(log);
             }
             // The first waits for the logs.
             Action::CopyPass if self.passes.count() == 0 => {}

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use virtio_devices::GuestMap;
 use vm_api::migration::SendMigration;
 
-use crate::migration::dirty::{DirtyLog, DirtySource, PageSet};
+use crate::migration::dirty::{DirtyLog, PageSet};
 use crate::migration::pages_out::{PagesOut, ToSend};
 use crate::migration::precopy::{Goal, Pass, Precopy, Verdict};
 use crate::migration::progress::Progress;
@@ -73,20 +73,15 @@ impl Passes {
         self.policy.dirty_rate()
     }
 
-    /// Begins to note what is written.
-    ///
-    /// # Errors
-    ///
-    /// One of those that write cannot note it.
-    pub(super) fn begin(&mut self, writers: Vec<Box<dyn DirtySource>>) -> io::Result<()> {
+    /// Begins to copy, by what `log` notes from now on.
+    pub(super) fn begin(&mut self, log: DirtyLog) {
         self.began = Instant::now();
-        self.to_send.lock().log = Some(DirtyLog::start(writers)?);
-        Ok(())
+        self.to_send.lock().log = Some(log);
     }
 
-    /// Notes nothing any more. Whoever is about to take a chunk finds no log.
-    pub(super) fn end(&self) {
-        self.to_send.lock().log = None;
+    /// Takes the log, whose end ends what is noted. Whoever is about to take a chunk finds none.
+    pub(super) fn end(&self) -> Option<DirtyLog> {
+        self.to_send.lock().log.take()
     }
 
     /// Has a pass be sent.

@@ -249,3 +249,62 @@ fn the_estimate_has_the_time_that_the_greeting_took() {
         assert!(estimate >= 614, "{estimate}");
     });
 }
+
+/// A backend that takes its time to begin to log.
+struct Hesitates {
+    goes_on: Receiver<()>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl DirtySource for Hesitates {
+    fn name(&self) -> &'static str {
+        "the test hesitates"
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        let _ = self.goes_on.recv_timeout(Duration::from_secs(30));
+        Ok(())
+    }
+
+    fn collect(&mut self, _pages: &mut PageSet) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.stopped.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn while_backends_begin_to_log_a_cancel_is_told_and_its_end_waits_for_their_logs() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+    let (job, orders) = job(folder.path(), "downtime_ms=300");
+    let (go_on, goes_on) = std::sync::mpsc::channel();
+    let stopped = Arc::new(AtomicBool::new(false));
+    let sending = Sending::begin(job).unwrap();
+    let (target, _) = listener.accept().unwrap();
+    let mut incoming = Incoming::new(&target);
+    let greeting = incoming.greeting().unwrap();
+    io::Write::write_all(&mut &target, &greeting.bytes()).unwrap();
+    let _pages = listener.accept().unwrap();
+    io::Write::write_all(&mut &target, &Frame::Prepared.bytes()).unwrap();
+    loop {
+        match orders.take() {
+            Some(SourceOrder::FindWriters) => break,
+            _ => thread::sleep(Duration::from_millis(2)),
+        }
+    }
+    let writer = Hesitates { goes_on, stopped: Arc::clone(&stopped) };
+    sending.tell(SourceNote::Writers(Ok(vec![Box::new(writer)]), Holds::default(), 1));
+    target.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    sending.tell(SourceNote::Cancel);
+    let said = std::iter::repeat_with(|| incoming.receive().unwrap())
+        .find(|item| matches!(item, Item::Frame(Frame::Cancel | Frame::Failed(_))));
+    assert!(matches!(said, Some(Item::Frame(Frame::Cancel))), "no cancel");
+    thread::sleep(Duration::from_millis(100));
+    assert!(orders.take().is_none(), "it has not ended while a backend may begin to log");
+    go_on.send(()).unwrap();
+    let ordered = control(&sending, &orders, &AtomicBool::new(false));
+    assert_eq!((ordered.end.unwrap().0, stopped.load(Ordering::SeqCst)), (Outcome::Cancelled, true));
+}

@@ -157,7 +157,7 @@ fn a_vcpu_that_was_never_started_is_started_afterwards() {
     // In real mode: mov word [0x5000], 0x1234; jmp $
     machine.write(0x1_0000, &[0xc7, 0x06, 0x00, 0x50, 0x34, 0x12, 0xeb, 0xfe]);
     machine.write(GO, &[1]);
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while machine.read(0x5000) != 0x1234 {
         assert!(start.elapsed() < Duration::from_secs(30), "vCPU 1 does not start");
         std::thread::sleep(Duration::from_millis(1));
@@ -202,7 +202,7 @@ fn an_interrupt_that_waits_is_taken_afterwards() {
     machine.counts_beyond(count);
     assert_eq!(machine.read(0x31_1000), 0);
     machine.write(GO, &[1]);
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while machine.read(0x31_1000) != 7 {
         assert!(start.elapsed() < Duration::from_secs(30), "the interrupt is lost");
         std::thread::sleep(Duration::from_millis(1));
