@@ -40,7 +40,8 @@ pub(crate) trait HostIommu: Send + Sync {
     /// The addresses that the devices can have.
     fn reach(&self) -> Vec<RangeInclusive<u64>>;
 
-    /// The most pieces that can be mapped, where nothing is mapped yet.
+    /// The most pieces that can be mapped, where nothing is mapped yet. Each is a system call, also of a vCPU whose
+    /// driver attaches the device to a domain that has as many.
     fn most_mappings(&self) -> usize;
 
     /// Where the kernel counts what is pinned, in a process's status.
@@ -66,8 +67,8 @@ pub(crate) trait HostIommu: Send + Sync {
 /// The file of all containers.
 const CONTAINER: &str = "/dev/vfio/vfio";
 
-/// How many mappings a container can have, unless the kernel says.
-const USUAL_LIMIT: usize = 65_535;
+/// How many mappings an address space can have, unless the kernel says.
+pub(super) const USUAL_LIMIT: usize = 65_535;
 
 /// VFIO's container with the type 1 IOMMU.
 #[derive(Debug)]
