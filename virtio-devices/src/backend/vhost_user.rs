@@ -264,7 +264,7 @@ impl VhostUser {
                 // Before the rings: what the peer knows of an earlier start is forgotten.
                 let told = Translated::begin(iommu, (self.socket.name(), &peer.connection), &self.memory);
                 let translated = told.map_err(RunnerError::of(what))?;
-                translated.preload(run.queues).map_err(failed)?;
+                translated.preload(run.queues).map_err(RunnerError::of(what))?;
                 self.translated = Some(translated);
             }
             Ok(agreed)
@@ -484,8 +484,8 @@ impl QueueRunner for VhostUser {
         for _ in 0..QUESTIONS {
             heard = self.ask(what, Peer::hear)?;
             let (Heard::Miss(miss), Some(translated)) = (heard, &self.translated) else { break };
-            let told = translated.answer(miss, until);
-            if self.ask(what, |_| told)?.is_none() {
+            let told = translated.answer(miss, until).map_err(RunnerError::of(what));
+            if told.inspect_err(|_| self.peer = None)?.is_none() {
                 return Ok(Attention::Unreachable);
             }
         }

@@ -12,6 +12,7 @@
 //! refused then; what takes memory away cannot be refused.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,8 @@ struct Told {
     memory: ArcSwap<GuestMap>,
     /// Why the peer has been hung up on.
     failure: OnceLock<PeerError>,
+    /// It has been said that the peer may still reach what was taken away.
+    is_suspect: AtomicBool,
 }
 
 impl Translated {
@@ -69,6 +72,7 @@ impl Translated {
             connection: connection.again(Instant::now()),
             memory: ArcSwap::from_pointee(memory.clone()),
             failure: OnceLock::new(),
+            is_suspect: AtomicBool::new(false),
         });
         let translated = Self { iommu: Arc::clone(iommu), told };
         translated.follow()?;
@@ -95,7 +99,11 @@ impl Translated {
     }
 
     /// Tells the peer where its rings are, before it asks, as far as they are within reach.
-    pub(super) fn preload(&self, queues: &[RunnerQueue]) -> Result<(), PeerError> {
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::answer`].
+    pub(super) fn preload(&self, queues: &[RunnerQueue]) -> io::Result<()> {
         if self.iommu.is_bypassed() {
             // All of it is known.
             return Ok(());
@@ -121,8 +129,8 @@ impl Translated {
     ///
     /// # Errors
     ///
-    /// When it does not say before `until` that it has heard.
-    pub(super) fn answer(&self, miss: Miss, until: Instant) -> Result<Option<u64>, PeerError> {
+    /// When it does not say before `until` that it has heard. It has been hung up on then.
+    pub(super) fn answer(&self, miss: Miss, until: Instant) -> io::Result<Option<u64>> {
         let mut connection = self.told.connection.again(until);
         let turn = connection.turn();
         let _turn = turn.lock();
@@ -138,11 +146,10 @@ impl Translated {
             let part = parts.find(|part| (part.iova()..=part.last()).contains(&miss.address));
             let Some(part) = part else { return Ok(None) };
             let sent = connection.send(Request::IOTLB_MSG, NEED_REPLY, &update(&part), &[]);
-            sent.inspect_err(|_| connection.hang_up())?;
+            sent.map_err(|error| self.told.fail(error))?;
             part.last()
         };
-        // A late answer would be mistaken for that to another message of the kind.
-        heard(connection.acknowledged(Request::IOTLB_MSG)).inspect_err(|_| connection.hang_up())?;
+        heard(connection.acknowledged(Request::IOTLB_MSG)).map_err(|error| self.told.fail(error))?;
         Ok(Some(last))
     }
 }
@@ -173,15 +180,19 @@ fn heard(told: Result<(), PeerError>) -> Result<(), PeerError> {
     }
 }
 
-/// A peer has been hung up on.
-struct Lost {
-    /// It has hung up before.
-    is_gone: bool,
-}
-
 impl Told {
     fn has_failed(&self) -> bool {
         self.failure.get().is_some()
+    }
+
+    /// Hangs up on the peer, because of `error`, and returns that. By who has the turn or does not get it: a late answer
+    /// would be mistaken for another.
+    fn fail(&self, error: PeerError) -> io::Error {
+        let why = error.to_string();
+        // Before it is hung up on: who finds the connection ended would take the peer for gone.
+        let _ = self.failure.set(error);
+        self.connection.hang_up();
+        io::Error::other(why)
     }
 
     /// Says something to the peer, and waits until it says that it has done it.
@@ -189,7 +200,7 @@ impl Told {
     /// # Errors
     ///
     /// Why it has been hung up on.
-    fn say(&self, said: &[u8], is_done: impl Fn(Result<(), PeerError>) -> Result<(), PeerError>) -> Result<(), Lost> {
+    fn say(&self, said: &[u8], is_done: impl Fn(Result<(), PeerError>) -> Result<(), PeerError>) -> io::Result<()> {
         let request = Request::IOTLB_MSG;
         let turn = self.connection.turn();
         let held = turn.try_lock_for(PATIENCE);
@@ -201,13 +212,7 @@ impl Told {
                 sent.and_then(|()| is_done(connection.acknowledged(request)))
             }
         };
-        // While it is this thread's turn: a late answer would be mistaken for another.
-        said.map_err(|error| {
-            let is_gone = matches!(error.fault, Fault::Closed);
-            let _ = self.failure.set(error);
-            self.connection.hang_up();
-            Lost { is_gone }
-        })
+        said.map_err(|error| self.fail(error))
     }
 
     /// Tells the peer of a mapping. One that fails is lost.
@@ -221,16 +226,18 @@ impl Told {
 
     /// Has the peer forget what is between two addresses. One that fails is lost.
     fn forget(&self, first: u64, last: u64) {
-        if self.has_failed() {
-            return;
+        if !self.has_failed() {
+            // The failure is looked at below, also that of another thread.
+            let _ = self.say(&iotlb::invalidate(first, last), |done| done);
         }
         // One that is gone has forgotten everything.
-        if let Err(Lost { is_gone: false }) = self.say(&iotlb::invalidate(first, last), |done| done)
-            && let (name, Some(error)) = (&self.name, self.failure.get())
+        if let Some(error) = self.failure.get().filter(|error| !matches!(error.fault, Fault::Closed))
+            && !self.is_suspect.swap(true, Ordering::Relaxed)
         {
             error!(
-                "{name}: a vhost-user backend does not forget what its function has lost: {error}; it is hung up on, \
-                 and may still reach memory that its guest has taken from it"
+                "{}: a vhost-user backend does not forget what its function has lost: {error}; it is hung up on, and \
+                 may still reach memory that its guest has taken from it",
+                self.name
             );
         }
     }

@@ -284,6 +284,37 @@ fn a_function_is_not_put_into_a_domain_while_its_peer_does_not_forget_what_it_ha
 }
 
 #[test]
+fn what_is_taken_from_a_peer_that_did_not_hear_an_answer_is_told_as_if_it_had_not_forgotten_that() {
+    record_log();
+    for is_attach in [false, true] {
+        let rig = Rig::new();
+        let path = rig.path().display().to_string();
+        let peer = rig.peer(Script::translating());
+        let mut machine = Machine::new(rig, "deaf");
+        if is_attach {
+            machine.ask(Request::Detach { domain: 1, endpoint: ENDPOINT });
+        }
+        machine.start();
+        peer.await_heard("STATUS 15");
+        peer.keep_translations();
+        let begun = Instant::now();
+        // The worker answers, and waits for the peer to say that it has heard.
+        assert!(peer.flood(0x1000) > 0);
+        peer.await_heard("IOTLB");
+        if is_attach {
+            let attach = Request::Attach { domain: 2, endpoint: ENDPOINT, bypass: false };
+            machine.iommu.carry_out(attach).unwrap_err();
+        } else {
+            machine.unmap((0, 0x3_0000));
+        }
+        assert!(begun.elapsed() < 3 * ANSWER, "it is not waited for again: {:?}", begun.elapsed());
+        let [line] = &logged(&path)[..] else { panic!("{:?}", logged(&path)) };
+        assert!(line.contains("may still reach memory that its guest has taken from it"), "{line}");
+        assert!(!line.contains("closed"), "{line}");
+    }
+}
+
+#[test]
 fn a_peer_that_asks_without_end_holds_up_nobody() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
