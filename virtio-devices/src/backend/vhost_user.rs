@@ -489,7 +489,8 @@ impl QueueRunner for VhostUser {
                 return Ok(Attention::Unreachable);
             }
         }
-        if heard == Heard::End && self.translated.is_some() {
+        // Also while the queues do not run: it would be started again, and could not ask then.
+        if heard == Heard::End && self.translates {
             self.peer = None;
             return Err(RunnerError { what, source: io::Error::other("the backend cannot ask any more") });
         }

@@ -225,6 +225,11 @@ impl TestPeer {
         self.shared.lock().keeps_translations = true;
     }
 
+    /// Closes the channel by which it asks.
+    pub(crate) fn close_channel(&self) {
+        self.shared.lock().channel = None;
+    }
+
     /// How many questions it has asked.
     pub(crate) fn asked(&self) -> usize {
         self.shared.lock().asked

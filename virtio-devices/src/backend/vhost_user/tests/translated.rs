@@ -367,6 +367,28 @@ fn a_peer_that_is_gone_is_followed_by_one_that_asks_too_and_by_no_other() {
 }
 
 #[test]
+fn a_peer_that_closes_its_channel_while_its_queues_do_not_run_is_replaced_before_they_do() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script { iotlb_room: 2, ..Script::translating() });
+    let mut machine = Machine::new(rig, "mute");
+    machine.map((IOVA, PAGE), TARGET, Permissions::ReadWrite);
+    machine.start();
+    peer.await_heard("STATUS 15");
+    machine.guest.net.set_link(false).wait();
+    peer.await_heard("STATUS 0");
+    peer.close_channel();
+    eventually("another connection", || peer.connections() == 2);
+    await_loss(&machine.guest, false);
+    machine.guest.net.set_link(true).wait();
+    peer.await_heard("STATUS 15");
+    machine.post(IOVA);
+    send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
+    machine.await_frame();
+    assert!(peer.asked() > 0);
+    assert_eq!((machine.faults(), peer.connections()), (0, 2));
+}
+
+#[test]
 fn a_function_goes_into_bypass_and_back_while_its_queues_run() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
