@@ -391,6 +391,11 @@ impl QueueRunner for VhostUser {
         self.ask("write the device configuration", |peer| peer.write_config(offset, data))
     }
 
+    /// While the peer is told what its function reaches: what it is told next would wait for it to have mapped `memory`.
+    fn stands_for_memory(&self) -> bool {
+        self.translated.is_some()
+    }
+
     fn set_memory(&mut self, memory: &GuestMap) -> Result<(), RunnerError> {
         // A successor that is still mapping the old memory begins anew.
         self.mapping = None;
@@ -411,10 +416,6 @@ impl QueueRunner for VhostUser {
             return Err(RunnerError { what, source: io::Error::other(error) });
         }
         self.memory = memory.clone();
-        if let Some(translated) = &self.translated {
-            // One that does not take it is hung up on, which is heard of like any other loss.
-            let _ = translated.set_memory(memory);
-        }
         Ok(())
     }
 

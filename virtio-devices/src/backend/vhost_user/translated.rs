@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
 use log::error;
 use vm_memory::{Address, Permissions};
 
@@ -33,7 +32,7 @@ use crate::ring::areas;
 const PRELOADED: usize = 1024;
 /// How long that may take. A vCPU may wait for it.
 const PRELOADING: Duration = Duration::from_secs(1);
-/// How long a driver is kept waiting for what the peer was asked before, such as to map memory that was added.
+/// How long a driver is kept waiting for what the peer was asked before.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A peer whose queues may run, which is told what its function reaches until this is dropped.
@@ -47,8 +46,8 @@ struct Told {
     /// The name of the peer's socket.
     name: String,
     connection: Connection,
-    /// The guest's memory, as the peer has it.
-    memory: ArcSwap<GuestMap>,
+    /// The guest's memory, as the peer has it. It stays like this while the queues run.
+    memory: GuestMap,
     /// Why the peer has been hung up on.
     failure: OnceLock<PeerError>,
     /// It has been said that the peer may still reach what was taken away.
@@ -70,32 +69,17 @@ impl Translated {
         let told = Arc::new(Told {
             name,
             connection: connection.again(Instant::now()),
-            memory: ArcSwap::from_pointee(memory.clone()),
+            memory: memory.clone(),
             failure: OnceLock::new(),
             is_suspect: AtomicBool::new(false),
         });
-        let translated = Self { iommu: Arc::clone(iommu), told };
-        translated.follow()?;
-        Ok(translated)
-    }
-
-    fn follow(&self) -> io::Result<()> {
-        self.iommu.follow(Some(Arc::clone(&self.told) as Arc<dyn DmaFollower>)).map_err(io::Error::other)
+        iommu.follow(Some(Arc::clone(&told) as Arc<dyn DmaFollower>)).map_err(io::Error::other)?;
+        Ok(Self { iommu: Arc::clone(iommu), told })
     }
 
     /// Why the peer has been hung up on, if it has.
     pub(super) fn failure(&self) -> Option<String> {
         self.told.failure.get().map(ToString::to_string)
-    }
-
-    /// The guest's memory is another now, which the peer has mapped. It may have forgotten what it was told.
-    ///
-    /// # Errors
-    ///
-    /// When the peer does not take it. It is lost then.
-    pub(super) fn set_memory(&self, memory: &GuestMap) -> io::Result<()> {
-        self.told.memory.store(Arc::new(memory.clone()));
-        self.follow()
     }
 
     /// Tells the peer where its rings are, before it asks, as far as they are within reach.
@@ -141,8 +125,7 @@ impl Translated {
             let writes = miss.access.allow(Permissions::Write);
             let access = if writes { Permissions::Write } else { Permissions::Read };
             let Some(mapping) = self.iommu.mapping(miss.address, access) else { return Ok(None) };
-            let memory = self.told.memory.load();
-            let mut parts = Mapping::of(mapping, &memory);
+            let mut parts = Mapping::of(mapping, &self.told.memory);
             let part = parts.find(|part| (part.iova()..=part.last()).contains(&miss.address));
             let Some(part) = part else { return Ok(None) };
             let sent = connection.send(Request::IOTLB_MSG, NEED_REPLY, &update(&part), &[]);
@@ -217,7 +200,7 @@ impl Told {
 
     /// Tells the peer of a mapping. One that fails is lost.
     fn tell(&self, mapping: DmaMapping) {
-        for part in Mapping::of(mapping, &self.memory.load()) {
+        for part in Mapping::of(mapping, &self.memory) {
             if self.has_failed() || self.say(&update(&part), heard).is_err() {
                 return;
             }

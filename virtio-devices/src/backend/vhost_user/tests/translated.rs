@@ -450,7 +450,43 @@ fn memory_that_is_added_is_told_once_the_peer_has_mapped_it() {
     assert!(!heard.iter().any(|heard| heard.starts_with("UPDATE 0x4000000000")), "there is no memory: {heard:?}");
     let map = grown(&machine.rig.map, 1 << 32, 1 << 20);
     machine.guest.net.memory_user().unwrap().set(&map).unwrap();
-    let heard = peer.heard();
+    let heard = peer.await_heard("STATUS 15");
     let at = |what: &str| heard.iter().position(|heard| heard.starts_with(what));
     assert!(at("ADD_MEM_REG").unwrap() < at("UPDATE 0x4000000000+0x1000").unwrap(), "{heard:?}");
+}
+
+#[test]
+fn a_driver_is_answered_while_a_peer_maps_memory_that_is_added_and_its_queues_continue_then() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script { maps_late: true, ..Script::translating() });
+    peer.let_map(true);
+    let mut machine = Machine::new(rig, "adding");
+    machine.map((IOVA, PAGE), TARGET, Permissions::ReadWrite);
+    machine.start();
+    for _ in 0..3 {
+        machine.post(IOVA);
+        send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
+        machine.await_frame();
+    }
+    peer.await_heard("STATUS 15");
+    peer.let_map(false);
+    let (map, user) = (grown(&machine.rig.map, 1 << 32, 1 << 20), machine.guest.net.memory_user().unwrap());
+    thread::scope(|scope| {
+        let added = scope.spawn(|| user.set(&map));
+        peer.await_heard("STATUS 0");
+        let begun = Instant::now();
+        machine.unmap((IOVA, PAGE));
+        machine.map((IOVA, PAGE), TARGET + PAGE, Permissions::ReadWrite);
+        assert!(begun.elapsed() < ANSWER, "{:?}", begun.elapsed());
+        assert!(!added.is_finished());
+        peer.let_map(true);
+        added.join().unwrap().unwrap();
+    });
+    let heard = peer.await_heard("STATUS 15");
+    assert!(heard.contains(&"BASE 0=3".to_owned()), "{heard:?}");
+    machine.post(IOVA);
+    send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
+    machine.await_frame();
+    assert_eq!((machine.faults(), machine.guest.interrupts.needs_reset()), (0, false));
+    assert_eq!((peer.connections(), machine.guest.net.backend_lost()), (1, false));
 }
