@@ -264,6 +264,7 @@ impl VhostUser {
                 // Before the rings: what the peer knows of an earlier start is forgotten.
                 let told = Translated::begin(iommu, (self.socket.name(), &peer.connection), &self.memory);
                 let translated = told.map_err(RunnerError::of(what))?;
+                translated.answer_earlier(peer).map_err(RunnerError::of(what))?;
                 translated.preload(run.queues).map_err(RunnerError::of(what))?;
                 self.translated = Some(translated);
             }

@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 use log::error;
 use vm_memory::{Address, Permissions};
 
+use super::channel::Heard;
 use super::connection::{ANSWER, Connection, Fault, PeerError};
 use super::message::{NEED_REPLY, Request};
+use super::peer::Peer;
 use crate::GuestMap;
 use crate::backend::RunnerQueue;
 use crate::backend::iotlb::{self, Miss};
@@ -32,6 +34,8 @@ use crate::ring::areas;
 const PRELOADED: usize = 1024;
 /// How long that may take. A vCPU may wait for it.
 const PRELOADING: Duration = Duration::from_secs(1);
+/// As many questions of an earlier start are answered at once: about as many as there is room for on a channel.
+const EARLIER: usize = 1024;
 /// How long a driver is kept waiting for what the peer was asked before.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -80,6 +84,26 @@ impl Translated {
     /// Why the peer has been hung up on, if it has.
     pub(super) fn failure(&self) -> Option<String> {
         self.told.failure.get().map(ToString::to_string)
+    }
+
+    /// Answers what `peer` has asked before its queues stood still. What stands for nothing by now was taken away since;
+    /// asked for by queues that run, it would stop them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::answer`], or when the peer can ask nothing more.
+    pub(super) fn answer_earlier(&self, peer: &mut Peer) -> io::Result<()> {
+        let until = Instant::now() + ANSWER;
+        // Its queues do not run, so it asks nothing more. One that does is answered later.
+        for _ in 0..EARLIER {
+            match peer.hear().map_err(io::Error::other)? {
+                Heard::Miss(miss) => drop(self.answer(miss, until)?),
+                Heard::ConfigChange => {}
+                Heard::Nothing => break,
+                Heard::End => return Err(io::Error::other("the backend cannot ask any more")),
+            }
+        }
+        Ok(())
     }
 
     /// Tells the peer where its rings are, before it asks, as far as they are within reach.

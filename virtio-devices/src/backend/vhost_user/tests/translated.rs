@@ -440,6 +440,25 @@ fn what_a_peer_writes_is_logged_by_guest_addresses_whatever_its_driver_calls_the
 }
 
 #[test]
+fn what_a_peer_asked_before_its_queues_stood_still_does_not_stop_them_when_they_run_again() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script::translating());
+    let mut machine = Machine::new(rig, "stale");
+    machine.map((IOVA, 2 * PAGE), TARGET, Permissions::ReadWrite);
+    machine.map((IOVA + 2 * PAGE, PAGE), TARGET, Permissions::ReadWrite);
+    machine.start();
+    peer.await_heard("STATUS 15");
+    machine.guest.stop();
+    assert!(peer.flood(IOVA) > 64, "more than are answered in a turn");
+    machine.unmap((IOVA, 2 * PAGE));
+    machine.start();
+    machine.post(IOVA + 2 * PAGE);
+    send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
+    machine.await_frame();
+    assert!(!machine.guest.interrupts.needs_reset() && !machine.guest.net.backend_lost());
+}
+
+#[test]
 fn memory_that_is_added_is_told_once_the_peer_has_mapped_it() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
