@@ -29,13 +29,13 @@ pub(crate) trait HostIommu: Send + Sync {
     /// When something is there already, the devices cannot have these addresses, or too little memory may be pinned.
     unsafe fn map(&self, piece: &Piece) -> io::Result<()>;
 
-    /// Takes back all pieces at these addresses, as wholes, which are `bytes` altogether. When this returns, no device
-    /// reaches them.
+    /// Takes back all pieces at these addresses, as wholes. When this returns, no device reaches anything there. Returns
+    /// how many bytes that were.
     ///
     /// # Errors
     ///
-    /// When they were not mapped like this.
-    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()>;
+    /// When the kernel refuses. Devices may still reach them.
+    fn unmap(&self, addresses: RangeInclusive<u64>) -> io::Result<u64>;
 
     /// The addresses that the devices can have.
     fn reach(&self) -> Vec<RangeInclusive<u64>>;
@@ -99,8 +99,8 @@ impl HostIommu for Type1 {
         unsafe { ioctl::map(&self.container, piece) }
     }
 
-    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
-        ioctl::unmap(&self.container, addresses, bytes)
+    fn unmap(&self, addresses: RangeInclusive<u64>) -> io::Result<u64> {
+        ioctl::unmap(&self.container, addresses)
     }
 
     fn reach(&self) -> Vec<RangeInclusive<u64>> {

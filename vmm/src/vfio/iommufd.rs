@@ -111,10 +111,10 @@ impl HostIommu for Ioas {
         Ok(())
     }
 
-    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
+    fn unmap(&self, addresses: RangeInclusive<u64>) -> io::Result<u64> {
         // What cannot be unmapped as a whole is not copied any more either.
         self.mapped.lock().retain(|_, piece| !addresses.contains(&piece.iova));
-        calls::unmap(&self.iommufd.file, self.id, addresses, bytes)
+        calls::unmap(&self.iommufd.file, self.id, addresses)
     }
 
     fn reach(&self) -> Vec<RangeInclusive<u64>> {
