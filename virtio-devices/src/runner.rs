@@ -319,6 +319,10 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
                 return change.refuse();
             }
         }
+        if change.is_of_memory() && self.backend.stands_for_memory() {
+            // They are started again in this turn.
+            self.stop();
+        }
         change.apply(&mut **self.backend);
         if matches!(self.service, Service::Runs) {
             // It may be lost now.

@@ -16,6 +16,7 @@
 //! | `group`, `cdev`, `passed` | its IOMMU group, or its own file, which may have been given to this process |
 //! | `attached`, `space`, `known_files` | to what they are attached, and KVM's knowledge of them |
 //! | `watch` | what the host wants of it |
+//! | `seldom` | what is logged of that which a guest can repeat |
 //! | `sysfs`, `ioctl`, `iommufd_ioctl`, `info` | what is asked of the host's kernel, and how |
 
 mod address_space;
@@ -47,6 +48,7 @@ mod opened;
 mod peer_bars;
 mod piece;
 mod regions;
+mod seldom;
 mod space;
 mod spec;
 mod sysfs;

@@ -58,6 +58,11 @@ impl MemoryChange {
         matches!(self.told, Told::Stand)
     }
 
+    /// Whether it is other memory.
+    pub(crate) fn is_of_memory(&self) -> bool {
+        matches!(self.told, Told::Memory(_))
+    }
+
     /// Answers that queues run nevertheless.
     pub(crate) fn refuse(self) {
         let _ = self.done.send(Err(cannot_stand()));

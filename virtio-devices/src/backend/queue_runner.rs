@@ -99,13 +99,19 @@ pub trait QueueRunner: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Makes the backend reach `memory`, whether or not queues run, and nothing else. What was there before and is not
-    /// in `memory` is used by no queue. A backend that is lost keeps `memory` for when it is back.
+    /// Makes the backend reach `memory`, whether or not queues run ([`Self::stands_for_memory`]), and nothing else. What
+    /// was there before and is not in `memory` is used by no queue. A backend that is lost keeps `memory` for when it is back.
     ///
     /// # Errors
     ///
     /// When the backend fails or refuses. It then reaches what it reached before, or is lost.
     fn set_memory(&mut self, memory: &GuestMap) -> Result<(), RunnerError>;
+
+    /// Whether queues that run have to be stopped for [`Self::set_memory`], and started again after it, because a vCPU
+    /// would wait for that to be done.
+    fn stands_for_memory(&self) -> bool {
+        false
+    }
 
     /// From now on has the backend set a bit of `log` for each page of guest memory that it writes to, whether or not
     /// queues run; without `log` it does not any more. It sets the bit after it has written, and all bits before

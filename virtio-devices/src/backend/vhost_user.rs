@@ -267,7 +267,8 @@ impl VhostUser {
                 // Before the rings: what the peer knows of an earlier start is forgotten.
                 let told = Translated::begin(iommu, (self.socket.name(), &peer.connection), &self.memory);
                 let translated = told.map_err(RunnerError::of(what))?;
-                translated.preload(run.queues).map_err(failed)?;
+                translated.answer_earlier(peer).map_err(RunnerError::of(what))?;
+                translated.preload(run.queues).map_err(RunnerError::of(what))?;
                 self.translated = Some(translated);
             }
             Ok(agreed)
@@ -416,6 +417,11 @@ impl QueueRunner for VhostUser {
         self.ask("write the device configuration", |peer| peer.write_config(offset, data))
     }
 
+    /// While the peer is told what its function reaches: what it is told next would wait until it has mapped the memory.
+    fn stands_for_memory(&self) -> bool {
+        self.translated.is_some()
+    }
+
     fn set_memory(&mut self, memory: &GuestMap) -> Result<(), RunnerError> {
         // A successor that is still mapping the old memory begins anew.
         self.mapping = None;
@@ -436,10 +442,6 @@ impl QueueRunner for VhostUser {
             return Err(RunnerError { what, source: io::Error::other(error) });
         }
         self.memory = memory.clone();
-        if let Some(translated) = &self.translated {
-            // One that does not take it is hung up on, which is heard of like any other loss.
-            let _ = translated.set_memory(memory);
-        }
         Ok(())
     }
 
@@ -509,12 +511,13 @@ impl QueueRunner for VhostUser {
         for _ in 0..QUESTIONS {
             heard = self.ask(what, Peer::hear)?;
             let (Heard::Miss(miss), Some(translated)) = (heard, &self.translated) else { break };
-            let told = translated.answer(miss, until);
-            if self.ask(what, |_| told)?.is_none() {
+            let told = translated.answer(miss, until).map_err(RunnerError::of(what));
+            if told.inspect_err(|_| self.hang_up(false))?.is_none() {
                 return Ok(Attention::Unreachable);
             }
         }
-        if heard == Heard::End && self.translated.is_some() {
+        // Also while the queues do not run: it would be started again, and could not ask then.
+        if heard == Heard::End && self.translates {
             self.hang_up(false);
             return Err(RunnerError { what, source: io::Error::other("the backend cannot ask any more") });
         }

@@ -18,13 +18,15 @@ pub(super) struct AddressSpace {
     most: usize,
     /// By their first addresses, disjoint.
     mapped: BTreeMap<u64, Piece>,
+    /// It has been said that the kernel had something else mapped.
+    is_miscounted: bool,
 }
 
 impl AddressSpace {
     /// The address space of `iommu`, in which nothing is mapped.
     pub(super) fn new(iommu: Arc<dyn HostIommu>) -> Self {
         let (reach, most) = (iommu.reach(), iommu.most_mappings());
-        Self { iommu, reach, most, mapped: BTreeMap::new() }
+        Self { iommu, reach, most, mapped: BTreeMap::new(), is_miscounted: false }
     }
 
     /// Where the kernel counts what is pinned, in a process's status.
@@ -97,7 +99,7 @@ impl AddressSpace {
         let inside: Vec<_> = self.mapped.range(first..=last).map(|(_, piece)| *piece).collect();
         let (Some(lowest), Some(highest)) = (inside.first(), inside.last()) else { return Ok(()) };
         let bytes = inside.iter().fold(0_u64, |bytes, piece| bytes.saturating_add(piece.size));
-        self.iommu.unmap(lowest.iova..=highest.last(), bytes)?;
+        self.take_back(lowest.iova..=highest.last(), bytes)?;
         for piece in inside {
             self.mapped.remove(&piece.iova);
         }
@@ -169,8 +171,23 @@ impl AddressSpace {
 
     fn unmap(&mut self, piece: Piece) -> io::Result<()> {
         if self.mapped.contains_key(&piece.iova) {
-            self.iommu.unmap(piece.iova..=piece.last(), piece.size)?;
+            self.take_back(piece.iova..=piece.last(), piece.size)?;
             self.mapped.remove(&piece.iova);
+        }
+        Ok(())
+    }
+
+    /// Has the kernel take back what is mapped at these addresses: `bytes`, as far as is known here. Nothing is mapped
+    /// there afterwards, also if it was something else.
+    fn take_back(&mut self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
+        let (first, last) = (*addresses.start(), *addresses.end());
+        let taken = self.iommu.unmap(addresses)?;
+        // Once: a guest may have it happen again and again.
+        if taken != bytes && !std::mem::replace(&mut self.is_miscounted, true) {
+            log::warn!(
+                "the host's kernel had {taken} bytes mapped for a device from {first:#x} to {last:#x}, where {bytes} \
+                 were to be; nothing is mapped there now"
+            );
         }
         Ok(())
     }

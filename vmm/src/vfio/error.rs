@@ -103,9 +103,9 @@ pub enum VfioError {
         /// What the device reaches.
         reach: Vec<RangeInclusive<u64>>,
     },
-    /// The host's IOMMU takes no more mappings.
+    /// There is no room for as many mappings.
     #[error(
-        "the host's IOMMU takes {0} mappings of a device, and the guest wants more; give the guest larger pages, or \
+        "a device can have {0} mappings, and the guest wants more; give the guest larger pages, or without iommufd \
          raise vfio_iommu_type1.dma_entry_limit"
     )]
     TooManyMappings(usize),

@@ -14,6 +14,7 @@ use crate::vfio::error::VfioError;
 use crate::vfio::guest_memory::{added, identity};
 use crate::vfio::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
+use crate::vfio::seldom::counted;
 
 /// An address space that follows a domain of the virtual IOMMU.
 pub(super) struct Follower {
@@ -22,6 +23,8 @@ pub(super) struct Follower {
     state: Mutex<State>,
     /// What it was told and could not do.
     refused: AtomicU64,
+    /// How often the kernel did not take back what it was to, and how often nothing at all.
+    untaken: [AtomicU64; 2],
 }
 
 struct State {
@@ -73,7 +76,8 @@ impl Follower {
     /// When it cannot reach that. None of it is mapped then.
     pub(super) fn new(id: &str, iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
         let state = State { space: AddressSpace::new(iommu), memory: GuestMap::new(), reach: Reach::Everything };
-        let this = Self { id: id.to_string(), state: Mutex::new(state), refused: AtomicU64::new(0) };
+        let (refused, untaken) = (AtomicU64::new(0), Default::default());
+        let this = Self { id: id.to_string(), state: Mutex::new(state), refused, untaken };
         this.set_memory(memory)?;
         Ok(this)
     }
@@ -103,39 +107,40 @@ impl Follower {
         self.refused.load(Ordering::Relaxed)
     }
 
+    /// Lets the device reach this and nothing else, or nothing at all.
+    fn replace(&self, state: &mut State, reach: Reach) -> Result<(), VfioError> {
+        let wanted = reach.pieces(&state.memory);
+        // SAFETY: the pieces are mappings of guest memory, to which no references are made. They stay in
+        // `state.memory` until they are unmapped.
+        let replaced = unsafe { state.space.set(&wanted) };
+        match &replaced {
+            Ok(()) => state.reach = reach,
+            // The kernel has put back what was there.
+            Err(_) => self.empty(state),
+        }
+        replaced
+    }
+
+    /// Takes everything from the device. What the kernel does not take now, it is asked for at each change.
+    fn empty(&self, state: &mut State) {
+        state.reach = Reach::Nothing;
+        let [_, all] = &self.untaken;
+        if let Err(error) = state.space.clear()
+            && counted(all)
+        {
+            log::error!("{}: the device may still reach memory that its guest has taken from it: {error}", self.id);
+        }
+    }
+
     /// Notes that the device cannot reach what it should.
     fn refuse(&self, error: &VfioError) -> NotFollowed {
-        // The log grows with the logarithm of the number.
-        if (self.refused.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two() {
+        if counted(&self.refused) {
             log::warn!("{}: the device cannot follow its virtual IOMMU: {error}", self.id);
         }
         NotFollowed
     }
 }
 
-impl State {
-    /// Lets the device `id` reach this and nothing else, or nothing at all.
-    fn replace(&mut self, id: &str, reach: Reach) -> Result<(), VfioError> {
-        let wanted = reach.pieces(&self.memory);
-        // SAFETY: the pieces are mappings of guest memory, to which no references are made. They stay in
-        // `self.memory` until they are unmapped.
-        let replaced = unsafe { self.space.set(&wanted) };
-        match &replaced {
-            Ok(()) => self.reach = reach,
-            // The kernel has put back what was there.
-            Err(_) => self.empty(id),
-        }
-        replaced
-    }
-
-    /// Takes everything from the device `id`. What the kernel does not take now, it is asked for at each change.
-    fn empty(&mut self, id: &str) {
-        self.reach = Reach::Nothing;
-        if let Err(error) = self.space.clear() {
-            log::error!("{id}: the device may still reach memory that its guest has taken from it: {error}");
-        }
-    }
-}
 
 /// As many of `mappings` as a device of the host can have, and whether those were all.
 fn taken(mut mappings: &mut dyn Iterator<Item = DmaMapping>, most: usize) -> (BTreeMap<u64, DmaMapping>, bool) {
@@ -167,9 +172,12 @@ impl DmaFollower for Follower {
         }
         let (Some(first), Some(last)) = (gone.first(), gone.last()) else { return };
         if let Err(error) = state.space.remove(first.first, last.last) {
+            let [some, _] = &self.untaken;
+            if counted(some) {
+                log::error!("{}: cannot take memory from a device of the host: {error}; all is taken from it", self.id);
+            }
             // Whatever was left would be within reach of the device.
-            log::error!("{}: cannot take memory from a device of the host: {error}; all is taken from it", self.id);
-            state.empty(&self.id);
+            self.empty(state);
         }
     }
 
@@ -185,7 +193,7 @@ impl DmaFollower for Follower {
             }
         };
         let reach = if complete { reach } else { Reach::Nothing };
-        let replaced = state.replace(&self.id, reach).map_err(|error| self.refuse(&error));
+        let replaced = self.replace(state, reach).map_err(|error| self.refuse(&error));
         if complete { replaced } else { Err(self.refuse(&VfioError::TooManyMappings(most))) }
     }
 }

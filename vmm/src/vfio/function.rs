@@ -22,6 +22,7 @@ use crate::vfio::host_device::HostDevice;
 use crate::vfio::info::DeviceInfo;
 use crate::vfio::interrupts::{Interrupts, has_pin};
 use crate::vfio::regions::areas;
+use crate::vfio::seldom::counted;
 use crate::vfio::watch::Watched;
 
 /// The region of configuration space.
@@ -53,11 +54,6 @@ impl VfioCounters {
         ];
         all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
     }
-}
-
-/// One more, and whether to log it: the log grows with the logarithm of the number.
-fn counted(counter: &AtomicU64) -> bool {
-    (counter.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two()
 }
 
 /// What has to live as long as the function.

@@ -29,18 +29,19 @@ pub(crate) trait HostIommu: Send + Sync {
     /// When something is there already, the devices cannot have these addresses, or too little memory may be pinned.
     unsafe fn map(&self, piece: &Piece) -> io::Result<()>;
 
-    /// Takes back all pieces at these addresses, as wholes, which are `bytes` altogether. When this returns, no device
-    /// reaches them.
+    /// Takes back all pieces at these addresses, as wholes. When this returns, no device reaches anything there.
+    /// Returns how many bytes that were.
     ///
     /// # Errors
     ///
-    /// When they were not mapped like this.
-    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()>;
+    /// When the kernel refuses. Devices may still reach them.
+    fn unmap(&self, addresses: RangeInclusive<u64>) -> io::Result<u64>;
 
     /// The addresses that the devices can have.
     fn reach(&self) -> Vec<RangeInclusive<u64>>;
 
-    /// The most pieces that can be mapped, where nothing is mapped yet.
+    /// The most pieces that can be mapped, where nothing is mapped yet. Each is a system call, also of a vCPU whose
+    /// driver attaches the device to a domain that has as many.
     fn most_mappings(&self) -> usize;
 
     /// Where the kernel counts what is pinned, in a process's status.
@@ -66,8 +67,8 @@ pub(crate) trait HostIommu: Send + Sync {
 /// The file of all containers.
 const CONTAINER: &str = "/dev/vfio/vfio";
 
-/// How many mappings a container can have, unless the kernel says.
-const USUAL_LIMIT: usize = 65_535;
+/// How many mappings an address space can have, unless the kernel says.
+pub(super) const USUAL_LIMIT: usize = 65_535;
 
 /// VFIO's container with the type 1 IOMMU.
 #[derive(Debug)]
@@ -98,8 +99,8 @@ impl HostIommu for Type1 {
         unsafe { ioctl::map(&self.container, piece) }
     }
 
-    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
-        ioctl::unmap(&self.container, addresses, bytes)
+    fn unmap(&self, addresses: RangeInclusive<u64>) -> io::Result<u64> {
+        ioctl::unmap(&self.container, addresses)
     }
 
     fn reach(&self) -> Vec<RangeInclusive<u64>> {

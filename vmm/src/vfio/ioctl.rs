@@ -230,14 +230,14 @@ pub(super) unsafe fn map(container: &impl AsRawFd, piece: &Piece) -> io::Result<
     checked(unsafe { ioctl_with_ref(container, IOMMU_MAP_DMA, &map) }).map(drop)
 }
 
-/// Takes what is mapped at these addresses from devices of `container`: pieces that have been mapped as wholes, `bytes`
-/// altogether.
-pub(super) fn unmap(container: &impl AsRawFd, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
+/// Takes what is mapped at these addresses from devices of `container`: pieces that have been mapped as wholes. Returns
+/// how many bytes that were.
+pub(super) fn unmap(container: &impl AsRawFd, addresses: RangeInclusive<u64>) -> io::Result<u64> {
     let (iova, argsz) = (*addresses.start(), size_of_u32::<vfio_iommu_type1_dma_unmap>());
     // All 2^64 addresses have no size. No IOMMU has so many.
     let size = (addresses.end() - iova).checked_add(1).ok_or(io::ErrorKind::InvalidInput)?;
     let mut unmap = vfio_iommu_type1_dma_unmap { argsz, iova, size, ..Default::default() };
     // SAFETY: the kernel reads and writes no more than the structure, whose size it is told.
     checked(unsafe { ioctl_with_mut_ref(container, IOMMU_UNMAP_DMA, &mut unmap) })?;
-    if unmap.size == bytes { Ok(()) } else { Err(io::Error::other("only a part of it was mapped")) }
+    Ok(unmap.size)
 }

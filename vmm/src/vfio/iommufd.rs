@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::passed_fd;
 use crate::vfio::error::VfioError;
-use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::host_iommu::{HostIommu, USUAL_LIMIT};
 use crate::vfio::piece::Piece;
 use crate::vfio::{ioctl, iommufd_ioctl as calls};
 
@@ -111,10 +111,10 @@ impl HostIommu for Ioas {
         Ok(())
     }
 
-    fn unmap(&self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
+    fn unmap(&self, addresses: RangeInclusive<u64>) -> io::Result<u64> {
         // What cannot be unmapped as a whole is not copied any more either.
         self.mapped.lock().retain(|_, piece| !addresses.contains(&piece.iova));
-        calls::unmap(&self.iommufd.file, self.id, addresses, bytes)
+        calls::unmap(&self.iommufd.file, self.id, addresses)
     }
 
     fn reach(&self) -> Vec<RangeInclusive<u64>> {
@@ -123,8 +123,9 @@ impl HostIommu for Ioas {
     }
 
     fn most_mappings(&self) -> usize {
-        // The kernel has no number. The virtual IOMMU has one for each domain.
-        usize::MAX
+        // The kernel has no number. Without one, a guest could make others wait for as many system calls as all its
+        // domains have mappings, once for each device that it attaches.
+        USUAL_LIMIT
     }
 
     fn counted(&self) -> &'static str {
@@ -185,6 +186,15 @@ mod tests {
                 "the descriptor of --platform iommufd_fd= is no open iommufd; open /dev/iommu and pass that"
             );
         }
+    }
+
+    #[test]
+    fn a_device_has_no_more_mappings_by_iommufd_than_by_a_container() {
+        let iommufd = Arc::new(Iommufd { file: File::open("/dev/null").unwrap().into() });
+        let ioas = Ioas { iommufd, id: 0, source: None, mapped: Mutex::default() };
+        assert_eq!(ioas.most_mappings(), 65_535);
+        let error = VfioError::TooManyMappings(ioas.most_mappings()).to_string();
+        assert!(error.ends_with("larger pages, or without iommufd raise vfio_iommu_type1.dma_entry_limit"), "{error}");
     }
 
     #[test]

@@ -122,15 +122,15 @@ pub(super) fn copy(
 }
 
 /// Takes what is mapped at these addresses from devices of the address space `ioas`: pieces that have been mapped as
-/// wholes, `bytes` altogether.
-pub(super) fn unmap(iommufd: &impl AsRawFd, ioas: u32, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
+/// wholes. Returns how many bytes that were.
+pub(super) fn unmap(iommufd: &impl AsRawFd, ioas: u32, addresses: RangeInclusive<u64>) -> io::Result<u64> {
     let iova = *addresses.start();
     // All 2^64 addresses have no size. No IOMMU has so many.
     let length = (addresses.end() - iova).checked_add(1).ok_or(io::ErrorKind::InvalidInput)?;
     let mut unmap = iommu_ioas_unmap { size: size_of_u32::<iommu_ioas_unmap>(), ioas_id: ioas, iova, length };
     // SAFETY: the kernel reads and writes no more than the structure, whose size it is told.
     checked(unsafe { ioctl_with_mut_ref(iommufd, number(IOMMUFD_CMD_IOAS_UNMAP), &mut unmap) })?;
-    if unmap.length == bytes { Ok(()) } else { Err(io::Error::other("only a part of it was mapped")) }
+    Ok(unmap.length)
 }
 
 // What the kernel has known of each since 6.2, when there was iommufd (`iommufd_ioctl_ops`).

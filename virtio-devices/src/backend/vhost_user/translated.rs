@@ -12,15 +12,17 @@
 //! refused then; what takes memory away cannot be refused.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
 use log::error;
 use vm_memory::{Address, Permissions};
 
+use super::channel::Heard;
 use super::connection::{ANSWER, Connection, Fault, PeerError};
 use super::message::{NEED_REPLY, Request};
+use super::peer::Peer;
 use crate::GuestMap;
 use crate::backend::RunnerQueue;
 use crate::backend::iotlb::{self, Miss};
@@ -32,7 +34,9 @@ use crate::ring::areas;
 const PRELOADED: usize = 1024;
 /// How long that may take. A vCPU may wait for it.
 const PRELOADING: Duration = Duration::from_secs(1);
-/// How long a driver is kept waiting for what the peer was asked before, such as to map memory that was added.
+/// As many questions of an earlier start are answered at once: about as many as there is room for on a channel.
+const EARLIER: usize = 1024;
+/// How long a driver is kept waiting for what the peer was asked before.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A peer whose queues may run, which is told what its function reaches until this is dropped.
@@ -46,10 +50,12 @@ struct Told {
     /// The name of the peer's socket.
     name: String,
     connection: Connection,
-    /// The guest's memory, as the peer has it.
-    memory: ArcSwap<GuestMap>,
+    /// The guest's memory, as the peer has it. It stays like this while the queues run.
+    memory: GuestMap,
     /// Why the peer has been hung up on.
     failure: OnceLock<PeerError>,
+    /// It has been said that the peer may still reach what was taken away.
+    is_suspect: AtomicBool,
 }
 
 impl Translated {
@@ -67,16 +73,12 @@ impl Translated {
         let told = Arc::new(Told {
             name,
             connection: connection.again(Instant::now()),
-            memory: ArcSwap::from_pointee(memory.clone()),
+            memory: memory.clone(),
             failure: OnceLock::new(),
+            is_suspect: AtomicBool::new(false),
         });
-        let translated = Self { iommu: Arc::clone(iommu), told };
-        translated.follow()?;
-        Ok(translated)
-    }
-
-    fn follow(&self) -> io::Result<()> {
-        self.iommu.follow(Some(Arc::clone(&self.told) as Arc<dyn DmaFollower>)).map_err(io::Error::other)
+        iommu.follow(Some(Arc::clone(&told) as Arc<dyn DmaFollower>)).map_err(io::Error::other)?;
+        Ok(Self { iommu: Arc::clone(iommu), told })
     }
 
     /// Why the peer has been hung up on, if it has.
@@ -84,18 +86,32 @@ impl Translated {
         self.told.failure.get().map(ToString::to_string)
     }
 
-    /// The guest's memory is another now, which the peer has mapped. It may have forgotten what it was told.
+    /// Answers what `peer` has asked before its queues stood still. What stands for nothing by now was taken away
+    /// since; asked for by queues that run, it would stop them.
     ///
     /// # Errors
     ///
-    /// When the peer does not take it. It is lost then.
-    pub(super) fn set_memory(&self, memory: &GuestMap) -> io::Result<()> {
-        self.told.memory.store(Arc::new(memory.clone()));
-        self.follow()
+    /// As [`Self::answer`], or when the peer can ask nothing more.
+    pub(super) fn answer_earlier(&self, peer: &mut Peer) -> io::Result<()> {
+        let until = Instant::now() + ANSWER;
+        // Its queues do not run, so it asks nothing more. One that does is answered later.
+        for _ in 0..EARLIER {
+            match peer.hear().map_err(io::Error::other)? {
+                Heard::Miss(miss) => drop(self.answer(miss, until)?),
+                Heard::ConfigChange => {}
+                Heard::Nothing => break,
+                Heard::End => return Err(io::Error::other("the backend cannot ask any more")),
+            }
+        }
+        Ok(())
     }
 
     /// Tells the peer where its rings are, before it asks, as far as they are within reach.
-    pub(super) fn preload(&self, queues: &[RunnerQueue]) -> Result<(), PeerError> {
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::answer`].
+    pub(super) fn preload(&self, queues: &[RunnerQueue]) -> io::Result<()> {
         if self.iommu.is_bypassed() {
             // All of it is known.
             return Ok(());
@@ -121,8 +137,8 @@ impl Translated {
     ///
     /// # Errors
     ///
-    /// When it does not say before `until` that it has heard.
-    pub(super) fn answer(&self, miss: Miss, until: Instant) -> Result<Option<u64>, PeerError> {
+    /// When it does not say before `until` that it has heard. It has been hung up on then.
+    pub(super) fn answer(&self, miss: Miss, until: Instant) -> io::Result<Option<u64>> {
         let mut connection = self.told.connection.again(until);
         let turn = connection.turn();
         let _turn = turn.lock();
@@ -133,16 +149,14 @@ impl Translated {
             let writes = miss.access.allow(Permissions::Write);
             let access = if writes { Permissions::Write } else { Permissions::Read };
             let Some(mapping) = self.iommu.mapping(miss.address, access) else { return Ok(None) };
-            let memory = self.told.memory.load();
-            let mut parts = Mapping::of(mapping, &memory);
+            let mut parts = Mapping::of(mapping, &self.told.memory);
             let part = parts.find(|part| (part.iova()..=part.last()).contains(&miss.address));
             let Some(part) = part else { return Ok(None) };
             let sent = connection.send(Request::IOTLB_MSG, NEED_REPLY, &update(&part), &[]);
-            sent.inspect_err(|_| connection.hang_up())?;
+            sent.map_err(|error| self.told.fail(error))?;
             part.last()
         };
-        // A late answer would be mistaken for that to another message of the kind.
-        heard(connection.acknowledged(Request::IOTLB_MSG)).inspect_err(|_| connection.hang_up())?;
+        heard(connection.acknowledged(Request::IOTLB_MSG)).map_err(|error| self.told.fail(error))?;
         Ok(Some(last))
     }
 }
@@ -173,15 +187,19 @@ fn heard(told: Result<(), PeerError>) -> Result<(), PeerError> {
     }
 }
 
-/// A peer has been hung up on.
-struct Lost {
-    /// It has hung up before.
-    is_gone: bool,
-}
-
 impl Told {
     fn has_failed(&self) -> bool {
         self.failure.get().is_some()
+    }
+
+    /// Hangs up on the peer, because of `error`, and returns that. By who has the turn or does not get it: a late
+    /// answer would be mistaken for another.
+    fn fail(&self, error: PeerError) -> io::Error {
+        let why = error.to_string();
+        // Before it is hung up on: who finds the connection ended would take the peer for gone.
+        let _ = self.failure.set(error);
+        self.connection.hang_up();
+        io::Error::other(why)
     }
 
     /// Says something to the peer, and waits until it says that it has done it.
@@ -189,7 +207,7 @@ impl Told {
     /// # Errors
     ///
     /// Why it has been hung up on.
-    fn say(&self, said: &[u8], is_done: impl Fn(Result<(), PeerError>) -> Result<(), PeerError>) -> Result<(), Lost> {
+    fn say(&self, said: &[u8], is_done: impl Fn(Result<(), PeerError>) -> Result<(), PeerError>) -> io::Result<()> {
         let request = Request::IOTLB_MSG;
         let turn = self.connection.turn();
         let held = turn.try_lock_for(PATIENCE);
@@ -201,18 +219,12 @@ impl Told {
                 sent.and_then(|()| is_done(connection.acknowledged(request)))
             }
         };
-        // While it is this thread's turn: a late answer would be mistaken for another.
-        said.map_err(|error| {
-            let is_gone = matches!(error.fault, Fault::Closed);
-            let _ = self.failure.set(error);
-            self.connection.hang_up();
-            Lost { is_gone }
-        })
+        said.map_err(|error| self.fail(error))
     }
 
     /// Tells the peer of a mapping. One that fails is lost.
     fn tell(&self, mapping: DmaMapping) {
-        for part in Mapping::of(mapping, &self.memory.load()) {
+        for part in Mapping::of(mapping, &self.memory) {
             if self.has_failed() || self.say(&update(&part), heard).is_err() {
                 return;
             }
@@ -221,16 +233,18 @@ impl Told {
 
     /// Has the peer forget what is between two addresses. One that fails is lost.
     fn forget(&self, first: u64, last: u64) {
-        if self.has_failed() {
-            return;
+        if !self.has_failed() {
+            // The failure is looked at below, also that of another thread.
+            let _ = self.say(&iotlb::invalidate(first, last), |done| done);
         }
         // One that is gone has forgotten everything.
-        if let Err(Lost { is_gone: false }) = self.say(&iotlb::invalidate(first, last), |done| done)
-            && let (name, Some(error)) = (&self.name, self.failure.get())
+        if let Some(error) = self.failure.get().filter(|error| !matches!(error.fault, Fault::Closed))
+            && !self.is_suspect.swap(true, Ordering::Relaxed)
         {
             error!(
-                "{name}: a vhost-user backend does not forget what its function has lost: {error}; it is hung up on, \
-                 and may still reach memory that its guest has taken from it"
+                "{}: a vhost-user backend does not forget what its function has lost: {error}; it is hung up on, and \
+                 may still reach memory that its guest has taken from it",
+                self.name
             );
         }
     }

@@ -130,6 +130,63 @@ fn what_the_host_does_not_take_back_is_no_success_and_is_taken_as_soon_as_it_can
     }
 }
 
+/// Keeps what is logged.
+struct Recorder(Mutex<Vec<String>>);
+
+static RECORDER: Recorder = Recorder(Mutex::new(Vec::new()));
+
+impl log::Log for Recorder {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        self.0.lock().push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn what_a_guest_can_have_fail_again_and_again_is_logged_at_powers_of_two() {
+    log::set_logger(&RECORDER).unwrap();
+    log::set_max_level(log::LevelFilter::Info);
+    let fake = FakeIommu::new(vec![0..=u64::MAX]);
+    let follower = Follower::new("often", Arc::clone(&fake) as _, &memory(&ALL)).unwrap();
+    let page = mapping(0x1000, 0x1fff, 0x1000, Permissions::ReadWrite);
+    for _ in 0..20 {
+        *fake.is_stuck.lock() = false;
+        attach(&follower, &[page]).unwrap();
+        *fake.is_stuck.lock() = true;
+        follower.unmapped(&[page]);
+    }
+    for _ in 0..20 {
+        follower.attached(DmaReach::Nothing).unwrap_err();
+    }
+    let lines = RECORDER.0.lock();
+    let count = |text: &str| lines.iter().filter(|line| line.starts_with("often: ") && line.contains(text)).count();
+    assert_eq!(count("cannot take memory from a device of the host"), 5, "20 times");
+    assert_eq!(count("may still reach memory that its guest has taken from it"), 6, "40 times");
+}
+
+#[test]
+fn what_the_kernel_has_taken_is_taken_whatever_it_says_of_its_size() {
+    let fake = FakeIommu::new(vec![0..=u64::MAX]);
+    let (follower, memory) = follower(&fake);
+    let page = |n: u64| mapping(n << 12, (n << 12) + 0xfff, n << 12, Permissions::ReadWrite);
+    *fake.miscounts.lock() = true;
+    for _ in 0..3 {
+        attach(&follower, &[page(1), page(2), page(5)]).unwrap();
+        follower.unmapped(&[page(1), page(2)]);
+        assert_eq!(fake.sorted(), [(0x5000, 0x1000)], "not all of it");
+        follower.mapped(page(1)).unwrap();
+        follower.set_memory(&memory).unwrap();
+        assert_eq!(fake.sorted(), [(0x1000, 0x1000), (0x5000, 0x1000)]);
+    }
+    follower.attached(DmaReach::Nothing).unwrap();
+    assert_eq!((fake.sorted(), follower.refused()), (vec![], 0));
+}
+
 /// What a guest may do.
 #[derive(Debug, Clone)]
 enum Step {

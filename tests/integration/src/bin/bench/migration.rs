@@ -221,9 +221,9 @@ fn cancel(runs: usize) {
     println!("| migration, 8 VFs | the same until a NIC answers again, ms | {} | |", Spread::of(gaps));
 }
 
-/// Measures what a guest sends and receives over a VF, before its memory is copied and meanwhile. The first pass is held
-/// back for as long as a test takes: what is written is logged, and the copying, for which a host has another processor,
-/// takes nothing of this one.
+/// Measures what a guest sends and receives over a VF, before its memory is copied and meanwhile. The first pass is
+/// held back for as long as a test takes: what is written is logged, and the copying, for which a host has another
+/// processor, takes nothing of this one.
 fn copying(settings: Settings<'_>) {
     let mut pair = Pair::start(&[Backend::Tap], How::Copied);
     let _server = Server::start("0.0.0.0");

@@ -225,6 +225,11 @@ impl TestPeer {
         self.shared.lock().keeps_translations = true;
     }
 
+    /// Closes the channel by which it asks.
+    pub(crate) fn close_channel(&self) {
+        self.shared.lock().channel = None;
+    }
+
     /// How many questions it has asked.
     pub(crate) fn asked(&self) -> usize {
         self.shared.lock().asked
@@ -248,9 +253,9 @@ impl TestPeer {
         self.shared.lock().regions.clone()
     }
 
-    /// Lets a peer that maps late do so.
-    pub(crate) fn let_map(&self) {
-        self.shared.lock().may_map = true;
+    /// Lets a peer that maps late do so from now on, or not.
+    pub(crate) fn let_map(&self, lets: bool) {
+        self.shared.lock().may_map = lets;
     }
 
     /// Says that a ring makes no sense.
@@ -370,9 +375,7 @@ impl Session<'_> {
             }
             3 => named("SET_OWNER", None),
             5 => {
-                while self.script.maps_late && !self.shared.lock().may_map && !self.shared.lock().stop {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
+                self.await_leave_to_map();
                 self.rings.map(payload, fd.collect());
                 self.shared.lock().regions = self.rings.regions();
                 named(&format!("SET_MEM_TABLE {index} fds={count}"), None)
@@ -444,6 +447,7 @@ impl Session<'_> {
                 if self.script.refused.contains(&Request::ADD_MEM_REG) {
                     return (name, Err(()), None);
                 }
+                self.await_leave_to_map();
                 self.rings.add(payload, fd.next().unwrap());
                 self.shared.lock().regions = self.rings.regions();
                 named(&name, None)
@@ -472,6 +476,12 @@ impl Session<'_> {
 }
 
 impl Session<'_> {
+    fn await_leave_to_map(&self) {
+        while self.script.maps_late && !self.shared.lock().may_map && !self.shared.lock().stop {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Loads or saves its state by a thread, which the check waits for. Returns the answer.
     fn transfer(&mut self, loads: bool, mut pipe: File) -> Result<Option<Vec<u8>>, ()> {
         if self.script.refused.contains(&Request::SET_DEVICE_STATE_FD) {

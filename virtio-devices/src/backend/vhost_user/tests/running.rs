@@ -223,7 +223,7 @@ fn guest_memory_is_mapped_when_a_peer_comes_and_not_when_a_driver_does() {
         let backend = std::thread::scope(|scope| {
             let connected = scope.spawn(|| rig.connect(1));
             eventually("the last question before", || peer.heard().iter().any(|heard| heard == "GET_QUEUE_NUM"));
-            peer.let_map();
+            peer.let_map(true);
             connected.join().unwrap().unwrap()
         });
         let mut guest = rig.guest(backend, 1);
@@ -253,7 +253,7 @@ fn a_successor_that_takes_long_to_map_memory_keeps_neither_commands_nor_a_stop_w
         guest.start_at_once(guest.net.features());
     }
     assert_eq!(successor.connections(), 1);
-    successor.let_map();
+    successor.let_map(true);
     await_loss(&guest, false);
     rig.check_traffic(&mut guest, 60);
 }

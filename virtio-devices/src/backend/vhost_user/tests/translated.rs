@@ -284,6 +284,37 @@ fn a_function_is_not_put_into_a_domain_while_its_peer_does_not_forget_what_it_ha
 }
 
 #[test]
+fn what_is_taken_from_a_peer_that_did_not_hear_an_answer_is_told_as_if_it_had_not_forgotten_that() {
+    record_log();
+    for is_attach in [false, true] {
+        let rig = Rig::new();
+        let path = rig.path().display().to_string();
+        let peer = rig.peer(Script::translating());
+        let mut machine = Machine::new(rig, "deaf");
+        if is_attach {
+            machine.ask(Request::Detach { domain: 1, endpoint: ENDPOINT });
+        }
+        machine.start();
+        peer.await_heard("STATUS 15");
+        peer.keep_translations();
+        let begun = Instant::now();
+        // The worker answers, and waits for the peer to say that it has heard.
+        assert!(peer.flood(0x1000) > 0);
+        peer.await_heard("IOTLB");
+        if is_attach {
+            let attach = Request::Attach { domain: 2, endpoint: ENDPOINT, bypass: false };
+            machine.iommu.carry_out(attach).unwrap_err();
+        } else {
+            machine.unmap((0, 0x3_0000));
+        }
+        assert!(begun.elapsed() < 3 * ANSWER, "it is not waited for again: {:?}", begun.elapsed());
+        let [line] = &logged(&path)[..] else { panic!("{:?}", logged(&path)) };
+        assert!(line.contains("may still reach memory that its guest has taken from it"), "{line}");
+        assert!(!line.contains("closed"), "{line}");
+    }
+}
+
+#[test]
 fn a_peer_that_asks_without_end_holds_up_nobody() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
@@ -333,6 +364,28 @@ fn a_peer_that_is_gone_is_followed_by_one_that_asks_too_and_by_no_other() {
     send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
     machine.await_frame();
     assert_eq!((machine.faults(), peer.asked()), (0, 0));
+}
+
+#[test]
+fn a_peer_that_closes_its_channel_while_its_queues_do_not_run_is_replaced_before_they_do() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script { iotlb_room: 2, ..Script::translating() });
+    let mut machine = Machine::new(rig, "mute");
+    machine.map((IOVA, PAGE), TARGET, Permissions::ReadWrite);
+    machine.start();
+    peer.await_heard("STATUS 15");
+    machine.guest.net.set_link(false).wait();
+    peer.await_heard("STATUS 0");
+    peer.close_channel();
+    eventually("another connection", || peer.connections() == 2);
+    await_loss(&machine.guest, false);
+    machine.guest.net.set_link(true).wait();
+    peer.await_heard("STATUS 15");
+    machine.post(IOVA);
+    send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
+    machine.await_frame();
+    assert!(peer.asked() > 0);
+    assert_eq!((machine.faults(), peer.connections()), (0, 2));
 }
 
 #[test]
@@ -387,6 +440,25 @@ fn what_a_peer_writes_is_logged_by_guest_addresses_whatever_its_driver_calls_the
 }
 
 #[test]
+fn what_a_peer_asked_before_its_queues_stood_still_does_not_stop_them_when_they_run_again() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script::translating());
+    let mut machine = Machine::new(rig, "stale");
+    machine.map((IOVA, 2 * PAGE), TARGET, Permissions::ReadWrite);
+    machine.map((IOVA + 2 * PAGE, PAGE), TARGET, Permissions::ReadWrite);
+    machine.start();
+    peer.await_heard("STATUS 15");
+    machine.guest.stop();
+    assert!(peer.flood(IOVA) > 64, "more than are answered in a turn");
+    machine.unmap((IOVA, 2 * PAGE));
+    machine.start();
+    machine.post(IOVA + 2 * PAGE);
+    send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
+    machine.await_frame();
+    assert!(!machine.guest.interrupts.needs_reset() && !machine.guest.net.backend_lost());
+}
+
+#[test]
 fn memory_that_is_added_is_told_once_the_peer_has_mapped_it() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
@@ -397,7 +469,43 @@ fn memory_that_is_added_is_told_once_the_peer_has_mapped_it() {
     assert!(!heard.iter().any(|heard| heard.starts_with("UPDATE 0x4000000000")), "there is no memory: {heard:?}");
     let map = grown(&machine.rig.map, 1 << 32, 1 << 20);
     machine.guest.net.memory_user().unwrap().set(&map).unwrap();
-    let heard = peer.heard();
+    let heard = peer.await_heard("STATUS 15");
     let at = |what: &str| heard.iter().position(|heard| heard.starts_with(what));
     assert!(at("ADD_MEM_REG").unwrap() < at("UPDATE 0x4000000000+0x1000").unwrap(), "{heard:?}");
+}
+
+#[test]
+fn a_driver_is_answered_while_a_peer_maps_memory_that_is_added_and_its_queues_continue_then() {
+    let rig = Rig::new();
+    let peer = rig.peer(Script { maps_late: true, ..Script::translating() });
+    peer.let_map(true);
+    let mut machine = Machine::new(rig, "adding");
+    machine.map((IOVA, PAGE), TARGET, Permissions::ReadWrite);
+    machine.start();
+    for _ in 0..3 {
+        machine.post(IOVA);
+        send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
+        machine.await_frame();
+    }
+    peer.await_heard("STATUS 15");
+    peer.let_map(false);
+    let (map, user) = (grown(&machine.rig.map, 1 << 32, 1 << 20), machine.guest.net.memory_user().unwrap());
+    thread::scope(|scope| {
+        let added = scope.spawn(|| user.set(&map));
+        peer.await_heard("STATUS 0");
+        let begun = Instant::now();
+        machine.unmap((IOVA, PAGE));
+        machine.map((IOVA, PAGE), TARGET + PAGE, Permissions::ReadWrite);
+        assert!(begun.elapsed() < ANSWER, "{:?}", begun.elapsed());
+        assert!(!added.is_finished());
+        peer.let_map(true);
+        added.join().unwrap().unwrap();
+    });
+    let heard = peer.await_heard("STATUS 15");
+    assert!(heard.contains(&"BASE 0=3".to_owned()), "{heard:?}");
+    machine.post(IOVA);
+    send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
+    machine.await_frame();
+    assert_eq!((machine.faults(), machine.guest.interrupts.needs_reset()), (0, false));
+    assert_eq!((peer.connections(), machine.guest.net.backend_lost()), (1, false));
 }
