@@ -417,7 +417,7 @@ impl QueueRunner for VhostUser {
         self.ask("write the device configuration", |peer| peer.write_config(offset, data))
     }
 
-    /// While the peer is told what its function reaches: what it is told next would wait until it has mapped the memory.
+    /// While the peer is told what its function reaches: what it is told next would wait until it has mapped memory.
     fn stands_for_memory(&self) -> bool {
         self.translated.is_some()
     }

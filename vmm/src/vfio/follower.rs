@@ -141,7 +141,6 @@ impl Follower {
     }
 }
 
-
 /// As many of `mappings` as a device of the host can have, and whether those were all.
 fn taken(mut mappings: &mut dyn Iterator<Item = DmaMapping>, most: usize) -> (BTreeMap<u64, DmaMapping>, bool) {
     let taken = (&mut mappings).take(most).map(|mapping| (mapping.first, mapping)).collect();
