@@ -99,9 +99,9 @@ pub trait QueueRunner: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Makes the backend reach `memory`, whether or not queues run ([`Self::stands_for_memory`]), and nothing else. What
-    /// was there before and is not in `memory` is used by no queue. A backend that is lost keeps `memory` for when it is
-    /// back.
+    /// Makes the backend reach `memory`, whether or not queues run ([`Self::stands_for_memory`]), and nothing else.
+    /// What was there before and is not in `memory` is used by no queue. A backend that is lost keeps `memory` for when
+    /// it is back.
     ///
     /// # Errors
     ///
