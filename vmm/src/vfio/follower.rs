@@ -76,7 +76,12 @@ impl Follower {
     /// When it cannot reach that. None of it is mapped then.
     pub(super) fn new(id: &str, iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
         let state = State { space: AddressSpace::new(iommu), memory: GuestMap::new(), reach: Reach::Everything };
-        let this = Self { id: id.to_string(), state: Mutex::new(state), refused: AtomicU64::new(0), untaken: Default::default() };
+        let this = Self {
+            id: id.to_string(),
+            state: Mutex::new(state),
+            refused: AtomicU64::new(0),
+            untaken: Default::default(),
+        };
         this.set_memory(memory)?;
         Ok(this)
     }
@@ -139,7 +144,6 @@ impl Follower {
         NotFollowed
     }
 }
-
 
 /// As many of `mappings` as a device of the host can have, and whether those were all.
 fn taken(mut mappings: &mut dyn Iterator<Item = DmaMapping>, most: usize) -> (BTreeMap<u64, DmaMapping>, bool) {
