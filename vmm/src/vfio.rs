@@ -14,6 +14,7 @@
 //! | `guest_memory`, `follower` | that is all of the guest's, or what the guest's virtual IOMMU maps |
 //! | `peer_bars`, `bar_memory` | and the BARs of the other devices |
 //! | `group`, `cdev`, `passed` | its IOMMU group, or its own file, which may have been given to this process |
+//! | `rebound` | a file of its own that was bound before it came here |
 //! | `attached`, `space`, `known_files` | to what they are attached, and KVM's knowledge of them |
 //! | `watch` | what the host wants of it |
 //! | `seldom` | what is logged of that which a guest can repeat |
@@ -47,6 +48,7 @@ mod msi;
 mod opened;
 mod peer_bars;
 mod piece;
+mod rebound;
 mod regions;
 mod seldom;
 mod space;

@@ -3,8 +3,6 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use vfio_bindings::bindings::vfio::VFIO_PCI_NUM_IRQS;
-
 use crate::vfio::error::VfioError;
 use crate::vfio::ioctl;
 use crate::vfio::known_files::KnownFiles;
@@ -40,11 +38,8 @@ impl AttachedFile {
     /// closed.
     pub(super) fn detach(&self) {
         let Self::Device(device) = self else { return };
-        // Whoever gave this process the file has it open, so closing it here ends none of this. What the device cannot
-        // do at all is refused.
-        for index in 0..VFIO_PCI_NUM_IRQS {
-            let _ = ioctl::set_irqs::<OwnedFd>(device, index, 0, &[]);
-        }
+        // Whoever gave this process the file has it open, so closing it here ends none of this.
+        ioctl::clear_all_irqs(device);
         if let Err(error) = ioctl::detach(device) {
             log::warn!("a device of the host may still reach the guest's memory: {error}");
         }

@@ -33,16 +33,23 @@ pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
 }
 
 /// Gives `device`, whose file this is, to `iommufd`. `is_passed` says that this process did not open the file by
-/// itself, and may have given it to that iommufd before.
+/// itself. Returns whether it had been given to an iommufd before: to this, or to another.
 ///
 /// # Errors
 ///
 /// When another program has the device, or another driver a device of its group.
-pub(super) fn bind(device: &SysfsDevice, file: &OwnedFd, iommufd: &Iommufd, is_passed: bool) -> Result<(), VfioError> {
-    let Err(error) = iommufd.bind(file) else { return Ok(()) };
+pub(super) fn bind(
+    device: &SysfsDevice,
+    file: &OwnedFd,
+    iommufd: &Iommufd,
+    is_passed: bool,
+) -> Result<bool, VfioError> {
+    let Err(error) = iommufd.bind(file) else { return Ok(false) };
     Err(match error.raw_os_error() {
         // A file that is bound answers questions, and cannot be bound again.
-        Some(libc::EINVAL) if is_passed && ioctl::device_info(file).is_ok() => return Ok(()),
+        Some(libc::EINVAL) if is_passed && ioctl::device_info(file).is_ok() => {
+            return Ok(true);
+        }
         Some(libc::EINVAL | libc::EBUSY) => match group::not_viable(device) {
             VfioError::NotViable { others, .. } if others.is_empty() => VfioError::InUse,
             not_viable => not_viable,

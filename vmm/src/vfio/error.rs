@@ -83,6 +83,12 @@ pub enum VfioError {
     /// A descriptor is of something else.
     #[error("the descriptor is of no device of VFIO's; open one of /dev/vfio/devices and pass that")]
     NotCdev,
+    /// A file was bound before, and not to this VM's iommufd.
+    #[error(
+        "the device's file has been given to another iommufd than that of --platform iommufd_fd=; pass the iommufd that \
+         it was given to, or open the device's file anew"
+    )]
+    BoundElsewhere,
     /// Another program has the device.
     #[error("another program has the device, or one of its IOMMU group; end that, or give another device")]
     InUse,
@@ -161,7 +167,7 @@ impl VfioError {
             | Self::Reserved
             | Self::Unreachable { .. }
             | Self::Config(_) => ErrorKind::Invalid,
-            Self::Taken | Self::SharedGroup(_) | Self::InUse => ErrorKind::Conflict,
+            Self::Taken | Self::SharedGroup(_) | Self::InUse | Self::BoundElsewhere => ErrorKind::Conflict,
             Self::Open { error, .. } if error.kind() == io::ErrorKind::ResourceBusy => ErrorKind::Conflict,
             Self::Open { .. }
             | Self::OpenIommufd { .. }

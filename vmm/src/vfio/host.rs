@@ -23,7 +23,7 @@ use crate::vfio::space::Space;
 use crate::vfio::spec::{VfioInterface, VfioSpec};
 use crate::vfio::sysfs::SysfsDevice;
 use crate::vfio::watch::Watch;
-use crate::vfio::{cdev, group};
+use crate::vfio::{cdev, group, rebound};
 
 /// The devices of the host that a VM has.
 pub(crate) struct VfioHost {
@@ -149,7 +149,9 @@ impl VfioHost {
         passed: Option<OwnedFd>,
         memory: &Memory,
     ) -> Result<Arc<Attached>, VfioError> {
-        if let Some(other) = open.attached().find(|other| other.group() == device.group) {
+        let sibling = open.attached().find(|other| other.group() == device.group);
+        let has_sibling = sibling.is_some();
+        if let Some(other) = sibling {
             if spec.iommu || matches!(other.space(), Space::Followed { .. }) {
                 return Err(VfioError::SharedGroup(device.group));
             }
@@ -163,7 +165,9 @@ impl VfioHost {
                 let iommufd = open.iommufd(given)?;
                 let is_passed = passed.is_some();
                 let file = passed.map_or_else(|| cdev::open(device), Ok)?;
-                cdev::bind(device, &file, &iommufd, is_passed)?;
+                if cdev::bind(device, &file, &iommufd, is_passed)? {
+                    rebound::take_over(&file, iommufd.file(), has_sibling)?;
+                }
                 (AttachedFile::Device(file), Some(iommufd))
             }
         };

@@ -14,7 +14,7 @@ use std::os::raw::c_ulong;
 use vfio_bindings::bindings::vfio::{
     VFIO_API_VERSION, VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_TYPE, VFIO_TYPE1v2_IOMMU, vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd,
+    VFIO_PCI_NUM_IRQS, VFIO_TYPE, VFIO_TYPE1v2_IOMMU, vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd,
     vfio_device_detach_iommufd_pt, vfio_device_info, vfio_group_status, vfio_iommu_type1_dma_map,
     vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info, vfio_irq_info, vfio_irq_set, vfio_region_info,
 };
@@ -174,6 +174,13 @@ pub(super) fn set_irqs<F: AsFd>(
     eventfds: &[Option<F>],
 ) -> io::Result<()> {
     set_eventfds(device, VFIO_IRQ_SET_ACTION_TRIGGER, index, start, eventfds)
+}
+
+/// Turns all interrupts of `device` off. Kinds that it does not have are refused, and are off.
+pub(super) fn clear_all_irqs(device: &impl AsRawFd) {
+    for index in 0..VFIO_PCI_NUM_IRQS {
+        let _ = set_irqs::<OwnedFd>(device, index, 0, &[]);
+    }
 }
 
 /// Has a signal on `eventfd` unmask the interrupt 0 of kind `index`, which must be on.

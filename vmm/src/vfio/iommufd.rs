@@ -45,6 +45,11 @@ impl Iommufd {
         Ok(Self { file: file.into() })
     }
 
+    /// Its file.
+    pub(super) const fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
     /// Gives `device` to this, until it is closed.
     ///
     /// # Errors

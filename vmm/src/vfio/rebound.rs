@@ -1,0 +1,269 @@
+//! A device's own file that was bound to an iommufd before it came here: by this VM's last run, or by another program,
+//! which may have been another VMM that ended while the device worked.
+//!
+//! The kernel does not say which iommufd that was, and looks up the number of an address space there. So such a device
+//! is quiet before it is attached to anything, and is attached to the guest's memory only when it is shown that it is
+//! bound to the iommufd of this VM: an address space of that cannot be ended while a device is attached to it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use pci::spec::{command, header};
+use rustix::io::{pread, pwrite};
+use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_CONFIG_REGION_INDEX};
+
+use crate::vfio::error::VfioError;
+use crate::vfio::{info, ioctl, iommufd_ioctl};
+
+/// What is asked of the kernel.
+trait Calls {
+    /// Turns all interrupts of the device off.
+    fn clear_irqs(&self);
+
+    /// The device's Command register.
+    fn command(&self) -> io::Result<u16>;
+
+    fn set_command(&self, command: u16) -> io::Result<()>;
+
+    /// Resets the device, if it can be.
+    fn reset(&self) -> io::Result<()>;
+
+    /// A new address space of this VM's iommufd.
+    fn alloc(&self) -> io::Result<u32>;
+
+    /// Ends an address space of this VM's iommufd.
+    fn destroy(&self, ioas: u32) -> io::Result<()>;
+
+    /// Attaches the device to an address space of the iommufd to which it is bound.
+    fn attach(&self, ioas: u32) -> io::Result<()>;
+
+    fn detach(&self) -> io::Result<()>;
+}
+
+/// A device's file, and this VM's iommufd.
+struct Kernel<'a> {
+    device: &'a OwnedFd,
+    iommufd: &'a OwnedFd,
+}
+
+impl Kernel<'_> {
+    /// Where the device's Command register is in its file.
+    fn command_at(&self) -> io::Result<u64> {
+        let region = info::region(&ioctl::region_info(self.device, VFIO_PCI_CONFIG_REGION_INDEX)?);
+        Ok(region.offset.saturating_add(header::COMMAND_STATUS.into()))
+    }
+}
+
+impl Calls for Kernel<'_> {
+    fn clear_irqs(&self) {
+        ioctl::clear_all_irqs(self.device);
+    }
+
+    fn command(&self) -> io::Result<u16> {
+        let mut bytes = [0; 2];
+        match pread(self.device, &mut bytes, self.command_at()?)? {
+            2 => Ok(u16::from_le_bytes(bytes)),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn set_command(&self, command: u16) -> io::Result<()> {
+        match pwrite(self.device, &command.to_le_bytes(), self.command_at()?)? {
+            2 => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        let resets = ioctl::device_info(self.device)?.flags & VFIO_DEVICE_FLAGS_RESET != 0;
+        if resets { ioctl::reset(self.device) } else { Ok(()) }
+    }
+
+    fn alloc(&self) -> io::Result<u32> {
+        iommufd_ioctl::alloc(self.iommufd)
+    }
+
+    fn destroy(&self, ioas: u32) -> io::Result<()> {
+        iommufd_ioctl::destroy(self.iommufd, ioas)
+    }
+
+    fn attach(&self, ioas: u32) -> io::Result<()> {
+        ioctl::attach(self.device, ioas)
+    }
+
+    fn detach(&self) -> io::Result<()> {
+        ioctl::detach(self.device)
+    }
+}
+
+/// Makes `device`, whose file was bound before, one that does nothing and is attached to nothing, and makes sure that
+/// it is bound to `iommufd`. That is sure if it `has_sibling`, a device of its IOMMU group that is attached here: the
+/// kernel binds all devices of a group to the same. It cannot be attached to another address space than that then.
+///
+/// # Errors
+///
+/// When it is bound to another, or the kernel refuses. It is attached to nothing of this VM then.
+pub(super) fn take_over(device: &OwnedFd, iommufd: &OwnedFd, has_sibling: bool) -> Result<(), VfioError> {
+    take(&Kernel { device, iommufd }, has_sibling)
+}
+
+fn take(calls: &impl Calls, has_sibling: bool) -> Result<(), VfioError> {
+    quieten(calls).map_err(VfioError::of("keep the device from accessing memory"))?;
+    if has_sibling { Ok(()) } else { check_bound(calls) }
+}
+
+/// Ends what the device does.
+fn quieten(calls: &impl Calls) -> io::Result<()> {
+    calls.clear_irqs();
+    calls.set_command(calls.command()? & !command::BUS_MASTER)?;
+    // It accesses no memory in any case. It is reset again when it becomes a function, which says so if that fails.
+    let _ = calls.reset();
+    Ok(())
+}
+
+/// Makes sure that the device is bound to this VM's iommufd, and attached to nothing.
+fn check_bound(calls: &impl Calls) -> Result<(), VfioError> {
+    let probe = calls.alloc().map_err(VfioError::of("get an address space of iommufd"))?;
+    let attached = calls.attach(probe);
+    // Somewhere else it may have been an address space of that number.
+    let destroyed = calls.destroy(probe);
+    let is_here = matches!(&destroyed, Err(error) if error.raw_os_error() == Some(libc::EBUSY));
+    if attached.is_ok() {
+        calls.detach().map_err(VfioError::of("take the device's address space from it"))?;
+    }
+    if let Err(error) = destroyed.or_else(|_| calls.destroy(probe)) {
+        log::warn!("an address space of devices of the host is not ended: {error}");
+    }
+    match attached {
+        Ok(()) if is_here => Ok(()),
+        Ok(()) => Err(VfioError::BoundElsewhere),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Err(VfioError::BoundElsewhere),
+        Err(error) => Err(VfioError::of("attach the device to its address space")(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// A device that works, and is bound to this VM's iommufd or to another, which has address spaces of its own.
+    struct Fake {
+        elsewhere: Option<BTreeSet<u32>>,
+        spaces: RefCell<BTreeSet<u32>>,
+        attached: RefCell<Option<u32>>,
+        command: RefCell<u16>,
+        done: RefCell<Vec<String>>,
+        refuses: Option<&'static str>,
+    }
+
+    impl Fake {
+        fn new(elsewhere: Option<&[u32]>) -> Self {
+            Self {
+                elsewhere: elsewhere.map(|spaces| spaces.iter().copied().collect()),
+                spaces: RefCell::new(BTreeSet::from([1, 2])),
+                attached: RefCell::default(),
+                command: RefCell::new(0x0006),
+                done: RefCell::default(),
+                refuses: None,
+            }
+        }
+
+        fn does(&self, what: &str) -> io::Result<()> {
+            self.done.borrow_mut().push(what.to_string());
+            if self.refuses == Some(what) { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+        }
+
+        fn take(&self) -> Result<(), String> {
+            take(self, false).map_err(|error| error.to_string())
+        }
+    }
+
+    impl Calls for Fake {
+        fn clear_irqs(&self) {
+            self.does("irqs").unwrap();
+        }
+
+        fn command(&self) -> io::Result<u16> {
+            Ok(*self.command.borrow())
+        }
+
+        fn set_command(&self, command: u16) -> io::Result<()> {
+            *self.command.borrow_mut() = command;
+            self.does("command")
+        }
+
+        fn reset(&self) -> io::Result<()> {
+            self.does("reset")
+        }
+
+        fn alloc(&self) -> io::Result<u32> {
+            self.spaces.borrow_mut().insert(3);
+            self.does("alloc").map(|()| 3)
+        }
+
+        fn destroy(&self, ioas: u32) -> io::Result<()> {
+            self.does("destroy")?;
+            if self.elsewhere.is_none() && *self.attached.borrow() == Some(ioas) {
+                return Err(io::Error::from_raw_os_error(libc::EBUSY));
+            }
+            assert!(self.spaces.borrow_mut().remove(&ioas));
+            Ok(())
+        }
+
+        fn attach(&self, ioas: u32) -> io::Result<()> {
+            assert_eq!(*self.command.borrow() & command::BUS_MASTER, 0, "it could access memory of another VM");
+            self.does("attach")?;
+            let spaces = self.spaces.borrow();
+            if !self.elsewhere.as_ref().unwrap_or(&spaces).contains(&ioas) {
+                return Err(io::Error::from_raw_os_error(libc::ENOENT));
+            }
+            *self.attached.borrow_mut() = Some(ioas);
+            Ok(())
+        }
+
+        fn detach(&self) -> io::Result<()> {
+            *self.attached.borrow_mut() = None;
+            self.does("detach")
+        }
+    }
+
+    #[test]
+    fn a_device_that_was_bound_here_is_quiet_before_it_is_attached_and_is_taken() {
+        let device = Fake::new(None);
+        assert_eq!(device.take(), Ok(()));
+        let expected = ["irqs", "command", "reset", "alloc", "attach", "destroy", "detach", "destroy"];
+        assert_eq!(*device.done.borrow(), expected);
+        assert_eq!((*device.command.borrow(), *device.attached.borrow()), (0x0002, None));
+        assert_eq!(*device.spaces.borrow(), BTreeSet::from([1, 2]), "nothing is left");
+        let without = Fake { refuses: Some("reset"), ..Fake::new(None) };
+        assert_eq!((without.take(), *without.command.borrow()), (Ok(()), 0x0002));
+    }
+
+    #[test]
+    fn a_device_that_is_bound_to_another_iommufd_is_refused_whatever_that_has() {
+        for elsewhere in [&[1, 2, 3][..], &[]] {
+            let device = Fake::new(Some(elsewhere));
+            let error = device.take().unwrap_err();
+            assert!(error.starts_with("the device's file has been given to another iommufd"), "{error}");
+            assert_eq!(*device.attached.borrow(), None);
+            assert_eq!(*device.spaces.borrow(), BTreeSet::from([1, 2]), "nothing is left");
+        }
+    }
+
+    #[test]
+    fn a_device_whose_group_is_attached_here_is_quiet_and_not_attached_elsewhere_first() {
+        let device = Fake::new(None);
+        take(&device, true).unwrap();
+        assert_eq!(*device.done.borrow(), ["irqs", "command", "reset"]);
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_kept_from_accessing_memory_is_attached_to_nothing() {
+        let device = Fake { refuses: Some("command"), ..Fake::new(None) };
+        device.take().unwrap_err();
+        assert_eq!(*device.done.borrow(), ["irqs", "command"]);
+    }
+}
