@@ -262,19 +262,6 @@ fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
             stream.assert_alive(b"still\n");
         }
     }
-    // One that hangs may go on with what it has taken when the memory has been copied.
-    let wire = here.send_until(&there, Point::Frame(4, 0), &json!({}));
-    here.backends.vhost_user().signal(libc::SIGSTOP);
-    wire.goes(Then::Passes);
-    let ended = here.ended();
-    assert!(ended["error"].as_str().unwrap().contains("may still write to the guest's memory"), "{ended}");
-    here.backends.vhost_user().signal(libc::SIGCONT);
-    there.ended();
-    here.api.await_lost(2, false);
-    for vf in &vfs {
-        here.guest.ping(vf.interface(), Subnet(vf.index as u8));
-    }
-    stream.assert_alive(b"still\n");
     here.move_to(&there, &json!({}));
     (here, there) = (there, here);
     for vf in &vfs {
@@ -282,4 +269,29 @@ fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
     }
     here.guest.assert_kernel_has_no_complaint();
     drop((there, bridges));
+}
+
+/// What it has taken it may complete when the memory has been copied.
+#[test]
+#[ignore = "a longer test: a unit test shows what the backend is told"]
+fn a_guest_whose_backend_hangs_when_it_is_to_stop_goes_on_at_its_source() {
+    const KINDS: [Backend; 1] = [Backend::VhostUser];
+    let [here, there] = ["a", "b"].map(|name| Plan::new(name, &KINDS));
+    let bridges = bridges(KINDS.len());
+    let mut here = here.boot(Kernel::V6_12, |spec| spec);
+    let there = there.wait(&[]);
+    let (_, vfs) = enable(&mut here.guest, KINDS.len());
+    let wire = here.send_until(&there, Point::Frame(3, 0), &json!({}));
+    here.backends.vhost_user().signal(libc::SIGSTOP);
+    wire.goes(Then::Passes);
+    let ended = here.ended();
+    assert!(ended["error"].to_string().contains("may still write to the guest's memory"), "{ended}");
+    here.backends.vhost_user().signal(libc::SIGCONT);
+    there.ended();
+    here.api.await_lost(0, false);
+    here.guest.ping(vfs[0].interface(), Subnet(0));
+    here.move_to(&there, &json!({}));
+    let mut guest = there.guest;
+    guest.ping(vfs[0].interface(), Subnet(0));
+    drop((here.guest, bridges));
 }
