@@ -85,8 +85,8 @@ pub enum VfioError {
     NotCdev,
     /// A file was bound before, and not to this VM's iommufd.
     #[error(
-        "the device's file has been given to another iommufd than that of --platform iommufd_fd=; pass the iommufd that \
-         it was given to, or open the device's file anew"
+        "the device's file has been given to another iommufd than that of --platform iommufd_fd=; pass the iommufd \
+         that it was given to, or open the device's file anew"
     )]
     BoundElsewhere,
     /// Another program has the device.
