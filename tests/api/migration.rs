@@ -256,24 +256,28 @@ fn what_cannot_be_honoured_is_refused_in_one_line() {
 }
 
 #[test]
-fn memory_of_a_file_that_has_a_name_is_not_copied_to_a_target_that_would_use_the_same_file() {
-    let vmm = Vmm::start();
-    let file = vmm.files.path("zone");
-    fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
-    let mut config = config(&vmm);
-    let zone = |file: &std::path::Path| json!({"size": 0, "zones": [{"id": "z", "size": 64 << 20, "file": file}]});
-    config["memory"] = zone(&file);
-    let mut client = vmm.boot_config(&config);
-    let answer = client.put_json("vm.send-migration", &json!({"destination_url": url(&vmm)})).expect(409);
-    let said = answer[1].as_str().unwrap();
-    assert!(said.contains("--memory-zone id=z,file=") && said.contains("vm.snapshot"), "{answer}");
-    client.put("vm.delete").expect(204);
-    // In a folder it is a file without a name.
-    config["memory"] = zone(file.parent().unwrap());
-    let mut client = vmm.boot_config(&config);
-    let _target = Target::listen(&vmm.files.path("migration"), Ends::NeverPrepares);
-    send(&mut client, &url(&vmm));
-    wait_for_phase(&mut client, "preparing");
+fn memory_in_a_file_goes_to_one_without_data_and_never_to_that_which_the_guest_uses() {
+    const SIZE: u64 = 64 << 20;
+    let (source, target) = (Vmm::start(), Vmm::start());
+    let file = source.files.sparse("zone", SIZE);
+    let mut config = config(&source);
+    config["memory"] = json!({"size": 0, "zones": [{"id": "z", "size": SIZE, "file": "zone", "shared": true}]});
+    let mut client = source.boot_config(&config);
+    // At the target the name is that of the same file.
+    let other = target.files.path("zone");
+    std::os::unix::fs::symlink(file, &other).unwrap();
+    receive(&target, &url(&target));
+    send(&mut client, &url(&target));
+    let failed = wait_for_state(&mut client, "failed");
+    let said = failed["error"].as_str().unwrap();
+    assert!(said.starts_with("the target: --memory-zone id=z,file=zone: the file has data"), "{failed}");
+    assert!(counts(&source));
+    fs::remove_file(other).unwrap();
+    target.files.sparse("zone", SIZE);
+    let mut there = receive(&target, &url(&target));
+    send(&mut client, &url(&target));
+    wait_for_state(&mut there, "finished");
+    assert!(counts(&target));
 }
 
 #[test]

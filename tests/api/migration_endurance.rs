@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::migration::{url, wait_for_state};
-use crate::migration_pages::{Pair, counter, receive};
+use crate::migration_pages::{MEMORY, Pair, counter, receive};
 use crate::vmm::{Vmm, wait_for};
 
 /// After so many moves nothing grows any more.
@@ -27,6 +27,7 @@ fn usage(vmm: &Vmm) -> (usize, usize, u64) {
 
 /// Moves the guest. Returns how long it stood still, in microseconds.
 fn moves(from: &Vmm, to: &Vmm, tap: &str) -> u64 {
+    to.files.sparse("ram", MEMORY);
     receive(to, tap);
     let mut client = from.client();
     client.put_json("vm.send-migration", &json!({"destination_url": url(to)})).expect(204);

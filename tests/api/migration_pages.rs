@@ -20,7 +20,7 @@ use crate::migration_wire::{Point, Then, Wire};
 use crate::tap::Kept;
 use crate::vmm::{BINARY, Vmm, wait_for};
 
-const MEMORY: u64 = 64 << 20;
+pub(crate) const MEMORY: u64 = 64 << 20;
 const PAGE: usize = 4096;
 /// The guest waits until this has another value than 0.
 const COMMAND: u32 = 0x30_0000;

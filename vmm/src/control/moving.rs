@@ -12,7 +12,6 @@ use crate::landlock;
 use crate::migration;
 use crate::migration::handover::Outcome;
 use crate::migration::listening;
-use crate::migration::offer;
 use crate::migration::orders::{self, SourceNote, SourceOrder, Stopped, TargetNote, TargetOrder};
 use crate::migration::passed::of_vm;
 use crate::migration::preparer::Preparer;
@@ -75,8 +74,6 @@ impl ControlLoop {
             let vm = instance.vm().ok_or_else(|| conflict("the VM is not booted"))?;
             let (state, fds) = of_vm(vm).map_err(conflict)?;
             (offer.passed, passed) = (Some(state), Some(fds));
-        } else {
-            offer::check_files(&instance.config().memory).map_err(conflict)?;
         }
         instance.leaves_links = config.on_unlogged_backend == OnMissingBackend::LinkDown;
         let bytes = offer.bytes().map_err(|error| Failure::new(ErrorKind::Host, format!("no JSON: {error}")))?;

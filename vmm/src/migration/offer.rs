@@ -8,11 +8,10 @@ use super::machine_state::MachineState;
 use super::overrides;
 use super::passed::{PassedState, TapState};
 use super::state_file::{SavedDescriptors, SavedLink};
-use crate::config::{MemoryConfig, PlannedVm, RestoreConfig, VmConfig};
+use crate::config::{PlannedVm, RestoreConfig, VmConfig};
 use crate::devices::passed_taps::PassedTaps;
 use crate::error::Error;
 use crate::migration::error::MigrationError;
-use crate::vm::memory::named_file;
 
 /// What the target needs to make its VM, before any page comes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,23 +35,6 @@ pub(crate) struct Offer {
     /// The backends whose own states follow with the machine's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stateful: Vec<BackendOf>,
-}
-
-/// Checks that memory can be copied from or to a VM of this configuration: where a target opens the same file that has
-/// a name, its pages are not zero before any has come, or are those that the guest writes to at its source.
-///
-/// # Errors
-///
-/// It has such a file.
-pub(crate) fn check_files(config: &MemoryConfig) -> Result<(), String> {
-    named_file(&config.zones).map_or(Ok(()), |(zone, file)| {
-        Err(format!(
-            "--memory-zone id={},file={}: the memory of a file that has a name cannot be copied while its guest runs; \
-             send the VM with local=true to another VMM of this host, or save it (vm.snapshot)",
-            zone.id,
-            file.display()
-        ))
-    })
 }
 
 /// What follows the last page.
@@ -146,25 +128,5 @@ impl Rest {
     /// It is none.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, MigrationError> {
         read("state", bytes)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_of_a_file_that_has_a_name_is_not_copied() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("zone");
-        std::fs::write(&file, [0; 4096]).unwrap();
-        let check = |options: &[String]| {
-            let zones = options.iter().map(|options| options.parse().unwrap()).collect();
-            check_files(&MemoryConfig { zones, ..MemoryConfig::default() })
-        };
-        let zone = |path: &std::path::Path| format!("id=a,size=8K,file={}", path.display());
-        assert_eq!(check(&["id=a,size=8K".to_string(), zone(folder.path())]), Ok(()));
-        let said = check(&[zone(folder.path()), zone(&file)]).unwrap_err();
-        assert!(said.starts_with(&format!("--memory-zone id=a,file={}: ", file.display())), "{said}");
     }
 }

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use virtio_devices::{Cancel, WorkerKind};
 
+use super::empty_files;
 use super::error::MigrationError;
 use super::offer::{self, Offer};
 use super::passed;
@@ -67,10 +68,10 @@ impl Preparer {
     pub(crate) fn make(&self, offer: &[u8], fds: Vec<OwnedFd>, cancel: &Cancel) -> Result<Made, Error> {
         let offer = Offer::read(offer)?;
         let planned = offer.plan(&self.given)?;
-        if offer.passed.is_none() {
-            offer::check_files(&planned.config().memory).map_err(MigrationError::Unsuitable)?;
-        }
         landlock::enter(&planned, &self.own_files)?;
+        if offer.passed.is_none() {
+            empty_files::check(&planned.config().memory.zones).map_err(MigrationError::Unsuitable)?;
+        }
         let mut config = planned.config().clone();
         config.cpus.boot_vcpus = offer.outline.wanted_vcpus.into();
         let hosts = (self.events.clone(), self.limits);

@@ -18,7 +18,6 @@ use crate::arch::x86_64::layout::Layout;
 use crate::config::{MemoryConfig, MemoryZoneConfig};
 use crate::migration::image_layout::ImageLayout;
 use crate::migration::page_faults::{PageFaults, Progress};
-pub(crate) use backing::named_file;
 use backing::{Backing, advise};
 pub use error::MemoryError;
 use places::places;

@@ -184,12 +184,6 @@ impl Backing {
     }
 }
 
-/// The zone of `zones`, and its file, whose memory is a file that has a name, and what was in it before. One whose file
-/// is a directory gets a file without a name, which is empty.
-pub(crate) fn named_file(zones: &[MemoryZoneConfig]) -> Option<(&MemoryZoneConfig, &Path)> {
-    zones.iter().filter_map(|zone| Some((zone, zone.file.as_deref()?))).find(|(_, file)| !file.is_dir())
-}
-
 /// Opens the file at `path` for `size` bytes of memory, or a file without a name if that is a directory.
 ///
 /// # Errors

@@ -1,0 +1,67 @@
+//! Whether the files of memory zones are empty before pages come: what a guest never wrote to is not sent.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use super::present;
+use crate::config::MemoryZoneConfig;
+
+/// Checks that no file of `zones` has data. It may be one that was used before, or that the guest uses at this moment,
+/// if its source is on the same host. In a folder, a new file is made.
+///
+/// # Errors
+///
+/// The first that has, and what to do.
+pub(super) fn check(zones: &[MemoryZoneConfig]) -> Result<(), String> {
+    for zone in zones {
+        let Some(path) = zone.file.as_deref().filter(|path| path.is_file()) else { continue };
+        let option = || format!("--memory-zone id={},file={}", zone.id, path.display());
+        if !is_empty(path, zone.size).map_err(|error| format!("{}: {error}", option()))? {
+            return Err(format!(
+                "{}: the file has data, and may be in use; give this host a new one (truncate --size), or send the VM \
+                 with local=true",
+                option()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the first `len` bytes of the file are holes.
+fn is_empty(path: &Path, len: u64) -> io::Result<bool> {
+    let mut has_data = false;
+    present::data(&File::open(path)?, &(0..len), &mut |_| {
+        has_data = true;
+        Ok(())
+    })?;
+    Ok(!has_data)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_has_a_name_is_used_only_if_it_has_no_data() {
+        let folder = tempfile::tempdir().unwrap();
+        let [full, empty] = ["full", "empty"].map(|name| folder.path().join(name));
+        for path in [&full, &empty] {
+            File::create(path).unwrap().set_len(1 << 20).unwrap();
+        }
+        let zone = |id: &str, path: &Path| format!("id={id},size=1M,file={}", path.display()).parse().unwrap();
+        let zones = ["id=none,size=1M".parse().unwrap(), zone("folder", folder.path()), zone("empty", &empty)];
+        assert_eq!(check(&zones), Ok(()));
+        let zones = [zone("empty", &empty), zone("full", &full)];
+        assert_eq!(check(&zones), Ok(()));
+        // Its last byte.
+        File::options().write(true).open(&full).unwrap().write_all_at(&[1], (1 << 20) - 1).unwrap();
+        let said = check(&zones).unwrap_err();
+        assert!(
+            said.starts_with(&format!("--memory-zone id=full,file={}: the file has data", full.display())),
+            "{said}"
+        );
+    }
+}
