@@ -385,13 +385,13 @@ impl QueueRunner for VhostUser {
         }
         let stop = |queue: &u16| self.ask("stop a queue", |peer| peer.stop(*queue)).ok();
         let positions: Vec<_> = queues.iter().map(stop).collect();
+        self.started.clear();
         if !positions.contains(&None) {
             // All that it took has been given back.
             self.inflight = None;
             // If that fails, the peer is lost, and its queues are stopped anyway.
             let _ = self.ask("finish a stop", Peer::finish_stop);
         }
-        self.started.clear();
         self.end_bounds();
         positions
     }
