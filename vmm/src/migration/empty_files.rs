@@ -17,7 +17,8 @@ pub(super) fn check(zones: &[MemoryZoneConfig]) -> Result<(), String> {
     for zone in zones {
         let Some(path) = zone.file.as_deref().filter(|path| path.is_file()) else { continue };
         let option = || format!("--memory-zone id={},file={}", zone.id, path.display());
-        if !is_empty(path, zone.size).map_err(|error| format!("{}: {error}", option()))? {
+        let failed = |error| format!("{}: cannot be looked into: {error}; give a file that can be read", option());
+        if !is_empty(path, zone.size).map_err(failed)? {
             return Err(format!(
                 "{}: the file has data, and may be in use; give this host a new one (truncate --size), or send the VM \
                  with local=true",
