@@ -1,5 +1,5 @@
-//! What the documents name exists: links, headings, source files, tests and fuzz targets. Claims of the threat model name
-//! their tests. README stays on one page.
+//! What the documents name exists: links, headings, source files, tests and fuzz targets. Claims of the threat model
+//! name their tests. README stays on one page.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -108,7 +108,7 @@ fn shown_by(text: &str) -> Vec<String> {
     let mut shown = Vec::new();
     let mut before = "";
     for (number, part) in text.split('`').enumerate() {
-        let is_name = part.matches('_').count() > 2 && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        let is_name = part.matches('_').count() > 1 && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         if number % 2 == 0 {
             before = part;
         } else if before.ends_with("fuzz ") {
@@ -174,9 +174,10 @@ fn is_test(source: &str, name: &str) -> bool {
 
 #[test]
 fn a_claim_is_a_row_or_a_bullet_about_limits_and_may_have_its_test_above() {
-    let text = "# Security\n- x\n## Who is trusted\n| a | b |\n|---|---|\n| guest | no |\n## Limits\nText.\n\n| a | b |\n|---|---|\n\
-                | x `y` | `a_b_c_d`, fuzz `z` |\n| y | `no.rs_a_b_c` |\n\n- one `a_b`\n  and `e_f_g_h`\n- two\n\n### All\n\
-                Not by `m_n_o_p`.\n\nShown\nby `i_j_k_l`.\n\n| a |\n|---|\n| p |\n";
+    let text = "# Security\n- x\n## Who is trusted\n| a | b |\n|---|---|\n| guest | no |\n## Limits\nText.\n\n\
+                | a | b |\n|---|---|\n| x `y` | `a_b_c_d`, fuzz `z` |\n| y | `no.rs_a_b_c` |\n\n\
+                - one `a_b`\n  and `e_f_g_h`\n- two\n\n### All\nNot by `m_n_o_p`.\n\nShown\nby `i_j_k_l`.\n\n\
+                | a |\n|---|\n| p |\n";
     let found = claims(text);
     let shown: Vec<Vec<&str>> = found.iter().map(|(_, shown)| shown.iter().map(String::as_str).collect()).collect();
     assert_eq!(shown, [vec!["a_b_c_d", "fuzz z"], vec![], vec!["e_f_g_h"], vec![], vec!["i_j_k_l"]]);

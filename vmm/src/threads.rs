@@ -93,8 +93,8 @@ fn start_new(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
     answered.recv().map_err(|_| ended())?
 }
 
-/// Has all vCPUs that are started from now on share a new core scheduling group, in which no other thread is; or, unless
-/// `own`, be in that of the process, as all other threads are.
+/// Starts vCPUs from now on in a new core scheduling group, in which no other thread is, or, unless `own`, in that of
+/// the process, as all other threads.
 ///
 /// # Errors
 ///

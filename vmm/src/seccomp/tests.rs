@@ -73,7 +73,7 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     core_scheduling(3),
     (libc::SYS_prctl, [core_group::PR_SCHED_CORE as u64, 2, 0, 0, 0, 0]),
     (libc::SYS_prctl, [core_group::PR_SCHED_CORE as u64, 1, 0, 1, 0, 0]),
-    // Signals that the kernel sends: to the owner of a descriptor, and to the job in a terminal's foreground. And a lock
+    // Signals that the kernel sends: to the owner of a descriptor, and to the job in a terminal's foreground. And locks
     // whose owner is a thread by its number.
     (libc::SYS_fcntl, [0, libc::F_SETOWN as u64, 1, 0, 0, 0]),
     (libc::SYS_fcntl, [0, libc::F_SETFL as u64, libc::O_ASYNC as u64, 0, 0, 0]),
