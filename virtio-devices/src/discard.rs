@@ -10,7 +10,7 @@ use rustix::mm::Advice;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::zeros::fill_with_zeros;
+use crate::zeros::{fill_with_zeros, next_data};
 use crate::{GuestMap, GuestRegion};
 
 /// The size of a page in bytes, of the guest and, unless it is a huge page, of the host.
@@ -58,6 +58,28 @@ pub(crate) fn discard(memory: &GuestMap, range: &Range<u64>) -> Discarded {
         }
     }
     discarded
+}
+
+/// Gives what pages there are in `range`, guest addresses that no guest uses, back to the host. Nothing is noted: their
+/// contents are of no use to any copy.
+pub(crate) fn reclaim(memory: &GuestMap, range: &Range<u64>) {
+    for region in memory.iter() {
+        let base = region.start_addr().0;
+        let begin = range.start.max(base);
+        let end = range.end.min(base.saturating_add(region.len()));
+        if begin >= end {
+            continue;
+        }
+        let mut rest = begin - base..end - base;
+        // A host whose files do not tell their pages, or that refuses, keeps them.
+        while let Ok(Some(data)) = next_data(region, &rest) {
+            let whole = whole_pages(&data, page_size(region));
+            if whole.is_empty() || release(region, &whole).is_err() {
+                return;
+            }
+            rest.start = data.end;
+        }
+    }
 }
 
 /// Writes zeros to `range`, guest addresses, as far as it is guest memory. Its pages stay the same, and no others are

@@ -1,13 +1,16 @@
 //! virtio-mem: memory that the host gives a running guest and takes back, in blocks (`virtio 1.4 §5.15`).
 //!
 //! The host says how much it wants to be plugged; the driver plugs and unplugs blocks until that is so. All of the
-//! memory is mapped from the start, for KVM as for backends of other processes, which hear of it once: plugging a block
-//! allows the guest to use it, and unplugging one gives its pages back to the host.
+//! memory is mapped in this process from the start, and sent to backends of other processes once. vCPUs and devices of
+//! this process reach what is plugged: plugging a block gives it a memory slot of KVM, and unplugging one takes that
+//! away and gives its pages back to the host. Backends that reach all of the memory by themselves may write elsewhere;
+//! such pages are given back from time to time ([`MemRegion::reclaim`]).
 
 mod blocks;
 mod counters;
 mod region;
 mod requests;
+mod slots;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
 
@@ -28,6 +31,7 @@ use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{MemCounter, MemCounters};
 pub use region::MemRegion;
 use requests::Requests;
+pub use slots::MemSlots;
 
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];

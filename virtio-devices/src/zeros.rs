@@ -28,7 +28,7 @@ pub fn fill_with_zeros(region: &GuestRegion, range: &Range<u64>) -> io::Result<(
 }
 
 /// The next part of `range`, offsets in `region`, that has pages; `None` if there is none.
-fn next_data(region: &GuestRegion, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+pub(crate) fn next_data(region: &GuestRegion, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
     let shared = region.flags() & libc::MAP_SHARED != 0;
     let Some(file) = region.file_offset().filter(|_| shared) else {
         return Ok((!range.is_empty()).then(|| range.clone()));

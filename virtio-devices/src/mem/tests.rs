@@ -28,7 +28,7 @@ const ERROR: u16 = 3;
 type Guest = queue_worker::testing::Guest<Mem>;
 
 fn region() -> Arc<MemRegion> {
-    Arc::new(MemRegion::new(&(START..START + LEN), BLOCK))
+    Arc::new(MemRegion::new(&(START..START + LEN), BLOCK, 1))
 }
 
 fn mem(region: &Arc<MemRegion>, node: Option<u16>) -> Mem {
