@@ -396,3 +396,7 @@ fn steps(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = range.end;
     range.clone().step_by(STEP).map(move |start| start..end.min(start.saturating_add(STEP)))
 }
+
+#[cfg(test)]
+#[path = "slot_tests.rs"]
+mod tests;
