@@ -29,7 +29,8 @@ const BLOCK: u64 = 2 * MIB;
 const ECAM: u32 = 0xe800_0000;
 const REGISTERS: u32 = 0xd300_0000;
 const SPACING: u32 = 0x1_0000;
-/// Its page tables: one of four entries, and a page for each GiB.
+/// Its page tables: one of one entry, one of four, and a page for each GiB.
+const TOP_TABLE: u32 = 0x3f_f000;
 const TABLES: u32 = 0x40_0000;
 const RINGS: u32 = 0x100_0000;
 const REQUEST: u32 = 0x110_0000;
@@ -52,7 +53,7 @@ fn print(code: Code, of: u8) -> Code {
     code.bytes(&[&[0x66, 0xba, 0xf8, 0x03, 0xb0, of, 0xee]])
 }
 
-/// Adds paging by 2 MiB: all addresses are themselves, but for the second GiB, which is that from 4 GiB on.
+/// Adds paging by 2 MiB, in the compatibility mode of long mode: all addresses are themselves, but for the second GiB, which is that from 4 GiB on.
 fn paged(code: Code) -> Code {
     // mov esp, STACK; mov edi, tables; mov eax, 0x83
     let first = (TABLES + 0x1000).to_le_bytes();
@@ -68,11 +69,13 @@ fn paged(code: Code) -> Code {
     // cmp edi, third; jne top
     let code = jump(code.bytes(&[&[0x81, 0xff], &third]), 0x75, top);
     let code = (0..4).fold(code, |code, gib: u32| {
-        code.dword(TABLES + 8 * gib, TABLES + 0x1000 * (gib + 1) + 1).dword(TABLES + 8 * gib + 4, 0)
+        code.dword(TABLES + 8 * gib, TABLES + 0x1000 * (gib + 1) + 3).dword(TABLES + 8 * gib + 4, 0)
     });
-    // mov eax, TABLES; mov cr3, eax; then PAE in cr4, and paging in cr0.
-    code.bytes(&[&[0xb8], &TABLES.to_le_bytes(), &[0x0f, 0x22, 0xd8]]).bytes(&[
+    let code = print(code, b'1');
+    let code = code.dword(TOP_TABLE, TABLES + 3).dword(TOP_TABLE + 4, 0);
+    code.bytes(&[&[0xb8], &TOP_TABLE.to_le_bytes(), &[0x0f, 0x22, 0xd8]]).bytes(&[
         &[0x0f, 0x20, 0xe0, 0x83, 0xc8, 0x20, 0x0f, 0x22, 0xe0],
+        &[0xb9, 0x80, 0, 0, 0xc0, 0x0f, 0x32, 0x0d, 0, 1, 0, 0, 0x0f, 0x30],
         &[0x0f, 0x20, 0xc0, 0x0d, 0, 0, 0, 0x80, 0x0f, 0x22, 0xc0],
     ])
 }
@@ -82,7 +85,8 @@ fn paged(code: Code) -> Code {
 /// on, and prints `p`.
 fn guest(slot: u32) -> Vec<u8> {
     let registers = REGISTERS + slot * SPACING;
-    let code = drive_in(paged(Code::default()), slot, &[0], RINGS);
+    let code = print(paged(print(Code::default(), b'a')), b'b');
+    let code = print(drive_in(code, slot, &[0], RINGS), b'c');
     let code = code.dword(RINGS, REQUEST).dword(RINGS + 4, 0).dword(RINGS + 8, 24).dword(RINGS + 12, 0x1_0001);
     let code = code.dword(RINGS + 16, ANSWER).dword(RINGS + 20, 0).dword(RINGS + 24, 10).dword(RINGS + 28, 2);
     let code = code.dword(WANTED, 0);
@@ -254,6 +258,9 @@ fn redirect(folder: &Path, target: &Host) {
 
 #[test]
 fn a_guest_with_private_memory_keeps_within_what_it_plugs() {
+    let host = Host::boot(false);
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    panic!("{:?}", fs::read_to_string(host.vmm.files.path("serial")).map(|s| s.chars().take(60).collect::<String>()));
     keeps_within_what_it_plugs(false);
 }
 

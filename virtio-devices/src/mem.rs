@@ -39,6 +39,9 @@ const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 const QUEUE_SIZES: &[u16] = &[128];
 /// The configuration has the proximity domain of the memory (`VIRTIO_MEM_F_ACPI_PXM`).
 const F_ACPI_PXM: u32 = 0;
+/// Blocks that are not plugged must not be accessed (`VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`). A driver that does not know
+/// the feature may read them, and reads ones.
+const F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 
 /// What a memory device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +90,7 @@ impl VirtioDevice for Mem {
         1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
             | 1 << VIRTIO_RING_F_EVENT_IDX
+            | 1 << F_UNPLUGGED_INACCESSIBLE
             | u64::from(self.spec.node.is_some()) << F_ACPI_PXM
     }
 
