@@ -18,7 +18,8 @@ use std::sync::Arc;
 use kvm_bindings::{
     CpuId, KVM_CAP_EXT_CPUID, KVM_CAP_IMMEDIATE_EXIT, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
     KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_USER_MEMORY, KVM_MAX_CPUID_ENTRIES,
-    KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_mp_state, kvm_regs, kvm_run, kvm_sregs, kvm_userspace_memory_region,
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_mp_state, kvm_regs, kvm_run,
+    kvm_sregs, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use parking_lot::Mutex;

@@ -73,7 +73,13 @@ impl MemRegion {
         let blocks = Blocks::new(region, block, per_slot);
         let reach = Arc::new(Reach::new(blocks.size(), blocks.count()));
         let state = State { blocks, requested: 0, generation: 0, interrupts: None };
-        Self { state: Mutex::new(state), reach, slots: Mutex::new(None), turn: Mutex::new(()), keeps_pages: Mutex::new(false) }
+        Self {
+            state: Mutex::new(state),
+            reach,
+            slots: Mutex::new(None),
+            turn: Mutex::new(()),
+            keeps_pages: Mutex::new(false),
+        }
     }
 
     /// The first guest address.
@@ -309,7 +315,8 @@ impl MemRegion {
             if stop.load(Ordering::Acquire) {
                 return Ok(false);
             }
-            work(&*slots, *part).inspect_err(|error| log::warn!("the host refuses a change of memory slots: {error}"))?;
+            work(&*slots, *part)
+                .inspect_err(|error| log::warn!("the host refuses a change of memory slots: {error}"))?;
         }
         Ok(true)
     }

@@ -9,8 +9,8 @@ use parking_lot::RwLockReadGuard;
 use vm_memory::bitmap::{BS, Bitmap};
 use vm_memory::guest_memory::{Error, GuestMemorySliceIterator, Result as MemoryResult};
 use vm_memory::{
-    Address, GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryBackend, GuestMemoryLoadGuard,
-    GuestMemoryRegion, MemoryRegionAddress, Permissions, VolatileSlice,
+    Address, GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryBackend, GuestMemoryLoadGuard, GuestMemoryRegion,
+    MemoryRegionAddress, Permissions, VolatileSlice,
 };
 
 use super::dirty::{DirtyBitmap, DirtySlice};

@@ -31,7 +31,8 @@ impl Reach {
         for block in range.start..range.end.min(self.count) {
             if let Some(word) = self.words.get(block / WORD) {
                 let bit = 1 << (block % WORD);
-                let _ = if reached { word.fetch_or(bit, Ordering::AcqRel) } else { word.fetch_and(!bit, Ordering::AcqRel) };
+                let _ =
+                    if reached { word.fetch_or(bit, Ordering::AcqRel) } else { word.fetch_and(!bit, Ordering::AcqRel) };
             }
         }
     }

@@ -114,9 +114,9 @@ pub(super) const KVM_MEMORY_SLOT: u64 = iow::<kvm_userspace_memory_region>(KVMIO
 /// What connects devices to a VM: memory, doorbells, interrupts.
 pub(super) const KVM_WIRES: &[u64] = &[
     KVM_MEMORY_SLOT,
-    iow::<kvm_irq_routing>(KVMIO, 0x6a),             // KVM_SET_GSI_ROUTING
-    iow::<kvm_irqfd>(KVMIO, 0x76),                   // KVM_IRQFD
-    iow::<kvm_ioeventfd>(KVMIO, 0x79),               // KVM_IOEVENTFD
+    iow::<kvm_irq_routing>(KVMIO, 0x6a), // KVM_SET_GSI_ROUTING
+    iow::<kvm_irqfd>(KVMIO, 0x76),       // KVM_IRQFD
+    iow::<kvm_ioeventfd>(KVMIO, 0x79),   // KVM_IOEVENTFD
 ];
 
 /// Rings of vhost devices, of any kind.

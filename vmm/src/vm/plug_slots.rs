@@ -58,7 +58,12 @@ fn refused(error: io::Error) -> KvmError {
 
 impl PlugSlots {
     /// The slots from `first` on for a device's memory, and their number.
-    fn of(vm: &Arc<kvm::Vm>, memory: &GuestMap, (plugged, region): (&MemRegion, &GuestRegion), first: u32) -> (Self, usize) {
+    fn of(
+        vm: &Arc<kvm::Vm>,
+        memory: &GuestMap,
+        (plugged, region): (&MemRegion, &GuestRegion),
+        first: u32,
+    ) -> (Self, usize) {
         let (part, count) = plugged.parts();
         let start = region.start_addr().0;
         let guest = start..start.saturating_add(region.len());

@@ -312,10 +312,12 @@ fn memory_slots_come_and_go_while_writes_are_logged() {
     const REGION: u64 = 1 << 30;
     const PART: u64 = 2 << 20;
     with_signal();
-    let map = GuestMap::from_ranges(&[(GuestAddress(0), LEN as usize), (GuestAddress(REGION), 4 * PART as usize)]).unwrap();
+    let map =
+        GuestMap::from_ranges(&[(GuestAddress(0), LEN as usize), (GuestAddress(REGION), 4 * PART as usize)]).unwrap();
     let vm = Arc::new(Kvm::open().unwrap().create_vm(layout::KVM_TSS).unwrap());
     // again: inc dword [0x4000]; inc dword [REGION + PART + 0x3000]; jmp again
-    let code = [&[0xff, 0x05, 0x00, 0x40, 0x00, 0x00][..], &[0xff, 0x05, 0x00, 0x30, 0x20, 0x40], &[0xeb, 0xf2]].concat();
+    let code =
+        [&[0xff, 0x05, 0x00, 0x40, 0x00, 0x00][..], &[0xff, 0x05, 0x00, 0x30, 0x20, 0x40], &[0xeb, 0xf2]].concat();
     map.write_slice(&code, GuestAddress(0x1000)).unwrap();
     let host = |address| map.get_host_address(GuestAddress(address)).unwrap();
     let part = |number: u32, len| {
