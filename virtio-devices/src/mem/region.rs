@@ -249,6 +249,7 @@ impl MemRegion {
                 return Work::Stopped;
             }
             discard(memory, &addresses);
+            discard::clear_copies(memory, &addresses);
         }
         match self.each_slot(&parts, stop, |slots, part| slots.show(part)) {
             Ok(true) => self.mark(range, true),
@@ -374,7 +375,11 @@ impl MemRegion {
             };
             let freed = {
                 let keeps_pages = self.keeps_pages.lock();
-                if *keeps_pages { 0 } else { discard(memory, &addresses).freed }
+                if *keeps_pages {
+                    0
+                } else {
+                    discard(memory, &addresses).freed + discard::drop_copies(memory, &addresses)
+                }
             };
             if freed < addresses.end - addresses.start {
                 discard::clear(memory, &addresses);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -189,4 +190,32 @@ fn pages_of_unplugged_blocks_are_reclaimed_and_no_others() {
     region.keep_pages();
     memory.write_obj(7_u64, GuestAddress(at(0))).unwrap();
     assert_eq!((region.reclaim(&memory, 0, 9), memory.read_obj::<u64>(GuestAddress(at(0))).unwrap()), (0, 7));
+}
+
+#[test]
+fn blocks_of_an_image_are_given_back_and_read_as_zero_once_plugged() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(BLOCKS * BLOCK).unwrap();
+    file.write_all_at(&[7; 2 * BLOCK as usize], 0).unwrap();
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+    let image = FileOffset::new(file.try_clone().unwrap(), 0);
+    let mapping = vm_memory::MmapRegion::build(Some(image), (BLOCKS * BLOCK) as usize, prot, flags).unwrap();
+    let memory = GuestMap::from_regions(vec![GuestRegion::new(mapping, GuestAddress(START)).unwrap()]).unwrap();
+    let region = MemRegion::new(&(START..START + BLOCKS * BLOCK), BLOCK, 1);
+    region.resize(u64::MAX);
+    assert!(region.restore(&[3, 0]));
+    let bytes = || [at(0), at(1), at(2)].map(|address| memory.read_obj::<u8>(GuestAddress(address)).unwrap());
+    let write = || [0, 1, 2].map(|block| memory.write_obj(9_u8, GuestAddress(at(block))).unwrap());
+    let go = AtomicBool::new(false);
+    write();
+    assert_eq!(region.unplug(&memory, at(0), 2, &go), ACK);
+    assert_eq!(bytes(), [7, 7, 9], "the copies are gone");
+    assert_eq!((region.plug(&memory, at(1), 2, &go), bytes()), (ACK, [7, 0, 0]));
+    write();
+    // A backend's write to a block that is not plugged.
+    region.reclaim(&memory, 0, 9);
+    assert_eq!(bytes(), [7, 9, 9]);
+    let mut first = [0];
+    file.read_exact_at(&mut first, BLOCK).unwrap();
+    assert_eq!(first, [7]);
 }
