@@ -1,5 +1,6 @@
 //! A guest that writes to all addresses of a memory device, plugged or not, and what the host loses by that.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -202,14 +203,25 @@ impl Host {
         mapped.max(self.files().iter().map(|file| file.metadata().unwrap().blocks() * 512).sum())
     }
 
-    /// The files of shared memory.
+    /// The files of shared memory. A descriptor may also be a file of another VM, whose backend is in this process, and
+    /// which the VMM inherited.
     fn files(&self) -> Vec<File> {
-        let open = fs::read_dir(format!("/proc/{}/fd", self.vmm.pid())).unwrap();
-        let paths = open.map(|entry| entry.unwrap().path());
-        let is_memory = |path: &PathBuf| {
-            fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:guest-memory"))
-        };
-        paths.filter(is_memory).map(|path| File::options().read(true).write(true).open(path).unwrap()).collect()
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.vmm.pid())).unwrap();
+        let memory = maps.lines().filter(|line| line.contains("/memfd:guest-memory"));
+        let mapped: BTreeSet<u64> =
+            memory.map(|line| line.split_whitespace().nth(4).unwrap().parse().unwrap()).collect();
+        let mut files = BTreeMap::new();
+        for entry in fs::read_dir(format!("/proc/{}/fd", self.vmm.pid())).unwrap() {
+            let path = entry.unwrap().path();
+            let Some(inode) = fs::metadata(&path).ok().map(|file| file.ino()).filter(|inode| mapped.contains(inode))
+            else {
+                continue;
+            };
+            if fs::read_link(&path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:guest-memory")) {
+                files.insert(inode, File::options().read(true).write(true).open(path).unwrap());
+            }
+        }
+        files.into_values().collect()
     }
 
     /// The guest writes everywhere, and takes what it has plugged and no more.
