@@ -230,10 +230,14 @@ impl MemRegion {
                 return Work::Done(Answer::Error);
             }
             let more = u64::from(count).saturating_mul(blocks.size());
-            // Blocks that share a memory slot come within reach together: no more of them than the host wants.
-            let most = state.requested.div_ceil(blocks.part_size()).saturating_mul(blocks.part_size());
-            if blocks.plugged().saturating_add(more) > state.requested || blocks.shown_with(&range) > most {
+            if blocks.plugged().saturating_add(more) > state.requested {
                 return Work::Done(Answer::Nack);
+            }
+            // Blocks that share a memory slot come within reach together: no more of them than the host wants. The
+            // driver may unplug others, and Linux would repeat a request at once that is answered otherwise.
+            let most = state.requested.div_ceil(blocks.part_size()).saturating_mul(blocks.part_size());
+            if blocks.shown_with(&range) > most {
+                return Work::Done(Answer::Busy);
             }
             let parts: Vec<_> = blocks.parts(&range).filter(|part| blocks.used(*part) == 0).collect();
             (range, parts)

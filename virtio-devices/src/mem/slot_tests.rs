@@ -110,7 +110,7 @@ fn slots_of_several_blocks_show_no_more_than_the_host_wants() {
     let go = AtomicBool::new(false);
     region.resize(5 * BLOCK);
     assert_eq!((region.plug(&memory, at(0), 1, &go), region.plug(&memory, at(4), 1, &go)), (ACK, ACK));
-    assert_eq!(region.plug(&memory, at(8), 1, &go), Work::Done(Answer::Nack));
+    assert_eq!(region.plug(&memory, at(8), 1, &go), Work::Done(Answer::Busy));
     assert_eq!((region.plug(&memory, at(5), 3, &go), slots.shown()), (ACK, vec![0, 1]));
 }
 
