@@ -52,5 +52,6 @@ mod switch;
 mod tap;
 mod tpm;
 mod unlogged;
+mod virtio_mem;
 mod vmm;
 mod vsock;

@@ -74,10 +74,10 @@ pub use host::{
 };
 pub use interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
 pub use iommu::{ADDRESS_WIDTHS, Behind, Endpoint, Iommu, IommuCounter, IommuCounters, IommuDevice};
-pub use mem::{Mem, MemCounter, MemCounters, MemRegion, MemSpec};
+pub use mem::{Mem, MemCounter, MemCounters, MemRegion, MemSlots, MemSpec};
 pub use memory::{
     DirtyBitmap, DirtySlice, DmaFollower, DmaMapping, DmaPass, DmaReach, DmaSpace, DmaView, GuestMap, GuestRegion,
-    LogBusy, Memory, NotFollowed, PAGE_SIZE, SharedQueue, Translate, WriteLog,
+    LogBusy, Memory, NotFollowed, PAGE_SIZE, Reach, SharedQueue, Translate, WriteLog,
 };
 pub use net::{
     Backend, Counter, Net, NetCounters, NetError, NetSpec, PolicyNotice, PolicyObserver, PortHandle, new_backend,

@@ -229,6 +229,7 @@ impl ControlLoop {
             let ready = self.wait()?;
             if let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut) {
                 vm.announce();
+                vm.reclaim();
             }
             if ready.signal {
                 log::info!("stopped by a signal");
@@ -388,7 +389,9 @@ impl ControlLoop {
         };
         let announce = self.instance.as_ref().and_then(Instance::vm).and_then(Vm::wait_to_announce);
         let announce = announce.and_then(|wait| Timespec::try_from(wait).ok());
-        let timeout = [timeout.copied(), announce].into_iter().flatten().min();
+        let reclaim = self.instance.as_ref().and_then(Instance::vm).and_then(Vm::wait_to_reclaim);
+        let reclaim = reclaim.and_then(|wait| Timespec::try_from(wait).ok());
+        let timeout = [timeout.copied(), announce, reclaim].into_iter().flatten().min();
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::Host { action: "wait for the guest", error: error.into() }),

@@ -187,6 +187,8 @@ const WIRES: Group = Group {
     rules: &[ioctl(ioctls::KVM_WIRES)],
 };
 
+const SLOTS: Group = Group { why: "memory that is plugged and unplugged", rules: &[ioctl(&[ioctls::KVM_MEMORY_SLOT])] };
+
 const ACCEPT: Group =
     Group { why: "new clients", rules: &[any(SYS_accept4), ioctl(ioctls::STREAM), any(SYS_shutdown)] };
 
@@ -553,7 +555,8 @@ fn worker(kind: WorkerKind) -> &'static [&'static Group] {
         WorkerKind::VhostUserConfig => &[&PLACEMENT, &TALK],
         WorkerKind::Block => &[&PLACEMENT, &IMAGE, &URING],
         WorkerKind::Console => &[&PLACEMENT, &CONSOLE, &EPOLL],
-        WorkerKind::Balloon | WorkerKind::Mem => &[&PLACEMENT, &HOLES],
+        WorkerKind::Balloon => &[&PLACEMENT, &HOLES],
+        WorkerKind::Mem => &[&PLACEMENT, &HOLES, &SLOTS],
         WorkerKind::Pmem => &[&PLACEMENT, &FLUSH],
         WorkerKind::Vsock => &[&PLACEMENT, &EPOLL, &ACCEPT, &CONNECT, &TALK, &STREAMS],
         WorkerKind::Rng => &[&PLACEMENT, &STREAMS],
