@@ -7,6 +7,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::api::Failure;
 use crate::control::instance::Instance;
+use crate::control::queue::WaitingClient;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
@@ -45,6 +46,10 @@ pub(super) enum Live {
         runs: bool,
         /// Whether its memory is the source's.
         is_local: bool,
+        /// The client that waits until the guest has arrived.
+        client: Option<WaitingClient>,
+        /// Why the guest, which is here, does not run.
+        stays_paused: Option<String>,
     },
 }
 

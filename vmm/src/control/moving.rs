@@ -4,6 +4,7 @@
 use crate::api::{Action, Failure, Reply};
 use crate::config::{OnMissingBackend, RestoreConfig};
 use crate::control::instance::Instance;
+use crate::control::queue::PendingAction;
 use crate::control::live::{Live, NOT_RECEIVED, NOT_SENT, check_modes, check_send, conflict, host, invalid, tls};
 use crate::control::{ControlLoop, Next, json};
 use crate::error::Error;
@@ -88,19 +89,30 @@ impl ControlLoop {
         Ok(())
     }
 
-    /// Begins to wait for a VM.
-    pub(super) fn receive_migration(&mut self, config: ReceiveMigration, fds: Vec<OwnedFd>) -> Result<Reply, Failure> {
-        self.begin_receiving(config, fds).map_err(|failure| failure.in_context(NOT_RECEIVED))?;
+    /// Begins to wait for a VM. The client is answered when the guest has arrived, or cannot; or now, if it asked for
+    /// that.
+    pub(super) fn begin_receive(&mut self, pending: PendingAction) -> Next {
+        let (action, waiting) = pending.split();
+        let Action::ReceiveMigration(config, fds) = action else { return Next::On };
+        let detach = config.detach;
+        if let Err(failure) = self.begin_receiving(*config, fds) {
+            waiting.answer(Err(failure.in_context(NOT_RECEIVED)));
+            return Next::On;
+        }
         self.events.vm("migration-receive-ready");
-        Ok(Reply::Done)
+        match &mut self.live {
+            Some(Live::Receiving { client, .. }) if !detach => *client = Some(waiting),
+            _ => waiting.answer(Ok(Reply::Done)),
+        }
+        Next::On
     }
 
     fn begin_receiving(&mut self, config: ReceiveMigration, fds: Vec<OwnedFd>) -> Result<(), Failure> {
         if self.instance.is_some() {
             return Err(conflict("there is already a VM; delete it first (vm.delete)"));
         }
-        let ReceiveMigration { receiver_url, tls_dir, memory_mode, timeout_s, net_fds, backends, on_missing_backend } =
-            config;
+        let ReceiveMigration { receiver_url, tls_dir, memory_mode, timeout_s, net_fds, .. } = config;
+        let (backends, on_missing_backend) = (config.backends, config.on_missing_backend);
         let address = Address::parse("receiver_url", &receiver_url).map_err(invalid)?;
         check_modes(memory_mode)?;
         let tls = tls(&address, tls_dir.as_deref(), migration::tls::server)?;
@@ -130,7 +142,10 @@ impl ControlLoop {
         let job = ReceiveJob { listener, tls, patience, preparer, fds, progress: progress.clone(), control };
         let receiving = Receiving::begin(job).map_err(host)?;
         self.progress = Some(progress.clone());
-        self.live = Some(Live::Receiving { receiving, orders, progress, held: None, runs: false, is_local: false });
+        let (held, client, stays_paused) = (None, None, None);
+        let (runs, is_local) = (false, false);
+        self.live =
+            Some(Live::Receiving { receiving, orders, progress, held, runs, is_local, client, stays_paused });
         Ok(())
     }
 
@@ -296,7 +311,19 @@ impl ControlLoop {
     }
 
     fn follow_target(&mut self, live: Live) {
-        let Live::Receiving { receiving, orders, progress, mut held, mut runs, mut is_local } = live else { return };
+        let Live::Receiving {
+            receiving,
+            orders,
+            progress,
+            mut held,
+            mut runs,
+            mut is_local,
+            client,
+            mut stays_paused,
+        } = live
+        else {
+            return;
+        };
         while let Some(order) = orders.take() {
             match order {
                 TargetOrder::Accepted => self.events.vm("migration-receive-started"),
@@ -315,7 +342,8 @@ impl ControlLoop {
                 }
                 TargetOrder::Start => {
                     let started = self.start_received(held.take(), runs, is_local);
-                    receiving.tell(TargetNote::Started(started.map_err(|error| error.to_string())));
+                    let started = started.map(|paused| stays_paused = paused).map_err(|error| error.to_string());
+                    receiving.tell(TargetNote::Started(started));
                 }
                 TargetOrder::Discard => {
                     held = None;
@@ -327,12 +355,15 @@ impl ControlLoop {
                     let is_here = outcome == Outcome::Finished;
                     let event = if is_here { "migration-receive-finished" } else { "migration-receive-failed" };
                     self.report(outcome, why.as_deref(), event);
-                    progress.end(outcome, why);
+                    progress.end(outcome, why.clone());
+                    if let Some(client) = client {
+                        client.answer(received(outcome, why, stays_paused));
+                    }
                     return;
                 }
             }
         }
-        self.live = Some(Live::Receiving { receiving, orders, progress, held, runs, is_local });
+        self.live = Some(Live::Receiving { receiving, orders, progress, held, runs, is_local, client, stays_paused });
     }
 
     /// Brings the VM to the state in which it was at the source, paused.
@@ -345,20 +376,30 @@ impl ControlLoop {
     /// The guest is this program's, with its locks. If it cannot run, it is gone, and so are they.
     ///
     /// With the source's memory, in which its devices may have begun to work, it cannot be given back: it stays,
-    /// paused.
-    fn start_received(&mut self, held: Option<Box<Instance>>, runs: bool, is_local: bool) -> Result<(), Error> {
+    /// paused. Returns why, in that case.
+    fn start_received(
+        &mut self,
+        held: Option<Box<Instance>>,
+        runs: bool,
+        is_local: bool,
+    ) -> Result<Option<String>, Error> {
         let mut instance = *held.ok_or_else(|| Error::Host {
             action: "start the received guest",
             error: std::io::Error::other("it is not there"),
         })?;
         let resumed = instance.vm_mut().filter(|_| runs).map_or(Ok(()), Vm::resume);
+        let mut stays_paused = None;
         match resumed {
-            Err(error) if is_local => log::error!("the received VM stays paused: {error}; resume it with vm.resume"),
+            Err(error) if is_local => {
+                let why = format!("the received VM stays paused: {error}; resume it with vm.resume");
+                log::error!("{why}");
+                stays_paused = Some(why);
+            }
             Ok(()) if runs => self.events.vm("resumed"),
             resumed => resumed?,
         }
         self.instance = Some(instance);
-        Ok(())
+        Ok(stays_paused)
     }
 
     fn report(&self, outcome: Outcome, why: Option<&str>, event: &'static str) {
@@ -370,5 +411,16 @@ impl ControlLoop {
             }
             _ => self.events.vm(event),
         }
+    }
+}
+
+/// The answer to the client that waited for a guest.
+fn received(outcome: Outcome, why: Option<String>, stays_paused: Option<String>) -> Result<Reply, Failure> {
+    let why = || why.unwrap_or_else(|| format!("the migration ended ({})", outcome.name()));
+    match (outcome, stays_paused) {
+        (Outcome::Finished, None) => Ok(Reply::Done),
+        (Outcome::Finished, Some(why)) => Err(Failure::new(ErrorKind::Host, why)),
+        (Outcome::Cancelled, _) => Err(conflict(why()).in_context(NOT_RECEIVED)),
+        _ => Err(Failure::new(ErrorKind::Host, why()).in_context(NOT_RECEIVED)),
     }
 }
