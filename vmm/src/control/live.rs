@@ -33,6 +33,8 @@ pub(super) enum Live {
         is_stopped: bool,
         /// Whether nobody knows who has it.
         is_unknown: bool,
+        /// Why the guest, which was to be resumed here, stays paused.
+        stays_paused: Option<String>,
     },
     /// A VM is received.
     Receiving {

@@ -82,10 +82,13 @@ impl ControlLoop {
         let memory = (*vm.memory().memory()).clone();
         let progress = Progress::new(MigrationRole::Sender, "connecting");
         let (control, orders) = orders::pair().map_err(host)?;
-        let job = SendJob { config, address, tls, offer: bytes, passed, memory, progress: progress.clone(), control };
+        let (offer, discarded) = (bytes, vm.devices().discarded());
+        let job =
+            SendJob { config, address, tls, offer, passed, memory, discarded, progress: progress.clone(), control };
         let sending = Sending::begin(job).map_err(host)?;
         self.progress = Some(progress.clone());
-        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped: false, is_unknown: false });
+        let (is_stopped, is_unknown, stays_paused) = (false, false, None);
+        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped, is_unknown, stays_paused });
         Ok(())
     }
 
@@ -228,7 +231,8 @@ impl ControlLoop {
     }
 
     fn follow_source(&mut self, live: Live) -> Result<Next, Error> {
-        let Live::Sending { sending, orders, progress, runs, mut is_stopped, mut is_unknown } = live else {
+        let Live::Sending { sending, orders, progress, runs, mut is_stopped, mut is_unknown, mut stays_paused } = live
+        else {
             return Ok(Next::On);
         };
         while let Some(order) = orders.take() {
@@ -247,7 +251,7 @@ impl ControlLoop {
                 }
                 SourceOrder::Resume => {
                     is_stopped = false;
-                    self.resume_guest(runs);
+                    stays_paused = self.resume_guest(runs).err();
                 }
                 SourceOrder::GiveUp => {
                     let vm = self.instance.as_mut().and_then(Instance::give_up);
@@ -262,6 +266,7 @@ impl ControlLoop {
                     self.report(Outcome::Unknown, why.as_deref(), "migration-unknown");
                 }
                 SourceOrder::Report(outcome, why) => {
+                    let why = [why, stays_paused.take()].into_iter().flatten().reduce(|why, more| format!("{why}; {more}"));
                     if outcome != Outcome::Finished {
                         self.give_links_back();
                     }
@@ -275,7 +280,7 @@ impl ControlLoop {
                 }
             }
         }
-        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped, is_unknown });
+        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped, is_unknown, stays_paused });
         Ok(Next::On)
     }
 
@@ -303,11 +308,18 @@ impl ControlLoop {
         Ok(Stopped { machine: Box::new(machine), holds: vm.holds(), stateful, stop })
     }
 
-    fn resume_guest(&mut self, runs: bool) {
-        let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut).filter(|_| runs) else { return };
-        if let Err(error) = vm.resume() {
-            log::error!("the VM stays paused after its migration failed: {error}; resume it with vm.resume");
-        }
+    /// Resumes a guest that ran.
+    ///
+    /// # Errors
+    ///
+    /// It stays paused, and why.
+    fn resume_guest(&mut self, runs: bool) -> Result<(), String> {
+        let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut).filter(|_| runs) else { return Ok(()) };
+        vm.resume().map_err(|error| {
+            let why = format!("the VM stays paused after its migration failed: {error}; resume it with vm.resume");
+            log::error!("{why}");
+            why
+        })
     }
 
     fn follow_target(&mut self, live: Live) {
@@ -355,7 +367,7 @@ impl ControlLoop {
                     let is_here = outcome == Outcome::Finished;
                     let event = if is_here { "migration-receive-finished" } else { "migration-receive-failed" };
                     self.report(outcome, why.as_deref(), event);
-                    progress.end(outcome, why.clone());
+                    progress.end(outcome, why.clone().or_else(|| stays_paused.clone()));
                     if let Some(client) = client {
                         client.answer(received(outcome, why, stays_paused));
                     }
