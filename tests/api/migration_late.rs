@@ -4,7 +4,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-
 use crate::client::Client;
 use crate::migration::{counts, progress, receive, send, source, url, wait_for_state, writer};
 use crate::migration_chaos::{Harm, Moving, TO_OTHERS, assert_runs, ended};

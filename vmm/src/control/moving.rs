@@ -4,8 +4,8 @@
 use crate::api::{Action, Failure, Reply};
 use crate::config::{OnMissingBackend, RestoreConfig};
 use crate::control::instance::Instance;
-use crate::control::queue::PendingAction;
 use crate::control::live::{Live, NOT_RECEIVED, NOT_SENT, check_modes, check_send, conflict, host, invalid, tls};
+use crate::control::queue::PendingAction;
 use crate::control::{ControlLoop, Next, json};
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
@@ -147,8 +147,7 @@ impl ControlLoop {
         self.progress = Some(progress.clone());
         let (held, client, stays_paused) = (None, None, None);
         let (runs, is_local) = (false, false);
-        self.live =
-            Some(Live::Receiving { receiving, orders, progress, held, runs, is_local, client, stays_paused });
+        self.live = Some(Live::Receiving { receiving, orders, progress, held, runs, is_local, client, stays_paused });
         Ok(())
     }
 
@@ -266,7 +265,8 @@ impl ControlLoop {
                     self.report(Outcome::Unknown, why.as_deref(), "migration-unknown");
                 }
                 SourceOrder::Report(outcome, why) => {
-                    let why = [why, stays_paused.take()].into_iter().flatten().reduce(|why, more| format!("{why}; {more}"));
+                    let why =
+                        [why, stays_paused.take()].into_iter().flatten().reduce(|why, more| format!("{why}; {more}"));
                     if outcome != Outcome::Finished {
                         self.give_links_back();
                     }
@@ -323,16 +323,8 @@ impl ControlLoop {
     }
 
     fn follow_target(&mut self, live: Live) {
-        let Live::Receiving {
-            receiving,
-            orders,
-            progress,
-            mut held,
-            mut runs,
-            mut is_local,
-            client,
-            mut stays_paused,
-        } = live
+        let Live::Receiving { receiving, orders, progress, mut held, mut runs, mut is_local, client, mut stays_paused } =
+            live
         else {
             return;
         };

@@ -18,10 +18,10 @@ use virtio_devices::{Cancel, NewThread, Thread};
 use super::link::STACK;
 use super::transport::{Address, LOOK, Listener, Stream};
 use super::wire::{Greeting, Role};
+use crate::threads::{self, ThreadKind};
 use refusals::Refusals;
 use slots::{SLOTS, Slots};
 use stranger::Stranger;
-use crate::threads::{self, ThreadKind};
 
 /// Listens at `address`, which has no name that has to be looked up.
 ///

@@ -10,7 +10,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-
 use super::tls::Session;
 pub(crate) use route::Route;
 pub(crate) use until::{LOOK, Until};
@@ -200,9 +199,9 @@ impl Listener {
             let stream = match accepted {
                 Ok(stream) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if is_exhausted(&error) => return Err(error),
-                // The peer is gone already, or its network is: accept(2) reports the connection's own errors, too.
-                Err(_) => continue,
+                // The peer is gone already, or its network is.
+                Err(error) if is_of_connection(&error) => continue,
+                Err(error) => return Err(error),
             };
             // One that fails here is gone already.
             if stream.prepare().and_then(|()| stream.set_nonblocking(true)).is_ok() {
@@ -221,10 +220,26 @@ impl AsFd for Listener {
     }
 }
 
-/// True if this process or the host cannot have another connection, or the listener is none.
-fn is_exhausted(error: &io::Error) -> bool {
-    use libc::{EBADF, EINVAL, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOTSOCK};
-    matches!(error.raw_os_error(), Some(EBADF | EINVAL | EMFILE | ENFILE | ENOBUFS | ENOMEM | ENOTSOCK) | None)
+/// True if the error is that of the connection that was to be accepted, and not of the listener (`accept(2)`).
+fn is_of_connection(error: &io::Error) -> bool {
+    use libc::{
+        ECONNABORTED, EHOSTDOWN, EHOSTUNREACH, EINTR, ENETDOWN, ENETUNREACH, ENONET, ENOPROTOOPT, EPERM, EPROTO,
+    };
+    matches!(
+        error.raw_os_error(),
+        Some(
+            ECONNABORTED
+                | EHOSTDOWN
+                | EHOSTUNREACH
+                | EINTR
+                | ENETDOWN
+                | ENETUNREACH
+                | ENONET
+                | ENOPROTOOPT
+                | EPERM
+                | EPROTO
+        )
+    )
 }
 
 impl Drop for Listener {

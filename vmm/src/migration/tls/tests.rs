@@ -108,9 +108,7 @@ fn a_source_without_a_certificate_and_a_peer_without_tls_are_refused() {
     let address = listener.local_addr().unwrap();
     let server = server(both.path()).unwrap();
     let accepts = thread::spawn(move || {
-        (0..2)
-            .map(|_| accept(listener.accept().unwrap().0, &server, &until()).unwrap_err().to_string())
-            .collect()
+        (0..2).map(|_| accept(listener.accept().unwrap().0, &server, &until()).unwrap_err().to_string()).collect()
     });
     let mut roots = rustls::RootCertStore::empty();
     let authority = fs::read(both.path().join("ca-cert.pem")).unwrap();
@@ -160,8 +158,7 @@ fn one_thread_reads_while_another_writes() {
         assert!(read == bytes(seed ^ 1));
         writes.join().unwrap();
     };
-    let target =
-        thread::spawn(move || exchange(accept(listener.accept().unwrap().0, &server, &until()).unwrap(), 0));
+    let target = thread::spawn(move || exchange(accept(listener.accept().unwrap().0, &server, &until()).unwrap(), 0));
     let stream = TcpStream::connect(address).unwrap();
     exchange(Session::connect(stream, "localhost", &client(both.path()).unwrap(), &until()).unwrap(), 1);
     target.join().unwrap();

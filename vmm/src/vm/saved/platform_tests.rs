@@ -225,9 +225,9 @@ fn what_cannot_be_saved_is_refused_by_its_option() {
     let file = folder.path().join("pmem");
     std::fs::File::create(&file).unwrap().set_len(2 << 20).unwrap();
     let folder_path = folder.path().display().to_string();
-    for (pmem, expected) in [
-        (format!(r#"{{"id":"p","file":"{folder_path}","size":2097152}}"#), "--pmem id=p: file= is a folder: "),
-    ] {
+    for (pmem, expected) in
+        [(format!(r#"{{"id":"p","file":"{folder_path}","size":2097152}}"#), "--pmem id=p: file= is a folder: ")]
+    {
         let json = format!(r#"{{"serial":{{"mode":"Null"}},"console":{{"mode":"Null"}},"pmem":[{pmem}]}}"#);
         let mut machine = Machine::boot(IDLE, &json);
         machine.vm.pause();
