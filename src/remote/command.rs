@@ -164,7 +164,7 @@ pub(crate) enum Command {
     PowerButton,
     /// Reboot the guest
     Reboot,
-    /// Receive a VM from another host
+    /// Receive a VM from another host, and wait until it has arrived
     ReceiveMigration {
         /// Where it is waited for
         #[arg(

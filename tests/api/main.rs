@@ -28,12 +28,15 @@ mod migration_endurance;
 mod migration_events;
 mod migration_fds;
 mod migration_guest;
+mod migration_hostile;
 mod migration_late;
 mod migration_local;
 mod migration_pages;
 mod migration_peer;
 mod migration_storage;
+mod migration_strangers;
 mod migration_tls;
+mod migration_waits;
 #[path = "../integration/src/migration_wire.rs"]
 #[expect(unreachable_pub, reason = "it is a part of the harness of guests in the lab, too")]
 mod migration_wire;

@@ -293,6 +293,7 @@ impl ControlLoop {
         match pending.action() {
             Action::Snapshot(_) => return self.begin_snapshot(pending),
             Action::Restore(..) => return self.begin_restore(pending),
+            Action::ReceiveMigration(..) => return self.begin_receive(pending),
             _ => {}
         }
         let acquirer = self.instance.as_mut().and_then(|instance| instance.acquirer(pending.action()));
@@ -476,7 +477,6 @@ impl ControlLoop {
             Action::Pause => self.pause(),
             Action::Resume(_) => self.force_resume().map_or_else(|| self.resume(), Ok),
             Action::SendMigration(config) => self.send_migration(*config),
-            Action::ReceiveMigration(config, fds) => self.receive_migration(*config, fds),
             Action::CancelMigration => self.cancel_migration(),
             Action::MigrationProgress => self.migration_progress(),
             Action::PowerButton => self.guest_mut().map(|vm| vm.press_power_button()).map(|()| Reply::Done),
@@ -531,7 +531,7 @@ impl ControlLoop {
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the vsock device cannot be added"))
             }
             // Other threads do most of these, so that they do not come here.
-            Action::Snapshot(_) | Action::Restore(..) => {
+            Action::Snapshot(_) | Action::Restore(..) | Action::ReceiveMigration(..) => {
                 Err(Failure::new(ErrorKind::Conflict, "another action is under way; try again"))
             }
             Action::Metrics => {

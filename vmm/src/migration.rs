@@ -41,6 +41,7 @@ pub mod compatibility;
 pub(crate) mod conducting;
 mod course;
 pub mod dirty;
+pub(crate) mod discarded;
 mod empty_files;
 mod errands;
 pub mod error;

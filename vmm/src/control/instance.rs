@@ -169,9 +169,11 @@ impl Instance {
         let machine = serde_json::to_value(machine)
             .map_err(|error| Failure::new(ErrorKind::Host, format!("the machine cannot be JSON: {error}")))?;
         let (memory, filling) = (vm.memory().clone(), vm.filling().cloned());
+        let discarded = vm.devices().discarded();
         let links = self.saved_links();
         let awaiting = self.awaited_descriptors();
-        Ok(Saver { folder, config: self.config().clone(), awaiting, links, machine, memory, filling })
+        let config = self.config().clone();
+        Ok(Saver { folder, config, awaiting, links, machine, memory, filling, discarded })
     }
 
     /// The functions that await descriptors of taps.

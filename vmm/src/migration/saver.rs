@@ -8,6 +8,7 @@ use serde_json::Value;
 use virtio_devices::Memory;
 use vm_memory::GuestAddressSpace as _;
 
+use super::discarded::Discarded;
 use super::error::MigrationError;
 use super::folder::{CONFIG, MEMORY, NewSnapshot, STATE};
 use super::image_layout::ImageLayout;
@@ -16,6 +17,7 @@ use super::overrides;
 use super::page_faults::Progress;
 use super::state_file::{Id, SavedDescriptors, SavedLink, SavedState};
 use crate::config::VmConfig;
+use crate::error_kind::ErrorKind;
 
 /// What is written of a paused VM.
 pub(crate) struct Saver {
@@ -33,6 +35,8 @@ pub(crate) struct Saver {
     pub memory: Memory,
     /// What still fills it, if something does.
     pub filling: Option<Arc<Progress>>,
+    /// Persistent memory that is not saved, and must be as its file is.
+    pub discarded: Discarded,
 }
 
 /// What was written.
@@ -52,6 +56,7 @@ impl Saver {
     /// It cannot be written, or `stop` says that nobody wants it any more. Nothing is left of it then.
     pub(crate) fn save(mut self, stop: &dyn Fn() -> bool) -> Result<Written, MigrationError> {
         let host = |action| move |error| MigrationError::Host { action, error };
+        self.discarded.check().map_err(|why| MigrationError::Machine(why, ErrorKind::Conflict))?;
         let id = new_id().map_err(host("choose a number for the snapshot"))?;
         let memory = self.memory.memory();
         let layout = ImageLayout::of_memory(&memory).ok_or(MigrationError::TooLarge)?;
