@@ -80,7 +80,7 @@ impl Tap {
         // One that had been passed in cannot be opened by its name.
         let spec = passed.mtu.map(|_| TapSpec { name: Some(name.clone()), ..spec.clone() });
         let offloads = Offloads::from_bits_truncate(passed.offloads);
-        Ok(Self { name, mtu: passed.mtu, offloads, queues, spec })
+        Ok(Self { name, mtu: passed.mtu, offloads, queues, successor: Arc::default(), spec })
     }
 }
 
