@@ -23,10 +23,10 @@ pub use memory_user::MemoryUser;
 pub use queue_runner::{Ability, Attention, BackendKind, QueueRun, QueueRunner, RunnerError, RunnerQueue};
 pub(crate) use queue_runner::{LOG, StartError};
 pub use shared_log::SharedLog;
-pub(crate) use tap::{Successor, TapFinder, TapSearch};
 pub use tap::{
     InterfaceNameError, PassedTap, Tap, TapError, TapHandle, TapQueue, TapSpec, check_interface_name, is_network_mask,
 };
+pub(crate) use tap::{Successor, TapFinder, TapSearch};
 pub use vdpa::{Locking, Vdpa, VdpaError, VdpaFault, VdpaSpec};
 pub use vhost_net::{VhostKernel, VhostNet, VhostNetError};
 #[cfg(any(test, feature = "testing"))]

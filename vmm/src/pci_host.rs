@@ -5,11 +5,11 @@ pub(crate) mod bus;
 pub(crate) mod config_pages;
 pub(crate) mod device_memory;
 pub(crate) mod device_watch;
+pub(crate) mod failure_watch;
 pub(crate) mod irq_routes;
 pub(crate) mod memory_slots;
 pub(crate) mod mmio;
 pub(crate) mod pin_wire;
-pub(crate) mod failure_watch;
 pub(crate) mod policy_watch;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod recording_vm;

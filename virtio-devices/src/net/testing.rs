@@ -1,6 +1,8 @@
 //! Devices and their parts, with a socket pair in a tap's place.
 
 mod driver;
+#[path = "../../../tests/fixtures/src/namespace.rs"]
+pub(crate) mod namespace;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;

@@ -99,7 +99,9 @@ impl Instance {
         match missing.flatten() {
             None => return Err(fail(ErrorKind::NotFound, "there is no such network function; vm.info lists them")),
             Some(Err(name)) => {
-                let what = format!("it has a backend ({name}); only one that is missing, or a tap that was deleted, can be replaced");
+                let what = format!(
+                    "it has a backend ({name}); only one that is missing, or a tap that was deleted, can be replaced"
+                );
                 return Err(fail(ErrorKind::Conflict, &what));
             }
             Some(Ok(())) => {}

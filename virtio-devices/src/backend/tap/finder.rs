@@ -57,11 +57,7 @@ impl TapFinder {
     /// # Errors
     ///
     /// When the host has no thread left.
-    pub(crate) fn start(
-        name: String,
-        search: TapSearch,
-        found: impl FnOnce(Tap) + Send + 'static,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(name: String, search: TapSearch, found: impl FnOnce(Tap) + Send + 'static) -> io::Result<Self> {
         let cancel = Arc::new(Cancel::default());
         let own = Arc::clone(&cancel);
         spawn(WorkerKind::TapFinder, name, move || {

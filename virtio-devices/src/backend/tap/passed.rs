@@ -94,6 +94,7 @@ mod tests {
 
     #[test]
     fn a_tap_goes_on_in_another_program_with_all_its_queues_and_is_gone_with_the_last() {
+        crate::net::testing::namespace::enter();
         for queue_pairs in [1, 4] {
             let tap = Tap::open(&spec(queue_pairs)).unwrap();
             let handle = tap.handle();
