@@ -161,7 +161,7 @@ mod tests {
         clock.advance(QUIET / 2);
         failures.settle();
         failures.settle();
-        assert_eq!((told.lock().len(), told.lock().last().cloned()), (2, Some(FailureChange::Recovered)));
+        assert_eq!(*told.lock(), [FailureChange::Failing(full().to_string()), FailureChange::Recovered]);
         assert_eq!(failures.settles_in(), None);
     }
 
