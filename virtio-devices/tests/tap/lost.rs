@@ -88,7 +88,7 @@ fn a_tap_of_several_queues_comes_back_with_all_of_them() {
     assert!(machine.net.features() & 1 << VIRTIO_NET_F_MQ != 0);
     machine.start(machine.net.features());
     assert_eq!(machine.command(8, &[4, 0, 4, 0]), 0);
-    (0..4).for_each(|pair| machine.provide(2 * pair, 32, 2048));
+    (0..4).for_each(|pair| machine.provide(2 * pair, 16, 2048));
     for round in 1..=2 {
         // Under traffic.
         (0..16).for_each(|flow| Wire::new("tap0").send(&flow_frame(flow)));
@@ -99,10 +99,10 @@ fn a_tap_of_several_queues_comes_back_with_all_of_them() {
         follow(&machine, &changes, &expected);
         (0..8).step_by(2).for_each(|queue| drop(machine.queues[queue].take_used()));
         (0..4).for_each(|pair| machine.provide(2 * pair, 8, 2048));
+        machine.provide(0, 24, 2048);
         let wire = Wire::new("tap0");
         eventually("frames of several flows in several pairs", || {
             (0..16).for_each(|flow| wire.send(&flow_frame(flow)));
-            machine.provide(0, 16, 2048);
             (1..4).any(|pair| !machine.queues[2 * pair].take_used().is_empty())
         });
     }
