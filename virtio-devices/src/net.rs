@@ -26,6 +26,7 @@ mod start;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
+mod tap_finder;
 mod tap_watch;
 mod transmit;
 mod wire;

@@ -5,7 +5,6 @@
 //! resets and guest reboots.
 
 mod error;
-mod finder;
 mod ioctl;
 mod link;
 mod name;
@@ -23,7 +22,6 @@ use rustix::io::Errno;
 
 use crate::net_protocol::Offloads;
 pub use error::TapError;
-pub(crate) use finder::{TapFinder, TapSearch};
 use ioctl::Ifreq;
 use link::Link;
 pub use link::is_network_mask;
@@ -206,6 +204,31 @@ impl Tap {
         let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
         let (name, offloads, successor) = ("sockets".into(), Offloads::all(), Arc::default());
         Self { name, mtu: Some(1500), offloads, queues, successor, spec: None }
+    }
+}
+
+/// The name and the settings of a tap that was deleted.
+#[derive(Debug, Clone)]
+pub(crate) struct TapSearch {
+    /// Its name.
+    pub name: String,
+    /// The settings for [`Tap::open`]; `None` for a tap that was passed in, of which there is no other.
+    pub spec: Option<TapSpec>,
+}
+
+impl TapSearch {
+    /// Opens the new tap. It must exist already: the deletion of the old one had a reason.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError::Gone`] when there is none, or the old one was passed in; else as [`Tap::open`].
+    pub(crate) fn open(&self) -> Result<Tap, TapError> {
+        let gone = || TapError::Gone(self.name.clone());
+        let spec = self.spec.as_ref().ok_or_else(gone)?;
+        if !Link::new(&self.name).map_err(TapError::Socket)?.exists() {
+            return Err(gone());
+        }
+        Tap::open(spec)
     }
 }
 

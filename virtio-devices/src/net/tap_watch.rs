@@ -10,7 +10,8 @@ use log::{debug, info, warn};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::pass::Shared;
-use crate::backend::{Health, Successor, TapFinder, TapQueue, TapSearch};
+use super::tap_finder::TapFinder;
+use crate::backend::{Health, Successor, TapQueue, TapSearch};
 use crate::clock;
 use crate::worker::thread_name;
 

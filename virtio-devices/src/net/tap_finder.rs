@@ -6,37 +6,11 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::link::Link;
-use super::{Tap, TapError, TapSpec};
+use crate::backend::{Tap, TapSearch};
 use crate::worker::{WorkerKind, spawn};
 
 /// The time between two attempts.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// The name and the settings of a tap that was deleted.
-#[derive(Debug, Clone)]
-pub(crate) struct TapSearch {
-    /// Its name.
-    pub name: String,
-    /// The settings for [`Tap::open`]; `None` for a tap that was passed in, of which there is no other.
-    pub spec: Option<TapSpec>,
-}
-
-impl TapSearch {
-    /// Opens the new tap. It must exist already: the deletion of the old one had a reason.
-    ///
-    /// # Errors
-    ///
-    /// [`TapError::Gone`] when there is none, or the old one was passed in; else as [`Tap::open`].
-    pub(crate) fn open(&self) -> Result<Tap, TapError> {
-        let gone = || TapError::Gone(self.name.clone());
-        let spec = self.spec.as_ref().ok_or_else(gone)?;
-        if !Link::new(&self.name).map_err(TapError::Socket)?.exists() {
-            return Err(gone());
-        }
-        Tap::open(spec)
-    }
-}
 
 /// A thread that opens a new tap as soon as there is one. It ends then, or soon after this is dropped.
 ///
