@@ -322,7 +322,7 @@ pub(crate) struct VfChange {
     /// Share of its switch's time and uplink where functions compete
     #[arg(long, value_name = "1-100")]
     pub weight: Option<u8>,
-    /// Tap for a function whose backend is missing
+    /// Tap for a function whose backend is missing, or a tap that was deleted
     #[arg(long, value_name = "interface")]
     pub tap: Option<String>,
     /// Socket of a vhost-user backend for it

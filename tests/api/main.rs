@@ -19,6 +19,7 @@ mod files;
 mod floods;
 mod landlock;
 mod limits;
+mod lost;
 mod memory;
 mod migration;
 mod migration_answers;

@@ -47,6 +47,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
+use crate::failures::{FailureObserver, Failures};
 use crate::features::has;
 use crate::rate_limiter::{RateLimitGroup, RateLimits};
 use crate::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn_after, spawn_all, thread_name};
@@ -138,6 +139,7 @@ pub struct Block {
     queue_sizes: Vec<u16>,
     counters: Arc<BlockCounters>,
     latencies: Arc<BlockLatencies>,
+    failures: Arc<Failures>,
     size: Arc<BlockSize>,
     losses: Losses,
     /// What the driver wrote into `writeback` since the reset: whether it wants writes to wait in the host's cache
@@ -210,6 +212,7 @@ impl Block {
             serial,
             counters: Arc::new(BlockCounters::new()),
             latencies: Arc::default(),
+            failures: Arc::new(Failures::new(&spec.id, "image")),
             losses: Losses::default(),
             chosen: None,
             negotiated: None,
@@ -243,6 +246,11 @@ impl Block {
     /// How long its requests take.
     pub fn latencies(&self) -> Arc<BlockLatencies> {
         Arc::clone(&self.latencies)
+    }
+
+    /// Notifies `observer` when the host fails to carry out requests, and when it carries them out again.
+    pub fn observe_failures(&self, observer: FailureObserver) {
+        self.failures.observe(observer);
     }
 
     /// Its counters.
@@ -290,6 +298,7 @@ impl Block {
             features: start.features,
             counters: Arc::clone(&self.counters),
             latencies: Arc::clone(&self.latencies),
+            failures: Arc::clone(&self.failures),
             interrupts: Arc::clone(&start.interrupts),
             limiter: self.limiter.clone(),
             complete: Mutex::new(false),

@@ -13,6 +13,7 @@ mod device;
 mod discard;
 mod error_kind;
 mod eventfd;
+mod failures;
 mod features;
 mod file_mapping;
 mod function;
@@ -66,6 +67,7 @@ pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, Console
 pub use device::{Start, VirtioDevice, Worker};
 pub use error_kind::ErrorKind;
 pub use eventfd::borrow as borrow_eventfd;
+pub use failures::{FailureChange, FailureObserver};
 pub use file_mapping::FileMapping;
 pub use function::{FunctionError, VirtioFunction};
 pub use host::{

@@ -26,6 +26,8 @@ mod start;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
+mod tap_finder;
+mod tap_watch;
 mod transmit;
 mod wire;
 mod worker;
@@ -47,6 +49,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::backend::Tap;
 use crate::backend::{BackendKind, DoorbellPages, Health, MemoryMailbox, MemoryUser};
 use crate::counters::{Losses, log_losses};
+use crate::failures::{FailureObserver, Failures};
 use crate::features::has;
 use crate::net_protocol::{MAX_QUEUE_SIZE, features};
 use crate::policy::Replaced;
@@ -85,6 +88,7 @@ pub struct Net {
     engine: Engine,
     doorbells: Option<Arc<DoorbellPages>>,
     health: Arc<Health>,
+    failures: Arc<Failures>,
     features: u64,
     queue_sizes: Vec<u16>,
     /// What it may do. A reset changes nothing of it, and refills no bucket.
@@ -136,6 +140,7 @@ impl Net {
             counters: Arc::new(NetCounters::new()),
             losses: Losses::default(),
             health: Arc::default(),
+            failures: Arc::new(Failures::new(&spec.id, "tap")),
             state: Arc::new(NetState::new(mac, spec.link_up, 0)),
             interrupts: None,
             mailbox: Arc::default(),
@@ -170,6 +175,11 @@ impl Net {
         self.policy.observe(observer);
     }
 
+    /// Notifies `observer` when its tap fails to take frames, and when it takes them again.
+    pub fn observe_failures(&self, observer: FailureObserver) {
+        self.failures.observe(observer);
+    }
+
     /// The queue pairs that a driver with these features may use.
     fn pairs(&self, features: u64) -> u16 {
         if has(features, VIRTIO_NET_F_MQ) { self.spec.queue_pairs } else { 1 }
@@ -184,6 +194,7 @@ impl Net {
             policy: &self.policy,
             counters: &self.counters,
             health: &self.health,
+            failures: &self.failures,
             mailbox: &self.mailbox,
             fresh: self.fresh,
             start,
@@ -312,6 +323,7 @@ impl VirtioDevice for Net {
             engine: _,
             doorbells: _,
             health: _,
+            failures: _,
             features: _,
             queue_sizes: _,
             policy: _,

@@ -13,6 +13,7 @@ use super::image::{Contents, Image};
 use super::latency::BlockLatencies;
 use super::operation::{HEADER, Operation, Refusal, SEGMENT};
 use super::request::{IOERR, OK, Request, UNSUPP};
+use crate::failures::Failures;
 use crate::iovecs::{IoVecs, Storage, divide};
 use crate::rate_limiter::RateLimitGroup;
 use crate::ring::{BrokenRing, Chain, Ring, Used};
@@ -40,6 +41,8 @@ pub(crate) struct Disk<'d> {
     pub interrupts: &'d Interrupts,
     /// How long requests take.
     pub latencies: &'d BlockLatencies,
+    /// What the host fails to do.
+    pub failures: &'d Failures,
     /// What all queues together may do.
     pub limiter: Option<&'d RateLimitGroup>,
     /// Set when the worker is to end.
@@ -326,8 +329,9 @@ impl<'r, 'm> Requests<'r, 'm> {
     /// Does what follows from a call's result.
     fn follow(&mut self, tag: usize, result: io::Result<usize>, tally: &mut Tally) -> Progress {
         let Some(entry) = self.entries.get_mut(tag) else { return Progress::Done };
-        let Some(status) = entry.take_note(result) else { return Progress::Again };
+        let Some(status) = entry.take_note(&result) else { return Progress::Again };
         if let Some(request) = entry.request.take() {
+            request.report(status, &result, self.disk.failures);
             request.count(status, self.disk.latencies, tally);
             self.used.push(request.finish(status));
             self.in_flight = self.in_flight.saturating_sub(request.bytes);
@@ -391,14 +395,14 @@ impl Entry<'_, '_> {
     }
 
     /// Records a call's result. Returns the status if that was the last call.
-    fn take_note(&mut self, result: io::Result<usize>) -> Option<u8> {
+    fn take_note(&mut self, result: &io::Result<usize>) -> Option<u8> {
         if result.is_err() {
             // It may have read a part.
             self.note_all();
         }
         let Some(request) = &mut self.request else { return Some(IOERR) };
         let transferred = match result {
-            Ok(transferred) => transferred,
+            Ok(transferred) => *transferred,
             Err(error) => {
                 return match error.raw_os_error() {
                     Some(libc::EINTR) => None,

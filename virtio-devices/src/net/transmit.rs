@@ -11,6 +11,7 @@ use super::filter::{ETHERNET_HEADER, Mac, is_multicast};
 use super::pass::{BATCH, Next, Pass};
 use super::state::NetState;
 use crate::DmaView;
+use crate::failures::Asked;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER};
@@ -39,7 +40,7 @@ impl<'q> Transmit<'q> {
     pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
         self.ring.suppress_doorbells(pass.memory)?;
         let policy = pass.policy.load();
-        let mut drained = false;
+        let (mut drained, mut worked) = (false, false);
         let mut limited = None;
         for _ in 0..BATCH {
             limited = policy.transmit.limited_for();
@@ -53,6 +54,7 @@ impl<'q> Transmit<'q> {
             let head = chain.head_index();
             let counter = match Self::send(chain, pass, &policy, self.features, &mut self.storage) {
                 Ok(len) => {
+                    worked = true;
                     policy.transmit.take(len);
                     pass.tally.add(Counter::TxBytes, len as u64);
                     Counter::TxFrames
@@ -66,6 +68,9 @@ impl<'q> Transmit<'q> {
             };
             pass.tally.count(counter);
             self.used.push(Used { head, len: 0 });
+        }
+        if worked {
+            pass.failures.worked(Asked::Write);
         }
         self.ring.give_back(pass.memory, &self.used)?;
         self.used.clear();
@@ -119,7 +124,14 @@ impl<'q> Transmit<'q> {
         } else {
             iovecs.send(fd, &header)
         };
-        sent.map_err(|error| reason(&error))?;
+        sent.map_err(|error| {
+            let reason = reason(&error);
+            // A tap that was deleted is lost, and reported as that.
+            if reason == Counter::TxBackendErrors && error.raw_os_error() != Some(libc::EBADFD) {
+                pass.failures.failed(Asked::Write, &error);
+            }
+            reason
+        })?;
         Ok(len)
     }
 }

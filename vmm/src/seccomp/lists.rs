@@ -547,6 +547,7 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
 fn worker(kind: WorkerKind) -> &'static [&'static Group] {
     match kind {
         WorkerKind::Net => &[&PLACEMENT, &FRAMES],
+        WorkerKind::TapFinder => &[&PLACEMENT, &TAPS, &OPEN, &LOOK],
         WorkerKind::Absent => &[&PLACEMENT, &SIGNALS],
         WorkerKind::Switch => &[&PLACEMENT, &FRAMES, &EPOLL, &MOMENTS],
         WorkerKind::VhostNet => &[&PLACEMENT, &SIGNALS, &VHOST_NET, &TAPS, &OPEN, &LOOK],

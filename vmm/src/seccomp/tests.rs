@@ -155,6 +155,7 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
             ThreadKind::Snapshot,
             ThreadKind::Migration,
             worker(WorkerKind::VhostNet),
+            worker(WorkerKind::TapFinder),
             worker(WorkerKind::Vdpa),
         ],
         "a named pipe for events, which nothing else can be under Landlock; the files of a snapshot; /etc/hosts; a tap \
@@ -176,8 +177,8 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
     (
         libc::SYS_socket,
         [libc::AF_INET as u64, DATAGRAM, 0, 0, 0, 0],
-        &[ThreadKind::Migration, worker(WorkerKind::VhostNet)],
-        "addresses of names; interfaces are set up through it; vhost-net's workers have no call that sends or connects",
+        &[ThreadKind::Migration, worker(WorkerKind::VhostNet), worker(WorkerKind::TapFinder)],
+        "addresses of names; interfaces are set up through it; these workers have no call that sends or connects",
     ),
     (
         libc::SYS_bind,
@@ -197,7 +198,7 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
     (
         libc::SYS_ioctl,
         [u64::MAX, libc::TUNSETIFF as u64, 0, 0, 0, 0],
-        &[worker(WorkerKind::VhostNet)],
+        &[worker(WorkerKind::VhostNet), worker(WorkerKind::TapFinder)],
         "taps, again if one was deleted",
     ),
     (libc::SYS_ioctl, [u64::MAX, userfault::NEW, 0, 0, 0, 0], &[], "memory that is read on demand"),
