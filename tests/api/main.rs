@@ -50,6 +50,7 @@ mod rootless;
 mod snapshot;
 mod switch;
 mod tap;
+mod templates;
 mod tpm;
 mod unlogged;
 mod vmm;

@@ -59,12 +59,13 @@ impl VmPlan {
             iommu,
             kind: DeviceKind::Net(net),
         };
-        let mut nics = plans.into_iter().zip(nets.chain(vdpas)).map(device);
+        let mut nics: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
+        let vdpas = nics.split_off(config.net.len());
         let of_host = vfio::plan(&config.devices, ids.devices, config.platform.as_ref())?;
         let numa = numa::plan(config, count)?;
         let mut devices = Vec::from_iter(console::plan(&config.console)?);
         devices.extend(disk::plan(&config.disks, ids.disks, &config.rate_limit_groups, vcpus)?);
-        devices.extend(nics.by_ref().take(config.net.len()));
+        devices.extend(nics);
         devices.push(rng::plan(&config.rng)?);
         devices.extend(vhost_user::plan_fs(&config.fs, ids.fs, vcpus)?);
         devices.extend(vhost_user::plan_generic(&config.generic_vhost_user, ids.generic_vhost_user)?);
@@ -72,15 +73,16 @@ impl VmPlan {
         devices.extend(vsock::plan(config.vsock.as_ref(), ids.vsock)?);
         devices.extend(mem::plan(&config.memory, &numa));
         if let Some(balloon) = &config.balloon {
-            devices.push(balloon::plan(balloon, config.memory.wanted(), devices.iter().chain(&of_host))?);
+            devices.push(balloon::plan(balloon, config.memory.wanted(), devices.iter().chain(&vdpas).chain(&of_host))?);
         }
         devices.extend(on_off::watchdog(config));
-        devices.extend(nics);
+        devices.extend(vdpas);
         devices.extend(rtc::plan(config.rtc.as_ref())?);
         devices.extend(of_host);
-        let iommu = iommu::plan(config, &devices, count)?;
-        devices.extend(iommu);
+        let before_pvpanic = devices.len();
         devices.extend(on_off::pvpanic(config));
+        let iommu = iommu::plan(config, &devices, count)?;
+        devices.splice(before_pvpanic..before_pvpanic, iommu);
         numa::check_devices(&numa, &devices)?;
         let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
         let plan = Self { devices, smbios, segments, numa };

@@ -162,7 +162,8 @@ mod tests {
     }
 
     fn generic(text: &str) -> Result<Vec<DevicePlan>, String> {
-        plan_generic(&[text.parse().unwrap()], vec!["d".to_string()]).map_err(|error| error.to_string())
+        plan_generic(&[text.parse().unwrap()], vec!["_generic_vhost_user0".to_string()])
+            .map_err(|error| error.to_string())
     }
 
     fn spec(plan: &DevicePlan) -> &VhostUserDeviceSpec {
