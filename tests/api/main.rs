@@ -54,6 +54,7 @@ mod rootless;
 mod snapshot;
 mod switch;
 mod tap;
+mod templates;
 mod tpm;
 mod unlogged;
 mod virtio_mem;

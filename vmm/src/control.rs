@@ -115,10 +115,9 @@ fn serve(
         instance.open()?;
     }
     let resumes = options.restore.as_ref().is_some_and(|config| config.resume);
-    let restored = options.restore.map(|config| {
-        events.vm("restoring");
-        Restorer { config, events: events.clone(), limits, own_files: own_files.clone() }.restore(None)
-    });
+    let restored = options
+        .restore
+        .map(|config| Restorer { config, events: events.clone(), limits, own_files: own_files.clone() }.restore(None));
     let restored = restored.transpose()?;
     // Opening may take long; until here a signal simply ends the process. From here on there is a terminal to restore.
     let host = |action| move |error| Error::Host { action, error };
@@ -213,6 +212,7 @@ impl ControlLoop {
         let ended = self.serve();
         if let Some(instance) = &mut self.instance {
             instance.shutdown();
+            self.events.vm("deleted");
         }
         if self.is_saving() {
             self.abandon();

@@ -19,7 +19,8 @@ pub struct DeviceConfig {
     #[option("fd=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fd: Option<RawFd>,
-    /// Device name, unique in the VM. It must not start with two underscores. By default _vfio0, _vfio1 and so on.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _vfioN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,

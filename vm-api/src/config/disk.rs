@@ -13,7 +13,8 @@ use crate::config::rate::RateLimiterConfig;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--disk")]
 pub struct DiskConfig {
-    /// Device name, unique in the VM. It must not start with two underscores. By default _disk0, _disk1 and so on.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _diskN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,

@@ -21,7 +21,8 @@ pub struct FsConfig {
     /// Entries in each queue, a power of two from 2 to 32768.
     #[option("queue_size=<number>", default = 1024)]
     pub queue_size: u16,
-    /// Device name, unique in the VM. It must not start with two underscores. By default _fs0, _fs1 and so on.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _fsN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,

@@ -26,7 +26,7 @@ pub struct GenericVhostUserConfig {
     #[option("queue_sizes=[<number>,...]", required)]
     pub queue_sizes: Vec<u16>,
     /// Device name, unique in the VM. It must not start with two underscores. By default
-    /// _generic_vhost_user0 and so on.
+    /// _generic_vhost_userN, where N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,

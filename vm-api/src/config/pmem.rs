@@ -19,7 +19,8 @@ pub struct PmemConfig {
     /// Whether what the guest writes is kept from the file, and forgotten when the guest restarts.
     #[option("discard_writes=on|off")]
     pub discard_writes: bool,
-    /// Device name, unique in the VM. It must not start with two underscores. By default _pmem0, _pmem1 and so on.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _pmemN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,

@@ -11,7 +11,8 @@ use crate::config::net::NetConfig;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--vdpa")]
 pub struct VdpaConfig {
-    /// Device name, unique in the VM. It must not start with two underscores. By default _vdpa0, _vdpa1 and so on.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _vdpaN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,

@@ -15,7 +15,8 @@ pub struct VsockConfig {
     /// Unix socket that clients connect to. A connection of the guest to port P leads to <path>_P.
     #[option("socket=<path>", required)]
     pub socket: PathBuf,
-    /// Device name, unique in the VM. It must not start with two underscores. By default _vsock0.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _vsockN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,

@@ -21,8 +21,8 @@ use vm_api::config::{MemoryConfig, PlatformConfig, VmConfig};
 /// The devices of a VM, what the guest is told about the machine, and nothing that has to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmPlan {
-    /// All devices, in the order in which they are given slots: NICs first, so that their addresses do not depend on
-    /// other devices, and each new kind last, so that no guest's addresses change with a new version.
+    /// All devices, in the order in which they are given slots: that of Cloud Hypervisor. Kinds that it does not have
+    /// come last.
     pub devices: Vec<DevicePlan>,
     /// The SMBIOS tables.
     pub smbios: Vec<u8>,
@@ -49,7 +49,8 @@ impl VmPlan {
         let nets = config.net.iter().map(|net| ("--net", net.pci_segment, net.pci_device_id, net.iommu));
         let vdpas =
             config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id, vdpa.iommu));
-        let plans = config_sriov::plan(&config.net, &config.vdpa, vcpus, count)?;
+        let ids = config.ids();
+        let plans = config_sriov::plan(&config.net, &config.vdpa, ids.clone(), vcpus, count)?;
         let device = |(net, (flag, pci_segment, pci_device_id, iommu)): (NetPlan, _)| DevicePlan {
             flag,
             id: net.id().to_string(),
@@ -58,26 +59,30 @@ impl VmPlan {
             iommu,
             kind: DeviceKind::Net(net),
         };
-        let mut devices: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
-        devices.extend(disk::plan(&config.disks, &config.rate_limit_groups, vcpus)?);
-        devices.extend(console::plan(&config.console)?);
+        let mut nics: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
+        let vdpas = nics.split_off(config.net.len());
+        let of_host = vfio::plan(&config.devices, ids.devices, config.platform.as_ref())?;
+        let numa = numa::plan(config, count)?;
+        let mut devices = Vec::from_iter(console::plan(&config.console)?);
+        devices.extend(disk::plan(&config.disks, ids.disks, &config.rate_limit_groups, vcpus)?);
+        devices.extend(nics);
         devices.push(rng::plan(&config.rng)?);
-        let of_host = vfio::plan(&config.devices, config.platform.as_ref())?;
+        devices.extend(vhost_user::plan_fs(&config.fs, ids.fs, vcpus)?);
+        devices.extend(vhost_user::plan_generic(&config.generic_vhost_user, ids.generic_vhost_user)?);
+        devices.extend(pmem::plan(&config.pmem, ids.pmem)?);
+        devices.extend(vsock::plan(config.vsock.as_ref(), ids.vsock)?);
+        devices.extend(mem::plan(&config.memory, &numa));
         if let Some(balloon) = &config.balloon {
-            devices.push(balloon::plan(balloon, config.memory.wanted(), devices.iter().chain(&of_host))?);
+            devices.push(balloon::plan(balloon, config.memory.wanted(), devices.iter().chain(&vdpas).chain(&of_host))?);
         }
-        devices.extend(vsock::plan(config.vsock.as_ref())?);
-        devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);
-        devices.extend(vhost_user::plan_generic(&config.generic_vhost_user)?);
-        devices.extend(pmem::plan(&config.pmem)?);
+        devices.extend(on_off::watchdog(config));
+        devices.extend(vdpas);
         devices.extend(rtc::plan(config.rtc.as_ref())?);
         devices.extend(of_host);
-        // The last, because the configuration has no place for their names and slots, which `fill_in` relies on.
-        devices.extend(on_off::plan(config));
-        let numa = numa::plan(config, count)?;
-        devices.extend(mem::plan(&config.memory, &numa));
+        let before_pvpanic = devices.len();
+        devices.extend(on_off::pvpanic(config));
         let iommu = iommu::plan(config, &devices, count)?;
-        devices.extend(iommu);
+        devices.splice(before_pvpanic..before_pvpanic, iommu);
         numa::check_devices(&numa, &devices)?;
         let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
         let plan = Self { devices, smbios, segments, numa };
@@ -137,7 +142,7 @@ impl VmPlan {
     /// position, names of taps.
     fn fill_in(&self, config: &mut VmConfig) {
         config.iommu = self.iommu().is_some();
-        for (place, device) in config.places_mut().zip(&self.devices) {
+        for (place, device) in config.places_mut().zip(self.devices.iter().filter(|device| device.has_place())) {
             *place.id = Some(device.id.clone());
         }
         for (net, plan) in config.net.iter_mut().zip(self.nets()) {
@@ -296,14 +301,15 @@ mod tests {
         let mut vm = PlannedVm::new(config).unwrap();
         let again = |vm: &PlannedVm| PlannedVm::new(vm.config().clone()).unwrap();
         assert_eq!(again(&vm), vm);
-        for (device, id) in [(7, "b"), (9, "_disk1"), (3, "__rng"), (5, "__console"), (4, "_net0"), (6, "__balloon")] {
+        for (device, id) in [(7, "b"), (9, "_disk1"), (3, "__rng"), (5, "__console"), (4, "_net2"), (6, "__balloon")] {
             vm.set_slot(id, device);
         }
         vm.set_balloon_size(3 << 20);
         assert_eq!(vm.config().balloon.as_ref().unwrap().size, 3 << 20);
         assert_eq!(again(&vm), vm);
-        assert_eq!(vm.plan().devices[0].pci_device_id, Some(4));
-        vm.remove("_net0");
+        let slot = |id: &str| vm.plan().devices.iter().find(|device| device.id == id).unwrap().pci_device_id;
+        assert_eq!(slot("_net2"), Some(4));
+        vm.remove("_net2");
         vm.remove("_disk1");
         assert_eq!((vm.plan().nets().count(), vm.plan().devices.len()), (2, 6));
         assert_eq!(again(&vm), vm);

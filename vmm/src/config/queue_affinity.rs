@@ -48,10 +48,11 @@ mod tests {
         let mut vm = VmConfig { cpus: "boot=4".parse().unwrap(), ..VmConfig::default() };
         vm.disks.push(text.parse().unwrap());
         let planned = PlannedVm::new(vm).map_err(|error| error.to_string())?;
-        match &planned.plan().devices[0].kind {
-            DeviceKind::Disk(spec) => Ok(spec.queue_cpus.clone()),
-            other => panic!("{other:?}"),
-        }
+        let disk = planned.plan().devices.iter().find_map(|device| match &device.kind {
+            DeviceKind::Disk(spec) => Some(spec.queue_cpus.clone()),
+            _ => None,
+        });
+        Ok(disk.unwrap())
     }
 
     #[test]

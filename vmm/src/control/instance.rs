@@ -348,6 +348,7 @@ impl Instance {
     /// Has the VM be somebody else's, who shuts it down by dropping it.
     pub(crate) fn give_up(&mut self) -> Option<Vm> {
         let mut vm = self.vm.take()?;
+        self.events.end_watches();
         let removed = vm.remove_unplugged();
         self.forget(&removed);
         Some(vm)

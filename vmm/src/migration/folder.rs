@@ -71,7 +71,7 @@ impl NewSnapshot {
     ///
     /// The folder is gone, or cannot be written to.
     pub(crate) fn create(&mut self, name: &str) -> Result<File, MigrationError> {
-        let temporary = format!("{}{name}", self.prefix);
+        let temporary = self.temporary(name);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.folder, &temporary, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|error| self.write_error(name, error.into()))?;
@@ -98,11 +98,18 @@ impl NewSnapshot {
                 // The others have their names before.
                 self.flush()?;
             }
-            self.rename(name)?;
+            if self.made.contains(&self.temporary(name)) {
+                self.rename(name)?;
+            }
         }
         self.flush()?;
         self.made.clear();
         Ok(())
+    }
+
+    /// The name of the file `name` until it is complete.
+    fn temporary(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
     }
 
     fn flush(&self) -> Result<(), MigrationError> {
@@ -110,7 +117,7 @@ impl NewSnapshot {
     }
 
     fn rename(&mut self, name: &str) -> Result<(), MigrationError> {
-        let temporary = format!("{}{name}", self.prefix);
+        let temporary = self.temporary(name);
         let folder = &self.folder;
         let renamed = match rustix::fs::renameat_with(folder, &temporary, folder, name, RenameFlags::NOREPLACE) {
             // A file system that cannot do it in one step.

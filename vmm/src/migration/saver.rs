@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use virtio_devices::Memory;
-use vm_memory::GuestAddressSpace as _;
+use vm_memory::{GuestAddressSpace as _, GuestMemoryBackend as _};
 
 use super::discarded::Discarded;
 use super::error::MigrationError;
@@ -60,6 +60,11 @@ impl Saver {
         let id = new_id().map_err(host("choose a number for the snapshot"))?;
         let memory = self.memory.memory();
         let layout = ImageLayout::of_memory(&memory).ok_or(MigrationError::TooLarge)?;
+        if layout.regions.len() < memory.num_regions() {
+            log::warn!(
+                "the snapshot has no copy of memory that named files keep (--memory-zone file=); keep these as they are"
+            );
+        }
         let mut snapshot = NewSnapshot::begin(&self.folder, &id)?;
         let state = SavedState {
             id: Id(id),
@@ -79,10 +84,14 @@ impl Saver {
             let lost = || io::Error::other("the guest's memory cannot be read from the snapshot that it came from");
             return Err(if stop() { MigrationError::Abandoned } else { snapshot.write_error(MEMORY, lost()) });
         }
-        let file = snapshot.create(MEMORY)?;
-        let written = memory_image::save(&memory, &state.memory, &file, &id, stop)
-            .and_then(|written| file.sync_all().map(|()| written))
-            .map_err(|error| snapshot.write_error(MEMORY, error))?;
+        let written = if state.memory.regions.is_empty() {
+            0
+        } else {
+            let file = snapshot.create(MEMORY)?;
+            memory_image::save(&memory, &state.memory, &file, &id, stop)
+                .and_then(|written| file.sync_all().map(|()| written))
+                .map_err(|error| snapshot.write_error(MEMORY, error))?
+        };
         let state = state.to_file().map_err(failed)?;
         write(&mut snapshot, STATE, &state)?;
         if stop() {
