@@ -30,6 +30,8 @@ pub struct VmPlan {
     pub segments: Vec<Weights>,
     /// The NUMA nodes, by number; none if the machine is one.
     pub numa: Vec<NumaNode>,
+    /// Settings that are taken and have no effect, or another than what they say: a line for the log about each.
+    pub warnings: Vec<String>,
 }
 
 impl VmPlan {
@@ -43,6 +45,7 @@ impl VmPlan {
     /// The first thing that is wrong.
     pub fn of(config: &VmConfig) -> Result<Self, ConfigError> {
         machine::check(config)?;
+        let mut warnings = machine::warnings(config);
         let segments = segments::plan(config)?;
         let count = u16::try_from(segments.len()).unwrap_or(u16::MAX);
         let vcpus = config.cpus.boot_vcpus;
@@ -59,7 +62,7 @@ impl VmPlan {
             kind: DeviceKind::Net(net),
         };
         let mut devices: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
-        devices.extend(disk::plan(&config.disks, &config.rate_limit_groups, vcpus)?);
+        devices.extend(disk::plan(&config.disks, &config.rate_limit_groups, vcpus, &mut warnings)?);
         devices.extend(console::plan(&config.console)?);
         devices.push(rng::plan(&config.rng)?);
         let of_host = vfio::plan(&config.devices, config.platform.as_ref())?;
@@ -74,13 +77,14 @@ impl VmPlan {
         devices.extend(of_host);
         // The last, because the configuration has no place for their names and slots, which `fill_in` relies on.
         devices.extend(on_off::plan(config));
-        let numa = numa::plan(config, count)?;
+        let numa = numa::plan(config, count, &mut warnings)?;
         devices.extend(mem::plan(&config.memory, &numa));
         let iommu = iommu::plan(config, &devices, count)?;
         devices.extend(iommu);
         numa::check_devices(&numa, &devices)?;
-        let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
-        let plan = Self { devices, smbios, segments, numa };
+        let platform = config.platform.as_ref();
+        let smbios = smbios::tables(platform.unwrap_or(&PlatformConfig::default()), &mut warnings)?;
+        let plan = Self { devices, smbios, segments, numa, warnings };
         for device in &plan.devices {
             let option = |key: &str, value| format!("{},{key}={value}", device.option());
             segments::check(option, device.pci_segment, device.total_vfs(), count)?;
@@ -154,6 +158,11 @@ impl VmPlan {
     }
 }
 
+/// A warning as a line that a terminal can show, whatever a value in it is.
+fn one_line(text: &str) -> String {
+    ConfigError::new("", Problem::Value(text.to_string())).to_string().trim_start_matches([':', ' ']).to_string()
+}
+
 /// How messages name a slot.
 fn slot_of(segment: u16, slot: u8) -> String {
     match segment {
@@ -190,6 +199,12 @@ impl PlannedVm {
     /// The plan.
     pub const fn plan(&self) -> &VmPlan {
         &self.plan
+    }
+
+    /// Logs what this plan warns of and `before`, if there was a plan before, did not.
+    pub(crate) fn log_warnings(&self, before: Option<&VmPlan>) {
+        let is_known = |line: &String| before.is_some_and(|before| before.warnings.contains(line));
+        self.plan.warnings.iter().filter(|line| !is_known(line)).for_each(|line| log::warn!("{}", one_line(line)));
     }
 
     /// The device that this plan has and `before` has not.

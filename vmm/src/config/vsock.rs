@@ -22,7 +22,7 @@ const MAX_PATH: usize = 107;
 pub(crate) fn plan(config: Option<&VsockConfig>) -> Result<Option<DevicePlan>, ConfigError> {
     let Some(config) = config else { return Ok(None) };
     let subject = Subject::device(FLAG, config.id.as_deref(), 0, 1);
-    let keys = CommonKeys { id: config.id.as_deref(), pci_device_id: config.pci_device_id };
+    let keys = CommonKeys { id: config.id.as_deref(), slot: (config.pci_segment, config.pci_device_id) };
     keys.check(FLAG, &subject)?;
     let wrong =
         |key: &str, value: String, what: String| Err(ConfigError::new(subject.key(key, value), Problem::Value(what)));

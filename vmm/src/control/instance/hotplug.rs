@@ -142,6 +142,7 @@ impl Instance {
                 added = Some(Added { id: id.clone(), address });
             }
         }
+        planned.log_warnings(Some(self.planned.plan()));
         self.planned = planned;
         Ok((id, added))
     }
