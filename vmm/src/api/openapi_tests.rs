@@ -255,8 +255,12 @@ fn a_vm_requires_its_payload_alone() {
 
 /// A VM with this field at `value`, in an object of schema `name`. Only rules for this field refuse it.
 fn vm_with(name: &str, field: &str, value: Value) -> Option<VmConfig> {
-    let object = serde_json::json!({field: value});
-    let mut vm = serde_json::json!({"cpus": {"boot_vcpus": 254}, "payload": {}});
+    let mut object = serde_json::json!({field: value});
+    let mut vm = serde_json::json!({"cpus": {"boot_vcpus": 254}, "payload": {}, "platform": {"num_pci_segments": 2}});
+    if field == "pci_device_id" {
+        // Slot 0 of the first segment is the host bridge's.
+        object["pci_segment"] = 1.into();
+    }
     match name {
         "CpusConfig" => vm["cpus"] = serde_json::json!({"boot_vcpus": 1, "max_vcpus": 254, field: value}),
         "NetConfig" => vm["net"] = Value::Array(vec![object]),
