@@ -109,8 +109,7 @@ fn create(path: &Path) -> Result<File, CommandError> {
     // Open for reading, too, a pipe needs no other reader. What does not fit into it is lost, so that no thread waits.
     let is_pipe = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
     let flags = if is_pipe { OFlags::NONBLOCK } else { OFlags::empty() };
-    vmm::create_file(path, is_pipe, flags)
-        .map_err(|error| CommandError::LogFile { path: path.to_owned(), error })
+    vmm::create_file(path, is_pipe, flags).map_err(|error| CommandError::LogFile { path: path.to_owned(), error })
 }
 
 /// Sends the log to a file or to standard error, in this format.

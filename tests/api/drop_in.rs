@@ -47,7 +47,10 @@ fn a_template_of_kata_with_shared_beside_its_zone_boots() {
     let zone = json!({"id": "mem0", "size": 268_435_456, "shared": true, "file": file});
     let vmm = boots(&json!({"memory": {"size": 0, "shared": true, "zones": [zone]}}), &[]);
     let memory = &vmm.client().get("vm.info").expect(200)["config"]["memory"];
-    assert_eq!((&memory["size"], &memory["shared"], &memory["zones"][0]["id"]), (&json!(0), &json!(true), &json!("mem0")));
+    assert_eq!(
+        (&memory["size"], &memory["shared"], &memory["zones"][0]["id"]),
+        (&json!(0), &json!(true), &json!("mem0"))
+    );
 }
 
 #[test]
@@ -172,4 +175,29 @@ fn a_snapshot_has_a_folder_relative_to_the_programs_own() {
     client.put("vm.delete").expect(204);
     client.put_json("vm.restore", &json!({"source_url": "file://snap", "resume": true})).expect(204);
     wait_for("the guest", || client.get("vm.info").expect(200)["state"] == "Running");
+}
+
+#[test]
+fn an_error_about_json_names_the_path_in_the_document() {
+    let vmm = Vmm::start();
+    let mut client = vmm.client();
+    for (fields, said) in [
+        (json!({"net": [{"tap": "adi0"}, {"queue_size": 100}]}), "net[1].queue_size=100: not a power of two"),
+        (json!({"net": [{"id": "a", "vhost_socket": "/s"}]}), "net[0].vhost_socket=/s: only"),
+        (json!({"net": [{"sriov_vfs": 2, "vfs": [{"index": 1, "vlan": 5000}]}]}), "net[0].vfs[0].vlan=5000: "),
+        (json!({"cpus": {"boot_vcpus": 255, "max_vcpus": 255}}), "cpus.boot_vcpus=255: "),
+        (
+            json!({"memory": {"size": 0, "zones": [{"id": "a", "size": 4096}, {"id": "b", "size": 1}]}}),
+            "memory.zones[1].size=1: ",
+        ),
+        (json!({"disks": [{"path": "/a"}, {"path": "/a"}]}), "disks[1].path=/a: this image is already in use"),
+    ] {
+        let answer = client.put_json("vm.create", &config(&vmm, &fields));
+        assert!(reasons(&answer)[1].starts_with(said), "{answer:?}");
+    }
+    client.put_json("vm.create", &config(&vmm, &json!({}))).expect(204);
+    let answer = client.put_json("vm.add-net", &json!({"queue_size": 100}));
+    assert!(reasons(&answer)[1].starts_with("queue_size=100: not a power of two"), "{answer:?}");
+    let answer = client.put_json("vm.add-vsock", &json!({"cid": 1, "socket": "/s"}));
+    assert!(reasons(&answer)[1].starts_with("cid=1: "), "{answer:?}");
 }

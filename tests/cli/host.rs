@@ -410,7 +410,10 @@ fn a_process_that_may_have_no_thread_is_told_so() {
     for more in [&[][..], &["--seccomp", "false"]] {
         let output = command.args(more).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.starts_with("cloud-hypervisor: cannot start a thread (raise the limit: prlimit --nproc"), "{said}");
+        assert!(
+            said.starts_with("cloud-hypervisor: cannot start a thread (raise the limit: prlimit --nproc"),
+            "{said}"
+        );
         assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
     }
 }

@@ -550,7 +550,7 @@ impl ControlLoop {
             let what = "there is already a VM; delete it first (vm.delete)";
             return Err(Failure::new(ErrorKind::Conflict, what));
         }
-        let planned = PlannedVm::new(config).map_err(|error| {
+        let planned = PlannedVm::of_document(config).map_err(|error| {
             heap::give_back();
             Failure::from(error).in_context("the VM cannot be created")
         })?;

@@ -34,9 +34,7 @@ pub(crate) fn run(workspace: &Path) -> Result<Tally> {
     let program = contract::program(workspace)?;
     let clients = Clients { workspace: workspace.into(), folder, generator };
     let mut tally = Tally::default();
-    for (language, make) in
-        [("Go", Clients::go as Make), ("Python", Clients::python), ("Rust", Clients::rust)]
-    {
+    for (language, make) in [("Go", Clients::go as Make), ("Python", Clients::python), ("Rust", Clients::rust)] {
         let step = Step::begin("clients", format!("a generated client in {language}"));
         match make(&clients).and_then(|client| clients.drive(&program, client)) {
             Ok(()) => {
@@ -90,7 +88,10 @@ impl Clients {
         let client = self.generate("go")?;
         self.copy("life.go", &client.join("life/main.go"))?;
         done(Command::new("go").args(["mod", "edit", GO]).current_dir(&client), "go mod edit")?;
-        done(Command::new("go").args(["build", "-buildvcs=false", "-o", "run", "./life"]).current_dir(&client), "go build")?;
+        done(
+            Command::new("go").args(["build", "-buildvcs=false", "-o", "run", "./life"]).current_dir(&client),
+            "go build",
+        )?;
         Ok(Command::new(client.join("run")))
     }
 

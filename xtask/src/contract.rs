@@ -34,8 +34,16 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The guest's kernel in the program's folder.
 const KERNEL: &str = "kernel";
 /// What describes the guest that runs from the start.
-const GUEST: &[&str] =
-    &["--kernel", KERNEL, "--memory", "size=16M", "--cpus", "boot=2", "--net", "id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=4"];
+const GUEST: &[&str] = &[
+    "--kernel",
+    KERNEL,
+    "--memory",
+    "size=16M",
+    "--cpus",
+    "boot=2",
+    "--net",
+    "id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=4",
+];
 
 /// One run of schemathesis.
 struct Pass {

@@ -335,8 +335,9 @@ fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Resu
         }
         Harmless::Empty => list(raw).map(|elements| elements.is_empty()),
         Harmless::Null => read::<String>(raw).map(|text| text.is_none()),
-        Harmless::If(is_harmless) => read::<bool>(raw)
-            .map(|value| value.is_none_or(|value| is_harmless(&value.into(), &serde_json::Map::new()))),
+        Harmless::If(is_harmless) => {
+            read::<bool>(raw).map(|value| value.is_none_or(|value| is_harmless(&value.into(), &serde_json::Map::new())))
+        }
     };
     match harmless {
         Ok(true) => Ok(()),

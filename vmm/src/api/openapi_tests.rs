@@ -231,7 +231,9 @@ fn each_value_of_an_enum_has_a_name_of_its_own_in_clients() {
 fn no_schema_refuses_fields_that_ask_for_nothing() {
     fn refuses(value: &Value) -> bool {
         match value {
-            Value::Object(fields) => fields.get("additionalProperties") == Some(&false.into()) || fields.values().any(refuses),
+            Value::Object(fields) => {
+                fields.get("additionalProperties") == Some(&false.into()) || fields.values().any(refuses)
+            }
             Value::Array(elements) => elements.iter().any(refuses),
             _ => false,
         }

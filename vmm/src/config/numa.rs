@@ -35,11 +35,7 @@ pub struct NumaNode {
 /// # Errors
 ///
 /// The first thing that is wrong.
-pub(crate) fn plan(
-    config: &VmConfig,
-    segments: u16,
-    warnings: &mut Vec<String>,
-) -> Result<Vec<NumaNode>, ConfigError> {
+pub(crate) fn plan(config: &VmConfig, segments: u16, warnings: &mut Vec<String>) -> Result<Vec<NumaNode>, ConfigError> {
     let count = config.numa.len();
     if count > MOST_NODES {
         let what = format!("a VM has at most {MOST_NODES} NUMA nodes; give fewer");
@@ -283,8 +279,10 @@ mod tests {
             ),
             (
                 &["guest_numa_id=0,memory_zones=[a]", "guest_numa_id=1,memory_zones=[c,b]"],
-                &["--numa guest_numa_id=1,memory_zones=[c]: there is no such memory zone (--memory-zone); the node has \
-                   none"],
+                &[
+                    "--numa guest_numa_id=1,memory_zones=[c]: there is no such memory zone (--memory-zone); the node has \
+                   none",
+                ],
                 [&[], &[]],
                 [&[0], &[1]],
             ),

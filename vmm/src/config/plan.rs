@@ -7,8 +7,8 @@ use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 use crate::config::numa::NumaNode;
 use crate::config::{
-    balloon, console, disk, iommu, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vfio, vhost_user,
-    vsock,
+    balloon, console, disk, iommu, json_names, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vfio,
+    vhost_user, vsock,
 };
 use crate::config_sriov::{self, NetPlan, NicPlan};
 use crate::pci_host::assign_bars::Weights;
@@ -185,8 +185,34 @@ impl PlannedVm {
     /// # Errors
     ///
     /// As [`VmPlan::of`].
-    pub fn new(mut config: VmConfig) -> Result<Self, ConfigError> {
-        let plan = VmPlan::of(&config)?;
+    pub fn new(config: VmConfig) -> Result<Self, ConfigError> {
+        Self::named(config, |error, _| error)
+    }
+
+    /// Plans `config`, which was read from JSON: an error names the path in the document.
+    ///
+    /// # Errors
+    ///
+    /// As [`VmPlan::of`].
+    pub fn of_document(config: VmConfig) -> Result<Self, ConfigError> {
+        Self::named(config, json_names::in_document)
+    }
+
+    /// Plans `config`, whose last device of its kind was read from JSON: an error about that names the path in its
+    /// document.
+    ///
+    /// # Errors
+    ///
+    /// As [`VmPlan::of`].
+    pub(crate) fn with_device_of_document(config: VmConfig) -> Result<Self, ConfigError> {
+        Self::named(config, json_names::in_device)
+    }
+
+    fn named(
+        mut config: VmConfig,
+        name: impl FnOnce(ConfigError, &VmConfig) -> ConfigError,
+    ) -> Result<Self, ConfigError> {
+        let plan = VmPlan::of(&config).map_err(|error| name(error, &config))?;
         plan.fill_in(&mut config);
         Ok(Self { config, plan })
     }

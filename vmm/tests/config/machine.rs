@@ -43,7 +43,9 @@ fn cpus(text: &str) -> String {
 
 #[test]
 fn a_topology_has_all_vcpus_and_apic_ids_of_8_bits() {
-    for (max, topology) in [(1, "1:1:1:1"), (8, "2:2:1:2"), (254, "1:254:1:1"), (252, "2:1:1:126"), (189, "1:3:1:63"), (8, "4:2:1:1")] {
+    for (max, topology) in
+        [(1, "1:1:1:1"), (8, "2:2:1:2"), (254, "1:254:1:1"), (252, "2:1:1:126"), (189, "1:3:1:63"), (8, "4:2:1:1")]
+    {
         assert_eq!((cpus(&format!("max={max},topology={topology}")).as_str(), topology), ("fine", topology));
     }
     let end = |text: &str| cpus(text).split_once(": ").unwrap().1.to_string();
@@ -295,7 +297,9 @@ fn zones_that_cannot_be_are_refused() {
 /// Kata's templates of VMs, Cloud Hypervisor's NUMA tests and its guide to OVS with DPDK give both.
 #[test]
 fn properties_beside_zones_are_taken_and_mergeable_is_for_the_zones() {
-    for text in ["shared=on", "hugepages=on", "hugepage_size=2M", "prefault=on", "reserve=on", "thp=off", "mergeable=on"] {
+    for text in
+        ["shared=on", "hugepages=on", "hugepage_size=2M", "prefault=on", "reserve=on", "thp=off", "mergeable=on"]
+    {
         let mut config = vm(&[], &[]).unwrap();
         config.memory = format!("size=0,{text}").parse().unwrap();
         config.memory.zones = ["id=a,size=1G", "id=b,size=1G,prefault=on"].map(|zone| zone.parse().unwrap()).into();

@@ -190,7 +190,9 @@ fn a_backing_file_is_opened_only_if_the_user_allows_and_the_image_says_what_it_i
     bytes[format..format + 4].copy_from_slice(&[0x12, 0x34, 0x56, 0x78]);
     fs::write(&top, &bytes).unwrap();
     assert!(refusal(&top, READ_WRITE).contains("qemu-img rebase -u"));
-    for (name, what) in [("json:{}", "not a path"), ("nbd://x/y", "not a path"), ("missing", "backing file missing does not exist")] {
+    for (name, what) in
+        [("json:{}", "not a path"), ("nbd://x/y", "not a path"), ("missing", "backing file missing does not exist")]
+    {
         folder.qemu_img(&["rebase", "-u", "-F", "raw", "-b", name, "top"]);
         assert!(refusal(&top, READ_WRITE).contains(what), "{name}: {}", refusal(&top, READ_WRITE));
     }

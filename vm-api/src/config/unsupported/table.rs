@@ -57,10 +57,7 @@ pub(super) const TABLE: &[Missing] = &[
         &[Setting(Platform, "tdx", If(is_false)), Setting(Platform, "sev_snp", If(is_false))],
     ),
     // The program.
-    missing(
-        "the D-Bus API is",
-        &[Flag("--dbus-service-name"), Flag("--dbus-object-path"), Flag("--dbus-system-bus")],
-    ),
+    missing("the D-Bus API is", &[Flag("--dbus-service-name"), Flag("--dbus-object-path"), Flag("--dbus-system-bus")]),
     missing("debugging with gdb is", &[Flag("--gdb"), Field(Vm, "gdb", If(is_false))]),
     missing("guest core dumps are", &[Endpoint("vm.coredump")]),
 ];
