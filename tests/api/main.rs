@@ -12,6 +12,7 @@ mod code;
 mod confined;
 mod disks;
 mod driven;
+mod drop_in;
 mod faults;
 #[path = "../cli/files.rs"]
 #[expect(dead_code, reason = "these tests use only one of the kernels")]

@@ -241,7 +241,7 @@ impl VmConfig {
 pub struct Place<'a> {
     /// Its name, unique in the VM.
     pub id: &'a mut Option<String>,
-    /// Its device number on bus 0, 1 to 31.
+    /// Its device number on bus 0, 0 to 31.
     pub pci_device_id: &'a mut Option<u8>,
 }
 

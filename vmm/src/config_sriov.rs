@@ -181,7 +181,7 @@ fn check_slots(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
     for pool in pools {
         let Some(slot) = pool.pf.pci_device_id else { continue };
         let subject = pool.subject(None);
-        check_slot(slot, &subject)?;
+        check_slot(pool.pf.pci_segment, slot, &subject)?;
         if let Some(user) = users.insert((pool.pf.pci_segment, slot), &pool.id) {
             let (what, user) = (format!("slot {slot}"), user.clone());
             let remedy = "give another, or leave pci_device_id out".to_string();

@@ -72,6 +72,9 @@ pub struct Options {
     pub seccomp: Seccomp,
 }
 
+/// What a process cannot do that may have no thread.
+const NO_THREAD: &str = "start a thread (raise the limit: prlimit --nproc, or pids.max of its control group)";
+
 /// Runs until the guest powers off, a client ends the program, or SIGINT, SIGTERM, SIGHUP or SIGQUIT arrives. These
 /// signals keep their previous action until the VM of `options` has its memory, devices and console.
 ///
@@ -86,7 +89,10 @@ pub fn run(options: Options) -> Result<(), Error> {
     let limits = HostLimits::read(clients);
     let host = |action| move |error| Error::Host { action, error };
     privileges::reduce().map_err(host("give up rights that no VM needs"))?;
-    seccomp::begin(options.seccomp).map_err(host("filter system calls, without which --seccomp false runs"))?;
+    seccomp::begin(options.seccomp).map_err(|error| match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOMEM) => host(NO_THREAD)(error),
+        _ => host("filter system calls, without which --seccomp false runs")(error),
+    })?;
     // First: if another VMM has the socket, its event file must not be truncated.
     let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
@@ -547,7 +553,7 @@ impl ControlLoop {
             let what = "there is already a VM; delete it first (vm.delete)";
             return Err(Failure::new(ErrorKind::Conflict, what));
         }
-        let planned = PlannedVm::new(config).map_err(|error| {
+        let planned = PlannedVm::of_document(config).map_err(|error| {
             heap::give_back();
             Failure::from(error).in_context("the VM cannot be created")
         })?;

@@ -170,7 +170,7 @@ impl Image {
             return Err(ResizeError::Size(block));
         }
         match &self.contents {
-            Contents::Raw(raw) => raw.resize(self.size(), size)?,
+            Contents::Raw(raw) => raw.resize(size)?,
             Contents::Qcow2(_) => return Err(ResizeError::Format),
         }
         self.sectors.store(size / SECTOR, Ordering::Release);

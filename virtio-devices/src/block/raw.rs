@@ -26,6 +26,8 @@ pub(crate) struct RawFile {
     path: PathBuf,
     access: Access,
     block_device: bool,
+    /// The size of its blocks in bytes. What is behind the last whole one is not the guest's.
+    block: u32,
 }
 
 impl RawFile {
@@ -45,15 +47,20 @@ impl RawFile {
         }
         block_size = first_block(path, fd.as_fd(), block_size, access)?;
         let size = size_of(path, &fd)?;
-        if size == 0 || !size.is_multiple_of(block_size.into()) {
+        let blocks = whole_blocks(size, block_size);
+        if blocks == 0 {
             return Err(BlockError::Size { path: path.into(), size, block: block_size });
         }
+        if blocks < size {
+            let rest = size - blocks;
+            warn!("{}: the guest does not see the last {rest} bytes: blocks have {block_size}", path.display());
+        }
         let geometry =
-            Geometry { sectors: size / SECTOR, block_size, physical_exponent: exponent(physical, block_size) };
+            Geometry { sectors: blocks / SECTOR, block_size, physical_exponent: exponent(physical, block_size) };
         let zero = !access.read_only
             && if block_device { device_zeroes(stat.st_rdev) } else { punches_holes(fd.as_fd(), size, block_size) };
         let abilities = Abilities { geometry, read_only: access.read_only, zero, discard: zero && access.sparse };
-        let raw = Self { fd, path: path.into(), access, block_device };
+        let raw = Self { fd, path: path.into(), access, block_device, block: block_size };
         raw.allocate(0, size)?;
         Ok((raw, abilities))
     }
@@ -82,7 +89,7 @@ impl RawFile {
     pub(crate) fn take(&self, size: u64) -> Result<(), BlockError> {
         let found = size_of(&self.path, &self.fd)?;
         lock(&self.path, self.fd.as_fd(), self.access, found)?;
-        if found != size {
+        if whole_blocks(found, self.block) != size {
             unlock(&self.path, self.fd.as_fd());
             return Err(BlockError::Changed { path: self.path.clone(), was: size, is: found });
         }
@@ -94,12 +101,12 @@ impl RawFile {
         Ok(())
     }
 
-    /// Changes its size in bytes from `old`. A block device, which only the host can change, must have it already.
+    /// Changes its size in bytes. A block device, which only the host can change, must have it already.
     ///
     /// # Errors
     ///
     /// When it cannot have that size. It has the old one then.
-    pub(crate) fn resize(&self, old: u64, size: u64) -> Result<(), ResizeError> {
+    pub(crate) fn resize(&self, size: u64) -> Result<(), ResizeError> {
         if self.access.read_only {
             return Err(ResizeError::ReadOnly);
         }
@@ -111,6 +118,8 @@ impl RawFile {
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| size > limit) || i64::try_from(size).is_err() {
             return Err(ResizeError::TooLarge);
         }
+        // With what is behind the last whole block.
+        let old = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
         lock(&self.path, self.fd.as_fd(), self.access, size).map_err(|_| ResizeError::InUse)?;
         rustix::fs::ftruncate(&self.fd, size)?;
         if size > old
@@ -143,6 +152,11 @@ impl AsFd for RawFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// As many bytes of `size` as are whole blocks.
+fn whole_blocks(size: u64, block: u32) -> u64 {
+    size - size % u64::from(block.max(1))
 }
 
 /// The size of physical blocks in blocks, as a power of two.

@@ -7,8 +7,8 @@ use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 use crate::config::numa::NumaNode;
 use crate::config::{
-    balloon, console, disk, iommu, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vfio, vhost_user,
-    vsock,
+    balloon, console, disk, iommu, json_names, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vfio,
+    vhost_user, vsock,
 };
 use crate::config_sriov::{self, NetPlan, NicPlan};
 use crate::pci_host::assign_bars::Weights;
@@ -30,6 +30,8 @@ pub struct VmPlan {
     pub segments: Vec<Weights>,
     /// The NUMA nodes, by number; none if the machine is one.
     pub numa: Vec<NumaNode>,
+    /// Settings that are taken and have no effect, or another than what they say: a line for the log about each.
+    pub warnings: Vec<String>,
 }
 
 impl VmPlan {
@@ -43,6 +45,7 @@ impl VmPlan {
     /// The first thing that is wrong.
     pub fn of(config: &VmConfig) -> Result<Self, ConfigError> {
         machine::check(config)?;
+        let mut warnings = machine::warnings(config);
         let segments = segments::plan(config)?;
         let count = u16::try_from(segments.len()).unwrap_or(u16::MAX);
         let vcpus = config.cpus.boot_vcpus;
@@ -62,9 +65,9 @@ impl VmPlan {
         let mut nics: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
         let vdpas = nics.split_off(config.net.len());
         let of_host = vfio::plan(&config.devices, ids.devices, config.platform.as_ref())?;
-        let numa = numa::plan(config, count)?;
+        let numa = numa::plan(config, count, &mut warnings)?;
         let mut devices = Vec::from_iter(console::plan(&config.console)?);
-        devices.extend(disk::plan(&config.disks, ids.disks, &config.rate_limit_groups, vcpus)?);
+        devices.extend(disk::plan(&config.disks, ids.disks, &config.rate_limit_groups, vcpus, &mut warnings)?);
         devices.extend(nics);
         devices.push(rng::plan(&config.rng)?);
         devices.extend(vhost_user::plan_fs(&config.fs, ids.fs, vcpus)?);
@@ -84,8 +87,9 @@ impl VmPlan {
         let iommu = iommu::plan(config, &devices, count)?;
         devices.splice(before_pvpanic..before_pvpanic, iommu);
         numa::check_devices(&numa, &devices)?;
-        let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
-        let plan = Self { devices, smbios, segments, numa };
+        let platform = config.platform.as_ref();
+        let smbios = smbios::tables(platform.unwrap_or(&PlatformConfig::default()), &mut warnings)?;
+        let plan = Self { devices, smbios, segments, numa, warnings };
         for device in &plan.devices {
             let option = |key: &str, value| format!("{},{key}={value}", device.option());
             segments::check(option, device.pci_segment, device.total_vfs(), count)?;
@@ -159,6 +163,11 @@ impl VmPlan {
     }
 }
 
+/// A warning as a line that a terminal can show, whatever a value in it is.
+fn one_line(text: &str) -> String {
+    ConfigError::new("", Problem::Value(text.to_string())).to_string().trim_start_matches([':', ' ']).to_string()
+}
+
 /// How messages name a slot.
 fn slot_of(segment: u16, slot: u8) -> String {
     match segment {
@@ -181,8 +190,34 @@ impl PlannedVm {
     /// # Errors
     ///
     /// As [`VmPlan::of`].
-    pub fn new(mut config: VmConfig) -> Result<Self, ConfigError> {
-        let plan = VmPlan::of(&config)?;
+    pub fn new(config: VmConfig) -> Result<Self, ConfigError> {
+        Self::named(config, |error, _| error)
+    }
+
+    /// Plans `config`, which was read from JSON: an error names the path in the document.
+    ///
+    /// # Errors
+    ///
+    /// As [`VmPlan::of`].
+    pub fn of_document(config: VmConfig) -> Result<Self, ConfigError> {
+        Self::named(config, json_names::in_document)
+    }
+
+    /// Plans `config`, whose last device of its kind was read from JSON: an error about that names the path in its
+    /// document.
+    ///
+    /// # Errors
+    ///
+    /// As [`VmPlan::of`].
+    pub(crate) fn with_device_of_document(config: VmConfig) -> Result<Self, ConfigError> {
+        Self::named(config, json_names::in_device)
+    }
+
+    fn named(
+        mut config: VmConfig,
+        name: impl FnOnce(ConfigError, &VmConfig) -> ConfigError,
+    ) -> Result<Self, ConfigError> {
+        let plan = VmPlan::of(&config).map_err(|error| name(error, &config))?;
         plan.fill_in(&mut config);
         Ok(Self { config, plan })
     }
@@ -195,6 +230,12 @@ impl PlannedVm {
     /// The plan.
     pub const fn plan(&self) -> &VmPlan {
         &self.plan
+    }
+
+    /// Logs what this plan warns of and `before`, if there was a plan before, did not.
+    pub(crate) fn log_warnings(&self, before: Option<&VmPlan>) {
+        let is_known = |line: &String| before.is_some_and(|before| before.warnings.contains(line));
+        self.plan.warnings.iter().filter(|line| !is_known(line)).for_each(|line| log::warn!("{}", one_line(line)));
     }
 
     /// The device that this plan has and `before` has not.

@@ -36,7 +36,7 @@ pub(crate) fn plan(all: &[PmemConfig], ids: Vec<String>) -> Result<Vec<DevicePla
 }
 
 fn check(pmem: &PmemConfig, subject: &Subject) -> Result<(), ConfigError> {
-    let keys = CommonKeys { id: pmem.id.as_deref(), pci_device_id: pmem.pci_device_id };
+    let keys = CommonKeys { id: pmem.id.as_deref(), slot: (pmem.pci_segment, pmem.pci_device_id) };
     keys.check(FLAG, subject)?;
     if pmem.file.as_os_str().is_empty() {
         let what = "the path is empty; give a file, a block device, or a folder with size=".to_string();

@@ -95,7 +95,7 @@ fn source(device: &DeviceConfig, interface: VfioInterface, subject: &Subject) ->
 }
 
 fn check(device: &DeviceConfig, subject: &Subject) -> Result<(), ConfigError> {
-    let keys = CommonKeys { id: device.id.as_deref(), pci_device_id: device.pci_device_id };
+    let keys = CommonKeys { id: device.id.as_deref(), slot: (device.pci_segment, device.pci_device_id) };
     keys.check(FLAG, subject)?;
     if device.path.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         let what = "the path is empty; give a folder such as /sys/bus/pci/devices/0000:01:00.1".to_string();

@@ -54,7 +54,7 @@ pub(crate) fn plan_fs(all: &[FsConfig], ids: Vec<String>, vcpus: u32) -> Result<
 
 fn check_fs(fs: &FsConfig, subject: &Subject, vcpus: u32) -> Result<(), ConfigError> {
     let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
-    let keys = CommonKeys { id: fs.id.as_deref(), pci_device_id: fs.pci_device_id };
+    let keys = CommonKeys { id: fs.id.as_deref(), slot: (fs.pci_segment, fs.pci_device_id) };
     keys.check(FS, subject)?;
     if fs.tag.is_empty() || fs.tag.len() > TAG || fs.tag.contains('\0') {
         let what = format!("a tag has 1 to {TAG} bytes, none of them 0; give another");
@@ -95,7 +95,7 @@ pub(crate) fn plan_generic(all: &[GenericVhostUserConfig], ids: Vec<String>) -> 
 
 /// Checks a device by itself, and returns its type.
 fn check_generic(config: &GenericVhostUserConfig, subject: &Subject) -> Result<u16, ConfigError> {
-    let keys = CommonKeys { id: config.id.as_deref(), pci_device_id: config.pci_device_id };
+    let keys = CommonKeys { id: config.id.as_deref(), slot: (config.pci_segment, config.pci_device_id) };
     keys.check(GENERIC, subject)?;
     let device_type = check_type(config, subject)?;
     socket::check(&config.socket, subject)?;

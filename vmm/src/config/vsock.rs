@@ -20,7 +20,7 @@ const MAX_PATH: usize = 107;
 pub(crate) fn plan(config: Option<&VsockConfig>, ids: Vec<String>) -> Result<Option<DevicePlan>, ConfigError> {
     let (Some(config), Some(id)) = (config, ids.into_iter().next()) else { return Ok(None) };
     let subject = Subject::device(FLAG, config.id.as_deref(), 0, 1);
-    let keys = CommonKeys { id: config.id.as_deref(), pci_device_id: config.pci_device_id };
+    let keys = CommonKeys { id: config.id.as_deref(), slot: (config.pci_segment, config.pci_device_id) };
     keys.check(FLAG, &subject)?;
     let wrong =
         |key: &str, value: String, what: String| Err(ConfigError::new(subject.key(key, value), Problem::Value(what)));

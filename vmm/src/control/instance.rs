@@ -93,6 +93,7 @@ impl Instance {
     /// A virtual machine that does not run, and reports its events to `events`. Its payload is looked at when it is
     /// booted. `limits` are what the host lets this process have.
     pub(crate) fn new(planned: PlannedVm, events: Events, limits: HostLimits) -> Self {
+        planned.log_warnings(None);
         let vcpus = planned.config().cpus.boot_vcpus;
         let (fds, links, reboots) = (HashMap::new(), HashMap::new(), RateLimiter::of_ops(REBOOTS, Instant::now()));
         Self {
