@@ -79,7 +79,7 @@ pub(crate) fn drop_copies(memory: &GuestMap, range: &Range<u64>) -> u64 {
 pub(crate) fn clear_copies(memory: &GuestMap, range: &Range<u64>) {
     for (region, part) in copies(memory, range) {
         let whole = whole_pages(&part, page_size(region));
-        if forget(region, &whole).and_then(|()| Ok(zero_what_the_file_has(region, &part)?)).is_err() {
+        if forget(region, &whole).and_then(|()| zero_what_the_file_has(region, &part)).is_err() {
             // A host whose files do not tell their pages.
             let _ = fill_with_zeros(region, &part);
         }

@@ -22,11 +22,10 @@ pub(crate) fn zero_what_the_file_has(region: &GuestRegion, range: &Range<u64>) -
     fill(region, range, next_in_file)
 }
 
-fn fill(
-    region: &GuestRegion,
-    range: &Range<u64>,
-    next: fn(&GuestRegion, &Range<u64>) -> io::Result<Option<Range<u64>>>,
-) -> io::Result<()> {
+/// Finds the next part of a range, offsets in a region.
+type Next = fn(&GuestRegion, &Range<u64>) -> io::Result<Option<Range<u64>>>;
+
+fn fill(region: &GuestRegion, range: &Range<u64>, next: Next) -> io::Result<()> {
     static ZEROS: [u8; 65536] = [0; 65536];
     let mut offset = range.start;
     while let Some(data) = next(region, &(offset..range.end))? {
