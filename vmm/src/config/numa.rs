@@ -279,10 +279,8 @@ mod tests {
             ),
             (
                 &["guest_numa_id=0,memory_zones=[a]", "guest_numa_id=1,memory_zones=[c,b]"],
-                &[
-                    "--numa guest_numa_id=1,memory_zones=[c]: there is no such memory zone (--memory-zone); the node has \
-                   none",
-                ],
+                &["--numa guest_numa_id=1,memory_zones=[c]: there is no such memory zone (--memory-zone); the \
+                   node has none"],
                 [&[], &[]],
                 [&[0], &[1]],
             ),
