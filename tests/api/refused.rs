@@ -104,11 +104,7 @@ impl<'a> Asked<'a> {
 fn a_tap_name_that_cannot_be() {
     let vmm = Vmm::start();
     let mut asked = Asked::net(&vmm, json!([{"tap": "ara0"}]), json!({"id": "n", "tap": "ara a tap", "sriov_vfs": 2}));
-    asked.is_refused(
-        "ara",
-        BAD_REQUEST,
-        "--net id=n,tap=ara a tap: ' ' cannot be part of the name of an interface; leave it out",
-    );
+    asked.is_refused("ara", BAD_REQUEST, "tap=ara a tap: ' ' cannot be part of the name of an interface; leave it out");
     asked.body["tap"] = json!("ara1");
     asked.is_done();
 }

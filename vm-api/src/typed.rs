@@ -111,7 +111,7 @@ mod tests {
             json!({
                 "x": extra, "payload": {"kernel": "k", "x": extra}, "cpus": {"boot_vcpus": 2, "x": extra},
                 "net": [{"id": "n", "sriov_vfs": 1, "vfs": [{"index": 0, "x": extra}], "x": extra}],
-                "disks": [{"path": "/d", "rate_limiter_config": {"bandwidth": {"size": 1, "refill_time": 1, "x": extra}}}],
+                "disks": [{"path": "/d", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1, "x": extra}}}],
                 "memory": {"size": 0, "zones": [{"id": "z", "size": 1 << 30, "x": extra}], "x": extra},
             })
         };

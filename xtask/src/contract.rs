@@ -33,7 +33,7 @@ const CHECKS: &str = "not_a_server_error,status_code_conformance,unsupported_met
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The guest's kernel in the program's folder.
 const KERNEL: &str = "kernel";
-/// What describes the guest that runs from the start.
+/// Options of the guest that runs from the start.
 const GUEST: &[&str] = &[
     "--kernel",
     KERNEL,

@@ -32,7 +32,9 @@ pub enum BlockError {
         kind: &'static str,
     },
     /// The file has no room for a block.
-    #[error("path={}: its size, {size} bytes, is less than a block of {block} bytes; give a larger image", path.display())]
+    #[error(
+        "path={}: its size, {size} bytes, is less than a block of {block} bytes; give a larger image", path.display()
+    )]
     Size {
         /// The file.
         path: PathBuf,

@@ -154,7 +154,7 @@ impl AsFd for RawFile {
     }
 }
 
-/// As many bytes of `size` as are whole blocks.
+/// The bytes of `size` that are whole blocks.
 fn whole_blocks(size: u64, block: u32) -> u64 {
     size - size % u64::from(block.max(1))
 }

@@ -1,4 +1,4 @@
-//! Names of settings for a client that has sent JSON: the path in its document in place of an option of the command line.
+//! Names of settings for a client that has sent JSON: paths of its document in place of options of the command line.
 
 use std::path::Path;
 

@@ -29,7 +29,7 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     check_landlock(vm)
 }
 
-/// What is taken and has no effect.
+/// Lines about settings that are taken and have no effect.
 pub(crate) fn warnings(vm: &VmConfig) -> Vec<String> {
     let unused = vm.landlock_rules.iter().filter(|_| !vm.landlock_enable);
     let line = |rule| format!("{} {rule}: has no effect without --landlock (landlock_enable)", LandlockConfig::OPTION);

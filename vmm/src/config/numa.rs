@@ -262,9 +262,12 @@ mod tests {
         assert_eq!((&nodes[0].parts[..], &nodes[1].parts[..]), (&[0][..], &[][..]));
     }
 
+    /// Nodes, the warnings about them, and the vCPUs and parts of each.
+    type Case<'a> = (&'a [&'a str], &'a [&'a str], [&'a [u8]; 2], [&'a [usize]; 2]);
+
     #[test]
     fn what_the_vm_has_not_is_left_out_of_a_node_with_a_warning() {
-        let cases: [(&[&str], &[&str], [&[u8]; 2], [&[usize]; 2]); 4] = [
+        let cases: [Case<'_>; 4] = [
             (
                 &["guest_numa_id=0,cpus=[0,8],memory_zones=[a]", "guest_numa_id=1,memory_zones=[b]"],
                 &["--numa guest_numa_id=0,cpus=[8]: the VM has vCPUs 0 to 7 (--cpus max=8); it is left out"],
@@ -279,10 +282,8 @@ mod tests {
             ),
             (
                 &["guest_numa_id=0,memory_zones=[a]", "guest_numa_id=1,memory_zones=[c,b]"],
-                &[
-                    "--numa guest_numa_id=1,memory_zones=[c]: there is no such memory zone (--memory-zone); the node has \
-                   none",
-                ],
+                &["--numa guest_numa_id=1,memory_zones=[c]: there is no such memory zone (--memory-zone); the \
+                   node has none"],
                 [&[], &[]],
                 [&[0], &[1]],
             ),

@@ -20,8 +20,8 @@ pub(crate) const MEMORY: &str = "memory-ranges";
 /// Everything else. It is there only if all others are.
 pub(crate) const STATE: &str = "state.json";
 
-/// The path of the folder that `url` names, relative to the current one unless it is absolute. An absolute path alone is
-/// accepted, too.
+/// The path of the folder that `url` names, relative to the current one unless it is absolute. An absolute path alone
+/// is accepted, too.
 ///
 /// # Errors
 ///
