@@ -275,7 +275,7 @@ fn region_of(
             backing.of_image(file).region(range, offset)
         }
         Some(Image::Passed(all)) if let Some(passed) = all.iter().find(|passed| passed.range == *range) => {
-            backing.of_passed(passed)?.region(range, passed.offset)
+            backing.of_passed(&passed.file, passed.is_sealed)?.region(range, passed.offset)
         }
         _ => backing.region(range, offset),
     }

@@ -13,7 +13,6 @@ use vm_memory::bitmap::NewBitmap;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, MmapRegion};
 
-use super::PassedRegion;
 use super::error::MemoryError;
 use crate::config::{MemoryConfig, MemoryZoneConfig};
 
@@ -108,17 +107,17 @@ impl Backing {
         Self { shared: false, file: Some(Arc::clone(file)), ..self.clone() }
     }
 
-    /// The same, whose pages are those of another program's file.
+    /// The same, whose pages are those of another program's `file`, whose size may be sealed.
     ///
     /// # Errors
     ///
     /// That program could make the file shorter, which would end this one. Only a file of the zone's own may be so,
     /// because others can change such a file anyway.
-    pub(super) fn of_passed(&self, passed: &PassedRegion) -> Result<Self, MemoryError> {
-        if !passed.is_sealed && !self.is_file_of(&passed.file).map_err(|error| self.map_error(error))? {
+    pub(super) fn of_passed(&self, file: &Arc<File>, is_sealed: bool) -> Result<Self, MemoryError> {
+        if !is_sealed && !self.is_file_of(file).map_err(|error| self.map_error(error))? {
             return Err(MemoryError::Unsealed);
         }
-        Ok(Self { shared: true, file: Some(Arc::clone(&passed.file)), ..self.clone() })
+        Ok(Self { shared: true, file: Some(Arc::clone(file)), ..self.clone() })
     }
 
     /// True if `file` is the one that the configuration names, or a file without a name beside the own one, in the
