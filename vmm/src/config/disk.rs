@@ -231,7 +231,10 @@ mod tests {
 
     fn plans(disks: &[&str]) -> Result<Vec<BlockSpec>, String> {
         let disks = disks.iter().map(|disk| disk.parse::<DiskConfig>()).collect::<Result<Vec<_>, _>>();
-        disks.and_then(|disks| plan(&disks, ids(&disks), &[], 4, &mut Vec::new())).map(specs).map_err(|error| error.to_string())
+        disks
+            .and_then(|disks| plan(&disks, ids(&disks), &[], 4, &mut Vec::new()))
+            .map(specs)
+            .map_err(|error| error.to_string())
     }
 
     fn ids(disks: &[DiskConfig]) -> Vec<String> {
@@ -332,7 +335,8 @@ mod tests {
         }
         let limited = r#"{"path": "/a", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
         let limited = [serde_json::from_str(limited).unwrap()];
-        let RateLimits { bandwidth, ops } = specs(plan(&limited, ids(&limited), &[], 1, &mut Vec::new()).unwrap())[0].limits;
+        let RateLimits { bandwidth, ops } =
+            specs(plan(&limited, ids(&limited), &[], 1, &mut Vec::new()).unwrap())[0].limits;
         assert_eq!((bandwidth, ops.unwrap().size), (None, 1));
     }
 
