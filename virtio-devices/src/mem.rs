@@ -39,8 +39,8 @@ const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 const QUEUE_SIZES: &[u16] = &[128];
 /// The configuration has the proximity domain of the memory (`VIRTIO_MEM_F_ACPI_PXM`).
 const F_ACPI_PXM: u32 = 0;
-/// Blocks that are not plugged must not be accessed (`VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`). A driver that does not know
-/// the feature may read them, and reads ones.
+/// Blocks that are not plugged must not be accessed (`VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`). A driver that lacks the
+/// feature may read them, and reads ones.
 const F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 
 /// What a memory device is.

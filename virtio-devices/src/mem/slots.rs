@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Memory slots of a VM for the memory of a device, one for each part of it ([`MemRegion::new`](super::MemRegion::new)).
+/// Memory slots of a VM for the memory of a device, one for each part ([`MemRegion::new`](super::MemRegion::new)).
 /// A part without a slot is no memory for vCPUs: they read ones, and writes have no effect.
 pub trait MemSlots: Send + Sync {
     /// Makes a part memory for vCPUs, unless it is.
@@ -16,6 +16,6 @@ pub trait MemSlots: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The host refuses. Vcpus reach it as before then.
+    /// The host refuses. vCPUs reach it as before then.
     fn hide(&self, part: usize) -> io::Result<()>;
 }

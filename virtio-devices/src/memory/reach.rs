@@ -98,7 +98,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_those_of_a_list(changes in prop::collection::vec((0..200usize, 0..200usize, any::<bool>()), 0..12)) {
+        fn runs_are_those_of_a_list(
+            changes in prop::collection::vec((0..200usize, 0..200usize, any::<bool>()), 0..12)
+        ) {
             let reach = Reach::new(4096, 200);
             let mut list = [false; 200];
             for (start, end, reached) in changes {

@@ -1,4 +1,4 @@
-//! KVM memory slots for the memory of virtio memory devices: a slot for each part with a plugged block, none for others.
+//! KVM memory slots for the memory of virtio memory devices: one for each part with a plugged block.
 
 use std::io;
 use std::ops::Range;
