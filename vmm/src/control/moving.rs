@@ -323,11 +323,12 @@ impl ControlLoop {
     }
 
     fn follow_target(&mut self, live: Live) {
-        let Live::Receiving { receiving, orders, progress, mut held, mut runs, mut is_local, client, mut stays_paused } =
+        let Live::Receiving { receiving, orders, progress, mut held, mut runs, mut is_local, client, stays_paused } =
             live
         else {
             return;
         };
+        let mut stays_paused = stays_paused;
         while let Some(order) = orders.take() {
             match order {
                 TargetOrder::Accepted => self.events.vm("migration-receive-started"),

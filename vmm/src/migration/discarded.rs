@@ -21,8 +21,8 @@ impl Discarded {
         self.0.iter().try_for_each(|(option, mapping)| match present::is_written(mapping) {
             Ok(false) => Ok(()),
             Ok(true) => Err(format!(
-                "{option}: discard_writes=on: what the guest has written is nowhere else, and would be lost; remove the \
-                 device, or restart the guest and have it mount the device read-only"
+                "{option}: discard_writes=on: what the guest has written is nowhere else, and would be lost; remove \
+                 the device, or restart the guest and have it mount the device read-only"
             )),
             Err(error) => Err(format!(
                 "{option}: discard_writes=on: /proc/self/pagemap, which shows what the guest has written, cannot be \

@@ -94,8 +94,8 @@ pub enum MemoryError {
     },
     /// Another program's memory could be made shorter by it.
     #[error(
-        "the source passes memory that it could make shorter: its size is not sealed (F_SEAL_SHRINK), and it is not the \
-         file of the zone here"
+        "the source passes memory that it could make shorter: its size is not sealed (F_SEAL_SHRINK), and it is not \
+         the file of the zone here"
     )]
     Unsealed,
     /// The memory cannot be cleared for a reboot.
