@@ -1,4 +1,4 @@
-//! What a change of the table leads to: telling whoever follows, and waiting for passes.
+//! What a change of the table leads to: telling followers, and waiting for passes.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Change {
     }
 }
 
-/// Divides endpoints into those that somebody follows and the others. Who follows does not change meanwhile.
+/// Divides endpoints into those that have a follower, which does not change meanwhile, and the others.
 fn divide(endpoints: Vec<Arc<Endpoint>>) -> (Vec<Arc<Endpoint>>, Passes) {
     let (followed, alone) = endpoints.into_iter().partition(|endpoint| endpoint.follower().is_some());
     (followed, Passes(alone))

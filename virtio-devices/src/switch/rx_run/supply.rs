@@ -12,7 +12,7 @@ const RECOVERED: u16 = 32;
 /// The supply of a receive queue.
 #[derive(Debug, Default)]
 pub(crate) struct Supply {
-    /// Its driver has provided no buffers for a while: nobody waits for it.
+    /// Its driver has provided no buffers for a while: no frame waits for them.
     pub congested: bool,
     /// The beginning of a sender's wait for its buffers.
     pub awaited: Option<Instant>,
