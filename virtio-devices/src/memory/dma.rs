@@ -16,6 +16,7 @@ use vm_memory::{
 use super::dirty::{DirtyBitmap, DirtySlice};
 use super::follow::{DmaFollower, DmaMapping, NotFollowed};
 use super::map::{GuestMap, Memory};
+use crate::effort::{self, Span};
 
 /// What an IOMMU makes of a function's addresses.
 pub trait Translate: Send + Sync {
@@ -88,7 +89,7 @@ impl DmaSpace {
                 (Some(pass), (!iommu.is_bypassed()).then(|| Arc::clone(iommu)))
             }
         };
-        DmaPass { view: DmaView::new(self.memory.memory(), iommu), _pass: pass }
+        DmaPass { view: DmaView::new(self.memory.memory(), iommu), _pass: pass, _span: Span::new() }
     }
 }
 
@@ -114,6 +115,7 @@ impl fmt::Debug for DmaSpace {
 pub struct DmaPass<'s> {
     view: DmaView,
     _pass: Option<RwLockReadGuard<'s, ()>>,
+    _span: Span,
 }
 
 impl std::ops::Deref for DmaPass<'_> {
@@ -434,6 +436,7 @@ impl<'v> Translated<'v> {
         let rest = u64::try_from(self.rest).ok()?;
         // No piece goes round the end of the addresses.
         self.address.0.checked_add(rest - 1)?;
+        effort::translation();
         let (physical, len) = self.iommu.translate(self.address.0, rest, self.access)?;
         if !(1..=rest).contains(&len) {
             return None;

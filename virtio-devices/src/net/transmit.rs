@@ -10,13 +10,13 @@ use super::enforced::Enforced;
 use super::filter::{ETHERNET_HEADER, Mac, is_multicast};
 use super::pass::{BATCH, Next, Pass};
 use super::state::NetState;
-use crate::DmaView;
 use crate::failures::Asked;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER};
 use crate::policy::{self, Head, NEW_HEAD};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
+use crate::{DmaView, walk};
 
 /// A transmit queue.
 pub(crate) struct Transmit<'q> {
@@ -42,7 +42,11 @@ impl<'q> Transmit<'q> {
         let policy = pass.policy.load();
         let (mut drained, mut worked) = (false, false);
         let mut limited = None;
+        let mut spent = 0;
         for _ in 0..BATCH {
+            if spent >= walk::TAP_BATCH_COST {
+                break;
+            }
             limited = policy.transmit.limited_for();
             if limited.is_some() {
                 break;
@@ -52,7 +56,7 @@ impl<'q> Transmit<'q> {
                 break;
             };
             let head = chain.head_index();
-            let counter = match Self::send(chain, pass, &policy, self.features, &mut self.storage) {
+            let counter = match Self::send(chain, pass, &policy, self.features, (&mut self.storage, &mut spent)) {
                 Ok(len) => {
                     worked = true;
                     policy.transmit.take(len);
@@ -96,11 +100,14 @@ impl<'q> Transmit<'q> {
         pass: &Pass<'m>,
         policy: &Enforced,
         features: u64,
-        storage: &mut Storage,
+        (storage, spent): (&mut Storage, &mut usize),
     ) -> Result<usize, Counter> {
         let memory: &DmaView = pass.memory;
         let mut iovecs = IoVecs::new(storage);
-        let extent = iovecs.append(memory, chain, Permissions::Read).map_err(|_| Counter::TxBadChains)?;
+        let appended = iovecs.append_within(memory, chain, Permissions::Read, walk::most(memory));
+        let bytes = appended.map_or(0, |extent| extent.bytes.min(MAX_FRAME));
+        *spent += bytes + walk::price(iovecs.take_walked(), bytes, memory);
+        let extent = appended.map_err(|_| Counter::TxBadChains)?;
         // The header is checked and sent as a copy: what the guest writes to it afterwards changes nothing.
         let mut header = [0; HEADER];
         if !iovecs.take_front(&mut header) {

@@ -5,6 +5,7 @@ mod calls;
 mod cycles;
 mod fairness;
 mod hostile;
+mod hostile_rings;
 mod keys;
 mod link;
 mod matrix;

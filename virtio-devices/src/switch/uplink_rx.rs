@@ -13,6 +13,7 @@ use super::body::Body;
 use super::frame::Frame;
 use super::source::{End, Next, Source};
 use super::table::{Miss, PortIndex, Route, Table};
+use super::tx_batch::FRAME_COST;
 use super::uplink::Uplink;
 use crate::net::{BATCH, Counter, Tally};
 use crate::net_protocol::MAX_READ;
@@ -21,6 +22,7 @@ use crate::net_protocol::header::{FLAGS, HEADER, NUM_BUFFERS};
 use crate::policy::{self, Head};
 use crate::ring::BrokenRing;
 use crate::spill::Spill;
+use crate::walk;
 
 /// The reader of an uplink.
 pub(crate) struct UplinkRx {
@@ -28,7 +30,18 @@ pub(crate) struct UplinkRx {
     bounce: Spill,
     /// There may be a frame.
     ready: bool,
+    /// A frame that is in the bounce buffer, and that some of its receivers have.
+    pending: Option<Pending>,
     tally: Tally,
+}
+
+/// A frame that was put back.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    /// Its length, with its header.
+    len: usize,
+    /// How many receivers have it.
+    receivers: usize,
 }
 
 impl UplinkRx {
@@ -38,7 +51,7 @@ impl UplinkRx {
     ///
     /// When the host has no memory for it.
     pub(crate) fn new(index: PortIndex) -> io::Result<Self> {
-        Ok(Self { index, bounce: Spill::new(MAX_READ)?, ready: false, tally: Tally::new() })
+        Ok(Self { index, bounce: Spill::new(MAX_READ)?, ready: false, pending: None, tally: Tally::new() })
     }
 
     /// Begins to read: what is from before there were drivers is dropped.
@@ -67,7 +80,7 @@ impl UplinkRx {
         end: &AtomicBool,
         forward: impl FnOnce(&mut UplinkBatch<'_>) -> Result<End, BrokenRing>,
     ) {
-        let Self { index, bounce, ready, tally } = self;
+        let Self { index, bounce, ready, pending, tally } = self;
         let mut batch = UplinkBatch {
             index: *index,
             fd: uplink.as_fd(),
@@ -75,6 +88,9 @@ impl UplinkRx {
             bounce: bounce.bytes(),
             body: 0..0,
             frames: 0,
+            spent: 0,
+            served: 0,
+            pending,
             tally,
         };
         *ready = forward(&mut batch) == Ok(End::More);
@@ -91,6 +107,11 @@ pub(crate) struct UplinkBatch<'b> {
     /// Where the present frame's body is.
     body: std::ops::Range<usize>,
     frames: usize,
+    /// What the batch has cost, in bytes that are copied in the same time.
+    spent: usize,
+    /// How many receivers have the present frame from an earlier batch.
+    served: usize,
+    pending: &'b mut Option<Pending>,
     tally: &'b mut Tally,
 }
 
@@ -130,11 +151,21 @@ impl Source for UplinkBatch<'_> {
             if self.is_stopped() {
                 return Ok(Next::End(End::Stopped));
             }
-            if self.frames == BATCH {
+            if self.frames == BATCH || self.is_spent() {
                 return Ok(Next::End(End::More));
             }
             self.frames += 1;
-            match rustix::io::read(self.fd, &mut *self.bounce) {
+            self.served = 0;
+            let read = match self.pending.take() {
+                Some(Pending { len, receivers }) => {
+                    self.served = receivers;
+                    Ok(len)
+                }
+                None => rustix::io::read(self.fd, &mut *self.bounce),
+            };
+            // It is copied twice.
+            self.spent += FRAME_COST + 2 * read.unwrap_or(0);
+            match read {
                 Ok(0) | Err(Errno::BADFD | Errno::BADF | Errno::NODEV | Errno::NXIO | Errno::IO) => {
                     // It is gone, and signals nothing any more.
                     self.tally.count(Counter::RxBackendErrors);
@@ -179,11 +210,25 @@ impl Source for UplinkBatch<'_> {
         false
     }
 
-    fn patience(&mut self) -> Option<Duration> {
-        None
+    fn patience(&self) -> Duration {
+        Duration::ZERO
     }
 
-    fn put_back(&mut self) {}
+    fn served(&self) -> usize {
+        self.served
+    }
+
+    fn put_back(&mut self, _: &Frame<'_>, receivers: usize) {
+        *self.pending = Some(Pending { len: self.body.end, receivers: self.served + receivers });
+    }
+
+    fn spend(&mut self, cost: usize) {
+        self.spent = self.spent.saturating_add(cost);
+    }
+
+    fn is_spent(&self) -> bool {
+        self.spent >= walk::BATCH_COST
+    }
 
     fn is_stopped(&self) -> bool {
         self.end.load(Ordering::Acquire)
