@@ -27,6 +27,7 @@ mod unit;
 mod tests;
 
 pub use counters::{IommuCounter, IommuCounters};
+pub(crate) use config::FIELDS;
 pub use device::IommuDevice;
 pub use endpoint::Endpoint;
 #[cfg(test)]

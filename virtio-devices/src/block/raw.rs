@@ -26,6 +26,10 @@ pub(crate) struct RawFile {
     path: PathBuf,
     access: Access,
     block_device: bool,
+    /// The size of a block device's blocks in bytes; of a file 1.
+    pub range_unit: u64,
+    /// What places, addresses and lengths must be a multiple of.
+    alignment: u32,
 }
 
 impl RawFile {
@@ -43,19 +47,30 @@ impl RawFile {
             block_size = rustix::fs::ioctl_blksszget(&fd).map_err(fail("tell its block size"))?;
             physical = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(block_size);
         }
-        block_size = first_block(path, fd.as_fd(), block_size, access)?;
+        let range_unit = if block_device { block_size.into() } else { 1 };
+        // The blocks of a file are a part of its contents, whatever the storage below it has.
+        let least = first_block(path, fd.as_fd(), block_size, access)?;
+        let alignment = if access.direct { least } else { 1 };
+        let physical = physical.max(alignment);
         let size = size_of(path, &fd)?;
-        if size == 0 || !size.is_multiple_of(block_size.into()) {
-            return Err(BlockError::Size { path: path.into(), size, block: block_size });
+        let unit = block_size.max(alignment);
+        if size == 0 || !size.is_multiple_of(unit.into()) {
+            return Err(BlockError::Size { path: path.into(), size, block: unit });
         }
         let geometry =
             Geometry { sectors: size / SECTOR, block_size, physical_exponent: exponent(physical, block_size) };
         let zero = !access.read_only
             && if block_device { device_zeroes(stat.st_rdev) } else { punches_holes(fd.as_fd(), size, block_size) };
         let abilities = Abilities { geometry, read_only: access.read_only, zero, discard: zero && access.sparse };
-        let raw = Self { fd, path: path.into(), access, block_device };
+        let raw = Self { fd, path: path.into(), access, block_device, range_unit, alignment };
         raw.allocate(0, size)?;
         Ok((raw, abilities))
+    }
+
+    /// What places in the file, addresses and lengths in memory must be a multiple of: 1, or a block around the page
+    /// cache.
+    pub(crate) fn alignment(&self) -> u32 {
+        self.alignment
     }
 
     /// Has everything on the medium.
