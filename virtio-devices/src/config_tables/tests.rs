@@ -286,3 +286,24 @@ fn a_disk_that_cannot_be_written_any_more_or_has_another_name_is_refused() {
     let said = refusal(BlockSpec { read_only: true, ..spec() });
     assert!(said.starts_with("its driver uses the virtio feature bits 1"), "{said}");
 }
+
+/// The rows of the table in the documentation.
+fn rows() -> String {
+    let tables = config_tables();
+    let fields = tables.iter().flat_map(|table| table.fields.iter().map(move |field| (table.device, field)));
+    let rows = fields.map(|(device, field)| {
+        let last = field.offset + field.len - 1;
+        format!("| {device} | {}-{last} | {} | {} |\n", field.offset, field.name, field.rule.name())
+    });
+    rows.collect()
+}
+
+#[test]
+fn the_documentation_has_a_row_for_each_field() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/migration.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let begin = "| device | bytes | field | rule |\n|---|---|---|---|\n";
+    let (_, table) = text.split_once(begin).expect("the table of fields");
+    let end = table.find("\n\n").map_or(table.len(), |end| end + 1);
+    assert!(table[..end] == rows(), "docs/migration.md: the table of fields has to be:\n{begin}{}", rows());
+}

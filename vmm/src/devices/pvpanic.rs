@@ -203,7 +203,7 @@ impl Pvpanic {
             vectors: Vec::new(),
         };
         let function =
-            FunctionState { config: self.config.save(), transport, positions: None, device: DeviceSpecific::PowerOn };
+            FunctionState { config: self.config.save(), transport, positions: None, device: DeviceSpecific::PowerOn, told: None };
         // No virtio device has the type 0.
         DeviceState { version: STATE_VERSION, rid: self.rid.to_bits(), device_type: 0, function, vfs: None }
     }
