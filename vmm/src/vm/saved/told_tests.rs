@@ -26,7 +26,7 @@ fn machine() -> (Machine, MachineState, tempfile::TempDir) {
             "pmem": [{{"id": "pmem", "file": "{pmem}"}}],
             "vsock": {{"id": "vsock", "cid": 3, "socket": "{socket}"}},
             "balloon": {{"id": "balloon", "size": 4096}},
-            "net": [{{"id": "nic", "switch": "veb", "mtu": 1400}}]
+            "net": [{{"id": "nic", "switch": "veb", "sriov_vfs": 1, "mtu": 1400}}]
         }}"#
     );
     let mut machine = Machine::boot(IDLE, &json);
@@ -45,10 +45,12 @@ fn machine() -> (Machine, MachineState, tempfile::TempDir) {
 fn an_edited_configuration_is_compared_with_what_was_told() {
     let (mut machine, state, folder) = machine();
     let own = machine.planned().config().clone();
+    let mut sockets = 0..;
     let mut outcome = |edit: &dyn Fn(&mut VmConfig)| {
         let mut config = own.clone();
-        // The first machine listens at the other one.
-        config.vsock.as_mut().unwrap().socket = folder.path().join("other");
+        // Another machine may listen at the same one yet.
+        let socket = format!("socket{}", sockets.next().unwrap());
+        config.vsock.as_mut().unwrap().socket = folder.path().join(socket);
         edit(&mut config);
         machine.plan(config);
         machine.try_restored(&state).map_err(|error| error.to_string())
