@@ -33,10 +33,8 @@ pub use size::BalloonSize;
 use worker::QueueWorker;
 
 /// The device configuration (`virtio 1.4 §5.5.4`), up to what belongs to features that are not offered.
-pub(crate) const FIELDS: &[ConfigField] = &[
-    ConfigField::new("num_pages", 0, 4, Rule::Announced),
-    ConfigField::new("actual", 4, 4, Rule::Saved),
-];
+pub(crate) const FIELDS: &[ConfigField] =
+    &[ConfigField::new("num_pages", 0, 4, Rule::Announced), ConfigField::new("actual", 4, 4, Rule::Saved)];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The sizes of the inflate, deflate and reporting queues. Without the queues of features that are not offered, Linux

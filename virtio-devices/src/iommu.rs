@@ -26,8 +26,8 @@ mod unit;
 #[cfg(test)]
 mod tests;
 
-pub use counters::{IommuCounter, IommuCounters};
 pub(crate) use config::FIELDS;
+pub use counters::{IommuCounter, IommuCounters};
 pub use device::IommuDevice;
 pub use endpoint::Endpoint;
 #[cfg(test)]

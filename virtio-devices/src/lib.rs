@@ -65,8 +65,8 @@ pub use block::{
     LockGranularity, ResizeError, backing_files,
 };
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
-pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use config_tables::{ConfigTable, config_tables};
+pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::{Start, VirtioDevice, Worker};
 pub use device_config::{ConfigField, Rule};
 pub use error_kind::ErrorKind;

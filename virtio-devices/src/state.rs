@@ -133,12 +133,12 @@ pub struct FunctionState {
     pub positions: Option<Vec<PositionState>>,
     /// The device behind it.
     pub device: DeviceSpecific,
-    /// What its driver was told of the device. Earlier programs saved none, and nothing is compared then.
+    /// The properties that its driver knows. Earlier programs saved none, and nothing is compared then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told: Option<ToldState>,
 }
 
-/// What a driver was told of a device: it goes on with that.
+/// The properties of a device that its driver knows, and goes on with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToldState {

@@ -33,10 +33,10 @@ pub(crate) struct Image {
     physical_exponent: AtomicU8,
     /// The order of writes of less than a block of the storage.
     writes: Writes,
-    /// What places in the file, addresses and lengths in memory must be a multiple of: 1, or a block of the storage
-    /// around the page cache. The disk's own blocks may be smaller.
+    /// Unit of places in the file, and of addresses and lengths in memory: 1, or a block of the storage around the page
+    /// cache. The disk's own blocks may be smaller.
     pub alignment: usize,
-    /// What is not aligned fails, as around the page cache.
+    /// True if calls that are not aligned fail, as around the page cache.
     #[cfg(test)]
     pub strict: bool,
     /// How long a transfer on a worker's own thread takes for each MiB: a slow medium, in tests.
@@ -204,7 +204,7 @@ impl Image {
         }
     }
 
-    /// What ranges that are discarded or zeroed at once must be a multiple of.
+    /// Unit of ranges that are discarded or zeroed at once, in bytes.
     pub(crate) fn range_unit(&self) -> usize {
         if let Contents::Raw(raw) = &self.contents { raw.range_unit as usize } else { 1 }
     }

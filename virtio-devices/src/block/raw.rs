@@ -28,7 +28,7 @@ pub(crate) struct RawFile {
     block_device: bool,
     /// The size of a block device's blocks in bytes; of a file 1.
     pub range_unit: u64,
-    /// What places, addresses and lengths must be a multiple of.
+    /// Unit of places, addresses and lengths, in bytes.
     alignment: u32,
 }
 
@@ -67,8 +67,7 @@ impl RawFile {
         Ok((raw, abilities))
     }
 
-    /// What places in the file, addresses and lengths in memory must be a multiple of: 1, or a block around the page
-    /// cache.
+    /// Unit of places in the file, and of addresses and lengths in memory: 1, or a block around the page cache.
     pub(crate) fn alignment(&self) -> u32 {
         self.alignment
     }

@@ -235,7 +235,7 @@ impl<'r, 'm> Requests<'r, 'm> {
     /// Makes the next calls of requests that need another.
     fn go_on(&mut self, tally: &mut Tally) {
         while let Some(tag) = self.postponed.pop() {
-            // It is in flight again, if it is not complete.
+            // The request is in flight again, if it is not complete.
             let _ = self.advance(tag, tally);
         }
     }

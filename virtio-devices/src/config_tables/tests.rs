@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::sync::Arc;
 
 use pci::Rid;
@@ -172,12 +173,7 @@ fn each_field_of_a_console_does_as_its_rule_says() {
 
 #[test]
 fn each_field_of_a_balloon_does_as_its_rule_says() {
-    let spec = || BalloonSpec {
-        id: "_balloon".into(),
-        size: 8 << 20,
-        deflate_on_oom: true,
-        free_page_reporting: true,
-    };
+    let spec = || BalloonSpec { id: "_balloon".into(), size: 8 << 20, deflate_on_oom: true, free_page_reporting: true };
     check(|| Balloon::new(spec(), Arc::default()));
 }
 
@@ -300,8 +296,8 @@ fn rows() -> String {
 
 #[test]
 fn the_documentation_has_a_row_for_each_field() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/migration.md");
-    let text = std::fs::read_to_string(path).unwrap();
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let text = std::fs::read_to_string(workspace.join("docs/migration.md")).unwrap();
     let begin = "| device | bytes | field | rule |\n|---|---|---|---|\n";
     let (_, table) = text.split_once(begin).expect("the table of fields");
     let end = table.find("\n\n").map_or(table.len(), |end| end + 1);

@@ -1,4 +1,4 @@
-//! What a function's driver was told of the device, and goes on with.
+//! The device configuration that a function's driver has read, when the driver goes on with another device.
 
 use super::VirtioFunction;
 use crate::device_config::{compare, length};
@@ -7,7 +7,7 @@ use crate::state::{StateError, ToldState};
 use crate::{Status, VirtioDevice};
 
 impl<D: VirtioDevice> VirtioFunction<D> {
-    /// What a driver reads of the device now; `None` if there is nothing to read.
+    /// The state of what a driver reads of the device now; `None` if there is nothing to read.
     pub(super) fn told(&self) -> Option<ToldState> {
         let config = self.device_config();
         let promises: Vec<_> =

@@ -1,4 +1,4 @@
-//! What a guest was told of its machine, and not of a device: by CPUID and by the tables of firmware, which it reads once.
+//! Options that a guest knows by CPUID and by the tables of firmware, which it reads once.
 
 use crate::config::CpusConfig;
 use crate::migration::machine_error::RestoreError;

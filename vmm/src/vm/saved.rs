@@ -129,7 +129,7 @@ impl Vm {
         }
     }
 
-    /// What the guest was told of the machine.
+    /// The options that the guest knows, with their values.
     fn told(&self) -> Vec<(String, String)> {
         let told = machine_told::told(&self.cpus, self.segments.len());
         told.into_iter().map(|(option, value)| (option.to_string(), value)).collect()

@@ -61,7 +61,10 @@ fn an_edited_configuration_is_compared_with_what_was_told() {
     let told = "--pmem id=pmem: its driver was told discard_writes off, and it is on here; give the device what it had";
     assert_eq!(refusal(&|config| config.pmem[0].discard_writes = true), told);
     let told = refusal(&|config| config.disks[0].serial = Some("other".to_string()));
-    assert_eq!(told, "--disk id=disk: its driver was told serial disk, and it is other here; give the device what it had");
+    assert_eq!(
+        told,
+        "--disk id=disk: its driver was told serial disk, and it is other here; give the device what it had"
+    );
     let told = "cpus.max_vcpus: 8 in the configuration, and the guest was told 4, which has to stay; give that";
     assert_eq!(refusal(&|config| config.cpus.max_vcpus = 8), told);
     let told = "cpus.max_phys_bits: 40 in the configuration, and the guest was told 46, which has to stay; give that";
