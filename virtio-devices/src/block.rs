@@ -27,9 +27,10 @@ mod resize;
 pub(crate) mod steps;
 mod uring;
 mod worker;
+mod writes;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +48,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
+use crate::device_config::ConfigField;
 use crate::failures::{FailureObserver, Failures};
 use crate::features::has;
 use crate::rate_limiter::{RateLimitGroup, RateLimits};
@@ -54,7 +56,8 @@ use crate::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn_after, spawn_
 use crate::{BlockState, DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 use access::Access;
 pub use access::{ImageFormat, LockGranularity};
-use config::{Config, WRITEBACK};
+pub(crate) use config::FIELDS;
+use config::{BLK_SIZE, Config, PHYSICAL, SEG_MAX, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
 use engine::Engine;
 pub use error::{BlockError, ResizeError};
@@ -147,6 +150,8 @@ pub struct Block {
     chosen: Option<bool>,
     /// The features of the last start, which say what `writeback` means. There are none between a reset and a start.
     negotiated: Option<u64>,
+    /// The most segments of data that a driver is asked to use in a request.
+    segments: u32,
     /// Whether a write is complete only when it is on the medium: for the workers.
     stable: Arc<AtomicBool>,
     /// What it may still do. A reset does not refill it.
@@ -216,6 +221,7 @@ impl Block {
             losses: Losses::default(),
             chosen: None,
             negotiated: None,
+            segments: spec.queue_size.saturating_sub(2).clamp(1, MAX_SEGMENTS).into(),
             stable: Arc::new(AtomicBool::new(false)),
             limiter: RateLimitGroup::new(spec.limits),
             spec,
@@ -350,11 +356,31 @@ impl VirtioDevice for Block {
         &self.queue_sizes
     }
 
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
+    }
+
+    /// A driver of a disk that can be written relies on that, and knows the disk by its serial number.
+    fn promises(&self) -> Vec<(&'static str, String)> {
+        let read_only = if self.spec.read_only { "on" } else { "off" };
+        let serial = self.serial.iter().take_while(|byte| **byte != 0).flat_map(|byte| byte.escape_ascii());
+        vec![("readonly", read_only.to_string()), ("serial", serial.map(char::from).collect())]
+    }
+
+    /// The size of blocks is a part of the disk's contents: partitions and file systems are counted in it.
+    fn serve(&mut self, config: &[u8], _accepted: Option<u64>) {
+        let [segments, block, exponent] = [SEG_MAX, BLK_SIZE, PHYSICAL].map(|field| field.number(config));
+        if let Some(segments) = u32::try_from(segments).ok().filter(|segments| *segments > 0) {
+            self.segments = segments;
+        }
+        self.image.serve_blocks(block, exponent);
+    }
+
     fn config_read(&self, offset: u64, data: &mut [u8]) {
         let Abilities { geometry, zero, discard, .. } = self.image.abilities();
         let config = Config {
             geometry,
-            segments: self.spec.queue_size.saturating_sub(2).clamp(1, MAX_SEGMENTS).into(),
+            segments: self.segments,
             writeback: self.writeback(),
             queues: self.spec.queues,
             zero,

@@ -7,9 +7,11 @@ mod balloon;
 mod block;
 mod chardev;
 mod clock;
+mod config_tables;
 mod console;
 mod counters;
 mod device;
+mod device_config;
 mod discard;
 mod effort;
 mod error_kind;
@@ -18,6 +20,7 @@ mod failures;
 mod features;
 mod file_mapping;
 mod function;
+mod hex_bytes;
 mod host;
 mod interrupt;
 mod iommu;
@@ -65,13 +68,16 @@ pub use block::{
     LockGranularity, ResizeError, backing_files,
 };
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
+pub use config_tables::{ConfigTable, config_tables};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::{Start, VirtioDevice, Worker};
+pub use device_config::{ConfigField, Rule};
 pub use error_kind::ErrorKind;
 pub use eventfd::borrow as borrow_eventfd;
 pub use failures::{FailureChange, FailureObserver};
 pub use file_mapping::FileMapping;
 pub use function::{FunctionError, VirtioFunction};
+pub use hex_bytes::HexBytes;
 pub use host::{
     Doorbell, DoorbellObserver, Inspect, Lifecycle, MemoryArea, MemoryPeers, Message, NotResumed, Outcome, Pin,
     Signals, VirtioPci,
@@ -97,8 +103,8 @@ pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use state::{
     AddressesState, BlockState, BucketState, BucketsState, DeviceSpecific, DeviceState, DomainState, FunctionState,
-    IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, TransportState,
-    VectorState, VfState, VfsState,
+    IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, ToldState,
+    TransportState, VectorState, VfState, VfsState,
 };
 pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec};
 pub use thread::{NewThread, Panicked, Thread};

@@ -25,6 +25,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::counters::{Losses, log_losses};
+use crate::device_config::{ConfigField, Rule};
 use crate::queue_worker;
 use crate::worker::WorkerKind;
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
@@ -33,6 +34,17 @@ pub use region::MemRegion;
 use requests::Requests;
 pub use slots::MemSlots;
 
+/// The device configuration (`virtio 1.4 §5.15.4`).
+pub(crate) const FIELDS: &[ConfigField] = &[
+    ConfigField::new("block_size", 0, 8, Rule::Same),
+    ConfigField::new("node_id", 8, 2, Rule::Same).of(F_ACPI_PXM),
+    ConfigField::reserved(10, 6),
+    ConfigField::new("addr", 16, 8, Rule::Same),
+    ConfigField::new("region_size", 24, 8, Rule::Same),
+    ConfigField::new("usable_region_size", 32, 8, Rule::Same),
+    ConfigField::new("plugged_size", 40, 8, Rule::Saved),
+    ConfigField::new("requested_size", 48, 8, Rule::Announced),
+];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The size of the one queue.
@@ -96,6 +108,10 @@ impl VirtioDevice for Mem {
 
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {

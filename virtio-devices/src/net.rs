@@ -42,13 +42,14 @@ use std::sync::Arc;
 
 use log::debug;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
-use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ, VIRTIO_NET_F_STANDBY};
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STANDBY};
 use vmm_sys_util::eventfd::EventFd;
 
 #[cfg(test)]
 use crate::backend::Tap;
 use crate::backend::{BackendKind, DoorbellPages, Health, MemoryMailbox, MemoryUser};
 use crate::counters::{Losses, log_losses};
+use crate::device_config::ConfigField;
 use crate::failures::{FailureObserver, Failures};
 use crate::features::has;
 use crate::net_protocol::{MAX_QUEUE_SIZE, features};
@@ -60,6 +61,7 @@ use crate::{
 pub use carrier::PortHandle;
 pub(crate) use carrier::{CarriedNic, Carrier};
 use config::Config;
+pub(crate) use config::FIELDS;
 pub use connect::new_backend;
 pub(crate) use control::{Commanded, Control};
 pub(crate) use counters::Tally;
@@ -250,6 +252,20 @@ impl VirtioDevice for Net {
 
     fn queue_sizes(&self) -> &[u16] {
         &self.queue_sizes
+    }
+
+    /// A backend that takes longer frames serves the MTU that the driver was told, and one that is missing any.
+    fn serve(&mut self, config: &[u8], accepted: Option<u64>) {
+        let Ok(told) = u16::try_from(config::MTU.number(config)) else { return };
+        let takes = |mtu| told <= mtu || self.absence().is_some();
+        let uses = has(accepted.unwrap_or(self.features), VIRTIO_NET_F_MTU);
+        if uses && told != 0 && self.spec.mtu.is_some_and(takes) {
+            self.spec.mtu = Some(told);
+        }
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {

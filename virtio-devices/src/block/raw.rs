@@ -26,7 +26,11 @@ pub(crate) struct RawFile {
     path: PathBuf,
     access: Access,
     block_device: bool,
-    /// The size of its blocks in bytes. What is behind the last whole one is not the guest's.
+    /// The size of a block device's blocks in bytes; of a file 1.
+    pub range_unit: u64,
+    /// Unit of places, addresses and lengths, in bytes.
+    alignment: u32,
+    /// Unit of the disk's size, in bytes. What is behind the last whole one is not the guest's.
     block: u32,
 }
 
@@ -45,11 +49,16 @@ impl RawFile {
             block_size = rustix::fs::ioctl_blksszget(&fd).map_err(fail("tell its block size"))?;
             physical = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(block_size);
         }
-        block_size = first_block(path, fd.as_fd(), block_size, access)?;
+        let range_unit = if block_device { block_size.into() } else { 1 };
+        // The blocks of a file are a part of its contents, whatever the storage below it has.
+        let least = first_block(path, fd.as_fd(), block_size, access)?;
+        let alignment = if access.direct { least } else { 1 };
+        let physical = physical.max(alignment);
         let size = size_of(path, &fd)?;
-        let blocks = whole_blocks(size, block_size);
+        let unit = block_size.max(alignment);
+        let blocks = whole_blocks(size, unit);
         if blocks == 0 {
-            return Err(BlockError::Size { path: path.into(), size, block: block_size });
+            return Err(BlockError::Size { path: path.into(), size, block: unit });
         }
         if blocks < size {
             let rest = size - blocks;
@@ -60,9 +69,14 @@ impl RawFile {
         let zero = !access.read_only
             && if block_device { device_zeroes(stat.st_rdev) } else { punches_holes(fd.as_fd(), size, block_size) };
         let abilities = Abilities { geometry, read_only: access.read_only, zero, discard: zero && access.sparse };
-        let raw = Self { fd, path: path.into(), access, block_device, block: block_size };
+        let raw = Self { fd, path: path.into(), access, block_device, range_unit, alignment, block: unit };
         raw.allocate(0, size)?;
         Ok((raw, abilities))
+    }
+
+    /// Unit of places in the file, and of addresses and lengths in memory: 1, or a block around the page cache.
+    pub(crate) fn alignment(&self) -> u32 {
+        self.alignment
     }
 
     /// Has everything on the medium.

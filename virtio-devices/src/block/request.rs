@@ -47,6 +47,14 @@ impl Operation {
         matches!(self, Self::Read(_) | Self::Write(_))
     }
 
+    /// True if a transfer begins at a multiple of `unit` bytes.
+    pub(crate) fn begins_at(self, unit: usize) -> bool {
+        match self {
+            Self::Read(offset) | Self::Write(offset) => offset.is_multiple_of(unit.max(1) as u64),
+            _ => true,
+        }
+    }
+
     /// Whether it changes how a range is stored. A driver has another way if the image's file system does not know
     /// that.
     pub(crate) fn is_range(self) -> bool {
