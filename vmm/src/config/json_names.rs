@@ -4,7 +4,6 @@ use std::path::Path;
 
 use vm_api::config::VmConfig;
 use vm_api::config::error::ConfigError;
-use vm_api::config::id::numbered;
 
 /// The error with its subject as a path of the document that `config` was read from, if the subject is known there.
 pub(crate) fn in_document(error: ConfigError, config: &VmConfig) -> ConfigError {
@@ -55,7 +54,7 @@ impl<'a> Named<'a> {
     fn vf(rest: &'a str, config: &VmConfig) -> Option<Self> {
         let (pf, rest) = rest.strip_prefix("pf=")?.split_once(",index=")?;
         let (index, rest) = rest.split_once(',').unwrap_or((rest, ""));
-        let place = ids(config.net.iter().map(|net| net.id.as_deref()), pf)?;
+        let place = config.ids().net.iter().rposition(|id| id == pf)?;
         let vf = config.net.get(place)?.vfs.iter().position(|vf| index.parse() == Ok(vf.index));
         Some(Self { field: "net", index: Some(place), vf, found: None, rest })
     }
@@ -112,34 +111,30 @@ fn has_more(value: &str) -> bool {
 
 /// The field of an option that may be given several times, and the key and value of each element that tell it apart.
 fn list(option: &str, config: &VmConfig) -> Option<(&'static str, Elements)> {
-    let by_id = |ids: Vec<Option<&str>>| Elements {
-        key: "id",
-        ids: ids.into_iter().map(|id| id.map(str::to_string)).collect(),
-    };
+    let chosen = config.ids();
+    let by_id = |ids: Vec<String>| Elements { key: "id", ids };
     Some(match option {
-        "--net" => ("net", by_id(config.net.iter().map(|net| net.id.as_deref()).collect())),
-        "--vdpa" => ("vdpa", by_id(config.vdpa.iter().map(|vdpa| vdpa.id.as_deref()).collect())),
-        "--disk" => ("disks", by_id(config.disks.iter().map(|disk| disk.id.as_deref()).collect())),
-        "--fs" => ("fs", by_id(config.fs.iter().map(|fs| fs.id.as_deref()).collect())),
-        "--generic-vhost-user" => {
-            ("generic_vhost_user", by_id(config.generic_vhost_user.iter().map(|device| device.id.as_deref()).collect()))
-        }
-        "--pmem" => ("pmem", by_id(config.pmem.iter().map(|pmem| pmem.id.as_deref()).collect())),
-        "--device" => ("devices", by_id(config.devices.iter().map(|device| device.id.as_deref()).collect())),
+        "--net" => ("net", by_id(chosen.net)),
+        "--vdpa" => ("vdpa", by_id(chosen.vdpa)),
+        "--disk" => ("disks", by_id(chosen.disks)),
+        "--fs" => ("fs", by_id(chosen.fs)),
+        "--generic-vhost-user" => ("generic_vhost_user", by_id(chosen.generic_vhost_user)),
+        "--pmem" => ("pmem", by_id(chosen.pmem)),
+        "--device" => ("devices", by_id(chosen.devices)),
         "--rate-limit-group" => {
-            ("rate_limit_groups", by_id(config.rate_limit_groups.iter().map(|group| Some(&*group.id)).collect()))
+            ("rate_limit_groups", by_id(config.rate_limit_groups.iter().map(|group| group.id.clone()).collect()))
         }
-        "--memory-zone" => ("memory.zones", by_id(config.memory.zones.iter().map(|zone| Some(&*zone.id)).collect())),
+        "--memory-zone" => ("memory.zones", by_id(config.memory.zones.iter().map(|zone| zone.id.clone()).collect())),
         "--numa" => {
-            let ids = config.numa.iter().map(|node| Some(node.guest_numa_id.to_string())).collect();
+            let ids = config.numa.iter().map(|node| node.guest_numa_id.to_string()).collect();
             ("numa", Elements { key: "guest_numa_id", ids })
         }
         "--pci-segment" => {
-            let ids = config.pci_segments.iter().map(|segment| Some(segment.pci_segment.to_string())).collect();
+            let ids = config.pci_segments.iter().map(|segment| segment.pci_segment.to_string()).collect();
             ("pci_segments", Elements { key: "pci_segment", ids })
         }
         "--landlock-rules" => {
-            let path = |path: &Path| Some(path.display().to_string());
+            let path = |path: &Path| path.display().to_string();
             (
                 "landlock_rules",
                 Elements { key: "path", ids: config.landlock_rules.iter().map(|rule| path(&rule.path)).collect() },
@@ -153,7 +148,7 @@ fn list(option: &str, config: &VmConfig) -> Option<(&'static str, Elements)> {
 struct Elements {
     /// The key that names one.
     key: &'static str,
-    ids: Vec<Option<String>>,
+    ids: Vec<String>,
 }
 
 /// The element that a subject names without its option: the text that names it, what follows, and its index.
@@ -163,7 +158,8 @@ fn element<'a>(rest: &'a str, elements: &Elements) -> Option<(Option<&'a str>, &
         let ends = value.match_indices(',').map(|(end, _)| end).chain([value.len()]);
         for end in ends {
             let (id, after) = value.split_at_checked(end)?;
-            if let Some(index) = ids(elements.ids.iter().map(Option::as_deref), id) {
+            // Of two with one name, the later is in the way.
+            if let Some(index) = elements.ids.iter().rposition(|other| other == id) {
                 let found = rest.get(..elements.key.len() + 1 + end);
                 return Some((found, after.trim_start_matches(','), index));
             }
@@ -174,13 +170,6 @@ fn element<'a>(rest: &'a str, elements: &Elements) -> Option<(Option<&'a str>, &
         return Some((None, rest, number.parse::<usize>().ok()?.checked_sub(1)?));
     }
     (elements.ids.len() == 1).then_some((None, rest, 0))
-}
-
-/// The index of the element with this name, given or chosen by this program.
-fn ids<'a>(given: impl Iterator<Item = Option<&'a str>> + Clone, id: &str) -> Option<usize> {
-    let prefix = id.trim_end_matches(|c: char| c.is_ascii_digit());
-    // Of two with one name, the later is in the way.
-    numbered(prefix, given).iter().rposition(|other| other == id)
 }
 
 /// The field of an option that is given once.
