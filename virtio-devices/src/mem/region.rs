@@ -236,10 +236,10 @@ impl MemRegion {
             // Blocks that share a memory slot come within reach together: no more of them than the host wants. The
             // driver may unplug others, and Linux would repeat a request at once that is answered otherwise.
             let most = state.requested.div_ceil(blocks.part_size()).saturating_mul(blocks.part_size());
-            if blocks.shown_with(&range) > most {
+            let parts: Vec<_> = blocks.parts(&range).filter(|part| blocks.used(*part) == 0).collect();
+            if !parts.is_empty() && blocks.shown_with(&range) > most {
                 return Work::Done(Answer::Busy);
             }
-            let parts: Vec<_> = blocks.parts(&range).filter(|part| blocks.used(*part) == 0).collect();
             (range, parts)
         };
         // Normally there are no pages. A backend may have written where nothing was plugged.

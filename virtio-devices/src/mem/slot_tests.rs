@@ -115,6 +115,18 @@ fn slots_of_several_blocks_show_no_more_than_the_host_wants() {
 }
 
 #[test]
+fn blocks_of_slots_that_are_shown_are_plugged_after_a_shrink() {
+    let (region, memory, slots) = region(4);
+    let go = AtomicBool::new(false);
+    assert_eq!([0, 4, 8].map(|block| region.plug(&memory, at(block), 1, &go)), [ACK; 3]);
+    region.resize(4 * BLOCK);
+    assert_eq!(region.plug(&memory, at(12), 1, &go), Work::Done(Answer::Busy));
+    // All of these slots are there, and the host wants one block more.
+    assert_eq!((region.plug(&memory, at(5), 1, &go), slots.shown()), (ACK, vec![0, 1, 2]));
+    assert_eq!((region.plug(&memory, at(6), 1, &go), reached(&region)), (Work::Done(Answer::Nack), vec![0, 4, 5, 8]));
+}
+
+#[test]
 fn a_change_that_the_host_refuses_changes_nothing() {
     let (region, memory, slots) = region(1);
     let go = AtomicBool::new(false);
