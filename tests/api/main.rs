@@ -39,6 +39,7 @@ mod migration_tls;
 mod migration_wire;
 mod missing;
 mod mute_peer;
+mod nics;
 mod on_off;
 mod pmem;
 mod policy;

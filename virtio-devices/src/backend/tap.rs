@@ -13,7 +13,7 @@ mod queue;
 mod spec;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -173,6 +173,15 @@ impl Tap {
         let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
         Self { name: "sockets".into(), mtu: Some(1500), offloads: Offloads::all(), queues, spec: None }
     }
+}
+
+/// The name of the tap that a descriptor is a queue of.
+///
+/// # Errors
+///
+/// It is not one of a tap.
+pub fn tap_name(fd: BorrowedFd<'_>) -> io::Result<String> {
+    Ok(queue::interface(fd)?.name())
 }
 
 fn request_error(name: &str, source: Errno) -> TapError {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::change::Change;
+use super::change::{Change, Unfinished};
 use super::counters::IommuCounters;
 use super::endpoint::{Common, Endpoint};
 use super::fault::Faults;
@@ -88,13 +88,17 @@ impl Iommu {
     pub(crate) fn carry_out(&self, request: Request) -> Result<(), Status> {
         let _order = self.common.order.lock();
         let change = self.table.lock().carry_out(request)?;
-        let Err(NotFollowed) = change.finish() else { return Ok(()) };
+        let Err(unfinished) = change.finish() else { return Ok(()) };
         let undone = match request {
             Request::Map { domain, range, .. } => self.table.lock().carry_out(Request::Unmap { domain, range }),
             Request::Attach { domain, endpoint, .. } => {
                 self.table.lock().carry_out(Request::Detach { domain, endpoint })
             }
-            // Who follows may be unable to reach what it is given back, and then says so itself.
+            // The driver must not use the memory for something else.
+            Request::Detach { .. } | Request::Unmap { .. } if unfinished == Unfinished::NotTaken => {
+                return Err(Status::DeviceError);
+            }
+            // A follower may be unable to reach what it is given back, and logs that itself.
             Request::Detach { .. } | Request::Unmap { .. } | Request::Probe { .. } => return Ok(()),
         };
         undone.into_iter().for_each(finish);

@@ -52,14 +52,14 @@ impl<'q> Transmit<'q> {
             };
             let head = chain.head_index();
             let counter = match Self::send(chain, pass, &policy, self.features, &mut self.storage) {
-                Ok(len) => {
-                    policy.transmit.take(len);
+                Ok((len, packets)) => {
+                    policy.transmit.take(len, packets);
                     pass.tally.add(Counter::TxBytes, len as u64);
                     Counter::TxFrames
                 }
                 Err(reason) => {
                     // What is dropped took time as well.
-                    policy.transmit.take(0);
+                    policy.transmit.take(0, 1);
                     pass.policy.note(reason);
                     reason
                 }
@@ -85,14 +85,14 @@ impl<'q> Transmit<'q> {
         }
     }
 
-    /// Sends a frame, and returns its length or the reason why it is dropped.
+    /// Sends a frame, and returns its length and its number of packets, or the reason why it is dropped.
     fn send<'m>(
         chain: Chain<'m>,
         pass: &Pass<'m>,
         policy: &Enforced,
         features: u64,
         storage: &mut Storage,
-    ) -> Result<usize, Counter> {
+    ) -> Result<(usize, u32), Counter> {
         let memory: &DmaView = pass.memory;
         let mut iovecs = IoVecs::new(storage);
         let extent = iovecs.append(memory, chain, Permissions::Read).map_err(|_| Counter::TxBadChains)?;
@@ -120,7 +120,7 @@ impl<'q> Transmit<'q> {
             iovecs.send(fd, &header)
         };
         sent.map_err(|error| reason(&error))?;
-        Ok(len)
+        Ok((len, header::packets(&header, len)))
     }
 }
 
@@ -154,10 +154,11 @@ impl Front {
             return Err(Counter::TxTooLong);
         }
         if policy.policy.storm.is_some() && is_multicast(&head.destination()) {
-            if policy.storm.limited_for().is_some() {
+            let packets = header::packets(&header, len);
+            if !policy.storm.allows(packets) {
                 return Err(Counter::StormDropped);
             }
-            policy.storm.take(0);
+            policy.storm.take(0, packets);
         }
         let (mut bytes, head) = ([0; HEADER + NEW_HEAD], new.bytes());
         bytes[..HEADER].copy_from_slice(&header);

@@ -45,6 +45,7 @@ impl Forwarder {
             };
             if let Some(to) = frame.mirror {
                 self.copy(to, &frame, source, Wish::Mirror);
+                source.mirrored(&frame);
             }
             match frame.route {
                 Err(reason) => source.dropped(reason),

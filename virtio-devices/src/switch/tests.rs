@@ -4,6 +4,7 @@ mod announce;
 mod calls;
 mod cycles;
 mod fairness;
+mod holders;
 mod hostile;
 mod keys;
 mod link;

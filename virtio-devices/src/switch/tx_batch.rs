@@ -201,7 +201,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         if len > MAX_FRAME {
             return Err(Counter::TxTooLong);
         }
-        let head = Head::of(new.bytes())?;
+        let head = new.head();
         let route = table.route(self.port.index, &head).or_else(|miss| match miss {
             // It is counted where it goes.
             Miss::Closed(port) => Ok(Route::One(port)),
@@ -228,10 +228,11 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         // What is not local is behind the uplink, if there is one.
         let is_flooded = !is_group && matches!(&frame.route, Ok(Route::Many(ports)) if !ports.has_uplink());
         if (is_group || is_flooded) && self.policy.policy.storm.is_some() {
-            if self.policy.storm.limited_for().is_some() {
+            let packets = frame.packets();
+            if !self.policy.storm.allows(packets) {
                 return Err(Counter::StormDropped);
             }
-            self.policy.storm.take(0);
+            self.policy.storm.take(0, packets);
         }
         if is_flooded {
             self.tally.count(Counter::TxFlooded);
@@ -312,16 +313,20 @@ impl Source for TxBatch<'_, '_> {
 
     fn done(&mut self, frame: &Frame<'_>, receivers: usize) {
         self.charge(frame.len, receivers);
-        self.policy.transmit.take(frame.len);
+        self.policy.transmit.take(frame.len, frame.packets());
         self.tally.count(Counter::TxFrames);
         self.tally.add(Counter::TxBytes, frame.len as u64);
         self.complete();
     }
 
+    fn mirrored(&mut self, frame: &Frame<'_>) {
+        self.charge(frame.len, 1);
+    }
+
     fn dropped(&mut self, reason: Counter) {
         self.charge(0, 1);
         // What is dropped took time as well.
-        self.policy.transmit.take(0);
+        self.policy.transmit.take(0, 1);
         self.port.shared.policy.note(reason);
         self.tally.count(reason);
         self.complete();

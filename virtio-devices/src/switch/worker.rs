@@ -24,6 +24,9 @@ use crate::ring::BrokenRing;
 /// What a port of weight 1 may send in a round, in bytes: ports of the usual weight, 10, have 160 KiB, which is more
 /// than a batch of usual frames costs. With less, a round's system calls would be for half a batch.
 const QUANTUM: i64 = 16 << 10;
+/// The same of the uplink, by which many send: a batch of usual frames, for a few ports each. Copies for further ports
+/// count as well.
+const UPLINK_QUANTUM: i64 = 1 << 20;
 /// How long a frame waits for its receiver's buffers.
 const PATIENCE: Duration = Duration::from_millis(1);
 /// The most batches of a port before others get their turn, whatever its credit.
@@ -259,8 +262,10 @@ impl SwitchWorker {
             && rx.is_ready()
         {
             let table = self.hub.table();
+            rx.grant(UPLINK_QUANTUM);
             rx.batch(uplink, &self.hub.end, |batch| self.forwarder.forward(batch, &table));
             drop(table);
+            rx.charge_frames(self.forwarder.take_segments());
             self.forwarder.signal();
         }
     }

@@ -8,7 +8,7 @@ use super::super::offload::{self, Segments, Work};
 use super::{Copies, Delivery, RxRun};
 use crate::net::Counter;
 use crate::net_protocol::MAX_FRAME;
-use crate::net_protocol::header::{HEADER, NUM_BUFFERS};
+use crate::net_protocol::header::{self, HEADER, NUM_BUFFERS};
 use crate::policy::{self, NEW_HEAD, NewHead};
 use crate::ring::{BrokenRing, Used};
 
@@ -122,7 +122,7 @@ impl RxRun<'_, '_> {
         self.capacity = 0;
         self.tally.count(Counter::RxFrames);
         self.tally.add(Counter::RxBytes, (len - HEADER) as u64);
-        self.policy.receive.take(len - HEADER);
+        self.policy.receive.take(len - HEADER, header::packets(&header, len - HEADER));
         if *self.congested {
             let enough = RECOVERED.min(self.ring.size() / 4);
             *self.congested = self.ring.available(self.memory).is_ok_and(|available| available < enough);
